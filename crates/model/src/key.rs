@@ -1,0 +1,122 @@
+use std::{fmt, str::FromStr};
+
+use crate::Invalid;
+
+/// A key of a sharded service: 128 bits that Fairmesh compares and never interprets (S9, S10).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ShardKey(pub u128);
+
+impl ShardKey {
+    /// The greatest key.
+    pub const MAX: Self = Self(u128::MAX);
+}
+
+impl fmt::Display for ShardKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl FromStr for ShardKey {
+    type Err = Invalid;
+
+    /// Reads decimal, or hexadecimal after `0x`.
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        let number = match text.strip_prefix("0x") {
+            Some(digits) => u128::from_str_radix(digits, 16),
+            None => text.parse(),
+        };
+        number.map(Self).map_err(|_| {
+            Invalid::new(
+                "",
+                format!("'{text}' is not a key"),
+                "write a whole number from 0 to 2^128-1, decimal or hexadecimal after 0x",
+            )
+        })
+    }
+}
+
+impl From<u128> for ShardKey {
+    fn from(key: u128) -> Self {
+        Self(key)
+    }
+}
+
+impl From<u64> for ShardKey {
+    fn from(key: u64) -> Self {
+        Self(key.into())
+    }
+}
+
+impl From<u32> for ShardKey {
+    fn from(key: u32) -> Self {
+        Self(key.into())
+    }
+}
+
+/// An interval of keys. Kept with its last key, since the exclusive end of the whole space does not fit 128 bits;
+/// written with an exclusive end, as in the paper: `[500, 900)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KeyRange {
+    /// The first key inside.
+    pub first: ShardKey,
+    /// The last key inside; at least `first`.
+    pub last: ShardKey,
+}
+
+impl KeyRange {
+    /// Every key.
+    pub const ALL: Self = Self { first: ShardKey(0), last: ShardKey::MAX };
+
+    /// The keys from `start` up to but not including `end`; `None` stands for 2^128.
+    pub fn new(start: ShardKey, end: Option<ShardKey>) -> Result<Self, Invalid> {
+        let last = match end {
+            None => Some(ShardKey::MAX),
+            Some(end) => end.0.checked_sub(1).map(ShardKey).filter(|last| *last >= start),
+        };
+        match last {
+            Some(last) => Ok(Self { first: start, last }),
+            None => Err(Invalid::new(
+                "",
+                format!("the range [{start}, {}) holds no key", end.unwrap_or_default()),
+                "write an end above the start, or 'max' for 2^128",
+            )),
+        }
+    }
+
+    /// Whether `key` lies inside.
+    pub fn contains(&self, key: ShardKey) -> bool {
+        (self.first..=self.last).contains(&key)
+    }
+}
+
+impl fmt::Display for KeyRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.last.0.checked_add(1) {
+            Some(end) => write!(f, "[{}, {end})", self.first),
+            None => write!(f, "[{}, max)", self.first),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_read_decimal_and_hexadecimal() {
+        assert_eq!("618".parse(), Ok(ShardKey(618)));
+        assert_eq!("0xff".parse(), Ok(ShardKey(255)));
+        assert!("-1".parse::<ShardKey>().is_err());
+    }
+
+    #[test]
+    fn a_range_excludes_its_end_and_may_reach_the_last_key() {
+        let range = KeyRange::new(ShardKey(500), Some(ShardKey(900))).unwrap();
+        assert!(range.contains(ShardKey(899)) && !range.contains(ShardKey(900)));
+        assert_eq!(range.to_string(), "[500, 900)");
+        assert!(KeyRange::new(ShardKey(5), None).unwrap().contains(ShardKey::MAX));
+        assert!(KeyRange::new(ShardKey(5), Some(ShardKey(5))).is_err());
+        assert!(KeyRange::new(ShardKey(0), Some(ShardKey(0))).is_err());
+    }
+}

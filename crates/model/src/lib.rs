@@ -1,0 +1,39 @@
+//! The words of Fairmesh: names, keys, records of the routing information base, and what makes each of them valid.
+//!
+//! Every other crate speaks in these types; this one depends on nothing of ours and does no I/O. A *spec* is what a
+//! person wrote (serde, unknown fields refused); a *plan* is what validation made of it, and only plans reach routers.
+//! The alternative, using the protobuf types everywhere, was rejected: they cannot make an invalid value unrepresentable,
+//! and every reader would have to validate again.
+
+pub mod arith;
+mod endpoint;
+mod error;
+mod identity;
+mod key;
+mod location;
+mod name;
+mod policy;
+mod record;
+mod rib_key;
+mod revision;
+mod service;
+mod shard;
+pub mod spec;
+mod topology;
+
+pub use endpoint::{Endpoint, EndpointState, FULL_WEIGHT, MAX_WEIGHT};
+pub use error::Invalid;
+pub use identity::Identity;
+pub use key::{KeyRange, ShardKey};
+pub use location::Location;
+pub use name::{Cluster, HostType, InstanceId, Label, Region, Role, ServiceName, Tenant, Zone};
+pub use policy::{
+    Balancing, GrpcMatch, HeaderMatch, HostMatch, Locality, Match, PathMatch, Policy, Retries, Ring, Route, Target,
+    TextMatch,
+};
+pub use record::Record;
+pub use revision::{Cursor, Revision, StoreId};
+pub use rib_key::{ChunkHash, HistoryKind, Prefix, RecordKey, ShardPart};
+pub use service::{Protocol, Service, ServiceKind};
+pub use shard::{Replica, ReplicaState, Shard, ShardId, ShardMap, ShardMove};
+pub use topology::{RegionInfo, Regions, RoundTrips};

@@ -1,0 +1,36 @@
+use crate::{Endpoint, Policy, Regions, RoundTrips, Service, ShardMove};
+
+/// What a RIB key holds, but for the parts of shard maps, which are encoded as a whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Record {
+    /// At `services/`.
+    Service(Service),
+    /// At `endpoints/`.
+    Endpoint(Endpoint),
+    /// At `policies/`.
+    Policy(Policy),
+    /// At `moves/`.
+    Move(ShardMove),
+    /// At `topology/regions`.
+    Regions(Regions),
+    /// At `topology/rtt`.
+    RoundTrips(RoundTrips),
+}
+
+impl From<Service> for Record {
+    fn from(record: Service) -> Self {
+        Self::Service(record)
+    }
+}
+
+impl From<Endpoint> for Record {
+    fn from(record: Endpoint) -> Self {
+        Self::Endpoint(record)
+    }
+}
+
+impl From<Policy> for Record {
+    fn from(record: Policy) -> Self {
+        Self::Policy(record)
+    }
+}

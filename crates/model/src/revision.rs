@@ -1,0 +1,59 @@
+use std::{collections::BTreeMap, fmt};
+
+/// Which store a revision belongs to: drawn at random when a store is created. A reader that meets another id throws
+/// its copy away and takes a snapshot, since numbers of two stores cannot be compared.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StoreId(pub u128);
+
+impl fmt::Display for StoreId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for StoreId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// One point in the history of a partition. Ordered only against revisions of the same store and partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Revision {
+    /// The store that counted.
+    pub store: StoreId,
+    /// The partition within the store; 0 where there is one.
+    pub partition: u32,
+    /// How many batches this partition had committed; 0 is the empty store.
+    pub number: u64,
+}
+
+impl fmt::Display for Revision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.partition {
+            0 => write!(f, "{}", self.number),
+            partition => write!(f, "{partition}:{}", self.number),
+        }
+    }
+}
+
+/// How far a watcher has read: one number a partition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cursor {
+    /// The store that counted.
+    pub store: StoreId,
+    /// The last number applied, by partition.
+    pub numbers: BTreeMap<u32, u64>,
+}
+
+impl Cursor {
+    /// The cursor of a watcher that has applied exactly `revision` and knows one partition.
+    pub fn at(revision: Revision) -> Self {
+        Self { store: revision.store, numbers: BTreeMap::from([(revision.partition, revision.number)]) }
+    }
+
+    /// The number applied in `partition`, or 0.
+    pub fn number(&self, partition: u32) -> u64 {
+        self.numbers.get(&partition).copied().unwrap_or(0)
+    }
+}

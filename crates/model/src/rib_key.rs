@@ -1,0 +1,311 @@
+//! The key space of the RIB. Keys are texts of segments joined by `/`; no segment may hold one (names cannot).
+
+use std::fmt;
+
+use crate::{InstanceId, Invalid, Label, Region, ServiceName, ShardId, Tenant};
+
+/// The name of one record.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum RecordKey {
+    /// `/t/{tenant}/services/{service}`
+    Service(ServiceName),
+    /// `/t/{tenant}/endpoints/{service}/{region}/{instance}`
+    Endpoint(ServiceName, Region, InstanceId),
+    /// `/t/{tenant}/policies/{service}`
+    Policy(ServiceName),
+    /// `/t/{tenant}/shards/{service}/{part}/manifest`
+    ShardManifest(ServiceName, ShardPart),
+    /// `/t/{tenant}/shards/{service}/{part}/chunks/{hash}`
+    ShardChunk(ServiceName, ShardPart, ChunkHash),
+    /// `/t/{tenant}/moves/{service}/{shard}`: outside `shards/`, since no router needs it.
+    Move(ServiceName, ShardId),
+    /// `/t/{tenant}/history/{kind}/{service}/{revision}`: an earlier value; outside what routers read.
+    History(HistoryKind, ServiceName, u64),
+    /// `/g/topology/regions`
+    Regions,
+    /// `/g/topology/rtt`
+    RoundTrips,
+}
+
+/// Which record a history entry is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum HistoryKind {
+    /// Of `services/`.
+    Services,
+    /// Of `policies/`.
+    Policies,
+}
+
+/// A shard map lies in parts, so that a caller may read one region's copies only (S6).
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ShardPart {
+    /// Where shards start, for everybody: `ranges`, a name that no region may have.
+    Ranges,
+    /// Which endpoints of a region hold which shards.
+    Region(Region),
+}
+
+/// What a chunk is called: a 128-bit hash of its content, so that an unchanged chunk is never sent again.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ChunkHash(pub u128);
+
+impl fmt::Display for ChunkHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for ChunkHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// What a watcher asks for: every key below a folder, or one key.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Prefix(String);
+
+impl Prefix {
+    /// Takes a text that starts with `/`; one that ends in `/` names a folder, another names one key.
+    pub fn new(text: impl Into<String>) -> Result<Self, Invalid> {
+        let text = text.into();
+        if text.starts_with('/') && text.len() <= 512 && !text.contains("//") {
+            return Ok(Self(text));
+        }
+        Err(Invalid::new(
+            "prefix",
+            format!("'{text}' is not a RIB prefix"),
+            "start with '/', end a folder with '/', and keep it under 512 bytes, such as /t/shop/endpoints/cart/",
+        ))
+    }
+
+    /// Everything in the RIB.
+    pub fn everything() -> Self {
+        Self("/".into())
+    }
+
+    /// Everything of one kind of a tenant, such as `services`.
+    pub fn tenant(tenant: &Tenant, kind: &str) -> Self {
+        Self(format!("/t/{tenant}/{kind}/"))
+    }
+
+    /// The endpoints of a service, of one region or of all.
+    pub fn endpoints(service: &ServiceName, region: Option<&Region>) -> Self {
+        let ServiceName { tenant, service } = service;
+        match region {
+            Some(region) => Self(format!("/t/{tenant}/endpoints/{service}/{region}/")),
+            None => Self(format!("/t/{tenant}/endpoints/{service}/")),
+        }
+    }
+
+    /// The shard map of a service: one part, or all.
+    pub fn shards(service: &ServiceName, part: Option<&ShardPart>) -> Self {
+        let ServiceName { tenant, service } = service;
+        match part {
+            Some(part) => Self(format!("/t/{tenant}/shards/{service}/{part}/")),
+            None => Self(format!("/t/{tenant}/shards/{service}/")),
+        }
+    }
+
+    /// The moves under way of a service.
+    pub fn moves(service: &ServiceName) -> Self {
+        Self(format!("/t/{}/moves/{}/", service.tenant, service.service))
+    }
+
+    /// The earlier values of one record, oldest first.
+    pub fn history(kind: HistoryKind, service: &ServiceName) -> Self {
+        Self(format!("/t/{}/history/{kind}/{}/", service.tenant, service.service))
+    }
+
+    /// Regions and round trips.
+    pub fn topology() -> Self {
+        Self("/g/topology/".into())
+    }
+
+    /// Whether this names a folder and not one key.
+    pub fn is_folder(&self) -> bool {
+        self.0.ends_with('/')
+    }
+
+    /// Whether a key is asked for.
+    pub fn covers(&self, key: &str) -> bool {
+        if self.is_folder() { key.starts_with(&self.0) } else { key == self.0 }
+    }
+
+    /// The prefix as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<&RecordKey> for Prefix {
+    /// Exactly this key.
+    fn from(key: &RecordKey) -> Self {
+        Self(key.to_string())
+    }
+}
+
+impl fmt::Display for Prefix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for Prefix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Display for ShardPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ranges => f.write_str("ranges"),
+            Self::Region(region) => region.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for HistoryKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Services => "services",
+            Self::Policies => "policies",
+        })
+    }
+}
+
+impl RecordKey {
+    /// The service that the record is about, where it is about one.
+    pub fn service(&self) -> Option<&ServiceName> {
+        match self {
+            Self::Service(service)
+            | Self::Endpoint(service, ..)
+            | Self::Policy(service)
+            | Self::ShardManifest(service, _)
+            | Self::ShardChunk(service, ..)
+            | Self::Move(service, _)
+            | Self::History(_, service, _) => Some(service),
+            Self::Regions | Self::RoundTrips => None,
+        }
+    }
+
+    /// Reads a key as it stands in the RIB.
+    pub fn parse(text: &str) -> Result<Self, Invalid> {
+        Self::read(text).ok_or_else(|| {
+            Invalid::new(
+                "key",
+                format!("'{text}' is not a RIB key"),
+                "write a key such as /t/shop/services/cart or /t/shop/endpoints/cart/eu/cart-0",
+            )
+        })
+    }
+
+    fn read(text: &str) -> Option<Self> {
+        let segments: Vec<&str> = text.strip_prefix('/')?.split('/').collect();
+        let named = |tenant: &str, service: &str| -> Option<ServiceName> {
+            Some(ServiceName { tenant: Tenant::new(tenant).ok()?, service: Label::new(service).ok()? })
+        };
+        Some(match segments[..] {
+            ["g", "topology", "regions"] => Self::Regions,
+            ["g", "topology", "rtt"] => Self::RoundTrips,
+            ["t", tenant, "services", service] => Self::Service(named(tenant, service)?),
+            ["t", tenant, "policies", service] => Self::Policy(named(tenant, service)?),
+            ["t", tenant, "endpoints", service, region, instance] => Self::Endpoint(
+                named(tenant, service)?,
+                Region::new(region).ok()?,
+                InstanceId::new(instance).ok()?,
+            ),
+            ["t", tenant, "shards", service, part, "manifest"] => {
+                Self::ShardManifest(named(tenant, service)?, ShardPart::read(part)?)
+            }
+            ["t", tenant, "shards", service, part, "chunks", hash] if hash.len() == 32 => Self::ShardChunk(
+                named(tenant, service)?,
+                ShardPart::read(part)?,
+                ChunkHash(u128::from_str_radix(hash, 16).ok()?),
+            ),
+            ["t", tenant, "moves", service, shard] => {
+                Self::Move(named(tenant, service)?, ShardId(shard.parse().ok()?))
+            }
+            ["t", tenant, "history", kind, service, revision] => {
+                let kind = match kind {
+                    "services" => HistoryKind::Services,
+                    "policies" => HistoryKind::Policies,
+                    _ => return None,
+                };
+                Self::History(kind, named(tenant, service)?, revision.parse().ok()?)
+            }
+            _ => return None,
+        })
+    }
+}
+
+impl ShardPart {
+    fn read(text: &str) -> Option<Self> {
+        if text == "ranges" { Some(Self::Ranges) } else { Region::new(text).ok().map(Self::Region) }
+    }
+}
+
+impl fmt::Display for RecordKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(ServiceName { tenant, service }) = self.service() else {
+            return f.write_str(match self {
+                Self::Regions => "/g/topology/regions",
+                _ => "/g/topology/rtt",
+            });
+        };
+        match self {
+            Self::Service(_) => write!(f, "/t/{tenant}/services/{service}"),
+            Self::Policy(_) => write!(f, "/t/{tenant}/policies/{service}"),
+            Self::Endpoint(_, region, instance) => {
+                write!(f, "/t/{tenant}/endpoints/{service}/{region}/{instance}")
+            }
+            Self::ShardManifest(_, part) => write!(f, "/t/{tenant}/shards/{service}/{part}/manifest"),
+            Self::ShardChunk(_, part, hash) => write!(f, "/t/{tenant}/shards/{service}/{part}/chunks/{hash}"),
+            Self::Move(_, shard) => write!(f, "/t/{tenant}/moves/{service}/{shard}"),
+            // Padded, so that the order of texts is the order of revisions.
+            Self::History(kind, _, revision) => {
+                write!(f, "/t/{tenant}/history/{kind}/{service}/{revision:020}")
+            }
+            Self::Regions | Self::RoundTrips => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_key_reads_back() {
+        let cart = ServiceName::new("shop/cart").unwrap();
+        let eu = Region::new("eu").unwrap();
+        let keys = [
+            RecordKey::Service(cart.clone()),
+            RecordKey::Endpoint(cart.clone(), eu.clone(), InstanceId::new("cart-0:80").unwrap()),
+            RecordKey::Policy(cart.clone()),
+            RecordKey::ShardManifest(cart.clone(), ShardPart::Ranges),
+            RecordKey::ShardChunk(cart.clone(), ShardPart::Region(eu), ChunkHash(7)),
+            RecordKey::Move(cart.clone(), ShardId(5)),
+            RecordKey::History(HistoryKind::Policies, cart, 42),
+            RecordKey::Regions,
+            RecordKey::RoundTrips,
+        ];
+        for key in keys {
+            assert_eq!(RecordKey::parse(&key.to_string()), Ok(key));
+        }
+        for wrong in ["", "/", "t/shop/services/cart", "/t/shop/services", "/t/Shop/services/cart", "/g/x"] {
+            assert!(RecordKey::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_folder_covers_what_is_below_it_and_a_key_only_itself() {
+        let cart = ServiceName::new("shop/cart").unwrap();
+        let folder = Prefix::endpoints(&cart, None);
+        assert!(folder.covers("/t/shop/endpoints/cart/eu/a"));
+        assert!(!folder.covers("/t/shop/endpoints/cart2/eu/a"));
+        let key = Prefix::from(&RecordKey::Service(cart));
+        assert!(key.covers("/t/shop/services/cart") && !key.covers("/t/shop/services/cart2"));
+    }
+}

@@ -1,0 +1,183 @@
+use std::{collections::BTreeSet, fmt};
+
+use crate::{InstanceId, Invalid, KeyRange, Region, Role, ShardKey};
+
+/// The identity of a shard within its map: stable across moves; a split gives the upper half a new one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ShardId(pub u32);
+
+impl fmt::Display for ShardId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+/// Which replicas hold which keys of a service (S9). Shards are contiguous: each ends where the next starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShardMap {
+    /// Counts every change of the map; starts at 1.
+    pub version: u64,
+    /// The keys that the map speaks for.
+    pub interval: KeyRange,
+    /// The shards by ascending start; the first starts where the interval does.
+    pub shards: Vec<Shard>,
+}
+
+/// One range of keys and who holds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// Its identity.
+    pub id: ShardId,
+    /// Its first key.
+    pub start: ShardKey,
+    /// Its copies; may be empty while a service is being set up.
+    pub replicas: Vec<Replica>,
+}
+
+/// One copy of a shard.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Replica {
+    /// The endpoint that holds it.
+    pub instance: InstanceId,
+    /// Where that endpoint runs, so that a caller may subscribe to one region's part of the map (S6).
+    pub region: Region,
+    /// What the copy is for; opaque.
+    pub role: Role,
+    /// Whether calls go to it.
+    pub state: ReplicaState,
+}
+
+/// Where a copy stands in a make-before-break move (S12).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ReplicaState {
+    /// It is loading the shard: no calls yet.
+    Starting,
+    /// Calls go to it.
+    #[default]
+    Serving,
+    /// Callers are leaving: it still answers, and nobody new is sent.
+    Stopping,
+}
+
+/// A wish to move one copy of a shard, kept in the RIB until it is done so that a restarted controller carries on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShardMove {
+    /// The shard that moves.
+    pub shard: ShardId,
+    /// The role of the copy that moves.
+    pub role: Role,
+    /// Who gives it up.
+    pub from: InstanceId,
+    /// Who takes it.
+    pub to: InstanceId,
+}
+
+impl ShardMap {
+    /// Checks that shards cover the interval without gap or overlap, and that ids and copies are unique.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        let Some(first) = self.shards.first() else {
+            return Err(Invalid::new("shards", "there is none", "declare at least one shard"));
+        };
+        if first.start != self.interval.first {
+            return Err(Invalid::new(
+                "shards[0].start",
+                format!("keys from {} to {} belong to no shard", self.interval.first, first.start),
+                format!("start the first shard at {}", self.interval.first),
+            ));
+        }
+        let mut ids = BTreeSet::new();
+        for (i, shard) in self.shards.iter().enumerate() {
+            shard.validate(&mut ids).map_err(|e| e.within(format!("shards[{i}]")))?;
+            if !self.interval.contains(shard.start) {
+                return Err(Invalid::new(
+                    format!("shards[{i}].start"),
+                    format!("{} lies outside the interval {}", shard.start, self.interval),
+                    "widen the interval or leave the shard out",
+                ));
+            }
+            if i > 0 && shard.start <= self.shards[i - 1].start {
+                return Err(Invalid::new(
+                    format!("shards[{i}].start"),
+                    format!("{} does not follow {}", shard.start, self.shards[i - 1].start),
+                    "order shards by ascending start, each starting where the one before ends",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the shard that holds `key` stands in `shards`, or `None` outside the interval.
+    pub fn position(&self, key: ShardKey) -> Option<usize> {
+        if !self.interval.contains(key) {
+            return None;
+        }
+        self.shards.partition_point(|shard| shard.start <= key).checked_sub(1)
+    }
+
+    /// The keys of the shard at `position`.
+    ///
+    /// # Panics
+    /// When there is no such position.
+    pub fn range(&self, position: usize) -> KeyRange {
+        let last = match self.shards.get(position + 1) {
+            Some(next) => ShardKey(next.start.0 - 1),
+            None => self.interval.last,
+        };
+        KeyRange { first: self.shards[position].start, last }
+    }
+}
+
+impl Shard {
+    fn validate(&self, ids: &mut BTreeSet<ShardId>) -> Result<(), Invalid> {
+        if !ids.insert(self.id) {
+            return Err(Invalid::new("id", format!("{} is used twice", self.id), "give every shard its own id"));
+        }
+        let mut holders = BTreeSet::new();
+        for (i, replica) in self.replicas.iter().enumerate() {
+            if !holders.insert((&replica.instance, &replica.role)) {
+                return Err(Invalid::new(
+                    format!("replicas[{i}]"),
+                    format!("{} holds role '{}' twice", replica.instance, replica.role),
+                    "list each instance once a role",
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(interval: KeyRange, starts: &[u128]) -> ShardMap {
+        let shards = starts.iter().enumerate().map(|(i, &start)| Shard {
+            id: ShardId(u32::try_from(i).unwrap()),
+            start: ShardKey(start),
+            replicas: Vec::new(),
+        });
+        ShardMap { version: 1, interval, shards: shards.collect() }
+    }
+
+    #[test]
+    fn the_papers_example_finds_key_618_in_shard_5() {
+        let map = map(KeyRange::ALL, &[0, 100, 200, 300, 400, 500, 900]);
+        map.validate().unwrap();
+        let position = map.position(ShardKey(618)).unwrap();
+        assert_eq!(map.shards[position].id, ShardId(5));
+        assert_eq!(map.range(position).to_string(), "[500, 900)");
+        assert_eq!(map.range(6).last, ShardKey::MAX);
+    }
+
+    #[test]
+    fn gaps_overlaps_and_strays_are_refused() {
+        let interval = KeyRange::new(ShardKey(10), Some(ShardKey(20))).unwrap();
+        assert!(map(interval, &[10, 15]).validate().is_ok());
+        for wrong in [&[][..], &[11], &[10, 10], &[10, 15, 12], &[10, 20]] {
+            assert!(map(interval, wrong).validate().is_err(), "{wrong:?}");
+        }
+        assert_eq!(map(interval, &[10]).position(ShardKey(9)), None);
+        assert_eq!(map(interval, &[10]).position(ShardKey(20)), None);
+    }
+}
