@@ -1,0 +1,126 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use super::text::{read, read_address, read_duration_option, read_option, write_duration};
+use crate::{Endpoint, EndpointState, FULL_WEIGHT, Invalid, Location, ServiceName};
+
+/// Endpoints of a service.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct EndpointsSpec {
+    /// `tenant/service`.
+    pub service: String,
+    /// Each running copy.
+    pub endpoints: Vec<EndpointSpec>,
+}
+
+/// One running copy of a service.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct EndpointSpec {
+    /// The stable identity; unique within the service.
+    pub instance: String,
+    /// `ip:port` where it listens.
+    pub address: String,
+    /// Where it runs.
+    pub region: String,
+    /// The failure domain within the region.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zone: Option<String>,
+    /// The cluster that owns the machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<String>,
+    /// The hardware type of the machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_type: Option<String>,
+    /// `serving` (default), `starting`, `draining` or `lost`.
+    #[serde(default, skip_serializing_if = "is_serving")]
+    pub state: EndpointState,
+    /// Relative compute power in thousandths; 1000 (default) is an ordinary host.
+    #[serde(default = "full_weight", skip_serializing_if = "is_full")]
+    pub weight: u32,
+    /// How long it is believed without a renewal, such as `10s`; without one it stays until it is taken out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lease: Option<String>,
+    /// What the owner wrote about it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
+}
+
+fn full_weight() -> u32 {
+    FULL_WEIGHT
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_full(weight: &u32) -> bool {
+    *weight == FULL_WEIGHT
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_serving(state: &EndpointState) -> bool {
+    *state == EndpointState::Serving
+}
+
+impl EndpointsSpec {
+    /// Validates; every instance may stand once.
+    pub fn plan(&self) -> Result<(ServiceName, Vec<Endpoint>), Invalid> {
+        let service = read("service", &self.service)?;
+        let mut instances = BTreeSet::new();
+        let mut endpoints = Vec::with_capacity(self.endpoints.len());
+        for (i, spec) in self.endpoints.iter().enumerate() {
+            let at = |e: Invalid| e.within(format!("endpoints[{i}]"));
+            let endpoint = spec.plan().map_err(at)?;
+            if !instances.insert(endpoint.instance.clone()) {
+                let problem = format!("'{}' is listed twice", endpoint.instance);
+                return Err(at(Invalid::new("instance", problem, "give every endpoint its own instance id")));
+            }
+            endpoints.push(endpoint);
+        }
+        Ok((service, endpoints))
+    }
+
+    /// The way back.
+    pub fn of(service: &ServiceName, endpoints: &[Endpoint]) -> Self {
+        Self { service: service.to_string(), endpoints: endpoints.iter().map(EndpointSpec::of).collect() }
+    }
+}
+
+impl EndpointSpec {
+    /// Validates.
+    pub fn plan(&self) -> Result<Endpoint, Invalid> {
+        let endpoint = Endpoint {
+            instance: read("instance", &self.instance)?,
+            address: read_address("address", &self.address)?,
+            location: Location {
+                region: read("region", &self.region)?,
+                zone: read_option("zone", self.zone.as_ref())?,
+                cluster: read_option("cluster", self.cluster.as_ref())?,
+                host_type: read_option("hostType", self.host_type.as_ref())?,
+            },
+            state: self.state,
+            weight: self.weight,
+            lease: read_duration_option("lease", self.lease.as_ref())?,
+            labels: self.labels.clone(),
+        };
+        endpoint.validate()?;
+        Ok(endpoint)
+    }
+
+    /// The way back.
+    pub fn of(endpoint: &Endpoint) -> Self {
+        let Location { region, zone, cluster, host_type } = &endpoint.location;
+        Self {
+            instance: endpoint.instance.to_string(),
+            address: endpoint.address.to_string(),
+            region: region.to_string(),
+            zone: zone.as_ref().map(ToString::to_string),
+            cluster: cluster.as_ref().map(ToString::to_string),
+            host_type: host_type.as_ref().map(ToString::to_string),
+            state: endpoint.state,
+            weight: endpoint.weight,
+            lease: endpoint.lease.map(write_duration),
+            labels: endpoint.labels.clone(),
+        }
+    }
+}

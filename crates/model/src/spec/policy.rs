@@ -1,0 +1,155 @@
+use serde::{Deserialize, Serialize};
+
+use super::{
+    RouteSpec,
+    text::{read, read_duration, read_duration_option, write_duration},
+};
+use crate::{Balancing, Invalid, Locality, Policy, Retries, Ring, ServiceName};
+
+/// How calls to a service are routed and protected. Whatever is left out has its default.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct PolicySpec {
+    /// `tenant/service`.
+    pub service: String,
+    /// Rules in order; the first that matches wins.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub routes: Vec<RouteSpec>,
+    /// Which regions a call may go to.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub locality: LocalitySpec,
+    /// How an endpoint is chosen.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub balancing: BalancingSpec,
+    /// The whole call, such as `15s`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<String>,
+    /// When a failed try is made again.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub retries: RetriesSpec,
+}
+
+/// Which regions a call may go to, and in which order.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct LocalitySpec {
+    /// Round trips that bound the rings, ascending, such as `[5ms, 35ms, 80ms, any]`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rings: Vec<String>,
+    /// Whether a call would rather fail than leave its region.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub local_only: bool,
+}
+
+/// How an endpoint is chosen among the candidates.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct BalancingSpec {
+    /// How many endpoints one client keeps connections to within a ring; 0 means all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subset: Option<u32>,
+}
+
+/// When a failed try is made again.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RetriesSpec {
+    /// Tries in all, the first included; 1 to 10.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attempts: Option<u32>,
+    /// Retries allowed as a percentage of calls; 0 to 100.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget_percent: Option<u32>,
+    /// Retries a second that are allowed however few calls there are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub budget_floor: Option<u32>,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+/// The value, unless it is what leaving it out would give.
+fn unless<T: PartialEq + Copy>(value: T, default: T) -> Option<T> {
+    (value != default).then_some(value)
+}
+
+impl PolicySpec {
+    /// Validates.
+    pub fn plan(&self) -> Result<(ServiceName, Policy), Invalid> {
+        let default = Policy::default();
+        let routes = self.routes.iter().enumerate();
+        let routes = routes.map(|(i, spec)| spec.plan().map_err(|e| e.within(format!("routes[{i}]"))));
+        let policy = Policy {
+            routes: routes.collect::<Result<_, _>>()?,
+            locality: self.locality.plan().map_err(|e| e.within("locality"))?,
+            balancing: Balancing { subset: self.balancing.subset.unwrap_or(default.balancing.subset) },
+            timeout: read_duration_option("timeout", self.timeout.as_ref())?.unwrap_or(default.timeout),
+            retries: self.retries.plan(),
+        };
+        policy.validate()?;
+        Ok((read("service", &self.service)?, policy))
+    }
+
+    /// The way back.
+    pub fn of(service: &ServiceName, policy: &Policy) -> Self {
+        let default = Policy::default();
+        Self {
+            service: service.to_string(),
+            routes: policy.routes.iter().map(RouteSpec::of).collect(),
+            locality: LocalitySpec::of(&policy.locality),
+            balancing: BalancingSpec { subset: unless(policy.balancing.subset, default.balancing.subset) },
+            timeout: unless(policy.timeout, default.timeout).map(write_duration),
+            retries: RetriesSpec::of(&policy.retries),
+        }
+    }
+}
+
+impl LocalitySpec {
+    fn plan(&self) -> Result<Locality, Invalid> {
+        let rings = self.rings.iter().enumerate().map(|(i, text)| {
+            let within = match text.as_str() {
+                "any" => None,
+                text => Some(read_duration(text).map_err(|e| ring_hint(e).within(format!("rings[{i}]")))?),
+            };
+            Ok(Ring { within })
+        });
+        let mut rings = rings.collect::<Result<Vec<_>, Invalid>>()?;
+        if rings.is_empty() {
+            rings = Locality::default_rings();
+        }
+        Ok(Locality { rings, local_only: self.local_only })
+    }
+
+    fn of(locality: &Locality) -> Self {
+        let usual = locality.rings.is_empty() || locality.rings == Locality::default_rings();
+        let written = locality.rings.iter().filter(|_| !usual);
+        let rings = written.map(|ring| ring.within.map_or_else(|| "any".into(), write_duration));
+        Self { rings: rings.collect(), local_only: locality.local_only }
+    }
+}
+
+fn ring_hint(mut refusal: Invalid) -> Invalid {
+    refusal.hint.push_str(", or 'any' as the last ring");
+    refusal
+}
+
+impl RetriesSpec {
+    fn plan(&self) -> Retries {
+        let default = Retries::default();
+        Retries {
+            attempts: self.attempts.unwrap_or(default.attempts),
+            budget_percent: self.budget_percent.unwrap_or(default.budget_percent),
+            budget_floor: self.budget_floor.unwrap_or(default.budget_floor),
+        }
+    }
+
+    fn of(retries: &Retries) -> Self {
+        let default = Retries::default();
+        Self {
+            attempts: unless(retries.attempts, default.attempts),
+            budget_percent: unless(retries.budget_percent, default.budget_percent),
+            budget_floor: unless(retries.budget_floor, default.budget_floor),
+        }
+    }
+}

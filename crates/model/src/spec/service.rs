@@ -1,0 +1,41 @@
+use serde::{Deserialize, Serialize};
+
+use super::text::{read, read_address};
+use crate::{Invalid, Protocol, Service, ServiceKind, ServiceName};
+
+/// What a service is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ServiceSpec {
+    /// `tenant/service`.
+    pub name: String,
+    /// `replicated` (default), `sharded` or `consistent-hash`.
+    #[serde(default, rename = "type")]
+    pub kind: ServiceKind,
+    /// `http1` (default), `http2` or `grpc`.
+    #[serde(default)]
+    pub protocol: Protocol,
+    /// `ip:port` that unmodified programs connect to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub virtual_address: Option<String>,
+}
+
+impl ServiceSpec {
+    /// Validates.
+    pub fn plan(&self) -> Result<(ServiceName, Service), Invalid> {
+        let virtual_address =
+            self.virtual_address.as_ref().map(|text| read_address("virtualAddress", text)).transpose()?;
+        let service = Service { kind: self.kind, protocol: self.protocol, virtual_address };
+        Ok((read("name", &self.name)?, service))
+    }
+
+    /// The way back.
+    pub fn of(name: &ServiceName, service: &Service) -> Self {
+        Self {
+            name: name.to_string(),
+            kind: service.kind,
+            protocol: service.protocol,
+            virtual_address: service.virtual_address.map(|address| address.to_string()),
+        }
+    }
+}

@@ -1,0 +1,146 @@
+use serde::{Deserialize, Serialize};
+
+use super::text::{KeyText, read};
+use crate::{Invalid, KeyRange, Replica, ReplicaState, ServiceName, Shard, ShardId, ShardKey, ShardMap};
+
+/// Which replicas hold which keys of a service.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ShardMapSpec {
+    /// `tenant/service`.
+    pub service: String,
+    /// The version that the writer read, for a compare-and-set; left out where the writer means "as it is now".
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<u64>,
+    /// The keys that the map speaks for; every key when left out.
+    #[serde(default, skip_serializing_if = "IntervalSpec::is_all")]
+    pub interval: IntervalSpec,
+    /// The shards by ascending start, each ending where the next starts.
+    pub shards: Vec<ShardSpec>,
+}
+
+/// An interval of keys.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct IntervalSpec {
+    /// The first key; 0 when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start: Option<KeyText>,
+    /// The first key after it, or `max` for 2^128, also when left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end: Option<KeyText>,
+}
+
+/// One range of keys and who holds it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ShardSpec {
+    /// Its identity.
+    pub id: u32,
+    /// Its first key.
+    pub start: KeyText,
+    /// Its copies.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub replicas: Vec<ReplicaSpec>,
+}
+
+/// One copy of a shard.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ReplicaSpec {
+    /// The endpoint that holds it.
+    pub instance: String,
+    /// Where that endpoint runs.
+    pub region: String,
+    /// What the copy is for; opaque.
+    pub role: String,
+    /// `serving` (default), `starting` or `stopping`.
+    #[serde(default, skip_serializing_if = "is_serving")]
+    pub state: ReplicaState,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_serving(state: &ReplicaState) -> bool {
+    *state == ReplicaState::Serving
+}
+
+impl ShardMapSpec {
+    /// Validates; the version is 0 where none is written.
+    pub fn plan(&self) -> Result<(ServiceName, ShardMap), Invalid> {
+        let service = read("service", &self.service)?;
+        let interval = self.interval.plan().map_err(|e| e.within("interval"))?;
+        let shards = self.shards.iter().enumerate();
+        let shards = shards.map(|(i, spec)| spec.plan().map_err(|e| e.within(format!("shards[{i}]"))));
+        let map = ShardMap {
+            version: self.version.unwrap_or_default(),
+            interval,
+            shards: shards.collect::<Result<_, _>>()?,
+        };
+        map.validate()?;
+        Ok((service, map))
+    }
+
+    /// The way back, without the version: it is the store's, not the writer's.
+    pub fn of(service: &ServiceName, map: &ShardMap) -> Self {
+        Self {
+            service: service.to_string(),
+            version: None,
+            interval: IntervalSpec::of(map.interval),
+            shards: map.shards.iter().map(ShardSpec::of).collect(),
+        }
+    }
+}
+
+impl IntervalSpec {
+    fn is_all(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Validates.
+    pub fn plan(&self) -> Result<KeyRange, Invalid> {
+        let start = self.start.as_ref().map_or(Ok(ShardKey(0)), |key| read("start", &key.0))?;
+        let end =
+            self.end.as_ref().filter(|end| end.0 != "max").map(|key| read("end", &key.0)).transpose()?;
+        KeyRange::new(start, end)
+    }
+
+    fn of(range: KeyRange) -> Self {
+        Self {
+            start: Some(range.first).filter(|first| first.0 > 0).map(|first| first.0.into()),
+            end: range.last.0.checked_add(1).map(KeyText::from),
+        }
+    }
+}
+
+impl ShardSpec {
+    fn plan(&self) -> Result<Shard, Invalid> {
+        let replicas = self.replicas.iter().enumerate();
+        let replicas = replicas.map(|(i, spec)| spec.plan().map_err(|e| e.within(format!("replicas[{i}]"))));
+        Ok(Shard {
+            id: ShardId(self.id),
+            start: read("start", &self.start.0)?,
+            replicas: replicas.collect::<Result<_, _>>()?,
+        })
+    }
+
+    fn of(shard: &Shard) -> Self {
+        let replicas = shard.replicas.iter().map(|replica| ReplicaSpec {
+            instance: replica.instance.to_string(),
+            region: replica.region.to_string(),
+            role: replica.role.to_string(),
+            state: replica.state,
+        });
+        Self { id: shard.id.0, start: shard.start.0.into(), replicas: replicas.collect() }
+    }
+}
+
+impl ReplicaSpec {
+    fn plan(&self) -> Result<Replica, Invalid> {
+        Ok(Replica {
+            instance: read("instance", &self.instance)?,
+            region: read("region", &self.region)?,
+            role: read("role", &self.role)?,
+            state: self.state,
+        })
+    }
+}

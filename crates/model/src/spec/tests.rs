@@ -1,0 +1,182 @@
+use std::time::Duration;
+
+use super::*;
+use crate::{
+    Balancing, EndpointState, GrpcMatch, HeaderMatch, HostMatch, InstanceId, KeyRange, Label, Locality,
+    Location, Match, PathMatch, Protocol, Region, RegionInfo, Replica, ReplicaState, Retries, Ring, Role,
+    Route, ServiceKind, Shard, ShardId, ShardKey, Target, TextMatch,
+};
+
+fn cart() -> ServiceName {
+    ServiceName::new("shop/cart").unwrap()
+}
+
+fn region(name: &str) -> Region {
+    Region::new(name).unwrap()
+}
+
+/// A plan in which nothing has its default.
+fn full_policy() -> Policy {
+    let matches = Match {
+        hosts: vec![HostMatch::Exact("cart.local".into()), HostMatch::Suffix(".example.org".into())],
+        path: Some(PathMatch::Prefix(String::new())),
+        methods: vec!["GET".into()],
+        headers: vec![
+            HeaderMatch { name: "a".into(), value: TextMatch::Present },
+            HeaderMatch { name: "b".into(), value: TextMatch::Exact("x".into()) },
+            HeaderMatch { name: "c".into(), value: TextMatch::Prefix("y".into()) },
+        ],
+        grpc: Some(GrpcMatch { service: "shop.v1.Cart".into(), method: Some("Get".into()) }),
+    };
+    let route = Route {
+        name: Label::new("read").unwrap(),
+        matches,
+        split: vec![Target { service: cart(), weight: 3 }],
+        class: Some(Label::new("bulk").unwrap()),
+        timeout: Some(Duration::from_millis(250)),
+        idempotent: true,
+    };
+    Policy {
+        routes: vec![route],
+        locality: Locality {
+            rings: vec![Ring { within: Some(Duration::from_micros(1500)) }, Ring { within: None }],
+            local_only: true,
+        },
+        balancing: Balancing { subset: 0 },
+        timeout: Duration::from_secs(90),
+        retries: Retries { attempts: 1, budget_percent: 0, budget_floor: 3 },
+    }
+}
+
+fn full_map() -> ShardMap {
+    let replica = |instance: &str, state| Replica {
+        instance: InstanceId::new(instance).unwrap(),
+        region: region("eu"),
+        role: Role::new("Primary").unwrap(),
+        state,
+    };
+    let shards = vec![
+        Shard { id: ShardId(4), start: ShardKey(500), replicas: vec![replica("a", ReplicaState::Serving)] },
+        Shard {
+            id: ShardId(5),
+            start: ShardKey(1 << 100),
+            replicas: vec![replica("a", ReplicaState::Stopping), replica("b", ReplicaState::Starting)],
+        },
+    ];
+    let interval = KeyRange { first: ShardKey(500), last: ShardKey(1 << 101) };
+    ShardMap { version: 0, interval, shards }
+}
+
+fn full_topology() -> (Regions, RoundTrips) {
+    let mut regions = Regions::default();
+    let eu = RegionInfo { continent: "europe".into(), neighbours: vec![region("us")], draining: true };
+    regions.regions.insert(region("eu"), eu);
+    regions.regions.insert(region("us"), RegionInfo::default());
+    let mut round_trips = RoundTrips::default();
+    round_trips.set(region("us"), region("eu"), Duration::from_micros(35_500));
+    (regions, round_trips)
+}
+
+fn full_endpoint() -> Endpoint {
+    Endpoint {
+        instance: InstanceId::new("Cart-0:80").unwrap(),
+        address: "[fd00::7]:80".parse().unwrap(),
+        location: Location {
+            region: region("eu"),
+            zone: Some("eu-1".parse().unwrap()),
+            cluster: Some("k8s".parse().unwrap()),
+            host_type: Some("milan-64".parse().unwrap()),
+        },
+        state: EndpointState::Draining,
+        weight: 2000,
+        lease: Some(Duration::from_secs(10)),
+        labels: [("a".to_owned(), "b".to_owned())].into(),
+    }
+}
+
+#[test]
+fn every_plan_survives_the_way_to_a_document_and_back() {
+    let service = Service {
+        kind: ServiceKind::Sharded,
+        protocol: Protocol::Grpc,
+        virtual_address: Some("10.1.2.3:80".parse().unwrap()),
+    };
+    let (regions, round_trips) = full_topology();
+    let plans = [
+        Plan::Service(cart(), service),
+        Plan::Policy(cart(), full_policy()),
+        Plan::Policy(cart(), Policy::default()),
+        Plan::Topology(regions, round_trips),
+        Plan::ShardMap(cart(), full_map()),
+        Plan::ShardMap(
+            cart(),
+            ShardMap { interval: KeyRange { first: ShardKey(500), ..KeyRange::ALL }, ..full_map() },
+        ),
+        Plan::Endpoints(cart(), vec![full_endpoint()]),
+    ];
+    for plan in plans {
+        assert_eq!(Document::from(&plan).plan(), Ok(plan));
+    }
+}
+
+#[test]
+fn what_is_left_out_has_its_default() {
+    let spec = PolicySpec { service: "shop/cart".into(), ..PolicySpec::default() };
+    assert_eq!(spec.plan(), Ok((cart(), Policy::default())));
+    assert_eq!(PolicySpec::of(&cart(), &Policy::default()), spec);
+}
+
+/// The field that a spec is refused for.
+fn refused<T: std::fmt::Debug>(plan: Result<T, Invalid>) -> String {
+    let refusal = plan.unwrap_err();
+    assert!(!refusal.hint.is_empty(), "{refusal}");
+    refusal.field
+}
+
+#[test]
+fn a_refusal_names_the_field_as_written() {
+    let policy = |edit: fn(&mut PolicySpec)| {
+        let mut spec = PolicySpec::of(&cart(), &full_policy());
+        edit(&mut spec);
+        refused(spec.plan())
+    };
+    assert_eq!(policy(|p| p.service = "cart".into()), "service");
+    assert_eq!(policy(|p| p.timeout = Some("15".into())), "timeout");
+    assert_eq!(policy(|p| p.locality.rings = vec!["35ms".into(), "5ms".into()]), "locality.rings[1]");
+    assert_eq!(policy(|p| p.locality.rings = vec!["near".into()]), "locality.rings[0]");
+    assert_eq!(policy(|p| p.routes[0].matches.hosts = vec!["a:80".into()]), "routes[0].match.hosts[0]");
+    assert_eq!(policy(|p| p.routes[0].matches.path = Some(PathSpec::default())), "routes[0].match.path");
+    assert_eq!(policy(|p| p.routes[0].matches.headers[1].present = true), "routes[0].match.headers[1]");
+    assert_eq!(policy(|p| p.routes[0].split[0].service = "x".into()), "routes[0].split[0].service");
+    assert_eq!(policy(|p| p.retries.attempts = Some(0)), "retries.attempts");
+}
+
+#[test]
+fn a_topology_is_closed() {
+    let topology = |edit: fn(&mut TopologySpec)| {
+        let (regions, round_trips) = full_topology();
+        let mut spec = TopologySpec::of(&regions, &round_trips);
+        edit(&mut spec);
+        refused(spec.plan())
+    };
+    assert_eq!(topology(|t| t.round_trips[0].between[1] = "asia".into()), "roundTrips[0].between[1]");
+    assert_eq!(topology(|t| t.round_trips[0].between[1] = "eu".into()), "roundTrips[0].between");
+    assert_eq!(topology(|t| t.round_trips[0].rtt = "0ms".into()), "roundTrips[0].rtt");
+    assert_eq!(topology(|t| t.round_trips.push(t.round_trips[0].clone())), "roundTrips[1].between");
+    assert_eq!(topology(|t| t.regions[0].neighbours = vec!["asia".into()]), "regions.eu.neighbours");
+    assert_eq!(topology(|t| t.regions[1].name = "eu".into()), "regions[1].name");
+}
+
+#[test]
+fn durations_read_back_and_need_a_unit() {
+    for (text, micros) in [("35ms", 35_000), ("1500us", 1_500), ("15s", 15_000_000), ("2m", 120_000_000)] {
+        let duration = Duration::from_micros(micros);
+        assert_eq!(read_duration(text), Ok(duration));
+        assert_eq!(write_duration(duration), text);
+    }
+    assert_eq!(write_duration(Duration::from_millis(1500)), "1500ms");
+    for wrong in ["", "35", "ms", "1.5s", "-1s", "35 parsecs", "99999999999999h"] {
+        assert!(read_duration(wrong).is_err(), "{wrong}");
+    }
+    assert!(read_duration("35").unwrap_err().hint.contains("35ms"));
+}

@@ -1,0 +1,125 @@
+//! Texts that stand for values: durations, keys, names.
+
+use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use crate::Invalid;
+
+/// Units by descending length, each with its nanoseconds.
+const UNITS: [(&str, u64); 5] =
+    [("h", 3_600_000_000_000), ("m", 60_000_000_000), ("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1_000)];
+
+/// Reads a duration: a whole number and `us`, `ms`, `s`, `m` or `h`, such as `35ms`.
+pub fn read_duration(text: &str) -> Result<Duration, Invalid> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let unit = UNITS.iter().find(|(name, _)| *name == unit.trim_start());
+    let nanos = match (number.parse::<u64>(), unit) {
+        (Ok(number), Some((_, each))) => number.checked_mul(*each),
+        _ => None,
+    };
+    nanos.map(Duration::from_nanos).ok_or_else(|| {
+        let hint = match number {
+            "" => "write a whole number and us, ms, s, m or h, such as 35ms".to_owned(),
+            number => format!("write a whole number and us, ms, s, m or h, such as {number}ms"),
+        };
+        Invalid::new("", format!("'{text}' is not a duration"), hint)
+    })
+}
+
+/// Writes a duration in the greatest unit that loses nothing; below a microsecond it is cut.
+pub fn write_duration(duration: Duration) -> String {
+    let nanos = duration.as_nanos();
+    if nanos == 0 {
+        return "0s".into();
+    }
+    let (unit, each) =
+        UNITS.iter().find(|(_, each)| nanos.is_multiple_of(u128::from(*each))).unwrap_or(&UNITS[4]);
+    format!("{}{unit}", nanos / u128::from(*each))
+}
+
+/// A key as written: a number, or a text such as `0xff`, which is needed above 2^64 in JSON.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KeyText(pub String);
+
+impl<K: Into<u128>> From<K> for KeyText {
+    fn from(key: K) -> Self {
+        Self(key.into().to_string())
+    }
+}
+
+impl Serialize for KeyText {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        // Readers that keep numbers in 64-bit floats hold whole numbers exactly up to 2^53.
+        match self.0.parse::<u64>() {
+            Ok(number) if number <= 1 << 53 => serializer.serialize_u64(number),
+            _ => serializer.serialize_str(&self.0),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for KeyText {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(KeyVisitor)
+    }
+}
+
+struct KeyVisitor;
+
+impl de::Visitor<'_> for KeyVisitor {
+    type Value = KeyText;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a key from 0 to 2^128-1 (in quotes above 2^64)")
+    }
+
+    fn visit_u64<E: de::Error>(self, key: u64) -> Result<KeyText, E> {
+        Ok(KeyText(key.to_string()))
+    }
+
+    fn visit_i64<E: de::Error>(self, key: i64) -> Result<KeyText, E> {
+        Ok(KeyText(key.to_string()))
+    }
+
+    fn visit_u128<E: de::Error>(self, key: u128) -> Result<KeyText, E> {
+        Ok(KeyText(key.to_string()))
+    }
+
+    fn visit_i128<E: de::Error>(self, key: i128) -> Result<KeyText, E> {
+        Ok(KeyText(key.to_string()))
+    }
+
+    fn visit_str<E: de::Error>(self, key: &str) -> Result<KeyText, E> {
+        Ok(KeyText(key.to_owned()))
+    }
+}
+
+/// Reads the text of `field` as a value whose own refusal names no field.
+pub(super) fn read<T: FromStr<Err = Invalid>>(field: &str, text: &str) -> Result<T, Invalid> {
+    text.parse().map_err(|e: Invalid| e.within(field))
+}
+
+/// The same for a field that may be left out.
+pub(super) fn read_option<T: FromStr<Err = Invalid>>(
+    field: &str,
+    text: Option<&String>,
+) -> Result<Option<T>, Invalid> {
+    text.map(|text| read(field, text)).transpose()
+}
+
+/// Reads the duration in `field`, where there is one.
+pub(super) fn read_duration_option(field: &str, text: Option<&String>) -> Result<Option<Duration>, Invalid> {
+    text.map(|text| read_duration(text).map_err(|e| e.within(field))).transpose()
+}
+
+/// Reads `ip:port`.
+pub(super) fn read_address(field: &str, text: &str) -> Result<SocketAddr, Invalid> {
+    text.parse().map_err(|_| {
+        Invalid::new(
+            field,
+            format!("'{text}' is not an address"),
+            "write an IP address and a port, such as 10.0.0.7:8080 or [fd00::7]:8080",
+        )
+    })
+}
