@@ -1,7 +1,34 @@
-//! The contracts: protobuf and gRPC types, and their conversion to and from the model.
+//! The contracts of Fairmesh: protobuf and gRPC types, their conversion to and from the model, and how two processes
+//! connect. It sits right above `fairmesh-model`; everything that speaks to another process, or keeps bytes that
+//! another process will read, stands on it.
+//!
+//! * [`v1`] is generated from `proto/fairmesh/v1`.
+//! * [`convert`] turns messages into model values, validating them, and back.
+//! * [`records`] and [`shards`] are the bytes that stand at RIB keys.
+//! * [`transport`] makes and accepts connections; [`handshake`] settles the protocol version on them; [`rpc`] holds the
+//!   clients, the services and their size limits.
+//!
+//! Records of the RIB are protobuf, as the calls are: one schema language, and readers skip fields that a newer writer
+//! added. Serialising the model with serde was rejected: it would make every rename in the model a change of format.
+
+pub mod convert;
+pub mod handshake;
+pub mod records;
+pub mod rpc;
+pub mod shards;
+pub mod transport;
+
+pub use handshake::software_of;
+pub use transport::identity_of;
 
 /// The generated protobuf and gRPC types of `proto/fairmesh/v1`, documented there.
-#[allow(missing_docs, missing_debug_implementations, unreachable_pub, clippy::all, clippy::disallowed_methods)]
+#[allow(
+    missing_docs,
+    missing_debug_implementations,
+    unreachable_pub,
+    clippy::all,
+    clippy::disallowed_methods
+)]
 pub mod v1 {
     tonic::include_proto!("fairmesh.v1");
 }

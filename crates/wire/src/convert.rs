@@ -1,0 +1,60 @@
+//! Between messages and the model.
+//!
+//! `From` goes to the message and cannot fail; `TryFrom` comes back and validates, with the path of the field in the
+//! error. Durations are whole milliseconds or microseconds on the wire, as each field says; the rest is cut off.
+
+mod endpoint;
+mod policy;
+mod revision;
+mod shard;
+mod topology;
+
+use bytes::Bytes;
+use fairmesh_model::{HistoryKind, Invalid, ShardKey, StoreId};
+
+/// The 16 bytes, big endian, of a store id.
+pub fn store_id_bytes(id: StoreId) -> Bytes {
+    Bytes::copy_from_slice(&id.0.to_be_bytes())
+}
+
+/// Reads a store id.
+pub fn store_id(bytes: &[u8]) -> Result<StoreId, Invalid> {
+    wide("store_id", bytes).map(StoreId)
+}
+
+/// The 16 bytes, big endian, of a key of a sharded service.
+pub fn shard_key_bytes(key: ShardKey) -> Bytes {
+    Bytes::copy_from_slice(&key.0.to_be_bytes())
+}
+
+/// Reads a key of a sharded service.
+pub fn shard_key(bytes: &[u8]) -> Result<ShardKey, Invalid> {
+    wide("", bytes).map(ShardKey)
+}
+
+/// Reads which record a history is about: `services` or `policies`; writing it is [`ToString`].
+pub fn history_kind(text: &str) -> Result<HistoryKind, Invalid> {
+    match text {
+        "services" => Ok(HistoryKind::Services),
+        "policies" => Ok(HistoryKind::Policies),
+        _ => Err(Invalid::new("kind", format!("'{text}' has no history"), "write services or policies")),
+    }
+}
+
+/// Reads 128 bits, big endian.
+pub(crate) fn wide(field: &str, bytes: &[u8]) -> Result<u128, Invalid> {
+    let wide = bytes.try_into().map(u128::from_be_bytes);
+    wide.map_err(|_| Invalid::new(field, format!("has {} bytes", bytes.len()), "send 16 bytes, big endian"))
+}
+
+/// Reads an enum, refusing numbers that only a newer release knows.
+pub(crate) fn known<E: TryFrom<i32>>(field: &str, number: i32) -> Result<E, Invalid> {
+    E::try_from(number).map_err(|_| {
+        Invalid::new(field, format!("{number} is unknown here"), "upgrade this side, or send a known value")
+    })
+}
+
+/// Takes a message that must be there.
+pub(crate) fn required<T>(field: &str, message: Option<T>) -> Result<T, Invalid> {
+    message.ok_or_else(|| Invalid::new(field, "is missing", "send it"))
+}

@@ -1,0 +1,98 @@
+use std::time::Duration;
+
+use fairmesh_model::{Balancing, Invalid, Locality, Policy, Retries, Ring, Route, ServiceName, Target};
+
+use crate::v1;
+
+mod matches;
+
+/// Whole microseconds; what does not fit 64 bits (584,000 years) stays at the greatest.
+pub(super) fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+impl From<Policy> for v1::Policy {
+    fn from(policy: Policy) -> Self {
+        // 0 stands for no bound, so a bound is at least 1 µs.
+        let bound = |ring: &Ring| ring.within.map_or(0, |within| micros(within).max(1));
+        Self {
+            ring_bounds_us: policy.locality.rings.iter().map(bound).collect(),
+            local_only: policy.locality.local_only,
+            subset: policy.balancing.subset,
+            timeout_us: micros(policy.timeout),
+            attempts: policy.retries.attempts,
+            retry_budget_percent: policy.retries.budget_percent,
+            retry_budget_floor: policy.retries.budget_floor,
+            routes: policy.routes.into_iter().map(Into::into).collect(),
+        }
+    }
+}
+
+impl TryFrom<v1::Policy> for Policy {
+    type Error = Invalid;
+
+    fn try_from(message: v1::Policy) -> Result<Self, Invalid> {
+        let route = |(i, route): (usize, v1::Route)| {
+            Route::try_from(route).map_err(|e| e.within(format!("routes[{i}]")))
+        };
+        let ring = |us: u64| Ring { within: (us > 0).then(|| Duration::from_micros(us)) };
+        let policy = Self {
+            routes: message.routes.into_iter().enumerate().map(route).collect::<Result<_, _>>()?,
+            locality: Locality {
+                rings: message.ring_bounds_us.into_iter().map(ring).collect(),
+                local_only: message.local_only,
+            },
+            balancing: Balancing { subset: message.subset },
+            timeout: Duration::from_micros(message.timeout_us),
+            retries: Retries {
+                attempts: message.attempts,
+                budget_percent: message.retry_budget_percent,
+                budget_floor: message.retry_budget_floor,
+            },
+        };
+        policy.validate()?;
+        Ok(policy)
+    }
+}
+
+impl From<Route> for v1::Route {
+    fn from(route: Route) -> Self {
+        let target = |target: Target| v1::Target { service: target.service.into(), weight: target.weight };
+        Self {
+            name: route.name.into(),
+            r#match: Some(route.matches.into()),
+            split: route.split.into_iter().map(target).collect(),
+            class: route.class.map(Into::into).unwrap_or_default(),
+            timeout_us: route.timeout.map_or(0, micros),
+            idempotent: route.idempotent,
+        }
+    }
+}
+
+impl TryFrom<v1::Route> for Route {
+    type Error = Invalid;
+
+    fn try_from(message: v1::Route) -> Result<Self, Invalid> {
+        let target = |(i, target): (usize, v1::Target)| {
+            let service = ServiceName::new(target.service);
+            let service = service.map_err(|e| e.within(format!("split[{i}].service")))?;
+            Ok(Target { service, weight: target.weight })
+        };
+        let class = match message.class.as_str() {
+            "" => None,
+            class => Some(class.parse().map_err(|e: Invalid| e.within("class"))?),
+        };
+        Ok(Self {
+            name: message.name.try_into().map_err(|e: Invalid| e.within("name"))?,
+            matches: message
+                .r#match
+                .unwrap_or_default()
+                .try_into()
+                .map_err(|e: Invalid| e.within("match"))?,
+            split: message.split.into_iter().enumerate().map(target).collect::<Result<_, Invalid>>()?,
+            class,
+            timeout: (message.timeout_us > 0).then(|| Duration::from_micros(message.timeout_us)),
+            idempotent: message.idempotent,
+        })
+    }
+}

@@ -1,0 +1,124 @@
+use fairmesh_model::{GrpcMatch, HeaderMatch, HostMatch, Invalid, Match, PathMatch, TextMatch};
+
+use crate::v1::{self, header_match::Value, r#match::Path};
+
+impl From<Match> for v1::Match {
+    fn from(matches: Match) -> Self {
+        let host = |host| match host {
+            HostMatch::Exact(host) => host,
+            HostMatch::Suffix(suffix) => format!("*{suffix}"),
+        };
+        let (grpc_service, grpc_method) = match matches.grpc {
+            Some(grpc) => (grpc.service, grpc.method.unwrap_or_default()),
+            None => Default::default(),
+        };
+        Self {
+            hosts: matches.hosts.into_iter().map(host).collect(),
+            path: matches.path.map(|path| match path {
+                PathMatch::Exact(path) => Path::PathExact(path),
+                PathMatch::Prefix(path) => Path::PathPrefix(path),
+            }),
+            methods: matches.methods,
+            headers: matches.headers.into_iter().map(Into::into).collect(),
+            grpc_service,
+            grpc_method,
+        }
+    }
+}
+
+impl TryFrom<v1::Match> for Match {
+    type Error = Invalid;
+
+    fn try_from(message: v1::Match) -> Result<Self, Invalid> {
+        let header = |(i, header): (usize, v1::HeaderMatch)| {
+            HeaderMatch::try_from(header).map_err(|e| e.within(format!("headers[{i}]")))
+        };
+        if let Some(method) = message.methods.iter().find(|method| !is_method(method)) {
+            let problem = format!("'{method}' is not an HTTP method");
+            return Err(Invalid::new("methods", problem, "write methods in upper case, such as GET"));
+        }
+        Ok(Self {
+            hosts: message.hosts.into_iter().map(host).collect::<Result<_, _>>()?,
+            path: message.path.map(path).transpose()?,
+            methods: message.methods,
+            headers: message.headers.into_iter().enumerate().map(header).collect::<Result<_, _>>()?,
+            grpc: grpc(message.grpc_service, message.grpc_method)?,
+        })
+    }
+}
+
+fn is_method(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_graphic() && !b.is_ascii_lowercase())
+}
+
+fn host(text: String) -> Result<HostMatch, Invalid> {
+    let name = text.strip_prefix("*.").unwrap_or(&text);
+    let plain = |c: char| c.is_ascii_graphic() && !c.is_ascii_uppercase() && c != '*';
+    if name.is_empty() || !name.chars().all(plain) {
+        let hint =
+            "write a host in lower case, such as cart.example.org, or *.example.org for any name below";
+        return Err(Invalid::new("hosts", format!("'{text}' is not a host"), hint));
+    }
+    Ok(match text.strip_prefix('*') {
+        Some(suffix) => HostMatch::Suffix(suffix.to_owned()),
+        None => HostMatch::Exact(text),
+    })
+}
+
+fn path(message: Path) -> Result<PathMatch, Invalid> {
+    let refuse = |field, text: &str, hint| Err(Invalid::new(field, format!("'{text}' cannot match"), hint));
+    match message {
+        Path::PathExact(path) if path.starts_with('/') => Ok(PathMatch::Exact(path)),
+        Path::PathExact(path) => refuse("path_exact", &path, "start the path with '/'"),
+        Path::PathPrefix(path) if path.is_empty() || path.starts_with('/') && !path.ends_with('/') => {
+            Ok(PathMatch::Prefix(path))
+        }
+        Path::PathPrefix(path) => {
+            refuse("path_prefix", &path, "start the path with '/' and leave the last '/' out")
+        }
+    }
+}
+
+fn grpc(service: String, method: String) -> Result<Option<GrpcMatch>, Invalid> {
+    let method = (!method.is_empty()).then_some(method);
+    match (service.is_empty(), method) {
+        (false, method) => Ok(Some(GrpcMatch { service, method })),
+        (true, None) => Ok(None),
+        (true, Some(method)) => {
+            let problem = format!("method '{method}' stands without a service");
+            Err(Invalid::new("grpc_service", problem, "name the gRPC service, such as shop.v1.Cart"))
+        }
+    }
+}
+
+impl From<HeaderMatch> for v1::HeaderMatch {
+    fn from(header: HeaderMatch) -> Self {
+        let value = match header.value {
+            TextMatch::Present => Value::Present(true),
+            TextMatch::Exact(text) => Value::Exact(text),
+            TextMatch::Prefix(text) => Value::Prefix(text),
+        };
+        Self { name: header.name, value: Some(value) }
+    }
+}
+
+impl TryFrom<v1::HeaderMatch> for HeaderMatch {
+    type Error = Invalid;
+
+    fn try_from(message: v1::HeaderMatch) -> Result<Self, Invalid> {
+        let name = message.name;
+        if name.is_empty() || !name.bytes().all(|b| b.is_ascii_graphic() && !b.is_ascii_uppercase()) {
+            let problem = format!("'{name}' is not a header name");
+            return Err(Invalid::new("name", problem, "write the header in lower case, such as x-user"));
+        }
+        let value = match message.value {
+            Some(Value::Present(true)) => TextMatch::Present,
+            Some(Value::Exact(text)) => TextMatch::Exact(text),
+            Some(Value::Prefix(text)) => TextMatch::Prefix(text),
+            Some(Value::Present(false)) | None => {
+                return Err(Invalid::new("value", "says nothing", "set present, exact or prefix"));
+            }
+        };
+        Ok(Self { name, value })
+    }
+}

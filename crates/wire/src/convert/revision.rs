@@ -1,0 +1,34 @@
+use fairmesh_model::{Cursor, Invalid, Revision};
+
+use super::{store_id, store_id_bytes};
+use crate::v1;
+
+impl From<Revision> for v1::Revision {
+    fn from(revision: Revision) -> Self {
+        let Revision { store, partition, number } = revision;
+        Self { store_id: store_id_bytes(store), partition, number }
+    }
+}
+
+impl TryFrom<v1::Revision> for Revision {
+    type Error = Invalid;
+
+    fn try_from(message: v1::Revision) -> Result<Self, Invalid> {
+        let v1::Revision { store_id: bytes, partition, number } = message;
+        Ok(Self { store: store_id(&bytes)?, partition, number })
+    }
+}
+
+impl From<Cursor> for v1::Cursor {
+    fn from(cursor: Cursor) -> Self {
+        Self { store_id: store_id_bytes(cursor.store), numbers: cursor.numbers }
+    }
+}
+
+impl TryFrom<v1::Cursor> for Cursor {
+    type Error = Invalid;
+
+    fn try_from(message: v1::Cursor) -> Result<Self, Invalid> {
+        Ok(Self { store: store_id(&message.store_id)?, numbers: message.numbers })
+    }
+}

@@ -1,0 +1,65 @@
+use std::{collections::BTreeMap, time::Duration};
+
+use fairmesh_model::{Invalid, Region, RegionInfo, Regions, RoundTrips};
+
+use super::policy::micros;
+use crate::v1;
+
+impl From<Regions> for v1::Regions {
+    fn from(regions: Regions) -> Self {
+        let message = |(region, info): (Region, RegionInfo)| {
+            let neighbours = info.neighbours.into_iter().map(Into::into).collect();
+            let info = v1::RegionInfo { continent: info.continent, neighbours, draining: info.draining };
+            (region.into(), info)
+        };
+        Self { regions: regions.regions.into_iter().map(message).collect() }
+    }
+}
+
+impl TryFrom<v1::Regions> for Regions {
+    type Error = Invalid;
+
+    fn try_from(message: v1::Regions) -> Result<Self, Invalid> {
+        let mut regions = BTreeMap::new();
+        for (name, info) in message.regions {
+            let at = |e: Invalid| e.within(format!("regions.{name}"));
+            let neighbours = info.neighbours.into_iter().map(Region::try_from).collect::<Result<_, _>>();
+            let neighbours = neighbours.map_err(|e| at(e.within("neighbours")))?;
+            let info = RegionInfo { continent: info.continent, neighbours, draining: info.draining };
+            regions.insert(Region::new(&name).map_err(at)?, info);
+        }
+        let regions = Self { regions };
+        regions.validate()?;
+        Ok(regions)
+    }
+}
+
+impl From<RoundTrips> for v1::RoundTrips {
+    fn from(round_trips: RoundTrips) -> Self {
+        let pair = |(a, b, rtt): (&Region, &Region, Duration)| v1::RoundTrip {
+            a: a.clone().into(),
+            b: b.clone().into(),
+            rtt_us: micros(rtt),
+        };
+        Self { pairs: round_trips.iter().map(pair).collect() }
+    }
+}
+
+impl TryFrom<v1::RoundTrips> for RoundTrips {
+    type Error = Invalid;
+
+    fn try_from(message: v1::RoundTrips) -> Result<Self, Invalid> {
+        let mut round_trips = Self::default();
+        for (i, pair) in message.pairs.into_iter().enumerate() {
+            let at = |e: Invalid| e.within(format!("pairs[{i}]"));
+            let a = Region::try_from(pair.a).map_err(|e| at(e.within("a")))?;
+            let b = Region::try_from(pair.b).map_err(|e| at(e.within("b")))?;
+            if round_trips.get(&a, &b).is_some() {
+                let problem = format!("{a} and {b} are one region, or a pair that was given before");
+                return Err(at(Invalid::new("", problem, "give every pair of different regions once")));
+            }
+            round_trips.set(a, b, Duration::from_micros(pair.rtt_us));
+        }
+        Ok(round_trips)
+    }
+}

@@ -1,0 +1,149 @@
+use std::time::Duration;
+
+use fairmesh_model::Invalid;
+use tonic::{
+    Code, Request, Status,
+    metadata::{Ascii, MetadataValue},
+    service::{Interceptor, interceptor::InterceptedService},
+    transport::Channel,
+};
+
+use super::{Hello, PROTOCOL, SOFTWARE_KEY, VERSION_KEY};
+use crate::{
+    rpc,
+    transport::{Address, connect_channel},
+    v1::{HelloRequest, admin_client::AdminClient, registry_client::RegistryClient, rib_client::RibClient},
+};
+
+/// How long the answer to Hello may take, once connected.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The longest description of itself that a caller sends, in bytes.
+const MAX_SOFTWARE: usize = 128;
+
+/// A channel that states the agreed version, and what the caller is, on every call.
+pub type VersionedChannel = InterceptedService<Channel, SendVersion>;
+
+/// Adds the agreed version and the caller's description to a call.
+#[derive(Clone, Debug)]
+pub struct SendVersion {
+    version: MetadataValue<Ascii>,
+    software: MetadataValue<Ascii>,
+}
+
+impl SendVersion {
+    fn new(version: u32, software: &str) -> Self {
+        Self { version: version.into(), software: printable(software) }
+    }
+}
+
+impl Interceptor for SendVersion {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        request.metadata_mut().insert(VERSION_KEY, self.version.clone());
+        request.metadata_mut().insert(SOFTWARE_KEY, self.software.clone());
+        Ok(request)
+    }
+}
+
+/// Metadata holds visible ASCII only; anything else becomes `?`.
+fn printable(text: &str) -> MetadataValue<Ascii> {
+    let plain = |c: char| if c == ' ' || c.is_ascii_graphic() { c } else { '?' };
+    let text: String = text.chars().map(plain).take(MAX_SOFTWARE).collect();
+    text.parse().unwrap_or_else(|_| MetadataValue::from_static("unknown"))
+}
+
+/// A connection on which both sides know what they speak. It reconnects by itself after a failure; each call then
+/// fails until it has, and the version is checked again on each.
+#[derive(Clone, Debug)]
+pub struct Connection {
+    /// Where calls go.
+    pub channel: VersionedChannel,
+    /// What the answerer said of itself.
+    pub hello: Hello,
+}
+
+impl Connection {
+    /// The RIB of the answerer.
+    pub fn rib(&self) -> RibClient<VersionedChannel> {
+        rpc::rib_client(self.channel.clone())
+    }
+
+    /// The registry of the answerer.
+    pub fn registry(&self) -> RegistryClient<VersionedChannel> {
+        rpc::registry_client(self.channel.clone())
+    }
+
+    /// The administration of the answerer; agents have none.
+    pub fn admin(&self) -> AdminClient<VersionedChannel> {
+        rpc::admin_client(self.channel.clone())
+    }
+}
+
+/// Why no connection came about.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// Nobody answered at the address within [`crate::transport::CONNECT_TIMEOUT`].
+    #[error("cannot reach {address}; check that a Fairmesh control plane or agent listens there")]
+    Unreachable {
+        /// Where it was tried.
+        address: Address,
+        /// What the system or HTTP/2 said.
+        source: tonic::transport::Error,
+    },
+    /// Somebody accepted the connection and did not answer Hello.
+    #[error(
+        "{address} did not answer the handshake: {status}; check that it is a Fairmesh control plane or agent"
+    )]
+    NoHello {
+        /// Who was asked.
+        address: Address,
+        /// How the call ended.
+        status: Box<Status>,
+    },
+    /// The versions of both sides do not overlap.
+    #[error("{address} speaks another protocol: {reason}")]
+    Version {
+        /// Who was asked.
+        address: Address,
+        /// Which versions there are and which side to upgrade.
+        reason: String,
+    },
+    /// The answer to Hello was not valid.
+    #[error("{address} answered the handshake with nonsense; upgrade the older side")]
+    Nonsense {
+        /// Who was asked.
+        address: Address,
+        /// What was wrong with it.
+        source: Invalid,
+    },
+}
+
+/// Connects to a control plane or an agent and agrees on a version. `software` says what the caller is, for people,
+/// such as `agent host-7`. Takes at most [`crate::transport::CONNECT_TIMEOUT`] and 2 s more for the answer.
+pub async fn connect(address: &Address, software: &str) -> Result<Connection, ConnectError> {
+    let at = || address.clone();
+    let channel = connect_channel(address)
+        .await
+        .map_err(|source| ConnectError::Unreachable { address: at(), source })?;
+    let mut request = Request::new(HelloRequest {
+        oldest_version: *PROTOCOL.start(),
+        newest_version: *PROTOCOL.end(),
+        software: software.to_owned(),
+    });
+    request.set_timeout(HELLO_TIMEOUT);
+    let answer =
+        RibClient::new(channel.clone()).hello(request).await.map_err(|status| match status.code() {
+            Code::FailedPrecondition => {
+                ConnectError::Version { address: at(), reason: status.message().to_owned() }
+            }
+            _ => ConnectError::NoHello { address: at(), status: Box::new(status) },
+        })?;
+    let hello = Hello::try_from(answer.into_inner())
+        .map_err(|source| ConnectError::Nonsense { address: at(), source })?;
+    if !PROTOCOL.contains(&hello.version) {
+        let reason = format!("it chose version {}, and this side speaks {PROTOCOL:?}", hello.version);
+        return Err(ConnectError::Version { address: at(), reason });
+    }
+    let stamp = SendVersion::new(hello.version, software);
+    Ok(Connection { channel: InterceptedService::new(channel, stamp), hello })
+}

@@ -1,0 +1,39 @@
+//! Clients and services with the limits that every one of them has, set in this one place.
+
+use crate::{
+    handshake::VersionedChannel,
+    v1::{
+        admin_client::AdminClient,
+        admin_server::{Admin, AdminServer},
+        registry_client::RegistryClient,
+        registry_server::{Registry, RegistryServer},
+        rib_client::RibClient,
+        rib_server::{Rib, RibServer},
+    },
+};
+
+/// The longest message either way, in bytes. The largest legal ones, a batch and a part of a snapshot, stay below half.
+pub const MAX_MESSAGE: usize = 4 * 1024 * 1024;
+
+macro_rules! limited {
+    ($($(#[$doc:meta])* $server:ident, $client:ident: $trait:ident, $service:ident, $stub:ident;)*) => {$(
+        $(#[$doc])*
+        pub fn $server<T: $trait>(service: T) -> $service<T> {
+            $service::new(service).max_decoding_message_size(MAX_MESSAGE).max_encoding_message_size(MAX_MESSAGE)
+        }
+
+        $(#[$doc])*
+        pub fn $client(channel: VersionedChannel) -> $stub<VersionedChannel> {
+            $stub::new(channel).max_decoding_message_size(MAX_MESSAGE).max_encoding_message_size(MAX_MESSAGE)
+        }
+    )*};
+}
+
+limited! {
+    /// The RIB with [`MAX_MESSAGE`] both ways.
+    rib_server, rib_client: Rib, RibServer, RibClient;
+    /// The registry with [`MAX_MESSAGE`] both ways.
+    registry_server, registry_client: Registry, RegistryServer, RegistryClient;
+    /// Administration with [`MAX_MESSAGE`] both ways.
+    admin_server, admin_client: Admin, AdminServer, AdminClient;
+}

@@ -1,0 +1,108 @@
+use std::{fmt, path::PathBuf, str::FromStr};
+
+use fairmesh_model::Invalid;
+
+/// Where a control plane or an agent listens.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Address {
+    /// `host:port`; an IPv6 host stands in brackets. Port 0 listens on a free port.
+    Tcp(String),
+    /// The absolute path of a Unix socket.
+    Unix(PathBuf),
+}
+
+impl FromStr for Address {
+    type Err = Invalid;
+
+    /// Reads `host:port`, `http://host:port`, `unix:/path` or `unix:///path`.
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        let refuse = |problem: &str| {
+            let problem = format!("'{text}' {problem}");
+            Err(Invalid::new("address", problem, "write host:port, such as 127.0.0.1:7400, or unix:/path"))
+        };
+        if let Some(path) = text.strip_prefix("unix:") {
+            let path = path.strip_prefix("//").unwrap_or(path);
+            if !path.starts_with('/') || path.ends_with('/') {
+                return refuse("does not name a file by its absolute path");
+            }
+            return Ok(Self::Unix(path.into()));
+        }
+        if text.starts_with("https://") {
+            return refuse("asks for TLS, which is not there yet");
+        }
+        let plain = text.strip_prefix("http://").unwrap_or(text);
+        let plain = plain.strip_suffix('/').unwrap_or(plain);
+        let Some((host, port)) = plain.rsplit_once(':') else {
+            return refuse("names no port");
+        };
+        let bracketed = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        let host_fits = match bracketed {
+            Some(ip) => ip.parse::<std::net::Ipv6Addr>().is_ok(),
+            None => {
+                !host.is_empty()
+                    && host.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_'))
+            }
+        };
+        let port_fits = port.parse::<u16>().is_ok() && port.bytes().all(|b| b.is_ascii_digit());
+        match (host_fits, port_fits) {
+            (true, true) => Ok(Self::Tcp(plain.to_owned())),
+            (false, _) => refuse("names no host"),
+            (true, false) => refuse("has no port from 0 to 65535"),
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => f.write_str(address),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_form_is_read_and_written_back() {
+        for (text, shown) in [
+            ("127.0.0.1:7400", "127.0.0.1:7400"),
+            ("http://control.mesh:7400", "control.mesh:7400"),
+            ("http://control.mesh:7400/", "control.mesh:7400"),
+            ("[::1]:0", "[::1]:0"),
+            ("unix:/run/fairmesh/agent.sock", "unix:/run/fairmesh/agent.sock"),
+            ("unix:///run/agent.sock", "unix:/run/agent.sock"),
+        ] {
+            let address: Address = text.parse().unwrap();
+            assert_eq!(address.to_string(), shown);
+            assert_eq!(shown.parse(), Ok(address));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_dialled_is_refused_with_a_hint() {
+        let wrong = [
+            "",
+            "7400",
+            ":7400",
+            "host",
+            "host:",
+            "host:65536",
+            "host:+1",
+            "::1:7400",
+            "[nope]:1",
+            "a/b:1",
+            "https://host:7400",
+            "unix:agent.sock",
+            "unix:",
+            "unix:/run/",
+        ];
+        for text in wrong {
+            let error = text.parse::<Address>().unwrap_err();
+            assert!(error.hint.contains("host:port"), "{text}");
+        }
+        assert!("https://host:1".parse::<Address>().unwrap_err().problem.contains("TLS"));
+    }
+}

@@ -1,0 +1,170 @@
+use std::{
+    fs::{self, File, TryLockError},
+    io,
+    os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use futures_util::{Stream, stream};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+
+use super::{Address, Socket};
+
+/// How long to wait before accepting again when the system refuses, as it does when file descriptors run out.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Everybody on the machine may connect; who may is decided by the folder, and what they may do by their identity.
+const SOCKET_MODE: u32 = 0o666;
+
+/// Why an address cannot be listened on.
+#[derive(Debug, thiserror::Error)]
+pub enum BindError {
+    /// Another process listens there.
+    #[error("another process already listens on {address}; stop it, or choose another address")]
+    InUse {
+        /// The address.
+        address: Address,
+    },
+    /// Something that is not a socket stands at the path; it is never deleted.
+    #[error("{} is not a socket; move it away, or choose another path", path.display())]
+    NotASocket {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The system refused.
+    #[error("cannot listen on {address}: {source}; check the address and the permissions of this user")]
+    Failed {
+        /// The address.
+        address: Address,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// Accepts connections. Dropping it closes the port, or removes the socket file.
+#[derive(Debug)]
+pub struct Listener {
+    inner: Inner,
+}
+
+#[derive(Debug)]
+enum Inner {
+    Tcp(TcpListener),
+    Unix(UnixListener, SocketFile),
+}
+
+impl Listener {
+    /// Listens on `address`. A socket file that a dead process left behind is replaced; missing folders are made.
+    pub async fn bind(address: &Address) -> Result<Self, BindError> {
+        let failed = |source: io::Error| match source.kind() {
+            io::ErrorKind::AddrInUse => BindError::InUse { address: address.clone() },
+            _ => BindError::Failed { address: address.clone(), source },
+        };
+        let inner = match address {
+            Address::Tcp(address) => Inner::Tcp(TcpListener::bind(address).await.map_err(failed)?),
+            Address::Unix(path) => {
+                let lock = lock(path).map_err(failed)?;
+                clear(path).await?.map_err(failed)?;
+                let listener = UnixListener::bind(path).map_err(failed)?;
+                fs::set_permissions(path, fs::Permissions::from_mode(SOCKET_MODE)).map_err(failed)?;
+                Inner::Unix(listener, SocketFile::new(path, lock).map_err(failed)?)
+            }
+        };
+        Ok(Self { inner })
+    }
+
+    /// Where it listens, with the port that the system chose for port 0.
+    pub fn address(&self) -> io::Result<Address> {
+        match &self.inner {
+            Inner::Tcp(listener) => Ok(Address::Tcp(listener.local_addr()?.to_string())),
+            Inner::Unix(_, file) => Ok(Address::Unix(file.path.clone())),
+        }
+    }
+
+    /// Waits for the next connection. A refusal by the system is logged and tried again after a pause.
+    pub async fn accept(&self) -> Socket {
+        loop {
+            let accepted = match &self.inner {
+                Inner::Tcp(listener) => listener.accept().await.and_then(|(stream, _)| Socket::tcp(stream)),
+                Inner::Unix(listener, _) => {
+                    listener.accept().await.and_then(|(stream, _)| Socket::unix(stream))
+                }
+            };
+            match accepted {
+                Ok(socket) => return socket,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection; check the limit of open files");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    /// Every connection from now on, for `serve_with_incoming`.
+    pub fn incoming(self) -> impl Stream<Item = io::Result<Socket>> + Send {
+        stream::unfold(self, |listener| async { Some((Ok(listener.accept().await), listener)) })
+    }
+}
+
+/// Takes the lock beside the socket, so that two processes that start together never take each other's socket for
+/// stale. The system releases it when the process ends, however it ends.
+fn lock(path: &Path) -> io::Result<File> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".lock");
+    let file = File::options().create(true).truncate(false).write(true).open(beside)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(io::ErrorKind::AddrInUse.into()),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+/// Removes a socket file that nobody listens on.
+async fn clear(path: &Path) -> Result<io::Result<()>, BindError> {
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Ok(())),
+        Err(error) => return Ok(Err(error)),
+        Ok(found) if !found.file_type().is_socket() => {
+            return Err(BindError::NotASocket { path: path.to_owned() });
+        }
+        Ok(_) => {}
+    }
+    Ok(match UnixStream::connect(path).await {
+        Ok(_) => Err(io::ErrorKind::AddrInUse.into()),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
+        Err(error) => Err(error),
+    })
+}
+
+/// The socket file of a listener, removed with it unless somebody put another one there.
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    /// Device and inode.
+    identity: (u64, u64),
+    /// Held while the file is ours.
+    _lock: File,
+}
+
+impl SocketFile {
+    fn new(path: &Path, lock: File) -> io::Result<Self> {
+        Ok(Self { path: path.to_owned(), identity: identity(path)?, _lock: lock })
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if identity(&self.path).is_ok_and(|identity| identity == self.identity) {
+            // Nothing is lost when it stays: the next process finds it stale.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    fs::symlink_metadata(path).map(|found| (found.dev(), found.ino()))
+}

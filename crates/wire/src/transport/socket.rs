@@ -1,0 +1,130 @@
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use fairmesh_model::Identity;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpStream, UnixStream},
+};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tonic::transport::server::Connected;
+
+use super::Address;
+
+/// One connection, and who is at its other end.
+#[derive(Debug)]
+pub struct Socket {
+    stream: Stream,
+    identity: Identity,
+    /// Fails reads once it fires, where the connection may have to be ended from outside.
+    cut: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
+}
+
+#[derive(Debug)]
+enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Socket {
+    pub(super) async fn dial(address: &Address) -> io::Result<Self> {
+        match address {
+            Address::Tcp(address) => Self::tcp(TcpStream::connect(address).await?),
+            Address::Unix(path) => Self::unix(UnixStream::connect(path).await?),
+        }
+    }
+
+    pub(super) fn tcp(stream: TcpStream) -> io::Result<Self> {
+        // Calls are small and waited for: Nagle's algorithm would hold each back for a round trip.
+        stream.set_nodelay(true)?;
+        Ok(Self { stream: Stream::Tcp(stream), identity: Identity::Anonymous, cut: None })
+    }
+
+    pub(super) fn unix(stream: UnixStream) -> io::Result<Self> {
+        let identity = Identity::Local { uid: stream.peer_cred()?.uid() };
+        Ok(Self { stream: Stream::Unix(stream), identity, cut: None })
+    }
+
+    /// Ends the connection, whatever is under way on it, once `cut` fires.
+    #[must_use]
+    pub(super) fn cut_by(mut self, cut: CancellationToken) -> Self {
+        self.cut = Some(Box::pin(cut.cancelled_owned()));
+        self
+    }
+
+    /// Who is at the other end.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    fn poll_cut(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        match self.cut.as_mut().map(|cut| cut.as_mut().poll(cx)) {
+            Some(Poll::Ready(())) => Err(io::Error::new(io::ErrorKind::ConnectionAborted, "shutting down")),
+            Some(Poll::Pending) | None => Ok(()),
+        }
+    }
+}
+
+impl Connected for Socket {
+    type ConnectInfo = Identity;
+
+    fn connect_info(&self) -> Identity {
+        self.identity.clone()
+    }
+}
+
+/// Calls a method of whichever stream it is.
+macro_rules! on_stream {
+    ($socket:expr, $stream:ident => $call:expr) => {
+        match &mut $socket.get_mut().stream {
+            Stream::Tcp(stream) => {
+                let $stream = Pin::new(stream);
+                $call
+            }
+            Stream::Unix(stream) => {
+                let $stream = Pin::new(stream);
+                $call
+            }
+        }
+    };
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.poll_cut(cx)?;
+        on_stream!(self, stream => stream.poll_read(cx, buf))
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        on_stream!(self, stream => stream.poll_write(cx, buf))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        on_stream!(self, stream => stream.poll_write_vectored(cx, bufs))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        on_stream!(self, stream => stream.poll_flush(cx))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        on_stream!(self, stream => stream.poll_shutdown(cx))
+    }
+}
