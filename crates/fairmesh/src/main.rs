@@ -1,2 +1,34 @@
-//! @@
-fn main() {}
+//! The one binary of Fairmesh: control plane, agent, demo, and the command line for people and programs.
+//!
+//! This is the only crate that knows every other one; it parses, wires and prints, and decides nothing. Separate
+//! binaries for the control plane and the agent were rejected: one file to copy, one version to compare.
+
+mod cli;
+mod command;
+mod demo;
+mod failure;
+mod logging;
+mod output;
+mod register;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    let cli = cli::Cli::parse();
+    output::decide_colour();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!(
+                "fairmesh: cannot start its threads: {error}; raise the limit on processes (ulimit -u)"
+            );
+            return ExitCode::FAILURE;
+        }
+    };
+    match runtime.block_on(command::run(cli)) {
+        Ok(code) => code,
+        Err(failure) => failure.report(),
+    }
+}

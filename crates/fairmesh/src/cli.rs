@@ -1,0 +1,82 @@
+//! What a person may type: the tree of commands and their arguments. What they do is in [`crate::command`].
+
+mod reach;
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+
+pub(crate) use reach::{Reach, SeenAs};
+
+use crate::{command, demo, register};
+
+/// A service mesh: programs call services by name, and every call goes straight to the right server.
+#[derive(Debug, Parser)]
+#[command(name = "fairmesh", version, propagate_version = true, after_help = EXIT_CODES)]
+pub(crate) struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 done; 1 failed, or refused by the other side; 2 wrong usage or invalid input, \
+    nothing was changed; 3 'diff' found differences; 4 'drain' ended before every caller had moved.";
+
+/// One command.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run the control plane: the routing information base, the registry and the admin API.
+    Control(command::control::ControlArgs),
+    /// Run this machine's agent: the copy of the routing information that local programs read.
+    Agent(command::agent::AgentArgs),
+    /// Run a small shop on this machine, break it in five ways under load, and print what callers saw.
+    Demo(demo::DemoArgs),
+    /// Run a program that knows nothing of Fairmesh, or stand beside one, and keep it registered.
+    Register(register::RegisterArgs),
+
+    /// Write services, policies, topology and shard maps from YAML.
+    Apply(command::apply::ApplyArgs),
+    /// Show what YAML would change; exits 3 when it would change something.
+    Diff(command::diff::DiffArgs),
+    /// List records.
+    Get(command::get::GetArgs),
+    /// Tell everything about one record.
+    Describe(command::describe::DescribeArgs),
+    /// List the earlier values of a service's declaration or policy.
+    History(command::history::HistoryArgs),
+    /// Put an earlier value of a service's declaration or policy back.
+    Rollback(command::history::RollbackArgs),
+    /// Take instances out of service, and wait until every caller has moved.
+    Drain(command::drain::DrainArgs),
+    /// Look at and change shard maps.
+    #[command(subcommand)]
+    Shards(command::shards::ShardsCommand),
+    /// Say, step by step, why a request would go where it goes.
+    Explain(command::explain::ExplainArgs),
+
+    /// Print the completion script of a shell.
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+    /// Print the version of this binary and the protocol versions that it speaks.
+    Version(SeenAs),
+}
+
+/// Where YAML comes from.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Files {
+    /// A file, a folder (every .yaml and .yml in it, by name), or - for standard input; may be repeated.
+    #[arg(short = 'f', long = "file", value_name = "PATH", required = true)]
+    pub(crate) files: Vec<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_tree_of_commands_is_sound() {
+        super::Cli::command().debug_assert();
+    }
+}

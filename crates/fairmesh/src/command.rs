@@ -1,0 +1,48 @@
+//! What each command does: one module a command.
+
+pub(crate) mod agent;
+pub(crate) mod apply;
+pub(crate) mod control;
+pub(crate) mod describe;
+pub(crate) mod diff;
+pub(crate) mod drain;
+pub(crate) mod explain;
+pub(crate) mod get;
+pub(crate) mod history;
+pub(crate) mod shards;
+mod version;
+
+use std::process::ExitCode;
+
+use clap::CommandFactory;
+
+use crate::{
+    cli::{Cli, Command},
+    demo,
+    failure::Failure,
+    register,
+};
+
+/// Carries out what was typed; the code is the process's.
+pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
+    match cli.command {
+        Command::Control(args) => control::run(args).await,
+        Command::Agent(args) => agent::run(args).await,
+        Command::Demo(args) => demo::run(args).await.map(|()| ExitCode::SUCCESS).map_err(Failure::failed),
+        Command::Register(args) => register::run(args).await,
+        Command::Apply(args) => apply::run(args).await,
+        Command::Diff(args) => diff::run(args).await,
+        Command::Get(args) => get::run(args).await,
+        Command::Describe(args) => describe::run(args).await,
+        Command::History(args) => history::run(args).await,
+        Command::Rollback(args) => history::roll_back(args).await,
+        Command::Drain(args) => drain::run(args).await,
+        Command::Shards(command) => shards::run(command).await,
+        Command::Explain(args) => explain::run(args).await,
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "fairmesh", &mut std::io::stdout());
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Version(seen_as) => version::run(seen_as),
+    }
+}

@@ -1,0 +1,1 @@
+//! What long-running commands say about themselves while they run.
