@@ -1,1 +1,15 @@
-//! @@
+//! Decides where a call goes: compiles the records of one service into an immutable [`Upstream`], and asks it per call.
+//!
+//! The order is fixed: route, shard, ring, subset, pick. Every step is a function of (snapshot, counts, request, now,
+//! seed) in integers, without allocation, lock or clock; [`Upstream::explain`] runs the very same code with a witness
+//! that writes down the reasons. One mutable table updated in place was rejected: a call would see half of a change, and
+//! readers would need a lock.
+
+mod request;
+mod shards;
+mod upstream;
+
+pub use fairmesh_balancer::Outcome;
+pub use request::{Ask, Headers, Picked, RequestView, Routed, Unroutable};
+pub use shards::{Located, Shards};
+pub use upstream::{Candidate, EndpointTarget, Explanation, Facts, Reach, Step, Upstream};

@@ -1,0 +1,120 @@
+use std::time::Duration;
+
+use fairmesh_model::{KeyRange, Label, Region, Role, ServiceName, ShardId, ShardKey};
+
+/// Header look-up, so that routes match whatever the caller's request type is.
+pub trait Headers {
+    /// The first value of the header called `name` (lower case).
+    fn get(&self, name: &str) -> Option<&[u8]>;
+}
+
+/// A call without headers.
+impl Headers for () {
+    fn get(&self, _name: &str) -> Option<&[u8]> {
+        None
+    }
+}
+
+/// Headers as a list, for tools and tests; names in lower case.
+impl Headers for [(String, String)] {
+    fn get(&self, name: &str) -> Option<&[u8]> {
+        self.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_bytes())
+    }
+}
+
+impl Headers for Vec<(String, String)> {
+    fn get(&self, name: &str) -> Option<&[u8]> {
+        Headers::get(self.as_slice(), name)
+    }
+}
+
+/// The parts of a request that routes look at.
+#[derive(Debug)]
+pub struct RequestView<'a, H: Headers + ?Sized> {
+    /// The authority or `Host`, in any case, with or without port; empty when there is none.
+    pub host: &'a str,
+    /// The path; a query after `?` is not looked at.
+    pub path: &'a str,
+    /// The method, upper case.
+    pub method: &'a str,
+    /// The headers.
+    pub headers: &'a H,
+    /// Whether it is a gRPC call.
+    pub grpc: bool,
+}
+
+/// What the first matching route says about a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Routed<'a> {
+    /// The service that gets the call: this one, or an arm of the route's split. Ask that service's snapshot to pick.
+    pub target: &'a ServiceName,
+    /// The route that matched, or `None` for the service's default.
+    pub route: Option<&'a Label>,
+    /// The traffic class, where the route tells one.
+    pub class: Option<&'a Label>,
+    /// The whole call, tries and waits included.
+    pub timeout: Duration,
+    /// Whether the route's owner declares that a repeated call does no harm.
+    pub idempotent: bool,
+}
+
+/// What a pick depends on beside the snapshot.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ask<'a> {
+    /// The key, for sharded and consistently hashed services.
+    pub key: Option<ShardKey>,
+    /// The role that the replica must have; `None` takes any.
+    pub role: Option<&'a Role>,
+    /// Indices that this call tried already; one is taken again only when nothing else is left.
+    pub avoid: &'a [u32],
+}
+
+/// Where a try goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Picked {
+    /// The endpoint, for [`Upstream::target`](crate::Upstream::target), `begin` and `finish`.
+    pub index: u32,
+    /// The shard that holds the key, for sharded services.
+    pub shard: Option<ShardId>,
+    /// The version of the shard map that was used; 0 without one.
+    pub map_version: u64,
+    /// Whether only endpoints that should not be called any more (draining, lost) were left. Count it.
+    pub last_resort: bool,
+}
+
+/// Why a call can go nowhere.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unroutable {
+    /// Nothing is registered that may be called.
+    #[error("no endpoint of the service can be called; register one, or see why all are starting")]
+    NoEndpoints,
+    /// There are endpoints, none where the policy lets this caller go.
+    #[error("no endpoint that the policy allows to callers in {region}; add one there, or lift localOnly or the last ring")]
+    NoneInRegion {
+        /// The caller's region.
+        region: Region,
+    },
+    /// A sharded or consistently hashed service was called without a key.
+    #[error("the service is called by key and the call has none; set the key or the x-fairmesh-key header")]
+    KeyMissing,
+    /// The shard map does not speak for this key.
+    #[error("key {key} lies outside {interval}, the keys of the shard map; widen the map or mend the key")]
+    KeyOutside {
+        /// The key of the call.
+        key: ShardKey,
+        /// The keys of the map.
+        interval: KeyRange,
+    },
+    /// No copy of the shard can serve the role from here.
+    #[error("shard {shard} has no serving replica{} that this caller may use; assign one or ask for another role",
+        .role.as_ref().map(|r| format!(" of role '{r}'")).unwrap_or_default())]
+    NoReplica {
+        /// The shard.
+        shard: ShardId,
+        /// The role asked for.
+        role: Option<Role>,
+    },
+    /// The service is sharded and nobody has created its map.
+    #[error("the service is sharded and has no shard map yet; apply one")]
+    NoShardMap,
+}
