@@ -1,1 +1,37 @@
-//! @@
+//! The embeddable library: a program calls another service by name, and the call goes straight to the right server.
+//!
+//! It sits on `rib` (what the agent tells), `router` (what to choose) and hyper and h2 (how to send). [`Mesh`] is the
+//! entrance; a [`ServiceHandle`] is a `tower::Service` over `http` requests that hyper HTTP/1.1 and HTTP/2 servers and
+//! every generated tonic client understand. [`mod@core`] holds what every form of Fairmesh must do alike around a try, without
+//! a transport; [`server`] is the other end.
+//!
+//! ```no_run
+//! # async fn call() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//! use fairmesh_client::Mesh;
+//!
+//! let mesh = Mesh::connect().await?;
+//! let cart = mesh.service("shop/cart")?.key(618_u64).role("secondary")?;
+//! let answer = cart.send(http::Request::get("/items").body(fairmesh_client::Body::empty())?).await?;
+//! # Ok(()) }
+//! ```
+//!
+//! Decision: policies (retries, deadlines, budgets) run in a `decide` before and a `finish` after each try, and not in a
+//! stack of tower layers. Layers were rejected because each of them boxes or wraps the request and its body, and because
+//! a proxy's lean path could not share them.
+
+mod body;
+pub mod core;
+pub mod explain;
+mod fault;
+pub mod headers;
+mod mesh;
+pub mod server;
+mod service;
+mod stats;
+
+pub use body::Body;
+pub use core::CallContext;
+pub use fault::{BoxError, Fault, FaultKind, Origin, Retry};
+pub use mesh::{Mesh, MeshBuilder};
+pub use service::ServiceHandle;
+pub use stats::Stats;

@@ -1,0 +1,1 @@
+//! Why a call would go where it goes, with how fresh the facts are.

@@ -1,0 +1,214 @@
+use std::{error::Error as StdError, fmt};
+
+use http::StatusCode;
+use tonic::{Code, Status};
+
+/// A boxed error of a body or a peer.
+pub type BoxError = Box<dyn StdError + Send + Sync>;
+
+/// Why a call got no answer. Answers of servers, good or bad, are not faults.
+///
+/// For tonic clients the fault carries a [`Status`] as its source, so that they see the right gRPC code.
+pub struct Fault(Box<Inner>);
+
+struct Inner {
+    kind: FaultKind,
+    origin: Origin,
+    retry: Retry,
+    status: Status,
+}
+
+/// What went wrong; see [`FaultKind::label`] for the stable name of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FaultKind {
+    /// Nobody declared this service.
+    UnknownService,
+    /// Where the service runs could not be learned: no agent, no control plane and no copy on disk.
+    Unavailable,
+    /// The service has no endpoint that may be called from here.
+    NoEndpoints,
+    /// The service finds its servers by key and the call has none.
+    KeyMissing,
+    /// No shard holds the key.
+    KeyOutside,
+    /// The shard has no replica of the asked role.
+    NoReplica,
+    /// The time for the call ran out.
+    Deadline,
+    /// No connection to the chosen endpoints could be made; nothing was sent.
+    Unreachable,
+    /// The connection broke after the request was sent, so that it may or may not have been carried out.
+    Reset,
+    /// The request itself cannot be sent, or its body failed.
+    Invalid,
+    /// The server broke the protocol.
+    Protocol,
+}
+
+/// Who caused a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// The program that made the call.
+    Caller,
+    /// Fairmesh: what it knows, or does not.
+    Mesh,
+    /// The server, or the network on the way to it.
+    Server,
+}
+
+/// Whether making the call again can do harm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Retry {
+    /// It was never sent: another try does no harm.
+    Unsent,
+    /// It may have been carried out: only the caller knows whether another try does harm.
+    MaybeSent,
+    /// Another try would fail alike.
+    Never,
+}
+
+impl FaultKind {
+    /// A stable name for metrics and logs.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::UnknownService => "unknown_service",
+            Self::Unavailable => "unavailable",
+            Self::NoEndpoints => "no_endpoints",
+            Self::KeyMissing => "key_missing",
+            Self::KeyOutside => "key_outside",
+            Self::NoReplica => "no_replica",
+            Self::Deadline => "deadline",
+            Self::Unreachable => "unreachable",
+            Self::Reset => "reset",
+            Self::Invalid => "invalid",
+            Self::Protocol => "protocol",
+        }
+    }
+
+    /// The status with which a proxy answers, by RFC 9110.
+    pub fn http_status(self) -> StatusCode {
+        match self {
+            Self::UnknownService => StatusCode::NOT_FOUND,
+            Self::Unavailable | Self::NoEndpoints | Self::NoReplica | Self::Unreachable => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+            Self::KeyMissing | Self::KeyOutside | Self::Invalid => StatusCode::BAD_REQUEST,
+            Self::Deadline => StatusCode::GATEWAY_TIMEOUT,
+            Self::Reset | Self::Protocol => StatusCode::BAD_GATEWAY,
+        }
+    }
+
+    /// The code that a gRPC caller sees.
+    pub fn grpc_code(self) -> Code {
+        match self {
+            Self::UnknownService => Code::NotFound,
+            Self::Unavailable | Self::NoEndpoints | Self::NoReplica | Self::Unreachable | Self::Reset => {
+                Code::Unavailable
+            }
+            Self::KeyMissing | Self::Invalid => Code::InvalidArgument,
+            Self::KeyOutside => Code::OutOfRange,
+            Self::Deadline => Code::DeadlineExceeded,
+            Self::Protocol => Code::Internal,
+        }
+    }
+
+    fn origin(self) -> Origin {
+        match self {
+            Self::KeyMissing | Self::KeyOutside | Self::Invalid | Self::UnknownService => Origin::Caller,
+            Self::Unavailable | Self::NoEndpoints | Self::NoReplica | Self::Deadline => Origin::Mesh,
+            Self::Unreachable | Self::Reset | Self::Protocol => Origin::Server,
+        }
+    }
+
+    fn retry(self) -> Retry {
+        match self {
+            Self::Unreachable | Self::Unavailable | Self::NoEndpoints | Self::NoReplica => Retry::Unsent,
+            Self::Deadline | Self::Reset | Self::Protocol => Retry::MaybeSent,
+            Self::UnknownService | Self::KeyMissing | Self::KeyOutside | Self::Invalid => Retry::Never,
+        }
+    }
+}
+
+impl Fault {
+    /// A fault whose message tells the caller what happened and what to do.
+    pub fn new(kind: FaultKind, message: impl Into<String>) -> Self {
+        let status = Status::new(kind.grpc_code(), message);
+        Self(Box::new(Inner { kind, origin: kind.origin(), retry: kind.retry(), status }))
+    }
+
+    /// The same fault with what caused it.
+    #[must_use]
+    pub fn caused_by(mut self, source: impl Into<BoxError>) -> Self {
+        self.0.status.set_source(source.into().into());
+        self
+    }
+
+    /// The same fault, known to be safe or unsafe to try again.
+    #[must_use]
+    pub fn with_retry(mut self, retry: Retry) -> Self {
+        self.0.retry = retry;
+        self
+    }
+
+    /// What went wrong.
+    pub fn kind(&self) -> FaultKind {
+        self.0.kind
+    }
+
+    /// Who caused it.
+    pub fn origin(&self) -> Origin {
+        self.0.origin
+    }
+
+    /// Whether trying again can do harm.
+    pub fn retry(&self) -> Retry {
+        self.0.retry
+    }
+
+    /// What happened, for people.
+    pub fn message(&self) -> &str {
+        self.0.status.message()
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.message())?;
+        match self.0.status.source() {
+            Some(cause) => write!(f, ": {cause}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Debug for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fault")
+            .field("kind", &self.kind())
+            .field("origin", &self.origin())
+            .field("retry", &self.retry())
+            .field("message", &self.message())
+            .field("source", &self.0.status.source())
+            .finish()
+    }
+}
+
+impl StdError for Fault {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        Some(&self.0.status)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_grpc_client_sees_the_code_of_the_fault() {
+        let fault = Fault::new(FaultKind::KeyOutside, "no shard holds key 5").caused_by("the map ends at 4");
+        assert_eq!(fault.to_string(), "no shard holds key 5: the map ends at 4");
+        let status = Status::from_error(Box::new(fault));
+        assert_eq!((status.code(), status.message()), (Code::OutOfRange, "no shard holds key 5"));
+    }
+}

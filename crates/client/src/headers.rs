@@ -1,0 +1,44 @@
+//! The headers that callers and servers exchange, and the load report that travels in one of them.
+//!
+//! One module for both sides, so that what one writes is what the other reads.
+
+mod deadline;
+mod orca;
+
+use http::HeaderName;
+
+pub use deadline::{encode_grpc_timeout, grpc_timeout, read_deadline, write_deadline};
+pub use orca::OrcaReport;
+
+/// The key of a call to a sharded service: decimal, or hexadecimal after `0x`.
+pub const KEY: HeaderName = HeaderName::from_static("x-fairmesh-key");
+/// The role that a replica must have, such as `primary`.
+pub const ROLE: HeaderName = HeaderName::from_static("x-fairmesh-role");
+/// The time that is left for the call, in whole milliseconds. Relative, since clocks of two machines differ.
+pub const DEADLINE: HeaderName = HeaderName::from_static("x-fairmesh-deadline");
+/// `true` declares that repeating this call does no harm.
+pub const IDEMPOTENT: HeaderName = HeaderName::from_static("x-fairmesh-idempotent");
+/// The deadline of a gRPC call, as the gRPC protocol writes it: up to eight digits and a unit.
+pub const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
+/// The status of a gRPC call; among the headers when the answer has no body.
+pub const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+/// In an answer 421 or `FAILED_PRECONDITION`: the server does not hold the shard. The value is the version of the map
+/// that it knows, decimal.
+pub const WRONG_SHARD: HeaderName = HeaderName::from_static("fairmesh-wrong-shard");
+/// The load report in text form: `TEXT cpu_utilization=0.3,named_metrics.outstanding=4` (ORCA). For HTTP answers.
+pub const LOAD: HeaderName = HeaderName::from_static("endpoint-load-metrics");
+/// The load report as an `xds.data.orca.v3.OrcaLoadReport`, base64. A trailer of gRPC answers.
+pub const LOAD_BIN: HeaderName = HeaderName::from_static("endpoint-load-metrics-bin");
+
+/// The named metric of a load report that counts requests begun and not finished, this one included.
+pub const OUTSTANDING: &str = "outstanding";
+
+/// Whether these headers are those of a gRPC call: its content type is `application/grpc`, or that with a suffix.
+pub fn is_grpc(headers: &http::HeaderMap) -> bool {
+    const GRPC: &[u8] = b"application/grpc";
+    let Some(kind) = headers.get(http::header::CONTENT_TYPE) else {
+        return false;
+    };
+    let kind = kind.as_bytes();
+    kind.starts_with(GRPC) && matches!(kind.get(GRPC.len()), None | Some(b'+' | b';'))
+}

@@ -1,0 +1,1 @@
+//! The server side: a tower layer that reports load, checks shard ownership, registers the service and drains it.
