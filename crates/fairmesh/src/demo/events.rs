@@ -1,0 +1,137 @@
+//! The five things that happen to the fleet while load runs.
+
+use std::time::Duration;
+
+use fairmesh_model::EndpointState;
+use fairmesh_wire::{handshake, transport::Address, v1};
+use tokio::time::Instant;
+
+use super::{
+    DemoError,
+    running::{Running, STOP},
+    tally::{Phase, Tally},
+};
+
+/// How much time events get.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pace {
+    /// Load before the first event and between two.
+    pub calm: Duration,
+    /// How long an event is watched after it was over.
+    pub settle: Duration,
+    /// How long the control plane stays away.
+    pub outage: Duration,
+}
+
+/// Runs all events in order; `say` is told each as it begins. Returns what each did, in words.
+pub(super) async fn run(
+    fleet: &mut Running,
+    tally: &Tally,
+    pace: Pace,
+    say: &dyn Fn(&str),
+) -> Result<Vec<(Phase, String)>, DemoError> {
+    let mut story = Vec::new();
+    for phase in Phase::EVENTS {
+        tokio::time::sleep(pace.calm).await;
+        say(phase.name());
+        tally.enter(phase);
+        let what = match phase {
+            Phase::Drain => drain(fleet).await?,
+            Phase::Kill => kill(fleet, pace).await?,
+            Phase::ShardMove => shard_move(fleet).await?,
+            Phase::ControlOutage => control_outage(fleet, pace).await?,
+            Phase::AgentRestart => agent_restart(fleet, pace).await?,
+            Phase::Calm => String::new(),
+        };
+        tokio::time::sleep(pace.settle).await;
+        tally.enter(Phase::Calm);
+        story.push((phase, what));
+    }
+    tokio::time::sleep(pace.calm).await;
+    Ok(story)
+}
+
+/// A planned stop: the server tells the registry first and leaves when its callers have.
+async fn drain(fleet: &mut Running) -> Result<String, DemoError> {
+    let server = fleet.server("catalog-eu-0")?;
+    let start = Instant::now();
+    let status = server.stop(STOP).await?;
+    if !status.success() {
+        return Err(DemoError::Fleet(format!(
+            "catalog-eu-0 stopped with {status}:\n{}",
+            server.last_words()
+        )));
+    }
+    let took = start.elapsed();
+    server.restart()?;
+    serving(fleet, "catalog-eu-0").await?;
+    Ok(format!("catalog-eu-0 got SIGTERM, left in {:.1} s, came back", took.as_secs_f64()))
+}
+
+/// A crash.
+async fn kill(fleet: &mut Running, pace: Pace) -> Result<String, DemoError> {
+    let server = fleet.server("checkout-eu-0")?;
+    server.kill().await?;
+    tokio::time::sleep(pace.outage).await;
+    fleet.server("checkout-eu-0")?.restart()?;
+    serving(fleet, "checkout-eu-0").await?;
+    Ok(format!("checkout-eu-0 got SIGKILL, came back {:.1} s later", pace.outage.as_secs_f64()))
+}
+
+/// The primary of shard 5 goes from one server to another.
+async fn shard_move(fleet: &mut Running) -> Result<String, DemoError> {
+    let address = Address::Tcp(fleet.control_address.to_string());
+    let connection =
+        handshake::connect(&address, "demo").await.map_err(|e| DemoError::Fleet(e.to_string()))?;
+    let mut registry = v1::registry_client::RegistryClient::new(connection.channel);
+    let wanted =
+        v1::ShardMove { shard: 5, role: "primary".into(), from: "cart-ap-1".into(), to: "cart-ap-0".into() };
+    let request = v1::MoveShardRequest { service: "shop/cart".into(), r#move: Some(wanted) };
+    let start = Instant::now();
+    registry.move_shard(request).await.map_err(|e| DemoError::Fleet(e.message().to_owned()))?;
+    while start.elapsed() < STOP {
+        let request = v1::ListMovesRequest { service: "shop/cart".into() };
+        let moves =
+            registry.list_moves(request).await.map_err(|e| DemoError::Fleet(e.message().to_owned()))?;
+        if moves.into_inner().moves.is_empty() {
+            let took = start.elapsed().as_secs_f64();
+            return Ok(format!("primary of cart shard 5 went from cart-ap-1 to cart-ap-0 in {took:.1} s"));
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    Err(DemoError::Fleet(format!("the shard move was not done after {STOP:?}; see control.log")))
+}
+
+/// The control plane crashes and is away for a while.
+async fn control_outage(fleet: &mut Running, pace: Pace) -> Result<String, DemoError> {
+    fleet.control.kill().await?;
+    tokio::time::sleep(pace.outage).await;
+    fleet.control.restart()?;
+    fleet.control_up().await?;
+    fleet.servers_up().await?;
+    Ok(format!("control plane got SIGKILL, came back {:.1} s later", pace.outage.as_secs_f64()))
+}
+
+/// An agent crashes; its region's programs go on from memory.
+async fn agent_restart(fleet: &mut Running, pace: Pace) -> Result<String, DemoError> {
+    let Some(agent) = fleet.agents.get_mut(1) else {
+        return Err(DemoError::Fleet("there is no agent in us".into()));
+    };
+    agent.kill().await?;
+    tokio::time::sleep(pace.outage / 2).await;
+    agent.restart()?;
+    Ok(format!("agent of us got SIGKILL, came back {:.1} s later", pace.outage.as_secs_f64() / 2.0))
+}
+
+/// Waits until an instance takes calls again.
+async fn serving(fleet: &mut Running, instance: &str) -> Result<(), DemoError> {
+    let start = Instant::now();
+    while start.elapsed() < STOP {
+        let endpoints = fleet.endpoints().await?;
+        if endpoints.iter().any(|(name, state)| name == instance && *state == EndpointState::Serving) {
+            return Ok(());
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    Err(DemoError::Fleet(format!("{instance} is not back after {STOP:?}")))
+}

@@ -1,0 +1,87 @@
+//! The demo's world: three regions, their distances, and what runs where.
+
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    time::Duration,
+};
+
+/// A region of the demo. Its programs call from a loopback address of its own, so that a border can tell them apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// Its name in the mesh.
+    pub name: &'static str,
+    octet: u8,
+}
+
+/// The regions; the control plane runs in the first.
+pub(super) const PLACES: [Place; 3] =
+    [Place { name: "eu", octet: 1 }, Place { name: "us", octet: 2 }, Place { name: "ap", octet: 3 }];
+
+/// Round trips in milliseconds, by the order of [`PLACES`].
+const ROUND_TRIPS_MS: [[u64; 3]; 3] = [[0, 20, 60], [20, 0, 50], [60, 50, 0]];
+
+impl Place {
+    /// The region of this name.
+    pub(super) fn named(name: &str) -> Option<Self> {
+        PLACES.into_iter().find(|place| place.name == name)
+    }
+
+    /// The address that programs of this region call from.
+    pub(super) fn address(self) -> IpAddr {
+        IpAddr::V4(Ipv4Addr::new(127, 0, self.octet, 1))
+    }
+
+    fn of(address: IpAddr) -> Option<Self> {
+        PLACES.into_iter().find(|place| place.address() == address)
+    }
+
+    fn index(self) -> usize {
+        usize::from(self.octet) - 1
+    }
+
+    /// The round trip to another region.
+    pub(super) fn round_trip(self, other: Self) -> Duration {
+        Duration::from_millis(ROUND_TRIPS_MS[self.index()][other.index()])
+    }
+
+    /// How long bytes take from a caller at `address` to this region; callers of no region are near.
+    pub(super) fn one_way_from(self, address: IpAddr) -> Duration {
+        Self::of(address).map_or(Duration::ZERO, |caller| self.round_trip(caller) / 2)
+    }
+}
+
+/// What `fairmesh apply` is given before anything starts.
+pub(super) const DECLARATIONS: &str = include_str!("shop.yaml");
+
+/// How many servers of a service run in each region, by the order of [`PLACES`].
+pub(super) const SERVERS: [(&str, [u32; 3]); 4] = [
+    ("catalog", [2, 2, 2]),
+    ("cart", [2, 2, 2]),
+    ("checkout", [2, 1, 1]),
+    // None in ap: its checkouts pay across the border.
+    ("payment", [2, 2, 0]),
+];
+
+/// The instances of the fleet's own services: service, region, instance id.
+pub(super) fn instances() -> impl Iterator<Item = (&'static str, Place, String)> {
+    SERVERS.into_iter().flat_map(|(service, counts)| {
+        PLACES.into_iter().zip(counts).flat_map(move |(place, count)| {
+            (0..count).map(move |n| (service, place, format!("{service}-{}-{n}", place.name)))
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn distances_are_the_same_both_ways() {
+        for a in PLACES {
+            for b in PLACES {
+                assert_eq!(a.round_trip(b), b.round_trip(a));
+                assert_eq!(b.one_way_from(a.address()), a.round_trip(b) / 2);
+            }
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! A TCP relay that holds every byte back for a while: it makes regions of one machine as far apart as real ones.
+//!
+//! Delaying packets in the kernel would need root and a module that many machines lack; a relay needs neither.
+
+use std::{net::IpAddr, sync::Arc, time::Duration};
+
+use bytes::{Bytes, BytesMut};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream, tcp},
+    sync::mpsc,
+    time::Instant,
+};
+
+/// How many reads may be under way in one direction; beyond them the sender is slowed down, as by a full link.
+const IN_FLIGHT: usize = 512;
+/// The largest read.
+const READ: usize = 16 * 1024;
+
+/// Decides the one-way delay for a caller by the address that it calls from.
+pub(super) type Distance = Arc<dyn Fn(IpAddr) -> Duration + Send + Sync>;
+
+/// Accepts connections for ever and relays each to `target`.
+pub(super) async fn serve(listener: TcpListener, target: std::net::SocketAddr, distance: Distance) {
+    loop {
+        let Ok((near, peer)) = listener.accept().await else {
+            // Out of descriptors: those in use must close before another accept can succeed.
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            continue;
+        };
+        let delay = distance(peer.ip());
+        tokio::spawn(async move {
+            if let Ok(far) = TcpStream::connect(target).await {
+                join(near, far, delay).await;
+            }
+        });
+    }
+}
+
+async fn join(near: TcpStream, far: TcpStream, delay: Duration) {
+    // Delays are what this is for; Nagle's would come on top.
+    let _ = (near.set_nodelay(true), far.set_nodelay(true));
+    let (near_in, near_out) = near.into_split();
+    let (far_in, far_out) = far.into_split();
+    tokio::join!(pump(near_in, far_out, delay), pump(far_in, near_out, delay));
+}
+
+async fn pump(from: tcp::OwnedReadHalf, to: tcp::OwnedWriteHalf, delay: Duration) {
+    let (queue, held) = mpsc::channel(IN_FLIGHT);
+    tokio::join!(read(from, queue, delay), write(held, to));
+}
+
+async fn read(mut from: tcp::OwnedReadHalf, queue: mpsc::Sender<(Instant, Bytes)>, delay: Duration) {
+    let mut buffer = BytesMut::with_capacity(READ);
+    while let Ok(1..) = from.read_buf(&mut buffer).await {
+        if queue.send((Instant::now() + delay, buffer.split().freeze())).await.is_err() {
+            return;
+        }
+        buffer.reserve(READ);
+    }
+}
+
+async fn write(mut held: mpsc::Receiver<(Instant, Bytes)>, mut to: tcp::OwnedWriteHalf) {
+    while let Some((due, bytes)) = held.recv().await {
+        tokio::time::sleep_until(due).await;
+        if to.write_all(&bytes).await.is_err() {
+            return;
+        }
+    }
+    // An error here means that the other side is gone already.
+    let _ = to.shutdown().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn bytes_arrive_whole_and_not_before_the_delay() {
+        let echo = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let target = echo.local_addr().unwrap();
+        tokio::spawn(async move {
+            let (mut socket, _) = echo.accept().await.unwrap();
+            let (mut from, mut to) = socket.split();
+            tokio::io::copy(&mut from, &mut to).await.unwrap();
+        });
+        let border = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = border.local_addr().unwrap();
+        tokio::spawn(serve(border, target, Arc::new(|_| Duration::from_millis(20))));
+
+        let mut caller = TcpStream::connect(address).await.unwrap();
+        let sent: Vec<u8> = (0..200_000u32).map(|i| i as u8).collect();
+        let start = Instant::now();
+        let (mut from, mut to) = caller.split();
+        let writer = async {
+            to.write_all(&sent).await.unwrap();
+            to.shutdown().await.unwrap();
+        };
+        let mut received = Vec::new();
+        let (_, read) = tokio::join!(writer, from.read_to_end(&mut received));
+        read.unwrap();
+        assert!(received == sent, "what arrives must be what was sent");
+        assert!(start.elapsed() >= Duration::from_millis(40), "there and back is twice the delay");
+    }
+}

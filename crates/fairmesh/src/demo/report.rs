@@ -1,0 +1,126 @@
+//! What the demo prints at its end, and the JSON of it.
+
+use std::fmt::Write;
+
+use comfy_table::{CellAlignment, Table, presets};
+use serde_json::{Value, json};
+
+use super::tally::{Count, Phase, Tally};
+
+/// Figures that do not come from the tally.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Totals {
+    /// Tries made for the calls.
+    pub attempts: u64,
+    /// Share of tries that went over a connection which was open already, 0 to 1.
+    pub reuse: f64,
+    /// How long load ran, in seconds.
+    pub seconds: f64,
+}
+
+/// The tables for people.
+pub(super) fn text(tally: &Tally, story: &[(Phase, String)], totals: Totals) -> String {
+    let mut out = String::new();
+    let total = tally.total();
+    // Proof for this and the following: writing to a String cannot fail.
+    let _ = writeln!(
+        out,
+        "{} calls in {:.0} s ({} attempts), {} failed, {:.2} % of attempts reused a connection\n",
+        total.calls,
+        totals.seconds,
+        totals.attempts,
+        total.failed,
+        totals.reuse * 100.0
+    );
+    let _ = writeln!(out, "{}\n\n{}\n\n{}", calls(tally), regions(tally), events(tally, story));
+    for ((phase, call, why), count) in tally.failures() {
+        let _ = writeln!(out, "failed during {phase}: {count} × {call}: {why}");
+    }
+    out
+}
+
+/// The JSON: `{"calls", "failed", "reuse", "events": [{"name", "calls", "failed"}]}` and what else is known.
+pub(super) fn json(tally: &Tally, story: &[(Phase, String)], totals: Totals) -> Value {
+    let total = tally.total();
+    let events: Vec<Value> =
+        story.iter().map(|(phase, what)| event(*phase, what, tally.count(*phase))).collect();
+    let by_call: Vec<Value> = tally
+        .rows()
+        .into_iter()
+        .map(|(name, row)| {
+            json!({
+                "name": name, "calls": row.calls, "failed": row.failed,
+                "p50_us": row.latency.value_at_quantile(0.5), "p99_us": row.latency.value_at_quantile(0.99),
+            })
+        })
+        .collect();
+    json!({
+        "calls": total.calls, "failed": total.failed, "attempts": totals.attempts, "reuse": totals.reuse,
+        "events": events, "by_call": by_call,
+    })
+}
+
+fn event(phase: Phase, what: &str, count: Count) -> Value {
+    json!({
+        "name": phase.name(), "calls": count.calls, "failed": count.failed,
+        "failed_in_flight": count.in_flight, "what": what,
+    })
+}
+
+fn table<const N: usize>(head: [&str; N]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_FULL_CONDENSED);
+    table.set_header(head);
+    table
+}
+
+fn align_right(table: &mut Table, columns: std::ops::Range<usize>) {
+    for column in columns {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+}
+
+fn calls(tally: &Tally) -> Table {
+    let mut table = table(["call", "calls", "failed", "p50 ms", "p99 ms"]);
+    for (name, row) in tally.rows() {
+        let quantile = |q| format!("{:.1}", row.latency.value_at_quantile(q) as f64 / 1000.0);
+        let cells = [row.calls.to_string(), row.failed.to_string(), quantile(0.5), quantile(0.99)];
+        table.add_row(std::iter::once(name.to_owned()).chain(cells));
+    }
+    align_right(&mut table, 1..5);
+    table
+}
+
+fn regions(tally: &Tally) -> Table {
+    let mut table = table(["call", "from", "answered in"]);
+    for (name, row) in tally.rows() {
+        for place in super::fleet::PLACES {
+            let here = row.regions.iter().filter(|((from, _), _)| from == place.name);
+            let total: u64 = here.clone().map(|(_, count)| count).sum();
+            let share =
+                |(to, count): (&str, u64)| format!("{to} {:.0} %", count as f64 * 100.0 / total as f64);
+            let shares: Vec<String> = here.map(|((_, to), count)| share((to, *count))).collect();
+            table.add_row([name, place.name, &shares.join(", ")]);
+        }
+    }
+    table
+}
+
+fn events(tally: &Tally, story: &[(Phase, String)]) -> Table {
+    let mut table =
+        table(["event", "what happened", "calls", "failed", "of them in flight on the server that died"]);
+    for (phase, what) in story {
+        let count = tally.count(*phase);
+        table.add_row([
+            phase.name(),
+            what,
+            &count.calls.to_string(),
+            &count.failed.to_string(),
+            &count.in_flight.to_string(),
+        ]);
+    }
+    align_right(&mut table, 2..5);
+    table
+}

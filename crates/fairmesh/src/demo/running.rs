@@ -1,0 +1,296 @@
+//! The fleet of the demo as processes: brought up in order, and brought down.
+
+use std::{
+    ffi::OsString,
+    io,
+    net::{Ipv4Addr, SocketAddr, TcpListener as StdListener},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use fairmesh_model::{EndpointState, Prefix, Record, RecordKey, ServiceName};
+use fairmesh_wire::{handshake, records, transport::Address, v1};
+use tokio::{net::TcpListener, task::JoinHandle, time::Instant};
+
+use super::{
+    DemoError, fleet,
+    fleet::{PLACES, Place},
+    process::{Process, Program},
+    relay,
+};
+
+/// How long the fleet may take to come up.
+const PATIENCE: Duration = Duration::from_secs(45);
+/// How long one process may take to stop; servers first wait for their callers to move.
+pub(super) const STOP: Duration = Duration::from_secs(20);
+
+/// Everything that runs.
+#[derive(Debug)]
+pub(super) struct Running {
+    binary: PathBuf,
+    dir: PathBuf,
+    /// Where the control plane listens.
+    pub control_address: SocketAddr,
+    /// The control plane.
+    pub control: Process,
+    /// The agents, by the order of [`PLACES`].
+    pub agents: Vec<Process>,
+    /// Every server.
+    pub servers: Vec<Process>,
+    /// Between agents elsewhere and the control plane.
+    borders: Vec<JoinHandle<()>>,
+}
+
+impl Running {
+    /// Starts the control plane, declares the shop, and starts agents and servers; `say` is told each step.
+    pub(super) async fn start(dir: &Path, say: &dyn Fn(&str)) -> Result<Self, DemoError> {
+        let binary = std::env::current_exe()?;
+        let control_address = free_port()?;
+        say("control plane");
+        let control = Process::start(control_program(&binary, dir, control_address)?, dir)?;
+        let mut running = Self {
+            binary,
+            dir: dir.to_owned(),
+            control_address,
+            control,
+            agents: Vec::new(),
+            servers: Vec::new(),
+            borders: Vec::new(),
+        };
+        running.control_up().await?;
+        say("declarations of the shop");
+        running.declare().await?;
+        say("an agent a region");
+        for place in PLACES {
+            running.start_agent(place).await?;
+        }
+        say("servers");
+        for (service, place, instance) in fleet::instances() {
+            running.start_server(service, place, &instance)?;
+        }
+        for place in PLACES {
+            running.start_recommend(place)?;
+        }
+        running.servers_up().await?;
+        Ok(running)
+    }
+
+    /// The socket of a region's agent.
+    pub(super) fn agent_socket(&self, place: Place) -> Address {
+        Address::Unix(self.dir.join(format!("agent-{}.sock", place.name)))
+    }
+
+    /// The server process of this instance.
+    pub(super) fn server(&mut self, instance: &str) -> Result<&mut Process, DemoError> {
+        let found = self.servers.iter_mut().find(|server| server.name() == instance);
+        found.ok_or_else(|| DemoError::Fleet(format!("there is no server {instance}")))
+    }
+
+    /// Waits until the control plane answers.
+    pub(super) async fn control_up(&mut self) -> Result<(), DemoError> {
+        let address = Address::Tcp(self.control_address.to_string());
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let answer = handshake::connect(&address, "demo").await;
+            match answer {
+                Ok(_) => return Ok(()),
+                Err(e) => still_up(&mut self.control, deadline, &e.to_string())?,
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Waits until every declared server is in the RIB and takes calls.
+    pub(super) async fn servers_up(&mut self) -> Result<(), DemoError> {
+        let expected = self.servers.len();
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let serving =
+                self.endpoints().await?.into_iter().filter(|(_, state)| *state == EndpointState::Serving);
+            let serving = serving.count();
+            if serving >= expected {
+                return Ok(());
+            }
+            let waiting = format!("{serving} of {expected} servers take calls");
+            for server in &mut self.servers {
+                still_up(server, deadline, &waiting)?;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Every endpoint of the shop and its state.
+    pub(super) async fn endpoints(&self) -> Result<Vec<(String, EndpointState)>, DemoError> {
+        let shop = ServiceName::new("shop/cart").map_err(|e| DemoError::Fleet(e.to_string()))?;
+        let prefix = Prefix::tenant(&shop.tenant, "endpoints");
+        let connection = handshake::connect(&Address::Tcp(self.control_address.to_string()), "demo")
+            .await
+            .map_err(|e| DemoError::Fleet(e.to_string()))?;
+        let mut rib = v1::rib_client::RibClient::new(connection.channel);
+        let request = v1::ReadRequest { prefixes: vec![prefix.to_string()], at_least: 0 };
+        let answer =
+            rib.read(request).await.map_err(|e| DemoError::Fleet(e.message().to_owned()))?.into_inner();
+        let endpoint = |entry: v1::Entry| {
+            let key = RecordKey::parse(&entry.key).ok()?;
+            match records::decode(&key, &entry.value).ok()? {
+                Record::Endpoint(endpoint) => Some((endpoint.instance.to_string(), endpoint.state)),
+                _ => None,
+            }
+        };
+        Ok(answer.entries.into_iter().filter_map(endpoint).collect())
+    }
+
+    /// Stops everything: servers first, so that each can say goodbye.
+    pub(super) async fn stop(mut self) -> Result<(), DemoError> {
+        for server in &self.servers {
+            server.terminate()?;
+        }
+        for server in &mut self.servers {
+            if server.ended()?.is_none() {
+                server.stop(STOP).await?;
+            }
+        }
+        for agent in &mut self.agents {
+            agent.stop(STOP).await?;
+        }
+        self.control.stop(STOP).await?;
+        for border in self.borders {
+            border.abort();
+        }
+        Ok(())
+    }
+
+    async fn declare(&self) -> Result<(), DemoError> {
+        let file = self.dir.join("shop.yaml");
+        std::fs::write(&file, fleet::DECLARATIONS)?;
+        let output = tokio::process::Command::new(&self.binary)
+            .args(["apply", "--control", &self.control_address.to_string(), "-f"])
+            .arg(&file)
+            .output()
+            .await?;
+        if output.status.success() {
+            return Ok(());
+        }
+        Err(DemoError::Fleet(format!("fairmesh apply failed: {}", String::from_utf8_lossy(&output.stderr))))
+    }
+
+    async fn start_agent(&mut self, place: Place) -> Result<(), DemoError> {
+        let upstream = self.border_to_control(place).await?;
+        let program = Program {
+            name: format!("agent-{}", place.name),
+            binary: self.binary.clone(),
+            args: args([
+                "agent".into(),
+                "--control".into(),
+                upstream.to_string().into(),
+                "--listen".into(),
+                self.agent_socket(place).to_string().into(),
+                "--state-dir".into(),
+                self.dir.join(format!("agent-{}", place.name)).into(),
+                "--region".into(),
+                place.name.into(),
+                "--metrics".into(),
+                "none".into(),
+            ]),
+        };
+        self.agents.push(Process::start(program, &self.dir)?);
+        Ok(())
+    }
+
+    /// The control plane as a region reaches it: through a relay that is as slow as the way is long.
+    async fn border_to_control(&mut self, place: Place) -> Result<SocketAddr, DemoError> {
+        let delay = place.round_trip(PLACES[0]) / 2;
+        if delay.is_zero() {
+            return Ok(self.control_address);
+        }
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let address = listener.local_addr()?;
+        let border = relay::serve(listener, self.control_address, Arc::new(move |_| delay));
+        self.borders.push(tokio::spawn(border));
+        Ok(address)
+    }
+
+    fn start_server(&mut self, service: &str, place: Place, instance: &str) -> Result<(), DemoError> {
+        let program = Program {
+            name: instance.to_owned(),
+            binary: self.binary.clone(),
+            args: args([
+                "demo".into(),
+                "serve".into(),
+                service.into(),
+                "--instance".into(),
+                instance.into(),
+                "--region".into(),
+                place.name.into(),
+                "--agent".into(),
+                self.agent_socket(place).to_string().into(),
+            ]),
+        };
+        self.servers.push(Process::start(program, &self.dir)?);
+        Ok(())
+    }
+
+    /// A plain Python program, which `fairmesh register` speaks for.
+    fn start_recommend(&mut self, place: Place) -> Result<(), DemoError> {
+        let script = self.dir.join("recommend.py");
+        std::fs::write(&script, include_str!("recommend.py"))?;
+        let address = free_port()?;
+        let instance = format!("recommend-{}-0", place.name);
+        let program = Program {
+            name: instance.clone(),
+            binary: self.binary.clone(),
+            args: args([
+                "register".into(),
+                "shop/recommend".into(),
+                "--instance".into(),
+                instance.into(),
+                "--address".into(),
+                address.to_string().into(),
+                "--agent".into(),
+                self.agent_socket(place).to_string().into(),
+                "--".into(),
+                "python3".into(),
+                script.into(),
+                address.port().to_string().into(),
+            ]),
+        };
+        self.servers.push(Process::start(program, &self.dir)?);
+        Ok(())
+    }
+}
+
+fn control_program(binary: &Path, dir: &Path, address: SocketAddr) -> io::Result<Program> {
+    Ok(Program {
+        name: "control".into(),
+        binary: binary.to_owned(),
+        args: args([
+            "control".into(),
+            "--data-dir".into(),
+            dir.join("control").into(),
+            "--grpc".into(),
+            address.to_string().into(),
+            "--http".into(),
+            free_port()?.to_string().into(),
+        ]),
+    })
+}
+
+fn args<const N: usize>(args: [OsString; N]) -> Vec<OsString> {
+    args.into()
+}
+
+/// A port that was free a moment ago. Another program may take it first; the fleet then says so in its log.
+fn free_port() -> io::Result<SocketAddr> {
+    StdListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
+}
+
+/// Gives up when a process ended or time is over.
+fn still_up(process: &mut Process, deadline: Instant, waiting: &str) -> Result<(), DemoError> {
+    let why = match process.ended()? {
+        Some(status) => format!("{} ended with {status}", process.name()),
+        None if Instant::now() > deadline => format!("not up after {PATIENCE:?}: {waiting}"),
+        None => return Ok(()),
+    };
+    Err(DemoError::Fleet(format!("{why}; the end of {}:\n{}", process.log().display(), process.last_words())))
+}

@@ -1,0 +1,109 @@
+//! `fairmesh demo serve`: one server of the shop, as its owner would write it with the library.
+
+mod cart;
+mod shop;
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    sync::Arc,
+};
+
+use clap::{Args, ValueEnum};
+use fairmesh_client::{Mesh, server::Server};
+use fairmesh_model::{Location, Protocol, Region};
+use fairmesh_wire::transport::Address;
+use tokio::net::TcpListener;
+
+use super::{DemoError, fleet::Place, relay};
+
+/// Where an answer says which region it comes from.
+pub(super) const REGION_HEADER: &str = "x-shop-region";
+
+/// Which server to be, and where.
+#[derive(Args, Debug)]
+pub(super) struct ServeArgs {
+    service: Kind,
+    #[arg(long)]
+    instance: String,
+    #[arg(long)]
+    region: String,
+    #[arg(long)]
+    agent: Address,
+}
+
+/// The services of the shop that are written with the library.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Kind {
+    Catalog,
+    Cart,
+    Checkout,
+    Payment,
+}
+
+impl Kind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Catalog => "shop/catalog",
+            Self::Cart => "shop/cart",
+            Self::Checkout => "shop/checkout",
+            Self::Payment => "shop/payment",
+        }
+    }
+
+    fn protocol(self) -> Protocol {
+        match self {
+            Self::Catalog | Self::Payment => Protocol::Http1,
+            Self::Cart => Protocol::Grpc,
+            Self::Checkout => Protocol::Http2,
+        }
+    }
+}
+
+/// Serves until it is told to stop and its callers have left.
+pub(super) async fn serve(args: ServeArgs) -> Result<(), DemoError> {
+    tracing_subscriber::fmt().with_ansi(false).init();
+    let place = Place::named(&args.region)
+        .ok_or_else(|| DemoError::Fleet(format!("there is no region {} in the shop", args.region)))?;
+    let inner = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+    let public = border(place, inner.local_addr()?).await?;
+    let mesh = mesh(args.agent.clone(), place, &args.instance).await?;
+
+    let mut server = Server::builder(args.service.name())
+        .instance(&args.instance)
+        .address(public)
+        .protocol(args.service.protocol())
+        .agent(args.agent);
+    let carts = Arc::new(cart::Carts::new(mesh.clone(), place));
+    if let Kind::Cart = args.service {
+        server = cart::take_over_shards(server, carts.clone());
+    }
+    let server = server.start().await.map_err(|e| DemoError::Fleet(e.to_string()))?;
+    let routes = match args.service {
+        Kind::Catalog => shop::catalog(place),
+        Kind::Payment => shop::payment(place),
+        Kind::Checkout => shop::checkout(place, &mesh)?,
+        Kind::Cart => cart::routes(carts),
+    };
+    fairmesh_client::server::serve_http(inner, routes, server)
+        .await
+        .map_err(|e| DemoError::Fleet(e.to_string()))
+}
+
+/// The library as programs of a region use it.
+pub(super) async fn mesh(agent: Address, place: Place, client: &str) -> Result<Mesh, DemoError> {
+    let region = Region::new(place.name).map_err(|e| DemoError::Fleet(e.to_string()))?;
+    let mesh = Mesh::builder()
+        .agent(agent)
+        .client_id(client)
+        .location(Location::in_region(region))
+        .local_address(place.address());
+    mesh.connect().await.map_err(|e| DemoError::Fleet(e.to_string()))
+}
+
+/// Opens the address that callers use, as far from each as its region is.
+async fn border(place: Place, target: SocketAddr) -> Result<SocketAddr, DemoError> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+    let address = listener.local_addr()?;
+    tokio::spawn(relay::serve(listener, target, Arc::new(move |caller| place.one_way_from(caller))));
+    Ok(address)
+}

@@ -1,0 +1,72 @@
+//! The stateless services: what is sold, paying, and the checkout that calls two others.
+
+use axum::{
+    Router,
+    extract::{Path, State},
+    http::StatusCode,
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use fairmesh_client::{Body, Mesh, ServiceHandle};
+use http_body_util::BodyExt;
+use tower::ServiceExt;
+
+use super::{DemoError, Place, REGION_HEADER};
+use crate::demo::v1::{GetRequest, cart_client::CartClient};
+
+/// What is sold.
+pub(super) fn catalog(place: Place) -> Router {
+    let item = move |Path(item): Path<u64>| async move {
+        answer(place, format!("{{\"item\": {item}, \"price\": {}}}", 100 + item % 900))
+    };
+    Router::new().route("/items/{item}", get(item))
+}
+
+/// Takes money. A payment is a POST that must not happen twice.
+pub(super) fn payment(place: Place) -> Router {
+    let pay =
+        move |Path(customer): Path<u64>| async move { answer(place, format!("{{\"paid_by\": {customer}}}")) };
+    Router::new().route("/pay/{customer}", post(pay))
+}
+
+/// Reads the cart, then takes the money.
+pub(super) fn checkout(place: Place, mesh: &Mesh) -> Result<Router, DemoError> {
+    let service = |name: &str| mesh.service(name).map_err(|e| DemoError::Fleet(e.to_string()));
+    let callees = Callees { place, cart: service("shop/cart")?, payment: service("shop/payment")? };
+    Ok(Router::new().route("/checkout/{customer}", post(check_out)).with_state(callees))
+}
+
+#[derive(Clone, Debug)]
+struct Callees {
+    place: Place,
+    cart: ServiceHandle,
+    payment: ServiceHandle,
+}
+
+async fn check_out(State(callees): State<Callees>, Path(customer): Path<u64>) -> Response {
+    match callees.check_out(customer).await {
+        Ok(items) => answer(callees.place, format!("{{\"items\": {items}}}")),
+        Err(why) => (StatusCode::BAD_GATEWAY, why).into_response(),
+    }
+}
+
+impl Callees {
+    async fn check_out(&self, customer: u64) -> Result<usize, String> {
+        let cart = self.cart.clone().key(customer).role("secondary").map_err(|e| e.to_string())?;
+        let content = CartClient::new(cart).get(GetRequest { customer }).await;
+        let content = content.map_err(|status| format!("cart: {}", status.message()))?;
+        let request = http::Request::post(format!("/pay/{customer}")).body(Body::empty());
+        let request = request.map_err(|e| e.to_string())?;
+        let paid = self.payment.clone().oneshot(request).await.map_err(|e| format!("payment: {e}"))?;
+        if !paid.status().is_success() {
+            return Err(format!("payment: {}", paid.status()));
+        }
+        // Read to its end, so that the connection can be used again.
+        paid.into_body().collect().await.map_err(|e| format!("payment: {e}"))?;
+        Ok(content.into_inner().items.len())
+    }
+}
+
+fn answer(place: Place, json: String) -> Response {
+    ([("content-type", "application/json"), (REGION_HEADER, place.name)], json).into_response()
+}

@@ -1,0 +1,216 @@
+//! What callers saw: counts, latencies, regions, and which event a call began in.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use hdrhistogram::Histogram;
+
+/// What is going on while a call begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Nothing.
+    Calm,
+    /// A planned stop.
+    Drain,
+    /// A crash.
+    Kill,
+    /// A shard moves.
+    ShardMove,
+    /// The control plane is away.
+    ControlOutage,
+    /// An agent is away.
+    AgentRestart,
+}
+
+impl Phase {
+    /// The phases that are events, in the order of the report.
+    pub(super) const EVENTS: [Self; 5] =
+        [Self::Drain, Self::Kill, Self::ShardMove, Self::ControlOutage, Self::AgentRestart];
+    const COUNT: usize = 6;
+
+    /// Its name in the report.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Calm => "calm",
+            Self::Drain => "drain",
+            Self::Kill => "kill",
+            Self::ShardMove => "shard_move",
+            Self::ControlOutage => "control_outage",
+            Self::AgentRestart => "agent_restart",
+        }
+    }
+}
+
+/// One finished call.
+#[derive(Debug)]
+pub(super) struct Seen {
+    /// Which of the load's calls it was.
+    pub call: &'static str,
+    /// What was going on when it began.
+    pub phase: Phase,
+    /// Where it came from.
+    pub from: &'static str,
+    /// From the moment it was due, so that a stalled driver hides nothing.
+    pub took: Duration,
+    /// Where it was answered, or why it failed.
+    pub result: Result<String, Failure>,
+}
+
+/// A call that failed.
+#[derive(Clone, Debug)]
+pub(super) struct Failure {
+    /// Why, in the library's words.
+    pub why: String,
+    /// Whether it was sent to a server that died under it and may not be repeated.
+    pub in_flight: bool,
+}
+
+/// Calls and failures of one phase.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Count {
+    /// Calls that began in it.
+    pub calls: u64,
+    /// Those of them that failed.
+    pub failed: u64,
+    /// Those of the failed that were in flight on a server that died.
+    pub in_flight: u64,
+}
+
+/// What one kind of call saw.
+#[derive(Clone, Debug)]
+pub(super) struct Row {
+    /// Calls.
+    pub calls: u64,
+    /// Failures.
+    pub failed: u64,
+    /// Latency of those that succeeded, in microseconds.
+    pub latency: Histogram<u64>,
+    /// Answers by (caller's region, server's region).
+    pub regions: BTreeMap<(String, String), u64>,
+}
+
+/// Collects from many tasks. One lock is enough for some thousands of calls a second.
+#[derive(Debug)]
+pub(super) struct Tally {
+    phase: AtomicUsize,
+    begun: AtomicU64,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    phases: [Count; Phase::COUNT],
+    rows: BTreeMap<&'static str, Row>,
+    failures: BTreeMap<(&'static str, &'static str, String), u64>,
+}
+
+impl Tally {
+    /// Nothing seen yet.
+    pub(super) fn new() -> Self {
+        Self { phase: AtomicUsize::new(0), begun: AtomicU64::new(0), inner: Mutex::default() }
+    }
+
+    /// Says what is going on from now on.
+    pub(super) fn enter(&self, phase: Phase) {
+        self.phase.store(phase as usize, Ordering::Relaxed);
+    }
+
+    /// What is going on; a call asks when it begins.
+    pub(super) fn begin(&self) -> Phase {
+        self.begun.fetch_add(1, Ordering::Relaxed);
+        let now = self.phase.load(Ordering::Relaxed);
+        Phase::EVENTS.into_iter().find(|phase| *phase as usize == now).unwrap_or(Phase::Calm)
+    }
+
+    /// Calls that have begun.
+    pub(super) fn begun(&self) -> u64 {
+        self.begun.load(Ordering::Relaxed)
+    }
+
+    /// Takes a finished call in.
+    pub(super) fn add(&self, seen: Seen) {
+        let mut inner = self.lock();
+        let failed = u64::from(seen.result.is_err());
+        let count = &mut inner.phases[seen.phase as usize];
+        count.calls += 1;
+        count.failed += failed;
+        if let Err(failure) = &seen.result {
+            count.in_flight += u64::from(failure.in_flight);
+            // The library's reasons are a bounded set of labels, and so this map is bounded too.
+            *inner.failures.entry((seen.phase.name(), seen.call, failure.why.clone())).or_default() += 1;
+        }
+        let row = inner.rows.entry(seen.call).or_insert_with(Row::new);
+        row.calls += 1;
+        row.failed += failed;
+        if let Ok(region) = seen.result {
+            row.latency.saturating_record(u64::try_from(seen.took.as_micros()).unwrap_or(u64::MAX));
+            *row.regions.entry((seen.from.to_owned(), region)).or_default() += 1;
+        }
+    }
+
+    /// What the calls that began in a phase saw.
+    pub(super) fn count(&self, phase: Phase) -> Count {
+        self.lock().phases[phase as usize]
+    }
+
+    /// Everything seen.
+    pub(super) fn total(&self) -> Count {
+        self.lock().phases.iter().fold(Count::default(), |sum, one| Count {
+            calls: sum.calls + one.calls,
+            failed: sum.failed + one.failed,
+            in_flight: sum.in_flight + one.in_flight,
+        })
+    }
+
+    /// By kind of call.
+    pub(super) fn rows(&self) -> Vec<(&'static str, Row)> {
+        self.lock().rows.iter().map(|(name, row)| (*name, row.clone())).collect()
+    }
+
+    /// Failures by phase, call and reason.
+    pub(super) fn failures(&self) -> Vec<((&'static str, &'static str, String), u64)> {
+        self.lock().failures.iter().map(|(what, count)| (what.clone(), *count)).collect()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+impl Row {
+    fn new() -> Self {
+        // Proof: 1 µs to a minute with three digits are valid bounds.
+        #[allow(clippy::unwrap_used)]
+        let latency = Histogram::new_with_bounds(1, 60_000_000, 3).unwrap();
+        Self { calls: 0, failed: 0, latency, regions: BTreeMap::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_counts_for_the_phase_that_it_began_in() {
+        let tally = Tally::new();
+        tally.enter(Phase::Kill);
+        let phase = tally.begin();
+        tally.enter(Phase::Calm);
+        let failure = Failure { why: "reset".into(), in_flight: true };
+        let took = Duration::from_millis(3);
+        tally.add(Seen { call: "add", phase, from: "eu", took, result: Err(failure) });
+        tally.add(Seen { call: "add", phase: tally.begin(), from: "eu", took, result: Ok("us".into()) });
+
+        let kill = tally.count(Phase::Kill);
+        assert_eq!((kill.calls, kill.failed, kill.in_flight), (1, 1, 1));
+        assert_eq!(tally.count(Phase::Calm).failed, 0);
+        assert_eq!((tally.total().calls, tally.begun()), (2, 2));
+        assert_eq!(tally.rows()[0].1.regions[&("eu".to_owned(), "us".to_owned())], 1);
+    }
+}
