@@ -1,0 +1,30 @@
+# What one does with a checkout. `make` lists the targets.
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench fmt clean
+
+help: ## List these targets
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: ## Run the shop on this machine, break it in five ways under load, and print what callers saw
+	@scripts/setup.sh build demo
+	cargo build --release --workspace --bin fairmesh
+	@"$${CARGO_TARGET_DIR:-target}/release/fairmesh" demo $(ARGS)
+
+test: ## Run every test and print how many passed
+	@scripts/setup.sh build
+	@scripts/test.sh
+
+check: ## Check format, clippy, documentation, and the dependencies' licences and sources
+	@scripts/setup.sh build deny
+	@scripts/check.sh
+
+bench: ## Run the benchmarks: pick and library
+	@bench/run pick
+	@bench/run library
+
+fmt: ## Format the code
+	cargo fmt --all
+
+clean: ## Remove what was built
+	cargo clean

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Makes a machine ready for what its arguments name: `build` (compile and test), `demo`, `deny`.
+# Installs only what is missing, says what and why before it does, and changes nothing otherwise.
+set -euo pipefail
+
+rust_needed=1.95
+deny_version=0.20.2
+tools="${XDG_CACHE_HOME:-$HOME/.cache}/fairmesh/tools"
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+die() { say "$@"; exit 1; }
+
+# Installs Debian packages: apt_install REASON PACKAGE...
+apt_install() {
+    local reason=$1 as_root=()
+    shift
+    command -v apt-get >/dev/null || die "$reason. Install the like of: $*"
+    if [ "$(id -u)" -ne 0 ]; then
+        command -v sudo >/dev/null || die "$reason. Run as root: apt-get install $*"
+        as_root=(sudo)
+    fi
+    say "$reason: installing $* with apt-get"
+    "${as_root[@]}" apt-get update -qq
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2
+}
+
+# Whether version $1 is at least version $2.
+at_least() { [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]; }
+
+setup_build() {
+    if ! command -v cargo >/dev/null && [ -x "$HOME/.cargo/bin/cargo" ]; then
+        die "cargo is installed but not on the path. Run: . \"\$HOME/.cargo/env\""
+    fi
+    command -v cargo >/dev/null || die "cargo is missing. Install Rust $rust_needed or newer as https://rustup.rs says, then run this again"
+    local rust
+    rust=$(rustc --version | cut -d ' ' -f 2)
+    at_least "$rust" "$rust_needed" || die "Rust $rust is too old, $rust_needed is needed. Run: rustup update stable"
+    command -v cc >/dev/null || apt_install "a C compiler and linker are needed to build" build-essential
+}
+
+setup_demo() {
+    command -v python3 >/dev/null || apt_install "one service of the demo is a plain Python program" python3
+}
+
+setup_deny() {
+    [ -x "$tools/bin/cargo-deny" ] && return
+    command -v cargo-deny >/dev/null && return
+    say "cargo-deny checks licences and sources of dependencies: building $deny_version into $tools (about a minute)"
+    # Unoptimised: it runs for a second and compiles in a quarter of the time.
+    CARGO_TARGET_DIR="$tools/build" CARGO_PROFILE_DEV_DEBUG=0 \
+        cargo install --quiet --locked --debug --root "$tools" --version "$deny_version" cargo-deny
+    rm -rf "$tools/build"
+}
+
+for part in "$@"; do
+    case $part in
+        build) setup_build ;;
+        demo) setup_demo ;;
+        deny) setup_deny ;;
+        *) die "there is no part '$part'; give build, demo or deny" ;;
+    esac
+done
