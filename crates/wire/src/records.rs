@@ -4,10 +4,19 @@
 //! an older writer, a foreign client of the store or a damaged disk, and none of them may reach a router.
 
 use bytes::Bytes;
-use fairmesh_model::{Invalid, Record, RecordKey};
+use fairmesh_model::{HistoryKind, Invalid, Record, RecordKey};
+use prost::Message;
+
+use crate::{shards, v1};
+
+#[cfg(test)]
+mod tests;
 
 /// The longest value at any key, in bytes; etcd refuses requests above 1.5 MB, and a batch holds several values.
 pub const MAX_VALUE: usize = 256 * 1024;
+
+/// How much shorter other values are, in bytes, so that the history of the longest of them can still be written.
+const HISTORY_ROOM: usize = 4 * 1024;
 
 /// An earlier value of a record, as it stands at [`RecordKey::History`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,31 +35,144 @@ pub struct History {
 
 /// Encodes a record. One record has one encoding, so that equal bytes mean an unchanged record.
 pub fn encode(record: &Record) -> Bytes {
-    let _ = record;
-    unimplemented!()
+    match record.clone() {
+        Record::Service(record) => bytes(&v1::Service::from(record)),
+        Record::Endpoint(record) => bytes(&v1::Endpoint::from(record)),
+        Record::Policy(record) => bytes(&v1::Policy::from(record)),
+        Record::Move(record) => bytes(&v1::ShardMove::from(record)),
+        Record::Regions(record) => bytes(&v1::Regions::from(record)),
+        Record::RoundTrips(record) => bytes(&v1::RoundTrips::from(record)),
+    }
 }
 
-/// Decodes what stands at `key`. Fails for keys that hold no [`Record`]: parts of shard maps, and history.
+/// Decodes what stands at `key`, and checks that it is about what the key names.
+///
+/// # Errors
+/// [`Invalid`] where the bytes are not that record, and for keys that hold no [`Record`]: parts of shard maps
+/// ([`shards::decode_map`]) and history ([`decode_history`]).
 pub fn decode(key: &RecordKey, value: &[u8]) -> Result<Record, Invalid> {
-    let _ = (key, value);
-    unimplemented!()
+    let record = match key {
+        RecordKey::Service(_) => Record::Service(message::<v1::Service>(value)?.try_into()?),
+        RecordKey::Endpoint(..) => Record::Endpoint(message::<v1::Endpoint>(value)?.try_into()?),
+        RecordKey::Policy(_) => Record::Policy(message::<v1::Policy>(value)?.try_into()?),
+        RecordKey::Move(..) => Record::Move(message::<v1::ShardMove>(value)?.try_into()?),
+        RecordKey::Regions => Record::Regions(message::<v1::Regions>(value)?.try_into()?),
+        RecordKey::RoundTrips => Record::RoundTrips(message::<v1::RoundTrips>(value)?.try_into()?),
+        RecordKey::ShardManifest(..) | RecordKey::ShardChunk(..) | RecordKey::History(..) => {
+            let problem = format!("{key} holds no record of its own");
+            return Err(Invalid::new("key", problem, "read shard maps and history as a whole"));
+        }
+    };
+    agree(key, &record)?;
+    Ok(record)
+}
+
+/// Checks that what key and record both say is the same.
+fn agree(key: &RecordKey, record: &Record) -> Result<(), Invalid> {
+    let (field, said, found) = match (key, record) {
+        (RecordKey::Endpoint(_, region, instance), Record::Endpoint(endpoint)) => {
+            if *region != endpoint.location.region {
+                ("location.region", region.to_string(), endpoint.location.region.to_string())
+            } else {
+                ("instance", instance.to_string(), endpoint.instance.to_string())
+            }
+        }
+        (RecordKey::Move(_, shard), Record::Move(wish)) => {
+            ("shard", shard.to_string(), wish.shard.to_string())
+        }
+        _ => return Ok(()),
+    };
+    if said == found {
+        return Ok(());
+    }
+    let problem = format!("is '{found}', and the key says '{said}'");
+    Err(Invalid::new(field, problem, "write the record at its own key"))
 }
 
 /// Encodes an earlier value.
 pub fn encode_history(history: &History) -> Bytes {
-    let _ = history;
-    unimplemented!()
+    let History { key, value, replaced_at_ms, replaced_by, revision } = history.clone();
+    bytes(&v1::History { key: key.to_string(), value, replaced_at_ms, replaced_by, revision })
 }
 
 /// Decodes an earlier value, the value within it included.
+///
+/// # Errors
+/// [`Invalid`] where the bytes are not that, or are about a record that has no history.
 pub fn decode_history(value: &[u8]) -> Result<History, Invalid> {
-    let _ = value;
-    unimplemented!()
+    let v1::History { key, value, replaced_at_ms, replaced_by, revision } = message(value)?;
+    let key = RecordKey::parse(&key)?;
+    if history_kind(&key).is_none() {
+        let problem = format!("{key} has no history");
+        return Err(Invalid::new("key", problem, "keep history of services and policies only"));
+    }
+    if let Some(value) = &value {
+        decode(&key, value).map_err(|e| e.within("value"))?;
+    }
+    Ok(History { key, value, replaced_at_ms, replaced_by, revision })
 }
 
-/// Checks that `key` is a RIB key in its one spelling and that `value` is what belongs there, parts of shard maps and
-/// history included. What a server does before it writes.
+fn history_kind(key: &RecordKey) -> Option<HistoryKind> {
+    match key {
+        RecordKey::Service(_) => Some(HistoryKind::Services),
+        RecordKey::Policy(_) => Some(HistoryKind::Policies),
+        _ => None,
+    }
+}
+
+/// Checks that `key` is a RIB key in its one spelling and that `value` is what belongs there and not too long, parts of
+/// shard maps and history included. What a server does before it writes.
 pub fn check(key: &str, value: &[u8]) -> Result<RecordKey, Invalid> {
-    let _ = (key, value);
-    unimplemented!()
+    let parsed = RecordKey::parse(key)?;
+    let spelling = parsed.to_string();
+    if spelling != key {
+        // Two texts for one record would be two entries that each reader takes for the same one.
+        return Err(Invalid::new("key", format!("'{key}' is spelt oddly"), format!("write {spelling}")));
+    }
+    let longest = match parsed {
+        RecordKey::History(..) => MAX_VALUE,
+        _ => MAX_VALUE - HISTORY_ROOM,
+    };
+    if value.len() > longest {
+        let problem = format!("has {} bytes", value.len());
+        return Err(Invalid::new(
+            key,
+            problem,
+            format!("keep it to {longest}; split it into several records"),
+        ));
+    }
+    check_value(&parsed, value).map_err(|e| e.within(key))?;
+    Ok(parsed)
+}
+
+fn check_value(key: &RecordKey, value: &[u8]) -> Result<(), Invalid> {
+    match key {
+        RecordKey::ShardManifest(_, part) => shards::check_manifest(part, value),
+        RecordKey::ShardChunk(_, part, hash) => shards::check_chunk(part, *hash, value),
+        RecordKey::History(kind, service, _) => {
+            let history = decode_history(value)?;
+            if history_kind(&history.key) == Some(*kind) && history.key.service() == Some(service) {
+                return Ok(());
+            }
+            let problem = format!("{} is another record's key", history.key);
+            Err(Invalid::new("key", problem, "write history below the record that it is about"))
+        }
+        _ => decode(key, value).map(|_| ()),
+    }
+}
+
+pub(crate) fn bytes(message: &impl Message) -> Bytes {
+    message.encode_to_vec().into()
+}
+
+pub(crate) fn message<M: Message + Default>(value: &[u8]) -> Result<M, Invalid> {
+    M::decode(value).map_err(|error| {
+        let problem = format!("the bytes are not a {}: {error}", short_name::<M>());
+        Invalid::new("", problem, "write the record again, or upgrade this side")
+    })
+}
+
+fn short_name<M>() -> &'static str {
+    let name = std::any::type_name::<M>();
+    name.rsplit("::").next().unwrap_or(name)
 }

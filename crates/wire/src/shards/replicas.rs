@@ -1,0 +1,186 @@
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use fairmesh_model::{InstanceId, Invalid, Region, Replica, Role, Shard, ShardId};
+use prost::encoding::encoded_len_varint;
+
+use super::{
+    cut::Cutter,
+    part::{Encoded, Part},
+};
+use crate::{convert, v1};
+
+/// One copy, without its region, which the part names.
+pub(super) type Row<'a> = (ShardId, &'a Replica);
+
+/// The copies of each region by ascending shard id. By id and not by start, so that the upper half of a split, which
+/// has a new and so the greatest id, lands at the end and moves nobody.
+pub(super) fn by_region(shards: &[Shard]) -> BTreeMap<&Region, Vec<Row<'_>>> {
+    let mut regions: BTreeMap<&Region, Vec<Row<'_>>> = BTreeMap::new();
+    for shard in shards {
+        for replica in &shard.replicas {
+            regions.entry(&replica.region).or_default().push((shard.id, replica));
+        }
+    }
+    for rows in regions.values_mut() {
+        rows.sort_by_key(|(shard, _)| *shard);
+    }
+    regions
+}
+
+/// Chunks of the rows of one region.
+pub(super) fn encode(rows: &[Row<'_>]) -> Encoded<v1::ReplicaChunk> {
+    let mut cutter = Cutter::default();
+    let mut chunks: Vec<Writer<'_>> = Vec::new();
+    for &(shard, replica) in rows {
+        let bytes = chunks.last().map_or(0, |chunk| chunk.growth(shard, replica));
+        if cutter.begins(shard, bytes) {
+            chunks.push(Writer::default());
+        }
+        if let Some(chunk) = chunks.last_mut() {
+            chunk.push(shard, replica);
+        }
+    }
+    Encoded { chunks: chunks.into_iter().map(|writer| writer.chunk).collect(), rows: rows.len() }
+}
+
+/// A chunk being written, with the names that it has already.
+#[derive(Default)]
+struct Writer<'a> {
+    chunk: v1::ReplicaChunk,
+    instances: HashMap<&'a InstanceId, u32>,
+    roles: HashMap<&'a Role, u32>,
+}
+
+impl<'a> Writer<'a> {
+    /// How many bytes a row would add, at most.
+    fn growth(&self, shard: ShardId, replica: &Replica) -> usize {
+        let name = |known: Option<&u32>, names: usize, text: &str| match known {
+            Some(index) => encoded_len_varint(u64::from(*index)),
+            // Its index, a tag, its length and itself.
+            None => encoded_len_varint(names as u64) + 3 + text.len(),
+        };
+        let instance = &replica.instance;
+        let instance = name(self.instances.get(instance), self.instances.len(), instance.as_str());
+        let role = name(self.roles.get(&replica.role), self.roles.len(), replica.role.as_str());
+        encoded_len_varint(shard.0.into()) + instance + role + 1
+    }
+
+    fn push(&mut self, shard: ShardId, replica: &'a Replica) {
+        let Self { chunk, instances, roles } = self;
+        chunk.shards.push(shard.0);
+        chunk.instance.push(index(instances, &mut chunk.instances, &replica.instance));
+        chunk.role.push(index(roles, &mut chunk.roles, &replica.role));
+        chunk.state.push(v1::ReplicaState::from(replica.state).into());
+    }
+}
+
+/// The index of a name, which it gets now if it has none.
+fn index<'a, N: std::hash::Hash + Eq + AsRef<str>>(
+    known: &mut HashMap<&'a N, u32>,
+    names: &mut Vec<String>,
+    name: &'a N,
+) -> u32 {
+    *known.entry(name).or_insert_with(|| {
+        names.push(name.as_ref().to_owned());
+        // A chunk has fewer names than bytes.
+        names.len() as u32 - 1
+    })
+}
+
+/// Checks that the lists are equally long, that shards ascend, and that names and states exist.
+pub(super) fn check(chunk: &v1::ReplicaChunk) -> Result<(), Invalid> {
+    let rows = chunk.shards.len();
+    if [chunk.instance.len(), chunk.role.len(), chunk.state.len()] != [rows; 3] {
+        return Err(Invalid::new("shards", "the lists are not equally long", "write the shard map again"));
+    }
+    if let Some(pair) = chunk.shards.windows(2).find(|pair| pair[0] > pair[1]) {
+        return Err(out_of_order(pair[1]));
+    }
+    let stray = |indices: &[u32], names: usize| indices.iter().any(|&index| index as usize >= names);
+    if stray(&chunk.instance, chunk.instances.len()) || stray(&chunk.role, chunk.roles.len()) {
+        return Err(Invalid::new("instance", "a row names nobody", "write the shard map again"));
+    }
+    for state in &chunk.state {
+        convert::known::<v1::ReplicaState>("state", *state)?;
+    }
+    let instances = chunk.instances.iter().try_for_each(|name| InstanceId::new(name).map(drop));
+    instances.map_err(|e| e.within("instances"))?;
+    let roles = chunk.roles.iter().try_for_each(|name| Role::new(name).map(drop));
+    roles.map_err(|e| e.within("roles"))
+}
+
+fn out_of_order(shard: u32) -> Invalid {
+    let problem = format!("{shard} does not follow the shard before it");
+    Invalid::new("shards", problem, "order rows by ascending shard id")
+}
+
+/// Adds the copies of regions to the shards of a map.
+pub(super) struct Adder {
+    /// Where each shard stands, by ascending id.
+    positions: Vec<(ShardId, usize)>,
+    /// Names met so far: chunks repeat them, and the map should hold each once.
+    instances: HashSet<InstanceId>,
+    roles: HashSet<Role>,
+}
+
+impl Adder {
+    pub(super) fn new(shards: &[Shard]) -> Self {
+        let mut positions: Vec<_> = shards.iter().enumerate().map(|(i, shard)| (shard.id, i)).collect();
+        positions.sort_unstable();
+        Self { positions, instances: HashSet::new(), roles: HashSet::new() }
+    }
+
+    /// Adds the copies of one region. Since both lists ascend by id, one pass finds every shard.
+    pub(super) fn add(&mut self, region: &Region, part: &Part, shards: &mut [Shard]) -> Result<(), Invalid> {
+        let mut at = 0;
+        part.read(|chunk: v1::ReplicaChunk| {
+            check(&chunk)?;
+            let instances = intern(&mut self.instances, &chunk.instances)?;
+            let roles = intern(&mut self.roles, &chunk.roles)?;
+            for (row, &shard) in chunk.shards.iter().enumerate() {
+                at = self.find(at, ShardId(shard))?;
+                let state = convert::known::<v1::ReplicaState>("state", chunk.state[row])?;
+                shards[self.positions[at].1].replicas.push(Replica {
+                    instance: instances[chunk.instance[row] as usize].clone(),
+                    region: region.clone(),
+                    role: roles[chunk.role[row] as usize].clone(),
+                    state: state.into(),
+                });
+            }
+            Ok(chunk.shards.len())
+        })
+    }
+
+    /// Where `shard` stands in `positions`, at `from` or behind it.
+    fn find(&self, from: usize, shard: ShardId) -> Result<usize, Invalid> {
+        let ahead = self.positions[from..].iter().take_while(|(id, _)| *id < shard).count();
+        match self.positions.get(from + ahead) {
+            Some((id, _)) if *id == shard => Ok(from + ahead),
+            _ => {
+                let problem =
+                    format!("{shard} is no shard of 'ranges', or does not follow the one before it");
+                Err(Invalid::new("shards", problem, "write the shard map again"))
+            }
+        }
+    }
+}
+
+/// The names of a chunk, each the same allocation as before where it was met before.
+fn intern<N>(known: &mut HashSet<N>, names: &[String]) -> Result<Vec<N>, Invalid>
+where
+    N: Clone + Eq + std::hash::Hash + std::borrow::Borrow<str> + std::str::FromStr<Err = Invalid>,
+{
+    let mut interned = Vec::with_capacity(names.len());
+    for name in names {
+        let name = match known.get(name.as_str()) {
+            Some(name) => name.clone(),
+            None => {
+                let name: N = name.parse()?;
+                known.insert(name.clone());
+                name
+            }
+        };
+        interned.push(name);
+    }
+    Ok(interned)
+}
