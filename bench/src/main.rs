@@ -1,2 +1,61 @@
-//! @@
-fn main() {}
+//! Benchmarks of Fairmesh: one command each, which measures candidate and peer side by side in one run, prints a table
+//! and writes one JSON object.
+//!
+//! They are one program and not `cargo bench` targets, since they start processes, alternate between candidates and
+//! judge ratios; a harness that times closures would measure the noise of a shared machine.
+
+mod pick;
+mod report;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Args, Parser, Subcommand};
+
+use report::Report;
+
+/// Measures Fairmesh against its goals.
+#[derive(Debug, Parser)]
+#[command(name = "fairmesh-bench", version)]
+struct Cli {
+    #[command(subcommand)]
+    bench: Bench,
+}
+
+#[derive(Debug, Subcommand)]
+enum Bench {
+    /// Deciding and finishing one call: time and allocations, by size of fleet.
+    Pick(Common),
+}
+
+/// What every benchmark takes.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Common {
+    /// Fewer and shorter rounds: under a minute.
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Write the figures to this file as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    let outcome = match Cli::parse().bench {
+        Bench::Pick(common) => pick::run(common.quick).and_then(|report| finish(&report, &common)),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("fairmesh-bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Prints the table and writes the JSON object.
+fn finish(report: &Report, common: &Common) -> Result<(), Box<dyn std::error::Error>> {
+    println!("{report}");
+    if let Some(path) = &common.json {
+        report.write_json(path).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,118 @@
+//! What a benchmark found, for people and for programs.
+
+use std::{collections::BTreeMap, fmt, fs, io, path::Path};
+
+use serde_json::json;
+
+/// The figures of one run.
+#[derive(Debug)]
+pub(crate) struct Report {
+    name: &'static str,
+    figures: Vec<Figure>,
+    peers: BTreeMap<String, String>,
+}
+
+#[derive(Debug)]
+struct Figure {
+    name: String,
+    value: f64,
+    goal: Option<f64>,
+    note: String,
+}
+
+impl Report {
+    /// A report without figures of the benchmark called `name`.
+    pub(crate) fn new(name: &'static str) -> Self {
+        Self { name, figures: Vec::new(), peers: BTreeMap::new() }
+    }
+
+    /// Adds a figure. `goal`, where there is one, is the greatest value that counts as reached; `note` gives the unit
+    /// and the spread.
+    pub(crate) fn figure(
+        &mut self,
+        name: impl Into<String>,
+        value: f64,
+        goal: Option<f64>,
+        note: impl Into<String>,
+    ) {
+        self.figures.push(Figure { name: name.into(), value, goal, note: note.into() });
+    }
+
+    /// Says what was measured beside Fairmesh, with its version.
+    #[allow(dead_code, reason = "of the benchmarks that are there, `pick` has no peer")]
+    pub(crate) fn peer(&mut self, name: impl Into<String>, version: impl Into<String>) {
+        self.peers.insert(name.into(), version.into());
+    }
+
+    /// Writes `{"name", "figures", "peers", "machine"}`.
+    pub(crate) fn write_json(&self, path: &Path) -> io::Result<()> {
+        let figures: serde_json::Map<_, _> =
+            self.figures.iter().map(|figure| (figure.name.clone(), json!(figure.value))).collect();
+        let object =
+            json!({ "name": self.name, "figures": figures, "peers": self.peers, "machine": machine() });
+        fs::write(path, format!("{object:#}\n"))
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{:<24} {:>12} {:>10}  reached  note", self.name, "figure", "goal")?;
+        for Figure { name, value, goal, note } in &self.figures {
+            let (goal, reached) = match goal {
+                Some(goal) => (format!("≤ {goal}"), if value <= goal { "yes" } else { "no" }),
+                None => (String::new(), ""),
+            };
+            writeln!(f, "{name:<24} {value:>12.3} {goal:>10}  {reached:<7}  {note}")?;
+        }
+        for (peer, version) in &self.peers {
+            writeln!(f, "beside: {peer} {version}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The machine that a figure was read on: figures of different machines are not to be compared.
+fn machine() -> serde_json::Value {
+    let line_after = |file: &str, key: &str| {
+        let text = fs::read_to_string(file).unwrap_or_default();
+        let line = text.lines().find(|line| line.starts_with(key)).unwrap_or_default();
+        line.split_once(':').map(|(_, value)| value.trim().to_owned()).unwrap_or_default()
+    };
+    json!({
+        "cores": std::thread::available_parallelism().map_or(1, usize::from),
+        "cpu": line_after("/proc/cpuinfo", "model name"),
+        "memory": line_after("/proc/meminfo", "MemTotal"),
+        "kernel": fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim(),
+        "arch": std::env::consts::ARCH,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_json_object_has_the_agreed_form() {
+        let mut report = Report::new("pick");
+        report.figure("ns_10", 41.5, Some(60.0), "ns");
+        report.peer("random pick", "of this build");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pick.json");
+        report.write_json(&path).unwrap();
+        let object: serde_json::Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+        assert_eq!(object["name"], "pick");
+        assert_eq!(object["figures"]["ns_10"], 41.5);
+        assert_eq!(object["peers"]["random pick"], "of this build");
+        assert!(object["machine"]["cores"].as_u64() >= Some(1));
+    }
+
+    #[test]
+    fn the_table_says_which_goals_were_missed() {
+        let mut report = Report::new("pick");
+        report.figure("ns_10", 41.5, Some(60.0), "ns");
+        report.figure("shard_ns", 300.0, Some(250.0), "ns");
+        let table = report.to_string();
+        assert!(table.lines().any(|line| line.starts_with("ns_10") && line.contains("yes")), "{table}");
+        assert!(table.lines().any(|line| line.starts_with("shard_ns") && line.contains("no")), "{table}");
+    }
+}
