@@ -1,1 +1,2 @@
-//! @@
+//! Where endpoints and shards of Fairmesh come from.
+pub mod manifest;

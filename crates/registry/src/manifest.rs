@@ -1,0 +1,91 @@
+//! Files that people write: YAML, one document after another, each with its `kind`.
+//!
+//! A file is taken whole or refused whole. A refusal says where (line, column, byte span) and what to write instead.
+
+mod error;
+mod kind;
+mod nearest;
+mod pieces;
+mod tree;
+
+use fairmesh_model::spec::{self, EndpointsSpec, Plan, PolicySpec, ServiceSpec, ShardMapSpec, TopologySpec};
+use serde::Deserialize;
+use serde_saphyr::{Options, Spanned, options::NonFiniteFloatPolicy};
+
+pub use error::ManifestError;
+use error::{Place, refusal};
+use pieces::Piece;
+
+/// One document of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Document {
+    /// As written.
+    pub spec: spec::Document,
+    /// As validated.
+    pub plan: Plan,
+    /// The line in the file where it starts, from 1.
+    pub line: usize,
+}
+
+/// Reads a file. `file` is what errors call it; documents without content are skipped.
+///
+/// # Errors
+/// The first thing that is wrong, be it the form of the YAML, an unknown field or a value.
+pub fn parse(file: &str, text: &str) -> Result<Vec<Document>, ManifestError> {
+    let read =
+        |piece: &Piece<'_>| document(piece).map_err(|refusal| ManifestError::new(file, text, piece, refusal));
+    pieces::split(text).iter().map(read).collect()
+}
+
+/// The part of a document that says what the rest is.
+#[derive(Deserialize)]
+struct Head {
+    kind: Option<Spanned<String>>,
+}
+
+fn document(piece: &Piece<'_>) -> Result<Document, Place> {
+    let head: Head = serde_saphyr::from_str_with_options(piece.text, options()).map_err(|e| refusal(&e))?;
+    let Some(kind) = head.kind else {
+        let hint =
+            format!("add a line such as 'kind: Service'; kinds are {}", spec::Document::KINDS.join(", "));
+        return Err(Place::at_start("the document has no kind", hint));
+    };
+    let spec = match kind.value.as_str() {
+        "Service" => spec::Document::Service(body::<ServiceSpec>(piece)?),
+        "Policy" => spec::Document::Policy(body::<PolicySpec>(piece)?),
+        "Topology" => spec::Document::Topology(body::<TopologySpec>(piece)?),
+        "ShardMap" => spec::Document::ShardMap(body::<ShardMapSpec>(piece)?),
+        "Endpoints" => spec::Document::Endpoints(body::<EndpointsSpec>(piece)?),
+        unknown => {
+            let hint = nearest::hint(unknown, &spec::Document::KINDS);
+            return Err(Place::at(kind.referenced, format!("there is no kind '{unknown}'"), hint));
+        }
+    };
+    let plan = spec.plan().map_err(|invalid| tree::place(piece.text, invalid))?;
+    Ok(Document { spec, plan, line: piece.first_line })
+}
+
+/// Reads everything but the kind.
+fn body<'de, T: Deserialize<'de>>(piece: &Piece<'de>) -> Result<T, Place> {
+    let read =
+        |deserializer: serde_saphyr::Deserializer<'de, '_>| T::deserialize(kind::Ignoring(deserializer));
+    serde_saphyr::with_deserializer_from_str_with_options(piece.text, options(), read)
+        .map_err(|e| refusal(&e))
+}
+
+/// Room for a shard map of some 100,000 shards; depth and aliases stay bounded, so that no file can exhaust us.
+fn options() -> Options {
+    serde_saphyr::options! {
+        budget: serde_saphyr::budget! {
+            max_events: 20_000_000,
+            max_nodes: 10_000_000,
+            max_total_scalar_bytes: 1 << 30,
+            max_depth: 64,
+        },
+        with_snippet: false,
+        non_finite_float_policy: NonFiniteFloatPolicy::PassThrough,
+    }
+}
+
+#[cfg(test)]
+mod tests;

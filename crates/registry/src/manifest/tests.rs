@@ -1,0 +1,139 @@
+use fairmesh_model::{ServiceName, ShardKey, spec::Document as Spec};
+
+use super::*;
+
+const GOOD: &str = "\
+# The shop.
+kind: Service
+name: shop/cart
+type: sharded
+protocol: grpc
+---
+service: shop/cart
+routes:
+  - name: read
+    match: {path: {prefix: /v1}, methods: [GET]}
+    split:
+      - {service: shop/cart, weight: 90}
+      - {service: shop/cart-next, weight: 10}
+    idempotent: true
+locality:
+  rings: [5ms, 35ms, any]
+kind: Policy
+---
+kind: ShardMap
+service: shop/cart
+interval: {start: 0, end: max}
+shards:
+  - id: 0
+    start: 0
+    replicas: [{instance: cart-0, region: eu, role: primary}]
+  - {id: 1, start: 0xff}
+  - {id: 2, start: '340282366920938463463374607431768211455'}
+---
+kind: Topology
+regions:
+  - {name: eu, neighbours: [no]}
+  - {name: no}
+roundTrips:
+  - {between: [eu, no], rtt: 35ms}
+---
+kind: Endpoints
+service: shop/cart
+endpoints:
+  - {instance: 7, address: '10.0.0.7:80', region: eu}
+";
+
+#[test]
+fn a_file_of_every_kind_is_read() {
+    let documents = parse("shop.yaml", GOOD).unwrap();
+    let kinds: Vec<_> = documents.iter().map(|d| (d.spec.kind(), d.line)).collect();
+    assert_eq!(kinds, [("Service", 2), ("Policy", 7), ("ShardMap", 19), ("Topology", 29), ("Endpoints", 36)]);
+    let Plan::ShardMap(service, map) = &documents[2].plan else { panic!("{:?}", documents[2].plan) };
+    assert_eq!(*service, ServiceName::new("shop/cart").unwrap());
+    assert_eq!(map.shards[1].start, ShardKey(255));
+    assert_eq!(map.shards[2].start, ShardKey::MAX);
+}
+
+#[test]
+fn what_is_printed_is_accepted() {
+    for document in parse("shop.yaml", GOOD).unwrap() {
+        let printed = serde_saphyr::to_string(&Spec::from(&document.plan)).unwrap();
+        let again = parse("printed", &printed).unwrap_or_else(|e| panic!("{e}\n{printed}"));
+        assert_eq!(again[0].plan, document.plan, "{printed}");
+        let json = serde_json::to_string(&document.spec).unwrap();
+        assert_eq!(serde_json::from_str::<Spec>(&json).unwrap().plan().unwrap(), document.plan, "{json}");
+    }
+}
+
+/// Where and why a file is refused, with the text under the span.
+fn refused(text: &str) -> (usize, usize, String, ManifestError) {
+    let error = parse("shop.yaml", text).unwrap_err();
+    assert!(!error.hint.is_empty(), "{error}");
+    let span = text[error.offset..error.offset + error.length].to_owned();
+    (error.line, error.column, span, error)
+}
+
+#[test]
+fn an_unknown_field_is_refused_at_its_place_with_the_nearest() {
+    let (line, column, span, error) = refused("kind: Policy\nservice: shop/cart\ntimout: 15s\n");
+    assert_eq!((line, column, span.as_str()), (3, 1, "timout"));
+    assert_eq!(error.hint, "did you mean 'timeout'?");
+    assert!(error.to_string().starts_with("shop.yaml:3:1: "), "{error}");
+
+    let nested = "kind: Service\nname: shop/cart\n---\nkind: Policy\nservice: shop/cart\nroutes:\n  - name: a\n    mtach: {}\n";
+    let (line, column, span, error) = refused(nested);
+    assert_eq!((line, column, span.as_str(), error.hint.as_str()), (8, 5, "mtach", "did you mean 'match'?"));
+}
+
+#[test]
+fn an_unknown_kind_or_choice_is_refused_with_the_nearest() {
+    let (line, column, span, error) = refused("name: shop/cart\nkind: Servise\n");
+    assert_eq!(
+        (line, column, span.as_str(), error.hint.as_str()),
+        (2, 7, "Servise", "did you mean 'Service'?")
+    );
+    let (line, _, span, error) = refused("kind: Service\nname: shop/cart\nprotocol: gprc\n");
+    assert_eq!((line, span.as_str(), error.hint.as_str()), (3, "gprc", "did you mean 'grpc'?"));
+    let (line, _, _, error) = refused("\n\nname: shop/cart\n");
+    assert_eq!(line, 3);
+    assert!(error.hint.contains("kind: Service"), "{error}");
+}
+
+#[test]
+fn a_wrong_value_is_refused_at_its_place() {
+    let cases = [
+        ("kind: Service\nname: cart\n", 2, "cart"),
+        ("kind: Service\n# ä\nname: Shop/cart\n", 3, "Shop/cart"),
+        ("kind: Policy\nservice: shop/cart\nlocality:\n  rings: [35ms, 5ms]\n", 4, "5ms"),
+        ("kind: Policy\nservice: shop/cart\nretries: {attempts: 11}\n", 3, "11"),
+        (
+            "kind: ShardMap\nservice: shop/cart\nshards:\n  - {id: 0, start: 0}\n  - {id: 1, start: 9}\n  - {id: 2, start: 5}\n",
+            6,
+            "5",
+        ),
+        ("kind: Topology\nregions:\n  - name: eu\n    neighbours: [mars]\n", 4, "["),
+        (
+            "kind: Endpoints\nservice: a/b\nendpoints:\n  - {instance: x, address: 'cart:80', region: eu}\n",
+            4,
+            "'cart:80'",
+        ),
+    ];
+    for (text, expected_line, expected_span) in cases {
+        let (line, _, span, error) = refused(text);
+        assert_eq!((line, span.as_str()), (expected_line, expected_span), "{error}");
+    }
+}
+
+#[test]
+fn malformed_yaml_is_refused_at_its_line() {
+    let (line, ..) = refused("kind: Service\nname: shop/cart\n---\nkind: Service\nname: 'shop/cart\n");
+    assert!(line >= 5, "{line}");
+    let (line, ..) = refused("kind: Service\n  name: shop/cart\n");
+    assert_eq!(line, 2);
+    let (line, _, span, error) = refused("kind: Service\nname: shop/cart\nname: shop/other\n");
+    assert_eq!((line, span.as_str()), (3, "name"), "{error}");
+    let (.., error) = refused("kind: Service\nprotocol: grpc\n");
+    assert!(error.message.contains("'name' is missing"), "{error}");
+    assert!(refused("- kind: Service\n").3.line == 1);
+}
