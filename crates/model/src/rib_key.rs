@@ -1,6 +1,6 @@
 //! The key space of the RIB. Keys are texts of segments joined by `/`; no segment may hold one (names cannot).
 
-use std::fmt;
+use std::{borrow::Borrow, fmt};
 
 use crate::{InstanceId, Invalid, Label, Region, ServiceName, ShardId, Tenant};
 
@@ -134,6 +134,12 @@ impl Prefix {
 
     /// The prefix as text.
     pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Borrow<str> for Prefix {
+    fn borrow(&self) -> &str {
         &self.0
     }
 }

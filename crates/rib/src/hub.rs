@@ -1,0 +1,152 @@
+//! Who watches what, and what each has yet to see. No async and no clock: the node wakes and waits.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    ops::Bound,
+    sync::Arc,
+};
+
+use fairmesh_model::{Cursor, Identity, Prefix, StoreId};
+
+use crate::{Table, Update, covering};
+
+mod pull;
+mod watcher;
+
+use watcher::{Sub, Watcher};
+
+/// How many changed keys are remembered for one watcher; beyond it, its prefixes are sent anew as a whole.
+pub const MAX_DIRTY: usize = 4096;
+
+/// Names a watcher within its hub.
+pub(crate) type WatcherId = u64;
+
+/// What is known of one watcher.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WatcherInfo {
+    /// What it says it is, for people; empty where it did not say.
+    pub software: String,
+    /// Who it is, as the transport established.
+    pub identity: Identity,
+    /// The number up to which it decides by what it was sent: the node's own for one that owes nothing.
+    pub applied: u64,
+}
+
+/// The watchers of one node.
+#[derive(Debug, Default)]
+pub(crate) struct Hub {
+    watchers: HashMap<WatcherId, Watcher>,
+    /// Prefix → who subscribed to it, so that a change costs a look-up per folder above it.
+    index: BTreeMap<Prefix, BTreeSet<WatcherId>>,
+    /// Watchers that may stand ahead of the table; they look again whenever it moves.
+    ahead: BTreeSet<WatcherId>,
+    next: WatcherId,
+}
+
+impl Hub {
+    pub(crate) fn join(&mut self, software: String, identity: Identity) -> WatcherId {
+        self.next += 1;
+        self.watchers.insert(self.next, Watcher::new(software, identity));
+        self.next
+    }
+
+    pub(crate) fn leave(&mut self, id: WatcherId) {
+        if let Some(watcher) = self.watchers.remove(&id) {
+            watcher.subs.keys().for_each(|prefix| self.unindex(id, prefix));
+        }
+        self.ahead.remove(&id);
+    }
+
+    /// Starts, or starts anew, to follow a prefix; the next pull decides between resuming and a snapshot, so that
+    /// nothing can happen in between.
+    pub(crate) fn subscribe(&mut self, id: WatcherId, prefix: Prefix, from: Option<Cursor>) {
+        let Some(watcher) = self.watchers.get_mut(&id) else { return };
+        self.index.entry(prefix.clone()).or_default().insert(id);
+        watcher.enter(prefix, from.map_or(Sub::Snapshot { held: false }, Sub::From));
+    }
+
+    pub(crate) fn unsubscribe(&mut self, id: WatcherId, prefix: &Prefix) {
+        if let Some(watcher) = self.watchers.get_mut(&id) {
+            watcher.exit(prefix);
+            self.unindex(id, prefix);
+        }
+    }
+
+    /// Remembers for everybody concerned that these keys changed; returns whom to wake.
+    pub(crate) fn touch<'a>(&mut self, keys: impl IntoIterator<Item = &'a Arc<str>>) -> BTreeSet<WatcherId> {
+        let mut woken = self.ahead.clone();
+        for key in keys {
+            for ids in covering(key).filter_map(|prefix| self.index.get(prefix)) {
+                for id in ids {
+                    if let Some(watcher) = self.watchers.get_mut(id) {
+                        watcher.touch(key);
+                        woken.insert(*id);
+                    }
+                }
+            }
+        }
+        woken
+    }
+
+    /// The table became another store's: everybody starts over. Returns whom to wake.
+    pub(crate) fn reset(&mut self) -> BTreeSet<WatcherId> {
+        self.watchers.values_mut().for_each(Watcher::reset);
+        self.watchers.keys().copied().collect()
+    }
+
+    /// Lets every watcher say where it stands although nothing changed for it. Returns whom to wake.
+    pub(crate) fn mark_progress(&mut self) -> BTreeSet<WatcherId> {
+        self.watchers.values_mut().for_each(|watcher| watcher.marked = !watcher.subs.is_empty());
+        self.watchers.keys().copied().collect()
+    }
+
+    /// What the watcher has yet to see; `None` when that is nothing.
+    pub(crate) fn pull(&mut self, id: WatcherId, store: StoreId, table: &Table) -> Option<Update> {
+        let watcher = self.watchers.get_mut(&id)?;
+        let pulled = watcher.pull(store, table);
+        if watcher.is_ahead() {
+            self.ahead.insert(id);
+        } else {
+            self.ahead.remove(&id);
+        }
+        pulled
+    }
+
+    /// The watcher says that it has applied everything up to `number`.
+    pub(crate) fn acked(&mut self, id: WatcherId, number: u64) {
+        if let Some(watcher) = self.watchers.get_mut(&id) {
+            // Nobody can have applied what was not sent: such a watcher would pass for current later on.
+            watcher.acked = watcher.acked.max(number.min(watcher.sent));
+        }
+    }
+
+    /// Everybody whose prefixes meet `prefix`: lie above it, or below.
+    pub(crate) fn watchers(&self, prefix: &Prefix, revision: u64) -> Vec<WatcherInfo> {
+        let above = covering(prefix.as_str()).filter_map(|text| self.index.get(text));
+        let below = self
+            .index
+            .range::<str, _>((Bound::Included(prefix.as_str()), Bound::Unbounded))
+            .take_while(|(text, _)| prefix.covers(text.as_str()))
+            .map(|(_, ids)| ids);
+        let ids: BTreeSet<WatcherId> = above.chain(below).flatten().copied().collect();
+        ids.iter().filter_map(|id| self.watchers.get(id)).map(|watcher| watcher.info(revision)).collect()
+    }
+
+    /// The number that every watcher has applied.
+    pub(crate) fn least_applied(&self, revision: u64) -> u64 {
+        self.watchers.values().map(|watcher| watcher.applied(revision)).min().unwrap_or(revision)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.watchers.len()
+    }
+
+    fn unindex(&mut self, id: WatcherId, prefix: &Prefix) {
+        if let Some(ids) = self.index.get_mut(prefix) {
+            ids.remove(&id);
+            if ids.is_empty() {
+                self.index.remove(prefix);
+            }
+        }
+    }
+}

@@ -1,0 +1,112 @@
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use fairmesh_model::{Revision, StoreId};
+
+use super::{
+    MAX_DIRTY,
+    watcher::{Sub, Watcher},
+};
+use crate::{Snapshot, Table, Update, covering};
+
+/// The most bytes of keys and values in one delta, above what one batch can hold; beyond it, prefixes are sent anew, since
+/// snapshots travel in parts and deltas do not.
+const MAX_DELTA_BYTES: usize = 2 * crate::MAX_BATCH_BYTES;
+
+impl Watcher {
+    pub(super) fn pull(&mut self, store: StoreId, table: &Table) -> Option<Update> {
+        self.compare(store, table);
+        let mut dirty = self.visible();
+        if dirty.iter().map(|key| size(key, table)).sum::<usize>() > MAX_DELTA_BYTES {
+            self.dirty = dirty;
+            self.overflow();
+            dirty = BTreeSet::new();
+        }
+        let mut update = Update::empty(Revision { store, partition: 0, number: table.revision() });
+        for key in dirty {
+            match table.get(&key) {
+                Some(entry) => update.puts.push((key, entry.clone())),
+                None => update.deletes.push(key),
+            }
+        }
+        self.settle(table, &mut update);
+        let marked = std::mem::take(&mut self.marked);
+        if update == Update::empty(update.revision) && !marked {
+            return None;
+        }
+        self.sent = update.revision.number;
+        Some(update)
+    }
+
+    /// Finds out for every subscription with a cursor whether it resumes, and which keys it missed: one walk through
+    /// the log for all of them.
+    fn compare(&mut self, store: StoreId, table: &Table) {
+        let mut oldest = None;
+        for prefix in &self.entering {
+            let Some(sub) = self.subs.get_mut(prefix) else { continue };
+            let (Sub::From(cursor) | Sub::Ahead(cursor)) = sub else { continue };
+            let number = cursor.number(0);
+            *sub = if cursor.store != store {
+                Sub::Snapshot { held: true }
+            } else if number > table.revision() {
+                Sub::Ahead(cursor.clone())
+            } else if number < table.floor() {
+                Sub::Snapshot { held: true }
+            } else {
+                oldest = Some(oldest.unwrap_or(number).min(number));
+                Sub::From(cursor.clone())
+            };
+        }
+        let Some(changes) = oldest.and_then(|oldest| table.changes_since(oldest)) else { return };
+        for (revision, key) in changes {
+            let missed =
+                |prefix: &str| matches!(self.subs.get(prefix), Some(Sub::From(c)) if c.number(0) < *revision);
+            if covering(key).any(missed) {
+                self.dirty.insert(key.clone());
+            }
+        }
+        if self.dirty.len() > MAX_DIRTY {
+            self.overflow();
+        }
+    }
+
+    /// Takes the dirty keys that belong into a delta: those of a live or resuming subscription that no snapshot holds.
+    fn visible(&mut self) -> BTreeSet<Arc<str>> {
+        let subs = &self.subs;
+        let wanted = |key: &Arc<str>| {
+            let mut followed = false;
+            for sub in covering(key).filter_map(|prefix| subs.get(prefix)) {
+                match sub {
+                    Sub::Snapshot { .. } => return false,
+                    Sub::Live | Sub::From(_) => followed = true,
+                    Sub::Ahead(_) => {}
+                }
+            }
+            followed
+        };
+        std::mem::take(&mut self.dirty).into_iter().filter(wanted).collect()
+    }
+
+    /// Takes the snapshots; all but the subscriptions ahead are live from here.
+    fn settle(&mut self, table: &Table, update: &mut Update) {
+        for prefix in std::mem::take(&mut self.entering) {
+            let Some(sub) = self.subs.get_mut(&prefix) else { continue };
+            match sub {
+                Sub::Ahead(_) => {
+                    self.entering.insert(prefix);
+                    continue;
+                }
+                Sub::From(_) => update.resumed.push(prefix),
+                Sub::Snapshot { .. } => {
+                    let entries = table.read(std::slice::from_ref(&prefix));
+                    update.snapshots.push(Snapshot { prefix, entries, age: Duration::ZERO });
+                }
+                Sub::Live => continue,
+            }
+            *sub = Sub::Live;
+        }
+    }
+}
+
+fn size(key: &str, table: &Table) -> usize {
+    key.len() + table.get(key).map_or(0, |entry| entry.value.len())
+}

@@ -1,0 +1,111 @@
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use fairmesh_model::{Cursor, Identity, Prefix};
+
+use super::{MAX_DIRTY, WatcherInfo};
+use crate::covering;
+
+/// How one subscription of a watcher stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Sub {
+    /// It has everything but the dirty keys.
+    Live,
+    /// It holds a copy from there, not yet compared with the table's log.
+    From(Cursor),
+    /// It holds a copy from later than the table: the node's own copy is behind. It waits rather than go backwards.
+    Ahead(Cursor),
+    /// It gets everything anew; `held` tells whether it decides by an older copy meanwhile.
+    Snapshot { held: bool },
+}
+
+/// One watcher: what it asked for, has yet to see, was sent, and has applied.
+#[derive(Debug)]
+pub(super) struct Watcher {
+    software: String,
+    identity: Identity,
+    pub(super) subs: BTreeMap<Prefix, Sub>,
+    /// The subscriptions that are not live.
+    pub(super) entering: BTreeSet<Prefix>,
+    pub(super) dirty: BTreeSet<Arc<str>>,
+    /// Whether it is to be told where it stands, with or without changes.
+    pub(super) marked: bool,
+    /// The number of the last thing sent, and the number that it said it has applied.
+    pub(super) sent: u64,
+    pub(super) acked: u64,
+}
+
+impl Watcher {
+    pub(super) fn new(software: String, identity: Identity) -> Self {
+        Self {
+            software,
+            identity,
+            subs: BTreeMap::new(),
+            entering: BTreeSet::new(),
+            dirty: BTreeSet::new(),
+            marked: false,
+            sent: 0,
+            acked: 0,
+        }
+    }
+
+    pub(super) fn enter(&mut self, prefix: Prefix, sub: Sub) {
+        self.entering.insert(prefix.clone());
+        self.subs.insert(prefix, sub);
+    }
+
+    pub(super) fn exit(&mut self, prefix: &Prefix) {
+        self.subs.remove(prefix);
+        self.entering.remove(prefix);
+    }
+
+    pub(super) fn touch(&mut self, key: &Arc<str>) {
+        self.dirty.insert(key.clone());
+        if self.dirty.len() > MAX_DIRTY {
+            self.overflow();
+        }
+    }
+
+    /// Sends the prefixes of all dirty keys anew instead of the keys.
+    pub(super) fn overflow(&mut self) {
+        for key in std::mem::take(&mut self.dirty) {
+            for text in covering(&key) {
+                let Some((prefix, Sub::Live | Sub::From(_))) = self.subs.get_key_value(text) else {
+                    continue;
+                };
+                self.enter(prefix.clone(), Sub::Snapshot { held: true });
+            }
+        }
+    }
+
+    pub(super) fn reset(&mut self) {
+        self.dirty.clear();
+        (self.sent, self.acked) = (0, 0);
+        for (prefix, sub) in &mut self.subs {
+            let held = *sub != Sub::Snapshot { held: false };
+            *sub = Sub::Snapshot { held };
+            self.entering.insert(prefix.clone());
+        }
+    }
+
+    pub(super) fn is_ahead(&self) -> bool {
+        self.entering.iter().any(|prefix| matches!(self.subs.get(prefix), Some(Sub::Ahead(_))))
+    }
+
+    pub(super) fn info(&self, revision: u64) -> WatcherInfo {
+        let applied = self.applied(revision);
+        WatcherInfo { software: self.software.clone(), identity: self.identity.clone(), applied }
+    }
+
+    /// The number up to which it decides by what it was sent. One that owes nothing counts as being at the table's
+    /// `revision`: it is not told of changes that are none of its business.
+    pub(super) fn applied(&self, revision: u64) -> u64 {
+        let owes = |prefix| {
+            matches!(self.subs.get(prefix), Some(Sub::Live | Sub::From(_) | Sub::Snapshot { held: true }))
+        };
+        let current = self.dirty.is_empty() && self.acked >= self.sent && !self.entering.iter().any(owes);
+        if current { revision } else { self.acked }
+    }
+}

@@ -1,0 +1,375 @@
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use fairmesh_model::{Cursor, Identity, Prefix, Revision, StoreId};
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
+
+use crate::{
+    Batch, Commit, Conflict, Entry, Table, Update, WatcherInfo,
+    hub::{Hub, WatcherId},
+};
+
+mod watcher;
+
+pub use watcher::Watcher;
+
+/// What stands for a store that is not known yet; no store draws it.
+const NO_STORE: StoreId = StoreId(0);
+
+/// A copy of the routing information base with its watchers: a control plane's own, a replica's or an agent's part.
+///
+/// Cheap to clone; clones are the same node. Every call takes one short lock and none of them blocks on a watcher.
+#[derive(Clone, Debug)]
+pub struct Node {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    inner: Mutex<Inner>,
+    applied: watch::Sender<u64>,
+    acks: watch::Sender<u64>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    store: StoreId,
+    table: Table,
+    hub: Hub,
+    wakers: HashMap<WatcherId, Arc<Notify>>,
+    /// The count of changes at which watchers are told again where they stand.
+    next_mark: u64,
+}
+
+/// How far a wait for watchers came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Acked {
+    /// Whether every watcher has applied the revision.
+    pub all: bool,
+    /// Who has not, for people.
+    pub behind: Vec<String>,
+}
+
+impl Node {
+    /// The empty node of a store.
+    pub fn new(store: StoreId) -> Self {
+        Self::with_table(store, Table::default())
+    }
+
+    /// A node that follows another and has not met its store yet: watchers wait until it has.
+    pub fn replica() -> Self {
+        Self::new(NO_STORE)
+    }
+
+    /// A node that holds what its store had persisted at `revision`.
+    pub fn load(store: StoreId, revision: u64, entries: impl IntoIterator<Item = (Arc<str>, Entry)>) -> Self {
+        let mut table = Table::default();
+        table.load(revision, entries);
+        Self::with_table(store, table)
+    }
+
+    /// A node with a table of one's own making, such as one with a shorter log.
+    pub fn with_table(store: StoreId, table: Table) -> Self {
+        let (applied, acks) = (watch::Sender::new(table.revision()), watch::Sender::new(0));
+        let next_mark = (table.changes().1 as u64 / 2).max(1);
+        let inner = Inner { store, table, hub: Hub::default(), wakers: HashMap::new(), next_mark };
+        Self { shared: Arc::new(Shared { inner: Mutex::new(inner), applied, acks }) }
+    }
+
+    /// The store that the node's revisions belong to, once it is known.
+    pub fn store(&self) -> Option<StoreId> {
+        Some(self.lock().store).filter(|store| *store != NO_STORE)
+    }
+
+    /// The last revision applied.
+    pub fn revision(&self) -> Revision {
+        self.lock().revision()
+    }
+
+    /// Applies what the store committed, in order. A commit that was applied before is ignored: returns false.
+    pub fn apply(&self, commit: Commit) -> bool {
+        let mut inner = self.lock();
+        let keys: Vec<_> = commit.changes.iter().map(|(key, _)| key.clone()).collect();
+        let applied = inner.table.apply(commit);
+        if applied {
+            inner.touched(&keys);
+            self.announce(&inner);
+        }
+        applied
+    }
+
+    /// Takes what a replica's upstream sent, as one change; returns the keys that changed.
+    ///
+    /// Another store's update replaces all that is held. A snapshot says what is there and not how it came to be so, so
+    /// the log starts anew with it: watchers that return from before it get snapshots.
+    ///
+    /// # Errors
+    /// When the update is older than what the node holds of this store: the caller should find a better upstream.
+    pub fn absorb(&self, update: Update) -> Result<Vec<Arc<str>>, Behind> {
+        let mut inner = self.lock();
+        let number = update.revision.number;
+        if inner.store != update.revision.store {
+            inner.replace_store(update.revision.store);
+        } else if number < inner.table.revision() {
+            return Err(Behind { held: inner.table.revision(), offered: number });
+        }
+        let anew = !update.snapshots.is_empty();
+        let mut keys = Vec::new();
+        for snapshot in update.snapshots {
+            inner.replace(snapshot.prefix, snapshot.entries, number, &mut keys);
+        }
+        for (key, entry) in update.puts.into_iter().map(|(key, entry)| (key, Some(entry))) {
+            inner.set(number, key, entry, &mut keys);
+        }
+        for key in update.deletes {
+            inner.set(number, key, None, &mut keys);
+        }
+        inner.table.advance(number);
+        if anew {
+            inner.table.compact_before(number);
+        }
+        inner.touched(&keys);
+        self.announce(&inner);
+        Ok(keys)
+    }
+
+    /// Replaces what is below `prefix` by what another node holds there at `revision`; returns the keys that changed.
+    ///
+    /// # Errors
+    /// As [`Node::absorb`].
+    pub fn replace(
+        &self,
+        prefix: Prefix,
+        entries: Vec<(Arc<str>, Entry)>,
+        revision: Revision,
+    ) -> Result<Vec<Arc<str>>, Behind> {
+        let snapshot = crate::Snapshot { prefix, entries, age: std::time::Duration::ZERO };
+        self.absorb(Update { snapshots: vec![snapshot], ..Update::empty(revision) })
+    }
+
+    /// Takes copies from disk, which may have been saved at different revisions of one store: the node stands at the
+    /// earliest, `revision`, and only watchers that stand at the latest, `floor`, or after it can resume.
+    pub fn restore(
+        &self,
+        revision: Revision,
+        floor: u64,
+        entries: impl IntoIterator<Item = (Arc<str>, Entry)>,
+    ) {
+        let mut inner = self.lock();
+        inner.replace_store(revision.store);
+        inner.table.restore(revision.number, floor, entries);
+        self.announce(&inner);
+    }
+
+    /// Drops what is below a prefix that nobody follows any more, but for keys that `kept` claims.
+    pub fn forget(&self, prefix: &Prefix, kept: impl Fn(&str) -> bool) {
+        let mut inner = self.lock();
+        let gone: Vec<_> =
+            inner.table.below(prefix).map(|(key, _)| key.clone()).filter(|key| !kept(key)).collect();
+        gone.iter().for_each(|key| inner.table.forget(key));
+    }
+
+    /// Everything below the prefixes at one revision, in the order of keys.
+    pub fn read(&self, prefixes: &[Prefix]) -> (Revision, Vec<(Arc<str>, Entry)>) {
+        let inner = self.lock();
+        (inner.revision(), inner.table.read(prefixes))
+    }
+
+    /// What is at `key`.
+    pub fn get(&self, key: &str) -> Option<Entry> {
+        self.lock().table.get(key).cloned()
+    }
+
+    /// Whether every condition of the batch holds now.
+    ///
+    /// # Errors
+    /// The first that does not hold.
+    pub fn check(&self, batch: &Batch) -> Result<(), Conflict> {
+        self.lock().table.check(batch)
+    }
+
+    /// Waits until a revision of this number or a later one is applied.
+    pub async fn applied(&self, at_least: u64) {
+        let mut applied = self.shared.applied.subscribe();
+        // The sender lives in `self`, so this cannot fail.
+        let _ = applied.wait_for(|number| *number >= at_least).await;
+    }
+
+    /// The number of the last revision applied, as it changes.
+    pub fn revisions(&self) -> watch::Receiver<u64> {
+        self.shared.applied.subscribe()
+    }
+
+    /// Ticks whenever a watcher acknowledged or left, or may have.
+    pub fn acks(&self) -> watch::Receiver<u64> {
+        self.shared.acks.subscribe()
+    }
+
+    /// Starts to watch; dropping the watcher ends it. `software` says what it is, for people.
+    pub fn watch(&self, software: impl Into<String>, identity: Identity) -> Watcher {
+        let notify = Arc::new(Notify::new());
+        let mut inner = self.lock();
+        let id = inner.hub.join(software.into(), identity);
+        inner.wakers.insert(id, notify.clone());
+        Watcher::new(self.clone(), id, notify)
+    }
+
+    /// Everybody who watches something above or below `prefix`, or `prefix` itself.
+    pub fn watchers(&self, prefix: &Prefix) -> Vec<WatcherInfo> {
+        let inner = self.lock();
+        inner.hub.watchers(prefix, inner.table.revision())
+    }
+
+    /// How many watchers there are.
+    pub fn watcher_count(&self) -> usize {
+        self.lock().hub.len()
+    }
+
+    /// The number that every watcher has applied; the node's own when none owes anything.
+    pub fn least_applied(&self) -> u64 {
+        let inner = self.lock();
+        inner.hub.least_applied(inner.table.revision())
+    }
+
+    /// Waits until everybody who watches something of `prefix` has applied `revision`, at most until `deadline`. One
+    /// that disconnects no longer counts.
+    pub async fn wait_acked(&self, prefix: &Prefix, revision: u64, deadline: Instant) -> Acked {
+        let (mut acks, mut applied) = (self.acks(), self.revisions());
+        loop {
+            acks.mark_unchanged();
+            applied.mark_unchanged();
+            let behind = self.behind(prefix, revision);
+            if behind.is_empty() {
+                return Acked { all: true, behind };
+            }
+            tokio::select! {
+                _ = acks.changed() => {}
+                _ = applied.changed() => {}
+                () = tokio::time::sleep_until(deadline) => return Acked { all: false, behind },
+            }
+        }
+    }
+
+    fn behind(&self, prefix: &Prefix, revision: u64) -> Vec<String> {
+        let late = self.watchers(prefix).into_iter().filter(|watcher| watcher.applied < revision);
+        late.map(|watcher| format!("{} ({}) at {}", watcher.software, watcher.identity, watcher.applied))
+            .collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // Nothing that runs under the lock panics; if it did, serving what is there beats taking the process down.
+        self.shared.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells waiters how far the table is; called under the lock, so that it never goes backwards.
+    fn announce(&self, inner: &Inner) {
+        self.shared.applied.send_replace(inner.table.revision());
+    }
+}
+
+/// An upstream offered less than what is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the upstream is at revision {offered} and this copy at {held}; it is kept until an upstream catches up"
+)]
+pub struct Behind {
+    /// The last number that the node applied.
+    pub held: u64,
+    /// What the upstream offered.
+    pub offered: u64,
+}
+
+impl Inner {
+    fn revision(&self) -> Revision {
+        Revision { store: self.store, partition: 0, number: self.table.revision() }
+    }
+
+    fn replace_store(&mut self, store: StoreId) {
+        self.store = store;
+        self.table.restore(0, 0, []);
+        let woken = self.hub.reset();
+        self.wake(woken);
+    }
+
+    /// Makes what is below `prefix` equal to `entries`, touching only what differs.
+    fn replace(
+        &mut self,
+        prefix: Prefix,
+        entries: Vec<(Arc<str>, Entry)>,
+        number: u64,
+        changed: &mut Vec<Arc<str>>,
+    ) {
+        let mut gone: BTreeSet<_> = self.table.below(&prefix).map(|(key, _)| key.clone()).collect();
+        for (key, entry) in entries {
+            gone.remove(&key);
+            if self.table.get(&key) != Some(&entry) {
+                self.set(number, key, Some(entry), changed);
+            }
+        }
+        for key in gone {
+            self.set(number, key, None, changed);
+        }
+    }
+
+    fn set(&mut self, number: u64, key: Arc<str>, entry: Option<Entry>, changed: &mut Vec<Arc<str>>) {
+        changed.push(key.clone());
+        self.table.set(number, key, entry);
+    }
+
+    /// Passes changed keys to the watchers, and tells the quiet ones where they stand before the log forgets it.
+    fn touched(&mut self, keys: &[Arc<str>]) {
+        let mut woken = self.hub.touch(keys);
+        let (changes, longest) = self.table.changes();
+        if changes >= self.next_mark {
+            self.next_mark = changes + (longest as u64 / 2).max(1);
+            woken.append(&mut self.hub.mark_progress());
+        }
+        self.wake(woken);
+    }
+
+    fn wake(&self, ids: impl IntoIterator<Item = WatcherId>) {
+        ids.into_iter().filter_map(|id| self.wakers.get(&id)).for_each(|notify| notify.notify_one());
+    }
+}
+
+// What a `Watcher` does to its node.
+impl Node {
+    fn subscribe(&self, id: WatcherId, prefix: Prefix, from: Option<Cursor>) {
+        let mut inner = self.lock();
+        inner.hub.subscribe(id, prefix, from);
+        inner.wake([id]);
+    }
+
+    fn unsubscribe(&self, id: WatcherId, prefix: &Prefix) {
+        self.lock().hub.unsubscribe(id, prefix);
+        self.shared.acks.send_modify(|ticks| *ticks += 1);
+    }
+
+    fn acked(&self, id: WatcherId, cursor: &Cursor) {
+        let mut inner = self.lock();
+        if cursor.store == inner.store {
+            inner.hub.acked(id, cursor.number(0));
+            self.shared.acks.send_modify(|ticks| *ticks += 1);
+        }
+    }
+
+    fn pull(&self, id: WatcherId) -> Option<Update> {
+        let inner = &mut *self.lock();
+        if inner.store == NO_STORE {
+            return None;
+        }
+        inner.hub.pull(id, inner.store, &inner.table)
+    }
+
+    fn leave(&self, id: WatcherId) {
+        let mut inner = self.lock();
+        inner.hub.leave(id);
+        inner.wakers.remove(&id);
+        self.shared.acks.send_modify(|ticks| *ticks += 1);
+    }
+}

@@ -1,0 +1,234 @@
+use std::{
+    collections::{BTreeMap, VecDeque},
+    ops::Bound,
+    sync::Arc,
+};
+
+use fairmesh_model::Prefix;
+
+use crate::{Batch, Commit, Conflict, Entry, Expect};
+
+/// How many changes a table remembers so that returning watchers need no snapshot.
+pub const DEFAULT_LOG: usize = 100_000;
+
+/// What the routing information base holds, and which keys changed lately.
+///
+/// The log holds keys only: a returning watcher gets the last value of each, which is all that it needs.
+#[derive(Clone, Debug)]
+pub struct Table {
+    entries: BTreeMap<Arc<str>, Entry>,
+    revision: u64,
+    log: VecDeque<(u64, Arc<str>)>,
+    longest: usize,
+    /// How many changes there ever were.
+    changes: u64,
+    /// Changes after this number are all in the log.
+    floor: u64,
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        Self::new(DEFAULT_LOG)
+    }
+}
+
+impl Table {
+    /// An empty table that remembers at most `longest` changes.
+    pub fn new(longest: usize) -> Self {
+        Self { entries: BTreeMap::new(), revision: 0, log: VecDeque::new(), longest, changes: 0, floor: 0 }
+    }
+
+    /// Takes what a store holds at `revision`. Watchers that stand before it need snapshots.
+    pub fn load(&mut self, revision: u64, entries: impl IntoIterator<Item = (Arc<str>, Entry)>) {
+        self.restore(revision, revision, entries);
+    }
+
+    /// The number of the last change.
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// The earliest number from which a watcher can resume.
+    pub fn floor(&self) -> u64 {
+        self.floor
+    }
+
+    /// What is at `key`.
+    pub fn get(&self, key: &str) -> Option<&Entry> {
+        self.entries.get(key)
+    }
+
+    /// Whether every condition of the batch holds now.
+    pub fn check(&self, batch: &Batch) -> Result<(), Conflict> {
+        for op in &batch.ops {
+            let found = self.get(&op.key).map(|entry| entry.revision);
+            let holds = match op.expect {
+                Expect::Any => true,
+                Expect::Absent => found.is_none(),
+                Expect::Revision(revision) => found == Some(revision),
+            };
+            if !holds {
+                let (key, expected, current) = (op.key.clone(), op.expect, self.revision);
+                return Err(Conflict { key, expected, found, current });
+            }
+        }
+        Ok(())
+    }
+
+    /// Carries out a commit. One that is not newer than the table was carried out already: returns false, changes nothing.
+    pub fn apply(&mut self, commit: Commit) -> bool {
+        let Commit { revision, changes } = commit;
+        if revision <= self.revision {
+            return false;
+        }
+        self.revision = revision;
+        for (key, value) in changes {
+            let entry = value.map(|value| Entry { value, revision });
+            self.set(revision, key, entry);
+        }
+        true
+    }
+
+    /// Everything below the prefixes in the order of keys, each key once though prefixes overlap.
+    pub fn read(&self, prefixes: &[Prefix]) -> Vec<(Arc<str>, Entry)> {
+        let clone = |(key, entry): (&Arc<str>, &Entry)| (key.clone(), entry.clone());
+        match prefixes {
+            [prefix] => self.below(prefix).map(clone).collect(),
+            _ => {
+                let all: BTreeMap<_, _> = prefixes.iter().flat_map(|prefix| self.below(prefix)).collect();
+                all.into_iter().map(clone).collect()
+            }
+        }
+    }
+
+    /// Every key that changed after `cursor`, repeated as often as it changed, or `None` where the log does not reach
+    /// back so far or the cursor lies ahead.
+    pub fn keys_since(&self, cursor: u64) -> Option<impl Iterator<Item = &Arc<str>>> {
+        self.changes_since(cursor).map(|changes| changes.map(|(_, key)| key))
+    }
+
+    /// The same with the number of each change, in order.
+    pub(crate) fn changes_since(&self, cursor: u64) -> Option<impl Iterator<Item = &(u64, Arc<str>)>> {
+        if cursor < self.floor || cursor > self.revision {
+            return None;
+        }
+        let from = self.log.partition_point(|(revision, _)| *revision <= cursor);
+        Some(self.log.range(from..))
+    }
+
+    /// Forgets how the table came to be what it is at `revision`: watchers before it need snapshots.
+    pub fn compact_before(&mut self, revision: u64) {
+        self.floor = self.floor.max(revision.min(self.revision));
+        let gone = self.log.partition_point(|(revision, _)| *revision <= self.floor);
+        self.log.drain(..gone);
+    }
+
+    /// The entries below one prefix.
+    pub(crate) fn below<'a>(&'a self, prefix: &'a Prefix) -> impl Iterator<Item = (&'a Arc<str>, &'a Entry)> {
+        self.entries
+            .range::<str, _>((Bound::Included(prefix.as_str()), Bound::Unbounded))
+            .take_while(|(key, _)| prefix.covers(key))
+    }
+
+    /// Takes copies that are at least as new as `revision` and at most as new as `floor`.
+    pub(crate) fn restore(
+        &mut self,
+        revision: u64,
+        floor: u64,
+        entries: impl IntoIterator<Item = (Arc<str>, Entry)>,
+    ) {
+        self.entries = entries.into_iter().collect();
+        self.log.clear();
+        (self.revision, self.floor) = (revision, floor);
+    }
+
+    /// How many changes there ever were, and how many of them the log holds at most.
+    pub(crate) fn changes(&self) -> (u64, usize) {
+        (self.changes, self.longest)
+    }
+
+    /// Moves on to `revision` without saying what changed.
+    pub(crate) fn advance(&mut self, revision: u64) {
+        self.revision = self.revision.max(revision);
+    }
+
+    /// Writes one key and remembers that it changed.
+    pub(crate) fn set(&mut self, revision: u64, key: Arc<str>, entry: Option<Entry>) {
+        self.changes += 1;
+        self.log.push_back((revision, key.clone()));
+        if self.log.len() > self.longest
+            && let Some((oldest, _)) = self.log.pop_front()
+        {
+            // The rest of that revision, still in the log, must not pass for all of it.
+            self.floor = oldest;
+        }
+        match entry {
+            Some(entry) => self.entries.insert(key, entry),
+            None => self.entries.remove(&key),
+        };
+    }
+
+    /// Drops keys without saying so: nobody watches them.
+    pub(crate) fn forget(&mut self, key: &str) {
+        self.entries.remove(key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::Op;
+
+    fn commit(revision: u64, keys: &[&str]) -> Commit {
+        let changes = keys.iter().map(|key| ((*key).into(), Some(Bytes::from_static(b"v")))).collect();
+        Commit { revision, changes }
+    }
+
+    fn since(table: &Table, cursor: u64) -> Option<Vec<&str>> {
+        table.keys_since(cursor).map(|keys| keys.map(|key| &**key).collect())
+    }
+
+    #[test]
+    fn conditions_hold_or_name_what_is_there() {
+        let mut table = Table::default();
+        table.apply(commit(3, &["/a"]));
+        let check =
+            |key: &str, expect| table.check(&Batch { ops: vec![Op::put(key, "x").expecting(expect)] });
+        assert_eq!(check("/a", Expect::Revision(3)), Ok(()));
+        assert_eq!(check("/b", Expect::Absent), Ok(()));
+        assert_eq!(check("/a", Expect::Absent).unwrap_err().found, Some(3));
+        assert_eq!(check("/b", Expect::Revision(3)).unwrap_err().found, None);
+    }
+
+    #[test]
+    fn a_repeated_commit_changes_nothing() {
+        let mut table = Table::default();
+        assert!(table.apply(commit(2, &["/a"])));
+        assert!(!table.apply(commit(2, &["/b"])));
+        assert_eq!((table.revision(), table.get("/b")), (2, None));
+    }
+
+    #[test]
+    fn the_log_resumes_within_its_bound_and_never_from_half_a_commit() {
+        let mut table = Table::new(3);
+        table.apply(commit(1, &["/a", "/b"]));
+        table.apply(commit(2, &["/c"]));
+        assert_eq!(since(&table, 0), Some(vec!["/a", "/b", "/c"]));
+        table.apply(commit(3, &["/d"]));
+        assert_eq!(since(&table, 0), None, "/a fell out, so revision 1 is no longer whole");
+        assert_eq!(since(&table, 1), Some(vec!["/c", "/d"]));
+        table.compact_before(3);
+        assert_eq!((since(&table, 2), since(&table, 3), since(&table, 4)), (None, Some(vec![]), None));
+    }
+
+    #[test]
+    fn overlapping_prefixes_give_each_key_once() {
+        let mut table = Table::default();
+        table.apply(commit(1, &["/a/b/c", "/a/d", "/ab"]));
+        let prefixes = ["/a/", "/a/b/", "/ab"].map(|text| Prefix::new(text).unwrap());
+        let keys: Vec<_> = table.read(&prefixes).into_iter().map(|(key, _)| key).collect();
+        assert_eq!(keys, ["/a/b/c".into(), "/a/d".into(), "/ab".into()] as [Arc<str>; 3]);
+    }
+}
