@@ -5,8 +5,15 @@
 //! in another language decide alike (`vectors/`). Round robin by weight was rejected: callers that share a list move in
 //! step and herd on one endpoint (A10), while two random choices stay fair with no state shared between callers.
 
+mod book;
+mod group;
+mod pick;
+pub mod rendezvous;
 mod slot;
 mod slots;
 
-pub use slot::{Outcome, Slot};
-pub use slots::{Lease, Slots};
+pub use book::Lease;
+pub use group::{Few, Group, Members};
+pub use pick::{Contest, Handicap, SCAN_UP_TO, Standing, Witness, pick};
+pub use slot::{Outcome, Slot, penalty};
+pub use slots::Slots;

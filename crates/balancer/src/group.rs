@@ -1,0 +1,165 @@
+use fairmesh_model::arith::Generator;
+
+/// Endpoints among which to pick, as compiled into a snapshot.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Members {
+    indices: Box<[u32]>,
+    /// Running totals of the weights; empty where all are equal.
+    ends: Box<[u64]>,
+    /// The weight of each where all are equal, else 0.
+    each: u32,
+}
+
+impl Members {
+    /// Endpoints by index and weight, in an order that callers keep; a weight of 0 counts as 1.
+    pub fn new(members: &[(u32, u32)]) -> Self {
+        let indices = members.iter().map(|&(index, _)| index).collect();
+        let first = members.first().map_or(1, |&(_, weight)| weight.max(1));
+        if members.iter().all(|&(_, weight)| weight.max(1) == first) {
+            return Self { indices, ends: Box::default(), each: first };
+        }
+        let mut total = 0;
+        let ends = members.iter().map(|&(_, weight)| {
+            total += u64::from(weight.max(1));
+            total
+        });
+        Self { indices, ends: ends.collect(), each: 0 }
+    }
+
+    /// The same, to pick from.
+    #[inline]
+    pub fn group(&self) -> Group<'_> {
+        Group { indices: &self.indices, ends: &self.ends, each: self.each }
+    }
+}
+
+/// A few endpoints, found while a call is decided: no allocation.
+#[derive(Clone, Debug)]
+pub struct Few {
+    indices: [u32; Self::MOST],
+    ends: [u64; Self::MOST],
+    len: usize,
+}
+
+impl Few {
+    /// How many fit.
+    pub const MOST: usize = 32;
+
+    /// None yet.
+    #[inline]
+    pub fn new() -> Self {
+        Self { indices: [0; Self::MOST], ends: [0; Self::MOST], len: 0 }
+    }
+
+    /// Forgets all.
+    #[inline]
+    pub fn clear(&mut self) {
+        self.len = 0;
+    }
+
+    /// How many there are.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Adds an endpoint unless it is full; a weight of 0 counts as 1.
+    #[inline]
+    pub fn push(&mut self, index: u32, weight: u32) {
+        if self.len < Self::MOST {
+            let before = if self.len == 0 { 0 } else { self.ends[self.len - 1] };
+            self.indices[self.len] = index;
+            self.ends[self.len] = before + u64::from(weight.max(1));
+            self.len += 1;
+        }
+    }
+
+    /// The same, to pick from.
+    #[inline]
+    pub fn group(&self) -> Group<'_> {
+        Group { indices: &self.indices[..self.len], ends: &self.ends[..self.len], each: 0 }
+    }
+}
+
+impl Default for Few {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Endpoints among which to pick.
+#[derive(Clone, Copy, Debug)]
+pub struct Group<'a> {
+    indices: &'a [u32],
+    ends: &'a [u64],
+    each: u32,
+}
+
+impl<'a> Group<'a> {
+    /// The endpoints' indices.
+    #[inline]
+    pub fn indices(&self) -> &'a [u32] {
+        self.indices
+    }
+
+    /// How many there are.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.indices.len()
+    }
+
+    /// Whether there is none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.indices.is_empty()
+    }
+
+    /// The weight of the endpoint at `position`.
+    #[inline]
+    pub fn weight(&self, position: usize) -> u32 {
+        if self.each != 0 {
+            return self.each;
+        }
+        let start = if position == 0 { 0 } else { self.ends[position - 1] };
+        // The difference is what `new` or `push` added: a u32.
+        (self.ends[position] - start) as u32
+    }
+
+    /// Draws a position by weight: the one whose stretch of the running totals holds `below(total)`.
+    #[inline]
+    pub(crate) fn sample(&self, random: &mut Generator) -> usize {
+        match self.ends.last() {
+            // floor(floor(t * n * w) / w) is floor(t * n): equal weights need no totals to draw the very same position.
+            None => random.below(self.len() as u64) as usize,
+            Some(&total) => self.holder(random.below(total)),
+        }
+    }
+
+    /// Draws by weight a position other than `taken`: `below(total - weight)`, the stretch of `taken` cut out.
+    #[inline]
+    pub(crate) fn sample_other(&self, taken: usize, random: &mut Generator) -> usize {
+        match self.ends.last() {
+            None => {
+                let position = random.below(self.len() as u64 - 1) as usize;
+                position + usize::from(position >= taken)
+            }
+            Some(&total) => {
+                let weight = u64::from(self.weight(taken));
+                let point = random.below(total - weight);
+                let start = self.ends[taken] - weight;
+                self.holder(if point >= start { point + weight } else { point })
+            }
+        }
+    }
+
+    #[inline]
+    fn holder(&self, point: u64) -> usize {
+        self.ends.partition_point(|&end| end <= point)
+    }
+}

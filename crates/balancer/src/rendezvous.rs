@@ -1,0 +1,47 @@
+//! Weighted rendezvous hashing (S23, S24): every pair of a chooser and a node has a score that nobody else influences, and
+//! the chooser takes the nodes of the lowest scores. A node more or less changes nothing between the others.
+//!
+//! Specified as: `draw = mix_pair(chooser, node)`; `cost = 2^38 - log2(draw)`, the negative logarithm of a number evenly
+//! spread over (0, 1]; `score = floor(cost * 2^24 / weight)`. Divided by its weight, such a cost is lowest of all with a
+//! probability proportional to the weight. Equal scores: the greater draw, then the smaller node comes first.
+
+use std::cmp::Reverse;
+
+use fairmesh_model::arith::{LOG_BITS, log2, mix_pair};
+
+/// Where a node stands for a chooser; the least is the first choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Rank {
+    /// The score, below 2^62.
+    pub score: u64,
+    /// The draw, greater first.
+    pub draw: Reverse<u64>,
+    /// The node's hash.
+    pub node: u64,
+}
+
+/// The rank of `node` for `chooser`, both hashed already; a weight of 0 counts as 1.
+#[inline]
+pub fn rank(chooser: u64, node: u64, weight: u32) -> Rank {
+    let draw = mix_pair(chooser, node);
+    let cost = (64 << LOG_BITS) - log2(draw);
+    Rank { score: (cost << 24) / u64::from(weight.max(1)), draw: Reverse(draw), node }
+}
+
+/// The positions of the `k` nodes, each `(hash, weight)`, that `chooser` ranks first, in its order; all when `k` is 0.
+pub fn subset(chooser: u64, nodes: &[(u64, u32)], k: usize) -> Vec<usize> {
+    let mut ranked: Vec<(Rank, usize)> = nodes
+        .iter()
+        .enumerate()
+        .map(|(position, &(node, weight))| (rank(chooser, node, weight), position))
+        .collect();
+    if k != 0 && k < ranked.len() {
+        ranked.select_nth_unstable(k - 1);
+        ranked.truncate(k);
+    }
+    ranked.sort_unstable();
+    ranked.into_iter().map(|(_, position)| position).collect()
+}
+
+#[cfg(test)]
+mod tests;
