@@ -1,1 +1,52 @@
-//! @@
+//! Where the routing information base (RIB) persists: one trait, and redb behind it on one machine.
+//!
+//! The control plane and the registry write here; routers never see this crate. A write that is acknowledged is on
+//! disk. Values live in the file alone: readers are served by `rib`, which follows [`Store::commits`].
+//!
+//! One transaction commits many waiting batches, but each batch keeps its own revision and its own verdict. The
+//! alternative, one transaction a batch, was rejected: a disk takes some hundred syncs a second, and a thousand
+//! endpoints that register at once would wait for seconds.
+
+mod error;
+mod file;
+mod history;
+
+use std::{fmt::Debug, future::Future, pin::Pin, sync::Arc};
+
+use fairmesh_model::{Revision, StoreId};
+use fairmesh_rib::{Batch, Entry};
+
+pub use error::{StoreError, WriteError};
+#[doc(hidden)]
+pub use file::OpenBackend;
+pub use file::RedbStore;
+pub use history::{Behind, Commits};
+
+/// A future behind a trait object.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Everything that a store holds: the number of its newest revision, and the entries by ascending key.
+pub type Loaded = (u64, Vec<(Arc<str>, Entry)>);
+
+/// A durable, versioned key space with linearizable, batched compare-and-set writes (S1).
+pub trait Store: Debug + Send + Sync + 'static {
+    /// Who counts the revisions; drawn once, when the store was created.
+    fn id(&self) -> StoreId;
+
+    /// The partition that holds `key`; batches lie within one partition.
+    fn partition(&self, key: &str) -> u32;
+
+    /// Writes a batch, whole or not at all, and answers once it is on disk with the revision that it became.
+    ///
+    /// Expectations are about the state before the batch. An empty batch changes nothing and answers the current
+    /// revision. Dropping the future does not take the batch back.
+    fn write(&self, batch: Batch) -> BoxFuture<'_, Result<Revision, WriteError>>;
+
+    /// Reads everything at one revision.
+    fn load(&self) -> BoxFuture<'_, Result<Loaded, StoreError>>;
+
+    /// Every commit after the revision `after`, in order and without gap, from now to the end of the store.
+    ///
+    /// A bounded number of past commits is kept: ask with the revision that [`Store::load`] gave, soon after it.
+    fn commits(&self, after: u64) -> Commits;
+}

@@ -1,0 +1,142 @@
+//! The store of one machine: a redb file and the one thread that writes it.
+
+mod backend;
+mod format;
+mod lock;
+mod open;
+mod shared;
+mod writer;
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread::JoinHandle,
+};
+
+use fairmesh_model::{Revision, StoreId};
+use fairmesh_rib::Batch;
+use tokio::sync::oneshot;
+
+use crate::{BoxFuture, Commits, Loaded, Store, StoreError, WriteError};
+pub use backend::OpenBackend;
+use shared::Shared;
+use writer::{Queue, Request};
+
+/// The one partition of a store on one machine.
+const PARTITION: u32 = 0;
+
+/// A store in one redb file, which this process holds alone. Dropping it waits for the writes under way.
+#[derive(Debug)]
+pub struct RedbStore {
+    shared: Arc<Shared>,
+    queue: Option<Queue>,
+    writer: Option<JoinHandle<()>>,
+}
+
+impl RedbStore {
+    /// Opens the store at `path`, and creates it (and the directory) where there is none. Blocks on the disk.
+    ///
+    /// The whole file is verified first, without writing to it. A file beside it, `path` with `.lock` added, keeps
+    /// other processes out.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the file is not a sound store of a known format; it is then left as it was.
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self, StoreError> {
+        let path = path.into();
+        let lock = lock::take(&path)?;
+        if !path.try_exists().map_err(|e| open::system_error(&path, e))? {
+            open::create_file(&path)?;
+        }
+        let file = path.clone();
+        let backend = Box::new(move || backend::of_file(&file));
+        Self::start(Shared::open(path, backend, Some(lock))?)
+    }
+
+    /// Opens or creates a store on something else than a file, under a name for messages: for crash tests.
+    #[doc(hidden)]
+    pub fn with_backend(name: impl Into<PathBuf>, backend: OpenBackend) -> Result<Self, StoreError> {
+        let name = name.into();
+        open::create_on(&name, &backend)?;
+        Self::start(Shared::open(name, backend, None)?)
+    }
+
+    fn start(shared: Shared) -> Result<Self, StoreError> {
+        let shared = Arc::new(shared);
+        let (queue, writer) = writer::start(shared.clone())
+            .map_err(|source| StoreError::Unreadable { path: shared.path.clone(), source })?;
+        Ok(Self { shared, queue: Some(queue), writer: Some(writer) })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.shared.path
+    }
+
+    /// How many bytes the file takes now; 0 where that cannot be found out.
+    pub fn file_bytes(&self) -> u64 {
+        std::fs::metadata(&self.shared.path).map_or(0, |file| file.len())
+    }
+
+    fn closed(&self) -> WriteError {
+        WriteError::Failed { path: self.shared.path.clone(), source: io::Error::other("the store is closed") }
+    }
+
+    async fn submit(&self, batch: Batch) -> Result<Revision, WriteError> {
+        if batch.ops.is_empty() {
+            return Ok(self.revision(self.shared.history.newest()));
+        }
+        batch.validate()?;
+        let bytes =
+            batch.ops.iter().map(|op| op.key.len() + op.value.as_ref().map_or(0, |value| value.len())).sum();
+        let (answer, verdict) = oneshot::channel();
+        let queue = self.queue.as_ref().ok_or_else(|| self.closed())?;
+        queue.push(Request { batch, bytes, answer }, &self.shared.path)?;
+        let number = verdict.await.map_err(|_| self.closed())??;
+        Ok(self.revision(number))
+    }
+
+    fn revision(&self, number: u64) -> Revision {
+        Revision { store: self.shared.id, partition: PARTITION, number }
+    }
+}
+
+impl Store for RedbStore {
+    fn id(&self) -> StoreId {
+        self.shared.id
+    }
+
+    fn partition(&self, _key: &str) -> u32 {
+        PARTITION
+    }
+
+    fn write(&self, batch: Batch) -> BoxFuture<'_, Result<Revision, WriteError>> {
+        Box::pin(self.submit(batch))
+    }
+
+    fn load(&self) -> BoxFuture<'_, Result<Loaded, StoreError>> {
+        let shared = self.shared.clone();
+        Box::pin(async move {
+            let path = shared.path.clone();
+            tokio::task::spawn_blocking(move || shared.load()).await.unwrap_or_else(|stopped| {
+                Err(StoreError::Unreadable { path, source: io::Error::other(stopped) })
+            })
+        })
+    }
+
+    fn commits(&self, after: u64) -> Commits {
+        self.shared.history.subscribe(after)
+    }
+}
+
+impl Drop for RedbStore {
+    fn drop(&mut self) {
+        // The writer ends with its queue, and closes the file properly only when it is waited for.
+        self.queue.take();
+        if let Some(writer) = self.writer.take()
+            && writer.join().is_err()
+        {
+            tracing::error!(path = %self.shared.path.display(), "the writer of the store had stopped early");
+        }
+    }
+}

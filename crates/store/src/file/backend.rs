@@ -1,0 +1,176 @@
+//! What redb reads and writes: a file, or a look at one that leaves it untouched.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io,
+    ops::Bound,
+    path::Path,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use redb::{BackendError, StorageBackend, backends::FileBackend};
+
+/// Opens the bytes of a store; called again after a failure, since redb gives up a backend that failed once.
+pub type OpenBackend = Box<dyn Fn() -> io::Result<Box<dyn StorageBackend>> + Send + Sync>;
+
+/// The bytes of the file at `path`, which must exist.
+pub(super) fn of_file(path: &Path) -> io::Result<Box<dyn StorageBackend>> {
+    let file = File::options().read(true).write(true).open(path)?;
+    Ok(Box::new(FileBackend::new(file).map_err(io::Error::other)?))
+}
+
+/// A backend behind a pointer.
+#[derive(Debug)]
+pub(super) struct Direct(pub(super) Box<dyn StorageBackend>);
+
+/// A backend whose bytes are read and never written: changes stay in memory. redb writes even to a file that it only
+/// looks at (it marks it as in use, and repairs it), which neither a damaged file nor a full disk allows.
+#[derive(Debug)]
+pub(super) struct Overlay {
+    below: Box<dyn StorageBackend>,
+    changes: Mutex<Changes>,
+}
+
+#[derive(Debug)]
+struct Changes {
+    len: u64,
+    /// Changed pages by their number.
+    pages: BTreeMap<u64, Box<[u8]>>,
+    /// What lies above this was cut off once and reads as zero where no page has changed since.
+    cut: u64,
+}
+
+const PAGE: u64 = 4096;
+
+impl Overlay {
+    pub(super) fn new(below: Box<dyn StorageBackend>) -> io::Result<Self> {
+        let len = below.len()?;
+        Ok(Self { below, changes: Mutex::new(Changes { len, pages: BTreeMap::new(), cut: len }) })
+    }
+
+    fn changes(&self) -> MutexGuard<'_, Changes> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The content of a page as it stands now.
+    fn page(&self, changes: &Changes, number: u64) -> io::Result<Box<[u8]>> {
+        if let Some(page) = changes.pages.get(&number) {
+            return Ok(page.clone());
+        }
+        let mut page = vec![0; PAGE as usize].into_boxed_slice();
+        let there = changes.cut.saturating_sub(number * PAGE).min(PAGE) as usize;
+        if there > 0 {
+            self.below.read(number * PAGE, &mut page[..there])?;
+        }
+        Ok(page)
+    }
+}
+
+impl StorageBackend for Overlay {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.changes().len)
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let changes = self.changes();
+        if offset.saturating_add(out.len() as u64) > changes.len {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        for (number, within, part) in parts(offset, out.len()) {
+            let page = self.page(&changes, number)?;
+            let size = part.len();
+            out[part].copy_from_slice(&page[within..within + size]);
+        }
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        let mut changes = self.changes();
+        changes.cut = changes.cut.min(len);
+        changes.pages.split_off(&len.div_ceil(PAGE));
+        if let Some(page) = changes.pages.get_mut(&(len / PAGE)) {
+            page[(len % PAGE) as usize..].fill(0);
+        }
+        changes.len = len;
+        Ok(())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let mut changes = self.changes();
+        for (number, within, part) in parts(offset, data.len()) {
+            let mut page = self.page(&changes, number)?;
+            page[within..within + part.len()].copy_from_slice(&data[part]);
+            changes.pages.insert(number, page);
+        }
+        changes.len = changes.len.max(offset + data.len() as u64);
+        Ok(())
+    }
+
+    fn close(&self) -> io::Result<()> {
+        self.below.close()
+    }
+
+    fn try_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
+        self.below.try_lock_range(start, end)
+    }
+
+    fn unlock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
+        self.below.unlock_range(start, end)
+    }
+}
+
+/// Cuts a run of bytes at page borders: the page, where in it the part starts, and which bytes of the run it takes.
+fn parts(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
+    let mut done = 0;
+    std::iter::from_fn(move || {
+        let at = offset + done as u64;
+        let within = (at % PAGE) as usize;
+        let size = (PAGE as usize - within).min(len - done);
+        let part = done..done + size;
+        done += size;
+        (size > 0).then_some((at / PAGE, within, part))
+    })
+}
+
+impl StorageBackend for Direct {
+    fn len(&self) -> io::Result<u64> {
+        self.0.len()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.0.read(offset, out)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.0.set_len(len)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.0.sync_data()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.0.write(offset, data)
+    }
+
+    fn close(&self) -> io::Result<()> {
+        self.0.close()
+    }
+
+    fn try_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
+        self.0.try_lock_range(start, end)
+    }
+
+    fn unlock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
+        self.0.unlock_range(start, end)
+    }
+
+    fn query_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
+        self.0.query_lock_range(start, end)
+    }
+}

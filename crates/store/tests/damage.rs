@@ -1,0 +1,125 @@
+//! A store file that cannot be trusted is refused with the way out and left as it is; never taken for an empty one.
+
+mod support;
+
+use std::{fs, path::Path};
+
+use fairmesh_rib::Expect;
+use fairmesh_store::{RedbStore, Store, StoreError};
+use redb::TableDefinition;
+use support::{Dice, batch, put};
+
+const ROWS: usize = 400;
+
+fn rows(path: &Path) -> Result<Vec<String>, StoreError> {
+    let store = RedbStore::open(path)?;
+    let (_, entries) = runtime().block_on(store.load())?;
+    Ok(entries.into_iter().map(|(key, entry)| format!("{key} {entry:?}")).collect())
+}
+
+fn fill(path: &Path) -> RedbStore {
+    let store = RedbStore::open(path).unwrap();
+    for i in 0..ROWS / 20 {
+        let ops = (0..20).map(|j| put(format!("/{i}/{j}"), vec![b'v'; 300], Expect::Absent));
+        runtime().block_on(store.write(batch(ops))).unwrap();
+    }
+    store
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().build().unwrap()
+}
+
+/// The store is refused, says where it lies and what to do, and the file stays as it is.
+fn refused(path: &Path) -> StoreError {
+    let before = fs::read(path).unwrap();
+    let refusal = rows(path).unwrap_err();
+    assert!(refusal.to_string().contains(path.to_str().unwrap()), "{refusal}");
+    assert_eq!(fs::read(path).unwrap(), before, "a refused file is not touched");
+    refusal
+}
+
+#[test]
+fn files_of_others_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    fs::write(&path, "kind: Service\n".repeat(1000)).unwrap();
+    assert!(matches!(refused(&path), StoreError::Foreign { .. }));
+
+    fs::remove_file(&path).unwrap();
+    let other = redb::Database::create(&path).unwrap();
+    let transaction = other.begin_write().unwrap();
+    transaction.open_table(TableDefinition::<u32, u32>::new("theirs")).unwrap();
+    transaction.commit().unwrap();
+    drop(other);
+    assert!(matches!(refused(&path), StoreError::Foreign { .. }));
+}
+
+#[test]
+fn a_newer_format_asks_for_the_newer_release() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    drop(fill(&path));
+    let database = redb::Database::create(&path).unwrap();
+    let transaction = database.begin_write().unwrap();
+    let meta = TableDefinition::<&str, u128>::new("fairmesh.meta");
+    transaction.open_table(meta).unwrap().insert("format", 2).unwrap();
+    transaction.commit().unwrap();
+    drop(database);
+    assert!(matches!(refused(&path), StoreError::Newer { found: 2, known: 1, .. }));
+}
+
+#[test]
+fn an_empty_or_shortened_file_is_damaged_and_not_new() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    drop(fill(&path));
+    let whole = fs::read(&path).unwrap();
+    for length in [0, 5, 4096, whole.len() / 2, whole.len() - 1] {
+        fs::write(&path, &whole[..length]).unwrap();
+        let refusal = refused(&path);
+        assert!(
+            matches!(refusal, StoreError::Corrupt { .. } | StoreError::Foreign { .. }),
+            "{length}: {refusal}"
+        );
+    }
+    fs::write(&path, &whole).unwrap();
+    assert_eq!(rows(&path).unwrap().len(), ROWS);
+}
+
+#[test]
+fn flipped_bytes_are_noticed_or_harmless() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    let store = fill(&path);
+    let killed = fs::read(&path).unwrap();
+    drop(store);
+    let closed = fs::read(&path).unwrap();
+    let expected = rows(&path).unwrap();
+    let mut dice = Dice::new(5);
+    for whole in [closed, killed] {
+        let mut noticed = 0;
+        for round in 0..400 {
+            // Every byte of the header, then anywhere.
+            let at =
+                if round < 320 { round } else { usize::try_from(dice.below(whole.len() as u64)).unwrap() };
+            let mut damaged = whole.clone();
+            damaged[at] ^= 1 << dice.below(8);
+            fs::write(&path, &damaged).unwrap();
+            match rows(&path) {
+                Ok(found) => assert!(found == expected, "byte {at}: other content than was written"),
+                Err(_) => noticed += 1,
+            }
+        }
+        assert!(noticed > 50, "{noticed}");
+    }
+}
+
+#[test]
+fn a_creation_that_was_cut_short_is_begun_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    fs::write(folder.path().join("store.new"), "half a header").unwrap();
+    drop(fill(&path));
+    assert_eq!(rows(&path).unwrap().len(), ROWS);
+}

@@ -1,0 +1,116 @@
+//! Kills a process that writes, again and again on the same file, and checks that nothing acknowledged is missing,
+//! nothing is there in part, and no revision is left out.
+//!
+//! The test runs itself as the child. The file that was killed is only read as a copy, so that each child meets it as
+//! its predecessor left it.
+
+mod support;
+
+use std::{
+    env, fs,
+    io::{BufRead, BufReader, Write},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{Arc, mpsc},
+    time::Duration,
+};
+
+use fairmesh_store::{RedbStore, Store};
+use support::{
+    Dice,
+    workload::{self, Acknowledged, Mark, WRITERS},
+};
+
+const ROUNDS: u64 = 200;
+const CHILD: &str = "FAIRMESH_STORE_KILL_TEST";
+/// How long a child may take for its next acknowledgement before the test gives up on it.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn main() {
+    if let Some(path) = env::var_os(CHILD) {
+        return child(PathBuf::from(path));
+    }
+    // `cargo test -- --list` and filters for other tests.
+    if env::args().any(|argument| argument == "--list") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    let mut dice = Dice::new(7);
+    let mut acknowledged = Vec::new();
+    let mut midway = 0;
+    for round in 0..ROUNDS {
+        let before = acknowledged.len();
+        run_and_kill(&path, &mut dice, &mut acknowledged);
+        let copy = folder.path().join(format!("copy-{round}"));
+        fs::copy(&path, &copy).unwrap();
+        let loaded = load(&copy);
+        fs::remove_file(&copy).unwrap();
+        workload::check(&loaded, &acknowledged).unwrap_or_else(|e| panic!("round {round}: {e}"));
+        midway += u64::from(loaded.0 > (acknowledged.len() as u64)) + u64::from(acknowledged.len() > before);
+    }
+    assert!(midway > ROUNDS / 2, "the kills came too early to prove anything");
+    println!("{ROUNDS} kills: {} acknowledged batches are all there and whole", acknowledged.len());
+}
+
+fn load(path: &Path) -> fairmesh_store::Loaded {
+    let store = RedbStore::open(path).unwrap();
+    runtime().block_on(store.load()).unwrap()
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().build().unwrap()
+}
+
+/// Starts a child, kills it a moment after some number of acknowledgements, and notes all that it managed to report.
+fn run_and_kill(path: &Path, dice: &mut Dice, acknowledged: &mut Vec<Acknowledged>) {
+    let mut child = Reaped(
+        Command::new(env::current_exe().unwrap()).env(CHILD, path).stdout(Stdio::piped()).spawn().unwrap(),
+    );
+    let (report, reports) = mpsc::channel();
+    let lines = BufReader::new(child.0.stdout.take().unwrap()).lines();
+    let reader = std::thread::spawn(move || {
+        for line in lines.map_while(Result::ok) {
+            // A line cut short by the kill is no acknowledgement: nobody could have read it.
+            let numbers: Vec<u64> = line.split(' ').map_while(|number| number.parse().ok()).collect();
+            if let [writer, number, revision, 0] = numbers[..] {
+                report.send(Acknowledged { writer, number, revision }).unwrap();
+            }
+        }
+    });
+    for _ in 0..dice.below(40) {
+        acknowledged.push(reports.recv_timeout(PATIENCE).expect("the child writes"));
+    }
+    // Not to wait for anything: to hit another point of the next write each time.
+    std::thread::sleep(Duration::from_micros(dice.below(4000)));
+    child.0.kill().unwrap();
+    child.0.wait().unwrap();
+    reader.join().unwrap();
+    acknowledged.extend(reports.try_iter());
+}
+
+struct Reaped(Child);
+
+impl Drop for Reaped {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Writes without end and says on its standard output what was acknowledged.
+fn child(path: PathBuf) {
+    let store = Arc::new(RedbStore::open(path).unwrap());
+    runtime().block_on(async move {
+        let marks: Vec<Mark> = workload::check(&store.load().await.unwrap(), &[]).unwrap();
+        let mut writers = tokio::task::JoinSet::new();
+        for (writer, mark) in (0..WRITERS).zip(marks) {
+            writers.spawn(workload::write(store.clone(), writer, mark, |a| {
+                let mut out = std::io::stdout().lock();
+                writeln!(out, "{} {} {} 0", a.writer, a.number, a.revision).unwrap();
+                out.flush().unwrap();
+            }));
+        }
+        writers.join_all().await;
+    });
+}

@@ -1,0 +1,165 @@
+//! A disk in memory that keeps unsynced writes apart, and drops, keeps or tears them when the power fails.
+
+use std::{
+    io,
+    sync::{Arc, Mutex},
+};
+
+use fairmesh_store::RedbStore;
+use redb::StorageBackend;
+
+use super::Dice;
+
+const SECTOR: usize = 512;
+
+/// What happens to writes that were not synced when the power fails.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Loss {
+    /// All are gone.
+    Everything,
+    /// Each sector reached the disk or did not.
+    Some,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// What a power failure leaves for certain.
+    durable: Vec<u8>,
+    /// What a running process sees.
+    live: Vec<u8>,
+    unsynced: Vec<Change>,
+    /// Calls until the power fails.
+    fuse: Option<u64>,
+    full: bool,
+    failing_syncs: usize,
+    lying_syncs: bool,
+}
+
+#[derive(Debug)]
+enum Change {
+    Write(usize, Vec<u8>),
+    Length(usize),
+}
+
+/// The disk; a clone is another handle on it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Disk(Arc<Mutex<State>>);
+
+impl Disk {
+    /// Opens (or creates) the store on this disk.
+    pub(crate) fn open(&self) -> Result<RedbStore, fairmesh_store::StoreError> {
+        let disk = self.clone();
+        RedbStore::with_backend("disk", Box::new(move || Ok(Box::new(disk.clone()))))
+    }
+
+    /// Cuts the power after so many more calls: they and all later ones fail until [`Disk::crash`].
+    pub(crate) fn cut_power_after(&self, calls: u64) {
+        self.0.lock().unwrap().fuse = Some(calls);
+    }
+
+    /// Leaves what a power failure leaves, and switches the power on again.
+    pub(crate) fn crash(&self, loss: Loss, dice: &mut Dice) {
+        let state = &mut *self.0.lock().unwrap();
+        state.fuse = None;
+        for change in std::mem::take(&mut state.unsynced) {
+            match (loss, change) {
+                (Loss::Everything, _) => {}
+                (Loss::Some, Change::Length(length)) => {
+                    if dice.coin() {
+                        state.durable.resize(length, 0);
+                    }
+                }
+                (Loss::Some, Change::Write(offset, data)) => {
+                    for (i, sector) in data.chunks(SECTOR).enumerate().filter(|_| dice.coin()) {
+                        place(&mut state.durable, offset + i * SECTOR, sector);
+                    }
+                }
+            }
+        }
+        state.live = state.durable.clone();
+    }
+
+    /// Whether writes fail for want of space.
+    pub(crate) fn set_full(&self, full: bool) {
+        self.0.lock().unwrap().full = full;
+    }
+
+    /// Lets the next syncs fail.
+    pub(crate) fn fail_syncs(&self, count: usize) {
+        self.0.lock().unwrap().failing_syncs = count;
+    }
+
+    /// Makes every sync do nothing and say that it did: what a store without syncs would be.
+    pub(crate) fn ignore_syncs(&self) {
+        self.0.lock().unwrap().lying_syncs = true;
+    }
+
+    fn powered(&self) -> io::Result<std::sync::MutexGuard<'_, State>> {
+        let mut state = self.0.lock().unwrap();
+        match &mut state.fuse {
+            Some(0) => return Err(io::Error::other("the power is off")),
+            Some(calls) => *calls -= 1,
+            None => {}
+        }
+        Ok(state)
+    }
+}
+
+fn place(bytes: &mut Vec<u8>, offset: usize, data: &[u8]) {
+    let end = offset + data.len();
+    if bytes.len() < end {
+        bytes.resize(end, 0);
+    }
+    bytes[offset..end].copy_from_slice(data);
+}
+
+fn index(offset: u64) -> usize {
+    usize::try_from(offset).unwrap()
+}
+
+impl StorageBackend for Disk {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.powered()?.live.len() as u64)
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let state = self.powered()?;
+        let from = index(offset);
+        let bytes = state.live.get(from..from + out.len()).ok_or(io::ErrorKind::UnexpectedEof)?;
+        out.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        let mut state = self.powered()?;
+        if state.full && index(len) > state.live.len() {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        state.live.resize(index(len), 0);
+        state.unsynced.push(Change::Length(index(len)));
+        Ok(())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        let state = &mut *self.powered()?;
+        if state.failing_syncs > 0 {
+            state.failing_syncs -= 1;
+            return Err(io::Error::other("the disk did not take it"));
+        }
+        if !state.lying_syncs {
+            state.unsynced.clear();
+            state.durable.clone_from(&state.live);
+        }
+        Ok(())
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let state = &mut *self.powered()?;
+        if state.full {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        place(&mut state.live, index(offset), data);
+        state.unsynced.push(Change::Write(index(offset), data.to_vec()));
+        Ok(())
+    }
+}

@@ -1,0 +1,44 @@
+//! What the crash tests share: a workload whose traces tell whether anything acknowledged is missing, and a disk that
+//! loses what was not synced.
+#![allow(dead_code, reason = "each test uses its part")]
+
+pub(crate) mod disk;
+pub(crate) mod workload;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use fairmesh_model::arith::mix64;
+use fairmesh_rib::{Batch, Expect, Op};
+
+/// A seeded source of numbers, so that a failing run can be repeated.
+#[derive(Clone, Debug)]
+pub(crate) struct Dice(u64);
+
+impl Dice {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// A number below `bound`.
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix64(self.0) % bound
+    }
+
+    pub(crate) fn coin(&mut self) -> bool {
+        self.below(2) == 0
+    }
+}
+
+pub(crate) fn put(key: impl AsRef<str>, value: impl Into<Bytes>, expect: Expect) -> Op {
+    Op { key: Arc::from(key.as_ref()), value: Some(value.into()), expect }
+}
+
+pub(crate) fn delete(key: impl AsRef<str>, expect: Expect) -> Op {
+    Op { key: Arc::from(key.as_ref()), value: None, expect }
+}
+
+pub(crate) fn batch(ops: impl IntoIterator<Item = Op>) -> Batch {
+    Batch { ops: ops.into_iter().collect() }
+}

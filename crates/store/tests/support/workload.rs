@@ -1,0 +1,135 @@
+//! Several writers, each writing numbered batches one after the other.
+//!
+//! Batch `b` of writer `w` puts three keys of the slot `b % SLOTS`, moves the writer's mark (by compare-and-set on the
+//! mark that it left before), and swaps one key for the next. So from any state of the store it can be read which
+//! batches are in it, whether each is whole, and, since every batch takes one revision, whether revisions have gaps.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use bytes::Bytes;
+use fairmesh_model::arith::mix64;
+use fairmesh_rib::{Batch, Entry, Expect};
+use fairmesh_store::{Loaded, RedbStore, Store};
+
+use super::{batch, delete, put};
+
+pub(crate) const WRITERS: u64 = 4;
+const SLOTS: u64 = 50;
+const PARTS: u64 = 3;
+
+/// A batch that the store acknowledged.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Acknowledged {
+    pub(crate) writer: u64,
+    pub(crate) number: u64,
+    pub(crate) revision: u64,
+}
+
+/// Where a writer stands: the last batch of it that is stored and the revision that this became; zeros at first.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Mark {
+    pub(crate) number: u64,
+    pub(crate) revision: u64,
+}
+
+/// Up to a kilobyte that can be told from every other, after the number itself.
+fn content(writer: u64, number: u64, part: u64) -> Bytes {
+    let seed = mix64(writer << 48 | number << 8 | part);
+    let mut bytes = number.to_be_bytes().to_vec();
+    bytes.extend((0..seed % 128).flat_map(|i| mix64(seed ^ i).to_be_bytes()));
+    bytes.into()
+}
+
+fn next(writer: u64, mark: Mark) -> Batch {
+    let number = mark.number + 1;
+    let slot = number % SLOTS;
+    let expect = if mark.number == 0 { Expect::Absent } else { Expect::Revision(mark.revision) };
+    let mut ops: Vec<_> = (0..PARTS)
+        .map(|part| put(format!("/slot/{writer}/{slot}/{part}"), content(writer, number, part), Expect::Any))
+        .collect();
+    ops.push(put(format!("/mark/{writer}"), content(writer, number, PARTS), expect));
+    ops.push(put(format!("/one/{writer}/{number}"), "", Expect::Absent));
+    ops.push(delete(format!("/one/{writer}/{}", mark.number), expect));
+    batch(ops)
+}
+
+/// Writes as one writer until the store refuses, and reports each acknowledgement.
+pub(crate) async fn write(
+    store: Arc<RedbStore>,
+    writer: u64,
+    mut mark: Mark,
+    mut acknowledged: impl FnMut(Acknowledged),
+) {
+    while let Ok(revision) = store.write(next(writer, mark)).await {
+        mark = Mark { number: mark.number + 1, revision: revision.number };
+        acknowledged(Acknowledged { writer, number: mark.number, revision: mark.revision });
+    }
+}
+
+fn number_of(entry: &Entry) -> u64 {
+    entry.value.first_chunk().map_or(0, |number| u64::from_be_bytes(*number))
+}
+
+/// Checks that the store holds whole batches only, revisions without gap, and all that was acknowledged. Answers where
+/// the writers stand.
+pub(crate) fn check(
+    (revision, entries): &Loaded,
+    acknowledged: &[Acknowledged],
+) -> Result<Vec<Mark>, String> {
+    let rows: BTreeMap<&str, &Entry> = entries.iter().map(|(key, entry)| (&**key, entry)).collect();
+    let mut marks = Vec::new();
+    let mut expected_rows = 0;
+    for writer in 0..WRITERS {
+        let mark = rows
+            .get(&*format!("/mark/{writer}"))
+            .map_or(Mark::default(), |entry| Mark { number: number_of(entry), revision: entry.revision });
+        expected_rows += whole(&rows, writer, mark)?;
+        marks.push(mark);
+    }
+    if rows.len() != expected_rows {
+        return Err(format!("{} rows instead of {expected_rows}: a batch is there in part", rows.len()));
+    }
+    let stored: u64 = marks.iter().map(|mark| mark.number).sum();
+    if stored != *revision {
+        return Err(format!("revision {revision} after {stored} batches"));
+    }
+    for a in acknowledged {
+        let mark = marks[usize::try_from(a.writer).unwrap()];
+        if mark.number < a.number || mark.revision < a.revision {
+            return Err(format!("lost: {a:?}, the writer stands at {mark:?}"));
+        }
+        if mark.number == a.number && mark.revision != a.revision {
+            return Err(format!("{a:?} has another revision now: {mark:?}"));
+        }
+    }
+    Ok(marks)
+}
+
+/// Checks every batch of a writer whose keys are not yet overwritten, and answers how many keys it should have.
+fn whole(rows: &BTreeMap<&str, &Entry>, writer: u64, mark: Mark) -> Result<usize, String> {
+    let oldest = (mark.number + 1).saturating_sub(SLOTS).max(1);
+    for number in oldest..=mark.number {
+        let mut revisions = Vec::new();
+        for part in 0..PARTS {
+            let key = format!("/slot/{writer}/{}/{part}", number % SLOTS);
+            match rows.get(&*key) {
+                Some(entry) if entry.value == content(writer, number, part) => revisions.push(entry.revision),
+                _ => return Err(format!("{key} is not of batch {number}: it is there in part")),
+            }
+        }
+        if revisions.iter().any(|revision| *revision != revisions[0]) {
+            return Err(format!("batch {number} of writer {writer} has revisions {revisions:?}"));
+        }
+        if number == mark.number && revisions[0] != mark.revision {
+            return Err(format!("batch {number} of writer {writer} and its mark differ in revision"));
+        }
+    }
+    let kept = usize::try_from(mark.number.min(SLOTS) * PARTS).unwrap();
+    if mark.number == 0 {
+        return Ok(0);
+    }
+    if !rows.contains_key(&*format!("/one/{writer}/{}", mark.number)) {
+        return Err(format!("the last batch of writer {writer} is there in part"));
+    }
+    Ok(kept + 2)
+}
