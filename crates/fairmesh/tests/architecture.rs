@@ -1,0 +1,163 @@
+//! Keeps the direction of dependencies: which crate may know which, and that what decides is pure.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// Which crates of ours each crate may use, in the order in which they build on each other. A crate that is not listed
+/// fails the test: whoever adds one says here where it stands.
+const MAY_USE: &[(&str, &[&str])] = &[
+    ("model", &[]),
+    ("wire", &["model"]),
+    ("balancer", &["model"]),
+    ("router", &["model", "balancer"]),
+    ("rib", &["model", "wire"]),
+    ("store", &["model", "wire", "rib"]),
+    ("registry", &["model", "wire", "rib", "store"]),
+    ("agent", &["model", "wire", "rib"]),
+    ("client", &["model", "wire", "rib", "balancer", "router"]),
+    ("control", &["model", "wire", "rib", "store", "registry"]),
+];
+
+/// Binaries, which wire everything.
+const MAY_USE_ALL: &[&str] = &["fairmesh", "bench"];
+
+/// Crates that hold no clock, no chance and no I/O, so that simulation and production run the same code.
+const PURE: &[&str] = &["model", "balancer", "router"];
+
+/// What a pure crate may be built on: derive macros, buffers, hashing.
+const PURE_MAY_USE: &[&str] = &["bytes", "serde", "thiserror", "xxhash-rust"];
+
+/// What the sources of a pure crate may not name.
+const IMPURE: &[&str] = &[
+    "Instant::now",
+    "SystemTime",
+    "tokio::",
+    "std::fs",
+    "std::net::Tcp",
+    "std::net::Udp",
+    "std::thread",
+    "std::env",
+    "rand::",
+    "async fn",
+];
+
+/// Dependencies that only one crate may have.
+const ONLY: &[(&str, &str)] = &[("redb", "store")];
+
+struct Crate {
+    name: String,
+    folder: PathBuf,
+    /// By name as declared; those for tests and build scripts are left out.
+    dependencies: BTreeSet<String>,
+}
+
+fn crates() -> Vec<Crate> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    metadata["packages"].as_array().unwrap().iter().map(read).collect()
+}
+
+fn read(package: &serde_json::Value) -> Crate {
+    let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+    let dependencies = package["dependencies"].as_array().unwrap().iter();
+    Crate {
+        name: short(&text(&package["name"])),
+        folder: Path::new(package["manifest_path"].as_str().unwrap()).parent().unwrap().to_owned(),
+        dependencies: dependencies
+            .filter(|dependency| dependency["kind"].is_null())
+            .map(|dependency| text(&dependency["name"]))
+            .collect(),
+    }
+}
+
+fn short(name: &str) -> String {
+    name.strip_prefix("fairmesh-").unwrap_or(name).to_owned()
+}
+
+fn ours(dependency: &str) -> Option<&str> {
+    dependency.strip_prefix("fairmesh-")
+}
+
+#[test]
+fn every_crate_uses_only_what_lies_beneath_it() {
+    let allowed: BTreeMap<_, _> = MAY_USE.iter().copied().collect();
+    let mut wrong = Vec::new();
+    for one in crates() {
+        if MAY_USE_ALL.contains(&one.name.as_str()) {
+            continue;
+        }
+        let Some(allowed) = allowed.get(one.name.as_str()) else {
+            wrong.push(format!("{} is not in MAY_USE", one.name));
+            continue;
+        };
+        let used = one.dependencies.iter().filter_map(|dependency| ours(dependency));
+        wrong.extend(
+            used.filter(|used| !allowed.contains(used)).map(|used| format!("{} uses {used}", one.name)),
+        );
+    }
+    assert!(wrong.is_empty(), "against the direction of dependencies: {wrong:#?}");
+}
+
+#[test]
+fn the_order_of_crates_has_no_circle() {
+    let mut beneath = BTreeSet::new();
+    for (name, uses) in MAY_USE {
+        assert!(uses.iter().all(|used| beneath.contains(used)), "{name} stands before what it uses");
+        beneath.insert(*name);
+    }
+}
+
+#[test]
+fn only_the_store_knows_where_things_persist() {
+    for one in crates() {
+        for (dependency, owner) in ONLY {
+            let has = one.dependencies.contains(*dependency);
+            assert!(!has || one.name == *owner, "{} uses {dependency}, which belongs to {owner}", one.name);
+        }
+    }
+}
+
+#[test]
+fn what_decides_is_pure() {
+    for one in crates().into_iter().filter(|one| PURE.contains(&one.name.as_str())) {
+        for dependency in &one.dependencies {
+            let fits = ours(dependency).is_some_and(|name| PURE.contains(&name))
+                || PURE_MAY_USE.contains(&dependency.as_str());
+            assert!(fits, "{} is pure and may not use {dependency}", one.name);
+        }
+        for file in sources(&one.folder.join("src")) {
+            let text = fs::read_to_string(&file).unwrap();
+            // Tests may read their vectors from disk.
+            let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+            for (number, line) in code.lines().enumerate() {
+                let code = line.split("//").next().unwrap_or_default();
+                let found = IMPURE.iter().find(|word| code.contains(*word));
+                assert!(found.is_none(), "{}:{}: a pure crate names {found:?}", file.display(), number + 1);
+            }
+        }
+    }
+}
+
+/// Every Rust file below a folder, but for files of tests.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if name.ends_with(".rs") && name != "tests.rs" {
+            found.push(path);
+        }
+    }
+    found
+}
