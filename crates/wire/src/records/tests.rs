@@ -1,1 +1,327 @@
+use std::time::Duration;
 
+use fairmesh_model::*;
+use proptest::{collection, option, prelude::*, sample::select};
+
+use super::*;
+
+fn name<N: std::str::FromStr<Err = Invalid> + std::fmt::Debug>() -> impl Strategy<Value = N> {
+    "[a-z0-9][a-z0-9._-]{0,12}".prop_map(|text| text.parse().unwrap())
+}
+
+fn service_name() -> impl Strategy<Value = ServiceName> {
+    (name(), name()).prop_map(|(tenant, service)| ServiceName { tenant, service })
+}
+
+fn micros(range: std::ops::Range<u64>) -> impl Strategy<Value = Duration> {
+    range.prop_map(Duration::from_micros)
+}
+
+fn address() -> impl Strategy<Value = std::net::SocketAddr> {
+    (any::<std::net::IpAddr>(), 1..=u16::MAX).prop_map(Into::into)
+}
+
+fn service() -> impl Strategy<Value = Service> {
+    let kinds = vec![ServiceKind::Replicated, ServiceKind::Sharded, ServiceKind::ConsistentHash];
+    let protocols = vec![Protocol::Http1, Protocol::Http2, Protocol::Grpc];
+    (select(kinds), select(protocols), option::of(address()))
+        .prop_map(|(kind, protocol, virtual_address)| Service { kind, protocol, virtual_address })
+}
+
+fn location() -> impl Strategy<Value = Location> {
+    (name(), option::of(name()), option::of(name()), option::of(name()))
+        .prop_map(|(region, zone, cluster, host_type)| Location { region, zone, cluster, host_type })
+}
+
+fn endpoint() -> impl Strategy<Value = Endpoint> {
+    use EndpointState::*;
+    let labels = collection::btree_map("[a-z]{1,8}", ".{0,8}", 0..4);
+    let lease = option::of((1000..=3_600_000_u64).prop_map(Duration::from_millis));
+    let state = select(vec![Starting, Serving, Draining, Lost]);
+    (name(), address(), location(), state, 1..=MAX_WEIGHT, lease, labels).prop_map(
+        |(instance, address, location, state, weight, lease, labels)| Endpoint {
+            instance,
+            address,
+            location,
+            state,
+            weight,
+            lease,
+            labels,
+        },
+    )
+}
+
+fn matches() -> impl Strategy<Value = Match> {
+    let host = prop_oneof![
+        "[a-z.]{1,8}".prop_map(HostMatch::Exact),
+        "[a-z]{1,8}".prop_map(|domain| HostMatch::Suffix(format!(".{domain}"))),
+    ];
+    let path = prop_oneof![
+        "/[a-z/]{0,8}".prop_map(PathMatch::Exact),
+        "(/[a-z]{1,8}){0,2}".prop_map(PathMatch::Prefix),
+    ];
+    let value = prop_oneof![
+        Just(TextMatch::Present),
+        ".{0,4}".prop_map(TextMatch::Exact),
+        ".{0,4}".prop_map(TextMatch::Prefix),
+    ];
+    let header = ("[a-z-]{1,8}", value).prop_map(|(name, value)| HeaderMatch { name, value });
+    let grpc = ("[a-z.]{1,8}", option::of("[A-Za-z]{1,8}"))
+        .prop_map(|(service, method)| GrpcMatch { service, method });
+    let hosts = collection::vec(host, 0..3);
+    let methods = collection::vec("[A-Z]{1,6}", 0..3);
+    (hosts, option::of(path), methods, collection::vec(header, 0..3), option::of(grpc))
+        .prop_map(|(hosts, path, methods, headers, grpc)| Match { hosts, path, methods, headers, grpc })
+}
+
+fn route() -> impl Strategy<Value = Route> {
+    let target = (service_name(), 1..1000_u32).prop_map(|(service, weight)| Target { service, weight });
+    let timeout = option::of(micros(1000..3_600_000_000));
+    (name(), matches(), collection::vec(target, 0..3), option::of(name()), timeout, any::<bool>()).prop_map(
+        |(name, matches, split, class, timeout, idempotent)| Route {
+            name,
+            matches,
+            split,
+            class,
+            timeout,
+            idempotent,
+        },
+    )
+}
+
+fn policy() -> impl Strategy<Value = Policy> {
+    let bounded = collection::btree_set(1..10_000_000_u64, 0..4);
+    let rings = (bounded, any::<bool>()).prop_map(|(bounds, everywhere)| {
+        let bounded = bounds.into_iter().map(|us| Some(Duration::from_micros(us)));
+        bounded.chain(everywhere.then_some(None)).map(|within| Ring { within }).collect()
+    });
+    let locality = (rings, any::<bool>()).prop_map(|(rings, local_only)| Locality { rings, local_only });
+    let retries =
+        (1..=10_u32, 0..=100_u32, any::<u32>()).prop_map(|(attempts, budget_percent, budget_floor)| {
+            Retries { attempts, budget_percent, budget_floor }
+        });
+    let unique = |routes: &Vec<Route>| {
+        let names: std::collections::BTreeSet<_> = routes.iter().map(|route| &route.name).collect();
+        names.len() == routes.len()
+    };
+    let routes = collection::vec(route(), 0..4).prop_filter("routes have unique names", unique);
+    (routes, locality, any::<u32>(), micros(1000..3_600_000_000), retries).prop_map(
+        |(routes, locality, subset, timeout, retries)| Policy {
+            routes,
+            locality,
+            balancing: Balancing { subset },
+            timeout,
+            retries,
+        },
+    )
+}
+
+fn shard_move() -> impl Strategy<Value = ShardMove> {
+    (any::<u32>(), name(), name(), name()).prop_map(|(shard, role, from, to)| ShardMove {
+        shard: ShardId(shard),
+        role,
+        from,
+        to,
+    })
+}
+
+fn regions() -> impl Strategy<Value = Regions> {
+    let info = (".{0,8}", any::<bool>(), any::<u8>());
+    collection::btree_map(name::<Region>(), info, 0..6).prop_map(|drawn| {
+        let names: Vec<Region> = drawn.keys().cloned().collect();
+        let regions = drawn.into_iter().map(|(region, (continent, draining, which))| {
+            let is_neighbour = |(i, other): &(usize, &Region)| which >> i & 1 == 1 && **other != region;
+            let neighbours = names.iter().enumerate().filter(is_neighbour).map(|(_, other)| other.clone());
+            let neighbours = neighbours.collect();
+            (region, RegionInfo { continent, neighbours, draining })
+        });
+        Regions { regions: regions.collect() }
+    })
+}
+
+fn round_trips() -> impl Strategy<Value = RoundTrips> {
+    let pair = (name::<Region>(), name::<Region>(), micros(0..10_000_000));
+    collection::vec(pair, 0..6).prop_map(|pairs| {
+        let mut round_trips = RoundTrips::default();
+        for (a, b, rtt) in pairs.into_iter().filter(|(a, b, _)| a != b) {
+            round_trips.set(a, b, rtt);
+        }
+        round_trips
+    })
+}
+
+/// Any record, at a key where it may stand.
+fn entry() -> impl Strategy<Value = (RecordKey, Record)> {
+    let endpoint = (service_name(), endpoint()).prop_map(|(name, endpoint)| {
+        let key = RecordKey::Endpoint(name, endpoint.location.region.clone(), endpoint.instance.clone());
+        (key, Record::Endpoint(endpoint))
+    });
+    let wish = (service_name(), shard_move())
+        .prop_map(|(name, wish)| (RecordKey::Move(name, wish.shard), Record::Move(wish)));
+    prop_oneof![
+        (service_name(), service())
+            .prop_map(|(name, service)| (RecordKey::Service(name), Record::Service(service))),
+        endpoint,
+        (service_name(), policy())
+            .prop_map(|(name, policy)| (RecordKey::Policy(name), Record::Policy(policy))),
+        wish,
+        regions().prop_map(|regions| (RecordKey::Regions, Record::Regions(regions))),
+        round_trips().prop_map(|pairs| (RecordKey::RoundTrips, Record::RoundTrips(pairs))),
+    ]
+}
+
+fn cart() -> ServiceName {
+    ServiceName::new("shop/cart").unwrap()
+}
+
+/// A key of each kind.
+fn keys() -> Vec<RecordKey> {
+    let eu = Region::new("eu").unwrap();
+    vec![
+        RecordKey::Service(cart()),
+        RecordKey::Endpoint(cart(), eu.clone(), InstanceId::new("a").unwrap()),
+        RecordKey::Policy(cart()),
+        RecordKey::ShardManifest(cart(), ShardPart::Ranges),
+        RecordKey::ShardChunk(cart(), ShardPart::Region(eu), ChunkHash(1)),
+        RecordKey::Move(cart(), ShardId(0)),
+        RecordKey::History(HistoryKind::Services, cart(), 1),
+        RecordKey::Regions,
+        RecordKey::RoundTrips,
+    ]
+}
+
+proptest! {
+    #[test]
+    fn every_record_survives_its_bytes((key, record) in entry()) {
+        let value = encode(&record);
+        let read = decode(&key, &value);
+        prop_assert_eq!(read.as_ref(), Ok(&record));
+        prop_assert_eq!(check(&key.to_string(), &value), Ok(key));
+        prop_assert_eq!(encode(&record), value, "one record has one encoding");
+    }
+
+    #[test]
+    fn any_bytes_are_read_or_refused(value in collection::vec(any::<u8>(), 0..200)) {
+        for key in keys() {
+            let _ = check(&key.to_string(), &value);
+        }
+    }
+
+    #[test]
+    fn damage_is_read_or_refused((key, record) in entry(), at in any::<usize>(), bit in 0..8_u32) {
+        let mut value = encode(&record).to_vec();
+        if !value.is_empty() {
+            let at = at % value.len();
+            value[at] ^= 1 << bit;
+        }
+        // What is accepted has one encoding that is accepted too.
+        if let Ok(record) = decode(&key, &value) {
+            prop_assert_eq!(decode(&key, &encode(&record)), Ok(record));
+        }
+    }
+
+    #[test]
+    fn history_survives_its_bytes(service in service(), revision in any::<u64>(), who in ".{0,20}") {
+        let history = History {
+            key: RecordKey::Service(cart()),
+            value: (revision > 0).then(|| encode(&Record::Service(service))),
+            replaced_at_ms: 1_792_000_000_000,
+            replaced_by: who,
+            revision,
+        };
+        let value = encode_history(&history);
+        prop_assert_eq!(decode_history(&value), Ok(history));
+        let key = RecordKey::History(HistoryKind::Services, cart(), revision);
+        prop_assert_eq!(check(&key.to_string(), &value), Ok(key));
+    }
+}
+
+fn endpoint_named(instance: &str) -> Record {
+    Record::Endpoint(Endpoint {
+        instance: InstanceId::new(instance).unwrap(),
+        address: "10.0.0.1:80".parse().unwrap(),
+        location: Location::in_region(Region::new("eu").unwrap()),
+        state: EndpointState::Serving,
+        weight: FULL_WEIGHT,
+        lease: None,
+        labels: Default::default(),
+    })
+}
+
+#[test]
+fn a_record_stands_only_at_its_own_key() {
+    let value = encode(&endpoint_named("a"));
+    assert!(check("/t/shop/endpoints/cart/eu/a", &value).is_ok());
+    let error = check("/t/shop/endpoints/cart/us/a", &value).unwrap_err();
+    assert_eq!(error.field, "/t/shop/endpoints/cart/us/a.location.region");
+    assert!(check("/t/shop/endpoints/cart/eu/b", &value).is_err());
+    let policy = History {
+        key: RecordKey::Policy(cart()),
+        value: None,
+        replaced_at_ms: 0,
+        replaced_by: String::new(),
+        revision: 0,
+    };
+    let key = RecordKey::History(HistoryKind::Services, cart(), 1).to_string();
+    assert!(check(&key, &encode_history(&policy)).is_err(), "a policy's history below services");
+}
+
+#[test]
+fn a_key_has_one_spelling() {
+    let wish = Record::Move(ShardMove {
+        shard: ShardId(7),
+        role: Role::new("primary").unwrap(),
+        from: InstanceId::new("a").unwrap(),
+        to: InstanceId::new("b").unwrap(),
+    });
+    let value = encode(&wish);
+    assert!(check("/t/shop/moves/cart/7", &value).is_ok());
+    let error = check("/t/shop/moves/cart/07", &value).unwrap_err();
+    assert!(error.hint.contains("/t/shop/moves/cart/7"), "{error}");
+}
+
+/// A policy whose encoding is `length` bytes long.
+fn policy_of(length: usize) -> Bytes {
+    let encoded = |text: usize| {
+        let value = TextMatch::Exact("x".repeat(text));
+        let headers = vec![HeaderMatch { name: "x-user".into(), value }];
+        let matches = Match { headers, ..Default::default() };
+        let name = Label::new("r").unwrap();
+        let route = Route { name, matches, split: vec![], class: None, timeout: None, idempotent: false };
+        encode(&Policy { routes: vec![route], ..Default::default() }.into())
+    };
+    let around = encoded(length).len() - length;
+    encoded(length - around)
+}
+
+#[test]
+fn a_long_value_is_refused_so_that_its_history_still_fits() {
+    let longest = MAX_VALUE - HISTORY_ROOM;
+    let key = RecordKey::Policy(cart());
+    let error = check(&key.to_string(), &policy_of(longest + 1)).unwrap_err();
+    assert!(error.hint.contains(&longest.to_string()), "{error}");
+    let value = policy_of(longest);
+    assert_eq!(check(&key.to_string(), &value), Ok(key.clone()));
+    let replaced_by = "x".repeat(255);
+    let history =
+        History { key, value: Some(value), replaced_at_ms: u64::MAX, replaced_by, revision: u64::MAX };
+    let key = RecordKey::History(HistoryKind::Policies, cart(), u64::MAX).to_string();
+    assert!(check(&key, &encode_history(&history)).is_ok());
+}
+
+#[test]
+fn what_a_newer_release_adds_to_an_enum_is_refused_by_name() {
+    let message = v1::Service { kind: 99, ..Default::default() };
+    let error = decode(&RecordKey::Service(cart()), &bytes(&message)).unwrap_err();
+    assert_eq!((error.field.as_str(), error.hint.contains("upgrade")), ("kind", true));
+}
+
+#[test]
+fn a_nested_fault_is_named_by_its_path() {
+    let header = v1::HeaderMatch { name: "X-User".into(), value: None };
+    let matches = v1::Match { headers: vec![header], ..Default::default() };
+    let route = v1::Route { name: "r".into(), r#match: Some(matches), ..Default::default() };
+    let policy = v1::Policy { routes: vec![route], timeout_us: 1000, attempts: 1, ..Default::default() };
+    let error = decode(&RecordKey::Policy(cart()), &bytes(&policy)).unwrap_err();
+    assert_eq!(error.field, "routes[0].match.headers[0].name");
+}

@@ -4,7 +4,7 @@ use fairmesh_model::{ShardId, arith::mix64};
 const MEAN_SHARDS: u64 = 2048;
 /// The most shards in a chunk.
 const MAX_SHARDS: usize = 8192;
-/// The most bytes in a chunk, well below [`crate::records::MAX_VALUE`].
+/// The most bytes in a chunk, so far below [`crate::records::MAX_VALUE`] that the names in its first row do not matter.
 const MAX_BYTES: usize = 224 * 1024;
 
 /// Decides where chunks begin. The decision at a shard depends on its id alone, but where a chunk has grown to a limit.
@@ -37,5 +37,5 @@ impl Cutter {
 
 /// Whether a chunk begins at this shard, whatever stands before it.
 pub(super) fn is_boundary(shard: ShardId) -> bool {
-    mix64(shard.0.into()) % MEAN_SHARDS == 0
+    mix64(shard.0.into()).is_multiple_of(MEAN_SHARDS)
 }

@@ -1,1 +1,223 @@
+use std::collections::BTreeSet;
 
+use fairmesh_model::{
+    InstanceId, KeyRange, Region, Replica, ReplicaState, Role, Shard, ShardId, ShardKey, ShardMap,
+};
+use proptest::{collection, prelude::*, sample::select};
+
+use super::{cut::is_boundary, *};
+
+type Entries = BTreeMap<RecordKey, Bytes>;
+
+fn cart() -> ServiceName {
+    ServiceName::new("shop/cart").unwrap()
+}
+
+fn replica(instance: u32, region: &str, state: ReplicaState) -> Replica {
+    Replica {
+        instance: InstanceId::new(format!("cart-{region}-{instance}")).unwrap(),
+        region: Region::new(region).unwrap(),
+        role: Role::new("primary").unwrap(),
+        state,
+    }
+}
+
+/// A map of `count` shards, each held by one of 100 instances in each of two regions.
+fn large(count: u32) -> ShardMap {
+    let width = u128::MAX / u128::from(count);
+    let shard = |id: u32| Shard {
+        id: ShardId(id),
+        start: ShardKey(width * u128::from(id)),
+        replicas: ["eu", "us"].map(|region| replica(id % 100, region, ReplicaState::Serving)).to_vec(),
+    };
+    ShardMap { version: 1, interval: KeyRange::ALL, shards: (0..count).map(shard).collect() }
+}
+
+/// How many manifests and chunks of each part are new in `after`.
+fn changed(before: &Entries, after: &Entries) -> BTreeMap<String, (usize, usize)> {
+    let mut parts: BTreeMap<String, (usize, usize)> = BTreeMap::new();
+    for (key, _) in after.iter().filter(|(key, value)| before.get(*key) != Some(value)) {
+        match key {
+            RecordKey::ShardManifest(_, part) => parts.entry(part.to_string()).or_default().0 += 1,
+            RecordKey::ShardChunk(_, part, _) => parts.entry(part.to_string()).or_default().1 += 1,
+            other => panic!("{other} does not belong to a map"),
+        }
+    }
+    parts
+}
+
+fn counts(parts: [(&str, (usize, usize)); 3]) -> BTreeMap<String, (usize, usize)> {
+    parts.map(|(part, count)| (part.to_owned(), count)).into()
+}
+
+#[test]
+fn a_move_changes_one_chunk_of_its_region() {
+    let mut map = large(100_000);
+    let before = encode_map(&cart(), &map);
+    map.version = 2;
+    map.shards[54_321].replicas[0] = replica(99, "eu", ReplicaState::Starting);
+    let after = encode_map(&cart(), &map);
+    assert_eq!(changed(&before, &after), counts([("ranges", (1, 0)), ("eu", (1, 1)), ("us", (1, 0))]));
+    assert!(decode_map(after) == Ok(Some(map)), "the map is another");
+}
+
+#[test]
+fn a_split_changes_one_chunk_of_each_part() {
+    let mut map = large(100_000);
+    let before = encode_map(&cart(), &map);
+    // A shard that happens to begin a chunk would rename one more.
+    let id = (100_000..).map(ShardId).find(|id| !is_boundary(*id)).unwrap();
+    let middle = ShardKey(map.shards[31_415].start.0 + 5);
+    let upper = Shard { id, start: middle, replicas: map.shards[31_415].replicas.clone() };
+    map.shards.insert(31_416, upper);
+    map.version = 2;
+    let after = encode_map(&cart(), &map);
+    assert_eq!(changed(&before, &after), counts([("ranges", (1, 1)), ("eu", (1, 1)), ("us", (1, 1))]));
+    assert!(decode_map(after) == Ok(Some(map)), "the map is another");
+}
+
+#[test]
+fn chunks_are_short_and_named_by_their_content() {
+    let mut map = large(100_000);
+    // Long names, each different: chunks must be cut by their bytes too.
+    for shard in &mut map.shards[..20_000] {
+        shard.replicas[0].instance = InstanceId::new(format!("{:0>120}", shard.id.0)).unwrap();
+    }
+    let entries = encode_map(&cart(), &map);
+    assert!(entries.len() > 100, "{} keys", entries.len());
+    for (key, value) in &entries {
+        assert_eq!(records::check(&key.to_string(), value), Ok(key.clone()));
+    }
+    assert!(decode_map(entries) == Ok(Some(map)), "the map is another");
+}
+
+#[test]
+fn a_caller_may_read_its_own_region_only() {
+    let map = large(3000);
+    let mut entries = encode_map(&cart(), &map);
+    entries.retain(|key, _| {
+        !matches!(key, RecordKey::ShardManifest(_, part) | RecordKey::ShardChunk(_, part, _)
+        if part.to_string() == "us")
+    });
+    let read = decode_map(entries).unwrap().unwrap();
+    assert_eq!(read.shards.len(), 3000);
+    assert!(
+        read.shards
+            .iter()
+            .all(|shard| shard.replicas == [map.shards[shard.id.0 as usize].replicas[0].clone()])
+    );
+    assert_eq!(decode_map([]), Ok(None));
+}
+
+#[test]
+fn every_missing_key_is_noticed_but_a_whole_region() {
+    let entries = encode_map(&cart(), &large(5000));
+    for missing in entries.keys() {
+        let rest = entries.iter().filter(|(key, _)| *key != missing);
+        let read = decode_map(rest.map(|(key, value)| (key.clone(), value.clone())));
+        match missing {
+            RecordKey::ShardManifest(_, ShardPart::Region(_)) => assert!(read.is_ok()),
+            RecordKey::ShardManifest(..) => assert!(read.unwrap_err().hint.contains("ranges")),
+            _ => assert!(read.unwrap_err().problem.contains("missing"), "{missing}"),
+        }
+    }
+}
+
+#[test]
+fn parts_of_two_versions_are_refused() {
+    let mut map = large(10);
+    let mut entries = encode_map(&cart(), &map);
+    map.version = 2;
+    let us = RecordKey::ShardManifest(cart(), ShardPart::Region(Region::new("us").unwrap()));
+    entries.insert(us.clone(), encode_map(&cart(), &map)[&us].clone());
+    let error = decode_map(entries).unwrap_err();
+    assert_eq!(error.field, "us.version");
+}
+
+#[test]
+fn a_damaged_or_repeated_chunk_is_refused() {
+    let entries = encode_map(&cart(), &large(10));
+    for key in entries.keys().filter(|key| matches!(key, RecordKey::ShardChunk(..))) {
+        let mut damaged = entries.clone();
+        let mut value = damaged[key].to_vec();
+        value[0] ^= 1;
+        damaged.insert(key.clone(), value.into());
+        assert!(decode_map(damaged).unwrap_err().problem.contains("hashes to"));
+    }
+    let key = RecordKey::ShardManifest(cart(), ShardPart::Ranges);
+    let mut manifest: v1::ShardManifest = records::message(&entries[&key]).unwrap();
+    manifest.chunks.push(manifest.chunks[0].clone());
+    assert!(records::check(&key.to_string(), &records::bytes(&manifest)).is_err());
+}
+
+/// A small map with ids in any order, as splits and merges leave it, its copies grouped by region.
+fn small() -> impl Strategy<Value = ShardMap> {
+    let states = vec![ReplicaState::Starting, ReplicaState::Serving, ReplicaState::Stopping];
+    let copy = (0..4_u32, select(vec!["ap", "eu", "us"]), select(states));
+    let copies = collection::vec(copy, 0..5);
+    let shards = collection::btree_map(1..u128::MAX, (any::<u32>(), copies), 0..20);
+    (shards, 0..=1_u128, any::<u64>()).prop_map(|(drawn, first, version)| {
+        let mut ids = BTreeSet::new();
+        let mut shards = vec![Shard { id: ShardId(7), start: ShardKey(first), replicas: vec![] }];
+        ids.insert(7);
+        for (start, (id, copies)) in drawn.into_iter().filter(|(start, _)| *start > first) {
+            if !ids.insert(id) {
+                continue;
+            }
+            let mut replicas: Vec<Replica> = Vec::new();
+            for (instance, region, state) in copies {
+                let copy = replica(instance, region, state);
+                if replicas.iter().all(|other| other.instance != copy.instance) {
+                    replicas.push(copy);
+                }
+            }
+            replicas.sort_by(|a, b| a.region.cmp(&b.region));
+            shards.push(Shard { id: ShardId(id), start: ShardKey(start), replicas });
+        }
+        ShardMap { version, interval: KeyRange { first: ShardKey(first), last: ShardKey::MAX }, shards }
+    })
+}
+
+proptest! {
+    #[test]
+    fn every_map_survives_its_parts(map in small()) {
+        prop_assert_eq!(map.validate(), Ok(()));
+        prop_assert_eq!(ShardMap::try_from(v1::ShardMap::from(map.clone())), Ok(map.clone()));
+        let entries = encode_map(&cart(), &map);
+        for (key, value) in &entries {
+            prop_assert_eq!(records::check(&key.to_string(), value), Ok(key.clone()));
+        }
+        prop_assert_eq!(decode_map(entries), Ok(Some(map)));
+    }
+
+    /// Chunks made of anything, correctly named, behind a manifest that lists them.
+    #[test]
+    fn any_chunks_are_read_or_refused(
+        ids in collection::vec(0..20_u32, 0..6),
+        starts in collection::vec(any::<u8>(), 0..100),
+        lists in proptest::array::uniform3(collection::vec(0..3_u32, 0..6)),
+        state in collection::vec(-1..4_i32, 0..6),
+        counts in (0..6_u32, 0..6_u32),
+    ) {
+        let mut entries = Entries::new();
+        let mut add = |part: ShardPart, chunk: Bytes, shards| {
+            let hash = part::hash(&chunk);
+            let _ = check_chunk(&part, hash, &chunk);
+            let chunks = vec![Bytes::copy_from_slice(&hash.0.to_be_bytes())];
+            let key = vec![0; 16].into();
+            let last_key = vec![255; 16].into();
+            let manifest = v1::ShardManifest { version: 1, first_key: key, last_key, chunks, shards };
+            entries.insert(RecordKey::ShardChunk(cart(), part.clone(), hash), chunk);
+            entries.insert(RecordKey::ShardManifest(cart(), part), records::bytes(&manifest));
+        };
+        let ranges = v1::RangeChunk { ids, starts: starts.into() };
+        add(ShardPart::Ranges, records::bytes(&ranges), counts.0);
+        let [shards, instance, role] = lists;
+        let names = vec!["a".to_owned(), "b".to_owned()];
+        let rows = v1::ReplicaChunk { instances: names.clone(), roles: names, shards, instance, role, state };
+        add(ShardPart::Region(Region::new("eu").unwrap()), records::bytes(&rows), counts.1);
+        if let Ok(map) = decode_map(entries) {
+            prop_assert_eq!(map.unwrap().validate(), Ok(()));
+        }
+    }
+}

@@ -66,16 +66,15 @@ fn host(text: String) -> Result<HostMatch, Invalid> {
 }
 
 fn path(message: Path) -> Result<PathMatch, Invalid> {
-    let refuse = |field, text: &str, hint| Err(Invalid::new(field, format!("'{text}' cannot match"), hint));
+    let refuse = |field, text: &str| {
+        let problem = format!("'{text}' can match no path");
+        Err(Invalid::new(field, problem, "start the path with '/'"))
+    };
     match message {
         Path::PathExact(path) if path.starts_with('/') => Ok(PathMatch::Exact(path)),
-        Path::PathExact(path) => refuse("path_exact", &path, "start the path with '/'"),
-        Path::PathPrefix(path) if path.is_empty() || path.starts_with('/') && !path.ends_with('/') => {
-            Ok(PathMatch::Prefix(path))
-        }
-        Path::PathPrefix(path) => {
-            refuse("path_prefix", &path, "start the path with '/' and leave the last '/' out")
-        }
+        Path::PathExact(path) => refuse("path_exact", &path),
+        Path::PathPrefix(path) if path.is_empty() || path.starts_with('/') => Ok(PathMatch::Prefix(path)),
+        Path::PathPrefix(path) => refuse("path_prefix", &path),
     }
 }
 

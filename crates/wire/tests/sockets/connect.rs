@@ -1,0 +1,130 @@
+//! Handshake and serving, over real sockets.
+
+use std::time::Duration;
+
+use crate::support::*;
+use fairmesh_model::Identity;
+use fairmesh_wire::{
+    handshake::{ConnectError, connect, negotiate},
+    transport::{Address, connect_channel},
+    v1::{HelloRequest, ReadRequest, WatchersRequest, rib_client::RibClient},
+};
+use tonic::{Code, Request};
+
+const NEVER: Duration = Duration::from_secs(3600);
+
+async fn caller_seen_at(address: &Address) -> (String, String) {
+    let connection = connect(address, "tester\n7 é").await.unwrap();
+    assert_eq!(connection.hello, hello(1));
+    let answer = connection.rib().watchers(WatchersRequest::default()).await.unwrap().into_inner();
+    let caller = answer.watchers[0].clone();
+    (caller.software, caller.identity)
+}
+
+#[tokio::test]
+async fn a_call_over_tcp_is_anonymous() {
+    let served = serve_stub(Stub::default(), &free_port(), NEVER).await;
+    let caller = soon(caller_seen_at(&served.address)).await;
+    assert_eq!(caller, ("tester?7 ?".to_owned(), Identity::Anonymous.to_string()));
+    soon(served.stop()).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_call_over_a_unix_socket_carries_the_callers_uid() {
+    let folder = tempfile::tempdir().unwrap();
+    let address = Address::Unix(folder.path().join("deep/er/agent.sock"));
+    let served = serve_stub(Stub::default(), &address, NEVER).await;
+    let (_, identity) = soon(caller_seen_at(&address)).await;
+    assert_eq!(identity, own_uid().to_string());
+    soon(served.stop()).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_call_without_a_known_version_is_refused_with_the_way_out() {
+    let served = serve_stub(Stub::default(), &free_port(), NEVER).await;
+    let channel = soon(connect_channel(&served.address)).await.unwrap();
+    let mut client = RibClient::new(channel);
+    for (version, hint) in [
+        (None, "Rib/Hello first"),
+        (Some("2"), "upgrade the side that answers"),
+        (Some("0"), "upgrade the caller"),
+        (Some("one"), "not a whole number"),
+    ] {
+        let mut request = Request::new(WatchersRequest::default());
+        if let Some(version) = version {
+            request.metadata_mut().insert("fairmesh-version", version.parse().unwrap());
+        }
+        let status = soon(client.watchers(request)).await.unwrap_err();
+        assert_eq!(status.code(), Code::FailedPrecondition);
+        assert!(status.message().contains(hint), "{version:?}: {}", status.message());
+    }
+    let mut request = Request::new(WatchersRequest::default());
+    request.metadata_mut().insert("fairmesh-version", "1".parse().unwrap());
+    assert!(soon(client.watchers(request)).await.is_ok());
+}
+
+#[test]
+fn the_newest_common_version_is_chosen() {
+    let ask = |oldest_version, newest_version| {
+        negotiate(&HelloRequest { oldest_version, newest_version, software: String::new() })
+    };
+    assert_eq!(ask(1, 1).unwrap(), 1);
+    assert_eq!(ask(1, 9).unwrap(), 1);
+    let too_new = ask(2, 9).unwrap_err();
+    assert_eq!(too_new.code(), Code::FailedPrecondition);
+    assert!(too_new.message().contains("upgrade the side that answers"), "{}", too_new.message());
+    for (oldest, newest) in [(0, 0), (0, 1), (3, 2)] {
+        assert_eq!(ask(oldest, newest).unwrap_err().code(), Code::InvalidArgument);
+    }
+}
+
+#[tokio::test]
+async fn a_peer_that_chooses_an_unknown_version_is_refused() {
+    let stub = Stub { version: Some(9), ..Stub::default() };
+    let served = serve_stub(stub, &free_port(), NEVER).await;
+    let error = soon(connect(&served.address, "tester")).await.unwrap_err();
+    assert!(matches!(error, ConnectError::Version { .. }), "{error}");
+    assert!(error.to_string().contains("version 9"), "{error}");
+}
+
+#[tokio::test]
+async fn nobody_there_is_told_from_a_stranger_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("agent.sock");
+    let address = Address::Unix(path.clone());
+    let error = soon(connect(&address, "tester")).await.unwrap_err();
+    assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");
+    assert!(error.to_string().contains("agent.sock"), "{error}");
+    // Accepts connections, by its backlog, and never answers.
+    let _silent = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let error = soon(connect(&address, "tester")).await.unwrap_err();
+    assert!(matches!(error, ConnectError::NoHello { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_call_under_way_finishes_while_the_server_drains() {
+    let stub = Stub::default();
+    let served = serve_stub(stub.clone(), &free_port(), NEVER).await;
+    let connection = soon(connect(&served.address, "tester")).await.unwrap();
+    let mut rib = connection.rib();
+    let call = tokio::spawn(async move { rib.read(ReadRequest::default()).await });
+    soon(stub.reading.acquire()).await.unwrap().forget();
+    let address = served.address.clone();
+    let stopped = served.stop();
+    // Closing the port is the first thing that a stop does.
+    soon(async { while connect_channel(&address).await.is_ok() {} }).await;
+    assert!(!stopped.is_finished());
+    stub.reads.add_permits(1);
+    assert!(soon(call).await.unwrap().is_ok());
+    soon(stopped).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn an_open_watch_does_not_hold_a_stop_past_its_drain() {
+    let served = serve_stub(Stub::default(), &free_port(), Duration::from_millis(50)).await;
+    let connection = soon(connect(&served.address, "tester")).await.unwrap();
+    let watch = soon(connection.rib().watch(futures_util::stream::pending())).await.unwrap();
+    let mut watch = watch.into_inner();
+    soon(served.stop()).await.unwrap().unwrap();
+    assert!(soon(watch.message()).await.is_err(), "a cut watch must not look as if it had ended well");
+}

@@ -1,0 +1,126 @@
+//! A RIB that answers the handshake and nothing of substance.
+
+use std::{pin::Pin, sync::Arc, time::Duration};
+
+use fairmesh_model::{Identity, Location, Region, StoreId};
+use fairmesh_wire::{
+    handshake::{Hello, negotiate},
+    identity_of, rpc, software_of,
+    transport::{Address, Listener, serve},
+    v1::{rib_server::Rib, *},
+};
+use futures_util::{Stream, stream};
+use tokio::sync::{Semaphore, oneshot};
+use tonic::{Request, Response, Status, Streaming, service::Routes};
+
+/// What the stub says of itself.
+pub(crate) fn hello(version: u32) -> Hello {
+    Hello {
+        version,
+        store: Some(StoreId(7)),
+        location: Some(Location::in_region(Region::new("eu").unwrap())),
+        software: "stub".into(),
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct Stub {
+    /// The version to answer whatever the caller speaks, or `None` to negotiate.
+    pub(crate) version: Option<u32>,
+    /// How many reads may be answered.
+    pub(crate) reads: Arc<Semaphore>,
+    /// Gets a permit when a read has come in.
+    pub(crate) reading: Arc<Semaphore>,
+}
+
+impl Default for Stub {
+    fn default() -> Self {
+        Self { version: None, reads: Arc::new(Semaphore::new(0)), reading: Arc::new(Semaphore::new(0)) }
+    }
+}
+
+#[tonic::async_trait]
+impl Rib for Stub {
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<WatchResponse, Status>> + Send>>;
+
+    async fn hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloResponse>, Status> {
+        let version = match self.version {
+            Some(version) => version,
+            None => negotiate(request.get_ref())?,
+        };
+        Ok(Response::new(hello(version).into()))
+    }
+
+    async fn write(&self, _: Request<WriteRequest>) -> Result<Response<WriteResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    /// Waits until the test lets it go.
+    async fn read(&self, _: Request<ReadRequest>) -> Result<Response<ReadResponse>, Status> {
+        self.reading.add_permits(1);
+        self.reads.acquire().await.unwrap().forget();
+        Ok(Response::new(ReadResponse::default()))
+    }
+
+    /// Stays open and silent.
+    async fn watch(
+        &self,
+        _: Request<Streaming<WatchRequest>>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        Ok(Response::new(Box::pin(stream::pending())))
+    }
+
+    /// Says who asks.
+    async fn watchers(
+        &self,
+        request: Request<WatchersRequest>,
+    ) -> Result<Response<WatchersResponse>, Status> {
+        let caller = Watcher {
+            software: software_of(&request).into(),
+            identity: identity_of(&request).to_string(),
+            applied: 0,
+        };
+        Ok(Response::new(WatchersResponse { watchers: vec![caller] }))
+    }
+}
+
+/// A stub being served.
+pub(crate) struct Served {
+    pub(crate) address: Address,
+    stop: oneshot::Sender<()>,
+    task: tokio::task::JoinHandle<Result<(), tonic::transport::Error>>,
+}
+
+pub(crate) async fn serve_stub(stub: Stub, address: &Address, drain: Duration) -> Served {
+    let listener = Listener::bind(address).await.unwrap();
+    let address = listener.address().unwrap();
+    let (stop, stopped) = oneshot::channel();
+    let routes = Routes::new(rpc::rib_server(stub));
+    let shutdown = async {
+        let _ = stopped.await;
+    };
+    let task = tokio::spawn(serve(routes, listener, shutdown, drain));
+    Served { address, stop, task }
+}
+
+impl Served {
+    /// Asks it to stop.
+    pub(crate) fn stop(self) -> tokio::task::JoinHandle<Result<(), tonic::transport::Error>> {
+        self.stop.send(()).unwrap();
+        self.task
+    }
+}
+
+pub(crate) fn free_port() -> Address {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+pub(crate) fn own_uid() -> Identity {
+    use std::os::unix::fs::MetadataExt;
+    Identity::Local { uid: std::fs::metadata("/proc/self").unwrap().uid() }
+}
+
+/// Waits for what must happen, and fails the test when it does not.
+pub(crate) async fn soon<T>(what: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(20), what).await.expect("it did not happen within 20 s")
+}
