@@ -37,7 +37,11 @@ impl Endpoint {
             ));
         }
         if self.address.port() == 0 {
-            return Err(Invalid::new("address", "port 0 cannot be called", "write the port that it listens on"));
+            return Err(Invalid::new(
+                "address",
+                "port 0 cannot be called",
+                "write the port that it listens on",
+            ));
         }
         if let Some(lease) = self.lease
             && !(Duration::from_secs(1)..=Duration::from_secs(3600)).contains(&lease)

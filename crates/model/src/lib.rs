@@ -14,8 +14,8 @@ mod location;
 mod name;
 mod policy;
 mod record;
-mod rib_key;
 mod revision;
+mod rib_key;
 mod service;
 mod shard;
 pub mod spec;
@@ -28,8 +28,8 @@ pub use key::{KeyRange, ShardKey};
 pub use location::Location;
 pub use name::{Cluster, HostType, InstanceId, Label, Region, Role, ServiceName, Tenant, Zone};
 pub use policy::{
-    Balancing, GrpcMatch, HeaderMatch, HostMatch, Locality, Match, PathMatch, Policy, Retries, Ring, Route, Target,
-    TextMatch,
+    Balancing, GrpcMatch, HeaderMatch, HostMatch, Locality, Match, PathMatch, Policy, Retries, Ring, Route,
+    Target, TextMatch,
 };
 pub use record::Record;
 pub use revision::{Cursor, Revision, StoreId};

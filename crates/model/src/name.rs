@@ -28,7 +28,8 @@ impl Alphabet {
 }
 
 fn check(what: &str, text: &str, longest: usize, alphabet: Alphabet) -> Result<(), Invalid> {
-    let rule = || format!("a {what} has 1 to {longest} {}, and starts with a letter or digit", alphabet.words());
+    let rule =
+        || format!("a {what} has 1 to {longest} {}, and starts with a letter or digit", alphabet.words());
     if text.is_empty() {
         return Err(Invalid::new("", format!("the {what} is empty"), rule()));
     }

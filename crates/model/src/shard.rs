@@ -131,7 +131,11 @@ impl ShardMap {
 impl Shard {
     fn validate(&self, ids: &mut BTreeSet<ShardId>) -> Result<(), Invalid> {
         if !ids.insert(self.id) {
-            return Err(Invalid::new("id", format!("{} is used twice", self.id), "give every shard its own id"));
+            return Err(Invalid::new(
+                "id",
+                format!("{} is used twice", self.id),
+                "give every shard its own id",
+            ));
         }
         let mut holders = BTreeSet::new();
         for (i, replica) in self.replicas.iter().enumerate() {
