@@ -32,3 +32,25 @@ impl TryFrom<v1::Cursor> for Cursor {
         Ok(Self { store: store_id(&message.store_id)?, numbers: message.numbers })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::StoreId;
+
+    use super::*;
+
+    #[test]
+    fn revisions_and_cursors_survive() {
+        let revision = Revision { store: StoreId(u128::MAX - 1), partition: 3, number: 42 };
+        assert_eq!(v1::Revision::from(revision).try_into(), Ok(revision));
+        let cursor = Cursor::at(revision);
+        assert_eq!(v1::Cursor::from(cursor.clone()).try_into(), Ok(cursor));
+    }
+
+    #[test]
+    fn a_store_id_has_16_bytes() {
+        let message = v1::Revision { store_id: vec![1; 15].into(), partition: 0, number: 1 };
+        assert_eq!(Revision::try_from(message).unwrap_err().field, "store_id");
+        assert!(Cursor::try_from(v1::Cursor::default()).is_err());
+    }
+}
