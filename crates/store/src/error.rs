@@ -69,9 +69,9 @@ pub enum WriteError {
     /// A key is not as the writer expects. Nothing is written.
     #[error(transparent)]
     Conflict(#[from] Conflict),
-    /// The batch is above a limit, or names a key twice. Nothing is written.
+    /// The batch is out of bounds, or names a key twice. Nothing is written.
     #[error("the batch is refused: {0}")]
-    Invalid(#[from] Invalid),
+    TooLarge(#[from] Invalid),
     /// More batches wait than the store takes. Nothing is written.
     #[error("store {path}: too many writes are waiting for the disk; try again in a moment")]
     Overloaded {

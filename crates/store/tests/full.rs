@@ -1,4 +1,5 @@
 //! A disk without space, and one that fails a sync: batches are refused, reads go on, and writes work again later.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
 

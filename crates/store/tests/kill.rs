@@ -3,6 +3,7 @@
 //!
 //! The test runs itself as the child. The file that was killed is only read as a copy, so that each child meets it as
 //! its predecessor left it.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
 

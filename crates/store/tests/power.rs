@@ -1,5 +1,6 @@
 //! Cuts the power of a disk that loses, keeps or tears what was not synced, and checks that nothing acknowledged is
 //! missing, nothing is there in part, and no revision is left out.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
 
