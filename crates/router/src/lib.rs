@@ -11,5 +11,5 @@ mod upstream;
 
 pub use fairmesh_balancer::Outcome;
 pub use request::{Ask, Headers, Picked, RequestView, Routed, Unroutable};
-pub use shards::{Located, Shards};
+pub use shards::{Holding, Located, Shards};
 pub use upstream::{Candidate, EndpointTarget, Explanation, Facts, Reach, Step, Upstream};

@@ -1,10 +1,38 @@
-use fairmesh_model::{KeyRange, ShardId, ShardKey, ShardMap};
+use std::fmt;
+
+use fairmesh_model::{InstanceId, KeyRange, ReplicaState, Role, ShardId, ShardKey, ShardMap};
+
+mod build;
+mod tree;
+
+use tree::{FAN_OUT, Line, Tree};
 
 /// A shard map compiled for look-ups. Independent of endpoints and caller, so compile it once a version and share it.
-#[derive(Debug)]
+///
+/// Sixteen consecutive shards make a block: their starts, ids and copies side by side, so that a look-up in millions of
+/// shards misses the cache in one place; a small tree above finds the block. A binary search over one array of starts
+/// was rejected: it misses at each of its last eight steps. All arrays are flat, fit to be mapped from a file.
 pub struct Shards {
     version: u64,
     interval: KeyRange,
+    len: u32,
+    scale: Scale,
+    tree: Tree,
+    /// The line at which each block starts.
+    blocks: Box<[u32]>,
+    lines: Box<[Line]>,
+    holdings: Box<[Holding]>,
+}
+
+/// Who holds copies, for what and how: each combination once, however many shards share it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Holding {
+    /// The endpoint.
+    pub instance: InstanceId,
+    /// What the copy is for.
+    pub role: Role,
+    /// Whether calls go to it.
+    pub state: ReplicaState,
 }
 
 /// Where a key lies.
@@ -12,12 +40,57 @@ pub struct Shards {
 pub struct Located {
     /// The shard.
     pub shard: ShardId,
+    /// Where it stands in the map.
+    pub position: u32,
+    /// The first line of its block's copies, and its own among those.
+    copies: u32,
+    from: u32,
+    len: u32,
+}
+
+/// How keys of 128 bits become words of 64 that keep their order: relative to the first key, cut to the bits that the
+/// starts use. What is cut off is kept as the rest and compared only where words are equal.
+#[derive(Clone, Copy, Debug)]
+struct Scale {
+    origin: u128,
+    shift: u32,
+}
+
+impl Scale {
+    /// The word and rest of a key; a key above every start that fits counts as the greatest.
+    #[inline]
+    fn split(self, key: ShardKey) -> (u64, u64) {
+        let relative = key.0.wrapping_sub(self.origin);
+        let rest = relative & ((1 << self.shift) - 1);
+        match u64::try_from(relative >> self.shift) {
+            // The rest has at most 64 bits since the shift is at most 64.
+            Ok(word) => (word, rest as u64),
+            Err(_) => (u64::MAX, u64::MAX),
+        }
+    }
+
+    fn has_rest(self) -> bool {
+        self.shift > 0
+    }
+}
+
+/// A shard's entry in its block: id in the upper half, then 20 bits where its copies start, then 12 bits how many.
+#[derive(Clone, Copy)]
+struct Packed(u64);
+
+impl Packed {
+    /// The most copies of a shard that are used.
+    const MOST: usize = 0xfff;
+
+    fn new(id: ShardId, from: u32, len: usize) -> Self {
+        Self(u64::from(id.0) << 32 | u64::from(from) << 12 | len.min(Self::MOST) as u64)
+    }
 }
 
 impl Shards {
-    /// Compiles a valid map.
+    /// Compiles a valid map. Of more than 4,095 copies of one shard, the first are used.
     pub fn compile(map: &ShardMap) -> Self {
-        Self { version: map.version, interval: map.interval }
+        build::compile(map)
     }
 
     /// The version of the map.
@@ -30,8 +103,82 @@ impl Shards {
         self.interval
     }
 
+    /// How many shards there are.
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Whether there is none, which no valid map is.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
     /// The shard that holds `key`, or `None` outside the interval.
-    pub fn locate(&self, _key: ShardKey) -> Option<Located> {
-        None
+    #[inline]
+    pub fn locate(&self, key: ShardKey) -> Option<Located> {
+        if !self.interval.contains(key) || self.len == 0 {
+            return None;
+        }
+        let (word, rest) = self.scale.split(key);
+        let block = self.tree.find(word, rest);
+        let line = self.blocks[block] as usize;
+        let header = self.header_lines();
+        let entries = line + header - 2;
+        let rests = self.scale.has_rest().then(|| &self.lines[line + 2..line + 4]);
+        let inside = self.shards_in(block);
+        let place = tree::count(&self.lines[line..line + 2], rests, word, rest).min(inside).saturating_sub(1);
+        let Packed(entry) = Packed(self.lines[entries + place / 8].0[place % 8]);
+        Some(Located {
+            shard: ShardId((entry >> 32) as u32),
+            position: (block * FAN_OUT + place) as u32,
+            copies: (line + header) as u32,
+            from: (entry >> 12) as u32 & 0xf_ffff,
+            len: entry as u32 & 0xfff,
+        })
+    }
+
+    /// The copies of a shard that [`locate`](Self::locate) of this very map found, as positions in
+    /// [`holdings`](Self::holdings).
+    #[inline]
+    pub fn copies(&self, located: &Located) -> impl ExactSizeIterator<Item = u32> + '_ {
+        let first = located.copies as usize;
+        (located.from as usize..(located.from + located.len) as usize).map(move |i| {
+            let pair = self.lines[first + i / 16].0[i % 16 / 2];
+            (pair >> (32 * (i % 2))) as u32
+        })
+    }
+
+    /// Every combination of endpoint, role and state that holds a copy.
+    pub fn holdings(&self) -> &[Holding] {
+        &self.holdings
+    }
+
+    /// The memory that look-ups use, in bytes, without that of names.
+    pub fn bytes(&self) -> usize {
+        size_of_val(&*self.lines) + size_of_val(&*self.blocks) + self.tree.bytes()
+    }
+
+    /// Lines before a block's copies: starts, their rests, entries.
+    #[inline]
+    fn header_lines(&self) -> usize {
+        if self.scale.has_rest() { 6 } else { 4 }
+    }
+
+    #[inline]
+    fn shards_in(&self, block: usize) -> usize {
+        (self.len as usize - block * FAN_OUT).min(FAN_OUT)
     }
 }
+
+impl fmt::Debug for Shards {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shards")
+            .field("version", &self.version)
+            .field("interval", &self.interval)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;
