@@ -25,13 +25,13 @@ pub const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 /// In an answer 421 or `FAILED_PRECONDITION`: the server does not hold the shard. The value is the version of the map
 /// that it knows, decimal.
 pub const WRONG_SHARD: HeaderName = HeaderName::from_static("fairmesh-wrong-shard");
-/// The load report in text form: `TEXT cpu_utilization=0.3,named_metrics.outstanding=4` (ORCA). For HTTP answers.
+/// The load report in text form: `TEXT cpu_utilization=0.3,named_metrics.concurrent_requests=4` (ORCA). For HTTP answers.
 pub const LOAD: HeaderName = HeaderName::from_static("endpoint-load-metrics");
 /// The load report as an `xds.data.orca.v3.OrcaLoadReport`, base64. A trailer of gRPC answers.
 pub const LOAD_BIN: HeaderName = HeaderName::from_static("endpoint-load-metrics-bin");
 
-/// The named metric of a load report that counts requests begun and not finished, this one included.
-pub const OUTSTANDING: &str = "outstanding";
+/// The named metric of a load report that counts requests begun and not finished, besides the one that it answers.
+pub const OUTSTANDING: &str = "concurrent_requests";
 
 /// Whether these headers are those of a gRPC call: its content type is `application/grpc`, or that with a suffix.
 pub fn is_grpc(headers: &http::HeaderMap) -> bool {

@@ -41,7 +41,7 @@ impl OrcaReport {
         Self { named_metrics, ..Self::default() }
     }
 
-    /// Requests begun and not finished when the server wrote this, where it says so.
+    /// Requests begun and not finished when the server wrote this, besides the one that it answers, where it says so.
     pub fn outstanding(&self) -> Option<u32> {
         let value = *self.named_metrics.get(OUTSTANDING)?;
         (0.0..=f64::from(u32::MAX)).contains(&value).then_some(value as u32)
@@ -131,7 +131,7 @@ mod tests {
         };
         assert_eq!(
             report.to_text(),
-            "TEXT cpu_utilization=0.3,request_cost.rows=12,named_metrics.outstanding=4"
+            "TEXT cpu_utilization=0.3,request_cost.rows=12,named_metrics.concurrent_requests=4"
         );
         assert_eq!(OrcaReport::from_text(&report.to_text()), Some(report.clone()));
         assert_eq!(OrcaReport::from_binary(&report.to_binary()), Some(report));
@@ -139,9 +139,9 @@ mod tests {
 
     #[test]
     fn what_peers_write_is_read_and_rubbish_is_not() {
-        let report = OrcaReport::from_text("cpu=0.5, named_metrics.outstanding=7, new_thing=1").unwrap();
+        let report = OrcaReport::from_text("cpu=0.5, named_metrics.concurrent_requests=7, new_thing=1").unwrap();
         assert_eq!((report.cpu_utilization, report.outstanding()), (0.5, Some(7)));
-        assert_eq!(OrcaReport::from_text("named_metrics.outstanding=-1").unwrap().outstanding(), None);
+        assert_eq!(OrcaReport::from_text("named_metrics.concurrent_requests=-1").unwrap().outstanding(), None);
         for wrong in ["", "JSON {}", "cpu_utilization=NaN", "cpu_utilization"] {
             assert_eq!(OrcaReport::from_text(wrong), None, "{wrong}");
         }

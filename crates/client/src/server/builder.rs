@@ -1,0 +1,232 @@
+//! How a program describes its endpoint.
+
+use std::{collections::BTreeMap, env, fs, future::Future, net::SocketAddr, sync::Arc, time::Duration};
+
+use fairmesh_model::{
+    EndpointState, FULL_WEIGHT, InstanceId, Invalid, KeyRange, Location, Protocol, Region, Service,
+    ServiceKind, ServiceName, ShardId,
+};
+use fairmesh_wire::transport::Address;
+use tokio::{sync::watch, time::timeout};
+use tokio_util::task::AbortOnDropHandle;
+
+use super::{
+    DEFAULT_LEASE, HookResult, Inner, Lease, Link, Registration, SHARDS_AWARE, SHARDS_LABEL, Server,
+    ServerLayer, ShardHooks, Standing, drain::Phase, drain_deadline, registry_addresses, shards,
+};
+
+/// How long `start` waits for the first registration before it goes on in the background.
+const START_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Describes an endpoint before it starts; from [`Server::builder`].
+#[derive(Clone, Debug)]
+#[must_use = "nothing is registered before start"]
+pub struct ServerBuilder {
+    service: String,
+    instance: Option<String>,
+    address: Option<SocketAddr>,
+    location: Option<Location>,
+    weight: u32,
+    labels: BTreeMap<String, String>,
+    protocol: Option<Protocol>,
+    lease: Duration,
+    drain_deadline: Option<Duration>,
+    addresses: Vec<Address>,
+    hooks: Option<ShardHooks>,
+    starting: bool,
+}
+
+impl ServerBuilder {
+    pub(super) fn new(service: String) -> Self {
+        Self {
+            service,
+            instance: None,
+            address: None,
+            location: None,
+            weight: FULL_WEIGHT,
+            labels: BTreeMap::new(),
+            protocol: None,
+            lease: DEFAULT_LEASE,
+            drain_deadline: None,
+            addresses: Vec::new(),
+            hooks: None,
+            starting: false,
+        }
+    }
+
+    /// The identity of this copy, the same after a restart; unless given, the host's name and the port.
+    pub fn instance(mut self, instance: impl Into<String>) -> Self {
+        self.instance = Some(instance.into());
+        self
+    }
+
+    /// Where callers reach it; there is no default.
+    pub fn address(mut self, address: SocketAddr) -> Self {
+        self.address = Some(address);
+        self
+    }
+
+    /// Where it runs; unless given, in region `FAIRMESH_REGION`, else where the agent says.
+    pub fn location(mut self, location: Location) -> Self {
+        self.location = Some(location);
+        self
+    }
+
+    /// Relative compute power in thousandths; 1000, an ordinary host, unless given.
+    pub fn weight(mut self, weight: u32) -> Self {
+        self.weight = weight;
+        self
+    }
+
+    /// Adds labels.
+    pub fn labels<N: Into<String>, V: Into<String>>(
+        mut self,
+        labels: impl IntoIterator<Item = (N, V)>,
+    ) -> Self {
+        self.labels.extend(labels.into_iter().map(|(name, value)| (name.into(), value.into())));
+        self
+    }
+
+    /// What it speaks. Declares the service in case nobody has, so that callers find it without further ado.
+    pub fn protocol(mut self, protocol: Protocol) -> Self {
+        self.protocol = Some(protocol);
+        self
+    }
+
+    /// How long the endpoint is believed when renewals stop; 10 s unless given.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self
+    }
+
+    /// How long a planned stop may take; unless given `FAIRMESH_DRAIN_DEADLINE`, else 25 s.
+    pub fn drain_deadline(mut self, deadline: Duration) -> Self {
+        self.drain_deadline = Some(deadline);
+        self
+    }
+
+    /// The agent to register through. Addresses given here and by [`control`](Self::control) are tried in that order;
+    /// without any, those of [`registry_addresses`].
+    pub fn agent(mut self, address: Address) -> Self {
+        self.addresses.push(address);
+        self
+    }
+
+    /// A control plane to register at where there is no agent.
+    pub fn control(self, address: Address) -> Self {
+        self.agent(address)
+    }
+
+    /// Registers as starting, so that no calls come before [`Server::ready`].
+    pub fn starting(mut self) -> Self {
+        self.starting = true;
+        self
+    }
+
+    /// Loads a shard that is to be held here, before any call for it comes. A failure is logged and tried again. The
+    /// endpoint takes no calls before the shards that it holds at start are loaded, and a move of a shard to it waits.
+    ///
+    /// A split comes as the start of the new shard, whose keys this server holds already.
+    pub fn on_shard_start<F>(mut self, hook: impl Fn(ShardId, KeyRange) -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = HookResult> + Send + 'static,
+    {
+        self.hooks.get_or_insert_default().start = Some(Arc::new(move |id, range| Box::pin(hook(id, range))));
+        self
+    }
+
+    /// Lets go of a shard that is not held here any more; no calls for it come any longer.
+    pub fn on_shard_stop<F>(mut self, hook: impl Fn(ShardId) -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = HookResult> + Send + 'static,
+    {
+        self.hooks.get_or_insert_default().stop = Some(Arc::new(move |id| Box::pin(hook(id))));
+        self
+    }
+
+    /// Registers and keeps registered. Waits at most 2 s for the registry: without one, it goes on trying in the
+    /// background, and the program serves meanwhile. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// When something given, here or in the environment, is not valid.
+    pub async fn start(mut self) -> Result<Server, Invalid> {
+        let registration = self.registration()?;
+        let drain_deadline = drain_deadline(self.drain_deadline)?;
+        let addresses = registry_addresses(&self.addresses)?;
+        let software = format!("server {} {}", registration.service, registration.instance);
+        let link = Arc::new(Link::new(addresses, software));
+        let state = match self.starting || self.hooks.is_some() {
+            true => EndpointState::Starting,
+            false => EndpointState::Serving,
+        };
+        let lease = Arc::new(Lease::keep(Arc::clone(&link), registration.clone(), state));
+        let layer = ServerLayer::default();
+        let watching = shards::Watching {
+            link,
+            lease: Arc::clone(&lease),
+            shared: Arc::clone(&layer.shared),
+            registration,
+            hooks: self.hooks.take(),
+            serves_when_loaded: !self.starting,
+        };
+        let shards = AbortOnDropHandle::new(tokio::spawn(watching.run()));
+        let mut standing = lease.standing();
+        // What came of it is logged by the lease, and it goes on either way.
+        let _ = timeout(START_TIMEOUT, standing.wait_for(|now| matches!(now, Standing::Registered(_)))).await;
+        let phase = watch::Sender::new(Phase::Running);
+        Ok(Server { inner: Arc::new(Inner { layer, lease, phase, drain_deadline, _shards: shards }) })
+    }
+
+    fn registration(&mut self) -> Result<Registration, Invalid> {
+        let Some(address) = self.address else {
+            return Err(Invalid::new(
+                "address",
+                "none is given",
+                "call .address(..) with where callers reach it",
+            ));
+        };
+        let instance = match &self.instance {
+            Some(instance) => InstanceId::new(instance).map_err(|e| e.within("instance"))?,
+            None => default_instance(address)?,
+        };
+        if self.hooks.is_some() {
+            self.labels.insert(SHARDS_LABEL.into(), SHARDS_AWARE.into());
+        }
+        let kind = if self.hooks.is_some() { ServiceKind::Sharded } else { ServiceKind::Replicated };
+        let declaration = self.protocol.map(|protocol| Service { kind, protocol, virtual_address: None });
+        let registration = Registration {
+            service: ServiceName::new(&self.service).map_err(|e| e.within("service"))?,
+            instance,
+            address,
+            location: default_location(self.location.take())?,
+            weight: self.weight,
+            lease: self.lease,
+            labels: std::mem::take(&mut self.labels),
+            declaration,
+        };
+        registration.validate()?;
+        Ok(registration)
+    }
+}
+
+/// Where a program runs: `given`, else in the region `FAIRMESH_REGION`; `None` leaves it to the agent.
+pub fn default_location(given: Option<Location>) -> Result<Option<Location>, Invalid> {
+    const NAME: &str = "FAIRMESH_REGION";
+    match (given, env::var(NAME)) {
+        (None, Ok(region)) if !region.is_empty() => {
+            let region = Region::new(region).map_err(|e| e.within(NAME))?;
+            Ok(Some(Location::in_region(region)))
+        }
+        (given, _) => Ok(given),
+    }
+}
+
+/// The identity of a program that names none: its host and port, which a restart keeps.
+pub fn default_instance(address: SocketAddr) -> Result<InstanceId, Invalid> {
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = match host.trim() {
+        "" => address.ip().to_string().trim_start_matches(':').to_owned(),
+        host => host.to_owned(),
+    };
+    InstanceId::new(format!("{host}:{}", address.port())).map_err(|e| e.within("instance"))
+}

@@ -1,0 +1,180 @@
+//! The tower layer around a service.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    str,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use arc_swap::ArcSwapOption;
+use bytes::Bytes;
+use fairmesh_model::ShardKey;
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
+use http_body::Body;
+use pin_project_lite::pin_project;
+use tonic::Code;
+use tower_layer::Layer;
+use tower_service::Service;
+
+use super::{
+    Outstanding, ServerBody,
+    load::{CallGuard, Load},
+    ownership::Ownership,
+    report,
+};
+use crate::headers::{GRPC_STATUS, KEY, ROLE, WRONG_SHARD, is_grpc};
+
+/// What every call needs, shared by all copies of the layer.
+#[derive(Debug, Default)]
+pub(super) struct Shared {
+    pub(super) load: Arc<Load>,
+    /// `None` while no shard map is known: then every key is answered, since a refusal without a map could only hurt.
+    pub(super) ownership: ArcSwapOption<Ownership>,
+}
+
+/// Wraps the service of a hyper, axum or tonic server; from [`Server::layer`](super::Server::layer).
+///
+/// It counts outstanding calls, adds a load report to each answer (header `endpoint-load-metrics`, for gRPC trailer
+/// `endpoint-load-metrics-bin`; ORCA, A9) and refuses calls whose `x-fairmesh-key` and `x-fairmesh-role` belong to
+/// another server: HTTP 421, or gRPC `FAILED_PRECONDITION`, with `fairmesh-wrong-shard: <map version>` (S12). A call
+/// without a key, with one that is no number, or that comes before any map is known, passes.
+///
+/// The default value counts and reports but knows no shards: for programs that something else registers.
+///
+/// A connection that was upgraded (WebSocket) counts until the upgrade only.
+#[derive(Clone, Debug, Default)]
+pub struct ServerLayer {
+    pub(super) shared: Arc<Shared>,
+}
+
+impl ServerLayer {
+    /// What the wrapped services are working on now.
+    pub fn outstanding(&self) -> Outstanding {
+        self.shared.load.outstanding()
+    }
+}
+
+impl<S> Layer<S> for ServerLayer {
+    type Service = ServerService<S>;
+
+    fn layer(&self, inner: S) -> ServerService<S> {
+        ServerService { inner, shared: Arc::clone(&self.shared) }
+    }
+}
+
+/// A service behind [`ServerLayer`].
+#[derive(Clone, Debug)]
+pub struct ServerService<S> {
+    inner: S,
+    shared: Arc<Shared>,
+}
+
+impl<S, A, B> Service<Request<A>> for ServerService<S>
+where
+    S: Service<Request<A>, Response = Response<B>>,
+    B: Body<Data = Bytes>,
+{
+    type Response = Response<ServerBody<B>>;
+    type Error = S::Error;
+    type Future = ServerFuture<S::Future>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<A>) -> ServerFuture<S::Future> {
+        let grpc = is_grpc(request.headers());
+        if let Some(version) = self.shared.refuses(request.headers()) {
+            let load = self.shared.load.outstanding();
+            return ServerFuture { state: State::Refused { version, grpc, load } };
+        }
+        let guard = Some(self.shared.load.begin());
+        ServerFuture { state: State::Calling { future: self.inner.call(request), guard, grpc } }
+    }
+}
+
+impl Shared {
+    /// The version of the map by which the call does not belong here, or `None` where it does.
+    fn refuses(&self, headers: &HeaderMap) -> Option<u64> {
+        let key: ShardKey = str::from_utf8(headers.get(KEY)?.as_bytes()).ok()?.parse().ok()?;
+        let ownership = self.ownership.load();
+        let ownership = ownership.as_ref()?;
+        let role = headers.get(ROLE).and_then(|role| str::from_utf8(role.as_bytes()).ok());
+        (!ownership.holds(key, role)).then(|| ownership.version())
+    }
+}
+
+pin_project! {
+    /// The answer of a [`ServerService`] to come.
+    #[derive(Debug)]
+    pub struct ServerFuture<F> {
+        #[pin]
+        state: State<F>,
+    }
+}
+
+pin_project! {
+    #[derive(Debug)]
+    #[project = StateProjection]
+    enum State<F> {
+        Calling { #[pin] future: F, guard: Option<CallGuard>, grpc: bool },
+        Refused { version: u64, grpc: bool, load: Outstanding },
+    }
+}
+
+impl<F, B, E> Future for ServerFuture<F>
+where
+    F: Future<Output = Result<Response<B>, E>>,
+{
+    type Output = Result<Response<ServerBody<B>>, E>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.project().state.project() {
+            StateProjection::Calling { future, guard, grpc } => {
+                let answer = ready!(future.poll(cx))?;
+                Poll::Ready(Ok(reported(answer, *grpc, guard.take())))
+            }
+            StateProjection::Refused { version, grpc, load } => {
+                Poll::Ready(Ok(wrong_shard(*version, *grpc, *load)))
+            }
+        }
+    }
+}
+
+/// Adds the report to the head where it belongs there; the body adds it to gRPC trailers.
+fn reported<B>(mut answer: Response<B>, grpc: bool, guard: Option<CallGuard>) -> Response<ServerBody<B>> {
+    let headers = answer.headers_mut();
+    let load = guard.as_ref().map(CallGuard::others).unwrap_or_default();
+    if !grpc {
+        report::add_text(headers, load);
+    } else if headers.contains_key(GRPC_STATUS) {
+        report::add_binary(headers, load);
+    }
+    answer.map(|body| ServerBody::of(body, grpc, guard))
+}
+
+/// The answer to a call for a key of another server.
+fn wrong_shard<B>(version: u64, grpc: bool, load: Outstanding) -> Response<ServerBody<B>> {
+    const TEXT: &str = "this server does not hold the shard of x-fairmesh-key in that role; \
+        fairmesh-wrong-shard names the version of the shard map that it goes by\n";
+    // gRPC percent-encodes what is not printable ASCII; this is.
+    const MESSAGE: &str = "this server does not hold the shard of x-fairmesh-key in that role";
+    let mut answer = Response::new(ServerBody::text(if grpc { "" } else { TEXT }));
+    if !grpc {
+        *answer.status_mut() = StatusCode::MISDIRECTED_REQUEST;
+    }
+    let headers = answer.headers_mut();
+    headers.insert(WRONG_SHARD, HeaderValue::from(version));
+    if grpc {
+        headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+        headers.insert(GRPC_STATUS, HeaderValue::from(Code::FailedPrecondition as i32));
+        headers.insert("grpc-message", HeaderValue::from_static(MESSAGE));
+        report::add_binary(headers, load);
+    } else {
+        headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+        report::add_text(headers, load);
+    }
+    answer
+}

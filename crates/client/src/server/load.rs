@@ -1,0 +1,116 @@
+//! How many calls are under way, exactly.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, AtomicU64, Ordering},
+};
+
+/// Counts the calls that a server is working on.
+///
+/// One word holds the outstanding calls (low half) and the calls ever begun (high half, wrapping), so that beginning a
+/// call is a single atomic addition and a drain can still see that a call came and went between two looks.
+#[derive(Debug, Default)]
+pub(super) struct Load {
+    calls: AtomicU64,
+    streams: AtomicU32,
+}
+
+const BEGIN: u64 = (1 << 32) + 1;
+
+/// What a server is working on at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outstanding {
+    /// Calls whose answer is not complete, without streams.
+    pub calls: u32,
+    /// Calls whose answer has begun and goes on for long; another kind of load than short calls (A17).
+    pub streams: u32,
+}
+
+impl Load {
+    /// What is under way now.
+    pub(super) fn outstanding(&self) -> Outstanding {
+        Outstanding {
+            calls: low(self.calls.load(Ordering::Relaxed)),
+            streams: self.streams.load(Ordering::Relaxed),
+        }
+    }
+
+    /// A number that changes whenever a call begins or ends.
+    pub(super) fn activity(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    /// Counts a call until the guard is dropped.
+    pub(super) fn begin(self: &Arc<Self>) -> CallGuard {
+        self.calls.fetch_add(BEGIN, Ordering::Relaxed);
+        CallGuard { load: Arc::clone(self), stream: false }
+    }
+}
+
+/// The low half, which never borrows from the high one: every guard takes back exactly what it added.
+#[allow(clippy::cast_possible_truncation)] // the high half is another counter
+fn low(word: u64) -> u32 {
+    word as u32
+}
+
+/// One call under way. Dropping it, however the call ended, takes it off the count.
+#[derive(Debug)]
+pub(super) struct CallGuard {
+    load: Arc<Load>,
+    stream: bool,
+}
+
+impl CallGuard {
+    /// From now on this call counts as a stream.
+    pub(super) fn becomes_stream(&mut self) {
+        if !self.stream {
+            self.stream = true;
+            self.load.streams.fetch_add(1, Ordering::Relaxed);
+            self.load.calls.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether this call counts as a stream.
+    pub(super) fn is_stream(&self) -> bool {
+        self.stream
+    }
+
+    /// What is under way besides this call: what its caller finds once it has the answer.
+    pub(super) fn others(&self) -> Outstanding {
+        let mut now = self.load.outstanding();
+        let own = if self.stream { &mut now.streams } else { &mut now.calls };
+        *own = own.saturating_sub(1);
+        now
+    }
+}
+
+impl Drop for CallGuard {
+    fn drop(&mut self) {
+        if self.stream {
+            self.load.streams.fetch_sub(1, Ordering::Relaxed);
+        } else {
+            self.load.calls.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_and_streams_are_counted_apart_and_exactly() {
+        let load = Arc::new(Load::default());
+        let before = load.activity();
+        let short = load.begin();
+        let mut long = load.begin();
+        assert_eq!(short.others(), Outstanding { calls: 1, streams: 0 });
+        long.becomes_stream();
+        long.becomes_stream();
+        assert_eq!(load.outstanding(), Outstanding { calls: 1, streams: 1 });
+        assert_eq!(long.others(), Outstanding { calls: 1, streams: 0 });
+        drop((short, long));
+        assert_eq!(load.outstanding(), Outstanding::default());
+        assert_ne!(load.activity(), before, "calls that came and went leave a trace");
+    }
+}

@@ -1,0 +1,123 @@
+//! Which keys this server holds, laid out for a look-up without locks.
+
+use std::collections::BTreeSet;
+
+use fairmesh_model::{InstanceId, ReplicaState, Role, ShardId, ShardKey, ShardMap};
+
+/// The keys that one instance holds at one version of its service's shard map.
+///
+/// Immutable: a new map brings a new one. Starts stand alone in a row, so that a binary search touches few cache lines.
+#[derive(Debug, Default)]
+pub(super) struct Ownership {
+    version: u64,
+    starts: Box<[ShardKey]>,
+    rest: Box<[Rest]>,
+    role_sets: Vec<Vec<Role>>,
+}
+
+#[derive(Debug)]
+struct Rest {
+    last: ShardKey,
+    roles: u32,
+}
+
+impl Ownership {
+    /// What `instance` holds by `map`: its serving and stopping copies, and starting ones whose shard is `ready`, since
+    /// a caller may hear of the published move before this server does (S12).
+    pub(super) fn new(map: &ShardMap, instance: &InstanceId, ready: &BTreeSet<ShardId>) -> Self {
+        let mut starts = Vec::new();
+        let mut rest = Vec::new();
+        let mut role_sets: Vec<Vec<Role>> = Vec::new();
+        for (position, shard) in map.shards.iter().enumerate() {
+            let answers = |state| state != ReplicaState::Starting || ready.contains(&shard.id);
+            let own = shard.replicas.iter().filter(|r| r.instance == *instance && answers(r.state));
+            let roles: Vec<Role> = own.map(|replica| replica.role.clone()).collect();
+            if roles.is_empty() {
+                continue;
+            }
+            let range = map.range(position);
+            let known = role_sets.iter().position(|set| *set == roles);
+            let set = known.unwrap_or_else(|| {
+                role_sets.push(roles);
+                role_sets.len() - 1
+            });
+            starts.push(range.first);
+            rest.push(Rest { last: range.last, roles: u32::try_from(set).unwrap_or(u32::MAX) });
+        }
+        Self { version: map.version, starts: starts.into(), rest: rest.into(), role_sets }
+    }
+
+    /// The version of the map that this was made from.
+    pub(super) fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Whether a call for `key`, in `role` where the caller names one, is answered here. O(log own shards).
+    pub(super) fn holds(&self, key: ShardKey, role: Option<&str>) -> bool {
+        let Some(at) = self.starts.partition_point(|start| *start <= key).checked_sub(1) else {
+            return false;
+        };
+        let rest = &self.rest[at];
+        key <= rest.last
+            && match role {
+                None => true,
+                Some(role) => self
+                    .role_sets
+                    .get(rest.roles as usize)
+                    .is_some_and(|set| set.iter().any(|r| r.as_str() == role)),
+            }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::{KeyRange, Region, Replica, Shard};
+
+    use super::*;
+
+    fn replica(instance: &str, role: &str, state: ReplicaState) -> Replica {
+        Replica {
+            instance: InstanceId::new(instance).unwrap(),
+            region: Region::new("eu").unwrap(),
+            role: Role::new(role).unwrap(),
+            state,
+        }
+    }
+
+    /// Shards of 100 keys each from 0; the last one has no end.
+    fn map(replicas: Vec<Vec<Replica>>) -> ShardMap {
+        let shard = |(i, replicas)| Shard { id: ShardId(i), start: ShardKey(u128::from(i) * 100), replicas };
+        ShardMap { version: 7, interval: KeyRange::ALL, shards: (0..).zip(replicas).map(shard).collect() }
+    }
+
+    #[test]
+    fn only_own_keys_in_own_roles_are_answered() {
+        let map = map(vec![
+            vec![
+                replica("a", "primary", ReplicaState::Serving),
+                replica("b", "secondary", ReplicaState::Serving),
+            ],
+            vec![replica("b", "primary", ReplicaState::Serving)],
+            vec![replica("a", "secondary", ReplicaState::Stopping)],
+            vec![replica("a", "primary", ReplicaState::Starting)],
+        ]);
+        let own = Ownership::new(&map, &InstanceId::new("a").unwrap(), &BTreeSet::new());
+        assert_eq!(own.version(), 7);
+        assert!(own.holds(ShardKey(0), None) && own.holds(ShardKey(99), Some("primary")));
+        assert!(!own.holds(ShardKey(5), Some("secondary")), "another instance has that role");
+        assert!(!own.holds(ShardKey(100), None));
+        assert!(own.holds(ShardKey(200), Some("secondary")), "a stopping copy still answers");
+        assert!(!own.holds(ShardKey(300), None) && !own.holds(ShardKey::MAX, None), "it is not loaded yet");
+
+        let ready = BTreeSet::from([ShardId(3)]);
+        let own = Ownership::new(&map, &InstanceId::new("a").unwrap(), &ready);
+        assert!(own.holds(ShardKey(300), None) && own.holds(ShardKey::MAX, Some("primary")));
+    }
+
+    #[test]
+    fn an_instance_without_shards_holds_nothing() {
+        let map = map(vec![vec![replica("a", "primary", ReplicaState::Serving)]]);
+        let own = Ownership::new(&map, &InstanceId::new("b").unwrap(), &BTreeSet::new());
+        assert!(!own.holds(ShardKey(0), None) && !own.holds(ShardKey::MAX, None));
+    }
+}

@@ -1,0 +1,5 @@
+mod calls;
+mod control;
+mod drain;
+mod registration;
+mod shards;

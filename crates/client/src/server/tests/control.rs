@@ -1,0 +1,249 @@
+//! A control plane for tests: the real RIB service over a real socket, and a registry that notes what it is told.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use fairmesh_model::{Identity, Location, Prefix, Region, RecordKey, Revision, ServiceName, ShardMap, StoreId};
+use fairmesh_rib::{
+    Batch, Commit, Node,
+    server::{Backend, RibServer, WriteError},
+};
+use fairmesh_wire::{
+    rpc,
+    shards::encode_map,
+    transport::{Address, Listener, serve},
+    v1::{self, registry_server::Registry},
+};
+use tokio::sync::watch;
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+use tonic::{Request, Response, Status, service::Routes};
+
+/// The longest that any test waits for anything.
+pub(super) const BOUND: Duration = Duration::from_secs(20);
+
+/// What the registry was told, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Told {
+    Register { state: v1::endpoint::State, region: String },
+    Renew,
+    Report(v1::endpoint::State),
+    Drain,
+    Deregister,
+    Ready(Vec<u32>),
+}
+
+#[derive(Clone)]
+pub(super) struct Facts {
+    node: Node,
+    region: Option<&'static str>,
+    told: Arc<watch::Sender<Vec<Told>>>,
+    pub(super) forgets: Arc<AtomicBool>,
+    pub(super) callers_moved: Arc<watch::Sender<bool>>,
+}
+
+pub(super) struct Control {
+    pub(super) facts: Facts,
+    pub(super) address: Address,
+    _serving: AbortOnDropHandle<()>,
+}
+
+impl Facts {
+    /// What an agent in `region` would answer; a control plane without.
+    pub(super) fn new(region: Option<&'static str>) -> Self {
+        Self {
+            node: Node::new(StoreId(1)),
+            region,
+            told: Arc::default(),
+            forgets: Arc::default(),
+            callers_moved: Arc::new(watch::Sender::new(true)),
+        }
+    }
+
+    /// Serves these facts on a free port, or where a port was free before.
+    pub(super) async fn serve(self, at: Option<&Address>) -> Control {
+        let anywhere = Address::Tcp("127.0.0.1:0".into());
+        let listener = Listener::bind(at.unwrap_or(&anywhere)).await.unwrap();
+        let address = listener.address().unwrap();
+        let rib = RibServer::new(self.clone(), CancellationToken::new()).into_service();
+        let routes = Routes::new(rib).add_service(rpc::registry_server(self.clone()));
+        let serving = tokio::spawn(async move {
+            serve(routes, listener, std::future::pending(), Duration::ZERO).await.unwrap();
+        });
+        Control { facts: self, address, _serving: AbortOnDropHandle::new(serving) }
+    }
+
+    pub(super) fn told(&self) -> Vec<Told> {
+        self.told.borrow().clone()
+    }
+
+    /// Waits until what was told satisfies `condition`.
+    pub(super) async fn until(&self, condition: impl FnMut(&Vec<Told>) -> bool) {
+        let mut told = self.told.subscribe();
+        let met = tokio::time::timeout(BOUND, told.wait_for(condition)).await.map(|met| met.is_ok());
+        assert!(met.unwrap_or(false), "told only {:?}", self.told());
+    }
+
+    /// Puts a shard map where servers watch.
+    pub(super) fn publish(&self, service: &ServiceName, map: &ShardMap) {
+        let entries: Vec<(RecordKey, Bytes)> = encode_map(service, map).into_iter().collect();
+        let folder = Prefix::shards(service, None);
+        let (revision, old) = self.node.read(&[folder]);
+        let gone = old.into_iter().map(|(key, _)| (key, None));
+        let kept = |key: &str| entries.iter().any(|(new, _)| new.to_string() == key);
+        let mut changes: Vec<_> = gone.filter(|(key, _)| !kept(key)).collect();
+        changes.extend(entries.iter().map(|(key, value)| (key.to_string().into(), Some(value.clone()))));
+        self.node.apply(Commit { revision: revision.number + 1, changes });
+    }
+
+    fn note(&self, told: Told) {
+        self.told.send_modify(|all| all.push(told));
+    }
+}
+
+impl Backend for Facts {
+    fn node(&self) -> &Node {
+        &self.node
+    }
+
+    fn software(&self) -> String {
+        "test".into()
+    }
+
+    fn location(&self) -> Option<Location> {
+        self.region.map(|region| Location::in_region(Region::new(region).unwrap()))
+    }
+
+    async fn write(&self, _: Batch, _: Identity) -> Result<Revision, WriteError> {
+        Err(WriteError::Elsewhere("tests do not write here".into()))
+    }
+}
+
+#[tonic::async_trait]
+impl Registry for Facts {
+    async fn register(
+        &self,
+        request: Request<v1::RegisterRequest>,
+    ) -> Result<Response<v1::RegisterResponse>, Status> {
+        for registration in request.into_inner().registrations {
+            let endpoint = registration.endpoint.unwrap();
+            let region = endpoint.location.as_ref().unwrap().region.clone();
+            self.forgets.store(false, Ordering::Relaxed);
+            self.note(Told::Register { state: endpoint.state(), region });
+        }
+        Ok(Response::new(v1::RegisterResponse { revision: 1 }))
+    }
+
+    async fn renew(&self, request: Request<v1::RenewRequest>) -> Result<Response<v1::RenewResponse>, Status> {
+        self.note(Told::Renew);
+        let unknown =
+            if self.forgets.load(Ordering::Relaxed) { request.into_inner().instances } else { Vec::new() };
+        Ok(Response::new(v1::RenewResponse { unknown }))
+    }
+
+    async fn report(&self, request: Request<v1::ReportRequest>) -> Result<Response<v1::ReportResponse>, Status> {
+        request.into_inner().reports.iter().for_each(|report| self.note(Told::Report(report.state())));
+        Ok(Response::new(v1::ReportResponse { revision: 2 }))
+    }
+
+    async fn drain(&self, request: Request<v1::DrainRequest>) -> Result<Response<v1::DrainResponse>, Status> {
+        self.note(Told::Drain);
+        let deadline = Duration::from_millis(request.into_inner().deadline_ms.into());
+        let mut moved = self.callers_moved.subscribe();
+        let moved = tokio::time::timeout(deadline, moved.wait_for(|moved| *moved)).await.is_ok();
+        let behind = if moved { Vec::new() } else { vec!["agent host-7".to_owned()] };
+        Ok(Response::new(v1::DrainResponse { revision: 3, callers_moved: moved, behind }))
+    }
+
+    async fn deregister(
+        &self,
+        _: Request<v1::DeregisterRequest>,
+    ) -> Result<Response<v1::DeregisterResponse>, Status> {
+        self.note(Told::Deregister);
+        Ok(Response::new(v1::DeregisterResponse { revision: 4 }))
+    }
+
+    async fn report_shards(
+        &self,
+        request: Request<v1::ReportShardsRequest>,
+    ) -> Result<Response<v1::ReportShardsResponse>, Status> {
+        self.note(Told::Ready(request.into_inner().ready));
+        Ok(Response::new(v1::ReportShardsResponse {}))
+    }
+
+    async fn get_shards(
+        &self,
+        _: Request<v1::GetShardsRequest>,
+    ) -> Result<Response<v1::GetShardsResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn put_shards(
+        &self,
+        _: Request<v1::PutShardsRequest>,
+    ) -> Result<Response<v1::PutShardsResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn split_shard(
+        &self,
+        _: Request<v1::SplitShardRequest>,
+    ) -> Result<Response<v1::PutShardsResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn merge_shards(
+        &self,
+        _: Request<v1::MergeShardsRequest>,
+    ) -> Result<Response<v1::PutShardsResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn move_shard(
+        &self,
+        _: Request<v1::MoveShardRequest>,
+    ) -> Result<Response<v1::MoveShardResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn list_moves(
+        &self,
+        _: Request<v1::ListMovesRequest>,
+    ) -> Result<Response<v1::ListMovesResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+}
+
+/// An address that a server may be registered at.
+pub(super) fn somewhere() -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], 8080))
+}
+
+/// Makes one call over a connection of its own, which closes when the answer is dropped with its sender.
+pub(super) async fn send(
+    address: SocketAddr,
+    request: http::request::Builder,
+) -> Result<http::Response<hyper::body::Incoming>, hyper::Error> {
+    let stream = tokio::net::TcpStream::connect(address).await;
+    let Ok(stream) = stream else { panic!("nobody listens on {address}") };
+    let io = hyper_util::rt::TokioIo::new(stream);
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(io).await?;
+    tokio::spawn(connection);
+    sender.send_request(request.body(http_body_util::Empty::<Bytes>::new()).unwrap()).await
+}
+
+/// Waits until `condition` holds.
+pub(super) async fn until(mut condition: impl FnMut() -> bool) {
+    let met = async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    assert!(tokio::time::timeout(BOUND, met).await.is_ok(), "it never came about");
+}
