@@ -1,15 +1,28 @@
 //! Copies of subscriptions on disk, so that a process starts with what it knew though nobody answers (S5).
+//!
+//! One file a prefix, replaced whole: a subscription is small, changes seldom and is read once, at the start. A database
+//! was rejected: it would protect against nothing that a checksum and a rename do not, since the truth is upstream.
+
+mod file;
 
 use std::{
-    io,
+    fs, io,
     path::{Path, PathBuf},
     sync::Arc,
     time::SystemTime,
 };
 
 use fairmesh_model::{Prefix, Revision};
+use xxhash_rust::xxh3::xxh3_128;
 
 use crate::Entry;
+
+/// The file that is locked while a process writes.
+const LOCK: &str = "lock";
+/// The file that says at which revision everything saved was known to be current.
+const MARK: &str = "mark";
+/// How files of subscriptions end.
+const COPY: &str = "copy";
 
 /// One subscription as it was saved.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,23 +31,28 @@ pub struct Saved {
     pub prefix: Prefix,
     /// The revision that the copy is known to be current at.
     pub revision: Revision,
-    /// When it was last known to be current.
+    /// When it was last known to be current, to the millisecond.
     pub at: SystemTime,
     /// All that was there, in the order of keys.
     pub entries: Vec<(Arc<str>, Entry)>,
 }
 
 /// A folder of saved subscriptions.
+///
+/// Files that cannot be read, for damage or because another release wrote them, are moved aside with a warning and
+/// count as not saved: what they held is fetched again.
 #[derive(Debug)]
 pub struct Cache {
     folder: PathBuf,
+    /// Held while this process writes there.
+    _lock: Option<fs::File>,
 }
 
 /// Why the folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
     /// The system refused.
-    #[error("cannot {action} {path}: {source}; check that the folder exists, is writable and has room")]
+    #[error("cannot {action} {path}: {source}; check that the folder is writable and the disk has room")]
     Io {
         /// What was tried.
         action: &'static str,
@@ -54,36 +72,116 @@ pub enum CacheError {
 impl Cache {
     /// Opens the folder for writing, making it where it is missing; one process at a time.
     pub fn open(folder: impl AsRef<Path>) -> Result<Self, CacheError> {
-        Ok(Self { folder: folder.as_ref().to_owned() })
+        let folder = folder.as_ref().to_owned();
+        fs::create_dir_all(&folder).map_err(failed("create", &folder))?;
+        let path = folder.join(LOCK);
+        let lock = fs::File::create(&path).map_err(failed("create", &path))?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Self { folder, _lock: Some(lock) }),
+            Err(fs::TryLockError::WouldBlock) => Err(CacheError::InUse { path: folder }),
+            Err(fs::TryLockError::Error(source)) => Err(failed("lock", &path)(source)),
+        }
     }
 
-    /// Opens the folder for reading beside the process that writes there.
+    /// Opens the folder for reading beside the process that writes there. Nothing is moved aside.
     pub fn read_only(folder: impl AsRef<Path>) -> Self {
-        Self { folder: folder.as_ref().to_owned() }
+        Self { folder: folder.as_ref().to_owned(), _lock: None }
     }
 
-    /// Everything saved of the store saved last.
+    /// Everything saved of the store that was saved last; what there is of others is outdated.
     pub fn load_all(&self) -> Result<Vec<Saved>, CacheError> {
-        Err(CacheError::InUse { path: self.folder.clone() })
+        let mut all = Vec::new();
+        for file in fs::read_dir(&self.folder).map_err(failed("list", &self.folder))? {
+            let path = file.map_err(failed("list", &self.folder))?.path();
+            if path.extension().is_some_and(|end| end == COPY) {
+                all.extend(self.read(&path)?);
+            }
+        }
+        let newest = all.iter().max_by_key(|saved| saved.at).map(|saved| saved.revision.store);
+        all.retain(|saved| Some(saved.revision.store) == newest);
+        Ok(all)
     }
 
     /// One subscription, or `None` where it was not saved or cannot be read.
-    pub fn load(&self, _prefix: &Prefix) -> Result<Option<Saved>, CacheError> {
-        Ok(None)
+    pub fn load(&self, prefix: &Prefix) -> Result<Option<Saved>, CacheError> {
+        // Another prefix of the same hash is not this one.
+        Ok(self.read(&self.path(prefix))?.filter(|saved| saved.prefix == *prefix))
     }
 
     /// Saves one subscription: whole and on disk when this returns, or not at all.
-    pub fn save(&self, _saved: &Saved) -> Result<(), CacheError> {
-        Ok(())
+    pub fn save(&self, saved: &Saved) -> Result<(), CacheError> {
+        self.write(&self.path(&saved.prefix), &file::encode(saved))
     }
 
-    /// Says that everything saved is current at this revision.
-    pub fn mark(&self, _revision: Revision, _at: SystemTime) -> Result<(), CacheError> {
-        Ok(())
+    /// Says that everything saved is current at this revision, so that a copy that has not changed for long resumes
+    /// from here.
+    pub fn mark(&self, revision: Revision, at: SystemTime) -> Result<(), CacheError> {
+        let mark = Saved { prefix: Prefix::everything(), revision, at, entries: Vec::new() };
+        self.write(&self.folder.join(MARK), &file::encode(&mark))
     }
 
-    /// Forgets one subscription.
-    pub fn remove(&self, _prefix: &Prefix) -> Result<(), CacheError> {
-        Ok(())
+    /// Forgets one subscription. One that was never saved is no error.
+    pub fn remove(&self, prefix: &Prefix) -> Result<(), CacheError> {
+        let path = self.path(prefix);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", &path)(error)),
+            _ => Ok(()),
+        }
+    }
+
+    fn path(&self, prefix: &Prefix) -> PathBuf {
+        self.folder.join(format!("{:032x}.{COPY}", xxh3_128(prefix.as_str().as_bytes())))
+    }
+
+    /// Reads a copy and moves it on to the mark.
+    fn read(&self, path: &Path) -> Result<Option<Saved>, CacheError> {
+        let Some(mut saved) = self.read_file(path)? else { return Ok(None) };
+        if let Some(mark) = self.read_file(&self.folder.join(MARK))?
+            && mark.revision.store == saved.revision.store
+            && mark.revision.number >= saved.revision.number
+        {
+            (saved.revision, saved.at) = (mark.revision, saved.at.max(mark.at));
+        }
+        Ok(Some(saved))
+    }
+
+    fn read_file(&self, path: &Path) -> Result<Option<Saved>, CacheError> {
+        let bytes = match fs::read(path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed("read", path)(error)),
+        };
+        match file::decode(bytes.into()) {
+            Ok(saved) => Ok(Some(saved)),
+            Err(reason) => {
+                let aside = path.with_extension("unreadable");
+                tracing::warn!(path = %path.display(), %reason, "a saved copy is moved aside and fetched again");
+                if self._lock.is_some() {
+                    fs::rename(path, &aside).map_err(failed("rename", path))?;
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    /// Writes beside, then renames: a reader or a crash finds the old file or the new one.
+    fn write(&self, path: &Path, bytes: &[u8]) -> Result<(), CacheError> {
+        let beside = path.with_extension("new");
+        let write = || {
+            let mut file = fs::File::create(&beside)?;
+            io::Write::write_all(&mut file, bytes)?;
+            file.sync_all()?;
+            fs::rename(&beside, path)?;
+            fs::File::open(&self.folder)?.sync_all()
+        };
+        write().map_err(failed("write", path))
     }
 }
+
+fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CacheError + use<> {
+    let path = path.to_owned();
+    move |source| CacheError::Io { action, path, source }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,8 +1,21 @@
 //! Answers `fairmesh.v1.Rib` from a node: the same service at the control plane, replicas and agents.
 
-use std::{future::Future, time::Duration};
+mod batch;
+mod frames;
+mod session;
+
+use std::{future::Future, sync::Arc, time::Duration};
 
 use fairmesh_model::{Identity, Invalid, Location, Prefix, Revision};
+use fairmesh_wire::{
+    handshake::{self, Hello},
+    identity_of, rpc, software_of, v1,
+};
+use session::Session;
+use tokio::sync::{Semaphore, mpsc};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, Streaming};
 
 use crate::{Batch, Conflict, Node};
 
@@ -24,18 +37,24 @@ pub trait Backend: Clone + Send + Sync + 'static {
         identity: Identity,
     ) -> impl Future<Output = Result<Revision, WriteError>> + Send;
 
-    /// Called before a prefix is first served to a watcher; returns when the node holds it. May be dropped half-way;
-    /// each call is followed by one of [`Backend::unsubscribed`], whatever became of it.
+    /// A caller begins to use a prefix. Each call is followed by one of [`Backend::release`].
+    fn claim(&self, _prefix: &Prefix) {}
+
+    /// Returns when the node holds a claimed prefix. Nodes that hold everything need not say so.
     ///
     /// # Errors
     /// Why it cannot be served, for the caller.
-    fn subscribed(&self, prefix: &Prefix) -> impl Future<Output = Result<(), String>> + Send;
+    fn ready(&self, _prefix: &Prefix) -> impl Future<Output = Result<(), String>> + Send {
+        std::future::ready(Ok(()))
+    }
 
-    /// The watcher is done with the prefix.
-    fn unsubscribed(&self, prefix: &Prefix);
+    /// The caller is done with the prefix.
+    fn release(&self, _prefix: &Prefix) {}
 
     /// How old what the node holds of the prefix may be; zero where it is in touch with its upstream.
-    fn age(&self, prefix: &Prefix) -> Duration;
+    fn age(&self, _prefix: &Prefix) -> Duration {
+        Duration::ZERO
+    }
 }
 
 /// Why a batch was not written.
@@ -55,15 +74,160 @@ pub enum WriteError {
     Failed(String),
 }
 
+impl From<WriteError> for Status {
+    fn from(error: WriteError) -> Self {
+        let text = error.to_string();
+        match error {
+            WriteError::Conflict(_) => Self::aborted(text),
+            WriteError::Invalid(_) => Self::invalid_argument(text),
+            WriteError::Elsewhere(_) => Self::failed_precondition(text),
+            WriteError::Failed(_) => Self::unavailable(text),
+        }
+    }
+}
+
+/// The most prefixes of one watch.
+const MAX_PREFIXES: usize = 4096;
+/// The most watches at one time: each costs a task and the keys that it has yet to see.
+const MAX_STREAMS: usize = 65_536;
+/// The longest wait for a revision to read, for callers that set no deadline.
+const LONGEST_READ: Duration = Duration::from_secs(30);
+/// The most bytes of one read, below what a message may hold.
+const MAX_READ_BYTES: usize = rpc::MAX_MESSAGE - 512 * 1024;
+
 /// Serves the node of a backend.
 #[derive(Clone, Debug)]
 pub struct RibServer<B> {
     backend: B,
+    streams: Arc<Semaphore>,
+    closing: CancellationToken,
 }
 
 impl<B: Backend> RibServer<B> {
-    /// Serves what the backend holds.
-    pub fn new(backend: B) -> Self {
-        Self { backend }
+    /// Serves what the backend holds. Once `closing` is cancelled, watches end and their callers reconnect.
+    pub fn new(backend: B, closing: CancellationToken) -> Self {
+        Self { backend, streams: Arc::new(Semaphore::new(MAX_STREAMS)), closing }
     }
+
+    /// The gRPC service.
+    pub fn into_service(self) -> v1::rib_server::RibServer<Self> {
+        rpc::rib_server(self)
+    }
+
+    async fn read_prefixes(&self, request: v1::ReadRequest) -> Result<v1::ReadResponse, Status> {
+        if request.prefixes.len() > MAX_PREFIXES {
+            return Err(too_many_prefixes());
+        }
+        let prefixes = request.prefixes.into_iter().map(Prefix::new).collect::<Result<Vec<_>, _>>();
+        let prefixes = prefixes.map_err(refused)?;
+        let _claims: Vec<_> = prefixes.iter().map(|prefix| Claim::new(&self.backend, prefix)).collect();
+        for prefix in &prefixes {
+            self.backend.ready(prefix).await.map_err(Status::unavailable)?;
+        }
+        let node = self.backend.node();
+        node.applied(request.at_least).await;
+        let (revision, entries) = node.read(&prefixes);
+        let bytes: usize = entries.iter().map(|(key, entry)| key.len() + entry.value.len() + 32).sum();
+        if bytes > MAX_READ_BYTES {
+            return Err(Status::resource_exhausted(format!(
+                "{bytes} bytes are too many for one answer of {MAX_READ_BYTES}; read smaller prefixes, or watch"
+            )));
+        }
+        let entries = entries.into_iter().map(frames::entry).collect();
+        Ok(v1::ReadResponse { revision: Some(revision.into()), entries })
+    }
+}
+
+#[tonic::async_trait]
+impl<B: Backend> v1::rib_server::Rib for RibServer<B> {
+    async fn hello(&self, request: Request<v1::HelloRequest>) -> Result<Response<v1::HelloResponse>, Status> {
+        let version = handshake::negotiate(request.get_ref())?;
+        let (store, location) = (self.backend.node().store(), self.backend.location());
+        let hello = Hello { version, store, location, software: self.backend.software() };
+        Ok(Response::new(hello.into()))
+    }
+
+    async fn write(&self, request: Request<v1::WriteRequest>) -> Result<Response<v1::WriteResponse>, Status> {
+        let identity = identity_of(&request);
+        let batch = batch::read(request.into_inner()).map_err(refused)?;
+        let revision = self.backend.write(batch, identity).await?;
+        Ok(Response::new(v1::WriteResponse { revision: Some(revision.into()) }))
+    }
+
+    async fn read(&self, request: Request<v1::ReadRequest>) -> Result<Response<v1::ReadResponse>, Status> {
+        let request = request.into_inner();
+        let at_least = request.at_least;
+        match tokio::time::timeout(LONGEST_READ, self.read_prefixes(request)).await {
+            Ok(read) => read.map(Response::new),
+            Err(_) => Err(Status::deadline_exceeded(format!(
+                "what was asked for did not get here within {LONGEST_READ:?}, or not revision {at_least}; check that \
+                 this process is in touch with its upstream"
+            ))),
+        }
+    }
+
+    type WatchStream = ReceiverStream<Result<v1::WatchResponse, Status>>;
+
+    async fn watch(
+        &self,
+        request: Request<Streaming<v1::WatchRequest>>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        let permit = self.streams.clone().try_acquire_owned().map_err(|_| {
+            Status::resource_exhausted(format!(
+                "{MAX_STREAMS} watches are open here; watch at another replica"
+            ))
+        })?;
+        let watcher = self.backend.node().watch(software_of(&request), identity_of(&request));
+        let session = Session::new(self.backend.clone(), watcher);
+        let (answers, stream) = mpsc::channel(1);
+        let closing = self.closing.clone();
+        tokio::spawn(async move {
+            session.run(request.into_inner(), answers, closing).await;
+            drop(permit);
+        });
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
+    async fn watchers(
+        &self,
+        request: Request<v1::WatchersRequest>,
+    ) -> Result<Response<v1::WatchersResponse>, Status> {
+        let prefix = Prefix::new(request.into_inner().prefix).map_err(refused)?;
+        let watchers = self.backend.node().watchers(&prefix).into_iter().map(|watcher| v1::Watcher {
+            software: watcher.software,
+            identity: watcher.identity.to_string(),
+            applied: watcher.applied,
+        });
+        Ok(Response::new(v1::WatchersResponse { watchers: watchers.collect() }))
+    }
+}
+
+/// A prefix that the backend holds ready while this lives.
+#[derive(Debug)]
+struct Claim<B: Backend> {
+    backend: B,
+    prefix: Prefix,
+}
+
+impl<B: Backend> Claim<B> {
+    fn new(backend: &B, prefix: &Prefix) -> Self {
+        backend.claim(prefix);
+        Self { backend: backend.clone(), prefix: prefix.clone() }
+    }
+}
+
+impl<B: Backend> Drop for Claim<B> {
+    fn drop(&mut self) {
+        self.backend.release(&self.prefix);
+    }
+}
+
+fn too_many_prefixes() -> Status {
+    Status::resource_exhausted(format!(
+        "more than {MAX_PREFIXES} prefixes; ask for folders further up, or call again"
+    ))
+}
+
+fn refused(error: Invalid) -> Status {
+    Status::invalid_argument(error.to_string())
 }

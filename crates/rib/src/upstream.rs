@@ -1,10 +1,23 @@
 //! Follows another process's routing information base: a control plane's, a replica's, an agent's.
 
-use std::time::Duration;
+mod collect;
+mod follow;
+mod subscriptions;
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use fairmesh_model::{Location, Prefix, Revision, StoreId};
 use fairmesh_wire::{handshake::Connection, transport::Address};
-use tokio::{sync::watch, time::Instant};
+use follow::Follower;
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::Update;
 
@@ -73,33 +86,73 @@ pub struct State {
 /// Steers what is followed; dropping the last clone ends the connection.
 #[derive(Clone, Debug)]
 pub struct Handle {
+    shared: Arc<Shared>,
     state: watch::Receiver<State>,
     connection: watch::Receiver<Option<Connection>>,
+    _alive: Arc<DropGuard>,
 }
 
-/// Namespace of the reconnecting reader.
+/// The reader: connects, subscribes, and connects again.
 #[derive(Debug)]
 pub struct Upstream;
 
+/// What the owner wants, compared with what was asked for whenever `changed` says so. Wishes and not a queue of them, so
+/// that an owner that asks faster than the connection sends costs nothing.
+#[derive(Debug, Default)]
+struct Shared {
+    wanted: Mutex<Wanted>,
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Wanted {
+    prefixes: BTreeMap<Prefix, Wish>,
+    ack: Option<Revision>,
+    wishes: u64,
+}
+
+/// A prefix that is wanted. Wished for again after it was given up, it is another wish: what was held is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Wish {
+    number: u64,
+    held: Option<Revision>,
+}
+
 impl Upstream {
     /// Starts to follow, on the current runtime.
-    pub fn spawn(_config: UpstreamConfig, _sink: impl Sink) -> Handle {
-        unimplemented!()
+    pub fn spawn(config: UpstreamConfig, sink: impl Sink) -> Handle {
+        let shared = Arc::new(Shared::default());
+        let alive = CancellationToken::new();
+        let (state, watched) = watch::channel(State::new());
+        let (connection, connected) = watch::channel(None);
+        let follower = Follower::new(config, sink, shared.clone());
+        tokio::spawn(follower.run(state, connection, alive.clone()));
+        Handle { shared, state: watched, connection: connected, _alive: Arc::new(alive.drop_guard()) }
     }
 }
 
 impl Handle {
     /// Follows a prefix. Following it already is no error.
-    pub fn subscribe(&self, _prefix: Prefix) {}
+    pub fn subscribe(&self, prefix: Prefix) {
+        self.wish(prefix, None);
+    }
 
     /// Follows a prefix of which a copy of this revision is held.
-    pub fn subscribe_from(&self, _prefix: Prefix, _held: Revision) {}
+    pub fn subscribe_from(&self, prefix: Prefix, held: Revision) {
+        self.wish(prefix, Some(held));
+    }
 
     /// No longer follows a prefix.
-    pub fn unsubscribe(&self, _prefix: &Prefix) {}
+    pub fn unsubscribe(&self, prefix: &Prefix) {
+        self.shared.lock().prefixes.remove(prefix);
+        self.shared.changed.notify_one();
+    }
 
-    /// Says that everything up to `number` of the present store is applied.
-    pub fn ack(&self, _number: u64) {}
+    /// Says that everything up to `revision` is applied: decisions rest on it from now on.
+    pub fn ack(&self, revision: Revision) {
+        self.shared.lock().ack = Some(revision);
+        self.shared.changed.notify_one();
+    }
 
     /// How the connection stands, as it changes.
     pub fn state(&self) -> watch::Receiver<State> {
@@ -109,5 +162,53 @@ impl Handle {
     /// The connection, for other calls to the same process; `None` while there is none.
     pub fn connection(&self) -> Option<Connection> {
         self.connection.borrow().clone()
+    }
+
+    fn wish(&self, prefix: Prefix, held: Option<Revision>) {
+        let mut wanted = self.shared.lock();
+        wanted.wishes += 1;
+        let number = wanted.wishes;
+        wanted.prefixes.entry(prefix).or_insert(Wish { number, held });
+        drop(wanted);
+        self.shared.changed.notify_one();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Wanted> {
+        // Nothing that runs under the lock panics.
+        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn new() -> Self {
+        let since = Instant::now();
+        Self { connected: false, since, failures: 0, location: None, store: None, address: None, error: None }
+    }
+}
+
+impl Backoff {
+    /// How long to wait after `failures` in a row: any time up to the bound, so that a fleet that lost its upstream at
+    /// one moment does not come back at one moment. `random` is any number.
+    fn delay(&self, failures: u32, random: u64) -> Duration {
+        let bound = self.first.saturating_mul(1 << failures.saturating_sub(1).min(20)).min(self.longest);
+        let nanos = u64::try_from(bound.as_nanos()).unwrap_or(u64::MAX);
+        Duration::from_nanos(random % nanos.saturating_add(1).max(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_lie_anywhere_below_a_bound_that_doubles_up_to_the_longest() {
+        let backoff = Backoff::default();
+        let longest = |failures| (0..1000).map(|i| backoff.delay(failures, i * 7_919_000_017)).max().unwrap();
+        assert!(longest(1) <= Duration::from_millis(50) && longest(1) > Duration::from_millis(45));
+        assert!(longest(2) <= Duration::from_millis(100) && longest(2) > Duration::from_millis(90));
+        assert!(longest(60) <= Duration::from_secs(5) && longest(60) > Duration::from_millis(4500));
+        assert_eq!(backoff.delay(9, 0), Duration::ZERO);
     }
 }

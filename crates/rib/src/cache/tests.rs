@@ -1,0 +1,82 @@
+use std::time::Duration;
+
+use bytes::Bytes;
+use fairmesh_model::StoreId;
+
+use super::*;
+
+fn at(store: u128, number: u64) -> Revision {
+    Revision { store: StoreId(store), partition: 0, number }
+}
+
+fn saved(prefix: &str, revision: Revision, seconds: u64) -> Saved {
+    let entry = Entry { value: Bytes::from_static(b"value"), revision: 3 };
+    Saved {
+        prefix: Prefix::new(prefix).unwrap(),
+        revision,
+        at: SystemTime::UNIX_EPOCH + Duration::from_secs(seconds),
+        entries: vec![(format!("{prefix}key").into(), entry)],
+    }
+}
+
+#[test]
+fn what_is_saved_is_loaded_and_what_is_removed_is_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let (a, b) = (saved("/a/", at(1, 5), 10), saved("/b/", at(1, 6), 11));
+    {
+        let cache = Cache::open(&folder).unwrap();
+        cache.save(&a).unwrap();
+        cache.save(&b).unwrap();
+        assert!(matches!(Cache::open(&folder), Err(CacheError::InUse { .. })));
+        assert_eq!(Cache::read_only(&folder).load(&a.prefix).unwrap(), Some(a.clone()));
+    }
+    let cache = Cache::open(&folder).unwrap();
+    cache.remove(&a.prefix).unwrap();
+    cache.remove(&a.prefix).unwrap();
+    assert_eq!(cache.load_all().unwrap(), [b]);
+}
+
+#[test]
+fn a_mark_moves_unchanged_copies_on_within_their_store() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = Cache::open(&folder).unwrap();
+    cache.save(&saved("/a/", at(1, 5), 10)).unwrap();
+    cache.save(&saved("/b/", at(1, 9), 12)).unwrap();
+    cache.mark(at(1, 8), SystemTime::UNIX_EPOCH + Duration::from_secs(20)).unwrap();
+    let mut numbers: Vec<_> = cache.load_all().unwrap().iter().map(|saved| saved.revision.number).collect();
+    numbers.sort_unstable();
+    assert_eq!(numbers, [8, 9]);
+    cache.mark(at(2, 8), SystemTime::UNIX_EPOCH).unwrap();
+    assert_eq!(cache.load(&Prefix::new("/a/").unwrap()).unwrap().unwrap().revision.number, 5);
+}
+
+#[test]
+fn only_the_store_saved_last_counts() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = Cache::open(&folder).unwrap();
+    cache.save(&saved("/old/", at(1, 500), 10)).unwrap();
+    let new = saved("/new/", at(2, 3), 20);
+    cache.save(&new).unwrap();
+    assert_eq!(cache.load_all().unwrap(), [new]);
+}
+
+#[test]
+fn every_damaged_byte_is_noticed_and_the_file_moved_aside() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = Cache::open(&folder).unwrap();
+    let a = saved("/a/", at(1, 5), 10);
+    let whole = file::encode(&a);
+    let path = cache.path(&a.prefix);
+    for i in 0..whole.len() {
+        let mut damaged = whole.clone();
+        damaged[i] ^= 0x10;
+        fs::write(&path, &damaged).unwrap();
+        assert_eq!(cache.load(&a.prefix).unwrap(), None, "byte {i}");
+        assert!(!path.exists() && path.with_extension("unreadable").exists());
+    }
+    for length in 0..whole.len() {
+        assert!(file::decode(Bytes::copy_from_slice(&whole[..length])).is_err(), "cut to {length}");
+    }
+    cache.save(&a).unwrap();
+    assert_eq!(cache.load(&a.prefix).unwrap(), Some(a));
+}

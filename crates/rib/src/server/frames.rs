@@ -1,0 +1,65 @@
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use fairmesh_model::{Prefix, Revision};
+use fairmesh_wire::v1::{self, watch_response::Kind};
+
+use crate::{Entry, Snapshot, Update};
+
+/// The most bytes of entries in one part of a snapshot, but that a part has at least one.
+const PART_BYTES: usize = 1024 * 1024;
+
+/// Cuts an update into messages: all but the last say that more follows, so that the reader applies them as one change.
+pub(super) fn cut(update: Update, age: impl Fn(&Prefix) -> Duration) -> VecDeque<v1::WatchResponse> {
+    let Update { revision, resumed, snapshots, puts, deletes } = update;
+    let mut kinds: Vec<Kind> = Vec::new();
+    for prefix in resumed {
+        kinds
+            .push(Kind::Resumed(v1::Resumed { prefix: prefix.to_string(), revision: Some(revision.into()) }));
+    }
+    for snapshot in snapshots {
+        let age = age(&snapshot.prefix);
+        parts(snapshot, revision, age, &mut kinds);
+    }
+    if kinds.is_empty() || !puts.is_empty() || !deletes.is_empty() {
+        let puts = puts.into_iter().map(entry).collect();
+        let deletes = deletes.iter().map(|key| key.to_string()).collect();
+        kinds.push(Kind::Delta(v1::Delta { revision: Some(revision.into()), puts, deletes }));
+    }
+    let last = kinds.len() - 1;
+    kinds
+        .into_iter()
+        .enumerate()
+        .map(|(i, kind)| v1::WatchResponse { kind: Some(kind), more: i < last })
+        .collect()
+}
+
+pub(super) fn refusal(prefix: &Prefix, reason: String) -> v1::WatchResponse {
+    let refused = v1::Refused { prefix: prefix.to_string(), reason };
+    v1::WatchResponse { kind: Some(Kind::Refused(refused)), more: false }
+}
+
+pub(super) fn entry((key, entry): (Arc<str>, Entry)) -> v1::Entry {
+    v1::Entry { key: key.to_string(), value: entry.value, revision: entry.revision }
+}
+
+fn parts(snapshot: Snapshot, revision: Revision, age: Duration, kinds: &mut Vec<Kind>) {
+    let empty = || v1::Snapshot {
+        prefix: snapshot.prefix.to_string(),
+        revision: Some(revision.into()),
+        entries: Vec::new(),
+        last: false,
+        age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
+    };
+    let (mut part, mut bytes) = (empty(), 0);
+    for (key, value) in snapshot.entries {
+        let size = key.len() + value.value.len();
+        if bytes + size > PART_BYTES && !part.entries.is_empty() {
+            kinds.push(Kind::Snapshot(std::mem::replace(&mut part, empty())));
+            bytes = 0;
+        }
+        bytes += size;
+        part.entries.push(entry((key, value)));
+    }
+    part.last = true;
+    kinds.push(Kind::Snapshot(part));
+}

@@ -1,0 +1,165 @@
+use std::{
+    collections::{BTreeMap, VecDeque},
+    pin::Pin,
+};
+
+use fairmesh_model::{Cursor, Prefix};
+use fairmesh_wire::v1::{self, watch_request::Kind};
+use futures_util::{FutureExt, StreamExt, stream::FuturesUnordered};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tonic::{Status, Streaming};
+
+use super::{Backend, Claim, MAX_PREFIXES, frames, refused, too_many_prefixes};
+use crate::Watcher;
+
+type Answers = mpsc::Sender<Result<v1::WatchResponse, Status>>;
+type Joining = Pin<Box<dyn Future<Output = (Prefix, Result<(), String>)> + Send>>;
+
+/// One watch.
+pub(super) struct Session<B: Backend> {
+    backend: B,
+    watcher: Watcher,
+    subscriptions: BTreeMap<Prefix, Subscription<B>>,
+    /// Prefixes that the backend is making ready.
+    joining: FuturesUnordered<Joining>,
+    /// What is left of the last pull: nothing more is pulled before the caller took it, so that a slow caller finds
+    /// later values and not a queue of all.
+    outbox: VecDeque<v1::WatchResponse>,
+    /// Whether there may be something to pull.
+    due: bool,
+    /// Whether the caller announced more subscriptions to be answered together.
+    holding: bool,
+}
+
+struct Subscription<B: Backend> {
+    _claim: Claim<B>,
+    from: Option<Cursor>,
+    served: bool,
+}
+
+impl<B: Backend> Session<B> {
+    pub(super) fn new(backend: B, watcher: Watcher) -> Self {
+        Self {
+            backend,
+            watcher,
+            subscriptions: BTreeMap::new(),
+            joining: FuturesUnordered::new(),
+            outbox: VecDeque::new(),
+            due: false,
+            holding: false,
+        }
+    }
+
+    /// Answers until either side ends the watch.
+    pub(super) async fn run(
+        mut self,
+        mut asked: Streaming<v1::WatchRequest>,
+        answers: Answers,
+        closing: CancellationToken,
+    ) {
+        loop {
+            let sending = !self.outbox.is_empty() || (self.due && !self.holding);
+            let answered = tokio::select! {
+                message = asked.message() => match message {
+                    Ok(Some(message)) => self.asked(message),
+                    // The caller hung up or its connection broke: nobody is left to tell.
+                    Ok(None) | Err(_) => return,
+                },
+                Some((prefix, ready)) = self.joining.next(), if !self.joining.is_empty() => {
+                    self.joined(&prefix, ready);
+                    Ok(())
+                }
+                permit = answers.reserve(), if sending => match permit {
+                    Ok(permit) => {
+                        if let Some(message) = self.next_message() {
+                            permit.send(Ok(message));
+                        }
+                        Ok(())
+                    }
+                    Err(_) => return,
+                },
+                () = self.watcher.woken() => {
+                    self.due = true;
+                    Ok(())
+                }
+                () = answers.closed() => return,
+                () = closing.cancelled() => Err(Status::unavailable("this process is stopping; connect again")),
+            };
+            if let Err(status) = answered {
+                // A caller that does not read learns it from the end of the stream.
+                let _ = answers.try_send(Err(status));
+                return;
+            }
+        }
+    }
+
+    fn next_message(&mut self) -> Option<v1::WatchResponse> {
+        if self.outbox.is_empty() {
+            self.due = false;
+            let backend = &self.backend;
+            self.outbox =
+                self.watcher.pull().map(|update| frames::cut(update, |prefix| backend.age(prefix)))?;
+        }
+        self.outbox.pop_front()
+    }
+
+    fn asked(&mut self, message: v1::WatchRequest) -> Result<(), Status> {
+        match message.kind {
+            Some(Kind::Subscribe(subscribe)) => self.subscribe(subscribe),
+            Some(Kind::Unsubscribe(text)) => {
+                let prefix = Prefix::new(text).map_err(refused)?;
+                self.watcher.unsubscribe(&prefix);
+                self.subscriptions.remove(&prefix);
+                Ok(())
+            }
+            Some(Kind::Applied(cursor)) => {
+                self.watcher.acked(&Cursor::try_from(cursor).map_err(refused)?);
+                Ok(())
+            }
+            // A newer caller's message: it agreed on this version, so it can do without an answer.
+            None => Ok(()),
+        }
+    }
+
+    fn subscribe(&mut self, subscribe: v1::Subscribe) -> Result<(), Status> {
+        let prefix = Prefix::new(subscribe.prefix).map_err(refused)?;
+        let from = subscribe.from.map(Cursor::try_from).transpose().map_err(refused)?;
+        self.holding = subscribe.more;
+        if let Some(known) = self.subscriptions.get_mut(&prefix) {
+            known.from = from;
+            if known.served {
+                self.watcher.subscribe(prefix, known.from.clone());
+            }
+            return Ok(());
+        }
+        if self.subscriptions.len() >= MAX_PREFIXES || self.joining.len() >= MAX_PREFIXES {
+            return Err(too_many_prefixes());
+        }
+        let claim = Claim::new(&self.backend, &prefix);
+        self.subscriptions.insert(prefix.clone(), Subscription { _claim: claim, from, served: false });
+        let (backend, asked) = (self.backend.clone(), prefix.clone());
+        let mut joining: Joining = Box::pin(async move {
+            let ready = backend.ready(&asked).await;
+            (asked, ready)
+        });
+        // What is ready at once is followed at once, so that subscriptions asked for together are answered together.
+        match (&mut joining).now_or_never() {
+            Some((prefix, ready)) => self.joined(&prefix, ready),
+            None => self.joining.push(joining),
+        }
+        Ok(())
+    }
+
+    fn joined(&mut self, prefix: &Prefix, ready: Result<(), String>) {
+        let Some(subscription) = self.subscriptions.get_mut(prefix) else { return };
+        match ready {
+            Ok(()) if subscription.served => {}
+            Ok(()) => {
+                subscription.served = true;
+                self.watcher.subscribe(prefix.clone(), subscription.from.clone());
+            }
+            Err(reason) => self.outbox.push_back(frames::refusal(prefix, reason)),
+        }
+    }
+}

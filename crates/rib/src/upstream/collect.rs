@@ -1,0 +1,89 @@
+use std::{sync::Arc, time::Duration};
+
+use fairmesh_model::{Invalid, Prefix, Revision};
+use fairmesh_wire::v1::{self, watch_response::Kind};
+
+use crate::{Entry, Snapshot, Update};
+
+/// What one or more messages amount to.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Event {
+    Update(Update),
+    Refused { prefix: Prefix, reason: String },
+}
+
+/// Puts the messages of one revision together.
+#[derive(Debug, Default)]
+pub(super) struct Collector {
+    update: Option<Update>,
+    /// Whether the last snapshot has parts to come.
+    open: bool,
+}
+
+impl Collector {
+    /// Takes one message; returns an event once it is complete.
+    ///
+    /// # Errors
+    /// When the message is not what the protocol says.
+    pub(super) fn take(&mut self, message: v1::WatchResponse) -> Result<Option<Event>, Invalid> {
+        match message.kind {
+            Some(Kind::Snapshot(part)) => self.snapshot(part)?,
+            Some(Kind::Delta(delta)) => {
+                let update = self.at(delta.revision)?;
+                update.puts.extend(delta.puts.into_iter().map(entry));
+                update.deletes.extend(delta.deletes.into_iter().map(Arc::from));
+            }
+            Some(Kind::Resumed(resumed)) => {
+                let prefix = Prefix::new(resumed.prefix)?;
+                self.at(resumed.revision)?.resumed.push(prefix);
+            }
+            Some(Kind::Refused(refused)) => {
+                let prefix = Prefix::new(refused.prefix)?;
+                return Ok(Some(Event::Refused { prefix, reason: refused.reason }));
+            }
+            None => return Err(unexpected("kind", "is not known here")),
+        }
+        if message.more {
+            return Ok(None);
+        }
+        if self.open {
+            return Err(unexpected("more", "is not set although a snapshot is not complete"));
+        }
+        Ok(self.update.take().map(Event::Update))
+    }
+
+    fn snapshot(&mut self, part: v1::Snapshot) -> Result<(), Invalid> {
+        let prefix = Prefix::new(part.prefix)?;
+        let continues = std::mem::replace(&mut self.open, !part.last);
+        let update = self.at(part.revision)?;
+        let entries = part.entries.into_iter().map(entry);
+        match update.snapshots.last_mut() {
+            Some(snapshot) if continues && snapshot.prefix == prefix => snapshot.entries.extend(entries),
+            Some(_) if continues => return Err(unexpected("snapshot.prefix", "changes between two parts")),
+            _ => {
+                let age = Duration::from_millis(part.age_ms);
+                update.snapshots.push(Snapshot { prefix, entries: entries.collect(), age });
+            }
+        }
+        Ok(())
+    }
+
+    fn at(&mut self, revision: Option<v1::Revision>) -> Result<&mut Update, Invalid> {
+        let revision = revision.ok_or_else(|| unexpected("revision", "is missing"))?;
+        let revision = Revision::try_from(revision).map_err(|e| e.within("revision"))?;
+        let update = self.update.get_or_insert_with(|| Update::empty(revision));
+        if update.revision == revision {
+            Ok(update)
+        } else {
+            Err(unexpected("revision", "changes between messages that belong together"))
+        }
+    }
+}
+
+fn entry(entry: v1::Entry) -> (Arc<str>, Entry) {
+    (entry.key.into(), Entry { value: entry.value, revision: entry.revision })
+}
+
+fn unexpected(field: &str, problem: &str) -> Invalid {
+    Invalid::new(field, problem, "upgrade the older side")
+}
