@@ -6,6 +6,7 @@
 //! readers would need a lock.
 
 mod request;
+mod routes;
 mod shards;
 mod upstream;
 

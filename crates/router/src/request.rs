@@ -89,7 +89,9 @@ pub enum Unroutable {
     #[error("no endpoint of the service can be called; register one, or see why all are starting")]
     NoEndpoints,
     /// There are endpoints, none where the policy lets this caller go.
-    #[error("no endpoint that the policy allows to callers in {region}; add one there, or lift localOnly or the last ring")]
+    #[error(
+        "no endpoint that the policy allows to callers in {region}; add one there, or lift localOnly or the last ring"
+    )]
     NoneInRegion {
         /// The caller's region.
         region: Region,

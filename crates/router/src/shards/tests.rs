@@ -29,7 +29,8 @@ fn agrees(map: &ShardMap, shards: &Shards, key: u128) {
     let copies: Vec<_> = shards.copies(&located).map(|id| &shards.holdings()[id as usize]).collect();
     assert_eq!(copies.len(), shard.replicas.len());
     for (copy, replica) in copies.into_iter().zip(&shard.replicas) {
-        let same = (&copy.instance, &copy.role, copy.state) == (&replica.instance, &replica.role, replica.state);
+        let same =
+            (&copy.instance, &copy.role, copy.state) == (&replica.instance, &replica.role, replica.state);
         assert!(same, "{copy:?} is not {replica:?}");
     }
 }
@@ -42,7 +43,8 @@ fn agrees_around(map: &ShardMap) {
             agrees(map, &shards, key);
         }
     }
-    let edges = [0, map.interval.first.0.wrapping_sub(1), map.interval.last.0, map.interval.last.0.wrapping_add(1)];
+    let edges =
+        [0, map.interval.first.0.wrapping_sub(1), map.interval.last.0, map.interval.last.0.wrapping_add(1)];
     edges.into_iter().chain([u128::MAX, u64::MAX.into()]).for_each(|key| agrees(map, &shards, key));
 }
 

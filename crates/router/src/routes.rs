@@ -1,0 +1,91 @@
+use fairmesh_model::{
+    Route, ServiceName,
+    arith::{Generator, mix64},
+};
+
+use crate::{Headers, RequestView};
+
+mod condition;
+mod index;
+
+use condition::View;
+use index::Index;
+
+/// Up to this many routes are simply tried in order: an index would cost more than it saves.
+const SCAN_UP_TO: usize = 6;
+
+/// The routes of a policy, compiled so that a call looks at few of them.
+///
+/// The index only leaves out routes that cannot match; those that remain are checked in full, in order. So a mistake in
+/// the index could skip a route, which the tests compare against, but never match a wrong one.
+#[derive(Debug)]
+pub(crate) struct Routes {
+    rules: Box<[Rule]>,
+    index: Option<Index>,
+}
+
+/// One route.
+#[derive(Debug)]
+pub(crate) struct Rule {
+    /// As the policy has it.
+    pub(crate) route: Route,
+    /// Running totals of the split's weights.
+    ends: Box<[u64]>,
+}
+
+impl Routes {
+    /// Compiles the routes of a valid policy.
+    pub(crate) fn compile(routes: &[Route]) -> Self {
+        let rules: Box<[Rule]> = routes.iter().map(Rule::new).collect();
+        let index = (rules.len() > SCAN_UP_TO).then(|| Index::new(routes));
+        Self { rules, index }
+    }
+
+    /// The first route that matches, with its position.
+    #[inline]
+    pub(crate) fn find<H: Headers + ?Sized>(&self, request: &RequestView<'_, H>) -> Option<(usize, &Rule)> {
+        if self.rules.is_empty() {
+            return None;
+        }
+        let view = View::new(request);
+        match &self.index {
+            None => self.rules.iter().enumerate().find(|(_, rule)| view.satisfies(&rule.route.matches)),
+            Some(index) => index
+                .find(&view, |i| view.satisfies(&self.rules[i].route.matches))
+                .map(|i| (i, &self.rules[i])),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.rules.len()
+    }
+}
+
+impl Rule {
+    fn new(route: &Route) -> Self {
+        let mut total = 0;
+        let ends = route.split.iter().map(|target| {
+            total += u64::from(target.weight);
+            total
+        });
+        Self { ends: ends.collect(), route: route.clone() }
+    }
+
+    /// The arm of the split for this seed, or `None` where the route has no split: the one whose stretch of the running
+    /// totals holds `below(total)` of the generator that starts at `mix64(seed)`, a stream apart from the pick's.
+    #[inline]
+    pub(crate) fn arm(&self, seed: u64) -> Option<&ServiceName> {
+        let target = match &*self.route.split {
+            [] => return None,
+            [only] => only,
+            split => {
+                let point = Generator::new(mix64(seed)).below(*self.ends.last()?);
+                &split[self.ends.partition_point(|&end| end <= point)]
+            }
+        };
+        Some(&target.service)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,218 @@
+use fairmesh_model::{HostMatch, Match, PathMatch, Route};
+
+use super::condition::{View, host_satisfies, path_satisfies};
+use crate::Headers;
+
+/// Which routes may match, by host, path and method: one set of routes each, and a route must be in all three.
+#[derive(Debug)]
+pub(super) struct Index {
+    /// 64-bit words of a set.
+    words: usize,
+    /// All sets, one after the other.
+    sets: Vec<u64>,
+    hosts: Texts,
+    prefixes: Texts,
+    paths: Texts,
+    methods: Vec<(String, Set)>,
+    other_methods: Set,
+}
+
+/// Where a set starts.
+type Set = u32;
+
+/// Sets by text, found by a hash that can be computed byte by byte. Each text's set holds all routes that match whatever
+/// is covered by the text, so that only the longest text found counts.
+#[derive(Debug)]
+struct Texts {
+    /// By hash.
+    entries: Vec<(u64, Box<str>, Set)>,
+    /// For what no text covers.
+    others: Set,
+}
+
+const FNV_START: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// One step of FNV-1a.
+#[inline]
+fn fold(hash: u64, byte: u8) -> u64 {
+    (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+}
+
+/// Hosts are read from the end, where their domain stands, and without case.
+fn hash_host(host: &str) -> u64 {
+    host.bytes().rev().fold(FNV_START, |hash, byte| fold(hash, byte.to_ascii_lowercase()))
+}
+
+fn hash_path(path: &str) -> u64 {
+    path.bytes().fold(FNV_START, fold)
+}
+
+/// The path condition of a route; one on a gRPC method is a narrower one on the path.
+fn path_of(wanted: &Match) -> Option<PathMatch> {
+    match &wanted.grpc {
+        None => wanted.path.clone(),
+        Some(grpc) => Some(match &grpc.method {
+            Some(method) => PathMatch::Exact(format!("/{}/{method}", grpc.service)),
+            None => PathMatch::Prefix(format!("/{}", grpc.service)),
+        }),
+    }
+}
+
+impl Index {
+    pub(super) fn new(routes: &[Route]) -> Self {
+        let mut sets = Sets { words: routes.len().div_ceil(64), sets: Vec::new() };
+        let conditions: Vec<&Match> = routes.iter().map(|route| &route.matches).collect();
+        let paths: Vec<Option<PathMatch>> = conditions.iter().map(|wanted| path_of(wanted)).collect();
+        let hosts = sets.hosts(&conditions);
+        let (prefixes, exact) = sets.paths(&paths);
+        let mut names: Vec<&String> = conditions.iter().flat_map(|wanted| &wanted.methods).collect();
+        names.sort_unstable();
+        names.dedup();
+        let allows =
+            |wanted: &Match, name: &String| wanted.methods.is_empty() || wanted.methods.contains(name);
+        let methods = names
+            .iter()
+            .map(|name| ((*name).clone(), sets.add(&conditions, |wanted| allows(wanted, name))))
+            .collect();
+        let other_methods = sets.add(&conditions, |wanted| wanted.methods.is_empty());
+        Self { words: sets.words, sets: sets.sets, hosts, prefixes, paths: exact, methods, other_methods }
+    }
+
+    /// The first route that may match and does by `check`.
+    #[inline]
+    pub(super) fn find<H: Headers + ?Sized>(
+        &self,
+        view: &View<'_, H>,
+        check: impl Fn(usize) -> bool,
+    ) -> Option<usize> {
+        let method =
+            self.methods.iter().find(|(name, _)| name == view.method).map_or(self.other_methods, |m| m.1);
+        let sets = [self.host(view.host), self.path(view.path), method].map(|set| {
+            let start = set as usize;
+            &self.sets[start..start + self.words]
+        });
+        for word in 0..self.words {
+            let mut left = sets[0][word] & sets[1][word] & sets[2][word];
+            while left != 0 {
+                let route = word * 64 + left.trailing_zeros() as usize;
+                if check(route) {
+                    return Some(route);
+                }
+                left &= left - 1;
+            }
+        }
+        None
+    }
+
+    fn host(&self, host: &str) -> Set {
+        let mut found = self.hosts.others;
+        let mut hash = FNV_START;
+        for (i, byte) in host.bytes().enumerate().rev() {
+            hash = fold(hash, byte.to_ascii_lowercase());
+            if byte == b'.' || i == 0 {
+                found = self.hosts.get(hash, |text| text.eq_ignore_ascii_case(&host[i..])).unwrap_or(found);
+            }
+        }
+        found
+    }
+
+    fn path(&self, path: &str) -> Set {
+        let mut found = self.prefixes.others;
+        let mut hash = FNV_START;
+        for (i, byte) in path.bytes().enumerate() {
+            if byte == b'/' {
+                found = self.prefixes.get(hash, |text| text == &path[..i]).unwrap_or(found);
+            }
+            hash = fold(hash, byte);
+        }
+        found = self.prefixes.get(hash, |text| text == path).unwrap_or(found);
+        self.paths.get(hash, |text| text == path).unwrap_or(found)
+    }
+}
+
+impl Texts {
+    #[inline]
+    fn get(&self, hash: u64, same: impl Fn(&str) -> bool) -> Option<Set> {
+        let first = self.entries.partition_point(|entry| entry.0 < hash);
+        let equal = self.entries[first..].iter().take_while(|entry| entry.0 == hash);
+        equal.into_iter().find(|entry| same(&entry.1)).map(|entry| entry.2)
+    }
+}
+
+/// Sets while they are gathered.
+struct Sets {
+    words: usize,
+    sets: Vec<u64>,
+}
+
+impl Sets {
+    fn add<T>(&mut self, routes: &[T], holds: impl Fn(&T) -> bool) -> Set {
+        let start = self.sets.len();
+        self.sets.resize(start + self.words, 0);
+        for (i, route) in routes.iter().enumerate() {
+            self.sets[start + i / 64] |= u64::from(holds(route)) << (i % 64);
+        }
+        start as Set
+    }
+
+    fn texts<T>(
+        &mut self,
+        mut texts: Vec<&str>,
+        hash: fn(&str) -> u64,
+        routes: &[T],
+        holds: impl Fn(&T, Option<&str>) -> bool,
+    ) -> Texts {
+        texts.sort_unstable();
+        texts.dedup();
+        let mut entries: Vec<_> = texts
+            .into_iter()
+            .map(|text| (hash(text), text.into(), self.add(routes, |route| holds(route, Some(text)))))
+            .collect();
+        entries.sort_unstable();
+        Texts { entries, others: self.add(routes, |route| holds(route, None)) }
+    }
+
+    fn hosts(&mut self, conditions: &[&Match]) -> Texts {
+        let texts = conditions.iter().flat_map(|wanted| &wanted.hosts).map(|host| match host {
+            HostMatch::Exact(text) | HostMatch::Suffix(text) => text.as_str(),
+        });
+        self.texts(texts.collect(), hash_host, conditions, |wanted, text| {
+            wanted.hosts.is_empty()
+                || text.is_some_and(|text| wanted.hosts.iter().any(|host| covers(host, text)))
+        })
+    }
+
+    /// Sets by prefix, and by whole path.
+    fn paths(&mut self, paths: &[Option<PathMatch>]) -> (Texts, Texts) {
+        let of = |exact: bool| {
+            let text = move |path: &'_ Option<PathMatch>| match path {
+                Some(PathMatch::Exact(_)) => exact,
+                Some(PathMatch::Prefix(_)) => !exact,
+                None => false,
+            };
+            paths.iter().filter(move |path| text(path)).flatten().map(|path| match path {
+                PathMatch::Exact(text) | PathMatch::Prefix(text) => text.as_str(),
+            })
+        };
+        let below = |path: &Option<PathMatch>, text: Option<&str>| match (path, text) {
+            (None, _) => true,
+            (Some(path @ PathMatch::Prefix(_)), Some(text)) => path_satisfies(text, path),
+            _ => false,
+        };
+        let at = |path: &Option<PathMatch>, text: Option<&str>| match (path, text) {
+            (None, _) => true,
+            (Some(path), Some(text)) => path_satisfies(text, path),
+            _ => false,
+        };
+        (
+            self.texts(of(false).collect(), hash_path, paths, below),
+            self.texts(of(true).collect(), hash_path, paths, at),
+        )
+    }
+}
+
+/// Whether a route for `wanted` may match a host that `text` stands for: that very host, or one below `.domain`.
+fn covers(wanted: &HostMatch, text: &str) -> bool {
+    let same_domain = matches!(wanted, HostMatch::Suffix(domain) if domain.eq_ignore_ascii_case(text));
+    same_domain || host_satisfies(text, wanted)
+}

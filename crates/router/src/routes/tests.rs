@@ -1,0 +1,141 @@
+use fairmesh_model::{GrpcMatch, HeaderMatch, HostMatch, Label, Match, PathMatch, Target, TextMatch};
+use proptest::{collection::vec, option, prelude::*, sample::select};
+
+use super::*;
+
+type Pairs = Vec<(String, String)>;
+
+/// What the documentation says, read as literally as possible and sharing nothing with the compiled table.
+fn naive(wanted: &Match, request: &RequestView<'_, Pairs>) -> bool {
+    let host = request.host.to_lowercase();
+    let host = host.split(':').next().unwrap_or_default();
+    let path = request.path.split('?').next().unwrap_or_default();
+    let segments = |text: &str| text.split('/').map(str::to_owned).collect::<Vec<_>>();
+    let path_fits = match &wanted.path {
+        None => true,
+        Some(PathMatch::Exact(exact)) => exact == path,
+        Some(PathMatch::Prefix(prefix)) => segments(path).starts_with(&segments(prefix)),
+    };
+    let host_fits = wanted.hosts.iter().any(|wanted| match wanted {
+        HostMatch::Exact(name) => name == host,
+        HostMatch::Suffix(domain) => host.ends_with(domain) && host != domain,
+    });
+    let header_fits = |header: &HeaderMatch| {
+        let value = request.headers.iter().find(|(name, _)| *name == header.name).map(|(_, value)| value);
+        match &header.value {
+            TextMatch::Present => value.is_some(),
+            TextMatch::Exact(text) => value == Some(text),
+            TextMatch::Prefix(text) => value.is_some_and(|value| value.starts_with(text)),
+        }
+    };
+    let grpc_fits = wanted.grpc.as_ref().is_none_or(|grpc| {
+        let parts = segments(path);
+        let named = parts.len() >= 3 && parts[0].is_empty() && parts[1] == grpc.service;
+        request.grpc && named && grpc.method.as_ref().is_none_or(|method| *method == parts[2..].join("/"))
+    });
+    path_fits
+        && (wanted.hosts.is_empty() || host_fits)
+        && (wanted.methods.is_empty() || wanted.methods.iter().any(|method| method == request.method))
+        && wanted.headers.iter().all(header_fits)
+        && grpc_fits
+}
+
+fn path() -> impl Strategy<Value = String> {
+    // Few segments, so that paths often meet; sometimes with a doubled or a final slash.
+    vec(select(vec!["a", "b", "ab", "v1", ""]), 0..5).prop_map(|parts| format!("/{}", parts.join("/")))
+}
+
+fn host() -> impl Strategy<Value = String> {
+    vec(select(vec!["a", "b", "shop", "org"]), 1..4).prop_map(|labels| labels.join("."))
+}
+
+fn a_match() -> impl Strategy<Value = Match> {
+    let host = (host(), any::<bool>()).prop_map(|(host, exact)| {
+        if exact { HostMatch::Exact(host) } else { HostMatch::Suffix(format!(".{host}")) }
+    });
+    let path = (path(), any::<bool>()).prop_map(|(path, exact)| match exact {
+        true => PathMatch::Exact(path),
+        false => PathMatch::Prefix(path.trim_end_matches('/').to_owned()),
+    });
+    let value = select(vec!["", "x", "xy"]).prop_flat_map(|text| {
+        select(vec![TextMatch::Present, TextMatch::Exact(text.into()), TextMatch::Prefix(text.into())])
+    });
+    let header =
+        (select(vec!["h1", "h2"]), value).prop_map(|(name, value)| HeaderMatch { name: name.into(), value });
+    let grpc = (select(vec!["a", "b", "ab"]), option::of(select(vec!["a", "b"])))
+        .prop_map(|(service, method)| GrpcMatch { service: service.into(), method: method.map(Into::into) });
+    let methods = vec(select(vec!["GET", "POST", "PUT"]).prop_map(str::to_owned), 0..2);
+    (vec(host, 0..2), option::of(path), methods, vec(header, 0..2), option::weighted(0.2, grpc))
+        .prop_map(|(hosts, path, methods, headers, grpc)| Match { hosts, path, methods, headers, grpc })
+}
+
+fn route(name: usize, matches: Match, split: Vec<Target>) -> Route {
+    let name = Label::new(format!("r{name}")).unwrap();
+    Route { name, matches, split, class: None, timeout: None, idempotent: false }
+}
+
+fn routes(matches: Vec<Match>) -> Vec<Route> {
+    matches.into_iter().enumerate().map(|(i, matches)| route(i, matches, Vec::new())).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #[test]
+    fn the_table_finds_what_a_literal_reading_finds(
+        matches in vec(a_match(), 0..90),
+        host in host(), port in select(vec!["", ":80"]), shout: bool,
+        path in path(), query in select(vec!["", "?", "?x=/a/b"]),
+        method in select(vec!["GET", "POST", "DELETE"]),
+        headers in vec((select(vec!["h1", "h2"]), select(vec!["", "x", "xyz"])), 0..3),
+        grpc: bool,
+    ) {
+        let host = if shout { host.to_uppercase() } else { host };
+        let headers: Pairs = headers.into_iter().map(|(n, v)| (n.into(), v.into())).collect();
+        let request = RequestView {
+            host: &format!("{host}{port}"), path: &format!("{path}{query}"), method, headers: &headers, grpc,
+        };
+        let expected = matches.iter().position(|wanted| naive(wanted, &request));
+        let routes = Routes::compile(&routes(matches));
+        prop_assert_eq!(routes.find(&request).map(|(i, _)| i), expected);
+    }
+}
+
+fn first(matches: Vec<Match>, host: &str, path: &str) -> Option<usize> {
+    let request = RequestView { host, path, method: "GET", headers: &(), grpc: false };
+    Routes::compile(&routes(matches)).find(&request).map(|(i, _)| i)
+}
+
+#[test]
+fn a_prefix_is_made_of_whole_segments() {
+    let below =
+        |prefix: &str| vec![Match { path: Some(PathMatch::Prefix(prefix.into())), ..Match::default() }];
+    assert_eq!(first(below("/a"), "", "/a"), Some(0));
+    assert_eq!(first(below("/a"), "", "/a/b?x"), Some(0));
+    assert_eq!(first(below("/a"), "", "/ab"), None);
+    assert_eq!(first(below(""), "", "/"), Some(0));
+    assert_eq!(first(below(""), "", "*"), None, "OPTIONS * has no path");
+}
+
+#[test]
+fn hosts_are_compared_without_case_and_port() {
+    let host = |host| vec![Match { hosts: vec![host], ..Match::default() }];
+    assert_eq!(first(host(HostMatch::Exact("a.org".into())), "A.Org:8080", "/"), Some(0));
+    assert_eq!(first(host(HostMatch::Exact("[::1]".into())), "[::1]:80", "/"), Some(0));
+    assert_eq!(first(host(HostMatch::Exact("[::1]".into())), "[::1]", "/"), Some(0));
+    assert_eq!(first(host(HostMatch::Suffix(".a.org".into())), "x.y.A.org", "/"), Some(0));
+    assert_eq!(first(host(HostMatch::Suffix(".a.org".into())), "a.org", "/"), None);
+    assert_eq!(first(host(HostMatch::Suffix(".a.org".into())), "ba.org", "/"), None);
+}
+
+#[test]
+fn a_split_shares_by_weight_and_gives_nothing_to_weight_0() {
+    let arm = |name, weight| Target { service: ServiceName::new(name).unwrap(), weight };
+    let split = vec![arm("shop/off", 0), arm("shop/old", 90), arm("shop/no", 0), arm("shop/new", 10)];
+    let rule = Rule::new(&route(0, Match::default(), split));
+    let mut counts = std::collections::BTreeMap::new();
+    for seed in 0..100_000 {
+        *counts.entry(rule.arm(seed).unwrap().service.to_string()).or_insert(0_u32) += 1;
+    }
+    assert_eq!(counts.len(), 2);
+    assert!((9_500..10_500).contains(&counts["new"]), "{counts:?}");
+}
