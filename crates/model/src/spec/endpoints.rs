@@ -34,9 +34,9 @@ pub struct EndpointSpec {
     /// The hardware type of the machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_type: Option<String>,
-    /// `serving` (default), `starting`, `draining` or `lost`.
-    #[serde(default, skip_serializing_if = "is_serving")]
-    pub state: EndpointState,
+    /// `serving`, `starting`, `draining` or `lost`; a new endpoint serves when it is left out, a known one is left as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<EndpointState>,
     /// Relative compute power in thousandths; 1000 (default) is an ordinary host.
     #[serde(default = "full_weight", skip_serializing_if = "is_full")]
     pub weight: u32,
@@ -55,11 +55,6 @@ fn full_weight() -> u32 {
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_full(weight: &u32) -> bool {
     *weight == FULL_WEIGHT
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_serving(state: &EndpointState) -> bool {
-    *state == EndpointState::Serving
 }
 
 impl EndpointsSpec {
@@ -98,7 +93,7 @@ impl EndpointSpec {
                 cluster: read_option("cluster", self.cluster.as_ref())?,
                 host_type: read_option("hostType", self.host_type.as_ref())?,
             },
-            state: self.state,
+            state: self.state.unwrap_or_default(),
             weight: self.weight,
             lease: read_duration_option("lease", self.lease.as_ref())?,
             labels: self.labels.clone(),
@@ -117,7 +112,7 @@ impl EndpointSpec {
             zone: zone.as_ref().map(ToString::to_string),
             cluster: cluster.as_ref().map(ToString::to_string),
             host_type: host_type.as_ref().map(ToString::to_string),
-            state: endpoint.state,
+            state: Some(endpoint.state).filter(|state| *state != EndpointState::Serving),
             weight: endpoint.weight,
             lease: endpoint.lease.map(write_duration),
             labels: endpoint.labels.clone(),

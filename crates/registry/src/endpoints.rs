@@ -1,0 +1,108 @@
+//! Endpoints: announced, renewed, drained, lost and taken out (S7, S8).
+
+mod expiry;
+mod register;
+mod states;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use fairmesh_model::{Endpoint, EndpointState, InstanceId, Invalid, Prefix, Service, ServiceName};
+
+pub use states::Drained;
+
+use crate::{Registry, RegistryError, view::Held};
+
+/// The most registrations, reports or instances in one call.
+pub const MAX_BATCH: usize = 1000;
+
+/// One endpoint, by name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct InstanceRef {
+    /// Its service.
+    pub service: ServiceName,
+    /// Its identity within the service.
+    pub instance: InstanceId,
+}
+
+/// What is announced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Registration {
+    /// The service that the endpoint is a copy of.
+    pub service: ServiceName,
+    /// The endpoint.
+    pub endpoint: Endpoint,
+    /// Whether the state is meant: a registration that only repeats itself leaves a draining endpoint draining.
+    pub state_meant: bool,
+    /// What to declare the service as where nobody has declared it yet; otherwise it is declared as replicated, with
+    /// the protocol of the endpoint's label `fairmesh.protocol`.
+    pub declaration: Option<Service>,
+}
+
+/// A new state for an endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateReport {
+    /// Whose.
+    pub instance: InstanceRef,
+    /// The state.
+    pub state: EndpointState,
+}
+
+impl Registry {
+    /// The endpoints that `instances` name, in that order, `None` where one is not registered. Reads each service once.
+    fn find(&self, instances: &[InstanceRef]) -> Vec<Option<Held>> {
+        let services: BTreeSet<&ServiceName> = instances.iter().map(|i| &i.service).collect();
+        let wanted: BTreeSet<&InstanceRef> = instances.iter().collect();
+        let mut found = HashMap::new();
+        for held in services.into_iter().flat_map(|service| self.endpoints(service)) {
+            let who = held.who();
+            if wanted.contains(&who) {
+                found.insert(who, held);
+            }
+        }
+        instances.iter().map(|who| found.get(who).cloned()).collect()
+    }
+
+    /// The same where every one has to be registered.
+    fn find_all(&self, instances: &[InstanceRef]) -> Result<Vec<Held>, RegistryError> {
+        let missing = |i: usize| {
+            let InstanceRef { service, instance } = &instances[i];
+            RegistryError::not_found(
+                &format!("instances[{i}]"),
+                format!("'{instance}' of {service} is not registered"),
+                "check the name with 'fairmesh get endpoints', or register it first",
+            )
+        };
+        let found = self.find(instances).into_iter().enumerate();
+        found.map(|(i, held)| held.ok_or_else(|| missing(i))).collect()
+    }
+}
+
+impl Held {
+    pub(crate) fn who(&self) -> InstanceRef {
+        InstanceRef { service: self.service.clone(), instance: self.endpoint.instance.clone() }
+    }
+
+    /// What watchers of just this endpoint's neighbourhood subscribe to at the least.
+    fn folder(&self) -> Prefix {
+        Prefix::endpoints(&self.service, Some(&self.endpoint.location.region))
+    }
+}
+
+/// Refuses batches that are too large or name somebody twice.
+fn check_batch<'a>(field: &str, who: impl ExactSizeIterator<Item = InstanceRef> + 'a) -> Result<(), Invalid> {
+    if who.len() > MAX_BATCH {
+        let problem = format!("there are {}", who.len());
+        return Err(Invalid::new(field, problem, format!("send at most {MAX_BATCH} in one call")));
+    }
+    let mut seen = BTreeMap::new();
+    for (i, who) in who.enumerate() {
+        let problem = format!("'{}' of {} stands here twice", who.instance, who.service);
+        if seen.insert(who, i).is_some() {
+            return Err(Invalid::new(format!("{field}[{i}]"), problem, "send each instance once"));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

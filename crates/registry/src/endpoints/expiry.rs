@@ -1,0 +1,90 @@
+use std::time::Duration;
+
+use fairmesh_model::{EndpointState, Prefix};
+use tokio::time::Instant;
+
+use super::{InstanceRef, MAX_BATCH, states::with_state};
+use crate::{Registry, RegistryError};
+
+/// How long to wait before the next try when the store did not take the writes.
+const RETRY: Duration = Duration::from_secs(1);
+
+impl Registry {
+    /// Lets leases run out, for ever.
+    pub(crate) async fn watch_leases(&self) {
+        self.grant_everybody(Instant::now());
+        loop {
+            let next = self.leases().next_due();
+            let granted = self.shared.lease_granted.notified();
+            match next {
+                None => granted.await,
+                Some(due) => tokio::select! {
+                    () = tokio::time::sleep_until(due) => self.let_run_out().await,
+                    () = granted => {}
+                },
+            }
+        }
+    }
+
+    /// A full term for everybody who has a lease: nobody could renew while no control plane ran.
+    fn grant_everybody(&self, now: Instant) {
+        for held in self.held(&Prefix::everything()) {
+            let who = held.who();
+            match (held.endpoint.lease, held.endpoint.state) {
+                (None, _) => {}
+                (Some(term), EndpointState::Lost) => self.leases().adopt_lost(who, term, now),
+                (Some(term), _) => {
+                    self.leases().grant(who, term, now);
+                }
+            }
+        }
+    }
+
+    async fn let_run_out(&self) {
+        let now = Instant::now();
+        let due = self.leases().due(now, MAX_BATCH);
+        if let Err(error) = self.expire(&due, now).await {
+            tracing::warn!(%error, "leases ran out and cannot be marked; trying again");
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+
+    /// Marks those as lost whose lease ran out. A draining one has left, and a lost one was given up: they are removed.
+    async fn expire(&self, due: &[InstanceRef], now: Instant) -> Result<(), RegistryError> {
+        let plan = || {
+            let (mut marked, mut removed) = (Vec::new(), Vec::new());
+            let mut ops = Vec::new();
+            for held in self.find(due).into_iter().flatten() {
+                let who = held.who();
+                if !self.leases().is_due(&who, now) {
+                    continue;
+                }
+                let state = held.endpoint.state;
+                ops.push(match state {
+                    EndpointState::Starting | EndpointState::Serving => {
+                        marked.push((who, state));
+                        with_state(&held, EndpointState::Lost)
+                    }
+                    EndpointState::Draining | EndpointState::Lost => {
+                        removed.push(who);
+                        held.delete()
+                    }
+                });
+            }
+            Ok((ops, (marked, removed)))
+        };
+        let (marked, removed) = self.change(plan).await?.told;
+        let mut back = Vec::new();
+        for (who, before) in marked {
+            tracing::info!(service = %who.service, instance = %who.instance, "lost: its lease ran out");
+            // It may have renewed while it was being marked.
+            if !self.leases().lose(&who, before, now) {
+                back.push((who, before));
+            }
+        }
+        // What is still due now has no record any more.
+        let gone: Vec<_> = due.iter().filter(|who| self.leases().is_due(who, now)).collect();
+        removed.iter().chain(gone).for_each(|who| self.forget(who));
+        if back.is_empty() { Ok(()) } else { self.mend(&back).await }
+    }
+}

@@ -1,0 +1,163 @@
+use std::{collections::BTreeMap, time::Duration};
+
+use fairmesh_model::{EndpointState, Prefix};
+use fairmesh_rib::Op;
+use tokio::time::Instant;
+
+use super::{InstanceRef, StateReport, check_batch};
+use crate::{Registry, RegistryError, leases::Renewal, view::Held};
+
+/// What a drain came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drained {
+    /// The revision that says so.
+    pub revision: u64,
+    /// Whether every caller has applied it: none of them begins another call to these endpoints.
+    pub callers_moved: bool,
+    /// Those that have not, for people.
+    pub behind: Vec<String>,
+}
+
+impl Registry {
+    /// Renews leases, and answers those instances that have to register anew. Writes nothing, unless one that was lost
+    /// is back.
+    ///
+    /// # Errors
+    /// `Unavailable` when one that is back cannot be written; the others are renewed.
+    pub async fn renew(&self, instances: &[InstanceRef]) -> Result<Vec<InstanceRef>, RegistryError> {
+        check_batch("instances", instances.iter().cloned())?;
+        let now = Instant::now();
+        let (mut back, mut strange) = (Vec::new(), Vec::new());
+        for who in instances {
+            let renewal = self.leases().renew(who, now);
+            match renewal {
+                Renewal::Kept => {}
+                Renewal::WasLost => back.push(who.clone()),
+                Renewal::Unknown => strange.push(who.clone()),
+            }
+        }
+        let mut unknown = self.adopt(strange, now);
+        if !back.is_empty() {
+            unknown.extend(self.welcome_back(&back).await?);
+        }
+        Ok(unknown)
+    }
+
+    /// Takes up the leases of records that another writer made; answers those that have no record.
+    fn adopt(&self, strange: Vec<InstanceRef>, now: Instant) -> Vec<InstanceRef> {
+        let found = self.find(&strange);
+        let mut unknown = Vec::new();
+        for (who, held) in strange.into_iter().zip(found) {
+            match held.map(|held| held.endpoint.lease) {
+                None => unknown.push(who),
+                // Somebody else vouches for it.
+                Some(None) => {}
+                Some(Some(term)) => {
+                    self.leases().grant(who, term, now);
+                    self.shared.lease_granted.notify_one();
+                }
+            }
+        }
+        unknown
+    }
+
+    /// Lost endpoints renewed: their records are mended, then their leases run again.
+    async fn welcome_back(&self, back: &[InstanceRef]) -> Result<Vec<InstanceRef>, RegistryError> {
+        let before: Vec<_> = back.iter().map(|who| (who.clone(), self.leases().state_before(who))).collect();
+        self.mend(&before).await?;
+        let now = Instant::now();
+        let mut unknown = Vec::new();
+        for (who, held) in back.iter().zip(self.find(back)) {
+            match held.and_then(|held| held.endpoint.lease) {
+                Some(term) => {
+                    self.leases().grant(who.clone(), term, now);
+                }
+                None => {
+                    self.leases().end(who);
+                    unknown.push(who.clone());
+                }
+            }
+        }
+        self.shared.lease_granted.notify_one();
+        Ok(unknown)
+    }
+
+    /// Gives those that are marked as lost the state back that they had.
+    pub(super) async fn mend(&self, back: &[(InstanceRef, EndpointState)]) -> Result<(), RegistryError> {
+        let instances: Vec<_> = back.iter().map(|(who, _)| who.clone()).collect();
+        let plan = || {
+            let found = self.find(&instances).into_iter().zip(back);
+            let found = found.filter_map(|(held, (_, before))| Some((held?, *before)));
+            let lost = found.filter(|(held, _)| held.endpoint.state == EndpointState::Lost);
+            Ok((lost.map(|(held, before)| with_state(&held, before)).collect(), ()))
+        };
+        self.change(plan).await.map(|_| ())
+    }
+
+    /// Sets states, all or none, and answers the revision.
+    ///
+    /// # Errors
+    /// `NotFound` when one is not registered.
+    pub async fn report(&self, reports: &[StateReport]) -> Result<u64, RegistryError> {
+        let instances: Vec<_> = reports.iter().map(|report| report.instance.clone()).collect();
+        check_batch("reports", instances.iter().cloned())?;
+        let plan = || {
+            let held = self.find_all(&instances)?;
+            let changed =
+                held.iter().zip(reports).filter(|(held, report)| held.endpoint.state != report.state);
+            Ok((changed.map(|(held, report)| with_state(held, report.state)).collect(), ()))
+        };
+        Ok(self.change(plan).await?.revision)
+    }
+
+    /// Marks endpoints as draining, then waits until every caller has applied that, at most for `patience` (S8).
+    ///
+    /// # Errors
+    /// `NotFound` when one is not registered; nothing is drained then.
+    pub async fn drain(
+        &self,
+        instances: &[InstanceRef],
+        patience: Duration,
+    ) -> Result<Drained, RegistryError> {
+        let deadline = Instant::now() + patience;
+        check_batch("instances", instances.iter().cloned())?;
+        let plan = || {
+            let held = self.find_all(instances)?;
+            let running = held.iter().filter(|held| held.endpoint.state != EndpointState::Draining);
+            Ok((running.map(|held| with_state(held, EndpointState::Draining)).collect(), ()))
+        };
+        self.change(plan).await?;
+        // Watchers acknowledge what they were sent, so each folder is waited for with its own newest revision.
+        let mut folders: BTreeMap<Prefix, u64> = BTreeMap::new();
+        for held in self.find(instances).into_iter().flatten() {
+            let newest = folders.entry(held.folder()).or_default();
+            *newest = held.revision.max(*newest);
+        }
+        let revision = folders.values().copied().max().unwrap_or_else(|| self.node().revision().number);
+        let mut behind = Vec::new();
+        for (folder, revision) in folders {
+            behind.extend(self.node().wait_acked(&folder, revision, deadline).await.behind);
+        }
+        behind.sort();
+        behind.dedup();
+        Ok(Drained { revision, callers_moved: behind.is_empty(), behind })
+    }
+
+    /// Takes endpoints out, with their leases, and answers the revision. Those that are not there are passed over.
+    ///
+    /// # Errors
+    /// `Unavailable` when the store does not take the write.
+    pub async fn deregister(&self, instances: &[InstanceRef]) -> Result<u64, RegistryError> {
+        check_batch("instances", instances.iter().cloned())?;
+        let plan = || Ok((self.find(instances).iter().flatten().map(Held::delete).collect(), ()));
+        let changed = self.change(plan).await?;
+        instances.iter().for_each(|who| self.forget(who));
+        Ok(changed.revision)
+    }
+}
+
+pub(super) fn with_state(held: &Held, state: EndpointState) -> Op {
+    let mut endpoint = held.endpoint.clone();
+    endpoint.state = state;
+    held.put(&endpoint)
+}

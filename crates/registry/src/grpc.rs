@@ -1,0 +1,190 @@
+use std::time::Duration;
+
+use fairmesh_model::{Invalid, ServiceName, ShardId, ShardMove};
+use fairmesh_wire::{convert, identity_of, v1};
+use tonic::{Request, Response, Status};
+
+use crate::{InstanceRef, Registration, Registry, RegistryError, StateReport};
+
+/// The registry over gRPC.
+#[derive(Clone, Debug)]
+pub struct RegistryService {
+    registry: Registry,
+}
+
+impl RegistryService {
+    /// Serves `registry`.
+    pub fn new(registry: Registry) -> Self {
+        Self { registry }
+    }
+}
+
+type Answer<T> = Result<Response<T>, Status>;
+
+impl From<RegistryError> for Status {
+    fn from(error: RegistryError) -> Self {
+        let text = error.to_string();
+        match error {
+            RegistryError::Invalid(_) => Self::invalid_argument(text),
+            RegistryError::NotFound(_) => Self::not_found(text),
+            RegistryError::Refused(_) => Self::failed_precondition(text),
+            RegistryError::Conflict(_) => Self::aborted(text),
+            RegistryError::Unavailable(_) => Self::unavailable(text),
+        }
+    }
+}
+
+/// Takes the message out, leaving a trace of who sent it.
+fn open<T>(call: &'static str, request: Request<T>) -> T {
+    tracing::debug!(call, by = %identity_of(&request), "registry");
+    request.into_inner()
+}
+
+#[tonic::async_trait]
+impl v1::registry_server::Registry for RegistryService {
+    async fn register(&self, request: Request<v1::RegisterRequest>) -> Answer<v1::RegisterResponse> {
+        let registrations = each("registrations", open("register", request).registrations, registration)?;
+        let revision = self.registry.register(&registrations).await?;
+        Ok(Response::new(v1::RegisterResponse { revision }))
+    }
+
+    async fn renew(&self, request: Request<v1::RenewRequest>) -> Answer<v1::RenewResponse> {
+        let instances = each("instances", request.into_inner().instances, instance)?;
+        let unknown = self.registry.renew(&instances).await?;
+        let unknown = unknown.into_iter().map(|who| v1::InstanceRef {
+            service: who.service.to_string(),
+            instance: who.instance.to_string(),
+        });
+        Ok(Response::new(v1::RenewResponse { unknown: unknown.collect() }))
+    }
+
+    async fn report(&self, request: Request<v1::ReportRequest>) -> Answer<v1::ReportResponse> {
+        let reports = each("reports", open("report", request).reports, state_report)?;
+        let revision = self.registry.report(&reports).await?;
+        Ok(Response::new(v1::ReportResponse { revision }))
+    }
+
+    async fn drain(&self, request: Request<v1::DrainRequest>) -> Answer<v1::DrainResponse> {
+        let v1::DrainRequest { instances, deadline_ms } = open("drain", request);
+        let instances = each("instances", instances, instance)?;
+        let patience = Duration::from_millis(deadline_ms.into());
+        let drained = self.registry.drain(&instances, patience).await?;
+        Ok(Response::new(v1::DrainResponse {
+            revision: drained.revision,
+            callers_moved: drained.callers_moved,
+            behind: drained.behind,
+        }))
+    }
+
+    async fn deregister(&self, request: Request<v1::DeregisterRequest>) -> Answer<v1::DeregisterResponse> {
+        let instances = each("instances", open("deregister", request).instances, instance)?;
+        let revision = self.registry.deregister(&instances).await?;
+        Ok(Response::new(v1::DeregisterResponse { revision }))
+    }
+
+    async fn get_shards(&self, request: Request<v1::GetShardsRequest>) -> Answer<v1::GetShardsResponse> {
+        let service = service(&request.into_inner().service)?;
+        let map = self.registry.shards(&service)?;
+        Ok(Response::new(v1::GetShardsResponse { map: Some(map.into()) }))
+    }
+
+    async fn put_shards(&self, request: Request<v1::PutShardsRequest>) -> Answer<v1::PutShardsResponse> {
+        let request = open("put_shards", request);
+        let service = service(&request.service)?;
+        let map = required("map", request.map)?.try_into();
+        let map = map.map_err(|e: Invalid| RegistryError::from(e.within("map")))?;
+        let version = self.registry.put_shards(&service, &map).await?;
+        Ok(Response::new(v1::PutShardsResponse { version }))
+    }
+
+    async fn split_shard(&self, request: Request<v1::SplitShardRequest>) -> Answer<v1::PutShardsResponse> {
+        let request = open("split_shard", request);
+        let service = service(&request.service)?;
+        let at = Some(request.at).filter(|at| !at.is_empty());
+        let at = at.map(|at| convert::shard_key(&at)).transpose();
+        let at = at.map_err(|e| RegistryError::from(e.within("at")))?;
+        let version = self.registry.split_shard(&service, ShardId(request.shard), at).await?;
+        Ok(Response::new(v1::PutShardsResponse { version }))
+    }
+
+    async fn merge_shards(&self, request: Request<v1::MergeShardsRequest>) -> Answer<v1::PutShardsResponse> {
+        let request = open("merge_shards", request);
+        let version = self.registry.merge_shards(&service(&request.service)?, ShardId(request.shard)).await?;
+        Ok(Response::new(v1::PutShardsResponse { version }))
+    }
+
+    async fn move_shard(&self, request: Request<v1::MoveShardRequest>) -> Answer<v1::MoveShardResponse> {
+        let request = open("move_shard", request);
+        let wish = ShardMove::try_from(required("move", request.r#move)?);
+        let wish = wish.map_err(|e| RegistryError::from(e.within("move")))?;
+        self.registry.move_shard(&service(&request.service)?, &wish).await?;
+        Ok(Response::new(v1::MoveShardResponse {}))
+    }
+
+    async fn list_moves(&self, request: Request<v1::ListMovesRequest>) -> Answer<v1::ListMovesResponse> {
+        let moves = self.registry.list_moves(&service(&request.into_inner().service)?)?;
+        let moves = moves.into_iter().map(|status| v1::MoveStatus {
+            r#move: Some(status.wish.into()),
+            phase: status.phase.to_string(),
+        });
+        Ok(Response::new(v1::ListMovesResponse { moves: moves.collect() }))
+    }
+
+    async fn report_shards(
+        &self,
+        request: Request<v1::ReportShardsRequest>,
+    ) -> Answer<v1::ReportShardsResponse> {
+        let v1::ReportShardsRequest { instance: who, ready } = open("report_shards", request);
+        let who =
+            instance(required("instance", who)?).map_err(|e| RegistryError::from(e.within("instance")))?;
+        self.registry.report_shards(&who, ready.into_iter().map(ShardId))?;
+        Ok(Response::new(v1::ReportShardsResponse {}))
+    }
+}
+
+/// Reads a list; a refusal says which entry it is about.
+fn each<M, T>(
+    field: &str,
+    messages: Vec<M>,
+    read: impl Fn(M) -> Result<T, Invalid>,
+) -> Result<Vec<T>, RegistryError> {
+    let read = |(i, message)| read(message).map_err(|e| e.within(format!("{field}[{i}]")));
+    Ok(messages.into_iter().enumerate().map(read).collect::<Result<_, _>>()?)
+}
+
+fn required<T>(field: &str, message: Option<T>) -> Result<T, RegistryError> {
+    message.ok_or_else(|| Invalid::new(field, "is missing", "send it").into())
+}
+
+fn service(text: &str) -> Result<ServiceName, RegistryError> {
+    ServiceName::new(text).map_err(|e| e.within("service").into())
+}
+
+fn instance(message: v1::InstanceRef) -> Result<InstanceRef, Invalid> {
+    Ok(InstanceRef {
+        service: message.service.try_into().map_err(|e: Invalid| e.within("service"))?,
+        instance: message.instance.try_into().map_err(|e: Invalid| e.within("instance"))?,
+    })
+}
+
+fn registration(message: v1::Registration) -> Result<Registration, Invalid> {
+    let endpoint = message.endpoint.ok_or_else(|| Invalid::new("endpoint", "is missing", "send it"))?;
+    let declaration = message.declaration.map(TryInto::try_into).transpose();
+    Ok(Registration {
+        service: message.service.try_into().map_err(|e: Invalid| e.within("service"))?,
+        endpoint: endpoint.try_into().map_err(|e: Invalid| e.within("endpoint"))?,
+        // The message cannot leave the state out.
+        state_meant: true,
+        declaration: declaration.map_err(|e: Invalid| e.within("declaration"))?,
+    })
+}
+
+fn state_report(message: v1::StateReport) -> Result<StateReport, Invalid> {
+    let state = message.state();
+    if i32::from(state) != message.state {
+        let problem = format!("{} is not a state", message.state);
+        return Err(Invalid::new("state", problem, "send a state of fairmesh.v1.Endpoint"));
+    }
+    let who = message.instance.ok_or_else(|| Invalid::new("instance", "is missing", "send it"))?;
+    Ok(StateReport { instance: instance(who).map_err(|e| e.within("instance"))?, state: state.into() })
+}

@@ -1,0 +1,63 @@
+//! The registry over HTTP/1.1 and JSON, for programs that speak no gRPC. Bodies are specs, as in YAML files.
+//!
+//! | call | body | answer |
+//! |---|---|---|
+//! | `POST /v1/register` | `{service, endpoints: [{instance, address, region, …}]}` | `{revision}` |
+//! | `POST /v1/renew` | `{service, instances: []}` | `{unknown: []}`: those that have to register anew |
+//! | `POST /v1/report` | `{service, reports: [{instance, state}]}` | `{revision}` |
+//! | `POST /v1/drain` | `{service, instances: [], deadline: "30s"}` | `{revision, callersMoved, behind: []}` |
+//! | `POST /v1/deregister` | `{service, instances: []}` | `{revision}` |
+//! | `GET /v1/shards/{tenant}/{service}` | | the map, with its version |
+//! | `PUT /v1/shards/{tenant}/{service}` | the map, with the version that was read, 0 or none to create | `{version}` |
+//! | `POST /v1/shards/{tenant}/{service}/split` | `{shard, at}`; without `at` in the middle | `{version}` |
+//! | `POST /v1/shards/{tenant}/{service}/merge` | `{shard}`: it swallows the next | `{version}` |
+//! | `GET /v1/shards/{tenant}/{service}/moves` | | `{moves: [{shard, role, from, to, phase}]}` |
+//! | `POST /v1/shards/{tenant}/{service}/moves` | `{shard, role, from, to}` | `{}` with status 202 |
+//! | `POST /v1/shards/{tenant}/{service}/ready` | `{instance, ready: []}`: every shard that it has loaded | `{}` |
+//!
+//! Errors are `{error, field, hint}` with 400 (wrong), 404 (not there), 409 (not now, or changed meanwhile), 413 (body
+//! above 1 MiB) or 503 (the store takes no writes).
+
+mod answer;
+mod endpoints;
+mod shards;
+
+use axum::{
+    Router,
+    extract::DefaultBodyLimit,
+    http::StatusCode,
+    routing::{get, post},
+};
+use fairmesh_model::Invalid;
+
+use crate::Registry;
+use answer::Failure;
+
+/// The largest body, in bytes.
+const MAX_BODY: usize = 1 << 20;
+
+impl Registry {
+    /// The HTTP/JSON side, to be served beside other routes.
+    pub fn router(&self) -> Router {
+        Router::new()
+            .route("/v1/register", post(endpoints::register))
+            .route("/v1/renew", post(endpoints::renew))
+            .route("/v1/report", post(endpoints::report))
+            .route("/v1/drain", post(endpoints::drain))
+            .route("/v1/deregister", post(endpoints::deregister))
+            .route("/v1/shards/{tenant}/{service}", get(shards::get).put(shards::put))
+            .route("/v1/shards/{tenant}/{service}/split", post(shards::split))
+            .route("/v1/shards/{tenant}/{service}/merge", post(shards::merge))
+            .route("/v1/shards/{tenant}/{service}/moves", get(shards::moves).post(shards::begin_move))
+            .route("/v1/shards/{tenant}/{service}/ready", post(shards::ready))
+            .method_not_allowed_fallback(async || {
+                let reason = Invalid::new("", "this path takes another method", "see the API reference");
+                Failure { status: StatusCode::METHOD_NOT_ALLOWED, reason }
+            })
+            .layer(DefaultBodyLimit::max(MAX_BODY))
+            .with_state(self.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests;

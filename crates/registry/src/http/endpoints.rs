@@ -1,0 +1,140 @@
+use std::time::Duration;
+
+use axum::{Json, extract::State};
+use fairmesh_model::{
+    EndpointState, InstanceId, Invalid, ServiceName,
+    spec::{EndpointsSpec, read_duration},
+};
+use serde::{Deserialize, Serialize};
+
+use super::answer::{Failure, Spec};
+use crate::{InstanceRef, Registration, Registry, StateReport};
+
+/// How long a drain waits for callers when nothing else is said.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The longest wait that one call may ask for.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct Instances {
+    service: String,
+    instances: Vec<String>,
+}
+
+impl Instances {
+    fn plan(&self) -> Result<Vec<InstanceRef>, Invalid> {
+        let service = service(&self.service)?;
+        let instances = self.instances.iter().enumerate();
+        instances
+            .map(|(i, text)| {
+                let instance = instance(&format!("instances[{i}]"), text)?;
+                Ok(InstanceRef { service: service.clone(), instance })
+            })
+            .collect()
+    }
+}
+
+fn service(text: &str) -> Result<ServiceName, Invalid> {
+    ServiceName::new(text).map_err(|e| e.within("service"))
+}
+
+fn instance(field: &str, text: &str) -> Result<InstanceId, Invalid> {
+    InstanceId::new(text).map_err(|e| e.within(field))
+}
+
+#[derive(Serialize)]
+pub(super) struct Written {
+    revision: u64,
+}
+
+pub(super) async fn register(
+    State(registry): State<Registry>,
+    Spec(spec): Spec<EndpointsSpec>,
+) -> Result<Json<Written>, Failure> {
+    let (service, endpoints) = spec.plan()?;
+    let registrations = endpoints.into_iter().zip(&spec.endpoints).map(|(endpoint, written)| Registration {
+        service: service.clone(),
+        endpoint,
+        state_meant: written.state.is_some(),
+        declaration: None,
+    });
+    let revision = registry.register(&registrations.collect::<Vec<_>>()).await?;
+    Ok(Json(Written { revision }))
+}
+
+#[derive(Serialize)]
+pub(super) struct Renewed {
+    unknown: Vec<String>,
+}
+
+pub(super) async fn renew(
+    State(registry): State<Registry>,
+    Spec(body): Spec<Instances>,
+) -> Result<Json<Renewed>, Failure> {
+    let unknown = registry.renew(&body.plan()?).await?;
+    Ok(Json(Renewed { unknown: unknown.iter().map(|who| who.instance.to_string()).collect() }))
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct Reports {
+    service: String,
+    reports: Vec<Report>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Report {
+    instance: String,
+    state: EndpointState,
+}
+
+pub(super) async fn report(
+    State(registry): State<Registry>,
+    Spec(body): Spec<Reports>,
+) -> Result<Json<Written>, Failure> {
+    let service = service(&body.service)?;
+    let reports = body.reports.iter().enumerate().map(|(i, report)| {
+        let instance = instance(&format!("reports[{i}].instance"), &report.instance)?;
+        Ok(StateReport { instance: InstanceRef { service: service.clone(), instance }, state: report.state })
+    });
+    let reports = reports.collect::<Result<Vec<_>, Invalid>>()?;
+    Ok(Json(Written { revision: registry.report(&reports).await? }))
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct Drain {
+    service: String,
+    instances: Vec<String>,
+    deadline: Option<String>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Drained {
+    revision: u64,
+    callers_moved: bool,
+    behind: Vec<String>,
+}
+
+pub(super) async fn drain(
+    State(registry): State<Registry>,
+    Spec(body): Spec<Drain>,
+) -> Result<Json<Drained>, Failure> {
+    let Drain { service, instances, deadline } = body;
+    let patience = deadline.map_or(Ok(PATIENCE), |text| read_duration(&text));
+    let patience = patience.map_err(|e| e.within("deadline"))?.min(LONGEST);
+    let drained = registry.drain(&Instances { service, instances }.plan()?, patience).await?;
+    let crate::Drained { revision, callers_moved, behind } = drained;
+    Ok(Json(Drained { revision, callers_moved, behind }))
+}
+
+pub(super) async fn deregister(
+    State(registry): State<Registry>,
+    Spec(body): Spec<Instances>,
+) -> Result<Json<Written>, Failure> {
+    let revision = registry.deregister(&body.plan()?).await?;
+    Ok(Json(Written { revision }))
+}
