@@ -1,30 +1,146 @@
 use std::{
+    fmt,
+    future::Future,
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use bytes::Bytes;
+use h2::RecvStream;
+use http::{HeaderMap, Response};
 use http_body::{Frame, SizeHint};
+use hyper::body::Incoming;
+use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::Fault;
+use crate::{
+    BoxError, Fault, FaultKind,
+    core::Try,
+    headers::GRPC_STATUS,
+    transport::{Lease, Line, Reply, Stream},
+};
 
 /// The body of an answer; also a simple body for requests.
-#[derive(Debug, Default)]
+///
+/// The try that it belongs to counts as outstanding until the body was read to its end, failed or is dropped.
 pub struct Body {
-    whole: Option<Bytes>,
+    source: Source,
+    attempt: Option<Attempt>,
+}
+
+enum Source {
+    Whole(Option<Bytes>),
+    H1(Incoming, Option<Lease>),
+    H2 { stream: RecvStream, data_ended: bool, _place: Stream },
+}
+
+/// The try whose answer this is.
+struct Attempt {
+    attempt: Try<Line>,
+    deadline: Instant,
+    /// Made when the body first keeps its reader waiting, which most never do.
+    alarm: Option<Pin<Box<Sleep>>>,
 }
 
 impl Body {
     /// A body without bytes.
     pub fn empty() -> Self {
-        Self::default()
+        Self { source: Source::Whole(None), attempt: None }
+    }
+
+    /// The answer as the caller gets it.
+    pub(crate) fn answer(reply: Reply, attempt: Try<Line>, deadline: Instant) -> Response<Self> {
+        let attempt = Some(Attempt { attempt, deadline, alarm: None });
+        let mut response = match reply {
+            Reply::H1(reply) => {
+                reply.response.map(|body| Self { source: Source::H1(body, Some(reply.lease)), attempt })
+            }
+            Reply::H2(reply) => reply.response.map(|stream| {
+                let data_ended = stream.is_end_stream();
+                Self { source: Source::H2 { stream, data_ended, _place: reply.stream }, attempt }
+            }),
+        };
+        if response.body().source.is_end() {
+            response.body_mut().end();
+        }
+        response
+    }
+
+    /// The body was read to its end: the try is over, and the connection may carry another.
+    fn end(&mut self) {
+        if let Source::H1(_, lease) = &mut self.source
+            && let Some(lease) = lease.take()
+        {
+            lease.give_back();
+        }
+        self.attempt = None;
+    }
+
+    /// The body broke off: the endpoint is blamed and the connection closed.
+    fn broken(&mut self, kind: FaultKind, message: &str, cause: Option<BoxError>) -> Fault {
+        if let Some(mut attempt) = self.attempt.take() {
+            attempt.attempt.failed();
+        }
+        self.source = Source::Whole(None);
+        let fault = Fault::new(kind, message);
+        match cause {
+            Some(cause) => fault.caused_by(cause),
+            None => fault,
+        }
+    }
+
+    /// Whether the deadline has passed while the server kept the reader waiting.
+    fn late(&mut self, context: &mut Context<'_>) -> bool {
+        let Some(attempt) = &mut self.attempt else { return false };
+        let alarm = attempt.alarm.get_or_insert_with(|| Box::pin(sleep_until(attempt.deadline)));
+        alarm.as_mut().poll(context).is_ready()
     }
 }
 
-impl From<Bytes> for Body {
-    fn from(bytes: Bytes) -> Self {
-        Self { whole: Some(bytes) }
+impl Source {
+    fn is_end(&self) -> bool {
+        match self {
+            Self::Whole(bytes) => bytes.is_none(),
+            Self::H1(body, _) => http_body::Body::is_end_stream(body),
+            Self::H2 { stream, .. } => stream.is_end_stream(),
+        }
     }
+
+    fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        match self {
+            Self::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Self::H1(body, _) => {
+                let frame = ready!(http_body::Body::poll_frame(Pin::new(body), context));
+                Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+            }
+            Self::H2 { stream, data_ended, .. } => poll_h2(stream, data_ended, context),
+        }
+    }
+}
+
+fn poll_h2(
+    stream: &mut RecvStream,
+    data_ended: &mut bool,
+    context: &mut Context<'_>,
+) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+    if !*data_ended {
+        match ready!(stream.poll_data(context)) {
+            Some(Ok(data)) => {
+                // Fails only on a stream that is over, and then there is nothing to make room for.
+                let _ = stream.flow_control().release_capacity(data.len());
+                return Poll::Ready(Some(Ok(Frame::data(data))));
+            }
+            // A server that has answered may say so when it wants no more of the request (RFC 9113 8.1).
+            Some(Err(error)) if error.reason() == Some(h2::Reason::NO_ERROR) && error.is_reset() => {
+                return Poll::Ready(None);
+            }
+            Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
+            None => *data_ended = true,
+        }
+    }
+    Poll::Ready(match ready!(stream.poll_trailers(context)) {
+        Ok(trailers) => trailers.map(|trailers| Ok(Frame::trailers(trailers))),
+        Err(error) => Some(Err(error.into())),
+    })
 }
 
 impl http_body::Body for Body {
@@ -33,16 +149,97 @@ impl http_body::Body for Body {
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
+        context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Fault>>> {
-        Poll::Ready(self.whole.take().map(|bytes| Ok(Frame::data(bytes))))
+        match self.source.poll_frame(context) {
+            Poll::Ready(Some(Ok(frame))) => {
+                if let (Some(attempt), Some(trailers)) = (&mut self.attempt, frame.trailers_ref())
+                    && is_unavailable(trailers)
+                {
+                    attempt.attempt.failed();
+                }
+                if frame.is_trailers() || self.source.is_end() {
+                    self.end();
+                }
+                Poll::Ready(Some(Ok(frame)))
+            }
+            Poll::Ready(None) => {
+                self.end();
+                Poll::Ready(None)
+            }
+            Poll::Ready(Some(Err(cause))) => {
+                let message =
+                    "the connection broke in the middle of the answer; the call may have been carried out";
+                Poll::Ready(Some(Err(self.broken(FaultKind::Reset, message, Some(cause)))))
+            }
+            Poll::Pending if self.late(context) => {
+                let message = "the time for the call ran out in the middle of the answer";
+                Poll::Ready(Some(Err(self.broken(FaultKind::Deadline, message, None))))
+            }
+            Poll::Pending => Poll::Pending,
+        }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.whole.is_none()
+        self.source.is_end()
     }
 
     fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.whole.as_ref().map_or(0, |bytes| bytes.len() as u64))
+        match &self.source {
+            Source::Whole(bytes) => {
+                SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
+            }
+            Source::H1(body, _) => http_body::Body::size_hint(body),
+            Source::H2 { .. } => SizeHint::new(),
+        }
+    }
+}
+
+/// Whether trailers, or the head of an answer without a body, say that the gRPC server cannot serve now.
+pub(crate) fn is_unavailable(trailers: &HeaderMap) -> bool {
+    trailers.get(&GRPC_STATUS).is_some_and(|status| status.as_bytes() == b"14")
+}
+
+impl Default for Body {
+    fn default() -> Self {
+        Self::empty()
+    }
+}
+
+impl From<Bytes> for Body {
+    fn from(bytes: Bytes) -> Self {
+        Self { source: Source::Whole(Some(bytes).filter(|bytes| !bytes.is_empty())), attempt: None }
+    }
+}
+
+impl From<&'static str> for Body {
+    fn from(text: &'static str) -> Self {
+        Bytes::from_static(text.as_bytes()).into()
+    }
+}
+
+impl From<String> for Body {
+    fn from(text: String) -> Self {
+        Bytes::from(text).into()
+    }
+}
+
+impl From<Vec<u8>> for Body {
+    fn from(bytes: Vec<u8>) -> Self {
+        Bytes::from(bytes).into()
+    }
+}
+
+impl fmt::Debug for Body {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match &self.source {
+            Source::Whole(_) => "whole",
+            Source::H1(..) => "http/1.1",
+            Source::H2 { .. } => "http/2",
+        };
+        f.debug_struct("Body")
+            .field("source", &kind)
+            .field("ended", &self.source.is_end())
+            .finish_non_exhaustive()
     }
 }

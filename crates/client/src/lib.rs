@@ -25,9 +25,11 @@ pub mod explain;
 mod fault;
 pub mod headers;
 mod mesh;
+mod send;
 pub mod server;
 mod service;
 mod stats;
+mod transport;
 
 pub use body::Body;
 pub use core::CallContext;

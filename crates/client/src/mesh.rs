@@ -1,17 +1,45 @@
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    env, fmt,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
-use fairmesh_model::{Invalid, Location, ServiceName};
+use fairmesh_model::{
+    Invalid, Location, Region, ServiceName,
+    arith::{hash_text, mix64},
+};
+use fairmesh_rib::upstream::{Backoff, UpstreamConfig};
 use fairmesh_wire::transport::Address;
 
-use crate::{ServiceHandle, Stats};
+use crate::{
+    ServiceHandle, Stats,
+    core::{Clock, Resolver, ResolverConfig},
+    stats::Counters,
+    transport::Line,
+};
 
-/// The entrance: one for a program, cheap to clone.
+/// How long [`Mesh::connect`] waits for the agent, so that the first calls find it there.
+const FIRST_CONTACT: Duration = Duration::from_secs(1);
+
+/// The entrance: one for a program, cheap to clone. Dropping the last clone and the last handle ends it.
 #[derive(Clone, Debug)]
 pub struct Mesh {
-    inner: Arc<MeshBuilder>,
+    pub(crate) shared: Arc<Shared>,
 }
 
-/// How to connect; see [`Mesh::builder`].
+/// What all handles of a mesh share.
+pub(crate) struct Shared {
+    pub(crate) resolver: Resolver<Line>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) clock: Clock,
+    seed: AtomicU64,
+}
+
+/// How to connect; see [`Mesh::builder`]. What is not set comes from the environment.
 #[derive(Clone, Debug, Default)]
 pub struct MeshBuilder {
     agent: Option<Address>,
@@ -22,66 +50,168 @@ pub struct MeshBuilder {
 }
 
 impl Mesh {
-    /// Connects as the environment says: to the agent at `FAIRMESH_AGENT` or its usual socket.
+    /// Connects as the environment says: to the agent at `FAIRMESH_AGENT`, or at its usual socket.
+    ///
+    /// # Errors
+    /// When a variable is malformed. A missing agent is no error: see [`MeshBuilder::connect`].
     pub async fn connect() -> Result<Self, Invalid> {
         Self::builder().connect().await
     }
 
-    /// Sets things other than the environment does.
+    /// Sets things that the environment does not.
     pub fn builder() -> MeshBuilder {
         MeshBuilder::default()
     }
 
-    /// A service by its name, such as `shop/cart`. Nothing is fetched before the first call; the error is about the
-    /// form of the name only.
+    /// A service by its name, such as `shop/cart`. Returns at once; what is needed to call it is fetched meanwhile, and
+    /// kept current from then on.
+    ///
+    /// # Errors
+    /// When the name is malformed. Whether there is such a service, the first call tells.
     pub fn service(&self, name: impl AsRef<str>) -> Result<ServiceHandle, Invalid> {
-        Ok(ServiceHandle::new(self.clone(), ServiceName::new(name)?))
+        let subscription = self.shared.resolver.subscription(&ServiceName::new(name)?);
+        Ok(ServiceHandle::new(Arc::clone(&self.shared), subscription))
     }
 
     /// What this mesh has done so far.
     pub fn stats(&self) -> Stats {
-        Stats::default()
+        self.shared.counters.read(self.shared.resolver.data_age())
+    }
+}
+
+impl Shared {
+    /// A fresh seed: a counter, mixed, is as good as chance for a choice and costs less.
+    #[inline]
+    pub(crate) fn seed(&self) -> u64 {
+        mix64(self.seed.fetch_add(0x9e37_79b9_7f4a_7c15, Relaxed))
     }
 }
 
 impl MeshBuilder {
-    /// The agent's address.
+    /// The agent's address; without it `FAIRMESH_AGENT`, else the usual socket.
     #[must_use]
     pub fn agent(mut self, address: Address) -> Self {
         self.agent = Some(address);
         self
     }
 
-    /// A control plane to ask where there is no agent; may be given several times.
+    /// A control plane to follow directly, where there is no agent; may be given several times.
     #[must_use]
     pub fn control(mut self, address: Address) -> Self {
         self.control.push(address);
         self
     }
 
-    /// Who this caller is: what its stable subset of servers hangs on, so the same after a restart.
+    /// Who this caller is: its stable subset of servers hangs on it, so that it must be the same after a restart and
+    /// differ between copies of a program. Without it `FAIRMESH_CLIENT_ID`, else host name and program name, which suits
+    /// one copy a machine.
     #[must_use]
     pub fn client_id(mut self, id: impl Into<String>) -> Self {
         self.client_id = Some(id.into());
         self
     }
 
-    /// Where this program runs, when the agent is not to tell.
+    /// Where this program runs. Without it the agent's word is taken; a program that follows a control plane directly
+    /// falls back on the region in `FAIRMESH_REGION`.
     #[must_use]
     pub fn location(mut self, location: Location) -> Self {
         self.location = Some(location);
         self
     }
 
-    /// Where the agent keeps its copy on disk, to read when it cannot be reached at start.
+    /// Where the agent keeps its copy on disk, to be read when the agent cannot be reached at start; without it the
+    /// agent's usual folder.
     #[must_use]
     pub fn cache_dir(mut self, folder: impl Into<PathBuf>) -> Self {
         self.cache_dir = Some(folder.into());
         self
     }
 
-    /// Connects. A missing agent is no error: calls say so, and go on when it comes.
+    /// Connects, and waits up to a second for the agent. One that does not answer is no error: calls go by its copy on
+    /// disk or say that there is none, and everything goes on when it comes. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// When a variable of the environment is malformed.
     pub async fn connect(self) -> Result<Mesh, Invalid> {
-        Ok(Mesh { inner: Arc::new(self) })
+        let client_id = self.client_id.clone().unwrap_or_else(default_client_id);
+        let location = self.place()?;
+        let upstream = UpstreamConfig {
+            addresses: self.addresses()?,
+            software: format!("client {client_id}"),
+            backoff: Backoff::default(),
+            refuse_lagging: false,
+        };
+        let cache_dir = Some(self.cache_dir.unwrap_or_else(|| usual::STATE.into()));
+        let seed = AtomicU64::new(hash_text(&client_id) ^ u64::from(std::process::id()));
+        let resolver = Resolver::start(ResolverConfig { upstream, client_id, location, cache_dir });
+        let mut state = resolver.state();
+        // Whether it came or not, calls find out.
+        let _ = tokio::time::timeout(
+            FIRST_CONTACT,
+            state.wait_for(|state| state.connected || state.failures > 0),
+        )
+        .await;
+        let shared = Shared { resolver, counters: Arc::default(), clock: Clock::start(), seed };
+        Ok(Mesh { shared: Arc::new(shared) })
+    }
+
+    fn addresses(&self) -> Result<Vec<Address>, Invalid> {
+        if self.agent.is_none() && !self.control.is_empty() {
+            return Ok(self.control.clone());
+        }
+        let agent = match (&self.agent, env::var("FAIRMESH_AGENT")) {
+            (Some(agent), _) => agent.clone(),
+            (None, Ok(text)) => text.parse().map_err(|e: Invalid| e.within("FAIRMESH_AGENT"))?,
+            (None, Err(_)) => usual::agent(),
+        };
+        Ok([vec![agent], self.control.clone()].concat())
+    }
+
+    fn place(&self) -> Result<Option<Location>, Invalid> {
+        let direct = self.agent.is_none() && !self.control.is_empty();
+        match (&self.location, env::var("FAIRMESH_REGION")) {
+            (Some(location), _) => Ok(Some(location.clone())),
+            (None, Ok(region)) if direct => {
+                let region = Region::new(region).map_err(|e| e.within("FAIRMESH_REGION"))?;
+                Ok(Some(Location::in_region(region)))
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+/// Where things usually are.
+mod usual {
+    use std::{env, path::PathBuf};
+
+    use fairmesh_wire::transport::Address;
+
+    /// The agent's copies.
+    pub(super) const STATE: &str = "/var/lib/fairmesh/agent";
+
+    /// The agent's socket: the machine's, unless only the user's own is there.
+    pub(super) fn agent() -> Address {
+        let machine = PathBuf::from("/run/fairmesh/agent.sock");
+        let own = env::var_os("XDG_RUNTIME_DIR").map(|dir| PathBuf::from(dir).join("fairmesh/agent.sock"));
+        Address::Unix(match own {
+            Some(own) if !machine.exists() => own,
+            _ => machine,
+        })
+    }
+}
+
+fn default_client_id() -> String {
+    if let Ok(id) = env::var("FAIRMESH_CLIENT_ID") {
+        return id;
+    }
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let program = env::args_os().next().map(PathBuf::from);
+    let program = program.as_deref().and_then(|path| path.file_name()).unwrap_or_default().to_string_lossy();
+    format!("{}/{program}", host.trim())
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("resolver", &self.resolver).finish_non_exhaustive()
     }
 }

@@ -1,44 +1,77 @@
 use std::{
+    borrow::Cow,
+    fmt,
     future::Future,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
 use bytes::Bytes;
 use fairmesh_model::{Invalid, Role, ServiceName, ShardKey};
-use http::{Request, Response};
+use http::{HeaderMap, HeaderValue, Request, Response, uri::Authority};
 
-use crate::{BoxError, CallContext, Fault, FaultKind, body::Body, mesh::Mesh};
+use crate::{
+    BoxError, CallContext, Fault, FaultKind,
+    body::Body,
+    core::Subscription,
+    headers::{IDEMPOTENT, KEY, ROLE},
+    mesh::Shared,
+    send,
+    transport::{Line, Outgoing},
+};
 
 /// A service to call: cheap to clone, and a `tower::Service` that is always ready.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct ServiceHandle {
-    mesh: Mesh,
-    name: ServiceName,
-    context: CallContext,
+    pub(crate) mesh: Arc<Shared>,
+    pub(crate) subscription: Arc<Subscription<Line>>,
+    pub(crate) context: CallContext,
+    pub(crate) marks: Marks,
+}
+
+/// What a handle writes into requests, made once.
+#[derive(Clone)]
+pub(crate) struct Marks {
+    /// The host of requests that name none: `cart.shop`.
+    pub(crate) authority: Authority,
+    pub(crate) host: HeaderValue,
+    pub(crate) key: Option<HeaderValue>,
+    pub(crate) role: Option<HeaderValue>,
 }
 
 impl ServiceHandle {
-    pub(crate) fn new(mesh: Mesh, name: ServiceName) -> Self {
-        Self { mesh, name, context: CallContext::default() }
+    pub(crate) fn new(mesh: Arc<Shared>, subscription: Arc<Subscription<Line>>) -> Self {
+        let ServiceName { tenant, service } = subscription.name();
+        // Names hold only what hosts may hold; the fallbacks are never used.
+        let name = format!("{service}.{tenant}");
+        let host = HeaderValue::from_str(&name).unwrap_or(HeaderValue::from_static("fairmesh"));
+        let authority = name.parse().unwrap_or(Authority::from_static("fairmesh"));
+        let marks = Marks { authority, host, key: None, role: None };
+        Self { mesh, subscription, context: CallContext::default(), marks }
     }
 
     /// The service's name.
     pub fn name(&self) -> &ServiceName {
-        &self.name
+        self.subscription.name()
     }
 
-    /// The same service with the key that its calls are for.
+    /// The same service with the key that its calls are for. Servers see it as `x-fairmesh-key`.
     #[must_use]
     pub fn key(mut self, key: impl Into<ShardKey>) -> Self {
-        self.context.key = Some(key.into());
+        let key = key.into();
+        // Digits are always a header value.
+        self.marks.key = HeaderValue::try_from(key.to_string()).ok();
+        self.context.key = Some(key);
         self
     }
 
-    /// The same service, calling only replicas of this role.
+    /// The same service, calling only replicas of this role. The error is about the form of the role only.
     pub fn role(mut self, role: impl AsRef<str>) -> Result<Self, Invalid> {
-        self.context.role = Some(Role::new(role)?);
+        let role = Role::new(role)?;
+        self.marks.role = HeaderValue::from_str(role.as_str()).ok();
+        self.context.role = Some(role);
         Ok(self)
     }
 
@@ -49,22 +82,68 @@ impl ServiceHandle {
         self
     }
 
-    /// The same service with less time a call than its policy gives.
+    /// The same service with less time a call than its policy gives. It covers the whole call, the answer's body included.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.context.timeout = Some(timeout);
         self
     }
 
+    /// Waits until calls can be decided, so that the first one does not have to; fails as a call would.
+    pub async fn ready(&self) -> Result<(), Fault> {
+        let timeout = self.context.timeout.unwrap_or(send::FIRST_CONTACT);
+        send::ready(&self.subscription, timeout).await.map(|_| ())
+    }
+
     /// Sends one request and waits for the head of the answer.
+    ///
+    /// Its key and role come from the handle, or from the headers `x-fairmesh-key` and `x-fairmesh-role`;
+    /// `x-fairmesh-deadline` and `grpc-timeout` shorten the time it has, and `x-fairmesh-idempotent: true` allows to
+    /// repeat it. Dropping the future, or the answer's body, cancels the call.
+    ///
+    /// # Errors
+    /// When no server answered; see [`FaultKind`]. Answers of servers are no errors, whatever their status.
     pub async fn send<B>(&self, request: Request<B>) -> Result<Response<Body>, Fault>
     where
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        let _ = (request, &self.mesh);
-        Err(Fault::new(FaultKind::Unavailable, format!("nothing is known about {} yet", self.name)))
+        let (head, body) = request.into_parts();
+        let body = Outgoing::take(body)
+            .await
+            .map_err(|error| Fault::new(FaultKind::Invalid, "the request's body failed").caused_by(error))?;
+        send::call(self, head, body).await
     }
+
+    /// What the handle and the request's headers say together; the handle wins.
+    pub(crate) fn context(&self, headers: &HeaderMap) -> Result<Cow<'_, CallContext>, Fault> {
+        let mut context = Cow::Borrowed(&self.context);
+        if self.context.key.is_none()
+            && let Some(key) = parsed(headers, &KEY)?
+        {
+            context.to_mut().key = Some(key);
+        }
+        if self.context.role.is_none()
+            && let Some(role) = parsed(headers, &ROLE)?
+        {
+            context.to_mut().role = Some(role);
+        }
+        if !self.context.idempotent && headers.get(&IDEMPOTENT).is_some_and(|value| value == "true") {
+            context.to_mut().idempotent = true;
+        }
+        Ok(context)
+    }
+}
+
+fn parsed<T: std::str::FromStr<Err = Invalid>>(
+    headers: &HeaderMap,
+    name: &http::HeaderName,
+) -> Result<Option<T>, Fault> {
+    let Some(value) = headers.get(name) else { return Ok(None) };
+    let text = value.to_str().unwrap_or("(not text)");
+    text.parse().map(Some).map_err(|problem: Invalid| {
+        Fault::new(FaultKind::Invalid, format!("header {name}")).caused_by(problem)
+    })
 }
 
 impl<B> tower_service::Service<Request<B>> for ServiceHandle
@@ -83,5 +162,14 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let this = self.clone();
         Box::pin(async move { this.send(request).await })
+    }
+}
+
+impl fmt::Debug for ServiceHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServiceHandle")
+            .field("name", self.name())
+            .field("context", &self.context)
+            .finish_non_exhaustive()
     }
 }

@@ -1,4 +1,10 @@
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 /// What a mesh has done since it was connected, and how old what it knows is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -6,7 +12,7 @@ use std::time::Duration;
 pub struct Stats {
     /// Calls begun.
     pub calls: u64,
-    /// Calls that ended in a fault; answers of servers, good or bad, do not count.
+    /// Calls that ended in a fault before their answer began; answers of servers, good or bad, do not count.
     pub faults: u64,
     /// Tries made: calls that found an endpoint, and their retries.
     pub tries: u64,
@@ -16,8 +22,10 @@ pub struct Stats {
     pub retries_refused: u64,
     /// Answers of servers that did not hold the shard.
     pub wrong_shard: u64,
-    /// Calls for which no endpoint could be chosen.
+    /// Tries for which no endpoint could be chosen.
     pub unroutable: u64,
+    /// Tries that went to an endpoint which should not be called any more, since nothing else was left.
+    pub last_resort: u64,
     /// Connections opened.
     pub connections_opened: u64,
     /// Connections that are open now.
@@ -26,4 +34,67 @@ pub struct Stats {
     pub reused: u64,
     /// How long ago what the mesh knows was last confirmed: zero while the agent is connected and in touch itself.
     pub data_age: Duration,
+}
+
+/// The counters behind [`Stats`].
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) calls: AtomicU64,
+    pub(crate) faults: AtomicU64,
+    pub(crate) tries: AtomicU64,
+    pub(crate) retries: AtomicU64,
+    pub(crate) retries_refused: AtomicU64,
+    pub(crate) wrong_shard: AtomicU64,
+    pub(crate) unroutable: AtomicU64,
+    pub(crate) last_resort: AtomicU64,
+    opened: AtomicU64,
+    closed: AtomicU64,
+    reused: AtomicU64,
+}
+
+/// Counts a connection as open until it is dropped.
+pub(crate) struct OpenConnection(Arc<Counters>);
+
+/// Counts one.
+#[inline]
+pub(crate) fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Relaxed);
+}
+
+impl Counters {
+    pub(crate) fn reused(&self) {
+        count(&self.reused);
+    }
+
+    pub(crate) fn open_connection(self: &Arc<Self>) -> OpenConnection {
+        count(&self.opened);
+        OpenConnection(Arc::clone(self))
+    }
+
+    pub(crate) fn read(&self, data_age: Duration) -> Stats {
+        let of = |counter: &AtomicU64| counter.load(Relaxed);
+        // Closed first: a connection opened and closed in between must not make the difference negative.
+        let closed = of(&self.closed);
+        let opened = of(&self.opened);
+        Stats {
+            calls: of(&self.calls),
+            faults: of(&self.faults),
+            tries: of(&self.tries),
+            retries: of(&self.retries),
+            retries_refused: of(&self.retries_refused),
+            wrong_shard: of(&self.wrong_shard),
+            unroutable: of(&self.unroutable),
+            last_resort: of(&self.last_resort),
+            connections_opened: opened,
+            connections_open: opened.saturating_sub(closed),
+            reused: of(&self.reused),
+            data_age,
+        }
+    }
+}
+
+impl Drop for OpenConnection {
+    fn drop(&mut self) {
+        count(&self.0.closed);
+    }
 }

@@ -139,9 +139,13 @@ mod tests {
 
     #[test]
     fn what_peers_write_is_read_and_rubbish_is_not() {
-        let report = OrcaReport::from_text("cpu=0.5, named_metrics.concurrent_requests=7, new_thing=1").unwrap();
+        let report =
+            OrcaReport::from_text("cpu=0.5, named_metrics.concurrent_requests=7, new_thing=1").unwrap();
         assert_eq!((report.cpu_utilization, report.outstanding()), (0.5, Some(7)));
-        assert_eq!(OrcaReport::from_text("named_metrics.concurrent_requests=-1").unwrap().outstanding(), None);
+        assert_eq!(
+            OrcaReport::from_text("named_metrics.concurrent_requests=-1").unwrap().outstanding(),
+            None
+        );
         for wrong in ["", "JSON {}", "cpu_utilization=NaN", "cpu_utilization"] {
             assert_eq!(OrcaReport::from_text(wrong), None, "{wrong}");
         }

@@ -1,0 +1,139 @@
+//! From records to snapshots, off the request path.
+
+mod facts;
+mod tracked;
+mod worker;
+
+use std::{
+    collections::HashMap,
+    fmt,
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use fairmesh_model::{Location, Prefix, ServiceName, arith::hash_text};
+use fairmesh_rib::{
+    Update,
+    upstream::{Sink, State, Upstream, UpstreamConfig},
+};
+use tokio::{
+    sync::{mpsc, watch},
+    time::Instant,
+};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::{Lane, Subscription};
+
+/// Who asks and whom.
+#[derive(Clone, Debug)]
+pub struct ResolverConfig {
+    /// The agent, or control planes, to follow.
+    pub upstream: UpstreamConfig,
+    /// The caller's id, the same after its restart.
+    pub client_id: String,
+    /// Where the caller runs; `None` takes the agent's word.
+    pub location: Option<Location>,
+    /// Where the agent keeps its copy, to read when the agent cannot be reached and nothing is in memory.
+    pub cache_dir: Option<PathBuf>,
+}
+
+/// Keeps one subscription a service, and publishes a compiled snapshot whenever its records change.
+pub struct Resolver<L> {
+    registered: Arc<Registered<L>>,
+    state: watch::Receiver<State>,
+    /// How old the records were when they were read from disk; zero otherwise.
+    age: watch::Receiver<Duration>,
+    _worker: DropGuard,
+}
+
+/// Every subscription of a mesh.
+struct Registered<L> {
+    by_name: Mutex<HashMap<ServiceName, Arc<Subscription<L>>>>,
+    events: mpsc::UnboundedSender<Event<L>>,
+}
+
+/// What the worker hears of.
+enum Event<L> {
+    /// A service is used for the first time.
+    Track(Arc<Subscription<L>>),
+    /// The RIB changed.
+    Update(Update),
+    /// The agent cannot serve a prefix.
+    Refused(Prefix, String),
+}
+
+impl<L> Registered<L> {
+    fn get(&self, name: &ServiceName) -> Arc<Subscription<L>> {
+        let mut by_name = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(subscription) = by_name.get(name) {
+            return Arc::clone(subscription);
+        }
+        let subscription = Arc::new(Subscription::new(name.clone()));
+        by_name.insert(name.clone(), Arc::clone(&subscription));
+        // Fails only when the worker has ended, and then the mesh is gone as well.
+        let _ = self.events.send(Event::Track(Arc::clone(&subscription)));
+        subscription
+    }
+}
+
+impl<L: Lane> Resolver<L> {
+    /// Starts to follow; must be called within a tokio runtime. Lasts until it is dropped.
+    pub fn start(config: ResolverConfig) -> Self {
+        let (events, received) = mpsc::unbounded_channel();
+        let registered = Arc::new(Registered { by_name: Mutex::default(), events: events.clone() });
+        let handle = Upstream::spawn(config.upstream.clone(), Follower(events));
+        let state = handle.state();
+        let (age_sender, age) = watch::channel(Duration::ZERO);
+        let stop = CancellationToken::new();
+        let around = tracked::Surroundings {
+            regions: Default::default(),
+            round_trips: Default::default(),
+            location: config.location.clone(),
+            client: hash_text(&config.client_id),
+        };
+        let worker = worker::Worker::new(config, handle, Arc::clone(&registered), around, age_sender);
+        tokio::spawn(worker.run(received, stop.clone()));
+        Self { registered, state, age, _worker: stop.drop_guard() }
+    }
+
+    /// What is known of a service; asks for it when it is used for the first time.
+    pub fn subscription(&self, name: &ServiceName) -> Arc<Subscription<L>> {
+        self.registered.get(name)
+    }
+
+    /// The connection to the agent.
+    pub fn state(&self) -> watch::Receiver<State> {
+        self.state.clone()
+    }
+
+    /// How long ago what is known was last confirmed: the agent's own
+    /// word for it while connected.
+    pub fn data_age(&self) -> Duration {
+        let state = self.state.borrow();
+        if state.connected {
+            return *self.age.borrow();
+        }
+        *self.age.borrow() + Instant::now().saturating_duration_since(state.since)
+    }
+}
+
+/// Hands what the upstream says to the worker, in order.
+struct Follower<L>(mpsc::UnboundedSender<Event<L>>);
+
+impl<L: Lane> Sink for Follower<L> {
+    fn update(&mut self, update: Update) {
+        // Fails only when the worker has ended, and then nobody wants to know.
+        let _ = self.0.send(Event::Update(update));
+    }
+
+    fn refused(&mut self, prefix: &Prefix, reason: &str) {
+        let _ = self.0.send(Event::Refused(prefix.clone(), reason.to_owned()));
+    }
+}
+
+impl<L> fmt::Debug for Resolver<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Resolver").field("state", &self.state).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,114 @@
+use std::{collections::BTreeSet, sync::Arc};
+
+use fairmesh_model::{Location, Region, Regions, RoundTrips, ServiceName};
+use fairmesh_router::{Facts as Compiled, Upstream};
+
+use super::{Registered, facts::Facts};
+use crate::core::{Lane, Ready, Subscription, View};
+
+/// A service that somebody in this process uses.
+pub(super) struct Tracked<L> {
+    pub(super) facts: Facts,
+    pub(super) subscription: Arc<Subscription<L>>,
+    /// Whether what is published is older than the facts.
+    pub(super) stale: bool,
+}
+
+/// What all services are compiled with.
+#[derive(Debug)]
+pub(super) struct Surroundings {
+    pub(super) regions: Regions,
+    pub(super) round_trips: RoundTrips,
+    pub(super) location: Option<Location>,
+    pub(super) client: u64,
+}
+
+impl Surroundings {
+    fn place(&self) -> Location {
+        self.location.clone().unwrap_or_else(|| {
+            // "nowhere" is a well-formed region name; as no round trip to it is known, all regions are equally far.
+            Location::in_region(Region::new("nowhere").unwrap_or_else(|_| unreachable!("a valid name")))
+        })
+    }
+}
+
+impl<L: Lane> Tracked<L> {
+    pub(super) fn new(subscription: Arc<Subscription<L>>) -> Self {
+        let name = subscription.name().clone();
+        Self { facts: Facts::new(name), subscription, stale: true }
+    }
+
+    /// Whether calls wait for a first snapshot.
+    pub(super) fn waits(&self) -> bool {
+        matches!(*self.subscription.view(), View::Waiting)
+    }
+
+    /// Tells callers why there is nothing to decide with, unless there is.
+    pub(super) fn despair(&self, why: &str) {
+        if matches!(*self.subscription.view(), View::Waiting | View::Unavailable(_)) {
+            self.subscription.publish(View::Unavailable(why.to_owned()));
+        }
+    }
+
+    pub(super) fn tidy(&self) {
+        if let View::Ready(ready) = &*self.subscription.view() {
+            ready.open_lanes().for_each(|lane| lane.tidy());
+        }
+    }
+
+    /// Compiles and publishes what the facts amount to, when they amount to something.
+    pub(super) fn publish(&mut self, around: &Surroundings, registered: &Registered<L>, revision: u64) {
+        match self.facts.declared() {
+            None => return,
+            Some(false) => return self.subscription.publish(View::Unknown),
+            Some(true) if !self.facts.complete() => return,
+            Some(true) => {}
+        }
+        if let Err(problem) = self.facts.shards.compiled() {
+            let name = &self.facts.name;
+            tracing::warn!(service = %name, %problem, "shard map is not whole; the one before stays in use");
+        }
+        let before = self.subscription.view();
+        let before = match &*before {
+            View::Ready(ready) => Some(ready),
+            _ => None,
+        };
+        if let Some(ready) = self.compile(around, registered, revision, before) {
+            self.subscription.publish(View::Ready(ready));
+        }
+    }
+
+    fn compile(
+        &self,
+        around: &Surroundings,
+        registered: &Registered<L>,
+        revision: u64,
+        before: Option<&Ready<L>>,
+    ) -> Option<Ready<L>> {
+        let shards = self.facts.shards.last();
+        let upstream = Upstream::compile(
+            &Compiled {
+                name: &self.facts.name,
+                service: self.facts.service.as_ref()?,
+                policy: &self.facts.policy,
+                endpoints: self.facts.endpoints.list(),
+                shards,
+                location: &around.place(),
+                regions: &around.regions,
+                round_trips: &around.round_trips,
+                client: around.client,
+            },
+            before.map(|ready| &ready.upstream),
+        );
+        let lanes = Ready::lanes_for(&upstream, before);
+        let splits = split_targets(&self.facts).into_iter().map(|name| registered.get(name)).collect();
+        let map_version = shards.map_or(0, |shards| shards.version());
+        Some(Ready { upstream, splits, lanes, revision, map_version })
+    }
+}
+
+/// The services that routes send calls to, without the service itself.
+fn split_targets(facts: &Facts) -> BTreeSet<&ServiceName> {
+    let targets = facts.policy.routes.iter().flat_map(|route| &route.split).map(|target| &target.service);
+    targets.filter(|name| **name != facts.name).collect()
+}

@@ -1,0 +1,307 @@
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use fairmesh_model::{Prefix, Record, RecordKey, Regions, Revision, RoundTrips, ServiceName};
+use fairmesh_rib::{Snapshot, Update, cache::Cache, upstream::Handle};
+use fairmesh_wire::records;
+use tokio::{
+    sync::{mpsc, watch},
+    time::Instant,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Event, Registered, ResolverConfig,
+    tracked::{Surroundings, Tracked},
+};
+use crate::core::Lane;
+
+/// How long a first contact may take before the copy on disk is read, or calls are told that there is nothing.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// How often to look again while somebody waits or was refused.
+const SOON: Duration = Duration::from_millis(100);
+/// How often a refused prefix is asked for again.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// How often idle connections are looked at.
+const TIDY: Duration = Duration::from_secs(30);
+
+/// The one writer of every snapshot.
+pub(super) struct Worker<L> {
+    config: ResolverConfig,
+    handle: Handle,
+    registered: Arc<Registered<L>>,
+    around: Surroundings,
+    age: watch::Sender<Duration>,
+    tracked: HashMap<ServiceName, Tracked<L>>,
+    /// Whose prefix a subscription is.
+    owners: HashMap<Prefix, ServiceName>,
+    /// Whether regions and round trips have arrived, or never will.
+    topology: bool,
+    revision: Option<Revision>,
+    /// Refused prefixes, with when.
+    refused: BTreeMap<Prefix, Instant>,
+    tidied: Instant,
+}
+
+impl<L: Lane> Worker<L> {
+    pub(super) fn new(
+        config: ResolverConfig,
+        handle: Handle,
+        registered: Arc<Registered<L>>,
+        around: Surroundings,
+        age: watch::Sender<Duration>,
+    ) -> Self {
+        handle.subscribe(Prefix::topology());
+        Self {
+            config,
+            handle,
+            registered,
+            around,
+            age,
+            tracked: HashMap::new(),
+            owners: HashMap::new(),
+            topology: false,
+            revision: None,
+            refused: BTreeMap::new(),
+            tidied: Instant::now(),
+        }
+    }
+
+    /// Follows until told to stop.
+    pub(super) async fn run(
+        mut self,
+        mut events: mpsc::UnboundedReceiver<Event<L>>,
+        stop: CancellationToken,
+    ) {
+        let mut state = self.handle.state();
+        loop {
+            let pause = if self.unsettled() { SOON } else { TIDY };
+            tokio::select! {
+                () = stop.cancelled() => return,
+                Some(event) = events.recv() => {
+                    self.take(event);
+                    // What has piled up is published as one.
+                    while let Ok(event) = events.try_recv() {
+                        self.take(event);
+                    }
+                }
+                Ok(()) = state.changed() => self.locate(),
+                () = tokio::time::sleep(pause) => self.look_after(),
+            }
+            self.settle();
+        }
+    }
+
+    fn take(&mut self, event: Event<L>) {
+        match event {
+            Event::Track(subscription) => {
+                let name = subscription.name().clone();
+                self.tracked.insert(name, Tracked::new(subscription));
+            }
+            Event::Update(update) => self.update(update),
+            Event::Refused(prefix, reason) => self.refuse(prefix, &reason),
+        }
+    }
+
+    fn update(&mut self, update: Update) {
+        self.revision = Some(update.revision);
+        let age = update.snapshots.iter().map(|snapshot| snapshot.age).max();
+        self.age.send_replace(age.unwrap_or_default());
+        update.resumed.iter().for_each(|prefix| self.arrived(prefix));
+        for snapshot in update.snapshots {
+            self.snapshot(snapshot);
+        }
+        for (key, entry) in &update.puts {
+            self.put(key, &entry.value);
+        }
+        for key in &update.deletes {
+            self.delete(key);
+        }
+    }
+
+    fn snapshot(&mut self, snapshot: Snapshot) {
+        if snapshot.prefix == Prefix::topology() {
+            self.around.regions = Regions::default();
+            self.around.round_trips = RoundTrips::default();
+        } else if let Some(tracked) = self.owners.get(&snapshot.prefix).and_then(|o| self.tracked.get_mut(o))
+        {
+            tracked.facts.clear(&snapshot.prefix);
+        }
+        for (key, entry) in &snapshot.entries {
+            self.put(key, &entry.value);
+        }
+        self.arrived(&snapshot.prefix);
+    }
+
+    fn arrived(&mut self, prefix: &Prefix) {
+        self.refused.remove(prefix);
+        if *prefix == Prefix::topology() {
+            self.topology = true;
+            self.tracked.values_mut().for_each(|tracked| tracked.stale = true);
+        } else if let Some(tracked) = self.owners.get(prefix).and_then(|o| self.tracked.get_mut(o)) {
+            tracked.facts.arrived(prefix);
+            tracked.stale = true;
+        }
+    }
+
+    fn put(&mut self, text: &Arc<str>, value: &Bytes) {
+        let Ok(key) = RecordKey::parse(text) else {
+            return tracing::debug!(key = %text, "a key of a newer version is skipped");
+        };
+        let taken = match key.service() {
+            None => self.put_topology(&key, value),
+            Some(name) => match self.tracked.get_mut(name) {
+                Some(tracked) => {
+                    tracked.stale = true;
+                    tracked.facts.put(text, &key, value)
+                }
+                None => Ok(()),
+            },
+        };
+        if let Err(problem) = taken {
+            tracing::warn!(key = %text, %problem, "record is not valid; the one before stays in use");
+        }
+    }
+
+    fn put_topology(&mut self, key: &RecordKey, value: &Bytes) -> Result<(), fairmesh_model::Invalid> {
+        match records::decode(key, value)? {
+            Record::Regions(regions) => self.around.regions = regions,
+            Record::RoundTrips(round_trips) => self.around.round_trips = round_trips,
+            _ => {}
+        }
+        self.tracked.values_mut().for_each(|tracked| tracked.stale = true);
+        Ok(())
+    }
+
+    fn delete(&mut self, text: &str) {
+        let Ok(key) = RecordKey::parse(text) else { return };
+        if let Some(tracked) = key.service().and_then(|name| self.tracked.get_mut(name)) {
+            tracked.stale = true;
+            return tracked.facts.delete(text, &key);
+        }
+        match key {
+            RecordKey::Regions => self.around.regions = Regions::default(),
+            RecordKey::RoundTrips => self.around.round_trips = RoundTrips::default(),
+            _ => return,
+        }
+        self.tracked.values_mut().for_each(|tracked| tracked.stale = true);
+    }
+
+    fn refuse(&mut self, prefix: Prefix, reason: &str) {
+        tracing::warn!(%prefix, reason, "the agent cannot serve this now; it is asked again");
+        if prefix == Prefix::topology() {
+            // Without distances every region is equally far: worse, and no reason to fail a call.
+            self.arrived(&prefix);
+        } else if let Some(tracked) = self.owners.get(&prefix).and_then(|o| self.tracked.get(o)) {
+            tracked.despair(&format!("the agent does not know it: {reason}"));
+        }
+        self.refused.insert(prefix, Instant::now());
+    }
+
+    /// Takes the agent's word for where this is, unless the program was told.
+    fn locate(&mut self) {
+        let told = self.handle.state().borrow().location.clone();
+        if self.config.location.is_none() && told.is_some() && told != self.around.location {
+            self.around.location = told;
+            self.tracked.values_mut().for_each(|tracked| tracked.stale = true);
+        }
+    }
+
+    /// Asks for what is missing, publishes what is whole, and only then says that it is applied: decisions made from
+    /// now on rest on it.
+    fn settle(&mut self) {
+        for (name, tracked) in self.tracked.iter_mut().filter(|(_, tracked)| tracked.stale) {
+            let (new, old) = tracked.facts.ask(tracked.facts.needed(self.around.location.as_ref()));
+            for prefix in old {
+                self.handle.unsubscribe(&prefix);
+                self.owners.remove(&prefix);
+            }
+            for prefix in new {
+                self.owners.insert(prefix.clone(), name.clone());
+                self.handle.subscribe(prefix);
+            }
+            if self.topology {
+                tracked.publish(&self.around, &self.registered, self.revision.map_or(0, |at| at.number));
+                tracked.stale = false;
+            }
+        }
+        if let Some(revision) = self.revision {
+            self.handle.ack(revision);
+        }
+    }
+
+    fn unsettled(&self) -> bool {
+        !self.refused.is_empty() || self.tracked.values().any(Tracked::waits)
+    }
+
+    fn look_after(&mut self) {
+        let now = Instant::now();
+        if now - self.tidied >= TIDY {
+            self.tidied = now;
+            self.tracked.values().for_each(Tracked::tidy);
+        }
+        let again = |asked: &Instant| now - *asked >= ASK_AGAIN;
+        for (prefix, asked) in self.refused.iter_mut().filter(|(_, asked)| again(asked)) {
+            *asked = now;
+            self.handle.unsubscribe(prefix);
+            self.handle.subscribe(prefix.clone());
+        }
+        let state = self.handle.state().borrow().clone();
+        if !state.connected && now.saturating_duration_since(state.since) >= PATIENCE {
+            self.read_disk();
+        }
+    }
+
+    /// The agent is away: whoever waits gets the copy on disk, or is told.
+    fn read_disk(&mut self) {
+        let cache = self.config.cache_dir.as_deref().map(Cache::read_only);
+        if let Some(cache) = &cache {
+            self.read_prefix(cache, Prefix::topology());
+        }
+        let waiting: Vec<_> =
+            self.tracked.iter().filter(|(_, t)| t.waits()).map(|(name, _)| name.clone()).collect();
+        for name in waiting {
+            // The service and its policy tell which further prefixes are needed, hence several rounds.
+            for _ in 0..3 {
+                let missing =
+                    self.tracked.get(&name).map(|tracked| tracked.facts.missing()).unwrap_or_default();
+                for prefix in missing {
+                    if let Some(cache) = &cache {
+                        self.read_prefix(cache, prefix);
+                    }
+                }
+                self.settle();
+            }
+            if let Some(tracked) = self.tracked.get(&name).filter(|tracked| tracked.waits()) {
+                tracked.despair(&self.unreachable());
+            }
+        }
+    }
+
+    fn read_prefix(&mut self, cache: &Cache, prefix: Prefix) {
+        match cache.load(&prefix) {
+            Ok(Some(saved)) => {
+                // A clock that was set back makes a copy look new; its age is for people only.
+                let age = saved.at.elapsed().unwrap_or_default();
+                self.age.send_if_modified(|oldest| age > std::mem::replace(oldest, age.max(*oldest)));
+                self.snapshot(Snapshot { prefix, entries: saved.entries, age });
+            }
+            Ok(None) => {}
+            Err(problem) => tracing::warn!(%prefix, %problem, "the copy on disk cannot be read"),
+        }
+    }
+
+    fn unreachable(&self) -> String {
+        let addresses: Vec<_> = self.config.upstream.addresses.iter().map(ToString::to_string).collect();
+        let error = self.handle.state().borrow().error.clone().unwrap_or_default();
+        format!(
+            "nobody answers at {} and there is no copy on disk; start `fairmesh agent`, or set FAIRMESH_AGENT to where \
+             it listens ({error})",
+            addresses.join(", ")
+        )
+    }
+}

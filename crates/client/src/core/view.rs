@@ -1,0 +1,177 @@
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+};
+
+use arc_swap::ArcSwap;
+use fairmesh_model::ServiceName;
+use fairmesh_router::{EndpointTarget, Upstream};
+use tokio::sync::watch;
+
+use super::Budget;
+
+/// What a transport keeps for one endpoint: connections, usually. `()` is the transport of those that only decide.
+pub trait Lane: Send + Sync + Sized + 'static {
+    /// What all lanes of one mesh share.
+    type Shared: Clone + Send + Sync + 'static;
+
+    /// Makes the lane to an endpoint; called on the request path, once an endpoint.
+    fn open(shared: &Self::Shared, target: &EndpointTarget) -> Self;
+
+    /// The endpoint was removed, moved to another address or left this client's subset: what is idle goes now, what is
+    /// in use when it is done.
+    fn retire(&self);
+
+    /// Called now and then: drop what was idle for too long.
+    fn tidy(&self);
+}
+
+impl Lane for () {
+    type Shared = ();
+
+    fn open(_: &(), _: &EndpointTarget) -> Self {}
+
+    fn retire(&self) {}
+
+    fn tidy(&self) {}
+}
+
+/// What is known of one service; one for all handles of a mesh. Readers never wait for the task that writes it.
+pub struct Subscription<L> {
+    name: ServiceName,
+    view: ArcSwap<View<L>>,
+    published: watch::Sender<u64>,
+    pub(super) budget: Budget,
+}
+
+/// What is known of a service at one moment.
+#[derive(Debug)]
+pub enum View<L> {
+    /// Not everything that a decision needs has arrived.
+    Waiting,
+    /// Nobody declared the service.
+    Unknown,
+    /// It cannot be learned; says why and what to do.
+    Unavailable(String),
+    /// Calls can be decided.
+    Ready(Ready<L>),
+}
+
+/// A compiled snapshot and what hangs on it.
+pub struct Ready<L> {
+    /// What decides.
+    pub upstream: Upstream,
+    /// The other services that the policy's routes send calls to.
+    pub(super) splits: Vec<Arc<Subscription<L>>>,
+    /// By index of the endpoint.
+    pub(super) lanes: Box<[OnceLock<Arc<L>>]>,
+    /// The RIB revision that this snapshot rests on.
+    pub revision: u64,
+    /// The version of its shard map; 0 without one.
+    pub map_version: u64,
+}
+
+impl<L> Subscription<L> {
+    pub(super) fn new(name: ServiceName) -> Self {
+        Self {
+            name,
+            view: ArcSwap::from_pointee(View::Waiting),
+            published: watch::Sender::new(0),
+            budget: Budget::default(),
+        }
+    }
+
+    /// The service.
+    pub fn name(&self) -> &ServiceName {
+        &self.name
+    }
+
+    /// What is known now.
+    #[inline]
+    pub fn view(&self) -> Arc<View<L>> {
+        self.view.load_full()
+    }
+
+    /// Waits until something newer than `seen` is known.
+    pub async fn newer(&self, seen: &Arc<View<L>>) {
+        let mut published = self.published.subscribe();
+        // Subscribed first, so that nothing published in between is missed.
+        if Arc::ptr_eq(&self.view.load(), seen) {
+            // Fails only when the sender is gone, and `self` holds it.
+            let _ = published.changed().await;
+        }
+    }
+
+    /// Waits until the shard map has reached `version`.
+    pub async fn map_reaches(&self, version: u64) {
+        loop {
+            let view = self.view();
+            if matches!(&*view, View::Ready(ready) if ready.map_version >= version) {
+                return;
+            }
+            self.newer(&view).await;
+        }
+    }
+
+    pub(super) fn publish(&self, view: View<L>) {
+        self.view.store(Arc::new(view));
+        self.published.send_modify(|count| *count += 1);
+    }
+}
+
+impl<L: Lane> Ready<L> {
+    /// The lane to an endpoint of this snapshot, made when it is first asked for.
+    #[inline]
+    pub fn lane(&self, index: u32, shared: &L::Shared) -> Arc<L> {
+        let open = || Arc::new(L::open(shared, self.upstream.target(index)));
+        match self.lanes.get(index as usize) {
+            Some(lane) => Arc::clone(lane.get_or_init(open)),
+            // Unreachable, since there is a place for every candidate; a lane of its own is right all the same.
+            None => open(),
+        }
+    }
+
+    /// Every lane that was made.
+    pub fn open_lanes(&self) -> impl Iterator<Item = &Arc<L>> {
+        self.lanes.iter().filter_map(OnceLock::get)
+    }
+
+    /// Takes over the lanes of the snapshot before, and retires those that this one has no use for.
+    pub(super) fn lanes_for(upstream: &Upstream, before: Option<&Self>) -> Box<[OnceLock<Arc<L>>]> {
+        let mut lanes: Vec<OnceLock<Arc<L>>> = Vec::new();
+        for candidate in upstream.candidates() {
+            let index = candidate.index as usize;
+            if lanes.len() <= index {
+                lanes.resize_with(index + 1, OnceLock::new);
+            }
+            let Some((before, lane)) = before.and_then(|b| Some((b, b.lanes.get(index)?.get()?))) else {
+                continue;
+            };
+            let was = before.upstream.target(candidate.index);
+            let same = (was.address, was.protocol) == (candidate.target.address, candidate.target.protocol)
+                && was.instance == candidate.target.instance;
+            if same && candidate.in_subset {
+                let _ = lanes[index].set(Arc::clone(lane));
+            }
+        }
+        let kept = |index: usize| lanes.get(index).is_some_and(|lane| lane.get().is_some());
+        for (index, lane) in before.into_iter().flat_map(|b| b.lanes.iter().enumerate()) {
+            if let (false, Some(lane)) = (kept(index), lane.get()) {
+                lane.retire();
+            }
+        }
+        lanes.into()
+    }
+}
+
+impl<L> fmt::Debug for Ready<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ready").field("revision", &self.revision).finish_non_exhaustive()
+    }
+}
+
+impl<L> fmt::Debug for Subscription<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Subscription").field("name", &self.name).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,243 @@
+//! One call over the network: tries, each decided and finished by the core, sent over a line.
+
+mod request;
+
+use std::{sync::Arc, time::Duration};
+
+use http::{Response, request::Parts};
+use tokio::time::timeout_at;
+
+use self::request::{Copy, Head, View as HeadersView};
+use crate::{
+    BoxError, CallContext, Fault, FaultKind, ServiceHandle,
+    body::{Body, is_unavailable},
+    core::{Call, Ending, Next, Start, Subscription, Try, Undecided, View, no_view},
+    headers::{self, GRPC_STATUS, WRONG_SHARD},
+    mesh::Shared,
+    stats::count,
+    transport::{Line, Outgoing, Reply, SendError, Slot},
+};
+
+/// How long a call waits for the first snapshot when nothing shortens it: no policy can be known yet.
+pub(crate) const FIRST_CONTACT: Duration = Duration::from_secs(15);
+
+/// Carries a call out. `body` was taken over already.
+pub(crate) async fn call(
+    handle: &ServiceHandle,
+    parts: Parts,
+    body: Outgoing,
+) -> Result<Response<Body>, Fault> {
+    let mesh = &handle.mesh;
+    count(&mesh.counters.calls);
+    let answered = carry_out(handle, mesh, parts, body).await;
+    if answered.is_err() {
+        count(&mesh.counters.faults);
+    }
+    answered
+}
+
+async fn carry_out(
+    handle: &ServiceHandle,
+    mesh: &Shared,
+    parts: Parts,
+    body: Outgoing,
+) -> Result<Response<Body>, Fault> {
+    let now = mesh.clock.now();
+    let context = handle.context(&parts.headers)?;
+    let limit = headers::read_deadline(&parts.headers);
+    let first = [limit, context.timeout].into_iter().flatten().min().unwrap_or(FIRST_CONTACT);
+    let view = ready(&handle.subscription, first).await?;
+    let View::Ready(known) = &*view else {
+        return Err(late(handle));
+    };
+    let head = Head::new(handle, parts);
+    let start = Start { now, limit, seed: mesh.seed() };
+    let mut call = {
+        let headers = HeadersView(&head.headers);
+        Call::begin(&handle.subscription, known, &head.view(&headers), &context, start)
+    };
+    drop(view);
+    let copy = Copy::of(&head, &body, call.may_retry());
+    let mut slot = Some(head.request(body));
+    tries(handle, &context, &mut call, &mut slot, copy).await
+}
+
+/// Makes tries until one ends the call.
+async fn tries(
+    handle: &ServiceHandle,
+    context: &CallContext,
+    call: &mut Call<Line>,
+    slot: &mut Slot,
+    copy: Option<Copy>,
+) -> Result<Response<Body>, Fault> {
+    let mesh = &handle.mesh;
+    let deadline = mesh.clock.instant(call.deadline());
+    loop {
+        let mut attempt = decide(handle, context, call).await?;
+        count(&mesh.counters.tries);
+        if let Some(request) = slot {
+            let target = attempt.target();
+            request::address(request, handle, target.protocol.is_multiplexed(), call.left(mesh.clock.now()));
+        }
+        let line = attempt.lane(&mesh.counters);
+        let sent = timeout_at(deadline, line.send(slot)).await;
+        let (ending, answer) = judge(sent, handle, &attempt);
+        let again = slot.is_some() || copy.is_some();
+        let next = match again || ending == Ending::Late {
+            true => call.finish(&mut attempt, ending, mesh.clock.now(), mesh.seed()),
+            false => {
+                attempt.ended(ending);
+                Next::Done
+            }
+        };
+        match next {
+            Next::Done => return answer.map(|reply| Body::answer(reply, attempt, deadline)),
+            Next::Exhausted => {
+                count(&mesh.counters.retries_refused);
+                return answer.map(|reply| Body::answer(reply, attempt, deadline));
+            }
+            Next::Retry { after } => {
+                drop((attempt, answer));
+                if !after.is_zero() {
+                    tokio::time::sleep(after).await;
+                }
+            }
+            Next::Refresh { version, at_most } => {
+                drop((attempt, answer));
+                // Whatever is known by then is tried.
+                let _ = tokio::time::timeout(at_most, call.target().map_reaches(version)).await;
+            }
+        }
+        count(&mesh.counters.retries);
+        if slot.is_none() {
+            *slot = copy.as_ref().map(Copy::request);
+        }
+    }
+}
+
+/// Waits for a snapshot to decide with, at most for `timeout`.
+pub(crate) async fn ready(
+    subscription: &Arc<Subscription<Line>>,
+    timeout: Duration,
+) -> Result<Arc<View<Line>>, Fault> {
+    let view = subscription.view();
+    if let View::Ready(_) = &*view {
+        return Ok(view);
+    }
+    let wait = async {
+        let mut view = view;
+        loop {
+            match &*view {
+                View::Ready(_) => return Ok(view),
+                other => {
+                    if let Some(fault) = no_view(subscription, other) {
+                        return Err(fault);
+                    }
+                }
+            }
+            subscription.newer(&view).await;
+            view = subscription.view();
+        }
+    };
+    let unknown = || {
+        let name = subscription.name();
+        let message =
+            format!("{name}: the agent did not say in time where it runs; see `fairmesh agent` and its log");
+        Fault::new(FaultKind::Unavailable, message)
+    };
+    tokio::time::timeout(timeout, wait).await.unwrap_or_else(|_| Err(unknown()))
+}
+
+async fn decide(
+    handle: &ServiceHandle,
+    context: &CallContext,
+    call: &mut Call<Line>,
+) -> Result<Try<Line>, Fault> {
+    let mesh = &handle.mesh;
+    loop {
+        match call.decide(context, mesh.clock, mesh.seed()) {
+            Ok(attempt) => {
+                if attempt.picked().last_resort {
+                    count(&mesh.counters.last_resort);
+                }
+                return Ok(attempt);
+            }
+            Err(Undecided::Fault(fault)) => {
+                count(&mesh.counters.unroutable);
+                return Err(fault);
+            }
+            Err(Undecided::Waiting(subscription, seen)) => {
+                let left = call.left(mesh.clock.now());
+                if tokio::time::timeout(left, subscription.newer(&seen)).await.is_err() {
+                    return Err(late(handle));
+                }
+            }
+        }
+    }
+}
+
+type Sent = Result<Result<Reply, SendError>, tokio::time::error::Elapsed>;
+
+/// What a try amounts to, and what the caller gets if it is the last.
+fn judge(sent: Sent, handle: &ServiceHandle, attempt: &Try<Line>) -> (Ending, Result<Reply, Fault>) {
+    match sent {
+        Ok(Ok(reply)) => {
+            let ending = match &reply {
+                Reply::H1(reply) => verdict(&reply.response),
+                Reply::H2(reply) => verdict(&reply.response),
+            };
+            if matches!(ending, Ending::WrongShard { .. }) {
+                count(&handle.mesh.counters.wrong_shard);
+            }
+            (ending, Ok(reply))
+        }
+        Ok(Err(error)) => {
+            let (ending, kind, what) = match &error {
+                SendError::Unreachable(_) => {
+                    (Ending::Unreachable, FaultKind::Unreachable, "cannot be reached")
+                }
+                SendError::Refused(_) => (Ending::Refused, FaultKind::Unreachable, "refused the call unseen"),
+                SendError::Stale(_) => (Ending::Stale, FaultKind::Unreachable, "was closing the connection"),
+                SendError::Broken(_) => (
+                    Ending::Broken,
+                    FaultKind::Reset,
+                    "broke off before it answered; the call may have been carried out",
+                ),
+                SendError::Body(_) => {
+                    (Ending::Answered, FaultKind::Invalid, "was not sent the whole request")
+                }
+                SendError::Invalid(_) => {
+                    (Ending::Answered, FaultKind::Invalid, "cannot be sent this request")
+                }
+            };
+            let target = attempt.target();
+            let name = attempt.upstream().name();
+            let message = format!("{name}: {} at {} {what}", target.instance, target.address);
+            (ending, Err(Fault::new(kind, message).caused_by(BoxError::from(error))))
+        }
+        Err(_) => (Ending::Late, Err(late(handle))),
+    }
+}
+
+/// What the head of an answer says about trying elsewhere.
+fn verdict<T>(response: &Response<T>) -> Ending {
+    let headers = response.headers();
+    let wrong_shard = || {
+        let version = headers.get(&WRONG_SHARD)?.to_str().ok()?.parse().ok()?;
+        Some(Ending::WrongShard { version })
+    };
+    let grpc_status = headers.get(&GRPC_STATUS).map(|status| status.as_bytes());
+    match (response.status().as_u16(), grpc_status) {
+        (421, _) | (_, Some(b"9")) => wrong_shard().unwrap_or(Ending::Answered),
+        (503, _) => Ending::Busy,
+        _ if is_unavailable(headers) => Ending::Busy,
+        _ => Ending::Answered,
+    }
+}
+
+fn late(handle: &ServiceHandle) -> Fault {
+    Fault::new(
+        FaultKind::Deadline,
+        format!("{}: the time for the call ran out; it may have been carried out", handle.name()),
+    )
+}

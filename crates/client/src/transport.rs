@@ -1,0 +1,127 @@
+//! Connections: one [`Line`] an endpoint, HTTP/1.1 through hyper's connection, HTTP/2 through h2's.
+//!
+//! HTTP/2 does without hyper, whose client wraps every request in a task and two channels of its own; h2 needs neither.
+
+mod h1;
+mod h2;
+mod outgoing;
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use fairmesh_router::EndpointTarget;
+use http::Request;
+use tokio::net::TcpStream;
+
+pub(crate) use self::{
+    h1::{Lease, Reply as H1Reply},
+    h2::{Reply as H2Reply, Stream},
+    outgoing::{Outgoing, Replay},
+};
+use crate::{BoxError, core::Lane, stats::Counters};
+
+/// How long a connection may take to come about.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// All connections to one endpoint.
+pub(crate) struct Line {
+    address: SocketAddr,
+    multiplexed: bool,
+    h1: h1::Pool,
+    h2: h2::Pool,
+    retired: AtomicBool,
+    counters: Arc<Counters>,
+}
+
+/// The head of an answer and where its body comes from.
+pub(crate) enum Reply {
+    /// Over HTTP/1.1.
+    H1(H1Reply),
+    /// Over HTTP/2.
+    H2(H2Reply),
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SendError {
+    /// No connection.
+    #[error("no connection")]
+    Unreachable(#[source] io::Error),
+    /// The server refused to look at the request.
+    #[error("the server refused the request unseen")]
+    Refused(#[source] BoxError),
+    /// The connection was closing, and the server has not seen the request.
+    #[error("the connection was closing")]
+    Stale(#[source] BoxError),
+    /// The connection broke when the request may have been carried out.
+    #[error("the connection broke")]
+    Broken(#[source] BoxError),
+    /// The caller's body failed.
+    #[error("the request's body failed")]
+    Body(#[source] BoxError),
+    /// The request cannot be sent as it is.
+    #[error("the request cannot be sent")]
+    Invalid(#[source] BoxError),
+}
+
+/// A request that waits to be sent. It is taken when a connection has it, and put back when that turns out not to have
+/// begun to send it: whoever finds it here may send it elsewhere.
+pub(crate) type Slot = Option<Request<Outgoing>>;
+
+impl Line {
+    /// Sends a request whose URI, version and host are set as the protocol wants them, and waits for the head of the
+    /// answer. Dropping the future cancels the request.
+    pub(crate) async fn send(self: &Arc<Self>, request: &mut Slot) -> Result<Reply, SendError> {
+        if self.multiplexed {
+            self.h2.send(self, request).await.map(Reply::H2)
+        } else {
+            self.h1.send(self, request).await.map(Reply::H1)
+        }
+    }
+
+    async fn connect(&self) -> Result<TcpStream, SendError> {
+        let connected = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(self.address)).await;
+        let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection within 2 s");
+        let stream = connected.unwrap_or_else(|_| Err(late())).map_err(SendError::Unreachable)?;
+        // Fails only on a socket that is already broken, which the first write will say better.
+        let _ = stream.set_nodelay(true);
+        Ok(stream)
+    }
+
+    fn is_retired(&self) -> bool {
+        self.retired.load(Relaxed)
+    }
+}
+
+impl Lane for Line {
+    type Shared = Arc<Counters>;
+
+    fn open(counters: &Arc<Counters>, target: &EndpointTarget) -> Self {
+        Self {
+            address: target.address,
+            multiplexed: target.protocol.is_multiplexed(),
+            h1: h1::Pool::default(),
+            h2: h2::Pool::default(),
+            retired: AtomicBool::new(false),
+            counters: Arc::clone(counters),
+        }
+    }
+
+    fn retire(&self) {
+        self.retired.store(true, Relaxed);
+        self.h1.close_idle(Duration::ZERO);
+        self.h2.retire();
+    }
+
+    fn tidy(&self) {
+        self.h1.close_idle(h1::IDLE);
+        self.h2.tidy();
+    }
+}

@@ -1,0 +1,246 @@
+//! HTTP/2: calls share a connection, and another one is opened when the server allows no more on it.
+
+mod connection;
+mod upload;
+
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+};
+use std::{
+    io,
+    task::{Context, Poll, Waker},
+};
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use h2::{
+    RecvStream, SendStream,
+    client::{ResponseFuture, SendRequest},
+};
+use http::{HeaderMap, HeaderValue, Request, Response, header};
+use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::{Line, Outgoing, SendError, Slot};
+use crate::headers;
+
+/// After how many idle rounds of tidying a connection is closed: 90 s, as for HTTP/1.1.
+const IDLE_ROUNDS: u32 = 3;
+
+/// Connections to one endpoint, nearly always one.
+#[derive(Default)]
+pub(super) struct Pool {
+    shared: ArcSwap<Vec<Arc<Shared>>>,
+    /// Held by the one who connects.
+    opening: tokio::sync::Mutex<()>,
+    /// The last attempt that failed, for those who waited for it.
+    failure: Mutex<Option<(Instant, io::ErrorKind, String)>>,
+}
+
+/// A connection that calls share.
+pub(super) struct Shared {
+    /// Never holds back a request: see [`Shared::begin`].
+    sender: Mutex<SendRequest<Bytes>>,
+    /// Calls on it.
+    streams: AtomicU32,
+    /// Calls that the server allows on it.
+    limit: AtomicU32,
+    /// It takes no more calls: the server said so, or it broke.
+    gone: AtomicBool,
+    used: AtomicBool,
+    idle_rounds: AtomicU32,
+}
+
+/// The head of an answer and where its body comes from.
+pub(crate) struct Reply {
+    pub(crate) response: Response<RecvStream>,
+    pub(crate) stream: Stream,
+}
+
+/// A call's place on its connection, until it is dropped.
+pub(crate) struct Stream {
+    shared: Arc<Shared>,
+    /// What still sends the request's body while the answer is read.
+    upload: Option<AbortOnDropHandle<()>>,
+}
+
+/// A stream that was opened.
+struct Opened {
+    place: Stream,
+    answer: ResponseFuture,
+    sender: SendStream<Bytes>,
+    body: Outgoing,
+}
+
+impl Pool {
+    pub(super) async fn send(&self, line: &Arc<Line>, slot: &mut Slot) -> Result<Reply, SendError> {
+        loop {
+            let shared = self.connection(line).await?;
+            match shared.begin(slot)? {
+                Some(opened) => {
+                    if shared.used.swap(true, Relaxed) {
+                        line.counters.reused();
+                    }
+                    return upload::send(opened).await;
+                }
+                None => self.discard(&shared),
+            }
+        }
+    }
+
+    async fn connection(&self, line: &Arc<Line>) -> Result<Arc<Shared>, SendError> {
+        if let Some(shared) = self.roomiest(true) {
+            return Ok(shared);
+        }
+        let asked = Instant::now();
+        let _opening = match (self.opening.try_lock(), self.roomiest(false)) {
+            (Ok(opening), _) => opening,
+            // Somebody opens another one already; until then calls queue on what there is.
+            (Err(_), Some(full)) => return Ok(full),
+            (Err(_), None) => self.opening.lock().await,
+        };
+        if let Some(shared) = self.roomiest(true) {
+            return Ok(shared);
+        }
+        self.shared_failure(asked)?;
+        match connection::open(line).await {
+            Ok(shared) => {
+                self.change(|list| list.push(Arc::clone(&shared)));
+                Ok(shared)
+            }
+            Err(error) => {
+                if let SendError::Unreachable(error) = &error {
+                    let failure = (Instant::now(), error.kind(), error.to_string());
+                    *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Fails with whoever was connecting while this call waited: a queue of callers that each wait for their own timeout
+    /// would be worse.
+    fn shared_failure(&self, asked: Instant) -> Result<(), SendError> {
+        let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*failure {
+            Some((at, kind, text)) if *at > asked => {
+                Err(SendError::Unreachable(io::Error::new(*kind, text.clone())))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The connection with the fewest calls, if there is one, with room if asked for.
+    fn roomiest(&self, with_room: bool) -> Option<Arc<Shared>> {
+        let list = self.shared.load();
+        let alive = list.iter().filter(|shared| !shared.gone.load(Relaxed));
+        let least = alive.min_by_key(|shared| shared.streams.load(Relaxed))?;
+        let room = least.streams.load(Relaxed) < least.limit.load(Relaxed);
+        (room || !with_room).then(|| Arc::clone(least))
+    }
+
+    fn discard(&self, shared: &Shared) {
+        shared.gone.store(true, Relaxed);
+        self.change(|_| ());
+    }
+
+    fn change(&self, change: impl Fn(&mut Vec<Arc<Shared>>)) {
+        self.shared.rcu(|list| {
+            let mut list: Vec<_> = list.iter().filter(|shared| !shared.gone.load(Relaxed)).cloned().collect();
+            change(&mut list);
+            list
+        });
+    }
+
+    /// Closes every connection as soon as no call is on it.
+    pub(super) fn retire(&self) {
+        // h2 says goodbye when the last handle is dropped, and carries on until the last call is done.
+        self.shared.store(Arc::default());
+    }
+
+    pub(super) fn tidy(&self) {
+        for shared in self.shared.load().iter().filter(|shared| shared.streams.load(Relaxed) == 0) {
+            if shared.idle_rounds.fetch_add(1, Relaxed) + 1 >= IDLE_ROUNDS {
+                shared.gone.store(true, Relaxed);
+            }
+        }
+        self.change(|_| ());
+    }
+}
+
+impl Shared {
+    /// Opens a stream for the request in the slot; `None`, and the request stays, where the connection takes no more.
+    fn begin(self: &Arc<Self>, slot: &mut Slot) -> Result<Option<Opened>, SendError> {
+        let mut sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
+        let limit = u32::try_from(sender.current_max_send_streams()).unwrap_or(u32::MAX);
+        self.limit.store(limit, Relaxed);
+        // Says only whether the connection takes requests; never pending, as no request is held back.
+        if let Poll::Ready(Err(_)) = sender.poll_ready(&mut Context::from_waker(Waker::noop())) {
+            return Ok(None);
+        }
+        let Some(request) = slot.take() else {
+            return Err(SendError::Invalid("there is no request to send".into()));
+        };
+        let (mut head, body) = request.into_parts();
+        prepare(&mut head.headers, &body);
+        let ends = body.rest.is_none() && body.whole.is_empty();
+        let opened = sender.send_request(Request::from_parts(head, ()), ends);
+        let streams = self.streams.load(Relaxed);
+        if streams >= limit / 2 {
+            // A handle holds back its next request while the one before waits for a place; a fresh one does not. The
+            // queue is bounded all the same, since calls beyond the limit go to another connection. Half of the limit,
+            // since h2 still counts streams that were cancelled a moment ago.
+            let fresh = sender.clone();
+            *sender = fresh;
+        }
+        drop(sender);
+        let (answer, sender) = opened.map_err(unopened)?;
+        self.streams.fetch_add(1, Relaxed);
+        self.idle_rounds.store(0, Relaxed);
+        let place = Stream { shared: Arc::clone(self), upload: None };
+        Ok(Some(Opened { place, answer, sender, body }))
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.shared.streams.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Takes out what HTTP/2 forbids (RFC 9113 8.2.2) and tells the length where the caller did.
+fn prepare(headers: &mut HeaderMap, body: &Outgoing) {
+    for name in [header::CONNECTION, header::TRANSFER_ENCODING, header::UPGRADE, header::HOST] {
+        headers.remove(name);
+    }
+    headers.remove("keep-alive");
+    headers.remove("proxy-connection");
+    if let Some(length) = body.declared.filter(|length| *length > 0)
+        && !headers::is_grpc(headers)
+        && !headers.contains_key(header::CONTENT_LENGTH)
+    {
+        headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+    }
+}
+
+fn unopened(error: h2::Error) -> SendError {
+    // Either the connection went away this moment, or the head cannot be expressed.
+    if error.is_io() || error.is_go_away() || error.reason().is_some() {
+        SendError::Stale(error.into())
+    } else {
+        SendError::Invalid(error.into())
+    }
+}
+
+fn classify(error: h2::Error) -> SendError {
+    let reason = error.reason();
+    if error.is_remote() && error.is_reset() && reason == Some(h2::Reason::REFUSED_STREAM) {
+        SendError::Refused(error.into())
+    } else if error.is_remote() && error.is_go_away() {
+        // h2 ends streams so only when the GOAWAY's last stream id is below theirs: the server has not seen them.
+        SendError::Stale(error.into())
+    } else {
+        SendError::Broken(error.into())
+    }
+}

@@ -1,0 +1,202 @@
+use std::{
+    collections::VecDeque,
+    future::poll_fn,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http_body::{Body, Frame, SizeHint};
+
+use crate::BoxError;
+
+/// Bodies up to this size are kept for another try: what fits is cheap to keep, and larger ones are seldom worth it.
+const KEPT: usize = 64 * 1024;
+
+/// The part of a body that is not at hand.
+pub(super) type Rest = Pin<Box<dyn Body<Data = Bytes, Error = BoxError> + Send>>;
+
+/// The body of a request on its way out.
+pub(crate) struct Outgoing {
+    pub(super) whole: Chunks,
+    pub(super) rest: Option<Rest>,
+    /// The length that the caller declared.
+    pub(super) declared: Option<u64>,
+}
+
+/// What is at hand of a body. One chunk, nearly always; more are rare enough for a list. A copy shares the bytes.
+#[derive(Clone, Default)]
+pub(crate) struct Chunks {
+    first: Option<Bytes>,
+    more: VecDeque<Bytes>,
+    trailers: Option<HeaderMap>,
+}
+
+/// A whole body, to be sent once more.
+pub(crate) struct Replay {
+    chunks: Chunks,
+    declared: Option<u64>,
+}
+
+impl Outgoing {
+    /// Takes a body over: what it has at hand is taken at once, so that a body which is all there is sent without
+    /// chunking and can be sent again without a copy. Never waits for the body.
+    pub(crate) async fn take<B>(body: B) -> Result<Self, BoxError>
+    where
+        B: Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let declared = body.size_hint().exact();
+        let mut this = Self { whole: Chunks::default(), rest: None, declared };
+        if body.is_end_stream() {
+            return Ok(this);
+        }
+        let large = declared.is_some_and(|size| size > KEPT as u64);
+        let mut body = Box::pin(body);
+        let ended =
+            !large && poll_fn(|context| Poll::Ready(drain(body.as_mut(), &mut this.whole, context))).await?;
+        if !ended {
+            this.rest = Some(Box::pin(Erased(body)));
+        }
+        Ok(this)
+    }
+
+    /// A copy to send once more, when the whole body is at hand.
+    pub(crate) fn replay(&self) -> Option<Replay> {
+        self.rest.is_none().then(|| Replay { chunks: self.whole.clone(), declared: self.declared })
+    }
+}
+
+impl Replay {
+    /// The body once more.
+    pub(crate) fn again(&self) -> Outgoing {
+        Outgoing { whole: self.chunks.clone(), rest: None, declared: self.declared }
+    }
+}
+
+/// Takes what is ready; whether the body has ended.
+fn drain<B>(mut body: Pin<&mut B>, chunks: &mut Chunks, context: &mut Context<'_>) -> Result<bool, BoxError>
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<BoxError>,
+{
+    let mut taken = 0;
+    while taken <= KEPT {
+        match body.as_mut().poll_frame(context) {
+            Poll::Ready(Some(frame)) => {
+                let frame = frame.map_err(Into::into)?;
+                taken += frame.data_ref().map_or(0, Bytes::len);
+                chunks.push(frame);
+            }
+            Poll::Ready(None) => return Ok(true),
+            Poll::Pending => return Ok(false),
+        }
+        if body.is_end_stream() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+impl Chunks {
+    fn push(&mut self, frame: Frame<Bytes>) {
+        match frame.into_data() {
+            Ok(data) if data.is_empty() => {}
+            Ok(data) if self.first.is_none() && self.more.is_empty() => self.first = Some(data),
+            Ok(data) => self.more.push_back(data),
+            Err(frame) => self.trailers = frame.into_trailers().ok(),
+        }
+    }
+
+    /// The next chunk.
+    pub(super) fn pop(&mut self) -> Option<Bytes> {
+        self.first.take().or_else(|| self.more.pop_front())
+    }
+
+    /// The trailers, once every chunk is popped.
+    pub(super) fn pop_trailers(&mut self) -> Option<HeaderMap> {
+        self.trailers.take()
+    }
+
+    /// Whether nothing is left, trailers included.
+    pub(super) fn is_empty(&self) -> bool {
+        self.first.is_none() && self.more.is_empty() && self.trailers.is_none()
+    }
+
+    fn len(&self) -> u64 {
+        self.first.iter().chain(&self.more).map(|chunk| chunk.len() as u64).sum()
+    }
+}
+
+impl Body for Outgoing {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        if let Some(chunk) = self.whole.pop() {
+            return Poll::Ready(Some(Ok(Frame::data(chunk))));
+        }
+        if let Some(trailers) = self.whole.pop_trailers() {
+            return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
+        }
+        match &mut self.rest {
+            Some(rest) => rest.as_mut().poll_frame(context),
+            None => Poll::Ready(None),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.whole.is_empty() && self.rest.as_ref().is_none_or(|rest| rest.is_end_stream())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let at_hand = self.whole.len();
+        let Some(rest) = &self.rest else {
+            // Trailers need a chunked body in HTTP/1.1, so no length may be told.
+            return if self.whole.trailers.is_none() {
+                SizeHint::with_exact(at_hand)
+            } else {
+                SizeHint::new()
+            };
+        };
+        let rest = rest.size_hint();
+        let mut hint = SizeHint::new();
+        if let Some(upper) = rest.upper() {
+            hint.set_upper(at_hand + upper);
+        }
+        hint.set_lower(at_hand + rest.lower());
+        hint
+    }
+}
+
+/// A body whose error is boxed.
+struct Erased<B>(Pin<Box<B>>);
+
+impl<B> Body for Erased<B>
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<BoxError>,
+{
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let frame = ready!(self.0.as_mut().poll_frame(context));
+        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.0.size_hint()
+    }
+}
