@@ -1,1 +1,47 @@
-//! @@
+//! The control plane: the routing information base, the registry and administration as one server.
+//!
+//! It owns the store and is the only writer of it, so it sits above everything but the binary. It serves three gRPC
+//! services (`Rib`, `Registry`, `Admin`) on every address that it is given, and the registry as JSON, metrics and health
+//! over HTTP. No call of a user's program ever waits for it: agents keep what they have while it is away.
+//!
+//! Everybody writes through one door, [`Followed`](following::Followed), which answers when the change is on disk *and*
+//! served to readers, so that whoever wrote reads what was written. Answering at the commit was rejected: each caller
+//! would have to wait for the revision by itself, and some would forget.
+
+mod admin;
+mod backend;
+mod census;
+mod error;
+mod following;
+mod http;
+mod metrics;
+mod server;
+
+use std::{future::Future, net::SocketAddr, path::PathBuf};
+
+use fairmesh_wire::transport::Address;
+
+pub use admin::HISTORY_KEPT;
+pub use error::ControlError;
+pub use server::Control;
+
+/// Where a control plane keeps its data and listens.
+#[derive(Clone, Debug)]
+pub struct ControlConfig {
+    /// The directory of the store; made when it is not there.
+    pub data_dir: PathBuf,
+    /// Where gRPC is served: TCP, Unix sockets, or both. At least one.
+    pub grpc: Vec<Address>,
+    /// Where HTTP is served.
+    pub http: SocketAddr,
+    /// YAML files of endpoints, and folders of such, that are watched.
+    pub sources: Vec<PathBuf>,
+}
+
+/// Runs a control plane until `shutdown` completes, and then ends calls under way in order.
+///
+/// # Errors
+/// [`ControlError`] when it cannot start, or cannot go on.
+pub async fn run(config: ControlConfig, shutdown: impl Future<Output = ()>) -> Result<(), ControlError> {
+    Control::start(config).await?.run(shutdown).await
+}

@@ -1,0 +1,108 @@
+//! What operators do: apply configuration, look at its history, go back.
+
+mod history;
+mod plan;
+
+use std::{sync::Arc, time::UNIX_EPOCH};
+
+use fairmesh_model::{Invalid, RecordKey, Revision, ServiceName};
+use fairmesh_rib::{Node, server::WriteError};
+use fairmesh_store::Store;
+use fairmesh_wire::{identity_of, software_of, v1};
+use tonic::{Request, Response, Status};
+
+use crate::backend::write_error;
+pub use history::HISTORY_KEPT;
+use plan::{Author, Plan, Wish};
+
+/// The gRPC service `Admin`.
+#[derive(Clone, Debug)]
+pub(crate) struct AdminService {
+    pub(crate) node: Node,
+    pub(crate) store: Arc<dyn Store>,
+}
+
+impl AdminService {
+    /// Carries a plan out. Its writes rest on what was read, so whoever changed any of it meanwhile wins.
+    async fn carry_out(&self, plan: Plan, dry_run: bool) -> Result<v1::ApplyResponse, Status> {
+        let revision = match dry_run || plan.batch.ops.is_empty() {
+            true => {
+                self.node.check(&plan.batch).map_err(WriteError::from)?;
+                self.node.revision()
+            }
+            false => self.store.write(plan.batch).await.map_err(write_error)?,
+        };
+        Ok(response(plan.outcomes, revision))
+    }
+}
+
+fn response(outcomes: Vec<v1::Outcome>, revision: Revision) -> v1::ApplyResponse {
+    v1::ApplyResponse { outcomes, revision: Some(revision.into()) }
+}
+
+#[tonic::async_trait]
+impl v1::admin_server::Admin for AdminService {
+    async fn apply(&self, request: Request<v1::ApplyRequest>) -> Result<Response<v1::ApplyResponse>, Status> {
+        let author = author(&request);
+        let v1::ApplyRequest { ops, dry_run } = request.into_inner();
+        let wishes = plan::wishes(ops).map_err(invalid)?;
+        let plan = plan::plan(&self.node, wishes, &author)?;
+        self.carry_out(plan, dry_run).await.map(Response::new)
+    }
+
+    async fn get_history(
+        &self,
+        request: Request<v1::GetHistoryRequest>,
+    ) -> Result<Response<v1::GetHistoryResponse>, Status> {
+        let v1::GetHistoryRequest { kind, service } = request.into_inner();
+        let key = subject(&kind, &service).map_err(invalid)?;
+        let changes = history::changes(&self.node, &key);
+        if changes.is_empty() {
+            return Err(Status::not_found(format!(
+                "{key} never existed; check the name with `fairmesh get {kind}`"
+            )));
+        }
+        Ok(Response::new(v1::GetHistoryResponse { changes }))
+    }
+
+    async fn rollback(
+        &self,
+        request: Request<v1::RollbackRequest>,
+    ) -> Result<Response<v1::ApplyResponse>, Status> {
+        let author = author(&request);
+        let v1::RollbackRequest { kind, service, revision } = request.into_inner();
+        let key = subject(&kind, &service).map_err(invalid)?;
+        let value = history::value_at(&self.node, &key, revision).map_err(Status::not_found)?;
+        let plan = plan::plan(&self.node, vec![Wish::new(key, value)], &author)?;
+        self.carry_out(plan, false).await.map(Response::new)
+    }
+}
+
+/// The record that a call about history names.
+fn subject(kind: &str, service: &str) -> Result<RecordKey, Invalid> {
+    let service: ServiceName = service.parse().map_err(|e: Invalid| e.within("service"))?;
+    match kind {
+        "services" => Ok(RecordKey::Service(service)),
+        "policies" => Ok(RecordKey::Policy(service)),
+        other => {
+            Err(Invalid::new("kind", format!("'{other}' has no history"), "write 'services' or 'policies'"))
+        }
+    }
+}
+
+fn author<T>(request: &Request<T>) -> Author {
+    let (identity, software) = (identity_of(request), software_of(request));
+    let by = if software.is_empty() { identity.to_string() } else { format!("{software} ({identity})") };
+    Author { by, at_ms: now_ms() }
+}
+
+/// Milliseconds since 1970, for people who read history; nothing is decided by it.
+#[allow(clippy::disallowed_methods, reason = "the one reading of the wall clock in this crate")]
+fn now_ms() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn invalid(problem: Invalid) -> Status {
+    WriteError::Invalid(problem).into()
+}

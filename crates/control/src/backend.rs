@@ -1,0 +1,55 @@
+use std::sync::Arc;
+
+use fairmesh_model::{Identity, Location, RecordKey, Revision};
+use fairmesh_rib::{
+    Batch, Node,
+    server::{Backend, WriteError},
+};
+use fairmesh_store::{Store, WriteError as StoreWriteError};
+use fairmesh_wire::records;
+
+/// What the control plane is, for people who look at its handshake.
+pub(crate) const SOFTWARE: &str = concat!("control plane ", env!("CARGO_PKG_VERSION"));
+
+/// Serves the whole routing information base, and writes it.
+#[derive(Clone, Debug)]
+pub(crate) struct ControlBackend {
+    pub(crate) node: Node,
+    pub(crate) store: Arc<dyn Store>,
+}
+
+impl Backend for ControlBackend {
+    fn node(&self) -> &Node {
+        &self.node
+    }
+
+    fn software(&self) -> String {
+        SOFTWARE.into()
+    }
+
+    fn location(&self) -> Option<Location> {
+        None
+    }
+
+    async fn write(&self, batch: Batch, identity: Identity) -> Result<Revision, WriteError> {
+        for (i, op) in batch.ops.iter().enumerate() {
+            let checked = match &op.value {
+                Some(value) => records::check(&op.key, value),
+                // Whatever stands at a key may be taken away, as long as it is a key.
+                None => RecordKey::parse(&op.key),
+            };
+            checked.map_err(|e| e.within(format!("ops[{i}]")))?;
+        }
+        tracing::debug!(%identity, ops = batch.ops.len(), "a batch is written");
+        self.store.write(batch).await.map_err(write_error)
+    }
+}
+
+/// What the store said, for callers.
+pub(crate) fn write_error(error: StoreWriteError) -> WriteError {
+    match error {
+        StoreWriteError::Conflict(conflict) => WriteError::Conflict(conflict),
+        StoreWriteError::TooLarge(problem) => WriteError::Invalid(problem),
+        other => WriteError::Failed(other.to_string()),
+    }
+}

@@ -1,0 +1,97 @@
+use std::{fmt, sync::Arc};
+
+use fairmesh_model::Revision;
+use fairmesh_rib::Node;
+use fairmesh_store::{RedbStore, WriteError};
+use prometheus_client::{
+    encoding::text::encode,
+    metrics::{counter::Counter, family::Family, gauge::Gauge, info::Info},
+    registry::{Registry, Unit},
+};
+
+use crate::census::{Census, STATES};
+
+type Label = [(&'static str, &'static str); 1];
+
+/// What the control plane counts, in the OpenMetrics text format.
+#[derive(Debug, Default)]
+pub(crate) struct Metrics {
+    writes: Family<Label, Counter>,
+    conflicts: Counter,
+    revision: Gauge,
+    watchers: Gauge,
+    store_bytes: Gauge,
+    leases: Gauge,
+    endpoints: Family<Label, Gauge>,
+}
+
+/// Where what is not counted as it happens is read from.
+pub(crate) struct Sources {
+    pub(crate) store: Arc<RedbStore>,
+    pub(crate) node: Node,
+    pub(crate) census: Arc<Census>,
+}
+
+impl Metrics {
+    /// Counts a write by what became of it.
+    pub(crate) fn wrote(&self, written: &Result<Revision, WriteError>) {
+        let outcome = match written {
+            Ok(_) => "written",
+            Err(WriteError::Conflict(_)) => "conflict",
+            Err(WriteError::TooLarge { .. }) => "refused",
+            Err(WriteError::Overloaded { .. }) => "overloaded",
+            Err(WriteError::Full { .. }) => "disk_full",
+            Err(WriteError::Failed { .. }) => "failed",
+        };
+        self.writes.get_or_create(&[("outcome", outcome)]).inc();
+        if outcome == "conflict" {
+            self.conflicts.inc();
+        }
+    }
+
+    /// All of them as text.
+    pub(crate) fn encode(&self, sources: &Sources) -> Result<String, fmt::Error> {
+        self.read(sources);
+        let mut text = String::new();
+        encode(&mut text, &self.registry())?;
+        Ok(text)
+    }
+
+    fn read(&self, sources: &Sources) {
+        self.revision.set(signed(sources.node.revision().number));
+        self.watchers.set(signed(sources.node.watcher_count() as u64));
+        self.store_bytes.set(signed(sources.store.file_bytes()));
+        self.leases.set(signed(sources.census.leases() as u64));
+        for (state, count) in STATES.iter().zip(sources.census.counts()) {
+            self.endpoints.get_or_create(&[("state", state.as_str())]).set(signed(count as u64));
+        }
+    }
+
+    /// Names and help texts; the metrics themselves are shared handles.
+    fn registry(&self) -> Registry {
+        let mut all = Registry::with_prefix("fairmesh");
+        all.register(
+            "build",
+            "Which release this is",
+            Info::new(vec![("version", env!("CARGO_PKG_VERSION"))]),
+        );
+        let control = all.sub_registry_with_prefix("control");
+        control.register("revision", "The newest revision that readers are served", self.revision.clone());
+        control.register("writes", "Batches by what became of them", self.writes.clone());
+        control.register(
+            "conflicts",
+            "Batches refused since somebody else wrote first",
+            self.conflicts.clone(),
+        );
+        control.register("watchers", "Watches that are open", self.watchers.clone());
+        let bytes = self.store_bytes.clone();
+        control.register_with_unit("store", "The size of the store file", Unit::Bytes, bytes);
+        control.register("leases", "Endpoints that keep a lease", self.leases.clone());
+        control.register("endpoints", "Endpoints by state", self.endpoints.clone());
+        all
+    }
+}
+
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,175 @@
+use std::{future::Future, io, net::SocketAddr, path::Path, sync::Arc, time::Duration};
+
+use fairmesh_registry::Registry;
+use fairmesh_rib::{Node, server::RibServer};
+use fairmesh_store::{RedbStore, Store, StoreError};
+use fairmesh_wire::{
+    rpc,
+    transport::{self, Address, Listener},
+};
+use tokio::{
+    net::TcpListener,
+    task::{JoinSet, spawn_blocking},
+};
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+
+use crate::{
+    ControlConfig, ControlError,
+    admin::AdminService,
+    backend::ControlBackend,
+    census::Census,
+    following::{Followed, follow},
+    http,
+    metrics::{Metrics, Sources},
+};
+
+/// The store file within the data directory.
+const STORE_FILE: &str = "rib.redb";
+/// How long calls under way may take to finish once the control plane is told to stop.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// A control plane that is ready to serve: its store is loaded and its addresses are bound.
+#[derive(Debug)]
+pub struct Control {
+    store: Arc<RedbStore>,
+    node: Node,
+    census: Arc<Census>,
+    metrics: Arc<Metrics>,
+    grpc: Vec<Listener>,
+    http: TcpListener,
+    config: ControlConfig,
+}
+
+/// The parts of a running control plane: each ends with nothing when it was told to, and with why when not.
+type Parts = JoinSet<Result<(), ControlError>>;
+
+impl Control {
+    /// Opens the store and binds every address.
+    ///
+    /// # Errors
+    /// [`ControlError`] saying which file or address it is about and what to do.
+    pub async fn start(config: ControlConfig) -> Result<Self, ControlError> {
+        if config.grpc.is_empty() {
+            return Err(ControlError::NoAddress);
+        }
+        let store = Arc::new(open(&config.data_dir).await?);
+        let (revision, entries) = store.load().await?;
+        let census = Arc::new(Census::default());
+        census.load(&entries);
+        let node = Node::load(store.id(), revision, entries);
+        let mut grpc = Vec::new();
+        for address in &config.grpc {
+            grpc.push(Listener::bind(address).await?);
+        }
+        let http = http::bind(config.http).await?;
+        tracing::info!(store = %store.id(), revision, path = %store.path().display(), "the store is open");
+        Ok(Self { store, node, census, metrics: Arc::default(), grpc, http, config })
+    }
+
+    /// Where gRPC is served, in the order of the configuration, with the ports that the system chose for port 0.
+    pub fn grpc_addresses(&self) -> io::Result<Vec<Address>> {
+        self.grpc.iter().map(Listener::address).collect()
+    }
+
+    /// Where HTTP is served.
+    pub fn http_address(&self) -> io::Result<SocketAddr> {
+        self.http.local_addr()
+    }
+
+    /// Serves until `shutdown` completes: then nobody new is let in, calls under way have five seconds to finish, and
+    /// the store is closed.
+    ///
+    /// # Errors
+    /// [`ControlError::Ended`] when a part of it ended by itself.
+    pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), ControlError> {
+        let closing = CancellationToken::new();
+        // Outlives `closing`, since calls under way still write.
+        let served = CancellationToken::new();
+        let mut following = Parts::new();
+        let mut parts = Parts::new();
+        let store = self.store.clone();
+        self.spawn(&mut parts, &mut following, &closing, &served);
+        let mut ended = tokio::select! {
+            () = shutdown => Ok(()),
+            ended = first_end(&mut parts) => ended,
+            ended = first_end(&mut following) => ended,
+        };
+        closing.cancel();
+        while !parts.is_empty() {
+            ended = ended.and(first_end(&mut parts).await);
+        }
+        served.cancel();
+        while !following.is_empty() {
+            ended = ended.and(first_end(&mut following).await);
+        }
+        // The last handle waits for the writer of the store, which would block this thread.
+        let _ = spawn_blocking(move || drop(store)).await;
+        ended
+    }
+
+    fn spawn(
+        self,
+        parts: &mut Parts,
+        following: &mut Parts,
+        closing: &CancellationToken,
+        served: &CancellationToken,
+    ) {
+        let Self { store, node, census, metrics, grpc, http, config } = self;
+        let followed: Arc<dyn Store> = Arc::new(Followed::new(store.clone(), node.clone(), metrics.clone()));
+        let registry = Registry::new(followed.clone(), node.clone());
+        let routes = routes(&node, &followed, &registry, closing);
+        for listener in grpc {
+            let serving =
+                transport::serve(routes.clone(), listener, closing.clone().cancelled_owned(), DRAIN);
+            parts.spawn(async { serving.await.map_err(|e| ended("gRPC", e)) });
+        }
+        let sources = Sources { store: store.clone(), node: node.clone(), census: census.clone() };
+        let shared = Arc::new(http::Shared { metrics, sources, closing: closing.clone() });
+        let serving = http::serve(http::router(shared, registry.http()), http, closing.clone(), DRAIN);
+        parts.spawn(async { serving.await.map_err(|e| ended("HTTP", e)) });
+
+        let stop = served.clone();
+        following.spawn(async move {
+            tokio::select! {
+                () = stop.cancelled() => Ok(()),
+                () = follow(store, node, census) => Err(ended("the link to the store", "the store is closed")),
+            }
+        });
+        let stop = served.clone();
+        following.spawn(async move {
+            registry.run(stop.cancelled_owned()).await;
+            Ok(())
+        });
+        let _ = config.sources;
+    }
+}
+
+async fn open(data_dir: &Path) -> Result<RedbStore, StoreError> {
+    let path = data_dir.join(STORE_FILE);
+    let opened = path.clone();
+    spawn_blocking(move || RedbStore::open(opened))
+        .await
+        .unwrap_or_else(|stopped| Err(StoreError::Unreadable { path, source: io::Error::other(stopped) }))
+}
+
+fn routes(node: &Node, store: &Arc<dyn Store>, registry: &Registry, closing: &CancellationToken) -> Routes {
+    let backend = ControlBackend { node: node.clone(), store: store.clone() };
+    let admin = AdminService { node: node.clone(), store: store.clone() };
+    Routes::new(RibServer::new(backend, closing.clone()).into_service())
+        .add_service(registry.grpc())
+        .add_service(rpc::admin_server(admin))
+}
+
+/// The result of whichever part ends first; a panic is an end too.
+async fn first_end(parts: &mut Parts) -> Result<(), ControlError> {
+    match parts.join_next().await {
+        None => Ok(()),
+        Some(Ok(ended)) => ended,
+        Some(Err(panicked)) => Err(ended("a part of the control plane", panicked)),
+    }
+}
+
+fn ended(part: &'static str, reason: impl ToString) -> ControlError {
+    ControlError::Ended { part, reason: reason.to_string() }
+}
