@@ -150,3 +150,6 @@ impl Hub {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

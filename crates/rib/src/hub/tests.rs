@@ -1,0 +1,279 @@
+//! Any interleaving of commits, subscriptions, pulls, reconnects and compactions ends with every watcher holding exactly
+//! the table's part, having seen whole batches only and never an older revision.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use fairmesh_model::Revision;
+use proptest::prelude::*;
+
+use super::*;
+use crate::{Commit, Entry};
+
+const STORE: StoreId = StoreId(7);
+const PREFIXES: [&str; 5] = ["/", "/a/", "/a/x/", "/b/", "/a/x/1"];
+const KEYS: [&str; 6] = ["/a/x/1", "/a/x/2", "/a/y", "/b/1", "/b/2", "/c"];
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// Writes the keys of the mask together; with none of a second mask's, deletes.
+    Commit {
+        keys: u8,
+        delete: u8,
+    },
+    Subscribe {
+        reader: usize,
+        prefix: usize,
+    },
+    Unsubscribe {
+        reader: usize,
+        prefix: usize,
+    },
+    Pull {
+        reader: usize,
+    },
+    Ack {
+        reader: usize,
+    },
+    Reconnect {
+        reader: usize,
+    },
+    Compact,
+    OtherStore,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let (reader, prefix) = (0..2_usize, 0..PREFIXES.len());
+    prop_oneof![
+        6 => (1..64_u8, any::<u8>()).prop_map(|(keys, delete)| Step::Commit { keys, delete }),
+        3 => (reader.clone(), prefix.clone()).prop_map(|(reader, prefix)| Step::Subscribe { reader, prefix }),
+        1 => (reader.clone(), prefix).prop_map(|(reader, prefix)| Step::Unsubscribe { reader, prefix }),
+        4 => reader.clone().prop_map(|reader| Step::Pull { reader }),
+        2 => reader.clone().prop_map(|reader| Step::Ack { reader }),
+        2 => reader.prop_map(|reader| Step::Reconnect { reader }),
+        1 => Just(Step::Compact),
+        1 => Just(Step::OtherStore),
+    ]
+}
+
+/// A reader as it is at the other end of a connection.
+#[derive(Default)]
+struct Reader {
+    id: WatcherId,
+    wants: BTreeSet<Prefix>,
+    /// Where it stands with each prefix that it got.
+    held: BTreeMap<Prefix, Revision>,
+    copy: BTreeMap<Arc<str>, Entry>,
+}
+
+struct World {
+    store: StoreId,
+    table: Table,
+    hub: Hub,
+    readers: [Reader; 2],
+}
+
+impl World {
+    fn new() -> Self {
+        let mut world =
+            Self { store: STORE, table: Table::new(12), hub: Hub::default(), readers: Default::default() };
+        for reader in &mut world.readers {
+            reader.id = world.hub.join(String::new(), Identity::Anonymous);
+        }
+        world
+    }
+
+    fn step(&mut self, step: Step) {
+        match step {
+            Step::Commit { keys, delete } => self.commit(keys, delete),
+            Step::Subscribe { reader, prefix } => {
+                let (reader, prefix) = (&mut self.readers[reader], Prefix::new(PREFIXES[prefix]).unwrap());
+                if reader.wants.insert(prefix.clone()) {
+                    self.hub.subscribe(reader.id, prefix, None);
+                }
+            }
+            Step::Unsubscribe { reader, prefix } => {
+                let (reader, prefix) = (&mut self.readers[reader], Prefix::new(PREFIXES[prefix]).unwrap());
+                reader.wants.remove(&prefix);
+                reader.held.remove(&prefix);
+                let held: Vec<Prefix> = reader.held.keys().cloned().collect();
+                reader.copy.retain(|key, _| held.iter().any(|prefix| prefix.covers(key)));
+                self.hub.unsubscribe(reader.id, &prefix);
+            }
+            Step::Pull { reader } => self.pull(reader),
+            Step::Ack { reader } => {
+                let reader = &self.readers[reader];
+                let newest = reader.held.values().filter(|held| held.store == self.store);
+                self.hub.acked(reader.id, newest.map(|held| held.number).max().unwrap_or(0));
+            }
+            Step::Reconnect { reader } => {
+                let reader = &mut self.readers[reader];
+                self.hub.leave(reader.id);
+                reader.id = self.hub.join(String::new(), Identity::Anonymous);
+                for prefix in &reader.wants {
+                    let from = reader.held.get(prefix).map(|held| Cursor::at(*held));
+                    self.hub.subscribe(reader.id, prefix.clone(), from);
+                }
+            }
+            Step::Compact => self.table.compact_before(self.table.revision()),
+            Step::OtherStore => {
+                self.store = StoreId(self.store.0 + 1);
+                self.table = Table::new(12);
+                self.hub.reset();
+            }
+        }
+    }
+
+    fn commit(&mut self, keys: u8, delete: u8) {
+        let revision = self.table.revision() + 1;
+        let chosen = KEYS.iter().enumerate().filter(|(i, _)| keys & (1 << i) != 0);
+        let changes: Vec<_> = chosen
+            .map(|(i, key)| {
+                let value = (delete & (1 << i) == 0).then(|| Bytes::from(revision.to_string()));
+                (Arc::from(*key), value)
+            })
+            .collect();
+        let touched: Vec<_> = changes.iter().map(|(key, _)| Arc::clone(key)).collect();
+        self.table.apply(Commit { revision, changes });
+        self.hub.touch(&touched);
+    }
+
+    fn pull(&mut self, reader: usize) {
+        let reader = &mut self.readers[reader];
+        let Some(update) = self.hub.pull(reader.id, self.store, &self.table) else { return };
+        assert_eq!(update.revision.number, self.table.revision(), "an update brings the reader up to date");
+        for snapshot in &update.snapshots {
+            reader.copy.retain(|key, _| !snapshot.prefix.covers(key));
+            reader.copy.extend(snapshot.entries.iter().cloned());
+            reader.held.insert(snapshot.prefix.clone(), update.revision);
+        }
+        for (key, entry) in update.puts {
+            assert!(reader.wants.iter().any(|prefix| prefix.covers(&key)), "{key} was not asked for");
+            reader.copy.insert(key, entry);
+        }
+        for key in update.deletes {
+            reader.copy.remove(&key);
+        }
+        for prefix in update.resumed {
+            assert_eq!(reader.held[&prefix].store, self.store, "cursors of another store mean nothing");
+        }
+        for held in reader.held.values_mut() {
+            assert!(held.store != self.store || held.number <= update.revision.number, "went back");
+            *held = update.revision;
+        }
+        let wants: Vec<Prefix> = reader.wants.iter().cloned().collect();
+        let part: BTreeMap<_, _> = self.table.read(&wants).into_iter().collect();
+        assert_eq!(
+            reader.copy, part,
+            "every update ends at the table's part, so that no batch is ever half there"
+        );
+    }
+
+    /// After a last pull a further one has nothing, and nobody owes an acknowledgement.
+    fn check(&mut self) {
+        for i in 0..self.readers.len() {
+            self.pull(i);
+            let reader = &self.readers[i];
+            assert_eq!(
+                self.hub.pull(reader.id, self.store, &self.table),
+                None,
+                "nothing changed, nothing to say"
+            );
+            self.hub.acked(reader.id, self.table.revision());
+        }
+        assert_eq!(self.hub.least_applied(self.table.revision()), self.table.revision());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn readers_end_with_the_tables_part(steps in prop::collection::vec(step(), 1..60)) {
+        let mut world = World::new();
+        for step in steps {
+            world.step(step);
+        }
+        world.check();
+    }
+}
+
+fn put(world: &mut World, keys: impl IntoIterator<Item = String>, bytes: usize) {
+    let revision = world.table.revision() + 1;
+    let value = Some(Bytes::from(vec![0; bytes]));
+    let changes: Vec<_> = keys.into_iter().map(|key| (Arc::from(key), value.clone())).collect();
+    let touched: Vec<_> = changes.iter().map(|(key, _)| Arc::clone(key)).collect();
+    world.table.apply(Commit { revision, changes });
+    world.hub.touch(&touched);
+}
+
+fn live_reader(prefixes: &[&str]) -> (World, WatcherId) {
+    let mut world = World::new();
+    let id = world.readers[0].id;
+    for prefix in prefixes {
+        world.hub.subscribe(id, Prefix::new(*prefix).unwrap(), None);
+    }
+    world.hub.pull(id, STORE, &world.table).unwrap();
+    (world, id)
+}
+
+#[test]
+fn more_keys_than_are_remembered_bring_a_snapshot_of_their_prefix_only() {
+    let (mut world, id) = live_reader(&["/a/", "/b/"]);
+    world.table = Table::new(100_000);
+    put(&mut world, ["/b/1".to_owned()], 1);
+    put(&mut world, (0..=MAX_DIRTY).map(|i| format!("/a/{i}")), 1);
+    assert!(world.hub.watchers[&id].dirty.len() <= MAX_DIRTY);
+    let update = world.hub.pull(id, STORE, &world.table).unwrap();
+    let prefixes: Vec<_> = update.snapshots.iter().map(|snapshot| snapshot.prefix.as_str()).collect();
+    assert!(prefixes.contains(&"/a/"));
+    let covered = update.snapshots.iter().map(|snapshot| snapshot.entries.len()).sum::<usize>();
+    assert_eq!(covered + update.puts.len(), MAX_DIRTY + 2, "each key comes once");
+}
+
+#[test]
+fn a_delta_too_large_for_a_message_becomes_a_snapshot() {
+    let (mut world, id) = live_reader(&["/a/"]);
+    for i in 0..12 {
+        put(&mut world, [format!("/a/{i}")], crate::MAX_VALUE_BYTES);
+    }
+    let update = world.hub.pull(id, STORE, &world.table).unwrap();
+    assert_eq!((update.puts.len(), update.snapshots.len()), (0, 1));
+    assert_eq!(update.snapshots[0].entries.len(), 12);
+}
+
+#[test]
+fn a_reader_ahead_of_the_table_waits_until_the_table_is_there() {
+    let mut world = World::new();
+    let id = world.readers[0].id;
+    put(&mut world, ["/a/1".to_owned()], 1);
+    let later = Revision { store: STORE, partition: 0, number: 3 };
+    world.hub.subscribe(id, Prefix::new("/a/").unwrap(), Some(Cursor::at(later)));
+    assert_eq!(world.hub.pull(id, STORE, &world.table), None, "a snapshot would take it back");
+    assert_eq!(world.hub.least_applied(1), 1, "it holds back nobody's acknowledgement");
+    put(&mut world, ["/a/2".to_owned()], 1);
+    assert_eq!(world.hub.pull(id, STORE, &world.table), None);
+    put(&mut world, ["/c".to_owned()], 1);
+    let woken = world.hub.touch([]);
+    assert!(woken.contains(&id), "it looks again whenever the table moves");
+    let update = world.hub.pull(id, STORE, &world.table).unwrap();
+    assert_eq!((update.resumed.len(), update.puts.len(), update.snapshots.len()), (1, 0, 0));
+}
+
+#[test]
+fn a_quiet_watcher_counts_as_current_and_one_that_was_sent_something_only_when_it_says_so() {
+    let (mut world, id) = live_reader(&["/a/"]);
+    put(&mut world, ["/b/1".to_owned()], 1);
+    let applied =
+        |world: &World| world.hub.watchers(&Prefix::new("/a/x/").unwrap(), world.table.revision())[0].applied;
+    assert_eq!(applied(&world), 1);
+    put(&mut world, ["/a/x/1".to_owned()], 1);
+    assert_eq!(applied(&world), 0, "changed and not sent");
+    world.hub.acked(id, 99);
+    assert_eq!(applied(&world), 0, "nobody applies what was not sent");
+    world.hub.pull(id, STORE, &world.table).unwrap();
+    assert_eq!(applied(&world), 0, "sent and not applied");
+    world.hub.acked(id, 2);
+    assert_eq!(applied(&world), 2);
+    assert!(world.hub.watchers(&Prefix::new("/b/").unwrap(), 2).is_empty());
+}

@@ -1,0 +1,69 @@
+use std::time::Duration;
+
+use fairmesh_wire::{handshake, v1};
+use tokio::time::timeout;
+use tonic::{Code, Request};
+
+use crate::support::{BOUND, Memory, Reader, Server};
+
+fn delete(key: &str, revision: Option<u64>) -> v1::WriteRequest {
+    let condition =
+        revision.map(|revision| v1::Condition { kind: Some(v1::condition::Kind::Revision(revision)) });
+    v1::WriteRequest { ops: vec![v1::Op { key: key.into(), value: None, condition }] }
+}
+
+#[tokio::test]
+async fn writes_are_checked_before_they_reach_the_backend() {
+    let memory = Memory::new(1);
+    memory.put(&[("/t/shop/services/cart", "x")]);
+    let server = Server::start(memory.clone(), "127.0.0.1:0").await;
+    let mut rib = handshake::connect(&server.address, "test").await.unwrap().rib();
+    let wrong = rib.write(delete("/nonsense", None)).await.unwrap_err();
+    assert_eq!(wrong.code(), Code::InvalidArgument);
+    assert!(wrong.message().starts_with("ops[0].key"), "{}", wrong.message());
+    let conflict = rib.write(delete("/t/shop/services/cart", Some(9))).await.unwrap_err();
+    assert_eq!(conflict.code(), Code::Aborted);
+    assert!(conflict.message().contains("revision 9") && conflict.message().contains("revision 1"));
+    let none = rib.write(v1::WriteRequest::default()).await.unwrap_err();
+    assert_eq!(none.code(), Code::InvalidArgument);
+    let written = rib.write(delete("/t/shop/services/cart", Some(1))).await.unwrap().into_inner();
+    assert_eq!(written.revision.unwrap().number, 2);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_read_waits_for_the_revision_that_it_asks_for() {
+    let memory = Memory::new(1);
+    let server = Server::start(memory.clone(), "127.0.0.1:0").await;
+    let mut rib = handshake::connect(&server.address, "test").await.unwrap().rib();
+    let request = v1::ReadRequest { prefixes: vec!["/a/".into()], at_least: 2 };
+    let mut hurried = Request::new(request.clone());
+    hurried.set_timeout(Duration::from_millis(50));
+    assert!(rib.read(hurried).await.is_err(), "nothing was written yet");
+    let mut patient = rib.clone();
+    let read = tokio::spawn(async move { patient.read(request).await });
+    memory.put(&[("/a/1", "x")]);
+    memory.put(&[("/a/2", "x")]);
+    let read = timeout(BOUND, read).await.unwrap().unwrap().unwrap().into_inner();
+    assert_eq!((read.revision.unwrap().number, read.entries.len()), (2, 2));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_snapshot_larger_than_a_message_arrives_as_one_change() {
+    let memory = Memory::new(1);
+    let value = "v".repeat(100_000);
+    for i in 0..100 {
+        memory.put(&[(&format!("/a/{i}"), &value)]);
+    }
+    let server = Server::start(memory.clone(), "127.0.0.1:0").await;
+    let reader = Reader::following(&[&server.address], &["/a/"]).await;
+    assert_eq!(reader.copy.len(), 100, "10 MB at once");
+    let mut rib = handshake::connect(&server.address, "test").await.unwrap().rib();
+    let all = rib.read(v1::ReadRequest { prefixes: vec!["/a/".into()], at_least: 0 }).await.unwrap_err();
+    assert_eq!(all.code(), Code::ResourceExhausted);
+    assert!(all.message().contains("watch"));
+    let watchers = rib.watchers(v1::WatchersRequest { prefix: "/a/1".into() }).await.unwrap().into_inner();
+    assert_eq!(watchers.watchers[0].software, "reader");
+    server.stop().await;
+}

@@ -1,0 +1,173 @@
+//! Server and reader over real sockets.
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
+
+mod acks;
+mod calls;
+mod support;
+mod traffic;
+
+use fairmesh_model::StoreId;
+use fairmesh_rib::{Node, Table};
+use support::{Memory, Reader, Server, copy, prefix};
+
+/// A socket path that lives as long as the test.
+fn socket() -> (tempfile::TempDir, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = format!("unix:{}/rib.sock", folder.path().display());
+    (folder, path)
+}
+
+async fn snapshot_then_deltas(address: &str) {
+    let memory = Memory::new(1);
+    memory.put(&[("/a/1", "x"), ("/b/1", "y")]);
+    let server = Server::start(memory.clone(), address).await;
+    let mut reader = Reader::following(&[&server.address], &["/a/"]).await;
+    assert_eq!(reader.copy, copy(&[("/a/1", "x")]));
+    memory.put(&[("/a/2", "z"), ("/b/2", "y")]);
+    let update = reader.update().await;
+    assert_eq!((update.revision.number, update.snapshots.len(), update.puts.len()), (2, 0, 1));
+    memory.delete("/a/1");
+    assert_eq!(reader.update().await.deletes.len(), 1);
+    assert_eq!(reader.copy, copy(&[("/a/2", "z")]));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_reader_gets_a_snapshot_then_deltas_over_tcp() {
+    snapshot_then_deltas("127.0.0.1:0").await;
+}
+
+#[tokio::test]
+async fn a_reader_gets_a_snapshot_then_deltas_over_a_unix_socket() {
+    let (_folder, path) = socket();
+    snapshot_then_deltas(&path).await;
+}
+
+#[tokio::test]
+async fn a_returning_reader_gets_what_it_missed_as_one_change_and_no_snapshot() {
+    let (_folder, path) = socket();
+    let memory = Memory::new(1);
+    memory.put(&[("/a/1", "old"), ("/b/1", "old"), ("/c/1", "old")]);
+    let server = Server::start(memory.clone(), &path).await;
+    let mut reader = Reader::following(&[&server.address], &["/a/", "/b/", "/c/"]).await;
+    server.stop().await;
+    memory.put(&[("/a/1", "new")]);
+    memory.put(&[("/b/1", "new")]);
+    memory.delete("/a/1");
+    let server = Server::start(memory.clone(), &path).await;
+    let update = reader.update().await;
+    assert_eq!((update.resumed.len(), update.snapshots.len()), (3, 0));
+    assert_eq!((update.puts.len(), update.deletes.len()), (1, 1), "the last value of each key, once");
+    assert_eq!(reader.copy, copy(&[("/b/1", "new"), ("/c/1", "old")]));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_reader_older_than_the_log_gets_snapshots() {
+    let (_folder, path) = socket();
+    let memory = Memory { node: Node::with_table(StoreId(1), Table::new(2)) };
+    memory.put(&[("/a/1", "0")]);
+    let server = Server::start(memory.clone(), &path).await;
+    let mut reader = Reader::following(&[&server.address], &["/a/"]).await;
+    server.stop().await;
+    for i in 1..5 {
+        memory.put(&[("/a/1", &i.to_string())]);
+    }
+    memory.delete("/a/1");
+    let server = Server::start(memory.clone(), &path).await;
+    let update = reader.update().await;
+    assert_eq!((update.resumed.len(), update.snapshots.len()), (0, 1));
+    assert!(reader.copy.is_empty(), "what is not in the snapshot is gone");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn another_store_behind_the_same_address_replaces_everything() {
+    let (_folder, path) = socket();
+    let (old, new) = (Memory::new(1), Memory::new(2));
+    (0..9).for_each(|_| drop(old.put(&[("/a/1", "old"), ("/a/2", "old")])));
+    let server = Server::start(old, &path).await;
+    let mut reader = Reader::following(&[&server.address], &["/a/"]).await;
+    server.stop().await;
+    new.put(&[("/a/1", "new")]);
+    let server = Server::start(new, &path).await;
+    let update = reader.update().await;
+    assert_eq!((update.revision.store, update.revision.number), (StoreId(2), 1));
+    assert_eq!(reader.copy, copy(&[("/a/1", "new")]));
+    assert_eq!(reader.until(|state| state.connected).await.store, Some(StoreId(2)));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_batch_across_two_subscriptions_arrives_whole() {
+    let memory = Memory::new(1);
+    let server = Server::start(memory.clone(), "127.0.0.1:0").await;
+    let mut reader = Reader::following(&[&server.address], &["/a/", "/b/"]).await;
+    for i in 0..50 {
+        let value = i.to_string();
+        memory.put(&[("/a/1", &value), ("/b/1", &value)]);
+    }
+    loop {
+        let update = reader.update().await;
+        assert_eq!(reader.copy["/a/1"], reader.copy["/b/1"], "at revision {}", update.revision.number);
+        if reader.copy["/a/1"] == "49" {
+            break;
+        }
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_prefix_given_up_is_silent_and_wished_for_again_comes_whole() {
+    let memory = Memory::new(1);
+    memory.put(&[("/a/1", "x"), ("/b/1", "x")]);
+    let server = Server::start(memory.clone(), "127.0.0.1:0").await;
+    let mut reader = Reader::following(&[&server.address], &["/a/", "/b/"]).await;
+    reader.handle.unsubscribe(&prefix("/a/"));
+    reader.handle.subscribe(prefix("/a/"));
+    let update = reader.update().await;
+    assert_eq!(update.snapshots.len(), 1);
+    reader.handle.unsubscribe(&prefix("/a/"));
+    // Followed after the unsubscribe was sent, so that its snapshot tells that the server has seen both.
+    reader.handle.subscribe(prefix("/c/"));
+    reader.update().await;
+    memory.put(&[("/a/1", "y")]);
+    memory.put(&[("/b/1", "y")]);
+    let update = reader.update().await;
+    assert_eq!((update.puts.len(), &*update.puts[0].0), (1, "/b/1"));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn addresses_are_tried_in_turn() {
+    let (_folder, dead) = socket();
+    let memory = Memory::new(1);
+    memory.put(&[("/a/1", "x")]);
+    let server = Server::start(memory, "127.0.0.1:0").await;
+    let reader = Reader::following(&[&dead.parse().unwrap(), &server.address], &["/a/"]).await;
+    assert_eq!(reader.until(|state| state.connected).await.address, Some(server.address.clone()));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn an_upstream_that_lags_behind_is_left_until_it_caught_up() {
+    let (_folder, path) = socket();
+    let (ahead, behind) = (Memory::new(1), Memory::new(1));
+    (0..3).for_each(|i| drop(ahead.put(&[("/a/1", &i.to_string())])));
+    let server = Server::start(ahead, &path).await;
+    let mut reader = Reader::following(&[&server.address], &["/a/"]).await;
+    server.stop().await;
+    behind.put(&[("/a/1", "0"), ("/b/1", "0")]);
+    let server = Server::start(behind.clone(), &path).await;
+    reader.handle.subscribe(prefix("/b/"));
+    let lagging = |text: &String| text.contains("behind revision 3");
+    reader.until(|state| state.error.as_ref().is_some_and(lagging)).await;
+    (1..4).for_each(|i| drop(behind.put(&[("/a/1", &i.to_string())])));
+    loop {
+        assert!(reader.update().await.revision.number >= 3, "never backwards");
+        if reader.copy == copy(&[("/a/1", "3"), ("/b/1", "0")]) {
+            break;
+        }
+    }
+    server.stop().await;
+}

@@ -1,0 +1,183 @@
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use fairmesh_model::{Identity, Location, Prefix, Revision, StoreId};
+use fairmesh_rib::{
+    Batch, Commit, Entry, Node, Update,
+    server::{Backend, RibServer, WriteError},
+    upstream::{Backoff, Handle, Sink, State, Upstream, UpstreamConfig},
+};
+use fairmesh_wire::transport::{Address, Listener, serve};
+use tokio::{sync::mpsc, task::JoinHandle, time::timeout};
+use tokio_util::sync::CancellationToken;
+
+/// How long anything may take before a test fails.
+pub(crate) const BOUND: Duration = Duration::from_secs(20);
+
+/// A store in memory only.
+#[derive(Clone, Debug)]
+pub(crate) struct Memory {
+    pub(crate) node: Node,
+}
+
+impl Memory {
+    pub(crate) fn new(store: u128) -> Self {
+        Self { node: Node::new(StoreId(store)) }
+    }
+
+    pub(crate) fn put(&self, pairs: &[(&str, &str)]) -> u64 {
+        self.commit(pairs.iter().map(|(key, value)| (*key, Some(Bytes::copy_from_slice(value.as_bytes())))))
+    }
+
+    pub(crate) fn delete(&self, key: &str) -> u64 {
+        self.commit([(key, None)])
+    }
+
+    pub(crate) fn commit<'a>(&self, changes: impl IntoIterator<Item = (&'a str, Option<Bytes>)>) -> u64 {
+        let revision = self.node.revision().number + 1;
+        let changes = changes.into_iter().map(|(key, value)| (Arc::from(key), value)).collect();
+        assert!(self.node.apply(Commit { revision, changes }));
+        revision
+    }
+}
+
+impl Backend for Memory {
+    fn node(&self) -> &Node {
+        &self.node
+    }
+
+    fn software(&self) -> String {
+        "memory".into()
+    }
+
+    fn location(&self) -> Option<Location> {
+        None
+    }
+
+    async fn write(&self, batch: Batch, _: Identity) -> Result<Revision, WriteError> {
+        self.node.check(&batch)?;
+        let revision = self.node.revision().number + 1;
+        self.node.apply(batch.into_commit(revision));
+        Ok(self.node.revision())
+    }
+}
+
+/// A server that runs until it is stopped.
+pub(crate) struct Server {
+    pub(crate) address: Address,
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Server {
+    pub(crate) async fn start(backend: impl Backend, address: &str) -> Self {
+        let listener = Listener::bind(&address.parse().unwrap()).await.unwrap();
+        let address = listener.address().unwrap();
+        let stop = CancellationToken::new();
+        let service = RibServer::new(backend, stop.clone()).into_service();
+        let (routes, stopped) = (tonic::service::Routes::new(service), stop.clone().cancelled_owned());
+        let task = tokio::spawn(async move { serve(routes, listener, stopped, BOUND).await.unwrap() });
+        Self { address, stop, task }
+    }
+
+    pub(crate) async fn stop(self) {
+        self.stop.cancel();
+        timeout(BOUND, self.task).await.expect("watches end when the server stops").unwrap();
+    }
+}
+
+/// What a sink got.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Got {
+    Update(Update),
+    Refused(Prefix, String),
+}
+
+struct Tell(mpsc::UnboundedSender<Got>);
+
+impl Sink for Tell {
+    fn update(&mut self, update: Update) {
+        let _ = self.0.send(Got::Update(update));
+    }
+
+    fn refused(&mut self, prefix: &Prefix, reason: &str) {
+        let _ = self.0.send(Got::Refused(prefix.clone(), reason.into()));
+    }
+}
+
+/// A follower with its copy.
+pub(crate) struct Reader {
+    pub(crate) handle: Handle,
+    pub(crate) copy: BTreeMap<String, String>,
+    got: mpsc::UnboundedReceiver<Got>,
+}
+
+impl Reader {
+    pub(crate) fn start(addresses: &[&Address], refuse_lagging: bool) -> Self {
+        let (tell, got) = mpsc::unbounded_channel();
+        let config = UpstreamConfig {
+            addresses: addresses.iter().map(|address| (*address).clone()).collect(),
+            software: "reader".into(),
+            backoff: Backoff { first: Duration::from_millis(5), longest: Duration::from_millis(20) },
+            refuse_lagging,
+        };
+        Self { handle: Upstream::spawn(config, Tell(tell)), copy: BTreeMap::new(), got }
+    }
+
+    /// Starts to follow prefixes and takes the first snapshot of each.
+    pub(crate) async fn following(addresses: &[&Address], prefixes: &[&str]) -> Self {
+        let mut reader = Self::start(addresses, true);
+        prefixes.iter().for_each(|text| reader.handle.subscribe(prefix(text)));
+        let mut missing = prefixes.len();
+        while missing > 0 {
+            missing -= reader.update().await.snapshots.len();
+        }
+        reader
+    }
+
+    /// The next update, applied and not acknowledged.
+    pub(crate) async fn update(&mut self) -> Update {
+        match self.got().await {
+            Got::Update(update) => update,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) async fn got(&mut self) -> Got {
+        let got = timeout(BOUND, self.got.recv()).await.expect("something arrives").unwrap();
+        if let Got::Update(update) = &got {
+            self.apply(update);
+        }
+        got
+    }
+
+    /// Waits for a state of the connection.
+    pub(crate) async fn until(&self, wanted: impl Fn(&State) -> bool) -> State {
+        let mut state = self.handle.state();
+        timeout(BOUND, state.wait_for(wanted)).await.expect("the state comes about").unwrap().clone()
+    }
+
+    fn apply(&mut self, update: &Update) {
+        for snapshot in &update.snapshots {
+            self.copy.retain(|key, _| !snapshot.prefix.covers(key));
+            self.put(&snapshot.entries);
+        }
+        self.put(&update.puts);
+        for key in &update.deletes {
+            self.copy.remove(&**key);
+        }
+    }
+
+    fn put(&mut self, entries: &[(Arc<str>, Entry)]) {
+        let text = |entry: &Entry| String::from_utf8_lossy(&entry.value).into_owned();
+        self.copy.extend(entries.iter().map(|(key, entry)| (key.to_string(), text(entry))));
+    }
+}
+
+pub(crate) fn prefix(text: &str) -> Prefix {
+    Prefix::new(text).unwrap()
+}
+
+pub(crate) fn copy(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+}

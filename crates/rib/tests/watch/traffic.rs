@@ -1,0 +1,121 @@
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use bytes::Bytes;
+use fairmesh_rib::MAX_VALUE_BYTES;
+use fairmesh_wire::{
+    handshake,
+    transport::Address,
+    v1::{self, watch_request, watch_response::Kind},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::mpsc,
+    time::timeout,
+};
+use tokio_stream::wrappers::ReceiverStream;
+
+use crate::support::{BOUND, Memory, Reader, Server};
+
+/// Passes one connection on and counts what the server sends.
+async fn meter(server: &Address) -> (Address, Arc<AtomicU64>) {
+    let Address::Tcp(server) = server.clone() else { panic!("a TCP server") };
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = Address::Tcp(listener.local_addr().unwrap().to_string());
+    let count = Arc::new(AtomicU64::new(0));
+    let counted = count.clone();
+    tokio::spawn(async move {
+        let (mut client_out, mut client_in) = listener.accept().await.unwrap().0.into_split();
+        let (mut server_out, mut server_in) = TcpStream::connect(server).await.unwrap().into_split();
+        tokio::spawn(async move { tokio::io::copy(&mut client_out, &mut server_in).await });
+        let mut buffer = vec![0; 65536];
+        while let Ok(bytes @ 1..) = server_out.read(&mut buffer).await {
+            counted.fetch_add(bytes as u64, Ordering::SeqCst);
+            if client_in.write_all(&buffer[..bytes]).await.is_err() {
+                return;
+            }
+        }
+    });
+    (address, count)
+}
+
+#[tokio::test]
+async fn nothing_is_sent_while_nothing_that_was_asked_for_changes() {
+    let memory = Memory::new(1);
+    let server = Server::start(memory.clone(), "127.0.0.1:0").await;
+    let (address, count) = meter(&server.address).await;
+    let mut reader = Reader::following(&[&address], &["/a/"]).await;
+    let before = count.load(Ordering::SeqCst);
+    for i in 0..10_000 {
+        memory.put(&[("/b/1", &i.to_string())]);
+        if i % 100 == 0 {
+            // Gives the server every chance to say something.
+            tokio::task::yield_now().await;
+        }
+    }
+    memory.put(&[("/a/1", "x")]);
+    let update = reader.update().await;
+    assert_eq!(
+        (update.revision.number, update.puts.len()),
+        (10_001, 1),
+        "the first message since the snapshot"
+    );
+    let sent = count.load(Ordering::SeqCst) - before;
+    assert!(sent < 256, "{sent} bytes for one change of 5 bytes among 10,000 others");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_quiet_reader_is_moved_on_before_the_log_forgets_where_it_stands() {
+    let (_folder, path) = crate::socket();
+    let memory = Memory {
+        node: fairmesh_rib::Node::with_table(fairmesh_model::StoreId(1), fairmesh_rib::Table::new(10)),
+    };
+    let server = Server::start(memory.clone(), &path).await;
+    let mut reader = Reader::following(&[&server.address], &["/a/"]).await;
+    for i in 0..5 {
+        memory.put(&[("/b/1", &i.to_string())]);
+    }
+    let mark = reader.update().await;
+    assert_eq!((mark.revision.number, mark.puts.len(), mark.snapshots.len()), (5, 0, 0));
+    server.stop().await;
+    for i in 5..14 {
+        memory.put(&[("/b/1", &i.to_string())]);
+    }
+    let server = Server::start(memory, &path).await;
+    let update = reader.update().await;
+    assert_eq!((update.resumed.len(), update.snapshots.len()), (1, 0));
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_reader_that_does_not_read_finds_the_last_values_and_not_a_queue() {
+    const WRITES: u64 = 200;
+    let memory = Memory::new(1);
+    let server = Server::start(memory.clone(), "127.0.0.1:0").await;
+    let connection = handshake::connect(&server.address, "sleeper").await.unwrap();
+    let (asks, requests) = mpsc::channel(1);
+    let mut answers = connection.rib().watch(ReceiverStream::new(requests)).await.unwrap().into_inner();
+    let subscribe = v1::Subscribe { prefix: "/a/".into(), from: None, more: false };
+    asks.send(v1::WatchRequest { kind: Some(watch_request::Kind::Subscribe(subscribe)) }).await.unwrap();
+    let first = timeout(BOUND, answers.message()).await.unwrap().unwrap().unwrap();
+    assert!(matches!(first.kind, Some(Kind::Snapshot(_))));
+    for i in 0..WRITES {
+        let mut value = vec![0; MAX_VALUE_BYTES];
+        value[..8].copy_from_slice(&i.to_le_bytes());
+        memory.commit([("/a/1", Some(Bytes::from(value)))]);
+        tokio::task::yield_now().await;
+    }
+    let (mut messages, mut last) = (0, 0);
+    while last < WRITES {
+        let message = timeout(BOUND, answers.message()).await.unwrap().unwrap().unwrap();
+        let Some(Kind::Delta(delta)) = message.kind else { panic!("only deltas follow") };
+        last = delta.revision.unwrap().number;
+        messages += 1;
+    }
+    assert!(messages < WRITES / 4, "{messages} messages for {WRITES} writes of one key");
+    server.stop().await;
+}
