@@ -85,7 +85,12 @@ impl Contest<'_> {
     /// How the endpoint at `position` of the group stands.
     #[inline]
     fn standing(&self, group: &Group<'_>, position: usize) -> Standing {
-        let index = group.indices()[position];
+        self.stand(group.indices()[position], group.weight(position))
+    }
+
+    /// How an endpoint stands.
+    #[inline]
+    pub fn stand(&self, index: u32, weight: u32) -> Standing {
         let (outstanding, penalised) = match self.slots.get(index) {
             Some(slot) => (slot.outstanding(), slot.penalised_until() > self.now),
             None => (0, false),
@@ -96,7 +101,7 @@ impl Contest<'_> {
             (true, false) => Handicap::Tried,
             (true, true) => Handicap::TriedAndPenalised,
         };
-        Standing { index, weight: group.weight(position), outstanding, handicap }
+        Standing { index, weight, outstanding, handicap }
     }
 
     /// The best of all by position; among equals each wins by its weight (reservoir sampling: the one at hand replaces

@@ -20,12 +20,21 @@ pub struct Rank {
     pub node: u64,
 }
 
-/// The rank of `node` for `chooser`, both hashed already; a weight of 0 counts as 1.
-#[inline]
-pub fn rank(chooser: u64, node: u64, weight: u32) -> Rank {
-    let draw = mix_pair(chooser, node);
-    let cost = (64 << LOG_BITS) - log2(draw);
-    Rank { score: (cost << 24) / u64::from(weight.max(1)), draw: Reverse(draw), node }
+impl Rank {
+    /// The rank of `node` for `chooser`, both hashed already; a weight of 0 counts as 1.
+    #[inline]
+    pub fn new(chooser: u64, node: u64, weight: u32) -> Self {
+        let draw = mix_pair(chooser, node);
+        let cost = (64 << LOG_BITS) - log2(draw);
+        Self { score: (cost << 24) / u64::from(weight.max(1)), draw: Reverse(draw), node }
+    }
+
+    /// The same without the score, which orders as the draw does where all weights are equal; comparable only with its
+    /// kind.
+    #[inline]
+    pub fn unweighted(chooser: u64, node: u64) -> Self {
+        Self { score: 0, draw: Reverse(mix_pair(chooser, node)), node }
+    }
 }
 
 /// The positions of the `k` nodes, each `(hash, weight)`, that `chooser` ranks first, in its order; all when `k` is 0.
@@ -33,7 +42,7 @@ pub fn subset(chooser: u64, nodes: &[(u64, u32)], k: usize) -> Vec<usize> {
     let mut ranked: Vec<(Rank, usize)> = nodes
         .iter()
         .enumerate()
-        .map(|(position, &(node, weight))| (rank(chooser, node, weight), position))
+        .map(|(position, &(node, weight))| (Rank::new(chooser, node, weight), position))
         .collect();
     if k != 0 && k < ranked.len() {
         ranked.select_nth_unstable(k - 1);

@@ -5,12 +5,17 @@
 //! that writes down the reasons. One mutable table updated in place was rejected: a call would see half of a change, and
 //! readers would need a lock.
 
+mod facts;
+mod horizon;
 mod request;
 mod routes;
 mod shards;
 mod upstream;
+mod witness;
 
+pub use facts::{Candidate, EndpointTarget, Facts, Reach};
 pub use fairmesh_balancer::Outcome;
 pub use request::{Ask, Headers, Picked, RequestView, Routed, Unroutable};
 pub use shards::{Holding, Located, Shards};
-pub use upstream::{Candidate, EndpointTarget, Explanation, Facts, Reach, Step, Upstream};
+pub use upstream::{Explanation, Upstream};
+pub use witness::Step;

@@ -78,7 +78,7 @@ pub struct Picked {
     pub shard: Option<ShardId>,
     /// The version of the shard map that was used; 0 without one.
     pub map_version: u64,
-    /// Whether only endpoints that should not be called any more (draining, lost) were left. Count it.
+    /// Whether only what should not be called any more was left: draining or lost endpoints, copies that stop. Count it.
     pub last_resort: bool,
 }
 

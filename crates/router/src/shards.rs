@@ -43,9 +43,17 @@ pub struct Located {
     /// Where it stands in the map.
     pub position: u32,
     /// The first line of its block's copies, and its own among those.
-    copies: u32,
+    line: u32,
     from: u32,
     len: u32,
+}
+
+impl Located {
+    /// How many copies the shard has.
+    #[inline]
+    pub fn copies(&self) -> usize {
+        self.len as usize
+    }
 }
 
 /// How keys of 128 bits become words of 64 that keep their order: relative to the first key, cut to the bits that the
@@ -131,21 +139,19 @@ impl Shards {
         Some(Located {
             shard: ShardId((entry >> 32) as u32),
             position: (block * FAN_OUT + place) as u32,
-            copies: (line + header) as u32,
+            line: (line + header) as u32,
             from: (entry >> 12) as u32 & 0xf_ffff,
             len: entry as u32 & 0xfff,
         })
     }
 
-    /// The copies of a shard that [`locate`](Self::locate) of this very map found, as positions in
-    /// [`holdings`](Self::holdings).
+    /// The `i`-th copy of a shard that [`locate`](Self::locate) of this very map found, below its number of
+    /// [copies](Located::copies), as a position in [`holdings`](Self::holdings).
     #[inline]
-    pub fn copies(&self, located: &Located) -> impl ExactSizeIterator<Item = u32> + '_ {
-        let first = located.copies as usize;
-        (located.from as usize..(located.from + located.len) as usize).map(move |i| {
-            let pair = self.lines[first + i / 16].0[i % 16 / 2];
-            (pair >> (32 * (i % 2))) as u32
-        })
+    pub fn copy(&self, located: &Located, i: usize) -> u32 {
+        let i = located.from as usize + i;
+        let pair = self.lines[located.line as usize + i / 16].0[i % 16 / 2];
+        (pair >> (32 * (i % 2))) as u32
     }
 
     /// Every combination of endpoint, role and state that holds a copy.

@@ -1,81 +1,96 @@
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use fairmesh_balancer::{Outcome, Slots};
-use fairmesh_model::{
-    Endpoint, EndpointState, InstanceId, Location, Policy, Protocol, Regions, RoundTrips, Service,
-    ServiceName,
+use fairmesh_balancer::{Lease, Members, Outcome, Slots};
+use fairmesh_model::{Policy, Protocol, Role, ServiceName};
+
+use crate::{
+    Ask, Candidate, EndpointTarget, Facts, Headers, Picked, Reach, RequestView, Routed, Shards, Step,
+    Unroutable, horizon::Horizon, routes::Routes,
 };
 
-use crate::{Ask, Headers, Picked, RequestView, Routed, Shards, Unroutable};
+mod compile;
+mod decide;
+mod explain;
 
-/// The records that a snapshot is compiled from.
+/// Everything that this client needs to decide about calls to one service: immutable but for the counts.
+#[derive(Debug)]
+pub struct Upstream {
+    kind: Kind,
+    slots: Arc<Slots>,
+    horizon: Horizon,
+    routes: Routes,
+    name: ServiceName,
+    policy: Policy,
+    protocol: Protocol,
+    /// The caller's hash, salted with the service.
+    chooser: u64,
+    /// By index; gaps are indices of instances that are gone.
+    entries: Box<[Option<Entry>]>,
+    /// What to say when no endpoint can be called at all.
+    nothing: Unroutable,
+    _lease: Lease,
+}
+
+/// How candidates are found.
+#[derive(Debug)]
+enum Kind {
+    /// Any of the endpoints, by rank.
+    Replicated(Box<[Tier<Members>]>),
+    /// The endpoint that the key's hash ranks first, by rank.
+    Hashed(Box<[Tier<Hashed>]>),
+    /// Those that hold the key's shard; `None` while nobody has created the map.
+    Sharded(Option<Sharding>),
+}
+
+/// The candidates of one rank.
+#[derive(Debug)]
+struct Tier<T> {
+    rank: u32,
+    /// How many there were before the subset was taken.
+    of: usize,
+    candidates: T,
+}
+
+/// Endpoints for consistent hashing.
+#[derive(Debug)]
+struct Hashed {
+    nodes: Box<[Node]>,
+    /// Whether all weights are equal.
+    equal: bool,
+}
+
+/// An endpoint for consistent hashing.
 #[derive(Clone, Copy, Debug)]
-pub struct Facts<'a> {
-    /// The service.
-    pub name: &'a ServiceName,
-    /// Its kind and protocol.
-    pub service: &'a Service,
-    /// Its policy.
-    pub policy: &'a Policy,
-    /// Its endpoints, in any order.
-    pub endpoints: &'a [Endpoint],
-    /// Its shard map: compiled once a version ([`Shards::compile`]), not again with every change of an endpoint.
-    pub shards: Option<&'a Arc<Shards>>,
-    /// Where the caller runs.
-    pub location: &'a Location,
-    /// The regions of the fleet.
-    pub regions: &'a Regions,
-    /// Round trips between them.
-    pub round_trips: &'a RoundTrips,
-    /// The caller's id, hashed by [`fairmesh_model::arith::hash_text`]; the same after its restart.
-    pub client: u64,
+struct Node {
+    hash: u64,
+    weight: u32,
+    index: u32,
 }
 
-/// One endpoint as a caller needs it to connect. Kept (the same `Arc`) from snapshot to snapshot while nothing changes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EndpointTarget {
-    /// Its identity.
-    pub instance: InstanceId,
-    /// Where it listens.
-    pub address: SocketAddr,
-    /// Where it runs.
-    pub location: Location,
-    /// Whether it should get calls.
-    pub state: EndpointState,
-    /// Its relative compute power in thousandths.
-    pub weight: u32,
-    /// What it speaks.
-    pub protocol: Protocol,
+/// The shard map, and what its holdings mean to this caller.
+#[derive(Debug)]
+struct Sharding {
+    shards: Arc<Shards>,
+    /// By holding.
+    holders: Box<[Holder]>,
+    roles: Box<[Role]>,
 }
 
-/// How far away an endpoint is, in the order in which callers turn to it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reach {
-    /// The ring, from 0, or `None` where the policy does not let this caller go.
-    pub ring: Option<u16>,
-    /// The round trip to its region, where it is known.
-    pub round_trip: Option<Duration>,
-    /// Whether its region is being emptied, and so comes after all others.
-    pub draining: bool,
+/// One holding: [`Holder::NOBODY`] where it cannot be called.
+#[derive(Clone, Copy, Debug)]
+struct Holder {
+    rank: u32,
+    role: u32,
+    index: u32,
+    weight: u32,
 }
 
-/// One endpoint of a snapshot, with what this client knows of it.
+/// One endpoint.
 #[derive(Clone, Debug)]
-pub struct Candidate<'a> {
-    /// Its index.
-    pub index: u32,
-    /// What it is.
-    pub target: &'a Arc<EndpointTarget>,
-    /// How far away it is.
-    pub reach: &'a Reach,
-    /// Whether it is one of the endpoints that this client keeps to within its ring (always, for sharded services).
-    pub in_subset: bool,
-    /// Calls begun and not finished.
-    pub outstanding: u32,
-    /// Failures in a row.
-    pub failures: u32,
-    /// When its penalty ends, in nanoseconds of the caller's clock; 0 without one.
-    pub penalised_until: u64,
+struct Entry {
+    target: Arc<EndpointTarget>,
+    reach: Reach,
+    in_subset: bool,
 }
 
 /// Why a call goes where it goes.
@@ -85,39 +100,15 @@ pub struct Explanation {
     pub steps: Vec<Step>,
     /// The service that gets the call.
     pub target: ServiceName,
-    /// The choice, or why there is none; `None` when the call goes to another service, whose snapshot then explains.
+    /// The choice, or why there is none; `None` when the call goes to another service, whose snapshot then explains
+    /// ([`Upstream::explain_pick`]).
     pub picked: Option<Result<Picked, Unroutable>>,
-}
-
-/// One step of a decision.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Step {
-    /// Which step it is: `route`, `shard`, `ring`, `subset`, `pick`.
-    pub title: &'static str,
-    /// What was decided and from what.
-    pub detail: String,
-}
-
-/// Everything that this client needs to decide about calls to one service: immutable but for the counts.
-#[derive(Debug)]
-pub struct Upstream {
-    name: ServiceName,
-    policy: Policy,
-    protocol: Protocol,
-    slots: Arc<Slots>,
-    targets: Vec<Arc<EndpointTarget>>,
 }
 
 impl Upstream {
     /// Compiles the records, keeping the counts and indices of `previous`, a snapshot of the same service.
     pub fn compile(facts: &Facts<'_>, previous: Option<&Self>) -> Self {
-        Self {
-            name: facts.name.clone(),
-            policy: facts.policy.clone(),
-            protocol: facts.service.protocol,
-            slots: previous.map(|p| Arc::clone(&p.slots)).unwrap_or_default(),
-            targets: Vec::new(),
-        }
+        compile::compile(facts, previous)
     }
 
     /// The service.
@@ -135,35 +126,72 @@ impl Upstream {
         self.protocol
     }
 
+    /// The shard map in use.
+    pub fn shards(&self) -> Option<&Arc<Shards>> {
+        match &self.kind {
+            Kind::Sharded(Some(sharding)) => Some(&sharding.shards),
+            _ => None,
+        }
+    }
+
     /// Which service gets the call and under which rules; the first matching route wins (X7).
-    pub fn route<H: Headers + ?Sized>(&self, _request: &RequestView<'_, H>, _seed: u64) -> Routed<'_> {
-        let timeout = self.policy.timeout;
-        Routed { target: &self.name, route: None, class: None, timeout, idempotent: false }
+    #[inline]
+    pub fn route<H: Headers + ?Sized>(&self, request: &RequestView<'_, H>, seed: u64) -> Routed<'_> {
+        self.decide_route(request, seed, &mut ())
     }
 
     /// The endpoint for one try. `now` is nanoseconds of any monotonic clock, the one that `finish` gets too.
-    pub fn pick(&self, _ask: &Ask<'_>, _now: u64, _seed: u64) -> Result<Picked, Unroutable> {
-        Err(Unroutable::NoEndpoints)
+    #[inline]
+    pub fn pick(&self, ask: &Ask<'_>, now: u64, seed: u64) -> Result<Picked, Unroutable> {
+        self.decide(ask, now, seed, &mut ())
     }
 
     /// Counts a try that begins at `index`. Every call is followed by one of [`finish`](Self::finish), on this
     /// snapshot or any later one of the service.
-    pub fn begin(&self, _index: u32) {}
+    #[inline]
+    pub fn begin(&self, index: u32) {
+        self.slots.begin(index);
+    }
 
     /// Counts the end of a try and learns from its outcome.
-    pub fn finish(&self, _index: u32, _outcome: Outcome, _now: u64) {}
+    #[inline]
+    pub fn finish(&self, index: u32, outcome: Outcome, now: u64) {
+        self.slots.finish(index, outcome, now);
+    }
 
     /// The endpoint at an index that this snapshot picked.
     ///
     /// # Panics
     /// When this snapshot knows no endpoint of that index.
+    #[inline]
     pub fn target(&self, index: u32) -> &Arc<EndpointTarget> {
-        &self.targets[index as usize]
+        match self.known(index) {
+            Some(target) => target,
+            None => panic!("index {index} was not picked from this snapshot"),
+        }
+    }
+
+    /// The endpoint at an index that any snapshot of the service picked, or `None` when it is gone since.
+    #[inline]
+    pub fn known(&self, index: u32) -> Option<&Arc<EndpointTarget>> {
+        self.entries.get(index as usize)?.as_ref().map(|entry| &entry.target)
     }
 
     /// Every endpoint known, those that may not be called included, by index.
     pub fn candidates(&self) -> impl Iterator<Item = Candidate<'_>> {
-        std::iter::empty()
+        (0..).zip(&self.entries).filter_map(|(index, entry)| {
+            let entry = entry.as_ref()?;
+            let slot = self.slots.get(index)?;
+            Some(Candidate {
+                index,
+                target: &entry.target,
+                reach: &entry.reach,
+                in_subset: entry.in_subset,
+                outstanding: slot.outstanding(),
+                failures: slot.failures(),
+                penalised_until: slot.penalised_until(),
+            })
+        })
     }
 
     /// Decides as [`route`](Self::route) and [`pick`](Self::pick) do, and says why.
@@ -174,12 +202,14 @@ impl Upstream {
         now: u64,
         seed: u64,
     ) -> Explanation {
-        let target = self.route(request, seed).target.clone();
-        Explanation { steps: Vec::new(), target, picked: Some(self.pick(ask, now, seed)) }
+        explain::explain(self, request, ask, now, seed)
     }
 
     /// Decides as [`pick`](Self::pick) does, and says why: for a call that another service's route sent here.
     pub fn explain_pick(&self, ask: &Ask<'_>, now: u64, seed: u64) -> Explanation {
-        Explanation { steps: Vec::new(), target: self.name.clone(), picked: Some(self.pick(ask, now, seed)) }
+        explain::explain_pick(self, ask, now, seed)
     }
 }
+
+#[cfg(test)]
+mod tests;

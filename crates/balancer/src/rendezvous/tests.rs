@@ -85,7 +85,16 @@ fn all_are_ranked_when_k_is_zero_and_the_first_k_lead() {
     assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), 50);
     assert_eq!(subset(9, &nodes, 7), all[..7]);
     assert!(all.windows(2).all(|pair| {
-        let rank = |position: usize| rank(9, nodes[position].0, nodes[position].1);
+        let rank = |position: usize| Rank::new(9, nodes[position].0, nodes[position].1);
         rank(pair[0]) < rank(pair[1])
     }));
+}
+
+#[test]
+fn equal_weights_rank_by_the_draw_alone() {
+    let nodes = nodes(200, &[700]);
+    for key in 0..2_000 {
+        let by_draw = (0..200).min_by_key(|&position| Rank::unweighted(key, nodes[position].0));
+        assert_eq!(by_draw, Some(subset(key, &nodes, 1)[0]));
+    }
 }

@@ -1,0 +1,122 @@
+use std::collections::BTreeMap;
+
+use fairmesh_model::{EndpointState, Locality, Region, ReplicaState, Ring};
+
+use crate::{Facts, Reach};
+
+/// The regions as one caller sees them: which rings they lie in, and so in which order it turns to their endpoints.
+///
+/// The order is one number, the rank; the lowest rank that has a candidate is used (S14). Ranks ascend by class, then
+/// regions that are not being emptied before those that are, then by ring.
+#[derive(Debug)]
+pub(crate) struct Horizon {
+    rings: Vec<Ring>,
+    regions: BTreeMap<Region, Reach>,
+}
+
+/// Whether an endpoint should be called, in the order of preference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Class {
+    /// It serves.
+    Serving,
+    /// It serves, and gives up its copy of the shard.
+    Stopping,
+    /// It should not be called and may still answer.
+    LastResort,
+}
+
+impl Class {
+    /// The class of an endpoint, or `None` of one that may not be called at all.
+    pub(crate) fn of(state: EndpointState) -> Option<Self> {
+        match state {
+            EndpointState::Starting => None,
+            EndpointState::Serving => Some(Self::Serving),
+            // One class: preferring the few that drain to the many that were lost at once would overrun those.
+            EndpointState::Draining | EndpointState::Lost => Some(Self::LastResort),
+        }
+    }
+
+    /// The class of a copy at an endpoint, or `None` of one that may not be called at all.
+    pub(crate) fn of_copy(state: EndpointState, copy: ReplicaState) -> Option<Self> {
+        let class = match copy {
+            ReplicaState::Starting => return None,
+            ReplicaState::Serving => Self::Serving,
+            ReplicaState::Stopping => Self::Stopping,
+        };
+        Self::of(state).map(|endpoint| endpoint.max(class))
+    }
+}
+
+impl Horizon {
+    pub(crate) fn new(facts: &Facts<'_>) -> Self {
+        let Locality { rings, local_only } = &facts.policy.locality;
+        let rings = if rings.is_empty() { Locality::default_rings() } else { rings.clone() };
+        let mut regions = BTreeMap::new();
+        for endpoint in facts.endpoints {
+            let region = &endpoint.location.region;
+            if !regions.contains_key(region) {
+                regions.insert(region.clone(), reach(facts, &rings, *local_only, region));
+            }
+        }
+        Self { rings, regions }
+    }
+
+    /// Every region that has an endpoint.
+    pub(crate) fn regions(&self) -> impl Iterator<Item = (&Region, &Reach)> {
+        self.regions.iter()
+    }
+
+    /// The reach of a region that has an endpoint.
+    pub(crate) fn reach(&self, region: &Region) -> &Reach {
+        /// Of a region without endpoints, which nobody asks for.
+        const NOWHERE: Reach = Reach { ring: None, round_trip: None, draining: false };
+        self.regions.get(region).unwrap_or(&NOWHERE)
+    }
+
+    /// Where endpoints of this class and reach come in the order, or `None` when the policy does not let the caller go.
+    pub(crate) fn rank(&self, class: Class, reach: &Reach) -> Option<u32> {
+        let rings = self.rings.len() as u32;
+        let drained = if reach.draining { rings } else { 0 };
+        reach.ring.map(|ring| class as u32 * 2 * rings + drained + u32::from(ring))
+    }
+
+    /// Whether endpoints of this rank should rather not be called.
+    #[inline]
+    pub(crate) fn is_last_resort(&self, rank: u32) -> bool {
+        rank >= 2 * self.rings.len() as u32
+    }
+
+    /// The rank in words.
+    pub(crate) fn describe(&self, rank: u32) -> String {
+        let rings = self.rings.len() as u32;
+        let ring = rank % rings;
+        let bound = match self.rings[ring as usize].within {
+            Some(within) => format!("ring {ring} (within {within:?})"),
+            None => format!("ring {ring} (any distance)"),
+        };
+        let drained = if rank % (2 * rings) >= rings { " of draining regions" } else { "" };
+        let class = match rank / (2 * rings) {
+            0 => "",
+            1 => ", only copies that stop",
+            _ => ", only draining or lost endpoints, as a last resort",
+        };
+        format!("{bound}{drained}{class}")
+    }
+}
+
+fn reach(facts: &Facts<'_>, rings: &[Ring], local_only: bool, region: &Region) -> Reach {
+    let own = *region == facts.location.region;
+    let round_trip = facts.round_trips.get(&facts.location.region, region);
+    let ring = match round_trip {
+        _ if local_only && !own => None,
+        Some(rtt) => rings.iter().position(|ring| ring.within.is_none_or(|within| rtt <= within)),
+        // Nobody measured it yet, which is no reason to fail a call that finds nothing nearer.
+        None => Some(rings.len() - 1),
+    };
+    Reach {
+        ring: ring.map(|ring| u16::try_from(ring).unwrap_or(u16::MAX)),
+        round_trip,
+        // Callers inside a region that is being emptied go on using it: they leave with it.
+        draining: !own && facts.regions.regions.get(region).is_some_and(|info| info.draining),
+    }
+}

@@ -1,0 +1,203 @@
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use fairmesh_balancer::{Members, Slots, rendezvous};
+use fairmesh_model::{
+    Endpoint, EndpointState, InstanceId, Role, ServiceKind,
+    arith::{hash_text, mix_pair},
+};
+
+use super::{Entry, Hashed, Holder, Kind, Node, Sharding, Tier, Upstream};
+use crate::{
+    EndpointTarget, Facts, Shards, Unroutable,
+    horizon::{Class, Horizon},
+    routes::Routes,
+};
+
+pub(super) fn compile(facts: &Facts<'_>, previous: Option<&Upstream>) -> Upstream {
+    let horizon = Horizon::new(facts);
+    let chooser = mix_pair(facts.client, hash_text(&facts.name.to_string()));
+    let endpoints = unique(facts.endpoints);
+    let draft = Draft { facts, horizon: &horizon, chooser, endpoints: &endpoints };
+    let tiers = draft.tiers();
+    let slots = previous.map(|previous| Arc::clone(&previous.slots)).unwrap_or_default();
+    let (indices, lease) = draft.assign(&slots, &tiers);
+    let entries = draft.entries(&indices, &tiers, previous);
+    let nothing = draft.nothing();
+    let kind = draft.kind(&indices, tiers);
+    Upstream {
+        kind,
+        slots,
+        routes: Routes::compile(&facts.policy.routes),
+        name: facts.name.clone(),
+        policy: facts.policy.clone(),
+        protocol: facts.service.protocol,
+        chooser,
+        entries,
+        nothing,
+        horizon,
+        _lease: lease,
+    }
+}
+
+/// Each instance once. While it moves to another region it stands in two records: the one that serves counts.
+fn unique(endpoints: &[Endpoint]) -> Vec<&Endpoint> {
+    let mut places: HashMap<&InstanceId, usize> = HashMap::with_capacity(endpoints.len());
+    let mut unique: Vec<&Endpoint> = Vec::with_capacity(endpoints.len());
+    for endpoint in endpoints {
+        let place = *places.entry(&endpoint.instance).or_insert(unique.len());
+        match unique.get_mut(place) {
+            None => unique.push(endpoint),
+            Some(other) if other.state != EndpointState::Serving => *other = endpoint,
+            Some(_) => {}
+        }
+    }
+    unique
+}
+
+/// A snapshot while it is compiled. Endpoints are positions in `endpoints` until they have indices.
+struct Draft<'a> {
+    facts: &'a Facts<'a>,
+    horizon: &'a Horizon,
+    chooser: u64,
+    endpoints: &'a [&'a Endpoint],
+}
+
+/// Positions, by preference.
+type Positions = Tier<Vec<usize>>;
+
+impl Draft<'_> {
+    fn rank(&self, endpoint: &Endpoint) -> Option<u32> {
+        let class = Class::of(endpoint.state)?;
+        self.horizon.rank(class, self.horizon.reach(&endpoint.location.region))
+    }
+
+    /// The endpoints that may be called, by rank; of replicated services only this client's subset of each (S23).
+    fn tiers(&self) -> Vec<Positions> {
+        let mut ranks: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        for (position, endpoint) in self.endpoints.iter().enumerate() {
+            if let Some(rank) = self.rank(endpoint) {
+                ranks.entry(rank).or_default().push(position);
+            }
+        }
+        let keep = match self.facts.service.kind {
+            ServiceKind::Replicated => self.facts.policy.balancing.subset as usize,
+            ServiceKind::Sharded | ServiceKind::ConsistentHash => 0,
+        };
+        let tier = |(rank, positions): (u32, Vec<usize>)| {
+            let nodes: Vec<_> = positions.iter().map(|&position| node(self.endpoints[position])).collect();
+            let subset = rendezvous::subset(self.chooser, &nodes, keep);
+            let candidates = subset.into_iter().map(|i| positions[i]).collect();
+            Tier { rank, of: positions.len(), candidates }
+        };
+        ranks.into_iter().map(tier).collect()
+    }
+
+    /// Gives indices by position. The subsets come first, so that the counts of what is called lie close together.
+    fn assign(&self, slots: &Slots, tiers: &[Positions]) -> (Vec<u32>, fairmesh_balancer::Lease) {
+        let mut seen = vec![false; self.endpoints.len()];
+        let mut order: Vec<usize> = Vec::with_capacity(self.endpoints.len());
+        for position in tiers.iter().flat_map(|tier| &tier.candidates).copied().chain(0..self.endpoints.len())
+        {
+            if !std::mem::replace(&mut seen[position], true) {
+                order.push(position);
+            }
+        }
+        let (given, lease) = slots.assign(order.iter().map(|&position| &self.endpoints[position].instance));
+        let mut indices = vec![0; self.endpoints.len()];
+        for (position, index) in order.into_iter().zip(given) {
+            indices[position] = index;
+        }
+        (indices, lease)
+    }
+
+    fn entries(
+        &self,
+        indices: &[u32],
+        tiers: &[Positions],
+        previous: Option<&Upstream>,
+    ) -> Box<[Option<Entry>]> {
+        let len = indices.iter().max().map_or(0, |&last| last as usize + 1);
+        let mut entries = vec![None; len];
+        for (endpoint, &index) in self.endpoints.iter().zip(indices) {
+            let target = EndpointTarget::new(endpoint, self.facts.service.protocol);
+            let target = match previous.and_then(|previous| previous.known(index)) {
+                Some(same) if **same == target => Arc::clone(same),
+                _ => Arc::new(target),
+            };
+            let reach = self.horizon.reach(&endpoint.location.region).clone();
+            entries[index as usize] = Some(Entry { target, reach, in_subset: false });
+        }
+        for &position in tiers.iter().flat_map(|tier| &tier.candidates) {
+            if let Some(entry) = &mut entries[indices[position] as usize] {
+                entry.in_subset = true;
+            }
+        }
+        entries.into_boxed_slice()
+    }
+
+    fn nothing(&self) -> Unroutable {
+        if self.endpoints.iter().any(|endpoint| Class::of(endpoint.state).is_some()) {
+            Unroutable::NoneInRegion { region: self.facts.location.region.clone() }
+        } else {
+            Unroutable::NoEndpoints
+        }
+    }
+
+    fn kind(&self, indices: &[u32], tiers: Vec<Positions>) -> Kind {
+        match self.facts.service.kind {
+            ServiceKind::Replicated => Kind::Replicated(each(tiers, |positions| {
+                let member = |&position: &usize| (indices[position], self.endpoints[position].weight);
+                Members::new(&positions.iter().map(member).collect::<Vec<_>>())
+            })),
+            ServiceKind::ConsistentHash => Kind::Hashed(each(tiers, |positions| {
+                let node = |&position: &usize| {
+                    let (hash, weight) = node(self.endpoints[position]);
+                    Node { hash, weight, index: indices[position] }
+                };
+                let nodes: Box<[Node]> = positions.iter().map(node).collect();
+                let equal = nodes.windows(2).all(|pair| pair[0].weight == pair[1].weight);
+                Hashed { nodes, equal }
+            })),
+            ServiceKind::Sharded => {
+                Kind::Sharded(self.facts.shards.map(|shards| self.sharding(shards, indices)))
+            }
+        }
+    }
+
+    fn sharding(&self, shards: &Arc<Shards>, indices: &[u32]) -> Sharding {
+        let known: HashMap<&InstanceId, usize> =
+            self.endpoints.iter().enumerate().map(|(i, endpoint)| (&endpoint.instance, i)).collect();
+        let mut roles: Vec<Role> = shards.holdings().iter().map(|holding| holding.role.clone()).collect();
+        roles.sort_unstable();
+        roles.dedup();
+        let holder = |holding: &crate::Holding| {
+            let &position = known.get(&holding.instance)?;
+            let endpoint = self.endpoints[position];
+            let class = Class::of_copy(endpoint.state, holding.state)?;
+            let rank = self.horizon.rank(class, self.horizon.reach(&endpoint.location.region))?;
+            let role = roles.binary_search(&holding.role).ok()? as u32;
+            Some(Holder { rank, role, index: indices[position], weight: endpoint.weight })
+        };
+        let holders =
+            shards.holdings().iter().map(|holding| holder(holding).unwrap_or(Holder::NOBODY)).collect();
+        Sharding { shards: Arc::clone(shards), holders, roles: roles.into_boxed_slice() }
+    }
+}
+
+impl Holder {
+    /// A holding at an endpoint that is not registered, or may not be called from here.
+    pub(super) const NOBODY: Self = Self { rank: u32::MAX, role: u32::MAX, index: 0, weight: 0 };
+}
+
+/// An endpoint as rendezvous hashing sees it.
+fn node(endpoint: &Endpoint) -> (u64, u32) {
+    (hash_text(endpoint.instance.as_str()), endpoint.weight)
+}
+
+fn each<T>(tiers: Vec<Positions>, compile: impl Fn(&[usize]) -> T) -> Box<[Tier<T>]> {
+    let tier = |tier: Positions| Tier { rank: tier.rank, of: tier.of, candidates: compile(&tier.candidates) };
+    tiers.into_iter().map(tier).collect()
+}

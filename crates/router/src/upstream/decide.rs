@@ -1,0 +1,272 @@
+use std::ops::Range;
+
+use fairmesh_balancer::{Contest, Few, Handicap, Standing, pick, rendezvous::Rank};
+use fairmesh_model::{
+    ShardId,
+    arith::{Generator, hash_key},
+};
+
+use super::{Hashed, Holder, Kind, Members, Sharding, Tier, Upstream};
+use crate::{Ask, Headers, Located, Picked, RequestView, Routed, Unroutable, witness::Witness};
+
+/// The best found while ranks are tried from the lowest up.
+struct Best {
+    standing: Standing,
+    rank: u32,
+}
+
+impl Best {
+    /// Takes what a rank offers; says whether nothing speaks against it, so that no further rank needs a look.
+    #[inline]
+    fn offer(kept: &mut Option<Self>, standing: Option<Standing>, rank: u32) -> bool {
+        let Some(standing) = standing else { return false };
+        if kept.as_ref().is_none_or(|best| standing.handicap < best.standing.handicap) {
+            *kept = Some(Self { standing, rank });
+        }
+        standing.handicap == Handicap::None
+    }
+}
+
+impl Upstream {
+    #[inline]
+    pub(super) fn decide_route<H: Headers + ?Sized, W: Witness>(
+        &self,
+        request: &RequestView<'_, H>,
+        seed: u64,
+        witness: &mut W,
+    ) -> Routed<'_> {
+        let Some((position, rule)) = self.routes.find(request) else {
+            witness.note("route", || match self.routes.len() {
+                0 => format!("{} has no routes", self.name),
+                n => format!("none of the {n} routes of {} matches", self.name),
+            });
+            let timeout = self.policy.timeout;
+            return Routed { target: &self.name, route: None, class: None, timeout, idempotent: false };
+        };
+        let route = &rule.route;
+        let target = rule.arm(seed).unwrap_or(&self.name);
+        witness.note("route", || {
+            let n = self.routes.len();
+            format!(
+                "'{}', number {} of {n}, is the first that matches: to {target}",
+                route.name,
+                position + 1
+            )
+        });
+        Routed {
+            target,
+            route: Some(&route.name),
+            class: route.class.as_ref(),
+            timeout: route.timeout.unwrap_or(self.policy.timeout),
+            idempotent: route.idempotent,
+        }
+    }
+
+    #[inline]
+    pub(super) fn decide<W: Witness>(
+        &self,
+        ask: &Ask<'_>,
+        now: u64,
+        seed: u64,
+        witness: &mut W,
+    ) -> Result<Picked, Unroutable> {
+        let contest = Contest { slots: &self.slots, avoid: ask.avoid, now };
+        match &self.kind {
+            Kind::Replicated(tiers) => self.pick_any(tiers, &contest, seed, witness),
+            Kind::Hashed(tiers) => self.pick_by_hash(tiers, ask, &contest, witness),
+            Kind::Sharded(sharding) => {
+                let sharding = sharding.as_ref().ok_or(Unroutable::NoShardMap)?;
+                self.pick_by_shard(sharding, ask, &contest, seed, witness)
+            }
+        }
+    }
+
+    #[inline]
+    fn pick_any<W: Witness>(
+        &self,
+        tiers: &[Tier<Members>],
+        contest: &Contest<'_>,
+        seed: u64,
+        witness: &mut W,
+    ) -> Result<Picked, Unroutable> {
+        self.note_regions(witness);
+        let mut random = Generator::new(seed);
+        let mut best = None;
+        for tier in tiers {
+            if self.ends_before(&best, tier.rank) {
+                break;
+            }
+            let group = tier.candidates.group();
+            self.note_rank(tier.rank, witness);
+            witness.note("subset", || format!("{} of {} endpoints there", group.len(), tier.of));
+            if Best::offer(&mut best, pick(&group, contest, &mut random, witness), tier.rank) {
+                break;
+            }
+        }
+        self.picked(best, None, witness).ok_or_else(|| self.nothing.clone())
+    }
+
+    /// The key's first choice among all endpoints of the lowest rank, or the next that nothing speaks against.
+    fn pick_by_hash<W: Witness>(
+        &self,
+        tiers: &[Tier<Hashed>],
+        ask: &Ask<'_>,
+        contest: &Contest<'_>,
+        witness: &mut W,
+    ) -> Result<Picked, Unroutable> {
+        let key = ask.key.ok_or(Unroutable::KeyMissing)?;
+        let hash = hash_key(key.0);
+        self.note_regions(witness);
+        let mut best = None;
+        for tier in tiers {
+            if self.ends_before(&best, tier.rank) {
+                break;
+            }
+            self.note_rank(tier.rank, witness);
+            let first = first_choice(&tier.candidates, hash, contest);
+            if let Some(standing) = &first {
+                witness.note("subset", || format!("key {key} hashed over {} endpoints there", tier.of));
+                witness.considered(standing);
+            }
+            if Best::offer(&mut best, first, tier.rank) {
+                break;
+            }
+        }
+        self.picked(best, None, witness).ok_or_else(|| self.nothing.clone())
+    }
+
+    fn pick_by_shard<W: Witness>(
+        &self,
+        sharding: &Sharding,
+        ask: &Ask<'_>,
+        contest: &Contest<'_>,
+        seed: u64,
+        witness: &mut W,
+    ) -> Result<Picked, Unroutable> {
+        let shards = &sharding.shards;
+        let key = ask.key.ok_or(Unroutable::KeyMissing)?;
+        let located =
+            shards.locate(key).ok_or_else(|| Unroutable::KeyOutside { key, interval: shards.interval() })?;
+        witness.note("shard", || {
+            let copies = located.copies();
+            format!(
+                "key {key} is in shard {} of map version {}, {copies} copies",
+                located.shard,
+                shards.version()
+            )
+        });
+        self.note_regions(witness);
+        let nobody = || Unroutable::NoReplica { shard: located.shard, role: ask.role.cloned() };
+        let role = match ask.role {
+            None => None,
+            Some(role) => Some(sharding.roles.binary_search(role).map_err(|_| nobody())? as u32),
+        };
+        let wanted = Wanted { located, role, chooser: self.chooser };
+        let mut random = Generator::new(seed);
+        let (mut best, mut few, mut floor) = (None, Few::new(), 0);
+        while let Some(rank) = wanted.lowest_rank(sharding, floor) {
+            if self.ends_before(&best, rank) {
+                break;
+            }
+            wanted.gather(sharding, rank, &mut few);
+            self.note_rank(rank, witness);
+            witness.note("subset", || format!("{} copies there", few.len()));
+            if Best::offer(&mut best, pick(&few.group(), contest, &mut random, witness), rank) {
+                break;
+            }
+            floor = rank + 1;
+        }
+        self.picked(best, Some((located.shard, shards.version())), witness).ok_or_else(nobody)
+    }
+
+    /// Whether a search that found something stops before this rank: what should not be called is for those who found
+    /// nothing at all.
+    #[inline]
+    fn ends_before(&self, best: &Option<Best>, rank: u32) -> bool {
+        best.is_some() && self.horizon.is_last_resort(rank)
+    }
+
+    #[inline]
+    fn picked<W: Witness>(
+        &self,
+        best: Option<Best>,
+        shard: Option<(ShardId, u64)>,
+        witness: &mut W,
+    ) -> Option<Picked> {
+        let Best { standing, rank } = best?;
+        witness.note("pick", || {
+            let target = self.target(standing.index);
+            format!("{} at {}", target.instance, target.address)
+        });
+        Some(Picked {
+            index: standing.index,
+            shard: shard.map(|(id, _)| id),
+            map_version: shard.map_or(0, |(_, version)| version),
+            last_resort: self.horizon.is_last_resort(rank),
+        })
+    }
+}
+
+/// The node that the key ranks first among those with the least against them.
+fn first_choice(hashed: &Hashed, key: u64, contest: &Contest<'_>) -> Option<Standing> {
+    let mut best: Option<(Standing, Rank)> = None;
+    for node in &hashed.nodes {
+        let rank = if hashed.equal {
+            Rank::unweighted(key, node.hash)
+        } else {
+            Rank::new(key, node.hash, node.weight)
+        };
+        // Counts are looked up only where the rank leads, so a few times in a thousand nodes.
+        if best.as_ref().is_some_and(|(kept, first)| kept.handicap == Handicap::None && *first < rank) {
+            continue;
+        }
+        let standing = contest.stand(node.index, node.weight);
+        if best.as_ref().is_none_or(|(kept, first)| (standing.handicap, rank) < (kept.handicap, *first)) {
+            best = Some((standing, rank));
+        }
+    }
+    best.map(|(standing, _)| standing)
+}
+
+/// The copies that a call may use.
+struct Wanted {
+    located: Located,
+    role: Option<u32>,
+    chooser: u64,
+}
+
+impl Wanted {
+    /// The lowest rank from `floor` up that has a copy.
+    #[inline]
+    fn lowest_rank(&self, sharding: &Sharding, floor: u32) -> Option<u32> {
+        self.holders(sharding, 0..self.located.copies())
+            .map(|holder| holder.rank)
+            .filter(|&rank| rank >= floor)
+            .min()
+    }
+
+    /// Collects the copies of this rank. Of more than fit, those from a place of this client's own on: a subset that
+    /// stays the same while the map does.
+    #[inline]
+    fn gather(&self, sharding: &Sharding, rank: u32, few: &mut Few) {
+        few.clear();
+        let copies = self.located.copies();
+        let skip = if copies > Few::MOST { (self.chooser % copies as u64) as usize } else { 0 };
+        let turned = self.holders(sharding, skip..copies).chain(self.holders(sharding, 0..skip));
+        for holder in turned.filter(|holder| holder.rank == rank) {
+            few.push(holder.index, holder.weight);
+        }
+    }
+
+    #[inline]
+    fn holders<'a>(
+        &'a self,
+        sharding: &'a Sharding,
+        copies: Range<usize>,
+    ) -> impl Iterator<Item = Holder> + 'a {
+        let holders = copies.map(|i| sharding.holders[sharding.shards.copy(&self.located, i) as usize]);
+        holders
+            .filter(|holder| holder.rank != u32::MAX)
+            .filter(move |holder| self.role.is_none_or(|role| holder.role == role))
+    }
+}

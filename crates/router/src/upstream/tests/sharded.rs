@@ -1,0 +1,150 @@
+//! Calls by key.
+
+use super::*;
+
+/// Roles by number.
+pub(super) fn role(i: usize) -> Role {
+    Role::new(["primary", "secondary", "unheard"][i]).unwrap()
+}
+
+/// A map over `[0, 1000)` in ten shards with copies at random endpoints.
+pub(super) fn any_map(endpoints: &[Endpoint], random: &mut Generator) -> ShardMap {
+    let mut shards = Vec::new();
+    for i in 0..10 {
+        let mut replicas: Vec<Replica> = Vec::new();
+        for _ in 0..random.below(60).min(random.below(60)) {
+            let pick = random.below(endpoints.len() as u64 + 1) as usize;
+            let state = [
+                ReplicaState::Starting,
+                ReplicaState::Serving,
+                ReplicaState::Serving,
+                ReplicaState::Stopping,
+            ];
+            let instance = match endpoints.get(pick) {
+                Some(endpoint) => endpoint.instance.clone(),
+                None => InstanceId::new("unregistered").unwrap(),
+            };
+            let role = role(random.below(2) as usize);
+            if !replicas.iter().any(|replica| replica.instance == instance && replica.role == role) {
+                let state = state[random.below(4) as usize];
+                replicas.push(Replica { instance, region: region("eu"), role, state });
+            }
+        }
+        shards.push(Shard { id: ShardId(100 + i), start: ShardKey(u128::from(i) * 100), replicas });
+    }
+    let interval = KeyRange::new(ShardKey(0), Some(ShardKey(1000))).unwrap();
+    ShardMap { version: 4, interval, shards }
+}
+
+/// The paper's map: shard 5 holds [500, 900); copies are `(shard, instance, role, state)`.
+fn world(endpoints: &[(&str, &str)], copies: &[(u32, &str, &str, ReplicaState)]) -> World {
+    let mut world = World::replicated(endpoints);
+    world.service.kind = ServiceKind::Sharded;
+    let shards = [0, 100, 200, 300, 400, 500].into_iter().zip(0..).map(|(start, i)| Shard {
+        id: ShardId(i),
+        start: ShardKey(start),
+        replicas: copies
+            .iter()
+            .filter(|copy| copy.0 == i)
+            .map(|(_, instance, role, state)| Replica {
+                instance: InstanceId::new(instance).unwrap(),
+                region: region("eu"),
+                role: Role::new(role).unwrap(),
+                state: *state,
+            })
+            .collect(),
+    });
+    let interval = KeyRange::new(ShardKey(0), Some(ShardKey(900))).unwrap();
+    world.shards =
+        Some(Arc::new(Shards::compile(&ShardMap { version: 7, interval, shards: shards.collect() })));
+    world
+}
+
+fn holders(upstream: &Upstream, key: u128, role: Option<&str>) -> Result<BTreeSet<String>, Unroutable> {
+    let role = role.map(|role| Role::new(role).unwrap());
+    let ask = Ask { key: Some(ShardKey(key)), role: role.as_ref(), avoid: &[] };
+    (0..100).map(|seed| upstream.pick(&ask, 0, seed).map(|picked| id(upstream, &picked))).collect()
+}
+
+use ReplicaState::{Serving, Starting, Stopping};
+
+#[test]
+fn a_key_goes_to_the_copies_of_its_shard_with_the_role() {
+    let copies =
+        [(5, "a", "primary", Serving), (5, "b", "secondary", Serving), (5, "c", "secondary", Serving)];
+    let upstream = world(&[("a", "eu"), ("b", "eu"), ("c", "eu")], &copies).compile(None);
+    assert_eq!(holders(&upstream, 618, Some("primary")), Ok(names(&["a"])));
+    assert_eq!(holders(&upstream, 618, Some("secondary")), Ok(names(&["b", "c"])));
+    assert_eq!(holders(&upstream, 618, None), Ok(names(&["a", "b", "c"])));
+    let picked = upstream.pick(&Ask { key: Some(ShardKey(618)), ..Ask::default() }, 0, 1).unwrap();
+    assert_eq!((picked.shard, picked.map_version), (Some(ShardId(5)), 7));
+}
+
+#[test]
+fn the_nearest_copy_is_used_and_a_far_one_when_only_that_has_the_role() {
+    let copies =
+        [(5, "a", "secondary", Serving), (5, "b", "secondary", Serving), (5, "c", "primary", Serving)];
+    let upstream = world(&[("a", "eu"), ("b", "us"), ("c", "asia")], &copies).compile(None);
+    assert_eq!(holders(&upstream, 618, Some("secondary")), Ok(names(&["a"])));
+    assert_eq!(holders(&upstream, 618, Some("primary")), Ok(names(&["c"])));
+}
+
+#[test]
+fn a_move_is_followed_copy_by_copy() {
+    let endpoints = [("x", "eu"), ("y", "eu")];
+    let at = |x: Option<ReplicaState>, y: Option<ReplicaState>| {
+        let copies: Vec<_> = [("x", x), ("y", y)]
+            .into_iter()
+            .filter_map(|(name, state)| state.map(|state| (5, name, "primary", state)))
+            .collect();
+        holders(&world(&endpoints, &copies).compile(None), 618, Some("primary"))
+    };
+    assert_eq!(at(Some(Serving), Some(Starting)), Ok(names(&["x"])));
+    assert_eq!(at(Some(Stopping), Some(Serving)), Ok(names(&["y"])));
+    assert_eq!(at(Some(Stopping), Some(Starting)), Ok(names(&["x"])), "better than failing");
+    assert!(at(None, Some(Starting)).is_err());
+}
+
+#[test]
+fn what_cannot_be_routed_says_why() {
+    let upstream =
+        world(&[("a", "eu")], &[(5, "a", "primary", Serving), (4, "gone", "primary", Serving)]).compile(None);
+    let interval = KeyRange::new(ShardKey(0), Some(ShardKey(900))).unwrap();
+    let outside = Unroutable::KeyOutside { key: ShardKey(900), interval };
+    assert_eq!(holders(&upstream, 900, None), Err(outside));
+    let secondary = Some(Role::new("secondary").unwrap());
+    assert_eq!(
+        holders(&upstream, 618, Some("secondary")),
+        Err(Unroutable::NoReplica { shard: ShardId(5), role: secondary })
+    );
+    assert_eq!(holders(&upstream, 450, None), Err(Unroutable::NoReplica { shard: ShardId(4), role: None }));
+    assert_eq!(upstream.pick(&Ask::default(), 0, 1), Err(Unroutable::KeyMissing));
+    let mut unmapped = World::many(ServiceKind::Sharded, 3);
+    unmapped.shards = None;
+    assert_eq!(holders(&unmapped.compile(None), 1, None), Err(Unroutable::NoShardMap));
+}
+
+#[test]
+fn endpoints_come_and_go_under_one_compiled_map() {
+    let copies = [(5, "a", "primary", Serving), (5, "b", "primary", Serving)];
+    let mut world = world(&[("a", "eu")], &copies);
+    let first = world.compile(None);
+    assert_eq!(holders(&first, 618, None), Ok(names(&["a"])));
+    world.endpoints.push(endpoint("b", "eu"));
+    let second = world.compile(Some(&first));
+    assert_eq!(holders(&second, 618, None), Ok(names(&["a", "b"])));
+    assert!(Arc::ptr_eq(first.shards().unwrap(), second.shards().unwrap()));
+}
+
+#[test]
+fn of_very_many_copies_a_client_keeps_to_some() {
+    let names: Vec<String> = (0..200).map(|i| format!("i{i}")).collect();
+    let endpoints: Vec<_> = names.iter().map(|name| (name.as_str(), "eu")).collect();
+    let copies: Vec<_> = names.iter().map(|name| (5, name.as_str(), "cache", Serving)).collect();
+    let mut world = world(&endpoints, &copies);
+    let mine = holders(&world.compile(None), 618, None).unwrap();
+    assert!(mine.len() <= fairmesh_balancer::Few::MOST);
+    assert_eq!(holders(&world.compile(None), 618, None), Ok(mine.clone()));
+    world.client = 1;
+    assert_ne!(holders(&world.compile(None), 618, None), Ok(mine));
+}

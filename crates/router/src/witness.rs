@@ -1,0 +1,56 @@
+use fairmesh_balancer::{Handicap, Standing};
+
+use crate::Upstream;
+
+/// One step of a decision.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Which step it is: `route`, `shard`, `region`, `subset`, `pick`.
+    pub title: &'static str,
+    /// What was decided and from what.
+    pub detail: String,
+}
+
+/// Sees a decision while it is made; `()` does not look, and costs nothing.
+pub(crate) trait Witness: fairmesh_balancer::Witness {
+    /// Writes a step down; whoever does not look does not compute the detail either.
+    fn note(&mut self, title: &'static str, detail: impl FnOnce() -> String);
+}
+
+impl Witness for () {
+    #[inline]
+    fn note(&mut self, _title: &'static str, _detail: impl FnOnce() -> String) {}
+}
+
+/// Writes everything down.
+#[derive(Debug)]
+pub(crate) struct Notes<'a> {
+    pub(crate) upstream: &'a Upstream,
+    pub(crate) steps: Vec<Step>,
+}
+
+impl Witness for Notes<'_> {
+    fn note(&mut self, title: &'static str, detail: impl FnOnce() -> String) {
+        self.steps.push(Step { title, detail: detail() });
+    }
+}
+
+impl fairmesh_balancer::Witness for Notes<'_> {
+    fn considered(&mut self, standing: &Standing) {
+        let Standing { index, weight, outstanding, handicap } = *standing;
+        let target = self.upstream.target(index);
+        let load = u64::from(outstanding) * 1000 * 1000 / u64::from(weight);
+        let against = match handicap {
+            Handicap::None => "",
+            Handicap::Penalised => ", penalised for recent failures",
+            Handicap::Tried => ", tried by this call already",
+            Handicap::TriedAndPenalised => ", tried by this call already, and penalised for recent failures",
+        };
+        self.note("pick", || {
+            format!(
+                "considered {} at {} in {}: {outstanding} outstanding at weight {weight}, so a load of {}.{:03}{against}",
+                target.instance, target.address, target.location.region, load / 1000, load % 1000,
+            )
+        });
+    }
+}
