@@ -91,6 +91,8 @@ fn put_named_metric(message: &mut Vec<u8>, name: &str, value: u32) {
 
 #[cfg(test)]
 mod tests {
+    use tonic::metadata::MetadataMap;
+
     use super::*;
     use crate::headers::OrcaReport;
 
@@ -102,8 +104,9 @@ mod tests {
             add_text(&mut headers, load);
             let from_text = OrcaReport::from_text(headers[LOAD].to_str().unwrap()).unwrap();
             add_binary(&mut headers, load);
-            let encoded = BinaryMetadataValue::try_from(headers[LOAD_BIN].as_bytes()).unwrap();
-            let from_binary = OrcaReport::from_binary(&encoded.to_bytes().unwrap()).unwrap();
+            let metadata = MetadataMap::from_headers(headers);
+            let bytes = metadata.get_bin(LOAD_BIN.as_str()).unwrap().to_bytes().unwrap();
+            let from_binary = OrcaReport::from_binary(&bytes).unwrap();
             assert_eq!(from_text, from_binary);
             assert_eq!(from_text.outstanding(), Some(calls));
             let reported = from_text.named_metrics.get(STREAMS_METRIC).copied();

@@ -3,7 +3,9 @@
 use std::{collections::BTreeSet, convert::Infallible, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use fairmesh_model::{InstanceId, KeyRange, Region, Replica, ReplicaState, Role, Shard, ShardId, ShardKey, ShardMap};
+use fairmesh_model::{
+    InstanceId, KeyRange, Region, Replica, ReplicaState, Role, Shard, ShardId, ShardKey, ShardMap,
+};
 use fairmesh_wire::v1::{self, rib_client::RibClient, rib_server};
 use futures_util::{Stream, stream};
 use http::{Request, Response};
@@ -98,7 +100,10 @@ async fn http_calls_for_keys_of_others_are_misdirected() {
     assert_eq!(ask("ninety", "primary").await.status(), 200, "what is no key is none of ours");
     for (key, role) in [("100", "primary"), ("99", "secondary")] {
         let refused = ask(key, role).await;
-        assert_eq!((refused.status().as_u16(), &refused.headers()[WRONG_SHARD]), (421, &"9".parse().unwrap()));
+        assert_eq!(
+            (refused.status().as_u16(), &refused.headers()[WRONG_SHARD]),
+            (421, &"9".parse().unwrap())
+        );
         assert_eq!(reported(&refused.headers()[LOAD]), Some(0));
         let text = refused.into_body().collect().await.unwrap().to_bytes();
         assert!(text.starts_with(b"this server does not hold"));

@@ -10,7 +10,9 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_model::{Identity, Location, Prefix, Region, RecordKey, Revision, ServiceName, ShardMap, StoreId};
+use fairmesh_model::{
+    Identity, Location, Prefix, RecordKey, Region, Revision, ServiceName, ShardMap, StoreId,
+};
 use fairmesh_rib::{
     Batch, Commit, Node,
     server::{Backend, RibServer, WriteError},
@@ -51,7 +53,8 @@ pub(super) struct Facts {
 pub(super) struct Control {
     pub(super) facts: Facts,
     pub(super) address: Address,
-    _serving: AbortOnDropHandle<()>,
+    stop: CancellationToken,
+    serving: AbortOnDropHandle<()>,
 }
 
 impl Facts {
@@ -73,10 +76,12 @@ impl Facts {
         let address = listener.address().unwrap();
         let rib = RibServer::new(self.clone(), CancellationToken::new()).into_service();
         let routes = Routes::new(rib).add_service(rpc::registry_server(self.clone()));
+        let stop = CancellationToken::new();
+        let stopped = stop.clone();
         let serving = tokio::spawn(async move {
-            serve(routes, listener, std::future::pending(), Duration::ZERO).await.unwrap();
+            serve(routes, listener, stopped.cancelled(), Duration::ZERO).await.unwrap();
         });
-        Control { facts: self, address, _serving: AbortOnDropHandle::new(serving) }
+        Control { facts: self, address, stop, serving: AbortOnDropHandle::new(serving) }
     }
 
     pub(super) fn told(&self) -> Vec<Told> {
@@ -104,6 +109,15 @@ impl Facts {
 
     fn note(&self, told: Told) {
         self.told.send_modify(|all| all.push(told));
+    }
+}
+
+impl Control {
+    /// Goes away, with every connection.
+    pub(super) async fn stop(self) -> Facts {
+        self.stop.cancel();
+        self.serving.await.unwrap();
+        self.facts
     }
 }
 
@@ -147,7 +161,10 @@ impl Registry for Facts {
         Ok(Response::new(v1::RenewResponse { unknown }))
     }
 
-    async fn report(&self, request: Request<v1::ReportRequest>) -> Result<Response<v1::ReportResponse>, Status> {
+    async fn report(
+        &self,
+        request: Request<v1::ReportRequest>,
+    ) -> Result<Response<v1::ReportResponse>, Status> {
         request.into_inner().reports.iter().for_each(|report| self.note(Told::Report(report.state())));
         Ok(Response::new(v1::ReportResponse { revision: 2 }))
     }

@@ -71,7 +71,7 @@ async fn callers_move_first_then_calls_finish_then_the_endpoint_goes() {
 async fn a_control_plane_that_is_away_does_not_hold_up_the_stop() {
     let control = Facts::new(Some("eu")).serve(None).await;
     let (server, _, task) = serving(&control.address, Arc::new(Notify::new())).await;
-    drop(control);
+    control.stop().await;
     let drained = timeout(BOUND, server.shutdown()).await.unwrap();
     assert!(matches!(drained, Drained::Untold(_)), "{drained:?}");
     timeout(BOUND, task).await.unwrap().unwrap();

@@ -48,8 +48,8 @@ async fn whoever_was_forgotten_registers_anew() {
 #[tokio::test]
 async fn a_control_plane_that_comes_late_is_found() {
     let control = Facts::new(Some("eu")).serve(None).await;
-    let (address, facts) = (control.address.clone(), control.facts.clone());
-    drop(control);
+    let address = control.address.clone();
+    let facts = control.stop().await;
     let server = builder(&address).start().await.unwrap();
     assert!(matches!(&*server.standing().borrow(), Standing::Failing(why) if why.contains("cannot reach")));
     let _control = facts.serve(Some(&address)).await;
@@ -61,7 +61,9 @@ async fn a_control_plane_that_comes_late_is_found() {
 async fn without_a_region_the_reason_is_said() {
     let control = Facts::new(None).serve(None).await;
     let server = builder(&control.address).start().await.unwrap();
-    assert!(matches!(&*server.standing().borrow(), Standing::Failing(why) if why.contains("FAIRMESH_REGION")));
+    assert!(
+        matches!(&*server.standing().borrow(), Standing::Failing(why) if why.contains("FAIRMESH_REGION"))
+    );
 }
 
 #[tokio::test]

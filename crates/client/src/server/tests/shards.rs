@@ -1,7 +1,8 @@
 use std::sync::Arc;
 
 use fairmesh_model::{
-    InstanceId, KeyRange, Region, Replica, ReplicaState, Role, ServiceName, Shard, ShardId, ShardKey, ShardMap,
+    InstanceId, KeyRange, Region, Replica, ReplicaState, Role, ServiceName, Shard, ShardId, ShardKey,
+    ShardMap,
 };
 use fairmesh_wire::{transport::Address, v1::endpoint::State};
 use tokio::sync::{Semaphore, mpsc};
