@@ -1,6 +1,7 @@
 use std::{fmt, sync::Arc};
 
 use fairmesh_model::Revision;
+use fairmesh_registry::FileSource;
 use fairmesh_rib::Node;
 use fairmesh_store::{RedbStore, WriteError};
 use prometheus_client::{
@@ -23,6 +24,7 @@ pub(crate) struct Metrics {
     store_bytes: Gauge,
     leases: Gauge,
     endpoints: Family<Label, Gauge>,
+    wrong_files: Gauge,
 }
 
 /// Where what is not counted as it happens is read from.
@@ -30,6 +32,7 @@ pub(crate) struct Sources {
     pub(crate) store: Arc<RedbStore>,
     pub(crate) node: Node,
     pub(crate) census: Arc<Census>,
+    pub(crate) files: Vec<Arc<FileSource>>,
 }
 
 impl Metrics {
@@ -62,6 +65,8 @@ impl Metrics {
         self.watchers.set(signed(sources.node.watcher_count() as u64));
         self.store_bytes.set(signed(sources.store.file_bytes()));
         self.leases.set(signed(sources.census.leases() as u64));
+        let wrong = sources.files.iter().map(|file| file.status().errors.len() as u64).sum();
+        self.wrong_files.set(signed(wrong));
         for (state, count) in STATES.iter().zip(sources.census.counts()) {
             self.endpoints.get_or_create(&[("state", state.as_str())]).set(signed(count as u64));
         }
@@ -88,6 +93,8 @@ impl Metrics {
         control.register_with_unit("store", "The size of the store file", Unit::Bytes, bytes);
         control.register("leases", "Endpoints that keep a lease", self.leases.clone());
         control.register("endpoints", "Endpoints by state", self.endpoints.clone());
+        let wrong = self.wrong_files.clone();
+        control.register("wrong_files", "Endpoint files whose newest content is refused", wrong);
         all
     }
 }

@@ -1,6 +1,6 @@
 use std::{future::Future, io, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
-use fairmesh_registry::Registry;
+use fairmesh_registry::{FileSource, Registry, RegistryService};
 use fairmesh_rib::{Node, server::RibServer};
 use fairmesh_store::{RedbStore, Store, StoreError};
 use fairmesh_wire::{
@@ -124,9 +124,18 @@ impl Control {
                 transport::serve(routes.clone(), listener, closing.clone().cancelled_owned(), DRAIN);
             parts.spawn(async { serving.await.map_err(|e| ended("gRPC", e)) });
         }
-        let sources = Sources { store: store.clone(), node: node.clone(), census: census.clone() };
+        let files: Vec<_> =
+            config.sources.iter().map(|path| Arc::new(FileSource::new(registry.clone(), path))).collect();
+        for file in files.iter().cloned() {
+            let stop = served.clone();
+            following.spawn(async move {
+                file.run(stop.cancelled_owned()).await;
+                Ok(())
+            });
+        }
+        let sources = Sources { store: store.clone(), node: node.clone(), census: census.clone(), files };
         let shared = Arc::new(http::Shared { metrics, sources, closing: closing.clone() });
-        let serving = http::serve(http::router(shared, registry.http()), http, closing.clone(), DRAIN);
+        let serving = http::serve(http::router(shared, registry.router()), http, closing.clone(), DRAIN);
         parts.spawn(async { serving.await.map_err(|e| ended("HTTP", e)) });
 
         let stop = served.clone();
@@ -141,7 +150,6 @@ impl Control {
             registry.run(stop.cancelled_owned()).await;
             Ok(())
         });
-        let _ = config.sources;
     }
 }
 
@@ -157,7 +165,7 @@ fn routes(node: &Node, store: &Arc<dyn Store>, registry: &Registry, closing: &Ca
     let backend = ControlBackend { node: node.clone(), store: store.clone() };
     let admin = AdminService { node: node.clone(), store: store.clone() };
     Routes::new(RibServer::new(backend, closing.clone()).into_service())
-        .add_service(registry.grpc())
+        .add_service(rpc::registry_server(RegistryService::new(registry.clone())))
         .add_service(rpc::admin_server(admin))
 }
 
