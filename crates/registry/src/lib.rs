@@ -17,6 +17,8 @@ mod leases;
 pub mod manifest;
 mod registry;
 mod shards;
+#[cfg(test)]
+mod testing;
 mod view;
 
 pub use endpoints::{Drained, InstanceRef, MAX_BATCH, Registration, StateReport};

@@ -1,0 +1,143 @@
+//! What the tests of this crate stand on: a store in memory that feeds its node itself, and words for fixtures.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use fairmesh_model::{Endpoint, EndpointState, InstanceId, Location, Revision, ServiceName, StoreId};
+use fairmesh_rib::{Batch, Node};
+use fairmesh_store::{BoxFuture, Commits, Loaded, Store, StoreError, WriteError};
+
+use crate::{InstanceRef, Registration, Registry};
+
+#[derive(Debug)]
+pub(crate) struct MemoryStore {
+    node: Node,
+    pub(crate) full: AtomicBool,
+}
+
+impl MemoryStore {
+    fn commit(&self, batch: Batch) -> Result<Revision, WriteError> {
+        if self.full.load(Ordering::Relaxed) {
+            return Err(WriteError::Full { path: "memory".into() });
+        }
+        batch.validate().unwrap();
+        self.node.check(&batch)?;
+        let next = self.node.revision().number + 1;
+        self.node.apply(batch.into_commit(next));
+        Ok(self.node.revision())
+    }
+}
+
+impl Store for MemoryStore {
+    fn id(&self) -> StoreId {
+        StoreId(7)
+    }
+
+    fn partition(&self, _: &str) -> u32 {
+        0
+    }
+
+    fn write(&self, batch: Batch) -> BoxFuture<'_, Result<Revision, WriteError>> {
+        Box::pin(async move { self.commit(batch) })
+    }
+
+    fn load(&self) -> BoxFuture<'_, Result<Loaded, StoreError>> {
+        unreachable!("the node is never loaded from it")
+    }
+
+    fn commits(&self, _: u64) -> Commits {
+        unreachable!("it feeds the node itself")
+    }
+}
+
+pub(crate) struct Bench {
+    pub(crate) registry: Registry,
+    pub(crate) node: Node,
+    pub(crate) store: Arc<MemoryStore>,
+}
+
+impl Bench {
+    pub(crate) fn new() -> Self {
+        let node = Node::new(StoreId(7));
+        let store = Arc::new(MemoryStore { node: node.clone(), full: AtomicBool::new(false) });
+        Self { registry: Registry::new(store.clone(), node.clone()), node, store }
+    }
+
+    /// A bench whose registry runs, as long as the test does.
+    pub(crate) fn running() -> Self {
+        let bench = Self::new();
+        bench.run();
+        bench
+    }
+
+    pub(crate) fn run(&self) {
+        let registry = self.registry.clone();
+        tokio::spawn(async move { registry.run(std::future::pending()).await });
+    }
+
+    /// Another process on the same store.
+    pub(crate) fn restarted(&self) -> Self {
+        let registry = Registry::new(self.store.clone(), self.node.clone());
+        Self { registry, node: self.node.clone(), store: self.store.clone() }
+    }
+
+    pub(crate) fn revision(&self) -> u64 {
+        self.node.revision().number
+    }
+
+    /// Waits until something holds that depends on records.
+    pub(crate) async fn until(&self, holds: impl Fn(&Registry) -> bool) {
+        let mut revisions = self.node.revisions();
+        let wait = async {
+            while !holds(&self.registry) {
+                revisions.changed().await.unwrap();
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), wait).await.expect("it never came to hold");
+    }
+
+    pub(crate) fn state(&self, instance: &str) -> Option<EndpointState> {
+        state(&self.registry, instance)
+    }
+}
+
+pub(crate) fn state(registry: &Registry, instance: &str) -> Option<EndpointState> {
+    let endpoints = registry.endpoints(&cart()).into_iter();
+    endpoints.map(|held| held.endpoint).find(|e| e.instance.as_str() == instance).map(|e| e.state)
+}
+
+pub(crate) fn cart() -> ServiceName {
+    "shop/cart".parse().unwrap()
+}
+
+pub(crate) fn who(instance: &str) -> InstanceRef {
+    InstanceRef { service: cart(), instance: instance.parse().unwrap() }
+}
+
+/// A serving endpoint of `shop/cart` in `eu`, without a lease.
+pub(crate) fn endpoint(instance: &str) -> Registration {
+    let endpoint = Endpoint {
+        instance: InstanceId::new(instance).unwrap(),
+        address: "10.0.0.7:80".parse().unwrap(),
+        location: Location::in_region("eu".parse().unwrap()),
+        state: EndpointState::Serving,
+        weight: 1000,
+        lease: None,
+        labels: Default::default(),
+    };
+    Registration { service: cart(), endpoint, state_meant: false, declaration: None }
+}
+
+pub(crate) const TERM: Duration = Duration::from_secs(10);
+
+/// The same with a lease of [`TERM`].
+pub(crate) fn leased(instance: &str) -> Registration {
+    let mut registration = endpoint(instance);
+    registration.endpoint.lease = Some(TERM);
+    registration
+}
