@@ -71,7 +71,7 @@ pub(crate) async fn follow(store: Arc<RedbStore>, node: Node, census: Arc<Census
             }
         };
         tracing::warn!(%behind, "the node fell behind the store and loads it again");
-        if let Err(error) = reload(&*store, &node, &census).await {
+        if let Err(error) = reload(&store, &node, &census).await {
             tracing::error!(%error, "the store cannot be loaded; readers see older records");
             tokio::time::sleep(LOAD_PAUSE).await;
         }

@@ -4,7 +4,7 @@
 //! services (`Rib`, `Registry`, `Admin`) on every address that it is given, and the registry as JSON, metrics and health
 //! over HTTP. No call of a user's program ever waits for it: agents keep what they have while it is away.
 //!
-//! Everybody writes through one door, [`Followed`](following::Followed), which answers when the change is on disk *and*
+//! Everybody writes through one door, `Followed`, which answers when the change is on disk *and*
 //! served to readers, so that whoever wrote reads what was written. Answering at the commit was rejected: each caller
 //! would have to wait for the revision by itself, and some would forget.
 

@@ -126,8 +126,8 @@ impl Control {
         }
         let files: Vec<_> =
             config.sources.iter().map(|path| Arc::new(FileSource::new(registry.clone(), path))).collect();
-        for file in files.iter().cloned() {
-            let stop = served.clone();
+        for file in &files {
+            let (file, stop) = (file.clone(), served.clone());
             following.spawn(async move {
                 file.run(stop.cancelled_owned()).await;
                 Ok(())

@@ -3,6 +3,8 @@
 
 mod support;
 
+use std::collections::BTreeSet;
+
 use fairmesh_rib::Expect;
 use fairmesh_store::{Store, WriteError};
 use support::{batch, disk::Disk, put};
@@ -32,30 +34,51 @@ async fn a_full_disk_refuses_writes_serves_reads_and_recovers() {
     assert_eq!((revision, entries.len()), (2, 1));
 }
 
-#[tokio::test]
-async fn after_a_failed_sync_what_is_published_and_what_is_stored_agree() {
-    // The first sync of a commit is about pages, the second about the header; recovery syncs too.
-    for failures in 1..8 {
-        let disk = Disk::default();
-        let store = disk.open().unwrap();
-        store.write(batch([put("/a", "1", Expect::Absent)])).await.unwrap();
-        let mut commits = store.commits(1);
-        disk.fail_syncs(failures);
-        let first = store.write(batch([put("/b", "2", Expect::Absent)])).await;
-        disk.fail_syncs(0);
-        let (stored, _) = store.load().await.unwrap();
-        if let Ok(revision) = first {
-            assert_eq!((revision.number, stored), (2, 2));
-        }
-        let last = store.write(batch([put("/c", "3", Expect::Absent)])).await.unwrap().number;
-        let mut published = 1;
-        while published < last {
-            let commit = commits.next().await.unwrap().unwrap();
-            published += 1;
-            assert_eq!(commit.revision, published);
-        }
-        drop(store);
-        let (revision, entries) = disk.open().unwrap().load().await.unwrap();
-        assert_eq!((revision, entries.len() as u64), (last, last), "one row a revision");
+/// What became of a write whose sync failed.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Fate {
+    /// It was there when the file was opened anew, and then acknowledged.
+    Acknowledged,
+    /// It was refused, since the file could not be opened anew, and was found there later.
+    FoundLater,
+    Refused,
+}
+
+async fn write_over_failing_syncs(healthy: usize, failures: usize) -> Fate {
+    let disk = Disk::default();
+    let store = disk.open().unwrap();
+    store.write(batch([put("/a", "1", Expect::Absent)])).await.unwrap();
+    let mut commits = store.commits(1);
+    disk.fail_syncs(healthy, failures);
+    let first = store.write(batch([put("/b", "2", Expect::Absent)])).await;
+    assert!(store.load().await.is_ok(), "reads go on");
+    disk.fail_syncs(0, 0);
+    let last = store.write(batch([put("/c", "3", Expect::Absent)])).await.unwrap().number;
+    for expected in 2..=last {
+        assert_eq!(commits.next().await.unwrap().unwrap().revision, expected, "published without gap");
     }
+    drop(store);
+    let (revision, entries) = disk.open().unwrap().load().await.unwrap();
+    assert_eq!((revision, entries.len() as u64), (last, last), "one row a revision");
+    match (first, last) {
+        (Ok(revision), 3) => {
+            assert_eq!(revision.number, 2);
+            Fate::Acknowledged
+        }
+        (Err(WriteError::Failed { .. }), 3) => Fate::FoundLater,
+        (Err(WriteError::Failed { .. }), 2) => Fate::Refused,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn after_failed_syncs_what_is_published_and_what_is_stored_agree() {
+    let mut fates = BTreeSet::new();
+    // A commit syncs its pages, then the header; opening anew syncs too.
+    for healthy in 0..3 {
+        for failures in 1..6 {
+            fates.insert(write_over_failing_syncs(healthy, failures).await);
+        }
+    }
+    assert_eq!(fates.into_iter().collect::<Vec<_>>(), [Fate::Acknowledged, Fate::FoundLater, Fate::Refused]);
 }

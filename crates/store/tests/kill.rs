@@ -39,18 +39,15 @@ fn main() {
     let path = folder.path().join("store");
     let mut dice = Dice::new(7);
     let mut acknowledged = Vec::new();
-    let mut midway = 0;
     for round in 0..ROUNDS {
-        let before = acknowledged.len();
         run_and_kill(&path, &mut dice, &mut acknowledged);
         let copy = folder.path().join(format!("copy-{round}"));
         fs::copy(&path, &copy).unwrap();
         let loaded = load(&copy);
         fs::remove_file(&copy).unwrap();
         workload::check(&loaded, &acknowledged).unwrap_or_else(|e| panic!("round {round}: {e}"));
-        midway += u64::from(loaded.0 > (acknowledged.len() as u64)) + u64::from(acknowledged.len() > before);
     }
-    assert!(midway > ROUNDS / 2, "the kills came too early to prove anything");
+    assert!(acknowledged.len() as u64 > ROUNDS * 5, "the kills came too early to prove anything");
     println!("{ROUNDS} kills: {} acknowledged batches are all there and whole", acknowledged.len());
 }
 

@@ -31,6 +31,7 @@ struct State {
     /// Calls until the power fails.
     fuse: Option<u64>,
     full: bool,
+    healthy_syncs: usize,
     failing_syncs: usize,
     lying_syncs: bool,
 }
@@ -84,9 +85,10 @@ impl Disk {
         self.0.lock().unwrap().full = full;
     }
 
-    /// Lets the next syncs fail.
-    pub(crate) fn fail_syncs(&self, count: usize) {
-        self.0.lock().unwrap().failing_syncs = count;
+    /// Lets so many syncs succeed and so many after them fail.
+    pub(crate) fn fail_syncs(&self, healthy: usize, failing: usize) {
+        let mut state = self.0.lock().unwrap();
+        (state.healthy_syncs, state.failing_syncs) = (healthy, failing);
     }
 
     /// Makes every sync do nothing and say that it did: what a store without syncs would be.
@@ -142,7 +144,9 @@ impl StorageBackend for Disk {
 
     fn sync_data(&self) -> io::Result<()> {
         let state = &mut *self.powered()?;
-        if state.failing_syncs > 0 {
+        if state.healthy_syncs > 0 {
+            state.healthy_syncs -= 1;
+        } else if state.failing_syncs > 0 {
             state.failing_syncs -= 1;
             return Err(io::Error::other("the disk did not take it"));
         }
