@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
-pub(crate) use reach::{Reach, SeenAs};
+pub(crate) use reach::{Format, Reach, SeenAs};
 
 use crate::{command, demo, register};
 

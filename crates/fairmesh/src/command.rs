@@ -9,6 +9,7 @@ pub(crate) mod drain;
 pub(crate) mod explain;
 pub(crate) mod get;
 pub(crate) mod history;
+mod places;
 pub(crate) mod shards;
 mod version;
 

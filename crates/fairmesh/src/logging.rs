@@ -1,1 +1,46 @@
-//! What long-running commands say about themselves while they run.
+//! What long-running commands say about themselves while they run: to standard error, as text or as JSON lines.
+
+use std::io::IsTerminal;
+
+use clap::{Args, ValueEnum};
+use tracing_subscriber::EnvFilter;
+
+use crate::failure::Failure;
+
+/// How to log.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Logging {
+    /// What to log: error, warn, info, debug or trace, also by part, such as info,fairmesh_rib=debug.
+    #[arg(long, env = "FAIRMESH_LOG", default_value = "info", value_name = "FILTER")]
+    log: String,
+    /// The form of log lines.
+    #[arg(long, env = "FAIRMESH_LOG_FORMAT", value_enum, default_value_t, value_name = "FORM")]
+    log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum LogFormat {
+    /// For people; coloured on a terminal.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+impl Logging {
+    /// Starts logging for the whole process.
+    pub(crate) fn start(&self) -> Result<(), Failure> {
+        let filter = EnvFilter::try_new(&self.log).map_err(|error| {
+            Failure::refused(
+                format!("'{}' is not a log filter: {error}", self.log),
+                "write a level such as info, or parts such as info,fairmesh_rib=debug",
+            )
+        })?;
+        let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+        let started = match self.log_format {
+            LogFormat::Text => subscriber.with_ansi(std::io::stderr().is_terminal()).try_init(),
+            LogFormat::Json => subscriber.json().try_init(),
+        };
+        started.map_err(Failure::failed)
+    }
+}

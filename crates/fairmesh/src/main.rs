@@ -5,11 +5,16 @@
 
 mod cli;
 mod command;
+mod connect;
 mod demo;
 mod failure;
 mod logging;
+mod manifests;
 mod output;
 mod register;
+mod rib;
+mod signals;
+mod view;
 
 use std::process::ExitCode;
 
@@ -17,7 +22,7 @@ use clap::Parser;
 
 fn main() -> ExitCode {
     let cli = cli::Cli::parse();
-    output::decide_colour();
+    failure::shape_reports();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {

@@ -1,4 +1,98 @@
 //! How answers look: tables for people, JSON and YAML for programs.
 
-/// Colours and frames of error reports only where a person looks on.
-pub(crate) fn decide_colour() {}
+use std::io::{self, Write};
+
+use comfy_table::{Table, presets};
+use fairmesh_model::spec::Document;
+use serde::Serialize;
+
+use crate::{cli::Format, failure::Failure};
+
+/// Things of one kind, in every form that they can be asked for.
+#[derive(Debug, Default)]
+pub(crate) struct Listing {
+    /// The heads of columns.
+    pub(crate) head: &'static [&'static str],
+    /// One row a thing.
+    pub(crate) rows: Vec<Vec<String>>,
+    /// One JSON value a thing.
+    pub(crate) items: Vec<serde_json::Value>,
+    /// The things as `apply` reads them; empty where it reads no such thing.
+    pub(crate) documents: Vec<Document>,
+}
+
+impl Listing {
+    /// An empty list with these columns.
+    pub(crate) fn new(head: &'static [&'static str]) -> Self {
+        Self { head, ..Self::default() }
+    }
+
+    /// Adds a thing: its row, and what programs get.
+    pub(crate) fn add(&mut self, row: Vec<String>, item: serde_json::Value) {
+        self.rows.push(row);
+        self.items.push(item);
+    }
+
+    /// Prints all things in one form.
+    pub(crate) fn print(&self, format: Format) -> Result<(), Failure> {
+        match format {
+            Format::Table if self.rows.is_empty() => {
+                eprintln!("nothing found");
+                Ok(())
+            }
+            Format::Table => write(&table(self.head, &self.rows)),
+            Format::Json => write(&json(&self.items)?),
+            Format::Yaml if self.documents.is_empty() => write(&yaml(&self.items)?),
+            Format::Yaml => write(&documents(&self.documents)?),
+        }
+    }
+}
+
+/// Prints one value that has no table of its own: `text` for people.
+pub(crate) fn print_one<T: Serialize>(format: Format, value: &T, text: &str) -> Result<(), Failure> {
+    match format {
+        Format::Table => write(text),
+        Format::Json => write(&json(value)?),
+        Format::Yaml => write(&yaml(value)?),
+    }
+}
+
+/// A table with aligned columns and no lines, which is also easy to cut up.
+pub(crate) fn table(head: &[&str], rows: &[Vec<String>]) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(head.iter().copied());
+    for row in rows {
+        table.add_row(row);
+    }
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    let lines = table.lines().map(|line| line.trim_end().to_owned() + "\n");
+    lines.collect()
+}
+
+/// YAML of documents, one after the other, as `apply` reads them.
+pub(crate) fn documents(documents: &[Document]) -> Result<String, Failure> {
+    let texts = documents.iter().map(yaml).collect::<Result<Vec<_>, _>>()?;
+    Ok(texts.join("---\n"))
+}
+
+/// YAML of any value.
+pub(crate) fn yaml<T: Serialize>(value: &T) -> Result<String, Failure> {
+    serde_saphyr::to_string(value).map_err(Failure::failed)
+}
+
+fn json<T: Serialize + ?Sized>(value: &T) -> Result<String, Failure> {
+    serde_json::to_string_pretty(value).map(|text| text + "\n").map_err(Failure::failed)
+}
+
+/// Writes to standard output. A reader that has seen enough (`| head`) is no failure.
+pub(crate) fn write(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Failure::failed(format!("cannot write to standard output: {error}")))
+        }
+        _ => Ok(()),
+    }
+}

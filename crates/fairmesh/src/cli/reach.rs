@@ -1,13 +1,14 @@
 //! Arguments that many commands share: whom to ask, and how to show the answer.
 
 use clap::{Args, ValueEnum};
+use fairmesh_wire::transport::Address;
 
 /// Whom to ask.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Reach {
     /// The control plane: host:port or unix:/path.
     #[arg(long, env = "FAIRMESH_CONTROL", default_value = "127.0.0.1:7400", value_name = "ADDRESS")]
-    pub(crate) control: String,
+    pub(crate) control: Address,
 }
 
 /// How to show an answer.

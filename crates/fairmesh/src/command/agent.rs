@@ -1,16 +1,94 @@
 //! `fairmesh agent`.
 
-use std::process::ExitCode;
+use std::{fs, net::SocketAddr, path::PathBuf, process::ExitCode, str::FromStr};
 
 use clap::Args;
+use fairmesh_agent::AgentConfig;
+use fairmesh_model::{Cluster, HostType, Location, Region, Zone};
+use fairmesh_wire::transport::Address;
 
-use crate::failure::Failure;
+use crate::{failure::Failure, logging::Logging, signals};
+
+use super::places;
 
 /// Arguments of `fairmesh agent`.
 #[derive(Debug, Args)]
-pub(crate) struct AgentArgs {}
+pub(crate) struct AgentArgs {
+    /// The control plane: host:port or unix:/path; several are tried in turn.
+    #[arg(
+        long,
+        env = "FAIRMESH_CONTROL",
+        default_value = "127.0.0.1:7400",
+        value_name = "ADDRESS",
+        value_delimiter = ','
+    )]
+    control: Vec<Address>,
+    /// Where local programs connect [default: unix:/run/fairmesh/agent.sock, or in $XDG_RUNTIME_DIR when not root].
+    #[arg(long, env = "FAIRMESH_AGENT", value_name = "ADDRESS")]
+    listen: Option<Address>,
+    /// Where the copy of the routing information is kept [default: /var/lib/fairmesh/agent, or below
+    /// ~/.local/state/fairmesh when not root].
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
+    /// The region that this machine is in.
+    #[arg(long, env = "FAIRMESH_REGION", default_value = "local")]
+    region: Region,
+    /// The failure domain within the region.
+    #[arg(long)]
+    zone: Option<Zone>,
+    /// The cluster that owns this machine.
+    #[arg(long)]
+    cluster: Option<Cluster>,
+    /// The hardware type of this machine.
+    #[arg(long)]
+    host_type: Option<HostType>,
+    /// What the control plane calls this agent, for people [default: the host's name].
+    #[arg(long)]
+    name: Option<String>,
+    /// Where /metrics is, or 'none'.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7402")]
+    metrics: Metrics,
+    #[command(flatten)]
+    logging: Logging,
+}
+
+/// An address, or none.
+#[derive(Clone, Copy, Debug)]
+struct Metrics(Option<SocketAddr>);
+
+impl FromStr for Metrics {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "none" => Ok(Self(None)),
+            text => text.parse().map(|address| Self(Some(address))).map_err(|_| {
+                format!("'{text}' is not an address; write ip:port, such as 127.0.0.1:7402, or none")
+            }),
+        }
+    }
+}
 
 /// Runs until SIGTERM or SIGINT.
-pub(crate) async fn run(_args: AgentArgs) -> Result<ExitCode, Failure> {
-    Err(Failure::failed("not there"))
+pub(crate) async fn run(args: AgentArgs) -> Result<ExitCode, Failure> {
+    args.logging.start()?;
+    let AgentArgs { region, zone, cluster, host_type, .. } = args;
+    let config = AgentConfig {
+        upstreams: args.control,
+        listen: args.listen.unwrap_or_else(|| Address::Unix(places::agent_socket())),
+        state_dir: args.state_dir.map_or_else(|| places::state("agent"), Ok)?,
+        location: Location { region, zone, cluster, host_type },
+        name: args.name.unwrap_or_else(host_name),
+        metrics: args.metrics.0,
+    };
+    fairmesh_agent::run(config, signals::shutdown()?).await.map_err(|error| Failure::stopped(&error))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn host_name() -> String {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    match name.trim() {
+        "" => "unnamed".into(),
+        name => name.into(),
+    }
 }

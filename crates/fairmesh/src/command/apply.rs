@@ -1,19 +1,140 @@
 //! `fairmesh apply`.
 
+mod changes;
+
 use std::process::ExitCode;
 
 use clap::Args;
+use fairmesh_model::{ServiceName, ShardMap, spec::Plan};
+use fairmesh_wire::{
+    handshake::Connection,
+    v1::{ApplyRequest, GetShardsRequest, PutShardsRequest, outcome},
+};
+use serde_json::json;
+use tonic::Code;
 
-use crate::{cli::Reach, failure::Failure};
+use crate::{
+    cli::{Files, Format, Reach, SeenAs},
+    connect,
+    failure::Failure,
+    manifests,
+    output::Listing,
+};
+
+pub(crate) use changes::same_map;
 
 /// Arguments of `fairmesh apply`.
 #[derive(Debug, Args)]
 pub(crate) struct ApplyArgs {
     #[command(flatten)]
+    files: Files,
+    /// Only say what would change.
+    #[arg(long)]
+    dry_run: bool,
+    /// Say nothing when all went well.
+    #[arg(short, long)]
+    quiet: bool,
+    #[command(flatten)]
     reach: Reach,
+    #[command(flatten)]
+    seen_as: SeenAs,
 }
 
-/// Carries the command out.
+/// What became of one document.
+struct Done {
+    kind: &'static str,
+    name: String,
+    outcome: &'static str,
+}
+
+/// Writes what the files say: services, policies and topology all or none, then shard maps one by one.
 pub(crate) async fn run(args: ApplyArgs) -> Result<ExitCode, Failure> {
-    Err(Failure::failed(format!("{} is not reachable", args.reach.control)))
+    let wanted = manifests::load(&args.files)?;
+    let connection = connect::connect(&args.reach).await?;
+    let (maps, records): (Vec<_>, Vec<_>) =
+        wanted.into_iter().map(|one| one.plan).partition(|plan| matches!(plan, Plan::ShardMap(..)));
+    let mut done = apply_records(&connection, &records, args.dry_run).await?;
+    for plan in &maps {
+        if let Plan::ShardMap(name, map) = plan {
+            let outcome = apply_map(&connection, name, map, args.dry_run).await?;
+            done.push(Done { kind: "ShardMap", name: name.to_string(), outcome });
+        }
+    }
+    report(&done, &args)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn apply_records(connection: &Connection, plans: &[Plan], dry_run: bool) -> Result<Vec<Done>, Failure> {
+    if plans.is_empty() {
+        return Ok(Vec::new());
+    }
+    let changes = changes::of(plans);
+    let request = ApplyRequest { ops: changes::ops(&changes), dry_run };
+    let answer = connection.admin().apply(request).await?.into_inner();
+    let done = answer.outcomes.into_iter().filter_map(|outcome| {
+        let outcome_kind = outcome.kind();
+        let change = changes.iter().find(|change| change.key == outcome.key)?;
+        Some(Done { kind: change.kind, name: change.name.clone(), outcome: word(outcome_kind) })
+    });
+    Ok(done.collect())
+}
+
+fn word(kind: outcome::Kind) -> &'static str {
+    match kind {
+        outcome::Kind::Unchanged => "unchanged",
+        outcome::Kind::Created => "created",
+        outcome::Kind::Changed => "changed",
+        outcome::Kind::Deleted => "deleted",
+    }
+}
+
+/// Writes one shard map, on the version that is there unless the file names one.
+async fn apply_map(
+    connection: &Connection,
+    name: &ServiceName,
+    map: &ShardMap,
+    dry_run: bool,
+) -> Result<&'static str, Failure> {
+    let stored = stored_map(connection, name).await?;
+    let stored_version = stored.as_ref().map_or(0, |stored| stored.version);
+    let asked = if map.version == 0 { stored_version } else { map.version };
+    let wanted = ShardMap { version: asked, ..map.clone() };
+    if stored.as_ref().is_some_and(|stored| changes::same_map(stored, &wanted)) {
+        return Ok("unchanged");
+    }
+    if !dry_run {
+        let request = PutShardsRequest { service: name.to_string(), map: Some(wanted.into()) };
+        connection.registry().put_shards(request).await?;
+    }
+    Ok(if stored.is_some() { "changed" } else { "created" })
+}
+
+/// The shard map of a service, or `None` where nobody has created it.
+pub(crate) async fn stored_map(
+    connection: &Connection,
+    name: &ServiceName,
+) -> Result<Option<ShardMap>, Failure> {
+    let request = GetShardsRequest { service: name.to_string() };
+    let map = match connection.registry().get_shards(request).await {
+        Ok(answer) => answer.into_inner().map,
+        Err(status) if status.code() == Code::NotFound => None,
+        Err(status) => return Err(status.into()),
+    };
+    Ok(map.map(ShardMap::try_from).transpose()?)
+}
+
+fn report(done: &[Done], args: &ApplyArgs) -> Result<(), Failure> {
+    let format = args.seen_as.format();
+    if args.quiet && format == Format::Table {
+        return Ok(());
+    }
+    let mut listing =
+        Listing::new(if args.dry_run { &["KIND", "NAME", "WOULD BE"] } else { &["KIND", "NAME", "OUTCOME"] });
+    for Done { kind, name, outcome } in done {
+        listing.add(
+            vec![(*kind).into(), name.clone(), (*outcome).into()],
+            json!({ "kind": kind, "name": name, "outcome": outcome, "dryRun": args.dry_run }),
+        );
+    }
+    listing.print(format)
 }

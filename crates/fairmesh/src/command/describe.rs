@@ -1,19 +1,136 @@
 //! `fairmesh describe`.
 
+mod service;
+
 use std::process::ExitCode;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
+use fairmesh_model::{InstanceId, Region, ServiceName};
+use serde_json::json;
 
-use crate::{cli::Reach, failure::Failure};
+use crate::{
+    cli::{Format, Reach, SeenAs},
+    connect,
+    failure::Failure,
+    output,
+    view::{At, EVERY_KIND, Scope, View},
+};
 
 /// Arguments of `fairmesh describe`.
 #[derive(Debug, Args)]
 pub(crate) struct DescribeArgs {
+    /// What to describe.
+    #[arg(value_enum)]
+    kind: Kind,
+    /// Its name: tenant/service, tenant/service/instance for an endpoint, or a region.
+    name: String,
     #[command(flatten)]
     reach: Reach,
+    #[command(flatten)]
+    seen_as: SeenAs,
 }
 
-/// Carries the command out.
+/// A kind of thing to describe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    /// A service with its policy, endpoints, shards and moves.
+    #[value(aliases = ["services", "policy", "policies", "shards"])]
+    Service,
+    /// One running copy of a service.
+    #[value(alias = "endpoints")]
+    Endpoint,
+    /// A region, and what runs there.
+    #[value(alias = "regions")]
+    Region,
+}
+
+/// Describes.
 pub(crate) async fn run(args: DescribeArgs) -> Result<ExitCode, Failure> {
-    Err(Failure::failed(format!("{} is not reachable", args.reach.control)))
+    let format = args.seen_as.format();
+    match args.kind {
+        Kind::Service => {
+            let name: ServiceName = typed(args.name.parse())?;
+            let view = read(&args.reach, Scope::Service(name.clone())).await?;
+            service::describe(&name, view.service(&name)?, format)?;
+        }
+        Kind::Endpoint => {
+            let (service, instance) = instance(&args.name)?;
+            let view = read(&args.reach, Scope::Service(service.clone())).await?;
+            endpoint(&service, &instance, &view, format)?;
+        }
+        Kind::Region => {
+            let region: Region = typed(args.name.parse())?;
+            let view = read(&args.reach, Scope::All).await?;
+            describe_region(&region, &view, format)?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn read(reach: &Reach, scope: Scope) -> Result<View, Failure> {
+    let connection = connect::connect(reach).await?;
+    View::read(&connection, &scope, EVERY_KIND).await
+}
+
+/// A name that was typed, or a refusal that says how to write one.
+fn typed<T>(name: Result<T, fairmesh_model::Invalid>) -> Result<T, Failure> {
+    name.map_err(|invalid| Failure::refused(invalid.problem, invalid.hint))
+}
+
+fn instance(name: &str) -> Result<(ServiceName, InstanceId), Failure> {
+    let (service, instance) = name.rsplit_once('/').ok_or_else(|| {
+        Failure::refused(
+            format!("'{name}' does not name an endpoint"),
+            "write tenant/service/instance, such as shop/cart/cart-0",
+        )
+    })?;
+    Ok((typed(service.parse())?, typed(instance.parse())?))
+}
+
+fn endpoint(
+    service: &ServiceName,
+    instance: &InstanceId,
+    view: &View,
+    format: Format,
+) -> Result<(), Failure> {
+    let endpoints = &view.service(service)?.endpoints;
+    let Some(At { value, revision }) = endpoints.iter().find(|endpoint| endpoint.value.instance == *instance)
+    else {
+        let hint = format!("list its endpoints with 'fairmesh get endpoints {service}'");
+        return Err(Failure::failed_with(format!("{service} has no endpoint {instance}"), hint));
+    };
+    let mut item = json!(fairmesh_model::spec::EndpointSpec::of(value));
+    item["service"] = json!(service.to_string());
+    item["state"] = json!(value.state);
+    item["weight"] = json!(value.weight);
+    item["revision"] = json!(revision);
+    output::print_one(format, &item, &output::yaml(&item)?)
+}
+
+fn describe_region(region: &Region, view: &View, format: Format) -> Result<(), Failure> {
+    if !view.region_names().contains(region) {
+        return Err(Failure::failed_with(
+            format!("there is no region {region}"),
+            "list regions with 'fairmesh get regions', or declare it as 'kind: Topology'",
+        ));
+    }
+    let info = view.regions.value.regions.get(region).cloned().unwrap_or_default();
+    let round_trips = view.round_trips.iter().filter_map(|(a, b, rtt)| {
+        let other = if a == region { b } else { a };
+        (a == region || b == region)
+            .then(|| (other.to_string(), json!(fairmesh_model::spec::write_duration(rtt))))
+    });
+    let endpoints = view.services.iter().filter_map(|(name, one)| {
+        let here = one.endpoints.iter().filter(|endpoint| endpoint.value.location.region == *region).count();
+        (here > 0).then(|| (name.to_string(), json!(here)))
+    });
+    let item = json!({
+        "name": region.to_string(),
+        "continent": info.continent,
+        "neighbours": info.neighbours,
+        "draining": info.draining,
+        "roundTrips": round_trips.collect::<serde_json::Map<_, _>>(),
+        "endpoints": endpoints.collect::<serde_json::Map<_, _>>(),
+    });
+    output::print_one(format, &item, &output::yaml(&item)?)
 }

@@ -1,19 +1,123 @@
 //! `fairmesh diff`.
 
-use std::process::ExitCode;
+use std::{io::IsTerminal, process::ExitCode};
 
 use clap::Args;
+use fairmesh_model::{
+    ServiceName, ShardMap,
+    spec::{Document, Plan},
+};
+use serde_json::json;
+use similar::TextDiff;
 
-use crate::{cli::Reach, failure::Failure};
+use crate::{
+    cli::{Files, Format, Reach, SeenAs},
+    connect,
+    failure::Failure,
+    manifests::{self, Wanted},
+    output,
+    view::{EVERY_KIND, Scope, View},
+};
+
+use super::apply;
+
+/// The exit code that says that there are differences.
+const DIFFERENT: u8 = 3;
 
 /// Arguments of `fairmesh diff`.
 #[derive(Debug, Args)]
 pub(crate) struct DiffArgs {
     #[command(flatten)]
+    files: Files,
+    #[command(flatten)]
     reach: Reach,
+    #[command(flatten)]
+    seen_as: SeenAs,
 }
 
-/// Carries the command out.
+/// A document that would change something.
+struct Difference {
+    kind: &'static str,
+    name: String,
+    text: String,
+}
+
+/// Compares; nothing is written.
 pub(crate) async fn run(args: DiffArgs) -> Result<ExitCode, Failure> {
-    Err(Failure::failed(format!("{} is not reachable", args.reach.control)))
+    let wanted = manifests::load(&args.files)?;
+    let connection = connect::connect(&args.reach).await?;
+    let mut differences = Vec::new();
+    for one in &wanted {
+        let scope = match &one.plan {
+            Plan::Service(name, _)
+            | Plan::Policy(name, _)
+            | Plan::ShardMap(name, _)
+            | Plan::Endpoints(name, _) => Some(name.clone()),
+            Plan::Topology(..) => None,
+        };
+        let view = match scope {
+            Some(name) => View::read(&connection, &Scope::Service(name), EVERY_KIND).await?,
+            None => View::topology(&connection).await?,
+        };
+        differences.extend(difference(one, stored(&one.plan, &view).as_ref())?);
+    }
+    report(&differences, args.seen_as.format())?;
+    Ok(if differences.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(DIFFERENT) })
+}
+
+/// What is stored where a plan would be written.
+fn stored(plan: &Plan, view: &View) -> Option<Plan> {
+    let of = |name: &ServiceName| view.services.get(name);
+    match plan {
+        Plan::Service(name, _) => Some(Plan::Service(name.clone(), of(name)?.service.clone()?.value)),
+        Plan::Policy(name, _) => Some(Plan::Policy(name.clone(), of(name)?.policy.clone()?.value)),
+        Plan::ShardMap(name, wanted) => {
+            Some(Plan::ShardMap(name.clone(), ordered_as(of(name)?.shards.as_ref()?, wanted)))
+        }
+        Plan::Topology(..) if view.regions.value.regions.is_empty() => None,
+        Plan::Topology(..) => Some(Plan::Topology(view.regions.value.clone(), view.round_trips.clone())),
+        Plan::Endpoints(..) => None,
+    }
+}
+
+/// The stored map in the order of the written one where both say the same: the order of copies says nothing.
+fn ordered_as(stored: &ShardMap, wanted: &ShardMap) -> ShardMap {
+    if apply::same_map(stored, wanted) { wanted.clone() } else { stored.clone() }
+}
+
+fn difference(wanted: &Wanted, stored: Option<&Plan>) -> Result<Option<Difference>, Failure> {
+    let new = output::yaml(&Document::from(&wanted.plan))?;
+    let old = stored.map(|plan| output::yaml(&Document::from(plan))).transpose()?.unwrap_or_default();
+    if old == new {
+        return Ok(None);
+    }
+    let (kind, name) = manifests::subject(&wanted.plan);
+    let before = if stored.is_some() { format!("stored {kind} {name}") } else { "/dev/null".into() };
+    let text = TextDiff::from_lines(&old, &new)
+        .unified_diff()
+        .context_radius(3)
+        .header(before.trim_end(), &wanted.place)
+        .to_string();
+    Ok(Some(Difference { kind, name, text }))
+}
+
+fn report(differences: &[Difference], format: Format) -> Result<(), Failure> {
+    let texts: String = differences.iter().map(|difference| coloured(&difference.text)).collect();
+    let items = differences
+        .iter()
+        .map(|Difference { kind, name, text }| json!({ "kind": kind, "name": name, "diff": text }));
+    output::print_one(format, &items.collect::<Vec<_>>(), &texts)
+}
+
+/// Red and green on a terminal, unless NO_COLOR asks for none.
+fn coloured(text: &str) -> String {
+    if !std::io::stdout().is_terminal() || std::env::var_os("NO_COLOR").is_some() {
+        return text.to_owned();
+    }
+    let line = |line: &str| match line.as_bytes().first() {
+        Some(b'+') => format!("\u{1b}[32m{line}\u{1b}[0m\n"),
+        Some(b'-') => format!("\u{1b}[31m{line}\u{1b}[0m\n"),
+        _ => format!("{line}\n"),
+    };
+    text.lines().map(line).collect()
 }

@@ -1,19 +1,161 @@
-//! `fairmesh explain`.
+//! `fairmesh explain`: the decision of a caller, made here on the same records and by the same code.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, sync::Arc};
 
 use clap::Args;
+use fairmesh_model::{Endpoint, Location, Region, Role, Service, ServiceName, ShardKey, arith};
+use fairmesh_router::{Ask, Explanation, Facts, RequestView, Shards, Upstream};
+use fairmesh_wire::handshake::Connection;
+use serde_json::{Value, json};
 
-use crate::{cli::Reach, failure::Failure};
+use crate::{
+    cli::{Reach, SeenAs},
+    connect,
+    failure::Failure,
+    output,
+    view::{EVERY_KIND, Scope, View},
+};
 
 /// Arguments of `fairmesh explain`.
 #[derive(Debug, Args)]
 pub(crate) struct ExplainArgs {
+    /// The service that is called, as tenant/service.
+    service: ServiceName,
+    /// The key of the call, decimal or 0x…
+    #[arg(long)]
+    key: Option<ShardKey>,
+    /// The role that the replica must have.
+    #[arg(long)]
+    role: Option<Role>,
+    /// The method of the request; ignored for gRPC, where it is POST.
+    #[arg(long, default_value = "GET", value_parser = |text: &str| Ok::<_, String>(text.to_uppercase()))]
+    method: String,
+    /// The path of the request; for gRPC /package.Service/Method.
+    #[arg(long, default_value = "/")]
+    path: String,
+    /// A header of the request; may be repeated.
+    #[arg(long = "header", value_name = "NAME: VALUE", value_parser = read_header)]
+    headers: Vec<(String, String)>,
+    /// The host of the request [default: none].
+    #[arg(long, default_value = "")]
+    host: String,
+    /// The region of the caller.
+    #[arg(long, env = "FAIRMESH_REGION", default_value = "local")]
+    region: Region,
+    /// The id of the caller, which settles its subset of endpoints.
+    #[arg(long, default_value = "explain")]
+    client_id: String,
+    /// The chance of this call: another number may split and pick otherwise.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
     #[command(flatten)]
     reach: Reach,
+    #[command(flatten)]
+    seen_as: SeenAs,
 }
 
-/// Carries the command out.
+fn read_header(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text
+        .split_once([':', '='])
+        .ok_or_else(|| format!("'{text}' is not a header; write NAME: VALUE, such as 'x-tier: gold'"))?;
+    Ok((name.trim().to_lowercase(), value.trim().to_owned()))
+}
+
+/// Explains.
 pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
-    Err(Failure::failed(format!("{} is not reachable", args.reach.control)))
+    let connection = connect::connect(&args.reach).await?;
+    let upstream = compile(&connection, &args.service, &args).await?;
+    let grpc = upstream.protocol() == fairmesh_model::Protocol::Grpc;
+    let request = RequestView {
+        host: &args.host,
+        path: &args.path,
+        method: if grpc { "POST" } else { &args.method },
+        headers: &args.headers,
+        grpc,
+    };
+    let ask = Ask { key: args.key, role: args.role.as_ref(), avoid: &[] };
+    let first = upstream.explain(&request, &ask, 0, args.seed);
+    if first.picked.is_some() {
+        return report(&args, &[(&upstream, &first)]);
+    }
+    // The route sends the call to another service, whose snapshot decides the rest.
+    let target = compile(&connection, &first.target, &args).await?;
+    let second = target.explain_pick(&ask, 0, args.seed);
+    report(&args, &[(&upstream, &first), (&target, &second)])
+}
+
+async fn compile(
+    connection: &Connection,
+    name: &ServiceName,
+    args: &ExplainArgs,
+) -> Result<Upstream, Failure> {
+    let view = View::read(connection, &Scope::Service(name.clone()), EVERY_KIND).await?;
+    let one = view.service(name)?;
+    let service: &Service = match &one.service {
+        Some(service) => &service.value,
+        None => {
+            return Err(Failure::failed_with(
+                format!("{name} is not declared, so that callers cannot find it"),
+                "apply a document of 'kind: Service' for it",
+            ));
+        }
+    };
+    let endpoints: Vec<Endpoint> = one.endpoints.iter().map(|endpoint| endpoint.value.clone()).collect();
+    let shards = one.shards.as_ref().map(|map| Arc::new(Shards::compile(map)));
+    let facts = Facts {
+        name,
+        service,
+        policy: &one.effective_policy(),
+        endpoints: &endpoints,
+        shards: shards.as_ref(),
+        location: &Location::in_region(args.region.clone()),
+        regions: &view.regions.value,
+        round_trips: &view.round_trips,
+        client: arith::hash_text(&args.client_id),
+    };
+    Ok(Upstream::compile(&facts, None))
+}
+
+fn report(args: &ExplainArgs, parts: &[(&Upstream, &Explanation)]) -> Result<ExitCode, Failure> {
+    let mut text = String::new();
+    let mut steps = Vec::new();
+    for (_, explanation) in parts {
+        for step in &explanation.steps {
+            text.push_str(&format!("{:<8}{}\n", step.title, step.detail.replace('\n', "\n        ")));
+            steps.push(json!({ "step": step.title, "detail": step.detail }));
+        }
+    }
+    let mut reached = false;
+    let mut end = Value::Null;
+    if let Some((upstream, explanation)) = parts.last() {
+        match &explanation.picked {
+            Some(Ok(picked)) => {
+                let target = upstream.target(picked.index);
+                text.push_str(&format!(
+                    "{:<8}{} {} at {} in {}\n",
+                    "goes to",
+                    upstream.name(),
+                    target.instance,
+                    target.address,
+                    target.location.region
+                ));
+                end = json!({
+                    "service": upstream.name().to_string(),
+                    "instance": target.instance.to_string(),
+                    "address": target.address.to_string(),
+                    "region": target.location.region.to_string(),
+                    "shard": picked.shard.map(|shard| shard.0),
+                    "lastResort": picked.last_resort,
+                });
+                reached = true;
+            }
+            Some(Err(reason)) => {
+                text.push_str(&format!("{:<8}{reason}\n", "fails"));
+                end = json!({ "error": reason.to_string() });
+            }
+            None => {}
+        }
+    }
+    output::print_one(args.seen_as.format(), &json!({ "steps": steps, "goesTo": end }), &text)?;
+    Ok(if reached { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -1,19 +1,120 @@
 //! `fairmesh get`.
 
+mod fleet;
+mod policies;
+mod services;
+mod shards;
+
 use std::process::ExitCode;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
+use fairmesh_model::{ServiceName, Tenant};
+use fairmesh_wire::handshake::Connection;
 
-use crate::{cli::Reach, failure::Failure};
+use crate::{
+    cli::{Reach, SeenAs},
+    connect,
+    failure::Failure,
+    output::Listing,
+    view::{EVERY_KIND, Scope, View},
+};
+
+pub(crate) use fleet::{MOVES_HEAD, add_moves};
+pub(crate) use policies::summary as policy_summary;
+pub(crate) use services::{endpoints as endpoint_rows, words as service_words};
+pub(crate) use shards::one_map;
 
 /// Arguments of `fairmesh get`.
 #[derive(Debug, Args)]
 pub(crate) struct GetArgs {
+    /// What to list.
+    #[arg(value_enum)]
+    kind: Kind,
+    /// Only what belongs to this service, as tenant/service.
+    service: Option<ServiceName>,
+    /// Only what belongs to this tenant.
+    #[arg(short, long, conflicts_with = "service")]
+    tenant: Option<Tenant>,
     #[command(flatten)]
     reach: Reach,
+    #[command(flatten)]
+    seen_as: SeenAs,
 }
 
-/// Carries the command out.
+/// A kind of thing to list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Kind {
+    /// Declared services, and those that only have endpoints or a policy.
+    #[value(alias = "service")]
+    Services,
+    /// Running copies of services.
+    #[value(alias = "endpoint")]
+    Endpoints,
+    /// Written policies; a service without one has the default.
+    #[value(aliases = ["policy"])]
+    Policies,
+    /// Shard maps; those of one service shard by shard.
+    #[value(aliases = ["shard", "shardmaps"])]
+    Shards,
+    /// Regions and the round trips between them.
+    #[value(aliases = ["region", "topology"])]
+    Regions,
+    /// Shard moves under way.
+    #[value(alias = "move")]
+    Moves,
+    /// Who watches the endpoints of a service, and how far each has applied them.
+    #[value(alias = "watcher")]
+    Watchers,
+}
+
+impl Kind {
+    /// The folders that hold what is shown.
+    fn folders(self) -> &'static [&'static str] {
+        match self {
+            Self::Services => EVERY_KIND,
+            Self::Endpoints | Self::Regions => &["endpoints"],
+            Self::Policies => &["policies"],
+            Self::Shards => &["shards"],
+            Self::Moves => &["moves"],
+            Self::Watchers => &[],
+        }
+    }
+}
+
+/// Lists.
 pub(crate) async fn run(args: GetArgs) -> Result<ExitCode, Failure> {
-    Err(Failure::failed(format!("{} is not reachable", args.reach.control)))
+    let connection = connect::connect(&args.reach).await?;
+    let listing = list(&connection, &args).await?;
+    listing.print(args.seen_as.format())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn list(connection: &Connection, args: &GetArgs) -> Result<Listing, Failure> {
+    if args.kind == Kind::Watchers {
+        return fleet::watchers(connection, args.service.as_ref()).await;
+    }
+    let scope = match (&args.service, &args.tenant) {
+        (Some(service), _) => Scope::Service(service.clone()),
+        (None, Some(tenant)) => Scope::Tenant(tenant.clone()),
+        (None, None) => Scope::All,
+    };
+    let view = View::read(connection, &scope, args.kind.folders()).await?;
+    Ok(match args.kind {
+        Kind::Services => services::services(&view),
+        Kind::Endpoints => services::all_endpoints(&view),
+        Kind::Policies => policies::policies(&view),
+        Kind::Shards => match &args.service {
+            Some(name) => shards::one(&view, name)?,
+            None => shards::maps(&view),
+        },
+        Kind::Regions => fleet::regions(&view),
+        Kind::Moves => fleet::moves(connection, &view).await?,
+        Kind::Watchers => Listing::default(),
+    })
+}
+
+/// The shard map of a service, one row a shard.
+pub(crate) async fn shards_of(connection: &Connection, name: &ServiceName) -> Result<Listing, Failure> {
+    let view = View::read(connection, &Scope::Service(name.clone()), Kind::Shards.folders()).await?;
+    shards::one(&view, name)
 }

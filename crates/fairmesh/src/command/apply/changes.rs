@@ -1,0 +1,97 @@
+//! From plans to what is written.
+
+use bytes::Bytes;
+use fairmesh_model::{Record, RecordKey, Replica, Shard, ShardMap, spec::Plan};
+use fairmesh_wire::{records, v1::Op};
+
+/// One record to write.
+pub(super) struct Change {
+    pub(super) kind: &'static str,
+    pub(super) name: String,
+    pub(super) key: String,
+    value: Bytes,
+}
+
+impl Change {
+    fn new(kind: &'static str, name: String, key: &RecordKey, record: &Record) -> Self {
+        Self { kind, name, key: key.to_string(), value: records::encode(record) }
+    }
+}
+
+/// The records that plans stand for: topology first, so that what refers to a region finds it, then services and
+/// policies. Shard maps and endpoints are not written by the admin API.
+pub(super) fn of(plans: &[Plan]) -> Vec<Change> {
+    let mut changes: Vec<(u8, Change)> = Vec::new();
+    for plan in plans {
+        match plan {
+            Plan::Topology(regions, round_trips) => {
+                let regions = Record::Regions(regions.clone());
+                changes.push((0, Change::new("Topology", "regions".into(), &RecordKey::Regions, &regions)));
+                let round_trips = Record::RoundTrips(round_trips.clone());
+                let change =
+                    Change::new("Topology", "round trips".into(), &RecordKey::RoundTrips, &round_trips);
+                changes.push((0, change));
+            }
+            Plan::Service(name, service) => {
+                let key = RecordKey::Service(name.clone());
+                changes.push((1, Change::new("Service", name.to_string(), &key, &service.clone().into())));
+            }
+            Plan::Policy(name, policy) => {
+                let key = RecordKey::Policy(name.clone());
+                changes.push((2, Change::new("Policy", name.to_string(), &key, &policy.clone().into())));
+            }
+            Plan::ShardMap(..) | Plan::Endpoints(..) => {}
+        }
+    }
+    changes.sort_by_key(|(order, _)| *order);
+    changes.into_iter().map(|(_, change)| change).collect()
+}
+
+/// The operations that write them, whatever is there: history keeps what they replace.
+pub(super) fn ops(changes: &[Change]) -> Vec<Op> {
+    let op =
+        |change: &Change| Op { key: change.key.clone(), value: Some(change.value.clone()), condition: None };
+    changes.iter().map(op).collect()
+}
+
+/// Whether two maps say the same of every key; the order of copies says nothing.
+pub(crate) fn same_map(a: &ShardMap, b: &ShardMap) -> bool {
+    let same_shard = |(a, b): (&Shard, &Shard)| {
+        a.id == b.id && a.start == b.start && sorted(&a.replicas) == sorted(&b.replicas)
+    };
+    a.interval == b.interval
+        && a.shards.len() == b.shards.len()
+        && a.shards.iter().zip(&b.shards).all(same_shard)
+}
+
+fn sorted(replicas: &[Replica]) -> Vec<&Replica> {
+    let mut replicas: Vec<&Replica> = replicas.iter().collect();
+    replicas.sort_by(|a, b| (&a.role, &a.instance, &a.region).cmp(&(&b.role, &b.instance, &b.region)));
+    replicas
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::spec::{Document, ShardMapSpec};
+
+    use super::*;
+
+    fn map(replicas: &str) -> ShardMap {
+        let text = format!(
+            r#"{{"kind": "ShardMap", "service": "shop/cart", "shards": [{{"id": 0, "start": 0, "replicas": [{replicas}]}}]}}"#
+        );
+        let Document::ShardMap(spec) = serde_json::from_str(&text).unwrap() else { panic!("{text}") };
+        let _: &ShardMapSpec = &spec;
+        spec.plan().unwrap().1
+    }
+
+    #[test]
+    fn a_map_with_its_copies_in_another_order_is_the_same() {
+        let a = r#"{"instance": "a", "region": "eu", "role": "primary"}"#;
+        let b = r#"{"instance": "b", "region": "us", "role": "secondary"}"#;
+        let both = map(&format!("{a}, {b}"));
+        assert!(same_map(&both, &map(&format!("{b}, {a}"))));
+        assert!(!same_map(&both, &map(a)));
+        assert!(same_map(&both, &ShardMap { version: 7, ..both.clone() }));
+    }
+}

@@ -1,0 +1,128 @@
+//! What is not of one service: regions, moves, watchers.
+
+use fairmesh_model::{
+    Prefix, Region, ServiceName, ShardMove,
+    spec::{Document, Plan, write_duration},
+};
+use fairmesh_wire::{
+    handshake::Connection,
+    v1::{ListMovesRequest, WatchersRequest},
+};
+use serde_json::json;
+
+use crate::{failure::Failure, output::Listing, view::View};
+
+/// One row a region, declared or merely used.
+pub(super) fn regions(view: &View) -> Listing {
+    let mut listing =
+        Listing::new(&["REGION", "CONTINENT", "NEIGHBOURS", "ROUND TRIPS", "ENDPOINTS", "STATE"]);
+    for region in view.region_names() {
+        let info = view.regions.value.regions.get(&region);
+        let neighbours = info.map(|info| info.neighbours.clone()).unwrap_or_default();
+        let neighbours: Vec<_> = neighbours.iter().map(ToString::to_string).collect();
+        let draining = info.is_some_and(|info| info.draining);
+        let endpoints = view.services.values().flat_map(|service| &service.endpoints);
+        let endpoints = endpoints.filter(|endpoint| endpoint.value.location.region == region).count();
+        let state = match info {
+            Some(_) if draining => "draining",
+            Some(_) => "in use",
+            None => "not declared",
+        };
+        let continent = info.map(|info| info.continent.clone()).unwrap_or_default();
+        listing.add(
+            vec![
+                region.to_string(),
+                continent.clone(),
+                neighbours.join(", "),
+                round_trips(view, &region),
+                endpoints.to_string(),
+                state.into(),
+            ],
+            json!({
+                "name": region.to_string(),
+                "declared": info.is_some(),
+                "continent": continent,
+                "neighbours": neighbours,
+                "draining": draining,
+                "endpoints": endpoints,
+            }),
+        );
+    }
+    if !view.regions.value.regions.is_empty() {
+        let plan = Plan::Topology(view.regions.value.clone(), view.round_trips.clone());
+        listing.documents.push(Document::from(&plan));
+    }
+    listing
+}
+
+fn round_trips(view: &View, region: &Region) -> String {
+    let pairs = view.round_trips.iter().filter_map(|(a, b, rtt)| {
+        let other = if a == region { b } else { a };
+        (a == region || b == region).then(|| format!("{other} {}", write_duration(rtt)))
+    });
+    pairs.collect::<Vec<_>>().join(", ")
+}
+
+/// The columns of moves.
+pub(crate) const MOVES_HEAD: &[&str] = &["SERVICE", "SHARD", "ROLE", "FROM", "TO", "PHASE"];
+
+/// One row a move under way.
+pub(super) async fn moves(connection: &Connection, view: &View) -> Result<Listing, Failure> {
+    let mut listing = Listing::new(MOVES_HEAD);
+    for (name, one) in &view.services {
+        if !one.moves.is_empty() {
+            add_moves(connection, name, &mut listing).await?;
+        }
+    }
+    Ok(listing)
+}
+
+/// Adds the moves of one service; the registry knows how far each is.
+pub(crate) async fn add_moves(
+    connection: &Connection,
+    name: &ServiceName,
+    listing: &mut Listing,
+) -> Result<(), Failure> {
+    let request = ListMovesRequest { service: name.to_string() };
+    for status in connection.registry().list_moves(request).await?.into_inner().moves {
+        let phase = status.phase;
+        let Some(message) = status.r#move else { continue };
+        let ShardMove { shard, role, from, to } = ShardMove::try_from(message)?;
+        listing.add(
+            vec![
+                name.to_string(),
+                shard.to_string(),
+                role.to_string(),
+                from.to_string(),
+                to.to_string(),
+                phase.clone(),
+            ],
+            json!({
+                "service": name.to_string(),
+                "shard": shard.0,
+                "role": role.to_string(),
+                "from": from.to_string(),
+                "to": to.to_string(),
+                "phase": phase,
+            }),
+        );
+    }
+    Ok(())
+}
+
+/// One row a watcher of a service's endpoints, or of anything.
+pub(super) async fn watchers(
+    connection: &Connection,
+    service: Option<&ServiceName>,
+) -> Result<Listing, Failure> {
+    let prefix = service.map_or_else(Prefix::everything, |name| Prefix::endpoints(name, None));
+    let request = WatchersRequest { prefix: prefix.to_string() };
+    let mut listing = Listing::new(&["WATCHER", "IDENTITY", "APPLIED"]);
+    for watcher in connection.rib().watchers(request).await?.into_inner().watchers {
+        listing.add(
+            vec![watcher.software.clone(), watcher.identity.clone(), watcher.applied.to_string()],
+            json!({ "software": watcher.software, "identity": watcher.identity, "applied": watcher.applied }),
+        );
+    }
+    Ok(listing)
+}

@@ -1,0 +1,119 @@
+//! Services and their endpoints as lists.
+
+use fairmesh_model::{
+    Endpoint, EndpointState, Service, ServiceName,
+    spec::{Document, Plan},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    output::Listing,
+    view::{At, ServiceView, View},
+};
+
+/// One row a service.
+pub(super) fn services(view: &View) -> Listing {
+    let mut listing = Listing::new(&["SERVICE", "TYPE", "PROTOCOL", "SERVING", "POLICY", "SHARDS"]);
+    for (name, one) in &view.services {
+        let (kind, protocol) = match &one.service {
+            Some(At { value, .. }) => words(value),
+            None => ("not declared".into(), String::new()),
+        };
+        let serving = serving(&one.endpoints);
+        listing.add(
+            vec![
+                name.to_string(),
+                kind.clone(),
+                protocol.clone(),
+                format!("{serving}/{}", one.endpoints.len()),
+                if one.policy.is_some() { "written" } else { "default" }.into(),
+                one.shards.as_ref().map_or_else(String::new, |map| map.shards.len().to_string()),
+            ],
+            item(name, one, serving),
+        );
+        if let Some(service) = &one.service {
+            listing.documents.push(Document::from(&Plan::Service(name.clone(), service.value.clone())));
+        }
+    }
+    listing
+}
+
+fn item(name: &ServiceName, one: &ServiceView, serving: usize) -> Value {
+    let declared = one.service.as_ref();
+    json!({
+        "name": name.to_string(),
+        "declared": declared.is_some(),
+        "type": declared.map(|service| service.value.kind),
+        "protocol": declared.map(|service| service.value.protocol),
+        "virtualAddress": declared.and_then(|service| service.value.virtual_address).map(|address| address.to_string()),
+        "revision": declared.map(|service| service.revision),
+        "endpoints": one.endpoints.len(),
+        "serving": serving,
+        "policy": one.policy.is_some(),
+        "shards": one.shards.as_ref().map(|map| map.shards.len()),
+    })
+}
+
+/// Type and protocol as written in YAML.
+pub(crate) fn words(service: &Service) -> (String, String) {
+    // Both are enums that serde writes as a bare text.
+    let text = |value: Value| value.as_str().unwrap_or_default().to_owned();
+    (text(json!(service.kind)), text(json!(service.protocol)))
+}
+
+fn serving(endpoints: &[At<Endpoint>]) -> usize {
+    endpoints.iter().filter(|endpoint| endpoint.value.state == EndpointState::Serving).count()
+}
+
+/// One row an endpoint, of every service.
+pub(super) fn all_endpoints(view: &View) -> Listing {
+    let mut listing =
+        Listing::new(&["SERVICE", "INSTANCE", "ADDRESS", "REGION", "ZONE", "STATE", "WEIGHT", "LEASE"]);
+    for (name, one) in &view.services {
+        for endpoint in &one.endpoints {
+            let mut row = vec![name.to_string()];
+            row.extend(endpoint_row(&endpoint.value));
+            listing.add(row, endpoint_item(name, endpoint));
+        }
+        if !one.endpoints.is_empty() {
+            listing.documents.push(endpoints_document(name, one));
+        }
+    }
+    listing
+}
+
+/// The same for one service, without its name.
+pub(crate) fn endpoints(name: &ServiceName, one: &ServiceView) -> Listing {
+    let mut listing = Listing::new(&["INSTANCE", "ADDRESS", "REGION", "ZONE", "STATE", "WEIGHT", "LEASE"]);
+    for endpoint in &one.endpoints {
+        listing.add(endpoint_row(&endpoint.value), endpoint_item(name, endpoint));
+    }
+    listing
+}
+
+fn endpoints_document(name: &ServiceName, one: &ServiceView) -> Document {
+    let endpoints = one.endpoints.iter().map(|endpoint| endpoint.value.clone()).collect();
+    Document::from(&Plan::Endpoints(name.clone(), endpoints))
+}
+
+fn endpoint_row(endpoint: &Endpoint) -> Vec<String> {
+    vec![
+        endpoint.instance.to_string(),
+        endpoint.address.to_string(),
+        endpoint.location.region.to_string(),
+        endpoint.location.zone.as_ref().map(ToString::to_string).unwrap_or_default(),
+        endpoint.state.as_str().to_owned(),
+        endpoint.weight.to_string(),
+        endpoint.lease.map_or_else(|| "none".into(), fairmesh_model::spec::write_duration),
+    ]
+}
+
+fn endpoint_item(service: &ServiceName, endpoint: &At<Endpoint>) -> Value {
+    let mut item = json!(fairmesh_model::spec::EndpointSpec::of(&endpoint.value));
+    item["service"] = json!(service.to_string());
+    // Left out in YAML where it is the default; programs want it spelt out.
+    item["state"] = json!(endpoint.value.state);
+    item["weight"] = json!(endpoint.value.weight);
+    item["revision"] = json!(endpoint.revision);
+    item
+}

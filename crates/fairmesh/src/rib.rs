@@ -1,0 +1,87 @@
+//! Reading the routing information base for a person.
+//!
+//! Through a watch that ends with its first snapshot, and not through `Read`: a snapshot comes in parts and so may be of
+//! any size.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use fairmesh_model::{Prefix, RecordKey};
+use fairmesh_wire::{
+    handshake::Connection,
+    v1::{Entry, Subscribe, WatchRequest, WatchResponse, watch_request, watch_response},
+};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+
+use crate::failure::Failure;
+
+/// How long a person waits for a whole snapshot.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What stands at one key.
+#[derive(Debug)]
+pub(crate) struct Stored {
+    /// The key.
+    pub(crate) key: RecordKey,
+    /// The bytes.
+    pub(crate) value: Bytes,
+    /// The number of the revision that wrote it.
+    pub(crate) revision: u64,
+}
+
+/// Reads everything below the prefixes, in the order of keys within each. Keys that only a newer release knows are
+/// left out.
+pub(crate) async fn read(connection: &Connection, prefixes: &[Prefix]) -> Result<Vec<Stored>, Failure> {
+    let snapshots = tokio::time::timeout(PATIENCE, snapshots(connection, prefixes));
+    let entries = snapshots.await.map_err(|_| {
+        Failure::failed(format!("no complete answer within {} s; ask for less, or again", PATIENCE.as_secs()))
+    })??;
+    let stored = |entry: Entry| {
+        let key = RecordKey::parse(&entry.key).ok()?;
+        Some(Stored { key, value: entry.value, revision: entry.revision })
+    };
+    Ok(entries.into_iter().filter_map(stored).collect())
+}
+
+async fn snapshots(connection: &Connection, prefixes: &[Prefix]) -> Result<Vec<Entry>, Failure> {
+    let (ask, asked) = mpsc::channel(prefixes.len().max(1));
+    for (i, prefix) in prefixes.iter().enumerate() {
+        // Answered together, so that all are of one revision.
+        let more = i + 1 < prefixes.len();
+        let subscribe = Subscribe { prefix: prefix.to_string(), from: None, more };
+        let request = WatchRequest { kind: Some(watch_request::Kind::Subscribe(subscribe)) };
+        // The channel has room for all, and its other end lives until the call below takes it.
+        let _ = ask.try_send(request);
+    }
+    let mut answers = connection.rib().watch(ReceiverStream::new(asked)).await?.into_inner();
+    let mut entries = Vec::new();
+    for _ in prefixes {
+        one_snapshot(&mut answers, &mut entries).await?;
+    }
+    Ok(entries)
+}
+
+/// Takes the next snapshot, whichever prefix it is of, in all its parts.
+async fn one_snapshot(
+    answers: &mut Streaming<WatchResponse>,
+    entries: &mut Vec<Entry>,
+) -> Result<(), Failure> {
+    while let Some(answer) = answers.message().await? {
+        match answer.kind {
+            Some(watch_response::Kind::Snapshot(part)) => {
+                entries.extend(part.entries);
+                if part.last {
+                    return Ok(());
+                }
+            }
+            Some(watch_response::Kind::Refused(refused)) => {
+                return Err(Failure::failed(format!("{}: {}", refused.prefix, refused.reason)));
+            }
+            // What changes after the snapshot is not part of the answer.
+            Some(watch_response::Kind::Delta(_) | watch_response::Kind::Resumed(_)) | None => {}
+        }
+    }
+    Err(Failure::failed("the control plane ended the answer early; ask again"))
+}

@@ -1,0 +1,156 @@
+//! Records of the RIB, decoded and put together by service, as commands show them.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use fairmesh_model::{
+    Endpoint, Invalid, Policy, Prefix, Record, RecordKey, Region, Regions, RoundTrips, Service, ServiceName,
+    ShardMap, ShardMove, Tenant,
+};
+use fairmesh_wire::{handshake::Connection, records, shards};
+
+use crate::{failure::Failure, rib};
+
+/// A record and the number of the revision that wrote it.
+#[derive(Clone, Debug)]
+pub(crate) struct At<T> {
+    pub(crate) value: T,
+    pub(crate) revision: u64,
+}
+
+/// Everything known of one service.
+#[derive(Debug, Default)]
+pub(crate) struct ServiceView {
+    pub(crate) service: Option<At<Service>>,
+    pub(crate) policy: Option<At<Policy>>,
+    pub(crate) endpoints: Vec<At<Endpoint>>,
+    pub(crate) shards: Option<ShardMap>,
+    pub(crate) moves: Vec<ShardMove>,
+}
+
+/// A part of the RIB.
+#[derive(Debug, Default)]
+pub(crate) struct View {
+    pub(crate) services: BTreeMap<ServiceName, ServiceView>,
+    pub(crate) regions: At<Regions>,
+    pub(crate) round_trips: RoundTrips,
+}
+
+impl<T: Default> Default for At<T> {
+    fn default() -> Self {
+        Self { value: T::default(), revision: 0 }
+    }
+}
+
+/// Which services a command is about.
+#[derive(Clone, Debug)]
+pub(crate) enum Scope {
+    All,
+    Tenant(Tenant),
+    Service(ServiceName),
+}
+
+/// Which kinds of records a command needs, as folders of a tenant.
+pub(crate) const EVERY_KIND: &[&str] = &["services", "policies", "endpoints", "shards", "moves"];
+
+impl Scope {
+    fn prefixes(&self, kinds: &[&str]) -> Vec<Prefix> {
+        match self {
+            // Tenants are not listed anywhere, so all of them are read as a whole and sorted here.
+            Self::All => Prefix::new("/t/").into_iter().collect(),
+            Self::Tenant(tenant) => kinds.iter().map(|kind| Prefix::tenant(tenant, kind)).collect(),
+            Self::Service(name) => kinds.iter().map(|kind| of_service(name, kind)).collect(),
+        }
+    }
+}
+
+fn of_service(name: &ServiceName, kind: &str) -> Prefix {
+    match kind {
+        "services" => Prefix::from(&RecordKey::Service(name.clone())),
+        "policies" => Prefix::from(&RecordKey::Policy(name.clone())),
+        "endpoints" => Prefix::endpoints(name, None),
+        "shards" => Prefix::shards(name, None),
+        _ => Prefix::moves(name),
+    }
+}
+
+impl View {
+    /// Reads the records of `scope` of these kinds, and the topology.
+    pub(crate) async fn read(
+        connection: &Connection,
+        scope: &Scope,
+        kinds: &[&str],
+    ) -> Result<Self, Failure> {
+        let mut prefixes = scope.prefixes(kinds);
+        prefixes.push(Prefix::topology());
+        Ok(Self::of(rib::read(connection, &prefixes).await?)?)
+    }
+
+    /// Reads the topology alone.
+    pub(crate) async fn topology(connection: &Connection) -> Result<Self, Failure> {
+        Ok(Self::of(rib::read(connection, &[Prefix::topology()]).await?)?)
+    }
+
+    fn of(stored: Vec<rib::Stored>) -> Result<Self, Invalid> {
+        let mut view = Self::default();
+        let mut parts: BTreeMap<ServiceName, Vec<(RecordKey, Bytes)>> = BTreeMap::new();
+        for one in stored {
+            match &one.key {
+                RecordKey::ShardManifest(name, _) | RecordKey::ShardChunk(name, ..) => {
+                    parts.entry(name.clone()).or_default().push((one.key, one.value));
+                }
+                RecordKey::History(..) => {}
+                _ => view.take(one)?,
+            }
+        }
+        for (name, parts) in parts {
+            let map = shards::decode_map(parts).map_err(|e| e.within(format!("shards of {name}")))?;
+            view.services.entry(name).or_default().shards = map;
+        }
+        Ok(view)
+    }
+
+    fn take(&mut self, stored: rib::Stored) -> Result<(), Invalid> {
+        let rib::Stored { key, value, revision } = stored;
+        let record = records::decode(&key, &value).map_err(|e| e.within(key.to_string()))?;
+        let of = key.service().cloned().map(|name| self.services.entry(name).or_default());
+        match (record, of) {
+            (Record::Service(value), Some(of)) => of.service = Some(At { value, revision }),
+            (Record::Policy(value), Some(of)) => of.policy = Some(At { value, revision }),
+            (Record::Endpoint(value), Some(of)) => of.endpoints.push(At { value, revision }),
+            (Record::Move(value), Some(of)) => of.moves.push(value),
+            (Record::Regions(value), _) => self.regions = At { value, revision },
+            (Record::RoundTrips(value), _) => self.round_trips = value,
+            // Keys of services name one, and `decode` gives what belongs at the key.
+            (_, None) => {}
+        }
+        Ok(())
+    }
+
+    /// What is known of a service; fails where nothing is.
+    pub(crate) fn service(&self, name: &ServiceName) -> Result<&ServiceView, Failure> {
+        self.services.get(name).ok_or_else(|| {
+            Failure::failed_with(
+                format!("there is no service {name}"),
+                "list services with 'fairmesh get services', or declare it with 'fairmesh apply'",
+            )
+        })
+    }
+
+    /// Every region that is declared or that an endpoint runs in.
+    pub(crate) fn region_names(&self) -> Vec<Region> {
+        let used = self.services.values().flat_map(|service| &service.endpoints);
+        let used = used.map(|endpoint| endpoint.value.location.region.clone());
+        let mut names: Vec<Region> = self.regions.value.regions.keys().cloned().chain(used).collect();
+        names.sort();
+        names.dedup();
+        names
+    }
+}
+
+impl ServiceView {
+    /// The policy that is in force, written or by default.
+    pub(crate) fn effective_policy(&self) -> Policy {
+        self.policy.as_ref().map(|policy| policy.value.clone()).unwrap_or_default()
+    }
+}
