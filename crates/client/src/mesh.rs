@@ -1,5 +1,6 @@
 use std::{
     env, fmt,
+    net::IpAddr,
     path::PathBuf,
     sync::{
         Arc,
@@ -19,7 +20,7 @@ use crate::{
     ServiceHandle, Stats,
     core::{Clock, Resolver, ResolverConfig},
     stats::Counters,
-    transport::Line,
+    transport::{Line, Wiring},
 };
 
 /// How long [`Mesh::connect`] waits for the agent, so that the first calls find it there.
@@ -35,6 +36,7 @@ pub struct Mesh {
 pub(crate) struct Shared {
     pub(crate) resolver: Resolver<Line>,
     pub(crate) counters: Arc<Counters>,
+    pub(crate) wiring: Wiring,
     pub(crate) clock: Clock,
     seed: AtomicU64,
 }
@@ -47,6 +49,7 @@ pub struct MeshBuilder {
     client_id: Option<String>,
     location: Option<Location>,
     cache_dir: Option<PathBuf>,
+    local_address: Option<IpAddr>,
 }
 
 impl Mesh {
@@ -127,6 +130,14 @@ impl MeshBuilder {
         self
     }
 
+    /// The address to call from, on a host that has several; without it the system chooses. Endpoints of the other
+    /// family of addresses are called as if it were not given.
+    #[must_use]
+    pub fn local_address(mut self, address: IpAddr) -> Self {
+        self.local_address = Some(address);
+        self
+    }
+
     /// Connects, and waits up to a second for the agent. One that does not answer is no error: calls go by its copy on
     /// disk or say that there is none, and everything goes on when it comes. Must be called within a tokio runtime.
     ///
@@ -151,7 +162,9 @@ impl MeshBuilder {
             state.wait_for(|state| state.connected || state.failures > 0),
         )
         .await;
-        let shared = Shared { resolver, counters: Arc::default(), clock: Clock::start(), seed };
+        let counters = Arc::<Counters>::default();
+        let wiring = Wiring { counters: Arc::clone(&counters), local: self.local_address };
+        let shared = Shared { resolver, counters, wiring, clock: Clock::start(), seed };
         Ok(Mesh { shared: Arc::new(shared) })
     }
 

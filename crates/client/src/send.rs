@@ -57,7 +57,7 @@ async fn carry_out(
         Call::begin(&handle.subscription, known, &head.view(&headers), &context, start)
     };
     drop(view);
-    let copy = Copy::of(&head, &body, call.may_retry());
+    let copy = Copy::of(&head, &body, call.may_retry() || context.key.is_some());
     let mut slot = Some(head.request(body));
     tries(handle, &context, &mut call, &mut slot, copy).await
 }
@@ -79,7 +79,7 @@ async fn tries(
             let target = attempt.target();
             request::address(request, handle, target.protocol.is_multiplexed(), call.left(mesh.clock.now()));
         }
-        let line = attempt.lane(&mesh.counters);
+        let line = attempt.lane(&mesh.wiring);
         let sent = timeout_at(deadline, line.send(slot)).await;
         let (ending, answer) = judge(sent, handle, &attempt);
         let again = slot.is_some() || copy.is_some();

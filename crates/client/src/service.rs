@@ -15,7 +15,7 @@ use http::{HeaderMap, HeaderValue, Request, Response, uri::Authority};
 use crate::{
     BoxError, CallContext, Fault, FaultKind,
     body::Body,
-    core::Subscription,
+    core::{Lane, Subscription, View},
     headers::{IDEMPOTENT, KEY, ROLE},
     mesh::Shared,
     send,
@@ -87,6 +87,11 @@ impl ServiceHandle {
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.context.timeout = Some(timeout);
         self
+    }
+
+    /// What is known of the service now: for tools that show it.
+    pub fn view(&self) -> Arc<View<impl Lane>> {
+        self.subscription.view()
     }
 
     /// Waits until calls can be decided, so that the first one does not have to; fails as a call would.

@@ -8,7 +8,7 @@ mod outgoing;
 
 use std::{
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -18,7 +18,7 @@ use std::{
 
 use fairmesh_router::EndpointTarget;
 use http::Request;
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
 pub(crate) use self::{
     h1::{Lease, Reply as H1Reply},
@@ -30,9 +30,18 @@ use crate::{BoxError, core::Lane, stats::Counters};
 /// How long a connection may take to come about.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// What all lines of a mesh share.
+#[derive(Debug, Default)]
+pub(crate) struct Wiring {
+    pub(crate) counters: Arc<Counters>,
+    /// The address that connections are made from; the system's choice where none is given.
+    pub(crate) local: Option<IpAddr>,
+}
+
 /// All connections to one endpoint.
 pub(crate) struct Line {
     address: SocketAddr,
+    local: Option<IpAddr>,
     multiplexed: bool,
     h1: h1::Pool,
     h2: h2::Pool,
@@ -87,12 +96,21 @@ impl Line {
     }
 
     async fn connect(&self) -> Result<TcpStream, SendError> {
-        let connected = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(self.address)).await;
+        let connected = tokio::time::timeout(CONNECT_TIMEOUT, self.dial()).await;
         let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection within 2 s");
         let stream = connected.unwrap_or_else(|_| Err(late())).map_err(SendError::Unreachable)?;
         // Fails only on a socket that is already broken, which the first write will say better.
         let _ = stream.set_nodelay(true);
         Ok(stream)
+    }
+
+    async fn dial(&self) -> io::Result<TcpStream> {
+        let Some(local) = self.local.filter(|local| local.is_ipv4() == self.address.is_ipv4()) else {
+            return TcpStream::connect(self.address).await;
+        };
+        let socket = if local.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        socket.bind(SocketAddr::new(local, 0))?;
+        socket.connect(self.address).await
     }
 
     fn is_retired(&self) -> bool {
@@ -101,16 +119,17 @@ impl Line {
 }
 
 impl Lane for Line {
-    type Shared = Arc<Counters>;
+    type Shared = Wiring;
 
-    fn open(counters: &Arc<Counters>, target: &EndpointTarget) -> Self {
+    fn open(wiring: &Wiring, target: &EndpointTarget) -> Self {
         Self {
             address: target.address,
+            local: wiring.local,
             multiplexed: target.protocol.is_multiplexed(),
             h1: h1::Pool::default(),
             h2: h2::Pool::default(),
             retired: AtomicBool::new(false),
-            counters: Arc::clone(counters),
+            counters: Arc::clone(&wiring.counters),
         }
     }
 

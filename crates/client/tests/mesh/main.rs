@@ -1,0 +1,14 @@
+//! Calls over real sockets: a RIB server, scripted HTTP servers and a mesh between them.
+
+#[cfg(test)]
+mod basics;
+#[cfg(test)]
+mod failures;
+#[cfg(test)]
+mod grpc;
+#[cfg(test)]
+mod outage;
+#[cfg(test)]
+mod rig;
+#[cfg(test)]
+mod server;

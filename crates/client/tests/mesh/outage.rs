@@ -1,0 +1,117 @@
+//! The agent goes away, comes back, or was never there.
+
+use std::time::Duration;
+
+use fairmesh_client::{FaultKind, core::View};
+use fairmesh_model::{EndpointState, Prefix, Protocol, RecordKey};
+use fairmesh_rib::cache::{Cache, Saved};
+use http::Request;
+use tokio::time::Instant;
+
+use crate::{
+    rig::{PATIENCE, Rig, ask, get, named, until},
+    server::{Server, nobody},
+};
+
+#[tokio::test]
+async fn calls_go_on_without_the_agent_and_follow_it_when_it_is_back() {
+    let mut rig = Rig::start().await;
+    let servers = [Server::echo("a").await, Server::echo("b").await];
+    rig.replicated("shop/one", Protocol::Http1, &[servers[0].address]);
+    let mesh = rig.mesh().await;
+    let service = mesh.service("shop/one").unwrap();
+    assert_eq!(ask(&service, get("/")).await.unwrap().1, "a GET / ");
+
+    rig.stop_agent().await;
+    until("the age of the data is told", || mesh.stats().data_age > Duration::ZERO).await;
+    assert_eq!(ask(&service, get("/")).await.unwrap().1, "a GET / ");
+    rig.endpoint("shop/one", "i1", servers[1].address, EndpointState::Serving);
+    rig.remove_endpoint("shop/one", "i0");
+
+    rig.start_agent().await;
+    let moved = async { while ask(&service, get("/")).await.unwrap().1 != "b GET / " {} };
+    tokio::time::timeout(PATIENCE, moved).await.unwrap();
+    assert_eq!(mesh.stats().data_age, Duration::ZERO);
+    assert_eq!(mesh.stats().faults, 0);
+}
+
+#[tokio::test]
+async fn what_the_agent_left_on_disk_is_used_when_it_cannot_be_reached() {
+    let mut rig = Rig::start().await;
+    let server = Server::echo("a").await;
+    rig.replicated("shop/one", Protocol::Http2, &[server.address]);
+    rig.stop_agent().await;
+    let name = named("shop/one");
+    let cache = Cache::open(rig.cache_dir()).unwrap();
+    let service = Prefix::from(&RecordKey::Service(name.clone()));
+    let policy = Prefix::from(&RecordKey::Policy(name.clone()));
+    for prefix in [Prefix::topology(), service, policy, Prefix::endpoints(&name, None)] {
+        let (revision, entries) = rig.node.read(std::slice::from_ref(&prefix));
+        cache.save(&Saved { prefix, revision, at: std::time::UNIX_EPOCH, entries }).unwrap();
+    }
+    let mesh = rig.mesh().await;
+    let service = mesh.service("shop/one").unwrap();
+    assert_eq!(ask(&service, get("/")).await.unwrap().1, "a GET / ");
+    assert!(mesh.stats().data_age > Duration::from_secs(3600), "{:?}", mesh.stats());
+
+    let second = Server::echo("b").await;
+    rig.endpoint("shop/one", "i1", second.address, EndpointState::Serving);
+    rig.remove_endpoint("shop/one", "i0");
+    rig.start_agent().await;
+    let moved = async { while ask(&service, get("/")).await.unwrap().1 != "b GET / " {} };
+    tokio::time::timeout(PATIENCE, moved).await.unwrap();
+}
+
+#[tokio::test]
+async fn without_agent_and_copy_calls_fail_soon_and_say_what_to_do() {
+    let mut rig = Rig::start().await;
+    rig.stop_agent().await;
+    let server = Server::echo("a").await;
+    rig.replicated("shop/one", Protocol::Http1, &[server.address]);
+    let mesh = rig.mesh().await;
+    let service = mesh.service("shop/one").unwrap();
+    let begun = Instant::now();
+    let fault = ask(&service, get("/")).await.unwrap_err();
+    assert_eq!(fault.kind(), FaultKind::Unavailable);
+    assert!(fault.to_string().contains("fairmesh agent"), "{fault}");
+    assert!(begun.elapsed() < Duration::from_secs(10), "long before the deadline");
+
+    rig.start_agent().await;
+    until("calls go once it is there", || matches!(*service.view(), View::Ready(_))).await;
+    assert_eq!(ask(&service, get("/")).await.unwrap().0, 200);
+}
+
+#[tokio::test]
+async fn a_route_splits_to_a_service_that_is_fetched_as_well() {
+    let rig = Rig::start().await;
+    let servers = [Server::echo("a").await, Server::echo("b").await];
+    rig.replicated("shop/one", Protocol::Http1, &[servers[0].address]);
+    rig.replicated("shop/two", Protocol::Http2, &[servers[1].address]);
+    let spec = "shop/two";
+    rig.policy("shop/one", crate::rig::split("/canary", spec));
+    let service = rig.mesh().await.service("shop/one").unwrap();
+    assert_eq!(ask(&service, get("/x")).await.unwrap().1, "a GET /x ");
+    assert_eq!(ask(&service, get("/canary/x")).await.unwrap().1, "b GET /canary/x ");
+    rig.remove_endpoint("shop/two", "i0");
+    let gone = async {
+        while ask(&service, get("/canary")).await.is_ok() {}
+        ask(&service, get("/canary")).await.unwrap_err()
+    };
+    let fault = tokio::time::timeout(PATIENCE, gone).await.unwrap();
+    assert_eq!(fault.kind(), FaultKind::NoEndpoints, "{fault}");
+    assert!(fault.to_string().contains("shop/two"), "{fault}");
+}
+
+#[tokio::test]
+async fn a_server_that_accepts_and_never_answers_costs_only_the_deadline() {
+    let rig = Rig::start().await;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    rig.replicated("shop/one", Protocol::Http2, &[listener.local_addr().unwrap(), nobody().await]);
+    let service = rig.mesh().await.service("shop/one").unwrap();
+    let request =
+        || Request::get("/").header("grpc-timeout", "150m").body(fairmesh_client::Body::empty()).unwrap();
+    for _ in 0..4 {
+        let fault = ask(&service, request()).await.unwrap_err();
+        assert!(matches!(fault.kind(), FaultKind::Deadline | FaultKind::Unreachable), "{fault}");
+    }
+}

@@ -1,0 +1,214 @@
+//! A RIB server on a Unix socket, as an agent would be, and the records in it.
+
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use fairmesh_client::{Body, Fault, Mesh, ServiceHandle};
+use fairmesh_model::{
+    Endpoint, EndpointState, FULL_WEIGHT, Identity, InstanceId, KeyRange, Label, Location, Match, PathMatch,
+    Policy, Prefix, Protocol, Record, RecordKey, Region, Regions, Replica, ReplicaState, Revision, Role,
+    Route, Service, ServiceKind, ServiceName, Shard, ShardId, ShardKey, ShardMap, StoreId, Target,
+};
+use fairmesh_rib::{
+    Batch, Commit, Node,
+    server::{Backend, RibServer, WriteError},
+};
+use fairmesh_wire::{
+    records, shards,
+    transport::{Address, Listener},
+};
+use http_body_util::BodyExt as _;
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// How long a condition may take to come true: long, since it decides nothing but when a broken test gives up.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(crate) struct Rig {
+    pub(crate) node: Node,
+    folder: TempDir,
+    agent: Option<(CancellationToken, JoinHandle<()>)>,
+}
+
+#[derive(Clone)]
+struct Agent(Node);
+
+impl Backend for Agent {
+    fn node(&self) -> &Node {
+        &self.0
+    }
+
+    fn software(&self) -> String {
+        "test agent".into()
+    }
+
+    fn location(&self) -> Option<Location> {
+        Some(Location::in_region(region("eu")))
+    }
+
+    async fn write(&self, _: Batch, _: Identity) -> Result<Revision, WriteError> {
+        Err(WriteError::Elsewhere("nowhere".into()))
+    }
+}
+
+impl Rig {
+    pub(crate) async fn start() -> Self {
+        let node = Node::new(StoreId(7));
+        let mut rig = Self { node, folder: TempDir::new().unwrap(), agent: None };
+        rig.write([(RecordKey::Regions, Some(records::encode(&Record::Regions(Regions::default()))))]);
+        rig.start_agent().await;
+        rig
+    }
+
+    pub(crate) async fn start_agent(&mut self) {
+        let stop = CancellationToken::new();
+        let routes = tonic::service::Routes::new(
+            RibServer::new(Agent(self.node.clone()), stop.clone()).into_service(),
+        );
+        let listener = Listener::bind(&self.address()).await.unwrap();
+        let stopped = stop.clone().cancelled_owned();
+        let task = tokio::spawn(async move {
+            fairmesh_wire::transport::serve(routes, listener, stopped, Duration::ZERO).await.unwrap();
+        });
+        self.agent = Some((stop, task));
+    }
+
+    pub(crate) async fn stop_agent(&mut self) {
+        let (stop, task) = self.agent.take().unwrap();
+        stop.cancel();
+        task.await.unwrap();
+    }
+
+    pub(crate) fn address(&self) -> Address {
+        Address::Unix(self.folder.path().join("agent.sock"))
+    }
+
+    pub(crate) fn cache_dir(&self) -> PathBuf {
+        self.folder.path().join("cache")
+    }
+
+    pub(crate) async fn mesh(&self) -> Mesh {
+        let mesh = Mesh::builder().agent(self.address()).client_id("test").cache_dir(self.cache_dir());
+        mesh.connect().await.unwrap()
+    }
+
+    pub(crate) fn write(&self, changes: impl IntoIterator<Item = (RecordKey, Option<Bytes>)>) {
+        let changes = changes.into_iter().map(|(key, value)| (Arc::from(key.to_string()), value)).collect();
+        self.node.apply(Commit { revision: self.node.revision().number + 1, changes });
+    }
+
+    pub(crate) fn service(&self, name: &str, kind: ServiceKind, protocol: Protocol) {
+        let service = Service { kind, protocol, virtual_address: None };
+        self.write([(RecordKey::Service(named(name)), Some(records::encode(&service.into())))]);
+    }
+
+    pub(crate) fn replicated(&self, name: &str, protocol: Protocol, servers: &[SocketAddr]) {
+        self.service(name, ServiceKind::Replicated, protocol);
+        for (i, address) in servers.iter().enumerate() {
+            self.endpoint(name, &format!("i{i}"), *address, EndpointState::Serving);
+        }
+    }
+
+    pub(crate) fn endpoint(&self, name: &str, instance: &str, address: SocketAddr, state: EndpointState) {
+        let endpoint = Endpoint {
+            instance: InstanceId::new(instance).unwrap(),
+            address,
+            location: Location::in_region(region("eu")),
+            state,
+            weight: FULL_WEIGHT,
+            lease: None,
+            labels: Default::default(),
+        };
+        self.write([(endpoint_key(name, instance), Some(records::encode(&endpoint.into())))]);
+    }
+
+    pub(crate) fn remove_endpoint(&self, name: &str, instance: &str) {
+        self.write([(endpoint_key(name, instance), None)]);
+    }
+
+    pub(crate) fn policy(&self, name: &str, policy: Policy) {
+        self.write([(RecordKey::Policy(named(name)), Some(records::encode(&policy.into())))]);
+    }
+
+    pub(crate) fn shard_map(&self, name: &str, map: &ShardMap) {
+        let name = named(name);
+        let new = shards::encode_map(&name, map);
+        let (_, old) = self.node.read(&[Prefix::shards(&name, None)]);
+        let gone = old
+            .into_iter()
+            .map(|(key, _)| RecordKey::parse(&key).unwrap())
+            .filter(|key| !new.contains_key(key));
+        let changes: Vec<_> = gone.map(|key| (key, None)).collect();
+        self.write(
+            changes.into_iter().chain(new.iter().map(|(key, value)| (key.clone(), Some(value.clone())))),
+        );
+    }
+}
+
+fn endpoint_key(name: &str, instance: &str) -> RecordKey {
+    RecordKey::Endpoint(named(name), region("eu"), InstanceId::new(instance).unwrap())
+}
+
+pub(crate) fn named(name: &str) -> ServiceName {
+    ServiceName::new(name).unwrap()
+}
+
+pub(crate) fn region(name: &str) -> Region {
+    Region::new(name).unwrap()
+}
+
+/// A map of the keys below 100 with one shard, held by these instances as `primary`.
+pub(crate) fn map(version: u64, holders: &[&str]) -> ShardMap {
+    let replica = |instance: &&str| Replica {
+        instance: InstanceId::new(instance).unwrap(),
+        region: region("eu"),
+        role: Role::new("primary").unwrap(),
+        state: ReplicaState::Serving,
+    };
+    let replicas = holders.iter().map(replica).collect();
+    let shards = vec![Shard { id: ShardId(0), start: ShardKey(0), replicas }];
+    ShardMap { version, interval: KeyRange::new(ShardKey(0), Some(ShardKey(100))).unwrap(), shards }
+}
+
+/// A policy that sends everything below a path to another service.
+pub(crate) fn split(path: &str, service: &str) -> Policy {
+    let route = Route {
+        name: Label::new("split").unwrap(),
+        matches: Match { path: Some(PathMatch::Prefix(path.into())), ..Match::default() },
+        split: vec![Target { service: named(service), weight: 1 }],
+        class: None,
+        timeout: None,
+        idempotent: false,
+    };
+    Policy { routes: vec![route], ..Policy::default() }
+}
+
+/// Sends a request and reads the whole answer: status and text.
+pub(crate) async fn ask(
+    service: &ServiceHandle,
+    request: http::Request<Body>,
+) -> Result<(u16, String), Fault> {
+    let response = service.send(request).await?;
+    let status = response.status().as_u16();
+    let body = response.into_body().collect().await?.to_bytes();
+    Ok((status, String::from_utf8(body.to_vec()).unwrap()))
+}
+
+pub(crate) fn get(path: &str) -> http::Request<Body> {
+    http::Request::get(path).body(Body::empty()).unwrap()
+}
+
+pub(crate) fn post(path: &str, body: &'static str) -> http::Request<Body> {
+    http::Request::post(path).body(Body::from(body)).unwrap()
+}
+
+/// Waits until something is so.
+pub(crate) async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let waited = tokio::time::timeout(PATIENCE, async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    assert!(waited.await.is_ok(), "still not so: {what}");
+}
