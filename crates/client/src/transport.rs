@@ -31,7 +31,7 @@ use crate::{BoxError, core::Lane, stats::Counters};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What all lines of a mesh share.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Wiring {
     pub(crate) counters: Arc<Counters>,
     /// The address that connections are made from; the system's choice where none is given.
