@@ -2,10 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use fairmesh_client::{Body, Mesh, ServiceHandle};
+use fairmesh_client::{Body, Fault, FaultKind, Mesh, ServiceHandle};
 use http_body_util::BodyExt;
 use tokio::{sync::Semaphore, task::JoinHandle, time::Instant};
-use tower::ServiceExt;
 
 use super::{
     DemoError,
@@ -198,9 +197,9 @@ async fn post(service: &ServiceHandle, path: String) -> Result<String, Failure> 
 async fn http(service: &ServiceHandle, request: http::request::Builder) -> Result<String, Failure> {
     let request =
         request.body(Body::empty()).map_err(|e| Failure { why: e.to_string(), in_flight: false })?;
-    let response = service.clone().oneshot(request).await.map_err(failure)?;
+    let response = service.send(request).await.map_err(|fault| failure(&fault))?;
     let (head, body) = response.into_parts();
-    let body = body.collect().await.map_err(failure)?.to_bytes();
+    let body = body.collect().await.map_err(|fault| failure(&fault))?.to_bytes();
     if head.status.is_success() {
         let region = head.headers.get(REGION_HEADER).and_then(|region| region.to_str().ok());
         return Ok(region.unwrap_or("?").to_owned());
@@ -215,5 +214,18 @@ fn answered<T>(answer: Result<tonic::Response<T>, tonic::Status>) -> Result<Stri
             Ok(region.unwrap_or("?").to_owned())
         }
         Err(status) => Err(grpc_failure(&status)),
+    }
+}
+
+/// A call that broke under way was in flight when its server died, and nothing says that it may be repeated.
+fn failure(fault: &Fault) -> Failure {
+    Failure { why: fault.kind().label().to_owned(), in_flight: fault.kind() == FaultKind::Reset }
+}
+
+fn grpc_failure(status: &tonic::Status) -> Failure {
+    use std::error::Error;
+    match status.source().and_then(|source| source.downcast_ref::<Fault>()) {
+        Some(fault) => failure(fault),
+        None => Failure { why: format!("{:?}: {}", status.code(), status.message()), in_flight: false },
     }
 }

@@ -69,7 +69,7 @@ fn event(phase: Phase, what: &str, count: Count) -> Value {
 
 fn table<const N: usize>(head: [&str; N]) -> Table {
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_FULL_CONDENSED);
+    table.load_style(presets::UTF8_FULL_CONDENSED);
     table.set_header(head);
     table
 }

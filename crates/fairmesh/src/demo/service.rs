@@ -9,7 +9,10 @@ use std::{
 };
 
 use clap::{Args, ValueEnum};
-use fairmesh_client::{Mesh, server::Server};
+use fairmesh_client::{
+    Mesh,
+    server::{Server, serve_http},
+};
 use fairmesh_model::{Location, Protocol, Region};
 use fairmesh_wire::transport::Address;
 use tokio::net::TcpListener;
@@ -74,7 +77,7 @@ pub(super) async fn serve(args: ServeArgs) -> Result<(), DemoError> {
         .protocol(args.service.protocol())
         .agent(args.agent);
     let carts = Arc::new(cart::Carts::new(mesh.clone(), place));
-    if let Kind::Cart = args.service {
+    if matches!(args.service, Kind::Cart) {
         server = cart::take_over_shards(server, carts.clone());
     }
     let server = server.start().await.map_err(|e| DemoError::Fleet(e.to_string()))?;
@@ -84,9 +87,7 @@ pub(super) async fn serve(args: ServeArgs) -> Result<(), DemoError> {
         Kind::Checkout => shop::checkout(place, &mesh)?,
         Kind::Cart => cart::routes(carts),
     };
-    fairmesh_client::server::serve_http(inner, routes, server)
-        .await
-        .map_err(|e| DemoError::Fleet(e.to_string()))
+    Ok(serve_http(inner, routes, &server).await?)
 }
 
 /// The library as programs of a region use it.

@@ -5,6 +5,7 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use axum::Router;
@@ -22,6 +23,9 @@ use crate::demo::v1::{
 /// The items that a cart keeps; older ones fall out, so that the demo may run for ever.
 const ITEMS: usize = 20;
 
+/// How long another server of the store may take.
+const PEER: Duration = Duration::from_secs(1);
+
 /// The carts that this server holds.
 #[derive(Debug)]
 pub(super) struct Carts {
@@ -35,9 +39,11 @@ pub(super) fn take_over_shards(server: ServerBuilder, carts: Arc<Carts>) -> Serv
     server.on_shard_start(move |_shard: ShardId, range: KeyRange| {
         let carts = carts.clone();
         async move {
+            // A shop that opens has nobody to ask.
             if let Err(status) = carts.fetch(range).await {
-                tracing::warn!(%range, %status, "starting the shard with no carts");
+                tracing::info!(%range, %status, "starting the shard with no carts");
             }
+            Ok(())
         }
     })
 }
@@ -58,7 +64,7 @@ impl Carts {
     }
 
     fn client(&self, key: u128, role: &str) -> Result<CartClient<fairmesh_client::ServiceHandle>, Status> {
-        let handle = self.mesh.service("shop/cart").and_then(|cart| cart.key(key).role(role));
+        let handle = self.mesh.service("shop/cart").and_then(|cart| cart.key(key).timeout(PEER).role(role));
         handle.map(CartClient::new).map_err(|e| Status::internal(e.to_string()))
     }
 

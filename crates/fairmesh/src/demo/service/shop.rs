@@ -9,7 +9,6 @@ use axum::{
 };
 use fairmesh_client::{Body, Mesh, ServiceHandle};
 use http_body_util::BodyExt;
-use tower::ServiceExt;
 
 use super::{DemoError, Place, REGION_HEADER};
 use crate::demo::v1::{GetRequest, cart_client::CartClient};
@@ -57,7 +56,7 @@ impl Callees {
         let content = content.map_err(|status| format!("cart: {}", status.message()))?;
         let request = http::Request::post(format!("/pay/{customer}")).body(Body::empty());
         let request = request.map_err(|e| e.to_string())?;
-        let paid = self.payment.clone().oneshot(request).await.map_err(|e| format!("payment: {e}"))?;
+        let paid = self.payment.send(request).await.map_err(|e| format!("payment: {e}"))?;
         if !paid.status().is_success() {
             return Err(format!("payment: {}", paid.status()));
         }

@@ -1,0 +1,188 @@
+//! `fairmesh demo`: a shop over three regions on this machine, load on it, and five things that go wrong.
+//!
+//! Every part is a real process of this binary (and one plain Python program), so that what the demo shows is what
+//! runs elsewhere; only the distances between regions are made up, by a relay.
+
+mod events;
+mod fleet;
+mod load;
+mod process;
+mod relay;
+mod report;
+mod running;
+mod service;
+mod tally;
+
+use std::{io, path::PathBuf, sync::Arc, time::Duration};
+
+use clap::{Args, Subcommand};
+use indicatif::{ProgressBar, ProgressStyle};
+use tokio::time::Instant;
+
+use self::{events::Pace, load::Load, report::Totals, running::Running, tally::Tally};
+
+/// The generated types of the demo's own protocol.
+#[allow(
+    missing_docs,
+    missing_debug_implementations,
+    unreachable_pub,
+    clippy::all,
+    clippy::disallowed_methods
+)]
+mod v1 {
+    tonic::include_proto!("fairmesh.demo.v1");
+}
+
+/// Run a shop over three regions on this machine, load it, break it, and report what callers saw.
+#[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct DemoArgs {
+    /// Shorter phases and less load: under a minute.
+    #[arg(long)]
+    quick: bool,
+    /// Leave the fleet running afterwards, until Ctrl-C, to try things on it.
+    #[arg(long)]
+    keep: bool,
+    /// Write the figures to this file as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Keep sockets, data and logs of the fleet here instead of in a temporary folder.
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Calls a second, over all regions.
+    #[arg(long, value_name = "N", default_value_t = 300, value_parser = clap::value_parser!(u32).range(3..=20_000))]
+    rate: u32,
+    #[command(subcommand)]
+    part: Option<Part>,
+}
+
+/// Parts that the demo starts as processes of their own.
+#[derive(Debug, Subcommand)]
+enum Part {
+    /// One server of the shop.
+    #[command(hide = true)]
+    Serve(service::ServeArgs),
+}
+
+/// What can keep the demo from running.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DemoError {
+    /// A part did not come up or did not do as told; the message quotes its log.
+    #[error("{0}")]
+    Fleet(String),
+    /// The operating system refused something.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// Calls failed that must not.
+    #[error("{0} calls failed that should not have; the table above says when and why")]
+    CallsFailed(u64),
+}
+
+/// Runs the demo, or one part of it.
+pub(crate) async fn run(args: DemoArgs) -> Result<(), DemoError> {
+    if let Some(Part::Serve(serve)) = args.part {
+        return service::serve(serve).await;
+    }
+    let temporary;
+    let dir = match &args.dir {
+        Some(dir) => {
+            std::fs::create_dir_all(dir)?;
+            dir.canonicalize()?
+        }
+        None => {
+            temporary = tempfile::Builder::new().prefix("fairmesh-demo-").tempdir()?;
+            temporary.path().to_owned()
+        }
+    };
+    let fleet = tokio::select! {
+        fleet = up(&dir) => fleet?,
+        _ = tokio::signal::ctrl_c() => return Err(interrupted()),
+    };
+    let mut fleet = fleet;
+    let outcome = tokio::select! {
+        outcome = show(&mut fleet, &args) => outcome,
+        _ = tokio::signal::ctrl_c() => Err(interrupted()),
+    };
+    if args.keep && outcome.is_ok() {
+        keep(&fleet).await?;
+    }
+    fleet.stop().await?;
+    outcome
+}
+
+fn interrupted() -> DemoError {
+    io::Error::new(io::ErrorKind::Interrupted, "stopped by Ctrl-C").into()
+}
+
+async fn up(dir: &std::path::Path) -> Result<Running, DemoError> {
+    eprintln!("Starting the shop in {}:", dir.display());
+    let start = Instant::now();
+    let fleet = Running::start(dir, &|what| eprintln!("  {what}")).await?;
+    eprintln!("  up after {:.1} s\n", start.elapsed().as_secs_f64());
+    Ok(fleet)
+}
+
+/// Loads the fleet, lets the events happen, and reports.
+async fn show(fleet: &mut Running, args: &DemoArgs) -> Result<(), DemoError> {
+    let tally = Arc::new(Tally::new());
+    let load = Load::start(fleet, &tally, args.rate).await?;
+    let progress = progress();
+    let start = Instant::now();
+    let story = {
+        let say = |what: &str| progress.set_prefix(what.to_owned());
+        let events = events::run(fleet, &tally, pace(args.quick), &say);
+        tokio::pin!(events);
+        let mut tick = tokio::time::interval(Duration::from_millis(250));
+        loop {
+            tokio::select! {
+                story = &mut events => break story?,
+                _ = tick.tick() => show_progress(&progress, &tally, &load),
+            }
+        }
+    };
+    progress.finish_and_clear();
+    let (attempts, reuse) = load.stop().await;
+    let totals = Totals { attempts, reuse, seconds: start.elapsed().as_secs_f64() };
+    print!("{}", report::text(&tally, &story, totals));
+    if let Some(file) = &args.json {
+        std::fs::write(file, format!("{:#}\n", report::json(&tally, &story, totals)))?;
+    }
+    let total = tally.total();
+    match total.failed - total.in_flight {
+        0 => Ok(()),
+        failed => Err(DemoError::CallsFailed(failed)),
+    }
+}
+
+fn pace(quick: bool) -> Pace {
+    let seconds = Duration::from_secs_f64;
+    if quick {
+        Pace { calm: seconds(1.0), settle: seconds(1.5), outage: seconds(3.0) }
+    } else {
+        Pace { calm: seconds(4.0), settle: seconds(4.0), outage: seconds(12.0) }
+    }
+}
+
+fn progress() -> ProgressBar {
+    let style = ProgressStyle::with_template("{spinner} {elapsed:>4}  {prefix:14} {msg}");
+    // The template is a constant that parses; a default bar would do as well.
+    let bar =
+        ProgressBar::new_spinner().with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
+    bar.set_prefix("calm");
+    bar
+}
+
+fn show_progress(bar: &ProgressBar, tally: &Tally, load: &Load) {
+    let total = tally.total();
+    bar.set_message(format!("{} calls, {} attempts, {} failed", total.calls, load.attempts(), total.failed));
+    bar.tick();
+}
+
+async fn keep(fleet: &Running) -> Result<(), DemoError> {
+    let agent = fleet.agent_socket(fleet::PLACES[0]);
+    println!("The shop goes on until Ctrl-C. In another terminal:\n");
+    println!("  export FAIRMESH_CONTROL={} FAIRMESH_AGENT={agent}", fleet.control_address);
+    println!("  fairmesh get endpoints\n  fairmesh explain shop/cart --key 618 --role secondary");
+    tokio::signal::ctrl_c().await?;
+    Ok(())
+}
