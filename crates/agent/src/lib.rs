@@ -1,1 +1,130 @@
-//! @@
+//! The agent: one process a machine that holds the part of the routing information base that the machine's programs use
+//! (S4, S5, S6).
+//!
+//! It follows a control plane with `rib`'s reader and serves what it holds with `rib`'s server on one Unix socket, where
+//! it also passes on calls to the registry. Copies on disk let it serve after a restart though no control plane answers.
+//!
+//! Everything is subscribed to on first use. Holding all of it, so that first calls never wait, was rejected: the memory of
+//! a million machines would be spent on services that they never call.
+
+mod backend;
+mod disk;
+mod error;
+mod feed;
+mod forward;
+mod http;
+mod metrics;
+mod subscriptions;
+
+use std::{future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use backend::AgentBackend;
+use disk::Disk;
+pub use error::AgentError;
+use fairmesh_model::Location;
+use fairmesh_rib::{
+    Node,
+    cache::Saved,
+    server::RibServer,
+    upstream::{Backoff, Handle, Upstream, UpstreamConfig},
+};
+use fairmesh_wire::{
+    rpc,
+    transport::{Address, Listener, serve},
+};
+use feed::{Feed, Shared};
+use forward::Forward;
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+
+/// How long calls under way may take after the agent was asked to stop; watches are ended at once.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// What an agent needs to know.
+#[derive(Clone, Debug)]
+pub struct AgentConfig {
+    /// Control planes or replicas, tried in turn; at least one.
+    pub upstreams: Vec<Address>,
+    /// Where the machine's programs connect.
+    pub listen: Address,
+    /// Where copies of subscriptions are kept; one agent each.
+    pub state_dir: PathBuf,
+    /// Where the machine is; told to the programs.
+    pub location: Location,
+    /// What people call this agent, usually the machine's name.
+    pub name: String,
+    /// Where `/metrics`, `/healthz` and `/readyz` are served, if anywhere.
+    pub metrics: Option<SocketAddr>,
+}
+
+/// Runs an agent until `shutdown` completes; what it holds is on disk then.
+///
+/// # Errors
+/// When it cannot start: the folder, the socket or the port is taken or not accessible. A control plane that does not
+/// answer is no error.
+pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Result<(), AgentError> {
+    let (disk, saved) = Disk::open(config.state_dir.clone()).await?;
+    let listener = Listener::bind(&config.listen).await?;
+    let http = http::bind(config.metrics).await?;
+    let node = Node::replica();
+    let shared = Arc::new(Shared::new(node.clone(), disk));
+    let upstream = follow(&config, &shared, saved);
+    let backend = AgentBackend::new(shared.clone(), upstream.clone(), &config);
+
+    let stopping = CancellationToken::new();
+    let _stop_with_me = stopping.clone().drop_guard();
+    tokio::spawn(backend.clone().sweep(stopping.clone()));
+    tokio::spawn(acknowledge(node, upstream.clone(), stopping.clone()));
+    let http = http.map(|listener| tokio::spawn(http::serve(listener, backend.clone(), stopping.clone())));
+    let saving = tokio::spawn(shared.clone().save_all(upstream.state(), stopping.clone()));
+
+    let mut routes = Routes::builder();
+    routes.add_service(RibServer::new(backend, stopping.clone()).into_service());
+    routes.add_service(rpc::registry_server(Forward::new(upstream)));
+    tracing::info!(listen = %config.listen, region = %config.location.region, "the agent serves");
+    let stopped = async {
+        shutdown.await;
+        stopping.cancel();
+    };
+    let served = serve(routes.routes(), listener, stopped, DRAIN).await;
+    stopping.cancel();
+    // A panic in one of these has been reported by the runtime; stopping goes on.
+    let _ = saving.await;
+    if let Some(http) = http {
+        let _ = http.await;
+    }
+    served.map_err(AgentError::Serve)
+}
+
+/// Starts from the saved copies and follows the upstream.
+fn follow(config: &AgentConfig, shared: &Arc<Shared>, saved: Vec<Saved>) -> Handle {
+    let held: Vec<_> = saved.iter().map(|saved| (saved.prefix.clone(), saved.revision)).collect();
+    shared.restore(saved);
+    let upstream = UpstreamConfig {
+        addresses: config.upstreams.clone(),
+        software: format!("agent {}", config.name),
+        backoff: Backoff::default(),
+        refuse_lagging: true,
+    };
+    let upstream = Upstream::spawn(upstream, Feed::new(shared.clone()));
+    upstream.subscribe_held(held);
+    upstream
+}
+
+/// Tells the upstream what every program of this machine has applied, as soon as it has.
+async fn acknowledge(node: Node, upstream: Handle, stopping: CancellationToken) {
+    let (mut acks, mut revisions) = (node.acks(), node.revisions());
+    loop {
+        acks.mark_unchanged();
+        revisions.mark_unchanged();
+        if node.store().is_some() {
+            upstream.ack(node.applied_by_all());
+        }
+        // The senders live in `node`, so only a change or the end of the agent ends a wait.
+        tokio::select! {
+            _ = acks.changed() => {}
+            _ = revisions.changed() => {}
+            () = stopping.cancelled() => return,
+        }
+    }
+}

@@ -230,10 +230,10 @@ impl Node {
         self.lock().hub.len()
     }
 
-    /// The number that every watcher has applied; the node's own when none owes anything.
-    pub fn least_applied(&self) -> u64 {
+    /// The revision that every watcher has applied; the node's own when none owes anything.
+    pub fn applied_by_all(&self) -> Revision {
         let inner = self.lock();
-        inner.hub.least_applied(inner.table.revision())
+        Revision { number: inner.hub.least_applied(inner.table.revision()), ..inner.revision() }
     }
 
     /// Waits until everybody who watches something of `prefix` has applied `revision`, at most until `deadline`. One

@@ -87,7 +87,7 @@ impl From<WriteError> for Status {
 }
 
 /// The most prefixes of one watch.
-const MAX_PREFIXES: usize = 4096;
+pub const MAX_PREFIXES: usize = 4096;
 /// The most watches at one time: each costs a task and the keys that it has yet to see.
 const MAX_STREAMS: usize = 65_536;
 /// The longest wait for a revision to read, for callers that set no deadline.

@@ -62,6 +62,9 @@ pub trait Sink: Send + 'static {
 
     /// The upstream does not serve this prefix; it is asked again on the next connection.
     fn refused(&mut self, prefix: &Prefix, reason: &str);
+
+    /// The upstream is away: what is held ages from now on.
+    fn disconnected(&mut self) {}
 }
 
 /// How the connection to the upstream stands.
@@ -108,7 +111,8 @@ struct Shared {
 struct Wanted {
     prefixes: BTreeMap<Prefix, Wish>,
     ack: Option<Revision>,
-    wishes: u64,
+    /// How often the prefixes changed.
+    changes: u64,
 }
 
 /// A prefix that is wanted. Wished for again after it was given up, it is another wish: what was held is gone.
@@ -134,17 +138,21 @@ impl Upstream {
 impl Handle {
     /// Follows a prefix. Following it already is no error.
     pub fn subscribe(&self, prefix: Prefix) {
-        self.wish(prefix, None);
+        self.wish([(prefix, None)]);
     }
 
-    /// Follows a prefix of which a copy of this revision is held.
-    pub fn subscribe_from(&self, prefix: Prefix, held: Revision) {
-        self.wish(prefix, Some(held));
+    /// Follows prefixes of which copies of these revisions are held. They are asked for together, so that whoever passes
+    /// revisions on gets what all of them missed as one change.
+    pub fn subscribe_held(&self, held: impl IntoIterator<Item = (Prefix, Revision)>) {
+        self.wish(held.into_iter().map(|(prefix, revision)| (prefix, Some(revision))));
     }
 
     /// No longer follows a prefix.
     pub fn unsubscribe(&self, prefix: &Prefix) {
-        self.shared.lock().prefixes.remove(prefix);
+        let mut wanted = self.shared.lock();
+        wanted.changes += 1;
+        wanted.prefixes.remove(prefix);
+        drop(wanted);
         self.shared.changed.notify_one();
     }
 
@@ -164,11 +172,13 @@ impl Handle {
         self.connection.borrow().clone()
     }
 
-    fn wish(&self, prefix: Prefix, held: Option<Revision>) {
+    fn wish(&self, prefixes: impl IntoIterator<Item = (Prefix, Option<Revision>)>) {
         let mut wanted = self.shared.lock();
-        wanted.wishes += 1;
-        let number = wanted.wishes;
-        wanted.prefixes.entry(prefix).or_insert(Wish { number, held });
+        wanted.changes += 1;
+        let number = wanted.changes;
+        for (prefix, held) in prefixes {
+            wanted.prefixes.entry(prefix).or_insert(Wish { number, held });
+        }
         drop(wanted);
         self.shared.changed.notify_one();
     }

@@ -77,7 +77,9 @@ impl<S: Sink> Follower<S> {
                 ended = self.follow(address, &state, &connection) => ended,
                 () = stop.cancelled() => return,
             };
-            connection.send_replace(None);
+            if connection.send_replace(None).is_some() {
+                self.sink.disconnected();
+            }
             let delay = self.ended(address, &ended, &state);
             tokio::select! {
                 () = tokio::time::sleep(delay) => {}

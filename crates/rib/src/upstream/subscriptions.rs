@@ -13,6 +13,8 @@ pub(super) struct Subscriptions {
     /// The last revision of all, on the present store.
     newest: Option<Revision>,
     acked: Option<Revision>,
+    /// The wishes that were compared last over the present connection.
+    compared: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -43,11 +45,21 @@ impl Subscriptions {
     /// A new connection knows of nothing yet.
     pub(super) fn disconnected(&mut self) {
         self.asked.values_mut().for_each(|asked| (asked.sent, asked.live) = (false, false));
-        self.acked = None;
+        (self.acked, self.compared) = (None, None);
     }
 
     /// What to ask for so that what was asked is what is wanted.
     pub(super) fn reconcile(&mut self, wanted: &Wanted, outbox: &mut VecDeque<v1::WatchRequest>) {
+        if self.compared.replace(wanted.changes) != Some(wanted.changes) {
+            self.compare(wanted, outbox);
+        }
+        if let Some(ack) = wanted.ack.filter(|ack| self.acked != Some(*ack)) {
+            self.acked = Some(ack);
+            outbox.push_back(request(Kind::Applied(Cursor::at(ack).into())));
+        }
+    }
+
+    fn compare(&mut self, wanted: &Wanted, outbox: &mut VecDeque<v1::WatchRequest>) {
         let gone: Vec<Prefix> =
             self.asked.keys().filter(|prefix| !wanted.prefixes.contains_key(*prefix)).cloned().collect();
         for prefix in gone {
@@ -65,10 +77,6 @@ impl Subscriptions {
             last.more = false;
         }
         outbox.extend(subscribes.into_iter().map(|subscribe| request(Kind::Subscribe(subscribe))));
-        if let Some(ack) = wanted.ack.filter(|ack| self.acked != Some(*ack)) {
-            self.acked = Some(ack);
-            outbox.push_back(request(Kind::Applied(Cursor::at(ack).into())));
-        }
     }
 
     /// From where to ask for a prefix; `None` where that was done.

@@ -85,7 +85,9 @@ async fn a_reader_older_than_the_log_gets_snapshots() {
 async fn another_store_behind_the_same_address_replaces_everything() {
     let (_folder, path) = socket();
     let (old, new) = (Memory::new(1), Memory::new(2));
-    (0..9).for_each(|_| drop(old.put(&[("/a/1", "old"), ("/a/2", "old")])));
+    for _ in 0..9 {
+        old.put(&[("/a/1", "old"), ("/a/2", "old")]);
+    }
     let server = Server::start(old, &path).await;
     let mut reader = Reader::following(&[&server.address], &["/a/"]).await;
     server.stop().await;
@@ -153,7 +155,9 @@ async fn addresses_are_tried_in_turn() {
 async fn an_upstream_that_lags_behind_is_left_until_it_caught_up() {
     let (_folder, path) = socket();
     let (ahead, behind) = (Memory::new(1), Memory::new(1));
-    (0..3).for_each(|i| drop(ahead.put(&[("/a/1", &i.to_string())])));
+    for i in 0..3 {
+        ahead.put(&[("/a/1", &i.to_string())]);
+    }
     let server = Server::start(ahead, &path).await;
     let mut reader = Reader::following(&[&server.address], &["/a/"]).await;
     server.stop().await;
@@ -162,7 +166,9 @@ async fn an_upstream_that_lags_behind_is_left_until_it_caught_up() {
     reader.handle.subscribe(prefix("/b/"));
     let lagging = |text: &String| text.contains("behind revision 3");
     reader.until(|state| state.error.as_ref().is_some_and(lagging)).await;
-    (1..4).for_each(|i| drop(behind.put(&[("/a/1", &i.to_string())])));
+    for i in 1..4 {
+        behind.put(&[("/a/1", &i.to_string())]);
+    }
     loop {
         assert!(reader.update().await.revision.number >= 3, "never backwards");
         if reader.copy == copy(&[("/a/1", "3"), ("/b/1", "0")]) {

@@ -1,0 +1,144 @@
+use std::{sync::Arc, time::Duration};
+
+use fairmesh_model::{Identity, Location, Prefix, Revision};
+use fairmesh_rib::{
+    Batch, Node,
+    server::{Backend, MAX_PREFIXES, WriteError},
+    upstream::Handle,
+};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    AgentConfig,
+    feed::Shared,
+    subscriptions::{Claimed, Standing},
+};
+
+/// How long a caller waits for the upstream before it is given a saved copy.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// How often idle subscriptions are looked for.
+const SWEEP_EVERY: Duration = Duration::from_secs(30);
+
+/// Serves what the agent holds, and sees to it that it holds what is asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct AgentBackend {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) upstream: Handle,
+    facts: Arc<Facts>,
+}
+
+#[derive(Debug)]
+struct Facts {
+    software: String,
+    location: Location,
+    /// Where writes go, for people.
+    upstreams: String,
+}
+
+impl AgentBackend {
+    pub(crate) fn new(shared: Arc<Shared>, upstream: Handle, config: &AgentConfig) -> Self {
+        let upstreams: Vec<String> = config.upstreams.iter().map(ToString::to_string).collect();
+        let facts = Facts {
+            software: format!("agent {} {}", config.name, env!("CARGO_PKG_VERSION")),
+            location: config.location.clone(),
+            upstreams: upstreams.join(" or "),
+        };
+        Self { shared, upstream, facts: Arc::new(facts) }
+    }
+
+    /// Gives up what nobody has used for long, until `stopping`.
+    pub(crate) async fn sweep(self, stopping: CancellationToken) {
+        let mut ticks = interval(SWEEP_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                now = ticks.tick() => {
+                    let expired = self.shared.subscriptions().expired(now);
+                    expired.iter().for_each(|prefix| self.give_up(prefix));
+                }
+                () = stopping.cancelled() => return,
+            }
+        }
+    }
+
+    fn give_up(&self, prefix: &Prefix) {
+        tracing::debug!(%prefix, "no longer followed");
+        self.upstream.unsubscribe(prefix);
+        self.shared.forget(prefix);
+    }
+
+    /// Whether the upstream is known to be away, and not merely still being reached.
+    fn upstream_away(&self) -> bool {
+        let state = self.upstream.state();
+        let state = state.borrow();
+        !state.connected && state.failures > 0
+    }
+}
+
+impl Backend for AgentBackend {
+    fn node(&self) -> &Node {
+        &self.shared.node
+    }
+
+    fn software(&self) -> String {
+        self.facts.software.clone()
+    }
+
+    fn location(&self) -> Option<Location> {
+        Some(self.facts.location.clone())
+    }
+
+    async fn write(&self, _: Batch, _: Identity) -> Result<Revision, WriteError> {
+        let upstreams = &self.facts.upstreams;
+        Err(WriteError::Elsewhere(format!(
+            "an agent takes no writes; write to the control plane at {upstreams}"
+        )))
+    }
+
+    fn claim(&self, prefix: &Prefix) {
+        let claimed = self.shared.subscriptions().claim(prefix);
+        if let Claimed::New { instead_of } = claimed {
+            instead_of.iter().for_each(|prefix| self.give_up(prefix));
+            self.upstream.subscribe(prefix.clone());
+        }
+    }
+
+    /// Returns when the upstream sent the prefix; with a copy that is held, not later than the upstream is known to be
+    /// away, or has not answered for [`PATIENCE`].
+    async fn ready(&self, prefix: &Prefix) -> Result<(), String> {
+        let (mut standings, mut state) = (self.shared.standings(), self.upstream.state());
+        let patience = sleep(PATIENCE);
+        tokio::pin!(patience);
+        let mut patient = true;
+        loop {
+            standings.mark_unchanged();
+            state.mark_unchanged();
+            match self.shared.subscriptions().standing(prefix) {
+                Some(Standing::Followed { .. }) => return Ok(()),
+                Some(Standing::Held { .. }) if !patient || self.upstream_away() => return Ok(()),
+                Some(Standing::Held { .. } | Standing::Missing) => {}
+                Some(Standing::Refused(reason)) => return Err(reason.clone()),
+                None => {
+                    return Err(format!(
+                        "this agent follows {MAX_PREFIXES} prefixes already, all in use; ask for folders further up"
+                    ));
+                }
+            }
+            // The senders outlive this call, so only a change or the end of patience ends a wait.
+            tokio::select! {
+                _ = standings.changed() => {}
+                _ = state.changed() => {}
+                () = &mut patience, if patient => patient = false,
+            }
+        }
+    }
+
+    fn release(&self, prefix: &Prefix) {
+        self.shared.subscriptions().release(prefix, Instant::now());
+    }
+
+    fn age(&self, prefix: &Prefix) -> Duration {
+        self.shared.subscriptions().age(prefix, Instant::now())
+    }
+}

@@ -1,0 +1,146 @@
+//! Where what the upstream sends goes: into the node, and from there to programs and disk.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use fairmesh_model::{Prefix, Revision};
+use fairmesh_rib::{Node, Update, cache::Saved, upstream::Sink};
+use tokio::{sync::watch, time::Instant};
+
+use crate::{
+    disk::{Disk, wall_clock},
+    subscriptions::{Standing, Subscriptions},
+};
+
+/// What the parts of an agent share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) node: Node,
+    subscriptions: Mutex<Subscriptions>,
+    pub(crate) disk: Disk,
+    /// Ticks when a standing changed.
+    standings: watch::Sender<u64>,
+    pub(crate) deltas: AtomicU64,
+    pub(crate) snapshots: AtomicU64,
+}
+
+/// The sink of the agent's upstream.
+#[derive(Debug)]
+pub(crate) struct Feed {
+    shared: Arc<Shared>,
+}
+
+impl Feed {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+}
+
+impl Sink for Feed {
+    fn update(&mut self, update: Update) {
+        self.shared.update(update);
+    }
+
+    fn refused(&mut self, prefix: &Prefix, reason: &str) {
+        tracing::warn!(%prefix, reason, "the upstream does not serve this");
+        self.shared.subscriptions().set(prefix, Standing::Refused(reason.to_owned()));
+        // The mark on disk says that all copies are current, and this one no longer is.
+        self.shared.disk.jobs().remove(prefix);
+        self.shared.tick();
+    }
+
+    fn disconnected(&mut self) {
+        self.shared.subscriptions().disconnected(Instant::now());
+        self.shared.tick();
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(node: Node, disk: Disk) -> Self {
+        Self {
+            node,
+            subscriptions: Mutex::default(),
+            disk,
+            standings: watch::Sender::new(0),
+            deltas: AtomicU64::new(0),
+            snapshots: AtomicU64::new(0),
+        }
+    }
+
+    /// Locked before the jobs of the disk and the node, where several are.
+    pub(crate) fn subscriptions(&self) -> MutexGuard<'_, Subscriptions> {
+        // Nothing that runs under the lock panics.
+        self.subscriptions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ticks when a standing changed.
+    pub(crate) fn standings(&self) -> watch::Receiver<u64> {
+        self.standings.subscribe()
+    }
+
+    /// Starts with what was saved, all of one store. Copies saved at different revisions stand together at the earliest:
+    /// that much is certain of each.
+    pub(crate) fn restore(&self, mut saved: Vec<Saved>) {
+        let numbers = saved.iter().map(|saved| saved.revision.number);
+        let (Some(earliest), Some(latest)) = (numbers.clone().min(), numbers.max()) else { return };
+        saved.sort_by_key(|saved| saved.revision.number);
+        let revision = Revision { number: earliest, ..saved[0].revision };
+        tracing::info!(subscriptions = saved.len(), %revision, store = %revision.store, "starting from saved copies");
+        let (now, today) = (Instant::now(), wall_clock());
+        let mut entries = BTreeMap::new();
+        let mut subscriptions = self.subscriptions();
+        for copy in saved {
+            let age = today.duration_since(copy.at).unwrap_or_default();
+            subscriptions.restore(copy.prefix, now, age);
+            entries.extend(copy.entries);
+        }
+        self.node.restore(revision, latest, entries);
+    }
+
+    /// No longer holds a prefix; the caller tells the upstream.
+    pub(crate) fn forget(&self, prefix: &Prefix) {
+        let mut subscriptions = self.subscriptions();
+        subscriptions.remove(prefix);
+        self.disk.jobs().remove(prefix);
+        self.node.forget(prefix, |key| subscriptions.of(key).next().is_some());
+    }
+
+    fn update(&self, update: Update) {
+        let now = Instant::now();
+        let mut subscriptions = self.subscriptions();
+        // Held over the change of the node, so that a mark on disk never runs ahead of the jobs.
+        let mut jobs = self.disk.jobs();
+        let mut standings: Vec<(Prefix, Duration)> =
+            update.snapshots.iter().map(|snapshot| (snapshot.prefix.clone(), snapshot.age)).collect();
+        let mut save: BTreeSet<Prefix> = standings.iter().map(|(prefix, _)| prefix.clone()).collect();
+        standings.extend(update.resumed.iter().map(|prefix| (prefix.clone(), Duration::ZERO)));
+        self.snapshots.fetch_add(update.snapshots.len() as u64, Ordering::Relaxed);
+        self.deltas
+            .fetch_add(u64::from(!update.puts.is_empty() || !update.deletes.is_empty()), Ordering::Relaxed);
+        let changed = match self.node.absorb(update) {
+            Ok(changed) => changed,
+            Err(behind) => {
+                // The reader refuses upstreams that lag, so this is a fault of ours.
+                tracing::error!(%behind, "an update is left out");
+                return;
+            }
+        };
+        for (prefix, age) in standings {
+            subscriptions.set(&prefix, Standing::Followed { at: now, age });
+        }
+        save.extend(changed.iter().flat_map(|key| subscriptions.of(key)).cloned());
+        jobs.save(save);
+        drop((jobs, subscriptions));
+        self.tick();
+    }
+
+    fn tick(&self) {
+        self.standings.send_modify(|ticks| *ticks += 1);
+    }
+}

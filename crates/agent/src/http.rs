@@ -1,0 +1,59 @@
+use std::net::SocketAddr;
+
+use axum::{
+    Router,
+    extract::State,
+    http::{StatusCode, header},
+    response::IntoResponse,
+    routing::get,
+};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use crate::{backend::AgentBackend, error::AgentError, metrics};
+
+/// What OpenMetrics text is called on the wire.
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+pub(crate) async fn bind(address: Option<SocketAddr>) -> Result<Option<TcpListener>, AgentError> {
+    match address {
+        None => Ok(None),
+        Some(address) => {
+            let bound = TcpListener::bind(address).await;
+            bound.map(Some).map_err(|source| AgentError::Metrics { address, source })
+        }
+    }
+}
+
+/// Serves `/metrics`, `/healthz` and `/readyz` until `stopping`.
+pub(crate) async fn serve(listener: TcpListener, backend: AgentBackend, stopping: CancellationToken) {
+    let router = Router::new()
+        .route("/metrics", get(metrics_page))
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(readiness))
+        .with_state(backend);
+    let served = axum::serve(listener, router).with_graceful_shutdown(stopping.cancelled_owned());
+    if let Err(error) = served.await {
+        tracing::error!(%error, "metrics are no longer served");
+    }
+}
+
+async fn metrics_page(State(backend): State<AgentBackend>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, OPEN_METRICS)], metrics::text(&backend))
+}
+
+/// Ready is an agent that can answer: from its upstream, or from what it saved.
+async fn readiness(State(backend): State<AgentBackend>) -> (StatusCode, String) {
+    let state = backend.upstream.state().borrow().clone();
+    match (state.connected, backend.shared.node.store()) {
+        (true, _) => (StatusCode::OK, "ready\n".into()),
+        (false, Some(_)) => (StatusCode::OK, "ready, from what is held; no control plane answers\n".into()),
+        (false, None) => {
+            let reason = state.error.unwrap_or_else(|| "it was not reached yet".into());
+            (
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("no control plane answers and nothing is saved: {reason}\n"),
+            )
+        }
+    }
+}

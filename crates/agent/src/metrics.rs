@@ -1,0 +1,47 @@
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use prometheus_client::{
+    encoding::text::encode,
+    metrics::{
+        counter::ConstCounter,
+        gauge::{ConstGauge, Gauge},
+    },
+    registry::{Registry, Unit},
+};
+use tokio::time::Instant;
+
+use crate::backend::AgentBackend;
+
+/// The agent's metrics now, in the OpenMetrics text format.
+pub(crate) fn text(backend: &AgentBackend) -> String {
+    let mut registry = Registry::with_prefix("fairmesh_agent");
+    let shared = &backend.shared;
+    let state = backend.upstream.state().borrow().clone();
+    let (count, oldest) = {
+        let subscriptions = shared.subscriptions();
+        (subscriptions.len(), subscriptions.oldest(Instant::now()))
+    };
+    gauge(&mut registry, "connected", "Whether an upstream is followed", usize::from(state.connected));
+    gauge(&mut registry, "subscriptions", "Prefixes followed", count);
+    gauge(&mut registry, "watchers", "Programs that watch", shared.node.watcher_count());
+    let age = Gauge::<f64, AtomicU64>::default();
+    age.set(oldest.as_secs_f64());
+    registry.register_with_unit("data_age", "How old what is held may be", Unit::Seconds, age);
+    let revision = shared.node.revision().number;
+    registry.register("revision", "The last revision applied", ConstGauge::new(revision));
+    counter(&mut registry, "deltas", "Changes taken from the upstream", &shared.deltas);
+    counter(&mut registry, "snapshots", "Snapshots taken from the upstream", &shared.snapshots);
+    counter(&mut registry, "save_failures", "Rounds of saving that the disk refused", &shared.disk.failures);
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ = encode(&mut text, &registry);
+    text
+}
+
+fn gauge(registry: &mut Registry, name: &str, help: &str, value: usize) {
+    registry.register(name, help, ConstGauge::new(value as u64));
+}
+
+fn counter(registry: &mut Registry, name: &str, help: &str, value: &AtomicU64) {
+    registry.register(name, help, ConstCounter::new(value.load(Ordering::Relaxed)));
+}

@@ -1,0 +1,196 @@
+//! What this machine's programs use, and how far it may be trusted. No lock, no clock: callers pass `now`.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use fairmesh_model::Prefix;
+use fairmesh_rib::{covering, server::MAX_PREFIXES};
+use tokio::time::Instant;
+
+/// How long a prefix is followed after its last user left: a program that restarts finds it warm.
+const LINGER: Duration = Duration::from_secs(600);
+
+/// All subscriptions of the agent.
+#[derive(Debug, Default)]
+pub(crate) struct Subscriptions {
+    all: BTreeMap<Prefix, Subscription>,
+}
+
+#[derive(Debug, Default)]
+struct Subscription {
+    users: usize,
+    /// Since when nobody uses it.
+    idle: Option<Instant>,
+    standing: Standing,
+}
+
+/// How a prefix stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// Nothing of it has come.
+    #[default]
+    Missing,
+    /// A copy that was `age` old at `at` and is not followed now.
+    Held { at: Instant, age: Duration },
+    /// The upstream sends what changes; `age` is how old it says its own copy is.
+    Followed { at: Instant, age: Duration },
+    /// The upstream does not serve it.
+    Refused(String),
+}
+
+impl Standing {
+    /// How old what is held may be; zero where it is followed to the source.
+    fn age(&self, now: Instant) -> Duration {
+        match self {
+            Self::Held { at, age } => *age + now.duration_since(*at),
+            Self::Followed { age, .. } if age.is_zero() => Duration::ZERO,
+            Self::Followed { at, age } => *age + now.duration_since(*at),
+            Self::Missing | Self::Refused(_) => Duration::ZERO,
+        }
+    }
+}
+
+/// What a claim means for the upstream.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Claimed {
+    /// It was followed already.
+    Known,
+    /// It is to be followed, in place of another that was idle where the bound was reached.
+    New { instead_of: Option<Prefix> },
+    /// Every place is in use.
+    NoRoom,
+}
+
+impl Subscriptions {
+    pub(crate) fn claim(&mut self, prefix: &Prefix) -> Claimed {
+        if let Some(known) = self.all.get_mut(prefix) {
+            known.users += 1;
+            known.idle = None;
+            return Claimed::Known;
+        }
+        let mut instead_of = None;
+        if self.all.len() >= MAX_PREFIXES {
+            let idle = self.all.iter().filter_map(|(prefix, known)| Some((known.idle?, prefix)));
+            let Some((_, oldest)) = idle.min() else { return Claimed::NoRoom };
+            instead_of = Some(oldest.clone());
+        }
+        self.all.insert(prefix.clone(), Subscription { users: 1, ..Subscription::default() });
+        Claimed::New { instead_of }
+    }
+
+    pub(crate) fn release(&mut self, prefix: &Prefix, now: Instant) {
+        // One that found no room is not there.
+        if let Some(known) = self.all.get_mut(prefix) {
+            known.users = known.users.saturating_sub(1);
+            if known.users == 0 {
+                known.idle = Some(now);
+            }
+        }
+    }
+
+    /// Takes a saved copy that is `age` old.
+    pub(crate) fn restore(&mut self, prefix: Prefix, now: Instant, age: Duration) {
+        let standing = Standing::Held { at: now, age };
+        self.all.insert(prefix, Subscription { users: 0, idle: Some(now), standing });
+    }
+
+    pub(crate) fn remove(&mut self, prefix: &Prefix) {
+        self.all.remove(prefix);
+    }
+
+    /// Prefixes that nobody has used for long enough.
+    pub(crate) fn expired(&self, now: Instant) -> Vec<Prefix> {
+        let expired =
+            |known: &Subscription| known.idle.is_some_and(|idle| now.duration_since(idle) >= LINGER);
+        self.all.iter().filter(|(_, known)| expired(known)).map(|(prefix, _)| prefix.clone()).collect()
+    }
+
+    pub(crate) fn standing(&self, prefix: &Prefix) -> Option<&Standing> {
+        self.all.get(prefix).map(|known| &known.standing)
+    }
+
+    pub(crate) fn set(&mut self, prefix: &Prefix, standing: Standing) {
+        if let Some(known) = self.all.get_mut(prefix) {
+            known.standing = standing;
+        }
+    }
+
+    /// The upstream is away: what was followed ages, and refusals no longer hold.
+    pub(crate) fn disconnected(&mut self, now: Instant) {
+        for known in self.all.values_mut() {
+            known.standing = match &known.standing {
+                followed @ Standing::Followed { .. } => Standing::Held { at: now, age: followed.age(now) },
+                Standing::Refused(_) => Standing::Missing,
+                other => other.clone(),
+            };
+        }
+    }
+
+    pub(crate) fn age(&self, prefix: &Prefix, now: Instant) -> Duration {
+        self.standing(prefix).map_or(Duration::ZERO, |standing| standing.age(now))
+    }
+
+    /// The age of the oldest that is held.
+    pub(crate) fn oldest(&self, now: Instant) -> Duration {
+        self.all.values().map(|known| known.standing.age(now)).max().unwrap_or_default()
+    }
+
+    /// The subscriptions that a key belongs to.
+    pub(crate) fn of<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a Prefix> {
+        covering(key).filter_map(|text| self.all.get_key_value(text)).map(|(prefix, _)| prefix)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.all.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prefix(number: usize) -> Prefix {
+        Prefix::new(format!("/{number}/")).unwrap()
+    }
+
+    #[test]
+    fn a_prefix_lingers_after_its_last_user_and_not_while_it_has_one() {
+        let (mut all, start) = (Subscriptions::default(), Instant::now());
+        assert_eq!(all.claim(&prefix(1)), Claimed::New { instead_of: None });
+        assert_eq!(all.claim(&prefix(1)), Claimed::Known);
+        all.release(&prefix(1), start);
+        assert!(all.expired(start + 2 * LINGER).is_empty(), "one user is left");
+        all.release(&prefix(1), start);
+        assert!(all.expired(start + LINGER / 2).is_empty());
+        assert_eq!(all.expired(start + LINGER), [prefix(1)]);
+        all.claim(&prefix(1));
+        assert!(all.expired(start + 2 * LINGER).is_empty(), "used again");
+    }
+
+    #[test]
+    fn the_longest_idle_makes_room_and_what_is_used_never_does() {
+        let (mut all, start) = (Subscriptions::default(), Instant::now());
+        (0..MAX_PREFIXES).for_each(|i| assert_eq!(all.claim(&prefix(i)), Claimed::New { instead_of: None }));
+        let another = prefix(MAX_PREFIXES);
+        assert_eq!(all.claim(&another), Claimed::NoRoom);
+        assert_eq!(all.standing(&another), None);
+        all.release(&prefix(7), start);
+        all.release(&prefix(3), start + LINGER);
+        assert_eq!(all.claim(&another), Claimed::New { instead_of: Some(prefix(7)) });
+    }
+
+    #[test]
+    fn data_ages_from_the_moment_that_the_upstream_is_lost() {
+        let (mut all, start) = (Subscriptions::default(), Instant::now());
+        let second = Duration::from_secs(1);
+        all.restore(prefix(1), start, 10 * second);
+        assert_eq!(
+            all.age(&prefix(1), start + second),
+            11 * second,
+            "saved copies were old when they were read"
+        );
+        all.set(&prefix(1), Standing::Followed { at: start + second, age: Duration::ZERO });
+        assert_eq!(all.oldest(start + 5 * second), Duration::ZERO);
+        all.disconnected(start + 6 * second);
+        assert_eq!(all.oldest(start + 8 * second), 2 * second);
+    }
+}
