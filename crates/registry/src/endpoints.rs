@@ -4,7 +4,7 @@ mod expiry;
 mod register;
 mod states;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use fairmesh_model::{Endpoint, EndpointState, InstanceId, Invalid, Prefix, Service, ServiceName};
 
@@ -50,15 +50,14 @@ pub struct StateReport {
 impl Registry {
     /// The endpoints that `instances` name, in that order, `None` where one is not registered. Reads each service once.
     fn find(&self, instances: &[InstanceRef]) -> Vec<Option<Held>> {
-        let services: BTreeSet<&ServiceName> = instances.iter().map(|i| &i.service).collect();
-        let wanted: BTreeSet<&InstanceRef> = instances.iter().collect();
-        let mut found = HashMap::new();
-        for held in services.into_iter().flat_map(|service| self.endpoints(service)) {
-            let who = held.who();
-            if wanted.contains(&who) {
-                found.insert(who, held);
-            }
+        let mut wanted: BTreeMap<&ServiceName, HashSet<&str>> = BTreeMap::new();
+        for who in instances {
+            wanted.entry(&who.service).or_default().insert(who.instance.as_str());
         }
+        let held = wanted.into_iter().flat_map(|(service, names)| {
+            self.endpoints_of(service, move |instance| names.contains(instance))
+        });
+        let found: HashMap<_, _> = held.map(|held| (held.who(), held)).collect();
         instances.iter().map(|who| found.get(who).cloned()).collect()
     }
 

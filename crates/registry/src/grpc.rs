@@ -188,3 +188,48 @@ fn state_report(message: v1::StateReport) -> Result<StateReport, Invalid> {
     let who = message.instance.ok_or_else(|| Invalid::new("instance", "is missing", "send it"))?;
     Ok(StateReport { instance: instance(who).map_err(|e| e.within("instance"))?, state: state.into() })
 }
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::Endpoint;
+    use tonic::Code;
+    use v1::registry_server::Registry as _;
+
+    use super::*;
+    use crate::testing::{Bench, cart, endpoint};
+
+    fn message(endpoint: Endpoint) -> v1::Registration {
+        v1::Registration { service: cart().to_string(), endpoint: Some(endpoint.into()), declaration: None }
+    }
+
+    #[tokio::test]
+    async fn refusals_carry_a_code_a_field_and_a_hint() {
+        let bench = Bench::new();
+        let service = RegistryService::new(bench.registry.clone());
+        let mut wrong = message(endpoint("a").endpoint);
+        wrong.service = "cart".into();
+        let registrations = vec![message(endpoint("b").endpoint), wrong];
+        let status = service.register(Request::new(v1::RegisterRequest { registrations })).await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument);
+        assert!(status.message().starts_with("registrations[1].service: "), "{status}");
+        assert!(status.message().contains("shop/cart"), "{status}");
+
+        let unknown = v1::InstanceRef { service: cart().to_string(), instance: "a".into() };
+        let drain = v1::DrainRequest { instances: vec![unknown.clone()], deadline_ms: 0 };
+        assert_eq!(service.drain(Request::new(drain)).await.unwrap_err().code(), Code::NotFound);
+        let report = v1::StateReport { instance: Some(unknown), state: 99 };
+        let report = v1::ReportRequest { reports: vec![report] };
+        assert_eq!(service.report(Request::new(report)).await.unwrap_err().code(), Code::InvalidArgument);
+    }
+
+    #[tokio::test]
+    async fn a_registration_over_grpc_means_its_state() {
+        let bench = Bench::new();
+        let service = RegistryService::new(bench.registry.clone());
+        let register = || v1::RegisterRequest { registrations: vec![message(endpoint("a").endpoint)] };
+        service.register(Request::new(register())).await.unwrap();
+        bench.registry.drain(&[crate::testing::who("a")], Duration::ZERO).await.unwrap();
+        service.register(Request::new(register())).await.unwrap();
+        assert_eq!(bench.state("a"), Some(fairmesh_model::EndpointState::Serving));
+    }
+}

@@ -20,7 +20,7 @@ use crate::{InstanceRef, Registry, RegistryError, view::HeldMap};
 /// An endpoint with this label, set to `aware`, says itself when it has loaded a shard; others count as ready at once.
 pub const AWARE_LABEL: &str = "fairmesh.shards";
 
-/// Which shards servers say they have loaded.
+/// Which shards servers say they have loaded since they were given them.
 pub(crate) type Readiness = HashMap<InstanceRef, BTreeSet<ShardId>>;
 
 impl Registry {
@@ -115,7 +115,8 @@ impl Registry {
         self.change_map(service, edit).await
     }
 
-    /// A server says which shards it has loaded, all of them.
+    /// A server says which of the shards that are starting on it are loaded, all of them; it repeats that until they
+    /// serve, since what it said is kept in memory only.
     ///
     /// # Errors
     /// `NotFound` when it is not registered.
@@ -124,7 +125,7 @@ impl Registry {
         who: &InstanceRef,
         ready: impl IntoIterator<Item = ShardId>,
     ) -> Result<(), RegistryError> {
-        if !self.endpoints(&who.service).iter().any(|held| held.endpoint.instance == who.instance) {
+        if self.endpoint(&who.service, &who.instance).is_none() {
             let problem = format!("'{}' of {} is not registered", who.instance, who.service);
             return Err(RegistryError::not_found("instance", problem, "register it first"));
         }

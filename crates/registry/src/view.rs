@@ -4,7 +4,8 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
 use fairmesh_model::{
-    Endpoint, Invalid, Prefix, Record, RecordKey, Service, ServiceName, ShardMap, ShardMove, ShardPart,
+    Endpoint, InstanceId, Invalid, Prefix, Record, RecordKey, Service, ServiceName, ShardMap, ShardMove,
+    ShardPart,
 };
 use fairmesh_rib::{Entry, Expect, Op};
 use fairmesh_wire::{records, shards};
@@ -55,6 +56,18 @@ impl Registry {
 
     pub(crate) fn endpoints(&self, service: &ServiceName) -> Vec<Held> {
         self.held(&Prefix::endpoints(service, None))
+    }
+
+    /// The endpoints of a service with these instance ids, in whichever region they are. Only these are decoded: a
+    /// service may have 90,000 (S35).
+    pub(crate) fn endpoints_of(&self, service: &ServiceName, wanted: impl Fn(&str) -> bool) -> Vec<Held> {
+        let (_, entries) = self.node().read(&[Prefix::endpoints(service, None)]);
+        let named = entries.into_iter().filter(|(key, _)| key.rsplit('/').next().is_some_and(&wanted));
+        named.filter_map(|(key, entry)| held(key, &entry)).collect()
+    }
+
+    pub(crate) fn endpoint(&self, service: &ServiceName, instance: &InstanceId) -> Option<Held> {
+        self.endpoints_of(service, |candidate| candidate == instance.as_str()).pop()
     }
 
     /// The endpoints below a prefix; a record that cannot be read is passed over, so that it harms only itself.

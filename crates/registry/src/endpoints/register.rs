@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use fairmesh_model::{
     Endpoint, EndpointState, Invalid, Protocol, Record, RecordKey, Service, ServiceKind, ServiceName,
@@ -39,7 +39,8 @@ impl Registry {
             if self.service(service)?.is_none() {
                 ops.push(declare(service, &registrations)?);
             }
-            let held = self.endpoints(service);
+            let names: HashSet<_> = registrations.iter().map(|r| r.endpoint.instance.as_str()).collect();
+            let held = self.endpoints_of(service, |instance| names.contains(instance));
             let mut by_instance: BTreeMap<_, Vec<&Held>> = BTreeMap::new();
             for held in &held {
                 by_instance.entry(&held.endpoint.instance).or_default().push(held);

@@ -45,11 +45,11 @@ impl Source {
                 Err(error) => seen.error = Some(format!("{}: {error}; make it readable", path.display())),
             }
         }
-        for (name, seen) in self.known.iter_mut().filter(|(name, _)| !files.contains_key(*name)) {
+        for (_, seen) in self.known.iter_mut().filter(|(name, _)| !files.contains_key(*name)) {
             match &trouble {
                 // Not seen is not the same as gone.
                 Some(error) => seen.error = Some(format!("{}: {error}", self.path.display())),
-                None => seen.gone(name),
+                None => seen.gone(),
             }
         }
         if let (Some(error), true) = (trouble, self.known.is_empty()) {
@@ -93,7 +93,7 @@ impl Seen {
     }
 
     /// A file that is gone lists nothing.
-    fn gone(&mut self, _name: &str) {
+    fn gone(&mut self) {
         if self.text.take().is_some() {
             (self.wanted, self.done, self.error) = (Some(Vec::new()), false, None);
         }

@@ -1,1 +1,122 @@
+use std::sync::atomic::Ordering;
 
+use axum::{body::Body, http::Request};
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+use super::*;
+use crate::testing::Bench;
+
+/// Sends `body` as `curl -d` would.
+async fn send(bench: &Bench, method: &str, path: &str, body: impl Into<Body>) -> (u16, Value) {
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header("content-type", "application/x-www-form-urlencoded")
+        .body(body.into())
+        .unwrap();
+    let answer = bench.registry.router().oneshot(request).await.unwrap();
+    let status = answer.status().as_u16();
+    let body = answer.into_body().collect().await.unwrap().to_bytes();
+    (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
+}
+
+async fn post(bench: &Bench, path: &str, body: Value) -> (u16, Value) {
+    send(bench, "POST", path, body.to_string()).await
+}
+
+fn endpoints(instance: &str) -> Value {
+    json!({"service": "shop/cart", "endpoints": [
+        {"instance": instance, "address": "10.0.0.7:80", "region": "eu", "lease": "10s"},
+    ]})
+}
+
+#[tokio::test]
+async fn an_endpoint_lives_its_life_over_http() {
+    let bench = Bench::new();
+    assert_eq!(post(&bench, "/v1/register", endpoints("a")).await, (200, json!({"revision": 1})));
+    let named = |instance: &str| json!({"service": "shop/cart", "instances": [instance]});
+    assert_eq!(post(&bench, "/v1/renew", named("a")).await, (200, json!({"unknown": []})));
+    assert_eq!(post(&bench, "/v1/renew", named("b")).await, (200, json!({"unknown": ["b"]})));
+    let report = json!({"service": "shop/cart", "reports": [{"instance": "a", "state": "starting"}]});
+    assert_eq!(post(&bench, "/v1/report", report).await, (200, json!({"revision": 2})));
+    let mut drain = named("a");
+    drain["deadline"] = "1s".into();
+    let drained = json!({"revision": 3, "callersMoved": true, "behind": []});
+    assert_eq!(post(&bench, "/v1/drain", drain).await, (200, drained));
+    post(&bench, "/v1/register", endpoints("a")).await;
+    assert_eq!(bench.state("a").unwrap().as_str(), "draining", "no state was written, so it drains on");
+    assert_eq!(post(&bench, "/v1/deregister", named("a")).await, (200, json!({"revision": 4})));
+}
+
+#[tokio::test]
+async fn a_map_lives_its_life_over_http() {
+    let bench = Bench::new();
+    bench
+        .registry
+        .register(&[
+            crate::Registration {
+                declaration: Some(fairmesh_model::Service {
+                    kind: fairmesh_model::ServiceKind::Sharded,
+                    protocol: Default::default(),
+                    virtual_address: None,
+                }),
+                ..crate::testing::endpoint("x")
+            },
+            crate::testing::endpoint("y"),
+        ])
+        .await
+        .unwrap();
+    let path = "/v1/shards/shop/cart";
+    assert_eq!(send(&bench, "GET", path, "").await.0, 404);
+    let replicas = json!([{"instance": "x", "region": "eu", "role": "primary"}]);
+    let map = json!({"service": "shop/cart", "shards": [{"id": 0, "start": 0, "replicas": replicas}]});
+    assert_eq!(send(&bench, "PUT", path, map.to_string()).await, (200, json!({"version": 1})));
+    let (status, mut read) = send(&bench, "GET", path, "").await;
+    assert_eq!((status, &read["version"]), (200, &json!(1)));
+    assert_eq!(read["shards"], map["shards"]);
+
+    let split = json!({"shard": 0, "at": "0x100"});
+    assert_eq!(post(&bench, &format!("{path}/split"), split).await, (200, json!({"version": 2})));
+    assert_eq!(
+        post(&bench, &format!("{path}/merge"), json!({"shard": 0})).await,
+        (200, json!({"version": 3}))
+    );
+    read["shards"][0]["id"] = 9.into();
+    let (status, conflict) = send(&bench, "PUT", path, read.to_string()).await;
+    assert_eq!((status, &conflict["field"]), (409, &json!("version")), "{conflict}");
+
+    let wish = json!({"shard": 0, "role": "primary", "from": "x", "to": "y"});
+    assert_eq!(post(&bench, &format!("{path}/moves"), wish).await.0, 202);
+    let (_, moves) = send(&bench, "GET", &format!("{path}/moves"), "").await;
+    assert_eq!(moves["moves"][0]["phase"], "starting", "{moves}");
+    let ready = json!({"instance": "nobody", "ready": [0]});
+    assert_eq!(post(&bench, &format!("{path}/ready"), ready).await.0, 404);
+}
+
+#[tokio::test]
+async fn errors_say_what_is_wrong_where_and_what_to_do() {
+    let bench = Bench::new();
+    let mut wrong = endpoints("a");
+    wrong["endpoints"][0]["address"] = "cart:80".into();
+    let (status, error) = post(&bench, "/v1/register", wrong).await;
+    assert_eq!((status, &error["field"]), (400, &json!("endpoints[0].address")), "{error}");
+    assert!(error["hint"].as_str().unwrap().contains("10.0.0.7:8080"), "{error}");
+    assert!(error["error"].as_str().unwrap().contains("cart:80"), "{error}");
+
+    let mut unknown = endpoints("a");
+    unknown["endpoints"][0]["adress"] = "x".into();
+    let (status, error) = post(&bench, "/v1/register", unknown).await;
+    assert!(status == 400 && error["error"].as_str().unwrap().contains("adress"), "{error}");
+    assert_eq!(send(&bench, "POST", "/v1/register", "{").await.0, 400);
+    let strangers = json!({"service": "shop/cart", "instances": ["a"]});
+    assert_eq!(post(&bench, "/v1/drain", strangers).await.0, 404);
+    assert_eq!(send(&bench, "GET", "/v1/register", "").await.0, 405);
+
+    let (status, error) = send(&bench, "POST", "/v1/register", vec![b' '; MAX_BODY + 1]).await;
+    assert!(status == 413 && error["hint"].as_str().unwrap().contains("1048576"), "{error}");
+    bench.store.full.store(true, Ordering::Relaxed);
+    let (status, error) = post(&bench, "/v1/register", endpoints("a")).await;
+    assert!(status == 503 && error["error"].as_str().unwrap().contains("disk is full"), "{error}");
+}

@@ -17,7 +17,7 @@ use crate::{InstanceRef, Registry, RegistryError, view::move_record};
 
 /// How long callers may take to apply a map before the source is taken away from them: they then meet a wrong-shard
 /// answer, refresh their map and try elsewhere, which costs them a round trip and nobody a call.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 /// How long to wait for a change before looking again anyway.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
@@ -84,6 +84,14 @@ impl Registry {
         let action = step(held.as_ref().map(|held| &held.map), wish, self.facts(service, wish));
         match (action, held) {
             (Action::AwaitReady, _) => return Ok(true),
+            (Action::Start, _) => {
+                // What the target said in an earlier stay does not count for this one.
+                let who = InstanceRef { service: service.clone(), instance: wish.to.clone() };
+                if let Some(ready) = self.readiness().get_mut(&who) {
+                    ready.remove(&wish.shard);
+                }
+                self.edit_for(service, wish, action).await?;
+            }
             (Action::Finish, Some(held)) => {
                 self.await_callers(service, wish, held.revision).await;
                 self.edit_for(service, wish, action).await?;

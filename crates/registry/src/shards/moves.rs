@@ -129,7 +129,7 @@ impl Registry {
     }
 
     pub(super) fn target(&self, service: &ServiceName, wish: &ShardMove) -> Option<Held> {
-        self.endpoints(service).into_iter().find(|held| held.endpoint.instance == wish.to)
+        self.endpoint(service, &wish.to)
     }
 }
 

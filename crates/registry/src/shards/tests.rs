@@ -192,6 +192,46 @@ async fn a_move_makes_on_the_target_before_it_breaks_on_the_source() {
 }
 
 #[tokio::test]
+async fn what_a_server_loaded_in_an_earlier_stay_does_not_count() {
+    use ReplicaState::{Serving, Starting};
+    let bench = Bench::running();
+    prepare(&bench).await;
+    bench.registry.move_shard(&cart(), &wish("y")).await.unwrap();
+    bench.until(|r| is_held(r, &[("x", Serving), ("y", Starting)])).await;
+    bench.registry.report_shards(&who("y"), [ShardId(1)]).unwrap();
+    bench.until(|r| is_held(r, &[("y", Serving)])).await;
+    let back = ShardMove { from: "y".parse().unwrap(), to: "x".parse().unwrap(), ..wish("y") };
+    bench.registry.move_shard(&cart(), &back).await.unwrap();
+    bench.until(|r| is_held(r, &[("x", Serving)]) && r.moves(&cart()).is_empty()).await;
+
+    bench.registry.move_shard(&cart(), &wish("y")).await.unwrap();
+    bench.until(|r| is_held(r, &[("x", Serving), ("y", Starting)])).await;
+    let revision = bench.revision();
+    // The reconciler has looked again once this write is answered and another move is through.
+    let other = ShardMove { shard: ShardId(0), ..wish("z") };
+    bench.registry.move_shard(&cart(), &other).await.unwrap();
+    bench.until(|r| r.moves(&cart()).len() == 1).await;
+    assert!(bench.revision() > revision && is_held(&bench.registry, &[("x", Serving), ("y", Starting)]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_hangs_does_not_hold_a_move_up_for_ever() {
+    use ReplicaState::{Serving, Stopping};
+    let bench = Bench::running();
+    prepare(&bench).await;
+    let hanging = bench.node.watch("checkout", Identity::Anonymous);
+    hanging.subscribe(Prefix::shards(&cart(), None), None);
+    let begun = tokio::time::Instant::now();
+    bench.registry.move_shard(&cart(), &wish("z")).await.unwrap();
+    bench.until(|r| is_held(r, &[("x", Stopping), ("z", Serving)])).await;
+    tokio::time::sleep(movement::PATIENCE / 2).await;
+    assert!(is_held(&bench.registry, &[("x", Stopping), ("z", Serving)]));
+    tokio::time::sleep(movement::PATIENCE / 2).await;
+    bench.until(|r| is_held(r, &[("z", Serving)])).await;
+    assert!(begun.elapsed() >= movement::PATIENCE);
+}
+
+#[tokio::test]
 async fn a_move_whose_target_leaves_is_undone_and_says_so() {
     use ReplicaState::{Serving, Starting};
     let bench = Bench::running();
