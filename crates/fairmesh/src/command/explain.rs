@@ -22,7 +22,7 @@ pub(crate) struct ExplainArgs {
     /// The service that is called, as tenant/service.
     service: ServiceName,
     /// The key of the call, decimal or 0x…
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     key: Option<ShardKey>,
     /// The role that the replica must have.
     #[arg(long)]

@@ -51,7 +51,9 @@ fn no_map(name: &ServiceName) -> Failure {
 pub(crate) fn one_map(name: &ServiceName, map: &ShardMap) -> Listing {
     let mut listing = Listing::new(&["SHARD", "KEYS", "REPLICAS"]);
     for (position, shard) in map.shards.iter().enumerate() {
-        let replicas: Vec<String> = shard.replicas.iter().map(replica).collect();
+        let mut replicas: Vec<String> = shard.replicas.iter().map(replica).collect();
+        // By role, so that a column reads alike from row to row.
+        replicas.sort();
         listing.rows.push(vec![shard.id.to_string(), map.range(position).to_string(), replicas.join(", ")]);
     }
     let mut item = json!(ShardMapSpec::of(name, map));

@@ -1,0 +1,10 @@
+//! The real binary, as people and programs use it: a control plane of its own for each test, on a Unix socket in a
+//! temporary folder, so that tests run side by side.
+
+mod cli {
+    pub(crate) mod changes;
+    pub(crate) mod endpoints;
+    pub(crate) mod refusals;
+    pub(crate) mod restarts;
+    pub(crate) mod support;
+}

@@ -1,0 +1,105 @@
+//! What operators write: apply, get, describe, diff, history, rollback.
+
+use serde_json::json;
+
+use super::support::{Mesh, SHOP, fairmesh};
+
+#[test]
+fn what_is_applied_is_listed_and_described() {
+    let mesh = Mesh::with_shop();
+    let services = mesh.run(&["get", "services", "--json"]).json();
+    let cart = &services.as_array().unwrap()[0];
+    assert_eq!(
+        (&cart["name"], &cart["type"], &cart["shards"]),
+        (&json!("shop/cart"), &json!("sharded"), &json!(2))
+    );
+    let table = mesh.run(&["get", "services"]).ok();
+    assert!(table.lines().next().unwrap().starts_with("SERVICE"), "{table}");
+    assert!(
+        table.lines().any(|line| line.starts_with("shop/catalog") && line.contains("written")),
+        "{table}"
+    );
+
+    let described = mesh.run(&["describe", "service", "shop/catalog"]).ok();
+    assert!(described.contains("Timeout   5s"), "{described}");
+    let regions = mesh.run(&["get", "regions", "--json"]).json();
+    assert_eq!(regions[0]["neighbours"], json!(["us"]));
+    let shards = mesh.run(&["get", "shards", "shop/cart", "--json"]).json();
+    assert_eq!((&shards[0]["version"], &shards[0]["shards"][1]["start"]), (&json!(1), &json!(500)));
+}
+
+#[test]
+fn applying_twice_changes_nothing_and_what_get_prints_can_be_applied() {
+    let mesh = Mesh::with_shop();
+    let unchanged = |outcomes: serde_json::Value| {
+        let outcomes = outcomes.as_array().unwrap().clone();
+        assert!(!outcomes.is_empty());
+        assert!(outcomes.iter().all(|one| one["outcome"] == "unchanged"), "{outcomes:?}");
+    };
+    unchanged(fairmesh(&mesh.address(), &["apply", "-f", "-", "--json"], SHOP).json());
+    for kind in ["services", "policies", "shards", "regions"] {
+        let yaml = mesh.run(&["get", kind, "-o", "yaml"]).ok();
+        unchanged(fairmesh(&mesh.address(), &["apply", "-f", "-", "--json"], &yaml).json());
+    }
+}
+
+#[test]
+fn a_dry_run_changes_nothing() {
+    let mesh = Mesh::start();
+    let file = mesh.file("shop.yaml", SHOP);
+    let outcomes = mesh.run(&["apply", "-f", &file, "--dry-run", "--json"]).json();
+    assert!(outcomes.as_array().unwrap().iter().all(|one| one["outcome"] == "created"), "{outcomes}");
+    assert_eq!(mesh.run(&["get", "services", "--json"]).json(), json!([]));
+}
+
+#[test]
+fn diff_shows_what_apply_would_change_and_exits_3() {
+    let mesh = Mesh::with_shop();
+    let same = mesh.file("same.yaml", SHOP);
+    assert_eq!(mesh.run(&["diff", "-f", &same]).ok(), "");
+
+    let other = mesh.file("other.yaml", &SHOP.replace("timeout: 5s", "timeout: 6s"));
+    let run = mesh.run(&["diff", "-f", &other]);
+    assert_eq!(run.code, Some(3), "{run:?}");
+    assert!(run.out.contains("-timeout: 5s\n+timeout: 6s\n"), "{}", run.out);
+    assert!(run.out.contains("other.yaml:"), "{}", run.out);
+    assert!(!run.out.contains("Topology"), "only what differs is shown: {}", run.out);
+}
+
+#[test]
+fn history_keeps_what_was_replaced_and_rollback_puts_it_back() {
+    let mesh = Mesh::with_shop();
+    let timeout = |mesh: &Mesh| mesh.run(&["get", "policies", "--json"]).json()[0]["timeout"].clone();
+    mesh.apply(&SHOP.replace("timeout: 5s", "timeout: 6s")).ok();
+    mesh.apply(&SHOP.replace("timeout: 5s", "timeout: 7s")).ok();
+
+    let history = mesh.run(&["history", "policy", "shop/catalog", "--json"]).json();
+    let timeouts: Vec<_> =
+        history.as_array().unwrap().iter().map(|change| change["document"]["timeout"].clone()).collect();
+    assert_eq!(timeouts[..3], [json!("7s"), json!("6s"), json!("5s")]);
+    assert_eq!(history[0]["current"], json!(true));
+    assert!(history[1]["replacedAt"].as_str().unwrap().starts_with("20"), "{history}");
+
+    mesh.run(&["rollback", "policy", "shop/catalog"]).ok();
+    assert_eq!(timeout(&mesh), "6s");
+    let first = history[2]["revision"].to_string();
+    mesh.run(&["rollback", "policy", "shop/catalog", "--to", &first]).ok();
+    assert_eq!(timeout(&mesh), "5s");
+    let complaint = mesh.run(&["rollback", "policy", "shop/catalog", "--to", "4711"]).fails(1);
+    assert!(complaint.contains("4711"), "{complaint}");
+}
+
+#[test]
+fn a_folder_is_read_whole() {
+    let mesh = Mesh::start();
+    std::fs::create_dir(mesh.path("shop")).unwrap();
+    mesh.file("shop/a.yaml", "kind: Service\nname: shop/a\n");
+    mesh.file("shop/b.yml", "kind: Service\nname: shop/b\n");
+    mesh.file("shop/notes.txt", "not YAML: [");
+    let folder = mesh.path("shop");
+    mesh.run(&["apply", "-f", folder.to_str().unwrap(), "--quiet"]).ok();
+    assert_eq!(
+        mesh.run(&["get", "services", "--tenant", "shop", "--json"]).json().as_array().unwrap().len(),
+        2
+    );
+}

@@ -1,0 +1,120 @@
+//! What happens to running servers: endpoints, drain, shard moves, explain.
+
+use std::process::Stdio;
+
+use serde_json::json;
+
+use super::support::{Mesh, wait_until};
+
+fn shop_with_servers() -> Mesh {
+    let mesh = Mesh::with_shop();
+    mesh.register("shop/cart", "cart-0", "eu", 7000);
+    mesh.register("shop/cart", "cart-1", "us", 7001);
+    mesh.register("shop/catalog", "catalog-0", "us", 7010);
+    mesh
+}
+
+#[test]
+fn endpoints_are_listed_with_where_and_how_they_are() {
+    let mesh = shop_with_servers();
+    let endpoints = mesh.run(&["get", "endpoints", "shop/cart", "--json"]).json();
+    assert_eq!(endpoints.as_array().unwrap().len(), 2);
+    assert_eq!(
+        (&endpoints[0]["instance"], &endpoints[0]["region"], &endpoints[0]["state"]),
+        (&json!("cart-0"), &json!("eu"), &json!("serving"))
+    );
+    let one = mesh.run(&["describe", "endpoint", "shop/cart/cart-1", "--json"]).json();
+    assert_eq!(one["address"], "127.0.0.1:7001");
+    let complaint = mesh.run(&["describe", "endpoint", "shop/cart/cart-9"]).fails(1);
+    assert!(complaint.contains("fairmesh get endpoints shop/cart"), "{complaint}");
+}
+
+#[test]
+fn a_drained_instance_gets_no_more_calls() {
+    let mesh = shop_with_servers();
+    mesh.register("shop/catalog", "catalog-1", "us", 7011);
+    let answer = mesh.run(&["drain", "shop/catalog", "catalog-0", "--json"]).json();
+    assert_eq!(answer["callersMoved"], json!(true));
+    for seed in ["0", "1", "2", "3"] {
+        let explained =
+            mesh.run(&["explain", "shop/catalog", "--region", "us", "--seed", seed, "--json"]).json();
+        assert_eq!(explained["goesTo"]["instance"], "catalog-1");
+    }
+    mesh.run(&["drain", "shop/catalog", "catalog-9"]).fails(1);
+}
+
+#[test]
+fn explain_says_step_by_step_where_a_key_goes() {
+    let mesh = shop_with_servers();
+    let explained = mesh
+        .run(&["explain", "shop/cart", "--key", "618", "--role", "primary", "--region", "eu", "--json"])
+        .json();
+    assert_eq!(
+        (&explained["goesTo"]["instance"], &explained["goesTo"]["shard"]),
+        (&json!("cart-1"), &json!(1))
+    );
+    let steps: Vec<_> =
+        explained["steps"].as_array().unwrap().iter().map(|step| step["step"].clone()).collect();
+    assert!(steps.contains(&json!("route")) && steps.contains(&json!("shard")), "{steps:?}");
+
+    let outside = mesh.run(&["explain", "shop/cart", "--key", "5000"]);
+    assert_eq!(outside.code, Some(1));
+    assert!(outside.out.contains("5000 lies outside [0, 1000)"), "{outside:?}");
+    let unknown = mesh.run(&["explain", "shop/nothing"]).fails(1);
+    assert!(unknown.contains("there is no service shop/nothing"), "{unknown}");
+}
+
+#[test]
+fn shards_split_merge_and_move() {
+    let mesh = shop_with_servers();
+    mesh.run(&["shards", "split", "shop/cart", "1", "--at", "618"]).ok();
+    let keys = |mesh: &Mesh| -> Vec<String> {
+        let table = mesh.run(&["shards", "get", "shop/cart"]).ok();
+        table.lines().skip(1).map(|line| line.split_whitespace().skip(1).take(2).collect()).collect()
+    };
+    assert_eq!(keys(&mesh), ["[0,500)", "[500,618)", "[618,1000)"]);
+    mesh.run(&["shards", "merge", "shop/cart", "1"]).ok();
+    assert_eq!(keys(&mesh), ["[0,500)", "[500,1000)"]);
+
+    mesh.run(&["shards", "move", "shop/cart", "1", "--from", "cart-1", "--to", "cart-0", "--wait"]).ok();
+    assert_eq!(mesh.run(&["shards", "moves", "shop/cart", "--json"]).json(), json!([]));
+    let map = mesh.run(&["shards", "get", "shop/cart", "--json"]).json();
+    let replicas = &map[0]["shards"][1]["replicas"];
+    assert_eq!(replicas.as_array().unwrap().len(), 1);
+    assert_eq!(replicas[0]["instance"], "cart-0");
+
+    let complaint =
+        mesh.run(&["shards", "move", "shop/cart", "1", "--from", "cart-1", "--to", "cart-0"]).fails(1);
+    assert!(complaint.contains("cart-1 does not hold shard 1"), "{complaint}");
+}
+
+#[test]
+fn a_shard_map_written_on_an_old_version_is_refused_with_both() {
+    let mesh = shop_with_servers();
+    mesh.run(&["shards", "split", "shop/cart", "1"]).ok();
+    let stale = "\
+kind: ShardMap
+service: shop/cart
+version: 1
+interval: {start: 0, end: 1000}
+shards: [{id: 0, start: 0}]
+";
+    let complaint = mesh.apply(stale).fails(1);
+    assert!(complaint.contains('1') && complaint.contains('2'), "{complaint}");
+    assert_eq!(mesh.run(&["shards", "get", "shop/cart", "--json"]).json()[0]["version"], json!(2));
+}
+
+#[test]
+fn a_watched_file_is_a_source_of_endpoints() {
+    let mut mesh = Mesh::with_shop();
+    mesh.stop_control("TERM");
+    let source = "kind: Endpoints\nservice: shop/catalog\nendpoints: [{instance: c-0, address: '127.0.0.1:1', region: eu}]\n";
+    let file = mesh.file("catalog.yaml", source);
+    let mut control = mesh.control_command().args(["--source", &file]).stderr(Stdio::null()).spawn().unwrap();
+    wait_until("the endpoint of the file is there", || {
+        let run = mesh.run(&["get", "endpoints", "shop/catalog"]);
+        run.code == Some(0) && run.out.contains("c-0")
+    });
+    control.kill().unwrap();
+    control.wait().unwrap();
+}

@@ -1,0 +1,105 @@
+//! What is refused: whole, with the place and what to write instead.
+
+use serde_json::json;
+
+use super::support::{Mesh, SHOP, fairmesh};
+
+/// What is wrong, the YAML, the line to be named, and a word of the hint.
+const WRONG: &[(&str, &str, u32, &str)] = &[
+    ("unknown field", "kind: Policy\nservice: shop/cart\ntimout: 5s\n", 3, "timeout"),
+    ("unknown kind", "kind: Polcy\n", 1, "Policy"),
+    ("no kind", "service: shop/cart\n", 1, "kind"),
+    ("wrong form of name", "kind: Service\nname: cart\n", 2, "tenant/service"),
+    ("not a duration", "kind: Policy\nservice: shop/cart\ntimeout: 5\n", 3, "5ms"),
+    (
+        "rings out of order",
+        "kind: Policy\nservice: shop/cart\nlocality:\n  rings: [35ms, 5ms]\n",
+        4,
+        "ascending",
+    ),
+    (
+        "overlapping shards",
+        "kind: ShardMap\nservice: shop/cart\nshards:\n  - {id: 0, start: 0}\n  - {id: 1, start: 0}\n",
+        5,
+        "ascending",
+    ),
+    ("broken YAML", "kind: Service\nname: [\n", 2, "check"),
+];
+
+#[test]
+fn invalid_yaml_is_refused_with_file_line_and_hint_and_nothing_is_stored() {
+    let mesh = Mesh::start();
+    for (what, yaml, line, hint) in WRONG {
+        // A valid document before the wrong one must not be stored either.
+        let good = "kind: Service\nname: shop/good\n---\n";
+        let file = mesh.file("wrong.yaml", &format!("{good}{yaml}"));
+        let complaint = mesh.run(&["apply", "-f", &file]).fails(2);
+        let place = format!("wrong.yaml:{}:", line + 3);
+        assert!(complaint.contains(&place), "{what}: {place} in {complaint}");
+        assert!(complaint.contains("help:") && complaint.contains(hint), "{what}: {complaint}");
+    }
+    assert_eq!(mesh.run(&["get", "services", "--json"]).json(), json!([]));
+}
+
+#[test]
+fn the_same_record_twice_is_refused() {
+    let mesh = Mesh::start();
+    let complaint = mesh.apply("kind: Service\nname: shop/a\n---\nkind: Service\nname: shop/a\n").fails(2);
+    assert!(complaint.contains("standard input:1") && complaint.contains("standard input:4"), "{complaint}");
+}
+
+#[test]
+fn endpoints_are_not_applied() {
+    let mesh = Mesh::with_shop();
+    let complaint = mesh.apply("kind: Endpoints\nservice: shop/cart\nendpoints: []\n").fails(2);
+    assert!(complaint.contains("fairmesh register") && complaint.contains("--source"), "{complaint}");
+}
+
+#[test]
+fn files_that_are_not_there_or_empty_are_refused() {
+    let mesh = Mesh::start();
+    let missing = mesh.path("missing.yaml");
+    let complaint = mesh.run(&["apply", "-f", missing.to_str().unwrap()]).fails(2);
+    assert!(complaint.contains("missing.yaml"), "{complaint}");
+    mesh.apply("# nothing\n").fails(2);
+    std::fs::create_dir(mesh.path("empty")).unwrap();
+    mesh.run(&["diff", "-f", mesh.path("empty").to_str().unwrap()]).fails(2);
+}
+
+#[test]
+fn without_a_control_plane_the_address_and_what_to_start_are_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let address = format!("unix:{}/nobody.sock", folder.path().display());
+    for args in [&["get", "services"][..], &["apply", "-f", "-"], &["drain", "shop/cart", "cart-0"]] {
+        let complaint = fairmesh(&address, args, SHOP).fails(1);
+        assert!(complaint.contains(&address), "{complaint}");
+        assert!(complaint.contains("fairmesh control") && complaint.contains("--control"), "{complaint}");
+    }
+}
+
+#[test]
+fn what_is_typed_wrong_exits_2_and_says_what_to_type() {
+    let typed: &[(&[&str], &str)] = &[
+        (&["get", "services", "--control", "nowhere"], "host:port"),
+        (&["get", "endpoints", "cart"], "tenant/service"),
+        (&["explain", "shop/cart", "--key", "-1"], "decimal or hexadecimal"),
+        (&["drain", "shop/cart", "cart-0", "--deadline", "30"], "30ms"),
+        (&["describe", "endpoint", "cart"], "tenant/service/instance"),
+        (&["apply"], "--file"),
+        (&["fly"], "help"),
+    ];
+    for (args, hint) in typed {
+        let complaint = fairmesh("unix:/nobody.sock", args, "").fails(2);
+        assert!(complaint.contains(hint), "{args:?}: {complaint}");
+    }
+}
+
+#[test]
+fn programs_get_version_and_completions_without_a_control_plane() {
+    let version = fairmesh("unix:/nobody.sock", &["version", "--json"], "").json();
+    assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
+    for shell in ["bash", "zsh", "fish"] {
+        let script = fairmesh("unix:/nobody.sock", &["completions", shell], "").ok();
+        assert!(script.contains("rollback"), "{shell}");
+    }
+}

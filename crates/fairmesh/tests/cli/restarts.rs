@@ -1,0 +1,58 @@
+//! The control plane as a process: stops, crashes, and stores that it must not touch.
+
+use std::{fs, process::Stdio};
+
+use super::support::{Mesh, contents};
+
+#[test]
+fn a_control_plane_that_is_asked_to_stop_ends_well_and_keeps_everything() {
+    let mut mesh = Mesh::with_shop();
+    let before = mesh.run(&["get", "services", "--json"]).json();
+    assert_eq!(mesh.stop_control("TERM"), Some(0), "{}", mesh.control_log());
+    mesh.start_control();
+    assert_eq!(mesh.run(&["get", "services", "--json"]).json(), before);
+    assert_eq!(mesh.stop_control("INT"), Some(0));
+}
+
+#[test]
+fn what_was_acknowledged_is_there_after_a_crash() {
+    let mut mesh = Mesh::start();
+    for round in 0..3 {
+        mesh.apply(&format!("kind: Service\nname: shop/s{round}\n")).ok();
+        assert_eq!(mesh.stop_control("KILL"), None);
+        mesh.start_control();
+        let services = mesh.run(&["get", "services", "--json"]).json();
+        assert_eq!(services.as_array().unwrap().len(), round + 1);
+    }
+}
+
+/// Starts a control plane that must refuse; its complaint.
+fn refused(mesh: &Mesh) -> String {
+    let output = mesh.control_command().stdout(Stdio::null()).output().unwrap();
+    let complaint = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{complaint}");
+    complaint
+}
+
+#[test]
+fn a_corrupt_store_is_refused_with_its_path_and_left_alone() {
+    let mut mesh = Mesh::with_shop();
+    mesh.stop_control("TERM");
+    let store = contents(&mesh.path("data")).into_iter().max_by_key(|(_, bytes)| bytes.len()).unwrap().0;
+    fs::write(&store, b"these bytes are not a store").unwrap();
+    let before = contents(&mesh.path("data"));
+    let complaint = refused(&mesh);
+    assert!(complaint.contains(store.to_str().unwrap()), "{complaint}");
+    assert_eq!(contents(&mesh.path("data")), before);
+}
+
+#[test]
+fn a_store_in_use_is_refused() {
+    let mesh = Mesh::with_shop();
+    let complaint = refused(&mesh);
+    assert!(
+        complaint.contains(mesh.path("data").to_str().unwrap()) || complaint.contains("control.sock"),
+        "{complaint}"
+    );
+    assert!(mesh.run(&["get", "services"]).ok().contains("shop/cart"), "the first one is undisturbed");
+}

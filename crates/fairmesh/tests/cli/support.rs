@@ -1,0 +1,226 @@
+//! Starting the binary and reading what it says.
+
+use std::{
+    fs,
+    io::Write,
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread::sleep,
+    time::Duration,
+};
+
+use fairmesh_wire::{
+    handshake,
+    transport::Address,
+    v1::{Endpoint, Location, RegisterRequest, Registration},
+};
+use tempfile::TempDir;
+
+/// Declares a sharded service, a plain one, and where things are.
+pub(crate) const SHOP: &str = "\
+kind: Topology
+regions: [{name: eu, neighbours: [us]}, {name: us}]
+roundTrips: [{between: [eu, us], rtt: 20ms}]
+---
+kind: Service
+name: shop/cart
+type: sharded
+protocol: grpc
+---
+kind: Service
+name: shop/catalog
+---
+kind: Policy
+service: shop/catalog
+timeout: 5s
+---
+kind: ShardMap
+service: shop/cart
+interval: {start: 0, end: 1000}
+shards:
+  - {id: 0, start: 0, replicas: [{instance: cart-0, region: eu, role: primary}]}
+  - {id: 1, start: 500, replicas: [{instance: cart-1, region: us, role: primary}]}
+";
+
+/// What a run of the binary left behind.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) code: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+impl Run {
+    /// Its output, when it went well.
+    pub(crate) fn ok(self) -> String {
+        assert_eq!(self.code, Some(0), "{self:?}");
+        self.out
+    }
+
+    /// Its complaint, when it ended with this code.
+    pub(crate) fn fails(self, code: i32) -> String {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        self.err
+    }
+
+    /// Its output as JSON.
+    pub(crate) fn json(self) -> serde_json::Value {
+        let text = self.ok();
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+    }
+}
+
+/// Runs the binary to its end with `input` at its standard input.
+pub(crate) fn fairmesh(control: &str, args: &[&str], input: &str) -> Run {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_fairmesh"))
+        .args(args)
+        .env_clear()
+        .env("FAIRMESH_CONTROL", control)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // A command that reads no input may be gone already.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    let output = child.wait_with_output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Run { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+/// A folder with a control plane in it.
+pub(crate) struct Mesh {
+    folder: TempDir,
+    control: Option<Child>,
+}
+
+impl Mesh {
+    /// A control plane with an empty store, ready for calls.
+    pub(crate) fn start() -> Self {
+        let mut mesh = Self { folder: tempfile::tempdir().unwrap(), control: None };
+        mesh.start_control();
+        mesh
+    }
+
+    /// The same with [`SHOP`] applied.
+    pub(crate) fn with_shop() -> Self {
+        let mesh = Self::start();
+        mesh.apply(SHOP).ok();
+        mesh
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Where the control plane listens.
+    pub(crate) fn address(&self) -> String {
+        format!("unix:{}", self.path("control.sock").display())
+    }
+
+    /// The command that starts a control plane on this folder.
+    pub(crate) fn control_command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+        command
+            .args(["control", "--http", "127.0.0.1:0", "--grpc", &self.address(), "--data-dir"])
+            .arg(self.path("data"))
+            .env_clear();
+        command
+    }
+
+    /// Starts the control plane and waits until it takes connections.
+    pub(crate) fn start_control(&mut self) {
+        let log = fs::File::create(self.path("control.log")).unwrap();
+        let mut child = self.control_command().stderr(log).spawn().unwrap();
+        let socket = self.path("control.sock");
+        wait_until("the control plane listens", || {
+            assert!(child.try_wait().unwrap().is_none(), "{}", self.control_log());
+            UnixStream::connect(&socket).is_ok()
+        });
+        self.control = Some(child);
+    }
+
+    pub(crate) fn control_log(&self) -> String {
+        fs::read_to_string(self.path("control.log")).unwrap()
+    }
+
+    /// Sends a signal and waits for the end; the exit code, or `None` for a death by signal.
+    pub(crate) fn stop_control(&mut self, signal: &str) -> Option<i32> {
+        let mut child = self.control.take().unwrap();
+        send(&child, signal);
+        child.wait().unwrap().code()
+    }
+
+    /// Runs a command against this control plane.
+    pub(crate) fn run(&self, args: &[&str]) -> Run {
+        fairmesh(&self.address(), args, "")
+    }
+
+    /// Applies YAML.
+    pub(crate) fn apply(&self, yaml: &str) -> Run {
+        fairmesh(&self.address(), &["apply", "-f", "-"], yaml)
+    }
+
+    /// Writes a file into the folder.
+    pub(crate) fn file(&self, name: &str, text: &str) -> String {
+        let path = self.path(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+
+    /// Registers an endpoint without a lease, as a server that never dies.
+    pub(crate) fn register(&self, service: &str, instance: &str, region: &str, port: u16) {
+        let endpoint = Endpoint {
+            instance: instance.into(),
+            address: format!("127.0.0.1:{port}"),
+            location: Some(Location { region: region.into(), ..Location::default() }),
+            state: fairmesh_wire::v1::endpoint::State::Serving.into(),
+            ..Endpoint::default()
+        };
+        let registration =
+            Registration { service: service.into(), endpoint: Some(endpoint), declaration: None };
+        let address: Address = self.address().parse().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let connection = handshake::connect(&address, "test").await.unwrap();
+            let request = RegisterRequest { registrations: vec![registration] };
+            connection.registry().register(request).await.unwrap();
+        });
+    }
+}
+
+impl Drop for Mesh {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.control.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Sends a signal by name, such as `TERM`.
+pub(crate) fn send(child: &Child, signal: &str) {
+    let status = Command::new("kill").args([format!("-{signal}"), child.id().to_string()]).status().unwrap();
+    assert!(status.success());
+}
+
+/// Waits for a condition, ten seconds at most.
+pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    for _ in 0..500 {
+        if holds() {
+            return;
+        }
+        sleep(Duration::from_millis(20));
+    }
+    panic!("never happened: {what}");
+}
+
+/// Every file below a folder with its content, to see that nothing changed.
+pub(crate) fn contents(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<_> =
+        entries.filter(|path| path.is_file()).map(|path| (path.clone(), fs::read(path).unwrap())).collect();
+    files.sort();
+    files
+}
