@@ -90,7 +90,8 @@ impl Book {
             self.len += 1;
             self.len - 1
         });
-        slots.ensure(index).clear();
+        slots.ensure(index);
+        slots.forgive(index);
         self.indices.insert(instance.clone(), index);
         index
     }

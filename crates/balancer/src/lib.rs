@@ -7,13 +7,13 @@
 
 mod book;
 mod group;
+mod outcome;
 mod pick;
 pub mod rendezvous;
-mod slot;
 mod slots;
 
 pub use book::Lease;
 pub use group::{Few, Group, Members};
+pub use outcome::{Outcome, penalty};
 pub use pick::{Contest, Handicap, SCAN_UP_TO, Standing, Witness, pick};
-pub use slot::{Outcome, Slot, penalty};
 pub use slots::Slots;

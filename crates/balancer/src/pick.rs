@@ -91,10 +91,8 @@ impl Contest<'_> {
     /// How an endpoint stands.
     #[inline]
     pub fn stand(&self, index: u32, weight: u32) -> Standing {
-        let (outstanding, penalised) = match self.slots.get(index) {
-            Some(slot) => (slot.outstanding(), slot.penalised_until() > self.now),
-            None => (0, false),
-        };
+        let outstanding = self.slots.outstanding(index);
+        let penalised = self.slots.penalised_until(index) > self.now;
         let handicap = match (self.avoid.contains(&index), penalised) {
             (false, false) => Handicap::None,
             (false, true) => Handicap::Penalised,

@@ -1,58 +1,131 @@
-use std::sync::{Mutex, OnceLock};
+use std::sync::{
+    Mutex, OnceLock,
+    atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
+};
 
-use crate::{Outcome, Slot, book::Book};
+use crate::{Outcome, book::Book, penalty};
 
 /// Slots of the first segment; each further one doubles what there is.
 const FIRST: usize = 32;
-/// Segments in all, enough for 2^31 slots and more.
-const SEGMENTS: usize = 27;
+/// Segments after the first, enough for 2^31 slots and more.
+const FURTHER: usize = 26;
 
-/// The slots of one service by index, shared by all its snapshots.
+/// What this client knows of the endpoints of one service by its own calls: one slot an index, shared by all snapshots.
 ///
 /// It only ever grows, and a slot never moves, so readers need neither a lock nor `unsafe`. An instance keeps its index
-/// from snapshot to snapshot (see `assign`, in the book): a call that began on one may end on another.
+/// from snapshot to snapshot ([`assign`](Self::assign)): a call that began on one may end on another.
+///
+/// A program calls many services, and most of the time of a pick is memory that is far away. So the counts of a usual
+/// subset lie here and in two cache lines, and failures, which are rare, lie elsewhere. Padding each count to a line of
+/// its own was rejected: what it saves where many cores hit one service, every call to the others pays.
+///
+/// Counts are relaxed atomics: each is right by itself, and a pick that reads one a moment late is as good a guess.
 #[derive(Debug, Default)]
+#[repr(C, align(64))]
 pub struct Slots {
-    segments: [OnceLock<Box<[Slot]>>; SEGMENTS],
+    /// How many slots have failures; while it is 0, nobody looks at `troubles`.
+    troubled: AtomicU32,
+    first: [AtomicU32; FIRST],
+    further: [OnceLock<Box<[AtomicU32]>>; FURTHER],
+    troubles: [OnceLock<Box<[Trouble]>>; FURTHER + 1],
     pub(crate) book: Mutex<Book>,
 }
 
-impl Slots {
-    /// The slot at `index`, or `None` when nobody was given that index yet.
-    #[inline]
-    pub fn get(&self, index: u32) -> Option<&Slot> {
-        let (segment, offset) = place(index);
-        self.segments.get(segment)?.get()?.get(offset)
-    }
+#[derive(Debug, Default)]
+struct Trouble {
+    failures: AtomicU32,
+    penalised_until: AtomicU64,
+}
 
-    /// Calls begun at `index` and not finished.
+impl Slots {
+    /// Calls begun at `index` and not finished; 0 where nobody was given that index.
     #[inline]
     pub fn outstanding(&self, index: u32) -> u32 {
-        self.get(index).map_or(0, Slot::outstanding)
+        self.count(index).map_or(0, |count| count.load(Relaxed))
+    }
+
+    /// Failures in a row at `index`.
+    pub fn failures(&self, index: u32) -> u32 {
+        self.trouble(index).map_or(0, |trouble| trouble.failures.load(Relaxed))
+    }
+
+    /// When the penalty for recent failures ends, in nanoseconds of the caller's clock; 0 means that there is none.
+    #[inline]
+    pub fn penalised_until(&self, index: u32) -> u64 {
+        if self.troubled.load(Relaxed) == 0 {
+            return 0;
+        }
+        self.trouble(index).map_or(0, |trouble| trouble.penalised_until.load(Relaxed))
     }
 
     /// Counts a call that begins at `index`.
     #[inline]
     pub fn begin(&self, index: u32) {
-        if let Some(slot) = self.get(index) {
-            slot.begin();
+        if let Some(count) = self.count(index) {
+            count.fetch_add(1, Relaxed);
         }
     }
 
     /// Counts a call that ends at `index` and learns from its outcome; `now` as in every pick.
     #[inline]
     pub fn finish(&self, index: u32, outcome: Outcome, now: u64) {
-        if let Some(slot) = self.get(index) {
-            slot.finish(outcome, now);
+        let Some(count) = self.count(index) else { return };
+        // Not a plain subtraction: a caller that ends one call twice must not make the endpoint look endlessly busy.
+        let _ = count.fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1));
+        match outcome {
+            Outcome::Ok if self.troubled.load(Relaxed) != 0 => self.forgive(index),
+            Outcome::Ok | Outcome::Unknown => {}
+            Outcome::Failed | Outcome::Unreachable => self.blame(index, outcome, now),
         }
     }
 
-    /// The slot at `index`, made if need be.
-    pub(crate) fn ensure(&self, index: u32) -> &Slot {
+    /// Forgets the failures at `index`.
+    #[cold]
+    pub(crate) fn forgive(&self, index: u32) {
+        if let Some(trouble) = self.trouble(index)
+            && trouble.failures.load(Relaxed) != 0
+            && trouble.failures.swap(0, Relaxed) != 0
+        {
+            trouble.penalised_until.store(0, Relaxed);
+            self.troubled.fetch_sub(1, Relaxed);
+        }
+    }
+
+    #[cold]
+    fn blame(&self, index: u32, outcome: Outcome, now: u64) {
+        let Some(trouble) = self.trouble(index) else { return };
+        let before = trouble.failures.fetch_add(1, Relaxed);
+        if before == 0 {
+            self.troubled.fetch_add(1, Relaxed);
+        }
+        let penalty = penalty(outcome, before.saturating_add(1));
+        if penalty != 0 {
+            trouble.penalised_until.fetch_max(now.saturating_add(penalty), Relaxed);
+        }
+    }
+
+    #[inline]
+    fn count(&self, index: u32) -> Option<&AtomicU32> {
         let (segment, offset) = place(index);
-        let slots =
-            self.segments[segment].get_or_init(|| (0..FIRST << segment).map(|_| Slot::default()).collect());
-        &slots[offset]
+        match segment.checked_sub(1) {
+            None => self.first.get(offset),
+            Some(further) => self.further.get(further)?.get()?.get(offset),
+        }
+    }
+
+    fn trouble(&self, index: u32) -> Option<&Trouble> {
+        let (segment, offset) = place(index);
+        self.troubles.get(segment)?.get()?.get(offset)
+    }
+
+    /// Makes sure that there is a slot at `index`, below 2^31.
+    pub(crate) fn ensure(&self, index: u32) {
+        let (segment, _) = place(index);
+        let len = FIRST << segment;
+        self.troubles[segment].get_or_init(|| (0..len).map(|_| Trouble::default()).collect());
+        if let Some(further) = segment.checked_sub(1) {
+            self.further[further].get_or_init(|| (0..len).map(|_| AtomicU32::default()).collect());
+        }
     }
 }
 
@@ -65,28 +138,4 @@ fn place(index: u32) -> (usize, usize) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_index_has_its_own_place() {
-        let mut expected = (0, 0);
-        for index in 0..10_000 {
-            assert_eq!(place(index), expected, "{index}");
-            expected.1 += 1;
-            if expected.1 == FIRST << expected.0 {
-                expected = (expected.0 + 1, 0);
-            }
-        }
-        assert!(place(i32::MAX as u32).0 < SEGMENTS);
-    }
-
-    #[test]
-    fn an_index_that_nobody_has_counts_nothing() {
-        let slots = Slots::default();
-        slots.begin(7);
-        slots.finish(7, Outcome::Ok, 0);
-        slots.begin(u32::MAX);
-        assert_eq!((slots.outstanding(7), slots.outstanding(u32::MAX)), (0, 0));
-    }
-}
+mod tests;

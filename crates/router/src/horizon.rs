@@ -48,6 +48,9 @@ impl Class {
 }
 
 impl Horizon {
+    /// The reach of a region without endpoints, which nobody asks for.
+    pub(crate) const NOWHERE: Reach = Reach { ring: None, round_trip: None, draining: false };
+
     pub(crate) fn new(facts: &Facts<'_>) -> Self {
         let Locality { rings, local_only } = &facts.policy.locality;
         let rings = if rings.is_empty() { Locality::default_rings() } else { rings.clone() };
@@ -68,9 +71,7 @@ impl Horizon {
 
     /// The reach of a region that has an endpoint.
     pub(crate) fn reach(&self, region: &Region) -> &Reach {
-        /// Of a region without endpoints, which nobody asks for.
-        const NOWHERE: Reach = Reach { ring: None, round_trip: None, draining: false };
-        self.regions.get(region).unwrap_or(&NOWHERE)
+        self.regions.get(region).unwrap_or(&Self::NOWHERE)
     }
 
     /// Where endpoints of this class and reach come in the order, or `None` when the policy does not let the caller go.
@@ -80,10 +81,9 @@ impl Horizon {
         reach.ring.map(|ring| class as u32 * 2 * rings + drained + u32::from(ring))
     }
 
-    /// Whether endpoints of this rank should rather not be called.
-    #[inline]
-    pub(crate) fn is_last_resort(&self, rank: u32) -> bool {
-        rank >= 2 * self.rings.len() as u32
+    /// The first rank of what should rather not be called.
+    pub(crate) fn last_resort(&self) -> u32 {
+        2 * self.rings.len() as u32
     }
 
     /// The rank in words.

@@ -21,7 +21,8 @@ const SCAN_UP_TO: usize = 6;
 #[derive(Debug)]
 pub(crate) struct Routes {
     rules: Box<[Rule]>,
-    index: Option<Index>,
+    /// Apart, since most services have few routes and every call reads this.
+    index: Option<Box<Index>>,
 }
 
 /// One route.
@@ -37,7 +38,7 @@ impl Routes {
     /// Compiles the routes of a valid policy.
     pub(crate) fn compile(routes: &[Route]) -> Self {
         let rules: Box<[Rule]> = routes.iter().map(Rule::new).collect();
-        let index = (rules.len() > SCAN_UP_TO).then(|| Index::new(routes));
+        let index = (rules.len() > SCAN_UP_TO).then(|| Box::new(Index::new(routes)));
         Self { rules, index }
     }
 

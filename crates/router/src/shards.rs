@@ -2,6 +2,7 @@ use std::fmt;
 
 use fairmesh_model::{InstanceId, KeyRange, ReplicaState, Role, ShardId, ShardKey, ShardMap};
 
+mod block;
 mod build;
 mod tree;
 
@@ -17,6 +18,8 @@ pub struct Shards {
     interval: KeyRange,
     len: u32,
     scale: Scale,
+    /// Lines of a block before its copies.
+    header: usize,
     tree: Tree,
     /// The line at which each block starts.
     blocks: Box<[u32]>,
@@ -82,19 +85,6 @@ impl Scale {
     }
 }
 
-/// A shard's entry in its block: id in the upper half, then 20 bits where its copies start, then 12 bits how many.
-#[derive(Clone, Copy)]
-struct Packed(u64);
-
-impl Packed {
-    /// The most copies of a shard that are used.
-    const MOST: usize = 0xfff;
-
-    fn new(id: ShardId, from: u32, len: usize) -> Self {
-        Self(u64::from(id.0) << 32 | u64::from(from) << 12 | len.min(Self::MOST) as u64)
-    }
-}
-
 impl Shards {
     /// Compiles a valid map. Of more than 4,095 copies of one shard, the first are used.
     pub fn compile(map: &ShardMap) -> Self {
@@ -130,16 +120,14 @@ impl Shards {
         let (word, rest) = self.scale.split(key);
         let block = self.tree.find(word, rest);
         let line = self.blocks[block] as usize;
-        let header = self.header_lines();
-        let entries = line + header - 2;
-        let rests = self.scale.has_rest().then(|| &self.lines[line + 2..line + 4]);
-        let inside = self.shards_in(block);
-        let place = tree::count(&self.lines[line..line + 2], rests, word, rest).min(inside).saturating_sub(1);
-        let Packed(entry) = Packed(self.lines[entries + place / 8].0[place % 8]);
+        let lines = &self.lines[line..line + self.header];
+        let inside = (self.len as usize - block * FAN_OUT).min(FAN_OUT);
+        let place = block::count(lines, word, rest).min(inside).saturating_sub(1);
+        let entry = block::entry(lines, place);
         Some(Located {
             shard: ShardId((entry >> 32) as u32),
             position: (block * FAN_OUT + place) as u32,
-            line: (line + header) as u32,
+            line: (line + self.header) as u32,
             from: (entry >> 12) as u32 & 0xf_ffff,
             len: entry as u32 & 0xfff,
         })
@@ -162,17 +150,6 @@ impl Shards {
     /// The memory that look-ups use, in bytes, without that of names.
     pub fn bytes(&self) -> usize {
         size_of_val(&*self.lines) + size_of_val(&*self.blocks) + self.tree.bytes()
-    }
-
-    /// Lines before a block's copies: starts, their rests, entries.
-    #[inline]
-    fn header_lines(&self) -> usize {
-        if self.scale.has_rest() { 6 } else { 4 }
-    }
-
-    #[inline]
-    fn shards_in(&self, block: usize) -> usize {
-        (self.len as usize - block * FAN_OUT).min(FAN_OUT)
     }
 }
 

@@ -1,4 +1,4 @@
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use fairmesh_balancer::{Lease, Members, Outcome, Slots};
 use fairmesh_model::{Policy, Protocol, Role, ServiceName};
@@ -13,19 +13,27 @@ mod decide;
 mod explain;
 
 /// Everything that this client needs to decide about calls to one service: immutable but for the counts.
+///
+/// What a call needs comes first and in this order, so that it lies in few cache lines.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub struct Upstream {
-    kind: Kind,
     slots: Arc<Slots>,
-    horizon: Horizon,
     routes: Routes,
+    timeout: Duration,
+    /// Ranks from here on should rather not be called.
+    last_resort: u32,
+    kind: Kind,
     name: ServiceName,
-    policy: Policy,
-    protocol: Protocol,
     /// The caller's hash, salted with the service.
     chooser: u64,
     /// By index; gaps are indices of instances that are gone.
-    entries: Box<[Option<Entry>]>,
+    targets: Box<[Option<Arc<EndpointTarget>>]>,
+    /// Parallel to `targets`.
+    standings: Box<[Standing]>,
+    policy: Policy,
+    protocol: Protocol,
+    horizon: Horizon,
     /// What to say when no endpoint can be called at all.
     nothing: Unroutable,
     _lease: Lease,
@@ -35,7 +43,12 @@ pub struct Upstream {
 #[derive(Debug)]
 enum Kind {
     /// Any of the endpoints, by rank.
-    Replicated(Box<[Tier<Members>]>),
+    Replicated {
+        /// The lowest rank, where there is any.
+        nearest: Tier<Members>,
+        /// The others.
+        further: Box<[Tier<Members>]>,
+    },
     /// The endpoint that the key's hash ranks first, by rank.
     Hashed(Box<[Tier<Hashed>]>),
     /// Those that hold the key's shard; `None` while nobody has created the map.
@@ -44,10 +57,11 @@ enum Kind {
 
 /// The candidates of one rank.
 #[derive(Debug)]
+#[repr(C)]
 struct Tier<T> {
     rank: u32,
     /// How many there were before the subset was taken.
-    of: usize,
+    of: u32,
     candidates: T,
 }
 
@@ -85,10 +99,9 @@ struct Holder {
     weight: u32,
 }
 
-/// One endpoint.
+/// How one endpoint stands to this caller.
 #[derive(Clone, Debug)]
-struct Entry {
-    target: Arc<EndpointTarget>,
+struct Standing {
     reach: Reach,
     in_subset: bool,
 }
@@ -174,22 +187,20 @@ impl Upstream {
     /// The endpoint at an index that any snapshot of the service picked, or `None` when it is gone since.
     #[inline]
     pub fn known(&self, index: u32) -> Option<&Arc<EndpointTarget>> {
-        self.entries.get(index as usize)?.as_ref().map(|entry| &entry.target)
+        self.targets.get(index as usize)?.as_ref()
     }
 
     /// Every endpoint known, those that may not be called included, by index.
     pub fn candidates(&self) -> impl Iterator<Item = Candidate<'_>> {
-        (0..).zip(&self.entries).filter_map(|(index, entry)| {
-            let entry = entry.as_ref()?;
-            let slot = self.slots.get(index)?;
+        (0..).zip(self.targets.iter().zip(&self.standings)).filter_map(|(index, (target, standing))| {
             Some(Candidate {
                 index,
-                target: &entry.target,
-                reach: &entry.reach,
-                in_subset: entry.in_subset,
-                outstanding: slot.outstanding(),
-                failures: slot.failures(),
-                penalised_until: slot.penalised_until(),
+                target: target.as_ref()?,
+                reach: &standing.reach,
+                in_subset: standing.in_subset,
+                outstanding: self.slots.outstanding(index),
+                failures: self.slots.failures(index),
+                penalised_until: self.slots.penalised_until(index),
             })
         })
     }

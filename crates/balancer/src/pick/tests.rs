@@ -124,7 +124,7 @@ proptest! {
     fn a_penalised_endpoint_is_never_taken_while_another_is_left((weights, slots, _) in crowd(), seed: u64) {
         let members = Members::new(&members(&weights));
         let picked = pick_index(&members.group(), &Contest { slots: &slots, avoid: &[], now: 5 }, seed);
-        let penalised = |index| slots.get(index).unwrap().penalised_until() > 5;
+        let penalised = |index| slots.penalised_until(index) > 5;
         prop_assert!((0..weights.len() as u32).all(penalised) || !penalised(picked));
     }
 

@@ -3,8 +3,8 @@ use std::collections::HashMap;
 use fairmesh_model::{InstanceId, ReplicaState, Role, Shard, ShardMap};
 
 use super::{
-    Holding, Packed, Scale, Shards,
-    tree::{FAN_OUT, Line, Tree, lines},
+    Holding, Scale, Shards, block,
+    tree::{FAN_OUT, Line, Tree},
 };
 
 pub(super) fn compile(map: &ShardMap) -> Shards {
@@ -12,16 +12,17 @@ pub(super) fn compile(map: &ShardMap) -> Shards {
     let mut builder = Builder { scale, lines: Vec::new(), holdings: Vec::new(), known: HashMap::new() };
     let mut blocks = Vec::with_capacity(map.shards.len() / FAN_OUT + 1);
     let mut firsts = Vec::with_capacity(blocks.capacity());
-    for block in map.shards.chunks(FAN_OUT) {
+    for shards in map.shards.chunks(FAN_OUT) {
         blocks.push(builder.lines.len() as u32);
-        firsts.push(scale.split(block[0].start));
-        builder.push(block);
+        firsts.push(scale.split(shards[0].start));
+        builder.push(shards);
     }
     Shards {
         version: map.version,
         interval: map.interval,
         len: map.shards.len() as u32,
         scale,
+        header: block::header(scale),
         tree: Tree::new(&firsts, scale.has_rest()),
         blocks: blocks.into_boxed_slice(),
         lines: builder.lines.into_boxed_slice(),
@@ -46,25 +47,14 @@ struct Builder<'a> {
 
 impl<'a> Builder<'a> {
     /// Appends the block of up to [`FAN_OUT`] shards.
-    fn push(&mut self, block: &'a [Shard]) {
-        let starts = || block.iter().map(|shard| self.scale.split(shard.start));
-        let words = lines(starts().map(|(word, _)| word));
-        let rests = self.scale.has_rest().then(|| lines(starts().map(|(_, rest)| rest)));
-        let mut from = 0;
-        let entries = lines(block.iter().map(|shard| {
-            let entry = Packed::new(shard.id, from, shard.replicas.len());
-            from += shard.replicas.len().min(Packed::MOST) as u32;
-            entry.0
-        }));
-        self.lines.extend_from_slice(&words);
-        self.lines.extend_from_slice(&rests.unwrap_or_default());
-        self.lines.extend_from_slice(&entries);
-        self.push_copies(block);
+    fn push(&mut self, shards: &'a [Shard]) {
+        block::write(self.scale, shards, &mut self.lines);
+        self.push_copies(shards);
     }
 
-    fn push_copies(&mut self, block: &'a [Shard]) {
+    fn push_copies(&mut self, shards: &'a [Shard]) {
         let first = self.lines.len();
-        let copies = block.iter().flat_map(|shard| shard.replicas.iter().take(Packed::MOST));
+        let copies = shards.iter().flat_map(|shard| shard.replicas.iter().take(block::MOST_COPIES));
         for (i, replica) in copies.enumerate() {
             let next = self.holdings.len() as u32;
             let id = *self.known.entry((&replica.instance, &replica.role, replica.state)).or_insert(next);

@@ -9,7 +9,7 @@ use fairmesh_model::{
     arith::{hash_text, mix_pair},
 };
 
-use super::{Entry, Hashed, Holder, Kind, Node, Sharding, Tier, Upstream};
+use super::{Hashed, Holder, Kind, Node, Sharding, Standing, Tier, Upstream};
 use crate::{
     EndpointTarget, Facts, Shards, Unroutable,
     horizon::{Class, Horizon},
@@ -24,18 +24,22 @@ pub(super) fn compile(facts: &Facts<'_>, previous: Option<&Upstream>) -> Upstrea
     let tiers = draft.tiers();
     let slots = previous.map(|previous| Arc::clone(&previous.slots)).unwrap_or_default();
     let (indices, lease) = draft.assign(&slots, &tiers);
-    let entries = draft.entries(&indices, &tiers, previous);
+    let targets = draft.targets(&indices, previous);
+    let standings = draft.standings(&indices, &tiers);
     let nothing = draft.nothing();
     let kind = draft.kind(&indices, tiers);
     Upstream {
-        kind,
         slots,
         routes: Routes::compile(&facts.policy.routes),
+        timeout: facts.policy.timeout,
+        last_resort: horizon.last_resort(),
+        kind,
         name: facts.name.clone(),
         policy: facts.policy.clone(),
         protocol: facts.service.protocol,
         chooser,
-        entries,
+        targets,
+        standings,
         nothing,
         horizon,
         _lease: lease,
@@ -90,7 +94,7 @@ impl Draft<'_> {
             let nodes: Vec<_> = positions.iter().map(|&position| node(self.endpoints[position])).collect();
             let subset = rendezvous::subset(self.chooser, &nodes, keep);
             let candidates = subset.into_iter().map(|i| positions[i]).collect();
-            Tier { rank, of: positions.len(), candidates }
+            Tier { rank, of: positions.len() as u32, candidates }
         };
         ranks.into_iter().map(tier).collect()
     }
@@ -113,29 +117,27 @@ impl Draft<'_> {
         (indices, lease)
     }
 
-    fn entries(
-        &self,
-        indices: &[u32],
-        tiers: &[Positions],
-        previous: Option<&Upstream>,
-    ) -> Box<[Option<Entry>]> {
-        let len = indices.iter().max().map_or(0, |&last| last as usize + 1);
-        let mut entries = vec![None; len];
+    fn targets(&self, indices: &[u32], previous: Option<&Upstream>) -> Box<[Option<Arc<EndpointTarget>>]> {
+        let mut targets = vec![None; len(indices)];
         for (endpoint, &index) in self.endpoints.iter().zip(indices) {
             let target = EndpointTarget::new(endpoint, self.facts.service.protocol);
-            let target = match previous.and_then(|previous| previous.known(index)) {
-                Some(same) if **same == target => Arc::clone(same),
-                _ => Arc::new(target),
+            targets[index as usize] = match previous.and_then(|previous| previous.known(index)) {
+                Some(same) if **same == target => Some(Arc::clone(same)),
+                _ => Some(Arc::new(target)),
             };
-            let reach = self.horizon.reach(&endpoint.location.region).clone();
-            entries[index as usize] = Some(Entry { target, reach, in_subset: false });
+        }
+        targets.into_boxed_slice()
+    }
+
+    fn standings(&self, indices: &[u32], tiers: &[Positions]) -> Box<[Standing]> {
+        let mut standings = vec![Standing { reach: Horizon::NOWHERE, in_subset: false }; len(indices)];
+        for (endpoint, &index) in self.endpoints.iter().zip(indices) {
+            standings[index as usize].reach = self.horizon.reach(&endpoint.location.region).clone();
         }
         for &position in tiers.iter().flat_map(|tier| &tier.candidates) {
-            if let Some(entry) = &mut entries[indices[position] as usize] {
-                entry.in_subset = true;
-            }
+            standings[indices[position] as usize].in_subset = true;
         }
-        entries.into_boxed_slice()
+        standings.into_boxed_slice()
     }
 
     fn nothing(&self) -> Unroutable {
@@ -148,19 +150,30 @@ impl Draft<'_> {
 
     fn kind(&self, indices: &[u32], tiers: Vec<Positions>) -> Kind {
         match self.facts.service.kind {
-            ServiceKind::Replicated => Kind::Replicated(each(tiers, |positions| {
+            ServiceKind::Replicated => {
                 let member = |&position: &usize| (indices[position], self.endpoints[position].weight);
-                Members::new(&positions.iter().map(member).collect::<Vec<_>>())
-            })),
-            ServiceKind::ConsistentHash => Kind::Hashed(each(tiers, |positions| {
-                let node = |&position: &usize| {
-                    let (hash, weight) = node(self.endpoints[position]);
-                    Node { hash, weight, index: indices[position] }
+                let members =
+                    |positions: &[usize]| Members::new(&positions.iter().map(member).collect::<Vec<_>>());
+                let mut tiers = each(tiers, members);
+                let nearest = if tiers.is_empty() {
+                    Tier { rank: 0, of: 0, candidates: members(&[]) }
+                } else {
+                    tiers.remove(0)
                 };
-                let nodes: Box<[Node]> = positions.iter().map(node).collect();
-                let equal = nodes.windows(2).all(|pair| pair[0].weight == pair[1].weight);
-                Hashed { nodes, equal }
-            })),
+                Kind::Replicated { nearest, further: tiers.into_boxed_slice() }
+            }
+            ServiceKind::ConsistentHash => Kind::Hashed(
+                each(tiers, |positions: &[usize]| {
+                    let node = |&position: &usize| {
+                        let (hash, weight) = node(self.endpoints[position]);
+                        Node { hash, weight, index: indices[position] }
+                    };
+                    let nodes: Box<[Node]> = positions.iter().map(node).collect();
+                    let equal = nodes.windows(2).all(|pair| pair[0].weight == pair[1].weight);
+                    Hashed { nodes, equal }
+                })
+                .into_boxed_slice(),
+            ),
             ServiceKind::Sharded => {
                 Kind::Sharded(self.facts.shards.map(|shards| self.sharding(shards, indices)))
             }
@@ -192,12 +205,17 @@ impl Holder {
     pub(super) const NOBODY: Self = Self { rank: u32::MAX, role: u32::MAX, index: 0, weight: 0 };
 }
 
+/// How long a list by index must be.
+fn len(indices: &[u32]) -> usize {
+    indices.iter().max().map_or(0, |&last| last as usize + 1)
+}
+
 /// An endpoint as rendezvous hashing sees it.
 fn node(endpoint: &Endpoint) -> (u64, u32) {
     (hash_text(endpoint.instance.as_str()), endpoint.weight)
 }
 
-fn each<T>(tiers: Vec<Positions>, compile: impl Fn(&[usize]) -> T) -> Box<[Tier<T>]> {
+fn each<T>(tiers: Vec<Positions>, compile: impl Fn(&[usize]) -> T) -> Vec<Tier<T>> {
     let tier = |tier: Positions| Tier { rank: tier.rank, of: tier.of, candidates: compile(&tier.candidates) };
     tiers.into_iter().map(tier).collect()
 }

@@ -40,7 +40,7 @@ impl Upstream {
                 0 => format!("{} has no routes", self.name),
                 n => format!("none of the {n} routes of {} matches", self.name),
             });
-            let timeout = self.policy.timeout;
+            let timeout = self.timeout;
             return Routed { target: &self.name, route: None, class: None, timeout, idempotent: false };
         };
         let route = &rule.route;
@@ -57,7 +57,7 @@ impl Upstream {
             target,
             route: Some(&route.name),
             class: route.class.as_ref(),
-            timeout: route.timeout.unwrap_or(self.policy.timeout),
+            timeout: route.timeout.unwrap_or(self.timeout),
             idempotent: route.idempotent,
         }
     }
@@ -72,7 +72,9 @@ impl Upstream {
     ) -> Result<Picked, Unroutable> {
         let contest = Contest { slots: &self.slots, avoid: ask.avoid, now };
         match &self.kind {
-            Kind::Replicated(tiers) => self.pick_any(tiers, &contest, seed, witness),
+            Kind::Replicated { nearest, further } => {
+                self.pick_any((nearest, further), &contest, seed, witness)
+            }
             Kind::Hashed(tiers) => self.pick_by_hash(tiers, ask, &contest, witness),
             Kind::Sharded(sharding) => {
                 let sharding = sharding.as_ref().ok_or(Unroutable::NoShardMap)?;
@@ -84,7 +86,7 @@ impl Upstream {
     #[inline]
     fn pick_any<W: Witness>(
         &self,
-        tiers: &[Tier<Members>],
+        (nearest, further): (&Tier<Members>, &[Tier<Members>]),
         contest: &Contest<'_>,
         seed: u64,
         witness: &mut W,
@@ -92,7 +94,7 @@ impl Upstream {
         self.note_regions(witness);
         let mut random = Generator::new(seed);
         let mut best = None;
-        for tier in tiers {
+        for tier in std::iter::once(nearest).chain(further) {
             if self.ends_before(&best, tier.rank) {
                 break;
             }
@@ -183,7 +185,7 @@ impl Upstream {
     /// nothing at all.
     #[inline]
     fn ends_before(&self, best: &Option<Best>, rank: u32) -> bool {
-        best.is_some() && self.horizon.is_last_resort(rank)
+        best.is_some() && rank >= self.last_resort
     }
 
     #[inline]
@@ -202,7 +204,7 @@ impl Upstream {
             index: standing.index,
             shard: shard.map(|(id, _)| id),
             map_version: shard.map_or(0, |(_, version)| version),
-            last_resort: self.horizon.is_last_resort(rank),
+            last_resort: rank >= self.last_resort,
         })
     }
 }
