@@ -31,8 +31,11 @@ fn main() {
     if let Some(path) = env::var_os(CHILD) {
         return child(PathBuf::from(path));
     }
-    // `cargo test -- --list` and filters for other tests.
-    if env::args().any(|argument| argument == "--list") {
+    // `cargo test -- --list`, and names of other tests.
+    if env::args()
+        .skip(1)
+        .any(|argument| argument == "--list" || !argument.starts_with('-') && argument != "kill")
+    {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -103,7 +106,7 @@ fn child(path: PathBuf) {
         let marks: Vec<Mark> = workload::check(&store.load().await.unwrap(), &[]).unwrap();
         let mut writers = tokio::task::JoinSet::new();
         for (writer, mark) in (0..WRITERS).zip(marks) {
-            writers.spawn(workload::write(store.clone(), writer, mark, |a| {
+            writers.spawn(workload::write(store.clone(), writer, mark, u64::MAX, |a| {
                 let mut out = std::io::stdout().lock();
                 writeln!(out, "{} {} {} 0", a.writer, a.number, a.revision).unwrap();
                 out.flush().unwrap();

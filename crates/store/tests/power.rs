@@ -13,6 +13,10 @@ use support::{
     workload::{self, Acknowledged, WRITERS},
 };
 
+/// How many batches a writer writes before the power fails at the latest: a store that never reaches the disk would
+/// not notice that it is off.
+const MOST: u64 = 100;
+
 /// Runs the workload on a disk whose power fails again and again; the first violation ends it.
 fn cut_power(disk: &Disk, loss: Loss, rounds: u64, seed: u64) -> Result<usize, String> {
     let mut dice = Dice::new(seed);
@@ -44,7 +48,7 @@ fn write_until_dark(disk: &Disk, acknowledged: &Arc<Mutex<Vec<Acknowledged>>>) {
         let mut writers = tokio::task::JoinSet::new();
         for (writer, mark) in (0..WRITERS).zip(marks) {
             let acknowledged = acknowledged.clone();
-            writers.spawn(workload::write(store.clone(), writer, mark, move |a| {
+            writers.spawn(workload::write(store.clone(), writer, mark, MOST, move |a| {
                 acknowledged.lock().unwrap().push(a);
             }));
         }

@@ -53,14 +53,16 @@ fn next(writer: u64, mark: Mark) -> Batch {
     batch(ops)
 }
 
-/// Writes as one writer until the store refuses, and reports each acknowledgement.
+/// Writes as one writer until the store refuses, at most so many batches, and reports each acknowledgement.
 pub(crate) async fn write(
     store: Arc<RedbStore>,
     writer: u64,
     mut mark: Mark,
+    most: u64,
     mut acknowledged: impl FnMut(Acknowledged),
 ) {
-    while let Ok(revision) = store.write(next(writer, mark)).await {
+    for _ in 0..most {
+        let Ok(revision) = store.write(next(writer, mark)).await else { return };
         mark = Mark { number: mark.number + 1, revision: revision.number };
         acknowledged(Acknowledged { writer, number: mark.number, revision: mark.revision });
     }
