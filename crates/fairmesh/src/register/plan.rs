@@ -1,0 +1,76 @@
+use std::{ffi::OsString, time::Duration};
+
+use fairmesh_client::server::{
+    Registration, default_instance, default_location, drain_deadline, registry_addresses,
+};
+use fairmesh_model::{Invalid, Location, Protocol, Service, ServiceKind};
+use fairmesh_wire::transport::Address;
+
+use super::{Probe, RegisterArgs};
+use crate::failure::Failure;
+
+/// What was typed, checked and completed.
+pub(super) struct Plan {
+    pub(super) registration: Registration,
+    pub(super) addresses: Vec<Address>,
+    pub(super) probe: Probe,
+    pub(super) interval: Duration,
+    pub(super) drain_deadline: Duration,
+    pub(super) grace: Duration,
+    pub(super) command: Vec<OsString>,
+}
+
+impl Plan {
+    pub(super) fn new(args: RegisterArgs) -> Result<Self, Failure> {
+        let refused = |e: Invalid| Failure::refused(format!("{}: {}", e.field, e.problem), e.hint);
+        let given: Vec<Address> = args.agent.into_iter().chain(args.control).collect();
+        if args.interval.is_zero() {
+            return Err(Failure::refused("interval: 0 would never pause", "write a duration such as 2s"));
+        }
+        let instance = match args.instance {
+            Some(instance) => instance,
+            None => default_instance(args.address).map_err(refused)?,
+        };
+        let location = default_location(args.region.map(Location::in_region)).map_err(refused)?;
+        let declaration =
+            Service { kind: ServiceKind::Replicated, protocol: args.protocol, virtual_address: None };
+        let registration = Registration {
+            service: args.service,
+            instance,
+            address: args.address,
+            location,
+            weight: args.weight,
+            lease: args.lease,
+            labels: args.labels.into_iter().collect(),
+            declaration: Some(declaration),
+        };
+        registration.validate().map_err(refused)?;
+        Ok(Self {
+            registration,
+            addresses: registry_addresses(&given).map_err(refused)?,
+            probe: args.probe,
+            interval: args.interval,
+            drain_deadline: drain_deadline(args.drain_deadline).map_err(refused)?,
+            grace: args.grace,
+            command: args.command,
+        })
+    }
+}
+
+/// Reads a protocol as manifests write it.
+pub(super) fn protocol(text: &str) -> Result<Protocol, Invalid> {
+    match text {
+        "http1" => Ok(Protocol::Http1),
+        "http2" => Ok(Protocol::Http2),
+        "grpc" => Ok(Protocol::Grpc),
+        _ => Err(Invalid::new("protocol", format!("'{text}' is unknown"), "write http1, http2 or grpc")),
+    }
+}
+
+/// Reads `NAME=VALUE`.
+pub(super) fn label(text: &str) -> Result<(String, String), Invalid> {
+    let Some((name, value)) = text.split_once('=') else {
+        return Err(Invalid::new("label", format!("'{text}' has no '='"), "write NAME=VALUE"));
+    };
+    Ok((name.to_owned(), value.to_owned()))
+}

@@ -1,0 +1,131 @@
+//! Against a real control plane and a real child; the test itself listens in the child's stead.
+
+use std::{ffi::OsString, fs::File, net::SocketAddr, path::Path, time::Duration};
+
+use clap::Parser;
+use fairmesh_control::{Control, ControlConfig};
+use fairmesh_model::{Endpoint, EndpointState};
+use fairmesh_wire::{handshake, transport::Address, v1};
+use tempfile::TempDir;
+use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle, time::timeout};
+
+use super::{Child, Plan, RegisterArgs, Watch};
+use crate::failure::Failure;
+
+/// The longest that any test waits for anything.
+const BOUND: Duration = Duration::from_secs(20);
+
+#[derive(Parser)]
+struct CommandLine {
+    #[command(flatten)]
+    args: RegisterArgs,
+}
+
+struct Bench {
+    control: Address,
+    folder: TempDir,
+    _running: JoinHandle<()>,
+}
+
+impl Bench {
+    async fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let config = ControlConfig {
+            data_dir: folder.path().join("control"),
+            grpc: vec!["127.0.0.1:0".parse().unwrap()],
+            http: SocketAddr::from(([127, 0, 0, 1], 0)),
+            sources: Vec::new(),
+        };
+        let control = Control::start(config).await.unwrap();
+        let address = control.grpc_addresses().unwrap().remove(0);
+        let running = tokio::spawn(async move { control.run(std::future::pending()).await.unwrap() });
+        Self { control: address, folder, _running: running }
+    }
+
+    /// Registers what listens on `address`, with a child that ends with exit code 3 once the file `end` is there.
+    fn register(&self, address: SocketAddr) -> (oneshot::Sender<()>, JoinHandle<Result<u8, Failure>>) {
+        let child = format!("while [ ! -e '{}' ]; do sleep 0.05; done; exit 3", self.end().display());
+        let typed = format!(
+            "register shop/recommend --address {address} --region eu --interval 20ms --grace 10ms --control {} --",
+            self.control
+        );
+        let typed = typed.split(' ').map(OsString::from);
+        let typed = typed.chain(["sh", "-c", &child].map(OsString::from));
+        let plan = Plan::new(CommandLine::try_parse_from(typed).unwrap().args).unwrap();
+        let child = Child::start(&plan.command).unwrap();
+        let (terminate, terminated) = oneshot::channel();
+        let watch = Watch::new(plan, child);
+        (terminate, tokio::spawn(watch.run(async { drop(terminated.await) })))
+    }
+
+    fn end(&self) -> Box<Path> {
+        self.folder.path().join("end").into()
+    }
+
+    /// The endpoints of the service, as routers read them.
+    async fn endpoints(&self) -> Vec<Endpoint> {
+        let connection = handshake::connect(&self.control, "test").await.unwrap();
+        let prefixes = vec!["/t/shop/endpoints/recommend/".to_owned()];
+        let read = connection.rib().read(v1::ReadRequest { prefixes, at_least: 0 }).await.unwrap();
+        let values = read.into_inner().entries.into_iter().map(|entry| entry.value);
+        values
+            .map(|value| <v1::Endpoint as prost::Message>::decode(value).unwrap().try_into().unwrap())
+            .collect()
+    }
+
+    async fn until(&self, states: &[EndpointState]) {
+        let met = async {
+            while self.endpoints().await.iter().map(|endpoint| endpoint.state).ne(states.iter().copied()) {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        assert!(timeout(BOUND, met).await.is_ok(), "{:?} instead of {states:?}", self.endpoints().await);
+    }
+}
+
+#[tokio::test]
+async fn a_program_is_registered_while_it_answers_and_stopped_after_its_callers() {
+    let bench = Bench::new().await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (terminate, ended) = bench.register(address);
+    bench.until(&[EndpointState::Serving]).await;
+    assert_eq!(bench.endpoints().await[0].address, address);
+    drop(listener);
+    bench.until(&[EndpointState::Lost]).await;
+    let _listener = TcpListener::bind(address).await.unwrap();
+    bench.until(&[EndpointState::Serving]).await;
+    terminate.send(()).unwrap();
+    let code = timeout(BOUND, ended).await.unwrap().unwrap().unwrap();
+    assert_eq!(code, 0, "it was ended by the signal that it was sent");
+    bench.until(&[]).await;
+}
+
+#[tokio::test]
+async fn a_program_that_dies_is_taken_out_at_once_and_its_exit_code_kept() {
+    let bench = Bench::new().await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (_terminate, ended) = bench.register(listener.local_addr().unwrap());
+    bench.until(&[EndpointState::Serving]).await;
+    File::create(bench.end()).unwrap();
+    assert_eq!(timeout(BOUND, ended).await.unwrap().unwrap().unwrap(), 3);
+    bench.until(&[]).await;
+}
+
+#[test]
+fn what_cannot_be_meant_is_refused_with_a_hint() {
+    let typed = |rest: &str| {
+        format!("register shop/recommend {rest}").split(' ').map(str::to_owned).collect::<Vec<_>>()
+    };
+    for wrong in
+        ["--address 127.0.0.1", "--address 127.0.0.1:1 --protocol spdy", "--address 127.0.0.1:1 --label x"]
+    {
+        assert!(CommandLine::try_parse_from(typed(wrong)).is_err(), "{wrong}");
+    }
+    for wrong in
+        ["--address 0.0.0.0:80", "--address 127.0.0.1:80 --weight 0", "--address 127.0.0.1:80 --interval 0s"]
+    {
+        let args = CommandLine::try_parse_from(typed(wrong)).unwrap().args;
+        assert!(Plan::new(args).is_err(), "{wrong}");
+    }
+}
