@@ -1,0 +1,113 @@
+//! Writing and reading the routing information base over sockets.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod support;
+
+use fairmesh_model::Protocol;
+use fairmesh_wire::v1;
+use support::{Running, at_revision, config, delete, number, policy, put, read_all, service, service_key};
+use tokio::time::timeout;
+use tonic::Code;
+
+async fn write(
+    connection: &fairmesh_wire::handshake::Connection,
+    ops: Vec<v1::Op>,
+) -> Result<u64, tonic::Status> {
+    let answer = connection.rib().write(v1::WriteRequest { ops }).await?;
+    Ok(number(&answer.into_inner().revision))
+}
+
+#[tokio::test]
+async fn a_stale_write_is_refused_with_both_revisions() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = Running::start(config(folder.path().into())).await;
+    let connection = control.connect().await;
+    let key = service_key("shop/cart");
+    assert_eq!(write(&connection, vec![put(&key, service(Protocol::Http1))]).await.unwrap(), 1);
+    assert_eq!(write(&connection, vec![put(&key, service(Protocol::Http2))]).await.unwrap(), 2);
+
+    let stale =
+        write(&connection, vec![at_revision(put(&key, service(Protocol::Grpc)), 1)]).await.unwrap_err();
+    assert_eq!(stale.code(), Code::Aborted);
+    let text = stale.message();
+    assert!(text.contains(&key) && text.contains("revision 1") && text.contains("revision 2"), "{text}");
+    assert_eq!(
+        write(&connection, vec![at_revision(put(&key, service(Protocol::Grpc)), 2)]).await.unwrap(),
+        3
+    );
+    control.stop().await;
+}
+
+#[tokio::test]
+async fn what_does_not_belong_at_its_key_is_refused_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = Running::start(config(folder.path().into())).await;
+    let connection = control.connect().await;
+    let good = || put(service_key("shop/cart"), service(Protocol::Http1));
+    let wrong = [
+        put("/t/shop/services/web", b"\xff\xff\xff".to_vec()),
+        put("/t/shop/nonsense/web", Vec::new()),
+        put("/t/shop/services/web", policy(1)),
+        delete("no key"),
+    ];
+    for op in wrong {
+        let key = op.key.clone();
+        let refused = write(&connection, vec![good(), op]).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{key}: {refused}");
+        assert!(refused.message().contains("ops[1]"), "{refused}");
+    }
+    assert!(read_all(&connection).await.entries.is_empty());
+    control.stop().await;
+}
+
+#[tokio::test]
+async fn whoever_wrote_reads_what_was_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = Running::start(config(folder.path().into())).await;
+    let connection = control.connect().await;
+    for i in 0..50 {
+        let revision =
+            write(&connection, vec![put(service_key(&format!("shop/s{i}")), service(Protocol::Grpc))]);
+        let revision = revision.await.unwrap();
+        let read = read_all(&connection).await;
+        assert_eq!((number(&read.revision), read.entries.len() as u64), (revision, revision));
+    }
+    control.stop().await;
+}
+
+#[tokio::test]
+async fn a_restart_keeps_everything() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = Running::start(config(folder.path().into())).await;
+    let connection = control.connect().await;
+    let store = connection.hello.store;
+    write(&connection, vec![put(service_key("shop/cart"), service(Protocol::Grpc))]).await.unwrap();
+    write(&connection, vec![put(service_key("shop/web"), service(Protocol::Http1))]).await.unwrap();
+    let before = read_all(&connection).await;
+    control.stop().await;
+
+    let control = Running::start(config(folder.path().into())).await;
+    let connection = control.connect().await;
+    assert!(store.is_some());
+    assert_eq!(connection.hello.store, store);
+    assert_eq!(read_all(&connection).await, before);
+    assert_eq!(write(&connection, vec![delete(service_key("shop/web"))]).await.unwrap(), 3);
+    control.stop().await;
+}
+
+#[tokio::test]
+async fn an_open_watch_does_not_hold_the_end_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = Running::start(config(folder.path().into())).await;
+    let connection = control.connect().await;
+    let subscribe = v1::Subscribe { prefix: "/".into(), ..Default::default() };
+    let request = v1::WatchRequest { kind: Some(v1::watch_request::Kind::Subscribe(subscribe)) };
+    let (requests, stream) = tokio::sync::mpsc::channel(1);
+    requests.send(request).await.unwrap();
+    let stream = tokio_stream::wrappers::ReceiverStream::new(stream);
+    let mut watch = connection.rib().watch(stream).await.unwrap().into_inner();
+    timeout(support::PATIENCE, watch.message()).await.unwrap().unwrap().unwrap();
+    control.stop().await;
+    let end = timeout(support::PATIENCE, async { while let Ok(Some(_)) = watch.message().await {} }).await;
+    end.unwrap();
+}

@@ -1,0 +1,126 @@
+//! A control plane in this process, reached over real sockets.
+#![allow(dead_code, reason = "each test uses its part")]
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use fairmesh_control::{Control, ControlConfig, ControlError};
+use fairmesh_model::{Policy, Protocol, Record, RecordKey, Service, ServiceKind, ServiceName};
+use fairmesh_wire::{
+    handshake::{self, Connection},
+    records,
+    transport::Address,
+    v1,
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    sync::oneshot,
+    task::JoinHandle,
+    time::timeout,
+};
+
+/// How long anything may take that takes milliseconds.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(crate) fn config(data_dir: PathBuf) -> ControlConfig {
+    ControlConfig {
+        data_dir,
+        grpc: vec![Address::Tcp("127.0.0.1:0".into())],
+        http: SocketAddr::from(([127, 0, 0, 1], 0)),
+        sources: Vec::new(),
+    }
+}
+
+pub(crate) struct Running {
+    pub(crate) grpc: Vec<Address>,
+    pub(crate) http: SocketAddr,
+    stop: oneshot::Sender<()>,
+    ended: JoinHandle<Result<(), ControlError>>,
+}
+
+impl Running {
+    pub(crate) async fn start(config: ControlConfig) -> Self {
+        let control = Control::start(config).await.unwrap();
+        let (grpc, http) = (control.grpc_addresses().unwrap(), control.http_address().unwrap());
+        let (stop, stopped) = oneshot::channel::<()>();
+        let ended = tokio::spawn(control.run(async {
+            let _ = stopped.await;
+        }));
+        Self { grpc, http, stop, ended }
+    }
+
+    /// Stops it as SIGTERM would, and waits for the end.
+    pub(crate) async fn stop(self) {
+        self.stop.send(()).unwrap();
+        timeout(PATIENCE, self.ended).await.unwrap().unwrap().unwrap();
+    }
+
+    pub(crate) async fn connect(&self) -> Connection {
+        self.connect_at(0).await
+    }
+
+    pub(crate) async fn connect_at(&self, address: usize) -> Connection {
+        handshake::connect(&self.grpc[address], "test").await.unwrap()
+    }
+
+    /// Status line and body of a request, with a JSON body where one is given.
+    pub(crate) async fn http(&self, method: &str, path: &str, body: &str) -> (String, String) {
+        let mut stream = TcpStream::connect(self.http).await.unwrap();
+        let length = body.len();
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nhost: control\r\nconnection: close\r\n\
+             content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+        );
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        timeout(PATIENCE, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head.lines().next().unwrap_or_default().to_owned(), body.to_owned())
+    }
+}
+
+pub(crate) fn named(service: &str) -> ServiceName {
+    service.parse().unwrap()
+}
+
+pub(crate) fn service_key(service: &str) -> String {
+    RecordKey::Service(named(service)).to_string()
+}
+
+pub(crate) fn policy_key(service: &str) -> String {
+    RecordKey::Policy(named(service)).to_string()
+}
+
+pub(crate) fn service(protocol: Protocol) -> Vec<u8> {
+    let service = Service { kind: ServiceKind::Replicated, protocol, virtual_address: None };
+    records::encode(&Record::Service(service)).to_vec()
+}
+
+/// A policy that can be told from others by its timeout.
+pub(crate) fn policy(seconds: u64) -> Vec<u8> {
+    let policy = Policy { timeout: Duration::from_secs(seconds), ..Policy::default() };
+    records::encode(&Record::Policy(policy)).to_vec()
+}
+
+pub(crate) fn put(key: impl Into<String>, value: Vec<u8>) -> v1::Op {
+    v1::Op { key: key.into(), value: Some(value.into()), condition: None }
+}
+
+pub(crate) fn delete(key: impl Into<String>) -> v1::Op {
+    v1::Op { key: key.into(), value: None, condition: None }
+}
+
+pub(crate) fn at_revision(mut op: v1::Op, revision: u64) -> v1::Op {
+    op.condition = Some(v1::Condition { kind: Some(v1::condition::Kind::Revision(revision)) });
+    op
+}
+
+/// Everything that the control plane has.
+pub(crate) async fn read_all(connection: &Connection) -> v1::ReadResponse {
+    let request = v1::ReadRequest { prefixes: vec!["/".into()], at_least: 0 };
+    connection.rib().read(request).await.unwrap().into_inner()
+}
+
+pub(crate) fn number(revision: &Option<v1::Revision>) -> u64 {
+    revision.as_ref().unwrap().number
+}
