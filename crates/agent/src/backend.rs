@@ -125,10 +125,9 @@ impl Backend for AgentBackend {
                     ));
                 }
             }
-            // The senders outlive this call, so only a change or the end of patience ends a wait.
             tokio::select! {
-                _ = standings.changed() => {}
-                _ = state.changed() => {}
+                Ok(()) = standings.changed() => {}
+                Ok(()) = state.changed() => {}
                 () = &mut patience, if patient => patient = false,
             }
         }

@@ -6,6 +6,9 @@ use fairmesh_wire::transport::BindError;
 /// Why an agent cannot start or go on.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
+    /// Nobody to follow was named.
+    #[error("no control plane is named; name at least one address, such as 127.0.0.1:7400")]
+    NoUpstream,
     /// The folder of saved copies cannot be used.
     #[error("the state folder: {0}")]
     State(#[from] CacheError),

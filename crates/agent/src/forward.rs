@@ -1,5 +1,7 @@
 //! Passes calls to the registry on to the control plane, so that programs need to know one socket only.
 
+use std::error::Error;
+
 use fairmesh_rib::upstream::Handle;
 use fairmesh_wire::{
     handshake::VersionedChannel,
@@ -40,12 +42,17 @@ impl Forward {
     fn answer<T>(&self, answer: Result<Response<T>, Status>) -> Result<Response<T>, Status> {
         match answer {
             Ok(answer) => Ok(Response::new(answer.into_inner())),
-            Err(status) if status.code() == Code::Unavailable => Err(self.away()),
+            Err(status) if broke(&status) => Err(self.away()),
             Err(status) => {
                 Err(Status::with_details(status.code(), status.message(), status.details().to_vec().into()))
             }
         }
     }
+}
+
+/// Whether a call ended for want of a connection; what the control plane itself answers has no source here.
+fn broke(status: &Status) -> bool {
+    matches!(status.code(), Code::Unavailable | Code::Unknown) && status.source().is_some()
 }
 
 /// The same message with the caller's deadline, and without its other metadata.

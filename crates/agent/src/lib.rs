@@ -63,6 +63,9 @@ pub struct AgentConfig {
 /// When it cannot start: the folder, the socket or the port is taken or not accessible. A control plane that does not
 /// answer is no error.
 pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Result<(), AgentError> {
+    if config.upstreams.is_empty() {
+        return Err(AgentError::NoUpstream);
+    }
     let (disk, saved) = Disk::open(config.state_dir.clone()).await?;
     let listener = Listener::bind(&config.listen).await?;
     let http = http::bind(config.metrics).await?;
@@ -120,10 +123,9 @@ async fn acknowledge(node: Node, upstream: Handle, stopping: CancellationToken) 
         if node.store().is_some() {
             upstream.ack(node.applied_by_all());
         }
-        // The senders live in `node`, so only a change or the end of the agent ends a wait.
         tokio::select! {
-            _ = acks.changed() => {}
-            _ = revisions.changed() => {}
+            Ok(()) = acks.changed() => {}
+            Ok(()) = revisions.changed() => {}
             () = stopping.cancelled() => return,
         }
     }

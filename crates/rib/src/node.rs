@@ -248,8 +248,8 @@ impl Node {
                 return Acked { all: true, behind };
             }
             tokio::select! {
-                _ = acks.changed() => {}
-                _ = applied.changed() => {}
+                Ok(()) = acks.changed() => {}
+                Ok(()) = applied.changed() => {}
                 () = tokio::time::sleep_until(deadline) => return Acked { all: false, behind },
             }
         }
