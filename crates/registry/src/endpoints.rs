@@ -62,11 +62,11 @@ impl Registry {
     }
 
     /// The same where every one has to be registered.
-    fn find_all(&self, instances: &[InstanceRef]) -> Result<Vec<Held>, RegistryError> {
+    fn find_all(&self, field: &str, instances: &[InstanceRef]) -> Result<Vec<Held>, RegistryError> {
         let missing = |i: usize| {
             let InstanceRef { service, instance } = &instances[i];
             RegistryError::not_found(
-                &format!("instances[{i}]"),
+                &format!("{field}[{i}]"),
                 format!("'{instance}' of {service} is not registered"),
                 "check the name with 'fairmesh get endpoints', or register it first",
             )

@@ -82,6 +82,10 @@ impl de::Visitor<'_> for KeyVisitor {
         Ok(KeyText(key.to_string()))
     }
 
+    fn visit_f64<E: de::Error>(self, _: f64) -> Result<KeyText, E> {
+        Err(E::custom("this is not a whole number up to 2^64; write a larger key in quotes"))
+    }
+
     fn visit_u128<E: de::Error>(self, key: u128) -> Result<KeyText, E> {
         Ok(KeyText(key.to_string()))
     }

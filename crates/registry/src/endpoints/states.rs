@@ -102,7 +102,7 @@ impl Registry {
         let instances: Vec<_> = reports.iter().map(|report| report.instance.clone()).collect();
         check_batch("reports", instances.iter().cloned())?;
         let plan = || {
-            let held = self.find_all(&instances)?;
+            let held = self.find_all("reports", &instances)?;
             let changed =
                 held.iter().zip(reports).filter(|(held, report)| held.endpoint.state != report.state);
             Ok((changed.map(|(held, report)| with_state(held, report.state)).collect(), ()))
@@ -122,7 +122,7 @@ impl Registry {
         let deadline = Instant::now() + patience;
         check_batch("instances", instances.iter().cloned())?;
         let plan = || {
-            let held = self.find_all(instances)?;
+            let held = self.find_all("instances", instances)?;
             let running = held.iter().filter(|held| held.endpoint.state != EndpointState::Draining);
             Ok((running.map(|held| with_state(held, EndpointState::Draining)).collect(), ()))
         };

@@ -164,7 +164,7 @@ async fn what_is_not_registered_cannot_report_or_drain_but_may_be_taken_out() {
     let revision = bench.registry.register(&[endpoint("a")]).await.unwrap();
     let report = |instance| StateReport { instance: who(instance), state: EndpointState::Starting };
     let refusal = bench.registry.report(&[report("a"), report("b")]).await.unwrap_err();
-    assert!(matches!(&refusal, RegistryError::NotFound(e) if e.field == "instances[1]"), "{refusal}");
+    assert!(matches!(&refusal, RegistryError::NotFound(e) if e.field == "reports[1]"), "{refusal}");
     let refusal = bench.registry.drain(&[who("b")], Duration::ZERO).await.unwrap_err();
     assert!(matches!(refusal, RegistryError::NotFound(_)), "{refusal}");
     assert_eq!(bench.revision(), revision);

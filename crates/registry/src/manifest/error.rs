@@ -89,13 +89,50 @@ fn words(error: &Error) -> (String, String) {
         | Error::SerdeInvalidValue { unexpected, expected, .. } => {
             (format!("{unexpected} cannot stand here"), format!("write {expected}"))
         }
+        Error::SerdeInvalidLength { len, expected, .. } => {
+            (format!("there are {len} entries here"), format!("write {expected}"))
+        }
         Error::DuplicateMappingKey { key, .. } => (
             format!("the field '{}' is written twice", key.as_deref().unwrap_or("?")),
             "keep one of the two".into(),
         ),
-        other => (
-            DefaultMessageFormatter.format_message(other).into_owned(),
-            "check the indentation and the quotes of this line and the one before".into(),
-        ),
+        // What specs themselves refuse while they are read.
+        Error::Message { msg, .. } if msg.contains("; ") => {
+            let (problem, hint) = msg.split_once("; ").unwrap_or((msg, FORM));
+            (problem.to_owned(), hint.to_owned())
+        }
+        other => {
+            let (message, hint) = shape(other).unwrap_or_default();
+            match message {
+                "" => (DefaultMessageFormatter.format_message(other).into_owned(), FORM.into()),
+                message => (message.into(), hint.into()),
+            }
+        }
     }
+}
+
+/// What helps against most slips of form: the parser notices them where they end.
+const FORM: &str = "check the indentation and the quotes of this line and the one before";
+
+/// Refusals of something that is good YAML and the wrong sort of thing.
+fn shape(error: &Error) -> Option<(&'static str, &'static str)> {
+    Some(match error {
+        Error::Unexpected { expected: "sequence start", .. } => {
+            ("a list belongs here", "write lines that start with '- ', or [a, b]")
+        }
+        Error::Unexpected { expected: "mapping start", .. } => {
+            ("fields belong here", "write lines such as 'name: value', or {name: value}")
+        }
+        Error::Unexpected { expected: "string scalar", .. } => ("a text belongs here", "write one value"),
+        Error::NullIntoString { .. } => ("the value is missing", "write one, or leave the field out"),
+        Error::InvalidScalar { ty: "bool" | "boolean", .. } | Error::InvalidBooleanStrict { .. } => {
+            ("this is neither true nor false", "write true or false")
+        }
+        Error::InvalidScalar { .. } => ("this is not a number that fits", "write a whole number, 0 or more"),
+        Error::UnknownAnchor { .. } => (
+            "no anchor has this name",
+            "put a text that starts with '*' in quotes, or define the anchor with '&'",
+        ),
+        _ => return None,
+    })
 }

@@ -137,3 +137,26 @@ fn malformed_yaml_is_refused_at_its_line() {
     assert!(error.message.contains("'name' is missing"), "{error}");
     assert!(refused("- kind: Service\n").3.line == 1);
 }
+
+#[test]
+fn the_wrong_sort_of_thing_is_refused_with_the_right_sort() {
+    let cases = [
+        ("kind: Policy\nservice: a/b\nroutes: {name: a}\n", "{", "'- '"),
+        ("kind: Policy\nservice: a/b\nretries: 3\n", "3", "name: value"),
+        ("kind: Policy\nservice: a/b\nretries: {attempts: many}\n", "many", "whole number"),
+        ("kind: Policy\nservice: a/b\nlocality: {localOnly: maybe}\n", "maybe", "true or false"),
+        ("kind: Service\nname:\n", "", "leave the field out"),
+        ("kind: Service\nname: *cart\n", "*cart", "in quotes"),
+        (
+            "kind: ShardMap\nservice: a/b\nshards: [{id: 0, start: 340282366920938463463374607431768211455}]\n",
+            "3402",
+            "in quotes",
+        ),
+        ("kind: Topology\nregions: []\nroundTrips: [{between: [eu], rtt: 5ms}]\n", "between", "length 2"),
+    ];
+    for (text, expected_span, hint) in cases {
+        let (_, _, span, error) = refused(text);
+        assert!(error.hint.contains(hint), "{error}");
+        assert!(span.starts_with(expected_span), "{error}: {span}");
+    }
+}
