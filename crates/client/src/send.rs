@@ -7,7 +7,8 @@ use std::{sync::Arc, time::Duration};
 use http::{Response, request::Parts};
 use tokio::time::timeout_at;
 
-use self::request::{Copy, Head, View as HeadersView};
+pub(crate) use self::request::View as HeadersView;
+use self::request::{Copy, Head};
 use crate::{
     BoxError, CallContext, Fault, FaultKind, ServiceHandle,
     body::{Body, is_unavailable},

@@ -113,7 +113,7 @@ impl<L: Lane> Call<L> {
         let routed = ready.upstream.route(request, start.seed);
         let target = match routed.target == asked.name() {
             true => asked,
-            false => ready.splits.iter().find(|split| split.name() == routed.target).unwrap_or(asked),
+            false => ready.split(routed.target).unwrap_or(asked),
         };
         let limits = [context.timeout, start.limit];
         let timeout = limits.into_iter().flatten().fold(routed.timeout, Duration::min);

@@ -46,6 +46,8 @@ pub struct Subscription<L> {
 
 /// What is known of a service at one moment.
 #[derive(Debug)]
+// There is one a service, behind an Arc; a box would cost every call another step through memory.
+#[allow(clippy::large_enum_variant)]
 pub enum View<L> {
     /// Not everything that a decision needs has arrived.
     Waiting,
@@ -129,6 +131,11 @@ impl<L: Lane> Ready<L> {
             // Unreachable, since there is a place for every candidate; a lane of its own is right all the same.
             None => open(),
         }
+    }
+
+    /// Another service that a route of this one sends calls to.
+    pub fn split(&self, name: &ServiceName) -> Option<&Arc<Subscription<L>>> {
+        self.splits.iter().find(|split| split.name() == name)
     }
 
     /// Every lane that was made.

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Headers as routes see them.
-pub(super) struct View<'a>(pub(super) &'a HeaderMap);
+pub(crate) struct View<'a>(pub(crate) &'a HeaderMap);
 
 impl Headers for View<'_> {
     fn get(&self, name: &str) -> Option<&[u8]> {
