@@ -165,9 +165,9 @@ impl Watch {
                 let address = self.plan.registration.address;
                 say(format_args!("{service} {instance} at {address} is registered and {}", state.as_str()));
             }
-            Standing::Failing(problem) => {
-                say(format_args!("{service} {instance} is not registered: {problem}; trying again"))
-            }
+            Standing::Failing(problem) => say(format_args!(
+                "{service} {instance} could not be registered or renewed: {problem}; trying again"
+            )),
         }
     }
 

@@ -234,7 +234,7 @@ impl Keeper {
                         service = %self.core.registration.service,
                         instance = %self.core.registration.instance,
                         problem,
-                        "not registered; trying again"
+                        "could not register or renew; trying again"
                     ),
                     other => tracing::info!(
                         service = %self.core.registration.service,

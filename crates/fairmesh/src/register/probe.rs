@@ -1,4 +1,4 @@
-use std::{net::SocketAddr, str::FromStr, time::Duration};
+use std::{net::SocketAddr, pin::pin, str::FromStr, time::Duration};
 
 use bytes::Bytes;
 use fairmesh_model::Invalid;
@@ -60,16 +60,39 @@ async fn get(stream: TcpStream, address: SocketAddr, path: &Uri) -> Result<(), S
         let status = answer.status();
         if status.is_success() || status.is_redirection() { Ok(()) } else { Err(format!("status {status}")) }
     };
-    // The connection makes progress only while it is polled, and is closed with the answer.
+    let (mut answer, mut connection) = (pin!(answer), pin!(connection));
+    // The connection makes progress only while it is polled. An HTTP/1.0 server ends it with the answer, which then
+    // waits to be taken.
     tokio::select! {
-        answer = answer => answer,
-        ended = connection => Err(ended.err().map_or_else(|| "it closed the connection".into(), shown)),
+        answer = answer.as_mut() => return answer,
+        _ = connection.as_mut() => {}
     }
+    answer.await
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn an_answer_that_ends_its_connection_counts_and_an_error_does_not() {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let probe: Probe = "http:/health".parse().unwrap();
+        for (status, passes) in [("200 OK", true), ("302 Found", true), ("503 Busy", false)] {
+            let answer = async {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                assert!(stream.read(&mut [0; 1024]).await.unwrap() > 0);
+                stream.write_all(format!("HTTP/1.0 {status}\r\n\r\nhello").as_bytes()).await.unwrap();
+            };
+            let (looked, ()) = tokio::join!(probe.look(address), answer);
+            assert_eq!(looked.is_ok(), passes, "{status}: {looked:?}");
+        }
+        drop(listener);
+        assert!(probe.look(address).await.is_err());
+    }
 
     #[test]
     fn probes_read_as_they_are_written() {
