@@ -122,7 +122,7 @@ async fn drive(
         due += period;
         number += 1;
         tokio::time::sleep_until(due).await;
-        let phase = tally.begin();
+        let phase = tally.now();
         let act = DAY[usize::try_from(number).unwrap_or(0) % DAY.len()];
         let Ok(permit) = room.clone().try_acquire_owned() else {
             tally.add(stuck(&shoppers, act, phase));

@@ -190,6 +190,8 @@ impl Running {
                 self.dir.join(format!("agent-{}", place.name)).into(),
                 "--region".into(),
                 place.name.into(),
+                "--name".into(),
+                format!("agent-{}", place.name).into(),
                 "--metrics".into(),
                 "none".into(),
             ]),

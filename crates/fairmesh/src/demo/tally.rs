@@ -74,7 +74,7 @@ pub(super) struct Failure {
 /// Calls and failures of one phase.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Count {
-    /// Calls that began in it.
+    /// Calls that began in it, or were under way when it began.
     pub calls: u64,
     /// Those of them that failed.
     pub failed: u64,
@@ -121,22 +121,24 @@ impl Tally {
     }
 
     /// What is going on; a call asks when it begins.
-    pub(super) fn begin(&self) -> Phase {
+    pub(super) fn now(&self) -> Phase {
         let now = self.phase.load(Ordering::Relaxed);
         Phase::EVENTS.into_iter().find(|phase| *phase as usize == now).unwrap_or(Phase::Calm)
     }
 
     /// Takes a finished call in.
     pub(super) fn add(&self, seen: Seen) {
+        // What was under way when an event began was hit by it.
+        let phase = if seen.phase == Phase::Calm { self.now() } else { seen.phase };
         let mut inner = self.lock();
         let failed = u64::from(seen.result.is_err());
-        let count = &mut inner.phases[seen.phase as usize];
+        let count = &mut inner.phases[phase as usize];
         count.calls += 1;
         count.failed += failed;
         if let Err(failure) = &seen.result {
             count.in_flight += u64::from(failure.in_flight);
             // The library's reasons are a bounded set of labels, and so this map is bounded too.
-            *inner.failures.entry((seen.phase.name(), seen.call, failure.why.clone())).or_default() += 1;
+            *inner.failures.entry((phase.name(), seen.call, failure.why.clone())).or_default() += 1;
         }
         let row = inner.rows.entry(seen.call).or_insert_with(Row::new);
         row.calls += 1;
@@ -190,20 +192,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_counts_for_the_phase_that_it_began_in() {
+    fn a_call_counts_for_the_event_that_it_met() {
         let tally = Tally::new();
+        let early = tally.now();
         tally.enter(Phase::Kill);
-        let phase = tally.begin();
+        let phase = tally.now();
+        let took = Duration::from_millis(3);
+        tally.add(Seen { call: "add", phase: early, from: "eu", took, result: Ok("eu".into()) });
         tally.enter(Phase::Calm);
         let failure = Failure { why: "reset".into(), in_flight: true };
-        let took = Duration::from_millis(3);
         tally.add(Seen { call: "add", phase, from: "eu", took, result: Err(failure) });
-        tally.add(Seen { call: "add", phase: tally.begin(), from: "eu", took, result: Ok("us".into()) });
+        tally.add(Seen { call: "add", phase: tally.now(), from: "eu", took, result: Ok("us".into()) });
 
         let kill = tally.count(Phase::Kill);
-        assert_eq!((kill.calls, kill.failed, kill.in_flight), (1, 1, 1));
+        assert_eq!((kill.calls, kill.failed, kill.in_flight), (2, 1, 1));
         assert_eq!(tally.count(Phase::Calm).failed, 0);
-        assert_eq!(tally.total().calls, 2);
+        assert_eq!(tally.total().calls, 3);
         assert_eq!(tally.rows()[0].1.regions[&("eu".to_owned(), "us".to_owned())], 1);
     }
 }
