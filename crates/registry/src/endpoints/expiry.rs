@@ -3,9 +3,11 @@ use std::time::Duration;
 use fairmesh_model::{EndpointState, Prefix};
 use tokio::time::Instant;
 
-use super::{InstanceRef, MAX_BATCH, states::with_state};
+use super::{InstanceRef, states::with_state};
 use crate::{Registry, RegistryError};
 
+/// How many are marked in one batch: so many fit, however large their labels are.
+pub(super) const MARKED_AT_ONCE: usize = 100;
 /// How long to wait before the next try when the store did not take the writes.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -42,7 +44,7 @@ impl Registry {
 
     async fn let_run_out(&self) {
         let now = Instant::now();
-        let due = self.leases().due(now, MAX_BATCH);
+        let due = self.leases().due(now, MARKED_AT_ONCE);
         if let Err(error) = self.expire(&due, now).await {
             tracing::warn!(%error, "leases ran out and cannot be marked; trying again");
             tokio::time::sleep(RETRY).await;

@@ -4,7 +4,7 @@ use fairmesh_model::{EndpointState, Prefix};
 use fairmesh_rib::Op;
 use tokio::time::Instant;
 
-use super::{InstanceRef, StateReport, check_batch};
+use super::{InstanceRef, StateReport, check_batch, expiry::MARKED_AT_ONCE};
 use crate::{Registry, RegistryError, leases::Renewal, view::Held};
 
 /// What a drain came to.
@@ -84,14 +84,17 @@ impl Registry {
 
     /// Gives those that are marked as lost the state back that they had.
     pub(super) async fn mend(&self, back: &[(InstanceRef, EndpointState)]) -> Result<(), RegistryError> {
-        let instances: Vec<_> = back.iter().map(|(who, _)| who.clone()).collect();
-        let plan = || {
-            let found = self.find(&instances).into_iter().zip(back);
-            let found = found.filter_map(|(held, (_, before))| Some((held?, *before)));
-            let lost = found.filter(|(held, _)| held.endpoint.state == EndpointState::Lost);
-            Ok((lost.map(|(held, before)| with_state(&held, before)).collect(), ()))
-        };
-        self.change(plan).await.map(|_| ())
+        for back in back.chunks(MARKED_AT_ONCE) {
+            let instances: Vec<_> = back.iter().map(|(who, _)| who.clone()).collect();
+            let plan = || {
+                let found = self.find(&instances).into_iter().zip(back);
+                let found = found.filter_map(|(held, (_, before))| Some((held?, *before)));
+                let lost = found.filter(|(held, _)| held.endpoint.state == EndpointState::Lost);
+                Ok((lost.map(|(held, before)| with_state(&held, before)).collect(), ()))
+            };
+            self.change(plan).await?;
+        }
+        Ok(())
     }
 
     /// Sets states, all or none, and answers the revision.

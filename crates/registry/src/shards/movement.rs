@@ -3,7 +3,8 @@
 use std::{collections::HashMap, time::Duration};
 
 use fairmesh_model::{
-    InstanceId, Prefix, RecordKey, Replica, ReplicaState, ServiceName, ShardMap, ShardMove, ShardPart,
+    EndpointState, InstanceId, Prefix, RecordKey, Replica, ReplicaState, ServiceName, ShardMap, ShardMove,
+    ShardPart,
 };
 use fairmesh_rib::{Expect, Op};
 use tokio::{task::JoinSet, time::Instant};
@@ -103,6 +104,11 @@ impl Registry {
                     Some(_) => self.edit_for(service, wish, action).await?,
                     None => self.end_without_map(service, wish).await?,
                 }
+                if self.move_at(&RecordKey::Move(service.clone(), wish.shard)).is_some() {
+                    // The target came back in the last moment.
+                    self.outcomes().forget(service, wish.shard);
+                    return Ok(false);
+                }
                 tracing::warn!(%service, shard = %wish.shard, to = %wish.to, reason, "a move is undone");
             }
             _ => self.edit_for(service, wish, action).await?,
@@ -117,7 +123,9 @@ impl Registry {
         let aware = target.endpoint.labels.get(AWARE_LABEL).is_some_and(|label| label == "aware");
         let who = InstanceRef { service: service.clone(), instance: wish.to.clone() };
         let reported = self.readiness().get(&who).is_some_and(|ready| ready.contains(&wish.shard));
-        Facts { target_stays: stays(&target), target_ready: !aware || reported }
+        // Callers pass over an endpoint that is itself starting.
+        let serves = target.endpoint.state == EndpointState::Serving;
+        Facts { target_stays: stays(&target), target_ready: serves && (!aware || reported) }
     }
 
     /// Waits until whoever reads the map has applied that callers go to the target.

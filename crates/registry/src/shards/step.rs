@@ -8,7 +8,7 @@ use fairmesh_model::{InstanceId, Replica, ReplicaState, Shard, ShardMap, ShardMo
 pub(super) struct Facts {
     /// Whether it is registered and neither lost nor draining.
     pub(super) target_stays: bool,
-    /// Whether it has loaded the shard.
+    /// Whether it serves and has loaded the shard.
     pub(super) target_ready: bool,
 }
 

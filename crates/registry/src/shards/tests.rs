@@ -250,6 +250,26 @@ async fn a_move_whose_target_leaves_is_undone_and_says_so() {
 }
 
 #[tokio::test]
+async fn callers_are_not_sent_to_a_target_that_does_not_serve_yet() {
+    use ReplicaState::{Serving, Starting};
+    let bench = Bench::running();
+    prepare(&bench).await;
+    let report = |state| [StateReport { instance: who("z"), state }];
+    bench.registry.report(&report(EndpointState::Starting)).await.unwrap();
+    bench.registry.move_shard(&cart(), &wish("z")).await.unwrap();
+    bench.until(|r| is_held(r, &[("x", Serving), ("z", Starting)])).await;
+    // Another move to one that serves gets through, so this one has been looked at.
+    let serving = endpoint("w");
+    bench.registry.register(&[serving]).await.unwrap();
+    let other = ShardMove { shard: ShardId(0), ..wish("w") };
+    bench.registry.move_shard(&cart(), &other).await.unwrap();
+    bench.until(|r| r.moves(&cart()).len() == 1).await;
+    assert!(is_held(&bench.registry, &[("x", Serving), ("z", Starting)]));
+    bench.registry.report(&report(EndpointState::Serving)).await.unwrap();
+    bench.until(|r| is_held(r, &[("z", Serving)])).await;
+}
+
+#[tokio::test]
 async fn a_restarted_control_plane_carries_a_move_on() {
     use ReplicaState::Serving;
     let bench = Bench::new();
