@@ -87,12 +87,12 @@ impl Index {
     ) -> Option<usize> {
         let method =
             self.methods.iter().find(|(name, _)| name == view.method).map_or(self.other_methods, |m| m.1);
-        let sets = [self.host(view.host), self.path(view.path), method].map(|set| {
+        let [hosts, paths, methods] = [self.host(view.host), self.path(view.path), method].map(|set| {
             let start = set as usize;
             &self.sets[start..start + self.words]
         });
-        for word in 0..self.words {
-            let mut left = sets[0][word] & sets[1][word] & sets[2][word];
+        for (word, ((host, path), method)) in hosts.iter().zip(paths).zip(methods).enumerate() {
+            let mut left = host & path & method;
             while left != 0 {
                 let route = word * 64 + left.trailing_zeros() as usize;
                 if check(route) {

@@ -10,7 +10,7 @@ fn map(interval: KeyRange, starts: impl IntoIterator<Item = u128>) -> ShardMap {
             instance: InstanceId::new(format!("i{}", (i * 7 + n) % 50)).unwrap(),
             region: region.clone(),
             role: Role::new(if n == 0 { "primary" } else { "secondary" }).unwrap(),
-            state: if (i + n) % 11 == 0 { ReplicaState::Stopping } else { ReplicaState::Serving },
+            state: if (i + n).is_multiple_of(11) { ReplicaState::Stopping } else { ReplicaState::Serving },
         };
         let id = ShardId((i as u32).wrapping_mul(2_654_435_761));
         Shard { id, start: ShardKey(start), replicas: (0..i % 5).map(replica).collect() }

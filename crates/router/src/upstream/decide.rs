@@ -9,6 +9,13 @@ use fairmesh_model::{
 use super::{Hashed, Holder, Kind, Members, Sharding, Tier, Upstream};
 use crate::{Ask, Headers, Located, Picked, RequestView, Routed, Unroutable, witness::Witness};
 
+/// One try to be decided.
+struct Try<'a> {
+    ask: &'a Ask<'a>,
+    contest: Contest<'a>,
+    random: Generator,
+}
+
 /// The best found while ranks are tried from the lowest up.
 struct Best {
     standing: Standing,
@@ -71,14 +78,13 @@ impl Upstream {
         witness: &mut W,
     ) -> Result<Picked, Unroutable> {
         let contest = Contest { slots: &self.slots, avoid: ask.avoid, now };
+        let this = Try { ask, contest, random: Generator::new(seed) };
         match &self.kind {
-            Kind::Replicated { nearest, further } => {
-                self.pick_any((nearest, further), &contest, seed, witness)
-            }
-            Kind::Hashed(tiers) => self.pick_by_hash(tiers, ask, &contest, witness),
+            Kind::Replicated { nearest, further } => self.pick_any((nearest, further), this, witness),
+            Kind::Hashed(tiers) => self.pick_by_hash(tiers, &this, witness),
             Kind::Sharded(sharding) => {
                 let sharding = sharding.as_ref().ok_or(Unroutable::NoShardMap)?;
-                self.pick_by_shard(sharding, ask, &contest, seed, witness)
+                self.pick_by_shard(sharding, this, witness)
             }
         }
     }
@@ -87,12 +93,10 @@ impl Upstream {
     fn pick_any<W: Witness>(
         &self,
         (nearest, further): (&Tier<Members>, &[Tier<Members>]),
-        contest: &Contest<'_>,
-        seed: u64,
+        Try { contest, mut random, .. }: Try<'_>,
         witness: &mut W,
     ) -> Result<Picked, Unroutable> {
         self.note_regions(witness);
-        let mut random = Generator::new(seed);
         let mut best = None;
         for tier in std::iter::once(nearest).chain(further) {
             if self.ends_before(&best, tier.rank) {
@@ -101,7 +105,7 @@ impl Upstream {
             let group = tier.candidates.group();
             self.note_rank(tier.rank, witness);
             witness.note("subset", || format!("{} of {} endpoints there", group.len(), tier.of));
-            if Best::offer(&mut best, pick(&group, contest, &mut random, witness), tier.rank) {
+            if Best::offer(&mut best, pick(&group, &contest, &mut random, witness), tier.rank) {
                 break;
             }
         }
@@ -112,8 +116,7 @@ impl Upstream {
     fn pick_by_hash<W: Witness>(
         &self,
         tiers: &[Tier<Hashed>],
-        ask: &Ask<'_>,
-        contest: &Contest<'_>,
+        Try { ask, contest, .. }: &Try<'_>,
         witness: &mut W,
     ) -> Result<Picked, Unroutable> {
         let key = ask.key.ok_or(Unroutable::KeyMissing)?;
@@ -140,9 +143,7 @@ impl Upstream {
     fn pick_by_shard<W: Witness>(
         &self,
         sharding: &Sharding,
-        ask: &Ask<'_>,
-        contest: &Contest<'_>,
-        seed: u64,
+        Try { ask, contest, mut random }: Try<'_>,
         witness: &mut W,
     ) -> Result<Picked, Unroutable> {
         let shards = &sharding.shards;
@@ -164,7 +165,6 @@ impl Upstream {
             Some(role) => Some(sharding.roles.binary_search(role).map_err(|_| nobody())? as u32),
         };
         let wanted = Wanted { located, role, chooser: self.chooser };
-        let mut random = Generator::new(seed);
         let (mut best, mut few, mut floor) = (None, Few::new(), 0);
         while let Some(rank) = wanted.lowest_rank(sharding, floor) {
             if self.ends_before(&best, rank) {
@@ -173,7 +173,7 @@ impl Upstream {
             wanted.gather(sharding, rank, &mut few);
             self.note_rank(rank, witness);
             witness.note("subset", || format!("{} copies there", few.len()));
-            if Best::offer(&mut best, pick(&few.group(), contest, &mut random, witness), rank) {
+            if Best::offer(&mut best, pick(&few.group(), &contest, &mut random, witness), rank) {
                 break;
             }
             floor = rank + 1;

@@ -1,0 +1,267 @@
+//! Compares routes, shards, rings and calls by key with `vectors/`; see the README there for how to change them.
+
+#![allow(clippy::unwrap_used, reason = "a test that panics has found something")]
+
+use std::sync::Arc;
+
+use fairmesh_model::{
+    Location, Region, Regions, Role, RoundTrips, ShardKey,
+    arith::Generator,
+    spec::{EndpointsSpec, PolicySpec, ServiceSpec, ShardMapSpec, TopologySpec},
+};
+use fairmesh_router::{Ask, Facts, RequestView, Shards, Upstream};
+use serde_json::{Value, json};
+
+#[path = "../../../vectors/support.rs"]
+mod support;
+
+use support::{check, hex};
+
+const CLIENT: u64 = 0x0123_4567_89ab_cdef;
+
+fn read<T: serde::de::DeserializeOwned>(document: &Value) -> T {
+    serde_json::from_value(document.clone()).unwrap()
+}
+
+/// What a vector says of a fleet; parts that are `null` have their defaults.
+#[derive(Clone)]
+struct Fleet {
+    kind: &'static str,
+    policy: Value,
+    endpoints: Value,
+    topology: Value,
+    shard_map: Value,
+}
+
+impl Fleet {
+    fn compile(&self) -> Upstream {
+        let service = json!({"name": "shop/cart", "type": self.kind, "protocol": "http1"});
+        let (name, service) = read::<ServiceSpec>(&service).plan().unwrap();
+        let (_, policy) = read::<PolicySpec>(&self.policy).plan().unwrap();
+        let (_, endpoints) = read::<EndpointsSpec>(&self.endpoints).plan().unwrap();
+        let (regions, round_trips) = match &self.topology {
+            Value::Null => (Regions::default(), RoundTrips::default()),
+            topology => read::<TopologySpec>(topology).plan().unwrap(),
+        };
+        let shards = (!self.shard_map.is_null()).then(|| {
+            let (_, map) = read::<ShardMapSpec>(&self.shard_map).plan().unwrap();
+            Arc::new(Shards::compile(&map))
+        });
+        let location = Location::in_region(Region::new("eu").unwrap());
+        let facts = Facts {
+            name: &name,
+            service: &service,
+            policy: &policy,
+            endpoints: &endpoints,
+            shards: shards.as_ref(),
+            location: &location,
+            regions: &regions,
+            round_trips: &round_trips,
+            client: CLIENT,
+        };
+        Upstream::compile(&facts, None)
+    }
+
+    fn write(&self) -> Value {
+        json!({
+            "caller": {"region": "eu", "client": hex(CLIENT)}, "type": self.kind, "policy": self.policy,
+            "endpoints": self.endpoints, "topology": self.topology, "shardMap": self.shard_map,
+        })
+    }
+}
+
+/// The instance picked, or the refusal in a word.
+fn picked(upstream: &Upstream, ask: &Ask<'_>, seed: u64) -> Value {
+    match upstream.pick(ask, 0, seed) {
+        Ok(picked) => json!(upstream.target(picked.index).instance),
+        Err(refused) => {
+            let word = format!("{refused:?}");
+            json!({"refused": word.split([' ', '{', '(']).next()})
+        }
+    }
+}
+
+fn endpoints(list: &[(&str, &str, &str, u32)]) -> Value {
+    let endpoint = |&(instance, region, state, weight): &(&str, &str, &str, u32)| json!({"instance": instance, "address": "10.0.0.1:80", "region": region, "state": state, "weight": weight});
+    json!({"service": "shop/cart", "endpoints": list.iter().map(endpoint).collect::<Vec<_>>()})
+}
+
+fn topology() -> Value {
+    json!({
+        "regions": [{"name": "eu"}, {"name": "near"}, {"name": "us", "draining": true}, {"name": "asia"}, {"name": "moon"}],
+        "roundTrips": [
+            {"between": ["eu", "near"], "rtt": "5ms"}, {"between": ["eu", "us"], "rtt": "36ms"},
+            {"between": ["asia", "eu"], "rtt": "200ms"},
+        ],
+    })
+}
+
+#[test]
+fn routes() {
+    let policy = json!({"service": "shop/cart", "routes": [
+        {"name": "exact", "match": {"path": {"exact": "/cart/items"}}},
+        {"name": "host", "match": {"hosts": ["api.example.org", "*.internal"], "path": {"prefix": "/cart"}}},
+        {"name": "canary", "match": {"headers": [{"name": "X-Canary", "prefix": "yes"}]},
+            "split": [{"service": "shop/cart", "weight": 90}, {"service": "shop/cart-next", "weight": 10}]},
+        {"name": "grpc", "match": {"grpc": {"service": "shop.v1.Cart", "method": "Add"}}},
+        {"name": "grpc-any", "match": {"grpc": {"service": "shop.v1.Cart"}}},
+        {"name": "write", "match": {"methods": ["POST", "PUT"], "path": {"prefix": "/cart"}},
+            "split": [{"service": "shop/off", "weight": 0}, {"service": "shop/writer", "weight": 3}]},
+        {"name": "cart", "match": {"path": {"prefix": "/cart/"}}},
+    ]});
+    let fleet = Fleet {
+        kind: "replicated",
+        policy: policy.clone(),
+        endpoints: endpoints(&[]),
+        topology: Value::Null,
+        shard_map: Value::Null,
+    };
+    let upstream = fleet.compile();
+    let requests = [
+        ("", "/cart/items", "GET", "", false),
+        ("", "/cart/items?x=/cart", "POST", "", false),
+        ("", "/cart/items/", "GET", "", false),
+        ("", "/cart", "GET", "", false),
+        ("", "/cartel", "GET", "", false),
+        ("API.example.org:8080", "/cart/a", "GET", "", false),
+        ("internal", "/cart/a", "GET", "", false),
+        ("a.b.INTERNAL", "/cart/a", "GET", "", false),
+        ("xinternal", "/cart/a", "GET", "", false),
+        ("", "/", "GET", "yes, please", false),
+        ("", "/", "GET", "no", false),
+        ("", "*", "OPTIONS", "", false),
+        ("", "/shop.v1.Cart/Add", "POST", "", true),
+        ("", "/shop.v1.Cart/Remove", "POST", "", true),
+        ("", "/shop.v1.Cart/Add", "POST", "", false),
+        ("", "/cart/x", "PUT", "", false),
+    ];
+    let cases = requests.into_iter().map(|(host, path, method, canary, grpc)| {
+        let headers: Vec<(String, String)> = match canary {
+            "" => Vec::new(),
+            value => vec![("x-canary".into(), value.into())],
+        };
+        let request = RequestView { host, path, method, headers: &headers, grpc };
+        let targets: Vec<_> = (0..8).map(|seed| json!(upstream.route(&request, seed).target)).collect();
+        json!({
+            "host": host, "path": path, "method": method, "headers": headers, "grpc": grpc,
+            "route": upstream.route(&request, 0).route, "target_by_seed_0_to_7": targets,
+        })
+    });
+    check("routes.json", &[("policy", vec![policy]), ("requests", cases.collect())]);
+}
+
+#[test]
+fn shards() {
+    let mut random = Generator::new(5);
+    let mut wide: Vec<u128> = (0..40).map(|i| u128::from(random.next()) << (i * 3 % 65)).collect();
+    wide.extend([0, 1 << 64, (1 << 64) + 1, (1 << 64) + 2]);
+    wide.sort_unstable();
+    wide.dedup();
+    let maps = [(vec![0, 100, 200, 300, 400, 500], Some(900)), (wide, None)];
+    let cases = maps.into_iter().map(|(starts, end): (Vec<u128>, Option<u128>)| {
+        let shards: Vec<_> =
+            starts.iter().zip(0..).map(|(start, id)| json!({"id": id, "start": start.to_string()})).collect();
+        let end = end.map_or("max".to_owned(), |end| end.to_string());
+        let map = json!({"service": "shop/cart", "interval": {"start": 0, "end": end}, "shards": shards});
+        let compiled = Shards::compile(&read::<ShardMapSpec>(&map).plan().unwrap().1);
+        let around = starts.iter().flat_map(|&start| [start.saturating_sub(1), start, start + 1]);
+        let look_ups = around.chain([618, 899, 900, u128::MAX]).map(|key| {
+            let shard = compiled.locate(ShardKey(key)).map(|located| located.shard.0);
+            json!([key.to_string(), shard])
+        });
+        json!({"map": map, "key_and_shard": look_ups.collect::<Vec<_>>()})
+    });
+    check("shards.json", &[("maps", cases.collect())]);
+}
+
+#[test]
+fn rings() {
+    let everywhere = [
+        ("a", "eu", "serving", 1000),
+        ("b", "eu", "draining", 1000),
+        ("c", "near", "serving", 2000),
+        ("d", "us", "serving", 1000),
+        ("e", "asia", "serving", 1000),
+        ("f", "moon", "serving", 500),
+        ("g", "eu", "starting", 1000),
+        ("h", "asia", "lost", 1000),
+        ("i", "near", "serving", 1000),
+    ];
+    let policy = |locality: Value, subset: u32| json!({"service": "shop/cart", "locality": locality, "balancing": {"subset": subset}});
+    let default = policy(json!({}), 20);
+    let without = |regions: &[&str]| -> Vec<_> {
+        everywhere.into_iter().filter(|endpoint| !regions.contains(&endpoint.1)).collect()
+    };
+    let unwell: Vec<_> = everywhere.into_iter().filter(|endpoint| endpoint.2 != "serving").collect();
+    let cases = [
+        (everywhere.to_vec(), default.clone()),
+        (everywhere.to_vec(), policy(json!({"rings": ["1ms", "any"]}), 20)),
+        (everywhere.to_vec(), policy(json!({"localOnly": true}), 20)),
+        (everywhere.to_vec(), policy(json!({}), 2)),
+        (without(&["eu", "near"]), default.clone()),
+        (without(&["eu", "near", "asia", "moon"]), default.clone()),
+        (without(&["eu", "near", "asia"]), policy(json!({"rings": ["35ms"]}), 20)),
+        (without(&["eu"]), policy(json!({"localOnly": true}), 20)),
+        (unwell, default.clone()),
+        (Vec::new(), default),
+    ];
+    let cases = cases.into_iter().map(|(list, policy)| {
+        let fleet =
+            Fleet { kind: "replicated", policy, endpoints: endpoints(&list), topology: topology(), shard_map: Value::Null };
+        let upstream = fleet.compile();
+        let mut reach: Vec<_> = upstream
+            .candidates()
+            .map(|c| json!({"instance": c.target.instance, "ring": c.reach.ring, "draining": c.reach.draining, "in_subset": c.in_subset}))
+            .collect();
+        reach.sort_by_key(|endpoint| endpoint["instance"].to_string());
+        let picks: Vec<_> = (0..8).map(|seed| picked(&upstream, &Ask::default(), seed)).collect();
+        json!({"fleet": fleet.write(), "endpoints": reach, "picked_by_seed_0_to_7": picks})
+    });
+    check("rings.json", &[("cases", cases.collect())]);
+}
+
+#[test]
+fn calls_by_key() {
+    let list: Vec<_> = [
+        ("a", "eu"),
+        ("b", "eu"),
+        ("c", "near"),
+        ("d", "us"),
+        ("e", "asia"),
+        ("f", "eu"),
+        ("g", "eu"),
+        ("h", "eu"),
+    ]
+    .into_iter()
+    .zip([1000, 2000, 1000, 500, 1000, 1000, 3000, 1000])
+    .map(|((instance, region), weight)| (instance, region, "serving", weight))
+    .collect();
+    let replica = |instance: &str, role: &str, state: &str| json!({"instance": instance, "region": "eu", "role": role, "state": state});
+    let map = json!({"service": "shop/cart", "version": 3, "interval": {"start": 0, "end": 900}, "shards": [
+        {"id": 4, "start": 0, "replicas": [replica("d", "primary", "serving"), replica("e", "secondary", "serving")]},
+        {"id": 5, "start": 500, "replicas": [
+            replica("a", "primary", "stopping"), replica("b", "primary", "starting"), replica("c", "secondary", "serving"),
+            replica("f", "secondary", "serving"), replica("g", "secondary", "serving"), replica("a", "secondary", "serving"),
+            replica("h", "secondary", "serving"), replica("b", "secondary", "serving")]},
+    ]});
+    let policy = json!({"service": "shop/cart"});
+    let sharded =
+        Fleet { kind: "sharded", policy, endpoints: endpoints(&list), topology: topology(), shard_map: map };
+    let hashed = Fleet { kind: "consistent-hash", shard_map: Value::Null, ..sharded.clone() };
+    let calls = |fleet: &Fleet, keys: &[Option<u128>], roles: &[Option<&str>]| {
+        let upstream = fleet.compile();
+        let case = |(key, role): (Option<u128>, Option<&str>)| {
+            let role = role.map(|role| Role::new(role).unwrap());
+            let ask = Ask { key: key.map(ShardKey), role: role.as_ref(), avoid: &[] };
+            let picks: Vec<_> = (0..8).map(|seed| picked(&upstream, &ask, seed)).collect();
+            json!({"key": key.map(|key| key.to_string()), "role": role, "picked_by_seed_0_to_7": picks})
+        };
+        let asked = keys.iter().flat_map(|&key| roles.iter().map(move |&role| (key, role)));
+        json!({"fleet": fleet.write(), "calls": asked.map(case).collect::<Vec<_>>()})
+    };
+    let roles = [None, Some("primary"), Some("secondary"), Some("unheard")];
+    let keys: Vec<_> = (0..30).map(|key| Some(key * 1_000_003)).chain([None, Some(u128::MAX)]).collect();
+    let cases =
+        vec![calls(&sharded, &[Some(618), Some(3), Some(900), None], &roles), calls(&hashed, &keys, &[None])];
+    check("keys.json", &[("cases", cases)]);
+}
