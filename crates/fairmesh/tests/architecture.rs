@@ -1,5 +1,7 @@
 //! Keeps the direction of dependencies: which crate may know which, and that what decides is pure.
 
+#![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,

@@ -1,6 +1,8 @@
 //! The real binary, as people and programs use it: a control plane of its own for each test, on a Unix socket in a
 //! temporary folder, so that tests run side by side.
 
+#![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
+
 mod cli {
     pub(crate) mod changes;
     pub(crate) mod endpoints;
