@@ -96,9 +96,14 @@ pub(crate) struct Mesh {
 }
 
 impl Mesh {
+    /// A folder in which nothing runs.
+    pub(crate) fn empty() -> Self {
+        Self { folder: tempfile::tempdir().unwrap(), control: None }
+    }
+
     /// A control plane with an empty store, ready for calls.
     pub(crate) fn start() -> Self {
-        let mut mesh = Self { folder: tempfile::tempdir().unwrap(), control: None };
+        let mut mesh = Self::empty();
         mesh.start_control();
         mesh
     }
