@@ -100,6 +100,9 @@ impl Subscriptions {
         update.snapshots.retain(|snapshot| self.asked.contains_key(&snapshot.prefix));
         update.resumed.retain(|prefix| self.asked.contains_key(prefix));
         self.check(update, refuse_lagging)?;
+        // What is acknowledged before it was sent does not count with the sender. A reader that holds more than its
+        // upstream does so when it connects, and must say it again once it is sent.
+        self.acked = None;
         for prefix in update.snapshots.iter().map(|snapshot| &snapshot.prefix).chain(&update.resumed) {
             if let Some(asked) = self.asked.get_mut(prefix) {
                 asked.live = true;
@@ -136,4 +139,37 @@ impl Subscriptions {
 
 fn request(kind: Kind) -> v1::WatchRequest {
     v1::WatchRequest { kind: Some(kind) }
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::StoreId;
+
+    use super::*;
+
+    fn at(number: u64) -> Revision {
+        Revision { store: StoreId(1), partition: 0, number }
+    }
+
+    fn acks(subscriptions: &mut Subscriptions, wanted: &Wanted) -> usize {
+        let mut outbox = VecDeque::new();
+        subscriptions.reconcile(wanted, &mut outbox);
+        outbox.iter().filter(|ask| matches!(ask.kind, Some(Kind::Applied(_)))).count()
+    }
+
+    #[test]
+    fn what_was_acknowledged_before_it_was_sent_is_acknowledged_again_after() {
+        let prefix = Prefix::new("/a/").unwrap();
+        let wish = Wish { number: 1, held: Some(at(7)) };
+        let prefixes = [(prefix.clone(), wish)].into();
+        let wanted = Wanted { prefixes, ack: Some(at(7)), changes: 1 };
+        let mut subscriptions = Subscriptions::default();
+        subscriptions.disconnected();
+        assert_eq!(acks(&mut subscriptions, &wanted), 1);
+        assert_eq!(acks(&mut subscriptions, &wanted), 0, "said once is enough");
+
+        let mut resumed = Update { resumed: vec![prefix], ..Update::empty(at(7)) };
+        subscriptions.note(&mut resumed, false).unwrap();
+        assert_eq!(acks(&mut subscriptions, &wanted), 1);
+    }
 }
