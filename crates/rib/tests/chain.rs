@@ -242,7 +242,7 @@ impl Chain {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 3000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn a_reader_behind_an_agent_ends_with_the_stores_part(steps in prop::collection::vec(step(), 1..80)) {

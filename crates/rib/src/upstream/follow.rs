@@ -24,6 +24,7 @@ use super::{
     collect::{Collector, Event},
     subscriptions::{Lag, Subscriptions},
 };
+use crate::server::MAX_PREFIXES;
 
 /// How long a connected upstream may take to begin its answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -155,7 +156,7 @@ impl<S: Sink> Follower<S> {
     ) -> Result<std::convert::Infallible, Ended> {
         let (mut outbox, mut collector) = (VecDeque::new(), Collector::default());
         self.subscriptions.disconnected();
-        self.subscriptions.reconcile(&self.shared.lock(), &mut outbox);
+        self.reconcile(&mut outbox);
         loop {
             tokio::select! {
                 permit = asks.reserve(), if !outbox.is_empty() => match (permit, outbox.pop_front()) {
@@ -168,10 +169,18 @@ impl<S: Sink> Follower<S> {
                         self.take(event)?;
                     }
                 }
-                () = self.shared.changed.notified() => {
-                    self.subscriptions.reconcile(&self.shared.lock(), &mut outbox);
-                }
+                () = self.shared.changed.notified() => self.reconcile(&mut outbox),
             }
+        }
+    }
+
+    fn reconcile(&mut self, outbox: &mut VecDeque<v1::WatchRequest>) {
+        let left_out = self.subscriptions.reconcile(&self.shared.lock(), outbox);
+        for prefix in left_out {
+            self.sink.refused(
+                &prefix,
+                &format!("one watch holds {MAX_PREFIXES} prefixes; follow folders further up"),
+            );
         }
     }
 

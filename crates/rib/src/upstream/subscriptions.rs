@@ -4,7 +4,7 @@ use fairmesh_model::{Cursor, Prefix, Revision};
 use fairmesh_wire::v1::{self, watch_request::Kind};
 
 use super::{Wanted, Wish};
-use crate::{Update, covering};
+use crate::{Update, covering, server::MAX_PREFIXES};
 
 /// What was asked for, and how far each prefix is followed. Outlives connections.
 #[derive(Debug, Default)]
@@ -48,26 +48,37 @@ impl Subscriptions {
         (self.acked, self.compared) = (None, None);
     }
 
-    /// What to ask for so that what was asked is what is wanted.
-    pub(super) fn reconcile(&mut self, wanted: &Wanted, outbox: &mut VecDeque<v1::WatchRequest>) {
+    /// What to ask for so that what was asked is what is wanted. Returns the prefixes for which one watch has no room;
+    /// asking for them would end it.
+    pub(super) fn reconcile(
+        &mut self,
+        wanted: &Wanted,
+        outbox: &mut VecDeque<v1::WatchRequest>,
+    ) -> Vec<Prefix> {
+        let mut left_out = Vec::new();
         if self.compared.replace(wanted.changes) != Some(wanted.changes) {
-            self.compare(wanted, outbox);
+            left_out = self.compare(wanted, outbox);
         }
         if let Some(ack) = wanted.ack.filter(|ack| self.acked != Some(*ack)) {
             self.acked = Some(ack);
             outbox.push_back(request(Kind::Applied(Cursor::at(ack).into())));
         }
+        left_out
     }
 
-    fn compare(&mut self, wanted: &Wanted, outbox: &mut VecDeque<v1::WatchRequest>) {
+    fn compare(&mut self, wanted: &Wanted, outbox: &mut VecDeque<v1::WatchRequest>) -> Vec<Prefix> {
         let gone: Vec<Prefix> =
             self.asked.keys().filter(|prefix| !wanted.prefixes.contains_key(*prefix)).cloned().collect();
         for prefix in gone {
             self.asked.remove(&prefix);
             outbox.push_back(request(Kind::Unsubscribe(prefix.to_string())));
         }
-        let mut subscribes = Vec::new();
+        let (mut subscribes, mut left_out) = (Vec::new(), Vec::new());
         for (prefix, wish) in &wanted.prefixes {
+            if self.asked.len() >= MAX_PREFIXES && !self.asked.contains_key(prefix) {
+                left_out.push(prefix.clone());
+                continue;
+            }
             if let Some(held) = self.ask(prefix, *wish) {
                 let from = held.map(|revision| Cursor::at(revision).into());
                 subscribes.push(v1::Subscribe { prefix: prefix.to_string(), from, more: true });
@@ -77,6 +88,7 @@ impl Subscriptions {
             last.more = false;
         }
         outbox.extend(subscribes.into_iter().map(|subscribe| request(Kind::Subscribe(subscribe))));
+        left_out
     }
 
     /// From where to ask for a prefix; `None` where that was done.

@@ -7,8 +7,8 @@ mod support;
 mod traffic;
 
 use fairmesh_model::StoreId;
-use fairmesh_rib::{Node, Table};
-use support::{Memory, Reader, Server, copy, prefix};
+use fairmesh_rib::{Node, Table, server::MAX_PREFIXES};
+use support::{Got, Memory, Reader, Server, copy, prefix};
 
 /// A socket path that lives as long as the test.
 fn socket() -> (tempfile::TempDir, String) {
@@ -175,5 +175,33 @@ async fn an_upstream_that_lags_behind_is_left_until_it_caught_up() {
             break;
         }
     }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn one_prefix_too_many_is_refused_and_takes_nothing_from_the_others() {
+    let memory = Memory::new(1);
+    memory.put(&[("/0001/1", "x"), ("/9999/1", "x")]);
+    let server = Server::start(memory, "127.0.0.1:0").await;
+    let mut reader = Reader::start(&[&server.address], true);
+    for i in 0..MAX_PREFIXES {
+        reader.handle.subscribe(prefix(&format!("/{i:04}/")));
+    }
+    reader.handle.subscribe(prefix("/9999/"));
+    let (mut arrived, mut refused) = (0, 0);
+    while arrived < MAX_PREFIXES || refused == 0 {
+        match reader.got().await {
+            Got::Update(update) => arrived += update.snapshots.len(),
+            Got::Refused(which, _) => {
+                assert_eq!(which, prefix("/9999/"));
+                refused += 1;
+            }
+        }
+    }
+    assert_eq!(reader.copy, copy(&[("/0001/1", "x")]));
+    // A place that is given up is taken.
+    reader.handle.unsubscribe(&prefix("/0000/"));
+    reader.update().await;
+    assert_eq!(reader.copy, copy(&[("/0001/1", "x"), ("/9999/1", "x")]));
     server.stop().await;
 }

@@ -1,0 +1,127 @@
+//! What a node takes that follows another one.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use fairmesh_model::{Prefix, Revision, StoreId};
+
+use super::{Inner, Node};
+use crate::{Entry, Snapshot, Update};
+
+/// An upstream offered less than what is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the upstream is at revision {offered} and this copy at {held}; it is kept until an upstream catches up"
+)]
+pub struct Behind {
+    /// The last number that the node applied.
+    pub held: u64,
+    /// What the upstream offered.
+    pub offered: u64,
+}
+
+impl Node {
+    /// Takes what a replica's upstream sent, as one change; returns the keys that changed.
+    ///
+    /// Another store's update replaces all that is held. A snapshot says what is there and not how it came to be so, so
+    /// the log starts anew with it: watchers that return from before it get snapshots.
+    ///
+    /// # Errors
+    /// When the update is older than what the node holds of this store: the caller should find a better upstream.
+    pub fn absorb(&self, update: Update) -> Result<Vec<Arc<str>>, Behind> {
+        let mut inner = self.lock();
+        let number = update.revision.number;
+        if inner.store != update.revision.store {
+            inner.replace_store(update.revision.store);
+        } else if number < inner.table.revision() {
+            return Err(Behind { held: inner.table.revision(), offered: number });
+        }
+        let anew = !update.snapshots.is_empty();
+        let mut keys = Vec::new();
+        for snapshot in update.snapshots {
+            inner.replace(snapshot.prefix, snapshot.entries, number, &mut keys);
+        }
+        for (key, entry) in update.puts.into_iter().map(|(key, entry)| (key, Some(entry))) {
+            inner.set(number, key, entry, &mut keys);
+        }
+        for key in update.deletes {
+            inner.set(number, key, None, &mut keys);
+        }
+        inner.table.advance(number);
+        if anew {
+            inner.table.compact_before(number);
+        }
+        inner.touched(&keys);
+        self.announce(&inner);
+        Ok(keys)
+    }
+
+    /// Replaces what is below `prefix` by what another node holds there at `revision`; returns the keys that changed.
+    ///
+    /// # Errors
+    /// As [`Node::absorb`].
+    pub fn replace(
+        &self,
+        prefix: Prefix,
+        entries: Vec<(Arc<str>, Entry)>,
+        revision: Revision,
+    ) -> Result<Vec<Arc<str>>, Behind> {
+        let snapshot = Snapshot { prefix, entries, age: Duration::ZERO };
+        self.absorb(Update { snapshots: vec![snapshot], ..Update::empty(revision) })
+    }
+
+    /// Takes copies from disk, which may have been saved at different revisions of one store: the node stands at the
+    /// earliest, `revision`, and only watchers that stand at the latest, `floor`, or after it can resume.
+    pub fn restore(
+        &self,
+        revision: Revision,
+        floor: u64,
+        entries: impl IntoIterator<Item = (Arc<str>, Entry)>,
+    ) {
+        let mut inner = self.lock();
+        inner.replace_store(revision.store);
+        inner.table.restore(revision.number, floor, entries);
+        self.announce(&inner);
+    }
+
+    /// Drops what is below a prefix that nobody follows any more, but for keys that `kept` claims.
+    pub fn forget(&self, prefix: &Prefix, kept: impl Fn(&str) -> bool) {
+        let mut inner = self.lock();
+        let gone: Vec<_> =
+            inner.table.below(prefix).map(|(key, _)| key.clone()).filter(|key| !kept(key)).collect();
+        gone.iter().for_each(|key| inner.table.forget(key));
+    }
+}
+
+impl Inner {
+    fn replace_store(&mut self, store: StoreId) {
+        self.store = store;
+        self.table.restore(0, 0, []);
+        let woken = self.hub.reset();
+        self.wake(woken);
+    }
+
+    /// Makes what is below `prefix` equal to `entries`, touching only what differs.
+    fn replace(
+        &mut self,
+        prefix: Prefix,
+        entries: Vec<(Arc<str>, Entry)>,
+        number: u64,
+        changed: &mut Vec<Arc<str>>,
+    ) {
+        let mut gone: BTreeSet<_> = self.table.below(&prefix).map(|(key, _)| key.clone()).collect();
+        for (key, entry) in entries {
+            gone.remove(&key);
+            if self.table.get(&key) != Some(&entry) {
+                self.set(number, key, Some(entry), changed);
+            }
+        }
+        for key in gone {
+            self.set(number, key, None, changed);
+        }
+    }
+
+    fn set(&mut self, number: u64, key: Arc<str>, entry: Option<Entry>, changed: &mut Vec<Arc<str>>) {
+        changed.push(key.clone());
+        self.table.set(number, key, entry);
+    }
+}
