@@ -62,7 +62,7 @@ pub(crate) enum Kind {
     /// Shard moves under way.
     #[value(alias = "move")]
     Moves,
-    /// Who watches the endpoints of a service, and how far each has applied them.
+    /// Who watches the endpoints of services, and how far each has applied them.
     #[value(alias = "watcher")]
     Watchers,
 }
@@ -73,10 +73,10 @@ impl Kind {
         match self {
             Self::Services => EVERY_KIND,
             Self::Endpoints | Self::Regions => &["endpoints"],
+            Self::Watchers => &["services"],
             Self::Policies => &["policies"],
             Self::Shards => &["shards"],
             Self::Moves => &["moves"],
-            Self::Watchers => &[],
         }
     }
 }
@@ -90,9 +90,6 @@ pub(crate) async fn run(args: GetArgs) -> Result<ExitCode, Failure> {
 }
 
 async fn list(connection: &Connection, args: &GetArgs) -> Result<Listing, Failure> {
-    if args.kind == Kind::Watchers {
-        return fleet::watchers(connection, args.service.as_ref()).await;
-    }
     let scope = match (&args.service, &args.tenant) {
         (Some(service), _) => Scope::Service(service.clone()),
         (None, Some(tenant)) => Scope::Tenant(tenant.clone()),
@@ -109,7 +106,7 @@ async fn list(connection: &Connection, args: &GetArgs) -> Result<Listing, Failur
         },
         Kind::Regions => fleet::regions(&view),
         Kind::Moves => fleet::moves(connection, &view).await?,
-        Kind::Watchers => Listing::default(),
+        Kind::Watchers => fleet::watchers(connection, &view).await?,
     })
 }
 

@@ -118,3 +118,14 @@ fn a_watched_file_is_a_source_of_endpoints() {
     control.kill().unwrap();
     control.wait().unwrap();
 }
+
+#[test]
+fn whoever_watches_endpoints_is_listed() {
+    let mesh = shop_with_servers();
+    assert_eq!(mesh.run(&["get", "watchers", "--json"]).json(), json!([]));
+    mesh.while_watching("/t/shop/endpoints/catalog/", || {
+        let watchers = mesh.run(&["get", "watchers", "--json"]).json();
+        assert_eq!((&watchers[0]["software"], &watchers[0]["services"]), (&json!("test"), &json!(1)));
+        assert_eq!(mesh.run(&["get", "watchers", "shop/cart", "--json"]).json(), json!([]));
+    });
+}

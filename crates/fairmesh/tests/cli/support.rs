@@ -13,9 +13,10 @@ use std::{
 use fairmesh_wire::{
     handshake,
     transport::Address,
-    v1::{Endpoint, Location, RegisterRequest, Registration},
+    v1::{Endpoint, Location, RegisterRequest, Registration, Subscribe, WatchRequest, watch_request},
 };
 use tempfile::TempDir;
+use tokio_stream::StreamExt;
 
 /// Declares a sharded service, a plain one, and where things are.
 pub(crate) const SHOP: &str = "\
@@ -185,13 +186,27 @@ impl Mesh {
         };
         let registration =
             Registration { service: service.into(), endpoint: Some(endpoint), declaration: None };
-        let address: Address = self.address().parse().unwrap();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
-            let connection = handshake::connect(&address, "test").await.unwrap();
-            let request = RegisterRequest { registrations: vec![registration] };
-            connection.registry().register(request).await.unwrap();
+        let request = RegisterRequest { registrations: vec![registration] };
+        runtime().block_on(async { self.connect().await.registry().register(request).await.unwrap() });
+    }
+
+    /// Does something while a program called `test` watches a prefix.
+    pub(crate) fn while_watching(&self, prefix: &str, something: impl FnOnce()) {
+        let subscribe = Subscribe { prefix: prefix.into(), ..Subscribe::default() };
+        let request = WatchRequest { kind: Some(watch_request::Kind::Subscribe(subscribe)) };
+        let requests = tokio_stream::once(request).chain(tokio_stream::pending());
+        let runtime = runtime();
+        let _watch = runtime.block_on(async {
+            let mut watch = self.connect().await.rib().watch(requests).await.unwrap().into_inner();
+            watch.message().await.unwrap().expect("a snapshot");
+            watch
         });
+        something();
+    }
+
+    async fn connect(&self) -> handshake::Connection {
+        let address: Address = self.address().parse().unwrap();
+        handshake::connect(&address, "test").await.unwrap()
     }
 }
 
@@ -202,6 +217,10 @@ impl Drop for Mesh {
             let _ = child.wait();
         }
     }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
 }
 
 /// Sends a signal by name, such as `TERM`.

@@ -1,5 +1,7 @@
 //! What is not of one service: regions, moves, watchers.
 
+use std::collections::BTreeMap;
+
 use fairmesh_model::{
     Prefix, Region, ServiceName, ShardMove,
     spec::{Document, Plan, write_duration},
@@ -110,19 +112,31 @@ pub(crate) async fn add_moves(
     Ok(())
 }
 
-/// One row a watcher of a service's endpoints, or of anything.
-pub(super) async fn watchers(
-    connection: &Connection,
-    service: Option<&ServiceName>,
-) -> Result<Listing, Failure> {
-    let prefix = service.map_or_else(Prefix::everything, |name| Prefix::endpoints(name, None));
-    let request = WatchersRequest { prefix: prefix.to_string() };
-    let mut listing = Listing::new(&["WATCHER", "IDENTITY", "APPLIED"]);
-    for watcher in connection.rib().watchers(request).await?.into_inner().watchers {
-        listing.add(
-            vec![watcher.software.clone(), watcher.identity.clone(), watcher.applied.to_string()],
-            json!({ "software": watcher.software, "identity": watcher.identity, "applied": watcher.applied }),
-        );
+/// What is known of watchers with one name.
+struct Watching {
+    applied: u64,
+    services: usize,
+}
+
+/// One row a watcher of the endpoints of these services, with the oldest revision that it has applied of them.
+pub(super) async fn watchers(connection: &Connection, view: &View) -> Result<Listing, Failure> {
+    let mut found: BTreeMap<(String, String), Watching> = BTreeMap::new();
+    let mut rib = connection.rib();
+    for name in view.services.keys() {
+        let request = WatchersRequest { prefix: Prefix::endpoints(name, None).to_string() };
+        for watcher in rib.watchers(request).await?.into_inner().watchers {
+            let one = found
+                .entry((watcher.software, watcher.identity))
+                .or_insert(Watching { applied: watcher.applied, services: 0 });
+            one.applied = one.applied.min(watcher.applied);
+            one.services += 1;
+        }
+    }
+    let mut listing = Listing::new(&["WATCHER", "IDENTITY", "APPLIED", "SERVICES"]);
+    for ((software, identity), Watching { applied, services }) in found {
+        let item =
+            json!({ "software": software, "identity": identity, "applied": applied, "services": services });
+        listing.add(vec![software, identity, applied.to_string(), services.to_string()], item);
     }
     Ok(listing)
 }
