@@ -93,10 +93,11 @@ impl<S: Sink> Follower<S> {
     fn ended(&mut self, address: &Address, ended: &Ended, state: &watch::Sender<State>) -> Duration {
         let was = state.borrow().clone();
         let failures = if was.connected { 1 } else { was.failures.saturating_add(1) };
-        if was.connected || was.failures == 0 {
-            tracing::warn!(%address, reason = %ended, "lost the upstream; serving what is held");
-        } else {
-            tracing::debug!(%address, reason = %ended, failures, "no upstream yet");
+        // Said once when it begins; the rest is for whoever looks closely.
+        match (was.connected, was.failures) {
+            (true, _) => tracing::warn!(%address, reason = %ended, "lost the upstream; keeping what is held"),
+            (false, 0) => tracing::warn!(%address, reason = %ended, "no upstream answers; trying on"),
+            (false, _) => tracing::debug!(%address, reason = %ended, failures, "no upstream answers"),
         }
         let since = if was.connected { Instant::now() } else { was.since };
         let error = Some(ended.to_string());
