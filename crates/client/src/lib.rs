@@ -33,6 +33,8 @@ mod transport;
 
 pub use body::Body;
 pub use core::CallContext;
+pub use fairmesh_model::{InstanceId, Invalid, Location, Protocol, Region, ServiceName, ShardId, ShardKey};
+pub use fairmesh_wire::transport::Address;
 pub use fault::{BoxError, Fault, FaultKind, Origin, Retry};
 pub use mesh::{Mesh, MeshBuilder};
 pub use service::ServiceHandle;

@@ -32,8 +32,6 @@ fn folder(variable: &str) -> Option<PathBuf> {
     env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())
 }
 
-#[allow(unsafe_code, reason = "geteuid takes nothing, changes nothing and cannot fail")]
 fn is_root() -> bool {
-    // SAFETY: it only returns a number that the kernel keeps for this process.
-    unsafe { libc::geteuid() == 0 }
+    rustix::process::geteuid().is_root()
 }
