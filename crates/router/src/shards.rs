@@ -18,12 +18,12 @@ pub struct Shards {
     interval: KeyRange,
     len: u32,
     scale: Scale,
-    /// Lines of a block before its copies.
-    header: usize,
     tree: Tree,
     /// The line at which each block starts.
     blocks: Box<[u32]>,
     lines: Box<[Line]>,
+    /// Two lines a block, or none where the scale cuts nothing off.
+    rests: Box<[Line]>,
     holdings: Box<[Holding]>,
 }
 
@@ -118,16 +118,17 @@ impl Shards {
             return None;
         }
         let (word, rest) = self.scale.split(key);
-        let block = self.tree.find(word, rest);
-        let line = self.blocks[block] as usize;
-        let lines = &self.lines[line..line + self.header];
-        let inside = (self.len as usize - block * FAN_OUT).min(FAN_OUT);
-        let place = block::count(lines, word, rest).min(inside).saturating_sub(1);
-        let entry = block::entry(lines, place);
+        let number = self.tree.find(word, rest);
+        let line = self.blocks[number] as usize;
+        let header = self.lines.get(line..)?.first_chunk::<{ block::HEADER }>()?;
+        let rests = self.rests.get(number * 2..number * 2 + 2);
+        let inside = (self.len as usize - number * FAN_OUT).min(FAN_OUT);
+        let place = block::count(header, rests, word, rest).min(inside).saturating_sub(1);
+        let entry = block::entry(header, place);
         Some(Located {
             shard: ShardId((entry >> 32) as u32),
-            position: (block * FAN_OUT + place) as u32,
-            line: (line + self.header) as u32,
+            position: (number * FAN_OUT + place) as u32,
+            line: (line + block::HEADER) as u32,
             from: (entry >> 12) as u32 & 0xf_ffff,
             len: entry as u32 & 0xfff,
         })
@@ -149,7 +150,7 @@ impl Shards {
 
     /// The memory that look-ups use, in bytes, without that of names.
     pub fn bytes(&self) -> usize {
-        size_of_val(&*self.lines) + size_of_val(&*self.blocks) + self.tree.bytes()
+        size_of_val(&*self.lines) + size_of_val(&*self.rests) + size_of_val(&*self.blocks) + self.tree.bytes()
     }
 }
 

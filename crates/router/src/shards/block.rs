@@ -1,31 +1,26 @@
-//! A block: the starts of sixteen shards, each with its entry, then the rests of the starts where the scale cuts any off,
-//! then the copies.
+//! A block: the starts of sixteen shards, each with its entry, then the copies.
 //!
-//! A line holds four starts and their four entries: whichever start is found, its entry came with it.
+//! A line holds four starts and their four entries: whichever start is found, its entry came with it. What the scale cuts
+//! off the starts lies apart, since it is hardly ever looked at.
 
 use fairmesh_model::{Shard, ShardId};
 
 use super::{
     Scale,
-    tree::{FAN_OUT, Line, lines},
+    tree::{FAN_OUT, Line, without_later},
 };
 
 /// Starts in a line.
 const STARTS: usize = 4;
-/// Lines of starts in a block.
-const START_LINES: usize = FAN_OUT / STARTS;
+/// Lines of starts and entries in a block, before its copies.
+pub(super) const HEADER: usize = FAN_OUT / STARTS;
 /// The most copies of one shard that are used.
 pub(super) const MOST_COPIES: usize = 0xfff;
-
-/// Lines of a block before its copies.
-pub(super) fn header(scale: Scale) -> usize {
-    START_LINES + if scale.has_rest() { 2 } else { 0 }
-}
 
 /// The header of a block of up to sixteen shards.
 pub(super) fn write(scale: Scale, shards: &[Shard], into: &mut Vec<Line>) {
     let first = into.len();
-    into.extend([Line::FULL; START_LINES]);
+    into.extend([Line::FULL; HEADER]);
     let mut from = 0;
     for (i, shard) in shards.iter().enumerate() {
         let copies = shard.replicas.len().min(MOST_COPIES) as u32;
@@ -34,9 +29,6 @@ pub(super) fn write(scale: Scale, shards: &[Shard], into: &mut Vec<Line>) {
         line[STARTS + i % STARTS] = pack(shard.id, from, copies);
         from += copies;
     }
-    if scale.has_rest() {
-        into.extend_from_slice(&lines(shards.iter().map(|shard| scale.split(shard.start).1)));
-    }
 }
 
 /// An entry: the id, then 20 bits where the shard's copies start among the block's, then 12 bits how many.
@@ -44,27 +36,21 @@ fn pack(id: ShardId, from: u32, copies: u32) -> u64 {
     u64::from(id.0) << 32 | u64::from(from) << 12 | u64::from(copies)
 }
 
-/// How many of a block's starts lie at or before the key.
+/// How many of a block's starts lie at or before the key; `rests` are the block's where there are any.
 #[inline]
-pub(super) fn count(header: &[Line], word: u64, rest: u64) -> usize {
-    let (starts, rests) = header.split_at(START_LINES);
+pub(super) fn count(header: &[Line; HEADER], rests: Option<&[Line]>, word: u64, rest: u64) -> usize {
     let mut n = 0;
-    for line in starts {
-        for start in &line.0[..STARTS] {
-            n += usize::from(*start <= word);
+    for i in 0..STARTS {
+        for line in header {
+            n += usize::from(line.0[i] <= word);
         }
     }
-    if !rests.is_empty() {
-        let start = |i: usize| starts[i / STARTS].0[i % STARTS];
-        while n > 0 && start(n - 1) == word && rests[(n - 1) / 8].0[(n - 1) % 8] > rest {
-            n -= 1;
-        }
-    }
-    n
+    let start = |i: usize| header[i / STARTS].0[i % STARTS];
+    without_later(n, start, rests, (word, rest))
 }
 
 /// The entry at `place`.
 #[inline]
-pub(super) fn entry(header: &[Line], place: usize) -> u64 {
+pub(super) fn entry(header: &[Line; HEADER], place: usize) -> u64 {
     header[place / STARTS].0[STARTS + place % STARTS]
 }

@@ -4,12 +4,13 @@ use fairmesh_model::{InstanceId, ReplicaState, Role, Shard, ShardMap};
 
 use super::{
     Holding, Scale, Shards, block,
-    tree::{FAN_OUT, Line, Tree},
+    tree::{FAN_OUT, Line, Tree, lines},
 };
 
 pub(super) fn compile(map: &ShardMap) -> Shards {
     let scale = scale(map);
-    let mut builder = Builder { scale, lines: Vec::new(), holdings: Vec::new(), known: HashMap::new() };
+    let mut builder =
+        Builder { scale, lines: Vec::new(), rests: Vec::new(), holdings: Vec::new(), known: HashMap::new() };
     let mut blocks = Vec::with_capacity(map.shards.len() / FAN_OUT + 1);
     let mut firsts = Vec::with_capacity(blocks.capacity());
     for shards in map.shards.chunks(FAN_OUT) {
@@ -22,10 +23,10 @@ pub(super) fn compile(map: &ShardMap) -> Shards {
         interval: map.interval,
         len: map.shards.len() as u32,
         scale,
-        header: block::header(scale),
         tree: Tree::new(&firsts, scale.has_rest()),
         blocks: blocks.into_boxed_slice(),
         lines: builder.lines.into_boxed_slice(),
+        rests: builder.rests.into_boxed_slice(),
         holdings: builder.holdings.into_boxed_slice(),
     }
 }
@@ -41,6 +42,7 @@ fn scale(map: &ShardMap) -> Scale {
 struct Builder<'a> {
     scale: Scale,
     lines: Vec<Line>,
+    rests: Vec<Line>,
     holdings: Vec<Holding>,
     known: HashMap<(&'a InstanceId, &'a Role, ReplicaState), u32>,
 }
@@ -50,6 +52,9 @@ impl<'a> Builder<'a> {
     fn push(&mut self, shards: &'a [Shard]) {
         block::write(self.scale, shards, &mut self.lines);
         self.push_copies(shards);
+        if self.scale.has_rest() {
+            self.rests.extend_from_slice(&lines(shards.iter().map(|shard| self.scale.split(shard.start).1)));
+        }
     }
 
     fn push_copies(&mut self, shards: &'a [Shard]) {

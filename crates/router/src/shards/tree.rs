@@ -81,8 +81,19 @@ pub(super) fn count(words: &[Line], rests: Option<&[Line]>, word: u64, rest: u64
     for i in 0..8 {
         n += usize::from(low[i] <= word) + usize::from(high[i] <= word);
     }
+    without_later(n, |i| words[i / 8].0[i % 8], rests, (word, rest))
+}
+
+/// Of `n` starts whose words do not lie after the key's, those that do not lie after it with their rests either.
+#[inline]
+pub(super) fn without_later(
+    mut n: usize,
+    start: impl Fn(usize) -> u64,
+    rests: Option<&[Line]>,
+    (word, rest): (u64, u64),
+) -> usize {
     if let Some(rests) = rests {
-        while n > 0 && words[(n - 1) / 8].0[(n - 1) % 8] == word && rests[(n - 1) / 8].0[(n - 1) % 8] > rest {
+        while n > 0 && start(n - 1) == word && rests[(n - 1) / 8].0[(n - 1) % 8] > rest {
             n -= 1;
         }
     }
