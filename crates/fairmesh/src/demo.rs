@@ -27,6 +27,7 @@ use self::{events::Pace, load::Load, report::Totals, running::Running, tally::Ta
     missing_debug_implementations,
     unreachable_pub,
     clippy::all,
+    clippy::too_many_lines,
     clippy::disallowed_methods
 )]
 mod v1 {
