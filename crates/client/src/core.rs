@@ -12,7 +12,7 @@ mod resolver;
 mod view;
 
 pub use budget::Budget;
-pub use call::{Call, Ending, Next, Start, Try, Undecided, no_view};
+pub use call::{Call, Ending, Moment, Next, Start, Try, Undecided, no_view};
 pub use clock::{Clock, nanos};
 pub use context::CallContext;
 pub use resolver::{Resolver, ResolverConfig};

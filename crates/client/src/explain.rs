@@ -60,19 +60,19 @@ impl ServiceHandle {
     /// # Errors
     /// Where `send` would fail before it came to a decision: see [`FaultKind`](crate::FaultKind).
     pub async fn explain<B>(&self, request: &Request<B>, seed: u64) -> Result<Report, Fault> {
-        let context = self.context(request.headers())?;
+        let context = self.inner.context(request.headers())?;
         let timeout = context.timeout.unwrap_or(send::FIRST_CONTACT);
         let headers = HeadersView(request.headers());
         let request = RequestView {
-            host: request.uri().authority().unwrap_or(&self.marks.authority).as_str(),
+            host: request.uri().authority().unwrap_or(&self.inner.marks.authority).as_str(),
             path: request.uri().path(),
             method: request.method().as_str(),
             headers: &headers,
             grpc: headers::is_grpc(request.headers()),
         };
         let ask = Ask { key: context.key, role: context.role.as_ref(), avoid: &[] };
-        let now = self.mesh.clock.now();
-        let asked = send::ready(&self.subscription, timeout).await?;
+        let now = self.inner.mesh.clock.now();
+        let asked = send::ready(&self.inner.subscription, timeout).await?;
         let mut report = Report { decisions: Vec::new(), endpoint: None, freshness: self.freshness() };
         if let View::Ready(ready) = &*asked {
             let explanation = ready.upstream.explain(&request, &ask, now, seed);
@@ -89,10 +89,10 @@ impl ServiceHandle {
     }
 
     fn freshness(&self) -> Freshness {
-        let state = self.mesh.resolver.state().borrow().clone();
+        let state = self.inner.mesh.resolver.state().borrow().clone();
         Freshness {
             connected: state.connected,
-            age: self.mesh.resolver.data_age(),
+            age: self.inner.mesh.resolver.data_age(),
             address: state.address,
             location: state.location,
             error: state.error,

@@ -10,11 +10,12 @@ use tokio::time::timeout_at;
 pub(crate) use self::request::View as HeadersView;
 use self::request::{Copy, Head};
 use crate::{
-    BoxError, CallContext, Fault, FaultKind, ServiceHandle,
+    BoxError, CallContext, Fault, FaultKind,
     body::{Body, is_unavailable},
-    core::{Call, Ending, Next, Start, Subscription, Try, Undecided, View, no_view},
+    core::{Call, Ending, Moment, Next, Start, Subscription, Try, Undecided, View, no_view},
     headers::{self, GRPC_STATUS, WRONG_SHARD},
     mesh::Shared,
+    service::Handle,
     stats::count,
     transport::{Line, Outgoing, Reply, SendError, Slot},
 };
@@ -23,11 +24,7 @@ use crate::{
 pub(crate) const FIRST_CONTACT: Duration = Duration::from_secs(15);
 
 /// Carries a call out. `body` was taken over already.
-pub(crate) async fn call(
-    handle: &ServiceHandle,
-    parts: Parts,
-    body: Outgoing,
-) -> Result<Response<Body>, Fault> {
+pub(crate) async fn call(handle: &Handle, parts: Parts, body: Outgoing) -> Result<Response<Body>, Fault> {
     let mesh = &handle.mesh;
     count(&mesh.counters.calls);
     let answered = carry_out(handle, mesh, parts, body).await;
@@ -38,7 +35,7 @@ pub(crate) async fn call(
 }
 
 async fn carry_out(
-    handle: &ServiceHandle,
+    handle: &Handle,
     mesh: &Shared,
     parts: Parts,
     body: Outgoing,
@@ -46,26 +43,29 @@ async fn carry_out(
     let now = mesh.clock.now();
     let context = handle.context(&parts.headers)?;
     let limit = headers::read_deadline(&parts.headers);
-    let first = [limit, context.timeout].into_iter().flatten().min().unwrap_or(FIRST_CONTACT);
-    let view = ready(&handle.subscription, first).await?;
+    let mut view = handle.subscription.view();
+    if !matches!(*view, View::Ready(_)) {
+        let first = [limit, context.timeout].into_iter().flatten().min().unwrap_or(FIRST_CONTACT);
+        view = ready(&handle.subscription, first).await?;
+    }
     let View::Ready(known) = &*view else {
         return Err(late(handle));
     };
     let head = Head::new(handle, parts);
     let start = Start { now, limit, seed: mesh.seed() };
-    let mut call = {
-        let headers = HeadersView(&head.headers);
-        Call::begin(&handle.subscription, known, &head.view(&headers), &context, start)
-    };
+    let headers = HeadersView(&head.headers);
+    let mut call = Call::begin(&handle.subscription, known, &head.view(&headers), &context, start);
+    let elsewhere = !Arc::ptr_eq(call.target(), &handle.subscription);
+    let refusable = elsewhere || known.upstream.protocol().is_multiplexed();
     drop(view);
-    let copy = Copy::of(&head, &body, call.may_retry() || context.key.is_some());
+    let copy = Copy::of(&head, &body, call.may_be_sent_twice(&context, refusable));
     let mut slot = Some(head.request(body));
     tries(handle, &context, &mut call, &mut slot, copy).await
 }
 
 /// Makes tries until one ends the call.
 async fn tries(
-    handle: &ServiceHandle,
+    handle: &Handle,
     context: &CallContext,
     call: &mut Call<Line>,
     slot: &mut Slot,
@@ -74,18 +74,18 @@ async fn tries(
     let mesh = &handle.mesh;
     let deadline = mesh.clock.instant(call.deadline());
     loop {
-        let mut attempt = decide(handle, context, call).await?;
+        let (mut attempt, now) = decide(handle, context, call).await?;
         count(&mesh.counters.tries);
         if let Some(request) = slot {
             let target = attempt.target();
-            request::address(request, handle, target.protocol.is_multiplexed(), call.left(mesh.clock.now()));
+            request::address(request, handle, target.protocol.is_multiplexed(), call.left(now));
         }
         let line = attempt.lane(&mesh.wiring);
         let sent = timeout_at(deadline, line.send(slot)).await;
         let (ending, answer) = judge(sent, handle, &attempt);
         let again = slot.is_some() || copy.is_some();
         let next = match again || ending == Ending::Late {
-            true => call.finish(&mut attempt, ending, mesh.clock.now(), mesh.seed()),
+            true => call.finish(&mut attempt, ending, mesh.seed()),
             false => {
                 attempt.ended(ending);
                 Next::Done
@@ -149,19 +149,21 @@ pub(crate) async fn ready(
     tokio::time::timeout(timeout, wait).await.unwrap_or_else(|_| Err(unknown()))
 }
 
+/// Chooses the endpoint of the next try, waiting where its service is not known yet; also says when.
 async fn decide(
-    handle: &ServiceHandle,
+    handle: &Handle,
     context: &CallContext,
     call: &mut Call<Line>,
-) -> Result<Try<Line>, Fault> {
+) -> Result<(Try<Line>, u64), Fault> {
     let mesh = &handle.mesh;
     loop {
-        match call.decide(context, mesh.clock, mesh.seed()) {
+        let now = mesh.clock.now();
+        match call.decide(context, Moment { clock: mesh.clock, now, seed: mesh.seed() }) {
             Ok(attempt) => {
                 if attempt.picked().last_resort {
                     count(&mesh.counters.last_resort);
                 }
-                return Ok(attempt);
+                return Ok((attempt, now));
             }
             Err(Undecided::Fault(fault)) => {
                 count(&mesh.counters.unroutable);
@@ -180,7 +182,7 @@ async fn decide(
 type Sent = Result<Result<Reply, SendError>, tokio::time::error::Elapsed>;
 
 /// What a try amounts to, and what the caller gets if it is the last.
-fn judge(sent: Sent, handle: &ServiceHandle, attempt: &Try<Line>) -> (Ending, Result<Reply, Fault>) {
+fn judge(sent: Sent, handle: &Handle, attempt: &Try<Line>) -> (Ending, Result<Reply, Fault>) {
     match sent {
         Ok(Ok(reply)) => {
             let ending = match &reply {
@@ -236,9 +238,12 @@ fn verdict<T>(response: &Response<T>) -> Ending {
     }
 }
 
-fn late(handle: &ServiceHandle) -> Fault {
+fn late(handle: &Handle) -> Fault {
     Fault::new(
         FaultKind::Deadline,
-        format!("{}: the time for the call ran out; it may have been carried out", handle.name()),
+        format!(
+            "{}: the time for the call ran out; it may have been carried out",
+            handle.subscription.name()
+        ),
     )
 }

@@ -25,6 +25,13 @@ use crate::{
 /// A service to call: cheap to clone, and a `tower::Service` that is always ready.
 #[derive(Clone)]
 pub struct ServiceHandle {
+    /// Shared, since every call over tower clones its handle.
+    pub(crate) inner: Arc<Handle>,
+}
+
+/// What a handle is made of.
+#[derive(Clone)]
+pub(crate) struct Handle {
     pub(crate) mesh: Arc<Shared>,
     pub(crate) subscription: Arc<Subscription<Line>>,
     pub(crate) context: CallContext,
@@ -49,12 +56,13 @@ impl ServiceHandle {
         let host = HeaderValue::from_str(&name).unwrap_or(HeaderValue::from_static("fairmesh"));
         let authority = name.parse().unwrap_or(Authority::from_static("fairmesh"));
         let marks = Marks { authority, host, key: None, role: None };
-        Self { mesh, subscription, context: CallContext::default(), marks }
+        let inner = Handle { mesh, subscription, context: CallContext::default(), marks };
+        Self { inner: Arc::new(inner) }
     }
 
     /// The service's name.
     pub fn name(&self) -> &ServiceName {
-        self.subscription.name()
+        self.inner.subscription.name()
     }
 
     /// The same service with the key that its calls are for. Servers see it as `x-fairmesh-key`.
@@ -62,42 +70,44 @@ impl ServiceHandle {
     pub fn key(mut self, key: impl Into<ShardKey>) -> Self {
         let key = key.into();
         // Digits are always a header value.
-        self.marks.key = HeaderValue::try_from(key.to_string()).ok();
-        self.context.key = Some(key);
+        let inner = Arc::make_mut(&mut self.inner);
+        inner.marks.key = HeaderValue::try_from(key.to_string()).ok();
+        inner.context.key = Some(key);
         self
     }
 
     /// The same service, calling only replicas of this role. The error is about the form of the role only.
     pub fn role(mut self, role: impl AsRef<str>) -> Result<Self, Invalid> {
         let role = Role::new(role)?;
-        self.marks.role = HeaderValue::from_str(role.as_str()).ok();
-        self.context.role = Some(role);
+        let inner = Arc::make_mut(&mut self.inner);
+        inner.marks.role = HeaderValue::from_str(role.as_str()).ok();
+        inner.context.role = Some(role);
         Ok(self)
     }
 
     /// The same service, whose calls may be repeated although their methods do not say so.
     #[must_use]
     pub fn idempotent(mut self) -> Self {
-        self.context.idempotent = true;
+        Arc::make_mut(&mut self.inner).context.idempotent = true;
         self
     }
 
     /// The same service with less time a call than its policy gives. It covers the whole call, the answer's body included.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.context.timeout = Some(timeout);
+        Arc::make_mut(&mut self.inner).context.timeout = Some(timeout);
         self
     }
 
     /// What is known of the service now: for tools that show it.
     pub fn view(&self) -> Arc<View<impl Lane>> {
-        self.subscription.view()
+        self.inner.subscription.view()
     }
 
     /// Waits until calls can be decided, so that the first one does not have to; fails as a call would.
     pub async fn ready(&self) -> Result<(), Fault> {
-        let timeout = self.context.timeout.unwrap_or(send::FIRST_CONTACT);
-        send::ready(&self.subscription, timeout).await.map(|_| ())
+        let timeout = self.inner.context.timeout.unwrap_or(send::FIRST_CONTACT);
+        send::ready(&self.inner.subscription, timeout).await.map(|_| ())
     }
 
     /// Sends one request and waits for the head of the answer.
@@ -117,9 +127,11 @@ impl ServiceHandle {
         let body = Outgoing::take(body)
             .await
             .map_err(|error| Fault::new(FaultKind::Invalid, "the request's body failed").caused_by(error))?;
-        send::call(self, head, body).await
+        send::call(&self.inner, head, body).await
     }
+}
 
+impl Handle {
     /// What the handle and the request's headers say together; the handle wins.
     pub(crate) fn context(&self, headers: &HeaderMap) -> Result<Cow<'_, CallContext>, Fault> {
         let mut context = Cow::Borrowed(&self.context);
@@ -174,7 +186,7 @@ impl fmt::Debug for ServiceHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ServiceHandle")
             .field("name", self.name())
-            .field("context", &self.context)
+            .field("context", &self.inner.context)
             .finish_non_exhaustive()
     }
 }

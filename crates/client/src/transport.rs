@@ -30,6 +30,9 @@ use crate::{BoxError, core::Lane, stats::Counters};
 /// How long a connection may take to come about.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// After how many rounds of tidying without a call a connection is closed. The resolver tidies every 30 s, so: 90 s.
+const IDLE_ROUNDS: u32 = 3;
+
 /// What all lines of a mesh share.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Wiring {
@@ -135,12 +138,12 @@ impl Lane for Line {
 
     fn retire(&self) {
         self.retired.store(true, Relaxed);
-        self.h1.close_idle(Duration::ZERO);
+        self.h1.retire();
         self.h2.retire();
     }
 
     fn tidy(&self) {
-        self.h1.close_idle(h1::IDLE);
+        self.h1.tidy();
         self.h2.tidy();
     }
 }

@@ -132,7 +132,7 @@ impl<L: Lane> Call<L> {
     }
 
     /// Chooses the endpoint of the next try and counts it there.
-    pub fn decide(&mut self, context: &CallContext, clock: Clock, seed: u64) -> Result<Try<L>, Undecided<L>> {
+    pub fn decide(&mut self, context: &CallContext, at: Moment) -> Result<Try<L>, Undecided<L>> {
         let view = self.target.view();
         let View::Ready(ready) = &*view else {
             return Err(match no_view(&self.target, &view) {
@@ -142,27 +142,30 @@ impl<L: Lane> Call<L> {
         };
         let avoid = &self.tried[..self.tries];
         let ask = Ask { key: context.key, role: context.role.as_ref(), avoid };
-        match ready.upstream.pick(&ask, clock.now(), seed) {
+        match ready.upstream.pick(&ask, at.now, at.seed) {
             Ok(picked) => {
                 ready.upstream.begin(picked.index);
                 if let Some(place) = self.tried.get_mut(self.tries) {
                     *place = picked.index;
                     self.tries += 1;
                 }
-                Ok(Try { view, picked, clock, outcome: Outcome::Ok })
+                Ok(Try { view, picked, clock: at.clock, outcome: Outcome::Ok })
             }
             Err(unroutable) => Err(Undecided::Fault(unroutable_fault(&self.target, &unroutable))),
         }
     }
 
     /// Learns how a try ended and says what comes next. A retry that is granted is paid for.
-    pub fn finish(&mut self, attempt: &mut Try<L>, ending: Ending, now: u64, seed: u64) -> Next {
+    pub fn finish(&mut self, attempt: &mut Try<L>, ending: Ending, seed: u64) -> Next {
         attempt.outcome = ending.outcome();
+        if matches!(ending, Ending::Answered | Ending::Late) {
+            return Next::Done;
+        }
+        let now = attempt.clock.now();
         let again = match ending {
-            Ending::Answered | Ending::Late => return Next::Done,
             Ending::WrongShard { version } => return self.refresh(version, attempt.picked.map_version, now),
             Ending::Busy | Ending::Broken => self.idempotent,
-            Ending::Unreachable | Ending::Refused | Ending::Stale => true,
+            _ => true,
         };
         let made = self.tries.saturating_sub(self.wrong_shard as usize);
         if !again || made >= self.retries.attempts as usize {
@@ -197,9 +200,10 @@ impl<L: Lane> Call<L> {
         &self.target
     }
 
-    /// Whether a retry may ever be granted, so that a transport knows whether to keep a copy of the request.
-    pub fn may_retry(&self) -> bool {
-        self.retries.attempts > 1
+    /// Whether a try that was sent may be followed by another, so that a transport has to keep a copy of the request.
+    /// `refusable`: whether the transport's protocol lets a server refuse unseen what was sent, as HTTP/2 does.
+    pub fn may_be_sent_twice(&self, context: &CallContext, refusable: bool) -> bool {
+        context.key.is_some() || (self.retries.attempts > 1 && (self.idempotent || refusable))
     }
 
     fn refresh(&mut self, version: u64, used: u64, now: u64) -> Next {
@@ -217,6 +221,17 @@ impl<L: Lane> Call<L> {
         let longest = nanos(FIRST_WAIT) << made.saturating_sub(1).min(5);
         Duration::from_nanos(mix64(seed) % longest)
     }
+}
+
+/// When and with which chance a try is decided.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment {
+    /// The clock, read again when the try ends.
+    pub clock: Clock,
+    /// Its time now, in nanoseconds.
+    pub now: u64,
+    /// Chance, fresh for each try.
+    pub seed: u64,
 }
 
 /// When and with what a call begins.

@@ -10,8 +10,9 @@ use http::{
 };
 
 use crate::{
-    ServiceHandle, headers,
+    headers,
     headers::{KEY, ROLE},
+    service::Handle,
     transport::{Outgoing, Replay},
 };
 
@@ -41,7 +42,7 @@ pub(super) struct Copy {
 }
 
 impl Head {
-    pub(super) fn new(handle: &ServiceHandle, parts: Parts) -> Self {
+    pub(super) fn new(handle: &Handle, parts: Parts) -> Self {
         let uri = parts.uri.into_parts();
         let mut headers = parts.headers;
         let marks = &handle.marks;
@@ -97,12 +98,7 @@ impl Copy {
 }
 
 /// Writes a request as the protocol of its target wants it, with the time that is left.
-pub(super) fn address(
-    request: &mut Request<Outgoing>,
-    handle: &ServiceHandle,
-    multiplexed: bool,
-    left: Duration,
-) {
+pub(super) fn address(request: &mut Request<Outgoing>, handle: &Handle, multiplexed: bool, left: Duration) {
     let grpc = headers::is_grpc(request.headers());
     headers::write_deadline(request.headers_mut(), left, grpc);
     if multiplexed {

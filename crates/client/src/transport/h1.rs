@@ -3,20 +3,19 @@
 use std::{
     collections::VecDeque,
     error::Error as StdError,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
 };
 
 use http::Response;
 use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
-use tokio::time::Instant;
 
-use super::{Line, Outgoing, SendError, Slot};
+use super::{IDLE_ROUNDS, Line, Outgoing, SendError, Slot};
 use crate::BoxError;
 
-/// How long a connection may be idle.
-pub(super) const IDLE: Duration = Duration::from_secs(90);
 /// Idle connections that are kept to one endpoint: as many calls as one client has at once with a server it likes.
 const MOST_IDLE: usize = 256;
 
@@ -24,11 +23,14 @@ const MOST_IDLE: usize = 256;
 #[derive(Default)]
 pub(super) struct Pool {
     idle: Mutex<VecDeque<Idle>>,
+    /// Rounds of tidying so far.
+    round: AtomicU32,
 }
 
 struct Idle {
     sender: http1::SendRequest<Outgoing>,
-    since: Instant,
+    /// In which round it was put here; counting rounds instead of reading a clock for every call.
+    since: u32,
 }
 
 /// The head of an answer, the connection that its body comes from, and where that goes afterwards.
@@ -76,26 +78,43 @@ impl Pool {
     /// Takes the connection used last among those that are fit for a call.
     fn take(&self) -> Option<http1::SendRequest<Outgoing>> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        idle.retain(|idle| !idle.sender.is_closed());
-        let fit = idle.iter().rposition(|idle| idle.sender.is_ready())?;
-        Some(idle.remove(fit)?.sender)
+        // One that was used a moment ago may have to be driven once more before it is ready; the next one will do.
+        let mut busy = None;
+        while let Some(last) = idle.pop_back() {
+            if last.sender.is_ready() {
+                idle.extend(busy);
+                return Some(last.sender);
+            }
+            if !last.sender.is_closed()
+                && let Some(other) = busy.replace(last)
+            {
+                idle.push_front(other);
+                break;
+            }
+        }
+        idle.extend(busy);
+        None
     }
 
     fn put(&self, sender: http1::SendRequest<Outgoing>) {
-        let since = Instant::now();
+        let since = self.round.load(Relaxed);
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        let overdue = idle.front().is_some_and(|oldest| since - oldest.since > IDLE);
-        if overdue || idle.len() >= MOST_IDLE {
+        if idle.len() >= MOST_IDLE {
             idle.pop_front();
         }
         idle.push_back(Idle { sender, since });
     }
 
-    /// Closes what has been idle for longer than `limit`.
-    pub(super) fn close_idle(&self, limit: Duration) {
-        let now = Instant::now();
+    /// Closes what has been idle for several rounds of tidying.
+    pub(super) fn tidy(&self) {
+        let round = self.round.fetch_add(1, Relaxed) + 1;
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        idle.retain(|idle| now - idle.since < limit);
+        idle.retain(|idle| round.wrapping_sub(idle.since) < IDLE_ROUNDS && !idle.sender.is_closed());
+    }
+
+    /// Closes what is idle.
+    pub(super) fn retire(&self) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }
 

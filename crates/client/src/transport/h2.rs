@@ -22,11 +22,8 @@ use http::{HeaderMap, HeaderValue, Request, Response, header};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{Line, Outgoing, SendError, Slot};
+use super::{IDLE_ROUNDS, Line, Outgoing, SendError, Slot};
 use crate::headers;
-
-/// After how many idle rounds of tidying a connection is closed: 90 s, as for HTTP/1.1.
-const IDLE_ROUNDS: u32 = 3;
 
 /// Connections to one endpoint, nearly always one.
 #[derive(Default)]

@@ -29,6 +29,12 @@ pub(crate) struct Outgoing {
 #[derive(Clone, Default)]
 pub(crate) struct Chunks {
     first: Option<Bytes>,
+    /// Boxed, since requests are moved a few times and next to none has this.
+    rare: Option<Box<Rare>>,
+}
+
+#[derive(Clone, Default)]
+struct Rare {
     more: VecDeque<Bytes>,
     trailers: Option<HeaderMap>,
 }
@@ -103,29 +109,34 @@ impl Chunks {
     fn push(&mut self, frame: Frame<Bytes>) {
         match frame.into_data() {
             Ok(data) if data.is_empty() => {}
-            Ok(data) if self.first.is_none() && self.more.is_empty() => self.first = Some(data),
-            Ok(data) => self.more.push_back(data),
-            Err(frame) => self.trailers = frame.into_trailers().ok(),
+            Ok(data) if self.first.is_none() && self.rare.is_none() => self.first = Some(data),
+            Ok(data) => self.rare.get_or_insert_default().more.push_back(data),
+            Err(frame) => self.rare.get_or_insert_default().trailers = frame.into_trailers().ok(),
         }
     }
 
     /// The next chunk.
     pub(super) fn pop(&mut self) -> Option<Bytes> {
-        self.first.take().or_else(|| self.more.pop_front())
+        self.first.take().or_else(|| self.rare.as_mut()?.more.pop_front())
     }
 
     /// The trailers, once every chunk is popped.
     pub(super) fn pop_trailers(&mut self) -> Option<HeaderMap> {
-        self.trailers.take()
+        self.rare.as_mut()?.trailers.take()
     }
 
     /// Whether nothing is left, trailers included.
     pub(super) fn is_empty(&self) -> bool {
-        self.first.is_none() && self.more.is_empty() && self.trailers.is_none()
+        self.first.is_none()
+            && self.rare.as_ref().is_none_or(|rare| rare.more.is_empty() && rare.trailers.is_none())
     }
 
     fn len(&self) -> u64 {
-        self.first.iter().chain(&self.more).map(|chunk| chunk.len() as u64).sum()
+        self.first
+            .iter()
+            .chain(self.rare.iter().flat_map(|rare| &rare.more))
+            .map(|chunk| chunk.len() as u64)
+            .sum()
     }
 }
 
@@ -157,11 +168,8 @@ impl Body for Outgoing {
         let at_hand = self.whole.len();
         let Some(rest) = &self.rest else {
             // Trailers need a chunked body in HTTP/1.1, so no length may be told.
-            return if self.whole.trailers.is_none() {
-                SizeHint::with_exact(at_hand)
-            } else {
-                SizeHint::new()
-            };
+            let trailers = self.whole.rare.as_ref().is_some_and(|rare| rare.trailers.is_some());
+            return if !trailers { SizeHint::with_exact(at_hand) } else { SizeHint::new() };
         };
         let rest = rest.size_hint();
         let mut hint = SizeHint::new();
