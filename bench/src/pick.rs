@@ -1,8 +1,317 @@
-//! Deciding and finishing one call.
+//! Deciding and finishing one call: route, shard, ring, subset, pick, and the counts before and after.
+//!
+//! Each call's seed depends on the endpoint that the call before it got, so that calls cannot overlap in the processor as
+//! they would not in a program that does something else between two of them. Times are processor times of the thread.
+
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    cell::Cell,
+    collections::HashSet,
+    error::Error,
+    hint::black_box,
+    net::SocketAddr,
+    sync::Arc,
+    time::Duration,
+};
+
+use fairmesh_model::{
+    Balancing, Endpoint, EndpointState, InstanceId, KeyRange, Location, Policy, Protocol, Region, Regions,
+    Replica, ReplicaState, Role, RoundTrips, Service, ServiceKind, ServiceName, Shard, ShardId, ShardKey,
+    ShardMap,
+    arith::{Generator, mix64},
+};
+use fairmesh_router::{Ask, Facts, Outcome, RequestView, Shards, Upstream};
 
 use crate::report::Report;
 
+/// Services that one program calls in turn.
+const SERVICES: usize = 1000;
+/// Services of the largest size: as many as fit in memory.
+const LARGEST_SERVICES: usize = 6;
+/// Services where a client connects to every endpoint: with 1,000 each, as many as a process has file descriptors for.
+const FULL_SERVICES: usize = 20;
+/// Shards of the largest map that ServiceRouter reports (S29).
+const SHARDS: usize = 1_500_000;
+/// Goals, in nanoseconds.
+const CALL_NS: f64 = 60.0;
+const SHARD_NS: f64 = 250.0;
+
+/// Counts what the measuring thread allocates.
+struct Counting;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: every call goes to the system's allocator unchanged; the counter beside it is a plain thread-local number
+// whose access neither allocates nor runs a destructor.
+#[allow(unsafe_code, reason = "a global allocator cannot be written without")]
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+/// How long to measure.
+#[derive(Clone, Copy, Debug)]
+struct Effort {
+    rounds: usize,
+    calls: u64,
+}
+
+/// What one series of rounds found.
+#[derive(Debug)]
+struct Series {
+    /// Nanoseconds a call, ascending by round.
+    rounds: Vec<f64>,
+    /// Allocations in all rounds.
+    allocations: u64,
+}
+
 /// Measures; `quick` ends within a minute.
-pub(crate) fn run(_quick: bool) -> Result<Report, Box<dyn std::error::Error>> {
-    Err("the benchmark 'pick' is not there yet".into())
+pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
+    let effort =
+        if quick { Effort { rounds: 3, calls: 500_000 } } else { Effort { rounds: 7, calls: 3_000_000 } };
+    let mut report = Report::new("pick");
+    let mut allocations = 0;
+    let sizes = [
+        ("ns_10", SERVICES, 10, 20),
+        ("ns_1000", SERVICES, 1000, 20),
+        ("ns_90000", LARGEST_SERVICES, 90_000, 20),
+        ("ns_1000_k_all", FULL_SERVICES, 1000, 0),
+    ];
+    for (name, services, endpoints, subset) in sizes {
+        let fleet: Vec<_> = (0..services).map(|i| Arc::new(replicated(i, endpoints, subset))).collect();
+        check_fleet(&fleet, endpoints, subset)?;
+        let series = Series::measure(effort, |calls, seed| call_in_turn(&fleet, calls, seed));
+        let about = format!("cycling through {services} services of {endpoints} endpoints, k = {subset}");
+        allocations += series.report(&mut report, name, Some(CALL_NS), &about);
+    }
+    let (sharded, map_notes) = sharded()?;
+    let series = Series::measure(effort, |calls, seed| look_up(&sharded, calls, seed));
+    allocations += series.report(&mut report, "shard_ns", Some(SHARD_NS), &map_notes);
+    let series = Series::measure(effort, |calls, seed| call_by_key(&sharded, calls, seed));
+    allocations +=
+        series.report(&mut report, "ns_by_key", None, "a whole call by random key over the same shards");
+    report.figure("allocations", allocations as f64, Some(0.0), "in all calls measured");
+    Ok(report)
+}
+
+impl Series {
+    /// Runs `work(calls, seed)` once to warm up and then once a round.
+    fn measure(effort: Effort, mut work: impl FnMut(u64, u64) -> u64) -> Self {
+        black_box(work(effort.calls / 5, 0));
+        let mut rounds = Vec::with_capacity(effort.rounds);
+        let before = ALLOCATIONS.get();
+        for round in 0..effort.rounds {
+            let start = now();
+            black_box(work(effort.calls, mix64(round as u64)));
+            rounds.push((now() - start).as_nanos() as f64 / effort.calls as f64);
+        }
+        let allocations = ALLOCATIONS.get() - before;
+        rounds.sort_by(f64::total_cmp);
+        Self { rounds, allocations }
+    }
+
+    /// Adds the median and returns the allocations.
+    fn report(&self, report: &mut Report, name: &str, goal: Option<f64>, about: &str) -> u64 {
+        let (first, last) = (self.rounds[0], self.rounds[self.rounds.len() - 1]);
+        let note = format!("ns, {first:.1} to {last:.1} over {} rounds; {about}", self.rounds.len());
+        report.figure(name, self.rounds[self.rounds.len() / 2], goal, note);
+        self.allocations
+    }
+}
+
+/// The processor time of this thread: what others do on a shared machine must not count as time of a call.
+fn now() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is to a timespec of ours, and the kernel writes nothing else.
+    #[allow(unsafe_code, reason = "the standard library has no clock of processor time")]
+    let failed = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    assert_eq!(failed, 0, "every Linux has this clock");
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or_default())
+}
+
+/// `calls` calls over the services in turn; the answer depends on every choice.
+fn call_in_turn(fleet: &[Arc<Upstream>], calls: u64, mut seed: u64) -> u64 {
+    let request = RequestView { host: "cart", path: "/v1/items", method: "GET", headers: &(), grpc: false };
+    let mut sum = 0;
+    let mut service = 0;
+    for call in 0..calls {
+        let upstream = &fleet[service];
+        service = if service + 1 == fleet.len() { 0 } else { service + 1 };
+        let routed = upstream.route(&request, seed);
+        black_box(routed.timeout);
+        let clock = call * 1000;
+        if let Ok(picked) = upstream.pick(&Ask::default(), clock, seed) {
+            upstream.begin(picked.index);
+            sum += u64::from(picked.index);
+            upstream.finish(picked.index, Outcome::Ok, clock + 500);
+            seed = seed.wrapping_add(u64::from(picked.index) | 1);
+        }
+    }
+    sum
+}
+
+fn look_up(upstream: &Upstream, calls: u64, seed: u64) -> u64 {
+    let Some(shards) = upstream.shards() else { return 0 };
+    let mut random = Generator::new(seed);
+    let mut found = 0;
+    for _ in 0..calls {
+        let key = key(&mut random, found);
+        found = shards.locate(key).map_or(0, |located| u64::from(located.shard.0));
+    }
+    found
+}
+
+fn call_by_key(upstream: &Upstream, calls: u64, seed: u64) -> u64 {
+    let mut random = Generator::new(seed);
+    let mut found = 0;
+    for call in 0..calls {
+        let ask = Ask { key: Some(key(&mut random, found)), ..Ask::default() };
+        if let Ok(picked) = upstream.pick(&ask, call * 1000, seed ^ call) {
+            upstream.begin(picked.index);
+            found = u64::from(picked.index);
+            upstream.finish(picked.index, Outcome::Ok, call * 1000 + 500);
+        }
+    }
+    found
+}
+
+/// A key that cannot be computed before the look-up of the one before it is done.
+fn key(random: &mut Generator, found: u64) -> ShardKey {
+    ShardKey(u128::from(random.next() ^ mix64(found)) << 64 | u128::from(random.next()))
+}
+
+fn name(prefix: &str, i: usize) -> InstanceId {
+    InstanceId::new(format!("{prefix}-{i}")).expect("letters and digits make an id")
+}
+
+fn place() -> Location {
+    Location::in_region(Region::new("eu").expect("letters make a region"))
+}
+
+fn endpoints(prefix: &str, n: usize) -> Vec<Endpoint> {
+    let endpoint = |i: usize| Endpoint {
+        instance: name(prefix, i),
+        address: SocketAddr::from(([10, (i >> 16) as u8, (i >> 8) as u8, i as u8], 80)),
+        location: place(),
+        state: EndpointState::Serving,
+        weight: 1000,
+        lease: None,
+        labels: Default::default(),
+    };
+    (0..n).map(endpoint).collect()
+}
+
+fn compile(
+    service: usize,
+    kind: ServiceKind,
+    endpoints: &[Endpoint],
+    subset: u32,
+    shards: Option<&Arc<Shards>>,
+) -> Upstream {
+    let facts = Facts {
+        name: &ServiceName::new(format!("bench/s{service}")).expect("letters and digits make a name"),
+        service: &Service { kind, protocol: Protocol::Http1, virtual_address: None },
+        policy: &Policy { balancing: Balancing { subset }, ..Policy::default() },
+        endpoints,
+        shards,
+        location: &place(),
+        regions: &Regions::default(),
+        round_trips: &RoundTrips::default(),
+        client: 7,
+    };
+    Upstream::compile(&facts, None)
+}
+
+/// A service with calls under way, so that a pick finds the loads of a busy client.
+fn replicated(service: usize, n: usize, subset: u32) -> Upstream {
+    let upstream =
+        compile(service, ServiceKind::Replicated, &endpoints(&format!("s{service}"), n), subset, None);
+    let busy: Vec<u32> =
+        upstream.candidates().filter(|candidate| candidate.in_subset).map(|c| c.index).collect();
+    for index in busy {
+        (0..mix64(u64::from(index)) % 4).for_each(|_| upstream.begin(index));
+    }
+    upstream
+}
+
+/// Whether picks stay inside subsets of the right size, reach all of them, and leave the counts as they were.
+fn check_fleet(fleet: &[Arc<Upstream>], endpoints: usize, subset: u32) -> Result<(), Box<dyn Error>> {
+    let size = if subset == 0 { endpoints } else { endpoints.min(subset as usize) };
+    for upstream in fleet.iter().take(5) {
+        let kept: HashSet<u32> = upstream.candidates().filter(|c| c.in_subset).map(|c| c.index).collect();
+        let outstanding = || upstream.candidates().map(|c| u64::from(c.outstanding)).sum::<u64>();
+        let before = outstanding();
+        let mut reached = HashSet::new();
+        for seed in 0..size as u64 * 40 {
+            let index = upstream.pick(&Ask::default(), 0, seed)?.index;
+            upstream.begin(index);
+            upstream.finish(index, Outcome::Ok, 0);
+            reached.insert(index);
+        }
+        if kept.len() != size || !reached.is_subset(&kept) || outstanding() != before {
+            return Err(format!("wrong picks from {endpoints} endpoints with k = {subset}").into());
+        }
+    }
+    Ok(())
+}
+
+/// The large map over 10,000 endpoints, and what is to be known of it.
+fn sharded() -> Result<(Upstream, String), Box<dyn Error>> {
+    let endpoints = endpoints("holder", 10_000);
+    let map = shard_map(&endpoints);
+    let start = now();
+    let shards = Arc::new(Shards::compile(&map));
+    let compiled = now() - start;
+    let upstream = compile(0, ServiceKind::Sharded, &endpoints, 20, Some(&shards));
+    let mut random = Generator::new(3);
+    for found in 0..20_000 {
+        let key = key(&mut random, found);
+        let expected = map.position(key).map(|position| map.shards[position].id);
+        if shards.locate(key).map(|located| located.shard) != expected {
+            return Err(format!("key {key} was looked up in the wrong shard").into());
+        }
+    }
+    let bytes = shards.bytes() as f64 / map.shards.len() as f64;
+    let notes = format!(
+        "{SHARDS} shards of uneven size; {bytes:.1} bytes a shard with 3 copies, compiled in {compiled:?}"
+    );
+    Ok((upstream, notes))
+}
+
+/// Shards over all 128 bits: half of them evenly spread, half crowded into a thousandth of the keys.
+fn shard_map(endpoints: &[Endpoint]) -> ShardMap {
+    let mut random = Generator::new(1);
+    let mut wide = || u128::from(random.next()) << 64 | u128::from(random.next());
+    let mut starts: Vec<u128> =
+        (0..SHARDS).map(|i| if i % 2 == 0 { wide() } else { wide() / 1000 }).collect();
+    starts[0] = 0;
+    starts.sort_unstable();
+    starts.dedup();
+    let role = Role::new("primary").expect("letters make a role");
+    let mut draw = Generator::new(2);
+    let shards = starts.into_iter().zip(0..).map(|(start, id)| {
+        let mut replica = || {
+            let holder = &endpoints[draw.below(endpoints.len() as u64) as usize];
+            let (instance, region) = (holder.instance.clone(), holder.location.region.clone());
+            Replica { instance, region, role: role.clone(), state: ReplicaState::Serving }
+        };
+        Shard { id: ShardId(id), start: ShardKey(start), replicas: vec![replica(), replica(), replica()] }
+    });
+    ShardMap { version: 1, interval: KeyRange::ALL, shards: shards.collect() }
 }
