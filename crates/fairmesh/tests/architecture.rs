@@ -22,6 +22,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("agent", &["model", "wire", "rib"]),
     ("client", &["model", "wire", "rib", "balancer", "router"]),
     ("control", &["model", "wire", "rib", "store", "registry"]),
+    // A newcomer's program needs the library and nothing else of ours.
+    ("examples", &["client"]),
 ];
 
 /// Binaries, which wire everything.

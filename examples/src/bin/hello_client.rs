@@ -1,0 +1,25 @@
+//! Calls `examples/hello` by its name: `hello_client [NUMBER OF CALLS]`.
+
+use std::{env, error::Error};
+
+use fairmesh_client::{Body, Mesh};
+use http::Request;
+use http_body_util::BodyExt;
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
+    let calls: u32 = env::args().nth(1).map_or(Ok(1), |text| text.parse())?;
+
+    // One mesh for a program. The agent is at FAIRMESH_AGENT, or at its usual socket.
+    let mesh = Mesh::connect().await?;
+    let hello = mesh.service("examples/hello")?;
+
+    for _ in 0..calls {
+        // The servers, the time limit and the retries come from Fairmesh; the request names only what is asked.
+        let answer = hello.send(Request::get("/").body(Body::empty())?).await?;
+        let status = answer.status();
+        let body = answer.into_body().collect().await?.to_bytes();
+        print!("{status}: {}", String::from_utf8_lossy(&body));
+    }
+    Ok(())
+}

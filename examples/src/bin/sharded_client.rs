@@ -1,0 +1,25 @@
+//! Calls the server that holds a key, in a role: `sharded_client KEY [ROLE]`.
+
+use std::{env, error::Error};
+
+use fairmesh_client::{Body, Mesh, ShardKey};
+use http::Request;
+use http_body_util::BodyExt;
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
+    let key: ShardKey = env::args().nth(1).ok_or("usage: sharded_client KEY [ROLE]")?.parse()?;
+
+    let mesh = Mesh::connect().await?;
+    let mut cart = mesh.service("examples/cart")?.key(key);
+    // Roles are words of the service's own. Without one, any copy of the shard may answer.
+    if let Some(role) = env::args().nth(2) {
+        cart = cart.role(role)?;
+    }
+
+    let answer = cart.send(Request::get("/").body(Body::empty())?).await?;
+    let status = answer.status();
+    let body = answer.into_body().collect().await?.to_bytes();
+    print!("{status}: {}", String::from_utf8_lossy(&body));
+    Ok(())
+}

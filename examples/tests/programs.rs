@@ -1,0 +1,96 @@
+//! Every example, run as the README says, against a control plane and an agent of its own.
+
+#![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
+
+mod programs {
+    pub(crate) mod machine;
+    pub(crate) mod process;
+}
+
+use programs::{
+    machine::Machine,
+    process::{fairmesh, free_port},
+};
+
+const HELLO_SERVER: &str = env!("CARGO_BIN_EXE_hello_server");
+const HELLO_CLIENT: &str = env!("CARGO_BIN_EXE_hello_client");
+const GRPC_SERVER: &str = env!("CARGO_BIN_EXE_grpc_server");
+const GRPC_CLIENT: &str = env!("CARGO_BIN_EXE_grpc_client");
+const SHARDED_SERVER: &str = env!("CARGO_BIN_EXE_sharded_server");
+const SHARDED_CLIENT: &str = env!("CARGO_BIN_EXE_sharded_client");
+
+const ANY_PORT: &str = "127.0.0.1:0";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hello_is_called_by_name_and_leaves_in_good_order() {
+    let machine = Machine::start().await;
+    let mut server = machine.spawn(HELLO_SERVER, &[ANY_PORT]);
+    let address = server.line_after("serving on ").await;
+
+    let called = machine.run(HELLO_CLIENT, &["3"]).await;
+    assert_eq!(called.unwrap(), format!("200 OK: hello from {address}\n").repeat(3));
+
+    assert!(server.terminate().await.success());
+    let refused = machine.run(HELLO_CLIENT, &[]).await.unwrap_err();
+    assert!(refused.contains("endpoint"), "who calls a service that left is told so: {refused}");
+    machine.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grpc_program_keeps_its_generated_code() {
+    let machine = Machine::start().await;
+    let mut server = machine.spawn(GRPC_SERVER, &[ANY_PORT]);
+    server.line_after("serving on ").await;
+
+    assert_eq!(machine.run(GRPC_CLIENT, &["Ada"]).await.unwrap(), "good day, Ada\n");
+
+    assert!(server.terminate().await.success());
+    machine.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_and_a_role_choose_the_server() {
+    let machine = Machine::start().await;
+    let map = concat!(env!("CARGO_MANIFEST_DIR"), "/sharded.yaml");
+    machine.run(fairmesh(), &["apply", "-f", map]).await.unwrap();
+    let mut servers = ["cart-a", "cart-b"].map(|name| machine.spawn(SHARDED_SERVER, &[name, ANY_PORT]));
+    for server in &mut servers {
+        server.line_after("loaded shard ").await;
+        server.line_after("loaded shard ").await;
+    }
+
+    let asked = [
+        ("10", "primary", "cart-a"),
+        ("618", "primary", "cart-b"),
+        ("618", "secondary", "cart-a"),
+        ("0x3e7", "primary", "cart-b"),
+    ];
+    for (key, role, holder) in asked {
+        // A server that has loaded its shards is about to be called serving.
+        let answer = machine.until_it_works(SHARDED_CLIENT, &[key, role]).await;
+        assert!(answer.starts_with(&format!("200 OK: {holder} as {role} for key ")), "{answer}");
+    }
+    let refused = machine.run(SHARDED_CLIENT, &["1000"]).await.unwrap_err();
+    assert!(refused.contains("1000"), "{refused}");
+
+    for mut server in servers {
+        assert!(server.terminate().await.success());
+    }
+    machine.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_python_server_that_knows_nothing_is_called_by_name() {
+    let machine = Machine::start().await;
+    let port = free_port();
+    let address = format!("127.0.0.1:{port}");
+    let program = concat!(env!("CARGO_MANIFEST_DIR"), "/outside.py");
+    let arguments = ["register", "examples/hello", "--address", &address, "--interval", "100ms"];
+    let mut server =
+        machine.spawn(fairmesh(), &[&arguments[..], &["--", "python3", program, &port.to_string()]].concat());
+
+    assert_eq!(machine.until_it_works(HELLO_CLIENT, &[]).await, "200 OK: hello from Python\n");
+
+    server.terminate().await;
+    machine.stop().await;
+}
