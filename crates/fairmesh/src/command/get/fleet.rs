@@ -12,7 +12,7 @@ use fairmesh_wire::{
 };
 use serde_json::json;
 
-use crate::{failure::Failure, output::Listing, view::View};
+use crate::{connect::SOFTWARE, failure::Failure, output::Listing, view::View};
 
 /// One row a region, declared or merely used.
 pub(super) fn regions(view: &View) -> Listing {
@@ -124,7 +124,9 @@ pub(super) async fn watchers(connection: &Connection, view: &View) -> Result<Lis
     let mut rib = connection.rib();
     for name in view.services.keys() {
         let request = WatchersRequest { prefix: Prefix::endpoints(name, None).to_string() };
-        for watcher in rib.watchers(request).await?.into_inner().watchers {
+        let watchers = rib.watchers(request).await?.into_inner().watchers.into_iter();
+        // Commands like this one read by a short watch of their own, which calls nobody.
+        for watcher in watchers.filter(|watcher| watcher.software != SOFTWARE) {
             let one = found
                 .entry((watcher.software, watcher.identity))
                 .or_insert(Watching { applied: watcher.applied, services: 0 });
