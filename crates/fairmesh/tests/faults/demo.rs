@@ -1,0 +1,43 @@
+//! The demo, whole.
+
+use std::{collections::BTreeSet, env, fs, time::Duration};
+
+use serde_json::Value;
+use tokio::process::Command;
+
+use crate::harness::{alone, run};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_demo_fails_no_call_but_those_under_way_on_the_server_that_it_kills() {
+    // It measures nothing, but its fleet of twenty processes would disturb tests that do.
+    let _machine = alone().await;
+    let folder = tempfile::tempdir().unwrap();
+    let (file, fleet) = (folder.path().join("figures.json"), folder.path().join("fleet"));
+    // Its plain Python server is found by PATH; a small shell keeps that while the rest is cleared.
+    let mut command = Command::new("/usr/bin/env");
+    command.arg(format!("PATH={}", env::var("PATH").unwrap_or_default()));
+    command.args([env!("CARGO_BIN_EXE_fairmesh"), "demo", "--quick", "--json"]).arg(&file);
+    command.arg("--dir").arg(&fleet);
+    let told = run(command, "", Duration::from_secs(150)).await.ok();
+
+    let figures: Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    let calls = figures["calls"].as_u64().unwrap();
+    assert!(calls > 1000, "{calls} calls");
+    assert!(figures["reuse"].as_f64().unwrap() >= 0.99, "{told}");
+    let events = figures["events"].as_array().unwrap();
+    let names: BTreeSet<_> = events.iter().map(|event| event["name"].as_str().unwrap()).collect();
+    assert_eq!(names, BTreeSet::from(["drain", "kill", "shard_move", "control_outage", "agent_restart"]));
+    let count = |event: &Value, what: &str| event[what].as_u64().unwrap();
+    for event in events {
+        assert!(count(event, "calls") > 0, "{event}");
+        assert_eq!(count(event, "failed"), count(event, "failed_in_flight"), "{told}");
+        assert!(event["name"] == "kill" || count(event, "failed") == 0, "{event}");
+    }
+    let failed: u64 = events.iter().map(|event| count(event, "failed")).sum();
+    assert_eq!(figures["failed"].as_u64(), Some(failed), "calls failed between the events: {told}");
+    // The last drain of all follows the restart of an agent.
+    for log in fs::read_dir(&fleet).unwrap().map(|entry| entry.unwrap().path()) {
+        let Ok(text) = fs::read_to_string(&log) else { continue };
+        assert!(!text.contains("Behind("), "{}: callers did not acknowledge a drain:\n{text}", log.display());
+    }
+}

@@ -1,0 +1,46 @@
+//! Calls that no server can take: each reason has its own error, and nobody waits for it.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use fairmesh_client::{FaultKind, ServiceHandle};
+use tokio::time::Instant;
+
+use crate::harness::{World, beside_others};
+
+const YAML: &str = "\
+{kind: Service, name: shop/empty}
+---
+{kind: Service, name: shop/cart, type: sharded, protocol: grpc}
+---
+kind: ShardMap
+service: shop/cart
+interval: {start: 0, end: 1000}
+shards: [{id: 0, start: 0, replicas: [{instance: cart-0, region: eu, role: primary}]}]
+";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_call_that_cannot_go_anywhere_says_why_at_once() {
+    let _machine = beside_others().await;
+    let world = World::start(YAML).await;
+    let mesh = world.mesh().await;
+    let cart = mesh.service("shop/cart").unwrap();
+    let cases: [(ServiceHandle, FaultKind, &str); 5] = [
+        (mesh.service("shop/nothing").unwrap(), FaultKind::UnknownService, "fairmesh get services"),
+        (mesh.service("shop/empty").unwrap(), FaultKind::NoEndpoints, "shop/empty"),
+        (cart.clone(), FaultKind::KeyMissing, "key"),
+        (cart.clone().key(5000_u64), FaultKind::KeyOutside, "5000"),
+        (cart.key(5_u64).role("witness").unwrap(), FaultKind::NoReplica, "witness"),
+    ];
+    let mut labels = BTreeSet::new();
+    for (service, kind, word) in cases {
+        let start = Instant::now();
+        let request = http::Request::get("/").body(fairmesh_client::Body::empty()).unwrap();
+        let fault = service.send(request).await.unwrap_err();
+        assert!(start.elapsed() < Duration::from_secs(1), "{kind:?} took {:?}", start.elapsed());
+        assert_eq!(fault.kind(), kind, "{fault}");
+        assert!(fault.message().contains(word), "{fault}");
+        assert!(fault.message().contains(&service.name().to_string()), "{fault}");
+        labels.insert(kind.label());
+    }
+    assert_eq!(labels.len(), 5, "each has a name of its own: {labels:?}");
+}

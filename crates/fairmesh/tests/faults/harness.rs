@@ -1,0 +1,41 @@
+//! Processes, servers and load that the tests share.
+
+mod load;
+mod process;
+mod serve;
+mod world;
+
+use std::time::Duration;
+
+use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+pub(crate) use load::{Caller, Kind, Load};
+pub(crate) use process::{Process, Program, Run, run};
+pub(crate) use serve::{Local, Spec};
+pub(crate) use world::World;
+
+/// How long a condition may take to come true: long, since it decides nothing but when a broken test gives up.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Tests that measure time hold this alone; the others share it.
+static MACHINE: RwLock<()> = RwLock::const_new(());
+
+/// Runs beside other tests, each with a mesh of its own.
+pub(crate) async fn beside_others() -> RwLockReadGuard<'static, ()> {
+    MACHINE.read().await
+}
+
+/// Runs with no other test beside.
+pub(crate) async fn alone() -> RwLockWriteGuard<'static, ()> {
+    MACHINE.write().await
+}
+
+/// Waits until something is so.
+pub(crate) async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+    let waited = tokio::time::timeout(PATIENCE, async {
+        while !is_so().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    assert!(waited.await.is_ok(), "still not so: {what}");
+}

@@ -1,0 +1,202 @@
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use fairmesh_client::{Body, Fault, FaultKind, ServiceHandle};
+use http::{Request, header::CONTENT_TYPE};
+use http_body_util::BodyExt as _;
+use tokio::{task::JoinHandle, time::Instant};
+
+use super::until;
+
+/// The pause of a caller between two calls: a few callers are steady load and leave the machine to the mesh.
+const PAUSE: Duration = Duration::from_millis(3);
+
+/// What a call is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// May be repeated.
+    Get,
+    /// May not be repeated.
+    Post,
+    /// A gRPC call, which may not be repeated either.
+    Grpc,
+}
+
+/// One caller: makes a call, waits for its end, and makes the next.
+#[derive(Clone)]
+pub(crate) struct Caller {
+    pub(crate) service: ServiceHandle,
+    pub(crate) kind: Kind,
+    /// Calls carry keys below this.
+    pub(crate) keys: Option<u64>,
+}
+
+/// Callers that call until they are stopped.
+pub(crate) struct Load {
+    tally: Arc<Tally>,
+    callers: Vec<JoinHandle<()>>,
+}
+
+/// What the callers saw.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    stop: AtomicBool,
+    calls: AtomicU64,
+    pub(crate) failures: Mutex<Vec<Failure>>,
+    /// By instance that answered: how often, and when last.
+    pub(crate) answers: Mutex<BTreeMap<String, (u64, Instant)>>,
+    pub(crate) took: Mutex<Vec<Duration>>,
+}
+
+/// One failed call.
+#[derive(Clone, Debug)]
+pub(crate) struct Failure {
+    pub(crate) caller: usize,
+    pub(crate) call: Kind,
+    /// `None` for an answer that is a failure.
+    pub(crate) kind: Option<FaultKind>,
+    #[allow(dead_code, reason = "shown by assertions that fail")]
+    pub(crate) what: String,
+}
+
+impl Caller {
+    pub(crate) fn new(service: &ServiceHandle, kind: Kind) -> Self {
+        Self { service: service.clone(), kind, keys: None }
+    }
+
+    /// One call with this number; the instance that answered.
+    pub(crate) async fn call(&self, number: u64) -> Result<String, (Option<FaultKind>, String)> {
+        let request = match self.kind {
+            Kind::Get => Request::get("/").body(Body::empty()),
+            Kind::Post => Request::post("/").body(Body::from("one more")),
+            Kind::Grpc => {
+                let head = Request::post("/shop.v1.Shop/Add").header(CONTENT_TYPE, "application/grpc");
+                head.body(Body::from("\0\0\0\0\0"))
+            }
+        };
+        let service = match self.keys {
+            // Neighbouring numbers shall not meet the same shard.
+            Some(keys) => self.service.clone().key(number.wrapping_mul(7919) % keys),
+            None => self.service.clone(),
+        };
+        answered(&service, request.unwrap()).await
+    }
+}
+
+async fn answered(
+    service: &ServiceHandle,
+    request: Request<Body>,
+) -> Result<String, (Option<FaultKind>, String)> {
+    let fault = |fault: Fault| (Some(fault.kind()), fault.to_string());
+    let answer = service.send(request).await.map_err(fault)?;
+    let (head, body) = answer.into_parts();
+    body.collect().await.map_err(fault)?;
+    let good = head.status == 200 && head.headers.get("grpc-status").is_none_or(|status| status == "0");
+    match head.headers.get("x-instance") {
+        Some(instance) if good => Ok(instance.to_str().unwrap().to_owned()),
+        _ => Err((None, format!("{head:?}"))),
+    }
+}
+
+impl Load {
+    pub(crate) fn start(callers: impl IntoIterator<Item = Caller>) -> Self {
+        let tally = Arc::new(Tally::default());
+        let run = |(index, caller)| tokio::spawn(run(index, caller, Arc::clone(&tally)));
+        let callers = callers.into_iter().enumerate().map(run).collect();
+        Self { tally, callers }
+    }
+
+    /// So many callers of each kind.
+    pub(crate) fn of(service: &ServiceHandle, kinds: &[(Kind, usize)]) -> Vec<Caller> {
+        let callers = kinds.iter().flat_map(|(kind, count)| vec![Caller::new(service, *kind); *count]);
+        callers.collect()
+    }
+
+    /// Waits until this many more calls have ended.
+    pub(crate) async fn goes_on(&self, calls: u64) {
+        let goal = self.tally.calls.load(Relaxed) + calls;
+        until("calls go on", async || self.tally.calls.load(Relaxed) >= goal).await;
+    }
+
+    /// Waits until an instance has answered more often than now.
+    pub(crate) async fn reaches(&self, instance: &str) {
+        let before = self.tally.answered_by(instance);
+        until(&format!("{instance} answers"), async || self.tally.answered_by(instance) > before).await;
+    }
+
+    pub(crate) fn tally(&self) -> &Tally {
+        &self.tally
+    }
+
+    /// Ends when every call under way has.
+    pub(crate) async fn stop(self) -> Arc<Tally> {
+        self.tally.stop.store(true, Relaxed);
+        for caller in self.callers {
+            caller.await.unwrap();
+        }
+        self.tally
+    }
+
+    /// The same, where no call may have failed.
+    pub(crate) async fn stop_unharmed(self) {
+        let tally = self.stop().await;
+        let failures = tally.failures.lock().unwrap();
+        let calls = tally.calls.load(Relaxed);
+        let first: Vec<_> = failures.iter().take(5).collect();
+        assert!(failures.is_empty(), "{} of {calls} calls failed; the first: {first:#?}", failures.len());
+    }
+}
+
+async fn run(index: usize, caller: Caller, tally: Arc<Tally>) {
+    // Callers begin at different keys.
+    let first = 1000 * index as u64;
+    for number in first.. {
+        if tally.stop.load(Relaxed) {
+            return;
+        }
+        let start = Instant::now();
+        let ended = caller.call(number).await;
+        tally.note(index, caller.kind, start, ended);
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+impl Tally {
+    fn note(
+        &self,
+        caller: usize,
+        call: Kind,
+        start: Instant,
+        ended: Result<String, (Option<FaultKind>, String)>,
+    ) {
+        let now = Instant::now();
+        match ended {
+            Ok(instance) => {
+                let mut answers = self.answers.lock().unwrap();
+                let answers = answers.entry(instance).or_insert((0, now));
+                *answers = (answers.0 + 1, now);
+            }
+            Err((kind, what)) => {
+                self.failures.lock().unwrap().push(Failure { caller, call, kind, what });
+            }
+        }
+        self.took.lock().unwrap().push(now - start);
+        self.calls.fetch_add(1, Relaxed);
+    }
+
+    /// How often an instance answered.
+    pub(crate) fn answered_by(&self, instance: &str) -> u64 {
+        self.answers.lock().unwrap().get(instance).map_or(0, |(count, _)| *count)
+    }
+
+    /// When an instance answered last.
+    pub(crate) fn last_answer(&self, instance: &str) -> Option<Instant> {
+        self.answers.lock().unwrap().get(instance).map(|(_, last)| *last)
+    }
+}

@@ -1,0 +1,153 @@
+use std::{convert::Infallible, env, net::SocketAddr, time::Duration};
+
+use fairmesh_client::server::{Drained, Server, serve_http};
+use fairmesh_model::Protocol;
+use fairmesh_wire::transport::Address;
+use http::{HeaderValue, Request, Response};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use tokio::{net::TcpListener, task::JoinHandle};
+
+use super::{Process, Program, World};
+
+/// The variable that makes this test program a server.
+const ROLE: &str = "FAULTS_SERVER";
+
+/// One server, as its owner would write it with the library.
+#[derive(Clone, Debug)]
+pub(crate) struct Spec {
+    pub(crate) service: String,
+    pub(crate) instance: String,
+    pub(crate) protocol: Protocol,
+    pub(crate) port: u16,
+    pub(crate) lease: Duration,
+    /// How long an answer takes.
+    pub(crate) work: Duration,
+    /// Whether it is told of shards.
+    pub(crate) sharded: bool,
+}
+
+/// A server in this process.
+pub(crate) struct Local {
+    pub(crate) server: Server,
+    pub(crate) address: SocketAddr,
+    serving: JoinHandle<()>,
+}
+
+impl Spec {
+    pub(crate) fn new(service: &str, instance: &str, protocol: Protocol) -> Self {
+        Self {
+            service: service.into(),
+            instance: instance.into(),
+            protocol,
+            port: 0,
+            lease: Duration::from_secs(10),
+            work: Duration::ZERO,
+            sharded: false,
+        }
+    }
+
+    /// Serves in this process; returns once it is registered.
+    pub(crate) async fn here(&self, world: &World) -> Local {
+        self.serve(world.agent_address()).await
+    }
+
+    /// Serves in a process of its own; returns once it is registered.
+    pub(crate) async fn apart(mut self, world: &World) -> Process {
+        self.port = free_port();
+        let log = world.path(&format!("{}.log", self.instance));
+        let args = ["--exact", "harness::serve::a_server", "--ignored", "--nocapture"].map(Into::into).into();
+        let env = vec![(ROLE, self.text(&world.agent_address()))];
+        let process = Process::start(Program { binary: env::current_exe().unwrap(), args, env, log });
+        world.serves(&self.service, &self.instance).await;
+        process
+    }
+
+    /// The same, registered there.
+    pub(crate) async fn serve(&self, agent: Address) -> Local {
+        let listener = TcpListener::bind(("127.0.0.1", self.port)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut builder = Server::builder(&self.service)
+            .instance(&self.instance)
+            .address(address)
+            .protocol(self.protocol)
+            .lease(self.lease)
+            .agent(agent);
+        if self.sharded {
+            builder = builder.on_shard_start(|_, _| async { Ok(()) });
+        }
+        let server = builder.start().await.unwrap();
+        let (name, work) = (HeaderValue::from_str(&self.instance).unwrap(), self.work);
+        let service =
+            tower::service_fn(move |request: Request<Incoming>| answer(request, name.clone(), work));
+        let serving = tokio::spawn({
+            let server = server.clone();
+            async move { serve_http(listener, service, &server).await.unwrap() }
+        });
+        Local { server, address, serving }
+    }
+
+    /// Words that [`Spec::read`] reads.
+    fn text(&self, agent: &Address) -> String {
+        let Self { service, instance, port, lease, work, .. } = self;
+        let protocol = match self.protocol {
+            Protocol::Http1 => "http1",
+            _ => "http2",
+        };
+        format!("{service} {instance} {protocol} {port} {} {} {agent}", lease.as_millis(), work.as_millis())
+    }
+
+    fn read(text: &str) -> (Self, Address) {
+        let words: Vec<_> = text.split(' ').collect();
+        let millis = |word: &str| Duration::from_millis(word.parse().unwrap());
+        let protocol = if words[2] == "http1" { Protocol::Http1 } else { Protocol::Http2 };
+        let spec = Self {
+            port: words[3].parse().unwrap(),
+            lease: millis(words[4]),
+            work: millis(words[5]),
+            ..Self::new(words[0], words[1], protocol)
+        };
+        (spec, words[6].parse().unwrap())
+    }
+}
+
+impl Local {
+    /// A planned stop; returns when its last connection is closed.
+    pub(crate) async fn stop(self) -> Drained {
+        let drained = self.server.shutdown().await;
+        self.serving.await.unwrap();
+        drained
+    }
+}
+
+/// Answers with the server's name; a gRPC call with the status OK.
+async fn answer(
+    request: Request<Incoming>,
+    name: HeaderValue,
+    work: Duration,
+) -> Result<Response<String>, Infallible> {
+    let kind = request.headers().get(http::header::CONTENT_TYPE).cloned();
+    let _ = request.into_body().collect().await;
+    tokio::time::sleep(work).await;
+    let mut answer = Response::new(String::new());
+    answer.headers_mut().insert("x-instance", name);
+    if let Some(kind) = kind.filter(|kind| kind.as_bytes().starts_with(b"application/grpc")) {
+        answer.headers_mut().insert(http::header::CONTENT_TYPE, kind);
+        answer.headers_mut().insert("grpc-status", HeaderValue::from_static("0"));
+    }
+    Ok(answer)
+}
+
+/// A port that nobody listens on.
+pub(crate) fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+#[tokio::test]
+#[ignore = "not a test: the other tests start it as a server process"]
+async fn a_server() {
+    let Ok(text) = env::var(ROLE) else { return };
+    let (spec, agent) = Spec::read(&text);
+    let Local { serving, .. } = spec.serve(agent).await;
+    serving.await.unwrap();
+}

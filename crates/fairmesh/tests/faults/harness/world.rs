@@ -1,0 +1,154 @@
+use std::{path::PathBuf, time::Duration};
+
+use fairmesh_client::Mesh;
+use fairmesh_model::{Endpoint, EndpointState, InstanceId, Prefix, Record, RecordKey, ServiceName};
+use fairmesh_wire::{
+    handshake::{self, Connection},
+    records,
+    transport::Address,
+    v1::ReadRequest,
+};
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
+use super::{
+    Process, Program, Run,
+    process::{fairmesh, run},
+    serve::free_port,
+    until,
+};
+
+/// A control plane and an agent as processes, in a folder of their own.
+pub(crate) struct World {
+    pub(crate) control: Process,
+    pub(crate) agent: Process,
+    metrics: String,
+    folder: TempDir,
+}
+
+impl World {
+    /// Both are up, and this YAML is applied, if there is any.
+    pub(crate) async fn start(yaml: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().display();
+        let control =
+            format!("control --http 127.0.0.1:0 --grpc unix:{dir}/control.sock --data-dir {dir}/data");
+        let control = Program::fairmesh(folder.path().join("control.log"), &control);
+        let metrics = format!("127.0.0.1:{}", free_port());
+        let agent = agent_program(&folder, "agent", &metrics);
+        let world = Self { control: Process::start(control), agent: Process::start(agent), metrics, folder };
+        world.control_is_up().await;
+        world.agent_is_up().await;
+        if !yaml.is_empty() {
+            world.apply(yaml).await.ok();
+        }
+        world
+    }
+
+    /// Another agent in the same region.
+    pub(crate) async fn another_agent(&self, name: &str) -> (Process, Address) {
+        let agent = Process::start(agent_program(&self.folder, name, "none"));
+        let address = Address::Unix(self.path(&format!("{name}.sock")));
+        until("the other agent is up", async || handshake::connect(&address, "test").await.is_ok()).await;
+        (agent, address)
+    }
+
+    pub(crate) async fn control_is_up(&self) {
+        let up = async || handshake::connect(&self.control_address(), "test").await.is_ok();
+        until("the control plane is up", up).await;
+    }
+
+    pub(crate) async fn agent_is_up(&self) {
+        let up = async || handshake::connect(&self.agent_address(), "test").await.is_ok();
+        until("the agent is up", up).await;
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(crate) fn control_address(&self) -> Address {
+        Address::Unix(self.path("control.sock"))
+    }
+
+    pub(crate) fn agent_address(&self) -> Address {
+        Address::Unix(self.path("agent.sock"))
+    }
+
+    /// A program's mesh that has only the agent to learn from.
+    pub(crate) async fn mesh(&self) -> Mesh {
+        self.mesh_of(self.agent_address()).await
+    }
+
+    pub(crate) async fn mesh_of(&self, agent: Address) -> Mesh {
+        let mesh = Mesh::builder().agent(agent).client_id("test").cache_dir(self.path("nothing"));
+        mesh.connect().await.unwrap()
+    }
+
+    /// Runs a command against the control plane.
+    pub(crate) async fn cli(&self, args: &[&str]) -> Run {
+        self.cli_with(args, "").await
+    }
+
+    pub(crate) async fn apply(&self, yaml: &str) -> Run {
+        self.cli_with(&["apply", "-f", "-"], yaml).await
+    }
+
+    async fn cli_with(&self, args: &[&str], input: &str) -> Run {
+        // Options that name the control plane go behind the command that they belong to.
+        let control = self.control_address().to_string();
+        let args = [args, &["--control", &control]].concat();
+        run(fairmesh(&args), input, Duration::from_secs(30)).await
+    }
+
+    /// A connection to the control plane.
+    pub(crate) async fn connection(&self) -> Connection {
+        handshake::connect(&self.control_address(), "test").await.unwrap()
+    }
+
+    /// What the control plane holds of an endpoint.
+    pub(crate) async fn endpoint(&self, service: &str, instance: &str) -> Option<Endpoint> {
+        let prefix = Prefix::endpoints(&ServiceName::new(service).unwrap(), None);
+        let request = ReadRequest { prefixes: vec![prefix.to_string()], at_least: 0 };
+        let read = self.connection().await.rib().read(request).await.unwrap().into_inner();
+        let instance = InstanceId::new(instance).unwrap();
+        read.entries.into_iter().find_map(|entry| {
+            let key = RecordKey::parse(&entry.key).unwrap();
+            match records::decode(&key, &entry.value).unwrap() {
+                Record::Endpoint(endpoint) if endpoint.instance == instance => Some(endpoint),
+                _ => None,
+            }
+        })
+    }
+
+    /// Waits until the control plane holds an instance as serving.
+    pub(crate) async fn serves(&self, service: &str, instance: &str) {
+        let serves = async || {
+            let endpoint = self.endpoint(service, instance).await;
+            endpoint.is_some_and(|endpoint| endpoint.state == EndpointState::Serving)
+        };
+        until(&format!("{instance} serves"), serves).await;
+    }
+
+    /// How old the agent says that its data is, in seconds.
+    pub(crate) async fn agent_data_age(&self) -> f64 {
+        let mut stream = TcpStream::connect(&self.metrics).await.unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: agent\r\nconnection: close\r\n\r\n").await.unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await.unwrap();
+        let age = text.lines().find_map(|line| line.strip_prefix("fairmesh_agent_data_age_seconds "));
+        age.unwrap_or_else(|| panic!("no age in {text}")).parse().unwrap()
+    }
+}
+
+fn agent_program(folder: &TempDir, name: &str, metrics: &str) -> Program {
+    let dir = folder.path().display();
+    let args = format!(
+        "agent --region eu --name {name} --metrics {metrics} --control unix:{dir}/control.sock \
+         --listen unix:{dir}/{name}.sock --state-dir {dir}/{name}-state"
+    );
+    Program::fairmesh(folder.path().join(format!("{name}.log")), &args)
+}

@@ -1,0 +1,16 @@
+//! What callers see when things go wrong: control planes, agents and servers as real processes that are killed, frozen,
+//! starved and stopped while calls run. Each test asserts how many calls failed (none, unless it says why) and the state
+//! afterwards.
+#![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
+
+mod control;
+mod demo;
+mod errors;
+mod harness;
+mod outage;
+mod refusals;
+mod restart;
+mod server;
+mod shards;
+mod starved;
+mod stop;

@@ -1,0 +1,112 @@
+//! The control plane away, the agent away, both away: calls go on, writes fail clearly, and all come together again.
+
+use std::time::Duration;
+
+use fairmesh_client::{Mesh, server::Link};
+use fairmesh_model::Protocol;
+use fairmesh_wire::{
+    handshake,
+    v1::{Endpoint, Location, Op, Registration, WriteRequest},
+};
+
+use crate::harness::{Caller, Kind, Load, Spec, World, beside_others, until};
+
+const YAML: &str = "{kind: Service, name: shop/one}\n---\n{kind: Service, name: shop/two, protocol: grpc}\n";
+
+fn registration() -> Registration {
+    let location = Some(Location { region: "eu".into(), ..Location::default() });
+    let endpoint =
+        Endpoint { instance: "x".into(), address: "127.0.0.1:1".into(), location, ..Endpoint::default() };
+    Registration { service: "shop/one".into(), endpoint: Some(endpoint), declaration: None }
+}
+
+/// What a program is told that registers through the agent.
+async fn register(world: &World) -> String {
+    let link = Link::new(vec![world.agent_address()], "test");
+    link.register(registration()).await.unwrap_err().to_string()
+}
+
+async fn calls_work(mesh: &Mesh) {
+    for (service, kind) in [("shop/one", Kind::Get), ("shop/one", Kind::Post), ("shop/two", Kind::Grpc)] {
+        let service = mesh.service(service).unwrap();
+        assert_eq!(Caller::new(&service, kind).call(0).await.unwrap(), "a");
+    }
+}
+
+async fn grows(what: &str, mut age: impl AsyncFnMut() -> f64) {
+    let before = age().await;
+    until(&format!("{what} grows"), async || age().await > before + 0.1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_go_on_while_control_plane_and_agent_are_away_and_all_converge_after() {
+    let _machine = beside_others().await;
+    let mut world = World::start(YAML).await;
+    let _one = Spec::new("shop/one", "a", Protocol::Http1).here(&world).await;
+    let _two = Spec::new("shop/two", "a", Protocol::Grpc).here(&world).await;
+    let mesh = world.mesh().await;
+    let (one, two) = (mesh.service("shop/one").unwrap(), mesh.service("shop/two").unwrap());
+    let mut callers = Load::of(&one, &[(Kind::Get, 1), (Kind::Post, 1)]);
+    callers.push(Caller::new(&two, Kind::Grpc));
+    let load = Load::start(callers);
+    load.goes_on(30).await;
+    // What the agent holds is on its disk once the revision stands still for longer than it waits to save.
+    let state = world.path("agent-state");
+    until("the agent has saved", async || std::fs::read_dir(&state).unwrap().count() >= 7).await;
+
+    control_away(&mut world, &load).await;
+    let age = mesh.stats().data_age;
+    both_away(&mut world, &load, &mesh).await;
+    assert!(mesh.stats().data_age > age);
+    agent_alone(&mut world, &load).await;
+
+    world.control.restart();
+    world.control_is_up().await;
+    until("the agent is in touch", async || world.agent_data_age().await == 0.0).await;
+    let _new = Spec::new("shop/one", "b", Protocol::Http1).here(&world).await;
+    load.reaches("b").await;
+    until("the caller is in touch", async || mesh.stats().data_age.is_zero()).await;
+    load.stop_unharmed().await;
+}
+
+async fn control_away(world: &mut World, load: &Load) {
+    world.control.kill().await;
+    load.goes_on(100).await;
+    grows("the age that the agent tells", async || world.agent_data_age().await).await;
+    let complaint = world.apply(YAML).await.fails();
+    assert!(complaint.contains("cannot reach the control plane at unix:"), "{complaint}");
+    assert!(complaint.contains("start it with 'fairmesh control'"), "{complaint}");
+    let complaint = register(world).await;
+    assert!(complaint.contains("no control plane answers this agent"), "{complaint}");
+}
+
+async fn both_away(world: &mut World, load: &Load, mesh: &Mesh) {
+    world.agent.kill().await;
+    grows("the age that the caller tells", async || mesh.stats().data_age.as_secs_f64()).await;
+    load.goes_on(100).await;
+    // A program that starts now has the agent's copy on disk.
+    let late = Mesh::builder().agent(world.agent_address()).cache_dir(world.path("agent-state"));
+    let late = late.connect().await.unwrap();
+    calls_work(&late).await;
+    assert!(late.stats().data_age > Duration::ZERO);
+    let complaint = register(world).await;
+    assert!(complaint.contains("agent.sock"), "{complaint}");
+}
+
+async fn agent_alone(world: &mut World, load: &Load) {
+    world.agent.restart();
+    world.agent_is_up().await;
+    load.goes_on(100).await;
+    let late = world.mesh().await;
+    calls_work(&late).await;
+    assert!(
+        late.stats().data_age > Duration::ZERO,
+        "the agent's copy is as old as its control plane is away"
+    );
+    let complaint = register(world).await;
+    assert!(complaint.contains("no control plane answers this agent"), "{complaint}");
+    let agent = handshake::connect(&world.agent_address(), "test").await.unwrap();
+    let op = Op { key: "/t/shop/services/new".into(), value: None, condition: None };
+    let refused = agent.rib().write(WriteRequest { ops: vec![op] }).await.unwrap_err();
+    assert!(refused.message().contains("an agent takes no writes"), "{refused}");
+}

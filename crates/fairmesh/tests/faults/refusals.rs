@@ -1,0 +1,130 @@
+//! Stores that a control plane must not start on: it says which and what to do, and leaves them as they are.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use rustix::process::Signal;
+use tempfile::TempDir;
+use tokio::process::Command;
+
+use crate::harness::{Process, Program, Run, beside_others, run, until};
+
+/// A folder for a control plane, and no control plane.
+struct Place {
+    folder: TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn args(&self, socket: &str, data: &Path) -> String {
+        let dir = self.folder.path().display();
+        format!("control --http 127.0.0.1:0 --grpc unix:{dir}/{socket} --data-dir {}", data.display())
+    }
+
+    /// Starts on a data folder, and waits until it serves.
+    async fn start(&self, data: &Path) -> Process {
+        let program = Program::fairmesh(self.path("log"), &self.args("control.sock", data));
+        let process = Process::start(program);
+        let socket = self.path("control.sock");
+        until("it listens", async || tokio::net::UnixStream::connect(&socket).await.is_ok()).await;
+        process
+    }
+
+    /// Starts one that must refuse; its complaint.
+    async fn refused(&self, data: &Path) -> String {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+        command.args(self.args("other.sock", data).split(' '));
+        complaint(run(command, "", Duration::from_secs(20)).await)
+    }
+}
+
+/// What it said, in one line and without blanks: reports are wrapped where the line ends.
+#[track_caller]
+fn complaint(run: Run) -> String {
+    run.fails().replace(' ', "")
+}
+
+#[track_caller]
+fn says(complaint: &str, words: &[&str]) {
+    for word in words {
+        assert!(complaint.contains(&word.replace(' ', "")), "no '{word}' in {complaint}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_damaged_store_is_refused_with_its_path_and_a_way_out_and_stays_as_it_is() {
+    let _machine = beside_others().await;
+    let place = Place::new();
+    let data = place.path("data");
+    let mut control = place.start(&data).await;
+    control.signal(Signal::TERM);
+    assert!(control.end().await.success());
+    let files = fs::read_dir(&data).unwrap().map(|entry| entry.unwrap().path());
+    let store = files.max_by_key(|path| path.metadata().unwrap().len()).unwrap();
+    let sound = fs::read(&store).unwrap();
+    let mut header = sound.clone();
+    header[..64].fill(0xa5);
+    let mut pages = sound.clone();
+    pages[4096..].fill(0xa5);
+    let damages: [(&str, &[u8]); 4] = [
+        ("cut short", &sound[..sound.len() / 2]),
+        ("empty", &[]),
+        ("wrong header", &header),
+        ("wrong pages", &pages),
+    ];
+    for (what, damaged) in damages {
+        fs::write(&store, damaged).unwrap();
+        let complaint = place.refused(&data).await;
+        says(&complaint, &[store.to_str().unwrap(), "move", "start empty"]);
+        assert!(fs::read(&store).unwrap() == damaged, "{what}: the file was changed");
+    }
+    fs::write(&store, sound).unwrap();
+    drop(place.start(&data).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_another_control_plane_has_open_is_refused() {
+    let _machine = beside_others().await;
+    let place = Place::new();
+    let data = place.path("data");
+    let mut first = place.start(&data).await;
+    let complaint = place.refused(&data).await;
+    says(&complaint, &[data.to_str().unwrap(), "another process has it open", "stop that one first"]);
+    assert!(first.has_ended().is_none(), "the first goes on");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_data_folder_that_cannot_be_written_to_is_refused() {
+    let _machine = beside_others().await;
+    let place = Place::new();
+    let data = place.path("data");
+    fs::create_dir(&data).unwrap();
+    for (folder, mode) in [(place.folder.path(), 0o755), (&data, 0o555)] {
+        fs::set_permissions(folder, fs::Permissions::from_mode(mode)).unwrap();
+    }
+    // Permissions mean nothing to root, so that another user starts it, from where that user may read it.
+    let binary = place.path("fairmesh");
+    fs::copy(env!("CARGO_BIN_EXE_fairmesh"), &binary).unwrap();
+    let mut command = Command::new(&binary);
+    if rustix::process::geteuid().is_root() {
+        command.uid(65_534).gid(65_534);
+    }
+    let socket = tempfile::tempdir().unwrap();
+    fs::set_permissions(socket.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let grpc = format!("unix:{}/control.sock", socket.path().display());
+    command.args(["control", "--http", "127.0.0.1:0", "--grpc", &grpc, "--data-dir"]).arg(&data);
+    let complaint = complaint(run(command, "", Duration::from_secs(20)).await);
+    says(&complaint, &[data.to_str().unwrap(), "Permission denied", "writable"]);
+    assert_eq!(fs::read_dir(&data).unwrap().count(), 0, "nothing was left there");
+}
