@@ -39,7 +39,6 @@ impl Report {
     }
 
     /// Says what was measured beside Fairmesh, with its version.
-    #[allow(dead_code, reason = "of the benchmarks that are there, `pick` has no peer")]
     pub(crate) fn peer(&mut self, name: impl Into<String>, version: impl Into<String>) {
         self.peers.insert(name.into(), version.into());
     }

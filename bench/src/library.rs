@@ -1,0 +1,244 @@
+//! `bench/run library`: what a call by name costs over one with the address written down.
+//!
+//! Both sides call ten servers over kept connections. The candidate picks with the library, and its servers carry the
+//! server layer; the peer picks at random among hard-coded addresses on the same hyper stack, and its servers carry
+//! nothing. CPU is that of the client and the server processes together, per call.
+
+mod fixed;
+mod load;
+mod meter;
+mod part;
+mod parts;
+
+use std::{error::Error, path::Path, time::Duration};
+
+pub(crate) use self::parts::{PartArgs, run_part};
+use self::{load::Run, part::Part};
+use crate::report::Report;
+
+/// Payload sizes in bytes, the same there and back.
+const PAYLOADS: [usize; 3] = [600, 5_500, 55_000];
+/// Callers that call again as soon as they were answered.
+const TASKS: usize = 16;
+/// What is spoken.
+const PROTOCOLS: [&str; 2] = ["http1", "grpc"];
+
+/// One protocol and payload, candidate over peer; medians over rounds.
+#[derive(Clone, Debug)]
+struct Case {
+    /// `http1` or `grpc`.
+    protocol: &'static str,
+    /// Bytes there and back.
+    payload: usize,
+    /// CPU per call of the candidate, in microseconds.
+    cpu_us: f64,
+    /// CPU per call of the peer, in microseconds.
+    peer_cpu_us: f64,
+    /// The median over rounds of the ratio within each.
+    cpu_ratio: f64,
+    /// The least and the greatest ratio of a round.
+    cpu_spread: [f64; 2],
+    /// The geometric mean over paired rounds of the latency ratio, at half of the slower one's peak.
+    p50_ratio: f64,
+    /// The same for the slowest of a hundred calls.
+    p99_ratio: f64,
+    /// The peer against itself: what a ratio of 1 looks like here.
+    noise_p50: f64,
+    /// The same for the slowest of a hundred calls.
+    noise_p99: f64,
+}
+
+impl std::fmt::Display for Case {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let [least, most] = self.cpu_spread;
+        write!(
+            f,
+            "{:>5} {:>6} B: CPU {:.1} µs over {:.1} µs = {:.3} ({least:.3} to {most:.3}); p50 {:.3}, p99 {:.3}; \
+             peer over itself p50 {:.3}, p99 {:.3}",
+            self.protocol,
+            self.payload,
+            self.cpu_us,
+            self.peer_cpu_us,
+            self.cpu_ratio,
+            self.p50_ratio,
+            self.p99_ratio,
+            self.noise_p50,
+            self.noise_p99
+        )
+    }
+}
+
+/// How long things take.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    rounds: usize,
+    closed: Duration,
+    open: Duration,
+}
+
+impl Plan {
+    fn new(quick: bool) -> Self {
+        let ms = Duration::from_millis;
+        if quick {
+            Self { rounds: 3, closed: ms(700), open: ms(600) }
+        } else {
+            Self { rounds: 7, closed: ms(2000), open: ms(2000) }
+        }
+    }
+}
+
+/// Measures every case and reports the worst of each figure.
+pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let cases = runtime.block_on(measure(quick))?;
+    let mut report = Report::new("library");
+    report.peer("the same hyper and h2 with hard-coded addresses", "random pick");
+    for case in &cases {
+        eprintln!("{case}");
+    }
+    let worst = |of: &dyn Fn(&Case) -> f64, protocol: &str| {
+        cases.iter().filter(|case| case.protocol.contains(protocol)).map(of).fold(0.0, f64::max)
+    };
+    let noise = |of: &dyn Fn(&Case) -> f64| {
+        cases.iter().map(|case| (of(case) - 1.0).abs()).fold(0.0, f64::max)
+    };
+    let cpu = "CPU of client and servers per call, over the peer's; the worst payload";
+    report.figure("cpu_ratio_http1", worst(&|case| case.cpu_ratio, "http1"), Some(1.10), cpu);
+    report.figure("cpu_ratio_grpc", worst(&|case| case.cpu_ratio, "grpc"), Some(1.10), cpu);
+    let p50 = format!("the worst case; the peer against itself differs by up to {:.3}", noise(&|case| case.noise_p50));
+    report.figure("p50_ratio", worst(&|case| case.p50_ratio, ""), Some(1.05), p50);
+    let p99 = format!("the worst case; the peer against itself differs by up to {:.3}", noise(&|case| case.noise_p99));
+    report.figure("p99_ratio", worst(&|case| case.p99_ratio, ""), Some(1.05), p99);
+    Ok(report)
+}
+
+async fn measure(quick: bool) -> Result<Vec<Case>, String> {
+    let plan = Plan::new(quick);
+    let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
+    let (_mesh, _) = Part::start(dir.path(), &["mesh"]).await?;
+    let mut cases = Vec::new();
+    for protocol in PROTOCOLS {
+        let candidate = Servers::start(dir.path(), protocol, true).await?;
+        let peer = Servers::start(dir.path(), protocol, false).await?;
+        let mut servers = [candidate, peer];
+        for payload in PAYLOADS {
+            eprintln!("{protocol}, {payload} bytes");
+            cases.push(case(dir.path(), protocol, payload, &mut servers, plan).await?);
+        }
+    }
+    Ok(cases)
+}
+
+struct Servers {
+    part: Part,
+    addresses: String,
+}
+
+impl Servers {
+    async fn start(dir: &Path, protocol: &str, layer: bool) -> Result<Self, String> {
+        let layer = if layer { "on" } else { "off" };
+        let (part, addresses) = Part::start(dir, &["servers", "--protocol", protocol, "--layer", layer]).await?;
+        Ok(Self { part, addresses })
+    }
+}
+
+/// A client process and the servers that it calls.
+struct Side<'a> {
+    client: Part,
+    servers: &'a mut Part,
+}
+
+impl Side<'_> {
+    /// CPU time per call of client and servers together, in nanoseconds, and calls a second.
+    async fn cost(&mut self, plan: Plan) -> Result<(f64, f64), String> {
+        let before = self.servers.cpu_ns().await?;
+        let run = self.client.closed(TASKS, plan.closed).await?;
+        let servers = self.servers.cpu_ns().await? - before;
+        let calls = run.calls.max(1) as f64;
+        Ok(((run.cpu_ns + servers) as f64 / calls, calls * 1e9 / run.wall_ns as f64))
+    }
+}
+
+async fn case(
+    dir: &Path,
+    protocol: &'static str,
+    payload: usize,
+    servers: &mut [Servers; 2],
+    plan: Plan,
+) -> Result<Case, String> {
+    let [ours, theirs] = servers;
+    let size = payload.to_string();
+    let common = ["--protocol", protocol, "--payload", &size];
+    let mesh = [&["client", "--kind", "mesh"], &common[..]].concat();
+    let fixed = [&["client", "--kind", "fixed", "--servers", &theirs.addresses], &common[..]].concat();
+    let mut ours = Side { client: Part::start(dir, &mesh).await?.0, servers: &mut ours.part };
+    let mut theirs = Side { client: Part::start(dir, &fixed).await?.0, servers: &mut theirs.part };
+
+    // The first round warms both up and is not counted.
+    let mut costs = Vec::new();
+    let mut peak = f64::INFINITY;
+    for round in 0..=plan.rounds {
+        // Who goes first alternates, so that a machine that slows down favours neither.
+        let (a, b);
+        if round % 2 == 0 {
+            a = ours.cost(plan).await?;
+            b = theirs.cost(plan).await?;
+        } else {
+            b = theirs.cost(plan).await?;
+            a = ours.cost(plan).await?;
+        }
+        if round > 0 {
+            costs.push((a.0, b.0));
+            peak = peak.min(a.1).min(b.1);
+        }
+    }
+    let latency = latency(&mut ours.client, &mut theirs.client, (peak / 2.0) as u64, plan).await?;
+    Ok(summary(protocol, payload, &costs, &latency))
+}
+
+/// One round of open-loop runs: the candidate, the peer, and the peer again.
+type Round = [Run; 3];
+
+async fn latency(ours: &mut Part, theirs: &mut Part, rate: u64, plan: Plan) -> Result<Vec<Round>, String> {
+    let mut rounds = Vec::new();
+    for round in 0..plan.rounds {
+        let first = theirs.open(rate, plan.open).await?;
+        let candidate = ours.open(rate, plan.open).await?;
+        let second = theirs.open(rate, plan.open).await?;
+        // Before and after the candidate in turn, for the same reason as above.
+        let (peer, again) = if round % 2 == 0 { (first, second) } else { (second, first) };
+        rounds.push([candidate, peer, again]);
+    }
+    Ok(rounds)
+}
+
+fn summary(protocol: &'static str, payload: usize, costs: &[(f64, f64)], latency: &[Round]) -> Case {
+    let mut ratios: Vec<f64> = costs.iter().map(|(ours, theirs)| ours / theirs).collect();
+    let cpu_ratio = median(&mut ratios);
+    // Proof: at least one round was counted, and median() sorted them.
+    let cpu_spread = [ratios[0], ratios[ratios.len() - 1]];
+    let p50 = |run: &Run| run.p50_ns as f64;
+    let p99 = |run: &Run| run.p99_ns as f64;
+    Case {
+        protocol,
+        payload,
+        cpu_us: median(&mut costs.iter().map(|cost| cost.0 / 1e3).collect::<Vec<_>>()),
+        peer_cpu_us: median(&mut costs.iter().map(|cost| cost.1 / 1e3).collect::<Vec<_>>()),
+        cpu_ratio,
+        cpu_spread,
+        p50_ratio: geometric_mean(latency.iter().map(|[ours, peer, _]| p50(ours) / p50(peer))),
+        p99_ratio: geometric_mean(latency.iter().map(|[ours, peer, _]| p99(ours) / p99(peer))),
+        noise_p50: geometric_mean(latency.iter().map(|[_, peer, again]| p50(again) / p50(peer))),
+        noise_p99: geometric_mean(latency.iter().map(|[_, peer, again]| p99(again) / p99(peer))),
+    }
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn geometric_mean(ratios: impl ExactSizeIterator<Item = f64>) -> f64 {
+    let count = ratios.len() as f64;
+    (ratios.map(f64::ln).sum::<f64>() / count).exp()
+}

@@ -1,0 +1,163 @@
+//! The peer: the same hyper stack with the addresses written down and a random pick. What a mesh costs is measured
+//! against it, so it does nothing that a careful programmer without a mesh could leave out.
+
+use std::{
+    net::SocketAddr,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use fairmesh_model::arith::mix64;
+use http_body::{Frame, SizeHint};
+use http_body_util::Full;
+use hyper::{
+    body::Incoming,
+    client::conn::{http1, http2},
+};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::net::TcpStream;
+use tower::Service;
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+type Answer<B> = Pin<Box<dyn Future<Output = Result<http::Response<B>, BoxError>> + Send>>;
+
+/// HTTP/1.1: idle connections by server.
+#[derive(Clone)]
+pub(super) struct Http1 {
+    servers: Arc<[Server]>,
+    seed: Arc<AtomicU64>,
+}
+
+struct Server {
+    address: SocketAddr,
+    idle: Mutex<Vec<http1::SendRequest<Full<Bytes>>>>,
+}
+
+impl Http1 {
+    /// Will call these servers.
+    pub(super) fn new(addresses: &[SocketAddr]) -> Self {
+        let server = |address: &SocketAddr| Server { address: *address, idle: Mutex::default() };
+        Self { servers: addresses.iter().map(server).collect(), seed: Arc::default() }
+    }
+}
+
+impl Server {
+    async fn connection(&self) -> Result<http1::SendRequest<Full<Bytes>>, BoxError> {
+        if let Some(idle) = self.take() {
+            return Ok(idle);
+        }
+        let socket = TcpStream::connect(self.address).await?;
+        socket.set_nodelay(true)?;
+        let (sender, connection) = http1::handshake(TokioIo::new(socket)).await?;
+        tokio::spawn(connection);
+        Ok(sender)
+    }
+
+    fn take(&self) -> Option<http1::SendRequest<Full<Bytes>>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    }
+
+    fn give_back(&self, sender: http1::SendRequest<Full<Bytes>>) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(sender);
+    }
+}
+
+impl Service<http::Request<Full<Bytes>>> for Http1 {
+    type Response = http::Response<Returning>;
+    type Error = BoxError;
+    type Future = Answer<Returning>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, mut request: http::Request<Full<Bytes>>) -> Self::Future {
+        let pick = draw(&self.seed, self.servers.len());
+        let servers = self.servers.clone();
+        Box::pin(async move {
+            let mut sender = servers[pick].connection().await?;
+            sender.ready().await?;
+            request.headers_mut().insert(http::header::HOST, http::HeaderValue::from_static("echo.bench"));
+            let response = sender.send_request(request).await?;
+            Ok(response.map(|body| Returning { body, connection: Some((sender, servers, pick)) }))
+        })
+    }
+}
+
+/// A body that gives its connection back at its end.
+pub(super) struct Returning {
+    body: Incoming,
+    connection: Option<(http1::SendRequest<Full<Bytes>>, Arc<[Server]>, usize)>,
+}
+
+impl http_body::Body for Returning {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = std::task::ready!(Pin::new(&mut self.body).poll_frame(cx));
+        if (frame.is_none() || self.body.is_end_stream())
+            && let Some((sender, servers, pick)) = self.connection.take()
+        {
+            servers[pick].give_back(sender);
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// HTTP/2: one connection a server, opened before the first call.
+#[derive(Clone)]
+pub(super) struct Http2 {
+    servers: Arc<[http2::SendRequest<tonic::body::Body>]>,
+    seed: Arc<AtomicU64>,
+}
+
+impl Http2 {
+    /// Connects to these servers.
+    pub(super) async fn connect(addresses: &[SocketAddr]) -> Result<Self, BoxError> {
+        let mut servers = Vec::new();
+        for address in addresses {
+            let socket = TcpStream::connect(address).await?;
+            socket.set_nodelay(true)?;
+            let mut builder = http2::Builder::new(TokioExecutor::new());
+            builder.initial_stream_window_size(1 << 20).initial_connection_window_size(4 << 20);
+            let (sender, connection) = builder.handshake(TokioIo::new(socket)).await?;
+            tokio::spawn(connection);
+            servers.push(sender);
+        }
+        Ok(Self { servers: servers.into(), seed: Arc::default() })
+    }
+}
+
+impl Service<http::Request<tonic::body::Body>> for Http2 {
+    type Response = http::Response<Incoming>;
+    type Error = BoxError;
+    type Future = Answer<Incoming>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<tonic::body::Body>) -> Self::Future {
+        let mut sender = self.servers[draw(&self.seed, self.servers.len())].clone();
+        Box::pin(async move { Ok(sender.send_request(request).await?) })
+    }
+}
+
+fn draw(seed: &AtomicU64, servers: usize) -> usize {
+    let random = mix64(seed.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed));
+    (random % servers as u64) as usize
+}

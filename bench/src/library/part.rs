@@ -1,0 +1,83 @@
+//! The processes of the benchmark: this binary again, told what to be, and asked over standard input.
+
+use std::{path::Path, process::Stdio, time::Duration};
+
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines},
+    process::{Child, ChildStdin, ChildStdout, Command},
+};
+
+use super::load::Run;
+
+/// How long a part may take to answer one line beyond what it was asked to do.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A process that answers each line of its input with one of its output. Dropping it kills it.
+#[derive(Debug)]
+pub(super) struct Part {
+    name: String,
+    to: ChildStdin,
+    from: Lines<BufReader<ChildStdout>>,
+    _child: Child,
+}
+
+impl Part {
+    /// Starts it and waits for its first line, which it writes when it is ready.
+    pub(super) async fn start(dir: &Path, args: &[&str]) -> Result<(Self, String), String> {
+        let name = args.join(" ");
+        let failed = |e: std::io::Error| format!("cannot start part '{}': {e}", args.join(" "));
+        let binary = std::env::current_exe().map_err(failed)?;
+        let mut child = Command::new(binary)
+            .arg("part")
+            .args(args)
+            .arg("--dir")
+            .arg(dir)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(failed)?;
+        let (Some(to), Some(from)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(format!("part '{name}' has no pipes"));
+        };
+        let mut part = Self { name, to, from: BufReader::new(from).lines(), _child: child };
+        let ready = part.line(PATIENCE).await?;
+        Ok((part, ready))
+    }
+
+    /// Closed-loop load for a while.
+    pub(super) async fn closed(&mut self, tasks: usize, length: Duration) -> Result<Run, String> {
+        self.run(format!("closed {} {tasks}", length.as_millis()), length).await
+    }
+
+    /// Open-loop load for a while.
+    pub(super) async fn open(&mut self, rate: u64, length: Duration) -> Result<Run, String> {
+        self.run(format!("open {} {rate}", length.as_millis()), length).await
+    }
+
+    /// The CPU time that the process has used, in nanoseconds.
+    pub(super) async fn cpu_ns(&mut self) -> Result<u64, String> {
+        let answer = self.ask("cpu".into(), Duration::ZERO).await?;
+        answer.parse().map_err(|_| format!("part '{}' said '{answer}' for its CPU time", self.name))
+    }
+
+    async fn run(&mut self, line: String, length: Duration) -> Result<Run, String> {
+        let answer = self.ask(line, length).await?;
+        serde_json::from_str(&answer).map_err(|_| format!("part '{}': {answer}", self.name))
+    }
+
+    async fn ask(&mut self, mut line: String, length: Duration) -> Result<String, String> {
+        line.push('\n');
+        self.to.write_all(line.as_bytes()).await.map_err(|e| format!("part '{}' is gone: {e}", self.name))?;
+        self.line(length + PATIENCE).await
+    }
+
+    async fn line(&mut self, patience: Duration) -> Result<String, String> {
+        match tokio::time::timeout(patience, self.from.next_line()).await {
+            Ok(Ok(Some(line))) => Ok(line),
+            Ok(Ok(None)) => Err(format!("part '{}' ended; its last words are above", self.name)),
+            Ok(Err(e)) => Err(format!("part '{}' cannot be read: {e}", self.name)),
+            Err(_) => Err(format!("part '{}' did not answer within {patience:?}", self.name)),
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! What the processes of the benchmark do: the mesh, the servers, the clients.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use bytes::Bytes;
+use clap::{Args, Subcommand, ValueEnum};
+use fairmesh_client::Mesh;
+use fairmesh_model::{Location, Region};
+use fairmesh_wire::transport::Address;
+use http_body_util::{BodyExt, Full};
+use tokio::io::{AsyncBufReadExt, BufReader, Lines, Stdin};
+use tower::Service;
+
+use super::{
+    fixed,
+    load::{self, Call},
+    meter,
+};
+
+mod servers;
+
+/// The generated types of the benchmarks' protocol.
+#[allow(missing_docs, missing_debug_implementations, unreachable_pub, clippy::all, clippy::disallowed_methods)]
+pub(super) mod v1 {
+    tonic::include_proto!("fairmesh.bench.v1");
+}
+
+/// What to be.
+#[derive(Args, Debug)]
+pub(crate) struct PartArgs {
+    #[command(subcommand)]
+    part: PartKind,
+    /// Where sockets and data lie.
+    #[arg(long, global = true, default_value = ".")]
+    dir: PathBuf,
+}
+
+#[derive(Debug, Subcommand)]
+enum PartKind {
+    /// A control plane and an agent.
+    Mesh,
+    /// Ten servers.
+    Servers {
+        #[arg(long)]
+        protocol: Protocol,
+        #[arg(long)]
+        layer: Layer,
+    },
+    /// A client that does as it is told on standard input.
+    Client {
+        #[arg(long)]
+        kind: Kind,
+        #[arg(long)]
+        protocol: Protocol,
+        #[arg(long)]
+        payload: usize,
+        #[arg(long, value_delimiter = ',')]
+        servers: Vec<SocketAddr>,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Protocol {
+    Http1,
+    Grpc,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Layer {
+    On,
+    Off,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    Mesh,
+    Fixed,
+}
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Is one part until its input ends.
+pub(crate) fn run_part(args: PartArgs) -> Result<(), BoxError> {
+    // One thread each: client and servers share two processors, and a figure per call must not hang on how work wanders.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(be(args))
+}
+
+async fn be(args: PartArgs) -> Result<(), BoxError> {
+    let agent = Address::Unix(args.dir.join("agent.sock"));
+    match args.part {
+        PartKind::Mesh => servers::mesh(&args.dir, agent).await,
+        PartKind::Servers { protocol, layer } => servers::serve(protocol, layer, agent).await,
+        PartKind::Client { kind: Kind::Mesh, protocol, payload, .. } => {
+            let region = Location::in_region(Region::new("bench")?);
+            let mesh = Mesh::builder().agent(agent).location(region).client_id("bench").connect().await?;
+            match protocol {
+                Protocol::Http1 => obey(HttpCall::new(mesh.service("bench/http1")?, payload)).await,
+                Protocol::Grpc => obey(GrpcCall::new(mesh.service("bench/grpc")?, payload)).await,
+            }
+        }
+        PartKind::Client { kind: Kind::Fixed, protocol: Protocol::Http1, payload, servers } => {
+            obey(HttpCall::new(fixed::Http1::new(&servers), payload)).await
+        }
+        PartKind::Client { kind: Kind::Fixed, protocol: Protocol::Grpc, payload, servers } => {
+            obey(GrpcCall::new(fixed::Http2::connect(&servers).await?, payload)).await
+        }
+    }
+}
+
+/// Says that it is ready, then answers `closed MS TASKS`, `open MS RATE` and `cpu` a line each.
+async fn obey<C: Call>(call: C) -> Result<(), BoxError> {
+    call.call().await?;
+    println!("ready");
+    let mut orders = orders();
+    while let Some(order) = orders.next_line().await? {
+        let words: Vec<&str> = order.split(' ').collect();
+        let run = match words[..] {
+            ["closed", ms, tasks] => load::closed(&call, tasks.parse()?, Duration::from_millis(ms.parse()?)).await,
+            ["open", ms, rate] => load::open(&call, rate.parse()?, Duration::from_millis(ms.parse()?)).await,
+            _ => Err(format!("unknown order '{order}'")),
+        };
+        match run {
+            Ok(run) => println!("{}", serde_json::to_string(&run)?),
+            Err(why) => println!("{why}"),
+        }
+    }
+    Ok(())
+}
+
+fn orders() -> Lines<BufReader<Stdin>> {
+    BufReader::new(tokio::io::stdin()).lines()
+}
+
+fn own_cpu_ns() -> u128 {
+    meter::own_cpu().as_nanos()
+}
+
+/// A POST whose answer must be its body.
+#[derive(Clone)]
+struct HttpCall<S> {
+    service: S,
+    payload: Bytes,
+}
+
+impl<S> HttpCall<S> {
+    fn new(service: S, payload: usize) -> Self {
+        Self { service, payload: payload_of(payload) }
+    }
+}
+
+impl<S, B> Call for HttpCall<S>
+where
+    S: Service<http::Request<Full<Bytes>>, Response = http::Response<B>> + Clone + Send + Sync + 'static,
+    S::Error: std::fmt::Display + Send,
+    S::Future: Send,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: std::fmt::Display,
+{
+    async fn call(&self) -> Result<(), String> {
+        let request = http::Request::post("/echo").body(Full::new(self.payload.clone())).map_err(|e| e.to_string())?;
+        let response = self.service.clone().call(request).await.map_err(|e| e.to_string())?;
+        if !response.status().is_success() {
+            return Err(format!("answered {}", response.status()));
+        }
+        let mut body = std::pin::pin!(response.into_body());
+        let mut received = 0;
+        let mut matches = true;
+        while let Some(frame) = body.frame().await {
+            if let Ok(data) = frame.map_err(|e| e.to_string())?.into_data() {
+                matches &= self.payload.get(received..received + data.len()) == Some(&data[..]);
+                received += data.len();
+            }
+        }
+        check(matches && received == self.payload.len())
+    }
+}
+
+/// A unary gRPC call whose answer must be its message.
+#[derive(Clone)]
+struct GrpcCall<S> {
+    client: v1::echo_client::EchoClient<S>,
+    payload: Bytes,
+}
+
+impl<S> GrpcCall<S>
+where
+    S: tonic::client::GrpcService<tonic::body::Body>,
+    S::Error: Into<BoxError>,
+    S::ResponseBody: http_body::Body<Data = Bytes> + Send + 'static,
+    <S::ResponseBody as http_body::Body>::Error: Into<BoxError> + Send,
+{
+    fn new(service: S, payload: usize) -> Self {
+        let origin = http::Uri::from_static("http://echo.bench");
+        Self { client: v1::echo_client::EchoClient::with_origin(service, origin), payload: payload_of(payload) }
+    }
+}
+
+impl<S> Call for GrpcCall<S>
+where
+    S: tonic::client::GrpcService<tonic::body::Body> + Clone + Send + Sync + 'static,
+    S::Future: Send,
+    S::Error: Into<BoxError>,
+    S::ResponseBody: http_body::Body<Data = Bytes> + Send + 'static,
+    <S::ResponseBody as http_body::Body>::Error: Into<BoxError> + Send,
+{
+    async fn call(&self) -> Result<(), String> {
+        let message = v1::Payload { data: self.payload.clone() };
+        let answer = self.client.clone().echo(message).await.map_err(|status| status.to_string())?;
+        check(answer.into_inner().data == self.payload)
+    }
+}
+
+fn payload_of(size: usize) -> Bytes {
+    (0..size).map(|i| b'a' + (i % 26) as u8).collect()
+}
+
+fn check(right: bool) -> Result<(), String> {
+    if right { Ok(()) } else { Err("the answer is not what was sent".into()) }
+}
