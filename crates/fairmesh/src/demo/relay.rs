@@ -62,7 +62,10 @@ async fn read(mut from: tcp::OwnedReadHalf, queue: mpsc::Sender<(Instant, Bytes)
 
 async fn write(mut held: mpsc::Receiver<(Instant, Bytes)>, mut to: tcp::OwnedWriteHalf) {
     while let Some((due, bytes)) = held.recv().await {
-        tokio::time::sleep_until(due).await;
+        // The timer rounds up to a millisecond, which would be a long way within a region.
+        if due > Instant::now() {
+            tokio::time::sleep_until(due).await;
+        }
         if to.write_all(&bytes).await.is_err() {
             return;
         }

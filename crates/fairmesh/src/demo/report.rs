@@ -33,6 +33,7 @@ pub(super) fn text(tally: &Tally, story: &[(Phase, String)], totals: Totals) -> 
         totals.reuse * 100.0
     );
     let _ = writeln!(out, "{}\n\n{}\n\n{}", calls(tally), regions(tally), events(tally, story));
+    let _ = writeln!(out, "* of the failed: sent to the server that died, and not to be repeated unasked\n");
     for ((phase, call, why), count) in tally.failures() {
         let _ = writeln!(out, "failed during {phase}: {count} × {call}: {why}");
     }
@@ -110,7 +111,7 @@ fn regions(tally: &Tally) -> Table {
 
 fn events(tally: &Tally, story: &[(Phase, String)]) -> Table {
     let mut table =
-        table(["event", "what happened", "calls", "failed", "of them in flight on the server that died"]);
+        table(["event", "what happened", "calls", "failed", "in flight*"]);
     for (phase, what) in story {
         let count = tally.count(*phase);
         table.add_row([
