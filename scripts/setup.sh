@@ -39,7 +39,7 @@ setup_build() {
 }
 
 setup_demo() {
-    command -v python3 >/dev/null || apt_install "one service of the demo is a plain Python program" python3
+    command -v python3 >/dev/null || apt_install "the demo and its test run a plain Python program" python3
 }
 
 setup_deny() {
