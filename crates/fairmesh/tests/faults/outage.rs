@@ -50,9 +50,8 @@ async fn calls_go_on_while_control_plane_and_agent_are_away_and_all_converge_aft
     callers.push(Caller::new(&two, Kind::Grpc));
     let load = Load::start(callers);
     load.goes_on(30).await;
-    // What the agent holds is on its disk once the revision stands still for longer than it waits to save.
-    let state = world.path("agent-state");
-    until("the agent has saved", async || std::fs::read_dir(&state).unwrap().count() >= 7).await;
+    world.is_saved("shop/one", 0).await;
+    world.is_saved("shop/two", 0).await;
 
     control_away(&mut world, &load).await;
     let age = mesh.stats().data_age;

@@ -2,6 +2,7 @@ use std::{path::PathBuf, time::Duration};
 
 use fairmesh_client::Mesh;
 use fairmesh_model::{Endpoint, EndpointState, InstanceId, Prefix, Record, RecordKey, ServiceName};
+use fairmesh_rib::cache::Cache;
 use fairmesh_wire::{
     handshake::{self, Connection},
     records,
@@ -131,6 +132,17 @@ impl World {
             endpoint.is_some_and(|endpoint| endpoint.state == EndpointState::Serving)
         };
         until(&format!("{instance} serves"), serves).await;
+    }
+
+    /// Waits until the agent has on disk what callers of a service need, as of this revision or later.
+    pub(crate) async fn is_saved(&self, service: &str, revision: u64) {
+        let name = ServiceName::new(service).unwrap();
+        let keys = [RecordKey::Service(name.clone()), RecordKey::Policy(name.clone())];
+        let [declared, policy] = keys.map(|key| Prefix::from(&key));
+        let needed = [Prefix::topology(), declared, policy, Prefix::endpoints(&name, None)];
+        let disk = Cache::read_only(self.path("agent-state"));
+        let saved = |prefix| disk.load(prefix).unwrap().is_some_and(|copy| copy.revision.number >= revision);
+        until(&format!("{service} is saved"), async || needed.iter().all(saved)).await;
     }
 
     /// How old the agent says that its data is, in seconds.
