@@ -10,7 +10,7 @@
 //! use fairmesh_client::Mesh;
 //!
 //! let mesh = Mesh::connect().await?;
-//! let cart = mesh.service("shop/cart")?.key(618_u64).role("secondary")?;
+//! let cart = mesh.service("shop/cart")?.key(618).role("secondary")?;
 //! let answer = cart.send(http::Request::get("/items").body(fairmesh_client::Body::empty())?).await?;
 //! # Ok(()) }
 //! ```

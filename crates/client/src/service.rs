@@ -66,9 +66,11 @@ impl ServiceHandle {
     }
 
     /// The same service with the key that its calls are for. Servers see it as `x-fairmesh-key`.
+    ///
+    /// A plain number and not `impl Into<ShardKey>`, so that a literal needs no suffix: `key(618)`, `key(customer.into())`.
     #[must_use]
-    pub fn key(mut self, key: impl Into<ShardKey>) -> Self {
-        let key = key.into();
+    pub fn key(mut self, key: u128) -> Self {
+        let key = ShardKey(key);
         // Digits are always a header value.
         let inner = Arc::make_mut(&mut self.inner);
         inner.marks.key = HeaderValue::try_from(key.to_string()).ok();

@@ -51,7 +51,7 @@ async fn servers_see_host_key_role_and_deadline() {
     for (name, protocol) in [("shop/one", Protocol::Http1), ("shop/two", Protocol::Http2)] {
         rig.replicated(name, protocol, &[server.address]);
         let service = rig.mesh().await.service(name).unwrap().timeout(Duration::from_millis(900));
-        let (_, told) = ask(&service.clone().key(618_u64).role("primary").unwrap(), get("/")).await.unwrap();
+        let (_, told) = ask(&service.clone().key(618).role("primary").unwrap(), get("/")).await.unwrap();
         let words: Vec<_> = told.split(' ').collect();
         let host = format!("{}.shop", name.strip_prefix("shop/").unwrap());
         let (authority, header) = if protocol == Protocol::Http1 { ("-", &*host) } else { (&*host, "-") };
@@ -105,8 +105,8 @@ async fn what_cannot_be_called_says_so_at_once_and_distinctly() {
     assert_eq!(ask(&sharded, get("/")).await.unwrap_err().kind(), FaultKind::KeyMissing);
     let wrong = Request::get("/").header("x-fairmesh-key", "tea").body(Body::empty()).unwrap();
     assert_eq!(ask(&sharded, wrong).await.unwrap_err().kind(), FaultKind::Invalid);
-    assert_eq!(ask(&sharded.clone().key(5_u32), get("/")).await.unwrap_err().kind(), FaultKind::NoReplica);
-    assert_eq!(ask(&sharded.key(100_u32), get("/")).await.unwrap_err().kind(), FaultKind::KeyOutside);
+    assert_eq!(ask(&sharded.clone().key(5), get("/")).await.unwrap_err().kind(), FaultKind::NoReplica);
+    assert_eq!(ask(&sharded.key(100), get("/")).await.unwrap_err().kind(), FaultKind::KeyOutside);
     assert!(begun.elapsed() < Duration::from_secs(10), "no fault waits for its deadline");
     assert!(mesh.service("cart").is_err());
 

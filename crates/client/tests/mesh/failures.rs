@@ -254,7 +254,7 @@ async fn a_wrong_shard_is_tried_elsewhere_once_the_map_is_new() {
         Policy { retries: Retries { attempts: 1, ..Retries::default() }, ..Policy::default() },
     );
     let mesh = rig.mesh().await;
-    let service = mesh.service("shop/cart").unwrap().key(7_u64);
+    let service = mesh.service("shop/cart").unwrap().key(7);
     service.ready().await.unwrap();
     let call = tokio::spawn({
         let service = service.clone();
@@ -283,7 +283,7 @@ async fn a_shard_that_nobody_admits_to_ends_with_the_servers_answer() {
     rig.service("shop/cart", ServiceKind::Sharded, Protocol::Http1);
     rig.endpoint("shop/cart", "only", server.address, EndpointState::Serving);
     rig.shard_map("shop/cart", &map(1, &["only"]));
-    let service = rig.mesh().await.service("shop/cart").unwrap().key(7_u64);
+    let service = rig.mesh().await.service("shop/cart").unwrap().key(7);
     assert_eq!(ask(&service, get("/")).await.unwrap(), (421, "not mine".into()));
     assert_eq!(server.requests(), 3, "twice more and not again");
 }

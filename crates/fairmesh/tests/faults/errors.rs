@@ -28,8 +28,8 @@ async fn every_call_that_cannot_go_anywhere_says_why_at_once() {
         (mesh.service("shop/nothing").unwrap(), FaultKind::UnknownService, "fairmesh get services"),
         (mesh.service("shop/empty").unwrap(), FaultKind::NoEndpoints, "shop/empty"),
         (cart.clone(), FaultKind::KeyMissing, "key"),
-        (cart.clone().key(5000_u64), FaultKind::KeyOutside, "5000"),
-        (cart.key(5_u64).role("witness").unwrap(), FaultKind::NoReplica, "witness"),
+        (cart.clone().key(5000), FaultKind::KeyOutside, "5000"),
+        (cart.key(5).role("witness").unwrap(), FaultKind::NoReplica, "witness"),
     ];
     let mut labels = BTreeSet::new();
     for (service, kind, word) in cases {

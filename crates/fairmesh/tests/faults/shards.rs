@@ -96,7 +96,7 @@ async fn a_caller_with_an_old_map_is_put_right_by_the_server_that_it_calls() {
     let carts = Carts::start().await;
     let (agent, address) = carts.world.another_agent("frozen").await;
     let stale = carts.world.mesh_of(address).await;
-    let service = stale.service("shop/cart").unwrap().key(600_u64).role("primary").unwrap();
+    let service = stale.service("shop/cart").unwrap().key(600).role("primary").unwrap();
     for (kind, before, after) in [(Kind::Post, 1, 0), (Kind::Grpc, 0, 1)] {
         let caller = Caller::new(&service, kind);
         assert_eq!(caller.call(0).await.unwrap(), format!("cart-{before}"));
