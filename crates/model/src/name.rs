@@ -40,7 +40,7 @@ fn check(what: &str, text: &str, longest: usize, alphabet: Alphabet) -> Result<(
 }
 
 macro_rules! name {
-    ($(#[$doc:meta])* $name:ident, $what:literal, $longest:literal, $alphabet:ident) => {
+    ($(#[$doc:meta])* $name:ident, $what:literal, $longest:literal, $alphabet:ident $(, but $taken:literal)?) => {
         $(#[$doc])*
         #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
         #[serde(try_from = "String", into = "String")]
@@ -51,6 +51,10 @@ macro_rules! name {
             pub fn new(text: impl AsRef<str>) -> Result<Self, Invalid> {
                 let text = text.as_ref();
                 check($what, text, $longest, Alphabet::$alphabet)?;
+                $(if text == $taken {
+                    let problem = format!("'{text}' is a word of Fairmesh's own and not a {}", $what);
+                    return Err(Invalid::new("", problem, "choose another name"));
+                })?
                 Ok(Self(text.into()))
             }
 
@@ -115,8 +119,9 @@ name!(
     Label, "name", 63, Lower
 );
 name!(
-    /// A region: machines so close together that a call between them costs no thought.
-    Region, "region name", 63, Lower
+    /// A region: machines so close together that a call between them costs no thought. Not `ranges`, which in the keys of
+    /// a shard map stands where other parts have their region.
+    Region, "region name", 63, Lower, but "ranges"
 );
 name!(
     /// A failure domain within a region.
@@ -207,6 +212,12 @@ mod tests {
             let error = ServiceName::new(wrong).unwrap_err();
             assert!(!error.hint.is_empty(), "{wrong} must be refused with a hint");
         }
+    }
+
+    #[test]
+    fn a_region_is_never_taken_for_the_part_of_a_shard_map_that_all_regions_share() {
+        assert!(Region::new("ranges").is_err());
+        assert!(Region::new("ranges-1").is_ok() && Zone::new("ranges").is_ok());
     }
 
     #[test]
