@@ -1,7 +1,7 @@
 # What one does with a checkout. `make` lists the targets.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench fmt clean
+.PHONY: help demo test check bench fuzz fmt clean
 
 help: ## List these targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +22,10 @@ check: ## Check format, clippy, documentation, and the dependencies' licences an
 bench: ## Run the benchmarks: pick and library
 	@bench/run pick
 	@bench/run library
+
+fuzz: ## Run each fuzz target for 30 s, or for SECONDS=
+	@scripts/setup.sh build fuzz
+	@fuzz/run $(SECONDS)
 
 fmt: ## Format the code
 	cargo fmt --all

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Makes a machine ready for what its arguments name: `build` (compile and test), `demo`, `deny`.
+# Makes a machine ready for what its arguments name: `build` (compile and test), `demo`, `deny`, `fuzz`.
 # Installs only what is missing, says what and why before it does, and changes nothing otherwise.
 set -euo pipefail
 
 rust_needed=1.95
 deny_version=0.20.2
+fuzz_version=0.13.2
 tools="${XDG_CACHE_HOME:-$HOME/.cache}/fairmesh/tools"
 
 say() { printf 'setup: %s\n' "$*" >&2; }
@@ -52,11 +53,21 @@ setup_deny() {
     rm -rf "$tools/build"
 }
 
+setup_fuzz() {
+    cargo +nightly --version >/dev/null 2>&1 || die "fuzz targets need sanitizers, which only a nightly compiler has. Run: rustup toolchain install nightly"
+    [ -x "$tools/bin/cargo-fuzz" ] && return
+    command -v cargo-fuzz >/dev/null && return
+    say "cargo-fuzz builds and runs fuzz targets: building $fuzz_version into $tools (about a minute)"
+    CARGO_TARGET_DIR="$tools/build" cargo install --quiet --locked --debug --root "$tools" --version "$fuzz_version" cargo-fuzz
+    rm -rf "$tools/build"
+}
+
 for part in "$@"; do
     case $part in
         build) setup_build ;;
         demo) setup_demo ;;
         deny) setup_deny ;;
-        *) die "there is no part '$part'; give build, demo or deny" ;;
+        fuzz) setup_fuzz ;;
+        *) die "there is no part '$part'; give build, demo, deny or fuzz" ;;
     esac
 done
