@@ -91,7 +91,7 @@ impl Book {
             self.len - 1
         });
         slots.ensure(index);
-        slots.forgive(index);
+        slots.forget(index);
         self.indices.insert(instance.clone(), index);
         index
     }
@@ -100,7 +100,7 @@ impl Book {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Outcome;
+    use crate::{LoadReport, Outcome};
 
     fn ids(names: &[&str]) -> Vec<InstanceId> {
         names.iter().map(|name| InstanceId::new(name).unwrap()).collect()
@@ -128,9 +128,11 @@ mod tests {
         let (c, lease_c) = slots.assign(&ids(&["b", "c"]));
         assert_eq!(c, [1, 2], "a call is under way at index 0");
         slots.finish(0, Outcome::Ok, 0);
+        slots.report(0, LoadReport { requests: Some(3), cpu: None }, 5);
         drop((lease_b, lease_c));
         let (d, _lease) = slots.assign(&ids(&["b", "c", "d"]));
         assert_eq!(d, [1, 2, 0]);
+        assert_eq!(slots.reported(0), None, "what the former instance said is not the new one's word");
     }
 
     #[test]

@@ -10,10 +10,12 @@ mod group;
 mod outcome;
 mod pick;
 pub mod rendezvous;
+mod report;
 mod slots;
 
 pub use book::Lease;
 pub use group::{Few, Group, Members};
 pub use outcome::{Outcome, penalty};
 pub use pick::{Contest, Handicap, SCAN_UP_TO, Standing, Witness, pick};
+pub use report::{LoadReport, Reported};
 pub use slots::Slots;

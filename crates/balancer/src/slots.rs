@@ -3,14 +3,15 @@ use std::sync::{
     atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
 };
 
-use crate::{Outcome, book::Book, penalty};
+use crate::{LoadReport, Outcome, Reported, book::Book, penalty, report::Place};
 
 /// Slots of the first segment; each further one doubles what there is.
 const FIRST: usize = 32;
 /// Segments after the first, enough for 2^31 slots and more.
 const FURTHER: usize = 26;
 
-/// What this client knows of the endpoints of one service by its own calls: one slot an index, shared by all snapshots.
+/// What this client knows of the endpoints of one service by its own calls and their answers: one slot an index, shared
+/// by all snapshots.
 ///
 /// It only ever grows, and a slot never moves, so readers need neither a lock nor `unsafe`. An instance keeps its index
 /// from snapshot to snapshot ([`assign`](Self::assign)): a call that began on one may end on another.
@@ -28,6 +29,8 @@ pub struct Slots {
     first: [AtomicU32; FIRST],
     further: [OnceLock<Box<[AtomicU32]>>; FURTHER],
     troubles: [OnceLock<Box<[Trouble]>>; FURTHER + 1],
+    /// Made with the first report, since many servers send none.
+    reports: [OnceLock<Box<[Place]>>; FURTHER + 1],
     pub(crate) book: Mutex<Book>,
 }
 
@@ -79,9 +82,43 @@ impl Slots {
         }
     }
 
+    /// Keeps what the server at `index` said of its load in an answer that came at `now`; a report that says nothing, or
+    /// for an index that nobody was given, is dropped.
+    #[inline]
+    pub fn report(&self, index: u32, load: LoadReport, now: u64) {
+        if load == LoadReport::default() || self.count(index).is_none() {
+            return;
+        }
+        let (segment, offset) = place(index);
+        if let Some(reports) = self.reports.get(segment) {
+            let reports = reports.get_or_init(|| (0..FIRST << segment).map(|_| Place::default()).collect());
+            reports[offset].put(load, now);
+        }
+    }
+
+    /// What the server at `index` last said of its load, and when.
+    #[inline]
+    pub fn reported(&self, index: u32) -> Option<Reported> {
+        self.reports_at(index)?.get()
+    }
+
+    #[inline]
+    fn reports_at(&self, index: u32) -> Option<&Place> {
+        let (segment, offset) = place(index);
+        self.reports.get(segment)?.get()?.get(offset)
+    }
+
+    /// Forgets what the instance that had `index` before said and did.
+    pub(crate) fn forget(&self, index: u32) {
+        self.forgive(index);
+        if let Some(place) = self.reports_at(index) {
+            place.clear();
+        }
+    }
+
     /// Forgets the failures at `index`.
     #[cold]
-    pub(crate) fn forgive(&self, index: u32) {
+    fn forgive(&self, index: u32) {
         if let Some(trouble) = self.trouble(index)
             && trouble.failures.load(Relaxed) != 0
             && trouble.failures.swap(0, Relaxed) != 0

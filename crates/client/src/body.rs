@@ -2,6 +2,7 @@ use std::{
     fmt,
     future::Future,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
@@ -16,6 +17,7 @@ use crate::{
     BoxError, Fault, FaultKind,
     core::Try,
     headers::GRPC_STATUS,
+    send::learn_from_trailers,
     transport::{Lease, Line, Reply, Stream},
 };
 
@@ -36,6 +38,7 @@ enum Source {
 /// The try whose answer this is.
 struct Attempt {
     attempt: Try<Line>,
+    line: Arc<Line>,
     deadline: Instant,
     /// Made when the body first keeps its reader waiting, which most never do.
     alarm: Option<Pin<Box<Sleep>>>,
@@ -48,8 +51,13 @@ impl Body {
     }
 
     /// The answer as the caller gets it.
-    pub(crate) fn answer(reply: Reply, attempt: Try<Line>, deadline: Instant) -> Response<Self> {
-        let attempt = Some(Attempt { attempt, deadline, alarm: None });
+    pub(crate) fn answer(
+        reply: Reply,
+        attempt: Try<Line>,
+        line: Arc<Line>,
+        deadline: Instant,
+    ) -> Response<Self> {
+        let attempt = Some(Attempt { attempt, line, deadline, alarm: None });
         let mut response = match reply {
             Reply::H1(reply) => {
                 reply.response.map(|body| Self { source: Source::H1(body, Some(reply.lease)), attempt })
@@ -153,10 +161,8 @@ impl http_body::Body for Body {
     ) -> Poll<Option<Result<Frame<Bytes>, Fault>>> {
         match self.source.poll_frame(context) {
             Poll::Ready(Some(Ok(frame))) => {
-                if let (Some(attempt), Some(trailers)) = (&mut self.attempt, frame.trailers_ref())
-                    && is_unavailable(trailers)
-                {
-                    attempt.attempt.failed();
+                if let (Some(attempt), Some(trailers)) = (&mut self.attempt, frame.trailers_ref()) {
+                    attempt.learn(trailers);
                 }
                 if frame.is_trailers() || self.source.is_end() {
                     self.end();
@@ -195,9 +201,14 @@ impl http_body::Body for Body {
     }
 }
 
-/// Whether trailers, or the head of an answer without a body, say that the gRPC server cannot serve now.
-pub(crate) fn is_unavailable(trailers: &HeaderMap) -> bool {
-    trailers.get(&GRPC_STATUS).is_some_and(|status| status.as_bytes() == b"14")
+impl Attempt {
+    /// Learns what trailers say: how busy the gRPC server is, and whether it cannot serve now.
+    fn learn(&mut self, trailers: &HeaderMap) {
+        learn_from_trailers(&self.attempt, trailers, self.line.counters());
+        if trailers.get(&GRPC_STATUS).is_some_and(|status| status.as_bytes() == b"14") {
+            self.attempt.failed();
+        }
+    }
 }
 
 impl Default for Body {

@@ -3,11 +3,14 @@
 //! One module for both sides, so that what one writes is what the other reads.
 
 mod deadline;
+mod load;
 mod orca;
 
 use http::HeaderName;
 
 pub use deadline::{encode_grpc_timeout, grpc_timeout, read_deadline, write_deadline};
+pub use fairmesh_router::LoadReport;
+pub use load::{load_from_binary, load_from_text};
 pub use orca::OrcaReport;
 
 /// The key of a call to a sharded service: decimal, or hexadecimal after `0x`.

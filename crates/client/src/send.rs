@@ -1,5 +1,6 @@
 //! One call over the network: tries, each decided and finished by the core, sent over a line.
 
+mod answer;
 mod request;
 
 use std::{sync::Arc, time::Duration};
@@ -7,17 +8,20 @@ use std::{sync::Arc, time::Duration};
 use http::{Response, request::Parts};
 use tokio::time::timeout_at;
 
-pub(crate) use self::request::View as HeadersView;
-use self::request::{Copy, Head};
+use self::{
+    answer::judge,
+    request::{Copy, Head},
+};
+pub(crate) use self::{answer::learn_from_trailers, request::View as HeadersView};
 use crate::{
-    BoxError, CallContext, Fault, FaultKind,
-    body::{Body, is_unavailable},
+    CallContext, Fault, FaultKind,
+    body::Body,
     core::{Call, Ending, Moment, Next, Start, Subscription, Try, Undecided, View, no_view},
-    headers::{self, GRPC_STATUS, WRONG_SHARD},
+    headers,
     mesh::Shared,
     service::Handle,
     stats::count,
-    transport::{Line, Outgoing, Reply, SendError, Slot},
+    transport::{Line, Outgoing, Slot},
 };
 
 /// How long a call waits for the first snapshot when nothing shortens it: no policy can be known yet.
@@ -92,10 +96,10 @@ async fn tries(
             }
         };
         match next {
-            Next::Done => return answer.map(|reply| Body::answer(reply, attempt, deadline)),
+            Next::Done => return answer.map(|reply| Body::answer(reply, attempt, line, deadline)),
             Next::Exhausted => {
                 count(&mesh.counters.retries_refused);
-                return answer.map(|reply| Body::answer(reply, attempt, deadline));
+                return answer.map(|reply| Body::answer(reply, attempt, line, deadline));
             }
             Next::Retry { after } => {
                 drop((attempt, answer));
@@ -176,65 +180,6 @@ async fn decide(
                 }
             }
         }
-    }
-}
-
-type Sent = Result<Result<Reply, SendError>, tokio::time::error::Elapsed>;
-
-/// What a try amounts to, and what the caller gets if it is the last.
-fn judge(sent: Sent, handle: &Handle, attempt: &Try<Line>) -> (Ending, Result<Reply, Fault>) {
-    match sent {
-        Ok(Ok(reply)) => {
-            let ending = match &reply {
-                Reply::H1(reply) => verdict(&reply.response),
-                Reply::H2(reply) => verdict(&reply.response),
-            };
-            if matches!(ending, Ending::WrongShard { .. }) {
-                count(&handle.mesh.counters.wrong_shard);
-            }
-            (ending, Ok(reply))
-        }
-        Ok(Err(error)) => {
-            let (ending, kind, what) = match &error {
-                SendError::Unreachable(_) => {
-                    (Ending::Unreachable, FaultKind::Unreachable, "cannot be reached")
-                }
-                SendError::Refused(_) => (Ending::Refused, FaultKind::Unreachable, "refused the call unseen"),
-                SendError::Stale(_) => (Ending::Stale, FaultKind::Unreachable, "was closing the connection"),
-                SendError::Broken(_) => (
-                    Ending::Broken,
-                    FaultKind::Reset,
-                    "broke off before it answered; the call may have been carried out",
-                ),
-                SendError::Body(_) => {
-                    (Ending::Answered, FaultKind::Invalid, "was not sent the whole request")
-                }
-                SendError::Invalid(_) => {
-                    (Ending::Answered, FaultKind::Invalid, "cannot be sent this request")
-                }
-            };
-            let target = attempt.target();
-            let name = attempt.upstream().name();
-            let message = format!("{name}: {} at {} {what}", target.instance, target.address);
-            (ending, Err(Fault::new(kind, message).caused_by(BoxError::from(error))))
-        }
-        Err(_) => (Ending::Late, Err(late(handle))),
-    }
-}
-
-/// What the head of an answer says about trying elsewhere.
-fn verdict<T>(response: &Response<T>) -> Ending {
-    let headers = response.headers();
-    let wrong_shard = || {
-        let version = headers.get(&WRONG_SHARD)?.to_str().ok()?.parse().ok()?;
-        Some(Ending::WrongShard { version })
-    };
-    let grpc_status = headers.get(&GRPC_STATUS).map(|status| status.as_bytes());
-    match (response.status().as_u16(), grpc_status) {
-        (421, _) | (_, Some(b"9")) => wrong_shard().unwrap_or(Ending::Answered),
-        (503, _) => Ending::Busy,
-        _ if is_unavailable(headers) => Ending::Busy,
-        _ => Ending::Answered,
     }
 }
 

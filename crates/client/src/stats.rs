@@ -26,6 +26,8 @@ pub struct Stats {
     pub unroutable: u64,
     /// Tries that went to an endpoint which should not be called any more, since nothing else was left.
     pub last_resort: u64,
+    /// Load reports of servers that were malformed or could not be true, and so were not used.
+    pub reports_ignored: u64,
     /// Connections opened.
     pub connections_opened: u64,
     /// Connections that are open now.
@@ -47,6 +49,7 @@ pub(crate) struct Counters {
     pub(crate) wrong_shard: AtomicU64,
     pub(crate) unroutable: AtomicU64,
     pub(crate) last_resort: AtomicU64,
+    pub(crate) reports_ignored: AtomicU64,
     opened: AtomicU64,
     closed: AtomicU64,
     reused: AtomicU64,
@@ -85,6 +88,7 @@ impl Counters {
             wrong_shard: of(&self.wrong_shard),
             unroutable: of(&self.unroutable),
             last_resort: of(&self.last_resort),
+            reports_ignored: of(&self.reports_ignored),
             connections_opened: opened,
             connections_open: opened.saturating_sub(closed),
             reused: of(&self.reused),

@@ -116,6 +116,11 @@ impl Line {
         socket.connect(self.address).await
     }
 
+    /// What all lines of the mesh count.
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
     fn is_retired(&self) -> bool {
         self.retired.load(Relaxed)
     }

@@ -5,7 +5,7 @@ use fairmesh_model::{
     ServiceName,
 };
 
-use crate::Shards;
+use crate::{Reported, Shards};
 
 /// The records that a snapshot is compiled from.
 #[derive(Clone, Copy, Debug)]
@@ -89,4 +89,6 @@ pub struct Candidate<'a> {
     pub failures: u32,
     /// When its penalty ends, in nanoseconds of the caller's clock; 0 without one.
     pub penalised_until: u64,
+    /// What it last said of its load; it does not count in a pick yet.
+    pub report: Option<Reported>,
 }

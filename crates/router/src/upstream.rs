@@ -4,8 +4,8 @@ use fairmesh_balancer::{Lease, Members, Outcome, Slots};
 use fairmesh_model::{Policy, Protocol, Role, ServiceName};
 
 use crate::{
-    Ask, Candidate, EndpointTarget, Facts, Headers, Picked, Reach, RequestView, Routed, Shards, Step,
-    Unroutable, horizon::Horizon, routes::Routes,
+    Ask, Candidate, EndpointTarget, Facts, Headers, LoadReport, Picked, Reach, Reported, RequestView, Routed,
+    Shards, Step, Unroutable, horizon::Horizon, routes::Routes,
 };
 
 mod compile;
@@ -172,6 +172,19 @@ impl Upstream {
         self.slots.finish(index, outcome, now);
     }
 
+    /// Keeps what the endpoint at `index` said of its load in an answer that came at `now`.
+    #[inline]
+    pub fn report(&self, index: u32, load: LoadReport, now: u64) {
+        self.slots.report(index, load, now);
+    }
+
+    /// What the endpoint at `index` last said of its load, and when. Picks do not go by it yet, but by this client's own
+    /// outstanding calls alone.
+    #[inline]
+    pub fn reported(&self, index: u32) -> Option<Reported> {
+        self.slots.reported(index)
+    }
+
     /// The endpoint at an index that this snapshot picked.
     ///
     /// # Panics
@@ -201,6 +214,7 @@ impl Upstream {
                 outstanding: self.slots.outstanding(index),
                 failures: self.slots.failures(index),
                 penalised_until: self.slots.penalised_until(index),
+                report: self.slots.reported(index),
             })
         })
     }

@@ -1,4 +1,6 @@
-use fairmesh_balancer::{Handicap, Standing};
+use std::time::Duration;
+
+use fairmesh_balancer::{Handicap, LoadReport, Reported, Standing};
 
 use crate::Upstream;
 
@@ -26,6 +28,7 @@ impl Witness for () {
 #[derive(Debug)]
 pub(crate) struct Notes<'a> {
     pub(crate) upstream: &'a Upstream,
+    pub(crate) now: u64,
     pub(crate) steps: Vec<Step>,
 }
 
@@ -46,11 +49,26 @@ impl fairmesh_balancer::Witness for Notes<'_> {
             Handicap::Tried => ", tried by this call already",
             Handicap::TriedAndPenalised => ", tried by this call already, and penalised for recent failures",
         };
+        let report = self.upstream.reported(index);
+        let report = report.map(|report| describe(report, self.now)).unwrap_or_default();
         self.note("pick", || {
             format!(
-                "considered {} at {} in {}: {outstanding} outstanding at weight {weight}, so a load of {}.{:03}{against}",
+                "considered {} at {} in {}: {outstanding} outstanding at weight {weight}, so a load of {}.{:03}{against}{report}",
                 target.instance, target.address, target.location.region, load / 1000, load % 1000,
             )
         });
     }
+}
+
+/// `; reports 3 requests, 12 ms ago`.
+fn describe(Reported { load: LoadReport { requests, cpu }, at }: Reported, now: u64) -> String {
+    let requests = requests.map(|requests| format!("{requests} requests"));
+    let cpu = cpu.map(|cpu| format!("{}.{} % CPU", cpu / 10, cpu % 10));
+    let load: Vec<_> = requests.into_iter().chain(cpu).collect();
+    let ago = Duration::from_nanos(now.saturating_sub(at));
+    let ago = match ago.as_secs() {
+        0 => format!("{} ms", ago.as_millis()),
+        seconds => format!("{seconds} s"),
+    };
+    format!("; reports {}, {ago} ago", load.join(" and "))
 }

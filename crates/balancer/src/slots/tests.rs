@@ -42,6 +42,24 @@ fn an_index_that_nobody_has_counts_nothing() {
 }
 
 #[test]
+fn every_index_keeps_its_own_report() {
+    let slots = slots(100);
+    let load = |index| LoadReport { requests: Some(index), cpu: None };
+    for index in 0..100 {
+        assert_eq!(slots.reported(index), None);
+        slots.report(index, load(index), u64::from(index) + 1);
+        slots.report(index, LoadReport::default(), 9_999);
+    }
+    for index in 0..100 {
+        assert_eq!(slots.reported(index), Some(Reported { load: load(index), at: u64::from(index) + 1 }));
+    }
+    for nobody in [5_000, u32::MAX] {
+        slots.report(nobody, load(1), 1);
+        assert_eq!(slots.reported(nobody), None);
+    }
+}
+
+#[test]
 fn outstanding_never_drops_below_zero() {
     let slots = slots(1);
     slots.begin(0);

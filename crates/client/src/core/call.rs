@@ -1,7 +1,9 @@
 use std::{sync::Arc, time::Duration};
 
 use fairmesh_model::{Retries, arith::mix64};
-use fairmesh_router::{Ask, EndpointTarget, Headers, Outcome, Picked, RequestView, Unroutable, Upstream};
+use fairmesh_router::{
+    Ask, EndpointTarget, Headers, LoadReport, Outcome, Picked, RequestView, Unroutable, Upstream,
+};
 
 use super::{CallContext, Clock, Lane, Ready, Subscription, View, clock::nanos};
 use crate::{Fault, FaultKind};
@@ -266,6 +268,12 @@ impl<L: Lane> Try<L> {
         self.ready().lane(self.picked.index, shared)
     }
 
+    /// Keeps what the answer says of the endpoint's load, from now on.
+    #[inline]
+    pub fn report(&self, load: LoadReport) {
+        self.upstream().report(self.picked.index, load, self.clock.now());
+    }
+
     /// Learns how it ended, where no retry is possible.
     pub fn ended(&mut self, ending: Ending) {
         self.outcome = ending.outcome();
@@ -288,7 +296,9 @@ impl<L: Lane> Try<L> {
 impl<L> Drop for Try<L> {
     fn drop(&mut self) {
         if let View::Ready(ready) = &*self.view {
-            ready.upstream.finish(self.picked.index, self.outcome, self.clock.now());
+            // Only a penalty has a time, and reading the clock costs as much as the rest.
+            let now = if self.outcome == Outcome::Ok { 0 } else { self.clock.now() };
+            ready.upstream.finish(self.picked.index, self.outcome, now);
         }
     }
 }

@@ -7,6 +7,8 @@ mod failures;
 #[cfg(test)]
 mod grpc;
 #[cfg(test)]
+mod load;
+#[cfg(test)]
 mod outage;
 #[cfg(test)]
 mod rig;

@@ -13,14 +13,14 @@ pub(super) fn explain<H: Headers + ?Sized>(
     now: u64,
     seed: u64,
 ) -> Explanation {
-    let mut notes = Notes { upstream, steps: Vec::new() };
+    let mut notes = Notes { upstream, now, steps: Vec::new() };
     let target = upstream.decide_route(request, seed, &mut notes).target;
     let picked = (*target == upstream.name).then(|| upstream.decide(ask, now, seed, &mut notes));
     Explanation { steps: notes.steps, target: target.clone(), picked }
 }
 
 pub(super) fn explain_pick(upstream: &Upstream, ask: &Ask<'_>, now: u64, seed: u64) -> Explanation {
-    let mut notes = Notes { upstream, steps: Vec::new() };
+    let mut notes = Notes { upstream, now, steps: Vec::new() };
     let picked = upstream.decide(ask, now, seed, &mut notes);
     Explanation { steps: notes.steps, target: upstream.name.clone(), picked: Some(picked) }
 }

@@ -1,0 +1,98 @@
+//! What came of a try: what it says about trying elsewhere, and about the server's load.
+
+use fairmesh_model::Protocol;
+use http::{HeaderMap, HeaderValue, StatusCode};
+
+use super::late;
+use crate::{
+    BoxError, Fault, FaultKind,
+    core::{Ending, Try},
+    headers::{GRPC_STATUS, LOAD, LOAD_BIN, LoadReport, WRONG_SHARD, load_from_binary, load_from_text},
+    service::Handle,
+    stats::{Counters, count},
+    transport::{Line, Reply, SendError},
+};
+
+/// The line's answer, unless time ran out first.
+type Sent = Result<Result<Reply, SendError>, tokio::time::error::Elapsed>;
+
+/// What a try amounts to, and what the caller gets if it is the last.
+pub(super) fn judge(sent: Sent, handle: &Handle, attempt: &Try<Line>) -> (Ending, Result<Reply, Fault>) {
+    match sent {
+        Ok(Ok(reply)) => {
+            let (status, headers) = match &reply {
+                Reply::H1(reply) => (reply.response.status(), reply.response.headers()),
+                Reply::H2(reply) => (reply.response.status(), reply.response.headers()),
+            };
+            let grpc_status = headers.get(&GRPC_STATUS);
+            learn(attempt, headers, grpc_status.is_some(), &handle.mesh.counters);
+            let ending = verdict(status, headers, grpc_status);
+            if matches!(ending, Ending::WrongShard { .. }) {
+                count(&handle.mesh.counters.wrong_shard);
+            }
+            (ending, Ok(reply))
+        }
+        Ok(Err(error)) => {
+            let (ending, kind, what) = match &error {
+                SendError::Unreachable(_) => {
+                    (Ending::Unreachable, FaultKind::Unreachable, "cannot be reached")
+                }
+                SendError::Refused(_) => (Ending::Refused, FaultKind::Unreachable, "refused the call unseen"),
+                SendError::Stale(_) => (Ending::Stale, FaultKind::Unreachable, "was closing the connection"),
+                SendError::Broken(_) => (
+                    Ending::Broken,
+                    FaultKind::Reset,
+                    "broke off before it answered; the call may have been carried out",
+                ),
+                SendError::Body(_) => {
+                    (Ending::Answered, FaultKind::Invalid, "was not sent the whole request")
+                }
+                SendError::Invalid(_) => {
+                    (Ending::Answered, FaultKind::Invalid, "cannot be sent this request")
+                }
+            };
+            let target = attempt.target();
+            let name = attempt.upstream().name();
+            let message = format!("{name}: {} at {} {what}", target.instance, target.address);
+            (ending, Err(Fault::new(kind, message).caused_by(BoxError::from(error))))
+        }
+        Err(_) => (Ending::Late, Err(late(handle))),
+    }
+}
+
+/// Keeps what the head of an answer says of the server's load; that of a gRPC answer with a body comes in its trailers.
+fn learn(attempt: &Try<Line>, headers: &HeaderMap, has_grpc_status: bool, counters: &Counters) {
+    let load = match attempt.target().protocol {
+        _ if has_grpc_status => headers.get(&LOAD_BIN).map(|value| load_from_binary(value.as_bytes())),
+        Protocol::Grpc => None,
+        Protocol::Http1 | Protocol::Http2 => headers.get(&LOAD).map(|value| load_from_text(value.as_bytes())),
+    };
+    keep(attempt, load, counters);
+}
+
+/// Keeps what the trailers of an answer say of the server's load.
+pub(crate) fn learn_from_trailers(attempt: &Try<Line>, trailers: &HeaderMap, counters: &Counters) {
+    let load = trailers.get(&LOAD_BIN).map(|value| load_from_binary(value.as_bytes()));
+    keep(attempt, load, counters);
+}
+
+fn keep(attempt: &Try<Line>, load: Option<Option<LoadReport>>, counters: &Counters) {
+    match load {
+        None => {}
+        Some(None) => count(&counters.reports_ignored),
+        Some(Some(load)) => attempt.report(load),
+    }
+}
+
+/// What the head of an answer says about trying elsewhere.
+fn verdict(status: StatusCode, headers: &HeaderMap, grpc_status: Option<&HeaderValue>) -> Ending {
+    let wrong_shard = || {
+        let version = headers.get(&WRONG_SHARD)?.to_str().ok()?.parse().ok()?;
+        Some(Ending::WrongShard { version })
+    };
+    match (status.as_u16(), grpc_status.map(HeaderValue::as_bytes)) {
+        (421, _) | (_, Some(b"9")) => wrong_shard().unwrap_or(Ending::Answered),
+        (503, _) | (_, Some(b"14")) => Ending::Busy,
+        _ => Ending::Answered,
+    }
+}

@@ -1,0 +1,154 @@
+//! Load reports from a real server layer to what the caller keeps of the endpoint.
+
+use std::{convert::Infallible, net::SocketAddr, sync::Arc, vec};
+
+use bytes::Bytes;
+use fairmesh_client::{ServiceHandle, core::View, server::ServerLayer};
+use fairmesh_model::Protocol;
+use fairmesh_router::{LoadReport, Reported};
+use futures_util::stream;
+use http::{HeaderMap, HeaderValue, Request, Response, header::CONTENT_TYPE};
+use http_body::Frame;
+use http_body_util::StreamBody;
+use hyper::body::Incoming;
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo},
+    server::conn::auto,
+    service::TowerToHyperService,
+};
+use tokio::{net::TcpListener, sync::Semaphore};
+use tower::{Layer as _, service_fn};
+
+use crate::{
+    rig::{Rig, ask, get, until},
+    server::{Server, text},
+};
+
+type Answered = Result<Frame<Bytes>, Infallible>;
+
+/// An answer that ends with trailers where it is one of gRPC.
+fn answer(grpc: bool) -> Response<StreamBody<stream::Iter<vec::IntoIter<Answered>>>> {
+    let mut frames: Vec<Answered> = vec![Ok(Frame::data(Bytes::from_static(b"\0\0\0\0\0")))];
+    if grpc {
+        let status = [("grpc-status".parse().unwrap(), HeaderValue::from_static("0"))];
+        frames.push(Ok(Frame::trailers(HeaderMap::from_iter(status))));
+    }
+    let kind = if grpc { "application/grpc" } else { "text/plain" };
+    Response::builder().header(CONTENT_TYPE, kind).body(StreamBody::new(stream::iter(frames))).unwrap()
+}
+
+/// A server behind the layer; calls to `/held` wait until they are let go.
+async fn layered(layer: ServerLayer, let_go: Arc<Semaphore>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let service = layer.layer(service_fn(move |request: Request<Incoming>| {
+        let let_go = Arc::clone(&let_go);
+        async move {
+            if request.uri().path() == "/held" {
+                let _permit = let_go.acquire().await.unwrap();
+            }
+            Ok::<_, Infallible>(answer(request.headers().contains_key("te")))
+        }
+    }));
+    tokio::spawn(async move {
+        loop {
+            let stream = TokioIo::new(listener.accept().await.unwrap().0);
+            let service = TowerToHyperService::new(service.clone());
+            let builder = auto::Builder::new(TokioExecutor::new());
+            tokio::spawn(async move { builder.serve_connection(stream, service).await.map_err(drop) });
+        }
+    });
+    address
+}
+
+fn report(service: &ServiceHandle) -> Option<Reported> {
+    match &*service.view() {
+        View::Ready(ready) => ready.upstream.candidates().next().unwrap().report,
+        _ => panic!("nothing is known of {}", service.name()),
+    }
+}
+
+fn to(path: &str, grpc: bool) -> Request<fairmesh_client::Body> {
+    let mut request = get(path);
+    if grpc {
+        *request.method_mut() = http::Method::POST;
+        request.headers_mut().insert("te", HeaderValue::from_static("trailers"));
+        request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    }
+    request
+}
+
+#[tokio::test]
+async fn what_servers_report_is_kept_and_shown() {
+    let rig = Rig::start().await;
+    let cases = [
+        ("shop/one", Protocol::Http1, false),
+        ("shop/two", Protocol::Http2, false),
+        ("shop/three", Protocol::Grpc, true),
+    ];
+    for (name, protocol, grpc) in cases {
+        let (layer, let_go) = (ServerLayer::default(), Arc::new(Semaphore::new(0)));
+        rig.replicated(name, protocol, &[layered(layer.clone(), Arc::clone(&let_go)).await]);
+        let mesh = rig.mesh().await;
+        let service = mesh.service(name).unwrap();
+        service.ready().await.unwrap();
+        assert_eq!(report(&service), None, "{name}: nothing was said yet");
+
+        let held: Vec<_> = (0..2)
+            .map(|_| {
+                let service = service.clone();
+                tokio::spawn(async move { ask(&service, to("/held", grpc)).await })
+            })
+            .collect();
+        until("two calls are under way", || layer.outstanding().calls == 2).await;
+        ask(&service, to("/", grpc)).await.unwrap();
+        let first = report(&service).unwrap();
+        assert_eq!(first.load, LoadReport { requests: Some(2), cpu: None }, "{name}");
+        let explained = service.explain(&to("/", grpc), 1).await.unwrap().to_string();
+        assert!(explained.contains("; reports 2 requests, "), "{name}: {explained}");
+
+        let_go.add_permits(2);
+        for call in held {
+            call.await.unwrap().unwrap();
+        }
+        ask(&service, to("/", grpc)).await.unwrap();
+        let second = report(&service).unwrap();
+        assert_eq!(second.load.requests, Some(0), "{name}");
+        assert!(second.at > first.at, "{name}");
+        assert_eq!(mesh.stats().reports_ignored, 0, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn reports_that_cannot_be_true_are_counted_and_not_kept() {
+    let rig = Rig::start().await;
+    let server = Server::start(async |request: Request<Bytes>| {
+        let mut answer = text(200, "");
+        let load = request.headers().get("say").unwrap().clone();
+        answer.headers_mut().insert("endpoint-load-metrics", load);
+        answer
+    })
+    .await;
+    rig.replicated("shop/one", Protocol::Http1, &[server.address]);
+    let mesh = rig.mesh().await;
+    let service = mesh.service("shop/one").unwrap();
+    let say = async |load: &'static str| {
+        let mut request = get("/");
+        request.headers_mut().insert("say", HeaderValue::from_static(load));
+        ask(&service, request).await.unwrap()
+    };
+    for (load, ignored) in [
+        ("TEXT cpu_utilization=-1", 1),
+        ("named_metrics.concurrent_requests=NaN", 2),
+        ("nonsense", 3),
+        ("eps=1", 3),
+    ] {
+        assert_eq!(say(load).await.0, 200);
+        assert_eq!((report(&service), mesh.stats().reports_ignored), (None, ignored), "{load}");
+    }
+    say("TEXT cpu_utilization=0.25,named_metrics.concurrent_requests=4").await;
+    let kept = LoadReport { requests: Some(4), cpu: Some(250) };
+    assert_eq!(report(&service).unwrap().load, kept);
+    say("TEXT cpu_utilization=nonsense").await;
+    assert_eq!(report(&service).unwrap().load, kept, "what was known before stays");
+}
