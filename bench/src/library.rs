@@ -30,10 +30,10 @@ struct Case {
     protocol: &'static str,
     /// Bytes there and back.
     payload: usize,
-    /// CPU per call of the candidate, in microseconds.
-    cpu_us: f64,
-    /// CPU per call of the peer, in microseconds.
-    peer_cpu_us: f64,
+    /// CPU per call of the candidate's client and servers, in microseconds.
+    cpu_us: [f64; 2],
+    /// The same of the peer.
+    peer_cpu_us: [f64; 2],
     /// The median over rounds of the ratio within each.
     cpu_ratio: f64,
     /// The least and the greatest ratio of a round.
@@ -53,12 +53,14 @@ impl std::fmt::Display for Case {
         let [least, most] = self.cpu_spread;
         write!(
             f,
-            "{:>5} {:>6} B: CPU {:.1} µs over {:.1} µs = {:.3} ({least:.3} to {most:.3}); p50 {:.3}, p99 {:.3}; \
-             peer over itself p50 {:.3}, p99 {:.3}",
+            "{:>5} {:>6} B: CPU {:.1} + {:.1} µs (client + servers) over {:.1} + {:.1} = {:.3} ({least:.3} to \
+             {most:.3}); p50 {:.3}, p99 {:.3}; peer over itself p50 {:.3}, p99 {:.3}",
             self.protocol,
             self.payload,
-            self.cpu_us,
-            self.peer_cpu_us,
+            self.cpu_us[0],
+            self.cpu_us[1],
+            self.peer_cpu_us[0],
+            self.peer_cpu_us[1],
             self.cpu_ratio,
             self.p50_ratio,
             self.p99_ratio,
@@ -80,9 +82,9 @@ impl Plan {
     fn new(quick: bool) -> Self {
         let ms = Duration::from_millis;
         if quick {
-            Self { rounds: 3, closed: ms(700), open: ms(600) }
+            Self { rounds: 4, closed: ms(500), open: ms(400) }
         } else {
-            Self { rounds: 7, closed: ms(2000), open: ms(2000) }
+            Self { rounds: 9, closed: ms(1500), open: ms(1500) }
         }
     }
 }
@@ -99,15 +101,20 @@ pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
     let worst = |of: &dyn Fn(&Case) -> f64, protocol: &str| {
         cases.iter().filter(|case| case.protocol.contains(protocol)).map(of).fold(0.0, f64::max)
     };
-    let noise = |of: &dyn Fn(&Case) -> f64| {
-        cases.iter().map(|case| (of(case) - 1.0).abs()).fold(0.0, f64::max)
-    };
+    let noise =
+        |of: &dyn Fn(&Case) -> f64| cases.iter().map(|case| (of(case) - 1.0).abs()).fold(0.0, f64::max);
     let cpu = "CPU of client and servers per call, over the peer's; the worst payload";
     report.figure("cpu_ratio_http1", worst(&|case| case.cpu_ratio, "http1"), Some(1.10), cpu);
     report.figure("cpu_ratio_grpc", worst(&|case| case.cpu_ratio, "grpc"), Some(1.10), cpu);
-    let p50 = format!("the worst case; the peer against itself differs by up to {:.3}", noise(&|case| case.noise_p50));
+    let p50 = format!(
+        "the worst case; the peer against itself differs by up to {:.3}",
+        noise(&|case| case.noise_p50)
+    );
     report.figure("p50_ratio", worst(&|case| case.p50_ratio, ""), Some(1.05), p50);
-    let p99 = format!("the worst case; the peer against itself differs by up to {:.3}", noise(&|case| case.noise_p99));
+    let p99 = format!(
+        "the worst case; the peer against itself differs by up to {:.3}",
+        noise(&|case| case.noise_p99)
+    );
     report.figure("p99_ratio", worst(&|case| case.p99_ratio, ""), Some(1.05), p99);
     Ok(report)
 }
@@ -137,8 +144,24 @@ struct Servers {
 impl Servers {
     async fn start(dir: &Path, protocol: &str, layer: bool) -> Result<Self, String> {
         let layer = if layer { "on" } else { "off" };
-        let (part, addresses) = Part::start(dir, &["servers", "--protocol", protocol, "--layer", layer]).await?;
+        let (part, addresses) =
+            Part::start(dir, &["servers", "--protocol", protocol, "--layer", layer]).await?;
         Ok(Self { part, addresses })
+    }
+}
+
+/// What a closed-loop run cost.
+#[derive(Clone, Copy)]
+struct Cost {
+    /// CPU time of client and servers, in nanoseconds.
+    per_call: [f64; 2],
+    /// Calls a second.
+    rate: f64,
+}
+
+impl Cost {
+    fn whole(self) -> f64 {
+        self.per_call[0] + self.per_call[1]
     }
 }
 
@@ -149,13 +172,14 @@ struct Side<'a> {
 }
 
 impl Side<'_> {
-    /// CPU time per call of client and servers together, in nanoseconds, and calls a second.
-    async fn cost(&mut self, plan: Plan) -> Result<(f64, f64), String> {
+    /// CPU time per call of client and servers, in nanoseconds, and calls a second.
+    async fn cost(&mut self, plan: Plan) -> Result<Cost, String> {
         let before = self.servers.cpu_ns().await?;
         let run = self.client.closed(TASKS, plan.closed).await?;
         let servers = self.servers.cpu_ns().await? - before;
         let calls = run.calls.max(1) as f64;
-        Ok(((run.cpu_ns + servers) as f64 / calls, calls * 1e9 / run.wall_ns as f64))
+        let per_call = [run.cpu_ns as f64 / calls, servers as f64 / calls];
+        Ok(Cost { per_call, rate: calls * 1e9 / run.wall_ns as f64 })
     }
 }
 
@@ -188,48 +212,60 @@ async fn case(
             a = ours.cost(plan).await?;
         }
         if round > 0 {
-            costs.push((a.0, b.0));
-            peak = peak.min(a.1).min(b.1);
+            costs.push((a, b));
+            peak = peak.min(a.rate).min(b.rate);
         }
     }
     let latency = latency(&mut ours.client, &mut theirs.client, (peak / 2.0) as u64, plan).await?;
     Ok(summary(protocol, payload, &costs, &latency))
 }
 
-/// One round of open-loop runs: the candidate, the peer, and the peer again.
+/// One round of open-loop runs: the peer, the candidate, and the peer again.
 type Round = [Run; 3];
 
 async fn latency(ours: &mut Part, theirs: &mut Part, rate: u64, plan: Plan) -> Result<Vec<Round>, String> {
     let mut rounds = Vec::new();
-    for round in 0..plan.rounds {
-        let first = theirs.open(rate, plan.open).await?;
+    for _ in 0..plan.rounds {
+        let before = theirs.open(rate, plan.open).await?;
         let candidate = ours.open(rate, plan.open).await?;
-        let second = theirs.open(rate, plan.open).await?;
-        // Before and after the candidate in turn, for the same reason as above.
-        let (peer, again) = if round % 2 == 0 { (first, second) } else { (second, first) };
-        rounds.push([candidate, peer, again]);
+        rounds.push([before, candidate, theirs.open(rate, plan.open).await?]);
     }
     Ok(rounds)
 }
 
-fn summary(protocol: &'static str, payload: usize, costs: &[(f64, f64)], latency: &[Round]) -> Case {
-    let mut ratios: Vec<f64> = costs.iter().map(|(ours, theirs)| ours / theirs).collect();
+/// The candidate over the peer before and after it, so that a machine that drifts favours neither.
+fn over_peer([before, candidate, after]: &Round, of: fn(&Run) -> u64) -> f64 {
+    of(candidate) as f64 / (of(before) as f64 * of(after) as f64).sqrt()
+}
+
+/// The peer over itself.
+fn over_itself([before, _, after]: &Round, of: fn(&Run) -> u64) -> f64 {
+    of(after) as f64 / of(before) as f64
+}
+
+fn summary(protocol: &'static str, payload: usize, costs: &[(Cost, Cost)], latency: &[Round]) -> Case {
+    let mut ratios: Vec<f64> = costs.iter().map(|(ours, theirs)| ours.whole() / theirs.whole()).collect();
     let cpu_ratio = median(&mut ratios);
     // Proof: at least one round was counted, and median() sorted them.
     let cpu_spread = [ratios[0], ratios[ratios.len() - 1]];
-    let p50 = |run: &Run| run.p50_ns as f64;
-    let p99 = |run: &Run| run.p99_ns as f64;
+    let mean = |ratio: fn(&Round, fn(&Run) -> u64) -> f64, of: fn(&Run) -> u64| {
+        geometric_mean(latency.iter().map(|round| ratio(round, of)))
+    };
     Case {
         protocol,
         payload,
-        cpu_us: median(&mut costs.iter().map(|cost| cost.0 / 1e3).collect::<Vec<_>>()),
-        peer_cpu_us: median(&mut costs.iter().map(|cost| cost.1 / 1e3).collect::<Vec<_>>()),
+        cpu_us: [0, 1].map(|part| {
+            median(&mut costs.iter().map(|cost| cost.0.per_call[part] / 1e3).collect::<Vec<_>>())
+        }),
+        peer_cpu_us: [0, 1].map(|part| {
+            median(&mut costs.iter().map(|cost| cost.1.per_call[part] / 1e3).collect::<Vec<_>>())
+        }),
         cpu_ratio,
         cpu_spread,
-        p50_ratio: geometric_mean(latency.iter().map(|[ours, peer, _]| p50(ours) / p50(peer))),
-        p99_ratio: geometric_mean(latency.iter().map(|[ours, peer, _]| p99(ours) / p99(peer))),
-        noise_p50: geometric_mean(latency.iter().map(|[_, peer, again]| p50(again) / p50(peer))),
-        noise_p99: geometric_mean(latency.iter().map(|[_, peer, again]| p99(again) / p99(peer))),
+        p50_ratio: mean(over_peer, |run| run.p50_ns),
+        p99_ratio: mean(over_peer, |run| run.p99_ns),
+        noise_p50: mean(over_itself, |run| run.p50_ns),
+        noise_p99: mean(over_itself, |run| run.p99_ns),
     }
 }
 

@@ -99,7 +99,10 @@ impl http_body::Body for Returning {
     type Data = Bytes;
     type Error = hyper::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let frame = std::task::ready!(Pin::new(&mut self.body).poll_frame(cx));
         if (frame.is_none() || self.body.is_end_stream())
             && let Some((sender, servers, pick)) = self.connection.take()

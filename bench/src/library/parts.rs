@@ -20,7 +20,13 @@ use super::{
 mod servers;
 
 /// The generated types of the benchmarks' protocol.
-#[allow(missing_docs, missing_debug_implementations, unreachable_pub, clippy::all, clippy::disallowed_methods)]
+#[allow(
+    missing_docs,
+    missing_debug_implementations,
+    unreachable_pub,
+    clippy::all,
+    clippy::disallowed_methods
+)]
 pub(super) mod v1 {
     tonic::include_proto!("fairmesh.bench.v1");
 }
@@ -116,7 +122,9 @@ async fn obey<C: Call>(call: C) -> Result<(), BoxError> {
     while let Some(order) = orders.next_line().await? {
         let words: Vec<&str> = order.split(' ').collect();
         let run = match words[..] {
-            ["closed", ms, tasks] => load::closed(&call, tasks.parse()?, Duration::from_millis(ms.parse()?)).await,
+            ["closed", ms, tasks] => {
+                load::closed(&call, tasks.parse()?, Duration::from_millis(ms.parse()?)).await
+            }
             ["open", ms, rate] => load::open(&call, rate.parse()?, Duration::from_millis(ms.parse()?)).await,
             _ => Err(format!("unknown order '{order}'")),
         };
@@ -158,7 +166,8 @@ where
     B::Error: std::fmt::Display,
 {
     async fn call(&self) -> Result<(), String> {
-        let request = http::Request::post("/echo").body(Full::new(self.payload.clone())).map_err(|e| e.to_string())?;
+        let request =
+            http::Request::post("/echo").body(Full::new(self.payload.clone())).map_err(|e| e.to_string())?;
         let response = self.service.clone().call(request).await.map_err(|e| e.to_string())?;
         if !response.status().is_success() {
             return Err(format!("answered {}", response.status()));
@@ -192,7 +201,10 @@ where
 {
     fn new(service: S, payload: usize) -> Self {
         let origin = http::Uri::from_static("http://echo.bench");
-        Self { client: v1::echo_client::EchoClient::with_origin(service, origin), payload: payload_of(payload) }
+        Self {
+            client: v1::echo_client::EchoClient::with_origin(service, origin),
+            payload: payload_of(payload),
+        }
     }
 }
 
