@@ -45,6 +45,17 @@ const DAY: [Act; 10] = [
 ];
 
 impl Act {
+    /// Whether it may be made again unasked: nobody declared that of what writes.
+    fn may_be_repeated(self) -> bool {
+        !matches!(self, Self::Add | Self::Checkout)
+    }
+
+    /// Only what was on a server when it was killed, and may not be repeated, has an excuse.
+    fn judge(self, failure: Failure, tally: &Tally, began: Phase) -> Failure {
+        let killed = [began, tally.now()].contains(&Phase::Kill);
+        Failure { in_flight: failure.in_flight && killed && !self.may_be_repeated(), ..failure }
+    }
+
     fn name(self) -> &'static str {
         match self {
             Self::Browse => "GET catalog",
@@ -130,7 +141,7 @@ async fn drive(
         };
         let (shoppers, tally) = (shoppers.clone(), tally.clone());
         tokio::spawn(async move {
-            let result = shoppers.act(act, number).await;
+            let result = shoppers.act(act, number).await.map_err(|failure| act.judge(failure, &tally, phase));
             let (call, from) = (act.name(), shoppers.place.name);
             tally.add(Seen { call, phase, from, took: due.elapsed(), result });
             drop(permit);

@@ -110,8 +110,7 @@ fn regions(tally: &Tally) -> Table {
 }
 
 fn events(tally: &Tally, story: &[(Phase, String)]) -> Table {
-    let mut table =
-        table(["event", "what happened", "calls", "failed", "in flight*"]);
+    let mut table = table(["event", "what happened", "calls", "failed", "in flight*"]);
     for (phase, what) in story {
         let count = tally.count(*phase);
         table.add_row([
