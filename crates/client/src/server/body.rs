@@ -13,6 +13,7 @@ use pin_project_lite::pin_project;
 use tokio::time::Sleep;
 
 use super::{load::CallGuard, report};
+use crate::headers::WRONG_SHARD;
 
 /// A call whose answer has begun and is not complete after this time is a stream. Unary answers are complete with their
 /// first poll; the exact value only decides for how long a young stream weighs as a call.
@@ -97,14 +98,16 @@ impl<B: Body<Data = Bytes>> Body for ServerBody<B> {
     }
 }
 
-/// Trailers end the call; those of a gRPC call also say what is left to do here.
+/// Trailers end the call; those of a gRPC call also say what is left to do here. As in the head, that some other server
+/// does not hold a shard is nothing to say of this one.
 fn report_in(frame: Frame<Bytes>, grpc: bool, guard: Option<CallGuard>) -> Frame<Bytes> {
-    match (frame.into_trailers(), guard) {
-        (Ok(mut trailers), Some(guard)) if grpc => {
-            report::add_binary(&mut trailers, guard.others());
-            Frame::trailers(trailers)
-        }
-        (Ok(trailers), _) => Frame::trailers(trailers),
-        (Err(frame), _) => frame,
+    let mut trailers = match frame.into_trailers() {
+        Ok(trailers) => trailers,
+        Err(frame) => return frame,
+    };
+    trailers.remove(WRONG_SHARD);
+    if let Some(guard) = guard.filter(|_| grpc) {
+        report::add_binary(&mut trailers, guard.others());
     }
+    Frame::trailers(trailers)
 }

@@ -146,6 +146,8 @@ where
 /// Adds the report to the head where it belongs there; the body adds it to gRPC trailers.
 fn reported<B>(mut answer: Response<B>, grpc: bool, guard: Option<CallGuard>) -> Response<ServerBody<B>> {
     let headers = answer.headers_mut();
+    // The service ran. What it passes on from a server that it called itself must not read as "not carried out" here.
+    headers.remove(WRONG_SHARD);
     let load = guard.as_ref().map(CallGuard::others).unwrap_or_default();
     if !grpc {
         report::add_text(headers, load);

@@ -243,3 +243,25 @@ async fn an_answer_that_goes_on_for_long_counts_as_a_stream() {
     drop(body);
     assert_eq!(layer.outstanding(), Outstanding::default());
 }
+
+#[tokio::test]
+async fn what_another_server_said_of_its_shards_is_not_passed_on() {
+    let layer = ServerLayer::default();
+    let http = layer.layer(service_fn(async |_: Request<()>| {
+        let answer = Response::builder().status(421).header(WRONG_SHARD, "4");
+        Ok::<_, Infallible>(answer.body(Full::new(Bytes::new())).unwrap())
+    }));
+    let answer = http.oneshot(Request::new(())).await.unwrap();
+    assert_eq!((answer.status().as_u16(), answer.headers().get(WRONG_SHARD)), (421, None));
+
+    let grpc = layer.layer(service_fn(async |_: Request<()>| {
+        let trailers = [("grpc-status", "9"), ("fairmesh-wrong-shard", "4")];
+        let trailers = trailers.map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
+        let frame = http_body::Frame::trailers(trailers.into_iter().collect());
+        Ok::<_, Infallible>(Response::new(StreamBody::new(stream::iter([Ok::<_, Infallible>(frame)]))))
+    }));
+    let call = Request::post("/").header("content-type", "application/grpc").body(()).unwrap();
+    let answer = grpc.oneshot(call).await.unwrap().into_body().collect().await.unwrap();
+    let trailers = answer.trailers().unwrap();
+    assert_eq!((trailers.get(WRONG_SHARD), &trailers["grpc-status"]), (None, &"9".parse().unwrap()));
+}
