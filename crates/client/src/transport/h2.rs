@@ -90,6 +90,11 @@ impl Pool {
         if let Some(shared) = self.roomiest(true) {
             return Ok(shared);
         }
+        // What a server allows is looked at when a call begins; that it allows more by now must not wait for one.
+        self.shared.load().iter().for_each(|shared| shared.refresh_limit());
+        if let Some(shared) = self.roomiest(true) {
+            return Ok(shared);
+        }
         let asked = Instant::now();
         let _opening = match (self.opening.try_lock(), self.roomiest(false)) {
             (Ok(opening), _) => opening,
@@ -166,11 +171,20 @@ impl Pool {
     }
 }
 
+fn limit_of(sender: &SendRequest<Bytes>) -> u32 {
+    u32::try_from(sender.current_max_send_streams()).unwrap_or(u32::MAX)
+}
+
 impl Shared {
+    fn refresh_limit(&self) {
+        let limit = limit_of(&self.sender.lock().unwrap_or_else(PoisonError::into_inner));
+        self.limit.store(limit, Relaxed);
+    }
+
     /// Opens a stream for the request in the slot; `None`, and the request stays, where the connection takes no more.
     fn begin(self: &Arc<Self>, slot: &mut Slot) -> Result<Option<Opened>, SendError> {
         let mut sender = self.sender.lock().unwrap_or_else(PoisonError::into_inner);
-        let limit = u32::try_from(sender.current_max_send_streams()).unwrap_or(u32::MAX);
+        let limit = limit_of(&sender);
         self.limit.store(limit, Relaxed);
         // Says only whether the connection takes requests; never pending, as no request is held back.
         if let Poll::Ready(Err(_)) = sender.poll_ready(&mut Context::from_waker(Waker::noop())) {
