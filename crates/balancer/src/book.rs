@@ -49,6 +49,9 @@ impl Slots {
         }
         let number = book.newest;
         book.retired.extend(former.into_values().map(|index| (index, number)));
+        // All of them, every time, since a call that ends late may blame an index that was retired before: one failure
+        // left behind would have every pick look failures up.
+        book.retired.keys().for_each(|&index| self.forgive(index));
         let mut reusable = book.take_reusable(self, fresh.len()).into_iter();
         for (position, instance) in fresh {
             given[position] = match book.indices.get(instance) {
@@ -133,6 +136,20 @@ mod tests {
         let (d, _lease) = slots.assign(&ids(&["b", "c", "d"]));
         assert_eq!(d, [1, 2, 0]);
         assert_eq!(slots.reported(0), None, "what the former instance said is not the new one's word");
+    }
+
+    #[test]
+    fn the_failures_of_an_instance_that_is_gone_are_forgotten() {
+        let slots = Slots::default();
+        let (_, _lease) = slots.assign(&ids(&["a", "b"]));
+        slots.finish(0, Outcome::Unreachable, 0);
+        assert!(slots.is_troubled());
+        let (_, _lease) = slots.assign(&ids(&["b"]));
+        assert!(!slots.is_troubled());
+        slots.finish(0, Outcome::Unreachable, 0);
+        let (_, _lease) = slots.assign(&ids(&["b"]));
+        assert!(!slots.is_troubled(), "a call that ended late leaves nothing for good");
+        assert_eq!((slots.failures(0), slots.penalised_until(0)), (0, 0));
     }
 
     #[test]

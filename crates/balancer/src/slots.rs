@@ -55,10 +55,16 @@ impl Slots {
     /// When the penalty for recent failures ends, in nanoseconds of the caller's clock; 0 means that there is none.
     #[inline]
     pub fn penalised_until(&self, index: u32) -> u64 {
-        if self.troubled.load(Relaxed) == 0 {
+        if !self.is_troubled() {
             return 0;
         }
         self.trouble(index).map_or(0, |trouble| trouble.penalised_until.load(Relaxed))
+    }
+
+    /// Whether any slot has failures; where none has, a pick looks at nothing but counts.
+    #[inline]
+    pub(crate) fn is_troubled(&self) -> bool {
+        self.troubled.load(Relaxed) != 0
     }
 
     /// Counts a call that begins at `index`.
@@ -76,7 +82,7 @@ impl Slots {
         // Not a plain subtraction: a caller that ends one call twice must not make the endpoint look endlessly busy.
         let _ = count.fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1));
         match outcome {
-            Outcome::Ok if self.troubled.load(Relaxed) != 0 => self.forgive(index),
+            Outcome::Ok if self.is_troubled() => self.forgive(index),
             Outcome::Ok | Outcome::Unknown => {}
             Outcome::Failed | Outcome::Unreachable => self.blame(index, outcome, now),
         }
@@ -118,7 +124,7 @@ impl Slots {
 
     /// Forgets the failures at `index`.
     #[cold]
-    fn forgive(&self, index: u32) {
+    pub(crate) fn forgive(&self, index: u32) {
         if let Some(trouble) = self.trouble(index)
             && trouble.failures.load(Relaxed) != 0
             && trouble.failures.swap(0, Relaxed) != 0
