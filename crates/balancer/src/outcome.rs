@@ -3,9 +3,9 @@
 pub enum Outcome {
     /// It answered, and the answer says nothing against it.
     Ok,
-    /// It answered with a failure of its own (such as HTTP 5xx), or broke off.
+    /// It answered with a failure of its own (such as HTTP 5xx), broke off, or did not answer in time.
     Failed,
-    /// No connection, or no answer in time.
+    /// No connection: nothing could be sent.
     Unreachable,
     /// The try ended without saying anything about the endpoint, such as a caller that went away.
     Unknown,
@@ -13,8 +13,8 @@ pub enum Outcome {
 
 /// For how many nanoseconds an endpoint is disfavoured after its `failures`-th failure in a row (A16).
 ///
-/// From the first where it could not be reached, from the third where it answered (one bad request is no verdict):
-/// 100 ms, doubled with each further failure up to 12.8 s.
+/// From the first where it could not be reached, from the third where it took the request (one that is late or fails is
+/// no verdict): 100 ms, doubled with each further failure up to 12.8 s.
 pub fn penalty(outcome: Outcome, failures: u32) -> u64 {
     let tolerated = match outcome {
         Outcome::Ok | Outcome::Unknown => return 0,

@@ -16,7 +16,7 @@ pub(crate) use self::{answer::learn_from_trailers, request::View as HeadersView}
 use crate::{
     CallContext, Fault, FaultKind,
     body::Body,
-    core::{Call, Ending, Moment, Next, Start, Subscription, Try, Undecided, View, no_view},
+    core::{Call, Ending, Moment, Next, Start, Subscription, Try, Undecided, View, nanos, no_view},
     headers,
     mesh::Shared,
     service::Handle,
@@ -47,46 +47,59 @@ async fn carry_out(
     let now = mesh.clock.now();
     let context = handle.context(&parts.headers)?;
     let limit = headers::read_deadline(&parts.headers);
-    let mut view = handle.subscription.view();
-    if !matches!(*view, View::Ready(_)) {
-        let first = [limit, context.timeout].into_iter().flatten().min().unwrap_or(FIRST_CONTACT);
-        view = ready(&handle.subscription, first).await?;
-    }
-    let View::Ready(known) = &*view else {
-        return Err(late(handle));
-    };
     let head = Head::new(handle, parts);
     let start = Start { now, limit, seed: mesh.seed() };
-    let headers = HeadersView(&head.headers);
-    let mut call = Call::begin(&handle.subscription, known, &head.view(&headers), &context, start);
-    let elsewhere = !Arc::ptr_eq(call.target(), &handle.subscription);
-    let refusable = elsewhere || known.upstream.protocol().is_multiplexed();
-    drop(view);
-    let copy = Copy::of(&head, &body, call.may_be_sent_twice(&context, refusable));
+    let (mut call, now) = begin(handle, &head, &context, start).await?;
+    let copy = Copy::of(&head, &body, call.may_be_sent_twice(&context));
     let mut slot = Some(head.request(body));
-    tries(handle, &context, &mut call, &mut slot, copy).await
+    tries((handle, &context, now), &mut call, &mut slot, copy).await
+}
+
+/// Routes the call, waiting where its service is not known yet; also says when that was, so that the first try need not
+/// read the clock again.
+async fn begin<'a>(
+    handle: &'a Handle,
+    head: &Head,
+    context: &CallContext,
+    start: Start,
+) -> Result<(Call<'a, Line>, u64), Fault> {
+    let headers = HeadersView(&head.headers);
+    let mut now = start.now;
+    loop {
+        match Call::begin(&handle.subscription, &head.view(&headers), context, start) {
+            Ok(call) => return Ok((call, now)),
+            Err(Undecided::Fault(fault)) => return Err(fault),
+            Err(Undecided::Waiting(..)) => {
+                let limits = [start.limit, context.timeout];
+                let first = limits.into_iter().flatten().min().unwrap_or(FIRST_CONTACT);
+                ready(&handle.subscription, first).await?;
+                now = handle.mesh.clock.now();
+            }
+        }
+    }
 }
 
 /// Makes tries until one ends the call.
 async fn tries(
-    handle: &Handle,
-    context: &CallContext,
-    call: &mut Call<Line>,
+    (handle, context, mut now): (&Handle, &CallContext, u64),
+    call: &mut Call<'_, Line>,
     slot: &mut Slot,
     copy: Option<Copy>,
 ) -> Result<Response<Body>, Fault> {
     let mesh = &handle.mesh;
     let deadline = mesh.clock.instant(call.deadline());
     loop {
-        let (mut attempt, now) = decide(handle, context, call).await?;
+        let mut attempt = decide(handle, context, call, &mut now).await?;
         count(&mesh.counters.tries);
         if let Some(request) = slot {
             let target = attempt.target();
             request::address(request, handle, target.protocol.is_multiplexed(), call.left(now));
         }
+        // Half, so that a server that is gone does not cost the call: the rest is for another one.
+        let connected_by = mesh.clock.instant(now + nanos(call.left(now)) / 2);
         let line = attempt.lane(&mesh.wiring);
-        let sent = timeout_at(deadline, line.send(slot)).await;
-        let (ending, answer) = judge(sent, handle, &attempt);
+        let sent = timeout_at(deadline, line.send(slot, connected_by)).await;
+        let (ending, answer) = judge(sent, slot.is_some(), handle, &attempt);
         let again = slot.is_some() || copy.is_some();
         let next = match again || ending == Ending::Late {
             true => call.finish(&mut attempt, ending, mesh.seed()),
@@ -114,6 +127,7 @@ async fn tries(
             }
         }
         count(&mesh.counters.retries);
+        now = mesh.clock.now();
         if slot.is_none() {
             *slot = copy.as_ref().map(Copy::request);
         }
@@ -153,42 +167,40 @@ pub(crate) async fn ready(
     tokio::time::timeout(timeout, wait).await.unwrap_or_else(|_| Err(unknown()))
 }
 
-/// Chooses the endpoint of the next try, waiting where its service is not known yet; also says when.
+/// Chooses the endpoint of the next try, waiting where its service is not known yet; `now` stays the time.
 async fn decide(
     handle: &Handle,
     context: &CallContext,
-    call: &mut Call<Line>,
-) -> Result<(Try<Line>, u64), Fault> {
+    call: &mut Call<'_, Line>,
+    now: &mut u64,
+) -> Result<Try<Line>, Fault> {
     let mesh = &handle.mesh;
     loop {
-        let now = mesh.clock.now();
-        match call.decide(context, Moment { clock: mesh.clock, now, seed: mesh.seed() }) {
+        match call.decide(context, Moment { clock: mesh.clock, now: *now, seed: mesh.seed() }) {
             Ok(attempt) => {
                 if attempt.picked().last_resort {
                     count(&mesh.counters.last_resort);
                 }
-                return Ok((attempt, now));
+                return Ok(attempt);
             }
             Err(Undecided::Fault(fault)) => {
                 count(&mesh.counters.unroutable);
                 return Err(fault);
             }
             Err(Undecided::Waiting(subscription, seen)) => {
-                let left = call.left(mesh.clock.now());
+                let left = call.left(*now);
                 if tokio::time::timeout(left, subscription.newer(&seen)).await.is_err() {
-                    return Err(late(handle));
+                    return Err(late(handle, "it may have been carried out"));
                 }
+                *now = mesh.clock.now();
             }
         }
     }
 }
 
-fn late(handle: &Handle) -> Fault {
+fn late(handle: &Handle, sent: &str) -> Fault {
     Fault::new(
         FaultKind::Deadline,
-        format!(
-            "{}: the time for the call ran out; it may have been carried out",
-            handle.subscription.name()
-        ),
+        format!("{}: the time for the call ran out; {sent}", handle.subscription.name()),
     )
 }

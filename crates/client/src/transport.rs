@@ -18,7 +18,10 @@ use std::{
 
 use fairmesh_router::EndpointTarget;
 use http::Request;
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::{
+    net::{TcpSocket, TcpStream},
+    time::{Instant, timeout_at},
+};
 
 pub(crate) use self::{
     h1::{Lease, Reply as H1Reply},
@@ -29,6 +32,9 @@ use crate::{BoxError, core::Lane, stats::Counters};
 
 /// How long a connection may take to come about.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Whoever did not take a connection in this time is taken for gone. Shorter waits say more about the call's deadline.
+const ENOUGH: Duration = Duration::from_millis(250);
 
 /// After how many rounds of tidying without a call a connection is closed. The resolver tidies every 30 s, so: 90 s.
 const IDLE_ROUNDS: u32 = 3;
@@ -66,6 +72,9 @@ pub(crate) enum SendError {
     /// No connection.
     #[error("no connection")]
     Unreachable(#[source] io::Error),
+    /// No connection within the little time that the call could wait for one.
+    #[error("no connection in the time that there was")]
+    NoTime,
     /// The server refused to look at the request.
     #[error("the server refused the request unseen")]
     Refused(#[source] BoxError),
@@ -89,12 +98,17 @@ pub(crate) type Slot = Option<Request<Outgoing>>;
 
 impl Line {
     /// Sends a request whose URI, version and host are set as the protocol wants them, and waits for the head of the
-    /// answer. Dropping the future cancels the request.
-    pub(crate) async fn send(self: &Arc<Self>, request: &mut Slot) -> Result<Reply, SendError> {
+    /// answer. Dropping the future cancels the request. Where no connection comes about until `connected_by`, which leaves
+    /// time to try elsewhere, it gives up.
+    pub(crate) async fn send(
+        self: &Arc<Self>,
+        request: &mut Slot,
+        connected_by: Instant,
+    ) -> Result<Reply, SendError> {
         if self.multiplexed {
-            self.h2.send(self, request).await.map(Reply::H2)
+            self.h2.send(self, request, connected_by).await.map(Reply::H2)
         } else {
-            self.h1.send(self, request).await.map(Reply::H1)
+            self.h1.send(self, request, connected_by).await.map(Reply::H1)
         }
     }
 
@@ -123,6 +137,22 @@ impl Line {
 
     fn is_retired(&self) -> bool {
         self.retired.load(Relaxed)
+    }
+}
+
+/// Waits for a connection until then.
+async fn by<T>(
+    then: Instant,
+    connecting: impl Future<Output = Result<T, SendError>>,
+) -> Result<T, SendError> {
+    let begun = Instant::now();
+    match timeout_at(then, connecting).await {
+        Ok(connected) => connected,
+        Err(_) if begun.elapsed() >= ENOUGH => {
+            let late = io::Error::new(io::ErrorKind::TimedOut, "no connection within half of the time left");
+            Err(SendError::Unreachable(late))
+        }
+        Err(_) => Err(SendError::NoTime),
     }
 }
 

@@ -1,12 +1,13 @@
-use std::{sync::Arc, time::Duration};
+use std::{ptr, sync::Arc, time::Duration};
 
 use fairmesh_model::{Retries, arith::mix64};
-use fairmesh_router::{
-    Ask, EndpointTarget, Headers, LoadReport, Outcome, Picked, RequestView, Unroutable, Upstream,
-};
+use fairmesh_router::{Ask, Headers, RequestView, Unroutable};
 
-use super::{CallContext, Clock, Lane, Ready, Subscription, View, clock::nanos};
+pub use self::attempt::{Ending, Next, Try};
+use super::{CallContext, Clock, Lane, Subscription, View, clock::nanos};
 use crate::{Fault, FaultKind};
+
+mod attempt;
 
 /// Tries of one call that are told apart; a policy allows ten, and two more may go to a wrong shard.
 const MOST_TRIES: usize = 12;
@@ -17,26 +18,19 @@ const FIRST_WAIT: Duration = Duration::from_millis(10);
 
 /// One call, from its route to its last try.
 #[derive(Debug)]
-pub struct Call<L> {
-    /// Who gets the call: the service asked for, or an arm of its route's split.
-    target: Arc<Subscription<L>>,
-    /// Whose budget pays for retries.
-    asked: Arc<Subscription<L>>,
+pub struct Call<'a, L> {
+    /// The service asked for, whose budget pays for retries.
+    asked: &'a Arc<Subscription<L>>,
+    /// Who gets the call instead: an arm of its route's split.
+    elsewhere: Option<Arc<Subscription<L>>>,
+    /// What routed the call, until its first try takes it over: taking it out once costs less than twice.
+    routed_by: Option<Arc<View<L>>>,
     retries: Retries,
     idempotent: bool,
     deadline: u64,
     tried: [u32; MOST_TRIES],
     tries: usize,
     wrong_shard: u32,
-}
-
-/// One try: an endpoint that has one more call outstanding until this is dropped, whatever becomes of the call.
-#[derive(Debug)]
-pub struct Try<L> {
-    view: Arc<View<L>>,
-    picked: Picked,
-    clock: Clock,
-    outcome: Outcome,
 }
 
 /// Why no try can begin.
@@ -48,124 +42,86 @@ pub enum Undecided<L> {
     Fault(Fault),
 }
 
-/// How one try ended, as far as retries care.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
-    /// With an answer that the caller gets.
-    Answered,
-    /// With an answer that says that the server cannot serve now: 503, `UNAVAILABLE`.
-    Busy,
-    /// With an answer that says that the server, which knows this version of the map, does not hold the shard.
-    WrongShard {
-        /// The version.
-        version: u64,
-    },
-    /// No connection: nothing was sent.
-    Unreachable,
-    /// The server refused to look at it, such as `REFUSED_STREAM`.
-    Refused,
-    /// The connection was closing, and the server has not seen the request: nobody's fault, no load anywhere.
-    Stale,
-    /// The connection broke when the request may have been carried out.
-    Broken,
-    /// The deadline passed.
-    Late,
-}
-
-/// What comes after a try.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
-    /// Nothing: the caller gets what there is.
-    Done,
-    /// Another try.
-    Retry {
-        /// After this wait.
-        after: Duration,
-    },
-    /// Another try, as soon as the shard map has reached this version.
-    Refresh {
-        /// The version that the server knew.
-        version: u64,
-        /// When to try whatever is known by then.
-        at_most: Duration,
-    },
-    /// As [`Next::Done`], since the retry budget is used up.
-    Exhausted,
-}
-
-impl Ending {
-    fn outcome(self) -> Outcome {
-        match self {
-            Self::Answered | Self::WrongShard { .. } | Self::Stale => Outcome::Ok,
-            Self::Busy | Self::Refused | Self::Broken => Outcome::Failed,
-            Self::Unreachable | Self::Late => Outcome::Unreachable,
-        }
-    }
-}
-
-impl<L: Lane> Call<L> {
-    /// Routes a call that began at `started`. `limit` is what the caller's own deadline leaves.
+impl<'a, L: Lane> Call<'a, L> {
+    /// Routes a call.
+    ///
+    /// # Errors
+    /// While nothing is known of the service; begin again with the same start once there is.
+    #[inline]
     pub fn begin<H: Headers + ?Sized>(
-        asked: &Arc<Subscription<L>>,
-        ready: &Ready<L>,
+        asked: &'a Arc<Subscription<L>>,
         request: &RequestView<'_, H>,
         context: &CallContext,
         start: Start,
-    ) -> Self {
+    ) -> Result<Self, Undecided<L>> {
+        let view = asked.view();
+        let View::Ready(ready) = &*view else {
+            return Err(undecided(asked, view));
+        };
         let routed = ready.upstream.route(request, start.seed);
-        let target = match routed.target == asked.name() {
-            true => asked,
-            false => ready.split(routed.target).unwrap_or(asked),
+        // Nearly always the very same name, so that its text need not be looked at.
+        let elsewhere = match ptr::eq(routed.target, ready.upstream.name()) {
+            true => None,
+            false => ready.split(routed.target).cloned(),
         };
         let limits = [context.timeout, start.limit];
         let timeout = limits.into_iter().flatten().fold(routed.timeout, Duration::min);
         let retries = ready.upstream.policy().retries.clone();
         asked.budget.deposit(&retries);
-        Self {
-            target: Arc::clone(target),
-            asked: Arc::clone(asked),
-            idempotent: context.idempotent || routed.idempotent || is_idempotent(request),
+        let idempotent = context.idempotent || routed.idempotent || is_idempotent(request);
+        Ok(Self {
+            asked,
+            routed_by: elsewhere.is_none().then_some(view),
+            elsewhere,
+            idempotent,
             retries,
             deadline: start.now.saturating_add(nanos(timeout)),
             tried: [0; MOST_TRIES],
             tries: 0,
             wrong_shard: 0,
-        }
+        })
     }
 
     /// Chooses the endpoint of the next try and counts it there.
+    #[inline]
     pub fn decide(&mut self, context: &CallContext, at: Moment) -> Result<Try<L>, Undecided<L>> {
-        let view = self.target.view();
+        let view = self.routed_by.take().unwrap_or_else(|| self.target().view());
         let View::Ready(ready) = &*view else {
-            return Err(match no_view(&self.target, &view) {
-                Some(fault) => Undecided::Fault(fault),
-                None => Undecided::Waiting(Arc::clone(&self.target), view),
-            });
+            return Err(undecided(self.target(), view));
         };
         let avoid = &self.tried[..self.tries];
         let ask = Ask { key: context.key, role: context.role.as_ref(), avoid };
         match ready.upstream.pick(&ask, at.now, at.seed) {
             Ok(picked) => {
-                ready.upstream.begin(picked.index);
                 if let Some(place) = self.tried.get_mut(self.tries) {
                     *place = picked.index;
                     self.tries += 1;
                 }
-                Ok(Try { view, picked, clock: at.clock, outcome: Outcome::Ok })
+                Ok(Try::begin(view, picked, at.clock))
             }
-            Err(unroutable) => Err(Undecided::Fault(unroutable_fault(&self.target, &unroutable))),
+            Err(unroutable) => Err(Undecided::Fault(unroutable_fault(self.target(), &unroutable))),
         }
     }
 
     /// Learns how a try ended and says what comes next. A retry that is granted is paid for.
+    #[inline]
     pub fn finish(&mut self, attempt: &mut Try<L>, ending: Ending, seed: u64) -> Next {
-        attempt.outcome = ending.outcome();
-        if matches!(ending, Ending::Answered | Ending::Late) {
-            return Next::Done;
+        attempt.ended(ending);
+        match ending {
+            Ending::Answered | Ending::Late | Ending::Abandoned => Next::Done,
+            _ => self.again(attempt, ending, seed),
         }
-        let now = attempt.clock.now();
+    }
+
+    #[cold]
+    fn again(&mut self, attempt: &Try<L>, ending: Ending, seed: u64) -> Next {
+        let now = attempt.clock().now();
         let again = match ending {
-            Ending::WrongShard { version } => return self.refresh(version, attempt.picked.map_version, now),
+            // The server passes on what another one told it, and may have carried out the call before that.
+            Ending::WrongShard { .. } if attempt.picked().shard.is_none() => return Next::Done,
+            Ending::WrongShard { version } => {
+                return self.refresh(version, attempt.picked().map_version, now);
+            }
             Ending::Busy | Ending::Broken => self.idempotent,
             _ => true,
         };
@@ -175,7 +131,7 @@ impl<L: Lane> Call<L> {
         }
         let after = match ending {
             // Another endpoint is as good as this one was: no reason to wait for it.
-            Ending::Stale | Ending::Unreachable if made == 1 => Duration::ZERO,
+            Ending::Stale | Ending::Unreachable | Ending::Unsent if made == 1 => Duration::ZERO,
             _ => self.wait(made, seed),
         };
         if self.left(now) <= after {
@@ -199,12 +155,17 @@ impl<L: Lane> Call<L> {
 
     /// Who gets the call.
     pub fn target(&self) -> &Arc<Subscription<L>> {
-        &self.target
+        self.elsewhere.as_ref().unwrap_or(self.asked)
     }
 
     /// Whether a try that was sent may be followed by another, so that a transport has to keep a copy of the request.
-    /// `refusable`: whether the transport's protocol lets a server refuse unseen what was sent, as HTTP/2 does.
-    pub fn may_be_sent_twice(&self, context: &CallContext, refusable: bool) -> bool {
+    /// To be asked before the first try.
+    pub fn may_be_sent_twice(&self, context: &CallContext) -> bool {
+        // HTTP/2 lets a server refuse unseen what was sent; what another service speaks is not known yet.
+        let refusable = match self.routed_by.as_deref() {
+            Some(View::Ready(ready)) => ready.upstream.protocol().is_multiplexed(),
+            _ => true,
+        };
         context.key.is_some() || (self.retries.attempts > 1 && (self.idempotent || refusable))
     }
 
@@ -247,59 +208,12 @@ pub struct Start {
     pub seed: u64,
 }
 
-impl<L: Lane> Try<L> {
-    /// The snapshot that chose.
-    pub fn upstream(&self) -> &Upstream {
-        &self.ready().upstream
-    }
-
-    /// The endpoint.
-    pub fn target(&self) -> &Arc<EndpointTarget> {
-        self.upstream().target(self.picked.index)
-    }
-
-    /// The choice.
-    pub fn picked(&self) -> &Picked {
-        &self.picked
-    }
-
-    /// The transport's lane to the endpoint.
-    pub fn lane(&self, shared: &L::Shared) -> Arc<L> {
-        self.ready().lane(self.picked.index, shared)
-    }
-
-    /// Keeps what the answer says of the endpoint's load, from now on.
-    #[inline]
-    pub fn report(&self, load: LoadReport) {
-        self.upstream().report(self.picked.index, load, self.clock.now());
-    }
-
-    /// Learns how it ended, where no retry is possible.
-    pub fn ended(&mut self, ending: Ending) {
-        self.outcome = ending.outcome();
-    }
-
-    /// Learns that the answer broke off after it had begun.
-    pub fn failed(&mut self) {
-        self.outcome = Outcome::Failed;
-    }
-
-    fn ready(&self) -> &Ready<L> {
-        match &*self.view {
-            View::Ready(ready) => ready,
-            // `decide` makes a try of a ready view only, and a view never changes.
-            _ => unreachable!("a try rests on a ready view"),
-        }
-    }
-}
-
-impl<L> Drop for Try<L> {
-    fn drop(&mut self) {
-        if let View::Ready(ready) = &*self.view {
-            // Only a penalty has a time, and reading the clock costs as much as the rest.
-            let now = if self.outcome == Outcome::Ok { 0 } else { self.clock.now() };
-            ready.upstream.finish(self.picked.index, self.outcome, now);
-        }
+/// What a call gets from a view that decides nothing.
+#[cold]
+fn undecided<L>(service: &Arc<Subscription<L>>, view: Arc<View<L>>) -> Undecided<L> {
+    match no_view(service, &view) {
+        Some(fault) => Undecided::Fault(fault),
+        None => Undecided::Waiting(Arc::clone(service), view),
     }
 }
 
@@ -318,6 +232,7 @@ pub fn no_view<L>(service: &Subscription<L>, view: &View<L>) -> Option<Fault> {
     }
 }
 
+#[cold]
 fn unroutable_fault<L>(service: &Subscription<L>, why: &Unroutable) -> Fault {
     let kind = match why {
         Unroutable::NoEndpoints | Unroutable::NoneInRegion { .. } => FaultKind::NoEndpoints,

@@ -5,7 +5,7 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 
 use super::late;
 use crate::{
-    BoxError, Fault, FaultKind,
+    BoxError, Fault, FaultKind, Retry,
     core::{Ending, Try},
     headers::{GRPC_STATUS, LOAD, LOAD_BIN, LoadReport, WRONG_SHARD, load_from_binary, load_from_text},
     service::Handle,
@@ -16,8 +16,13 @@ use crate::{
 /// The line's answer, unless time ran out first.
 type Sent = Result<Result<Reply, SendError>, tokio::time::error::Elapsed>;
 
-/// What a try amounts to, and what the caller gets if it is the last.
-pub(super) fn judge(sent: Sent, handle: &Handle, attempt: &Try<Line>) -> (Ending, Result<Reply, Fault>) {
+/// What a try amounts to, and what the caller gets if it is the last. `unsent`: whether the request is still at hand.
+pub(super) fn judge(
+    sent: Sent,
+    unsent: bool,
+    handle: &Handle,
+    attempt: &Try<Line>,
+) -> (Ending, Result<Reply, Fault>) {
     match sent {
         Ok(Ok(reply)) => {
             let (status, headers) = match &reply {
@@ -27,7 +32,7 @@ pub(super) fn judge(sent: Sent, handle: &Handle, attempt: &Try<Line>) -> (Ending
             let grpc_status = headers.get(&GRPC_STATUS);
             learn(attempt, headers, grpc_status.is_some(), &handle.mesh.counters);
             let ending = verdict(status, headers, grpc_status);
-            if matches!(ending, Ending::WrongShard { .. }) {
+            if matches!(ending, Ending::WrongShard { .. }) && attempt.picked().shard.is_some() {
                 count(&handle.mesh.counters.wrong_shard);
             }
             (ending, Ok(reply))
@@ -37,6 +42,11 @@ pub(super) fn judge(sent: Sent, handle: &Handle, attempt: &Try<Line>) -> (Ending
                 SendError::Unreachable(_) => {
                     (Ending::Unreachable, FaultKind::Unreachable, "cannot be reached")
                 }
+                SendError::NoTime => (
+                    Ending::Unsent,
+                    FaultKind::Unreachable,
+                    "could not be reached in half of the time that was left",
+                ),
                 SendError::Refused(_) => (Ending::Refused, FaultKind::Unreachable, "refused the call unseen"),
                 SendError::Stale(_) => (Ending::Stale, FaultKind::Unreachable, "was closing the connection"),
                 SendError::Broken(_) => (
@@ -45,10 +55,10 @@ pub(super) fn judge(sent: Sent, handle: &Handle, attempt: &Try<Line>) -> (Ending
                     "broke off before it answered; the call may have been carried out",
                 ),
                 SendError::Body(_) => {
-                    (Ending::Answered, FaultKind::Invalid, "was not sent the whole request")
+                    (Ending::Abandoned, FaultKind::Invalid, "was not sent the whole request")
                 }
                 SendError::Invalid(_) => {
-                    (Ending::Answered, FaultKind::Invalid, "cannot be sent this request")
+                    (Ending::Abandoned, FaultKind::Invalid, "cannot be sent this request")
                 }
             };
             let target = attempt.target();
@@ -56,7 +66,8 @@ pub(super) fn judge(sent: Sent, handle: &Handle, attempt: &Try<Line>) -> (Ending
             let message = format!("{name}: {} at {} {what}", target.instance, target.address);
             (ending, Err(Fault::new(kind, message).caused_by(BoxError::from(error))))
         }
-        Err(_) => (Ending::Late, Err(late(handle))),
+        Err(_) if unsent => (Ending::Unsent, Err(late(handle, "nothing was sent").with_retry(Retry::Unsent))),
+        Err(_) => (Ending::Late, Err(late(handle, "it may have been carried out"))),
     }
 }
 

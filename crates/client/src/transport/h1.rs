@@ -12,8 +12,9 @@ use std::{
 use http::Response;
 use hyper::{body::Incoming, client::conn::http1};
 use hyper_util::rt::TokioIo;
+use tokio::time::Instant;
 
-use super::{IDLE_ROUNDS, Line, Outgoing, SendError, Slot};
+use super::{IDLE_ROUNDS, Line, Outgoing, SendError, Slot, by};
 use crate::BoxError;
 
 /// Idle connections that are kept to one endpoint: as many calls as one client has at once with a server it likes.
@@ -46,11 +47,16 @@ pub(crate) struct Lease {
 }
 
 impl Pool {
-    pub(super) async fn send(&self, line: &Arc<Line>, slot: &mut Slot) -> Result<Reply, SendError> {
+    pub(super) async fn send(
+        &self,
+        line: &Arc<Line>,
+        slot: &mut Slot,
+        connected_by: Instant,
+    ) -> Result<Reply, SendError> {
         loop {
             let (mut sender, reused) = match self.take() {
                 Some(sender) => (sender, true),
-                None => (open(line).await?, false),
+                None => (by(connected_by, open(line)).await?, false),
             };
             let Some(request) = slot.take() else {
                 return Err(SendError::Invalid("there is no request to send".into()));

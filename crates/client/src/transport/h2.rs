@@ -22,7 +22,7 @@ use http::{HeaderMap, HeaderValue, Request, Response, header};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{IDLE_ROUNDS, Line, Outgoing, SendError, Slot};
+use super::{IDLE_ROUNDS, Line, Outgoing, SendError, Slot, by};
 use crate::headers;
 
 /// Connections to one endpoint, nearly always one.
@@ -30,7 +30,7 @@ use crate::headers;
 pub(super) struct Pool {
     shared: ArcSwap<Vec<Arc<Shared>>>,
     /// Held by the one who connects.
-    opening: tokio::sync::Mutex<()>,
+    opening: Arc<tokio::sync::Mutex<()>>,
     /// The last attempt that failed, for those who waited for it.
     failure: Mutex<Option<(Instant, io::ErrorKind, String)>>,
 }
@@ -71,9 +71,17 @@ struct Opened {
 }
 
 impl Pool {
-    pub(super) async fn send(&self, line: &Arc<Line>, slot: &mut Slot) -> Result<Reply, SendError> {
+    pub(super) async fn send(
+        &self,
+        line: &Arc<Line>,
+        slot: &mut Slot,
+        connected_by: Instant,
+    ) -> Result<Reply, SendError> {
         loop {
-            let shared = self.connection(line).await?;
+            let shared = match self.roomiest(true) {
+                Some(shared) => shared,
+                None => by(connected_by, self.connection(line)).await?,
+            };
             match shared.begin(slot)? {
                 Some(opened) => {
                     if shared.used.swap(true, Relaxed) {
@@ -87,25 +95,32 @@ impl Pool {
     }
 
     async fn connection(&self, line: &Arc<Line>) -> Result<Arc<Shared>, SendError> {
-        if let Some(shared) = self.roomiest(true) {
-            return Ok(shared);
-        }
         // What a server allows is looked at when a call begins; that it allows more by now must not wait for one.
         self.shared.load().iter().for_each(|shared| shared.refresh_limit());
         if let Some(shared) = self.roomiest(true) {
             return Ok(shared);
         }
         let asked = Instant::now();
-        let _opening = match (self.opening.try_lock(), self.roomiest(false)) {
+        let opening = match (Arc::clone(&self.opening).try_lock_owned(), self.roomiest(false)) {
             (Ok(opening), _) => opening,
             // Somebody opens another one already; until then calls queue on what there is.
             (Err(_), Some(full)) => return Ok(full),
-            (Err(_), None) => self.opening.lock().await,
+            (Err(_), None) => Arc::clone(&self.opening).lock_owned().await,
         };
         if let Some(shared) = self.roomiest(true) {
             return Ok(shared);
         }
         self.shared_failure(asked)?;
+        // A task, since others want the connection too, whatever becomes of the call that began it.
+        let line = Arc::clone(line);
+        let connecting = tokio::spawn(async move {
+            let _opening = opening;
+            line.h2.open(&line).await
+        });
+        connecting.await.unwrap_or_else(|error| Err(SendError::Stale(error.into())))
+    }
+
+    async fn open(&self, line: &Line) -> Result<Arc<Shared>, SendError> {
         match connection::open(line).await {
             Ok(shared) => {
                 self.change(|list| list.push(Arc::clone(&shared)));
@@ -196,6 +211,8 @@ impl Shared {
         let (mut head, body) = request.into_parts();
         prepare(&mut head.headers, &body);
         let ends = body.rest.is_none() && body.whole.is_empty();
+        // A body that is not at hand is in no other copy of the request.
+        let kept = body.rest.is_some().then(|| head.clone());
         let opened = sender.send_request(Request::from_parts(head, ()), ends);
         let streams = self.streams.load(Relaxed);
         if streams >= limit / 2 {
@@ -206,7 +223,15 @@ impl Shared {
             *sender = fresh;
         }
         drop(sender);
-        let (answer, sender) = opened.map_err(unopened)?;
+        let (answer, sender) = match (opened.map_err(unopened), kept) {
+            (Ok(opened), _) => opened,
+            // Went away since it was asked a moment ago.
+            (Err(SendError::Stale(_)), Some(head)) => {
+                *slot = Some(Request::from_parts(head, body));
+                return Ok(None);
+            }
+            (Err(error), _) => return Err(error),
+        };
         self.streams.fetch_add(1, Relaxed);
         self.idle_rounds.store(0, Relaxed);
         let place = Stream { shared: Arc::clone(self), upload: None };

@@ -2,9 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use fairmesh_client::{FaultKind, Mesh, ServiceHandle, core::View};
+use fairmesh_client::{FaultKind, Mesh, Retry, ServiceHandle, core::View};
 use fairmesh_model::{EndpointState, Policy, Protocol, Retries, ServiceKind};
-use tokio::{sync::Semaphore, task::JoinSet};
+use tokio::{
+    net::{TcpListener, TcpSocket, TcpStream},
+    sync::Semaphore,
+    task::JoinSet,
+};
 
 use crate::{
     rig::{Rig, ask, get, map, post, until},
@@ -26,6 +30,13 @@ fn outstanding_at(service: &ServiceHandle, instance: &str) -> u32 {
     let mut at =
         ready.upstream.candidates().filter(|candidate| candidate.target.instance.as_str() == instance);
     at.next().map_or(0, |candidate| candidate.outstanding)
+}
+
+/// Failures in a row at the first endpoint, and when the penalty for them ends.
+fn blame(service: &ServiceHandle) -> (u32, u64) {
+    let View::Ready(ready) = &*service.view() else { return (0, 0) };
+    let first = ready.upstream.candidates().next();
+    first.map_or((0, 0), |candidate| (candidate.failures, candidate.penalised_until))
 }
 
 /// A server that holds every answer back until told.
@@ -68,7 +79,7 @@ async fn nobody_anywhere_is_unreachable_and_nothing_was_sent() {
     rig.replicated("shop/one", Protocol::Http2, &[nobody().await]);
     let service = rig.mesh().await.service("shop/one").unwrap();
     let fault = ask(&service, post("/add", "tea")).await.unwrap_err();
-    assert_eq!((fault.kind(), fault.retry()), (FaultKind::Unreachable, fairmesh_client::Retry::Unsent));
+    assert_eq!((fault.kind(), fault.retry()), (FaultKind::Unreachable, Retry::Unsent));
     assert!(fault.to_string().contains("shop/one") && fault.to_string().contains("i0"), "{fault}");
 }
 
@@ -165,6 +176,23 @@ fn load(service: &ServiceHandle, callers: usize, each: usize) -> JoinSet<Result<
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_before_a_server_says_how_many_it_allows_are_not_too_many() {
+    let rig = Rig::start().await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    rig.replicated("shop/one", Protocol::Http2, &[listener.local_addr().unwrap()]);
+    let retries = Retries { attempts: 1, ..Retries::default() };
+    rig.policy("shop/one", Policy { retries, ..Policy::default() });
+    let service = rig.mesh().await.service("shop/one").unwrap();
+    service.ready().await.unwrap();
+    let calls = load(&service, 500, 1);
+    until("all have begun", || outstanding(&service) == 500).await;
+    let _server = Server::start_on(listener, async |_| text(200, "welcome"));
+    for call in calls.join_all().await {
+        assert_eq!(call, Ok(200));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cancelled_calls_leave_nothing_behind() {
     for protocol in BOTH {
         let rig = Rig::start().await;
@@ -199,6 +227,103 @@ async fn a_deadline_ends_the_call_in_time() {
         assert_eq!(fault.kind(), FaultKind::Deadline);
         assert!(begun.elapsed() >= Duration::from_millis(200));
         assert_eq!(outstanding(&service), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_deadline_that_a_slow_server_missed_once_is_no_verdict() {
+    for protocol in BOTH {
+        let rig = Rig::start().await;
+        let (server, _gate) = waiting().await;
+        rig.replicated("shop/one", protocol, &[server.address]);
+        let service = rig.mesh().await.service("shop/one").unwrap();
+        for missed in 1..=3 {
+            let hasty = service.clone().timeout(Duration::from_millis(100));
+            let fault = ask(&hasty, get("/")).await.unwrap_err();
+            assert_eq!((fault.kind(), fault.retry()), (FaultKind::Deadline, Retry::MaybeSent));
+            let (failures, penalised_until) = blame(&service);
+            assert_eq!((failures, penalised_until == 0), (missed, missed < 3));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_caller_that_goes_away_says_nothing_of_the_server() {
+    for protocol in BOTH {
+        let rig = Rig::start().await;
+        let gate = Arc::new(Semaphore::new(0));
+        let held = gate.clone();
+        let server = Server::start(move |request| {
+            let held = held.clone();
+            async move {
+                if request.uri().path() == "/held" {
+                    let _permit = held.acquire().await.unwrap();
+                }
+                text(if request.uri().path() == "/busy" { 503 } else { 200 }, "")
+            }
+        })
+        .await;
+        rig.replicated("shop/one", protocol, &[server.address]);
+        let service = rig.mesh().await.service("shop/one").unwrap();
+        ask(&service, post("/busy", "tea")).await.unwrap();
+        assert_eq!(blame(&service).0, 1);
+        let call = tokio::spawn({
+            let service = service.clone();
+            async move { ask(&service, get("/held")).await }
+        });
+        until("the call is at the server", || server.requests() == 2).await;
+        call.abort();
+        assert!(call.await.unwrap_err().is_cancelled());
+        assert_eq!((blame(&service).0, outstanding(&service)), (1, 0), "{protocol:?}");
+        ask(&service, get("/")).await.unwrap();
+        assert_eq!(blame(&service).0, 0, "an answer does");
+    }
+}
+
+/// An address that takes no connections and does not refuse them either, as of a host that vanished.
+async fn vanished() -> (std::net::SocketAddr, Vec<TcpStream>, TcpListener) {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(1).unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut waiting = Vec::new();
+    while let Ok(connected) =
+        tokio::time::timeout(Duration::from_millis(200), TcpStream::connect(address)).await
+    {
+        waiting.push(connected.unwrap());
+    }
+    (address, waiting, listener)
+}
+
+#[tokio::test]
+async fn a_host_that_vanished_leaves_time_to_try_another_one() {
+    for protocol in BOTH {
+        let rig = Rig::start().await;
+        let (gone, _waiting, _listener) = vanished().await;
+        let server = Server::echo("a").await;
+        rig.replicated("shop/one", protocol, &[gone, server.address]);
+        let mesh = rig.mesh().await;
+        let service = mesh.service("shop/one").unwrap().timeout(Duration::from_secs(1));
+        for _ in 0..20 {
+            assert_eq!(ask(&service, post("/add", "tea")).await.unwrap().0, 200);
+        }
+        assert!((1..=5).contains(&mesh.stats().retries), "it is shunned: {:?}", mesh.stats());
+        assert_eq!(outstanding(&service), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_was_not_sent_in_time_says_so() {
+    for protocol in BOTH {
+        let rig = Rig::start().await;
+        let (gone, _waiting, _listener) = vanished().await;
+        rig.replicated("shop/one", protocol, &[gone]);
+        let once = Retries { attempts: 1, ..Retries::default() };
+        rig.policy("shop/one", Policy { retries: once, ..Policy::default() });
+        let service = rig.mesh().await.service("shop/one").unwrap().timeout(Duration::from_millis(100));
+        let fault = ask(&service, post("/add", "tea")).await.unwrap_err();
+        assert_eq!(fault.retry(), Retry::Unsent, "{fault}");
+        assert_eq!(blame(&service).1, 0, "50 ms are no proof that it is gone");
     }
 }
 
@@ -269,6 +394,34 @@ async fn a_wrong_shard_is_tried_elsewhere_once_the_map_is_new() {
     );
     assert_eq!((old.requests(), mesh.stats().wrong_shard), (1, 1));
     assert_eq!(outstanding(&service), 0);
+}
+
+#[tokio::test]
+async fn a_wrong_shard_that_another_server_told_is_an_answer_like_any_other() {
+    let rig = Rig::start().await;
+    let told = Server::start(async |_| {
+        let mut answer = text(421, "passed on");
+        answer.headers_mut().insert("fairmesh-wrong-shard", 2.into());
+        answer
+    })
+    .await;
+    let grpc = Server::start(async |_| {
+        let mut answer = text(200, "");
+        answer.headers_mut().insert("grpc-status", 9.into());
+        answer.headers_mut().insert("fairmesh-wrong-shard", 2.into());
+        answer
+    })
+    .await;
+    rig.replicated("shop/one", Protocol::Http1, &[told.address]);
+    rig.replicated("shop/two", Protocol::Grpc, &[grpc.address]);
+    let mesh = rig.mesh().await;
+    for (name, status) in [("shop/one", 421), ("shop/two", 200)] {
+        // With a key, so that the request is kept for another try.
+        let service = mesh.service(name).unwrap().key(7);
+        assert_eq!(ask(&service, post("/add", "tea")).await.unwrap().0, status);
+    }
+    assert_eq!((told.requests(), grpc.requests()), (1, 1), "they may have carried out the call");
+    assert_eq!((mesh.stats().wrong_shard, mesh.stats().retries), (0, 0));
 }
 
 #[tokio::test]
