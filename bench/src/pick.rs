@@ -1,4 +1,6 @@
-//! Deciding and finishing one call: route, shard, ring, subset, pick, and the counts before and after.
+//! What the client library does around one call besides sending it: [`Call::begin`], `decide` and `finish`, with route,
+//! budget, shard, ring, subset, pick, and the counts before and after. Its lanes are empty, so that no transport counts;
+//! nor does the clock, which a transport reads once a call and hands in.
 //!
 //! Each call's seed depends on the endpoint that the call before it got, so that calls cannot overlap in the processor as
 //! they would not in a program that does something else between two of them. Times are processor times of the thread.
@@ -14,15 +16,21 @@ use std::{
     time::Duration,
 };
 
+use fairmesh_client::core::{
+    Call, CallContext, Clock, Ending, Moment, Next, Ready, Start, Subscription, Try, View,
+};
 use fairmesh_model::{
     Balancing, Endpoint, EndpointState, InstanceId, KeyRange, Location, Policy, Protocol, Region, Regions,
     Replica, ReplicaState, Role, RoundTrips, Service, ServiceKind, ServiceName, Shard, ShardId, ShardKey,
     ShardMap,
     arith::{Generator, mix64},
 };
-use fairmesh_router::{Ask, Facts, Outcome, RequestView, Shards, Upstream};
+use fairmesh_router::{Facts, RequestView, Shards, Upstream};
 
 use crate::report::Report;
+
+/// One service as the library knows it.
+type Known = Arc<Subscription<()>>;
 
 /// Services that one program calls in turn.
 const SERVICES: usize = 1000;
@@ -94,14 +102,14 @@ pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
         ("ns_1000_k_all", FULL_SERVICES, 1000, 0),
     ];
     for (name, services, endpoints, subset) in sizes {
-        let fleet: Vec<_> = (0..services).map(|i| Arc::new(replicated(i, endpoints, subset))).collect();
+        let fleet: Vec<_> = (0..services).map(|i| replicated(i, endpoints, subset)).collect();
         check_fleet(&fleet, endpoints, subset)?;
         let series = Series::measure(effort, |calls, seed| call_in_turn(&fleet, calls, seed));
         let about = format!("cycling through {services} services of {endpoints} endpoints, k = {subset}");
         allocations += series.report(&mut report, name, Some(CALL_NS), &about);
     }
-    let (sharded, map_notes) = sharded()?;
-    let series = Series::measure(effort, |calls, seed| look_up(&sharded, calls, seed));
+    let (sharded, shards, map_notes) = sharded()?;
+    let series = Series::measure(effort, |calls, seed| look_up(&shards, calls, seed));
     allocations += series.report(&mut report, "shard_ns", Some(SHARD_NS), &map_notes);
     let series = Series::measure(effort, |calls, seed| call_by_key(&sharded, calls, seed));
     allocations +=
@@ -146,28 +154,37 @@ fn now() -> Duration {
 }
 
 /// `calls` calls over the services in turn; the answer depends on every choice.
-fn call_in_turn(fleet: &[Arc<Upstream>], calls: u64, mut seed: u64) -> u64 {
-    let request = RequestView { host: "cart", path: "/v1/items", method: "GET", headers: &(), grpc: false };
+fn call_in_turn(fleet: &[Known], calls: u64, mut seed: u64) -> u64 {
+    let (context, clock) = (CallContext::default(), Clock::start());
     let mut sum = 0;
     let mut service = 0;
     for call in 0..calls {
-        let upstream = &fleet[service];
+        let known = &fleet[service];
         service = if service + 1 == fleet.len() { 0 } else { service + 1 };
-        let routed = upstream.route(&request, seed);
-        black_box(routed.timeout);
-        let clock = call * 1000;
-        if let Ok(picked) = upstream.pick(&Ask::default(), clock, seed) {
-            upstream.begin(picked.index);
-            sum += u64::from(picked.index);
-            upstream.finish(picked.index, Outcome::Ok, clock + 500);
-            seed = seed.wrapping_add(u64::from(picked.index) | 1);
+        if let Some(attempt) = one_call(known, &context, Moment { clock, now: call * 1000, seed }) {
+            let index = u64::from(attempt.picked().index);
+            sum += index;
+            seed = seed.wrapping_add(index | 1);
         }
     }
     sum
 }
 
-fn look_up(upstream: &Upstream, calls: u64, seed: u64) -> u64 {
-    let Some(shards) = upstream.shards() else { return 0 };
+/// One call from its beginning; its try ends when what is returned is dropped.
+#[inline]
+fn one_call(known: &Known, context: &CallContext, at: Moment) -> Option<Try<()>> {
+    let request = RequestView { host: "cart", path: "/v1/items", method: "GET", headers: &(), grpc: false };
+    let start = Start { now: at.now, limit: None, seed: at.seed };
+    let mut call = Call::begin(known, &request, context, start).ok()?;
+    let mut attempt = call.decide(context, at).ok()?;
+    black_box(call.deadline());
+    match call.finish(&mut attempt, Ending::Answered, at.seed) {
+        Next::Done => Some(attempt),
+        _ => None,
+    }
+}
+
+fn look_up(shards: &Shards, calls: u64, seed: u64) -> u64 {
     let mut random = Generator::new(seed);
     let mut found = 0;
     for _ in 0..calls {
@@ -177,16 +194,14 @@ fn look_up(upstream: &Upstream, calls: u64, seed: u64) -> u64 {
     found
 }
 
-fn call_by_key(upstream: &Upstream, calls: u64, seed: u64) -> u64 {
+fn call_by_key(known: &Known, calls: u64, seed: u64) -> u64 {
     let mut random = Generator::new(seed);
+    let clock = Clock::start();
     let mut found = 0;
     for call in 0..calls {
-        let ask = Ask { key: Some(key(&mut random, found)), ..Ask::default() };
-        if let Ok(picked) = upstream.pick(&ask, call * 1000, seed ^ call) {
-            upstream.begin(picked.index);
-            found = u64::from(picked.index);
-            upstream.finish(picked.index, Outcome::Ok, call * 1000 + 500);
-        }
+        let context = CallContext { key: Some(key(&mut random, found)), ..CallContext::default() };
+        let at = Moment { clock, now: call * 1000, seed: seed ^ call };
+        found = one_call(known, &context, at).map_or(0, |attempt| u64::from(attempt.picked().index));
     }
     found
 }
@@ -239,7 +254,7 @@ fn compile(
 }
 
 /// A service with calls under way, so that a pick finds the loads of a busy client.
-fn replicated(service: usize, n: usize, subset: u32) -> Upstream {
+fn replicated(service: usize, n: usize, subset: u32) -> Known {
     let upstream =
         compile(service, ServiceKind::Replicated, &endpoints(&format!("s{service}"), n), subset, None);
     let busy: Vec<u32> =
@@ -247,23 +262,30 @@ fn replicated(service: usize, n: usize, subset: u32) -> Upstream {
     for index in busy {
         (0..mix64(u64::from(index)) % 4).for_each(|_| upstream.begin(index));
     }
-    upstream
+    publish(upstream)
+}
+
+/// Makes a snapshot known, as the library's resolver does.
+fn publish(upstream: Upstream) -> Known {
+    let known = Subscription::new(upstream.name().clone());
+    known.publish(View::Ready(Ready::new(upstream, Vec::new(), 1, None)));
+    Arc::new(known)
 }
 
 /// Whether picks stay inside subsets of the right size, reach all of them, and leave the counts as they were.
-fn check_fleet(fleet: &[Arc<Upstream>], endpoints: usize, subset: u32) -> Result<(), Box<dyn Error>> {
+fn check_fleet(fleet: &[Known], endpoints: usize, subset: u32) -> Result<(), Box<dyn Error>> {
     let size = if subset == 0 { endpoints } else { endpoints.min(subset as usize) };
-    for upstream in fleet.iter().take(5) {
+    let (context, clock) = (CallContext::default(), Clock::start());
+    for known in fleet.iter().take(5) {
+        let view = known.view();
+        let View::Ready(Ready { upstream, .. }) = &*view else { return Err("nothing was published".into()) };
         let kept: HashSet<u32> = upstream.candidates().filter(|c| c.in_subset).map(|c| c.index).collect();
         let outstanding = || upstream.candidates().map(|c| u64::from(c.outstanding)).sum::<u64>();
         let before = outstanding();
-        let mut reached = HashSet::new();
-        for seed in 0..size as u64 * 40 {
-            let index = upstream.pick(&Ask::default(), 0, seed)?.index;
-            upstream.begin(index);
-            upstream.finish(index, Outcome::Ok, 0);
-            reached.insert(index);
-        }
+        let reached: HashSet<_> = (0..size as u64 * 40)
+            .filter_map(|seed| one_call(known, &context, Moment { clock, now: 0, seed }))
+            .map(|attempt| attempt.picked().index)
+            .collect();
         if kept.len() != size || !reached.is_subset(&kept) || outstanding() != before {
             return Err(format!("wrong picks from {endpoints} endpoints with k = {subset}").into());
         }
@@ -272,7 +294,7 @@ fn check_fleet(fleet: &[Arc<Upstream>], endpoints: usize, subset: u32) -> Result
 }
 
 /// The large map over 10,000 endpoints, and what is to be known of it.
-fn sharded() -> Result<(Upstream, String), Box<dyn Error>> {
+fn sharded() -> Result<(Known, Arc<Shards>, String), Box<dyn Error>> {
     let endpoints = endpoints("holder", 10_000);
     let map = shard_map(&endpoints);
     let start = now();
@@ -291,7 +313,7 @@ fn sharded() -> Result<(Upstream, String), Box<dyn Error>> {
     let notes = format!(
         "{SHARDS} shards of uneven size; {bytes:.1} bytes a shard with 3 copies, compiled in {compiled:?}"
     );
-    Ok((upstream, notes))
+    Ok((publish(upstream), shards, notes))
 }
 
 /// Shards over all 128 bits: half of them evenly spread, half crowded into a thousandth of the keys.

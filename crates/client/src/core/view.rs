@@ -64,9 +64,9 @@ pub struct Ready<L> {
     /// What decides.
     pub upstream: Upstream,
     /// The other services that the policy's routes send calls to.
-    pub(super) splits: Vec<Arc<Subscription<L>>>,
+    splits: Vec<Arc<Subscription<L>>>,
     /// By index of the endpoint.
-    pub(super) lanes: Box<[OnceLock<Arc<L>>]>,
+    lanes: Box<[OnceLock<Arc<L>>]>,
     /// The RIB revision that this snapshot rests on.
     pub revision: u64,
     /// The version of its shard map; 0 without one.
@@ -74,7 +74,9 @@ pub struct Ready<L> {
 }
 
 impl<L> Subscription<L> {
-    pub(super) fn new(name: ServiceName) -> Self {
+    /// A service of which nothing is known yet. A [`Resolver`](super::Resolver) makes those that it follows; whoever
+    /// learns records in another way makes and [publishes](Self::publish) its own.
+    pub fn new(name: ServiceName) -> Self {
         Self {
             name,
             view: ArcSwap::from_pointee(View::Waiting),
@@ -115,13 +117,29 @@ impl<L> Subscription<L> {
         }
     }
 
-    pub(super) fn publish(&self, view: View<L>) {
+    /// Replaces what is known. Calls that began by what was known before end by it.
+    pub fn publish(&self, view: View<L>) {
         self.view.store(Arc::new(view));
         self.published.send_modify(|count| *count += 1);
     }
 }
 
 impl<L: Lane> Ready<L> {
+    /// A snapshot that takes over the lanes of the one `before` it, and retires those that it has no use for.
+    ///
+    /// `splits` are the other services that its routes send calls to; `revision` is that of the RIB that it rests on, 0
+    /// where there is none.
+    pub fn new(
+        upstream: Upstream,
+        splits: Vec<Arc<Subscription<L>>>,
+        revision: u64,
+        before: Option<&Self>,
+    ) -> Self {
+        let lanes = Self::lanes_for(&upstream, before);
+        let map_version = upstream.shards().map_or(0, |shards| shards.version());
+        Self { upstream, splits, lanes, revision, map_version }
+    }
+
     /// The lane to an endpoint of this snapshot, made when it is first asked for.
     #[inline]
     pub fn lane(&self, index: u32, shared: &L::Shared) -> Arc<L> {
@@ -143,8 +161,7 @@ impl<L: Lane> Ready<L> {
         self.lanes.iter().filter_map(OnceLock::get)
     }
 
-    /// Takes over the lanes of the snapshot before, and retires those that this one has no use for.
-    pub(super) fn lanes_for(upstream: &Upstream, before: Option<&Self>) -> Box<[OnceLock<Arc<L>>]> {
+    fn lanes_for(upstream: &Upstream, before: Option<&Self>) -> Box<[OnceLock<Arc<L>>]> {
         let mut lanes: Vec<OnceLock<Arc<L>>> = Vec::new();
         for candidate in upstream.candidates() {
             let index = candidate.index as usize;

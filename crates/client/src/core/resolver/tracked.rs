@@ -85,14 +85,13 @@ impl<L: Lane> Tracked<L> {
         revision: u64,
         before: Option<&Ready<L>>,
     ) -> Option<Ready<L>> {
-        let shards = self.facts.shards.last();
         let upstream = Upstream::compile(
             &Compiled {
                 name: &self.facts.name,
                 service: self.facts.service.as_ref()?,
                 policy: &self.facts.policy,
                 endpoints: self.facts.endpoints.list(),
-                shards,
+                shards: self.facts.shards.last(),
                 location: &around.place(),
                 regions: &around.regions,
                 round_trips: &around.round_trips,
@@ -100,10 +99,8 @@ impl<L: Lane> Tracked<L> {
             },
             before.map(|ready| &ready.upstream),
         );
-        let lanes = Ready::lanes_for(&upstream, before);
         let splits = split_targets(&self.facts).into_iter().map(|name| registered.get(name)).collect();
-        let map_version = shards.map_or(0, |shards| shards.version());
-        Some(Ready { upstream, splits, lanes, revision, map_version })
+        Some(Ready::new(upstream, splits, revision, before))
     }
 }
 
