@@ -46,7 +46,15 @@ impl Server {
         A: Fn(Request<Bytes>) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = Response<Full<Bytes>>> + Send + 'static,
     {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self::start_on(TcpListener::bind("127.0.0.1:0").await.unwrap(), answer)
+    }
+
+    /// Serves what `answer` says to those who have connected and those to come.
+    pub(crate) fn start_on<A, F>(listener: TcpListener, answer: A) -> Self
+    where
+        A: Fn(Request<Bytes>) -> F + Clone + Send + Sync + 'static,
+        F: Future<Output = Response<Full<Bytes>>> + Send + 'static,
+    {
         let address = listener.local_addr().unwrap();
         let (drain, kill) = (CancellationToken::new(), CancellationToken::new());
         let seen = Arc::new(Seen::default());
