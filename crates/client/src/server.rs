@@ -16,8 +16,22 @@
 //! ```
 //!
 //! Any other hyper, axum or tonic server works as well: put [`Server::layer`] around the service, give
-//! [`Server::draining`] to its graceful shutdown, call [`Server::drain_on`] with [`terminated`], and await
-//! [`Server::shutdown`] once it has returned.
+//! [`Server::draining`] to its graceful shutdown, call [`Server::drain_on`] with [`terminated`], stop waiting for it at
+//! [`Server::gone`], and await [`Server::shutdown`] once it has returned:
+//!
+//! ```no_run
+//! # use fairmesh_client::server::{Server, terminated};
+//! # async fn run<E: std::error::Error + 'static>(
+//! #     server: Server, serving: impl Future<Output = Result<(), E>>,
+//! # ) -> Result<(), Box<dyn std::error::Error>> {
+//! server.drain_on(terminated());
+//! tokio::select! {
+//!     ended = serving => ended?,      // such as tonic's serve_with_shutdown(address, server.draining())
+//!     () = server.gone() => {}        // it still waits for streams when the drain deadline has passed
+//! }
+//! server.shutdown().await;
+//! # Ok(()) }
+//! ```
 //!
 //! Decision: the program keeps its own lease, by the same task that `fairmesh register` uses for programs that cannot.
 //! Having the agent watch processes was rejected: it would have to know how each is started and stopped.
@@ -133,9 +147,21 @@ impl Server {
     /// Resolves when callers have moved and their calls are done: the moment to stop accepting and to close
     /// connections gracefully. For `serve_with_shutdown` and the like.
     pub fn draining(&self) -> impl Future<Output = ()> + Send + 'static {
+        self.reaches(Phase::closes)
+    }
+
+    /// Resolves when a drain is over: nothing is under way any more or the drain deadline has passed, and the endpoint is
+    /// out of the registry. Unlike [`shutdown`](Self::shutdown) it starts no drain.
+    ///
+    /// Servers that close gracefully wait for every stream, however long; stop waiting for them here.
+    pub fn gone(&self) -> impl Future<Output = ()> + Send + 'static {
+        self.reaches(|phase| matches!(phase, Phase::Gone(_)))
+    }
+
+    fn reaches(&self, is_there: fn(&Phase) -> bool) -> impl Future<Output = ()> + Send + 'static {
         let mut phase = self.inner.phase.subscribe();
         async move {
-            if phase.wait_for(Phase::closes).await.is_err() {
+            if phase.wait_for(is_there).await.is_err() {
                 // All handles were dropped without a drain: nothing will ever ask to close.
                 std::future::pending::<()>().await;
             }

@@ -40,12 +40,15 @@ async fn main() -> Result<(), Box<dyn Error>> {
     member.drain_on(terminated());
     println!("serving on {address}");
 
-    Server::builder()
+    let serving = Server::builder()
         .layer(member.layer()) // New: counts calls and reports load with each answer.
         .add_service(GreeterServer::new(Polite))
         // New: ends once callers have moved and calls are done.
-        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), member.draining())
-        .await?;
+        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), member.draining());
+    tokio::select! {
+        ended = serving => ended?,
+        () = member.gone() => {} // New: streams that nobody ends do not hold it up beyond the drain deadline.
+    }
     member.shutdown().await; // New: out of the registry.
     Ok(())
 }

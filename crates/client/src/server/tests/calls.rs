@@ -7,7 +7,7 @@ use fairmesh_model::{
     InstanceId, KeyRange, Region, Replica, ReplicaState, Role, Shard, ShardId, ShardKey, ShardMap,
 };
 use fairmesh_wire::v1::{self, rib_client::RibClient, rib_server};
-use futures_util::{Stream, stream};
+use futures_util::{Stream, StreamExt as _, stream};
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Full, StreamBody};
 use tokio::{net::TcpListener, sync::Notify};
@@ -112,8 +112,8 @@ async fn http_calls_for_keys_of_others_are_misdirected() {
 }
 
 /// A tonic service with a unary and a streaming call; any would do.
-#[derive(Clone)]
-struct App {
+#[derive(Clone, Default)]
+pub(super) struct App {
     finish: Arc<Notify>,
 }
 
@@ -147,9 +147,12 @@ impl rib_server::Rib for App {
 
     async fn watch(
         &self,
-        _: tonic::Request<Streaming<v1::WatchRequest>>,
+        request: tonic::Request<Streaming<v1::WatchRequest>>,
     ) -> Result<tonic::Response<Watching>, Status> {
         let answers = stream::iter([Ok(v1::WatchResponse::default()), Ok(v1::WatchResponse::default())]);
+        if request.metadata().contains_key("for-ever") {
+            return Ok(tonic::Response::new(Box::pin(answers.chain(stream::pending()))));
+        }
         Ok(tonic::Response::new(Box::pin(answers)))
     }
 

@@ -1,7 +1,8 @@
 use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use fairmesh_wire::transport::Address;
+use fairmesh_wire::{transport::Address, v1::rib_client::RibClient, v1::rib_server::RibServer};
+use futures_util::stream;
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use tokio::{
@@ -12,7 +13,10 @@ use tokio::{
 };
 use tower::service_fn;
 
-use super::control::{BOUND, Facts, Told, send, until};
+use super::{
+    calls::App,
+    control::{BOUND, Facts, Told, send, until},
+};
 use crate::server::{Drained, Server, serve_http};
 
 /// A server whose calls finish when `finish` is notified.
@@ -75,4 +79,33 @@ async fn a_control_plane_that_is_away_does_not_hold_up_the_stop() {
     let drained = timeout(BOUND, server.shutdown()).await.unwrap();
     assert!(matches!(drained, Drained::Untold(_)), "{drained:?}");
     timeout(BOUND, task).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_stream_that_nobody_ends_does_not_hold_up_a_grpc_server_beyond_the_drain_deadline() {
+    let control = Facts::new(Some("eu")).serve(None).await;
+    let incoming = tonic::transport::server::TcpIncoming::bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let address = incoming.local_addr().unwrap();
+    let server = Server::builder("shop/cart").address(address).agent(control.address.clone());
+    let server = server.drain_deadline(Duration::from_secs(1)).start().await.unwrap();
+    let serving = tonic::transport::Server::builder()
+        .layer(server.layer())
+        .add_service(RibServer::new(App::default()))
+        .serve_with_incoming_shutdown(incoming, server.draining());
+    let gone = server.gone();
+    let program = tokio::spawn(async move {
+        tokio::select! {
+            ended = serving => ended.map(|()| "all calls had ended"),
+            () = gone => Ok("the deadline had passed"),
+        }
+    });
+    let mut client = RibClient::connect(format!("http://{address}")).await.unwrap();
+    let mut call = tonic::Request::new(stream::empty());
+    call.metadata_mut().insert("for-ever", "true".parse().unwrap());
+    let mut open = client.watch(call).await.unwrap().into_inner();
+    open.message().await.unwrap();
+    assert!(!program.is_finished(), "nothing has asked for a drain");
+    server.shutdown().await;
+    let ended = timeout(BOUND, program).await.unwrap().unwrap().unwrap();
+    assert_eq!(ended, "the deadline had passed");
 }
