@@ -133,6 +133,14 @@ impl Backend for AgentBackend {
         }
     }
 
+    fn waits(&self) -> Result<(), String> {
+        Err(format!(
+            "an agent holds parts of a store and cannot say when all of a revision is there; read with 'at_least' at the \
+             control plane at {}, or here without",
+            self.facts.upstreams
+        ))
+    }
+
     fn release(&self, prefix: &Prefix) {
         self.shared.subscriptions().release(prefix, Instant::now());
     }

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use fairmesh_model::{Invalid, ServiceName, ShardId, ShardMove};
+use fairmesh_model::{Invalid, Revision, ServiceName, ShardId, ShardMove};
 use fairmesh_wire::{convert, identity_of, v1};
 use tonic::{Request, Response, Status};
 
@@ -16,6 +16,11 @@ impl RegistryService {
     /// Serves `registry`.
     pub fn new(registry: Registry) -> Self {
         Self { registry }
+    }
+
+    /// A number of the registry's own store, as it is told to others.
+    fn at(&self, number: u64) -> Option<v1::Revision> {
+        Some(Revision { number, ..self.registry.node().revision() }.into())
     }
 }
 
@@ -45,7 +50,7 @@ impl v1::registry_server::Registry for RegistryService {
     async fn register(&self, request: Request<v1::RegisterRequest>) -> Answer<v1::RegisterResponse> {
         let registrations = each("registrations", open("register", request).registrations, registration)?;
         let revision = self.registry.register(&registrations).await?;
-        Ok(Response::new(v1::RegisterResponse { revision }))
+        Ok(Response::new(v1::RegisterResponse { revision: self.at(revision) }))
     }
 
     async fn renew(&self, request: Request<v1::RenewRequest>) -> Answer<v1::RenewResponse> {
@@ -61,7 +66,7 @@ impl v1::registry_server::Registry for RegistryService {
     async fn report(&self, request: Request<v1::ReportRequest>) -> Answer<v1::ReportResponse> {
         let reports = each("reports", open("report", request).reports, state_report)?;
         let revision = self.registry.report(&reports).await?;
-        Ok(Response::new(v1::ReportResponse { revision }))
+        Ok(Response::new(v1::ReportResponse { revision: self.at(revision) }))
     }
 
     async fn drain(&self, request: Request<v1::DrainRequest>) -> Answer<v1::DrainResponse> {
@@ -70,7 +75,7 @@ impl v1::registry_server::Registry for RegistryService {
         let patience = Duration::from_millis(deadline_ms.into());
         let drained = self.registry.drain(&instances, patience).await?;
         Ok(Response::new(v1::DrainResponse {
-            revision: drained.revision,
+            revision: self.at(drained.revision),
             callers_moved: drained.callers_moved,
             behind: drained.behind,
         }))
@@ -79,7 +84,7 @@ impl v1::registry_server::Registry for RegistryService {
     async fn deregister(&self, request: Request<v1::DeregisterRequest>) -> Answer<v1::DeregisterResponse> {
         let instances = each("instances", open("deregister", request).instances, instance)?;
         let revision = self.registry.deregister(&instances).await?;
-        Ok(Response::new(v1::DeregisterResponse { revision }))
+        Ok(Response::new(v1::DeregisterResponse { revision: self.at(revision) }))
     }
 
     async fn get_shards(&self, request: Request<v1::GetShardsRequest>) -> Answer<v1::GetShardsResponse> {

@@ -6,13 +6,13 @@ mod session;
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use fairmesh_model::{Identity, Invalid, Location, Prefix, Revision};
+use fairmesh_model::{Cursor, Identity, Invalid, Location, Prefix, Revision};
 use fairmesh_wire::{
     handshake::{self, Hello},
     identity_of, rpc, software_of, v1,
 };
 use session::Session;
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
@@ -48,12 +48,26 @@ pub trait Backend: Clone + Send + Sync + 'static {
         std::future::ready(Ok(()))
     }
 
+    /// Whether reads may wait here for what others wrote. Nodes that hold parts never move past what does not touch them.
+    ///
+    /// # Errors
+    /// Why not, and where to read instead.
+    fn waits(&self) -> Result<(), String> {
+        Ok(())
+    }
+
     /// The caller is done with the prefix.
     fn release(&self, _prefix: &Prefix) {}
 
     /// How old what the node holds of the prefix may be; zero where it is in touch with its upstream.
     fn age(&self, _prefix: &Prefix) -> Duration {
         Duration::ZERO
+    }
+
+    /// Ticks when what [`Backend::age`] tells of a prefix may have ceased or begun to be zero; `None` where it is always
+    /// zero.
+    fn ages(&self) -> Option<watch::Receiver<u64>> {
+        None
     }
 }
 
@@ -120,12 +134,13 @@ impl<B: Backend> RibServer<B> {
         }
         let prefixes = request.prefixes.into_iter().map(Prefix::new).collect::<Result<Vec<_>, _>>();
         let prefixes = prefixes.map_err(refused)?;
+        let at_least = request.at_least.map(|at_least| self.number(at_least)).transpose()?;
         let _claims: Vec<_> = prefixes.iter().map(|prefix| Claim::new(&self.backend, prefix)).collect();
         for prefix in &prefixes {
             self.backend.ready(prefix).await.map_err(Status::unavailable)?;
         }
         let node = self.backend.node();
-        node.applied(request.at_least).await;
+        node.applied(at_least.unwrap_or_default()).await;
         let (revision, entries) = node.read(&prefixes);
         let bytes: usize = entries.iter().map(|(key, entry)| key.len() + entry.value.len() + 32).sum();
         if bytes > MAX_READ_BYTES {
@@ -134,7 +149,27 @@ impl<B: Backend> RibServer<B> {
             )));
         }
         let entries = entries.into_iter().map(frames::entry).collect();
-        Ok(v1::ReadResponse { revision: Some(revision.into()), entries })
+        Ok(v1::ReadResponse { at: Some(Cursor::at(revision).into()), entries })
+    }
+
+    /// The number that a read has to wait for, if waiting can bring it.
+    fn number(&self, at_least: v1::Cursor) -> Result<u64, Status> {
+        let at_least = Cursor::try_from(at_least).map_err(|e| refused(e.within("at_least")))?;
+        self.backend.waits().map_err(Status::failed_precondition)?;
+        if self.backend.node().store() != Some(at_least.store) {
+            return Err(Status::failed_precondition(format!(
+                "revisions of store {} never get here: this process serves another store; read without 'at_least'",
+                at_least.store
+            )));
+        }
+        match at_least.numbers.keys().find(|partition| **partition != 0) {
+            None => Ok(at_least.number(0)),
+            Some(partition) => Err(refused(Invalid::new(
+                "at_least.numbers",
+                format!("partition {partition} is unknown: this store has partition 0 only"),
+                "give the cursor as another answer of this store gave it",
+            ))),
+        }
     }
 }
 
@@ -156,12 +191,14 @@ impl<B: Backend> v1::rib_server::Rib for RibServer<B> {
 
     async fn read(&self, request: Request<v1::ReadRequest>) -> Result<Response<v1::ReadResponse>, Status> {
         let request = request.into_inner();
-        let at_least = request.at_least;
+        let asked = request.at_least.as_ref().map_or(String::new(), |at_least| {
+            format!(", or not revision {}", at_least.numbers.get(&0).copied().unwrap_or_default())
+        });
         match tokio::time::timeout(LONGEST_READ, self.read_prefixes(request)).await {
             Ok(read) => read.map(Response::new),
             Err(_) => Err(Status::deadline_exceeded(format!(
-                "what was asked for did not get here within {LONGEST_READ:?}, or not revision {at_least}; check that \
-                 this process is in touch with its upstream"
+                "what was asked for did not get here within {LONGEST_READ:?}{asked}; check that this \
+                 process is in touch with its upstream"
             ))),
         }
     }
@@ -193,10 +230,12 @@ impl<B: Backend> v1::rib_server::Rib for RibServer<B> {
         request: Request<v1::WatchersRequest>,
     ) -> Result<Response<v1::WatchersResponse>, Status> {
         let prefix = Prefix::new(request.into_inner().prefix).map_err(refused)?;
-        let watchers = self.backend.node().watchers(&prefix).into_iter().map(|watcher| v1::Watcher {
+        let node = self.backend.node();
+        let at = node.store().map(|store| Revision { store, ..node.revision() });
+        let watchers = node.watchers(&prefix).into_iter().map(|watcher| v1::Watcher {
             software: watcher.software,
             identity: watcher.identity.to_string(),
-            applied: watcher.applied,
+            applied: at.map(|at| Cursor::at(Revision { number: watcher.applied, ..at }).into()),
         });
         Ok(Response::new(v1::WatchersResponse { watchers: watchers.collect() }))
     }

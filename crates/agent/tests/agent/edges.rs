@@ -1,5 +1,6 @@
 use std::net::SocketAddr;
 
+use fairmesh_model::{Cursor, Revision, StoreId};
 use fairmesh_wire::{
     handshake::{self, Connection},
     v1,
@@ -39,6 +40,12 @@ async fn the_agent_says_where_it_is_and_where_to_write() {
     let connection = connect(&house).await;
     let op = v1::Op { key: "/t/shop/services/cart".into(), value: None, condition: None };
     let refused = connection.rib().write(v1::WriteRequest { ops: vec![op] }).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(refused.message().contains("control.sock"), "{}", refused.message());
+    let at = Cursor::at(Revision { store: StoreId(1), partition: 0, number: 1 });
+    let read = v1::ReadRequest { prefixes: vec!["/a/".into()], at_least: Some(at.into()) };
+    let refused =
+        timeout(BOUND, connection.rib().read(read)).await.expect("nothing is waited for").unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);
     assert!(refused.message().contains("control.sock"), "{}", refused.message());
     agent.stop().await;

@@ -117,7 +117,7 @@ pub(crate) fn at_revision(mut op: v1::Op, revision: u64) -> v1::Op {
 
 /// Everything that the control plane has.
 pub(crate) async fn read_all(connection: &Connection) -> v1::ReadResponse {
-    let request = v1::ReadRequest { prefixes: vec!["/".into()], at_least: 0 };
+    let request = v1::ReadRequest { prefixes: vec!["/".into()], at_least: None };
     connection.rib().read(request).await.unwrap().into_inner()
 }
 

@@ -62,7 +62,7 @@ pub(crate) async fn run(args: DrainArgs) -> Result<ExitCode, Failure> {
         format!("draining, but these callers had not moved in time: {}\n", answer.behind.join(", "))
     };
     let item = json!({
-        "revision": answer.revision,
+        "revision": answer.revision.map(|revision| revision.number),
         "callersMoved": answer.callers_moved,
         "behind": answer.behind,
     });

@@ -128,7 +128,7 @@ impl Running {
             .await
             .map_err(|e| DemoError::Fleet(e.to_string()))?;
         let mut rib = v1::rib_client::RibClient::new(connection.channel);
-        let request = v1::ReadRequest { prefixes: vec![prefix.to_string()], at_least: 0 };
+        let request = v1::ReadRequest { prefixes: vec![prefix.to_string()], at_least: None };
         let answer =
             rib.read(request).await.map_err(|e| DemoError::Fleet(e.message().to_owned()))?.into_inner();
         let endpoint = |entry: v1::Entry| {

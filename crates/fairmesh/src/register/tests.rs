@@ -66,7 +66,7 @@ impl Bench {
     async fn endpoints(&self) -> Vec<Endpoint> {
         let connection = handshake::connect(&self.control, "test").await.unwrap();
         let prefixes = vec!["/t/shop/endpoints/recommend/".to_owned()];
-        let read = connection.rib().read(v1::ReadRequest { prefixes, at_least: 0 }).await.unwrap();
+        let read = connection.rib().read(v1::ReadRequest { prefixes, at_least: None }).await.unwrap();
         let values = read.into_inner().entries.into_iter().map(|entry| entry.value);
         values
             .map(|value| <v1::Endpoint as prost::Message>::decode(value).unwrap().try_into().unwrap())

@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use fairmesh_model::{Cursor, Revision, StoreId};
 use fairmesh_wire::{handshake, v1};
 use tokio::time::timeout;
 use tonic::{Code, Request};
@@ -31,12 +32,34 @@ async fn writes_are_checked_before_they_reach_the_backend() {
     server.stop().await;
 }
 
+fn at(store: u128, partition: u32, number: u64) -> v1::Cursor {
+    Cursor::at(Revision { store: StoreId(store), partition, number }).into()
+}
+
+#[tokio::test]
+async fn a_read_refuses_at_once_what_no_wait_brings() {
+    let memory = Memory::new(1);
+    let server = Server::start(memory.clone(), "127.0.0.1:0").await;
+    let mut rib = handshake::connect(&server.address, "test").await.unwrap().rib();
+    for (from, code, why) in [
+        (at(2, 0, 1), Code::FailedPrecondition, "another store"),
+        (at(1, 1, 1), Code::InvalidArgument, "partition 1"),
+        (v1::Cursor::default(), Code::InvalidArgument, "at_least.store_id"),
+    ] {
+        let request = v1::ReadRequest { prefixes: vec!["/a/".into()], at_least: Some(from) };
+        let refused = timeout(BOUND, rib.read(request)).await.expect("nothing is waited for").unwrap_err();
+        assert_eq!(refused.code(), code);
+        assert!(refused.message().contains(why), "{}", refused.message());
+    }
+    server.stop().await;
+}
+
 #[tokio::test]
 async fn a_read_waits_for_the_revision_that_it_asks_for() {
     let memory = Memory::new(1);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;
     let mut rib = handshake::connect(&server.address, "test").await.unwrap().rib();
-    let request = v1::ReadRequest { prefixes: vec!["/a/".into()], at_least: 2 };
+    let request = v1::ReadRequest { prefixes: vec!["/a/".into()], at_least: Some(at(1, 0, 2)) };
     let mut hurried = Request::new(request.clone());
     hurried.set_timeout(Duration::from_millis(50));
     assert!(rib.read(hurried).await.is_err(), "nothing was written yet");
@@ -45,7 +68,7 @@ async fn a_read_waits_for_the_revision_that_it_asks_for() {
     memory.put(&[("/a/1", "x")]);
     memory.put(&[("/a/2", "x")]);
     let read = timeout(BOUND, read).await.unwrap().unwrap().unwrap().into_inner();
-    assert_eq!((read.revision.unwrap().number, read.entries.len()), (2, 2));
+    assert_eq!((read.at, read.entries.len()), (Some(at(1, 0, 2)), 2));
     server.stop().await;
 }
 
@@ -60,10 +83,13 @@ async fn a_snapshot_larger_than_a_message_arrives_as_one_change() {
     let reader = Reader::following(&[&server.address], &["/a/"]).await;
     assert_eq!(reader.copy.len(), 100, "10 MB at once");
     let mut rib = handshake::connect(&server.address, "test").await.unwrap().rib();
-    let all = rib.read(v1::ReadRequest { prefixes: vec!["/a/".into()], at_least: 0 }).await.unwrap_err();
+    let all = rib.read(v1::ReadRequest { prefixes: vec!["/a/".into()], at_least: None }).await.unwrap_err();
     assert_eq!(all.code(), Code::ResourceExhausted);
     assert!(all.message().contains("watch"));
     let watchers = rib.watchers(v1::WatchersRequest { prefix: "/a/1".into() }).await.unwrap().into_inner();
-    assert_eq!(watchers.watchers[0].software, "reader");
+    assert_eq!(
+        (&*watchers.watchers[0].software, &watchers.watchers[0].applied),
+        ("reader", &Some(at(1, 0, 0)))
+    );
     server.stop().await;
 }

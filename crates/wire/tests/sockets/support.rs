@@ -78,7 +78,7 @@ impl Rib for Stub {
         let caller = Watcher {
             software: software_of(&request).into(),
             identity: identity_of(&request).to_string(),
-            applied: 0,
+            applied: None,
         };
         Ok(Response::new(WatchersResponse { watchers: vec![caller] }))
     }

@@ -151,7 +151,7 @@ impl Registry for Facts {
             self.forgets.store(false, Ordering::Relaxed);
             self.note(Told::Register { state: endpoint.state(), region });
         }
-        Ok(Response::new(v1::RegisterResponse { revision: 1 }))
+        Ok(Response::new(v1::RegisterResponse { revision: None }))
     }
 
     async fn renew(&self, request: Request<v1::RenewRequest>) -> Result<Response<v1::RenewResponse>, Status> {
@@ -166,7 +166,7 @@ impl Registry for Facts {
         request: Request<v1::ReportRequest>,
     ) -> Result<Response<v1::ReportResponse>, Status> {
         request.into_inner().reports.iter().for_each(|report| self.note(Told::Report(report.state())));
-        Ok(Response::new(v1::ReportResponse { revision: 2 }))
+        Ok(Response::new(v1::ReportResponse { revision: None }))
     }
 
     async fn drain(&self, request: Request<v1::DrainRequest>) -> Result<Response<v1::DrainResponse>, Status> {
@@ -175,7 +175,7 @@ impl Registry for Facts {
         let mut moved = self.callers_moved.subscribe();
         let moved = tokio::time::timeout(deadline, moved.wait_for(|moved| *moved)).await.is_ok();
         let behind = if moved { Vec::new() } else { vec!["agent host-7".to_owned()] };
-        Ok(Response::new(v1::DrainResponse { revision: 3, callers_moved: moved, behind }))
+        Ok(Response::new(v1::DrainResponse { revision: None, callers_moved: moved, behind }))
     }
 
     async fn deregister(
@@ -183,7 +183,7 @@ impl Registry for Facts {
         _: Request<v1::DeregisterRequest>,
     ) -> Result<Response<v1::DeregisterResponse>, Status> {
         self.note(Told::Deregister);
-        Ok(Response::new(v1::DeregisterResponse { revision: 4 }))
+        Ok(Response::new(v1::DeregisterResponse { revision: None }))
     }
 
     async fn report_shards(

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use fairmesh_model::{
-    Prefix, Region, ServiceName, ShardMove,
+    Cursor, Prefix, Region, ServiceName, ShardMove,
     spec::{Document, Plan, write_duration},
 };
 use fairmesh_wire::{
@@ -127,10 +127,12 @@ pub(super) async fn watchers(connection: &Connection, view: &View) -> Result<Lis
         let watchers = rib.watchers(request).await?.into_inner().watchers.into_iter();
         // Commands like this one read by a short watch of their own, which calls nobody.
         for watcher in watchers.filter(|watcher| watcher.software != SOFTWARE) {
+            let applied =
+                watcher.applied.map(Cursor::try_from).transpose()?.map_or(0, |applied| applied.number(0));
             let one = found
                 .entry((watcher.software, watcher.identity))
-                .or_insert(Watching { applied: watcher.applied, services: 0 });
-            one.applied = one.applied.min(watcher.applied);
+                .or_insert(Watching { applied, services: 0 });
+            one.applied = one.applied.min(applied);
             one.services += 1;
         }
     }

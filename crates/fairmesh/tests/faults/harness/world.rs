@@ -113,7 +113,7 @@ impl World {
     /// What the control plane holds of an endpoint.
     pub(crate) async fn endpoint(&self, service: &str, instance: &str) -> Option<Endpoint> {
         let prefix = Prefix::endpoints(&ServiceName::new(service).unwrap(), None);
-        let request = ReadRequest { prefixes: vec![prefix.to_string()], at_least: 0 };
+        let request = ReadRequest { prefixes: vec![prefix.to_string()], at_least: None };
         let read = self.connection().await.rib().read(request).await.unwrap().into_inner();
         let instance = InstanceId::new(instance).unwrap();
         read.entries.into_iter().find_map(|entry| {
