@@ -28,6 +28,7 @@ mod mesh;
 mod send;
 pub mod server;
 mod service;
+mod socket;
 mod stats;
 mod transport;
 

@@ -28,7 +28,7 @@ pub(crate) use self::{
     h2::{Reply as H2Reply, Stream},
     outgoing::{Outgoing, Replay},
 };
-use crate::{BoxError, core::Lane, stats::Counters};
+use crate::{BoxError, core::Lane, socket, stats::Counters};
 
 /// How long a connection may take to come about.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -116,8 +116,10 @@ impl Line {
         let connected = tokio::time::timeout(CONNECT_TIMEOUT, self.dial()).await;
         let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection within 2 s");
         let stream = connected.unwrap_or_else(|_| Err(late())).map_err(SendError::Unreachable)?;
-        // Fails only on a socket that is already broken, which the first write will say better.
-        let _ = stream.set_nodelay(true);
+        socket::prepare(&stream);
+        if self.multiplexed {
+            socket::limit_silence(&stream);
+        }
         Ok(stream)
     }
 

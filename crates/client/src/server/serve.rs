@@ -20,6 +20,7 @@ use tower_layer::Layer as _;
 use tower_service::Service;
 
 use super::{Server, drain::Phase, terminated};
+use crate::socket;
 
 /// How often a quiet HTTP/2 connection is probed and how long the answer may take: callers that vanished without a word
 /// give back their connections within the sum.
@@ -84,8 +85,7 @@ where
     B::Data: Send,
     B::Error: Into<Box<dyn Error + Send + Sync>>,
 {
-    // Answers are small and waited for. A socket that refuses is about to fail anyway.
-    let _ = stream.set_nodelay(true);
+    socket::prepare(&stream);
     let (interval, patience) = KEEP_ALIVE;
     let mut builder = auto::Builder::new(TokioExecutor::new());
     // hyper's time limit for a request head also runs while a kept connection is idle, and would cut connections that
