@@ -17,7 +17,7 @@ use std::{
 };
 
 use fairmesh_client::core::{
-    Call, CallContext, Clock, Ending, Moment, Next, Ready, Start, Subscription, Try, View,
+    Call, CallContext, Clock, Ending, Moment, Next, Ready, Start, Subscription, View,
 };
 use fairmesh_model::{
     Balancing, Endpoint, EndpointState, InstanceId, KeyRange, Location, Policy, Protocol, Region, Regions,
@@ -161,27 +161,24 @@ fn call_in_turn(fleet: &[Known], calls: u64, mut seed: u64) -> u64 {
     for call in 0..calls {
         let known = &fleet[service];
         service = if service + 1 == fleet.len() { 0 } else { service + 1 };
-        if let Some(attempt) = one_call(known, &context, Moment { clock, now: call * 1000, seed }) {
-            let index = u64::from(attempt.picked().index);
-            sum += index;
-            seed = seed.wrapping_add(index | 1);
+        if let Some(index) = one_call(known, &context, Moment { clock, now: call * 1000, seed }) {
+            sum += u64::from(index);
+            seed = seed.wrapping_add(u64::from(index) | 1);
         }
     }
     sum
 }
 
-/// One call from its beginning; its try ends when what is returned is dropped.
+/// One call from its beginning to its end: the index of the endpoint that got it.
 #[inline]
-fn one_call(known: &Known, context: &CallContext, at: Moment) -> Option<Try<()>> {
+fn one_call(known: &Known, context: &CallContext, at: Moment) -> Option<u32> {
     let request = RequestView { host: "cart", path: "/v1/items", method: "GET", headers: &(), grpc: false };
     let start = Start { now: at.now, limit: None, seed: at.seed };
     let mut call = Call::begin(known, &request, context, start).ok()?;
     let mut attempt = call.decide(context, at).ok()?;
     black_box(call.deadline());
-    match call.finish(&mut attempt, Ending::Answered, at.seed) {
-        Next::Done => Some(attempt),
-        _ => None,
-    }
+    let next = call.finish(&mut attempt, Ending::Answered, at.seed);
+    (next == Next::Done).then_some(attempt.picked().index)
 }
 
 fn look_up(shards: &Shards, calls: u64, seed: u64) -> u64 {
@@ -201,7 +198,7 @@ fn call_by_key(known: &Known, calls: u64, seed: u64) -> u64 {
     for call in 0..calls {
         let context = CallContext { key: Some(key(&mut random, found)), ..CallContext::default() };
         let at = Moment { clock, now: call * 1000, seed: seed ^ call };
-        found = one_call(known, &context, at).map_or(0, |attempt| u64::from(attempt.picked().index));
+        found = one_call(known, &context, at).map_or(0, u64::from);
     }
     found
 }
@@ -284,7 +281,6 @@ fn check_fleet(fleet: &[Known], endpoints: usize, subset: u32) -> Result<(), Box
         let before = outstanding();
         let reached: HashSet<_> = (0..size as u64 * 40)
             .filter_map(|seed| one_call(known, &context, Moment { clock, now: 0, seed }))
-            .map(|attempt| attempt.picked().index)
             .collect();
         if kept.len() != size || !reached.is_subset(&kept) || outstanding() != before {
             return Err(format!("wrong picks from {endpoints} endpoints with k = {subset}").into());

@@ -1,6 +1,6 @@
 use std::{ptr, sync::Arc, time::Duration};
 
-use fairmesh_model::{Retries, arith::mix64};
+use fairmesh_model::arith::mix64;
 use fairmesh_router::{Ask, Headers, RequestView, Unroutable};
 
 pub use self::attempt::{Ending, Next, Try};
@@ -25,7 +25,6 @@ pub struct Call<'a, L> {
     elsewhere: Option<Arc<Subscription<L>>>,
     /// What routed the call, until its first try takes it over: taking it out once costs less than twice.
     routed_by: Option<Arc<View<L>>>,
-    retries: Retries,
     idempotent: bool,
     deadline: u64,
     tried: [u32; MOST_TRIES],
@@ -66,15 +65,13 @@ impl<'a, L: Lane> Call<'a, L> {
         };
         let limits = [context.timeout, start.limit];
         let timeout = limits.into_iter().flatten().fold(routed.timeout, Duration::min);
-        let retries = ready.upstream.policy().retries.clone();
-        asked.budget.deposit(&retries);
+        asked.budget.deposit();
         let idempotent = context.idempotent || routed.idempotent || is_idempotent(request);
         Ok(Self {
             asked,
             routed_by: elsewhere.is_none().then_some(view),
             elsewhere,
             idempotent,
-            retries,
             deadline: start.now.saturating_add(nanos(timeout)),
             tried: [0; MOST_TRIES],
             tries: 0,
@@ -126,7 +123,7 @@ impl<'a, L: Lane> Call<'a, L> {
             _ => true,
         };
         let made = self.tries.saturating_sub(self.wrong_shard as usize);
-        if !again || made >= self.retries.attempts as usize {
+        if !again || made >= self.asked.budget.attempts() as usize {
             return Next::Done;
         }
         let after = match ending {
@@ -137,7 +134,7 @@ impl<'a, L: Lane> Call<'a, L> {
         if self.left(now) <= after {
             return Next::Done;
         }
-        if ending != Ending::Stale && !self.asked.budget.withdraw(&self.retries, now) {
+        if ending != Ending::Stale && !self.asked.budget.withdraw(now) {
             return Next::Exhausted;
         }
         Next::Retry { after }
@@ -166,7 +163,7 @@ impl<'a, L: Lane> Call<'a, L> {
             Some(View::Ready(ready)) => ready.upstream.protocol().is_multiplexed(),
             _ => true,
         };
-        context.key.is_some() || (self.retries.attempts > 1 && (self.idempotent || refusable))
+        context.key.is_some() || (self.asked.budget.attempts() > 1 && (self.idempotent || refusable))
     }
 
     fn refresh(&mut self, version: u64, used: u64, now: u64) -> Next {

@@ -81,11 +81,9 @@ impl Upstream {
         let this = Try { ask, contest, random: Generator::new(seed) };
         match &self.kind {
             Kind::Replicated { nearest, further } => self.pick_any((nearest, further), this, witness),
-            Kind::Hashed(tiers) => self.pick_by_hash(tiers, &this, witness),
-            Kind::Sharded(sharding) => {
-                let sharding = sharding.as_ref().ok_or(Unroutable::NoShardMap)?;
-                self.pick_by_shard(sharding, this, witness)
-            }
+            Kind::Hashed(tiers) => anew(self.pick_by_hash(tiers, &this, witness)),
+            Kind::Sharded(Some(sharding)) => anew(self.pick_by_shard(sharding, this, witness)),
+            Kind::Sharded(None) => Err(Unroutable::NoShardMap),
         }
     }
 
@@ -206,6 +204,18 @@ impl Upstream {
             map_version: shard.map_or(0, |(_, version)| version),
             last_resort: rank >= self.last_resort,
         })
+    }
+}
+
+/// The same, put together anew: then the pick of a usual service, which is inlined, need not share the memory in which
+/// these come back, where it would read wide what it has just written narrow, and stall.
+#[inline]
+fn anew(picked: Result<Picked, Unroutable>) -> Result<Picked, Unroutable> {
+    match picked {
+        Ok(Picked { index, shard, map_version, last_resort }) => {
+            Ok(Picked { index, shard, map_version, last_resort })
+        }
+        Err(unroutable) => Err(unroutable),
     }
 }
 
