@@ -79,8 +79,8 @@ impl Watching {
                     }
                     seen.revision.into_iter().for_each(|revision| upstream.applied(revision));
                 }
-                Some(loaded) = keeper.hooks_running.join_next() => keeper.hook_ended(loaded),
-                () = sleep_until(reports) => keeper.report().await,
+                Some(loaded) = keeper.tasks.join_next() => keeper.task_ended(loaded),
+                () = sleep_until(reports) => keeper.report(),
             }
         }
     }
@@ -111,9 +111,12 @@ struct Keeper {
     map: Option<Arc<ShardMap>>,
     map_seen: bool,
     served: bool,
-    hooks_running: JoinSet<Option<ShardId>>,
+    /// Hooks and a report that are running; which shard is loaded once one ends.
+    tasks: JoinSet<Option<ShardId>>,
     loading: BTreeMap<ShardId, AbortHandle>,
     report_at: Option<Instant>,
+    /// The last report, which may be under way.
+    reporting: Option<AbortHandle>,
 }
 
 impl Keeper {
@@ -125,9 +128,10 @@ impl Keeper {
             watching,
             map: None,
             map_seen: false,
-            hooks_running: JoinSet::new(),
+            tasks: JoinSet::new(),
             loading: BTreeMap::new(),
             report_at: None,
+            reporting: None,
         }
     }
 
@@ -155,7 +159,7 @@ impl Keeper {
 
     fn load(&mut self, shard: ShardId, range: KeyRange) {
         let hook = self.watching.hooks.as_ref().and_then(|hooks| hooks.start.clone());
-        let loading = self.hooks_running.spawn(async move {
+        let loading = self.tasks.spawn(async move {
             if let Some(hook) = hook {
                 let mut backoff = Backoff::default();
                 while let Err(error) = hook(shard, range).await {
@@ -175,7 +179,7 @@ impl Keeper {
         let Some(hook) = self.watching.hooks.as_ref().and_then(|hooks| hooks.stop.clone()) else {
             return;
         };
-        self.hooks_running.spawn(async move {
+        self.tasks.spawn(async move {
             if let Err(error) = hook(shard).await {
                 tracing::warn!(%shard, error, "a shard was not let go of cleanly");
             }
@@ -183,7 +187,7 @@ impl Keeper {
         });
     }
 
-    fn hook_ended(&mut self, ended: Result<Option<ShardId>, JoinError>) {
+    fn task_ended(&mut self, ended: Result<Option<ShardId>, JoinError>) {
         match ended {
             Ok(Some(shard)) => {
                 // One that was taken away in the last moment is not among those loading any more.
@@ -213,11 +217,14 @@ impl Keeper {
     fn next_report(&self, start_by: Instant) -> Instant {
         let never = Instant::now() + Duration::from_secs(3600);
         let start = if self.served || self.map_seen { never } else { start_by };
-        self.report_at.unwrap_or(never).min(start)
+        // One that is under way is waited for; what became due meanwhile follows at once.
+        let idle = self.reporting.as_ref().is_none_or(AbortHandle::is_finished);
+        self.report_at.filter(|_| idle).unwrap_or(never).min(start)
     }
 
-    /// Says which shards are loaded and wait for their callers.
-    async fn report(&mut self) {
+    /// Says which shards are loaded and wait for their callers. A task of its own, since a registry that hangs must not keep
+    /// this server from following its map.
+    fn report(&mut self) {
         let waiting = self.holding.waiting();
         if waiting.is_empty() {
             self.report_at = None;
@@ -225,8 +232,12 @@ impl Keeper {
         }
         self.report_at = Some(Instant::now() + REPORT_AGAIN);
         let Registration { service, instance, .. } = &self.watching.registration;
-        if let Err(error) = self.watching.link.report_shards(instance_ref(service, instance), waiting).await {
-            tracing::warn!(%error, "the registry has not heard that shards are loaded; trying again");
-        }
+        let (link, instance) = (Arc::clone(&self.watching.link), instance_ref(service, instance));
+        self.reporting = Some(self.tasks.spawn(async move {
+            if let Err(error) = link.report_shards(instance, waiting).await {
+                tracing::warn!(%error, "the registry has not heard that shards are loaded; trying again");
+            }
+            None
+        }));
     }
 }

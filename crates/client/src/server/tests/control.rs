@@ -48,6 +48,8 @@ pub(super) struct Facts {
     told: Arc<watch::Sender<Vec<Told>>>,
     pub(super) forgets: Arc<AtomicBool>,
     pub(super) callers_moved: Arc<watch::Sender<bool>>,
+    /// Whether it takes reports of shards and never answers them.
+    pub(super) hangs: Arc<AtomicBool>,
 }
 
 pub(super) struct Control {
@@ -66,6 +68,7 @@ impl Facts {
             told: Arc::default(),
             forgets: Arc::default(),
             callers_moved: Arc::new(watch::Sender::new(true)),
+            hangs: Arc::default(),
         }
     }
 
@@ -191,6 +194,9 @@ impl Registry for Facts {
         request: Request<v1::ReportShardsRequest>,
     ) -> Result<Response<v1::ReportShardsResponse>, Status> {
         self.note(Told::Ready(request.into_inner().ready));
+        if self.hangs.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
         Ok(Response::new(v1::ReportShardsResponse {}))
     }
 

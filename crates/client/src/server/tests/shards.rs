@@ -1,11 +1,17 @@
-use std::sync::Arc;
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
 
 use fairmesh_model::{
     InstanceId, KeyRange, Region, Replica, ReplicaState, Role, ServiceName, Shard, ShardId, ShardKey,
     ShardMap,
 };
 use fairmesh_wire::{transport::Address, v1::endpoint::State};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::{
+    sync::{Semaphore, mpsc},
+    time::Instant,
+};
 
 use super::control::{Facts, Told, somewhere, until};
 use crate::server::{Server, ServerBuilder};
@@ -94,4 +100,22 @@ async fn an_aware_server_loads_a_shard_before_it_says_ready_and_answers() {
     control.facts.publish(&service(), &map(3, [("cart-1", Serving), ("cart-0", Serving)]));
     assert_eq!(stops.recv().await, Some(ShardId(0)));
     assert_eq!(answers(&server), Some((false, true)));
+}
+
+#[tokio::test]
+async fn a_registry_that_hangs_does_not_keep_a_server_from_its_map() {
+    use ReplicaState::{Serving, Starting};
+    let control = Facts::new(Some("eu")).serve(None).await;
+    control.facts.hangs.store(true, Relaxed);
+    let server = builder(&control.address).on_shard_start(async |_, _| Ok(())).start().await.unwrap();
+    control.facts.publish(&service(), &map(1, [("cart-0", Serving), ("cart-0", Starting)]));
+    control.facts.until(|told| told.contains(&Told::Ready(vec![1]))).await;
+    let told = Instant::now();
+    control.facts.publish(&service(), &map(2, [("cart-1", Serving), ("cart-0", Starting)]));
+    until(|| answers(&server) == Some((false, true))).await;
+    assert!(told.elapsed() < Duration::from_secs(4), "before the report is given up");
+    // What became due meanwhile is said once the registry answers again.
+    control.facts.hangs.store(false, Relaxed);
+    let reports = |told: &Vec<Told>| told.iter().filter(|told| **told == Told::Ready(vec![1])).count();
+    control.facts.until(|told| reports(told) >= 2).await;
 }
