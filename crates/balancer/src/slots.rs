@@ -79,13 +79,14 @@ impl Slots {
     #[inline]
     pub fn finish(&self, index: u32, outcome: Outcome, now: u64) {
         let Some(count) = self.count(index) else { return };
-        // Not a plain subtraction: a caller that ends one call twice must not make the endpoint look endlessly busy.
-        let _ = count.fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1));
+        // Before the count, since an index with calls under way stays with its instance.
         match outcome {
             Outcome::Ok if self.is_troubled() => self.forgive(index),
             Outcome::Ok | Outcome::Unknown => {}
             Outcome::Failed | Outcome::Unreachable => self.blame(index, outcome, now),
         }
+        // Not a plain subtraction: a caller that ends one call twice must not make the endpoint look endlessly busy.
+        let _ = count.fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1));
     }
 
     /// Keeps what the server at `index` said of its load in an answer that came at `now`; a report that says nothing, or

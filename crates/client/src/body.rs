@@ -17,7 +17,7 @@ use crate::{
     BoxError, Fault, FaultKind,
     core::Try,
     headers::GRPC_STATUS,
-    send::learn_from_trailers,
+    send::{learn_from_trailers, violates_protocol},
     transport::{Lease, Line, Reply, Stream},
 };
 
@@ -99,7 +99,10 @@ impl Body {
     /// Whether the deadline has passed while the server kept the reader waiting.
     fn late(&mut self, context: &mut Context<'_>) -> bool {
         let Some(attempt) = &mut self.attempt else { return false };
-        let alarm = attempt.alarm.get_or_insert_with(|| Box::pin(sleep_until(attempt.deadline)));
+        let alarm = attempt.alarm.get_or_insert_with(|| {
+            attempt.attempt.lasts();
+            Box::pin(sleep_until(attempt.deadline))
+        });
         alarm.as_mut().poll(context).is_ready()
     }
 }
@@ -174,9 +177,13 @@ impl http_body::Body for Body {
                 Poll::Ready(None)
             }
             Poll::Ready(Some(Err(cause))) => {
-                let message =
-                    "the connection broke in the middle of the answer; the call may have been carried out";
-                Poll::Ready(Some(Err(self.broken(FaultKind::Reset, message, Some(cause)))))
+                let (kind, message) = if violates_protocol(&cause) {
+                    (FaultKind::Protocol, "the server broke the protocol in the middle of the answer")
+                } else {
+                    let message = "the connection broke in the middle of the answer; the call may have been carried out";
+                    (FaultKind::Reset, message)
+                };
+                Poll::Ready(Some(Err(self.broken(kind, message, Some(cause)))))
             }
             Poll::Pending if self.late(context) => {
                 let message = "the time for the call ran out in the middle of the answer";

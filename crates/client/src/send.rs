@@ -12,7 +12,10 @@ use self::{
     answer::judge,
     request::{Copy, Head},
 };
-pub(crate) use self::{answer::learn_from_trailers, request::View as HeadersView};
+pub(crate) use self::{
+    answer::{learn_from_trailers, violates_protocol},
+    request::View as HeadersView,
+};
 use crate::{
     CallContext, Fault, FaultKind,
     body::Body,
@@ -99,7 +102,7 @@ async fn tries(
         let connected_by = mesh.clock.instant(now + nanos(call.left(now)) / 2);
         let line = attempt.lane(&mesh.wiring);
         let sent = timeout_at(deadline, line.send(slot, connected_by)).await;
-        let (ending, answer) = judge(sent, slot.is_some(), handle, &attempt);
+        let (ending, answer) = judge(sent, slot.is_some(), handle, call.target().name(), &attempt);
         let again = slot.is_some() || copy.is_some();
         let next = match again || ending == Ending::Late {
             true => call.finish(&mut attempt, ending, mesh.seed()),

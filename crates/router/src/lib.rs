@@ -17,5 +17,5 @@ pub use facts::{Candidate, EndpointTarget, Facts, Reach};
 pub use fairmesh_balancer::{LoadReport, Outcome, Reported};
 pub use request::{Ask, Headers, Picked, RequestView, Routed, Unroutable};
 pub use shards::{Holding, Located, Shards};
-pub use upstream::{Explanation, Upstream};
+pub use upstream::{Explanation, Held, Upstream};
 pub use witness::Step;

@@ -11,6 +11,9 @@ use crate::{
 mod compile;
 mod decide;
 mod explain;
+mod held;
+
+pub use held::Held;
 
 /// Everything that this client needs to decide about calls to one service: immutable but for the counts.
 ///

@@ -1,6 +1,11 @@
 //! What came of a try: what it says about trying elsewhere, and about the server's load.
 
-use fairmesh_model::Protocol;
+use std::{
+    error::Error as _,
+    io::{self, ErrorKind},
+};
+
+use fairmesh_model::{Protocol, ServiceName};
 use http::{HeaderMap, HeaderValue, StatusCode};
 
 use super::late;
@@ -16,11 +21,12 @@ use crate::{
 /// The line's answer, unless time ran out first.
 type Sent = Result<Result<Reply, SendError>, tokio::time::error::Elapsed>;
 
-/// What a try amounts to, and what the caller gets if it is the last. `unsent`: whether the request is still at hand.
+/// What a try of the service `name` amounts to, and what the caller gets if it is the last. `unsent`: whether the request is still at hand.
 pub(super) fn judge(
     sent: Sent,
     unsent: bool,
     handle: &Handle,
+    name: &ServiceName,
     attempt: &Try<Line>,
 ) -> (Ending, Result<Reply, Fault>) {
     match sent {
@@ -49,6 +55,11 @@ pub(super) fn judge(
                 ),
                 SendError::Refused(_) => (Ending::Refused, FaultKind::Unreachable, "refused the call unseen"),
                 SendError::Stale(_) => (Ending::Stale, FaultKind::Unreachable, "was closing the connection"),
+                SendError::Broken(cause) if violates_protocol(cause) => (
+                    Ending::Broken,
+                    FaultKind::Protocol,
+                    "did not speak the protocol that is declared for it; the call may have been carried out",
+                ),
                 SendError::Broken(_) => (
                     Ending::Broken,
                     FaultKind::Reset,
@@ -62,13 +73,24 @@ pub(super) fn judge(
                 }
             };
             let target = attempt.target();
-            let name = attempt.upstream().name();
             let message = format!("{name}: {} at {} {what}", target.instance, target.address);
             (ending, Err(Fault::new(kind, message).caused_by(BoxError::from(error))))
         }
         Err(_) if unsent => (Ending::Unsent, Err(late(handle, "nothing was sent").with_retry(Retry::Unsent))),
         Err(_) => (Ending::Late, Err(late(handle, "it may have been carried out"))),
     }
+}
+
+/// Whether a connection broke because of what the server sent on it, rather than because it ended.
+pub(crate) fn violates_protocol(error: &BoxError) -> bool {
+    if let Some(error) = error.downcast_ref::<h2::Error>() {
+        return error.is_library();
+    }
+    let Some(error) = error.downcast_ref::<hyper::Error>() else { return false };
+    let io = error.source().and_then(|source| source.downcast_ref::<io::Error>());
+    // The latter is how hyper tells of a chunk that is none.
+    error.is_parse()
+        || io.is_some_and(|io| matches!(io.kind(), ErrorKind::InvalidInput | ErrorKind::InvalidData))
 }
 
 /// Keeps what the head of an answer says of the server's load; that of a gRPC answer with a body comes in its trailers.

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use fairmesh_client::{FaultKind, Mesh, Retry, ServiceHandle, core::View};
 use fairmesh_model::{EndpointState, Policy, Protocol, Retries, ServiceKind};
 use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpSocket, TcpStream},
     sync::Semaphore,
     task::JoinSet,
@@ -309,6 +310,38 @@ async fn a_host_that_vanished_leaves_time_to_try_another_one() {
         }
         assert!((1..=5).contains(&mesh.stats().retries), "it is shunned: {:?}", mesh.stats());
         assert_eq!(outstanding(&service), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_speaks_something_else_is_told_from_one_that_broke_off() {
+    for (protocol, said, kind) in [
+        (Protocol::Http1, "SSH-2.0-OpenSSH_9.6\r\n\r\n", FaultKind::Protocol),
+        (
+            Protocol::Http1,
+            "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nmany\r\n",
+            FaultKind::Protocol,
+        ),
+        (Protocol::Http1, "HTTP/1.1 200 O", FaultKind::Reset),
+        (Protocol::Http2, "HTTP/1.1 400 Bad Request\r\n\r\n", FaultKind::Protocol),
+        (Protocol::Http2, "", FaultKind::Reset),
+    ] {
+        let rig = Rig::start().await;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        rig.replicated("shop/one", protocol, &[listener.local_addr().unwrap()]);
+        let service = rig.mesh().await.service("shop/one").unwrap();
+        let server = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut asked = [0; 4096];
+            let mut seen = 0;
+            // The head of the request, in either protocol, ends later than HTTP/2's preface does.
+            while seen < 60 {
+                seen += stream.read(&mut asked).await.unwrap();
+            }
+            stream.write_all(said.as_bytes()).await.unwrap();
+        };
+        let (fault, ()) = tokio::join!(ask(&service, post("/add", "tea")), server);
+        assert_eq!(fault.unwrap_err().kind(), kind, "{protocol:?} {said}");
     }
 }
 

@@ -1,22 +1,34 @@
 //! Load reports from a real server layer to what the caller keeps of the endpoint.
 
-use std::{convert::Infallible, net::SocketAddr, sync::Arc, vec};
+use std::{
+    convert::Infallible,
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+    vec,
+};
 
 use bytes::Bytes;
 use fairmesh_client::{ServiceHandle, core::View, server::ServerLayer};
-use fairmesh_model::Protocol;
+use fairmesh_model::{EndpointState, Protocol};
 use fairmesh_router::{LoadReport, Reported};
-use futures_util::stream;
+use futures_util::{FutureExt as _, StreamExt as _, stream};
 use http::{HeaderMap, HeaderValue, Request, Response, header::CONTENT_TYPE};
 use http_body::Frame;
-use http_body_util::StreamBody;
+use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::Incoming;
 use hyper_util::{
     rt::{TokioExecutor, TokioIo},
     server::conn::auto,
     service::TowerToHyperService,
 };
-use tokio::{net::TcpListener, sync::Semaphore};
+use tokio::{
+    net::TcpListener,
+    sync::{
+        Semaphore,
+        mpsc::{UnboundedSender, unbounded_channel},
+    },
+};
+use tokio_stream::wrappers::UnboundedReceiverStream;
 use tower::{Layer as _, service_fn};
 
 use crate::{
@@ -59,6 +71,25 @@ async fn layered(layer: ServerLayer, let_go: Arc<Semaphore>) -> SocketAddr {
         }
     });
     address
+}
+
+/// A server whose only answer goes on with what it is sent here.
+async fn streaming() -> (SocketAddr, UnboundedSender<Bytes>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (sender, receiver) = unbounded_channel();
+    let receiver = Arc::new(Mutex::new(Some(receiver)));
+    let service = hyper::service::service_fn(move |_: Request<Incoming>| {
+        let frames = UnboundedReceiverStream::new(receiver.lock().unwrap().take().unwrap());
+        async {
+            Ok::<_, Infallible>(Response::new(StreamBody::new(frames.map(Frame::data).map(Answered::Ok))))
+        }
+    });
+    tokio::spawn(async move {
+        let stream = TokioIo::new(listener.accept().await.unwrap().0);
+        auto::Builder::new(TokioExecutor::new()).serve_connection(stream, service).await.map_err(drop)
+    });
+    (address, sender)
 }
 
 fn report(service: &ServiceHandle) -> Option<Reported> {
@@ -116,6 +147,30 @@ async fn what_servers_report_is_kept_and_shown() {
         assert_eq!(second.load.requests, Some(0), "{name}");
         assert!(second.at > first.at, "{name}");
         assert_eq!(mesh.stats().reports_ignored, 0, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_long_answer_keeps_its_count_but_not_what_was_known_when_it_began() {
+    let rig = Rig::start().await;
+    for (name, protocol) in [("shop/one", Protocol::Http1), ("shop/two", Protocol::Http2)] {
+        let (address, frames) = streaming().await;
+        rig.replicated(name, protocol, &[address]);
+        let service = rig.mesh().await.service(name).unwrap();
+        let mut body = service.send(get("/")).await.unwrap().into_body();
+        let known = Arc::downgrade(&service.view());
+        assert!(body.frame().now_or_never().is_none(), "the answer has not gone on");
+        rig.endpoint(name, "other", address, EndpointState::Serving);
+        until("what was known is let go", || known.strong_count() == 0).await;
+        let outstanding = || match &*service.view() {
+            View::Ready(ready) => ready.upstream.candidates().map(|candidate| candidate.outstanding).sum(),
+            _ => 0_u32,
+        };
+        assert_eq!(outstanding(), 1, "{name}");
+        frames.send(Bytes::from_static(b"at last")).unwrap();
+        drop(frames);
+        assert_eq!(body.collect().await.unwrap().to_bytes(), "at last");
+        assert_eq!(outstanding(), 0, "{name}");
     }
 }
 

@@ -1,16 +1,25 @@
 use std::{sync::Arc, time::Duration};
 
-use fairmesh_router::{EndpointTarget, LoadReport, Outcome, Picked, Upstream};
+use fairmesh_router::{EndpointTarget, Held, LoadReport, Outcome, Picked};
 
 use crate::core::{Clock, Lane, Ready, View};
 
 /// One try: an endpoint that has one more call outstanding until this is dropped, whatever becomes of the call.
 #[derive(Debug)]
 pub struct Try<L> {
-    view: Arc<View<L>>,
+    ground: Ground<L>,
     picked: Picked,
     clock: Clock,
     outcome: Outcome,
+}
+
+/// What a try keeps of what was known.
+#[derive(Debug)]
+enum Ground<L> {
+    /// All of it: a ready view.
+    View(Arc<View<L>>),
+    /// Its endpoint only.
+    Held(Held),
 }
 
 /// How one try ended, as far as retries care.
@@ -79,9 +88,10 @@ impl<L: Lane> Try<L> {
     /// Counts the try where `view`, which must be ready, chose.
     #[inline]
     pub(super) fn begin(view: Arc<View<L>>, picked: Picked, clock: Clock) -> Self {
-        let this = Self { view, picked, clock, outcome: Outcome::Unknown };
-        this.upstream().begin(this.picked.index);
-        this
+        if let View::Ready(ready) = &*view {
+            ready.upstream.begin(picked.index);
+        }
+        Self { ground: Ground::View(view), picked, clock, outcome: Outcome::Unknown }
     }
 
     /// The clock that the try goes by.
@@ -89,14 +99,12 @@ impl<L: Lane> Try<L> {
         self.clock
     }
 
-    /// The snapshot that chose.
-    pub fn upstream(&self) -> &Upstream {
-        &self.ready().upstream
-    }
-
     /// The endpoint.
     pub fn target(&self) -> &Arc<EndpointTarget> {
-        self.upstream().target(self.picked.index)
+        match &self.ground {
+            Ground::View(view) => ready(view).upstream.target(self.picked.index),
+            Ground::Held(held) => held.target(),
+        }
     }
 
     /// The choice.
@@ -104,15 +112,33 @@ impl<L: Lane> Try<L> {
         &self.picked
     }
 
-    /// The transport's lane to the endpoint.
+    /// The transport's lane to the endpoint; to be asked before the try [lasts](Self::lasts).
+    ///
+    /// # Panics
+    /// After that.
     pub fn lane(&self, shared: &L::Shared) -> Arc<L> {
-        self.ready().lane(self.picked.index, shared)
+        match &self.ground {
+            Ground::View(view) => ready(view).lane(self.picked.index, shared),
+            Ground::Held(_) => panic!("a try that lasts has left its lane behind"),
+        }
+    }
+
+    /// Lets go of the snapshot that chose, since the try may last longer than many of them.
+    #[cold]
+    pub fn lasts(&mut self) {
+        if let Ground::View(view) = &self.ground {
+            self.ground = Ground::Held(ready(view).upstream.hold(self.picked.index));
+        }
     }
 
     /// Keeps what the answer says of the endpoint's load, from now on.
     #[inline]
     pub fn report(&self, load: LoadReport) {
-        self.upstream().report(self.picked.index, load, self.clock.now());
+        let now = self.clock.now();
+        match &self.ground {
+            Ground::View(view) => ready(view).upstream.report(self.picked.index, load, now),
+            Ground::Held(held) => held.report(load, now),
+        }
     }
 
     /// Learns how it ended, where no retry is possible.
@@ -124,25 +150,26 @@ impl<L: Lane> Try<L> {
     pub fn failed(&mut self) {
         self.outcome = Outcome::Failed;
     }
+}
 
-    fn ready(&self) -> &Ready<L> {
-        match &*self.view {
-            View::Ready(ready) => ready,
-            // `decide` makes a try of a ready view only, and a view never changes.
-            _ => unreachable!("a try rests on a ready view"),
-        }
+fn ready<L>(view: &View<L>) -> &Ready<L> {
+    match view {
+        View::Ready(ready) => ready,
+        // `decide` makes a try of a ready view only, and a view never changes.
+        _ => unreachable!("a try rests on a ready view"),
     }
 }
 
 impl<L> Drop for Try<L> {
     fn drop(&mut self) {
-        if let View::Ready(ready) = &*self.view {
-            // Only a penalty has a time, and reading the clock costs as much as the rest.
-            let now = match self.outcome {
-                Outcome::Ok | Outcome::Unknown => 0,
-                Outcome::Failed | Outcome::Unreachable => self.clock.now(),
-            };
-            ready.upstream.finish(self.picked.index, self.outcome, now);
+        // Only a penalty has a time, and reading the clock costs as much as the rest.
+        let now = match self.outcome {
+            Outcome::Ok | Outcome::Unknown => 0,
+            Outcome::Failed | Outcome::Unreachable => self.clock.now(),
+        };
+        match &self.ground {
+            Ground::View(view) => ready(view).upstream.finish(self.picked.index, self.outcome, now),
+            Ground::Held(held) => held.finish(self.outcome, now),
         }
     }
 }
