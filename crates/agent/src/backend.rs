@@ -6,7 +6,10 @@ use fairmesh_rib::{
     server::{Backend, MAX_PREFIXES, WriteError},
     upstream::Handle,
 };
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+use tokio::{
+    sync::watch,
+    time::{Instant, MissedTickBehavior, interval, sleep},
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -147,5 +150,9 @@ impl Backend for AgentBackend {
 
     fn age(&self, prefix: &Prefix) -> Duration {
         self.shared.subscriptions().age(prefix, Instant::now())
+    }
+
+    fn ages(&self) -> Option<watch::Receiver<u64>> {
+        Some(self.shared.ages())
     }
 }

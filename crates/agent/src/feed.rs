@@ -26,6 +26,8 @@ pub(crate) struct Shared {
     pub(crate) disk: Disk,
     /// Ticks when a standing changed.
     standings: watch::Sender<u64>,
+    /// Ticks when something may have begun or ceased to age: unlike standings, not with every change of the data.
+    ages: watch::Sender<u64>,
     pub(crate) deltas: AtomicU64,
     pub(crate) snapshots: AtomicU64,
 }
@@ -55,9 +57,15 @@ impl Sink for Feed {
         self.shared.tick();
     }
 
+    fn contact(&mut self, age: Duration) {
+        self.shared.subscriptions().contact(age, Instant::now());
+        self.shared.aged();
+    }
+
     fn disconnected(&mut self) {
         self.shared.subscriptions().disconnected(Instant::now());
         self.shared.tick();
+        self.shared.aged();
     }
 }
 
@@ -68,6 +76,7 @@ impl Shared {
             subscriptions: Mutex::default(),
             disk,
             standings: watch::Sender::new(0),
+            ages: watch::Sender::new(0),
             deltas: AtomicU64::new(0),
             snapshots: AtomicU64::new(0),
         }
@@ -82,6 +91,11 @@ impl Shared {
     /// Ticks when a standing changed.
     pub(crate) fn standings(&self) -> watch::Receiver<u64> {
         self.standings.subscribe()
+    }
+
+    /// Ticks when something may have begun or ceased to age.
+    pub(crate) fn ages(&self) -> watch::Receiver<u64> {
+        self.ages.subscribe()
     }
 
     /// Starts with what was saved, all of one store. Copies saved at different revisions stand together at the earliest:
@@ -119,7 +133,7 @@ impl Shared {
         let mut standings: Vec<(Prefix, Duration)> =
             update.snapshots.iter().map(|snapshot| (snapshot.prefix.clone(), snapshot.age)).collect();
         let mut save: BTreeSet<Prefix> = standings.iter().map(|(prefix, _)| prefix.clone()).collect();
-        standings.extend(update.resumed.iter().map(|prefix| (prefix.clone(), Duration::ZERO)));
+        standings.extend(update.resumed.iter().map(|resumed| (resumed.prefix.clone(), resumed.age)));
         self.snapshots.fetch_add(update.snapshots.len() as u64, Ordering::Relaxed);
         self.deltas
             .fetch_add(u64::from(!update.puts.is_empty() || !update.deletes.is_empty()), Ordering::Relaxed);
@@ -131,6 +145,7 @@ impl Shared {
                 return;
             }
         };
+        let entered = !standings.is_empty();
         for (prefix, age) in standings {
             subscriptions.set(&prefix, Standing::Followed { at: now, age });
         }
@@ -138,6 +153,13 @@ impl Shared {
         jobs.save(save);
         drop((jobs, subscriptions));
         self.tick();
+        if entered {
+            self.aged();
+        }
+    }
+
+    fn aged(&self) {
+        self.ages.send_modify(|ticks| *ticks += 1);
     }
 
     fn tick(&self) {

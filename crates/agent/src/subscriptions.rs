@@ -9,6 +9,9 @@ use tokio::time::Instant;
 /// How long a prefix is followed after its last user left: a program that restarts finds it warm.
 const LINGER: Duration = Duration::from_secs(600);
 
+/// The least age of what is not followed to the source.
+const LEAST: Duration = Duration::from_millis(1);
+
 /// All subscriptions of the agent.
 #[derive(Debug, Default)]
 pub(crate) struct Subscriptions {
@@ -41,7 +44,8 @@ impl Standing {
     /// How old what is held may be; zero where it is followed to the source.
     fn age(&self, now: Instant) -> Duration {
         match self {
-            Self::Held { at, age } => *age + now.duration_since(*at),
+            // Never zero, which would say that it is followed.
+            Self::Held { at, age } => (*age + now.duration_since(*at)).max(LEAST),
             Self::Followed { age, .. } if age.is_zero() => Duration::ZERO,
             Self::Followed { at, age } => *age + now.duration_since(*at),
             Self::Missing | Self::Refused(_) => Duration::ZERO,
@@ -111,6 +115,19 @@ impl Subscriptions {
     pub(crate) fn set(&mut self, prefix: &Prefix, standing: Standing) {
         if let Some(known) = self.all.get_mut(prefix) {
             known.standing = standing;
+        }
+    }
+
+    /// The upstream says that what it sends is `age` old at worst and ages, or no longer does where that is zero.
+    pub(crate) fn contact(&mut self, told: Duration, now: Instant) {
+        for known in self.all.values_mut() {
+            if let Standing::Followed { .. } = &known.standing {
+                let age = match told.is_zero() {
+                    true => Duration::ZERO,
+                    false => known.standing.age(now).max(told),
+                };
+                known.standing = Standing::Followed { at: now, age };
+            }
         }
     }
 
@@ -192,5 +209,20 @@ mod tests {
         assert_eq!(all.oldest(start + 5 * second), Duration::ZERO);
         all.disconnected(start + 6 * second);
         assert_eq!(all.oldest(start + 8 * second), 2 * second);
+        assert!(all.oldest(start + 6 * second) > Duration::ZERO, "zero would say that it is followed");
+    }
+
+    #[test]
+    fn data_ages_while_the_upstream_is_cut_off_from_its_own() {
+        let (mut all, start) = (Subscriptions::default(), Instant::now());
+        let second = Duration::from_secs(1);
+        all.claim(&prefix(1));
+        all.claim(&prefix(2));
+        all.set(&prefix(1), Standing::Followed { at: start, age: Duration::ZERO });
+        all.contact(second, start);
+        assert_eq!(all.age(&prefix(1), start + 2 * second), 3 * second);
+        assert_eq!(all.age(&prefix(2), start + 2 * second), Duration::ZERO, "nothing of it has come");
+        all.contact(Duration::ZERO, start + 3 * second);
+        assert_eq!(all.oldest(start + 4 * second), Duration::ZERO);
     }
 }

@@ -50,7 +50,7 @@ async fn snapshots(connection: &Connection, prefixes: &[Prefix]) -> Result<Vec<E
     for (i, prefix) in prefixes.iter().enumerate() {
         // Answered together, so that all are of one revision.
         let more = i + 1 < prefixes.len();
-        let subscribe = Subscribe { prefix: prefix.to_string(), from: None, more };
+        let subscribe = Subscribe { prefix: prefix.to_string(), more, ..Subscribe::default() };
         let request = WatchRequest { kind: Some(watch_request::Kind::Subscribe(subscribe)) };
         // The channel has room for all, and its other end lives until the call below takes it.
         let _ = ask.try_send(request);
@@ -80,7 +80,12 @@ async fn one_snapshot(
                 return Err(Failure::failed(format!("{}: {}", refused.prefix, refused.reason)));
             }
             // What changes after the snapshot is not part of the answer.
-            Some(watch_response::Kind::Delta(_) | watch_response::Kind::Resumed(_)) | None => {}
+            Some(
+                watch_response::Kind::Delta(_)
+                | watch_response::Kind::Resumed(_)
+                | watch_response::Kind::Contact(_),
+            )
+            | None => {}
         }
     }
     Err(Failure::failed("the control plane ended the answer early; ask again"))

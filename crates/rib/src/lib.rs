@@ -25,4 +25,4 @@ pub use hub::{MAX_DIRTY, WatcherInfo};
 pub use node::{Acked, Behind, Node, Watcher};
 pub use prefixes::covering;
 pub use table::{DEFAULT_LOG, Table};
-pub use update::{Snapshot, Update};
+pub use update::{Resumed, Snapshot, Update};

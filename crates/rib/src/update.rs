@@ -11,13 +11,22 @@ pub struct Update {
     /// Where the reader stands afterwards, with every prefix that it is subscribed to.
     pub revision: Revision,
     /// Subscriptions that carry on from where the reader stood, so that what it holds of them is current afterwards.
-    pub resumed: Vec<Prefix>,
+    pub resumed: Vec<Resumed>,
     /// Prefixes sent as a whole.
     pub snapshots: Vec<Snapshot>,
     /// Keys with their last values.
     pub puts: Vec<(Arc<str>, Entry)>,
     /// Keys that are gone.
     pub deletes: Vec<Arc<str>>,
+}
+
+/// A subscription that carries on from where the reader stood.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resumed {
+    /// What was asked for.
+    pub prefix: Prefix,
+    /// How old what is held of it may be: zero where the answering node is in touch with its own upstream.
+    pub age: Duration,
 }
 
 /// All that there is below a prefix; it replaces what the reader had there.

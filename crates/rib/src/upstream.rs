@@ -63,6 +63,10 @@ pub trait Sink: Send + 'static {
     /// The upstream does not serve this prefix; it is asked again on the next connection.
     fn refused(&mut self, prefix: &Prefix, reason: &str);
 
+    /// The upstream lost its own upstream, so that what is held is `age` old at worst and ages from now on; or is in touch
+    /// with it again, where `age` is zero.
+    fn contact(&mut self, _age: Duration) {}
+
     /// The upstream is away: what is held ages from now on.
     fn disconnected(&mut self) {}
 }

@@ -206,7 +206,7 @@ impl Chain {
             self.put(revision.store, snapshot.entries);
             self.live.insert(snapshot.prefix);
         }
-        self.live.extend(resumed);
+        self.live.extend(resumed.into_iter().map(|resumed| resumed.prefix));
         self.put(revision.store, puts);
         deletes.iter().for_each(|key| drop(self.copy.remove(key)));
         for prefix in &self.live {

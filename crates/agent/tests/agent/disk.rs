@@ -59,6 +59,55 @@ async fn without_a_control_plane_the_agent_serves_what_it_saved_and_says_how_old
 }
 
 #[tokio::test]
+async fn a_reader_that_resumes_at_an_agent_without_a_control_plane_is_told_how_old_its_copy_is() {
+    let house = House::new();
+    let memory = Memory::new(1);
+    memory.put(&[("/a/1", "x")]);
+    let control = house.control(&memory).await;
+    let agent = house.agent();
+    let mut reader = Reader::following(&[&house.socket], &["/a/"]).await;
+    agent.stop().await;
+    control.stop().await;
+
+    let agent = house.agent();
+    let update = reader.update().await;
+    assert_eq!((update.resumed.len(), update.snapshots.len()), (1, 0));
+    assert!(update.resumed[0].age > Duration::ZERO, "{:?}", update.resumed[0].age);
+    let control = house.control(&memory).await;
+    assert_eq!(reader.contact().await, Duration::ZERO, "told although nothing has changed");
+    agent.stop().await;
+    control.stop().await;
+}
+
+#[tokio::test]
+async fn readers_are_told_once_that_the_control_plane_is_lost_and_once_that_it_is_back() {
+    let house = House::new();
+    let memory = Memory::new(1);
+    memory.put(&[("/a/1", "x"), ("/b/1", "x")]);
+    let agent = house.agent();
+    let mut control = house.control(&memory).await;
+    let mut reader = Reader::following(&[&house.socket], &["/a/", "/b/"]).await;
+    for round in 0..3 {
+        control.stop().await;
+        assert!(reader.contact().await > Duration::ZERO);
+        memory.put(&[("/a/1", &round.to_string())]);
+        control = house.control(&memory).await;
+        assert_eq!(reader.contact().await, Duration::ZERO);
+        while reader.copy["/a/1"] != round.to_string() {
+            reader.update().await;
+        }
+        // A change that comes through comes after all that was said before it.
+        memory.put(&[("/b/1", &round.to_string())]);
+        while reader.copy["/b/1"] != round.to_string() {
+            reader.update().await;
+        }
+        assert!(reader.no_more_contact(), "nothing is said while nothing changes");
+    }
+    agent.stop().await;
+    control.stop().await;
+}
+
+#[tokio::test]
 async fn what_changed_before_a_stop_is_there_after_it() {
     let house = House::new();
     let memory = Memory::new(1);

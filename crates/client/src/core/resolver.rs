@@ -1,5 +1,6 @@
 //! From records to snapshots, off the request path.
 
+mod age;
 mod facts;
 mod tracked;
 mod worker;
@@ -24,6 +25,7 @@ use tokio::{
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{Lane, Subscription};
+use age::Age;
 
 /// Who asks and whom.
 #[derive(Clone, Debug)]
@@ -42,8 +44,8 @@ pub struct ResolverConfig {
 pub struct Resolver<L> {
     registered: Arc<Registered<L>>,
     state: watch::Receiver<State>,
-    /// How old the records were when they were read from disk; zero otherwise.
-    age: watch::Receiver<Duration>,
+    /// How old what is known is, where it is not followed to its source.
+    age: watch::Receiver<Age>,
     _worker: DropGuard,
 }
 
@@ -61,6 +63,10 @@ enum Event<L> {
     Update(Update),
     /// The agent cannot serve a prefix.
     Refused(Prefix, String),
+    /// The agent is cut off and its data is this old, or in touch again.
+    Contact(Duration),
+    /// The agent is away.
+    Disconnected,
 }
 
 impl<L> Registered<L> {
@@ -84,7 +90,7 @@ impl<L: Lane> Resolver<L> {
         let registered = Arc::new(Registered { by_name: Mutex::default(), events: events.clone() });
         let handle = Upstream::spawn(config.upstream.clone(), Follower(events));
         let state = handle.state();
-        let (age_sender, age) = watch::channel(Duration::ZERO);
+        let (age_sender, age) = watch::channel(Age::default());
         let stop = CancellationToken::new();
         let around = tracked::Surroundings {
             regions: Default::default(),
@@ -110,11 +116,15 @@ impl<L: Lane> Resolver<L> {
     /// How long ago what is known was last confirmed: the agent's own
     /// word for it while connected.
     pub fn data_age(&self) -> Duration {
+        let now = Instant::now();
+        let known = self.age.borrow().at(now);
         let state = self.state.borrow();
-        if state.connected {
-            return *self.age.borrow();
+        match known {
+            Some(age) => age,
+            None if state.connected => Duration::ZERO,
+            // Nothing was ever heard, or the worker has yet to hear that the agent is away.
+            None => now.saturating_duration_since(state.since),
         }
-        *self.age.borrow() + Instant::now().saturating_duration_since(state.since)
     }
 }
 
@@ -129,6 +139,14 @@ impl<L: Lane> Sink for Follower<L> {
 
     fn refused(&mut self, prefix: &Prefix, reason: &str) {
         let _ = self.0.send(Event::Refused(prefix.clone(), reason.to_owned()));
+    }
+
+    fn contact(&mut self, age: Duration) {
+        let _ = self.0.send(Event::Contact(age));
+    }
+
+    fn disconnected(&mut self) {
+        let _ = self.0.send(Event::Disconnected);
     }
 }
 

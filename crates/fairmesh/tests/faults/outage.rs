@@ -53,11 +53,11 @@ async fn calls_go_on_while_control_plane_and_agent_are_away_and_all_converge_aft
     world.is_saved("shop/one", 0).await;
     world.is_saved("shop/two", 0).await;
 
-    control_away(&mut world, &load).await;
+    control_away(&mut world, &load, &mesh).await;
     let age = mesh.stats().data_age;
     both_away(&mut world, &load, &mesh).await;
     assert!(mesh.stats().data_age > age);
-    agent_alone(&mut world, &load).await;
+    agent_alone(&mut world, &load, &mesh).await;
 
     world.control.restart();
     world.control_is_up().await;
@@ -68,10 +68,11 @@ async fn calls_go_on_while_control_plane_and_agent_are_away_and_all_converge_aft
     load.stop_unharmed().await;
 }
 
-async fn control_away(world: &mut World, load: &Load) {
+async fn control_away(world: &mut World, load: &Load, mesh: &Mesh) {
     world.control.kill().await;
     load.goes_on(100).await;
     grows("the age that the agent tells", async || world.agent_data_age().await).await;
+    grows("the age that a connected caller tells", async || mesh.stats().data_age.as_secs_f64()).await;
     let complaint = world.apply(YAML).await.fails();
     assert!(complaint.contains("cannot reach the control plane at unix:"), "{complaint}");
     assert!(complaint.contains("start it with 'fairmesh control'"), "{complaint}");
@@ -92,7 +93,7 @@ async fn both_away(world: &mut World, load: &Load, mesh: &Mesh) {
     assert!(complaint.contains("agent.sock"), "{complaint}");
 }
 
-async fn agent_alone(world: &mut World, load: &Load) {
+async fn agent_alone(world: &mut World, load: &Load, mesh: &Mesh) {
     world.agent.restart();
     world.agent_is_up().await;
     load.goes_on(100).await;
@@ -102,6 +103,7 @@ async fn agent_alone(world: &mut World, load: &Load) {
         late.stats().data_age > Duration::ZERO,
         "the agent's copy is as old as its control plane is away"
     );
+    grows("the age that an older caller tells", async || mesh.stats().data_age.as_secs_f64()).await;
     let complaint = register(world).await;
     assert!(complaint.contains("no control plane answers this agent"), "{complaint}");
     let agent = handshake::connect(&world.agent_address(), "test").await.unwrap();

@@ -6,7 +6,7 @@ use super::{
     MAX_DIRTY,
     watcher::{Sub, Watcher},
 };
-use crate::{Snapshot, Table, Update, covering};
+use crate::{Resumed, Snapshot, Table, Update, covering};
 
 /// The most bytes of keys and values in one delta, above what one batch can hold; beyond it, prefixes are sent anew, since
 /// snapshots travel in parts and deltas do not.
@@ -95,7 +95,7 @@ impl Watcher {
                     self.entering.insert(prefix);
                     continue;
                 }
-                Sub::From(_) => update.resumed.push(prefix),
+                Sub::From(_) => update.resumed.push(Resumed { prefix, age: Duration::ZERO }),
                 Sub::Snapshot { .. } => {
                     let entries = table.read(std::slice::from_ref(&prefix));
                     update.snapshots.push(Snapshot { prefix, entries, age: Duration::ZERO });

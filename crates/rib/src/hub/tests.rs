@@ -154,8 +154,11 @@ impl World {
         for key in update.deletes {
             reader.copy.remove(&key);
         }
-        for prefix in update.resumed {
-            assert_eq!(reader.held[&prefix].store, self.store, "cursors of another store mean nothing");
+        for resumed in update.resumed {
+            assert_eq!(
+                reader.held[&resumed.prefix].store, self.store,
+                "cursors of another store mean nothing"
+            );
         }
         for held in reader.held.values_mut() {
             assert!(held.store != self.store || held.number <= update.revision.number, "went back");

@@ -36,7 +36,7 @@ impl Watcher {
     }
 
     /// Takes everything that the watcher has yet to see, as of now; `None` when that is nothing. However much happened
-    /// since the last pull, each key comes once. Ages of snapshots are left at zero.
+    /// since the last pull, each key comes once. Ages are left at zero.
     pub fn pull(&self) -> Option<Update> {
         self.node.pull(self.id)
     }

@@ -3,18 +3,22 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 use fairmesh_model::{Prefix, Revision};
 use fairmesh_wire::v1::{self, watch_response::Kind};
 
-use crate::{Entry, Snapshot, Update};
+use crate::{Entry, Resumed, Snapshot, Update};
 
 /// The most bytes of entries in one part of a snapshot, but that a part has at least one.
 const PART_BYTES: usize = 1024 * 1024;
 
 /// Cuts an update into messages: all but the last say that more follows, so that the reader applies them as one change.
-pub(super) fn cut(update: Update, age: impl Fn(&Prefix) -> Duration) -> VecDeque<v1::WatchResponse> {
+pub(super) fn cut(update: Update, mut age: impl FnMut(&Prefix) -> Duration) -> VecDeque<v1::WatchResponse> {
     let Update { revision, resumed, snapshots, puts, deletes } = update;
     let mut kinds: Vec<Kind> = Vec::new();
-    for prefix in resumed {
-        kinds
-            .push(Kind::Resumed(v1::Resumed { prefix: prefix.to_string(), revision: Some(revision.into()) }));
+    for Resumed { prefix, .. } in resumed {
+        let age_ms = milliseconds(age(&prefix));
+        kinds.push(Kind::Resumed(v1::Resumed {
+            prefix: prefix.to_string(),
+            revision: Some(revision.into()),
+            age_ms,
+        }));
     }
     for snapshot in snapshots {
         let age = age(&snapshot.prefix);
@@ -38,6 +42,16 @@ pub(super) fn refusal(prefix: &Prefix, reason: String) -> v1::WatchResponse {
     v1::WatchResponse { kind: Some(Kind::Refused(refused)), more: false }
 }
 
+pub(super) fn contact(age: Duration) -> v1::WatchResponse {
+    let contact = v1::Contact { age_ms: milliseconds(age) };
+    v1::WatchResponse { kind: Some(Kind::Contact(contact)), more: false }
+}
+
+/// Rounded up: zero is for what does not age.
+fn milliseconds(age: Duration) -> u64 {
+    u64::try_from(age.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
 pub(super) fn entry((key, entry): (Arc<str>, Entry)) -> v1::Entry {
     v1::Entry { key: key.to_string(), value: entry.value, revision: entry.revision }
 }
@@ -48,7 +62,7 @@ fn parts(snapshot: Snapshot, revision: Revision, age: Duration, kinds: &mut Vec<
         revision: Some(revision.into()),
         entries: Vec::new(),
         last: false,
-        age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
+        age_ms: milliseconds(age),
     };
     let (mut part, mut bytes) = (empty(), 0);
     for (key, value) in snapshot.entries {

@@ -1,12 +1,13 @@
 use std::{
     collections::{BTreeMap, VecDeque},
+    future::pending,
     pin::Pin,
 };
 
 use fairmesh_model::{Cursor, Prefix};
 use fairmesh_wire::v1::{self, watch_request::Kind};
 use futures_util::{FutureExt, StreamExt, stream::FuturesUnordered};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
 
@@ -30,6 +31,11 @@ pub(super) struct Session<B: Backend> {
     due: bool,
     /// Whether the caller announced more subscriptions to be answered together.
     holding: bool,
+    ages: Option<watch::Receiver<u64>>,
+    /// Whether, by what the caller was told, nothing that it has ages.
+    in_touch: bool,
+    /// Whether the caller understands to be told when that changes.
+    hears_contact: bool,
 }
 
 struct Subscription<B: Backend> {
@@ -40,6 +46,7 @@ struct Subscription<B: Backend> {
 
 impl<B: Backend> Session<B> {
     pub(super) fn new(backend: B, watcher: Watcher) -> Self {
+        let ages = backend.ages();
         Self {
             backend,
             watcher,
@@ -48,6 +55,9 @@ impl<B: Backend> Session<B> {
             outbox: VecDeque::new(),
             due: false,
             holding: false,
+            ages,
+            in_touch: true,
+            hears_contact: false,
         }
     }
 
@@ -83,6 +93,10 @@ impl<B: Backend> Session<B> {
                     self.due = true;
                     Ok(())
                 }
+                () = ticked(&mut self.ages) => {
+                    self.due = true;
+                    Ok(())
+                }
                 () = answers.closed() => return,
                 () = closing.cancelled() => Err(Status::unavailable("this process is stopping; connect again")),
             };
@@ -97,11 +111,30 @@ impl<B: Backend> Session<B> {
     fn next_message(&mut self) -> Option<v1::WatchResponse> {
         if self.outbox.is_empty() {
             self.due = false;
-            let backend = &self.backend;
-            self.outbox =
-                self.watcher.pull().map(|update| frames::cut(update, |prefix| backend.age(prefix)))?;
+            if let Some(update) = self.watcher.pull() {
+                let (backend, in_touch) = (&self.backend, &mut self.in_touch);
+                self.outbox = frames::cut(update, |prefix| {
+                    let age = backend.age(prefix);
+                    *in_touch &= age.is_zero();
+                    age
+                });
+            }
+            // After the data, so that nobody is said to be in touch who has yet to see what was missed.
+            let contact = self.contact();
+            self.outbox.extend(contact);
         }
         self.outbox.pop_front()
+    }
+
+    /// What to tell of the age of what the caller has; `None` where it knows.
+    fn contact(&mut self) -> Option<v1::WatchResponse> {
+        if self.ages.is_none() || !self.hears_contact {
+            return None;
+        }
+        let served = self.subscriptions.iter().filter(|(_, subscription)| subscription.served);
+        let oldest = served.map(|(prefix, _)| self.backend.age(prefix)).max().unwrap_or_default();
+        let was = std::mem::replace(&mut self.in_touch, oldest.is_zero());
+        (was != self.in_touch).then(|| frames::contact(oldest))
     }
 
     fn asked(&mut self, message: v1::WatchRequest) -> Result<(), Status> {
@@ -126,6 +159,7 @@ impl<B: Backend> Session<B> {
         let prefix = Prefix::new(subscribe.prefix).map_err(refused)?;
         let from = subscribe.from.map(Cursor::try_from).transpose().map_err(refused)?;
         self.holding = subscribe.more;
+        self.hears_contact |= subscribe.contact;
         if let Some(known) = self.subscriptions.get_mut(&prefix) {
             known.from = from;
             if known.served {
@@ -161,5 +195,17 @@ impl<B: Backend> Session<B> {
             }
             Err(reason) => self.outbox.push_back(frames::refusal(prefix, reason)),
         }
+    }
+}
+
+/// Waits until ages may have changed; for ever, where they never do.
+async fn ticked(ages: &mut Option<watch::Receiver<u64>>) {
+    if let Some(receiver) = ages
+        && receiver.changed().await.is_err()
+    {
+        *ages = None;
+    }
+    if ages.is_none() {
+        pending().await
     }
 }

@@ -3,13 +3,14 @@ use std::{sync::Arc, time::Duration};
 use fairmesh_model::{Invalid, Prefix, Revision};
 use fairmesh_wire::v1::{self, watch_response::Kind};
 
-use crate::{Entry, Snapshot, Update};
+use crate::{Entry, Resumed, Snapshot, Update};
 
 /// What one or more messages amount to.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Event {
     Update(Update),
     Refused { prefix: Prefix, reason: String },
+    Contact { age: Duration },
 }
 
 /// Puts the messages of one revision together.
@@ -35,11 +36,15 @@ impl Collector {
             }
             Some(Kind::Resumed(resumed)) => {
                 let prefix = Prefix::new(resumed.prefix)?;
-                self.at(resumed.revision)?.resumed.push(prefix);
+                let age = Duration::from_millis(resumed.age_ms);
+                self.at(resumed.revision)?.resumed.push(Resumed { prefix, age });
             }
             Some(Kind::Refused(refused)) => {
                 let prefix = Prefix::new(refused.prefix)?;
                 return Ok(Some(Event::Refused { prefix, reason: refused.reason }));
+            }
+            Some(Kind::Contact(contact)) => {
+                return Ok(Some(Event::Contact { age: Duration::from_millis(contact.age_ms) }));
             }
             None => return Err(unexpected("kind", "is not known here")),
         }

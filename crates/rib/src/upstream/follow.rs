@@ -192,6 +192,7 @@ impl<S: Sink> Follower<S> {
                 self.sink.update(update);
             }
             Event::Refused { prefix, reason } => self.sink.refused(&prefix, &reason),
+            Event::Contact { age } => self.sink.contact(age),
         }
         Ok(())
     }

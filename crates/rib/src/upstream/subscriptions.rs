@@ -81,7 +81,12 @@ impl Subscriptions {
             }
             if let Some(held) = self.ask(prefix, *wish) {
                 let from = held.map(|revision| Cursor::at(revision).into());
-                subscribes.push(v1::Subscribe { prefix: prefix.to_string(), from, more: true });
+                subscribes.push(v1::Subscribe {
+                    prefix: prefix.to_string(),
+                    from,
+                    more: true,
+                    contact: true,
+                });
             }
         }
         if let Some(last) = subscribes.last_mut() {
@@ -110,12 +115,12 @@ impl Subscriptions {
     pub(super) fn note(&mut self, update: &mut Update, refuse_lagging: bool) -> Result<(), Lag> {
         let Revision { store, number, .. } = update.revision;
         update.snapshots.retain(|snapshot| self.asked.contains_key(&snapshot.prefix));
-        update.resumed.retain(|prefix| self.asked.contains_key(prefix));
+        update.resumed.retain(|resumed| self.asked.contains_key(&resumed.prefix));
         self.check(update, refuse_lagging)?;
         // What is acknowledged before it was sent does not count with the sender. A reader that holds more than its
         // upstream does so when it connects, and must say it again once it is sent.
         self.acked = None;
-        for prefix in update.snapshots.iter().map(|snapshot| &snapshot.prefix).chain(&update.resumed) {
+        for prefix in entering(update) {
             if let Some(asked) = self.asked.get_mut(prefix) {
                 asked.live = true;
             }
@@ -139,8 +144,7 @@ impl Subscriptions {
             return Err(Lag::Behind { held: held.number, offered });
         }
         let live = self.asked.iter().filter(|(_, asked)| asked.live).map(|(prefix, _)| prefix);
-        let entering = update.snapshots.iter().map(|snapshot| &snapshot.prefix).chain(&update.resumed);
-        for prefix in live.chain(entering) {
+        for prefix in live.chain(entering(update)) {
             if let Some(held) = self.asked.get(prefix).and_then(|asked| asked.held).filter(later) {
                 return Err(Lag::Backwards { prefix: prefix.clone(), held: held.number, offered });
             }
@@ -149,15 +153,24 @@ impl Subscriptions {
     }
 }
 
+/// The prefixes that are live from this update on.
+fn entering(update: &Update) -> impl Iterator<Item = &Prefix> {
+    let resumed = update.resumed.iter().map(|resumed| &resumed.prefix);
+    update.snapshots.iter().map(|snapshot| &snapshot.prefix).chain(resumed)
+}
+
 fn request(kind: Kind) -> v1::WatchRequest {
     v1::WatchRequest { kind: Some(kind) }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use fairmesh_model::StoreId;
 
     use super::*;
+    use crate::Resumed;
 
     fn at(number: u64) -> Revision {
         Revision { store: StoreId(1), partition: 0, number }
@@ -180,7 +193,8 @@ mod tests {
         assert_eq!(acks(&mut subscriptions, &wanted), 1);
         assert_eq!(acks(&mut subscriptions, &wanted), 0, "said once is enough");
 
-        let mut resumed = Update { resumed: vec![prefix], ..Update::empty(at(7)) };
+        let mut resumed =
+            Update { resumed: vec![Resumed { prefix, age: Duration::ZERO }], ..Update::empty(at(7)) };
         subscriptions.note(&mut resumed, false).unwrap();
         assert_eq!(acks(&mut subscriptions, &wanted), 1);
     }

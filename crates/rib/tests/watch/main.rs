@@ -3,6 +3,7 @@
 
 mod acks;
 mod calls;
+mod contact;
 mod support;
 mod traffic;
 

@@ -93,7 +93,7 @@ pub(crate) enum Got {
     Refused(Prefix, String),
 }
 
-struct Tell(mpsc::UnboundedSender<Got>);
+struct Tell(mpsc::UnboundedSender<Got>, mpsc::UnboundedSender<Duration>);
 
 impl Sink for Tell {
     fn update(&mut self, update: Update) {
@@ -103,6 +103,10 @@ impl Sink for Tell {
     fn refused(&mut self, prefix: &Prefix, reason: &str) {
         let _ = self.0.send(Got::Refused(prefix.clone(), reason.into()));
     }
+
+    fn contact(&mut self, age: Duration) {
+        let _ = self.1.send(age);
+    }
 }
 
 /// A follower with its copy.
@@ -110,18 +114,19 @@ pub(crate) struct Reader {
     pub(crate) handle: Handle,
     pub(crate) copy: BTreeMap<String, String>,
     got: mpsc::UnboundedReceiver<Got>,
+    contacts: mpsc::UnboundedReceiver<Duration>,
 }
 
 impl Reader {
     pub(crate) fn start(addresses: &[&Address], refuse_lagging: bool) -> Self {
-        let (tell, got) = mpsc::unbounded_channel();
+        let ((tell, got), (contact, contacts)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
         let config = UpstreamConfig {
             addresses: addresses.iter().map(|address| (*address).clone()).collect(),
             software: "reader".into(),
             backoff: Backoff { first: Duration::from_millis(5), longest: Duration::from_millis(20) },
             refuse_lagging,
         };
-        Self { handle: Upstream::spawn(config, Tell(tell)), copy: BTreeMap::new(), got }
+        Self { handle: Upstream::spawn(config, Tell(tell, contact)), copy: BTreeMap::new(), got, contacts }
     }
 
     /// Starts to follow prefixes and takes the first snapshot of each.
@@ -149,6 +154,16 @@ impl Reader {
             self.apply(update);
         }
         got
+    }
+
+    /// What the upstream says next of its own upstream.
+    pub(crate) async fn contact(&mut self) -> Duration {
+        timeout(BOUND, self.contacts.recv()).await.expect("the upstream says it").unwrap()
+    }
+
+    /// Whether it said no more than was asked for with [`Reader::contact`].
+    pub(crate) fn no_more_contact(&mut self) -> bool {
+        self.contacts.is_empty()
     }
 
     /// Waits for a state of the connection.

@@ -99,7 +99,7 @@ async fn a_reader_that_does_not_read_finds_the_last_values_and_not_a_queue() {
     let connection = handshake::connect(&server.address, "sleeper").await.unwrap();
     let (asks, requests) = mpsc::channel(1);
     let mut answers = connection.rib().watch(ReceiverStream::new(requests)).await.unwrap().into_inner();
-    let subscribe = v1::Subscribe { prefix: "/a/".into(), from: None, more: false };
+    let subscribe = v1::Subscribe { prefix: "/a/".into(), ..Default::default() };
     asks.send(v1::WatchRequest { kind: Some(watch_request::Kind::Subscribe(subscribe)) }).await.unwrap();
     let first = timeout(BOUND, answers.message()).await.unwrap().unwrap().unwrap();
     assert!(matches!(first.kind, Some(Kind::Snapshot(_))));

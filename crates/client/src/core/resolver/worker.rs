@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Event, Registered, ResolverConfig,
+    age::Age,
     tracked::{Surroundings, Tracked},
 };
 use crate::core::Lane;
@@ -35,7 +36,7 @@ pub(super) struct Worker<L> {
     handle: Handle,
     registered: Arc<Registered<L>>,
     around: Surroundings,
-    age: watch::Sender<Duration>,
+    age: watch::Sender<Age>,
     tracked: HashMap<ServiceName, Tracked<L>>,
     /// Whose prefix a subscription is.
     owners: HashMap<Prefix, ServiceName>,
@@ -53,7 +54,7 @@ impl<L: Lane> Worker<L> {
         handle: Handle,
         registered: Arc<Registered<L>>,
         around: Surroundings,
-        age: watch::Sender<Duration>,
+        age: watch::Sender<Age>,
     ) -> Self {
         handle.subscribe(Prefix::topology());
         Self {
@@ -104,14 +105,18 @@ impl<L: Lane> Worker<L> {
             }
             Event::Update(update) => self.update(update),
             Event::Refused(prefix, reason) => self.refuse(prefix, &reason),
+            Event::Contact(age) => self.age.send_modify(|known| known.told(age, Instant::now())),
+            Event::Disconnected => self.age.send_modify(|known| known.disconnected(Instant::now())),
         }
     }
 
     fn update(&mut self, update: Update) {
         self.revision = Some(update.revision);
-        let age = update.snapshots.iter().map(|snapshot| snapshot.age).max();
-        self.age.send_replace(age.unwrap_or_default());
-        update.resumed.iter().for_each(|prefix| self.arrived(prefix));
+        let snapshots = update.snapshots.iter().map(|snapshot| snapshot.age);
+        if let Some(age) = snapshots.chain(update.resumed.iter().map(|resumed| resumed.age)).max() {
+            self.age.send_modify(|known| known.arrived(age, Instant::now()));
+        }
+        update.resumed.iter().for_each(|resumed| self.arrived(&resumed.prefix));
         for snapshot in update.snapshots {
             self.snapshot(snapshot);
         }
@@ -287,7 +292,7 @@ impl<L: Lane> Worker<L> {
             Ok(Some(saved)) => {
                 // A clock that was set back makes a copy look new; its age is for people only.
                 let age = saved.at.elapsed().unwrap_or_default();
-                self.age.send_if_modified(|oldest| age > std::mem::replace(oldest, age.max(*oldest)));
+                self.age.send_modify(|known| known.read(age, Instant::now()));
                 self.snapshot(Snapshot { prefix, entries: saved.entries, age });
             }
             Ok(None) => {}
