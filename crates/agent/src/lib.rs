@@ -126,6 +126,7 @@ async fn acknowledge(node: Node, upstream: Handle, stopping: CancellationToken) 
         tokio::select! {
             Ok(()) = acks.changed() => {}
             Ok(()) = revisions.changed() => {}
+            () = node.given_up() => {}
             () = stopping.cancelled() => return,
         }
     }

@@ -50,11 +50,19 @@ impl Hub {
         self.next
     }
 
-    pub(crate) fn leave(&mut self, id: WatcherId) {
-        if let Some(watcher) = self.watchers.remove(&id) {
-            watcher.subs.keys().for_each(|prefix| self.unindex(id, prefix));
-        }
+    /// Returns what it decides by and how far it was; `None` for one that never said that it decides by anything, such
+    /// as a command that reads and ends.
+    pub(crate) fn leave(&mut self, id: WatcherId, revision: u64) -> Option<(BTreeSet<Prefix>, WatcherInfo)> {
         self.ahead.remove(&id);
+        let watcher = self.watchers.remove(&id)?;
+        watcher.subs.keys().for_each(|prefix| self.unindex(id, prefix));
+        let info = watcher.info(revision);
+        (watcher.acked > 0 && !watcher.subs.is_empty()).then(|| (watcher.subs.into_keys().collect(), info))
+    }
+
+    /// What a watcher says it is, and who it is.
+    pub(crate) fn who(&self, id: WatcherId) -> Option<(&str, &Identity)> {
+        self.watchers.get(&id).map(Watcher::who)
     }
 
     /// Starts, or starts anew, to follow a prefix; the next pull decides between resuming and a snapshot, so that

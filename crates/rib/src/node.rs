@@ -14,8 +14,11 @@ use crate::{
     hub::{Hub, WatcherId},
 };
 
+mod absent;
 mod replica;
 mod watcher;
+
+use absent::Absent;
 
 pub use replica::Behind;
 pub use watcher::Watcher;
@@ -44,6 +47,8 @@ struct Inner {
     table: Table,
     hub: Hub,
     wakers: HashMap<WatcherId, Arc<Notify>>,
+    /// Who left lately and may be back.
+    absent: Absent,
     /// The count of changes at which watchers are told again where they stand.
     next_mark: u64,
 }
@@ -68,18 +73,29 @@ impl Node {
         Self::new(NO_STORE)
     }
 
-    /// A node that holds what its store had persisted at `revision`.
+    /// A node that holds what its store had persisted at `revision`. Who watched it before is waited for.
     pub fn load(store: StoreId, revision: u64, entries: impl IntoIterator<Item = (Arc<str>, Entry)>) -> Self {
         let mut table = Table::default();
         table.load(revision, entries);
-        Self::with_table(store, table)
+        let node = Self::with_table(store, table);
+        if revision > 0 {
+            node.lock().absent.anybody(Instant::now());
+        }
+        node
     }
 
     /// A node with a table of one's own making, such as one with a shorter log.
     pub fn with_table(store: StoreId, table: Table) -> Self {
         let (applied, acks) = (watch::Sender::new(table.revision()), watch::Sender::new(0));
         let next_mark = (table.changes().1 as u64 / 2).max(1);
-        let inner = Inner { store, table, hub: Hub::default(), wakers: HashMap::new(), next_mark };
+        let inner = Inner {
+            store,
+            table,
+            hub: Hub::default(),
+            wakers: HashMap::new(),
+            absent: Absent::default(),
+            next_mark,
+        };
         Self { shared: Arc::new(Shared { inner: Mutex::new(inner), applied, acks }) }
     }
 
@@ -161,14 +177,26 @@ impl Node {
         self.lock().hub.len()
     }
 
-    /// The revision that every watcher has applied; the node's own when none owes anything.
+    /// The revision that every watcher has applied, those included who left lately; the node's own when none owes
+    /// anything.
     pub fn applied_by_all(&self) -> Revision {
         let inner = self.lock();
-        Revision { number: inner.hub.least_applied(inner.table.revision()), ..inner.revision() }
+        let present = inner.hub.least_applied(inner.table.revision());
+        let away = inner.absent.least_applied(Instant::now());
+        Revision { number: away.map_or(present, |away| away.min(present)), ..inner.revision() }
+    }
+
+    /// Waits until one of those who left is no longer counted on to return; for ever, while nobody is.
+    pub async fn given_up(&self) {
+        let next = self.lock().absent.next(Instant::now());
+        match next {
+            Some(at) => tokio::time::sleep_until(at).await,
+            None => std::future::pending().await,
+        }
     }
 
     /// Waits until everybody who watches something of `prefix` has applied `revision`, at most until `deadline`. One
-    /// that disconnects no longer counts.
+    /// that disconnects decides by what it has until it is back, so it counts until it is or had the time to.
     pub async fn wait_acked(&self, prefix: &Prefix, revision: u64, deadline: Instant) -> Acked {
         let (mut acks, mut applied) = (self.acks(), self.revisions());
         loop {
@@ -182,14 +210,16 @@ impl Node {
                 Ok(()) = acks.changed() => {}
                 Ok(()) = applied.changed() => {}
                 () = tokio::time::sleep_until(deadline) => return Acked { all: false, behind },
+                () = self.given_up() => {}
             }
         }
     }
 
     fn behind(&self, prefix: &Prefix, revision: u64) -> Vec<String> {
         let late = self.watchers(prefix).into_iter().filter(|watcher| watcher.applied < revision);
-        late.map(|watcher| format!("{} ({}) at {}", watcher.software, watcher.identity, watcher.applied))
-            .collect()
+        let late =
+            late.map(|watcher| format!("{} ({}) at {}", watcher.software, watcher.identity, watcher.applied));
+        late.chain(self.lock().absent.behind(prefix, revision, Instant::now())).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -227,7 +257,13 @@ impl Inner {
 // What a `Watcher` does to its node.
 impl Node {
     fn subscribe(&self, id: WatcherId, prefix: Prefix, from: Option<Cursor>) {
-        let mut inner = self.lock();
+        let mut guard = self.lock();
+        let inner = &mut *guard;
+        if from.is_some()
+            && let Some((software, identity)) = inner.hub.who(id)
+        {
+            inner.absent.back(software, identity, &prefix);
+        }
         inner.hub.subscribe(id, prefix, from);
         inner.wake([id]);
     }
@@ -255,7 +291,10 @@ impl Node {
 
     fn leave(&self, id: WatcherId) {
         let mut inner = self.lock();
-        inner.hub.leave(id);
+        let revision = inner.table.revision();
+        if let Some((prefixes, info)) = inner.hub.leave(id, revision) {
+            inner.absent.leave(prefixes, info, Instant::now());
+        }
         inner.wakers.remove(&id);
         self.shared.acks.send_modify(|ticks| *ticks += 1);
     }

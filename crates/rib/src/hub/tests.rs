@@ -108,7 +108,7 @@ impl World {
             }
             Step::Reconnect { reader } => {
                 let reader = &mut self.readers[reader];
-                self.hub.leave(reader.id);
+                self.hub.leave(reader.id, self.table.revision());
                 reader.id = self.hub.join(String::new(), Identity::Anonymous);
                 for prefix in &reader.wants {
                     let from = reader.held.get(prefix).map(|held| Cursor::at(*held));

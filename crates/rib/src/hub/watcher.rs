@@ -94,6 +94,10 @@ impl Watcher {
         self.entering.iter().any(|prefix| matches!(self.subs.get(prefix), Some(Sub::Ahead(_))))
     }
 
+    pub(super) fn who(&self) -> (&str, &Identity) {
+        (&self.software, &self.identity)
+    }
+
     pub(super) fn info(&self, revision: u64) -> WatcherInfo {
         let applied = self.applied(revision);
         WatcherInfo { software: self.software.clone(), identity: self.identity.clone(), applied }

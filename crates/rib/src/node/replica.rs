@@ -5,6 +5,8 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use fairmesh_model::{Prefix, Revision, StoreId};
 
 use super::{Inner, Node};
+use tokio::time::Instant;
+
 use crate::{Entry, Snapshot, Update};
 
 /// An upstream offered less than what is held.
@@ -70,7 +72,8 @@ impl Node {
     }
 
     /// Takes copies from disk, which may have been saved at different revisions of one store: the node stands at the
-    /// earliest, `revision`, and only watchers that stand at the latest, `floor`, or after it can resume.
+    /// earliest, `revision`, and only watchers that stand at the latest, `floor`, or after it can resume. Who watched it
+    /// before it stopped is waited for.
     pub fn restore(
         &self,
         revision: Revision,
@@ -80,6 +83,7 @@ impl Node {
         let mut inner = self.lock();
         inner.replace_store(revision.store);
         inner.table.restore(revision.number, floor, entries);
+        inner.absent.anybody(Instant::now());
         self.announce(&inner);
     }
 
@@ -96,6 +100,7 @@ impl Inner {
     fn replace_store(&mut self, store: StoreId) {
         self.store = store;
         self.table.restore(0, 0, []);
+        self.absent.reset();
         let woken = self.hub.reset();
         self.wake(woken);
     }

@@ -1,5 +1,7 @@
 use std::time::Duration;
 
+use fairmesh_model::StoreId;
+use fairmesh_rib::{Node, upstream::Backoff};
 use tokio::time::{Instant, timeout};
 
 use crate::support::{BOUND, Memory, Reader, Server, prefix};
@@ -31,7 +33,54 @@ async fn a_wait_ends_when_the_last_watcher_of_the_prefix_says_that_it_has_applie
 }
 
 #[tokio::test]
-async fn a_wait_ends_when_the_laggard_disconnects() {
+async fn one_that_loses_its_connection_is_waited_for_until_it_is_back() {
+    let (_folder, path) = crate::socket();
+    let memory = Memory::new(1);
+    memory.put(&[("/a/1", "x")]);
+    let server = Server::start(memory.clone(), &path).await;
+    let mut reader = Reader::following(&[&server.address], &["/a/"]).await;
+    reader.handle.ack(memory.node.revision());
+    assert!(memory.node.wait_acked(&prefix("/a/"), 1, later()).await.all);
+    let mut acks = memory.node.acks();
+    // Cut off by a server that goes, while the node stays.
+    server.stop().await;
+    timeout(BOUND, acks.wait_for(|_| memory.node.watcher_count() == 0)).await.unwrap().unwrap();
+    let revision = memory.put(&[("/a/1", "y")]);
+    let at_once = memory.node.wait_acked(&prefix("/a/"), revision, Instant::now()).await;
+    assert!(at_once.behind[0].ends_with("at 1, away"), "{at_once:?}");
+    assert_eq!(memory.node.applied_by_all().number, 1);
+
+    let server = Server::start(memory.clone(), &path).await;
+    let update = reader.update().await;
+    let known = memory.node.wait_acked(&prefix("/a/"), revision, Instant::now()).await;
+    assert!(
+        known.behind.len() == 1 && !known.behind[0].ends_with("away"),
+        "back, and not further yet: {known:?}"
+    );
+    reader.handle.ack(update.revision);
+    let back = memory.node.wait_acked(&prefix("/a/"), revision, Instant::now() + BOUND).await;
+    assert!(back.all, "{back:?}");
+    server.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_restart_whoever_watched_before_is_given_time_to_return() {
+    let node = Node::load(StoreId(1), 5, []);
+    let started = Instant::now();
+    let early = node.wait_acked(&prefix("/a/"), 5, started + Duration::from_secs(1)).await;
+    assert!(!early.all && early.behind.len() == 1, "{early:?}");
+    assert!(node.wait_acked(&prefix("/a/"), 5, started + Duration::from_secs(60)).await.all);
+    assert!(started.elapsed() > Backoff::default().longest, "time to return");
+    assert!(started.elapsed() < 2 * Backoff::default().longest, "and not for ever");
+    let fresh = Node::load(StoreId(1), 0, []);
+    assert!(
+        fresh.wait_acked(&prefix("/a/"), 0, Instant::now()).await.all,
+        "nobody can have watched it before"
+    );
+}
+
+#[tokio::test]
+async fn a_wait_ends_when_one_disconnects_that_never_decided_by_it() {
     let (_folder, path) = crate::socket();
     let memory = Memory::new(1);
     let server = Server::start(memory.clone(), &path).await;
