@@ -8,7 +8,7 @@ mod orca;
 
 use http::HeaderName;
 
-pub use deadline::{encode_grpc_timeout, grpc_timeout, read_deadline, write_deadline};
+pub use deadline::{Deadline, encode_grpc_timeout, grpc_timeout, read_deadline, write_deadline};
 pub use fairmesh_router::LoadReport;
 pub use load::{load_from_binary, load_from_text};
 pub use orca::OrcaReport;

@@ -37,6 +37,7 @@ pub use core::CallContext;
 pub use fairmesh_model::{InstanceId, Invalid, Location, Protocol, Region, ServiceName, ShardId, ShardKey};
 pub use fairmesh_wire::transport::Address;
 pub use fault::{BoxError, Fault, FaultKind, Origin, Retry};
+pub use headers::Deadline;
 pub use mesh::{Mesh, MeshBuilder};
 pub use service::ServiceHandle;
 pub use stats::Stats;

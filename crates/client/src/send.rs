@@ -17,10 +17,9 @@ pub(crate) use self::{
     request::View as HeadersView,
 };
 use crate::{
-    CallContext, Fault, FaultKind,
+    CallContext, Fault, FaultKind, Retry,
     body::Body,
     core::{Call, Ending, Moment, Next, Start, Subscription, Try, Undecided, View, nanos, no_view},
-    headers,
     mesh::Shared,
     service::Handle,
     stats::count,
@@ -49,7 +48,10 @@ async fn carry_out(
 ) -> Result<Response<Body>, Fault> {
     let now = mesh.clock.now();
     let context = handle.context(&parts.headers)?;
-    let limit = headers::read_deadline(&parts.headers);
+    let limit = handle.limit(&parts);
+    if limit.is_some_and(|left| left.is_zero()) {
+        return Err(late(handle, "nothing was sent").with_retry(Retry::Unsent));
+    }
     let head = Head::new(handle, parts);
     let start = Start { now, limit, seed: mesh.seed() };
     let (mut call, now) = begin(handle, &head, &context, start).await?;

@@ -10,13 +10,13 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_model::{Invalid, Role, ServiceName, ShardKey};
-use http::{HeaderMap, HeaderValue, Request, Response, uri::Authority};
+use http::{HeaderMap, HeaderValue, Request, Response, request::Parts, uri::Authority};
 
 use crate::{
     BoxError, CallContext, Fault, FaultKind,
     body::Body,
     core::{Lane, Subscription, View},
-    headers::{IDEMPOTENT, KEY, ROLE},
+    headers::{Deadline, IDEMPOTENT, KEY, ROLE, read_deadline},
     mesh::Shared,
     send,
     transport::{Line, Outgoing},
@@ -35,6 +35,7 @@ pub(crate) struct Handle {
     pub(crate) mesh: Arc<Shared>,
     pub(crate) subscription: Arc<Subscription<Line>>,
     pub(crate) context: CallContext,
+    pub(crate) deadline: Option<Deadline>,
     pub(crate) marks: Marks,
 }
 
@@ -56,7 +57,7 @@ impl ServiceHandle {
         let host = HeaderValue::from_str(&name).unwrap_or(HeaderValue::from_static("fairmesh"));
         let authority = name.parse().unwrap_or(Authority::from_static("fairmesh"));
         let marks = Marks { authority, host, key: None, role: None };
-        let inner = Handle { mesh, subscription, context: CallContext::default(), marks };
+        let inner = Handle { mesh, subscription, context: CallContext::default(), deadline: None, marks };
         Self { inner: Arc::new(inner) }
     }
 
@@ -101,6 +102,25 @@ impl ServiceHandle {
         self
     }
 
+    /// The same service, whose calls must be over by then: what a server does for a caller ends when the caller waits no
+    /// longer. Of this, the timeout and what the request says, the earliest counts. A call whose deadline has passed is
+    /// not sent.
+    ///
+    /// ```no_run
+    /// # use fairmesh_client::{Body, Deadline, ServiceHandle};
+    /// # async fn handle(request: http::Request<Body>, stock: ServiceHandle) {
+    /// let stock = match Deadline::read(request.headers()) {
+    ///     Some(deadline) => stock.deadline(deadline),
+    ///     None => stock,
+    /// };
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn deadline(mut self, deadline: impl Into<Deadline>) -> Self {
+        Arc::make_mut(&mut self.inner).deadline = Some(deadline.into());
+        self
+    }
+
     /// What is known of the service now: for tools that show it.
     pub fn view(&self) -> Arc<View<impl Lane>> {
         self.inner.subscription.view()
@@ -115,8 +135,8 @@ impl ServiceHandle {
     /// Sends one request and waits for the head of the answer.
     ///
     /// Its key and role come from the handle, or from the headers `x-fairmesh-key` and `x-fairmesh-role`;
-    /// `x-fairmesh-deadline` and `grpc-timeout` shorten the time it has, and `x-fairmesh-idempotent: true` allows to
-    /// repeat it. Dropping the future, or the answer's body, cancels the call.
+    /// `x-fairmesh-deadline`, `grpc-timeout` and a [`Deadline`] in its extensions shorten the time it has, and
+    /// `x-fairmesh-idempotent: true` allows to repeat it. Dropping the future, or the answer's body, cancels the call.
     ///
     /// # Errors
     /// When no server answered; see [`FaultKind`]. Answers of servers are no errors, whatever their status.
@@ -134,6 +154,13 @@ impl ServiceHandle {
 }
 
 impl Handle {
+    /// The time that the handle and the request leave, by deadlines alone.
+    pub(crate) fn limit(&self, parts: &Parts) -> Option<Duration> {
+        let deadlines = [self.deadline, parts.extensions.get().copied()];
+        let left = deadlines.into_iter().flatten().min().map(Deadline::left);
+        [left, read_deadline(&parts.headers)].into_iter().flatten().min()
+    }
+
     /// What the handle and the request's headers say together; the handle wins.
     pub(crate) fn context(&self, headers: &HeaderMap) -> Result<Cow<'_, CallContext>, Fault> {
         let mut context = Cow::Borrowed(&self.context);

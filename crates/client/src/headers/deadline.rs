@@ -1,11 +1,39 @@
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue};
+use tokio::time::Instant;
 
 use super::{DEADLINE, GRPC_TIMEOUT};
 
 /// The largest number that eight digits hold: the gRPC protocol allows no more.
 const MAX_DIGITS: u128 = 99_999_999;
+
+/// When a call must be over. It travels as the time that is left, since clocks of two machines differ, and is a moment
+/// within a process.
+///
+/// In the extensions of a request it is what the caller left; a handle that sends a request with it, or was given it by
+/// [`ServiceHandle::deadline`](crate::ServiceHandle::deadline), waits no longer and tells the next server what is left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Deadline(pub Instant);
+
+impl Deadline {
+    /// The deadline of an incoming call that was read this moment, by [`read_deadline`].
+    pub fn read(headers: &HeaderMap) -> Option<Self> {
+        // One so far away that no clock holds it is none.
+        Instant::now().checked_add(read_deadline(headers)?).map(Self)
+    }
+
+    /// The time that is left, zero where it has passed.
+    pub fn left(self) -> Duration {
+        self.0.saturating_duration_since(Instant::now())
+    }
+}
+
+impl From<Instant> for Deadline {
+    fn from(instant: Instant) -> Self {
+        Self(instant)
+    }
+}
 
 /// The time that an incoming call leaves, the shorter of `x-fairmesh-deadline` and `grpc-timeout`; `None` where neither
 /// is there and well formed, since a malformed deadline must not fail a call that would be answered in time.

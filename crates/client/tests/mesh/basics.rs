@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fairmesh_client::{Body, FaultKind};
+use fairmesh_client::{Body, Deadline, FaultKind, Retry, ServiceHandle};
 use fairmesh_model::{Protocol, ServiceKind};
 use http::Request;
 use http_body::Frame;
@@ -65,6 +65,43 @@ async fn servers_see_host_key_role_and_deadline() {
         assert!(words.contains(&"own.example:81") && words.contains(&"0xff"), "{told}");
         assert!(words[4].parse::<u64>().unwrap() <= 300, "an incoming deadline shortens: {told}");
     }
+}
+
+#[tokio::test]
+async fn a_deadline_goes_from_hop_to_hop() {
+    let rig = Rig::start().await;
+    let server = Server::start(async |request: Request<bytes::Bytes>| {
+        let left = request.headers().get("x-fairmesh-deadline").unwrap();
+        text(200, left.to_str().unwrap())
+    })
+    .await;
+    rig.replicated("shop/one", Protocol::Http1, &[server.address]);
+    let mesh = rig.mesh().await;
+    let service = mesh.service("shop/one").unwrap();
+    let mut headers = http::HeaderMap::new();
+    assert_eq!(Deadline::read(&headers), None);
+    headers.insert("x-fairmesh-deadline", 9_000.into());
+    let given = Deadline::read(&headers).unwrap();
+    let told = async |service: &ServiceHandle, inherited: Option<Deadline>| {
+        let mut request = get("/");
+        if let Some(deadline) = inherited {
+            request.extensions_mut().insert(deadline);
+        }
+        let (_, left) = ask(service, request).await.unwrap();
+        left.parse::<u64>().unwrap()
+    };
+    assert!(told(&service, None).await > 9_000, "the policy's timeout is 15 s");
+    assert!(told(&service, Some(given)).await <= 9_000);
+    assert!(told(&service.clone().deadline(given), None).await <= 9_000);
+    let sooner = service.clone().deadline(given.0 - Duration::from_secs(2));
+    assert!(told(&sooner, Some(given)).await <= 7_000, "the earliest counts");
+    assert!(told(&service.clone().deadline(given).timeout(Duration::from_secs(1)), None).await <= 1_000);
+
+    let requests = server.requests();
+    let over = service.deadline(tokio::time::Instant::now());
+    let fault = ask(&over, get("/")).await.unwrap_err();
+    assert_eq!((fault.kind(), fault.retry()), (FaultKind::Deadline, Retry::Unsent));
+    assert_eq!(server.requests(), requests, "a call that is over is not sent");
 }
 
 #[tokio::test]
