@@ -81,6 +81,16 @@ impl<L> Registered<L> {
         let _ = self.events.send(Event::Track(Arc::clone(&subscription)));
         subscription
     }
+
+    /// Takes a service off the list, unless somebody but the worker has come to hold it.
+    fn forget(&self, name: &ServiceName) -> bool {
+        let mut by_name = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = by_name.get(name).is_some_and(|subscription| Arc::strong_count(subscription) > 2);
+        if !held {
+            by_name.remove(name);
+        }
+        !held
+    }
 }
 
 impl<L: Lane> Resolver<L> {

@@ -1,7 +1,8 @@
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use fairmesh_model::{Location, Region, Regions, RoundTrips, ServiceName};
 use fairmesh_router::{Facts as Compiled, Upstream};
+use tokio::time::Instant;
 
 use super::{Registered, facts::Facts};
 use crate::core::{Lane, Ready, Subscription, View};
@@ -12,6 +13,8 @@ pub(super) struct Tracked<L> {
     pub(super) subscription: Arc<Subscription<L>>,
     /// Whether what is published is older than the facts.
     pub(super) stale: bool,
+    /// Since when nobody holds it.
+    unused: Option<Instant>,
 }
 
 /// What all services are compiled with.
@@ -35,7 +38,7 @@ impl Surroundings {
 impl<L: Lane> Tracked<L> {
     pub(super) fn new(subscription: Arc<Subscription<L>>) -> Self {
         let name = subscription.name().clone();
-        Self { facts: Facts::new(name), subscription, stale: true }
+        Self { facts: Facts::new(name), subscription, stale: true, unused: None }
     }
 
     /// Whether calls wait for a first snapshot.
@@ -47,6 +50,21 @@ impl<L: Lane> Tracked<L> {
     pub(super) fn despair(&self, why: &str) {
         if matches!(*self.subscription.view(), View::Waiting | View::Unavailable(_)) {
             self.subscription.publish(View::Unavailable(why.to_owned()));
+        }
+    }
+
+    /// How long nobody has held the subscription, as far as was asked.
+    pub(super) fn unused_for(&mut self, now: Instant) -> Duration {
+        // Besides this one, the list of all subscriptions holds it.
+        let used = Arc::strong_count(&self.subscription) > 2;
+        self.unused = if used { None } else { self.unused.or(Some(now)) };
+        self.unused.map_or(Duration::ZERO, |since| now - since)
+    }
+
+    /// Closes connections, as nobody will call any more.
+    pub(super) fn retire(&self) {
+        if let View::Ready(ready) = &*self.subscription.view() {
+            ready.open_lanes().for_each(|lane| lane.retire());
         }
     }
 

@@ -1,5 +1,5 @@
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
     time::Duration,
 };
@@ -10,7 +10,7 @@ use fairmesh_rib::{Snapshot, Update, cache::Cache, upstream::Handle};
 use fairmesh_wire::records;
 use tokio::{
     sync::{mpsc, watch},
-    time::Instant,
+    time::{Instant, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -29,6 +29,9 @@ const SOON: Duration = Duration::from_millis(100);
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// How often idle connections are looked at.
 const TIDY: Duration = Duration::from_secs(30);
+/// How long a service that nobody holds a handle to is followed on: programs that make a handle for each request keep
+/// their connections.
+const UNUSED: Duration = Duration::from_secs(10 * 60);
 
 /// The one writer of every snapshot.
 pub(super) struct Worker<L> {
@@ -79,8 +82,10 @@ impl<L: Lane> Worker<L> {
         stop: CancellationToken,
     ) {
         let mut state = self.handle.state();
+        let mut looked = Instant::now();
         loop {
-            let pause = if self.unsettled() { SOON } else { TIDY };
+            // Counted from the last look, and not from the last event: where events never cease, it is due all the same.
+            let look = looked + if self.unsettled() { SOON } else { TIDY };
             tokio::select! {
                 () = stop.cancelled() => return,
                 Some(event) = events.recv() => {
@@ -91,7 +96,10 @@ impl<L: Lane> Worker<L> {
                     }
                 }
                 Ok(()) = state.changed() => self.locate(),
-                () = tokio::time::sleep(pause) => self.look_after(),
+                () = sleep_until(look) => {
+                    looked = Instant::now();
+                    self.look_after();
+                }
             }
             self.settle();
         }
@@ -248,6 +256,7 @@ impl<L: Lane> Worker<L> {
         if now - self.tidied >= TIDY {
             self.tidied = now;
             self.tracked.values().for_each(Tracked::tidy);
+            self.give_up_unused(now);
         }
         let again = |asked: &Instant| now - *asked >= ASK_AGAIN;
         for (prefix, asked) in self.refused.iter_mut().filter(|(_, asked)| again(asked)) {
@@ -261,10 +270,32 @@ impl<L: Lane> Worker<L> {
         }
     }
 
+    /// Stops to follow what nobody has used for long, handles and routes of other services included.
+    fn give_up_unused(&mut self, now: Instant) {
+        let due = |tracked: &mut Tracked<L>| tracked.unused_for(now) >= UNUSED;
+        let names = self.tracked.iter_mut().filter_map(|(name, tracked)| due(tracked).then(|| name.clone()));
+        for name in names.collect::<Vec<_>>() {
+            // Nobody can begin to use it meanwhile: whoever asks for it from now on gets a new subscription.
+            if !self.registered.forget(&name) {
+                continue;
+            }
+            if let Some(mut tracked) = self.tracked.remove(&name) {
+                let (_, old) = tracked.facts.ask(BTreeSet::new());
+                for prefix in old {
+                    self.handle.unsubscribe(&prefix);
+                    self.owners.remove(&prefix);
+                    self.refused.remove(&prefix);
+                }
+                tracked.retire();
+            }
+        }
+    }
+
     /// The agent is away: whoever waits gets the copy on disk, or is told.
     fn read_disk(&mut self) {
         let cache = self.config.cache_dir.as_deref().map(Cache::read_only);
-        if let Some(cache) = &cache {
+        // What the agent last said is newer than any copy.
+        if let Some(cache) = cache.as_ref().filter(|_| !self.topology) {
             self.read_prefix(cache, Prefix::topology());
         }
         let waiting: Vec<_> =
@@ -310,3 +341,6 @@ impl<L: Lane> Worker<L> {
         )
     }
 }
+
+#[cfg(test)]
+mod tests;

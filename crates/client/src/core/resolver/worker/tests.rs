@@ -1,0 +1,211 @@
+use std::{
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    time::SystemTime,
+};
+
+use fairmesh_model::{
+    Endpoint, EndpointState, FULL_WEIGHT, InstanceId, Location, Protocol, Region, Service, ServiceKind,
+    StoreId,
+};
+use fairmesh_rib::{
+    Entry,
+    cache::Saved,
+    upstream::{Backoff, Upstream, UpstreamConfig},
+};
+use fairmesh_router::EndpointTarget;
+use fairmesh_wire::transport::Address;
+use tempfile::TempDir;
+use tokio::time::{advance, sleep, timeout};
+
+use super::*;
+use crate::core::{Subscription, View, resolver::Follower};
+
+/// Counts how often it was looked at, with all others.
+#[derive(Debug)]
+struct Counting(Arc<AtomicUsize>);
+
+impl Lane for Counting {
+    type Shared = Arc<AtomicUsize>;
+
+    fn open(tidied: &Self::Shared, _: &EndpointTarget) -> Self {
+        Self(Arc::clone(tidied))
+    }
+
+    fn retire(&self) {}
+
+    fn tidy(&self) {
+        self.0.fetch_add(1, Relaxed);
+    }
+}
+
+struct Rig {
+    worker: Worker<Counting>,
+    events: mpsc::UnboundedSender<Event<Counting>>,
+    received: mpsc::UnboundedReceiver<Event<Counting>>,
+    folder: TempDir,
+}
+
+/// A worker whose agent nobody has started.
+fn rig() -> Rig {
+    let folder = TempDir::new().unwrap();
+    let (events, received) = mpsc::unbounded_channel();
+    let upstream = UpstreamConfig {
+        addresses: vec![Address::Unix(folder.path().join("nobody"))],
+        software: "test".into(),
+        backoff: Backoff::default(),
+        refuse_lagging: false,
+    };
+    let around = Surroundings {
+        regions: Regions::default(),
+        round_trips: RoundTrips::default(),
+        location: Some(here()),
+        client: 1,
+    };
+    let registered = Arc::new(Registered { by_name: Default::default(), events: events.clone() });
+    let handle = Upstream::spawn(upstream.clone(), Follower(events.clone()));
+    let config = ResolverConfig {
+        upstream,
+        client_id: "test".into(),
+        location: Some(here()),
+        cache_dir: Some(folder.path().join("cache")),
+    };
+    let worker = Worker::new(config, handle, registered, around, watch::Sender::default());
+    Rig { worker, events, received, folder }
+}
+
+fn here() -> Location {
+    Location::in_region(Region::new("eu").unwrap())
+}
+
+fn name() -> ServiceName {
+    ServiceName::new("shop/one").unwrap()
+}
+
+fn revision() -> Revision {
+    Revision { store: StoreId(7), partition: Default::default(), number: 1 }
+}
+
+fn entry(key: &RecordKey, record: impl Into<Record>) -> (Arc<str>, Entry) {
+    (key.to_string().into(), Entry { value: records::encode(&record.into()), revision: 1 })
+}
+
+fn update(snapshots: impl IntoIterator<Item = (Prefix, Vec<(Arc<str>, Entry)>)>) -> Update {
+    let snapshot = |(prefix, entries)| Snapshot { prefix, entries, age: Duration::ZERO };
+    let snapshots = snapshots.into_iter().map(snapshot).collect();
+    Update { revision: revision(), resumed: vec![], snapshots, puts: vec![], deletes: vec![] }
+}
+
+impl Rig {
+    fn tell(&mut self, event: Event<Counting>) {
+        self.worker.take(event);
+        self.worker.settle();
+    }
+
+    /// Begins to use the service.
+    fn follow(&mut self) -> Arc<Subscription<Counting>> {
+        let subscription = self.worker.registered.get(&name());
+        while let Ok(event) = self.received.try_recv() {
+            self.tell(event);
+        }
+        subscription
+    }
+
+    /// Learns of the service and its one endpoint.
+    fn learn(&mut self) {
+        let (service, policy) = (RecordKey::Service(name()), RecordKey::Policy(name()));
+        let instance = InstanceId::new("a").unwrap();
+        let declared =
+            Service { kind: ServiceKind::Replicated, protocol: Protocol::Http2, virtual_address: None };
+        let endpoint = Endpoint {
+            instance: instance.clone(),
+            address: ([127, 0, 0, 1], 1).into(),
+            location: here(),
+            state: EndpointState::Serving,
+            weight: FULL_WEIGHT,
+            lease: None,
+            labels: Default::default(),
+        };
+        self.tell(Event::Update(update([
+            (Prefix::topology(), vec![]),
+            (Prefix::from(&service), vec![entry(&service, declared)]),
+            (Prefix::from(&policy), vec![]),
+        ])));
+        let key = RecordKey::Endpoint(name(), here().region, instance);
+        let endpoints = (Prefix::endpoints(&name(), None), vec![entry(&key, endpoint)]);
+        self.tell(Event::Update(update([endpoints])));
+    }
+
+    fn pass(&mut self, looks: u32) -> impl Future<Output = ()> {
+        async move {
+            for _ in 0..looks {
+                advance(TIDY).await;
+                self.worker.look_after();
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn idle_connections_are_looked_at_however_much_changes() {
+    let mut rig = rig();
+    let subscription = rig.follow();
+    rig.learn();
+    let tidied = Arc::new(AtomicUsize::new(0));
+    let view = subscription.view();
+    let View::Ready(ready) = &*view else { panic!("{view:?}") };
+    let index = ready.upstream.candidates().next().unwrap().index;
+    let _lane = ready.lane(index, &tidied);
+    let Rig { worker, events, received, folder: _folder } = rig;
+    let stop = CancellationToken::new();
+    tokio::spawn(worker.run(received, stop.clone()));
+    let busy = async {
+        while tidied.load(Relaxed) < 3 {
+            events.send(Event::Update(update([]))).unwrap();
+            sleep(Duration::from_secs(1)).await;
+        }
+    };
+    assert!(timeout(Duration::from_secs(120), busy).await.is_ok(), "{tidied:?}");
+    stop.cancel();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_copy_on_disk_never_replaces_what_the_agent_said() {
+    let mut rig = rig();
+    let regions = |name| {
+        let only = Region::new(name).unwrap();
+        Regions { regions: BTreeMap::from([(only, Default::default())]) }
+    };
+    let of = |regions| vec![entry(&RecordKey::Regions, Record::Regions(regions))];
+    let saved = of(regions("copy"));
+    let cache = Cache::open(rig.folder.path().join("cache")).unwrap();
+    let prefix = Prefix::topology();
+    cache.save(&Saved { prefix, revision: revision(), at: SystemTime::UNIX_EPOCH, entries: saved }).unwrap();
+    rig.worker.read_disk();
+    assert_eq!(rig.worker.around.regions, regions("copy"), "better than nothing");
+    let live = of(regions("live"));
+    rig.tell(Event::Update(update([(Prefix::topology(), live)])));
+    rig.worker.read_disk();
+    assert_eq!(rig.worker.around.regions, regions("live"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_that_nobody_uses_any_more_is_given_up() {
+    let mut rig = rig();
+    let used = rig.follow();
+    rig.learn();
+    rig.pass(40).await;
+    assert!(rig.worker.tracked.contains_key(&name()), "a handle is held");
+    drop(used);
+    rig.pass(19).await;
+    let again = rig.follow();
+    assert!(matches!(*again.view(), View::Ready(_)), "what is known is kept for a while");
+    rig.pass(1).await;
+    drop(again);
+    rig.pass(19).await;
+    assert!(rig.worker.tracked.contains_key(&name()), "it counts from the last use");
+    rig.pass(2).await;
+    assert!(rig.worker.tracked.is_empty() && rig.worker.owners.is_empty());
+    let anew = rig.follow();
+    rig.learn();
+    assert!(matches!(*anew.view(), View::Ready(_)));
+}
