@@ -25,6 +25,7 @@ pub mod explain;
 mod fault;
 pub mod headers;
 mod mesh;
+pub mod places;
 mod send;
 pub mod server;
 mod service;

@@ -19,6 +19,7 @@ use fairmesh_wire::transport::Address;
 use crate::{
     ServiceHandle, Stats,
     core::{Clock, Resolver, ResolverConfig},
+    places,
     stats::Counters,
     transport::{Line, Wiring},
 };
@@ -123,7 +124,8 @@ impl MeshBuilder {
     }
 
     /// Where the agent keeps its copy on disk, to be read when the agent cannot be reached at start; without it the
-    /// agent's usual folder.
+    /// agent's usual folder, that of an agent which runs as root or as this user, whichever was written last; or none
+    /// where only control planes are followed.
     #[must_use]
     pub fn cache_dir(mut self, folder: impl Into<PathBuf>) -> Self {
         self.cache_dir = Some(folder.into());
@@ -152,7 +154,9 @@ impl MeshBuilder {
             backoff: Backoff::default(),
             refuse_lagging: false,
         };
-        let cache_dir = Some(self.cache_dir.unwrap_or_else(|| usual::STATE.into()));
+        // Whoever follows control planes has no agent, and what one left on this machine once is nobody's copy.
+        let usual = || (!self.is_direct()).then(|| places::agent_copy());
+        let cache_dir = self.cache_dir.clone().or_else(usual);
         let seed = AtomicU64::new(hash_text(&client_id) ^ u64::from(std::process::id()));
         let resolver = Resolver::start(ResolverConfig { upstream, client_id, location, cache_dir });
         let mut state = resolver.state();
@@ -168,48 +172,32 @@ impl MeshBuilder {
         Ok(Mesh { shared: Arc::new(shared) })
     }
 
+    /// Whether only control planes are followed.
+    fn is_direct(&self) -> bool {
+        self.agent.is_none() && !self.control.is_empty()
+    }
+
     fn addresses(&self) -> Result<Vec<Address>, Invalid> {
-        if self.agent.is_none() && !self.control.is_empty() {
+        if self.is_direct() {
             return Ok(self.control.clone());
         }
         let agent = match (&self.agent, env::var("FAIRMESH_AGENT")) {
             (Some(agent), _) => agent.clone(),
             (None, Ok(text)) => text.parse().map_err(|e: Invalid| e.within("FAIRMESH_AGENT"))?,
-            (None, Err(_)) => usual::agent(),
+            (None, Err(_)) => places::agent(),
         };
         Ok([vec![agent], self.control.clone()].concat())
     }
 
     fn place(&self) -> Result<Option<Location>, Invalid> {
-        let direct = self.agent.is_none() && !self.control.is_empty();
         match (&self.location, env::var("FAIRMESH_REGION")) {
             (Some(location), _) => Ok(Some(location.clone())),
-            (None, Ok(region)) if direct => {
+            (None, Ok(region)) if self.is_direct() => {
                 let region = Region::new(region).map_err(|e| e.within("FAIRMESH_REGION"))?;
                 Ok(Some(Location::in_region(region)))
             }
             _ => Ok(None),
         }
-    }
-}
-
-/// Where things usually are.
-mod usual {
-    use std::{env, path::PathBuf};
-
-    use fairmesh_wire::transport::Address;
-
-    /// The agent's copies.
-    pub(super) const STATE: &str = "/var/lib/fairmesh/agent";
-
-    /// The agent's socket: the machine's, unless only the user's own is there.
-    pub(super) fn agent() -> Address {
-        let machine = PathBuf::from("/run/fairmesh/agent.sock");
-        let own = env::var_os("XDG_RUNTIME_DIR").map(|dir| PathBuf::from(dir).join("fairmesh/agent.sock"));
-        Address::Unix(match own {
-            Some(own) if !machine.exists() => own,
-            _ => machine,
-        })
     }
 }
 

@@ -1,9 +1,11 @@
 //! Where the registry is reached.
 
-use std::{env, path::PathBuf};
+use std::env;
 
 use fairmesh_model::Invalid;
 use fairmesh_wire::transport::Address;
+
+use crate::places;
 
 /// The addresses to try, in order: those given, else `FAIRMESH_AGENT`, else `FAIRMESH_CONTROL` (several separated by
 /// commas), else the agent's usual socket.
@@ -20,14 +22,5 @@ pub fn registry_addresses(given: &[Address]) -> Result<Vec<Address>, Invalid> {
             .map(|part| part.trim().parse().map_err(|e: Invalid| e.within(name)))
             .collect();
     }
-    Ok(vec![Address::Unix(agent_socket())])
-}
-
-/// The socket of an agent that runs as a system service, or else as the user's.
-fn agent_socket() -> PathBuf {
-    let system = PathBuf::from("/run/fairmesh/agent.sock");
-    match env::var_os("XDG_RUNTIME_DIR") {
-        Some(folder) if !system.exists() => PathBuf::from(folder).join("fairmesh/agent.sock"),
-        _ => system,
-    }
+    Ok(vec![places::agent()])
 }
