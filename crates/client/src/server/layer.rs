@@ -24,7 +24,7 @@ use super::{
     ownership::Ownership,
     report,
 };
-use crate::headers::{GRPC_STATUS, KEY, ROLE, WRONG_SHARD, is_grpc};
+use crate::headers::{Deadline, GRPC_STATUS, KEY, ROLE, WRONG_SHARD, is_grpc};
 
 /// What every call needs, shared by all copies of the layer.
 #[derive(Debug, Default)]
@@ -40,6 +40,10 @@ pub(super) struct Shared {
 /// `endpoint-load-metrics-bin`; ORCA, A9) and refuses calls whose `x-fairmesh-key` and `x-fairmesh-role` belong to
 /// another server: HTTP 421, or gRPC `FAILED_PRECONDITION`, with `fairmesh-wrong-shard: <map version>` (S12). A call
 /// without a key, with one that is no number, or that comes before any map is known, passes.
+///
+/// A call that says by when its caller wants the answer, in `x-fairmesh-deadline` or `grpc-timeout`, has a [`Deadline`]
+/// among its extensions. The layer ends no call by it: hand it to [`ServiceHandle::deadline`](crate::ServiceHandle::deadline)
+/// of the services called on its behalf.
 ///
 /// The default value counts and reports but knows no shards: for programs that something else registers.
 ///
@@ -84,11 +88,14 @@ where
         self.inner.poll_ready(cx)
     }
 
-    fn call(&mut self, request: Request<A>) -> ServerFuture<S::Future> {
+    fn call(&mut self, mut request: Request<A>) -> ServerFuture<S::Future> {
         let grpc = is_grpc(request.headers());
         if let Some(version) = self.shared.refuses(request.headers()) {
             let load = self.shared.load.outstanding();
             return ServerFuture { state: State::Refused { version, grpc, load } };
+        }
+        if let Some(deadline) = Deadline::read(request.headers()) {
+            request.extensions_mut().insert(deadline);
         }
         let guard = Some(self.shared.load.begin());
         ServerFuture { state: State::Calling { future: self.inner.call(request), guard, grpc } }

@@ -16,7 +16,7 @@ use tower::{Layer as _, ServiceExt as _, service_fn};
 
 use super::control::{Facts, send, somewhere, until};
 use crate::{
-    headers::{KEY, LOAD, LOAD_BIN, OrcaReport, ROLE, WRONG_SHARD},
+    headers::{DEADLINE, Deadline, KEY, LOAD, LOAD_BIN, OrcaReport, ROLE, WRONG_SHARD},
     server::{Outstanding, Server, ServerLayer, ownership::Ownership, serve_http},
 };
 
@@ -267,4 +267,20 @@ async fn what_another_server_said_of_its_shards_is_not_passed_on() {
     let answer = grpc.oneshot(call).await.unwrap().into_body().collect().await.unwrap();
     let trailers = answer.trailers().unwrap();
     assert_eq!((trailers.get(WRONG_SHARD), &trailers["grpc-status"]), (None, &"9".parse().unwrap()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_says_by_when_its_caller_wants_the_answer() {
+    let service = ServerLayer::default().layer(service_fn(async |request: Request<()>| {
+        let left = request.extensions().get().copied().map(Deadline::left);
+        Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(format!("{left:?}")))))
+    }));
+    let mut call = Request::new(());
+    for (deadline, left) in
+        [(None, None), (Some("250"), Some(Duration::from_millis(250))), (Some("soon"), None)]
+    {
+        deadline.map(|text| call.headers_mut().insert(DEADLINE, text.parse().unwrap()));
+        let answer = service.clone().oneshot(call.clone()).await.unwrap();
+        assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), format!("{left:?}"));
+    }
 }
