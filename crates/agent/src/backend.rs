@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     AgentConfig,
     feed::Shared,
-    subscriptions::{Claimed, Standing},
+    subscriptions::{Claimed, Standing, Subscriptions},
 };
 
 /// How long a caller waits for the upstream before it is given a saved copy.
@@ -57,18 +57,21 @@ impl AgentBackend {
         loop {
             tokio::select! {
                 now = ticks.tick() => {
-                    let expired = self.shared.subscriptions().expired(now);
-                    expired.iter().for_each(|prefix| self.give_up(prefix));
+                    // One lock from finding it idle to giving it up: it may be claimed at any time.
+                    let mut subscriptions = self.shared.subscriptions();
+                    for prefix in subscriptions.expired(now) {
+                        self.give_up(&mut subscriptions, &prefix);
+                    }
                 }
                 () = stopping.cancelled() => return,
             }
         }
     }
 
-    fn give_up(&self, prefix: &Prefix) {
+    fn give_up(&self, subscriptions: &mut Subscriptions, prefix: &Prefix) {
         tracing::debug!(%prefix, "no longer followed");
         self.upstream.unsubscribe(prefix);
-        self.shared.forget(prefix);
+        self.shared.forget(subscriptions, prefix);
     }
 
     /// Whether the upstream is known to be away, and not merely still being reached.
@@ -99,11 +102,16 @@ impl Backend for AgentBackend {
         )))
     }
 
-    fn claim(&self, prefix: &Prefix) {
-        let claimed = self.shared.subscriptions().claim(prefix);
-        if let Claimed::New { instead_of } = claimed {
-            instead_of.iter().for_each(|prefix| self.give_up(prefix));
-            self.upstream.subscribe(prefix.clone());
+    fn claim(&self, prefix: &Prefix) -> bool {
+        let mut subscriptions = self.shared.subscriptions();
+        match subscriptions.claim(prefix) {
+            Claimed::Known => true,
+            Claimed::New { instead_of } => {
+                instead_of.iter().for_each(|prefix| self.give_up(&mut subscriptions, prefix));
+                self.upstream.subscribe(prefix.clone());
+                true
+            }
+            Claimed::NoRoom => false,
         }
     }
 

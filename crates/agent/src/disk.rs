@@ -25,6 +25,8 @@ use crate::{error::AgentError, feed::Shared};
 
 /// The least time between two rounds of saving: a burst of changes is written once.
 const SAVE_EVERY: Duration = Duration::from_millis(200);
+/// How many times as long as a round took to wait after it: at most a twentieth of the time goes into saving.
+const SAVE_REST: u32 = 19;
 /// How long to wait after the disk refused.
 const SAVE_RETRY: Duration = Duration::from_secs(5);
 
@@ -53,6 +55,12 @@ pub(crate) struct Jobs<'a> {
 impl Jobs<'_> {
     pub(crate) fn save(&mut self, prefixes: impl IntoIterator<Item = Prefix>) {
         self.jobs.extend(prefixes.into_iter().map(|prefix| (prefix, Job::Save)));
+    }
+
+    #[cfg(test)]
+    pub(crate) fn to_save(&self) -> Vec<Prefix> {
+        let saves = self.jobs.iter().filter(|(_, job)| **job == Job::Save);
+        saves.map(|(prefix, _)| prefix.clone()).collect()
     }
 
     pub(crate) fn remove(&mut self, prefix: &Prefix) {
@@ -115,8 +123,9 @@ impl Shared {
                 () = self.disk.wake.notified() => {}
                 () = stopping.cancelled() => break,
             }
+            let began = Instant::now();
             let wait = match self.save_round(connected()).await {
-                true => SAVE_EVERY,
+                true => pause(began.elapsed()),
                 false => SAVE_RETRY,
             };
             tokio::select! {
@@ -163,6 +172,12 @@ impl Shared {
     }
 }
 
+/// How long to let changes gather after a round that took so long. Whole prefixes are written, so that where they are
+/// large and change all the time, saving would otherwise keep the disk busy.
+fn pause(took: Duration) -> Duration {
+    (took * SAVE_REST).max(SAVE_EVERY)
+}
+
 fn write(cache: &Cache, round: &Round) -> Result<(), CacheError> {
     for (prefix, _) in round.jobs.iter().filter(|(_, job)| **job == Job::Remove) {
         cache.remove(prefix)?;
@@ -180,4 +195,16 @@ fn write(cache: &Cache, round: &Round) -> Result<(), CacheError> {
 )]
 pub(crate) fn wall_clock() -> SystemTime {
     SystemTime::now()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_disk_is_left_alone_for_most_of_the_time_and_a_fast_one_still_gathers_bursts() {
+        assert_eq!(pause(Duration::from_millis(1)), SAVE_EVERY);
+        let slow = Duration::from_secs(1);
+        assert!(slow <= (slow + pause(slow)) / 20);
+    }
 }

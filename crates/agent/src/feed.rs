@@ -82,7 +82,7 @@ impl Shared {
         }
     }
 
-    /// Locked before the jobs of the disk and the node, where several are.
+    /// Locked before the jobs of the disk, the node and the wishes of the upstream, where several are.
     pub(crate) fn subscriptions(&self) -> MutexGuard<'_, Subscriptions> {
         // Nothing that runs under the lock panics.
         self.subscriptions.lock().unwrap_or_else(PoisonError::into_inner)
@@ -118,16 +118,18 @@ impl Shared {
     }
 
     /// No longer holds a prefix; the caller tells the upstream.
-    pub(crate) fn forget(&self, prefix: &Prefix) {
-        let mut subscriptions = self.subscriptions();
+    pub(crate) fn forget(&self, subscriptions: &mut Subscriptions, prefix: &Prefix) {
         subscriptions.remove(prefix);
         self.disk.jobs().remove(prefix);
         self.node.forget(prefix, |key| subscriptions.of(key).next().is_some());
     }
 
-    fn update(&self, update: Update) {
+    fn update(&self, mut update: Update) {
         let now = Instant::now();
         let mut subscriptions = self.subscriptions();
+        // What was given up while this was under way must not come back: nothing would keep it current.
+        update.snapshots.retain(|snapshot| subscriptions.standing(&snapshot.prefix).is_some());
+        update.puts.retain(|(key, _)| subscriptions.of(key).next().is_some());
         // Held over the change of the node, so that a mark on disk never runs ahead of the jobs.
         let mut jobs = self.disk.jobs();
         let mut standings: Vec<(Prefix, Duration)> =
@@ -164,5 +166,41 @@ impl Shared {
 
     fn tick(&self) {
         self.standings.send_modify(|ticks| *ticks += 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use bytes::Bytes;
+    use fairmesh_model::StoreId;
+    use fairmesh_rib::{Entry, Snapshot};
+
+    use super::*;
+
+    fn snapshot(prefix: &Prefix) -> Update {
+        let entry = Entry { value: Bytes::from_static(b"x"), revision: 1 };
+        let key: Arc<str> = format!("{}1", prefix.as_str()).into();
+        let snapshot = Snapshot { prefix: prefix.clone(), entries: vec![(key, entry)], age: Duration::ZERO };
+        let revision = Revision { store: StoreId(1), partition: 0, number: 1 };
+        Update { snapshots: vec![snapshot], ..Update::empty(revision) }
+    }
+
+    #[tokio::test]
+    async fn a_snapshot_that_comes_after_its_prefix_was_given_up_is_neither_held_nor_saved() {
+        let folder = tempfile::tempdir().unwrap();
+        let (disk, _) = Disk::open(folder.path().into()).await.unwrap();
+        let shared = Shared::new(Node::replica(), disk);
+        let (kept, given_up) = (Prefix::new("/a/").unwrap(), Prefix::new("/b/").unwrap());
+        for prefix in [&kept, &given_up] {
+            shared.subscriptions().claim(prefix);
+        }
+        shared.forget(&mut shared.subscriptions(), &given_up);
+        shared.update(snapshot(&kept));
+        shared.update(snapshot(&given_up));
+        assert!(shared.node.get("/a/1").is_some());
+        assert!(shared.node.get("/b/1").is_none());
+        assert_eq!(shared.disk.jobs().to_save(), [kept]);
     }
 }

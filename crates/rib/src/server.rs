@@ -37,8 +37,11 @@ pub trait Backend: Clone + Send + Sync + 'static {
         identity: Identity,
     ) -> impl Future<Output = Result<Revision, WriteError>> + Send;
 
-    /// A caller begins to use a prefix. Each call is followed by one of [`Backend::release`].
-    fn claim(&self, _prefix: &Prefix) {}
+    /// A caller begins to use a prefix. Each call that returns true is followed by one of [`Backend::release`]; false
+    /// says that there is no place for it.
+    fn claim(&self, _prefix: &Prefix) -> bool {
+        true
+    }
 
     /// Returns when the node holds a claimed prefix. Nodes that hold everything need not say so.
     ///
@@ -246,18 +249,22 @@ impl<B: Backend> v1::rib_server::Rib for RibServer<B> {
 struct Claim<B: Backend> {
     backend: B,
     prefix: Prefix,
+    /// Whether it took a place; one that did not must not give up that of another.
+    counted: bool,
 }
 
 impl<B: Backend> Claim<B> {
     fn new(backend: &B, prefix: &Prefix) -> Self {
-        backend.claim(prefix);
-        Self { backend: backend.clone(), prefix: prefix.clone() }
+        let counted = backend.claim(prefix);
+        Self { backend: backend.clone(), prefix: prefix.clone(), counted }
     }
 }
 
 impl<B: Backend> Drop for Claim<B> {
     fn drop(&mut self) {
-        self.backend.release(&self.prefix);
+        if self.counted {
+            self.backend.release(&self.prefix);
+        }
     }
 }
 
@@ -269,4 +276,57 @@ fn too_many_prefixes() -> Status {
 
 fn refused(error: Invalid) -> Status {
     Status::invalid_argument(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use fairmesh_model::StoreId;
+
+    use super::*;
+
+    /// Has one place.
+    #[derive(Clone)]
+    struct Narrow {
+        node: Node,
+        used: Arc<AtomicUsize>,
+    }
+
+    impl Backend for Narrow {
+        fn node(&self) -> &Node {
+            &self.node
+        }
+
+        fn software(&self) -> String {
+            String::new()
+        }
+
+        fn location(&self) -> Option<Location> {
+            None
+        }
+
+        async fn write(&self, _: Batch, _: Identity) -> Result<Revision, WriteError> {
+            Err(WriteError::Failed(String::new()))
+        }
+
+        fn claim(&self, _: &Prefix) -> bool {
+            self.used.compare_exchange(0, 1, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        }
+
+        fn release(&self, _: &Prefix) {
+            self.used.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_claim_that_found_no_place_gives_none_up() {
+        let backend = Narrow { node: Node::new(StoreId(1)), used: Arc::default() };
+        let prefix = Prefix::new("/a/").unwrap();
+        let first = Claim::new(&backend, &prefix);
+        drop(Claim::new(&backend, &prefix));
+        assert_eq!(backend.used.load(Ordering::Relaxed), 1, "the first is still there");
+        drop(first);
+        assert_eq!(backend.used.load(Ordering::Relaxed), 0);
+    }
 }
