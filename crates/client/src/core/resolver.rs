@@ -51,8 +51,21 @@ pub struct Resolver<L> {
 
 /// Every subscription of a mesh.
 struct Registered<L> {
-    by_name: Mutex<HashMap<ServiceName, Arc<Subscription<L>>>>,
+    by_name: Mutex<HashMap<ServiceName, Listed<L>>>,
     events: mpsc::UnboundedSender<Event<L>>,
+}
+
+/// A subscription on the list. The list and the worker hold it, and besides them those who use it.
+struct Listed<L> {
+    subscription: Arc<Subscription<L>>,
+    /// Whether somebody has asked for it since the worker last looked.
+    asked_for: bool,
+}
+
+impl<L> Listed<L> {
+    fn is_used(&self) -> bool {
+        self.asked_for || Arc::strong_count(&self.subscription) > 2
+    }
 }
 
 /// What the worker hears of.
@@ -72,24 +85,34 @@ enum Event<L> {
 impl<L> Registered<L> {
     fn get(&self, name: &ServiceName) -> Arc<Subscription<L>> {
         let mut by_name = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(subscription) = by_name.get(name) {
-            return Arc::clone(subscription);
+        if let Some(listed) = by_name.get_mut(name) {
+            listed.asked_for = true;
+            return Arc::clone(&listed.subscription);
         }
         let subscription = Arc::new(Subscription::new(name.clone()));
-        by_name.insert(name.clone(), Arc::clone(&subscription));
+        by_name.insert(name.clone(), Listed { subscription: Arc::clone(&subscription), asked_for: true });
         // Fails only when the worker has ended, and then the mesh is gone as well.
         let _ = self.events.send(Event::Track(Arc::clone(&subscription)));
         subscription
     }
 
-    /// Takes a service off the list, unless somebody but the worker has come to hold it.
+    /// Whether anybody uses a service, or has asked for it since this was last called.
+    fn was_used(&self, name: &ServiceName) -> bool {
+        let mut by_name = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(listed) = by_name.get_mut(name) else { return false };
+        let used = listed.is_used();
+        listed.asked_for = false;
+        used
+    }
+
+    /// Takes a service off the list, unless somebody uses it.
     fn forget(&self, name: &ServiceName) -> bool {
         let mut by_name = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
-        let held = by_name.get(name).is_some_and(|subscription| Arc::strong_count(subscription) > 2);
-        if !held {
+        let used = by_name.get(name).is_some_and(Listed::is_used);
+        if !used {
             by_name.remove(name);
         }
-        !held
+        !used
     }
 }
 

@@ -13,7 +13,7 @@ pub(super) struct Tracked<L> {
     pub(super) subscription: Arc<Subscription<L>>,
     /// Whether what is published is older than the facts.
     pub(super) stale: bool,
-    /// Since when nobody holds it.
+    /// Since when nobody uses it.
     unused: Option<Instant>,
 }
 
@@ -53,11 +53,9 @@ impl<L: Lane> Tracked<L> {
         }
     }
 
-    /// How long nobody has held the subscription, as far as was asked.
-    pub(super) fn unused_for(&mut self, now: Instant) -> Duration {
-        // Besides this one, the list of all subscriptions holds it.
-        let used = Arc::strong_count(&self.subscription) > 2;
-        self.unused = if used { None } else { self.unused.or(Some(now)) };
+    /// How long nobody has used the service, by when the first look found that nobody did.
+    pub(super) fn unused_for(&mut self, registered: &Registered<L>, now: Instant) -> Duration {
+        self.unused = if registered.was_used(&self.facts.name) { None } else { self.unused.or(Some(now)) };
         self.unused.map_or(Duration::ZERO, |since| now - since)
     }
 

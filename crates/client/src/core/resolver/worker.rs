@@ -272,7 +272,8 @@ impl<L: Lane> Worker<L> {
 
     /// Stops to follow what nobody has used for long, handles and routes of other services included.
     fn give_up_unused(&mut self, now: Instant) {
-        let due = |tracked: &mut Tracked<L>| tracked.unused_for(now) >= UNUSED;
+        let registered = &self.registered;
+        let due = |tracked: &mut Tracked<L>| tracked.unused_for(registered, now) >= UNUSED;
         let names = self.tracked.iter_mut().filter_map(|(name, tracked)| due(tracked).then(|| name.clone()));
         for name in names.collect::<Vec<_>>() {
             // Nobody can begin to use it meanwhile: whoever asks for it from now on gets a new subscription.

@@ -196,14 +196,19 @@ async fn a_service_that_nobody_uses_any_more_is_given_up() {
     rig.pass(40).await;
     assert!(rig.worker.tracked.contains_key(&name()), "a handle is held");
     drop(used);
+    for _ in 0..40 {
+        drop(rig.follow());
+        rig.pass(1).await;
+    }
+    assert!(rig.worker.tracked.contains_key(&name()), "a handle is made for every call");
     rig.pass(19).await;
     let again = rig.follow();
     assert!(matches!(*again.view(), View::Ready(_)), "what is known is kept for a while");
     rig.pass(1).await;
     drop(again);
-    rig.pass(19).await;
+    rig.pass(20).await;
     assert!(rig.worker.tracked.contains_key(&name()), "it counts from the last use");
-    rig.pass(2).await;
+    rig.pass(1).await;
     assert!(rig.worker.tracked.is_empty() && rig.worker.owners.is_empty());
     let anew = rig.follow();
     rig.learn();
