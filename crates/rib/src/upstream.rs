@@ -78,7 +78,7 @@ pub struct State {
     pub connected: bool,
     /// Since when it is so.
     pub since: Instant,
-    /// Attempts in a row that failed, since it was last there.
+    /// Attempts in a row that brought nothing, as of the last one that began or ended.
     pub failures: u32,
     /// Where the upstream runs, as it said when last connected; agents say so.
     pub location: Option<Location>,

@@ -35,6 +35,8 @@ pub(super) struct Follower<S> {
     sink: S,
     shared: Arc<Shared>,
     subscriptions: Subscriptions,
+    /// Attempts in a row that brought nothing: one that connects and is then refused is no better than one that does not.
+    fruitless: u32,
 }
 
 /// Why a connection ended, or none came about.
@@ -62,7 +64,7 @@ impl From<Status> for Ended {
 
 impl<S: Sink> Follower<S> {
     pub(super) fn new(config: UpstreamConfig, sink: S, shared: Arc<Shared>) -> Self {
-        Self { config, sink, shared, subscriptions: Subscriptions::default() }
+        Self { config, sink, shared, subscriptions: Subscriptions::default(), fruitless: 0 }
     }
 
     /// Follows until `stop`.
@@ -92,7 +94,8 @@ impl<S: Sink> Follower<S> {
     /// Takes note that nobody is followed; returns how long to wait.
     fn ended(&mut self, address: &Address, ended: &Ended, state: &watch::Sender<State>) -> Duration {
         let was = state.borrow().clone();
-        let failures = if was.connected { 1 } else { was.failures.saturating_add(1) };
+        self.fruitless = self.fruitless.saturating_add(1);
+        let failures = self.fruitless;
         // Said once when it begins; the rest is for whoever looks closely.
         match (was.connected, was.failures) {
             (true, _) => tracing::warn!(%address, reason = %ended, "lost the upstream; keeping what is held"),
@@ -137,7 +140,7 @@ impl<S: Sink> Follower<S> {
         state.send_replace(State {
             connected: true,
             since: Instant::now(),
-            failures: 0,
+            failures: self.fruitless,
             location: hello.location.clone(),
             store: hello.store,
             address: Some(address.clone()),
@@ -189,6 +192,7 @@ impl<S: Sink> Follower<S> {
         match event {
             Event::Update(mut update) => {
                 self.subscriptions.note(&mut update, self.config.refuse_lagging)?;
+                self.fruitless = 0;
                 self.sink.update(update);
             }
             Event::Refused { prefix, reason } => self.sink.refused(&prefix, &reason),

@@ -153,6 +153,28 @@ async fn addresses_are_tried_in_turn() {
 }
 
 #[tokio::test]
+async fn an_upstream_that_answers_and_is_refused_each_time_is_asked_ever_less() {
+    let (_folder, path) = socket();
+    let (ahead, behind) = (Memory::new(1), Memory::new(1));
+    for i in 0..3 {
+        ahead.put(&[("/a/1", &i.to_string())]);
+    }
+    let server = Server::start(ahead.clone(), &path).await;
+    let mut reader = Reader::following(&[&server.address], &["/a/"]).await;
+    server.stop().await;
+    reader.handle.subscribe(prefix("/b/"));
+    behind.put(&[("/b/1", "0")]);
+    let server = Server::start(behind.clone(), &path).await;
+    let refused = reader.until(|state| !state.connected && state.failures > 3).await;
+    assert!(refused.error.unwrap().contains("behind revision 3"), "connected and left each time");
+    for i in 0..3 {
+        behind.put(&[("/a/1", &i.to_string())]);
+    }
+    reader.update().await;
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn an_upstream_that_lags_behind_is_left_until_it_caught_up() {
     let (_folder, path) = socket();
     let (ahead, behind) = (Memory::new(1), Memory::new(1));
