@@ -155,7 +155,7 @@ impl MeshBuilder {
             refuse_lagging: false,
         };
         // Whoever follows control planes has no agent, and what one left on this machine once is nobody's copy.
-        let usual = || (!self.is_direct()).then(|| places::agent_copy());
+        let usual = || (!self.is_direct()).then(places::agent_copy);
         let cache_dir = self.cache_dir.clone().or_else(usual);
         let seed = AtomicU64::new(hash_text(&client_id) ^ u64::from(std::process::id()));
         let resolver = Resolver::start(ResolverConfig { upstream, client_id, location, cache_dir });

@@ -135,12 +135,10 @@ impl Rig {
         self.tell(Event::Update(update([endpoints])));
     }
 
-    fn pass(&mut self, looks: u32) -> impl Future<Output = ()> {
-        async move {
-            for _ in 0..looks {
-                advance(TIDY).await;
-                self.worker.look_after();
-            }
+    async fn pass(&mut self, looks: u32) {
+        for _ in 0..looks {
+            advance(TIDY).await;
+            self.worker.look_after();
         }
     }
 }
