@@ -20,6 +20,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tokio::time::Instant;
 
 use self::{events::Pace, load::Load, report::Totals, running::Running, tally::Tally};
+use crate::signals;
 
 /// The generated types of the demo's own protocol.
 #[allow(
@@ -95,32 +96,38 @@ pub(crate) async fn run(args: DemoArgs) -> Result<(), DemoError> {
             temporary.path().to_owned()
         }
     };
-    let fleet = tokio::select! {
-        fleet = up(&dir) => fleet?,
-        _ = tokio::signal::ctrl_c() => return Err(interrupted()),
-    };
-    let mut fleet = fleet;
+    // In place before the first process, so that a signal in between does not leave it behind.
+    let terminated = signals::heard()?;
+    tokio::pin!(terminated);
+    eprintln!("Starting the shop in {}:", dir.display());
+    let mut fleet = Running::start(&dir, &tell)?;
     let outcome = tokio::select! {
-        outcome = show(&mut fleet, &args) => outcome,
-        _ = tokio::signal::ctrl_c() => Err(interrupted()),
+        outcome = play(&mut fleet, &args) => outcome,
+        () = &mut terminated => Err(interrupted()),
     };
     if args.keep && outcome.is_ok() {
-        keep(&fleet).await?;
+        tell_of_kept(&fleet);
+        terminated.await;
     }
-    fleet.stop().await?;
-    outcome
+    // However it went: a server takes along what it started only when it is asked to stop.
+    let stopped = fleet.stop().await;
+    outcome.and(stopped)
 }
 
 fn interrupted() -> DemoError {
-    io::Error::new(io::ErrorKind::Interrupted, "stopped by Ctrl-C").into()
+    io::Error::new(io::ErrorKind::Interrupted, "stopped by a signal").into()
 }
 
-async fn up(dir: &std::path::Path) -> Result<Running, DemoError> {
-    eprintln!("Starting the shop in {}:", dir.display());
+/// Brings the fleet up and shows what it can bear.
+async fn play(fleet: &mut Running, args: &DemoArgs) -> Result<(), DemoError> {
     let start = Instant::now();
-    let fleet = Running::start(dir, &|what| eprintln!("  {what}")).await?;
+    fleet.up(&tell).await?;
     eprintln!("  up after {:.1} s\n", start.elapsed().as_secs_f64());
-    Ok(fleet)
+    show(fleet, args).await
+}
+
+fn tell(what: &str) {
+    eprintln!("  {what}");
 }
 
 /// Loads the fleet, lets the events happen, and reports.
@@ -179,11 +186,9 @@ fn show_progress(bar: &ProgressBar, tally: &Tally, load: &Load) {
     bar.tick();
 }
 
-async fn keep(fleet: &Running) -> Result<(), DemoError> {
+fn tell_of_kept(fleet: &Running) {
     let agent = fleet.agent_socket(fleet::PLACES[0]);
     println!("The shop goes on until Ctrl-C. In another terminal:\n");
     println!("  export FAIRMESH_CONTROL={} FAIRMESH_AGENT={agent}", fleet.control_address);
     println!("  fairmesh get endpoints\n  fairmesh explain shop/cart --key 618 --role secondary");
-    tokio::signal::ctrl_c().await?;
-    Ok(())
 }

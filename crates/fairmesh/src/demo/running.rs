@@ -43,13 +43,13 @@ pub(super) struct Running {
 }
 
 impl Running {
-    /// Starts the control plane, declares the shop, and starts agents and servers; `say` is told each step.
-    pub(super) async fn start(dir: &Path, say: &dyn Fn(&str)) -> Result<Self, DemoError> {
+    /// Starts the control plane, to be followed by [`up`](Self::up); `say` is told each step.
+    pub(super) fn start(dir: &Path, say: &dyn Fn(&str)) -> Result<Self, DemoError> {
         let binary = std::env::current_exe()?;
         let control_address = free_port()?;
         say("control plane");
         let control = Process::start(control_program(&binary, dir, control_address)?, dir)?;
-        let mut running = Self {
+        Ok(Self {
             binary,
             dir: dir.to_owned(),
             control_address,
@@ -57,23 +57,26 @@ impl Running {
             agents: Vec::new(),
             servers: Vec::new(),
             borders: Vec::new(),
-        };
-        running.control_up().await?;
+        })
+    }
+
+    /// Declares the shop, and starts agents and servers. What runs already is here when this fails or is dropped.
+    pub(super) async fn up(&mut self, say: &dyn Fn(&str)) -> Result<(), DemoError> {
+        self.control_up().await?;
         say("declarations of the shop");
-        running.declare().await?;
+        self.declare().await?;
         say("an agent a region");
         for place in PLACES {
-            running.start_agent(place).await?;
+            self.start_agent(place).await?;
         }
         say("servers");
         for (service, place, instance) in fleet::instances() {
-            running.start_server(service, place, &instance)?;
+            self.start_server(service, place, &instance)?;
         }
         for place in PLACES {
-            running.start_recommend(place)?;
+            self.start_recommend(place)?;
         }
-        running.servers_up().await?;
-        Ok(running)
+        self.servers_up().await
     }
 
     /// The socket of a region's agent.
@@ -141,24 +144,23 @@ impl Running {
         Ok(answer.entries.into_iter().filter_map(endpoint).collect())
     }
 
-    /// Stops everything: servers first, so that each can say goodbye.
+    /// Stops everything: servers first, so that each can say goodbye. One that does not stop keeps no other from it.
+    ///
+    /// # Errors
+    /// The first that went wrong.
     pub(super) async fn stop(mut self) -> Result<(), DemoError> {
+        let mut outcome = Ok(());
         for server in &self.servers {
-            server.terminate()?;
+            outcome = outcome.and(server.terminate());
         }
-        for server in &mut self.servers {
-            if server.ended()?.is_none() {
-                server.stop(STOP).await?;
-            }
+        let then = self.agents.iter_mut().chain([&mut self.control]);
+        for process in self.servers.iter_mut().chain(then) {
+            outcome = outcome.and(process.stop(STOP).await.map(drop));
         }
-        for agent in &mut self.agents {
-            agent.stop(STOP).await?;
-        }
-        self.control.stop(STOP).await?;
         for border in self.borders {
             border.abort();
         }
-        Ok(())
+        Ok(outcome?)
     }
 
     async fn declare(&self) -> Result<(), DemoError> {

@@ -1,19 +1,28 @@
-use std::{ffi::OsString, os::unix::process::ExitStatusExt, process::ExitStatus};
+use std::{ffi::OsString, os::unix::process::ExitStatusExt, process::ExitStatus, time::Duration};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process_group, test_kill_process_group, waitpgid};
 use tokio::{
     process::Command,
-    time::{Instant, timeout_at},
+    time::{Instant, sleep, timeout_at},
 };
 
 use super::say;
 use crate::failure::Failure;
 
-/// The program that this command started. Dropping it kills it.
+/// How often to look whether what the program started has ended as well; the system does not tell.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// The program that this command started, with everything that it started in turn: a shell passes no signal on to what
+/// it runs. Dropping it kills them all.
 #[derive(Debug)]
 pub(super) struct Child {
     process: tokio::process::Child,
+    group: Group,
 }
+
+/// A process group; `None` once it was found empty, since its number may be another's then.
+#[derive(Debug)]
+struct Group(Option<Pid>);
 
 impl Child {
     /// Starts the program, where there is one to start.
@@ -25,7 +34,6 @@ impl Child {
             .args(arguments)
             // Its own group: Ctrl-C then reaches this command only, and callers leave before the program stops.
             .process_group(0)
-            .kill_on_drop(true)
             .spawn();
         let process = started.map_err(|error| {
             Failure::failed_with(
@@ -34,26 +42,36 @@ impl Child {
             )
         })?;
         say(format_args!("started '{}' as process {}", program.display(), process.id().unwrap_or_default()));
-        Ok(Some(Self { process }))
+        let group = Group(process.id().and_then(|pid| Pid::from_raw(pid.cast_signed())));
+        Ok(Some(Self { process, group }))
     }
 
-    /// Waits until it ends by itself; its exit code, or 128 and the number of the signal that ended it.
+    /// Waits until it ends by itself; its exit code, or 128 and the number of the signal that ended it. What it leaves
+    /// running is asked to stop.
     pub(super) async fn wait(&mut self) -> Result<u8, Failure> {
         let status = self.process.wait().await.map_err(Failure::failed)?;
+        if !self.group.is_empty() {
+            self.group.signal(Signal::TERM);
+        }
         Ok(code(status))
     }
 
     /// Asks it to stop and kills it when it has not by `end`. Whoever ends by the signal alone has ended well.
     pub(super) async fn stop(&mut self, end: Instant) -> Result<u8, Failure> {
         say("stopping the program");
-        let pid = self.process.id().and_then(|pid| Pid::from_raw(pid.cast_signed()));
-        // It may have ended this moment; then waiting tells.
-        let _ = pid.map(|pid| kill_process(pid, Signal::TERM));
-        let status = match timeout_at(end, self.process.wait()).await {
+        self.group.signal(Signal::TERM);
+        let ended = async {
+            let status = self.process.wait().await;
+            while !self.group.is_empty() {
+                sleep(LOOK_EVERY).await;
+            }
+            status
+        };
+        let status = match timeout_at(end, ended).await {
             Ok(status) => status.map_err(Failure::failed)?,
             Err(_) => {
                 say("the program did not stop in time; killing it");
-                self.process.kill().await.map_err(Failure::failed)?;
+                self.group.signal(Signal::KILL);
                 return self.wait().await;
             }
         };
@@ -61,7 +79,94 @@ impl Child {
     }
 }
 
+impl Group {
+    /// Whether nobody is left in it. To be asked only once the first of it was waited for.
+    fn is_empty(&mut self) -> bool {
+        let Some(pid) = self.0 else { return true };
+        // Where this is the first process of a container, what the program leaves behind becomes its child.
+        while let Ok(Some(_)) = waitpgid(pid, WaitOptions::NOHANG) {}
+        if test_kill_process_group(pid).is_err() {
+            self.0 = None;
+        }
+        self.0.is_none()
+    }
+
+    fn signal(&self, signal: Signal) {
+        // It may have ended this moment; then waiting tells.
+        let _ = self.0.map(|pid| kill_process_group(pid, signal));
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.signal(Signal::KILL);
+    }
+}
+
 fn code(status: ExitStatus) -> u8 {
     let code = status.code().or(status.signal().map(|signal| 128 + signal));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    const BOUND: Duration = Duration::from_secs(20);
+
+    /// A shell that runs a program of its own, which writes its number to a file.
+    async fn shell_with_a_program(folder: &Path) -> (Child, Pid) {
+        let file = folder.join("pid");
+        let inner = format!("echo $$ > '{0}.new'; mv '{0}.new' '{0}'; exec sleep 600", file.display());
+        let script = format!("sh -c \"{}\"; true", inner.replace('$', "\\$"));
+        let child = Child::start(&["sh", "-c", &script].map(OsString::from)).unwrap().unwrap();
+        let wrote = async {
+            loop {
+                if let Ok(text) = std::fs::read_to_string(&file) {
+                    return Pid::from_raw(text.trim().parse().unwrap()).unwrap();
+                }
+                sleep(LOOK_EVERY).await;
+            }
+        };
+        (child, tokio::time::timeout(BOUND, wrote).await.expect("the program starts"))
+    }
+
+    /// Waits until a process runs no more; one that nobody waits for counts as ended.
+    async fn ends(pid: Pid) {
+        let stat = format!("/proc/{}/stat", pid.as_raw_nonzero());
+        let gone = async {
+            while std::fs::read_to_string(&stat).is_ok_and(|text| !text.contains(") Z ")) {
+                sleep(LOOK_EVERY).await;
+            }
+        };
+        tokio::time::timeout(BOUND, gone).await.expect("what the program started ends with it");
+    }
+
+    #[tokio::test]
+    async fn what_a_shell_started_stops_with_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut child, program) = shell_with_a_program(folder.path()).await;
+        assert_ne!(child.process.id().unwrap().cast_signed(), program.as_raw_nonzero().get());
+        assert_eq!(child.stop(Instant::now() + BOUND).await.unwrap(), 0);
+        ends(program).await;
+    }
+
+    #[tokio::test]
+    async fn what_a_shell_started_does_not_outlive_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut child, program) = shell_with_a_program(folder.path()).await;
+        child.process.start_kill().unwrap();
+        assert_eq!(child.wait().await.unwrap(), 128 + 9);
+        ends(program).await;
+    }
+
+    #[tokio::test]
+    async fn dropping_it_kills_what_a_shell_started() {
+        let folder = tempfile::tempdir().unwrap();
+        let (child, program) = shell_with_a_program(folder.path()).await;
+        drop(child);
+        ends(program).await;
+    }
 }

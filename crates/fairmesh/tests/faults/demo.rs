@@ -1,11 +1,41 @@
 //! The demo, whole.
 
-use std::{collections::BTreeSet, env, fs, time::Duration};
+use std::{collections::BTreeSet, env, fs, path::Path, time::Duration};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use tokio::process::Command;
+use tokio::{process::Command, time::timeout};
 
-use crate::harness::{alone, run};
+use crate::harness::{alone, run, until};
+
+/// How many processes run whose command line names the folder.
+fn running_for(folder: &Path) -> usize {
+    let lines = fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
+    lines.filter(|line| String::from_utf8_lossy(line).contains(&*folder.to_string_lossy())).count()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_demo_that_is_interrupted_leaves_nothing_running() {
+    let _machine = alone().await;
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("recommend.py");
+    let mut demo = Command::new(env!("CARGO_BIN_EXE_fairmesh"))
+        .args(["demo", "--quick", "--dir"])
+        .arg(folder.path())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    // For each of its three, the register command and the program itself.
+    until("the plain Python servers run", async || running_for(&script) == 6).await;
+    let pid = Pid::from_raw(demo.id().unwrap().cast_signed()).unwrap();
+    kill_process(pid, Signal::TERM).unwrap();
+    let ended = timeout(Duration::from_secs(60), demo.wait()).await.expect("it ends").unwrap();
+    assert_eq!(ended.code(), Some(1));
+    until("all have ended", async || running_for(folder.path()) == 0).await;
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_demo_fails_no_call_but_those_under_way_on_the_server_that_it_kills() {
