@@ -4,7 +4,8 @@ use std::error::Error;
 
 use fairmesh_rib::upstream::Handle;
 use fairmesh_wire::{
-    handshake::VersionedChannel,
+    handshake::{VersionedChannel, is_version_refusal},
+    identity_of, pass_on_for,
     v1::{self, registry_client::RegistryClient, registry_server::Registry},
 };
 use tonic::{Code, Request, Response, Status};
@@ -43,6 +44,8 @@ impl Forward {
         match answer {
             Ok(answer) => Ok(Response::new(answer.into_inner())),
             Err(status) if broke(&status) => Err(self.away()),
+            // It is this agent whose version is refused; the program's was agreed on with the agent.
+            Err(status) if is_version_refusal(&status) => Err(Status::unavailable(status.message())),
             Err(status) => {
                 Err(Status::with_details(status.code(), status.message(), status.details().to_vec().into()))
             }
@@ -55,10 +58,12 @@ fn broke(status: &Status) -> bool {
     matches!(status.code(), Code::Unavailable | Code::Unknown) && status.source().is_some()
 }
 
-/// The same message with the caller's deadline, and without its other metadata.
+/// The same message with the caller's deadline and identity, and without its other metadata.
 fn passed_on<T>(request: Request<T>) -> Request<T> {
     let deadline = request.metadata().get(TIMEOUT).cloned();
+    let identity = identity_of(&request);
     let mut passed = Request::new(request.into_inner());
+    pass_on_for(&mut passed, &identity);
     if let Some(deadline) = deadline {
         passed.metadata_mut().insert(TIMEOUT, deadline);
     }
@@ -90,4 +95,21 @@ forward! {
     move_shard: MoveShardRequest => MoveShardResponse;
     list_moves: ListMovesRequest => ListMovesResponse;
     report_shards: ReportShardsRequest => ReportShardsResponse;
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::Identity;
+    use fairmesh_wire::on_behalf_of;
+
+    use super::*;
+
+    #[test]
+    fn a_call_is_passed_on_for_who_made_it_whatever_it_claims() {
+        let mut request = Request::new(());
+        pass_on_for(&mut request, &Identity::Local { uid: 0 });
+        request.extensions_mut().insert(Identity::Local { uid: 7 });
+        let passed = passed_on(request);
+        assert_eq!(on_behalf_of(&passed), "local uid 7");
+    }
 }

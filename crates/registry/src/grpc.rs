@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use fairmesh_model::{Invalid, Revision, ServiceName, ShardId, ShardMove};
-use fairmesh_wire::{convert, identity_of, v1};
+use fairmesh_wire::{convert, identity_of, on_behalf_of, v1};
 use tonic::{Request, Response, Status};
 
 use crate::{InstanceRef, Registration, Registry, RegistryError, StateReport};
@@ -41,7 +41,7 @@ impl From<RegistryError> for Status {
 
 /// Takes the message out, leaving a trace of who sent it.
 fn open<T>(call: &'static str, request: Request<T>) -> T {
-    tracing::debug!(call, by = %identity_of(&request), "registry");
+    tracing::debug!(call, by = %identity_of(&request), for_whom = on_behalf_of(&request), "registry");
     request.into_inner()
 }
 

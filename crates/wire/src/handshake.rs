@@ -11,7 +11,7 @@ use std::ops::RangeInclusive;
 
 pub use client::{ConnectError, Connection, SendVersion, VersionedChannel, connect};
 use fairmesh_model::{Invalid, Location, StoreId};
-pub use server::{VersionCheck, VersionChecked, negotiate, software_of};
+pub use server::{VersionCheck, VersionChecked, is_version_refusal, negotiate, software_of};
 
 use crate::{convert, v1};
 
@@ -22,6 +22,9 @@ pub const PROTOCOL: RangeInclusive<u32> = 1..=1;
 pub(crate) const VERSION_KEY: &str = "fairmesh-version";
 /// The metadata key that says what the caller is, for people.
 pub(crate) const SOFTWARE_KEY: &str = "fairmesh-software";
+
+/// The metadata key that marks a refusal as one of the version, and tells it from other failed preconditions.
+pub(crate) const REFUSED_KEY: &str = "fairmesh-version-refused";
 
 /// What the answerer of a handshake said of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -19,7 +19,7 @@ pub mod shards;
 pub mod transport;
 
 pub use handshake::software_of;
-pub use transport::identity_of;
+pub use transport::{identity_of, on_behalf_of, pass_on_for};
 
 /// The generated protobuf and gRPC types of `proto/fairmesh/v1`, documented there.
 // Our lints are for code that people wrote.

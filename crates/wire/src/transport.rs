@@ -41,6 +41,23 @@ impl Transport for Plaintext {
     }
 }
 
+/// The metadata key with which one who passes a call on says for whom.
+const ON_BEHALF_OF: &str = "fairmesh-on-behalf-of";
+
+/// Whom the caller says that it passes the call on for, for people: an agent knows the programs of its machine. Empty
+/// where it did not say. Nothing may be decided by it, since whoever reaches the port can claim it.
+pub fn on_behalf_of<T>(request: &tonic::Request<T>) -> &str {
+    request.metadata().get(ON_BEHALF_OF).and_then(|value| value.to_str().ok()).unwrap_or_default()
+}
+
+/// Says in a call that it is passed on for `identity`.
+pub fn pass_on_for<T>(request: &mut tonic::Request<T>, identity: &Identity) {
+    // Identities are written in ASCII.
+    if let Ok(value) = identity.to_string().parse() {
+        request.metadata_mut().insert(ON_BEHALF_OF, value);
+    }
+}
+
 /// Who makes a call, as the transport of its connection established it.
 pub fn identity_of<T>(request: &tonic::Request<T>) -> Identity {
     request.extensions().get::<Identity>().cloned().unwrap_or_default()

@@ -4,7 +4,7 @@ use std::{future::Future, time::Duration};
 
 use fairmesh_model::{InstanceId, Location, ServiceName, ShardId};
 use fairmesh_wire::{
-    handshake::{ConnectError, Connection, connect},
+    handshake::{ConnectError, Connection, connect, is_version_refusal},
     transport::Address,
     v1,
 };
@@ -186,7 +186,8 @@ impl Link {
             Ok(Err(status)) => LinkError::Refused { address, status: Box::new(status) },
             Err(_) => LinkError::Timeout { address, after: within },
         };
-        if matches!(error.code(), None | Some(Code::Unavailable | Code::Unknown | Code::FailedPrecondition)) {
+        let version = matches!(&error, LinkError::Refused { status, .. } if is_version_refusal(status));
+        if version || matches!(error.code(), None | Some(Code::Unavailable | Code::Unknown)) {
             // Another address may do better, and a process of another release may have to be greeted anew.
             *self.current.lock().await = None;
         }

@@ -2,13 +2,13 @@ use std::time::Duration;
 
 use fairmesh_model::Invalid;
 use tonic::{
-    Code, Request, Status,
+    Request, Status,
     metadata::{Ascii, MetadataValue},
     service::{Interceptor, interceptor::InterceptedService},
     transport::Channel,
 };
 
-use super::{Hello, PROTOCOL, SOFTWARE_KEY, VERSION_KEY};
+use super::{Hello, PROTOCOL, SOFTWARE_KEY, VERSION_KEY, is_version_refusal};
 use crate::{
     rpc,
     transport::{Address, connect_channel},
@@ -131,13 +131,12 @@ pub async fn connect(address: &Address, software: &str) -> Result<Connection, Co
         software: software.to_owned(),
     });
     request.set_timeout(HELLO_TIMEOUT);
-    let answer =
-        RibClient::new(channel.clone()).hello(request).await.map_err(|status| match status.code() {
-            Code::FailedPrecondition => {
-                ConnectError::Version { address: at(), reason: status.message().to_owned() }
-            }
-            _ => ConnectError::NoHello { address: at(), status: Box::new(status) },
-        })?;
+    let answer = RibClient::new(channel.clone()).hello(request).await.map_err(|status| {
+        match is_version_refusal(&status) {
+            true => ConnectError::Version { address: at(), reason: status.message().to_owned() },
+            false => ConnectError::NoHello { address: at(), status: Box::new(status) },
+        }
+    })?;
     let hello = Hello::try_from(answer.into_inner())
         .map_err(|source| ConnectError::Nonsense { address: at(), source })?;
     if !PROTOCOL.contains(&hello.version) {

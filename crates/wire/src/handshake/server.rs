@@ -5,11 +5,14 @@ use std::{
 
 use futures_util::future::Either;
 use http::HeaderMap;
-use tonic::{Request, Status};
+use tonic::{
+    Code, Request, Status,
+    metadata::{MetadataMap, MetadataValue},
+};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::{PROTOCOL, SOFTWARE_KEY, VERSION_KEY};
+use super::{PROTOCOL, REFUSED_KEY, SOFTWARE_KEY, VERSION_KEY};
 use crate::v1::HelloRequest;
 
 /// The one call that comes before a version is agreed on.
@@ -41,14 +44,25 @@ pub fn negotiate(request: &HelloRequest) -> Result<u32, Status> {
 fn unknown_version(spoken: u32) -> Status {
     let (oldest, newest) = (PROTOCOL.start(), PROTOCOL.end());
     let side = if spoken < *oldest { "the caller" } else { "the side that answers" };
-    Status::failed_precondition(format!(
+    version_refused(format!(
         "the caller speaks protocol version {spoken} and the side that answers speaks {oldest} to {newest}; upgrade {side}"
     ))
 }
 
+fn version_refused(reason: String) -> Status {
+    let mut metadata = MetadataMap::new();
+    metadata.insert(REFUSED_KEY, MetadataValue::from_static("true"));
+    Status::with_metadata(Code::FailedPrecondition, reason, metadata)
+}
+
+/// Whether a call was refused for its version: greet the answerer anew with Hello, which says what to upgrade.
+pub fn is_version_refusal(status: &Status) -> bool {
+    status.code() == Code::FailedPrecondition && status.metadata().contains_key(REFUSED_KEY)
+}
+
 fn check(headers: &HeaderMap) -> Result<(), Status> {
     let Some(value) = headers.get(VERSION_KEY) else {
-        return Err(Status::failed_precondition(format!(
+        return Err(version_refused(format!(
             "the call carries no '{VERSION_KEY}'; call fairmesh.v1.Rib/Hello first and send the version that it answers \
              with every call"
         )));
@@ -56,7 +70,7 @@ fn check(headers: &HeaderMap) -> Result<(), Status> {
     match value.to_str().ok().and_then(|text| text.parse().ok()) {
         Some(version) if PROTOCOL.contains(&version) => Ok(()),
         Some(version) => Err(unknown_version(version)),
-        None => Err(Status::failed_precondition(format!(
+        None => Err(version_refused(format!(
             "'{VERSION_KEY}' is not a whole number; send the version that fairmesh.v1.Rib/Hello answered"
         ))),
     }

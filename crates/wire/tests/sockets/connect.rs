@@ -5,11 +5,11 @@ use std::time::Duration;
 use crate::support::*;
 use fairmesh_model::Identity;
 use fairmesh_wire::{
-    handshake::{ConnectError, connect, negotiate},
+    handshake::{ConnectError, connect, is_version_refusal, negotiate},
     transport::{Address, connect_channel},
     v1::{HelloRequest, ReadRequest, WatchersRequest, rib_client::RibClient},
 };
-use tonic::{Code, Request};
+use tonic::{Code, Request, Status};
 
 const NEVER: Duration = Duration::from_secs(3600);
 
@@ -56,6 +56,7 @@ async fn a_call_without_a_known_version_is_refused_with_the_way_out() {
         }
         let status = soon(client.watchers(request)).await.unwrap_err();
         assert_eq!(status.code(), Code::FailedPrecondition);
+        assert!(is_version_refusal(&status), "told apart from other refusals, also over the wire");
         assert!(status.message().contains(hint), "{version:?}: {}", status.message());
     }
     let mut request = Request::new(WatchersRequest::default());
@@ -71,7 +72,8 @@ fn the_newest_common_version_is_chosen() {
     assert_eq!(ask(1, 1).unwrap(), 1);
     assert_eq!(ask(1, 9).unwrap(), 1);
     let too_new = ask(2, 9).unwrap_err();
-    assert_eq!(too_new.code(), Code::FailedPrecondition);
+    assert!(is_version_refusal(&too_new));
+    assert!(!is_version_refusal(&Status::failed_precondition("something else")));
     assert!(too_new.message().contains("upgrade the side that answers"), "{}", too_new.message());
     for (oldest, newest) in [(0, 0), (0, 1), (3, 2)] {
         assert_eq!(ask(oldest, newest).unwrap_err().code(), Code::InvalidArgument);
