@@ -1,30 +1,45 @@
-//! Why a call would go where it goes, by what this very program knows: its snapshot, its subset, its own counts.
+//! Why a call would go where it goes.
 //!
-//! `fairmesh explain` answers for a caller that it imagines; this answers from within one, for an admin page or a log.
+//! [`ServiceHandle::explain`] answers by what this very program knows, its snapshot, its subset, its own counts, for an
+//! admin page or a log. `fairmesh explain` answers for a caller that it imagines, from records that it has just read, with
+//! the same [`Report`].
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use fairmesh_model::Location;
-use fairmesh_router::{Ask, EndpointTarget, Explanation, RequestView};
+use fairmesh_model::{Location, ServiceName};
+use fairmesh_router::{Ask, EndpointTarget, Explanation, Headers, RequestView, Upstream};
 use fairmesh_wire::transport::Address;
 use http::Request;
 
 use crate::{
-    Fault, ServiceHandle,
-    core::{Lane, Ready, View},
+    Fault, FaultKind, ServiceHandle,
+    core::View,
     headers,
     send::{self, HeadersView},
 };
 
 /// One decision with its reasons and what it rests on.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Report {
     /// The decision of the service asked for and, where its route sends the call to another service, of that one.
     pub decisions: Vec<Decision>,
     /// The endpoint, or `None` where there is none; the last decision says why.
     pub endpoint: Option<Arc<EndpointTarget>>,
-    /// How fresh the facts are.
-    pub freshness: Freshness,
+    /// How fresh the facts are; `None` where they were read for this report.
+    pub freshness: Option<Freshness>,
+}
+
+/// The call to explain.
+#[derive(Debug)]
+pub struct Question<'a, H: Headers + ?Sized> {
+    /// What routes look at.
+    pub request: RequestView<'a, H>,
+    /// What the pick depends on.
+    pub ask: Ask<'a>,
+    /// Nanoseconds of the clock by which the snapshot's counts go.
+    pub now: u64,
+    /// Chance: another number may give another endpoint.
+    pub seed: u64,
 }
 
 /// What one service's snapshot decided.
@@ -32,7 +47,7 @@ pub struct Report {
 pub struct Decision {
     /// The reasons.
     pub explanation: Explanation,
-    /// The RIB revision of the last update that the snapshot was compiled from; 0 when it came from disk.
+    /// The RIB revision that the snapshot rests on; 0 when it came from disk.
     pub revision: u64,
     /// The version of the shard map; 0 without one.
     pub map_version: u64,
@@ -71,18 +86,16 @@ impl ServiceHandle {
             grpc: headers::is_grpc(request.headers()),
         };
         let ask = Ask { key: context.key, role: context.role.as_ref(), avoid: &[] };
-        let now = self.inner.mesh.clock.now();
+        let question = Question { request, ask, now: self.inner.mesh.clock.now(), seed };
+        let mut report = Report { freshness: Some(self.freshness()), ..Report::default() };
         let asked = send::ready(&self.inner.subscription, timeout).await?;
-        let mut report = Report { decisions: Vec::new(), endpoint: None, freshness: self.freshness() };
         if let View::Ready(ready) = &*asked {
-            let explanation = ready.upstream.explain(&request, &ask, now, seed);
-            let elsewhere = explanation.picked.is_none();
-            let other = elsewhere.then(|| ready.split(&explanation.target)).flatten();
-            report.add(ready, explanation);
+            report.decide(&ready.upstream, ready.revision, &question);
+            let other = report.goes_on_at().and_then(|name| ready.split(name));
             if let Some(other) = other
                 && let View::Ready(ready) = &*send::ready(other, timeout).await?
             {
-                report.add(ready, ready.upstream.explain_pick(&ask, now, seed));
+                report.decide(&ready.upstream, ready.revision, &question);
             }
         }
         Ok(report)
@@ -101,34 +114,68 @@ impl ServiceHandle {
 }
 
 impl Report {
-    fn add<L: Lane>(&mut self, ready: &Ready<L>, explanation: Explanation) {
+    /// Adds what a snapshot decides: first that of the service asked for, then, where the call
+    /// [goes on](Self::goes_on_at) elsewhere, that of the other service.
+    pub fn decide<H: Headers + ?Sized>(
+        &mut self,
+        upstream: &Upstream,
+        revision: u64,
+        question: &Question<'_, H>,
+    ) {
+        let Question { request, ask, now, seed } = question;
+        let explanation = match self.decisions.is_empty() {
+            true => upstream.explain(request, ask, *now, *seed),
+            false => upstream.explain_pick(ask, *now, *seed),
+        };
         if let Some(Ok(picked)) = &explanation.picked {
-            self.endpoint = Some(Arc::clone(ready.upstream.target(picked.index)));
+            self.endpoint = Some(Arc::clone(upstream.target(picked.index)));
         }
-        let (revision, map_version) = (ready.revision, ready.map_version);
+        let map_version = upstream.shards().map_or(0, |shards| shards.version());
         self.decisions.push(Decision { explanation, revision, map_version });
+    }
+
+    /// The service to which a route sends the call, whose snapshot has yet to decide.
+    pub fn goes_on_at(&self) -> Option<&ServiceName> {
+        let last = &self.decisions.last()?.explanation;
+        last.picked.is_none().then_some(&last.target)
     }
 }
 
 impl fmt::Display for Report {
-    /// One line a step, then what the facts rest on.
+    /// One line a step, then where the call goes or why nowhere, and what that rests on.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for decision in &self.decisions {
-            for step in &decision.explanation.steps {
-                writeln!(f, "{:<8} {}", step.title, step.detail)?;
-            }
-            if let Some(Err(why)) = &decision.explanation.picked {
-                writeln!(f, "{:<8} {why}", "nobody")?;
-            }
-            writeln!(f, "{:<8} revision {} of {}", "facts", decision.revision, decision.explanation.target)?;
+        let steps = self.decisions.iter().flat_map(|decision| &decision.explanation.steps);
+        for step in steps {
+            writeln!(f, "{:<8} {}", step.title, step.detail)?;
         }
-        let from =
-            self.freshness.address.as_ref().map(ToString::to_string).unwrap_or_else(|| "nobody".into());
-        match (&self.freshness.connected, &self.freshness.error) {
-            (true, _) => write!(f, "{:<8} from {from}, {:?} old", "", self.freshness.age),
+        if let Some(Decision { explanation, .. }) = self.decisions.last() {
+            match (self.endpoint.as_deref(), &explanation.picked) {
+                (Some(EndpointTarget { instance, address, location, .. }), _) => {
+                    let (service, region) = (&explanation.target, &location.region);
+                    writeln!(f, "{:<8} {service} {instance} at {address} in {region}", "goes to")?;
+                }
+                (None, Some(Err(why))) => {
+                    writeln!(f, "{:<8} {why} ({})", "fails", FaultKind::from(why).label())?;
+                }
+                (None, _) => writeln!(f, "{:<8} {} is not known", "fails", explanation.target)?,
+            }
+        }
+        for Decision { explanation, revision, map_version } in &self.decisions {
+            let map = if *map_version == 0 { String::new() } else { format!(", map version {map_version}") };
+            writeln!(f, "{:<8} revision {revision} of {}{map}", "facts", explanation.target)?;
+        }
+        self.freshness.iter().try_for_each(|freshness| writeln!(f, "{:<8} {freshness}", ""))
+    }
+}
+
+impl fmt::Display for Freshness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let from = self.address.as_ref().map(ToString::to_string).unwrap_or_else(|| "nobody".into());
+        match (&self.connected, &self.error) {
+            (true, _) => write!(f, "from {from}, {:?} old", self.age),
             (false, error) => {
                 let error = error.as_deref().unwrap_or("not connected");
-                write!(f, "{:<8} from memory or disk, {:?} old; {from}: {error}", "", self.freshness.age)
+                write!(f, "from memory or disk, {:?} old; {from}: {error}", self.age)
             }
         }
     }

@@ -1,5 +1,6 @@
 use std::{error::Error as StdError, fmt};
 
+use fairmesh_router::Unroutable;
 use http::StatusCode;
 use tonic::{Code, Status};
 
@@ -126,6 +127,17 @@ impl FaultKind {
             Self::Unreachable | Self::Unavailable | Self::NoEndpoints | Self::NoReplica => Retry::Unsent,
             Self::Deadline | Self::Reset | Self::Protocol => Retry::MaybeSent,
             Self::UnknownService | Self::KeyMissing | Self::KeyOutside | Self::Invalid => Retry::Never,
+        }
+    }
+}
+
+impl From<&Unroutable> for FaultKind {
+    fn from(why: &Unroutable) -> Self {
+        match why {
+            Unroutable::NoEndpoints | Unroutable::NoneInRegion { .. } => Self::NoEndpoints,
+            Unroutable::KeyMissing => Self::KeyMissing,
+            Unroutable::KeyOutside { .. } => Self::KeyOutside,
+            Unroutable::NoReplica { .. } | Unroutable::NoShardMap => Self::NoReplica,
         }
     }
 }

@@ -10,6 +10,7 @@ use crate::{Facts, Reach};
 /// regions that are not being emptied before those that are, then by ring.
 #[derive(Debug)]
 pub(crate) struct Horizon {
+    home: Region,
     rings: Vec<Ring>,
     regions: BTreeMap<Region, Reach>,
 }
@@ -61,12 +62,17 @@ impl Horizon {
                 regions.insert(region.clone(), reach(facts, &rings, *local_only, region));
             }
         }
-        Self { rings, regions }
+        Self { home: facts.location.region.clone(), rings, regions }
     }
 
     /// Every region that has an endpoint.
     pub(crate) fn regions(&self) -> impl Iterator<Item = (&Region, &Reach)> {
         self.regions.iter()
+    }
+
+    /// The caller's own region.
+    pub(crate) fn home(&self) -> &Region {
+        &self.home
     }
 
     /// The reach of a region that has an endpoint.

@@ -231,13 +231,7 @@ pub fn no_view<L>(service: &Subscription<L>, view: &View<L>) -> Option<Fault> {
 
 #[cold]
 fn unroutable_fault<L>(service: &Subscription<L>, why: &Unroutable) -> Fault {
-    let kind = match why {
-        Unroutable::NoEndpoints | Unroutable::NoneInRegion { .. } => FaultKind::NoEndpoints,
-        Unroutable::KeyMissing => FaultKind::KeyMissing,
-        Unroutable::KeyOutside { .. } => FaultKind::KeyOutside,
-        Unroutable::NoReplica { .. } | Unroutable::NoShardMap => FaultKind::NoReplica,
-    };
-    Fault::new(kind, format!("{}: {why}", service.name()))
+    Fault::new(why.into(), format!("{}: {why}", service.name()))
 }
 
 /// Whether the method itself promises that repeating it does no harm (RFC 9110 9.2.2). gRPC sends everything as POST.

@@ -1,10 +1,15 @@
-//! `fairmesh explain`: the decision of a caller, made here on the same records and by the same code.
+//! `fairmesh explain`: the decision of a caller, made here on the same records and by the
+//! library's own code.
 
 use std::{process::ExitCode, sync::Arc};
 
 use clap::Args;
+use fairmesh_client::{
+    FaultKind,
+    explain::{Question, Report},
+};
 use fairmesh_model::{Endpoint, Location, Region, Role, Service, ServiceName, ShardKey, arith};
-use fairmesh_router::{Ask, Explanation, Facts, RequestView, Shards, Upstream};
+use fairmesh_router::{Ask, Facts, RequestView, Shards, Upstream};
 use fairmesh_wire::handshake::Connection;
 use serde_json::{Value, json};
 
@@ -64,7 +69,7 @@ fn read_header(text: &str) -> Result<(String, String), String> {
 /// Explains.
 pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.reach).await?;
-    let upstream = compile(&connection, &args.service, &args).await?;
+    let (upstream, revision) = compile(&connection, &args.service, &args).await?;
     let grpc = upstream.protocol() == fairmesh_model::Protocol::Grpc;
     let request = RequestView {
         host: &args.host,
@@ -74,21 +79,23 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
         grpc,
     };
     let ask = Ask { key: args.key, role: args.role.as_ref(), avoid: &[] };
-    let first = upstream.explain(&request, &ask, 0, args.seed);
-    if first.picked.is_some() {
-        return report(&args, &[(&upstream, &first)]);
+    let question = Question { request, ask, now: 0, seed: args.seed };
+    let mut report = Report::default();
+    report.decide(&upstream, revision, &question);
+    if let Some(name) = report.goes_on_at() {
+        let (upstream, revision) = compile(&connection, name, &args).await?;
+        report.decide(&upstream, revision, &question);
     }
-    // The route sends the call to another service, whose snapshot decides the rest.
-    let target = compile(&connection, &first.target, &args).await?;
-    let second = target.explain_pick(&ask, 0, args.seed);
-    report(&args, &[(&upstream, &first), (&target, &second)])
+    output::print_one(args.seen_as.format(), &as_json(&report), &report.to_string())?;
+    Ok(if report.endpoint.is_some() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// The snapshot that the caller would have, and the revision of the newest record in it.
 async fn compile(
     connection: &Connection,
     name: &ServiceName,
     args: &ExplainArgs,
-) -> Result<Upstream, Failure> {
+) -> Result<(Upstream, u64), Failure> {
     let view = View::read(connection, &Scope::Service(name.clone()), EVERY_KIND).await?;
     let one = view.service(name)?;
     let service: &Service = match &one.service {
@@ -113,49 +120,28 @@ async fn compile(
         round_trips: &view.round_trips,
         client: arith::hash_text(&args.client_id),
     };
-    Ok(Upstream::compile(&facts, None))
+    let revisions = one.endpoints.iter().map(|endpoint| endpoint.revision);
+    let policy = one.policy.as_ref().map(|policy| policy.revision);
+    let declared = one.service.as_ref().map(|service| service.revision);
+    let revision = revisions.chain(policy).chain(declared).max().unwrap_or_default();
+    Ok((Upstream::compile(&facts, None), revision))
 }
 
-fn report(args: &ExplainArgs, parts: &[(&Upstream, &Explanation)]) -> Result<ExitCode, Failure> {
-    let mut text = String::new();
-    let mut steps = Vec::new();
-    for (_, explanation) in parts {
-        for step in &explanation.steps {
-            text.push_str(&format!("{:<8}{}\n", step.title, step.detail.replace('\n', "\n        ")));
-            steps.push(json!({ "step": step.title, "detail": step.detail }));
-        }
-    }
-    let mut reached = false;
-    let mut end = Value::Null;
-    if let Some((upstream, explanation)) = parts.last() {
-        match &explanation.picked {
-            Some(Ok(picked)) => {
-                let target = upstream.target(picked.index);
-                text.push_str(&format!(
-                    "{:<8}{} {} at {} in {}\n",
-                    "goes to",
-                    upstream.name(),
-                    target.instance,
-                    target.address,
-                    target.location.region
-                ));
-                end = json!({
-                    "service": upstream.name().to_string(),
-                    "instance": target.instance.to_string(),
-                    "address": target.address.to_string(),
-                    "region": target.location.region.to_string(),
-                    "shard": picked.shard.map(|shard| shard.0),
-                    "lastResort": picked.last_resort,
-                });
-                reached = true;
-            }
-            Some(Err(reason)) => {
-                text.push_str(&format!("{:<8}{reason}\n", "fails"));
-                end = json!({ "error": reason.to_string() });
-            }
-            None => {}
-        }
-    }
-    output::print_one(args.seen_as.format(), &json!({ "steps": steps, "goesTo": end }), &text)?;
-    Ok(if reached { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+fn as_json(report: &Report) -> Value {
+    let steps = report.decisions.iter().flat_map(|decision| &decision.explanation.steps);
+    let steps: Vec<_> = steps.map(|step| json!({ "step": step.title, "detail": step.detail })).collect();
+    let last = report.decisions.last().map(|decision| &decision.explanation);
+    let end = match (last.and_then(|last| last.picked.as_ref()), &report.endpoint) {
+        (Some(Ok(picked)), Some(target)) => json!({
+            "service": last.map(|last| last.target.to_string()),
+            "instance": target.instance.to_string(),
+            "address": target.address.to_string(),
+            "region": target.location.region.to_string(),
+            "shard": picked.shard.map(|shard| shard.0),
+            "lastResort": picked.last_resort,
+        }),
+        (Some(Err(why)), _) => json!({ "error": why.to_string(), "reason": FaultKind::from(why).label() }),
+        _ => Value::Null,
+    };
+    json!({ "steps": steps, "goesTo": end })
 }

@@ -57,9 +57,25 @@ fn explain_says_step_by_step_where_a_key_goes() {
         explained["steps"].as_array().unwrap().iter().map(|step| step["step"].clone()).collect();
     assert!(steps.contains(&json!("route")) && steps.contains(&json!("shard")), "{steps:?}");
 
-    let outside = mesh.run(&["explain", "shop/cart", "--key", "5000"]);
-    assert_eq!(outside.code, Some(1));
-    assert!(outside.out.contains("5000 lies outside [0, 1000)"), "{outside:?}");
+    let told = mesh.run(&["explain", "shop/cart", "--key", "618", "--region", "eu"]).ok();
+    assert!(told.contains("\nregion   eu is here (0 ms): ring 0; us is "), "{told}");
+    assert!(
+        told.contains("\ngoes to  shop/cart cart-1 at ") && told.contains("\nfacts    revision "),
+        "{told}"
+    );
+
+    let refusals = [
+        (&["--key", "5000"][..], "5000 lies outside [0, 1000)", "key_outside"),
+        (&[], "set the key", "key_missing"),
+        (&["--key", "5", "--role", "witness"], "no serving replica of role 'witness'", "no_replica"),
+    ];
+    for (args, why, label) in refusals {
+        let refused = mesh.run(&[&["explain", "shop/cart"], args].concat());
+        assert_eq!(refused.code, Some(1));
+        assert!(refused.out.contains(why) && refused.out.contains(label), "{refused:?}");
+        let refused = mesh.run(&[&["explain", "shop/cart", "--json"], args].concat());
+        assert!(refused.out.contains(&format!("\"reason\": \"{label}\"")), "{refused:?}");
+    }
     let unknown = mesh.run(&["explain", "shop/nothing"]).fails(1);
     assert!(unknown.contains("there is no service shop/nothing"), "{unknown}");
 }

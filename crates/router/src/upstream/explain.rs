@@ -30,9 +30,10 @@ impl Upstream {
     #[inline]
     pub(super) fn note_regions<W: Witness>(&self, witness: &mut W) {
         witness.note("region", || {
+            let home = self.horizon.home();
             let regions: Vec<_> =
-                self.horizon.regions().map(|(region, reach)| describe(region, reach)).collect();
-            regions.join("; ")
+                self.horizon.regions().map(|(region, reach)| describe(region, reach, home)).collect();
+            if regions.is_empty() { "none has an endpoint".to_owned() } else { regions.join("; ") }
         });
     }
 
@@ -43,8 +44,9 @@ impl Upstream {
     }
 }
 
-fn describe(region: &Region, reach: &Reach) -> String {
+fn describe(region: &Region, reach: &Reach, home: &Region) -> String {
     let distance = match reach.round_trip {
+        _ if region == home => "here (0 ms)".to_owned(),
         Some(rtt) => format!("{rtt:?} away"),
         None => "at an unknown distance".to_owned(),
     };

@@ -193,6 +193,20 @@ fn routes_tell_target_class_timeout_and_idempotence() {
     assert_eq!((explained.target, explained.picked), (other, None), "the other service's snapshot goes on");
 }
 
+#[test]
+fn an_explanation_says_where_here_is_and_leaves_no_line_empty() {
+    let told = |world: &World| {
+        let request = RequestView { host: "", path: "/", method: "GET", headers: &(), grpc: false };
+        let explained = world.compile(None).explain(&request, &Ask::default(), 0, 1);
+        assert!(explained.steps.iter().all(|step| !step.detail.is_empty()), "{:?}", explained.steps);
+        explained.steps.into_iter().find(|step| step.title == "region").unwrap().detail
+    };
+    let mut world = World::replicated(&[("a", "eu")]);
+    assert_eq!(told(&world), "eu is here (0 ms): ring 0");
+    world.endpoints.clear();
+    assert_eq!(told(&world), "none has an endpoint");
+}
+
 fn a_state() -> impl Strategy<Value = EndpointState> {
     use EndpointState::{Draining, Lost, Serving, Starting};
     prop::sample::select(vec![Serving, Serving, Serving, Serving, Starting, Draining, Lost])
