@@ -223,6 +223,12 @@ async fn case(
 /// One round of open-loop runs: the peer, the candidate, and the peer again.
 type Round = [Run; 3];
 
+/// Which latency of a run.
+type Latency = fn(&Run) -> u64;
+
+/// How one round compares.
+type Ratio = fn(&Round, Latency) -> f64;
+
 async fn latency(ours: &mut Part, theirs: &mut Part, rate: u64, plan: Plan) -> Result<Vec<Round>, String> {
     let mut rounds = Vec::new();
     for _ in 0..plan.rounds {
@@ -234,12 +240,12 @@ async fn latency(ours: &mut Part, theirs: &mut Part, rate: u64, plan: Plan) -> R
 }
 
 /// The candidate over the peer before and after it, so that a machine that drifts favours neither.
-fn over_peer([before, candidate, after]: &Round, of: fn(&Run) -> u64) -> f64 {
+fn over_peer([before, candidate, after]: &Round, of: Latency) -> f64 {
     of(candidate) as f64 / (of(before) as f64 * of(after) as f64).sqrt()
 }
 
 /// The peer over itself.
-fn over_itself([before, _, after]: &Round, of: fn(&Run) -> u64) -> f64 {
+fn over_itself([before, _, after]: &Round, of: Latency) -> f64 {
     of(after) as f64 / of(before) as f64
 }
 
@@ -248,9 +254,7 @@ fn summary(protocol: &'static str, payload: usize, costs: &[(Cost, Cost)], laten
     let cpu_ratio = median(&mut ratios);
     // Proof: at least one round was counted, and median() sorted them.
     let cpu_spread = [ratios[0], ratios[ratios.len() - 1]];
-    let mean = |ratio: fn(&Round, fn(&Run) -> u64) -> f64, of: fn(&Run) -> u64| {
-        geometric_mean(latency.iter().map(|round| ratio(round, of)))
-    };
+    let mean = |ratio: Ratio, of: Latency| geometric_mean(latency.iter().map(|round| ratio(round, of)));
     Case {
         protocol,
         payload,

@@ -89,10 +89,13 @@ impl Service<http::Request<Full<Bytes>>> for Http1 {
     }
 }
 
+/// A connection and where it belongs: the servers and the place among them.
+type Lent = (http1::SendRequest<Full<Bytes>>, Arc<[Server]>, usize);
+
 /// A body that gives its connection back at its end.
 pub(super) struct Returning {
     body: Incoming,
-    connection: Option<(http1::SendRequest<Full<Bytes>>, Arc<[Server]>, usize)>,
+    connection: Option<Lent>,
 }
 
 impl http_body::Body for Returning {
