@@ -9,8 +9,9 @@ use tokio::time::Instant;
 
 use crate::harness::{Kind, Load, Spec, World, beside_others, until};
 
-/// What a drain may take that waits for nothing but acknowledgements: far below the deadline that it is given.
-const PROMPT: Duration = Duration::from_secs(5);
+/// What a drain may take that waits for nothing but acknowledgements, and for the time that an agent gives its programs to
+/// return after it started: far below the deadline that it is given.
+const PROMPT: Duration = Duration::from_secs(12);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_caller_acknowledges_a_drain_that_follows_a_restart_of_its_agent() {
