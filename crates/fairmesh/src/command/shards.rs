@@ -1,6 +1,8 @@
 //! `fairmesh shards`.
 
-use std::{process::ExitCode, time::Duration};
+mod wait;
+
+use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use fairmesh_model::{InstanceId, Role, ServiceName, ShardId, ShardKey, ShardMove};
@@ -144,7 +146,7 @@ async fn start_move(args: Move) -> Result<ExitCode, Failure> {
     let request = MoveShardRequest { service: service.to_string(), r#move: Some(wish.clone().into()) };
     connection.registry().move_shard(request).await?;
     if args.wait {
-        wait(&connection, service, shard).await?;
+        wait::until_moved(&connection, service, &wish).await?;
     }
     let item = json!({
         "service": service.to_string(),
@@ -181,18 +183,6 @@ async fn held_role(connection: &Connection, args: &Move) -> Result<Role, Failure
             format!("{} holds shard {} in several roles", args.from, args.shard),
             "say which copy moves with --role",
         )),
-    }
-}
-
-/// Polls until the move is no longer listed: it is a wish that the control plane carries out and then forgets.
-async fn wait(connection: &Connection, service: &ServiceName, shard: ShardId) -> Result<(), Failure> {
-    loop {
-        let mut listing = Listing::default();
-        get::add_moves(connection, service, &mut listing).await?;
-        if !listing.items.iter().any(|item| item["shard"] == json!(shard.0)) {
-            return Ok(());
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
 

@@ -93,7 +93,11 @@ async fn shard_move(fleet: &mut Running) -> Result<String, DemoError> {
         let request = v1::ListMovesRequest { service: "shop/cart".into() };
         let moves =
             registry.list_moves(request).await.map_err(|e| DemoError::Fleet(e.message().to_owned()))?;
-        if moves.into_inner().moves.is_empty() {
+        let moves = moves.into_inner().moves;
+        if let Some(status) = moves.iter().find(|status| status.phase.starts_with("undone")) {
+            return Err(DemoError::Fleet(format!("the shard move was {}; see control.log", status.phase)));
+        }
+        if moves.is_empty() {
             let took = start.elapsed().as_secs_f64();
             return Ok(format!("primary of cart shard 5 went from cart-ap-1 to cart-ap-0 in {took:.1} s"));
         }

@@ -184,6 +184,11 @@ impl Mesh {
             state: fairmesh_wire::v1::endpoint::State::Serving.into(),
             ..Endpoint::default()
         };
+        self.announce(service, endpoint);
+    }
+
+    /// Registers an endpoint as it is given.
+    pub(crate) fn announce(&self, service: &str, endpoint: Endpoint) {
         let registration =
             Registration { service: service.into(), endpoint: Some(endpoint), declaration: None };
         let request = RegisterRequest { registrations: vec![registration] };

@@ -1,0 +1,70 @@
+//! What a person is told of a shard's move that takes long or comes to nothing.
+
+use std::{
+    io::{BufRead, BufReader, Read},
+    process::{Child, ChildStderr, Command, Stdio},
+};
+
+use fairmesh_wire::v1::{Endpoint, Location, endpoint::State};
+
+use super::support::Mesh;
+
+/// A move of shard 1 to `to` that is waited for, and what it says.
+fn start_move(mesh: &Mesh, to: &str) -> (Child, BufReader<ChildStderr>) {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_fairmesh"))
+        .args(["shards", "move", "shop/cart", "1", "--from", "cart-1", "--to", to, "--wait"])
+        .args(["--control", &mesh.address()])
+        .env_clear()
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let told = BufReader::new(child.stderr.take().unwrap());
+    (child, told)
+}
+
+fn line(told: &mut BufReader<ChildStderr>) -> String {
+    let mut line = String::new();
+    told.read_line(&mut line).unwrap();
+    line
+}
+
+#[test]
+fn a_move_that_is_undone_says_what_it_waited_for_and_why_it_failed() {
+    let mesh = Mesh::with_shop();
+    mesh.register("shop/cart", "cart-1", "us", 7001);
+    let endpoint = Endpoint {
+        instance: "cart-2".into(),
+        address: "127.0.0.1:7002".into(),
+        location: Some(Location { region: "us".into(), ..Location::default() }),
+        state: State::Starting.into(),
+        ..Endpoint::default()
+    };
+    mesh.announce("shop/cart", endpoint);
+    let (mut child, mut told) = start_move(&mesh, "cart-2");
+    assert_eq!(
+        line(&mut told),
+        "shard 1 of shop/cart is starting: waiting until 'cart-2' serves and has loaded it\n"
+    );
+    mesh.run(&["drain", "shop/cart", "cart-2"]).ok();
+    let mut complaint = String::new();
+    told.read_to_string(&mut complaint).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(1), "{complaint}");
+    assert!(complaint.contains("was undone: "), "{complaint}");
+}
+
+#[test]
+fn a_move_that_waits_for_a_caller_names_it() {
+    let mesh = Mesh::with_shop();
+    mesh.register("shop/cart", "cart-1", "us", 7001);
+    mesh.register("shop/cart", "cart-2", "us", 7002);
+    let mut started = None;
+    // It never says that it has applied anything.
+    mesh.while_watching("/t/shop/shards/", || {
+        let (child, mut told) = start_move(&mesh, "cart-2");
+        let told = line(&mut told);
+        assert!(told.contains("callers that have yet to follow: test ("), "{told}");
+        started = Some(child);
+    });
+    assert!(started.unwrap().wait().unwrap().success(), "nobody is left to wait for");
+}
