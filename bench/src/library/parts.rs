@@ -25,6 +25,7 @@ mod servers;
     missing_debug_implementations,
     unreachable_pub,
     clippy::all,
+    clippy::too_many_lines,
     clippy::disallowed_methods
 )]
 pub(super) mod v1 {
