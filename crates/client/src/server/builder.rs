@@ -7,7 +7,10 @@ use fairmesh_model::{
     ServiceKind, ServiceName, ShardId,
 };
 use fairmesh_wire::transport::Address;
-use tokio::{sync::watch, time::timeout};
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout_at},
+};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{
@@ -32,6 +35,8 @@ pub struct ServerBuilder {
     lease: Duration,
     drain_deadline: Option<Duration>,
     addresses: Vec<Address>,
+    /// Whether one of the addresses was given as an agent's.
+    knows_agent: bool,
     hooks: Option<ShardHooks>,
     starting: bool,
 }
@@ -49,6 +54,7 @@ impl ServerBuilder {
             lease: DEFAULT_LEASE,
             drain_deadline: None,
             addresses: Vec::new(),
+            knows_agent: false,
             hooks: None,
             starting: false,
         }
@@ -108,13 +114,16 @@ impl ServerBuilder {
     /// The agent to register through. Addresses given here and by [`control`](Self::control) are tried in that order;
     /// without any, those of [`registry_addresses`].
     pub fn agent(mut self, address: Address) -> Self {
+        self.knows_agent = true;
         self.addresses.push(address);
         self
     }
 
-    /// A control plane to register at where there is no agent.
-    pub fn control(self, address: Address) -> Self {
-        self.agent(address)
+    /// A control plane to register at where there is no agent. It does not know where this program runs: give
+    /// [`location`](Self::location) or `FAIRMESH_REGION` with it.
+    pub fn control(mut self, address: Address) -> Self {
+        self.addresses.push(address);
+        self
     }
 
     /// Registers as starting, so that no calls come before [`Server::ready`].
@@ -148,13 +157,18 @@ impl ServerBuilder {
     /// background, and the program serves meanwhile. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// When something given, here or in the environment, is not valid.
+    /// When something given, here or in the environment, is not valid; and when no region is given, no agent either, and
+    /// who answers does not know one: the program could never be registered.
     pub async fn start(mut self) -> Result<Server, Invalid> {
         let registration = self.registration()?;
         let drain_deadline = drain_deadline(self.drain_deadline)?;
         let addresses = registry_addresses(&self.addresses)?;
         let software = format!("server {} {}", registration.service, registration.instance);
         let link = Arc::new(Link::new(addresses, software));
+        let started = Instant::now() + START_TIMEOUT;
+        if registration.location.is_none() && !self.knows_agent {
+            located(&link, started).await?;
+        }
         let state = match self.starting || self.hooks.is_some() {
             true => EndpointState::Starting,
             false => EndpointState::Serving,
@@ -172,7 +186,7 @@ impl ServerBuilder {
         let shards = AbortOnDropHandle::new(tokio::spawn(watching.run()));
         let mut standing = lease.standing();
         // What came of it is logged by the lease, and it goes on either way.
-        let _ = timeout(START_TIMEOUT, standing.wait_for(|now| matches!(now, Standing::Registered(_)))).await;
+        let _ = timeout_at(started, standing.wait_for(|now| matches!(now, Standing::Registered(_)))).await;
         let phase = watch::Sender::new(Phase::Running);
         Ok(Server { inner: Arc::new(Inner { layer, lease, phase, drain_deadline, _shards: shards }) })
     }
@@ -206,6 +220,18 @@ impl ServerBuilder {
         };
         registration.validate()?;
         Ok(registration)
+    }
+}
+
+/// Fails where whoever answers until `deadline` does not say where this program runs; nobody may answer yet.
+async fn located(link: &Link, deadline: Instant) -> Result<(), Invalid> {
+    match timeout_at(deadline, link.location()).await {
+        Ok(Ok(None)) => Err(Invalid::new(
+            "location",
+            "none is given, and a control plane does not know where this program runs",
+            "call .location(..), set FAIRMESH_REGION, or register through an agent",
+        )),
+        _ => Ok(()),
     }
 }
 

@@ -1,5 +1,6 @@
 use std::{sync::atomic::Ordering, time::Duration};
 
+use fairmesh_model::{Location, Region};
 use fairmesh_wire::{transport::Address, v1::endpoint::State};
 use tokio::time::timeout;
 
@@ -84,4 +85,22 @@ async fn once_it_drains_it_never_serves_again() {
     server.ready();
     control.facts.until(|told| told.ends_with(&[Told::Renew])).await;
     assert!(!control.facts.told().contains(&Told::Report(State::Serving)));
+}
+
+#[tokio::test]
+async fn a_program_that_knows_only_a_control_plane_must_say_where_it_is() {
+    let control = Facts::new(None).serve(None).await;
+    let told = |location: Option<Location>| {
+        let server = Server::builder("shop/cart").address(somewhere()).control(control.address.clone());
+        match location {
+            Some(location) => server.location(location),
+            None => server,
+        }
+    };
+    let refused = told(None).start().await.unwrap_err().to_string();
+    assert!(refused.contains(".location(..)") && refused.contains("FAIRMESH_REGION"), "{refused}");
+    assert!(control.facts.told().is_empty(), "{:?}", control.facts.told());
+    let region = Region::new("eu").unwrap();
+    let _server = told(Some(Location::in_region(region))).start().await.unwrap();
+    assert_eq!(control.facts.told()[0], registered(State::Serving));
 }
