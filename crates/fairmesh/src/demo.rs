@@ -13,7 +13,12 @@ mod running;
 mod service;
 mod tally;
 
-use std::{io, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -106,7 +111,7 @@ pub(crate) async fn run(args: DemoArgs) -> Result<(), DemoError> {
         () = &mut terminated => Err(interrupted()),
     };
     if args.keep && outcome.is_ok() {
-        tell_of_kept(&fleet);
+        tell_of_kept(&fleet, &dir, args.dir.is_some());
         terminated.await;
     }
     // However it went: a server takes along what it started only when it is asked to stop.
@@ -186,9 +191,14 @@ fn show_progress(bar: &ProgressBar, tally: &Tally, load: &Load) {
     bar.tick();
 }
 
-fn tell_of_kept(fleet: &Running) {
+fn tell_of_kept(fleet: &Running, dir: &Path, stays: bool) {
     let agent = fleet.agent_socket(fleet::PLACES[0]);
-    println!("The shop goes on until Ctrl-C. In another terminal:\n");
+    let binary = fleet.binary.display();
+    println!("The load has stopped; the shop goes on until Ctrl-C. In another terminal:\n");
     println!("  export FAIRMESH_CONTROL={} FAIRMESH_AGENT={agent}", fleet.control_address);
-    println!("  fairmesh get endpoints\n  fairmesh explain shop/cart --key 618 --role secondary");
+    println!("  {binary} get endpoints");
+    println!("  {binary} explain shop/cart --key 618 --role secondary --region {}", fleet::PLACES[0].name);
+    println!("  curl http://{}/metrics\n", fleet.control_http);
+    let then = if stays { "it stays" } else { "it goes with the shop; --dir keeps it" };
+    println!("Sockets, data and logs are in {}: {then}.", dir.display());
 }

@@ -28,10 +28,13 @@ pub(super) const STOP: Duration = Duration::from_secs(20);
 /// Everything that runs.
 #[derive(Debug)]
 pub(super) struct Running {
-    binary: PathBuf,
+    /// This program.
+    pub binary: PathBuf,
     dir: PathBuf,
     /// Where the control plane listens.
     pub control_address: SocketAddr,
+    /// Where it answers over HTTP.
+    pub control_http: SocketAddr,
     /// The control plane.
     pub control: Process,
     /// The agents, by the order of [`PLACES`].
@@ -46,13 +49,14 @@ impl Running {
     /// Starts the control plane, to be followed by [`up`](Self::up); `say` is told each step.
     pub(super) fn start(dir: &Path, say: &dyn Fn(&str)) -> Result<Self, DemoError> {
         let binary = std::env::current_exe()?;
-        let control_address = free_port()?;
+        let (control_address, control_http) = (free_port()?, free_port()?);
         say("control plane");
-        let control = Process::start(control_program(&binary, dir, control_address)?, dir)?;
+        let control = Process::start(control_program(&binary, dir, control_address, control_http), dir)?;
         Ok(Self {
             binary,
             dir: dir.to_owned(),
             control_address,
+            control_http,
             control,
             agents: Vec::new(),
             servers: Vec::new(),
@@ -264,8 +268,8 @@ impl Running {
     }
 }
 
-fn control_program(binary: &Path, dir: &Path, address: SocketAddr) -> io::Result<Program> {
-    Ok(Program {
+fn control_program(binary: &Path, dir: &Path, address: SocketAddr, http: SocketAddr) -> Program {
+    Program {
         name: "control".into(),
         binary: binary.to_owned(),
         args: args([
@@ -275,9 +279,9 @@ fn control_program(binary: &Path, dir: &Path, address: SocketAddr) -> io::Result
             "--grpc".into(),
             address.to_string().into(),
             "--http".into(),
-            free_port()?.to_string().into(),
+            http.to_string().into(),
         ]),
-    })
+    }
 }
 
 fn args<const N: usize>(args: [OsString; N]) -> Vec<OsString> {
