@@ -1,13 +1,13 @@
 //! Calls the server that holds a key, in a role: `sharded_client KEY [ROLE]`.
 
-use std::{env, error::Error};
+use std::{env, error::Error, process::ExitCode};
 
 use fairmesh_client::{Body, Mesh, ShardKey};
 use http::Request;
 use http_body_util::BodyExt;
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
+async fn main() -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
     let key: ShardKey = env::args().nth(1).ok_or("usage: sharded_client KEY [ROLE]")?.parse()?;
 
     let mesh = Mesh::connect().await?;
@@ -20,6 +20,7 @@ async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     let answer = cart.send(Request::get("/").body(Body::empty())?).await?;
     let status = answer.status();
     let body = answer.into_body().collect().await?.to_bytes();
-    print!("{status}: {}", String::from_utf8_lossy(&body));
-    Ok(())
+    println!("{status}: {}", String::from_utf8_lossy(&body).trim_end());
+    // A server that refuses is no error of the mesh, but it is one of this program.
+    Ok(if status.is_success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

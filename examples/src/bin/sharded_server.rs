@@ -13,6 +13,8 @@ use tokio::net::TcpListener;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
+    // Fairmesh tells by `tracing` what a server should know: that it is registered, or that no shard is meant for it.
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let instance = env::args().nth(1).ok_or("usage: sharded_server INSTANCE [ADDRESS]")?;
     let listener = TcpListener::bind(env::args().nth(2).as_deref().unwrap_or("127.0.0.1:0")).await?;
     let address = listener.local_addr()?;

@@ -70,6 +70,7 @@ impl Watching {
             tokio::select! {
                 region = &mut region, if !region_known => {
                     region_known = true;
+                    keeper.region.clone_from(&region);
                     upstream.subscribe(region);
                 }
                 Ok(()) = maps.changed() => {
@@ -108,7 +109,11 @@ impl Watching {
 struct Keeper {
     watching: Watching,
     holding: Holding,
+    /// Whose part of the map is followed; `None` where all of it is, or before it is known.
+    region: Option<Region>,
     map: Option<Arc<ShardMap>>,
+    /// The version of the map of which was said that it names nothing here.
+    idle_in: Option<u64>,
     map_seen: bool,
     served: bool,
     /// Hooks and a report that are running; which shard is loaded once one ends.
@@ -126,7 +131,9 @@ impl Keeper {
             holding: Holding::new(watching.registration.instance.clone(), aware),
             served: !(aware && watching.serves_when_loaded),
             watching,
+            region: None,
             map: None,
+            idle_in: None,
             map_seen: false,
             tasks: JoinSet::new(),
             loading: BTreeMap::new(),
@@ -140,6 +147,7 @@ impl Keeper {
         self.map_seen = true;
         let changes = self.holding.follow(map.as_deref());
         self.map = map;
+        self.tell_when_idle();
         for (shard, range) in changes.start {
             self.load(shard, range);
         }
@@ -147,6 +155,27 @@ impl Keeper {
             self.let_go(shard);
         }
         self.publish();
+    }
+
+    /// Says once a version that the map holds nothing for this server, which then refuses every call for a key.
+    fn tell_when_idle(&mut self) {
+        let Some(map) = self.map.as_ref().filter(|_| self.holding.is_empty()) else { return };
+        if self.idle_in.replace(map.version) == Some(map.version) {
+            return;
+        }
+        let Registration { service, instance, .. } = &self.watching.registration;
+        match &self.region {
+            Some(region) => tracing::warn!(
+                map_version = map.version,
+                "{instance} holds no shard of {service} in region {region}, so it refuses every call for a key; the map \
+                 may name it in another region: compare `fairmesh get shards {service}`"
+            ),
+            None => tracing::warn!(
+                map_version = map.version,
+                "{instance} holds no shard of {service}, so it refuses every call for a key; the map may name another \
+                 instance: compare `fairmesh get shards {service}`"
+            ),
+        }
     }
 
     fn publish(&mut self) {

@@ -53,6 +53,11 @@ impl Holding {
         changes
     }
 
+    /// Whether the map gives this instance nothing to hold.
+    pub(super) fn is_empty(&self) -> bool {
+        self.own.is_empty()
+    }
+
     /// Notes that a shard is loaded.
     pub(super) fn load(&mut self, shard: ShardId) {
         if self.own.contains_key(&shard) {
@@ -98,9 +103,11 @@ mod tests {
     #[test]
     fn a_move_to_this_instance_is_loaded_then_announced_and_one_away_is_let_go() {
         let mut holding = Holding::new(InstanceId::new("a").unwrap(), true);
+        assert!(holding.is_empty());
         let first = map(&[(0, "a", ReplicaState::Serving), (1, "b", ReplicaState::Serving)]);
         let changes = holding.follow(Some(&first));
         assert_eq!(changes.start, [(ShardId(0), first.range(0))]);
+        assert!(!holding.is_empty(), "held, though not loaded yet");
         holding.load(ShardId(0));
         assert!(holding.waiting().is_empty(), "a serving copy needs no announcement");
 
