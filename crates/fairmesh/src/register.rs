@@ -17,7 +17,7 @@ use fairmesh_model::{EndpointState, InstanceId, Protocol, Region, ServiceName, s
 use fairmesh_wire::transport::Address;
 use tokio::{
     sync::watch,
-    time::{Instant, MissedTickBehavior, interval},
+    time::{Instant, sleep_until},
 };
 
 use crate::{failure::Failure, signals};
@@ -28,6 +28,10 @@ use probe::Probe;
 
 /// How often a program that does not answer yet is spoken of.
 const REMIND: Duration = Duration::from_secs(10);
+
+/// The first pause between looks at a program that has not answered yet: most are there within a moment, and callers
+/// wait for them.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
 /// Arguments of `fairmesh register`.
 #[derive(Debug, clap::Args)]
@@ -55,7 +59,7 @@ pub(crate) struct RegisterArgs {
     /// How to see that it answers: tcp (it takes connections) or http:/path (it answers a GET with 2xx or 3xx).
     #[arg(long, default_value = "tcp")]
     probe: Probe,
-    /// How often to look.
+    /// How often to look; more often until it answers for the first time.
     #[arg(long, value_parser = spec::read_duration, default_value = "2s")]
     interval: Duration,
     /// How long it is believed to be there when this command dies without a word.
@@ -108,15 +112,23 @@ impl Watch {
     }
 
     async fn run(mut self, terminated: impl Future<Output = ()>) -> Result<u8, Failure> {
-        let mut looks = interval(self.plan.interval);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         tokio::pin!(terminated);
+        say(format_args!("waiting for {} to answer", self.plan.registration.address));
         let mut remind_at = Instant::now() + REMIND;
+        let mut look_at = Instant::now();
+        let mut pause = FIRST_PAUSE.min(self.plan.interval);
         loop {
             tokio::select! {
                 code = ended(&mut self.child) => return self.leave_after(code?).await,
                 () = &mut terminated => return self.stop().await,
-                _ = looks.tick() => self.look(&mut remind_at).await,
+                () = sleep_until(look_at) => {
+                    self.look(&mut remind_at).await;
+                    if self.lease.is_some() {
+                        pause = self.plan.interval;
+                    }
+                    look_at = Instant::now() + pause;
+                    pause = longer(pause, self.plan.interval);
+                }
                 standing = changed(&mut self.standing) => self.tell(&standing),
             }
         }
@@ -218,6 +230,11 @@ impl Watch {
             )),
         }
     }
+}
+
+/// The pause after this one, as long as the program has not answered.
+fn longer(pause: Duration, interval: Duration) -> Duration {
+    (pause * 3 / 2).min(interval)
 }
 
 /// The exit code of the program once it ends; never, where none was started.

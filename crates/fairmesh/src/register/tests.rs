@@ -9,7 +9,7 @@ use fairmesh_wire::{handshake, transport::Address, v1};
 use tempfile::TempDir;
 use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle, time::timeout};
 
-use super::{Child, Plan, RegisterArgs, Watch};
+use super::{Child, FIRST_PAUSE, Plan, RegisterArgs, Watch, longer};
 use crate::failure::Failure;
 
 /// The longest that any test waits for anything.
@@ -110,6 +110,16 @@ async fn a_program_that_dies_is_taken_out_at_once_and_its_exit_code_kept() {
     File::create(bench.end()).unwrap();
     assert_eq!(timeout(BOUND, ended).await.unwrap().unwrap().unwrap(), 3);
     bench.until(&[]).await;
+}
+
+#[test]
+fn looks_become_rarer_until_they_come_at_the_interval() {
+    let interval = Duration::from_secs(2);
+    let pauses = std::iter::successors(Some(FIRST_PAUSE), |pause| Some(longer(*pause, interval)));
+    let pauses: Vec<_> = pauses.take_while(|pause| *pause < interval).collect();
+    assert!(pauses.is_sorted() && pauses.len() < 20, "{pauses:?}");
+    assert!(pauses.iter().take(4).sum::<Duration>() < Duration::from_millis(500), "{pauses:?}");
+    assert_eq!(longer(interval, interval), interval);
 }
 
 #[test]
