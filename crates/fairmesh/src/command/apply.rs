@@ -1,6 +1,7 @@
 //! `fairmesh apply`.
 
 mod changes;
+pub(crate) mod warnings;
 
 use std::process::ExitCode;
 
@@ -51,6 +52,7 @@ struct Done {
 pub(crate) async fn run(args: ApplyArgs) -> Result<ExitCode, Failure> {
     let wanted = manifests::load(&args.files)?;
     let connection = connect::connect(&args.reach).await?;
+    warnings::say(&connection, &wanted.iter().map(|one| &one.plan).collect::<Vec<_>>()).await?;
     let (maps, records): (Vec<_>, Vec<_>) =
         wanted.into_iter().map(|one| one.plan).partition(|plan| matches!(plan, Plan::ShardMap(..)));
     let mut done = apply_records(&connection, &records, args.dry_run).await?;

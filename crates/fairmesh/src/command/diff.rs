@@ -46,6 +46,7 @@ struct Difference {
 pub(crate) async fn run(args: DiffArgs) -> Result<ExitCode, Failure> {
     let wanted = manifests::load(&args.files)?;
     let connection = connect::connect(&args.reach).await?;
+    apply::warnings::say(&connection, &wanted.iter().map(|one| &one.plan).collect::<Vec<_>>()).await?;
     let mut differences = Vec::new();
     for one in &wanted {
         let scope = match &one.plan {

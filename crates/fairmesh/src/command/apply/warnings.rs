@@ -1,0 +1,103 @@
+//! What is valid by itself and would still fail calls: said when it is written, and refused by nobody, since what is
+//! missing may come later.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use fairmesh_model::{InstanceId, Region, ServiceName, ShardMap, spec::Plan};
+use fairmesh_wire::handshake::Connection;
+
+use crate::{
+    failure::Failure,
+    view::{Scope, ServiceView, View},
+};
+
+/// How many instances one warning names.
+const NAMED: usize = 5;
+
+/// Says on standard error what calls would fail on once the plans are written.
+pub(crate) async fn say(connection: &Connection, plans: &[&Plan]) -> Result<(), Failure> {
+    let mut known = View::default();
+    let names: BTreeSet<ServiceName> =
+        plans.iter().flat_map(|plan| mentioned(plan)).map(|(name, _)| name).collect();
+    for name in names {
+        let view = View::read(connection, &Scope::Service(name), &["services", "endpoints"]).await?;
+        known.services.extend(view.services);
+    }
+    for warning in warnings(&known, plans) {
+        eprintln!("warning: {warning}");
+    }
+    Ok(())
+}
+
+/// The services that a plan needs, and who needs them.
+fn mentioned(plan: &Plan) -> Vec<(ServiceName, String)> {
+    match plan {
+        Plan::Policy(of, policy) => {
+            let targets = policy.routes.iter().flat_map(|route| {
+                let who = format!("route '{}' of the policy of {of}", route.name);
+                route.split.iter().map(move |target| (target.service.clone(), who.clone()))
+            });
+            std::iter::once((of.clone(), format!("the policy of {of}"))).chain(targets).collect()
+        }
+        Plan::ShardMap(of, _) => vec![(of.clone(), format!("the shard map of {of}"))],
+        Plan::Service(..) | Plan::Topology(..) | Plan::Endpoints(..) => Vec::new(),
+    }
+}
+
+fn warnings(known: &View, plans: &[&Plan]) -> Vec<String> {
+    let written =
+        |name: &ServiceName| plans.iter().any(|plan| matches!(plan, Plan::Service(n, _) if n == name));
+    let stored = |name: &ServiceName| known.services.get(name).is_some_and(|of| of.service.is_some());
+    let mut warnings = Vec::new();
+    for plan in plans {
+        for (name, who) in mentioned(plan) {
+            if !written(&name) && !stored(&name) {
+                warnings
+                    .push(format!("{who} names {name}, which is not declared: calls to it fail until it is"));
+            }
+        }
+        if let Plan::ShardMap(name, map) = plan {
+            warnings.extend(of_map(name, map, known.services.get(name)));
+        }
+    }
+    warnings.dedup();
+    warnings
+}
+
+/// Copies that callers would not find: they look for the instance among the endpoints of the replica's region.
+fn of_map(name: &ServiceName, map: &ShardMap, known: Option<&ServiceView>) -> Vec<String> {
+    let endpoints = known.into_iter().flat_map(|of| &of.endpoints);
+    let regions: BTreeMap<&InstanceId, &Region> =
+        endpoints.map(|endpoint| (&endpoint.value.instance, &endpoint.value.location.region)).collect();
+    let (mut missing, mut elsewhere) = (BTreeSet::new(), BTreeSet::new());
+    for replica in map.shards.iter().flat_map(|shard| &shard.replicas) {
+        match regions.get(&replica.instance) {
+            None => _ = missing.insert(replica.instance.to_string()),
+            Some(region) if **region != replica.region => {
+                elsewhere
+                    .insert(format!("{} in {}, registered in {region}", replica.instance, replica.region));
+            }
+            Some(_) => {}
+        }
+    }
+    let mut warnings = Vec::new();
+    if !missing.is_empty() {
+        warnings.push(format!(
+            "the shard map of {name} has copies on instances that are not registered: {}",
+            some(&missing)
+        ));
+    }
+    if !elsewhere.is_empty() {
+        let some = some(&elsewhere);
+        warnings.push(format!("the shard map of {name} has copies in another region than their endpoint's, where callers do not find them: {some}"));
+    }
+    warnings
+}
+
+fn some(names: &BTreeSet<String>) -> String {
+    let shown: Vec<&str> = names.iter().take(NAMED).map(String::as_str).collect();
+    match names.len().saturating_sub(NAMED) {
+        0 => shown.join("; "),
+        more => format!("{}; and {more} more", shown.join("; ")),
+    }
+}
