@@ -8,6 +8,7 @@ use fairmesh_model::{
     spec::{Document, Plan},
 };
 use fairmesh_wire::{
+    handshake::Connection,
     records,
     v1::{Change, GetHistoryRequest, RollbackRequest, outcome},
 };
@@ -18,6 +19,7 @@ use crate::{
     connect,
     failure::Failure,
     output::{self, Listing},
+    view::{Scope, View},
 };
 
 /// Arguments of `fairmesh history`.
@@ -39,6 +41,12 @@ pub(crate) struct RollbackArgs {
     /// The revision whose value to put back [default: the one before the current].
     #[arg(long = "to", value_name = "REVISION", value_parser = clap::value_parser!(u64).range(1..))]
     to: Option<u64>,
+    /// Only say what would be put back.
+    #[arg(long)]
+    dry_run: bool,
+    /// Take a declaration away even though the service has endpoints.
+    #[arg(long)]
+    force: bool,
     #[command(flatten)]
     reach: Reach,
     #[command(flatten)]
@@ -159,11 +167,24 @@ fn one_line(document: &Document) -> String {
 /// Puts an earlier value back.
 pub(crate) async fn roll_back(args: RollbackArgs) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.reach).await?;
-    let request = RollbackRequest {
-        kind: args.of.kind(),
-        service: args.of.service.to_string(),
-        revision: args.to.unwrap_or_default(),
-    };
+    let chosen = chosen(&connection, &args).await?;
+    let kind = args.of.kind.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+    if chosen.value.is_none() && !args.force {
+        refuse_to_strand(&connection, &args.of).await?;
+    }
+    let subject = format!("the {kind} of {}", args.of.service);
+    let back = chosen.revision;
+    if args.dry_run {
+        let document = chosen.value.as_deref().map(|value| args.of.document(value)).transpose()?.flatten();
+        let shown = document.as_ref().map_or_else(|| "it did not exist".into(), one_line);
+        let text = format!("{subject} would be as at revision {back}: {shown}\n");
+        let item = json!({ "service": args.of.service.to_string(), "kind": kind, "to": back, "dryRun": true, "document": document });
+        output::print_one(args.seen_as.format(), &item, &text)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    // By number, so that what is put back is what was looked at, whatever is written meanwhile.
+    let request =
+        RollbackRequest { kind: args.of.kind(), service: args.of.service.to_string(), revision: back };
     let answer = connection.admin().rollback(request).await?.into_inner();
     let outcome = answer.outcomes.first().map_or(outcome::Kind::Unchanged, |outcome| outcome.kind());
     let word = match outcome {
@@ -172,14 +193,55 @@ pub(crate) async fn roll_back(args: RollbackArgs) -> Result<ExitCode, Failure> {
         outcome::Kind::Changed => "has its earlier value again",
         outcome::Kind::Deleted => "is gone again, as it was before",
     };
-    let revision = answer.revision.map(|revision| revision.number);
-    let kind = args.of.kind.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
     let item = json!({
         "kind": kind,
         "service": args.of.service.to_string(),
+        "to": back,
         "changed": outcome != outcome::Kind::Unchanged,
-        "revision": revision,
+        "revision": answer.revision.map(|revision| revision.number),
     });
-    output::print_one(args.seen_as.format(), &item, &format!("the {kind} of {} {word}\n", args.of.service))?;
+    output::print_one(args.seen_as.format(), &item, &format!("{subject} {word} (revision {back})\n"))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The value to put back: the one asked for, or the one before the current.
+async fn chosen(connection: &Connection, args: &RollbackArgs) -> Result<Change, Failure> {
+    let of = &args.of;
+    let request = GetHistoryRequest { kind: of.kind(), service: of.service.to_string() };
+    let mut changes = connection.admin().get_history(request).await?.into_inner().changes;
+    let found = match args.to {
+        Some(to) => changes.iter().position(|change| change.revision == to),
+        None => (changes.len() > 1).then_some(1),
+    };
+    if let Some(found) = found {
+        return Ok(changes.swap_remove(found));
+    }
+    let known: Vec<_> = changes.iter().skip(1).map(|change| change.revision.to_string()).collect();
+    let (service, kept) = (&of.service, known.join(", "));
+    Err(match args.to {
+        Some(to) if !known.is_empty() => Failure::failed_with(
+            format!("no value of {service} at revision {to} is kept"),
+            format!("choose one of {kept}"),
+        ),
+        _ => Failure::failed(format!("{service} has no earlier value to go back to")),
+    })
+}
+
+/// Refuses to take a declaration away that servers and callers still use.
+async fn refuse_to_strand(connection: &Connection, of: &Subject) -> Result<(), Failure> {
+    if matches!(of.kind, Kind::Policy) {
+        return Ok(());
+    }
+    let view = View::read(connection, &Scope::Service(of.service.clone()), &["endpoints"]).await?;
+    let count = view.services.get(&of.service).map_or(0, |of| of.endpoints.len());
+    if count == 0 {
+        return Ok(());
+    }
+    Err(Failure::failed_with(
+        format!(
+            "this would delete the declaration of {}, which has {count} endpoints: calls to it would fail",
+            of.service
+        ),
+        "choose a later revision with --to (see 'fairmesh history service'), or say --force",
+    ))
 }

@@ -103,3 +103,28 @@ fn a_folder_is_read_whole() {
         2
     );
 }
+
+#[test]
+fn a_declaration_with_endpoints_is_not_rolled_back_to_nothing() {
+    let mesh = Mesh::with_shop();
+    mesh.register("shop/catalog", "catalog-0", "us", 7010);
+    let complaint = mesh.run(&["rollback", "service", "shop/catalog"]).fails(1);
+    assert!(complaint.contains("1 endpoints") && complaint.contains("--force"), "{complaint}");
+    mesh.run(&["rollback", "service", "shop/catalog", "--force", "--dry-run"]).ok();
+    assert_eq!(mesh.run(&["get", "services", "--json"]).json().as_array().unwrap().len(), 2);
+    mesh.run(&["rollback", "service", "shop/catalog", "--force"]).ok();
+}
+
+#[test]
+fn apply_warns_of_what_calls_would_fail_on() {
+    let mesh = Mesh::with_shop();
+    mesh.register("shop/cart", "cart-0", "us", 7000);
+    let run = mesh.apply(SHOP);
+    assert!(run.err.contains("cart-0 in eu, registered in us"), "{run:?}");
+    assert!(run.err.contains("not registered: cart-1"), "{run:?}");
+    run.ok();
+    let split = "kind: Policy\nservice: shop/catalog\nroutes: [{name: canary, split: [{service: shop/gone, weight: 1}]}]\n";
+    let file = mesh.file("split.yaml", split);
+    let run = mesh.run(&["apply", "-f", &file, "--dry-run"]);
+    assert!(run.err.contains("route 'canary' of the policy of shop/catalog names shop/gone"), "{run:?}");
+}
