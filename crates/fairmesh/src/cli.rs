@@ -48,6 +48,8 @@ pub(crate) enum Command {
     Rollback(command::history::RollbackArgs),
     /// Take instances out of service, and wait until every caller has moved.
     Drain(command::drain::DrainArgs),
+    /// Put instances that were drained, and still run, back into service.
+    Undrain(command::drain::UndrainArgs),
     /// Look at and change shard maps.
     #[command(subcommand)]
     Shards(command::shards::ShardsCommand),

@@ -38,6 +38,7 @@ pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::History(args) => history::run(args).await,
         Command::Rollback(args) => history::roll_back(args).await,
         Command::Drain(args) => drain::run(args).await,
+        Command::Undrain(args) => drain::undo(args).await,
         Command::Shards(command) => shards::run(command).await,
         Command::Explain(args) => explain::run(args).await,
         Command::Completions { shell } => {

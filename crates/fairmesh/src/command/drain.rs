@@ -1,10 +1,13 @@
-//! `fairmesh drain`.
+//! `fairmesh drain` and `fairmesh undrain`.
 
 use std::{process::ExitCode, time::Duration};
 
 use clap::Args;
-use fairmesh_model::{InstanceId, Invalid, ServiceName, spec::read_duration};
-use fairmesh_wire::v1::{DrainRequest, InstanceRef};
+use fairmesh_model::{EndpointState, InstanceId, Invalid, ServiceName, spec::read_duration};
+use fairmesh_wire::{
+    handshake::Connection,
+    v1::{DrainRequest, InstanceRef, ReportRequest, StateReport, endpoint::State},
+};
 use serde_json::json;
 
 use crate::{
@@ -12,6 +15,7 @@ use crate::{
     connect,
     failure::Failure,
     output,
+    view::{Scope, View},
 };
 
 /// The exit code that says that callers were left behind.
@@ -34,6 +38,20 @@ pub(crate) struct DrainArgs {
     seen_as: SeenAs,
 }
 
+/// Arguments of `fairmesh undrain`.
+#[derive(Debug, Args)]
+pub(crate) struct UndrainArgs {
+    /// The service, as tenant/service.
+    service: ServiceName,
+    /// The instances to put back.
+    #[arg(required = true)]
+    instances: Vec<InstanceId>,
+    #[command(flatten)]
+    reach: Reach,
+    #[command(flatten)]
+    seen_as: SeenAs,
+}
+
 /// Reads a duration from a millisecond to a day.
 fn read_deadline(text: &str) -> Result<Duration, Invalid> {
     let deadline = read_duration(text)?;
@@ -46,12 +64,8 @@ fn read_deadline(text: &str) -> Result<Duration, Invalid> {
 /// Drains; the instances go on running, and finish what they have.
 pub(crate) async fn run(args: DrainArgs) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.reach).await?;
-    let instance = |instance: &InstanceId| InstanceRef {
-        service: args.service.to_string(),
-        instance: instance.to_string(),
-    };
     let request = DrainRequest {
-        instances: args.instances.iter().map(instance).collect(),
+        instances: args.instances.iter().map(|instance| named(&args.service, instance)).collect(),
         // At most a day, which fits.
         deadline_ms: u32::try_from(args.deadline.as_millis()).unwrap_or(u32::MAX),
     };
@@ -61,6 +75,10 @@ pub(crate) async fn run(args: DrainArgs) -> Result<ExitCode, Failure> {
     } else {
         format!("draining, but these callers had not moved in time: {}\n", answer.behind.join(", "))
     };
+    if !serving(&connection, &args.service).await? {
+        let service = &args.service;
+        eprintln!("no other endpoint of {service} is serving: callers go on using these as a last resort");
+    }
     let item = json!({
         "revision": answer.revision.map(|revision| revision.number),
         "callersMoved": answer.callers_moved,
@@ -68,4 +86,29 @@ pub(crate) async fn run(args: DrainArgs) -> Result<ExitCode, Failure> {
     });
     output::print_one(args.seen_as.format(), &item, &text)?;
     Ok(if answer.callers_moved { ExitCode::SUCCESS } else { ExitCode::from(BEHIND) })
+}
+
+/// Puts instances back that were drained and still run.
+pub(crate) async fn undo(args: UndrainArgs) -> Result<ExitCode, Failure> {
+    let connection = connect::connect(&args.reach).await?;
+    let report = |instance: &InstanceId| StateReport {
+        instance: Some(named(&args.service, instance)),
+        state: State::Serving.into(),
+    };
+    let request = ReportRequest { reports: args.instances.iter().map(report).collect() };
+    let answer = connection.registry().report(request).await?.into_inner();
+    let item = json!({ "revision": answer.revision.map(|revision| revision.number) });
+    output::print_one(args.seen_as.format(), &item, "serving again\n")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn named(service: &ServiceName, instance: &InstanceId) -> InstanceRef {
+    InstanceRef { service: service.to_string(), instance: instance.to_string() }
+}
+
+/// Whether any endpoint of the service is serving.
+async fn serving(connection: &Connection, service: &ServiceName) -> Result<bool, Failure> {
+    let view = View::read(connection, &Scope::Service(service.clone()), &["endpoints"]).await?;
+    let mut endpoints = view.services.get(service).into_iter().flat_map(|of| &of.endpoints);
+    Ok(endpoints.any(|endpoint| endpoint.value.state == EndpointState::Serving))
 }

@@ -145,3 +145,13 @@ fn whoever_watches_endpoints_is_listed() {
         assert_eq!(mesh.run(&["get", "watchers", "shop/cart", "--json"]).json(), json!([]));
     });
 }
+
+#[test]
+fn an_instance_is_undrained_and_the_last_one_is_told() {
+    let mesh = shop_with_servers();
+    let run = mesh.run(&["drain", "shop/catalog", "catalog-0"]);
+    assert!(run.err.contains("no other endpoint of shop/catalog is serving"), "{run:?}");
+    mesh.run(&["undrain", "shop/catalog", "catalog-0"]).ok();
+    let endpoints = mesh.run(&["get", "endpoints", "shop/catalog", "--json"]).json();
+    assert_eq!(endpoints[0]["state"], "serving");
+}
