@@ -36,7 +36,7 @@ pub(crate) struct ExplainArgs {
     #[arg(long, default_value = "GET", value_parser = |text: &str| Ok::<_, String>(text.to_uppercase()))]
     method: String,
     /// The path of the request; for gRPC /package.Service/Method.
-    #[arg(long, default_value = "/")]
+    #[arg(long, default_value = "/", value_parser = read_path)]
     path: String,
     /// A header of the request; may be repeated.
     #[arg(long = "header", value_name = "NAME: VALUE", value_parser = read_header)]
@@ -57,6 +57,13 @@ pub(crate) struct ExplainArgs {
     reach: Reach,
     #[command(flatten)]
     seen_as: SeenAs,
+}
+
+fn read_path(text: &str) -> Result<String, String> {
+    if text.starts_with('/') {
+        return Ok(text.to_owned());
+    }
+    Err(format!("a path starts with a slash; write '/{text}'"))
 }
 
 fn read_header(text: &str) -> Result<(String, String), String> {

@@ -76,6 +76,8 @@ fn explain_says_step_by_step_where_a_key_goes() {
         let refused = mesh.run(&[&["explain", "shop/cart", "--json"], args].concat());
         assert!(refused.out.contains(&format!("\"reason\": \"{label}\"")), "{refused:?}");
     }
+    let bare = mesh.run(&["explain", "shop/cart", "--path", "v2"]).fails(2);
+    assert!(bare.contains("write '/v2'"), "{bare}");
     let unknown = mesh.run(&["explain", "shop/nothing"]).fails(1);
     assert!(unknown.contains("there is no service shop/nothing"), "{unknown}");
 }
