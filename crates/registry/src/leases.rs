@@ -70,6 +70,11 @@ impl Leases {
         self.leases.get(who).is_some_and(|lease| lease.due <= now)
     }
 
+    /// Whether its lease ran out, and it is kept only so that it is found again.
+    pub(crate) fn is_lost(&self, who: &InstanceRef) -> bool {
+        self.leases.get(who).is_some_and(|lease| lease.lost.is_some())
+    }
+
     /// At most `most` of those that are due, the longest due first.
     pub(crate) fn due(&self, now: Instant, most: usize) -> Vec<InstanceRef> {
         self.order.iter().take_while(|(due, _)| *due <= now).take(most).map(|(_, who)| who.clone()).collect()

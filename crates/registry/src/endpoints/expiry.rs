@@ -8,6 +8,8 @@ use crate::{Registry, RegistryError};
 
 /// How many are marked in one batch: so many fit, however large their labels are.
 pub(super) const MARKED_AT_ONCE: usize = 100;
+/// By how much a wake-up may be late before it shows that this process stood still: then nobody could renew either.
+const STALL: Duration = Duration::from_secs(1);
 /// How long to wait before the next try when the store did not take the writes.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -20,11 +22,25 @@ impl Registry {
             let granted = self.shared.lease_granted.notified();
             match next {
                 None => granted.await,
-                Some(due) => tokio::select! {
-                    () = tokio::time::sleep_until(due) => self.let_run_out().await,
-                    () = granted => {}
-                },
+                Some(due) => {
+                    let waits = Instant::now() < due;
+                    tokio::select! {
+                        () = tokio::time::sleep_until(due) => self.fall_due(due, waits).await,
+                        () = granted => {}
+                    }
+                }
             }
+        }
+    }
+
+    /// Lets leases run out, unless this process slept past the moment: renewals then wait in its sockets.
+    async fn fall_due(&self, due: Instant, waited: bool) {
+        let now = Instant::now();
+        if waited && now > due + STALL {
+            tracing::warn!(late = ?(now - due), "this process stood still; every lease gets a full term");
+            self.grant_everybody(now);
+        } else {
+            self.let_run_out().await;
         }
     }
 
@@ -51,7 +67,9 @@ impl Registry {
         }
     }
 
-    /// Marks those as lost whose lease ran out. A draining one has left, and a lost one was given up: they are removed.
+    /// Marks those as lost whose lease ran out. A draining one has left, and one that was lost for long is given up: they
+    /// are removed. One that was reported as lost is kept as long as one whose lease ran out, since a server whose probes
+    /// fail may only be overloaded.
     async fn expire(&self, due: &[InstanceRef], now: Instant) -> Result<(), RegistryError> {
         let plan = || {
             let (mut marked, mut removed) = (Vec::new(), Vec::new());
@@ -61,17 +79,19 @@ impl Registry {
                 if !self.leases().is_due(&who, now) {
                     continue;
                 }
-                let state = held.endpoint.state;
-                ops.push(match state {
-                    EndpointState::Starting | EndpointState::Serving => {
+                match held.endpoint.state {
+                    state @ (EndpointState::Starting | EndpointState::Serving) => {
                         marked.push((who, state));
-                        with_state(&held, EndpointState::Lost)
+                        ops.push(with_state(&held, EndpointState::Lost));
+                    }
+                    EndpointState::Lost if !self.leases().is_lost(&who) => {
+                        marked.push((who, EndpointState::Serving));
                     }
                     EndpointState::Draining | EndpointState::Lost => {
                         removed.push(who);
-                        held.delete()
+                        ops.push(held.delete());
                     }
-                });
+                }
             }
             Ok((ops, (marked, removed)))
         };

@@ -189,3 +189,28 @@ async fn concurrent_registrations_of_one_service_all_succeed() {
     }
     assert_eq!(bench.registry.endpoints(&cart()).len(), 50);
 }
+
+#[tokio::test(start_paused = true)]
+async fn one_that_is_reported_as_lost_is_kept_beyond_its_lease() {
+    let bench = Bench::running();
+    bench.registry.register(&[leased("a")]).await.unwrap();
+    let report = StateReport { instance: who("a"), state: EndpointState::Lost };
+    bench.registry.report(&[report]).await.unwrap();
+    tokio::time::sleep(TERM * 3).await;
+    assert_eq!(bench.state("a"), Some(EndpointState::Lost), "it may only be overloaded");
+    tokio::time::sleep(KEPT_LOST).await;
+    assert_eq!(bench.state("a"), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_control_plane_that_stood_still_grants_full_terms() {
+    let bench = Bench::running();
+    bench.registry.register(&[leased("a")]).await.unwrap();
+    // The lease loop has to be waiting for the term before time jumps past it.
+    tokio::time::sleep(TERM / 2).await;
+    tokio::time::advance(TERM * 10).await;
+    tokio::time::sleep(TERM / 2).await;
+    assert_eq!(bench.state("a"), Some(EndpointState::Serving), "nobody could renew meanwhile");
+    tokio::time::sleep(TERM).await;
+    assert_eq!(bench.state("a"), Some(EndpointState::Lost));
+}

@@ -129,12 +129,16 @@ async fn shards_that_are_held_differently_do_not_merge() {
 }
 
 #[tokio::test]
-async fn a_map_larger_than_a_batch_is_written() {
+async fn a_map_larger_than_a_batch_is_created_and_replaced() {
     let bench = Bench::new();
-    prepare(&bench).await;
-    let large = ShardMap { version: 1, ..map((0..200_000).map(|start| start * 7)) };
-    assert_eq!(bench.registry.put_shards(&cart(), &large).await.unwrap(), 2);
-    assert_eq!(bench.registry.shards(&cart()).unwrap().shards, large.shards);
+    let sharded = Service { kind: ServiceKind::Sharded, protocol: Protocol::Grpc, virtual_address: None };
+    let x = Registration { declaration: Some(sharded), ..endpoint("x") };
+    bench.registry.register(&[x]).await.unwrap();
+    for (factor, version) in [(7, 0), (9, 1)] {
+        let large = ShardMap { version, ..map((0..200_000).map(|start| start * factor)) };
+        assert_eq!(bench.registry.put_shards(&cart(), &large).await.unwrap(), version + 1);
+        assert_eq!(bench.registry.shards(&cart()).unwrap().shards, large.shards);
+    }
 }
 
 #[tokio::test]

@@ -41,7 +41,7 @@ impl Registry {
                 if held.as_ref().is_none_or(|held| held.map != map) {
                     map.version = current + 1;
                     map.validate()?;
-                    ops.extend(map_ops(service, held.as_ref(), &map));
+                    ops.extend(self.map_ops(service, held.as_ref(), &map));
                 }
                 Ok((ops, map.version))
             })
@@ -73,23 +73,30 @@ impl Registry {
         self.write(ops).await?;
         Ok(())
     }
-}
 
-/// What differs between two maps as the RIB holds them: new parts and chunks, and what nothing refers to any more.
-fn map_ops(service: &ServiceName, held: Option<&HeldMap>, map: &ShardMap) -> Vec<Op> {
-    let none = BTreeMap::<RecordKey, Bytes>::new();
-    let before = held.map_or(&none, |held| &held.entries);
-    let after = shards::encode_map(service, map);
-    let ranges = RecordKey::ShardManifest(service.clone(), ShardPart::Ranges);
-    let expect = held.map_or(Expect::Absent, |held| Expect::Revision(held.revision));
-    let gone = before.keys().filter(|key| !after.contains_key(key));
-    let mut ops: Vec<_> = gone.map(|key| Op::delete(key.to_string())).collect();
-    for (key, value) in &after {
-        if *key == ranges {
-            ops.push(Op::put(key.to_string(), value.clone()).expecting(expect));
-        } else if before.get(key) != Some(value) {
-            ops.push(Op::put(key.to_string(), value.clone()));
+    /// What differs between two maps as the RIB holds them: new parts and chunks, and what nothing refers to any more.
+    fn map_ops(&self, service: &ServiceName, held: Option<&HeldMap>, map: &ShardMap) -> Vec<Op> {
+        let none = BTreeMap::<RecordKey, Bytes>::new();
+        let before = held.map_or(&none, |held| &held.entries);
+        let after = shards::encode_map(service, map);
+        let ranges = RecordKey::ShardManifest(service.clone(), ShardPart::Ranges);
+        let expect = held.map_or(Expect::Absent, |held| Expect::Revision(held.revision));
+        let gone = before.keys().filter(|key| !after.contains_key(key));
+        let mut ops: Vec<_> = gone.map(|key| Op::delete(key.to_string())).collect();
+        for (key, value) in &after {
+            let text = key.to_string();
+            if *key == ranges {
+                ops.push(Op::put(text, value.clone()).expecting(expect));
+            } else if before.get(key) != Some(value) && !self.is_there(key, &text, value) {
+                ops.push(Op::put(text, value.clone()));
+            }
         }
+        ops
     }
-    ops
+
+    /// Whether a chunk was written ahead: a map that is created has no parts yet, and may have all its chunks.
+    fn is_there(&self, key: &RecordKey, text: &str, value: &Bytes) -> bool {
+        matches!(key, RecordKey::ShardChunk(..))
+            && self.node().get(text).is_some_and(|entry| entry.value == *value)
+    }
 }
