@@ -175,18 +175,18 @@ fn instance(message: v1::InstanceRef) -> Result<InstanceRef, Invalid> {
 fn registration(message: v1::Registration) -> Result<Registration, Invalid> {
     let endpoint = message.endpoint.ok_or_else(|| Invalid::new("endpoint", "is missing", "send it"))?;
     let declaration = message.declaration.map(TryInto::try_into).transpose();
+    let state_meant = endpoint.state() != v1::endpoint::State::Unspecified;
     Ok(Registration {
         service: message.service.try_into().map_err(|e: Invalid| e.within("service"))?,
         endpoint: endpoint.try_into().map_err(|e: Invalid| e.within("endpoint"))?,
-        // The message cannot leave the state out.
-        state_meant: true,
+        state_meant,
         declaration: declaration.map_err(|e: Invalid| e.within("declaration"))?,
     })
 }
 
 fn state_report(message: v1::StateReport) -> Result<StateReport, Invalid> {
     let state = message.state();
-    if i32::from(state) != message.state {
+    if i32::from(state) != message.state || state == v1::endpoint::State::Unspecified {
         let problem = format!("{} is not a state", message.state);
         return Err(Invalid::new("state", problem, "send a state of fairmesh.v1.Endpoint"));
     }
@@ -228,13 +228,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_registration_over_grpc_means_its_state() {
+    async fn a_registration_means_the_state_that_it_gives_and_keeps_a_drain_when_it_gives_none() {
+        use fairmesh_model::EndpointState::{Draining, Serving};
         let bench = Bench::new();
         let service = RegistryService::new(bench.registry.clone());
-        let register = || v1::RegisterRequest { registrations: vec![message(endpoint("a").endpoint)] };
-        service.register(Request::new(register())).await.unwrap();
+        let register = |state: v1::endpoint::State| {
+            let mut one = message(endpoint("a").endpoint);
+            one.endpoint.as_mut().unwrap().state = state.into();
+            service.register(Request::new(v1::RegisterRequest { registrations: vec![one] }))
+        };
+        register(v1::endpoint::State::Unspecified).await.unwrap();
+        assert_eq!(bench.state("a"), Some(Serving));
         bench.registry.drain(&[crate::testing::who("a")], Duration::ZERO).await.unwrap();
-        service.register(Request::new(register())).await.unwrap();
-        assert_eq!(bench.state("a"), Some(fairmesh_model::EndpointState::Serving));
+        register(v1::endpoint::State::Unspecified).await.unwrap();
+        assert_eq!(bench.state("a"), Some(Draining));
+        register(v1::endpoint::State::Serving).await.unwrap();
+        assert_eq!(bench.state("a"), Some(Serving));
     }
 }

@@ -65,7 +65,8 @@ impl From<v1::endpoint::State> for EndpointState {
     fn from(state: v1::endpoint::State) -> Self {
         match state {
             v1::endpoint::State::Starting => Self::Starting,
-            v1::endpoint::State::Serving => Self::Serving,
+            // What a message leaves out is what the model defaults to.
+            v1::endpoint::State::Unspecified | v1::endpoint::State::Serving => Self::Serving,
             v1::endpoint::State::Draining => Self::Draining,
             v1::endpoint::State::Lost => Self::Lost,
         }
@@ -137,12 +138,12 @@ impl TryFrom<v1::Service> for Service {
         };
         Ok(Self {
             kind: match known("kind", message.kind)? {
-                v1::service::Kind::Replicated => ServiceKind::Replicated,
+                v1::service::Kind::Unspecified | v1::service::Kind::Replicated => ServiceKind::Replicated,
                 v1::service::Kind::Sharded => ServiceKind::Sharded,
                 v1::service::Kind::ConsistentHash => ServiceKind::ConsistentHash,
             },
             protocol: match known("protocol", message.protocol)? {
-                v1::service::Protocol::Http1 => Protocol::Http1,
+                v1::service::Protocol::Unspecified | v1::service::Protocol::Http1 => Protocol::Http1,
                 v1::service::Protocol::Http2 => Protocol::Http2,
                 v1::service::Protocol::Grpc => Protocol::Grpc,
             },

@@ -17,7 +17,7 @@ impl From<v1::ReplicaState> for ReplicaState {
     fn from(state: v1::ReplicaState) -> Self {
         match state {
             v1::ReplicaState::ReplicaStarting => Self::Starting,
-            v1::ReplicaState::ReplicaServing => Self::Serving,
+            v1::ReplicaState::Unspecified | v1::ReplicaState::ReplicaServing => Self::Serving,
             v1::ReplicaState::ReplicaStopping => Self::Stopping,
         }
     }
