@@ -47,8 +47,11 @@ impl Leases {
         before.is_some_and(|lease| lease.lost.is_some())
     }
 
-    /// Takes in one that was found lost: it is kept a while longer.
+    /// Takes in one that was found lost: it is kept a while longer. One that is known as lost stays as it is.
     pub(crate) fn adopt_lost(&mut self, who: InstanceRef, term: Duration, now: Instant) {
+        if self.is_lost(&who) {
+            return;
+        }
         self.forget(&who);
         self.put(who, Lease { term, due: now + KEPT_LOST, lost: Some(EndpointState::Serving) });
     }

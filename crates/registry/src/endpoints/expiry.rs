@@ -23,23 +23,24 @@ impl Registry {
             match next {
                 None => granted.await,
                 Some(due) => {
-                    let waits = Instant::now() < due;
+                    let wake = due.max(Instant::now());
                     tokio::select! {
-                        () = tokio::time::sleep_until(due) => self.fall_due(due, waits).await,
+                        () = tokio::time::sleep_until(due) => {}
                         () = granted => {}
                     }
+                    self.woken(due, wake).await;
                 }
             }
         }
     }
 
-    /// Lets leases run out, unless this process slept past the moment: renewals then wait in its sockets.
-    async fn fall_due(&self, due: Instant, waited: bool) {
+    /// Lets run out what is due, unless this process slept well past `wake`: renewals then wait in its sockets.
+    async fn woken(&self, due: Instant, wake: Instant) {
         let now = Instant::now();
-        if waited && now > due + STALL {
-            tracing::warn!(late = ?(now - due), "this process stood still; every lease gets a full term");
+        if now > wake + STALL {
+            tracing::warn!(late = ?(now - wake), "this process stood still; every lease gets a full term");
             self.grant_everybody(now);
-        } else {
+        } else if now >= due {
             self.let_run_out().await;
         }
     }
