@@ -23,7 +23,7 @@ use fairmesh_wire::transport::Address;
 
 pub use admin::HISTORY_KEPT;
 pub use error::ControlError;
-pub use server::Control;
+pub use server::{Control, renew_store_id};
 
 /// Where a control plane keeps its data and listens.
 #[derive(Clone, Debug)]

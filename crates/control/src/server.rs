@@ -1,5 +1,6 @@
 use std::{future::Future, io, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
+use fairmesh_model::StoreId;
 use fairmesh_registry::{FileSource, Registry, RegistryService};
 use fairmesh_rib::{Node, server::RibServer};
 use fairmesh_store::{RedbStore, Store, StoreError};
@@ -159,6 +160,18 @@ async fn open(data_dir: &Path) -> Result<RedbStore, StoreError> {
     spawn_blocking(move || RedbStore::open(opened))
         .await
         .unwrap_or_else(|stopped| Err(StoreError::Unreadable { path, source: io::Error::other(stopped) }))
+}
+
+/// Gives the store in a data directory a new id: once, for a copy that is put back. See [`RedbStore::renew_id`].
+///
+/// # Errors
+/// When there is no sound store, or another process has it open.
+pub async fn renew_store_id(data_dir: &Path) -> Result<StoreId, ControlError> {
+    let path = data_dir.join(STORE_FILE);
+    let file = path.clone();
+    let renewed = spawn_blocking(move || RedbStore::renew_id(file)).await;
+    Ok(renewed
+        .unwrap_or_else(|stopped| Err(StoreError::Unreadable { path, source: io::Error::other(stopped) }))?)
 }
 
 fn routes(node: &Node, store: &Arc<dyn Store>, registry: &Registry, closing: &CancellationToken) -> Routes {

@@ -16,7 +16,8 @@ pub enum StoreError {
     },
     /// The content cannot be trusted.
     #[error(
-        "store {path}: the file is damaged ({problem}); restore it from a copy, or move it away to start empty"
+        "store {path}: the file is damaged ({problem}); restore it from a copy and start once with --new-store-id, or \
+         move it away to start empty"
     )]
     Corrupt {
         /// The store file.
@@ -27,7 +28,7 @@ pub enum StoreError {
     /// Somebody else's file.
     #[error(
         "store {path}: this is not a Fairmesh store ({problem}); give another data directory, restore the store from \
-         a copy, or move the file away to start empty"
+         a copy and start once with --new-store-id, or move the file away to start empty"
     )]
     Foreign {
         /// The store file.

@@ -53,6 +53,23 @@ impl RedbStore {
         Self::start(Shared::open(path, backend, Some(lock))?)
     }
 
+    /// Gives the store at `path` a new id, and answers it. Blocks on the disk.
+    ///
+    /// To be done once to a copy that is put back, before it is served: readers that saw later revisions of the old id
+    /// would otherwise wait for it to catch up, and then take two histories for one. With a new id they start over.
+    ///
+    /// # Errors
+    /// As [`RedbStore::open`]; a file that is not there is an error too.
+    pub fn renew_id(path: impl Into<PathBuf>) -> Result<StoreId, StoreError> {
+        let path = path.into();
+        let _lock = lock::take(&path)?;
+        let file = path.clone();
+        let backend: OpenBackend = Box::new(move || backend::of_file(&file));
+        open::verify(&path, &backend)?;
+        let db = open::writable(&path, &backend)?;
+        format::renew(&db).map_err(|e| open::store_error(&path, e))
+    }
+
     /// Opens or creates a store on something else than a file, under a name for messages: for crash tests.
     #[doc(hidden)]
     pub fn with_backend(name: impl Into<PathBuf>, backend: OpenBackend) -> Result<Self, StoreError> {

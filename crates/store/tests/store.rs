@@ -195,3 +195,25 @@ fn a_place_that_cannot_be_used_is_named() {
     assert!(matches!(refusal, StoreError::Unreadable { .. }), "{refusal}");
     assert!(refusal.to_string().contains(taken.to_str().unwrap()), "{refusal}");
 }
+
+#[tokio::test]
+async fn a_copy_that_is_put_back_may_get_a_new_id_and_keeps_the_rest() {
+    let folder = Folder::new();
+    assert!(
+        matches!(RedbStore::renew_id(folder.file()), Err(StoreError::Unreadable { .. })),
+        "no file, no id"
+    );
+    let store = folder.open();
+    store.write(batch([put("/a", "1", Expect::Any)])).await.unwrap();
+    let (before, kept) = (store.id(), rows(&store).await);
+    assert!(
+        matches!(RedbStore::renew_id(folder.file()), Err(StoreError::Locked { .. })),
+        "never while it serves"
+    );
+    drop(store);
+
+    let renewed = RedbStore::renew_id(folder.file()).unwrap();
+    let store = folder.open();
+    assert_ne!(renewed, before);
+    assert_eq!((store.id(), rows(&store).await), (renewed, kept));
+}

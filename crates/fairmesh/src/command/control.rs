@@ -26,6 +26,10 @@ pub(crate) struct ControlArgs {
     /// A YAML file of 'kind: Endpoints', or a folder of them, to watch; may be repeated.
     #[arg(long = "source", value_name = "PATH")]
     sources: Vec<PathBuf>,
+    /// Give the store a new id before it is served: once, after a copy of it was put back, so that agents and programs
+    /// which saw later revisions start over instead of mixing two histories.
+    #[arg(long)]
+    new_store_id: bool,
     #[command(flatten)]
     logging: Logging,
 }
@@ -34,6 +38,11 @@ pub(crate) struct ControlArgs {
 pub(crate) async fn run(args: ControlArgs) -> Result<ExitCode, Failure> {
     args.logging.start()?;
     let data_dir = args.data_dir.map_or_else(|| places::state("control"), Ok)?;
+    if args.new_store_id {
+        let id =
+            fairmesh_control::renew_store_id(&data_dir).await.map_err(|error| Failure::stopped(&error))?;
+        tracing::warn!(%id, "the store has a new id; every reader takes a snapshot. Leave --new-store-id out next time");
+    }
     let config = ControlConfig { data_dir, grpc: args.grpc, http: args.http, sources: args.sources };
     fairmesh_control::run(config, signals::shutdown()?).await.map_err(|error| Failure::stopped(&error))?;
     Ok(ExitCode::SUCCESS)

@@ -102,7 +102,14 @@ impl Seen {
 
 fn registrations(file: &str, text: &str) -> Result<Vec<Registration>, String> {
     let mut registrations = Vec::new();
-    for document in manifest::parse(file, text).map_err(|error| error.to_string())? {
+    let documents = manifest::parse(file, text).map_err(|error| error.to_string())?;
+    if documents.is_empty() {
+        // An editor that saves in two steps empties a file first; nobody means to stop a fleet like that.
+        return Err(format!(
+            "{file}: it is empty; to take all its endpoints out, write 'endpoints: []', or delete it"
+        ));
+    }
+    for document in documents {
         let line = document.line;
         let Plan::Endpoints(service, endpoints) = document.plan else {
             let kind = document.spec.kind();

@@ -75,6 +75,7 @@ async fn a_bad_edit_keeps_the_last_good_state_and_says_so() {
         ("kind: Service\nname: shop/cart\n".to_owned(), "fairmesh apply -f"),
         (list("shop/cart", &["a"]).replace("region", "lease: 10s, region"), "leave it out"),
         (list("shop/cart", &["a"]).replace("region", "regoin"), "did you mean 'region'?"),
+        (String::new(), "it is empty"),
     ] {
         fs::write(&file, edit).unwrap();
         let status = looking.look().await;

@@ -36,7 +36,7 @@ pub(super) enum Lag {
     )]
     Behind { held: u64, offered: u64 },
     #[error(
-        "it went back from revision {held} of {prefix} to {offered} on one store; if that store was restored from a copy, give it a new id"
+        "it went back from revision {held} of {prefix} to {offered} on one store; if that store was restored from a copy, start its control plane once with --new-store-id"
     )]
     Backwards { prefix: Prefix, held: u64, offered: u64 },
 }

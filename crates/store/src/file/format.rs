@@ -42,18 +42,32 @@ pub(super) fn begin(db: &Database) -> Result<WriteTransaction, Error> {
 
 /// Lays down an empty store with an id of its own.
 pub(super) fn initialize(db: &Database) -> Result<(), Error> {
-    let mut id = [0; 16];
-    File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut id)).map_err(Error::Io)?;
+    let StoreId(id) = draw()?;
     let transaction = begin(db)?;
     {
         let mut meta = transaction.open_table(META)?;
         meta.insert(META_FORMAT, FORMAT)?;
-        meta.insert(META_STORE, u128::from_be_bytes(id))?;
+        meta.insert(META_STORE, id)?;
         meta.insert(META_REVISION, 0)?;
         transaction.open_table(ENTRIES)?;
     }
     transaction.commit()?;
     Ok(())
+}
+
+/// Gives a store another id.
+pub(super) fn renew(db: &Database) -> Result<StoreId, Error> {
+    let id = draw()?;
+    let transaction = begin(db)?;
+    transaction.open_table(META)?.insert(META_STORE, id.0)?;
+    transaction.commit()?;
+    Ok(id)
+}
+
+fn draw() -> Result<StoreId, Error> {
+    let mut id = [0; 16];
+    File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut id)).map_err(Error::Io)?;
+    Ok(StoreId(u128::from_be_bytes(id)))
 }
 
 /// The meta table, or `None` where the file holds something else.
