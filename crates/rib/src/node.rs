@@ -186,12 +186,13 @@ impl Node {
         Revision { number: away.map_or(present, |away| away.min(present)), ..inner.revision() }
     }
 
-    /// Waits until one of those who left is no longer counted on to return; for ever, while nobody is.
+    /// Waits until one of those who left is no longer counted on to return. While nobody is, it returns now and then, so
+    /// that whoever looked just before the last of them was given up looks again.
     pub async fn given_up(&self) {
         let next = self.lock().absent.next(Instant::now());
         match next {
             Some(at) => tokio::time::sleep_until(at).await,
-            None => std::future::pending().await,
+            None => tokio::time::sleep(absent::RETURN_WITHIN).await,
         }
     }
 

@@ -12,6 +12,10 @@ use super::{
     tally::{Phase, Tally},
 };
 
+/// How long a shard may take to move: callers that do not say that they have applied the new map are waited for up to a
+/// minute.
+const MOVE: Duration = Duration::from_secs(70);
+
 /// How much time events get.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
@@ -89,7 +93,8 @@ async fn shard_move(fleet: &mut Running) -> Result<String, DemoError> {
     let request = v1::MoveShardRequest { service: "shop/cart".into(), r#move: Some(wanted) };
     let start = Instant::now();
     registry.move_shard(request).await.map_err(|e| DemoError::Fleet(e.message().to_owned()))?;
-    while start.elapsed() < STOP {
+    let mut phase = String::new();
+    while start.elapsed() < MOVE {
         let request = v1::ListMovesRequest { service: "shop/cart".into() };
         let moves =
             registry.list_moves(request).await.map_err(|e| DemoError::Fleet(e.message().to_owned()))?;
@@ -97,13 +102,15 @@ async fn shard_move(fleet: &mut Running) -> Result<String, DemoError> {
         if let Some(status) = moves.iter().find(|status| status.phase.starts_with("undone")) {
             return Err(DemoError::Fleet(format!("the shard move was {}; see control.log", status.phase)));
         }
-        if moves.is_empty() {
+        if let Some(status) = moves.first() {
+            phase.clone_from(&status.phase);
+        } else {
             let took = start.elapsed().as_secs_f64();
             return Ok(format!("primary of cart shard 5 went from cart-ap-1 to cart-ap-0 in {took:.1} s"));
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    Err(DemoError::Fleet(format!("the shard move was not done after {STOP:?}; see control.log")))
+    Err(DemoError::Fleet(format!("the shard move was still {phase} after {MOVE:?}; see control.log")))
 }
 
 /// The control plane crashes and is away for a while.
