@@ -15,13 +15,14 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("model", &[]),
     ("wire", &["model"]),
     ("balancer", &["model"]),
+    ("imbalance", &["model"]),
     ("router", &["model", "balancer"]),
     ("rib", &["model", "wire"]),
     ("store", &["model", "wire", "rib"]),
     ("registry", &["model", "wire", "rib", "store"]),
-    ("agent", &["model", "wire", "rib"]),
-    ("client", &["model", "wire", "rib", "balancer", "router"]),
-    ("control", &["model", "wire", "rib", "store", "registry"]),
+    ("agent", &["model", "wire", "rib", "imbalance"]),
+    ("client", &["model", "wire", "rib", "balancer", "router", "imbalance"]),
+    ("control", &["model", "wire", "rib", "store", "registry", "imbalance"]),
     // A newcomer's program needs the library and nothing else of ours.
     ("examples", &["client"]),
 ];
@@ -30,7 +31,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
 const MAY_USE_ALL: &[&str] = &["fairmesh", "bench"];
 
 /// Crates that hold no clock, no chance and no I/O, so that simulation and production run the same code.
-const PURE: &[&str] = &["model", "balancer", "router"];
+const PURE: &[&str] = &["model", "balancer", "router", "imbalance"];
 
 /// Files that are as pure within a crate that is not: the core of the RIB.
 const PURE_FILES: &[(&str, &[&str])] = &[(

@@ -1,0 +1,160 @@
+use fairmesh_model::InstanceId;
+
+use crate::{MIN_COVERED_MS, median};
+
+/// Fewer members say nothing of what is usual.
+const MIN_MEMBERS: usize = 5;
+/// Fewer calls say nothing of what one costs.
+const MIN_REQUESTS: u64 = 100;
+/// Less time says nothing of an instance, in milliseconds.
+const MIN_MEMBER_MS: u64 = 6 * MIN_COVERED_MS as u64;
+
+/// What one instance of a service did over some minutes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Who.
+    pub instance: InstanceId,
+    /// CPU time, in microseconds.
+    pub cpu_us: u64,
+    /// Over how much time, in milliseconds.
+    pub covered_ms: u64,
+    /// Calls begun in it; 0 where nobody counts them.
+    pub requests: u64,
+}
+
+/// What members are compared by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measure {
+    /// CPU time a call, among those with about as many calls.
+    CpuPerRequest,
+    /// CPU in use, where nobody counts calls: an equal load is taken for granted.
+    Cpu,
+}
+
+/// An instance that differs from its like by more than chance.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outlier {
+    /// Who.
+    pub instance: InstanceId,
+    /// By how much it lies above (or below) the median of its like, in thousandths of that.
+    pub off: i64,
+    /// What was compared.
+    pub by: Measure,
+}
+
+/// The members of one service on one type of hardware that differ from the others: machines that drifted (A23).
+///
+/// Off is what lies more than 3.5 scaled median absolute deviations from the median (Iglewicz and Hoaglin), the deviation
+/// taken as at least 2 % of the median: equals within 10 % are never named. Mean and standard deviation were rejected,
+/// since one drifted machine among ten moves both so far that it hides itself.
+///
+/// Nothing is said of fewer than five comparable members. The furthest off comes first.
+pub fn outliers(members: &[Member]) -> Vec<Outlier> {
+    let seen = || members.iter().filter(|member| member.covered_ms >= MIN_MEMBER_MS);
+    let busy: Vec<_> = seen().filter(|member| member.requests >= MIN_REQUESTS).collect();
+    if busy.len() >= MIN_MEMBERS {
+        // Nanoseconds a call.
+        return far(&alike(&busy), Measure::CpuPerRequest, |member| {
+            u64::try_from(u128::from(member.cpu_us) * 1_000 / u128::from(member.requests.max(1)))
+                .unwrap_or(u64::MAX)
+        });
+    }
+    let all: Vec<_> = seen().collect();
+    if all.iter().any(|member| member.requests > 0) {
+        // Calls are counted, and there are too few.
+        return Vec::new();
+    }
+    far(&all, Measure::Cpu, |member| member.cpu_us.saturating_mul(1_000) / member.covered_ms.max(1))
+}
+
+/// Those with between half and twice the usual rate of calls: what a program does besides calls weighs more on a call
+/// where there are few.
+fn alike<'a>(members: &[&'a Member]) -> Vec<&'a Member> {
+    let rate = |member: &Member| member.requests.saturating_mul(60_000) / member.covered_ms.max(1);
+    let mut rates: Vec<u64> = members.iter().map(|member| rate(member)).collect();
+    let usual = median(&mut rates).unwrap_or_default();
+    let near = |member: &&&Member| (usual / 2..=usual.saturating_mul(2)).contains(&rate(member));
+    members.iter().filter(near).copied().collect()
+}
+
+fn far(members: &[&Member], by: Measure, value: impl Fn(&Member) -> u64) -> Vec<Outlier> {
+    let mut values: Vec<u64> = members.iter().map(|member| value(member)).collect();
+    let usual = median(&mut values).unwrap_or_default();
+    if members.len() < MIN_MEMBERS || usual == 0 {
+        return Vec::new();
+    }
+    let mut deviations: Vec<u64> = values.iter().map(|value| value.abs_diff(usual)).collect();
+    let deviation = median(&mut deviations).unwrap_or_default().max(usual / 50);
+    let is_far = |value: u64| u128::from(value.abs_diff(usual)) * 6_745 > u128::from(deviation) * 35_000;
+    let mut outliers: Vec<_> = members
+        .iter()
+        .filter(|member| is_far(value(member)))
+        .map(|member| Outlier { instance: member.instance.clone(), off: off(value(member), usual), by })
+        .collect();
+    outliers.sort_by(|a, b| b.off.abs().cmp(&a.off.abs()).then_with(|| a.instance.cmp(&b.instance)));
+    outliers
+}
+
+fn off(value: u64, usual: u64) -> i64 {
+    let off = (i128::from(value) - i128::from(usual)) * 1_000 / i128::from(usual.max(1));
+    i64::try_from(off).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn members(costs: &[(u64, u64)]) -> Vec<Member> {
+        let member = |(i, (cpu_us, requests)): (usize, &(u64, u64))| Member {
+            instance: InstanceId::new(format!("i{i}")).unwrap(),
+            cpu_us: *cpu_us,
+            covered_ms: 600_000,
+            requests: *requests,
+        };
+        costs.iter().enumerate().map(member).collect()
+    }
+
+    fn named(costs: &[(u64, u64)]) -> Vec<(String, i64)> {
+        outliers(&members(costs)).into_iter().map(|one| (one.instance.to_string(), one.off)).collect()
+    }
+
+    #[test]
+    fn a_drifted_machine_is_named_among_equals_whatever_their_load() {
+        // 1 ms a call within some percent; the fifth takes 1.4 ms, though it gets fewest calls and uses as much CPU.
+        let costs = [(1_010, 1_000), (980, 990), (1_000, 1_000), (1_225, 1_200), (980, 700), (1_040, 1_030)];
+        let costs = costs.map(|(ms, calls)| (ms * 1_000, calls));
+        assert_eq!(named(&costs), [("i4".into(), 386)]);
+    }
+
+    #[test]
+    fn two_of_ten_do_not_hide_each_other_and_the_furthest_comes_first() {
+        let mut costs = vec![(1_000_000, 1_000); 8];
+        costs.extend([(1_500_000, 1_000), (600_000, 1_000)]);
+        assert_eq!(named(&costs), [("i8".into(), 500), ("i9".into(), -400)]);
+    }
+
+    #[test]
+    fn equals_small_groups_and_few_calls_name_nobody() {
+        assert_eq!(named(&[(1_000_000, 1_000); 20]), []);
+        let slightly: Vec<_> = (0..20).map(|i| (1_000_000 + i % 2 * 90_000, 1_000)).collect();
+        assert_eq!(named(&slightly), [], "within 10 %");
+        assert_eq!(named(&[(1, 1_000), (1, 1_000), (1, 1_000), (900, 1_000)]), [], "four are too few");
+        assert_eq!(named(&[(1, 9), (1, 9), (1, 9), (1, 9), (1, 9), (900, 9)]), [], "too few calls");
+    }
+
+    #[test]
+    fn where_calls_are_not_counted_cpu_is_compared() {
+        let mut costs = vec![(60_000_000, 0); 6];
+        costs.push((90_000_000, 0));
+        let found = outliers(&members(&costs));
+        assert_eq!((found.len(), found[0].off, found[0].by), (1, 500, Measure::Cpu));
+    }
+
+    #[test]
+    fn an_idle_member_is_not_compared_with_busy_ones() {
+        let mut costs = vec![(1_000_000, 1_000); 8];
+        // What it does besides calls makes each of its few look dear.
+        costs.push((500_000, 110));
+        assert_eq!(named(&costs), []);
+    }
+}

@@ -1,0 +1,50 @@
+use fairmesh_model::{Location, Region};
+
+use super::*;
+
+fn row(region: &str, used: &[u64]) -> Row {
+    let place = Location::in_region(Region::new(region).unwrap());
+    Row::of_minute(used.iter().map(|used| (&place, *used)))
+}
+
+fn rows() -> BTreeMap<ServiceName, Row> {
+    let mut cart = row("eu", &[5_000, 3_000]);
+    cart.add(&row("us", &[4_000, 2_000]));
+    let name = |name: &str| ServiceName::new(name).unwrap();
+    BTreeMap::from([(name("shop/cart"), cart), (name("shop/admin"), row("eu", &[9_000, 1_000]))])
+}
+
+#[test]
+fn lines_add_up_to_the_total_however_they_are_cut() {
+    for by in By::ALL {
+        let report = Report::of(by, &rows(), Vec::new());
+        assert_eq!((report.minutes, report.total.wasted()), (2, 2_000 + 2_000 + 8_000));
+        assert_eq!(report.causes.total(), report.total.wasted());
+        if by != By::Cause {
+            let mut sum = Area::default();
+            report.lines.iter().for_each(|line| sum += line.area);
+            assert_eq!(sum, report.total, "{by:?}");
+        }
+    }
+}
+
+#[test]
+fn the_most_wasteful_comes_first_and_cores_are_averages_over_the_minutes() {
+    let view = Report::of(By::Service, &rows(), Vec::new()).view();
+    let names: Vec<_> = view.lines.iter().map(|line| line.name.as_str()).collect();
+    assert_eq!(names, ["shop/admin", "shop/cart"]);
+    let cart = &view.lines[1];
+    assert_eq!((cart.containers, cart.used_cores, cart.wasted_cores), (2.0, 7.0, 2.0));
+    assert_eq!((cart.p99_cores, cart.mean_cores), (4.5, 3.5));
+    assert_eq!(cart.index, Some(18.0 / 14.0));
+    assert_eq!(view.total.wasted_cores, view.lines.iter().map(|line| line.wasted_cores).sum::<f64>());
+    assert_eq!(view.causes[3].share, Some(1.0), "no host type is named");
+}
+
+#[test]
+fn every_name_is_read_back() {
+    for by in By::ALL {
+        assert_eq!(By::named(by.name()), Some(by));
+    }
+    assert_eq!(By::named("moon"), None);
+}

@@ -1,0 +1,70 @@
+use crate::Minute;
+
+/// How finely the past is kept: minutes for hours, hours for days, days for years.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Tier {
+    /// Minute by minute, for six hours.
+    Minute,
+    /// Hour by hour, for two weeks.
+    Hour,
+    /// Day by day (UTC), for five years.
+    Day,
+}
+
+impl Tier {
+    /// From the finest to the coarsest.
+    pub const ALL: [Self; 3] = [Self::Minute, Self::Hour, Self::Day];
+
+    /// How many minutes one bucket holds.
+    pub fn minutes(self) -> u32 {
+        match self {
+            Self::Minute => 1,
+            Self::Hour => 60,
+            Self::Day => 24 * 60,
+        }
+    }
+
+    /// How many minutes of the past are kept.
+    pub fn kept(self) -> u32 {
+        match self {
+            Self::Minute => 6 * 60,
+            Self::Hour => 14 * 24 * 60,
+            Self::Day => 5 * 366 * 24 * 60,
+        }
+    }
+
+    /// The first minute of the bucket that holds `minute`.
+    pub fn bucket(self, minute: Minute) -> Minute {
+        Minute(minute.0 - minute.0 % self.minutes())
+    }
+
+    /// The finest tier that holds the last `minutes`; the coarsest where none does.
+    pub fn for_window(minutes: u32) -> Self {
+        Self::ALL.into_iter().find(|tier| minutes <= tier.kept()).unwrap_or(Self::Day)
+    }
+
+    /// What it is called in keys.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Minute => "minute",
+            Self::Hour => "hour",
+            Self::Day => "day",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_begin_at_whole_hours_and_days() {
+        let minute = Minute(24 * 60 * 3 + 125);
+        assert_eq!(Tier::Minute.bucket(minute), minute);
+        assert_eq!(Tier::Hour.bucket(minute), Minute(24 * 60 * 3 + 120));
+        assert_eq!(Tier::Day.bucket(minute), Minute(24 * 60 * 3));
+        assert_eq!(Tier::for_window(60), Tier::Minute);
+        assert_eq!(Tier::for_window(24 * 60), Tier::Hour);
+        assert_eq!(Tier::for_window(u32::MAX), Tier::Day);
+    }
+}
