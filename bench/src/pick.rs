@@ -1,4 +1,4 @@
-//! What the client library does around one call besides sending it: [`Call::begin`], `decide` and `finish`, with route,
+//! What the client library does around one call besides sending it: [`Call::route`], `decide` and `finish`, with route,
 //! budget, shard, ring, subset, pick, and the counts before and after. Its lanes are empty, so that no transport counts;
 //! nor does the clock, which a transport reads once a call and hands in.
 //!
@@ -102,7 +102,8 @@ pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
         ("ns_1000_k_all", FULL_SERVICES, 1000, 0),
     ];
     for (name, services, endpoints, subset) in sizes {
-        let fleet: Vec<_> = (0..services).map(|i| replicated(i, endpoints, subset)).collect();
+        let fleet: Vec<_> = (0..services).map(known).collect();
+        fleet.iter().enumerate().for_each(|(i, known)| learn(known, i, endpoints, subset));
         check_fleet(&fleet, endpoints, subset)?;
         let series = Series::measure(effort, |calls, seed| call_in_turn(&fleet, calls, seed));
         let about = format!("cycling through {services} services of {endpoints} endpoints, k = {subset}");
@@ -174,11 +175,13 @@ fn call_in_turn(fleet: &[Known], calls: u64, mut seed: u64) -> u64 {
 fn one_call(known: &Known, context: &CallContext, at: Moment) -> Option<u32> {
     let request = RequestView { host: "cart", path: "/v1/items", method: "GET", headers: &(), grpc: false };
     let start = Start { now: at.now, limit: None, seed: at.seed };
-    let mut call = Call::begin(known, &request, context, start).ok()?;
-    let mut attempt = call.decide(context, at).ok()?;
+    let mut call = Call::new(known);
+    call.route(&request, context, start).ok()?;
+    drop(call.decide(context, at).ok()?);
     black_box(call.deadline());
-    let next = call.finish(&mut attempt, Ending::Answered, at.seed);
-    (next == Next::Done).then_some(attempt.picked().index)
+    let next = call.finish(Ending::Answered, at.seed);
+    let index = call.picked()?.index;
+    (next == Next::Done).then_some(index)
 }
 
 fn look_up(shards: &Shards, calls: u64, seed: u64) -> u64 {
@@ -229,15 +232,22 @@ fn endpoints(prefix: &str, n: usize) -> Vec<Endpoint> {
     (0..n).map(endpoint).collect()
 }
 
-fn compile(
-    service: usize,
+/// A service that the program has a handle to, and of which nothing has arrived yet.
+fn known(service: usize) -> Known {
+    let name = ServiceName::new(format!("bench/s{service}")).expect("letters and digits make a name");
+    Arc::new(Subscription::new(name))
+}
+
+/// Compiles and publishes a snapshot, as the library's resolver does.
+fn publish(
+    known: &Known,
     kind: ServiceKind,
     endpoints: &[Endpoint],
     subset: u32,
     shards: Option<&Arc<Shards>>,
-) -> Upstream {
+) {
     let facts = Facts {
-        name: &ServiceName::new(format!("bench/s{service}")).expect("letters and digits make a name"),
+        name: known.name(),
         service: &Service { kind, protocol: Protocol::Http1, virtual_address: None },
         policy: &Policy { balancing: Balancing { subset }, ..Policy::default() },
         endpoints,
@@ -247,26 +257,17 @@ fn compile(
         round_trips: &RoundTrips::default(),
         client: 7,
     };
-    Upstream::compile(&facts, None)
-}
-
-/// A service with calls under way, so that a pick finds the loads of a busy client.
-fn replicated(service: usize, n: usize, subset: u32) -> Known {
-    let upstream =
-        compile(service, ServiceKind::Replicated, &endpoints(&format!("s{service}"), n), subset, None);
-    let busy: Vec<u32> =
-        upstream.candidates().filter(|candidate| candidate.in_subset).map(|c| c.index).collect();
-    for index in busy {
-        (0..mix64(u64::from(index)) % 4).for_each(|_| upstream.begin(index));
-    }
-    publish(upstream)
-}
-
-/// Makes a snapshot known, as the library's resolver does.
-fn publish(upstream: Upstream) -> Known {
-    let known = Subscription::new(upstream.name().clone());
+    let upstream = Upstream::compile(&facts, known.slots(), None);
     known.publish(View::Ready(Ready::new(upstream, Vec::new(), 1, None)));
-    Arc::new(known)
+}
+
+/// Makes the endpoints of a service known, with calls under way, so that a pick finds the loads of a busy client.
+fn learn(known: &Known, service: usize, n: usize, subset: u32) {
+    publish(known, ServiceKind::Replicated, &endpoints(&format!("s{service}"), n), subset, None);
+    if let View::Ready(Ready { upstream, .. }) = &*known.view() {
+        let busy = upstream.candidates().filter(|candidate| candidate.in_subset).map(|c| c.index);
+        busy.for_each(|index| (0..mix64(u64::from(index)) % 4).for_each(|_| upstream.begin(index)));
+    }
 }
 
 /// Whether picks stay inside subsets of the right size, reach all of them, and leave the counts as they were.
@@ -296,7 +297,8 @@ fn sharded() -> Result<(Known, Arc<Shards>, String), Box<dyn Error>> {
     let start = now();
     let shards = Arc::new(Shards::compile(&map));
     let compiled = now() - start;
-    let upstream = compile(0, ServiceKind::Sharded, &endpoints, 20, Some(&shards));
+    let known = known(0);
+    publish(&known, ServiceKind::Sharded, &endpoints, 20, Some(&shards));
     let mut random = Generator::new(3);
     for found in 0..20_000 {
         let key = key(&mut random, found);
@@ -309,7 +311,7 @@ fn sharded() -> Result<(Known, Arc<Shards>, String), Box<dyn Error>> {
     let notes = format!(
         "{SHARDS} shards of uneven size; {bytes:.1} bytes a shard with 3 copies, compiled in {compiled:?}"
     );
-    Ok((publish(upstream), shards, notes))
+    Ok((known, shards, notes))
 }
 
 /// Shards over all 128 bits: half of them evenly spread, half crowded into a thousandth of the keys.

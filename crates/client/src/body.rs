@@ -7,6 +7,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use fairmesh_router::Outcome;
 use h2::RecvStream;
 use http::{HeaderMap, Response};
 use http_body::{Frame, SizeHint};
@@ -15,7 +16,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::{
     BoxError, Fault, FaultKind,
-    core::Try,
+    core::{Call, Clock},
     headers::GRPC_STATUS,
     send::{learn_from_trailers, violates_protocol},
     transport::{Lease, Line, Reply, Stream},
@@ -35,10 +36,11 @@ enum Source {
     H2 { stream: RecvStream, data_ended: bool, _place: Stream },
 }
 
-/// The try whose answer this is.
-struct Attempt {
-    attempt: Try<Line>,
+/// The try whose answer this is: outstanding until this is dropped.
+pub(crate) struct Attempt {
     line: Arc<Line>,
+    clock: Clock,
+    outcome: Outcome,
     deadline: Instant,
     /// Made when the body first keeps its reader waiting, which most never do.
     alarm: Option<Pin<Box<Sleep>>>,
@@ -51,13 +53,7 @@ impl Body {
     }
 
     /// The answer as the caller gets it.
-    pub(crate) fn answer(
-        reply: Reply,
-        attempt: Try<Line>,
-        line: Arc<Line>,
-        deadline: Instant,
-    ) -> Response<Self> {
-        let attempt = Some(Attempt { attempt, line, deadline, alarm: None });
+    pub(crate) fn answer(reply: Reply, attempt: Option<Attempt>) -> Response<Self> {
         let mut response = match reply {
             Reply::H1(reply) => {
                 reply.response.map(|body| Self { source: Source::H1(body, Some(reply.lease)), attempt })
@@ -86,7 +82,7 @@ impl Body {
     /// The body broke off: the endpoint is blamed and the connection closed.
     fn broken(&mut self, kind: FaultKind, message: &str, cause: Option<BoxError>) -> Fault {
         if let Some(mut attempt) = self.attempt.take() {
-            attempt.attempt.failed();
+            attempt.outcome = Outcome::Failed;
         }
         self.source = Source::Whole(None);
         let fault = Fault::new(kind, message);
@@ -99,10 +95,7 @@ impl Body {
     /// Whether the deadline has passed while the server kept the reader waiting.
     fn late(&mut self, context: &mut Context<'_>) -> bool {
         let Some(attempt) = &mut self.attempt else { return false };
-        let alarm = attempt.alarm.get_or_insert_with(|| {
-            attempt.attempt.lasts();
-            Box::pin(sleep_until(attempt.deadline))
-        });
+        let alarm = attempt.alarm.get_or_insert_with(|| Box::pin(sleep_until(attempt.deadline)));
         alarm.as_mut().poll(context).is_ready()
     }
 }
@@ -209,12 +202,30 @@ impl http_body::Body for Body {
 }
 
 impl Attempt {
+    /// Takes over the try that a call has under way on this line.
+    pub(crate) fn of(
+        call: &mut Call<'_, Arc<Line>>,
+        line: Arc<Line>,
+        deadline: Instant,
+        clock: Clock,
+    ) -> Option<Self> {
+        let outcome = call.hand_over()?;
+        Some(Self { line, clock, outcome, deadline, alarm: None })
+    }
+
     /// Learns what trailers say: how busy the gRPC server is, and whether it cannot serve now.
     fn learn(&mut self, trailers: &HeaderMap) {
-        learn_from_trailers(&self.attempt, trailers, self.line.counters());
+        learn_from_trailers((&self.line, self.clock), trailers);
         if trailers.get(&GRPC_STATUS).is_some_and(|status| status.as_bytes() == b"14") {
-            self.attempt.failed();
+            self.outcome = Outcome::Failed;
         }
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        let now = if self.outcome == Outcome::Failed { self.clock.now() } else { 0 };
+        self.line.endpoint().finish(self.outcome, now);
     }
 }
 

@@ -1,8 +1,9 @@
 //! What happens around each try of a call, without a transport: every form of Fairmesh does it alike.
 //!
 //! A [`Resolver`] keeps one [`Subscription`] a service: records come in, a compiled snapshot is published. A [`Call`] is
-//! routed once; then `decide` chooses an endpoint for each try and `finish` says what comes after it. A [`Try`] counts as
-//! outstanding until it is dropped, so that no way out of a call, cancellation included, can leak a count.
+//! routed once; then `decide` chooses an endpoint for each try and `finish` says what comes after it. A try counts as
+//! outstanding until the call is dropped or the answer that it was [handed over](Call::hand_over) to ends, so that no way
+//! out, cancellation included, can leak a count.
 
 mod budget;
 mod call;
@@ -12,7 +13,7 @@ mod resolver;
 mod view;
 
 pub use budget::Budget;
-pub use call::{Call, Ending, Moment, Next, Start, Try, Undecided, no_view};
+pub use call::{Call, Chosen, Ending, Moment, Next, Start, Undecided, no_view};
 pub use clock::{Clock, nanos};
 pub use context::CallContext;
 pub use resolver::{Resolver, ResolverConfig};

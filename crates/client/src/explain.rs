@@ -155,7 +155,7 @@ impl fmt::Display for Report {
                     writeln!(f, "{:<8} {service} {instance} at {address} in {region}", "goes to")?;
                 }
                 (None, Some(Err(why))) => {
-                    writeln!(f, "{:<8} {why} ({})", "fails", FaultKind::from(why).label())?;
+                    writeln!(f, "{:<8} {why} ({})", "fails", FaultKind::from(&**why).label())?;
                 }
                 (None, _) => writeln!(f, "{:<8} {} is not known", "fails", explanation.target)?,
             }

@@ -35,7 +35,7 @@ pub struct Mesh {
 
 /// What all handles of a mesh share.
 pub(crate) struct Shared {
-    pub(crate) resolver: Resolver<Line>,
+    pub(crate) resolver: Resolver<Arc<Line>>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) wiring: Wiring,
     pub(crate) clock: Clock,

@@ -18,8 +18,8 @@ pub(crate) use self::{
 };
 use crate::{
     CallContext, Fault, FaultKind, Retry,
-    body::Body,
-    core::{Call, Ending, Moment, Next, Start, Subscription, Try, Undecided, View, nanos, no_view},
+    body::{Attempt, Body},
+    core::{Call, Ending, Moment, Next, Start, Subscription, Undecided, View, nanos, no_view},
     mesh::Shared,
     service::Handle,
     stats::count,
@@ -54,27 +54,31 @@ async fn carry_out(
     }
     let head = Head::new(handle, parts);
     let start = Start { now, limit, seed: mesh.seed() };
-    let (mut call, now) = begin(handle, &head, &context, start).await?;
+    let mut call = Call::new(&handle.subscription);
+    let now = route(handle, &mut call, &head, &context, start).await?;
     let copy = Copy::of(&head, &body, call.may_be_sent_twice(&context));
     let mut slot = Some(head.request(body));
     tries((handle, &context, now), &mut call, &mut slot, copy).await
 }
 
-/// Routes the call, waiting where its service is not known yet; also says when that was, so that the first try need not
-/// read the clock again.
-async fn begin<'a>(
-    handle: &'a Handle,
+/// Routes the call, waiting where its service is not known yet; says when that was, so that the first try need not read
+/// the clock again.
+async fn route(
+    handle: &Handle,
+    call: &mut Call<'_, Arc<Line>>,
     head: &Head,
     context: &CallContext,
     start: Start,
-) -> Result<(Call<'a, Line>, u64), Fault> {
+) -> Result<u64, Fault> {
     let headers = HeadersView(&head.headers);
     let mut now = start.now;
     loop {
-        match Call::begin(&handle.subscription, &head.view(&headers), context, start) {
-            Ok(call) => return Ok((call, now)),
-            Err(Undecided::Fault(fault)) => return Err(fault),
-            Err(Undecided::Waiting(..)) => {
+        match call.route(&head.view(&headers), context, start) {
+            Ok(()) => return Ok(now),
+            Err(undecided) => {
+                if let Undecided::Fault(fault) = *undecided {
+                    return Err(fault);
+                }
                 let limits = [start.limit, context.timeout];
                 let first = limits.into_iter().flatten().min().unwrap_or(FIRST_CONTACT);
                 ready(&handle.subscription, first).await?;
@@ -87,46 +91,47 @@ async fn begin<'a>(
 /// Makes tries until one ends the call.
 async fn tries(
     (handle, context, mut now): (&Handle, &CallContext, u64),
-    call: &mut Call<'_, Line>,
+    call: &mut Call<'_, Arc<Line>>,
     slot: &mut Slot,
     copy: Option<Copy>,
 ) -> Result<Response<Body>, Fault> {
     let mesh = &handle.mesh;
     let deadline = mesh.clock.instant(call.deadline());
     loop {
-        let mut attempt = decide(handle, context, call, &mut now).await?;
+        let line = decide(handle, context, call, &mut now).await?;
         count(&mesh.counters.tries);
         if let Some(request) = slot {
-            let target = attempt.target();
-            request::address(request, handle, target.protocol.is_multiplexed(), call.left(now));
+            request::address(request, handle, line.target().protocol.is_multiplexed(), call.left(now));
         }
         // Half, so that a server that is gone does not cost the call: the rest is for another one.
         let connected_by = mesh.clock.instant(now + nanos(call.left(now)) / 2);
-        let line = attempt.lane(&mesh.wiring);
         let sent = timeout_at(deadline, line.send(slot, connected_by)).await;
-        let (ending, answer) = judge(sent, slot.is_some(), handle, call.target().name(), &attempt);
+        let (ending, answer) = judge(sent, slot.is_some(), handle, call, &line);
         let again = slot.is_some() || copy.is_some();
         let next = match again || ending == Ending::Late {
-            true => call.finish(&mut attempt, ending, mesh.seed()),
+            true => call.finish(ending, mesh.seed()),
             false => {
-                attempt.ended(ending);
+                call.end(ending);
                 Next::Done
             }
         };
         match next {
-            Next::Done => return answer.map(|reply| Body::answer(reply, attempt, line, deadline)),
+            Next::Done => {
+                return answer.map(|reply| Body::answer(reply, Attempt::of(call, line, deadline, mesh.clock)));
+            }
             Next::Exhausted => {
                 count(&mesh.counters.retries_refused);
-                return answer.map(|reply| Body::answer(reply, attempt, line, deadline));
+                return answer
+                    .map(|reply| Body::answer(reply, Attempt::of(call, line, deadline, mesh.clock)));
             }
             Next::Retry { after } => {
-                drop((attempt, answer));
+                drop((line, answer));
                 if !after.is_zero() {
                     tokio::time::sleep(after).await;
                 }
             }
             Next::Refresh { version, at_most } => {
-                drop((attempt, answer));
+                drop((line, answer));
                 // Whatever is known by then is tried.
                 let _ = tokio::time::timeout(at_most, call.target().map_reaches(version)).await;
             }
@@ -141,9 +146,9 @@ async fn tries(
 
 /// Waits for a snapshot to decide with, at most for `timeout`.
 pub(crate) async fn ready(
-    subscription: &Arc<Subscription<Line>>,
+    subscription: &Arc<Subscription<Arc<Line>>>,
     timeout: Duration,
-) -> Result<Arc<View<Line>>, Fault> {
+) -> Result<Arc<View<Arc<Line>>>, Fault> {
     let view = subscription.view();
     if let View::Ready(_) = &*view {
         return Ok(view);
@@ -176,23 +181,27 @@ pub(crate) async fn ready(
 async fn decide(
     handle: &Handle,
     context: &CallContext,
-    call: &mut Call<'_, Line>,
+    call: &mut Call<'_, Arc<Line>>,
     now: &mut u64,
-) -> Result<Try<Line>, Fault> {
+) -> Result<Arc<Line>, Fault> {
     let mesh = &handle.mesh;
     loop {
-        match call.decide(context, Moment { clock: mesh.clock, now: *now, seed: mesh.seed() }) {
-            Ok(attempt) => {
-                if attempt.picked().last_resort {
+        let at = Moment { clock: mesh.clock, now: *now, seed: mesh.seed() };
+        let undecided = match call.decide(context, at) {
+            Ok(chosen) => {
+                if call.picked().is_some_and(|picked| picked.last_resort) {
                     count(&mesh.counters.last_resort);
                 }
-                return Ok(attempt);
+                return Ok(chosen.lane(&mesh.wiring));
             }
-            Err(Undecided::Fault(fault)) => {
+            Err(undecided) => *undecided,
+        };
+        match undecided {
+            Undecided::Fault(fault) => {
                 count(&mesh.counters.unroutable);
                 return Err(fault);
             }
-            Err(Undecided::Waiting(subscription, seen)) => {
+            Undecided::Waiting(subscription, seen) => {
                 let left = call.left(*now);
                 if tokio::time::timeout(left, subscription.newer(&seen)).await.is_err() {
                     return Err(late(handle, "it may have been carried out"));

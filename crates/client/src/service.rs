@@ -33,7 +33,7 @@ pub struct ServiceHandle {
 #[derive(Clone)]
 pub(crate) struct Handle {
     pub(crate) mesh: Arc<Shared>,
-    pub(crate) subscription: Arc<Subscription<Line>>,
+    pub(crate) subscription: Arc<Subscription<Arc<Line>>>,
     pub(crate) context: CallContext,
     pub(crate) deadline: Option<Deadline>,
     pub(crate) marks: Marks,
@@ -50,7 +50,7 @@ pub(crate) struct Marks {
 }
 
 impl ServiceHandle {
-    pub(crate) fn new(mesh: Arc<Shared>, subscription: Arc<Subscription<Line>>) -> Self {
+    pub(crate) fn new(mesh: Arc<Shared>, subscription: Arc<Subscription<Arc<Line>>>) -> Self {
         let ServiceName { tenant, service } = subscription.name();
         // Names hold only what hosts may hold; the fallbacks are never used.
         let name = format!("{service}.{tenant}");

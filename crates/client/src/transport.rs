@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_router::EndpointTarget;
+use fairmesh_router::{EndpointTarget, Held};
 use http::Request;
 use tokio::{
     net::{TcpSocket, TcpStream},
@@ -49,6 +49,7 @@ pub(crate) struct Wiring {
 
 /// All connections to one endpoint.
 pub(crate) struct Line {
+    endpoint: Held,
     address: SocketAddr,
     local: Option<IpAddr>,
     multiplexed: bool,
@@ -132,6 +133,16 @@ impl Line {
         socket.connect(self.address).await
     }
 
+    /// The endpoint, and how tries end there.
+    pub(crate) fn endpoint(&self) -> &Held {
+        &self.endpoint
+    }
+
+    /// What the endpoint is.
+    pub(crate) fn target(&self) -> &EndpointTarget {
+        self.endpoint.target()
+    }
+
     /// What all lines of the mesh count.
     pub(crate) fn counters(&self) -> &Counters {
         &self.counters
@@ -158,19 +169,21 @@ async fn by<T>(
     }
 }
 
-impl Lane for Line {
+impl Lane for Arc<Line> {
     type Shared = Wiring;
 
-    fn open(wiring: &Wiring, target: &EndpointTarget) -> Self {
-        Self {
+    fn open(wiring: &Wiring, endpoint: Held) -> Self {
+        let target = endpoint.target();
+        Self::new(Line {
             address: target.address,
             local: wiring.local,
             multiplexed: target.protocol.is_multiplexed(),
+            endpoint,
             h1: h1::Pool::default(),
             h2: h2::Pool::default(),
             retired: AtomicBool::new(false),
             counters: Arc::clone(&wiring.counters),
-        }
+        })
     }
 
     fn retire(&self) {

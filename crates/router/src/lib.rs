@@ -14,7 +14,7 @@ mod upstream;
 mod witness;
 
 pub use facts::{Candidate, EndpointTarget, Facts, Reach};
-pub use fairmesh_balancer::{LoadReport, Outcome, Reported};
+pub use fairmesh_balancer::{LoadReport, Outcome, Reported, Slots};
 pub use request::{Ask, Headers, Picked, RequestView, Routed, Unroutable};
 pub use shards::{Holding, Located, Shards};
 pub use upstream::{Explanation, Held, Upstream};

@@ -118,13 +118,14 @@ pub struct Explanation {
     pub target: ServiceName,
     /// The choice, or why there is none; `None` when the call goes to another service, whose snapshot then explains
     /// ([`Upstream::explain_pick`]).
-    pub picked: Option<Result<Picked, Unroutable>>,
+    pub picked: Option<Result<Picked, Box<Unroutable>>>,
 }
 
 impl Upstream {
-    /// Compiles the records, keeping the counts and indices of `previous`, a snapshot of the same service.
-    pub fn compile(facts: &Facts<'_>, previous: Option<&Self>) -> Self {
-        compile::compile(facts, previous)
+    /// Compiles the records. `slots` hold what is known of the service's endpoints, for all its snapshots; what stayed as
+    /// it was in `previous`, the snapshot before, is shared with it.
+    pub fn compile(facts: &Facts<'_>, slots: &Arc<Slots>, previous: Option<&Self>) -> Self {
+        compile::compile(facts, slots, previous)
     }
 
     /// The service.
@@ -157,8 +158,11 @@ impl Upstream {
     }
 
     /// The endpoint for one try. `now` is nanoseconds of any monotonic clock, the one that `finish` gets too.
+    ///
+    /// # Errors
+    /// When nothing can be called; boxed, so that a choice comes back in registers.
     #[inline]
-    pub fn pick(&self, ask: &Ask<'_>, now: u64, seed: u64) -> Result<Picked, Unroutable> {
+    pub fn pick(&self, ask: &Ask<'_>, now: u64, seed: u64) -> Result<Picked, Box<Unroutable>> {
         self.decide(ask, now, seed, &mut ())
     }
 

@@ -59,7 +59,7 @@ impl Fleet {
             round_trips: &round_trips,
             client: CLIENT,
         };
-        Upstream::compile(&facts, None)
+        Upstream::compile(&facts, &Arc::default(), None)
     }
 
     fn write(&self) -> Value {

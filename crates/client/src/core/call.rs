@@ -1,13 +1,14 @@
 use std::{ptr, sync::Arc, time::Duration};
 
+use arc_swap::Guard;
 use fairmesh_model::arith::mix64;
-use fairmesh_router::{Ask, Headers, RequestView, Unroutable};
+use fairmesh_router::{Ask, Headers, Outcome, Picked, RequestView, Unroutable};
 
-pub use self::attempt::{Ending, Next, Try};
+pub use self::ending::{Ending, Next};
 use super::{CallContext, Clock, Lane, Subscription, View, clock::nanos};
 use crate::{Fault, FaultKind};
 
-mod attempt;
+mod ending;
 
 /// Tries of one call that are told apart; a policy allows ten, and two more may go to a wrong shard.
 const MOST_TRIES: usize = 12;
@@ -17,22 +18,53 @@ const WRONG_SHARD_TRIES: u32 = 2;
 const FIRST_WAIT: Duration = Duration::from_millis(10);
 
 /// One call, from its route to its last try.
+///
+/// It is made once and filled in where it lies: moving what was just written, in pieces of another size, costs more than
+/// deciding.
 #[derive(Debug)]
-pub struct Call<'a, L> {
+pub struct Call<'a, L: Lane> {
     /// The service asked for, whose budget pays for retries.
     asked: &'a Arc<Subscription<L>>,
     /// Who gets the call instead: an arm of its route's split.
     elsewhere: Option<Arc<Subscription<L>>>,
-    /// What routed the call, until its first try takes it over: taking it out once costs less than twice.
-    routed_by: Option<Arc<View<L>>>,
-    idempotent: bool,
+    /// What routed the call, until its first try is decided by it.
+    routed_by: Option<Guard<Arc<View<L>>>>,
+    under_way: Option<Try>,
     deadline: u64,
-    tried: [u32; MOST_TRIES],
-    tries: usize,
+    idempotent: bool,
     wrong_shard: u32,
+    tries: usize,
+    tried: [u32; MOST_TRIES],
 }
 
-/// Why no try can begin.
+/// One try: its endpoint has one more call outstanding.
+#[derive(Debug)]
+struct Try {
+    picked: Picked,
+    clock: Clock,
+    outcome: Outcome,
+}
+
+/// The endpoint of a try and the snapshot that it was chosen by: to be let go before the call waits for anything.
+#[derive(Debug)]
+pub struct Chosen<L> {
+    index: u32,
+    by: Guard<Arc<View<L>>>,
+}
+
+impl<L: Lane> Chosen<L> {
+    /// The transport's lane to the endpoint; `shared` is for one that has to be opened.
+    #[inline]
+    pub fn lane(&self, shared: &L::Shared) -> L {
+        match &**self.by {
+            View::Ready(ready) => ready.lane(self.index, shared),
+            // Nothing else chooses.
+            _ => unreachable!("only a ready view chooses"),
+        }
+    }
+}
+
+/// Why no try can begin. It travels in a box, so that what is usual comes back in registers.
 #[derive(Debug)]
 pub enum Undecided<L> {
     /// This service's view may change soon: wait for a newer one.
@@ -42,83 +74,114 @@ pub enum Undecided<L> {
 }
 
 impl<'a, L: Lane> Call<'a, L> {
-    /// Routes a call.
+    /// A call to a service, yet to be [routed](Self::route).
+    #[inline]
+    pub fn new(asked: &'a Arc<Subscription<L>>) -> Self {
+        Self {
+            asked,
+            elsewhere: None,
+            routed_by: None,
+            under_way: None,
+            deadline: 0,
+            idempotent: false,
+            wrong_shard: 0,
+            tries: 0,
+            tried: [0; MOST_TRIES],
+        }
+    }
+
+    /// Finds its route, and with it who gets the call and how long it may take.
     ///
     /// # Errors
-    /// While nothing is known of the service; begin again with the same start once there is.
+    /// While nothing is known of the service; try again with the same start once there is.
     #[inline]
-    pub fn begin<H: Headers + ?Sized>(
-        asked: &'a Arc<Subscription<L>>,
+    pub fn route<H: Headers + ?Sized>(
+        &mut self,
         request: &RequestView<'_, H>,
         context: &CallContext,
         start: Start,
-    ) -> Result<Self, Undecided<L>> {
-        let view = asked.view();
-        let View::Ready(ready) = &*view else {
-            return Err(undecided(asked, view));
+    ) -> Result<(), Box<Undecided<L>>> {
+        let view = self.asked.look();
+        let View::Ready(ready) = &**view else {
+            return Err(undecided(self.asked, &view));
         };
         let routed = ready.upstream.route(request, start.seed);
+        let timeout = shorter(shorter(routed.timeout, context.timeout), start.limit);
+        self.deadline = start.now.saturating_add(nanos(timeout));
+        self.idempotent = context.idempotent || routed.idempotent || is_idempotent(request);
+        self.asked.budget.deposit();
         // Nearly always the very same name, so that its text need not be looked at.
-        let elsewhere = match ptr::eq(routed.target, ready.upstream.name()) {
+        self.elsewhere = match ptr::eq(routed.target, ready.upstream.name()) {
             true => None,
             false => ready.split(routed.target).cloned(),
         };
-        let limits = [context.timeout, start.limit];
-        let timeout = limits.into_iter().flatten().fold(routed.timeout, Duration::min);
-        asked.budget.deposit();
-        let idempotent = context.idempotent || routed.idempotent || is_idempotent(request);
-        Ok(Self {
-            asked,
-            routed_by: elsewhere.is_none().then_some(view),
-            elsewhere,
-            idempotent,
-            deadline: start.now.saturating_add(nanos(timeout)),
-            tried: [0; MOST_TRIES],
-            tries: 0,
-            wrong_shard: 0,
-        })
+        if self.elsewhere.is_none() {
+            self.routed_by = Some(view);
+        }
+        Ok(())
     }
 
     /// Chooses the endpoint of the next try and counts it there.
+    ///
+    /// # Errors
+    /// While nothing is known of the service that gets the call, and when none of its endpoints can.
     #[inline]
-    pub fn decide(&mut self, context: &CallContext, at: Moment) -> Result<Try<L>, Undecided<L>> {
-        let view = self.routed_by.take().unwrap_or_else(|| self.target().view());
-        let View::Ready(ready) = &*view else {
-            return Err(undecided(self.target(), view));
+    pub fn decide(&mut self, context: &CallContext, at: Moment) -> Result<Chosen<L>, Box<Undecided<L>>> {
+        let view = self.routed_by.take().unwrap_or_else(|| self.target().look());
+        let View::Ready(ready) = &**view else {
+            return Err(undecided(self.target(), &view));
         };
         let avoid = &self.tried[..self.tries];
         let ask = Ask { key: context.key, role: context.role.as_ref(), avoid };
         match ready.upstream.pick(&ask, at.now, at.seed) {
             Ok(picked) => {
+                ready.upstream.begin(picked.index);
                 if let Some(place) = self.tried.get_mut(self.tries) {
                     *place = picked.index;
                     self.tries += 1;
                 }
-                Ok(Try::begin(view, picked, at.clock))
+                self.under_way = Some(Try { picked, clock: at.clock, outcome: Outcome::Unknown });
+                Ok(Chosen { index: picked.index, by: view })
             }
-            Err(unroutable) => Err(Undecided::Fault(unroutable_fault(self.target(), &unroutable))),
+            Err(why) => Err(unroutable(self.target(), &why)),
         }
     }
 
-    /// Learns how a try ended and says what comes next. A retry that is granted is paid for.
+    /// Learns how the try ended and says what comes next. A retry that is granted is paid for, and what was tried is no
+    /// longer outstanding.
     #[inline]
-    pub fn finish(&mut self, attempt: &mut Try<L>, ending: Ending, seed: u64) -> Next {
-        attempt.ended(ending);
+    pub fn finish(&mut self, ending: Ending, seed: u64) -> Next {
+        self.end(ending);
         match ending {
             Ending::Answered | Ending::Late | Ending::Abandoned => Next::Done,
-            _ => self.again(attempt, ending, seed),
+            _ => self.again(ending, seed),
+        }
+    }
+
+    /// Learns how the try ended where no retry is possible.
+    #[inline]
+    pub fn end(&mut self, ending: Ending) {
+        if let Some(attempt) = &mut self.under_way {
+            attempt.outcome = ending.outcome();
         }
     }
 
     #[cold]
-    fn again(&mut self, attempt: &Try<L>, ending: Ending, seed: u64) -> Next {
-        let now = attempt.clock().now();
+    fn again(&mut self, ending: Ending, seed: u64) -> Next {
+        let Some(Try { picked, clock, .. }) = &self.under_way else { return Next::Done };
+        let (picked, now) = (*picked, clock.now());
+        let next = self.next(ending, &picked, now, seed);
+        if matches!(next, Next::Retry { .. } | Next::Refresh { .. }) {
+            self.release();
+        }
+        next
+    }
+
+    fn next(&mut self, ending: Ending, picked: &Picked, now: u64, seed: u64) -> Next {
         let again = match ending {
             // The server passes on what another one told it, and may have carried out the call before that.
-            Ending::WrongShard { .. } if attempt.picked().shard.is_none() => return Next::Done,
-            Ending::WrongShard { version } => {
-                return self.refresh(version, attempt.picked().map_version, now);
-            }
+            Ending::WrongShard { .. } if picked.shard.is_none() => return Next::Done,
+            Ending::WrongShard { version } => return self.refresh(version, picked.map_version, now),
             Ending::Busy | Ending::Broken => self.idempotent,
             _ => true,
         };
@@ -140,6 +203,25 @@ impl<'a, L: Lane> Call<'a, L> {
         Next::Retry { after }
     }
 
+    /// The choice of the try under way.
+    #[inline]
+    pub fn picked(&self) -> Option<&Picked> {
+        self.under_way.as_ref().map(|attempt| &attempt.picked)
+    }
+
+    /// Whether the try under way went where the shard map says.
+    pub fn is_by_shard(&self) -> bool {
+        self.picked().is_some_and(|picked| picked.shard.is_some())
+    }
+
+    /// Hands the try under way over to an answer that is still read: whoever gets its outcome so far must end it by the
+    /// [`Held`] that its lane was opened with.
+    ///
+    /// [`Held`]: fairmesh_router::Held
+    pub fn hand_over(&mut self) -> Option<Outcome> {
+        self.under_way.take().map(|attempt| attempt.outcome)
+    }
+
     /// When the call must be over, in nanoseconds of the clock.
     pub fn deadline(&self) -> u64 {
         self.deadline
@@ -159,7 +241,7 @@ impl<'a, L: Lane> Call<'a, L> {
     /// To be asked before the first try.
     pub fn may_be_sent_twice(&self, context: &CallContext) -> bool {
         // HTTP/2 lets a server refuse unseen what was sent; what another service speaks is not known yet.
-        let refusable = match self.routed_by.as_deref() {
+        let refusable = match self.routed_by.as_ref().map(|view| &***view) {
             Some(View::Ready(ready)) => ready.upstream.protocol().is_multiplexed(),
             _ => true,
         };
@@ -180,6 +262,26 @@ impl<'a, L: Lane> Call<'a, L> {
     fn wait(&self, made: usize, seed: u64) -> Duration {
         let longest = nanos(FIRST_WAIT) << made.saturating_sub(1).min(5);
         Duration::from_nanos(mix64(seed) % longest)
+    }
+
+    /// Counts the end of the try under way.
+    #[inline]
+    fn release(&mut self) {
+        if let Some(Try { picked, clock, outcome }) = self.under_way.take() {
+            // Only a penalty has a time, and reading the clock costs as much as the rest.
+            let now = match outcome {
+                Outcome::Ok | Outcome::Unknown => 0,
+                Outcome::Failed | Outcome::Unreachable => clock.now(),
+            };
+            self.target().slots().finish(picked.index, outcome, now);
+        }
+    }
+}
+
+impl<L: Lane> Drop for Call<'_, L> {
+    #[inline]
+    fn drop(&mut self) {
+        self.release();
     }
 }
 
@@ -205,13 +307,18 @@ pub struct Start {
     pub seed: u64,
 }
 
+#[inline]
+fn shorter(one: Duration, other: Option<Duration>) -> Duration {
+    other.map_or(one, |other| one.min(other))
+}
+
 /// What a call gets from a view that decides nothing.
 #[cold]
-fn undecided<L>(service: &Arc<Subscription<L>>, view: Arc<View<L>>) -> Undecided<L> {
-    match no_view(service, &view) {
+fn undecided<L>(service: &Arc<Subscription<L>>, view: &Arc<View<L>>) -> Box<Undecided<L>> {
+    Box::new(match no_view(service, view) {
         Some(fault) => Undecided::Fault(fault),
-        None => Undecided::Waiting(Arc::clone(service), view),
-    }
+        None => Undecided::Waiting(Arc::clone(service), Arc::clone(view)),
+    })
 }
 
 /// Why a view decides nothing, or `None` when it may soon.
@@ -230,8 +337,8 @@ pub fn no_view<L>(service: &Subscription<L>, view: &View<L>) -> Option<Fault> {
 }
 
 #[cold]
-fn unroutable_fault<L>(service: &Subscription<L>, why: &Unroutable) -> Fault {
-    Fault::new(why.into(), format!("{}: {why}", service.name()))
+fn unroutable<L>(service: &Subscription<L>, why: &Unroutable) -> Box<Undecided<L>> {
+    Box::new(Undecided::Fault(Fault::new(why.into(), format!("{}: {why}", service.name()))))
 }
 
 /// Whether the method itself promises that repeating it does no harm (RFC 9110 9.2.2). gRPC sends everything as POST.

@@ -3,20 +3,21 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, Guard};
 use fairmesh_model::ServiceName;
-use fairmesh_router::{EndpointTarget, Upstream};
+use fairmesh_router::{Held, Slots, Upstream};
 use tokio::sync::watch;
 
 use super::Budget;
 
-/// What a transport keeps for one endpoint: connections, usually. `()` is the transport of those that only decide.
-pub trait Lane: Send + Sync + Sized + 'static {
+/// What a transport keeps for one endpoint: a handle to its connections, usually. `()` is the transport of those that
+/// only decide.
+pub trait Lane: Clone + Send + Sync + 'static {
     /// What all lanes of one mesh share.
     type Shared: Clone + Send + Sync + 'static;
 
     /// Makes the lane to an endpoint; called on the request path, once an endpoint.
-    fn open(shared: &Self::Shared, target: &EndpointTarget) -> Self;
+    fn open(shared: &Self::Shared, endpoint: Held) -> Self;
 
     /// The endpoint was removed, moved to another address or left this client's subset: what is idle goes now, what is
     /// in use when it is done.
@@ -29,7 +30,7 @@ pub trait Lane: Send + Sync + Sized + 'static {
 impl Lane for () {
     type Shared = ();
 
-    fn open(_: &(), _: &EndpointTarget) -> Self {}
+    fn open(_: &(), _: Held) -> Self {}
 
     fn retire(&self) {}
 
@@ -43,6 +44,8 @@ impl Lane for () {
 pub struct Subscription<L> {
     view: ArcSwap<View<L>>,
     pub(super) budget: Budget,
+    /// Of all snapshots, so that a try needs none of them to end.
+    slots: Arc<Slots>,
     name: ServiceName,
     published: watch::Sender<u64>,
 }
@@ -69,7 +72,7 @@ pub struct Ready<L> {
     /// The other services that the policy's routes send calls to.
     splits: Vec<Arc<Subscription<L>>>,
     /// By index of the endpoint.
-    lanes: Box<[OnceLock<Arc<L>>]>,
+    lanes: Box<[OnceLock<L>]>,
     /// The RIB revision that this snapshot rests on.
     pub revision: u64,
     /// The version of its shard map; 0 without one.
@@ -85,6 +88,7 @@ impl<L> Subscription<L> {
             view: ArcSwap::from_pointee(View::Waiting),
             published: watch::Sender::new(0),
             budget: Budget::default(),
+            slots: Arc::default(),
         }
     }
 
@@ -93,10 +97,21 @@ impl<L> Subscription<L> {
         &self.name
     }
 
-    /// What is known now.
+    /// What its endpoints did and said. Every snapshot that is [published](Self::publish) is compiled with these.
     #[inline]
+    pub fn slots(&self) -> &Arc<Slots> {
+        &self.slots
+    }
+
+    /// What is known now.
     pub fn view(&self) -> Arc<View<L>> {
         self.view.load_full()
+    }
+
+    /// What is known now, for a moment: cheaper, as long as a thread holds few of them.
+    #[inline]
+    pub(super) fn look(&self) -> Guard<Arc<View<L>>> {
+        self.view.load()
     }
 
     /// Waits until something newer than `seen` is known.
@@ -148,10 +163,10 @@ impl<L: Lane> Ready<L> {
 
     /// The lane to an endpoint of this snapshot, made when it is first asked for.
     #[inline]
-    pub fn lane(&self, index: u32, shared: &L::Shared) -> Arc<L> {
-        let open = || Arc::new(L::open(shared, self.upstream.target(index)));
+    pub fn lane(&self, index: u32, shared: &L::Shared) -> L {
+        let open = || L::open(shared, self.upstream.hold(index));
         match self.lanes.get(index as usize) {
-            Some(lane) => Arc::clone(lane.get_or_init(open)),
+            Some(lane) => lane.get_or_init(open).clone(),
             // Unreachable, since there is a place for every candidate; a lane of its own is right all the same.
             None => open(),
         }
@@ -163,12 +178,12 @@ impl<L: Lane> Ready<L> {
     }
 
     /// Every lane that was made.
-    pub fn open_lanes(&self) -> impl Iterator<Item = &Arc<L>> {
+    pub fn open_lanes(&self) -> impl Iterator<Item = &L> {
         self.lanes.iter().filter_map(OnceLock::get)
     }
 
-    fn lanes_for(upstream: &Upstream, before: Option<&Self>) -> Box<[OnceLock<Arc<L>>]> {
-        let mut lanes: Vec<OnceLock<Arc<L>>> = Vec::new();
+    fn lanes_for(upstream: &Upstream, before: Option<&Self>) -> Box<[OnceLock<L>]> {
+        let mut lanes: Vec<OnceLock<L>> = Vec::new();
         for candidate in upstream.candidates() {
             let index = candidate.index as usize;
             if lanes.len() <= index {
@@ -181,7 +196,7 @@ impl<L: Lane> Ready<L> {
             let same = (was.address, was.protocol) == (candidate.target.address, candidate.target.protocol)
                 && was.instance == candidate.target.instance;
             if same && candidate.in_subset {
-                let _ = lanes[index].set(Arc::clone(lane));
+                let _ = lanes[index].set(lane.clone());
             }
         }
         let kept = |index: usize| lanes.get(index).is_some_and(|lane| lane.get().is_some());

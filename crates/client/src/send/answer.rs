@@ -3,31 +3,32 @@
 use std::{
     error::Error as _,
     io::{self, ErrorKind},
+    sync::Arc,
 };
 
-use fairmesh_model::{Protocol, ServiceName};
+use fairmesh_model::Protocol;
 use http::{HeaderMap, HeaderValue, StatusCode};
 
 use super::late;
 use crate::{
     BoxError, Fault, FaultKind, Retry,
-    core::{Ending, Try},
+    core::{Call, Clock, Ending},
     headers::{GRPC_STATUS, LOAD, LOAD_BIN, LoadReport, WRONG_SHARD, load_from_binary, load_from_text},
     service::Handle,
-    stats::{Counters, count},
+    stats::count,
     transport::{Line, Reply, SendError},
 };
 
 /// The line's answer, unless time ran out first.
 type Sent = Result<Result<Reply, SendError>, tokio::time::error::Elapsed>;
 
-/// What a try of the service `name` amounts to, and what the caller gets if it is the last. `unsent`: whether the request is still at hand.
+/// What a try over `line` amounts to, and what the caller gets if it is the last. `unsent`: whether the request is still at hand.
 pub(super) fn judge(
     sent: Sent,
     unsent: bool,
     handle: &Handle,
-    name: &ServiceName,
-    attempt: &Try<Line>,
+    call: &Call<'_, Arc<Line>>,
+    line: &Line,
 ) -> (Ending, Result<Reply, Fault>) {
     match sent {
         Ok(Ok(reply)) => {
@@ -36,9 +37,9 @@ pub(super) fn judge(
                 Reply::H2(reply) => (reply.response.status(), reply.response.headers()),
             };
             let grpc_status = headers.get(&GRPC_STATUS);
-            learn(attempt, headers, grpc_status.is_some(), &handle.mesh.counters);
+            learn((line, handle.mesh.clock), headers, grpc_status.is_some());
             let ending = verdict(status, headers, grpc_status);
-            if matches!(ending, Ending::WrongShard { .. }) && attempt.picked().shard.is_some() {
+            if matches!(ending, Ending::WrongShard { .. }) && call.is_by_shard() {
                 count(&handle.mesh.counters.wrong_shard);
             }
             (ending, Ok(reply))
@@ -72,7 +73,7 @@ pub(super) fn judge(
                     (Ending::Abandoned, FaultKind::Invalid, "cannot be sent this request")
                 }
             };
-            let target = attempt.target();
+            let (name, target) = (call.target().name(), line.target());
             let message = format!("{name}: {} at {} {what}", target.instance, target.address);
             (ending, Err(Fault::new(kind, message).caused_by(BoxError::from(error))))
         }
@@ -94,26 +95,26 @@ pub(crate) fn violates_protocol(error: &BoxError) -> bool {
 }
 
 /// Keeps what the head of an answer says of the server's load; that of a gRPC answer with a body comes in its trailers.
-fn learn(attempt: &Try<Line>, headers: &HeaderMap, has_grpc_status: bool, counters: &Counters) {
-    let load = match attempt.target().protocol {
+fn learn(from: (&Line, Clock), headers: &HeaderMap, has_grpc_status: bool) {
+    let load = match from.0.target().protocol {
         _ if has_grpc_status => headers.get(&LOAD_BIN).map(|value| load_from_binary(value.as_bytes())),
         Protocol::Grpc => None,
         Protocol::Http1 | Protocol::Http2 => headers.get(&LOAD).map(|value| load_from_text(value.as_bytes())),
     };
-    keep(attempt, load, counters);
+    keep(from, load);
 }
 
 /// Keeps what the trailers of an answer say of the server's load.
-pub(crate) fn learn_from_trailers(attempt: &Try<Line>, trailers: &HeaderMap, counters: &Counters) {
+pub(crate) fn learn_from_trailers(from: (&Line, Clock), trailers: &HeaderMap) {
     let load = trailers.get(&LOAD_BIN).map(|value| load_from_binary(value.as_bytes()));
-    keep(attempt, load, counters);
+    keep(from, load);
 }
 
-fn keep(attempt: &Try<Line>, load: Option<Option<LoadReport>>, counters: &Counters) {
+fn keep((line, clock): (&Line, Clock), load: Option<Option<LoadReport>>) {
     match load {
         None => {}
-        Some(None) => count(&counters.reports_ignored),
-        Some(Some(load)) => attempt.report(load),
+        Some(None) => count(&line.counters().reports_ignored),
+        Some(Some(load)) => line.endpoint().report(load, clock.now()),
     }
 }
 

@@ -131,7 +131,7 @@ async fn compile(
     let policy = one.policy.as_ref().map(|policy| policy.revision);
     let declared = one.service.as_ref().map(|service| service.revision);
     let revision = revisions.chain(policy).chain(declared).max().unwrap_or_default();
-    Ok((Upstream::compile(&facts, None), revision))
+    Ok((Upstream::compile(&facts, &Arc::default(), None), revision))
 }
 
 fn as_json(report: &Report) -> Value {
@@ -147,7 +147,7 @@ fn as_json(report: &Report) -> Value {
             "shard": picked.shard.map(|shard| shard.0),
             "lastResort": picked.last_resort,
         }),
-        (Some(Err(why)), _) => json!({ "error": why.to_string(), "reason": FaultKind::from(why).label() }),
+        (Some(Err(why)), _) => json!({ "error": why.to_string(), "reason": FaultKind::from(&**why).label() }),
         _ => Value::Null,
     };
     json!({ "steps": steps, "goesTo": end })

@@ -16,20 +16,19 @@ use crate::{
     routes::Routes,
 };
 
-pub(super) fn compile(facts: &Facts<'_>, previous: Option<&Upstream>) -> Upstream {
+pub(super) fn compile(facts: &Facts<'_>, slots: &Arc<Slots>, previous: Option<&Upstream>) -> Upstream {
     let horizon = Horizon::new(facts);
     let chooser = mix_pair(facts.client, hash_text(&facts.name.to_string()));
     let endpoints = unique(facts.endpoints);
     let draft = Draft { facts, horizon: &horizon, chooser, endpoints: &endpoints };
     let tiers = draft.tiers();
-    let slots = previous.map(|previous| Arc::clone(&previous.slots)).unwrap_or_default();
-    let (indices, lease) = draft.assign(&slots, &tiers);
+    let (indices, lease) = draft.assign(slots, &tiers);
     let targets = draft.targets(&indices, previous);
     let standings = draft.standings(&indices, &tiers);
     let nothing = draft.nothing();
     let kind = draft.kind(&indices, tiers);
     Upstream {
-        slots,
+        slots: Arc::clone(slots),
         routes: Routes::compile(&facts.policy.routes),
         timeout: facts.policy.timeout,
         last_resort: horizon.last_resort(),

@@ -76,38 +76,58 @@ impl Upstream {
         now: u64,
         seed: u64,
         witness: &mut W,
-    ) -> Result<Picked, Unroutable> {
+    ) -> Result<Picked, Box<Unroutable>> {
         let contest = Contest { slots: &self.slots, avoid: ask.avoid, now };
         let this = Try { ask, contest, random: Generator::new(seed) };
         match &self.kind {
             Kind::Replicated { nearest, further } => self.pick_any((nearest, further), this, witness),
-            Kind::Hashed(tiers) => anew(self.pick_by_hash(tiers, &this, witness)),
-            Kind::Sharded(Some(sharding)) => anew(self.pick_by_shard(sharding, this, witness)),
-            Kind::Sharded(None) => Err(Unroutable::NoShardMap),
+            Kind::Hashed(tiers) => self.pick_by_hash(tiers, &this, witness),
+            Kind::Sharded(Some(sharding)) => self.pick_by_shard(sharding, this, witness),
+            Kind::Sharded(None) => Err(Unroutable::NoShardMap.into()),
         }
     }
 
+    /// The nearest rank first: nearly always it has an endpoint that nothing speaks against, and all that is cold stays
+    /// out of the way of that.
     #[inline]
     fn pick_any<W: Witness>(
         &self,
         (nearest, further): (&Tier<Members>, &[Tier<Members>]),
+        mut this: Try<'_>,
+        witness: &mut W,
+    ) -> Result<Picked, Box<Unroutable>> {
+        self.note_regions(witness);
+        self.note_tier(nearest, witness);
+        match pick(&nearest.candidates.group(), &this.contest, &mut this.random, witness) {
+            Some(standing) if standing.handicap == Handicap::None => {
+                Ok(self.chosen(&standing, nearest.rank, None, witness))
+            }
+            standing => {
+                let best = standing.map(|standing| Best { standing, rank: nearest.rank });
+                self.pick_further(further, best, this, witness)
+            }
+        }
+    }
+
+    #[cold]
+    fn pick_further<W: Witness>(
+        &self,
+        further: &[Tier<Members>],
+        mut best: Option<Best>,
         Try { contest, mut random, .. }: Try<'_>,
         witness: &mut W,
-    ) -> Result<Picked, Unroutable> {
-        self.note_regions(witness);
-        let mut best = None;
-        for tier in std::iter::once(nearest).chain(further) {
+    ) -> Result<Picked, Box<Unroutable>> {
+        for tier in further {
             if self.ends_before(&best, tier.rank) {
                 break;
             }
-            let group = tier.candidates.group();
-            self.note_rank(tier.rank, witness);
-            witness.note("subset", || format!("{} of {} endpoints there", group.len(), tier.of));
-            if Best::offer(&mut best, pick(&group, &contest, &mut random, witness), tier.rank) {
+            self.note_tier(tier, witness);
+            let standing = pick(&tier.candidates.group(), &contest, &mut random, witness);
+            if Best::offer(&mut best, standing, tier.rank) {
                 break;
             }
         }
-        self.picked(best, None, witness).ok_or_else(|| self.nothing.clone())
+        self.picked(best, None, witness).ok_or_else(|| self.nothing.clone().into())
     }
 
     /// The key's first choice among all endpoints of the lowest rank, or the next that nothing speaks against.
@@ -116,7 +136,7 @@ impl Upstream {
         tiers: &[Tier<Hashed>],
         Try { ask, contest, .. }: &Try<'_>,
         witness: &mut W,
-    ) -> Result<Picked, Unroutable> {
+    ) -> Result<Picked, Box<Unroutable>> {
         let key = ask.key.ok_or(Unroutable::KeyMissing)?;
         let hash = hash_key(key.0);
         self.note_regions(witness);
@@ -135,7 +155,7 @@ impl Upstream {
                 break;
             }
         }
-        self.picked(best, None, witness).ok_or_else(|| self.nothing.clone())
+        self.picked(best, None, witness).ok_or_else(|| self.nothing.clone().into())
     }
 
     fn pick_by_shard<W: Witness>(
@@ -143,7 +163,7 @@ impl Upstream {
         sharding: &Sharding,
         Try { ask, contest, mut random }: Try<'_>,
         witness: &mut W,
-    ) -> Result<Picked, Unroutable> {
+    ) -> Result<Picked, Box<Unroutable>> {
         let shards = &sharding.shards;
         let key = ask.key.ok_or(Unroutable::KeyMissing)?;
         let located =
@@ -157,7 +177,7 @@ impl Upstream {
             )
         });
         self.note_regions(witness);
-        let nobody = || Unroutable::NoReplica { shard: located.shard, role: ask.role.cloned() };
+        let nobody = || Box::new(Unroutable::NoReplica { shard: located.shard, role: ask.role.cloned() });
         let role = match ask.role {
             None => None,
             Some(role) => Some(sharding.roles.binary_search(role).map_err(|_| nobody())? as u32),
@@ -179,6 +199,12 @@ impl Upstream {
         self.picked(best, Some((located.shard, shards.version())), witness).ok_or_else(nobody)
     }
 
+    fn note_tier<W: Witness>(&self, tier: &Tier<Members>, witness: &mut W) {
+        self.note_rank(tier.rank, witness);
+        witness
+            .note("subset", || format!("{} of {} endpoints there", tier.candidates.group().len(), tier.of));
+    }
+
     /// Whether a search that found something stops before this rank: what should not be called is for those who found
     /// nothing at all.
     #[inline]
@@ -186,36 +212,33 @@ impl Upstream {
         best.is_some() && rank >= self.last_resort
     }
 
-    #[inline]
     fn picked<W: Witness>(
         &self,
         best: Option<Best>,
         shard: Option<(ShardId, u64)>,
         witness: &mut W,
     ) -> Option<Picked> {
-        let Best { standing, rank } = best?;
+        best.map(|Best { standing, rank }| self.chosen(&standing, rank, shard, witness))
+    }
+
+    #[inline]
+    fn chosen<W: Witness>(
+        &self,
+        standing: &Standing,
+        rank: u32,
+        shard: Option<(ShardId, u64)>,
+        witness: &mut W,
+    ) -> Picked {
         witness.note("pick", || {
             let target = self.target(standing.index);
             format!("{} at {}", target.instance, target.address)
         });
-        Some(Picked {
+        Picked {
             index: standing.index,
             shard: shard.map(|(id, _)| id),
             map_version: shard.map_or(0, |(_, version)| version),
             last_resort: rank >= self.last_resort,
-        })
-    }
-}
-
-/// The same, put together anew: then the pick of a usual service, which is inlined, need not share the memory in which
-/// these come back, where it would read wide what it has just written narrow, and stall.
-#[inline]
-fn anew(picked: Result<Picked, Unroutable>) -> Result<Picked, Unroutable> {
-    match picked {
-        Ok(Picked { index, shard, map_version, last_resort }) => {
-            Ok(Picked { index, shard, map_version, last_resort })
         }
-        Err(unroutable) => Err(unroutable),
     }
 }
 

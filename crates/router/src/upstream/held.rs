@@ -5,10 +5,10 @@ use fairmesh_balancer::{LoadReport, Outcome, Slots};
 use super::Upstream;
 use crate::EndpointTarget;
 
-/// The endpoint of a try that lasts, without the snapshot that chose it: a stream that is open for hours would else keep
-/// all that was known of the service when it began.
+/// An endpoint without the snapshot that chose it: a stream that is open for hours would else keep all that was known of
+/// the service when it began.
 ///
-/// The index stays with its instance because the try counts there until [`finish`](Self::finish).
+/// The index stays with its instance while a try counts there, until [`finish`](Self::finish).
 #[derive(Clone, Debug)]
 pub struct Held {
     slots: Arc<Slots>,
@@ -17,7 +17,7 @@ pub struct Held {
 }
 
 impl Upstream {
-    /// What is left to keep of this snapshot for a try that was [begun](Self::begin) at `index`.
+    /// What is to keep of this snapshot for tries that are [begun](Self::begin) at `index`.
     ///
     /// # Panics
     /// When this snapshot knows no endpoint of that index.
@@ -33,13 +33,13 @@ impl Held {
     }
 
     /// As [`Upstream::report`].
-    #[cold]
+    #[inline]
     pub fn report(&self, load: LoadReport, now: u64) {
         self.slots.report(self.index, load, now);
     }
 
-    /// As [`Upstream::finish`]. Cold, since few tries last, and the others' way is to be kept short.
-    #[cold]
+    /// As [`Upstream::finish`].
+    #[inline]
     pub fn finish(&self, outcome: Outcome, now: u64) {
         self.slots.finish(self.index, outcome, now);
     }

@@ -83,7 +83,8 @@ impl World {
             round_trips: &self.round_trips,
             client: self.client,
         };
-        Upstream::compile(&facts, previous)
+        let slots = previous.map(|previous| Arc::clone(&previous.slots)).unwrap_or_default();
+        Upstream::compile(&facts, &slots, previous)
     }
 }
 

@@ -113,6 +113,7 @@ impl<L: Lane> Tracked<L> {
                 round_trips: &around.round_trips,
                 client: around.client,
             },
+            self.subscription.slots(),
             before.map(|ready| &ready.upstream),
         );
         let splits = split_targets(&self.facts).into_iter().map(|name| registered.get(name)).collect();

@@ -60,7 +60,7 @@ fn world(endpoints: &[(&str, &str)], copies: &[(u32, &str, &str, ReplicaState)])
     world
 }
 
-fn holders(upstream: &Upstream, key: u128, role: Option<&str>) -> Result<BTreeSet<String>, Unroutable> {
+fn holders(upstream: &Upstream, key: u128, role: Option<&str>) -> Result<BTreeSet<String>, Box<Unroutable>> {
     let role = role.map(|role| Role::new(role).unwrap());
     let ask = Ask { key: Some(ShardKey(key)), role: role.as_ref(), avoid: &[] };
     (0..100).map(|seed| upstream.pick(&ask, 0, seed).map(|picked| id(upstream, &picked))).collect()
@@ -111,17 +111,20 @@ fn what_cannot_be_routed_says_why() {
         world(&[("a", "eu")], &[(5, "a", "primary", Serving), (4, "gone", "primary", Serving)]).compile(None);
     let interval = KeyRange::new(ShardKey(0), Some(ShardKey(900))).unwrap();
     let outside = Unroutable::KeyOutside { key: ShardKey(900), interval };
-    assert_eq!(holders(&upstream, 900, None), Err(outside));
+    assert_eq!(holders(&upstream, 900, None), Err(outside.into()));
     let secondary = Some(Role::new("secondary").unwrap());
     assert_eq!(
         holders(&upstream, 618, Some("secondary")),
-        Err(Unroutable::NoReplica { shard: ShardId(5), role: secondary })
+        Err(Unroutable::NoReplica { shard: ShardId(5), role: secondary }.into())
     );
-    assert_eq!(holders(&upstream, 450, None), Err(Unroutable::NoReplica { shard: ShardId(4), role: None }));
-    assert_eq!(upstream.pick(&Ask::default(), 0, 1), Err(Unroutable::KeyMissing));
+    assert_eq!(
+        holders(&upstream, 450, None),
+        Err(Unroutable::NoReplica { shard: ShardId(4), role: None }.into())
+    );
+    assert_eq!(upstream.pick(&Ask::default(), 0, 1), Err(Unroutable::KeyMissing.into()));
     let mut unmapped = World::many(ServiceKind::Sharded, 3);
     unmapped.shards = None;
-    assert_eq!(holders(&unmapped.compile(None), 1, None), Err(Unroutable::NoShardMap));
+    assert_eq!(holders(&unmapped.compile(None), 1, None), Err(Unroutable::NoShardMap.into()));
 }
 
 #[test]

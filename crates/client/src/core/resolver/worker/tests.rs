@@ -12,7 +12,7 @@ use fairmesh_rib::{
     cache::Saved,
     upstream::{Backoff, Upstream, UpstreamConfig},
 };
-use fairmesh_router::EndpointTarget;
+use fairmesh_router::Held;
 use fairmesh_wire::transport::Address;
 use tempfile::TempDir;
 use tokio::time::{advance, sleep, timeout};
@@ -21,13 +21,13 @@ use super::*;
 use crate::core::{Subscription, View, resolver::Follower};
 
 /// Counts how often it was looked at, with all others.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Counting(Arc<AtomicUsize>);
 
 impl Lane for Counting {
     type Shared = Arc<AtomicUsize>;
 
-    fn open(tidied: &Self::Shared, _: &EndpointTarget) -> Self {
+    fn open(tidied: &Self::Shared, _: Held) -> Self {
         Self(Arc::clone(tidied))
     }
 
