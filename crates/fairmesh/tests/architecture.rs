@@ -17,6 +17,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("balancer", &["model"]),
     ("imbalance", &["model"]),
     ("router", &["model", "balancer"]),
+    ("sim", &["model", "balancer", "router"]),
     ("rib", &["model", "wire"]),
     ("store", &["model", "wire", "rib"]),
     ("registry", &["model", "wire", "rib", "store"]),

@@ -1,0 +1,227 @@
+//! Pictures as SVG, which every browser shows and every editor opens. Written by hand: lines and texts are all it takes.
+
+use std::fmt::Write as _;
+
+use crate::{Outcome, Scenario};
+
+/// The whole picture and the field of the plot, in pixels.
+const WIDTH: f64 = 960.0;
+const HEIGHT: f64 = 420.0;
+const LEFT: f64 = 60.0;
+const RIGHT: f64 = 20.0;
+const TOP: f64 = 50.0;
+const BOTTOM: f64 = 60.0;
+/// More lines than this hide each other; of more servers, every n-th is drawn.
+const MOST_LINES: usize = 200;
+/// A colour a group of servers, readable by those who see few colours (Okabe and Ito).
+const COLOURS: [&str; 6] = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"];
+
+/// A plot with axes.
+#[derive(Debug)]
+pub struct Plot {
+    svg: String,
+    x: (f64, f64),
+    y: (f64, f64),
+}
+
+impl Plot {
+    /// Axes from and to these values, with ten or so ticks each.
+    pub fn new(title: &str, x: (f64, f64, &str), y: (f64, f64, &str)) -> Self {
+        let svg = format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
+             font-family=\"sans-serif\" font-size=\"12\">\n\
+             <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n"
+        );
+        let mut plot = Self { svg, x: (x.0, x.1), y: (y.0, y.1) };
+        plot.text((LEFT, 24.0), "start", &format!("<tspan font-size=\"16\">{}</tspan>", escape(title)));
+        plot.axes(x.2, y.2);
+        plot
+    }
+
+    fn axes(&mut self, x_label: &str, y_label: &str) {
+        let (bottom, right) = (HEIGHT - BOTTOM, WIDTH - RIGHT);
+        for value in ticks(self.y) {
+            let (_, y) = self.place(self.x.0, value);
+            self.stroke(&[(LEFT, y), (right, y)], "#dddddd", 1.0, 1.0);
+            self.text((LEFT - 6.0, y + 4.0), "end", &number(value));
+        }
+        for value in ticks(self.x) {
+            let (x, _) = self.place(value, self.y.0);
+            self.stroke(&[(x, bottom), (x, bottom + 4.0)], "#666666", 1.0, 1.0);
+            self.text((x, bottom + 18.0), "middle", &number(value));
+        }
+        self.stroke(&[(LEFT, TOP), (LEFT, bottom), (right, bottom)], "#666666", 1.0, 1.0);
+        self.text(((LEFT + right) / 2.0, bottom + 36.0), "middle", &escape(x_label));
+        self.text((LEFT, TOP - 8.0), "start", &escape(y_label));
+    }
+
+    /// Pixels of a value; what lies outside the axes is drawn at their end.
+    fn place(&self, x: f64, y: f64) -> (f64, f64) {
+        let part = |value: f64, (from, to): (f64, f64)| ((value - from) / (to - from)).clamp(0.0, 1.0);
+        let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
+        (LEFT + part(x, self.x) * (right - LEFT), bottom - part(y, self.y) * (bottom - TOP))
+    }
+
+    /// A line; it breaks off where a value is not a number.
+    pub fn line(
+        &mut self,
+        points: impl IntoIterator<Item = (f64, f64)>,
+        colour: &str,
+        width: f64,
+        opacity: f64,
+    ) {
+        let mut piece = Vec::new();
+        for (x, y) in points {
+            match y.is_nan() {
+                true => self.stroke(&std::mem::take(&mut piece), colour, width, opacity),
+                false => piece.push(self.place(x, y)),
+            }
+        }
+        self.stroke(&piece, colour, width, opacity);
+    }
+
+    /// A dot.
+    pub fn dot(&mut self, x: f64, y: f64, colour: &str) {
+        let (x, y) = self.place(x, y);
+        let _ = writeln!(self.svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>");
+    }
+
+    /// Names of lines, each with its colour.
+    pub fn legend(&mut self, entries: &[(String, &str)]) {
+        let mut x = LEFT;
+        for (name, colour) in entries {
+            self.stroke(&[(x, HEIGHT - 12.0), (x + 16.0, HEIGHT - 12.0)], colour, 3.0, 1.0);
+            self.text((x + 20.0, HEIGHT - 8.0), "start", &escape(name));
+            x += 36.0 + 7.0 * name.chars().count() as f64;
+        }
+    }
+
+    /// The colour of the n-th thing.
+    pub fn colour(n: usize) -> &'static str {
+        COLOURS[n % COLOURS.len()]
+    }
+
+    /// The picture.
+    pub fn finish(mut self) -> String {
+        self.svg.push_str("</svg>\n");
+        self.svg
+    }
+
+    fn stroke(&mut self, pixels: &[(f64, f64)], colour: &str, width: f64, opacity: f64) {
+        if pixels.len() < 2 {
+            return;
+        }
+        let points: Vec<String> = pixels.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            self.svg,
+            "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"{width}\" \
+             stroke-opacity=\"{opacity}\"/>",
+            points.join(" ")
+        );
+    }
+
+    fn text(&mut self, (x, y): (f64, f64), anchor: &str, text: &str) {
+        let _ = writeln!(
+            self.svg,
+            "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" fill=\"#333333\">{text}</text>"
+        );
+    }
+}
+
+/// The utilisation of every server over time, with mean and 99th percentile.
+pub fn utilisation(scenario: &Scenario, outcome: &Outcome) -> String {
+    let end = scenario.duration.as_seconds();
+    let highest = outcome.course.iter().flat_map(|(_, sample)| sample).fold(0.0_f32, |a, &b| a.max(b));
+    let top = (f64::from(highest) * 10.0).ceil().max(1.0) / 10.0;
+    let report = &outcome.report;
+    let cv = report.cv.map_or_else(String::new, |cv| format!(", variation {cv:.3}"));
+    let title = format!("{}: mean {:.1} %{cv}", scenario.name, report.mean_utilisation * 100.0);
+    let axes = ((0.0, end, "seconds"), (0.0, top * 100.0, "utilisation of each server, in percent"));
+    let mut plot = Plot::new(&title, axes.0, axes.1);
+    let percent = |value: f32| f64::from(value) * 100.0;
+    let mut legend = Vec::new();
+    let mut first = 0;
+    let all: u32 = scenario.servers.iter().map(|group| group.count).sum();
+    let every = (all as usize).div_ceil(MOST_LINES);
+    for (n, group) in scenario.servers.iter().enumerate() {
+        let colour = Plot::colour(n);
+        let members = first..first + group.count as usize;
+        first = members.end;
+        for server in members.step_by(every) {
+            let course = outcome.course.iter().map(|(at, sample)| (*at, percent(sample[server])));
+            plot.line(course, colour, 1.0, 0.35);
+        }
+        legend.push((group.name.clone(), colour));
+    }
+    for (name, colour, at) in [("mean", "#000000", None), ("p99", "#aa0000", Some(0.99))] {
+        let course = outcome.course.iter().map(|(time, sample)| (*time, percent(level(sample, at))));
+        plot.line(course, colour, 2.0, 1.0);
+        legend.push((name.to_owned(), colour));
+    }
+    plot.legend(&legend);
+    plot.finish()
+}
+
+/// The mean of a sample, or a quantile; those that were away left out.
+fn level(sample: &[f32], quantile: Option<f64>) -> f32 {
+    let mut there: Vec<f32> = sample.iter().copied().filter(|value| !value.is_nan()).collect();
+    if there.is_empty() {
+        return f32::NAN;
+    }
+    match quantile {
+        None => there.iter().sum::<f32>() / there.len() as f32,
+        Some(quantile) => {
+            there.sort_by(f32::total_cmp);
+            let rank = (there.len() as f64 * quantile).ceil() as usize;
+            there[rank.clamp(1, there.len()) - 1]
+        }
+    }
+}
+
+/// Round numbers between the ends of an axis.
+fn ticks((from, to): (f64, f64)) -> Vec<f64> {
+    let rough = ((to - from) / 8.0).max(f64::MIN_POSITIVE);
+    let mut step = 1e-6;
+    for factor in [2.0, 2.5, 2.0].iter().cycle() {
+        if step >= rough {
+            break;
+        }
+        step *= factor;
+    }
+    let first = (from / step).ceil() as i64;
+    (first..).map(|n| n as f64 * step).take_while(|value| *value <= to + step / 1e6).collect()
+}
+
+/// Without noughts at the end.
+fn number(value: f64) -> String {
+    let text = format!("{value:.3}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_are_round_and_few() {
+        assert_eq!(ticks((0.0, 100.0)), [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]);
+        for to in [0.013, 1.0, 7.0, 180.0, 3600.0] {
+            let ticks = ticks((0.0, to));
+            assert!((4..=9).contains(&ticks.len()), "{to}: {ticks:?}");
+        }
+    }
+
+    #[test]
+    fn lines_break_off_where_there_is_no_value_and_names_cannot_break_the_file() {
+        let mut plot = Plot::new("a < b", (0.0, 1.0, "x"), (0.0, 1.0, "y"));
+        let before = plot.svg.matches("<polyline").count();
+        plot.line([(0.0, 0.0), (0.2, 0.1), (0.5, f64::NAN), (0.6, 0.1), (1.0, 0.2)], "#000000", 1.0, 1.0);
+        assert_eq!(plot.svg.matches("<polyline").count(), before + 2);
+        assert!(plot.finish().contains("a &lt; b"));
+    }
+}

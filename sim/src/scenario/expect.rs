@@ -1,0 +1,86 @@
+use serde::{Deserialize, Serialize};
+
+use super::Span;
+use crate::report::{Latency, Report};
+
+/// What must hold at the end of a scenario; what is left out is not checked.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Expect {
+    /// The greatest coefficient of variation of utilisation.
+    pub cv_below: Option<f64>,
+    /// The greatest utilisation of the p99 server, from 0 to 1.
+    pub p99_utilisation_below: Option<f64>,
+    /// The greatest share of calls that fail.
+    pub errors_below: Option<f64>,
+    /// The greatest p99 latency.
+    pub p99_latency_below: Option<Span>,
+    /// The greatest p99 latency after the first event, as a multiple of that before it.
+    pub p99_latency_after_event_below: Option<f64>,
+    /// The greatest multiple of its fair share that any server gets in any second after the first event.
+    pub worst_second_below: Option<f64>,
+    /// How soon servers that came back must have four fifths of their fair share.
+    pub recovered_within: Option<Span>,
+    /// The least number of calls that go to a last resort.
+    pub last_resort_above: Option<u64>,
+    /// The greatest multiple of its fair share that this group of servers gets from the first event on.
+    pub share_below: Option<GroupShare>,
+    /// The least multiple of its fair share that this group of servers gets from the first event on.
+    pub share_above: Option<GroupShare>,
+}
+
+/// The share of a group of servers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct GroupShare {
+    /// The group.
+    pub group: String,
+    /// The multiple of its fair share.
+    pub times: f64,
+}
+
+impl Expect {
+    /// What does not hold, in words.
+    pub(crate) fn missed(&self, report: &Report) -> Vec<String> {
+        let mut missed = Vec::new();
+        let mut at_most = |what: &str, found: Option<f64>, bound: Option<f64>| {
+            let Some(bound) = bound else { return };
+            match found {
+                Some(found) if found < bound => {}
+                Some(found) => missed.push(format!("{what} is {found:.4} and should be below {bound}")),
+                None => missed.push(format!("{what} should be below {bound} and nothing was measured")),
+            }
+        };
+        let p99 = |latency: &Option<Latency>| latency.map(|latency| latency.p99);
+        let all = p99(&report.latency_after_event).into_iter().chain(p99(&report.latency)).reduce(f64::max);
+        let ratio =
+            p99(&report.latency_after_event).zip(p99(&report.latency)).map(|(after, before)| after / before);
+        at_most("the variation of utilisation", report.cv, self.cv_below);
+        at_most("the p99 utilisation", Some(report.p99_utilisation), self.p99_utilisation_below);
+        at_most("the share of failed calls", Some(report.failed), self.errors_below);
+        let bound = self.p99_latency_below.map(|bound| bound.as_seconds() * 1e3);
+        at_most("the p99 latency in milliseconds", all, bound);
+        at_most(
+            "the p99 latency after the first event, as a multiple of that before,",
+            ratio,
+            self.p99_latency_after_event_below,
+        );
+        let worst = report.worst_second.map(|worst| worst.times);
+        at_most("the greatest multiple of a fair share in a second", worst, self.worst_second_below);
+        let slowest = report.recoveries.iter().map(|one| one.took.unwrap_or(f64::INFINITY)).reduce(f64::max);
+        at_most("the slowest recovery in seconds", slowest, self.recovered_within.map(Span::as_seconds));
+        let least = self.last_resort_above.map(|least| -(least as f64));
+        at_most("the negative number of last resorts", Some(-(report.last_resort as f64)), least);
+        let share =
+            |wanted: &GroupShare| report.groups.iter().find(|group| group.name == wanted.group)?.share;
+        if let Some(wanted) = &self.share_below {
+            at_most(&format!("the share of {}", wanted.group), share(wanted), Some(wanted.times));
+        }
+        if let Some(wanted) = &self.share_above {
+            // Below is the only comparison there is, so both sides change their sign.
+            let found = share(wanted).map(|found| -found);
+            at_most(&format!("the negative share of {}", wanted.group), found, Some(-wanted.times));
+        }
+        missed
+    }
+}

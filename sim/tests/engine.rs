@@ -1,0 +1,156 @@
+//! What a simulation must be, whatever the policy: repeatable, fair where nothing speaks against it, and right where
+//! theory says what comes out.
+
+use fairmesh_sim::{Outcome, Scenario, run};
+
+fn scenario(text: &str) -> Scenario {
+    serde_saphyr::from_str(text).unwrap()
+}
+
+fn play(scenario: &Scenario) -> Outcome {
+    run(scenario, |_| {}).unwrap()
+}
+
+fn small() -> Scenario {
+    scenario(
+        "
+name: small
+duration: 20s
+warmup: 5s
+window: 5s
+servers:
+  - {name: a, count: 10, cores: 2, drift: [0.8, 1.2], neighbours: {share: 0.3, noisy: 2s, quiet: 5s}}
+callers:
+  - {name: web, count: 20, rate: 40, burst: 2, requests: [{cpu: {lognormal: {mean: 10ms, sigma: 1}}}]}
+events:
+  - {at: 10s, to: a, action: {rollout: {batch: 2, every: 1s, drain: 500ms}}}
+",
+    )
+}
+
+#[test]
+fn one_seed_gives_one_result_and_another_seed_another() {
+    let json = |scenario: &Scenario| serde_json::to_string(&play(scenario).report).unwrap();
+    let mut scenario = small();
+    let first = json(&scenario);
+    assert_eq!(first, json(&scenario));
+    scenario.seed = 2;
+    assert_ne!(first, json(&scenario));
+}
+
+#[test]
+fn the_same_requests_come_whatever_the_policy_decides() {
+    let mut narrow = small();
+    narrow.policy.balancing.subset = Some(2);
+    let (wide, narrow) = (play(&small()).report, play(&narrow).report);
+    assert_ne!(wide.latency, narrow.latency);
+    let sum = |report: &fairmesh_sim::Report| report.requests;
+    // Only those under way at the end differ.
+    assert!(sum(&wide).abs_diff(sum(&narrow)) < 50, "{} and {}", sum(&wide), sum(&narrow));
+}
+
+/// One server of one core with Poisson arrivals: under processor sharing the mean time in the house is
+/// `service / (1 - load)` for every distribution of service times.
+#[test]
+fn a_single_server_behaves_as_queueing_theory_says() {
+    for cpu in ["{fixed: 10ms}", "{exponential: 10ms}", "{bimodal: {usual: 5ms, rare: 55ms, share: 0.1}}"] {
+        let scenario = scenario(&format!(
+            "
+name: single
+duration: 1000s
+warmup: 10s
+servers: [{{name: a, count: 1}}]
+network: {{within: 0s}}
+callers: [{{name: web, count: 1, rate: 60, requests: [{{cpu: {cpu}}}]}}]
+"
+        ));
+        let report = play(&scenario).report;
+        let latency = report.latency.unwrap();
+        assert!((report.mean_utilisation - 0.6).abs() < 0.01, "{}", report.mean_utilisation);
+        assert!((latency.mean / 25.0 - 1.0).abs() < 0.05, "{cpu}: {}", latency.mean);
+    }
+}
+
+#[test]
+fn requests_that_wait_hold_no_core() {
+    let scenario = scenario(
+        "
+name: waiting
+duration: 60s
+warmup: 10s
+window: 10s
+servers: [{name: a, count: 1}]
+network: {within: 2ms}
+callers: [{name: web, count: 1, rate: 20, requests: [{cpu: {fixed: 1ms}, wait: {fixed: 500ms}}]}]
+",
+    );
+    let report = play(&scenario).report;
+    assert!((report.mean_utilisation - 0.02).abs() < 0.002, "{}", report.mean_utilisation);
+    let latency = report.latency.unwrap();
+    assert!((503.0..504.0).contains(&latency.p50), "{latency:?}");
+}
+
+#[test]
+fn calls_that_take_too_long_are_given_up_and_full_servers_turn_calls_away() {
+    let overloaded = scenario(
+        "
+name: overloaded
+duration: 30s
+warmup: 10s
+policy: {timeout: 1s}
+servers: [{name: a, count: 1}]
+callers: [{name: web, count: 1, rate: 200, requests: [{cpu: {fixed: 10ms}}]}]
+",
+    );
+    let report = play(&overloaded).report;
+    assert!(report.endings.late > 1000, "{:?}", report.endings);
+    let mut limited = overloaded;
+    limited.servers[0].limit = serde_saphyr::from_str("{concurrent: 4, queue: 4}").unwrap();
+    let report = play(&limited).report;
+    assert_eq!(report.endings.late, 0);
+    let half = report.failed;
+    assert!((0.45..0.55).contains(&half), "half of the calls cannot be served: {half}");
+}
+
+#[test]
+fn what_dies_breaks_calls_and_comes_back() {
+    let scenario = scenario(
+        "
+name: crash
+duration: 60s
+warmup: 5s
+servers: [{name: a, count: 10, startsIn: 1s}]
+callers: [{name: web, count: 20, rate: 50, requests: [{cpu: {exponential: 5ms}}]}]
+events: [{at: 20s, to: a, count: 3, action: {crash: {back: 5s}}}]
+expect: {recoveredWithin: 20s, errorsBelow: 0.01}
+",
+    );
+    let report = play(&scenario).report;
+    assert!(report.endings.broken > 0, "{:?}", report.endings);
+    assert_eq!(report.recoveries.len(), 3);
+    assert_eq!(report.missed, Vec::<String>::new());
+}
+
+#[test]
+fn what_is_expected_and_is_not_so_is_said() {
+    let mut scenario = small();
+    scenario.expect = serde_saphyr::from_str("{cvBelow: 0.000001, recoveredWithin: 10s}").unwrap();
+    let missed = play(&scenario).report.missed;
+    assert!(missed[0].starts_with("the variation of utilisation is 0."), "{missed:?}");
+}
+
+#[test]
+fn a_scenario_that_makes_no_sense_is_refused_with_the_field() {
+    let cases: [(&str, fn(&mut Scenario)); 4] = [
+        ("servers[0].host", |s| s.servers[0].host = Some("nowhere".into())),
+        ("callers[0].rate", |s| s.callers[0].rate = 0.0),
+        ("events[0].to", |s| s.events[0].to = Some("b".into())),
+        ("duration", |s| s.duration = s.warmup),
+    ];
+    for (field, spoil) in cases {
+        let mut scenario = small();
+        spoil(&mut scenario);
+        let refusal = run(&scenario, |_| {}).unwrap_err();
+        assert_eq!(refusal.field, field);
+    }
+}
