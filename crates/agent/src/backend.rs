@@ -50,6 +50,11 @@ impl AgentBackend {
         Self { shared, upstream, facts: Arc::new(facts) }
     }
 
+    /// Where the control plane is, for people.
+    pub(crate) fn upstreams(&self) -> &str {
+        &self.facts.upstreams
+    }
+
     /// Gives up what nobody has used for long, until `stopping`.
     pub(crate) async fn sweep(self, stopping: CancellationToken) {
         let mut ticks = interval(SWEEP_EVERY);

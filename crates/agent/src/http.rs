@@ -10,10 +10,17 @@ use axum::{
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::{backend::AgentBackend, error::AgentError, metrics};
+use crate::{backend::AgentBackend, error::AgentError, metrics, usage::Usages};
 
 /// What OpenMetrics text is called on the wire.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// What the pages are about.
+#[derive(Clone)]
+pub(crate) struct Pages {
+    pub(crate) backend: AgentBackend,
+    pub(crate) usages: Usages,
+}
 
 pub(crate) async fn bind(address: Option<SocketAddr>) -> Result<Option<TcpListener>, AgentError> {
     match address {
@@ -26,24 +33,24 @@ pub(crate) async fn bind(address: Option<SocketAddr>) -> Result<Option<TcpListen
 }
 
 /// Serves `/metrics`, `/healthz` and `/readyz` until `stopping`.
-pub(crate) async fn serve(listener: TcpListener, backend: AgentBackend, stopping: CancellationToken) {
+pub(crate) async fn serve(listener: TcpListener, pages: Pages, stopping: CancellationToken) {
     let router = Router::new()
         .route("/metrics", get(metrics_page))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readiness))
-        .with_state(backend);
+        .with_state(pages);
     let served = axum::serve(listener, router).with_graceful_shutdown(stopping.cancelled_owned());
     if let Err(error) = served.await {
         tracing::error!(%error, "metrics are no longer served");
     }
 }
 
-async fn metrics_page(State(backend): State<AgentBackend>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, OPEN_METRICS)], metrics::text(&backend))
+async fn metrics_page(State(pages): State<Pages>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, OPEN_METRICS)], metrics::text(&pages))
 }
 
 /// Ready is an agent that can answer: from its upstream, or from what it saved.
-async fn readiness(State(backend): State<AgentBackend>) -> (StatusCode, String) {
+async fn readiness(State(Pages { backend, .. }): State<Pages>) -> (StatusCode, String) {
     let state = backend.upstream.state().borrow().clone();
     match (state.connected, backend.shared.node.store()) {
         (true, _) => (StatusCode::OK, "ready\n".into()),

@@ -15,6 +15,7 @@ mod forward;
 mod http;
 mod metrics;
 mod subscriptions;
+mod usage;
 
 use std::{future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -36,6 +37,7 @@ use feed::{Feed, Shared};
 use forward::Forward;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
+use usage::Usages;
 
 /// How long calls under way may take after the agent was asked to stop; watches are ended at once.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -73,17 +75,21 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let shared = Arc::new(Shared::new(node.clone(), disk));
     let upstream = follow(&config, &shared, saved);
     let backend = AgentBackend::new(shared.clone(), upstream.clone(), &config);
+    let usages = Usages::new(upstream.clone(), backend.upstreams().into());
 
     let stopping = CancellationToken::new();
     let _stop_with_me = stopping.clone().drop_guard();
     tokio::spawn(backend.clone().sweep(stopping.clone()));
     tokio::spawn(acknowledge(node, upstream.clone(), stopping.clone()));
-    let http = http.map(|listener| tokio::spawn(http::serve(listener, backend.clone(), stopping.clone())));
+    tokio::spawn(usages.clone().run(stopping.clone()));
+    let pages = http::Pages { backend: backend.clone(), usages: usages.clone() };
+    let http = http.map(|listener| tokio::spawn(http::serve(listener, pages, stopping.clone())));
     let saving = tokio::spawn(shared.clone().save_all(upstream.state(), stopping.clone()));
 
     let mut routes = Routes::builder();
     routes.add_service(RibServer::new(backend, stopping.clone()).into_service());
     routes.add_service(rpc::registry_server(Forward::new(upstream)));
+    routes.add_service(rpc::imbalance_server(usages));
     tracing::info!(listen = %config.listen, region = %config.location.region, "the agent serves");
     let stopped = async {
         shutdown.await;

@@ -10,10 +10,10 @@ use prometheus_client::{
 };
 use tokio::time::Instant;
 
-use crate::backend::AgentBackend;
+use crate::http::Pages;
 
 /// The agent's metrics now, in the OpenMetrics text format.
-pub(crate) fn text(backend: &AgentBackend) -> String {
+pub(crate) fn text(Pages { backend, usages }: &Pages) -> String {
     let mut registry = Registry::with_prefix("fairmesh_agent");
     let shared = &backend.shared;
     let state = backend.upstream.state().borrow().clone();
@@ -32,6 +32,8 @@ pub(crate) fn text(backend: &AgentBackend) -> String {
     counter(&mut registry, "deltas", "Changes taken from the upstream", &shared.deltas);
     counter(&mut registry, "snapshots", "Snapshots taken from the upstream", &shared.snapshots);
     counter(&mut registry, "save_failures", "Rounds of saving that the disk refused", &shared.disk.failures);
+    gauge(&mut registry, "usages_waiting", "Minutes of programs to be passed on", usages.waiting());
+    counter(&mut registry, "usages_dropped", "Minutes of programs given up", usages.dropped());
     let mut text = String::new();
     // Writing to a string cannot fail.
     let _ = encode(&mut text, &registry);

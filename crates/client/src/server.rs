@@ -40,6 +40,7 @@ mod addresses;
 mod backoff;
 mod body;
 mod builder;
+mod cpu;
 mod drain;
 mod layer;
 mod lease;
@@ -52,6 +53,7 @@ mod serve;
 mod shards;
 #[cfg(test)]
 mod tests;
+mod usage;
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -62,6 +64,7 @@ use tokio_util::task::AbortOnDropHandle;
 pub use addresses::registry_addresses;
 pub use body::ServerBody;
 pub use builder::{ServerBuilder, default_instance, default_location};
+pub use cpu::{Cpu, CpuTime};
 pub use drain::{drain_deadline, terminated};
 pub use layer::{ServerFuture, ServerLayer, ServerService};
 pub use lease::{Drained, Lease, Standing};
@@ -70,6 +73,7 @@ pub use load::Outstanding;
 pub use registration::{DEFAULT_LEASE, Registration, SHARDS_AWARE, SHARDS_LABEL};
 pub use serve::serve_http;
 pub use shards::{HookResult, ShardHooks};
+pub use usage::UsageReports;
 
 use drain::Phase;
 
@@ -88,6 +92,7 @@ struct Inner {
     phase: watch::Sender<Phase>,
     drain_deadline: Duration,
     _shards: AbortOnDropHandle<()>,
+    _usage: UsageReports,
 }
 
 impl Server {

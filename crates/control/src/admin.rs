@@ -98,7 +98,7 @@ fn author<T>(request: &Request<T>) -> Author {
 
 /// Milliseconds since 1970, for people who read history; nothing is decided by it.
 #[allow(clippy::disallowed_methods, reason = "the one reading of the wall clock in this crate")]
-fn now_ms() -> u64 {
+pub(crate) fn now_ms() -> u64 {
     let since = std::time::SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

@@ -14,6 +14,7 @@ mod census;
 mod error;
 mod following;
 mod http;
+mod imbalance;
 mod metrics;
 mod server;
 

@@ -10,7 +10,10 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use crate::census::{Census, STATES};
+use crate::{
+    census::{Census, STATES},
+    imbalance::Imbalance,
+};
 
 type Label = [(&'static str, &'static str); 1];
 
@@ -33,6 +36,7 @@ pub(crate) struct Sources {
     pub(crate) node: Node,
     pub(crate) census: Arc<Census>,
     pub(crate) files: Vec<Arc<FileSource>>,
+    pub(crate) imbalance: Arc<Imbalance>,
 }
 
 impl Metrics {
@@ -56,7 +60,9 @@ impl Metrics {
     pub(crate) fn encode(&self, sources: &Sources) -> Result<String, fmt::Error> {
         self.read(sources);
         let mut text = String::new();
-        encode(&mut text, &self.registry())?;
+        let mut all = self.registry();
+        sources.imbalance.register(all.sub_registry_with_prefix("imbalance"));
+        encode(&mut text, &all)?;
         Ok(text)
     }
 

@@ -22,11 +22,14 @@ use crate::{
     census::Census,
     following::{Followed, follow},
     http,
+    imbalance::{self, Imbalance, ImbalanceService},
     metrics::{Metrics, Sources},
 };
 
 /// The store file within the data directory.
 const STORE_FILE: &str = "rib.redb";
+/// The file of the imbalance indicator within the data directory.
+const IMBALANCE_FILE: &str = "imbalance.redb";
 /// How long calls under way may take to finish once the control plane is told to stop.
 const DRAIN: Duration = Duration::from_secs(5);
 
@@ -37,6 +40,7 @@ pub struct Control {
     node: Node,
     census: Arc<Census>,
     metrics: Arc<Metrics>,
+    imbalance: Arc<Imbalance>,
     grpc: Vec<Listener>,
     http: TcpListener,
     config: ControlConfig,
@@ -64,8 +68,9 @@ impl Control {
             grpc.push(Listener::bind(address).await?);
         }
         let http = http::bind(config.http).await?;
+        let imbalance = Arc::new(Imbalance::start(&config.data_dir.join(IMBALANCE_FILE)).await);
         tracing::info!(store = %store.id(), revision, path = %store.path().display(), "the store is open");
-        Ok(Self { store, node, census, metrics: Arc::default(), grpc, http, config })
+        Ok(Self { store, node, census, metrics: Arc::default(), imbalance, grpc, http, config })
     }
 
     /// Where gRPC is served, in the order of the configuration, with the ports that the system chose for port 0.
@@ -89,7 +94,7 @@ impl Control {
         let served = CancellationToken::new();
         let mut following = Parts::new();
         let mut parts = Parts::new();
-        let store = self.store.clone();
+        let stores = (self.store.clone(), self.imbalance.clone());
         self.spawn(&mut parts, &mut following, &closing, &served);
         let mut ended = tokio::select! {
             () = shutdown => Ok(()),
@@ -105,7 +110,7 @@ impl Control {
             ended = ended.and(first_end(&mut following).await);
         }
         // The last handle waits for the writer of the store, which would block this thread.
-        let _ = spawn_blocking(move || drop(store)).await;
+        let _ = spawn_blocking(move || drop(stores)).await;
         ended
     }
 
@@ -116,10 +121,11 @@ impl Control {
         closing: &CancellationToken,
         served: &CancellationToken,
     ) {
-        let Self { store, node, census, metrics, grpc, http, config } = self;
+        let Self { store, node, census, metrics, imbalance, grpc, http, config } = self;
         let followed: Arc<dyn Store> = Arc::new(Followed::new(store.clone(), node.clone(), metrics.clone()));
         let registry = Registry::new(followed.clone(), node.clone());
-        let routes = routes(&node, &followed, &registry, closing);
+        let routes = routes(&node, &followed, &registry, closing)
+            .add_service(rpc::imbalance_server(ImbalanceService { imbalance: imbalance.clone() }));
         for listener in grpc {
             let serving =
                 transport::serve(routes.clone(), listener, closing.clone().cancelled_owned(), DRAIN);
@@ -134,11 +140,23 @@ impl Control {
                 Ok(())
             });
         }
-        let sources = Sources { store: store.clone(), node: node.clone(), census: census.clone(), files };
+        let sources = Sources {
+            store: store.clone(),
+            node: node.clone(),
+            census: census.clone(),
+            files,
+            imbalance: imbalance.clone(),
+        };
         let shared = Arc::new(http::Shared { metrics, sources, closing: closing.clone() });
-        let serving = http::serve(http::router(shared, registry.router()), http, closing.clone(), DRAIN);
+        let pages = http::router(shared, registry.router()).merge(imbalance::router(imbalance.clone()));
+        let serving = http::serve(pages, http, closing.clone(), DRAIN);
         parts.spawn(async { serving.await.map_err(|e| ended("HTTP", e)) });
 
+        let stop = served.clone();
+        following.spawn(async move {
+            imbalance.run(stop).await;
+            Ok(())
+        });
         let stop = served.clone();
         following.spawn(async move {
             tokio::select! {

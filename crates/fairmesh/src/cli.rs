@@ -55,6 +55,8 @@ pub(crate) enum Command {
     Shards(command::shards::ShardsCommand),
     /// Say, step by step, why a request would go where it goes.
     Explain(command::explain::ExplainArgs),
+    /// Say how many cores are wasted since load is uneven, where, and why.
+    Imbalance(command::imbalance::ImbalanceArgs),
 
     /// Print the completion script of a shell.
     Completions {

@@ -9,6 +9,7 @@ pub(crate) mod drain;
 pub(crate) mod explain;
 pub(crate) mod get;
 pub(crate) mod history;
+pub(crate) mod imbalance;
 mod places;
 pub(crate) mod shards;
 mod version;
@@ -41,6 +42,7 @@ pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Undrain(args) => drain::undo(args).await,
         Command::Shards(command) => shards::run(command).await,
         Command::Explain(args) => explain::run(args).await,
+        Command::Imbalance(args) => imbalance::run(args).await,
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "fairmesh", &mut std::io::stdout());
             Ok(ExitCode::SUCCESS)

@@ -12,7 +12,7 @@ mod tests;
 
 use std::{ffi::OsString, future::pending, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
-use fairmesh_client::server::{Drained, Lease, Link, Standing};
+use fairmesh_client::server::{Cpu, Drained, Lease, Link, Standing, UsageReports};
 use fairmesh_model::{EndpointState, InstanceId, Protocol, Region, ServiceName, spec};
 use fairmesh_wire::transport::Address;
 use tokio::{
@@ -104,11 +104,13 @@ struct Watch {
     /// From the first time that the program answered.
     lease: Option<Lease>,
     standing: Option<watch::Receiver<Standing>>,
+    /// Of a program that was started here; nothing is known of the processes of another.
+    usage: Option<UsageReports>,
 }
 
 impl Watch {
     fn new(plan: Plan, child: Option<Child>) -> Self {
-        Self { plan, child, health: Health::default(), lease: None, standing: None }
+        Self { plan, child, health: Health::default(), lease: None, standing: None, usage: None }
     }
 
     async fn run(mut self, terminated: impl Future<Output = ()>) -> Result<u8, Failure> {
@@ -164,6 +166,12 @@ impl Watch {
         let registration = self.plan.registration.clone();
         let software = format!("register {} {}", registration.service, registration.instance);
         let link = Arc::new(Link::new(self.plan.addresses.clone(), software));
+        if let Some(pid) = self.child.as_ref().and_then(Child::pid) {
+            let mut cpu = Cpu::of(pid);
+            cpu.read();
+            say(format_args!("its CPU is measured by {}", cpu.how()));
+            self.usage = Some(UsageReports::of_program(Arc::clone(&link), registration.clone(), cpu));
+        }
         let lease = Lease::keep(link, registration, EndpointState::Serving);
         self.standing = Some(lease.standing());
         self.lease = Some(lease);

@@ -71,6 +71,28 @@ impl Open {
         if minute < now.before(LATENESS) || self.closed.is_some_and(|closed| minute <= closed) {
             return Taken::Late;
         }
+        let taken = self.keep((service, instance, place), (minute, usage));
+        if taken == Taken::Counted {
+            self.changed.insert((minute, service.clone()));
+        }
+        taken
+    }
+
+    /// Takes what was written down before a restart, whatever the time. Nothing is new about it.
+    pub fn restore(&mut self, who: (&ServiceName, &InstanceId, &Location), (minute, usage): (Minute, Usage)) {
+        self.keep(who, (minute, usage));
+    }
+
+    /// Takes nothing any more for `minute` and those before it.
+    pub fn closed_through(&mut self, minute: Minute) {
+        self.closed = self.closed.max(Some(minute));
+    }
+
+    fn keep(
+        &mut self,
+        (service, instance, place): (&ServiceName, &InstanceId, &Location),
+        (minute, usage): (Minute, Usage),
+    ) -> Taken {
         let place = self.place(place);
         let of_minute = self.minutes.entry(minute).or_default();
         let known = of_minute.by_name.get(service).and_then(|instances| instances.get(instance));
@@ -82,7 +104,6 @@ impl Open {
         }
         let instances = of_minute.by_name.entry(service.clone()).or_default();
         instances.insert(instance.clone(), (place, usage));
-        self.changed.insert((minute, service.clone()));
         Taken::Counted
     }
 
@@ -139,7 +160,7 @@ impl Open {
     pub fn close(&mut self, minute: Minute) {
         self.minutes = self.minutes.split_off(&Minute(minute.0.saturating_add(1)));
         self.changed.retain(|(changed, _)| *changed > minute);
-        self.closed = self.closed.max(Some(minute));
+        self.closed_through(minute);
         self.places.retain(|place| Arc::strong_count(place) > 1);
     }
 

@@ -7,7 +7,7 @@ const MIN_MEMBERS: usize = 5;
 /// Fewer calls say nothing of what one costs.
 const MIN_REQUESTS: u64 = 100;
 /// Less time says nothing of an instance, in milliseconds.
-const MIN_MEMBER_MS: u64 = 6 * MIN_COVERED_MS as u64;
+const MIN_MEMBER_MS: u64 = 12 * MIN_COVERED_MS as u64;
 
 /// What one instance of a service did over some minutes.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,3 +1,5 @@
+use fairmesh_model::Invalid;
+
 use crate::Minute;
 
 /// How finely the past is kept: minutes for hours, hours for days, days for years.
@@ -53,9 +55,43 @@ impl Tier {
     }
 }
 
+/// Reads how far back to look, in minutes: a whole number and `m`, `h` or `d`, such as `90m`.
+///
+/// # Errors
+/// When it is none, is 0, or is longer than anything is kept.
+pub fn read_window(text: &str) -> Result<u32, Invalid> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let each = match unit {
+        "m" => Some(1),
+        "h" => Some(60),
+        "d" => Some(24 * 60),
+        _ => None,
+    };
+    let minutes = number.parse::<u32>().ok().zip(each).and_then(|(number, each)| number.checked_mul(each));
+    minutes.filter(|minutes| (1..=Tier::Day.kept()).contains(minutes)).ok_or_else(|| {
+        let problem = format!("'{text}' is not a window of the past");
+        Invalid::new(
+            "window",
+            problem,
+            "write a whole number and m, h or d, such as 90m, 24h or 7d; at most 1830d",
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn windows_are_whole_minutes_hours_and_days() {
+        let read = |text| read_window(text).ok();
+        assert_eq!([read("90m"), read("24h"), read("7d")], [Some(90), Some(1_440), Some(10_080)]);
+        assert_eq!(read("1830d"), Some(Tier::Day.kept()));
+        for wrong in ["", "h", "5", "0m", "10s", "-1h", "1.5h", "1831d", "99999999999d"] {
+            assert_eq!(read(wrong), None, "{wrong}");
+        }
+    }
 
     #[test]
     fn buckets_begin_at_whole_hours_and_days() {

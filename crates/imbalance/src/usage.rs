@@ -7,7 +7,7 @@ pub(crate) const MINUTE_MS: u32 = 60_000;
 
 /// How much of a minute an instance has to have seen to count as a container in it, in milliseconds: one that was there
 /// for a moment only says little of how busy it is.
-pub const MIN_COVERED_MS: u32 = 10_000;
+pub const MIN_COVERED_MS: u32 = 5_000;
 
 /// More cores than any machine has, in thousandths.
 const MAX_MILLICORES: u64 = 65_536_000;

@@ -9,13 +9,14 @@ mod writer;
 
 use std::{
     io,
+    ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
     thread::JoinHandle,
 };
 
 use fairmesh_model::{Revision, StoreId};
-use fairmesh_rib::Batch;
+use fairmesh_rib::{Batch, Entry};
 use tokio::sync::oneshot;
 
 use crate::{BoxFuture, Commits, Loaded, Store, StoreError, WriteError};
@@ -88,6 +89,17 @@ impl RedbStore {
     /// The file.
     pub fn path(&self) -> &Path {
         &self.shared.path
+    }
+
+    /// The entries of `keys`, by ascending key. For who keeps more than is held in memory.
+    ///
+    /// # Errors
+    /// [`StoreError`] when the file cannot be read.
+    pub async fn range(&self, keys: Range<String>) -> Result<Vec<(Arc<str>, Entry)>, StoreError> {
+        let shared = self.shared.clone();
+        tokio::task::spawn_blocking(move || shared.range(keys))
+            .await
+            .unwrap_or_else(|stopped| Err(open::system_error(self.path(), io::Error::other(stopped))))
     }
 
     /// How many bytes the file takes now; 0 where that cannot be found out.

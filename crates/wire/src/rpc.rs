@@ -5,6 +5,8 @@ use crate::{
     v1::{
         admin_client::AdminClient,
         admin_server::{Admin, AdminServer},
+        imbalance_client::ImbalanceClient,
+        imbalance_server::{Imbalance, ImbalanceServer},
         registry_client::RegistryClient,
         registry_server::{Registry, RegistryServer},
         rib_client::RibClient,
@@ -36,4 +38,6 @@ limited! {
     registry_server, registry_client: Registry, RegistryServer, RegistryClient;
     /// Administration with [`MAX_MESSAGE`] both ways.
     admin_server, admin_client: Admin, AdminServer, AdminClient;
+    /// Usage and waste with [`MAX_MESSAGE`] both ways.
+    imbalance_server, imbalance_client: Imbalance, ImbalanceServer, ImbalanceClient;
 }

@@ -157,6 +157,14 @@ impl Link {
         self.answer(address, CALL_TIMEOUT, registry.report_shards(request)).await.map(drop)
     }
 
+    /// Says what an instance used, minute by minute.
+    pub async fn report_usage(&self, usage: v1::InstanceUsage) -> Result<(), LinkError> {
+        let request = v1::ReportUsageRequest { usages: vec![usage] };
+        let (address, connection) = self.connection().await?;
+        let mut imbalance = connection.imbalance();
+        self.answer(address, CALL_TIMEOUT, imbalance.report(request)).await.map(drop)
+    }
+
     async fn connection(&self) -> Result<Current, LinkError> {
         let mut current = self.current.lock().await;
         if let Some(current) = &*current {

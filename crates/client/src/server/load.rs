@@ -40,6 +40,12 @@ impl Load {
         self.calls.load(Ordering::Relaxed)
     }
 
+    /// Calls ever begun; goes round at 2³².
+    #[allow(clippy::cast_possible_truncation)] // 32 bits are left
+    pub(super) fn begun(&self) -> u32 {
+        (self.calls.load(Ordering::Relaxed) >> 32) as u32
+    }
+
     /// Counts a call until the guard is dropped.
     pub(super) fn begin(self: &Arc<Self>) -> CallGuard {
         self.calls.fetch_add(BEGIN, Ordering::Relaxed);
@@ -112,5 +118,6 @@ mod tests {
         drop((short, long));
         assert_eq!(load.outstanding(), Outstanding::default());
         assert_ne!(load.activity(), before, "calls that came and went leave a trace");
+        assert_eq!(load.begun(), 2);
     }
 }

@@ -46,6 +46,11 @@ impl Child {
         Ok(Some(Self { process, group }))
     }
 
+    /// Its first process, while that runs.
+    pub(super) fn pid(&self) -> Option<u32> {
+        self.process.id()
+    }
+
     /// Waits until it ends by itself; its exit code, or 128 and the number of the signal that ended it. What it leaves
     /// running is asked to stop.
     pub(super) async fn wait(&mut self) -> Result<u8, Failure> {

@@ -64,7 +64,7 @@ fn what_is_closed_stays_closed_even_when_the_clock_is_put_back() {
 #[test]
 fn a_moment_is_no_container_and_nonsense_is_refused() {
     let mut open = Open::default();
-    assert_eq!(take(&mut open, "a", 1_000, usage(1, 9_999)), Taken::Counted);
+    assert_eq!(take(&mut open, "a", 1_000, usage(1, 4_999)), Taken::Counted);
     assert_eq!(open.rows(NOW), [], "heard of, but not long enough to count");
     assert!(matches!(take(&mut open, "b", 1_000, usage(u64::MAX / 1_000, 60_000)), Taken::Unusable(_)));
     assert!(matches!(take(&mut open, "b", 1_000, usage(1, 0)), Taken::Unusable(_)));

@@ -1,6 +1,6 @@
 //! What stands in the file.
 
-use std::{fs::File, io::Read, sync::Arc};
+use std::{fs::File, io::Read, ops::Range, sync::Arc};
 
 use bytes::Bytes;
 use fairmesh_model::StoreId;
@@ -95,13 +95,25 @@ pub(super) fn set_revision(transaction: &WriteTransaction, revision: u64) -> Res
 pub(super) fn load(db: &Database) -> Result<Loaded, Error> {
     let transaction = db.begin_read()?;
     let revision = transaction.open_table(META)?.get(META_REVISION)?.map_or(0, |found| found.value());
-    let entries = transaction.open_table(ENTRIES)?;
-    let mut loaded = Vec::new();
-    for row in entries.iter()? {
-        let (key, row) = row?;
-        let (revision, value) = row.value();
-        loaded.push((Arc::from(key.value()), Entry { value: Bytes::copy_from_slice(value), revision }));
-    }
+    let loaded = entries(transaction.open_table(ENTRIES)?.iter()?)?;
     let revision = u64::try_from(revision).map_err(|e| Error::Corrupted(format!("revision: {e}")))?;
     Ok((revision, loaded))
+}
+
+/// The entries of some keys.
+pub(super) fn range(db: &Database, keys: Range<String>) -> Result<Vec<(Arc<str>, Entry)>, Error> {
+    let table = db.begin_read()?.open_table(ENTRIES)?;
+    entries(table.range(keys.start.as_str()..keys.end.as_str())?)
+}
+
+fn entries(
+    rows: redb::Range<'_, &'static str, (u64, &'static [u8])>,
+) -> Result<Vec<(Arc<str>, Entry)>, Error> {
+    let mut entries = Vec::new();
+    for row in rows {
+        let (key, row) = row?;
+        let (revision, value) = row.value();
+        entries.push((Arc::from(key.value()), Entry { value: Bytes::copy_from_slice(value), revision }));
+    }
+    Ok(entries)
 }

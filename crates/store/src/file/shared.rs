@@ -2,11 +2,13 @@ use std::{
     fmt,
     fs::File,
     io,
+    ops::Range,
     path::PathBuf,
-    sync::{PoisonError, RwLock, RwLockReadGuard},
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard},
 };
 
 use fairmesh_model::StoreId;
+use fairmesh_rib::Entry;
 use redb::Database;
 
 use super::{
@@ -55,6 +57,15 @@ impl Shared {
         match &*self.state() {
             State::Open(db) | State::Readable(db) => {
                 format::load(db).map_err(|e| open::store_error(&self.path, e))
+            }
+            State::Shut => Err(open::system_error(&self.path, io::Error::other("the disk failed earlier"))),
+        }
+    }
+
+    pub(super) fn range(&self, keys: Range<String>) -> Result<Vec<(Arc<str>, Entry)>, StoreError> {
+        match &*self.state() {
+            State::Open(db) | State::Readable(db) => {
+                format::range(db, keys).map_err(|e| open::store_error(&self.path, e))
             }
             State::Shut => Err(open::system_error(&self.path, io::Error::other("the disk failed earlier"))),
         }

@@ -12,7 +12,10 @@ use super::{Hello, PROTOCOL, SOFTWARE_KEY, VERSION_KEY, is_version_refusal};
 use crate::{
     rpc,
     transport::{Address, connect_channel},
-    v1::{HelloRequest, admin_client::AdminClient, registry_client::RegistryClient, rib_client::RibClient},
+    v1::{
+        HelloRequest, admin_client::AdminClient, imbalance_client::ImbalanceClient,
+        registry_client::RegistryClient, rib_client::RibClient,
+    },
 };
 
 /// How long the answer to Hello may take, once connected.
@@ -76,6 +79,11 @@ impl Connection {
     /// The administration of the answerer; agents have none.
     pub fn admin(&self) -> AdminClient<VersionedChannel> {
         rpc::admin_client(self.channel.clone())
+    }
+
+    /// Where usage is reported; agents pass it on.
+    pub fn imbalance(&self) -> ImbalanceClient<VersionedChannel> {
+        rpc::imbalance_client(self.channel.clone())
     }
 }
 

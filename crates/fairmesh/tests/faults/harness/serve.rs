@@ -13,6 +13,9 @@ use super::{Process, Program, World};
 /// The variable that makes this test program a server.
 const ROLE: &str = "FAULTS_SERVER";
 
+/// The header by which a call asks to burn CPU: how many steps.
+pub(crate) const BURN: &str = "x-burn";
+
 /// One server, as its owner would write it with the library.
 #[derive(Clone, Debug)]
 pub(crate) struct Spec {
@@ -127,8 +130,10 @@ async fn answer(
     work: Duration,
 ) -> Result<Response<String>, Infallible> {
     let kind = request.headers().get(http::header::CONTENT_TYPE).cloned();
+    let burn = request.headers().get(BURN).and_then(|steps| steps.to_str().ok()?.parse().ok());
     let _ = request.into_body().collect().await;
     tokio::time::sleep(work).await;
+    std::hint::black_box(burnt(burn.unwrap_or(0)));
     let mut answer = Response::new(String::new());
     answer.headers_mut().insert("x-instance", name);
     if let Some(kind) = kind.filter(|kind| kind.as_bytes().starts_with(b"application/grpc")) {
@@ -136,6 +141,11 @@ async fn answer(
         answer.headers_mut().insert("grpc-status", HeaderValue::from_static("0"));
     }
     Ok(answer)
+}
+
+/// CPU time by steps, the same share of it whatever else the machine does.
+fn burnt(steps: u64) -> u64 {
+    (0..steps).fold(1, |word, step| std::hint::black_box(word.wrapping_mul(6_364_136_223_846_793_005) ^ step))
 }
 
 /// A port that nobody listens on.

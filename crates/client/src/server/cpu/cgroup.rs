@@ -1,0 +1,155 @@
+//! Control groups of both versions, as `/proc` and `/sys/fs/cgroup` show them.
+
+use std::{
+    fmt, fs,
+    path::{Path, PathBuf},
+};
+
+/// The cgroup that a program's CPU is accounted to.
+#[derive(Debug)]
+pub(super) struct Cgroup {
+    version: Version,
+    /// Where its use is counted.
+    folder: PathBuf,
+    /// Where its limit stands, and up to where those above it do.
+    limits: Option<(PathBuf, PathBuf)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Version {
+    V1,
+    V2,
+}
+
+/// Where a hierarchy is mounted.
+struct Mount {
+    /// Which part of the hierarchy.
+    root: String,
+    at: PathBuf,
+}
+
+impl Cgroup {
+    /// The cgroup of a process, unless that is the root, which holds the whole machine.
+    ///
+    /// # Errors
+    /// Why there is none to be read, for people.
+    pub(super) fn find(proc: &Path, pid: u32) -> Result<Self, String> {
+        let read = |path: PathBuf| {
+            fs::read_to_string(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))
+        };
+        let memberships = read(proc.join(pid.to_string()).join("cgroup"))?;
+        let mounts = read(proc.join("self/mountinfo"))?;
+        find_v2(&memberships, &mounts)
+            .or_else(|| find_v1(&memberships, &mounts))
+            .ok_or_else(|| "neither cgroup v2 (cpu.stat) nor v1 (cpuacct.usage) shows one of its own".into())
+    }
+
+    /// CPU time that it ever used, in microseconds.
+    pub(super) fn used_us(&self) -> Option<u64> {
+        match self.version {
+            Version::V2 => {
+                let stat = fs::read_to_string(self.folder.join("cpu.stat")).ok()?;
+                stat.lines().find_map(|line| line.strip_prefix("usage_usec "))?.trim().parse().ok()
+            }
+            Version::V1 => {
+                number(&self.folder.join("cpuacct.usage")).map(|nanos| nanos.cast_unsigned() / 1000)
+            }
+        }
+    }
+
+    /// The least quota of it and those above it, in thousandths of a core; `None` where there is none.
+    pub(super) fn limit_millicores(&self) -> Option<u32> {
+        let (own, top) = self.limits.as_ref()?;
+        let folders = own.ancestors().take_while(|folder| folder.starts_with(top));
+        folders.filter_map(|folder| quota(self.version, folder)).min()
+    }
+
+    /// The processes in it.
+    pub(super) fn members(&self) -> Vec<u32> {
+        let text = fs::read_to_string(self.folder.join("cgroup.procs")).unwrap_or_default();
+        text.lines().filter_map(|line| line.parse().ok()).collect()
+    }
+}
+
+fn find_v2(memberships: &str, mounts: &str) -> Option<Cgroup> {
+    let path = memberships.lines().find_map(|line| line.strip_prefix("0::"))?;
+    let mount = mount(mounts, |kind, _| kind == "cgroup2")?;
+    let folder = mount.folder(path)?;
+    // The root has no events: it cannot be emptied.
+    let own = folder.join("cgroup.events").exists();
+    let found = Cgroup { version: Version::V2, limits: Some((folder.clone(), mount.at)), folder };
+    (own && found.used_us().is_some()).then_some(found)
+}
+
+fn find_v1(memberships: &str, mounts: &str) -> Option<Cgroup> {
+    let of = |controller: &'static str| {
+        let has = move |names: &str| names.split(',').any(|name| name == controller);
+        let path = memberships.lines().find_map(|line| {
+            let (names, path) = line.split_once(':')?.1.split_once(':')?;
+            has(names).then_some(path)
+        })?;
+        let mount = mount(mounts, |kind, options| kind == "cgroup" && has(options))?;
+        Some((mount.folder(path)?, mount.at))
+    };
+    let (folder, _) = of("cpuacct")?;
+    // Only the root of a hierarchy names whom to call when a group is empty.
+    let own = !folder.join("release_agent").exists();
+    let found = Cgroup { version: Version::V1, folder, limits: of("cpu") };
+    (own && found.used_us().is_some()).then_some(found)
+}
+
+/// Finds a mount by its kind and the options of its file system; see proc(5) for the form of a line.
+fn mount(mounts: &str, wanted: impl Fn(&str, &str) -> bool) -> Option<Mount> {
+    mounts.lines().find_map(|line| {
+        let (place, system) = line.split_once(" - ")?;
+        let mut system = system.split(' ');
+        let (kind, options) = (system.next()?, system.nth(1)?);
+        let mut place = place.split(' ').skip(3);
+        let (root, at) = (place.next()?, place.next()?);
+        wanted(kind, options).then(|| Mount { root: root.into(), at: at.into() })
+    })
+}
+
+impl Mount {
+    /// Where a path of the hierarchy is seen. A container without a namespace of its own knows its path on the host and
+    /// sees its own group as the root of the mount.
+    fn folder(&self, path: &str) -> Option<PathBuf> {
+        if path.split('/').any(|part| part == "..") {
+            return None;
+        }
+        let below = Path::new(path).strip_prefix(&self.root).unwrap_or(Path::new(""));
+        let folder = self.at.join(below);
+        folder.is_dir().then_some(folder)
+    }
+}
+
+/// The quota of one group, in thousandths of a core.
+fn quota(version: Version, folder: &Path) -> Option<u32> {
+    let (quota, period) = match version {
+        Version::V2 => {
+            let text = fs::read_to_string(folder.join("cpu.max")).ok()?;
+            let (quota, period) = text.trim().split_once(' ')?;
+            // "max" is no number.
+            (quota.parse().ok()?, period.parse().ok()?)
+        }
+        Version::V1 => {
+            (number(&folder.join("cpu.cfs_quota_us"))?, number(&folder.join("cpu.cfs_period_us"))?)
+        }
+    };
+    // -1 stands for none in version 1.
+    if quota <= 0 || period <= 0 {
+        return None;
+    }
+    u32::try_from(quota.saturating_mul(1000) / period).ok()
+}
+
+fn number(path: &Path) -> Option<i64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+impl fmt::Display for Cgroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let version = if self.version == Version::V1 { "v1" } else { "v2" };
+        write!(f, "{} ({version})", self.folder.display())
+    }
+}

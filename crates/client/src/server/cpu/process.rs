@@ -1,0 +1,69 @@
+//! Processes as `/proc` shows them.
+
+use std::{collections::BTreeSet, fs, path::Path};
+
+/// How many microseconds a clock tick has: Linux counts a hundred a second for programs, whatever its own timer does.
+const TICK_US: u64 = 10_000;
+
+/// How many processes of one program are looked at.
+const MAX_PROCESSES: usize = 1024;
+
+/// What stands in `/proc/<pid>/stat` that matters here.
+struct Stat {
+    parent: u32,
+    /// Its own CPU time and that of ended children whom it waited for, in ticks: what a child used passes to its parent
+    /// at its end, so that the sum over a family only grows.
+    ticks: u64,
+}
+
+/// CPU time of a process and all its descendants, in microseconds; `None` once it has ended.
+pub(super) fn used_us(proc: &Path, pid: u32) -> Option<u64> {
+    let mut ticks = stat(proc, pid)?.ticks;
+    let mut seen = BTreeSet::from([pid]);
+    let mut waiting = vec![pid];
+    while let Some(pid) = waiting.pop() {
+        for child in children(proc, pid) {
+            if seen.len() < MAX_PROCESSES && seen.insert(child) {
+                // It may have ended this moment.
+                ticks += stat(proc, child).map_or(0, |stat| stat.ticks);
+                waiting.push(child);
+            }
+        }
+    }
+    Some(ticks * TICK_US)
+}
+
+/// Whether any of these is neither an ancestor nor a descendant of the process, nor itself.
+pub(super) fn any_stranger(proc: &Path, pid: u32, members: Vec<u32>) -> bool {
+    let ancestors: BTreeSet<u32> = line(proc, pid).collect();
+    members.into_iter().take(MAX_PROCESSES).any(|member| {
+        let related = ancestors.contains(&member) || line(proc, member).any(|up| up == pid);
+        // One that ended meanwhile cannot be asked any more, and is nobody.
+        !related && stat(proc, member).is_some()
+    })
+}
+
+/// A process, its parent, and so on.
+fn line(proc: &Path, pid: u32) -> impl Iterator<Item = u32> {
+    let parent = |pid: &u32| stat(proc, *pid).map(|stat| stat.parent).filter(|parent| *parent > 0);
+    std::iter::successors(Some(pid), parent).take(MAX_PROCESSES)
+}
+
+/// The children that its threads started; none where the kernel does not tell.
+fn children(proc: &Path, pid: u32) -> Vec<u32> {
+    let tasks = fs::read_dir(proc.join(pid.to_string()).join("task")).into_iter().flatten().flatten();
+    let texts = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+    let numbers = texts
+        .flat_map(|text| text.split_whitespace().filter_map(|word| word.parse().ok()).collect::<Vec<u32>>());
+    numbers.collect()
+}
+
+fn stat(proc: &Path, pid: u32) -> Option<Stat> {
+    let text = fs::read_to_string(proc.join(pid.to_string()).join("stat")).ok()?;
+    // The name may hold anything, blanks and brackets included, and ends with the last bracket.
+    let fields: Vec<_> = text.rsplit_once(')')?.1.split_whitespace().collect();
+    let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
+    // The third field of the line is the first here; 14 to 17 are user, system, and both of children.
+    let ticks = number(11)? + number(12)? + number(13)? + number(14)?;
+    Some(Stat { parent: u32::try_from(number(1)?).ok()?, ticks })
+}

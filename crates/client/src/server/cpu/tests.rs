@@ -1,0 +1,176 @@
+use std::fs;
+
+use tempfile::TempDir;
+
+use super::*;
+
+/// A system of files as the kernel would show them.
+struct Machine(TempDir);
+
+impl Machine {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn file(&self, path: &str, text: &str) -> &Self {
+        let path = self.0.path().join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+        self
+    }
+
+    /// A process with so many ticks of its own, and of children that ended.
+    fn process(&self, (pid, parent): (u32, u32), ticks: u64, ended: u64, children: &str) -> &Self {
+        let stat = format!("{pid} (a (b) c) S {parent} 0 0 0 0 0 0 0 0 0 {ticks} 1 {ended} 0 20 0 1 0");
+        self.file(&format!("proc/{pid}/stat"), &stat);
+        self.file(&format!("proc/{pid}/task/{pid}/children"), children)
+    }
+
+    fn mounted(&self, lines: &[(&str, &str, &str)]) -> &Self {
+        let at = self.0.path().display();
+        let lines = lines.iter().map(|(root, kind, options)| {
+            format!(
+                "30 23 0:28 {root} {at}/sys/{options} rw,relatime shared:1 - {kind} cgroup rw,{options}\n"
+            )
+        });
+        self.file("proc/self/mountinfo", &lines.collect::<String>())
+    }
+
+    fn cpu(&self, pid: u32) -> Cpu {
+        Cpu::within(self.0.path().join("proc"), pid)
+    }
+}
+
+fn used(cpu: &mut Cpu) -> (u64, bool) {
+    let time = cpu.read().unwrap();
+    (time.used_us, time.begins_anew)
+}
+
+#[test]
+fn version_2_counts_the_cgroup_and_the_least_quota_up_to_the_top() {
+    let machine = Machine::new();
+    machine
+        .mounted(&[("/", "cgroup2", "v2")])
+        .process((7, 1), 5, 0, "")
+        .file("proc/7/cgroup", "0::/shop/cart\n")
+        .file("sys/v2/shop/cart/cgroup.events", "populated 1\n")
+        .file("sys/v2/shop/cart/cgroup.procs", "7\n")
+        .file("sys/v2/shop/cart/cpu.stat", "usage_usec 123456\nuser_usec 100000\n")
+        .file("sys/v2/shop/cart/cpu.max", "max 100000\n")
+        .file("sys/v2/shop/cpu.max", "50000 100000\n");
+    let time = machine.cpu(7).read().unwrap();
+    assert_eq!((time.used_us, time.limit_millicores), (123_456, 500));
+    machine.file("sys/v2/shop/cart/cpu.max", "25000 100000\n");
+    assert_eq!(machine.cpu(7).read().unwrap().limit_millicores, 250);
+}
+
+#[test]
+fn version_1_counts_in_nanoseconds_and_takes_the_quota_of_another_controller() {
+    let machine = Machine::new();
+    machine
+        .mounted(&[("/", "cgroup", "memory"), ("/", "cgroup", "cpuacct"), ("/", "cgroup", "cpu")])
+        .process((7, 1), 5, 0, "")
+        .file("proc/7/cgroup", "3:memory:/\n2:cpuacct:/cart\n1:cpu:/cart\n0::/\n")
+        .file("sys/cpuacct/cart/cpuacct.usage", "5000000\n")
+        .file("sys/cpuacct/cart/cgroup.procs", "7\n")
+        .file("sys/cpu/cart/cpu.cfs_quota_us", "30000\n")
+        .file("sys/cpu/cart/cpu.cfs_period_us", "100000\n")
+        .file("sys/cpu/cpu.cfs_quota_us", "-1\n")
+        .file("sys/cpu/cpu.cfs_period_us", "100000\n");
+    let time = machine.cpu(7).read().unwrap();
+    assert_eq!((time.used_us, time.limit_millicores), (5_000, 300));
+}
+
+#[test]
+fn a_container_that_knows_its_path_on_the_host_only_finds_its_own_group() {
+    let machine = Machine::new();
+    machine
+        .mounted(&[("/docker/abc", "cgroup", "cpuacct")])
+        .process((7, 1), 5, 0, "")
+        .file("proc/7/cgroup", "2:cpuacct:/docker/abc\n")
+        .file("sys/cpuacct/cpuacct.usage", "7000\n")
+        .file("sys/cpuacct/cgroup.procs", "7\n");
+    assert_eq!(machine.cpu(7).read().unwrap().used_us, 7);
+}
+
+#[test]
+fn the_root_of_the_machine_is_nobodys_own() {
+    let machine = Machine::new();
+    machine
+        .mounted(&[("/", "cgroup", "cpuacct"), ("/", "cgroup2", "v2")])
+        .process((7, 1), 5, 0, "")
+        .file("proc/7/cgroup", "2:cpuacct:/\n0::/\n")
+        .file("sys/cpuacct/cpuacct.usage", "999000000\n")
+        .file("sys/cpuacct/release_agent", "\n")
+        .file("sys/v2/cpu.stat", "usage_usec 999000\n");
+    let time = machine.cpu(7).read().unwrap();
+    assert_eq!(time.used_us, 60_000, "five ticks of user time and one of the system's");
+    assert_eq!(time.limit_millicores, machine_millicores());
+}
+
+#[test]
+fn a_cgroup_that_siblings_share_is_given_up_for_good() {
+    let machine = Machine::new();
+    machine
+        .mounted(&[("/", "cgroup2", "v2")])
+        .process((1, 0), 0, 0, "")
+        .process((7, 1), 5, 0, "8")
+        .process((8, 7), 1, 0, "")
+        .process((9, 1), 1, 0, "")
+        .file("proc/7/cgroup", "0::/pod\n")
+        .file("sys/v2/pod/cgroup.events", "")
+        .file("sys/v2/pod/cpu.stat", "usage_usec 500\n")
+        .file("sys/v2/pod/cgroup.procs", "1\n7\n8\n77\n");
+    let mut cpu = machine.cpu(7);
+    assert_eq!(
+        used(&mut cpu),
+        (500, true),
+        "whoever started it, whom it started and who has ended are no strangers"
+    );
+    assert_eq!(used(&mut cpu), (500, false));
+    assert!(cpu.how().ends_with("pod (v2)"), "{}", cpu.how());
+    machine.file("sys/v2/pod/cgroup.procs", "1\n7\n8\n9\n");
+    assert_eq!(used(&mut cpu), (80_000, true));
+    assert!(
+        cpu.how().starts_with("its processes") && cpu.how().ends_with("other programs run in its cgroup")
+    );
+    machine.file("sys/v2/pod/cgroup.procs", "1\n7\n8\n");
+    assert_eq!(used(&mut cpu), (80_000, false));
+}
+
+#[test]
+fn a_family_of_processes_loses_nothing_when_a_child_ends() {
+    let machine = Machine::new();
+    machine.mounted(&[]).file("proc/7/cgroup", "").process((7, 1), 9, 0, "8").process((8, 7), 19, 0, "");
+    let mut cpu = machine.cpu(7);
+    assert_eq!(used(&mut cpu).0, 300_000);
+    // Its parent has waited for it.
+    fs::remove_dir_all(machine.0.path().join("proc/8")).unwrap();
+    machine.process((7, 1), 9, 20, "");
+    assert_eq!(used(&mut cpu).0, 300_000);
+    fs::remove_dir_all(machine.0.path().join("proc/7")).unwrap();
+    assert_eq!(cpu.read(), None);
+}
+
+#[test]
+fn this_process_is_measured_on_the_real_system() {
+    let mut cpu = Cpu::of_this_program();
+    let before = cpu.read().unwrap();
+    let spent = || {
+        let mut word = 1u64;
+        for step in 0..30_000_000u64 {
+            word = std::hint::black_box(word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(step));
+        }
+        word
+    };
+    // At least one tick of the clock must pass, however fast the machine.
+    let mut rounds = 0;
+    let mut after = before;
+    while after.used_us == before.used_us && rounds < 200 {
+        std::hint::black_box(spent());
+        after = cpu.read().unwrap();
+        rounds += 1;
+    }
+    assert!(after.used_us > before.used_us);
+    assert!(after.limit_millicores >= 1);
+}

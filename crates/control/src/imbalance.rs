@@ -1,0 +1,177 @@
+//! Gathers what servers say of their CPU, keeps its sums for years, and answers how much is wasted where.
+//!
+//! Minutes stay open for a quarter of an hour, since agents pass figures on late after an outage; then they are closed: a
+//! service's minute becomes a row, which is added to its hour and its day in the same write. What is open is written
+//! down once a minute too, so that a restart loses less than a minute, and counts nothing twice: rows are only ever made
+//! of all that is known of a minute, once. Keeping ever-growing counters and taking differences was rejected: each delay
+//! and restart on the way becomes a spike, which a p99 is made to find.
+//!
+//! Nothing here stops the control plane: without its file it goes on with the last hour, in memory.
+
+mod file;
+mod http;
+mod message;
+mod metrics;
+mod reading;
+mod service;
+
+use std::{
+    path::Path,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use fairmesh_imbalance::{KEPT, Minute, Open, Taken, Usage};
+use fairmesh_model::{InstanceId, Location, ServiceName};
+use fairmesh_store::{StoreError, WriteError};
+use tokio::{
+    sync::RwLock,
+    time::{MissedTickBehavior, interval},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::admin::now_ms;
+use file::History;
+pub(crate) use http::router;
+pub(crate) use service::ImbalanceService;
+
+/// How often what changed is written down, and what is due closed.
+const PERIOD: Duration = Duration::from_mins(1);
+
+/// The collector of a control plane.
+#[derive(Debug)]
+pub(crate) struct Imbalance {
+    open: Mutex<Open>,
+    /// `None` where it cannot be used.
+    history: Option<History>,
+    /// Held by who closes minutes, since they are neither here nor there for a moment.
+    closing: RwLock<()>,
+    counts: Counts,
+}
+
+/// What became of usages and minutes.
+#[derive(Debug, Default)]
+struct Counts {
+    counted: AtomicU64,
+    known: AtomicU64,
+    late: AtomicU64,
+    future: AtomicU64,
+    unusable: AtomicU64,
+    full: AtomicU64,
+    write_failures: AtomicU64,
+}
+
+impl Counts {
+    fn of(&self, taken: Taken) -> &AtomicU64 {
+        match taken {
+            Taken::Counted => &self.counted,
+            Taken::Known => &self.known,
+            Taken::Late => &self.late,
+            Taken::Future => &self.future,
+            Taken::Unusable(_) => &self.unusable,
+            Taken::Full => &self.full,
+        }
+    }
+}
+
+/// Why something could not be written down or read.
+#[derive(Debug, thiserror::Error)]
+enum HistoryError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+impl Imbalance {
+    /// Takes up what the file at `path` holds. A file that cannot be used is said and left alone.
+    pub(crate) async fn start(path: &Path) -> Self {
+        let mut open = Open::default();
+        let history = match History::open(path, &mut open).await {
+            Ok(history) => Some(history),
+            Err(error) => {
+                tracing::error!(
+                    %error,
+                    "the imbalance indicator has only the last hour, in memory, until this is mended and the control \
+                     plane is started again; routing is not touched by it"
+                );
+                None
+            }
+        };
+        let (closing, counts) = (RwLock::default(), Counts::default());
+        Self { open: Mutex::new(open), history, closing, counts }
+    }
+
+    /// Writes down and closes until `stopping`, and then once more.
+    pub(crate) async fn run(&self, stopping: CancellationToken) {
+        let mut ticks = interval(PERIOD);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut stop = false;
+        while !stop {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                () = stopping.cancelled() => stop = true,
+            }
+            if let Err(error) = self.settle(now()).await {
+                self.counts.write_failures.fetch_add(1, Relaxed);
+                tracing::warn!(%error, "figures of the imbalance indicator could not be written; trying again in a minute");
+            }
+        }
+    }
+
+    fn open(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes one usage.
+    fn take(&self, who: (&ServiceName, &InstanceId, &Location), said: (Minute, Usage), now: Minute) -> Taken {
+        let taken = self.open().take(who, said, now);
+        self.counts.of(taken).fetch_add(1, Relaxed);
+        taken
+    }
+
+    /// Writes down what changed and closes what is due.
+    async fn settle(&self, now: Minute) -> Result<(), HistoryError> {
+        let settled = match &self.history {
+            Some(history) => self.write(history, now).await,
+            None => Ok(()),
+        };
+        // Where minutes cannot be closed, they do not pile up.
+        self.open().close(now.before(KEPT + 1));
+        settled
+    }
+
+    async fn write(&self, history: &History, now: Minute) -> Result<(), HistoryError> {
+        let due = self.open().due(now);
+        for minute in due {
+            let rows = self.open().rows(minute);
+            let _closing = self.closing.write().await;
+            history.close(minute, rows).await?;
+            self.open().close(minute);
+        }
+        let changed = self.open().take_changed();
+        let mut failed = Ok(());
+        for (minute, service) in changed {
+            let usages = self.open().usages(minute, &service);
+            if failed.is_ok() {
+                failed = history.note(minute, &service, usages).await;
+            }
+            if failed.is_err() {
+                self.open().still_changed(minute, service);
+            }
+        }
+        failed?;
+        history.thin_out(now).await
+    }
+}
+
+/// The minute that it is.
+fn now() -> Minute {
+    Minute::of_ms(now_ms())
+}
+
+#[cfg(test)]
+mod tests;

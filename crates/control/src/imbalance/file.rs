@@ -1,0 +1,254 @@
+//! The file beside the store: `imbalance.redb`.
+//!
+//! | key | value |
+//! |---|---|
+//! | `open/<minute>/<tenant>/<service>/<part>` | `OpenUsages`: what instances said of a minute that may still change |
+//! | `minute/<minute>/<tenant>/<service>` | `ImbalanceRow` of a closed minute |
+//! | `hour/…`, `day/…` | the same of all closed minutes of an hour or a day, by its first minute |
+//!
+//! A service's minute is closed by one batch: its row, the sums that it is added to, and the end of its open parts. So it
+//! is counted once, wherever the power fails.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    ops::{Bound, Range},
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use fairmesh_imbalance::{Minute, Open, Row, Tier, Usage};
+use fairmesh_model::{InstanceId, Location, ServiceName};
+use fairmesh_rib::{Batch, Entry, Op};
+use fairmesh_store::{RedbStore, Store, StoreError};
+use fairmesh_wire::v1;
+use prost::Message as _;
+use tokio::task::spawn_blocking;
+
+use super::{HistoryError, message};
+
+/// How many bytes of keys and values are kept; above that the oldest go, minutes before hours before days.
+const MAX_BYTES: usize = 128 << 20;
+/// How many instances one part of a minute holds, so that its value stays within bounds.
+const PART: usize = 1_000;
+/// How many keys are taken away at once.
+const MAX_DELETES: usize = 1_000;
+
+/// Open parts, as the tiers are named.
+const OPEN: &str = "open";
+
+/// Services with what is known of them.
+type Rows = Vec<(ServiceName, Row)>;
+
+/// What is kept on disk.
+#[derive(Debug)]
+pub(super) struct History {
+    store: Arc<RedbStore>,
+    index: Mutex<Index>,
+    max_bytes: usize,
+}
+
+/// What the file holds, without the values.
+#[derive(Debug, Default)]
+struct Index {
+    /// Every key and how many bytes it takes with its value.
+    keys: BTreeMap<Arc<str>, usize>,
+    bytes: usize,
+}
+
+impl Index {
+    fn note(&mut self, key: Arc<str>, value: Option<usize>) {
+        let before = match value {
+            Some(value) => {
+                let bytes = key.len() + value;
+                self.bytes += bytes;
+                self.keys.insert(key, bytes)
+            }
+            None => self.keys.remove(&key),
+        };
+        self.bytes -= before.unwrap_or(0);
+    }
+
+    fn within(&self, keys: &Range<String>) -> impl DoubleEndedIterator<Item = &Arc<str>> {
+        let bounds = (Bound::Included(keys.start.as_str()), Bound::Excluded(keys.end.as_str()));
+        self.keys.range::<str, _>(bounds).map(|(key, _)| key)
+    }
+}
+
+impl History {
+    /// Opens the file, or creates it, and puts what was open back into `open`.
+    pub(super) async fn open(path: &Path, open: &mut Open) -> Result<Self, StoreError> {
+        Self::bounded(path, open, MAX_BYTES).await
+    }
+
+    pub(super) async fn bounded(path: &Path, open: &mut Open, max_bytes: usize) -> Result<Self, StoreError> {
+        let file = path.to_owned();
+        let opened = spawn_blocking(move || RedbStore::open(file)).await;
+        let store = opened.unwrap_or_else(|stopped| {
+            Err(StoreError::Unreadable { path: path.into(), source: std::io::Error::other(stopped) })
+        })?;
+        let (_, entries) = store.load().await?;
+        let mut index = Index::default();
+        for (key, entry) in &entries {
+            index.note(key.clone(), Some(entry.value.len()));
+            if key.starts_with(OPEN) {
+                restore(open, key, entry);
+            }
+        }
+        let history = Self { store: Arc::new(store), index: Mutex::new(index), max_bytes };
+        if let Some(newest) = history.newest(Tier::Minute) {
+            open.closed_through(newest);
+        }
+        Ok(history)
+    }
+
+    fn index(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn keys(&self, keys: &Range<String>) -> Vec<Arc<str>> {
+        self.index().within(keys).cloned().collect()
+    }
+
+    /// How many bytes keys and values take.
+    pub(super) fn bytes(&self) -> usize {
+        self.index().bytes
+    }
+
+    fn newest(&self, tier: Tier) -> Option<Minute> {
+        let index = self.index();
+        let newest = index.within(&between(tier.name(), Minute(0), Minute(u32::MAX))).next_back().cloned();
+        newest.and_then(|key| split(&key).map(|(minute, _)| minute))
+    }
+
+    /// Writes down what is known of a service in a minute that is still open.
+    pub(super) async fn note(
+        &self,
+        minute: Minute,
+        service: &ServiceName,
+        usages: Vec<(InstanceId, Arc<Location>, Usage)>,
+    ) -> Result<(), HistoryError> {
+        for (number, part) in usages.chunks(PART).enumerate() {
+            let key = format!("{}/{number:04}", key(OPEN, minute, service));
+            self.write(vec![Op::put(key, message::open_usages(part).encode_to_vec())]).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes rows of a minute for good. Whoever was closed before a crash is not among `rows` any more.
+    pub(super) async fn close(&self, minute: Minute, rows: Rows) -> Result<(), HistoryError> {
+        // What is left are services that were only heard of for a moment.
+        let left = self.close_services(minute, rows).await?;
+        self.delete(left).await
+    }
+
+    /// The same for some services; what is open of others.
+    pub(super) async fn close_services(
+        &self,
+        minute: Minute,
+        rows: Rows,
+    ) -> Result<Vec<Arc<str>>, HistoryError> {
+        let mut parts = self.parts(minute);
+        let mut sums = Vec::new();
+        for tier in [Tier::Hour, Tier::Day] {
+            let bucket = tier.bucket(minute);
+            let known: HashMap<_, _> = self.rows(tier, bucket, bucket).await?.into_iter().collect();
+            sums.push((tier, bucket, known));
+        }
+        for (service, row) in rows {
+            let put = |tier: Tier, at: Minute, row: &Row| {
+                Op::put(key(tier.name(), at, &service), message::row(row).encode_to_vec())
+            };
+            let mut ops = vec![put(Tier::Minute, minute, &row)];
+            for (tier, bucket, known) in &sums {
+                let mut sum = known.get(&service).cloned().unwrap_or_default();
+                sum.add(&row);
+                ops.push(put(*tier, *bucket, &sum));
+            }
+            ops.extend(parts.remove(&service.to_string()).into_iter().flatten().map(Op::delete));
+            self.write(ops).await?;
+        }
+        Ok(parts.into_values().flatten().collect())
+    }
+
+    /// The keys of what was open of a minute, by service.
+    fn parts(&self, minute: Minute) -> HashMap<String, Vec<Arc<str>>> {
+        let mut parts: HashMap<String, Vec<Arc<str>>> = HashMap::new();
+        for key in self.keys(&between(OPEN, minute, minute)) {
+            if let Some((service, _)) = split(&key).and_then(|(_, rest)| rest.rsplit_once('/')) {
+                parts.entry(service.to_owned()).or_default().push(key.clone());
+            }
+        }
+        parts
+    }
+
+    /// The rows of some buckets, those of one service one after the other.
+    pub(super) async fn rows(&self, tier: Tier, from: Minute, to: Minute) -> Result<Rows, HistoryError> {
+        let entries = self.store.range(between(tier.name(), from, to)).await?;
+        let rows = entries.iter().filter_map(|(key, entry)| {
+            let (_, service) = split(key)?;
+            // What a later release wrote in another way is left alone.
+            Some((ServiceName::new(service).ok()?, message::read_row(&entry.value)?))
+        });
+        Ok(rows.collect())
+    }
+
+    /// Takes away what is past its time, and the oldest where there is too much.
+    pub(super) async fn thin_out(&self, now: Minute) -> Result<(), HistoryError> {
+        for tier in Tier::ALL {
+            let last = tier.bucket(now.before(tier.kept() + tier.minutes()));
+            self.delete(self.keys(&between(tier.name(), Minute(0), last))).await?;
+        }
+        for tier in Tier::ALL {
+            while self.bytes() > self.max_bytes {
+                let all = between(tier.name(), Minute(0), Minute(u32::MAX));
+                let oldest: Vec<_> = self.index().within(&all).take(MAX_DELETES).cloned().collect();
+                if oldest.is_empty() {
+                    break;
+                }
+                self.delete(oldest).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn delete(&self, keys: Vec<Arc<str>>) -> Result<(), HistoryError> {
+        for keys in keys.chunks(MAX_DELETES) {
+            self.write(keys.iter().cloned().map(Op::delete).collect()).await?;
+        }
+        Ok(())
+    }
+
+    async fn write(&self, ops: Vec<Op>) -> Result<(), HistoryError> {
+        let batch = Batch { ops };
+        self.store.write(batch.clone()).await?;
+        let mut index = self.index();
+        batch.ops.into_iter().for_each(|op| index.note(op.key, op.value.map(|value| value.len())));
+        Ok(())
+    }
+}
+
+/// Minutes have ten digits, so that keys stand in the order of time.
+fn key(folder: &str, minute: Minute, service: &ServiceName) -> String {
+    format!("{folder}/{:010}/{service}", minute.0)
+}
+
+/// All keys of these minutes, the last included: what follows a minute, '/', stands before every digit.
+fn between(folder: &str, from: Minute, to: Minute) -> Range<String> {
+    format!("{folder}/{:010}", from.0)..format!("{folder}/{:010}0", to.0)
+}
+
+/// The minute of a key and what follows it.
+fn split(key: &str) -> Option<(Minute, &str)> {
+    let (minute, rest) = key.split_once('/')?.1.split_once('/')?;
+    Some((Minute(minute.parse().ok()?), rest))
+}
+
+fn restore(open: &mut Open, key: &str, entry: &Entry) {
+    let Some((minute, rest)) = split(key) else { return };
+    let service = rest.rsplit_once('/').and_then(|(service, _)| ServiceName::new(service).ok());
+    let usages = v1::OpenUsages::decode(&*entry.value).ok();
+    let (Some(service), Some(usages)) = (service, usages) else { return };
+    for (instance, place, usage) in message::read_open(usages) {
+        open.restore((&service, &instance, &place), (minute, usage));
+    }
+}

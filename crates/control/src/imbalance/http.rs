@@ -1,0 +1,55 @@
+use std::sync::Arc;
+
+use axum::{
+    Json, Router,
+    extract::{Query, State},
+    http::StatusCode,
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use fairmesh_model::Invalid;
+use serde::{Deserialize, Serialize};
+
+use super::{Imbalance, now, reading::Question};
+
+/// What may stand behind the question mark.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Asked {
+    service: String,
+    by: String,
+    window: String,
+}
+
+/// An error as the registry answers it.
+#[derive(Serialize)]
+struct Refusal {
+    error: String,
+    field: String,
+    hint: String,
+}
+
+/// `GET /v1/imbalance`.
+pub(crate) fn router(imbalance: Arc<Imbalance>) -> Router {
+    Router::new().route("/v1/imbalance", get(read)).with_state(imbalance)
+}
+
+async fn read(State(imbalance): State<Arc<Imbalance>>, Query(asked): Query<Asked>) -> Response {
+    let question = match Question::read(&asked.service, &asked.by, &asked.window) {
+        Ok(question) => question,
+        Err(Invalid { field, problem, hint }) => {
+            return refuse(StatusCode::BAD_REQUEST, Refusal { error: problem, field, hint });
+        }
+    };
+    match imbalance.report(&question, now()).await {
+        Ok(report) => Json(report.view()).into_response(),
+        Err(error) => {
+            let (error, field) = (error.to_string(), String::new());
+            refuse(StatusCode::SERVICE_UNAVAILABLE, Refusal { error, field, hint: "try again".into() })
+        }
+    }
+}
+
+fn refuse(status: StatusCode, refusal: Refusal) -> Response {
+    (status, Json(refusal)).into_response()
+}

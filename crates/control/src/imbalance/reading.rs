@@ -1,0 +1,92 @@
+//! Answers from what is on disk and what is still open, together.
+
+use std::collections::BTreeMap;
+
+use fairmesh_imbalance::{By, Dimension, Minute, Report, Row, Strayed, Tier, outliers, read_window};
+use fairmesh_model::{Invalid, ServiceName};
+
+use super::{HistoryError, Imbalance};
+
+/// How far back to look unless it is said.
+const WINDOW: u32 = 60;
+
+/// What is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Question {
+    /// `None` is all services.
+    pub(super) service: Option<ServiceName>,
+    pub(super) by: By,
+    /// How many minutes back.
+    pub(super) window: u32,
+}
+
+impl Question {
+    /// Reads what was asked in words; what is empty is the usual.
+    pub(super) fn read(service: &str, by: &str, window: &str) -> Result<Self, Invalid> {
+        let window = if window.is_empty() { WINDOW } else { read_window(window)? };
+        Self::of(service, by, window)
+    }
+
+    /// The same with the window in minutes; 0 is the usual.
+    pub(super) fn of(service: &str, by: &str, window: u32) -> Result<Self, Invalid> {
+        let service = match service {
+            "" => None,
+            name => Some(ServiceName::new(name).map_err(|e| e.within("service"))?),
+        };
+        let by = match by {
+            "" => By::default(),
+            name => By::named(name).ok_or_else(|| {
+                let names: Vec<_> = By::ALL.iter().map(|by| by.name()).collect();
+                Invalid::new("by", format!("'{name}' is none"), format!("write one of {}", names.join(", ")))
+            })?,
+        };
+        let window = if window == 0 { WINDOW } else { window.min(Tier::Day.kept()) };
+        Ok(Self { service, by, window })
+    }
+}
+
+impl Imbalance {
+    /// The waste of the last minutes up to `now`, from the beginning of the first hour or day where those are what is kept
+    /// of that time.
+    pub(super) async fn report(&self, asked: &Question, now: Minute) -> Result<Report, HistoryError> {
+        let tier = Tier::for_window(asked.window);
+        let from = tier.bucket(now.before(asked.window - 1));
+        let mut rows: BTreeMap<ServiceName, Row> = BTreeMap::new();
+        let mut add = |(service, row): (ServiceName, Row)| {
+            if asked.service.as_ref().is_none_or(|asked| *asked == service) {
+                rows.entry(service).or_default().add(&row);
+            }
+        };
+        let _not_closing = self.closing.read().await;
+        if let Some(history) = &self.history {
+            history.rows(tier, from, now).await?.into_iter().for_each(&mut add);
+        }
+        let open = self.open().minutes();
+        for minute in open.into_iter().filter(|minute| *minute >= from) {
+            self.open().rows(minute).into_iter().for_each(&mut add);
+        }
+        let outliers = match asked.by {
+            By::Slice(Dimension::HostType) => self.outliers(asked.service.as_ref()),
+            _ => Vec::new(),
+        };
+        Ok(Report::of(asked.by, &rows, outliers))
+    }
+
+    /// Who differs from its like over the minutes that are open.
+    fn outliers(&self, asked: Option<&ServiceName>) -> Vec<Strayed> {
+        let members = self.open().members();
+        let groups =
+            members.into_iter().filter(|((service, _), _)| asked.is_none_or(|asked| asked == service));
+        let strayed = groups.flat_map(|((service, host_type), members)| {
+            let name =
+                move |outlier| Strayed { service: service.clone(), host_type: host_type.clone(), outlier };
+            outliers(&members).into_iter().map(name)
+        });
+        strayed.collect()
+    }
+
+    /// The rows of the last whole minute, for metrics.
+    pub(super) fn last_minute(&self, now: Minute) -> Vec<(ServiceName, Row)> {
+        self.open().rows(now.before(1))
+    }
+}

@@ -1,0 +1,202 @@
+use std::fs;
+
+use fairmesh_imbalance::{Area, By, Dimension, Tier};
+use fairmesh_model::{HostType, Region};
+
+use super::{reading::Question, *};
+
+/// A minute within an hour and a day, so that hours and days have more than what is counted here.
+const START: Minute = Minute(28_000_000);
+
+fn later(minutes: u32) -> Minute {
+    Minute(START.0 + minutes)
+}
+
+fn service() -> ServiceName {
+    ServiceName::new("shop/cart").unwrap()
+}
+
+/// An instance used so many thousandths of a core throughout a minute.
+fn say(imbalance: &Imbalance, instance: &str, minute: Minute, millicores: u64, now: Minute) -> Taken {
+    let place = Location {
+        host_type: Some(HostType::new("old").unwrap()),
+        ..Location::in_region(Region::new("eu").unwrap())
+    };
+    let usage =
+        Usage { cpu_us: millicores * 60_000, covered_ms: 60_000, limit_millicores: 0, requests: 1_000 };
+    imbalance.take((&service(), &InstanceId::new(instance).unwrap(), &place), (minute, usage), now)
+}
+
+async fn waste(imbalance: &Imbalance, window: u32, now: Minute) -> (u64, Area) {
+    let asked = Question { service: None, by: By::Service, window };
+    let report = imbalance.report(&asked, now).await.unwrap();
+    (report.minutes, report.total)
+}
+
+/// Two containers, of which one uses twice as much.
+fn pair(minutes: u64) -> Area {
+    Area { containers: 2 * minutes, used: 3_000 * minutes, peak: 4_000 * minutes }
+}
+
+#[tokio::test]
+async fn a_restart_loses_nothing_that_was_written_and_counts_nothing_twice() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("imbalance.redb");
+    let first = Imbalance::start(&path).await;
+    for minute in 0..3 {
+        say(&first, "a", later(minute), 2_000, later(minute));
+        say(&first, "b", later(minute), 1_000, later(minute));
+    }
+    first.settle(later(2)).await.unwrap();
+    say(&first, "a", later(3), 2_000, later(3));
+    assert_eq!(waste(&first, 60, later(3)).await.0, 4);
+    drop(first);
+
+    // What was not written is gone; the agent sends it again, and some of what was written with it.
+    let second = Imbalance::start(&path).await;
+    assert_eq!(waste(&second, 60, later(3)).await, (3, pair(3)));
+    assert_eq!(say(&second, "b", later(2), 1_000, later(3)), Taken::Known);
+    assert_eq!(say(&second, "a", later(3), 2_000, later(3)), Taken::Counted);
+    assert_eq!(say(&second, "b", later(3), 1_000, later(3)), Taken::Counted);
+    assert_eq!(waste(&second, 60, later(3)).await, (4, pair(4)));
+
+    // Closed after the restart, in every tier, and closed once.
+    second.settle(later(40)).await.unwrap();
+    second.settle(later(40)).await.unwrap();
+    drop(second);
+    let third = Imbalance::start(&path).await;
+    assert_eq!(third.open().minutes(), []);
+    for window in [60, 24 * 60, 30 * 24 * 60] {
+        assert_eq!(waste(&third, window, later(41)).await, (4, pair(4)), "window of {window} minutes");
+    }
+    // Even to a clock that was put back.
+    assert_eq!(say(&third, "a", later(3), 2_000, later(3)), Taken::Late);
+    assert_eq!(waste(&third, 24 * 60, later(41)).await, (4, pair(4)));
+}
+
+#[tokio::test]
+async fn a_crash_in_the_middle_of_closing_a_minute_counts_each_service_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("imbalance.redb");
+    let first = Imbalance::start(&path).await;
+    say(&first, "a", later(0), 2_000, later(0));
+    say(&first, "b", later(0), 1_000, later(0));
+    let (other, place) =
+        (ServiceName::new("shop/pay").unwrap(), Location::in_region(Region::new("eu").unwrap()));
+    let usage = Usage { cpu_us: 60_000_000, covered_ms: 60_000, ..Usage::default() };
+    first.take((&other, &InstanceId::new("p").unwrap(), &place), (later(0), usage), later(0));
+    first.settle(later(0)).await.unwrap();
+    // One service is closed and the other is not.
+    let rows = first.open().rows(later(0)).into_iter().filter(|(name, _)| *name == service()).collect();
+    let history = first.history.as_ref().unwrap();
+    history.close_services(later(0), rows).await.unwrap();
+    drop(first);
+
+    let second = Imbalance::start(&path).await;
+    assert_eq!(say(&second, "c", later(0), 9_000, later(1)), Taken::Late, "a part of it is closed");
+    second.settle(later(30)).await.unwrap();
+    for window in [60, 24 * 60] {
+        let (_, total) = waste(&second, window, later(30)).await;
+        assert_eq!((total.containers, total.used), (3, 4_000), "window of {window} minutes");
+    }
+}
+
+#[tokio::test]
+async fn late_figures_change_their_own_minute_until_it_is_closed() {
+    let folder = tempfile::tempdir().unwrap();
+    let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
+    say(&imbalance, "a", later(0), 2_000, later(0));
+    imbalance.settle(later(1)).await.unwrap();
+    assert_eq!(say(&imbalance, "b", later(0), 1_000, later(15)), Taken::Counted);
+    assert_eq!(waste(&imbalance, 60, later(15)).await, (1, pair(1)));
+    imbalance.settle(later(16)).await.unwrap();
+    assert_eq!(say(&imbalance, "c", later(0), 1_000, later(16)), Taken::Late);
+    assert_eq!(waste(&imbalance, 60, later(16)).await, (1, pair(1)));
+    assert_eq!(imbalance.counts.late.load(Relaxed), 1);
+}
+
+#[tokio::test]
+async fn minutes_go_after_hours_and_hours_after_weeks_and_their_sums_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
+    say(&imbalance, "a", later(0), 2_000, later(0));
+    say(&imbalance, "b", later(0), 1_000, later(0));
+    let keys = |tier: Tier| {
+        let imbalance = &imbalance;
+        async move {
+            let history = imbalance.history.as_ref().unwrap();
+            history.rows(tier, Minute(0), Minute(u32::MAX)).await.unwrap().len()
+        }
+    };
+    imbalance.settle(later(20)).await.unwrap();
+    assert_eq!([keys(Tier::Minute).await, keys(Tier::Hour).await, keys(Tier::Day).await], [1, 1, 1]);
+    imbalance.settle(later(7 * 60)).await.unwrap();
+    assert_eq!([keys(Tier::Minute).await, keys(Tier::Hour).await, keys(Tier::Day).await], [0, 1, 1]);
+    imbalance.settle(later(15 * 24 * 60)).await.unwrap();
+    assert_eq!([keys(Tier::Minute).await, keys(Tier::Hour).await, keys(Tier::Day).await], [0, 0, 1]);
+    assert_eq!(waste(&imbalance, 30 * 24 * 60, later(15 * 24 * 60)).await, (1, pair(1)));
+    imbalance.settle(later(6 * 366 * 24 * 60)).await.unwrap();
+    assert_eq!(keys(Tier::Day).await, 0);
+}
+
+#[tokio::test]
+async fn the_file_stays_within_its_bound_by_giving_up_the_finest_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut open = Open::default();
+    let bound = 4_000;
+    let history = History::bounded(&folder.path().join("imbalance.redb"), &mut open, bound).await.unwrap();
+    let (closing, counts) = (RwLock::default(), Counts::default());
+    let imbalance = Imbalance { open: Mutex::new(open), history: Some(history), closing, counts };
+    for minute in 0..100 {
+        say(&imbalance, "a", later(minute), 2_000, later(minute));
+        say(&imbalance, "b", later(minute), 1_000, later(minute));
+        imbalance.settle(later(minute)).await.unwrap();
+    }
+    imbalance.settle(later(200)).await.unwrap();
+    let history = imbalance.history.as_ref().unwrap();
+    assert!(history.bytes() <= bound, "{}", history.bytes());
+    assert_eq!(waste(&imbalance, 24 * 60, later(200)).await, (100, pair(100)), "hours hold all");
+}
+
+#[tokio::test]
+async fn a_damaged_file_is_said_and_left_alone_and_the_last_hour_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("imbalance.redb");
+    fs::write(&path, "this is no store").unwrap();
+    let imbalance = Imbalance::start(&path).await;
+    assert!(imbalance.history.is_none());
+    for minute in 0..90 {
+        say(&imbalance, "a", later(minute), 2_000, later(minute));
+        say(&imbalance, "b", later(minute), 1_000, later(minute));
+        imbalance.settle(later(minute)).await.unwrap();
+    }
+    assert_eq!(waste(&imbalance, 60, later(89)).await, (60, pair(60)));
+    assert!(imbalance.open().minutes().len() <= KEPT as usize + 1, "bounded");
+    assert_eq!(fs::read(&path).unwrap(), b"this is no store");
+}
+
+#[tokio::test]
+async fn questions_are_answered_by_slice_and_name_outliers_of_a_host_type() {
+    let folder = tempfile::tempdir().unwrap();
+    let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
+    for minute in 0..3 {
+        for instance in 0..6 {
+            let millicores = if instance == 4 { 3_000 } else { 2_000 };
+            say(&imbalance, &format!("i{instance}"), later(minute), millicores, later(minute));
+        }
+    }
+    let asked = Question::read("shop/cart", "host-type", "10m").unwrap();
+    let report = imbalance.report(&asked, later(2)).await.unwrap();
+    assert_eq!(report.by, By::Slice(Dimension::HostType));
+    assert_eq!((report.lines.len(), report.lines[0].name.as_str()), (1, "old"));
+    assert_eq!(report.total.wasted(), 3 * 5_000);
+    assert_eq!(report.causes.within, 3 * 5_000);
+    assert_eq!(report.outliers.len(), 1);
+    assert_eq!(report.outliers[0].outlier.instance.as_str(), "i4");
+    assert_eq!(report.outliers[0].outlier.off, 500);
+    let elsewhere = Question::read("shop/pay", "", "").unwrap();
+    assert_eq!(imbalance.report(&elsewhere, later(2)).await.unwrap().lines, []);
+    for wrong in [("cart", "", ""), ("", "moon", ""), ("", "", "soon")] {
+        assert!(Question::read(wrong.0, wrong.1, wrong.2).is_err(), "{wrong:?}");
+    }
+}
