@@ -10,7 +10,7 @@ use tokio::{
     time::Instant,
 };
 
-use crate::harness::{BURN, Spec, World, alone};
+use crate::harness::{BURN, Process, Spec, World, alone, until};
 
 /// What a call to the hot server burns, and what one to the others does.
 const HOT: u64 = 10_000_000;
@@ -30,14 +30,19 @@ async fn call(address: SocketAddr, steps: u64) {
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
 }
 
+/// A server of the service in a process of its own, and where it is.
+async fn server(world: &World, instance: &str) -> (SocketAddr, Process) {
+    let process = Spec::new("shop/cart", instance, Protocol::Http1).apart(world).await;
+    (world.endpoint("shop/cart", instance).await.unwrap().address, process)
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_gets_ten_times_the_work_shows_as_wasted_cores() {
     let _machine = alone().await;
     let world = World::start("").await;
     let mut servers = Vec::new();
     for (instance, steps) in [("hot", HOT), ("cool-1", COOL), ("cool-2", COOL)] {
-        let process = Spec::new("shop/cart", instance, Protocol::Http1).apart(&world).await;
-        let address = world.endpoint("shop/cart", instance).await.unwrap().address;
+        let (address, process) = server(&world, instance).await;
         servers.push((address, steps, process));
     }
     let start = Instant::now();
@@ -74,4 +79,35 @@ async fn a_server_that_gets_ten_times_the_work_shows_as_wasted_cores() {
     assert!(table.contains("unknown"), "{table}");
     let refused = world.cli(&["imbalance", "--by", "moon"]).await;
     assert_eq!(refused.code, Some(2), "{refused:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_servers_used_while_the_control_plane_was_away_is_told_when_it_is_back() {
+    let _machine = alone().await;
+    let mut world = World::start("").await;
+    let (address, mut server) = server(&world, "alone").await;
+    world.control.kill().await;
+    let start = Instant::now();
+    while world.agent_metric("fairmesh_agent_usages_waiting").await < 1.0 {
+        assert!(start.elapsed() < PATIENCE, "the agent hears nothing:\n{}", server.log());
+        call(address, COOL).await;
+    }
+    // From now on only the agent knows.
+    server.kill().await;
+    world.control.restart();
+    world.control_is_up().await;
+    let used = loop {
+        let seen = world.cli(&["imbalance", "shop/cart", "--json"]).await.json();
+        if let Some(used @ 1..) = seen["total"]["usedMillicoreMinutes"].as_u64() {
+            break used;
+        }
+        assert!(start.elapsed() < PATIENCE, "it is not passed on: {seen:#}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    };
+    assert!(
+        used <= 2 * 1_000,
+        "one caller at a time keeps at most one core busy, in at most two minutes: {used}"
+    );
+    let done = async || world.agent_metric("fairmesh_agent_usages_waiting").await == 0.0;
+    until("nothing waits any more", done).await;
 }

@@ -147,12 +147,17 @@ impl World {
 
     /// How old the agent says that its data is, in seconds.
     pub(crate) async fn agent_data_age(&self) -> f64 {
+        self.agent_metric("fairmesh_agent_data_age_seconds").await
+    }
+
+    /// A metric of the agent that has no labels.
+    pub(crate) async fn agent_metric(&self, name: &str) -> f64 {
         let mut stream = TcpStream::connect(&self.metrics).await.unwrap();
         stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: agent\r\nconnection: close\r\n\r\n").await.unwrap();
         let mut text = String::new();
         stream.read_to_string(&mut text).await.unwrap();
-        let age = text.lines().find_map(|line| line.strip_prefix("fairmesh_agent_data_age_seconds "));
-        age.unwrap_or_else(|| panic!("no age in {text}")).parse().unwrap()
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
     }
 }
 
