@@ -61,6 +61,21 @@ async fn a_restart_keeps_id_revision_and_entries() {
 }
 
 #[tokio::test]
+async fn a_range_holds_its_first_key_and_not_its_last() {
+    let folder = Folder::new();
+    let store = folder.open();
+    let keys = ["/a", "/b/1", "/b/2", "/b0", "/c"].map(|key| put(key, "1", Expect::Any));
+    store.write(batch(keys)).await.unwrap();
+    let keys = |from: &str, to: &str| {
+        let range = store.range(from.to_owned()..to.to_owned());
+        async { range.await.unwrap().into_iter().map(|(key, _)| key.to_string()).collect::<Vec<_>>() }
+    };
+    assert_eq!(keys("/b/", "/b0").await, ["/b/1", "/b/2"]);
+    assert_eq!(keys("/b/2", "/c").await, ["/b/2", "/b0"]);
+    assert_eq!(keys("/d", "/e").await, [""; 0]);
+}
+
+#[tokio::test]
 async fn two_stores_have_different_ids() {
     let (one, other) = (Folder::new(), Folder::new());
     assert_ne!(one.open().id(), other.open().id());
