@@ -4,6 +4,7 @@
 //! They are one program and not `cargo bench` targets, since they start processes, alternate between candidates and
 //! judge ratios; a harness that times closures would measure the noise of a shared machine.
 
+mod balance;
 mod library;
 mod pick;
 mod report;
@@ -28,6 +29,8 @@ enum Bench {
     Pick(Common),
     /// One call by name against one with the address written down: CPU and latency, HTTP/1.1 and gRPC.
     Library(Common),
+    /// How evenly simulated servers are used, against least pending.
+    Balance(Common),
     /// One process of a benchmark.
     #[command(hide = true)]
     Part(library::PartArgs),
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().bench {
         Bench::Pick(common) => pick::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Library(common) => library::run(common.quick).and_then(|report| finish(&report, &common)),
+        Bench::Balance(common) => balance::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Part(args) => library::run_part(args).map_err(|error| error as Box<dyn std::error::Error>),
     };
     match outcome {

@@ -58,6 +58,10 @@ pub(crate) enum Command {
     /// Say how many cores are wasted since load is uneven, where, and why.
     Imbalance(command::imbalance::ImbalanceArgs),
 
+    /// Simulate fleets with the routing code of production.
+    #[command(subcommand)]
+    Sim(command::sim::SimCommand),
+
     /// Print the completion script of a shell.
     Completions {
         /// The shell.

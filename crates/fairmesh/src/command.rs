@@ -12,6 +12,7 @@ pub(crate) mod history;
 pub(crate) mod imbalance;
 mod places;
 pub(crate) mod shards;
+pub(crate) mod sim;
 mod version;
 
 use std::process::ExitCode;
@@ -43,6 +44,7 @@ pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Shards(command) => shards::run(command).await,
         Command::Explain(args) => explain::run(args).await,
         Command::Imbalance(args) => imbalance::run(args).await,
+        Command::Sim(command) => sim::run(command),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "fairmesh", &mut std::io::stdout());
             Ok(ExitCode::SUCCESS)

@@ -7,9 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use fairmesh_model::spec::Plan;
+use fairmesh_model::{Invalid, spec::Plan};
 use fairmesh_registry::manifest::{self, ManifestError};
 use miette::{Diagnostic, NamedSource, SourceSpan};
+use serde::de::DeserializeOwned;
 
 use crate::{cli::Files, failure::Failure};
 
@@ -54,6 +55,15 @@ pub(crate) fn load(files: &Files) -> Result<Vec<Wanted>, Failure> {
     }
     refuse_twins(&wanted)?;
     Ok(wanted)
+}
+
+/// Reads a file that holds one document of a sort of its own.
+pub(crate) fn load_one<T: DeserializeOwned>(
+    path: &Path,
+    check: impl FnOnce(&T) -> Result<(), Invalid>,
+) -> Result<T, Failure> {
+    let (name, text) = read(path)?;
+    manifest::read(&name, &text, check).map_err(|error| refusal(error, &text))
 }
 
 /// What a plan is about: its kind and name.

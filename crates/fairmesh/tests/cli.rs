@@ -9,5 +9,6 @@ mod cli {
     pub(crate) mod moves;
     pub(crate) mod refusals;
     pub(crate) mod restarts;
+    pub(crate) mod sim;
     pub(crate) mod support;
 }

@@ -8,8 +8,11 @@ mod nearest;
 mod pieces;
 mod tree;
 
-use fairmesh_model::spec::{self, EndpointsSpec, Plan, PolicySpec, ServiceSpec, ShardMapSpec, TopologySpec};
-use serde::Deserialize;
+use fairmesh_model::{
+    Invalid,
+    spec::{self, EndpointsSpec, Plan, PolicySpec, ServiceSpec, ShardMapSpec, TopologySpec},
+};
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_saphyr::{Options, Spanned, options::NonFiniteFloatPolicy};
 
 pub use error::ManifestError;
@@ -35,6 +38,28 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Document>, ManifestError> {
     let read =
         |piece: &Piece<'_>| document(piece).map_err(|refusal| ManifestError::new(file, text, piece, refusal));
     pieces::split(text).iter().map(read).collect()
+}
+
+/// Reads a file that holds one document of a sort of its own, such as a scenario; `check` says what its type does not.
+///
+/// # Errors
+/// The first thing that is wrong, as [`parse`] says it; and a file that holds none or several.
+pub fn read<T: DeserializeOwned>(
+    file: &str,
+    text: &str,
+    check: impl FnOnce(&T) -> Result<(), Invalid>,
+) -> Result<T, ManifestError> {
+    let pieces = pieces::split(text);
+    let whole = Piece { text, offset: 0, lines_before: 0, first_line: 1 };
+    let [piece] = pieces.as_slice() else {
+        let place = Place::at_start(format!("there are {} documents in it", pieces.len()), "write one");
+        return Err(ManifestError::new(file, text, &whole, place));
+    };
+    let read = body::<T>(piece).and_then(|value| match check(&value) {
+        Ok(()) => Ok(value),
+        Err(invalid) => Err(tree::place(piece.text, invalid)),
+    });
+    read.map_err(|place| ManifestError::new(file, text, piece, place))
 }
 
 /// The part of a document that says what the rest is.

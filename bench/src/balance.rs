@@ -1,0 +1,78 @@
+//! How evenly servers are used: the default policy against what Uber had before, on fleets that nobody tuned anything on.
+//!
+//! Simulated, since no machine holds three thousand servers; the decisions are those of the production crates.
+
+use std::{error::Error, thread};
+
+use fairmesh_sim::{
+    Contender, Report as Simulated, Summary, compare,
+    fleets::{HELD_OUT, Mix, fleet},
+};
+
+use crate::report::Report;
+
+/// Goals.
+const CV: f64 = 0.10;
+const P99_MEAN: f64 = 0.88;
+const P99_WORST_MIXES: f64 = 0.70;
+/// By how much no fleet may be worse off, beyond noise.
+const NO_WORSE: f64 = 1.02;
+
+/// Places of the contenders.
+const OURS: usize = 0;
+const LEAST_PENDING: usize = 1;
+const LEAST_PENDING_AGAIN: usize = 2;
+
+/// Simulates; `quick` takes a tenth of the fleets.
+pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
+    let seeds: Vec<u64> = HELD_OUT.step_by(if quick { 10 } else { 1 }).collect();
+    let fleets: Vec<_> = seeds.iter().map(|&seed| fleet(seed)).collect();
+    let mixes: Vec<Mix> = seeds.iter().map(|&seed| Mix::of(seed)).collect();
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let found = compare(&fleets, &contenders(), threads, || {})?;
+    Ok(figures(&found, &mixes))
+}
+
+/// Ours as it comes; theirs twice, with other random choices, since what two of the same differ in is noise.
+fn contenders() -> [Contender; 3] {
+    let least_pending =
+        |salt| Contender { name: "least pending".into(), blind: true, salt, ..Contender::default() };
+    let ours = Contender { name: "default".into(), ..Contender::default() };
+    [ours, least_pending(0), least_pending(1)]
+}
+
+fn figures(found: &[Vec<Simulated>], mixes: &[Mix]) -> Report {
+    let mut report = Report::new("balance");
+    let n = found.len();
+    let ours = Summary::of("default", found, mixes, OURS, LEAST_PENDING);
+    let theirs = Summary::of("least pending", found, mixes, LEAST_PENDING, LEAST_PENDING);
+    let note = format!("median over {n} held-out fleets; least pending {:.3}", theirs.cv);
+    report.figure("cv_unsharded", ours.cv, Some(CV), note);
+    let (best, worst) = ours.p99_range;
+    let note = format!("p99 utilisation, ours / theirs, mean over {n} fleets; {best:.3} to {worst:.3}");
+    report.figure("p99_vs_least_pending_mean", ours.p99, Some(P99_MEAN), note);
+    let worst_mixes = ours.p99_worst_mixes.unwrap_or(f64::NAN);
+    let count = mixes.iter().filter(|mix| **mix == Mix::Worst).count();
+    let note =
+        format!("the same over the {count} fleets of the worst mix, half of the machines twice as fast");
+    report.figure("p99_vs_least_pending_best", worst_mixes, Some(P99_WORST_MIXES), note);
+    let (beyond, noise) = beyond_noise(found);
+    let note = format!("the fleet that gains least, its noise taken off; noise is up to {noise:.3}");
+    report.figure("p99_vs_least_pending_worst", beyond, Some(NO_WORSE), note);
+    report.figure("wasted_vs_least_pending", ours.wasted, None, "wasted cores, all fleets added up");
+    report.figure("latency_vs_least_pending", ours.p99_latency, None, "p99 latency, mean over the fleets");
+    report.peer("least pending", "simulated with the same crates, not told of host types");
+    report
+}
+
+/// The greatest ratio less what least pending differs from itself on the same fleet, and the greatest such difference.
+fn beyond_noise(found: &[Vec<Simulated>]) -> (f64, f64) {
+    let noise = |reports: &Vec<Simulated>| {
+        (reports[LEAST_PENDING_AGAIN].p99_utilisation / reports[LEAST_PENDING].p99_utilisation - 1.0).abs()
+    };
+    let beyond = |reports: &Vec<Simulated>| {
+        reports[OURS].p99_utilisation / reports[LEAST_PENDING].p99_utilisation - noise(reports)
+    };
+    let most = |of: &dyn Fn(&Vec<Simulated>) -> f64| found.iter().map(of).fold(f64::NEG_INFINITY, f64::max);
+    (most(&beyond), most(&noise))
+}

@@ -1,0 +1,76 @@
+use std::{path::PathBuf, process::ExitCode, thread};
+
+use clap::Args;
+use fairmesh_sim::{
+    Summary,
+    sweep::{Grid, Swept, sweep},
+};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::write_file;
+use crate::{failure::Failure, manifests, output};
+
+/// Try every combination of a grid of constants.
+#[derive(Args, Debug)]
+pub(crate) struct SweepArgs {
+    /// The file with the grid.
+    #[arg(value_name = "GRID")]
+    grid: PathBuf,
+    /// Write the summaries to this file as JSON.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write a line a fleet and combination to this file, for spreadsheets.
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Draw evenness against the most utilised servers into this file.
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Threads; left out, one a core.
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+}
+
+pub(super) fn run(args: &SweepArgs) -> Result<ExitCode, Failure> {
+    let grid: Grid = manifests::load_one(&args.grid, Grid::validate)?;
+    let threads = args.threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
+    let bar = ProgressBar::new(grid.simulations());
+    let style = ProgressStyle::with_template("{prefix} {wide_bar} {pos}/{len} simulations, {eta} left");
+    // The template is a constant that parses; a default bar would do as well.
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.set_prefix(grid.name.clone());
+    let swept = sweep(&grid, threads, || bar.inc(1))?;
+    bar.finish_and_clear();
+    output::write(&table(&swept))?;
+    if let Some(path) = &args.json {
+        let text = serde_json::to_string_pretty(&swept).map_err(Failure::failed)?;
+        write_file(path, &(text + "\n"))?;
+    }
+    if let Some(path) = &args.csv {
+        write_file(path, &swept.csv())?;
+    }
+    if let Some(path) = &args.svg {
+        write_file(path, &swept.plot())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn table(swept: &Swept) -> String {
+    let row = |summary: &Summary| {
+        let number = |value: f64| format!("{value:.4}");
+        let (best, worst) = summary.p99_range;
+        vec![
+            summary.name.clone(),
+            number(summary.cv),
+            number(summary.p99),
+            summary.p99_worst_mixes.map_or_else(|| "-".into(), number),
+            format!("{best:.3} to {worst:.3}"),
+            number(summary.p99_latency),
+            number(summary.wasted),
+        ]
+    };
+    let head = ["POLICY", "CV", "P99", "P99 WORST MIXES", "P99 RANGE", "P99 LATENCY", "WASTED"];
+    let rows: Vec<_> = swept.summaries.iter().map(row).collect();
+    let note =
+        "CV is the median over the fleets; the others are parts of the baseline's, which comes first.\n";
+    output::table(&head, &rows) + note
+}
