@@ -6,10 +6,7 @@
 
 use std::{collections::BTreeMap, ops::Range};
 
-use fairmesh_model::{
-    arith::{Generator, hash_text, mix_pair},
-    spec::BalancingSpec,
-};
+use fairmesh_model::arith::{Generator, hash_text, mix_pair};
 
 use crate::{
     chance::{exp, unit},
@@ -70,6 +67,8 @@ pub fn fleet(seed: u64) -> Scenario {
     let all: u32 = callers.iter().map(|group| group.count).sum();
     let wanted = (COVER * servers).div_ceil(all).max(20);
     let subset = if wanted >= servers { 0 } else { wanted };
+    let mut policy = PolicyUnderTest::default();
+    policy.balancing.subset = Some(subset);
     Scenario {
         name: format!("fleet-{seed}"),
         about: String::new(),
@@ -78,10 +77,7 @@ pub fn fleet(seed: u64) -> Scenario {
         duration: Span::seconds(if a_minute > 1e6 { 120 } else { 180 }),
         warmup: Span::seconds(60),
         window: Span::seconds(60),
-        policy: PolicyUnderTest {
-            balancing: BalancingSpec { subset: Some(subset), ..BalancingSpec::default() },
-            ..PolicyUnderTest::default()
-        },
+        policy,
         hosts: hosts(&speeds),
         servers: (0..).zip(groups).map(|(i, n)| group(i, n, cores, drift, neighbours)).collect(),
         callers,

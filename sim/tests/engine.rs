@@ -1,6 +1,8 @@
 //! What a simulation must be, whatever the policy: repeatable, fair where nothing speaks against it, and right where
 //! theory says what comes out.
 
+#![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
+
 use fairmesh_sim::{Outcome, Scenario, run};
 
 fn scenario(text: &str) -> Scenario {
@@ -141,7 +143,8 @@ fn what_is_expected_and_is_not_so_is_said() {
 
 #[test]
 fn a_scenario_that_makes_no_sense_is_refused_with_the_field() {
-    let cases: [(&str, fn(&mut Scenario)); 4] = [
+    type Spoil = fn(&mut Scenario);
+    let cases: [(&str, Spoil); 4] = [
         ("servers[0].host", |s| s.servers[0].host = Some("nowhere".into())),
         ("callers[0].rate", |s| s.callers[0].rate = 0.0),
         ("events[0].to", |s| s.events[0].to = Some("b".into())),

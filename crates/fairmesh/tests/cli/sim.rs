@@ -66,10 +66,10 @@ fn a_scenario_that_is_wrong_is_refused_with_file_and_line() {
 fn a_grid_is_swept_and_summed_up() {
     let folder = tempfile::tempdir().unwrap();
     let csv = folder.path().join("out.csv").to_str().unwrap().to_owned();
-    // Fleets of few requests, so that a build without optimisation plays them in seconds.
+    // A fleet of few requests.
     let grid = "\
 name: subsets
-fleets: {from: 26, count: 1}
+fleets: {from: 178, count: 1}
 baseline: {name: as it comes}
 grid: {subset: [5]}
 ";
