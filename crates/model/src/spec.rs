@@ -5,6 +5,7 @@
 //! alternative, validating while deserialising, was rejected: serde keeps neither the path of a field nor a hint apart
 //! from the message.
 
+mod balancing;
 mod endpoints;
 mod policy;
 mod route;
@@ -15,8 +16,9 @@ mod topology;
 
 use serde::{Deserialize, Serialize};
 
+pub use balancing::{BalancingSpec, OutliersSpec, ScoreSpec};
 pub use endpoints::{EndpointSpec, EndpointsSpec};
-pub use policy::{BalancingSpec, LocalitySpec, PolicySpec, RetriesSpec};
+pub use policy::{LocalitySpec, PolicySpec, RetriesSpec};
 pub use route::{GrpcSpec, HeaderSpec, MatchSpec, PathSpec, RouteSpec, TargetSpec};
 pub use service::ServiceSpec;
 pub use shards::{IntervalSpec, ReplicaSpec, ShardMapSpec, ShardSpec};
