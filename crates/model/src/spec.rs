@@ -30,6 +30,7 @@ use crate::{Endpoint, Invalid, Policy, Regions, RoundTrips, Service, ServiceName
 /// One document of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind")]
+#[allow(clippy::large_enum_variant, reason = "a file holds few, and nothing keeps them")]
 pub enum Document {
     /// What a service is.
     Service(ServiceSpec),
@@ -45,6 +46,7 @@ pub enum Document {
 
 /// What validation made of a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(clippy::large_enum_variant, reason = "a file holds few, and nothing keeps them")]
 pub enum Plan {
     /// What a service is.
     Service(ServiceName, Service),
