@@ -31,6 +31,14 @@ pub(crate) struct Pool {
     cost: Mean,
 }
 
+/// A report, where it is kept, and how and when it is taken.
+pub(crate) struct News<'a> {
+    pub(crate) report: LoadReport,
+    pub(crate) place: &'a Place,
+    pub(crate) rule: &'a Rule,
+    pub(crate) tick: u32,
+}
+
 /// A mean over the endpoints: each counts by the time that its report stands for, not by how many reports it sent, since a
 /// busy endpoint answers more often.
 #[derive(Debug, Default)]
@@ -90,11 +98,12 @@ impl Pool {
     }
 
     /// Takes a report of the endpoint at `slot`.
-    pub(crate) fn learn(&self, slot: &Slot, place: &Place, report: LoadReport, rule: &Rule, tick: u32) {
+    pub(crate) fn learn(&self, slot: &Slot, news: &News<'_>) {
+        let News { report, rule, tick, .. } = *news;
         let age = slot.age(tick);
         // No single report speaks for longer than a half-life, however rare its caller's calls are.
         let ticks = age.min(1 << TICKS_BITS);
-        let cost = self.correct(place, report, rule, age, ticks);
+        let cost = self.correct(news, age, ticks);
         let known = slot.load();
         let usual = report.requests.filter(|_| rule.counts_requests).map(|requests| {
             let theirs = u64::from(requests) << Load::BITS;
@@ -124,7 +133,8 @@ impl Pool {
     /// The slow loop: utilisation is what should become equal, and it is known late and averaged. So a correction to what a
     /// call costs at an endpoint integrates the error of its utilisation against the mean, a little at a time and within
     /// bounds: nobody herds on a stale figure, and no lie moves more than the bound.
-    fn correct(&self, place: &Place, report: LoadReport, rule: &Rule, age: u32, ticks: u32) -> u16 {
+    fn correct(&self, news: &News<'_>, age: u32, ticks: u32) -> u16 {
+        let News { report, place, rule, .. } = *news;
         let utilisation = match rule.utilisation {
             Utilisation::None => None,
             Utilisation::Cpu => report.cpu.map(u64::from),

@@ -5,7 +5,13 @@ use std::sync::{
 
 use fairmesh_model::BalancingPolicy;
 
-use crate::{LoadReport, Outcome, Reported, Rule, book::Book, learn::Pool, report::Place, trouble::Trouble};
+use crate::{
+    LoadReport, Outcome, Reported, Rule,
+    book::Book,
+    learn::{News, Pool},
+    report::Place,
+    trouble::Trouble,
+};
 
 mod slot;
 
@@ -117,7 +123,8 @@ impl Slots {
             reports[offset].put(load, now);
             let rule = self.rule();
             if rule.policy() == BalancingPolicy::Score {
-                self.pool.learn(slot, &reports[offset], load, &rule, rule.terms.tick(now));
+                let (place, tick) = (&reports[offset], rule.terms.tick(now));
+                self.pool.learn(slot, &News { report: load, place, rule: &rule, tick });
             }
         }
     }

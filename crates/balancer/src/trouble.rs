@@ -44,7 +44,7 @@ impl Tally {
         let (answers, failures) = self.get();
         match answers >= most {
             false => drop(self.0.fetch_add(step, Relaxed)),
-            true => self.0.store((answers / 2 | (failures / 2) << 32) + step, Relaxed),
+            true => self.0.store(((answers / 2) | ((failures / 2) << 32)) + step, Relaxed),
         }
     }
 
