@@ -249,7 +249,7 @@ fn publish(
     let facts = Facts {
         name: known.name(),
         service: &Service { kind, protocol: Protocol::Http1, virtual_address: None },
-        policy: &Policy { balancing: Balancing { subset }, ..Policy::default() },
+        policy: &Policy { balancing: Balancing { subset, ..Balancing::default() }, ..Policy::default() },
         endpoints,
         shards,
         location: &place(),

@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
 use fairmesh_balancer::rendezvous;
 use fairmesh_model::{
-    Endpoint, EndpointState, HostType, InstanceId, Invalid, Location, Policy, Protocol, Region, Regions,
-    RoundTrips, Service, ServiceKind, ServiceName,
+    Endpoint, EndpointState, FULL_WEIGHT, HostType, InstanceId, Invalid, Location, Policy, Protocol, Region,
+    Regions, RoundTrips, Service, ServiceKind, ServiceName,
     arith::{hash_text, mix_pair},
 };
 use fairmesh_router::{Facts, Slots, Upstream};
@@ -129,7 +129,7 @@ impl Directory {
         let mut groups: BTreeMap<(&str, u16), Group> = BTreeMap::new();
         for (server, entry) in (0..).zip(&self.entries).filter(|(_, entry)| entry.listed) {
             let group = groups.entry((entry.endpoint.state.as_str(), entry.region)).or_default();
-            group.nodes.push((entry.hash, entry.endpoint.weight));
+            group.nodes.push((entry.hash, FULL_WEIGHT));
             group.servers.push(server);
         }
         self.groups = groups.into_values().collect();

@@ -251,14 +251,20 @@ impl Server {
         let (since, busy) = self.marks[0];
         let passed = now - since;
         let cpu = (passed != 0).then(|| (self.busy - busy) * 1000.0 / (passed as f64 * self.cores));
-        LoadReport { requests: Some(self.calls), cpu: cpu.map(|cpu| cpu.min(60_000.0) as u16) }
+        LoadReport {
+            requests: Some(self.calls),
+            cpu: cpu.map(|cpu| cpu.min(60_000.0) as u16),
+            ..LoadReport::default()
+        }
     }
 
     fn misreport(&mut self, how: Reports, now: u64) -> LoadReport {
         match how {
             Reports::Missing => LoadReport::default(),
-            Reports::Absurd => LoadReport { requests: Some(1_000_000_000), cpu: Some(60_000) },
-            Reports::Idle => LoadReport { requests: Some(0), cpu: Some(0) },
+            Reports::Absurd => {
+                LoadReport { requests: Some(1_000_000_000), cpu: Some(60_000), ..LoadReport::default() }
+            }
+            Reports::Idle => LoadReport { requests: Some(0), cpu: Some(0), ..LoadReport::default() },
             Reports::Stuck => self.said[0].1,
             Reports::Late => {
                 if now - self.said[1].0 >= LATE {

@@ -169,6 +169,19 @@ impl<'a> Group<'a> {
         }
     }
 
+    /// The position whose turn it is: `turn mod n` where all weights are equal, else the one that holds the fraction
+    /// `turn * step` of 2^64 of the running totals.
+    #[inline]
+    pub(crate) fn in_turn(&self, turn: u32, step: u64) -> usize {
+        match self.ends.last() {
+            None => turn as usize % self.len(),
+            Some(&total) => {
+                let fraction = u64::from(turn).wrapping_mul(step);
+                self.holder(((u128::from(fraction) * u128::from(total)) >> 64) as u64)
+            }
+        }
+    }
+
     #[inline]
     fn holder(&self, point: u64) -> usize {
         self.ends.partition_point(|&end| end <= point)

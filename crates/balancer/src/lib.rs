@@ -6,16 +6,22 @@
 //! step and herd on one endpoint (A10), while two random choices stay fair with no state shared between callers.
 
 mod book;
+mod estimate;
 mod group;
+mod learn;
 mod outcome;
 mod pick;
 pub mod rendezvous;
 mod report;
+mod rule;
 mod slots;
+mod trouble;
 
 pub use book::Lease;
+pub use estimate::{Estimate, Estimates, estimate};
 pub use group::{Few, Group, Members};
-pub use outcome::{Outcome, penalty};
-pub use pick::{Contest, Handicap, SCAN_UP_TO, Standing, Witness, pick};
+pub use outcome::Outcome;
+pub use pick::{Contest, Handicap, SCAN_UP_TO, SCORE_BITS, Standing, Witness, pick};
 pub use report::{LoadReport, Reported};
+pub use rule::{Rule, Terms};
 pub use slots::Slots;

@@ -1,19 +1,44 @@
-use fairmesh_model::arith::Generator;
+use fairmesh_model::{
+    BalancingPolicy,
+    arith::{GAMMA, Generator},
+};
 
-use crate::{Group, Slots};
+use crate::{
+    Group, Slots, Terms,
+    learn::faded,
+    rule::FINE_ONE,
+    slots::{Load, aged},
+};
+
+mod score;
+mod turn;
+
+pub use score::SCORE_BITS;
 
 /// Up to this many endpoints all are looked at: two of so few are often the wrong two.
 pub const SCAN_UP_TO: usize = 4;
 
 /// What a pick depends on beside the endpoints.
+///
+/// Where more of the endpoints than the rule allows are avoided for how they answer, nobody is (panic): the others could not
+/// carry all, and what all complain of is seldom the endpoints' own fault.
 #[derive(Clone, Copy, Debug)]
 pub struct Contest<'a> {
     /// What this client knows of the endpoints.
-    pub slots: &'a Slots,
-    /// Endpoints that this call tried already.
-    pub avoid: &'a [u32],
-    /// Nanoseconds of the clock that [`Slots::finish`] gets.
-    pub now: u64,
+    slots: &'a Slots,
+    terms: Terms,
+    avoid: &'a [u32],
+    now: u64,
+    panic: bool,
+}
+
+impl<'a> Contest<'a> {
+    /// What this client knows of the endpoints, how the service is balanced, which endpoints this call tried already, and
+    /// the nanoseconds of the clock that [`Slots::finish`] gets.
+    #[inline]
+    pub fn new(slots: &'a Slots, terms: Terms, avoid: &'a [u32], now: u64) -> Self {
+        Self { slots, terms, avoid, now, panic: false }
+    }
 }
 
 /// What speaks against an endpoint; whoever carries less wins, whatever the load.
@@ -29,6 +54,13 @@ pub enum Handicap {
     TriedAndPenalised,
 }
 
+impl Handicap {
+    #[inline]
+    fn is_penalised(self) -> bool {
+        matches!(self, Self::Penalised | Self::TriedAndPenalised)
+    }
+}
+
 /// One endpoint as a pick sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {
@@ -40,6 +72,10 @@ pub struct Standing {
     pub outstanding: u32,
     /// What speaks against it.
     pub handicap: Handicap,
+    /// Whether so many are avoided that penalties for answers do not count.
+    pub panic: bool,
+    /// Its score in 2^-[`SCORE_BITS`] requests on an ordinary endpoint; 0 where the policy has none.
+    pub score: i64,
 }
 
 /// Sees what a pick considered; `()` does not look, and costs nothing.
@@ -51,14 +87,7 @@ pub trait Witness {
 
 impl Witness for () {}
 
-/// Picks an endpoint, or `None` from an empty group.
-///
-/// Up to [`SCAN_UP_TO`] endpoints: the best of all. Else two different ones are drawn by weight and the second wins only
-/// if it is strictly better (S13, S24); where both are handicapped, the best of all. Better is less handicap, then fewer
-/// outstanding calls relative to weight; equals share by weight.
-///
-/// The load is `outstanding / weight`, without the call to come: with it, of two idle endpoints the stronger would always
-/// win, on top of being drawn more often, and a client with few calls would starve the weaker one.
+/// Picks an endpoint by the contest's rule, or `None` from an empty group.
 #[inline]
 pub fn pick<W: Witness>(
     group: &Group<'_>,
@@ -66,22 +95,53 @@ pub fn pick<W: Witness>(
     random: &mut Generator,
     witness: &mut W,
 ) -> Option<Standing> {
-    if group.len() <= SCAN_UP_TO {
-        return contest.best(group, random, witness);
+    match contest.terms.policy {
+        BalancingPolicy::Score | BalancingPolicy::BoundedHash => contest.duel(group, random, witness),
+        // These are for special cases: each looks through all, whom it may have to avoid, before anything else.
+        _ if contest.panics(group) => {
+            pick_unalarmed(group, &Contest { panic: true, ..*contest }, random, witness)
+        }
+        _ => pick_unalarmed(group, contest, random, witness),
     }
-    let first = group.sample(random);
-    let second = group.sample_other(first, random);
-    let (a, b) = (contest.standing(group, first), contest.standing(group, second));
-    witness.considered(&a);
-    witness.considered(&b);
-    let winner = if b.beats(&a) { b } else { a };
-    if winner.handicap == Handicap::None {
-        return Some(winner);
+}
+
+#[inline]
+fn pick_unalarmed<W: Witness>(
+    group: &Group<'_>,
+    contest: &Contest<'_>,
+    random: &mut Generator,
+    witness: &mut W,
+) -> Option<Standing> {
+    match contest.terms.policy {
+        BalancingPolicy::RoundRobin => contest.in_turn(group, random, witness),
+        _ => contest.two_choices(group, random, witness),
     }
-    contest.best_of_many(group, random, witness)
 }
 
 impl Contest<'_> {
+    /// Up to [`SCAN_UP_TO`] endpoints: the best of all. Else two different ones are drawn by weight and the second wins
+    /// only if it is strictly better (S13, S24); where both are handicapped, the best of all. Equals share by weight.
+    fn two_choices<W: Witness>(
+        &self,
+        group: &Group<'_>,
+        random: &mut Generator,
+        witness: &mut W,
+    ) -> Option<Standing> {
+        if group.len() <= SCAN_UP_TO {
+            return self.best(group, random, witness);
+        }
+        let first = group.sample(random);
+        let second = group.sample_other(first, random);
+        let (a, b) = (self.standing(group, first), self.standing(group, second));
+        witness.considered(&a);
+        witness.considered(&b);
+        let winner = if self.beats(&b, &a) { b } else { a };
+        if winner.handicap == Handicap::None {
+            return Some(winner);
+        }
+        self.best_of_many(group, random, witness)
+    }
+
     /// How the endpoint at `position` of the group stands.
     #[inline]
     fn standing(&self, group: &Group<'_>, position: usize) -> Standing {
@@ -91,15 +151,68 @@ impl Contest<'_> {
     /// How an endpoint stands.
     #[inline]
     pub fn stand(&self, index: u32, weight: u32) -> Standing {
-        let outstanding = self.slots.outstanding(index);
-        let penalised = self.slots.penalised_until(index) > self.now;
-        let handicap = match (self.avoid.contains(&index), penalised) {
+        let mut standing =
+            Standing { index, weight, outstanding: 0, handicap: Handicap::None, panic: self.panic, score: 0 };
+        let Some(slot) = self.slots.slot(index) else { return standing };
+        let load = slot.load();
+        standing.outstanding = slot.calls();
+        standing.score = match self.terms.policy {
+            BalancingPolicy::Score | BalancingPolicy::BoundedHash => self.score(slot, load),
+            BalancingPolicy::PeakEwma => self.expected_latency(slot, load),
+            _ => 0,
+        };
+        let penalised = load.troubled && self.penalise(&mut standing);
+        standing.handicap = match (self.avoid.contains(&index), penalised) {
             (false, false) => Handicap::None,
             (false, true) => Handicap::Penalised,
             (true, false) => Handicap::Tried,
             (true, true) => Handicap::TriedAndPenalised,
         };
-        Standing { index, weight, outstanding, handicap }
+        standing
+    }
+
+    /// Whether an endpoint with failures is avoided; one that returns from that has a score as if up to one more request
+    /// were there, which falls by and by.
+    #[cold]
+    fn penalise(&self, standing: &mut Standing) -> bool {
+        let Some(trouble) = self.slots.trouble(standing.index) else { return false };
+        if self.terms.policy == BalancingPolicy::Score && !self.panic {
+            standing.score += (trouble.missing(self.now) << (SCORE_BITS - 8)).cast_signed();
+        }
+        trouble.until(self.panic) > self.now
+    }
+
+    /// Whether more of the group are avoided for how they answer than the rule allows.
+    fn panics(&self, group: &Group<'_>) -> bool {
+        let troubled = group
+            .indices()
+            .iter()
+            .filter(|&&index| self.slots.slot(index).is_some_and(|slot| slot.load().troubled));
+        let doubtful = troubled
+            .filter_map(|&index| self.slots.trouble(index))
+            .filter(|trouble| trouble.until(false) > self.now && trouble.until(true) <= self.now);
+        doubtful.count() as u64 * 100 > u64::from(self.slots.rule().most_percent) * group.len() as u64
+    }
+
+    /// Whether `a` is strictly better than `b`: less handicap, then less load as the policy has it.
+    #[inline]
+    fn beats(&self, a: &Standing, b: &Standing) -> bool {
+        if a.handicap != b.handicap {
+            return a.handicap < b.handicap;
+        }
+        match self.terms.policy {
+            // Without the call to come: with it, of two idle endpoints the stronger would always win, on top of being
+            // drawn more often, and a client with few calls would starve the weaker one.
+            // a/v < b/w as a*w < b*v: exact, and below 2^64 since each factor is below 2^32.
+            BalancingPolicy::LeastRequest => {
+                u64::from(a.outstanding) * u64::from(b.weight)
+                    < u64::from(b.outstanding) * u64::from(a.weight)
+            }
+            BalancingPolicy::PeakEwma | BalancingPolicy::Score | BalancingPolicy::BoundedHash => {
+                a.score < b.score
+            }
+            BalancingPolicy::RoundRobin | BalancingPolicy::Random => false,
+        }
     }
 
     /// The best of all by position; among equals each wins by its weight (reservoir sampling: the one at hand replaces
@@ -118,8 +231,8 @@ impl Contest<'_> {
             witness.considered(&standing);
             let weight = u64::from(standing.weight);
             match kept {
-                Some(best) if best.beats(&standing) => {}
-                Some(best) if !standing.beats(&best) => {
+                Some(best) if self.beats(&best, &standing) => {}
+                Some(best) if !self.beats(&standing, &best) => {
                     equals += weight;
                     if random.below(equals) < weight {
                         kept = Some(standing);
@@ -140,19 +253,6 @@ impl Contest<'_> {
         witness: &mut W,
     ) -> Option<Standing> {
         self.best(group, random, witness)
-    }
-}
-
-impl Standing {
-    /// Whether this one is strictly better.
-    #[inline]
-    pub fn beats(&self, other: &Self) -> bool {
-        if self.handicap != other.handicap {
-            return self.handicap < other.handicap;
-        }
-        // a/v < b/w as a*w < b*v: exact, and below 2^64 since each factor is below 2^32.
-        u64::from(self.outstanding) * u64::from(other.weight)
-            < u64::from(other.outstanding) * u64::from(self.weight)
     }
 }
 

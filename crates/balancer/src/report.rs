@@ -1,17 +1,21 @@
 use std::sync::atomic::{
-    AtomicU64,
+    AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release},
 };
 
+use crate::rule::FINE_ONE;
+
 /// What a server says of its load, all its callers together (S25, A9).
-///
-/// Today's pick goes by this client's own outstanding requests; reports are kept for a score that weighs both, and shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadReport {
-    /// Requests begun and not finished there; `None` where it does not say.
+    /// Requests begun and not finished there, without streams; `None` where it does not say.
     pub requests: Option<u32>,
+    /// Long streams under way there, another kind of load (A17); `None` where it does not say.
+    pub streams: Option<u32>,
     /// The share of its CPU limit in use, in thousandths, above 1000 where it bursts; `None` where it does not say.
     pub cpu: Option<u16>,
+    /// The metric that the service is balanced by, in thousandths, where its policy names one and the server reports it.
+    pub metric: Option<u32>,
 }
 
 /// A report and when it came.
@@ -23,14 +27,29 @@ pub struct Reported {
     pub at: u64,
 }
 
-/// The last report of one endpoint, in a quarter of a cache line.
-#[derive(Debug, Default)]
-#[repr(align(16))]
+/// The last report of one endpoint and what reports amount to, in half a cache line.
+#[derive(Debug)]
+#[repr(align(32))]
 pub(crate) struct Place {
-    /// Requests in the low half, CPU above, each plus one, so that 0 means that there is none.
+    /// Requests in the low half, CPU and streams above, each plus one, so that 0 means that there is none.
     load: AtomicU64,
     /// 0 means never.
     at: AtomicU64,
+    /// The metric, plus one.
+    metric: AtomicU32,
+    /// The correction from utilisation, finer than what a pick reads of it.
+    cost: AtomicU32,
+}
+
+impl Default for Place {
+    fn default() -> Self {
+        Self {
+            load: AtomicU64::new(0),
+            at: AtomicU64::new(0),
+            metric: AtomicU32::new(0),
+            cost: AtomicU32::new(FINE_ONE),
+        }
+    }
 }
 
 impl Place {
@@ -38,6 +57,7 @@ impl Place {
     #[inline]
     pub(crate) fn put(&self, load: LoadReport, now: u64) {
         self.load.store(pack(load), Relaxed);
+        self.metric.store(load.metric.map_or(0, |metric| metric.saturating_add(1)), Relaxed);
         // Whoever reads this time reads this load or a newer one.
         self.at.store(now.max(1), Release);
     }
@@ -45,27 +65,39 @@ impl Place {
     #[inline]
     pub(crate) fn get(&self) -> Option<Reported> {
         let at = self.at.load(Acquire);
-        (at != 0).then(|| Reported { load: unpack(self.load.load(Relaxed)), at })
+        let metric = self.metric.load(Relaxed).checked_sub(1);
+        (at != 0).then(|| Reported { load: LoadReport { metric, ..unpack(self.load.load(Relaxed)) }, at })
+    }
+
+    pub(crate) fn cost(&self) -> u32 {
+        self.cost.load(Relaxed)
+    }
+
+    pub(crate) fn set_cost(&self, cost: u32) {
+        self.cost.store(cost, Relaxed);
     }
 
     pub(crate) fn clear(&self) {
+        self.cost.store(FINE_ONE, Relaxed);
         self.at.store(0, Release);
     }
 }
 
 #[inline]
-fn pack(LoadReport { requests, cpu }: LoadReport) -> u64 {
+fn pack(LoadReport { requests, streams, cpu, .. }: LoadReport) -> u64 {
     let requests = requests.map_or(0, |requests| u64::from(requests.saturating_add(1)));
+    let streams = streams.map_or(0, |streams| u64::from(streams.min(u32::from(u16::MAX) - 1) + 1));
     let cpu = cpu.map_or(0, |cpu| u64::from(cpu.saturating_add(1)));
-    cpu << 32 | requests
+    streams << 48 | cpu << 32 | requests
 }
 
 #[inline]
 fn unpack(load: u64) -> LoadReport {
-    // Each half was packed from a number of its own width.
+    // Each part was packed from a number of its own width.
     let requests = (load as u32).checked_sub(1);
     let cpu = ((load >> 32) as u16).checked_sub(1);
-    LoadReport { requests, cpu }
+    let streams = ((load >> 48) as u16).checked_sub(1).map(u32::from);
+    LoadReport { requests, streams, cpu, metric: None }
 }
 
 #[cfg(test)]
@@ -78,9 +110,11 @@ mod tests {
         assert_eq!(place.get(), None);
         for requests in [None, Some(0), Some(7), Some(u32::MAX - 1)] {
             for cpu in [None, Some(0), Some(1500), Some(u16::MAX - 1)] {
-                let load = LoadReport { requests, cpu };
-                place.put(load, 42);
-                assert_eq!(place.get(), Some(Reported { load, at: 42 }));
+                for (streams, metric) in [(None, Some(3)), (Some(0), None), (Some(65_534), Some(0))] {
+                    let load = LoadReport { requests, streams, cpu, metric };
+                    place.put(load, 42);
+                    assert_eq!(place.get(), Some(Reported { load, at: 42 }));
+                }
             }
         }
         place.clear();

@@ -1,14 +1,28 @@
 use std::sync::{
-    Mutex, OnceLock,
-    atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
+    Mutex, OnceLock, PoisonError, RwLock,
+    atomic::{AtomicU32, Ordering::Relaxed},
 };
 
-use crate::{LoadReport, Outcome, Reported, book::Book, penalty, report::Place};
+use fairmesh_model::BalancingPolicy;
+
+use crate::{
+    LoadReport, Outcome, Reported, Rule,
+    book::Book,
+    learn::{News, Pool},
+    report::Place,
+    trouble::Trouble,
+};
+
+mod slot;
+
+pub(crate) use slot::{Load, Slot, aged};
 
 /// Slots of the first segment; each further one doubles what there is.
 const FIRST: usize = 32;
 /// Segments after the first, enough for 2^31 slots and more.
 const FURTHER: usize = 26;
+/// A latency is kept in 2^8 ns, so that 32 bits hold minutes.
+const LATENCY_BITS: u32 = 8;
 
 /// What this client knows of the endpoints of one service by its own calls and their answers: one slot an index, shared
 /// by all snapshots.
@@ -16,91 +30,189 @@ const FURTHER: usize = 26;
 /// It only ever grows, and a slot never moves, so readers need neither a lock nor `unsafe`. An instance keeps its index
 /// from snapshot to snapshot ([`assign`](Self::assign)): a call that began on one may end on another.
 ///
-/// A program calls many services, and most of the time of a pick is memory that is far away. So the counts of a usual
-/// subset lie here and in two cache lines, and failures, which are rare, lie elsewhere. Padding each count to a line of
+/// A program calls many services, and most of the time of a pick is memory that is far away. So what a pick reads of an
+/// endpoint is a quarter of a cache line, and what only answers write lies elsewhere. Padding each count to a line of
 /// its own was rejected: what it saves where many cores hit one service, every call to the others pays.
 ///
 /// Counts are relaxed atomics: each is right by itself, and a pick that reads one a moment late is as good a guess.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Slots {
-    /// How many slots have failures; while it is 0, nobody looks at `troubles`.
-    troubled: AtomicU32,
-    first: [AtomicU32; FIRST],
-    further: [OnceLock<Box<[AtomicU32]>>; FURTHER],
+    first: [Slot; FIRST],
+    further: [OnceLock<Box<[Slot]>>; FURTHER],
+    /// Calls begun in turn (round robin).
+    turn: AtomicU32,
+    pub(crate) pool: Pool,
     troubles: [OnceLock<Box<[Trouble]>>; FURTHER + 1],
     /// Made with the first report, since many servers send none.
     reports: [OnceLock<Box<[Place]>>; FURTHER + 1],
+    /// The rule of the newest snapshot, by which answers are learnt from: calls that began on an older one end here too.
+    rule: RwLock<Rule>,
     pub(crate) book: Mutex<Book>,
 }
 
-#[derive(Debug, Default)]
-struct Trouble {
-    failures: AtomicU32,
-    penalised_until: AtomicU64,
-}
-
 impl Slots {
-    /// Calls begun at `index` and not finished; 0 where nobody was given that index.
+    /// Calls begun at `index` and not finished, without streams; 0 where nobody was given that index.
     #[inline]
     pub fn outstanding(&self, index: u32) -> u32 {
-        self.count(index).map_or(0, |count| count.load(Relaxed))
+        self.slot(index).map_or(0, Slot::calls)
+    }
+
+    /// Calls at `index` that turned out to be [streams](Self::call_becomes_stream) and have not ended.
+    pub fn streams(&self, index: u32) -> u32 {
+        self.slot(index).map_or(0, Slot::streams)
     }
 
     /// Failures in a row at `index`.
     pub fn failures(&self, index: u32) -> u32 {
-        self.trouble(index).map_or(0, |trouble| trouble.failures.load(Relaxed))
+        self.trouble(index).map_or(0, Trouble::row)
     }
 
-    /// When the penalty for recent failures ends, in nanoseconds of the caller's clock; 0 means that there is none.
-    #[inline]
+    /// Until when the endpoint is avoided for recent failures, in nanoseconds of the caller's clock; 0 means that it is not.
     pub fn penalised_until(&self, index: u32) -> u64 {
-        if !self.is_troubled() {
-            return 0;
-        }
-        self.trouble(index).map_or(0, |trouble| trouble.penalised_until.load(Relaxed))
-    }
-
-    /// Whether any slot has failures; where none has, a pick looks at nothing but counts.
-    #[inline]
-    pub(crate) fn is_troubled(&self) -> bool {
-        self.troubled.load(Relaxed) != 0
+        self.trouble(index).map_or(0, |trouble| trouble.until(false))
     }
 
     /// Counts a call that begins at `index`.
     #[inline]
     pub fn begin(&self, index: u32) {
-        if let Some(count) = self.count(index) {
-            count.fetch_add(1, Relaxed);
+        if let Some(slot) = self.slot(index) {
+            slot.begin();
         }
+    }
+
+    /// Counts one of the calls under way at `index` as a stream from now on (A17): it then ends with
+    /// [`finish_stream`](Self::finish_stream). `false` where there are too many of them; then it stays a call.
+    pub fn call_becomes_stream(&self, index: u32) -> bool {
+        self.slot(index).is_some_and(Slot::call_becomes_stream)
+    }
+
+    /// As [`finish`](Self::finish) for a call that became a stream.
+    pub fn finish_stream(&self, index: u32, outcome: Outcome, now: u64) {
+        let Some(slot) = self.slot(index) else { return };
+        self.judge(slot, index, outcome, now);
+        slot.finish_stream();
     }
 
     /// Counts a call that ends at `index` and learns from its outcome; `now` as in every pick.
     #[inline]
     pub fn finish(&self, index: u32, outcome: Outcome, now: u64) {
-        let Some(count) = self.count(index) else { return };
+        let Some(slot) = self.slot(index) else { return };
         // Before the count, since an index with calls under way stays with its instance.
-        match outcome {
-            Outcome::Ok if self.is_troubled() => self.forgive(index),
-            Outcome::Ok | Outcome::Unknown => {}
-            Outcome::Failed | Outcome::Unreachable => self.blame(index, outcome, now),
-        }
-        // Not a plain subtraction: a caller that ends one call twice must not make the endpoint look endlessly busy.
-        let _ = count.fetch_update(Relaxed, Relaxed, |count| count.checked_sub(1));
+        self.judge(slot, index, outcome, now);
+        slot.finish();
     }
 
-    /// Keeps what the server at `index` said of its load in an answer that came at `now`; a report that says nothing, or
-    /// for an index that nobody was given, is dropped.
+    #[inline]
+    fn judge(&self, slot: &Slot, index: u32, outcome: Outcome, now: u64) {
+        match outcome {
+            Outcome::Ok if slot.load().troubled => self.credit(index),
+            Outcome::Ok | Outcome::Unknown => {}
+            Outcome::Failed | Outcome::Unreachable => self.blame(slot, index, outcome, now),
+        }
+    }
+
+    /// Learns what the server at `index` said of its load in an answer that came at `now`; a report that says nothing,
+    /// or for an index that nobody was given, is dropped.
     #[inline]
     pub fn report(&self, index: u32, load: LoadReport, now: u64) {
-        if load == LoadReport::default() || self.count(index).is_none() {
-            return;
-        }
+        let Some(slot) = self.slot(index).filter(|_| load != LoadReport::default()) else { return };
         let (segment, offset) = place(index);
         if let Some(reports) = self.reports.get(segment) {
             let reports = reports.get_or_init(|| (0..FIRST << segment).map(|_| Place::default()).collect());
             reports[offset].put(load, now);
+            let rule = self.rule();
+            if rule.policy() == BalancingPolicy::Score {
+                let (place, tick) = (&reports[offset], rule.terms.tick(now));
+                self.pool.learn(slot, &News { report: load, place, rule: &rule, tick });
+            }
         }
+    }
+
+    /// Takes the endpoints that this client keeps to, with their weights, and gives those that are new a load to begin
+    /// with (A15): as much above the mean as the rule says. It ages like a report, so a window of time is needed nowhere.
+    ///
+    /// From now on, answers are learnt from by this rule. Called once for each snapshot; an endpoint is new until a pick has
+    /// looked at it.
+    pub fn admit(&self, members: &[(u32, u32)], rule: &Rule) {
+        let former =
+            std::mem::replace(&mut *self.rule.write().unwrap_or_else(PoisonError::into_inner), *rule);
+        if former.policy() != rule.policy() {
+            // What one policy keeps of an endpoint means nothing to another.
+            self.pool.forget();
+            members.iter().filter_map(|&(index, _)| self.slot(index)).for_each(Slot::forget_load);
+        }
+        self.pool.set_members(members.len() as u32);
+        let total: u64 = members.iter().map(|&(_, weight)| u64::from(weight.max(1))).sum();
+        let mean = total / members.len().max(1) as u64;
+        let ratio = |weight: u32| {
+            let ratio = (mean << Load::RATIO_BITS) / u64::from(weight.max(1));
+            ratio.clamp(1, u16::MAX.into()) as u16
+        };
+        let slots = || members.iter().filter_map(|&(index, weight)| Some((self.slot(index)?, ratio(weight))));
+        let known = || slots().filter(|(slot, _)| slot.at() != 0);
+        let own: u64 = known().map(|(slot, ratio)| (slot.own() * u64::from(ratio)) >> Load::RATIO_BITS).sum();
+        let own = own / known().count().max(1) as u64;
+        let others = self.pool.others();
+        let seed = match rule.policy() {
+            BalancingPolicy::PeakEwma => others * u64::from(rule.warm_up) / 100,
+            _ => ((own + others) * u64::from(rule.warm_up) / 100).saturating_sub(others),
+        };
+        let seed = i32::try_from(seed).unwrap_or(i32::MAX);
+        for (slot, ratio) in slots() {
+            let is_new = slot.at() == 0;
+            slot.learn(0, |load| Load { ratio, excess: if is_new { seed } else { load.excess }, ..load });
+        }
+    }
+
+    /// Sets the first turn, which should differ between callers.
+    pub fn start_at(&self, turn: u32) {
+        self.turn.store(turn, Relaxed);
+    }
+
+    /// The rule of the newest snapshot.
+    pub fn rule(&self) -> Rule {
+        *self.rule.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether nothing is under way at `index`.
+    pub(crate) fn is_idle(&self, index: u32) -> bool {
+        self.slot(index).is_none_or(Slot::is_idle)
+    }
+
+    /// Keeps how long the server at `index` took for an answer that came at `now`, in nanoseconds; only
+    /// [`BalancingPolicy::PeakEwma`] goes by it.
+    ///
+    /// A latency above what is known counts at once, one below moves it by the part that the time since then is of a
+    /// half-life.
+    pub fn observe(&self, index: u32, latency: u64, now: u64) {
+        let Some(slot) = self.slot(index) else { return };
+        let rule = self.rule();
+        if rule.policy() != BalancingPolicy::PeakEwma {
+            return;
+        }
+        let tick = rule.terms.tick(now);
+        let age = slot.age(tick);
+        let latency = i64::try_from(latency >> LATENCY_BITS).unwrap_or(i64::MAX).clamp(1, i32::MAX.into());
+        self.pool.take_latency(latency.unsigned_abs(), age);
+        slot.learn(tick, |load| {
+            let kept = i64::from(load.excess);
+            let below = kept - latency;
+            let excess = if below > 0 { latency + aged(below, age) } else { latency };
+            Load { excess: excess as i32, ..load }
+        });
+    }
+
+    /// The next call's number in turn.
+    #[inline]
+    pub(crate) fn turn(&self) -> u32 {
+        self.turn.load(Relaxed)
+    }
+
+    /// Counts a call that was chosen in turn.
+    #[inline]
+    pub fn next_turn(&self) {
+        self.turn.fetch_add(1, Relaxed);
     }
 
     /// What the server at `index` last said of its load, and when.
@@ -118,6 +230,9 @@ impl Slots {
     /// Forgets what the instance that had `index` before said and did.
     pub(crate) fn forget(&self, index: u32) {
         self.forgive(index);
+        if let Some(slot) = self.slot(index) {
+            slot.forget();
+        }
         if let Some(place) = self.reports_at(index) {
             place.clear();
         }
@@ -126,30 +241,37 @@ impl Slots {
     /// Forgets the failures at `index`.
     #[cold]
     pub(crate) fn forgive(&self, index: u32) {
-        if let Some(trouble) = self.trouble(index)
-            && trouble.failures.load(Relaxed) != 0
-            && trouble.failures.swap(0, Relaxed) != 0
-        {
-            trouble.penalised_until.store(0, Relaxed);
-            self.troubled.fetch_sub(1, Relaxed);
+        let (Some(slot), Some(trouble)) = (self.slot(index), self.trouble(index)) else { return };
+        trouble.forget();
+        slot.set_troubled(false);
+    }
+
+    /// Counts a good answer of an endpoint that has failures.
+    #[cold]
+    fn credit(&self, index: u32) {
+        let rule = self.rule();
+        if self.trouble(index).is_some_and(|trouble| trouble.answered(&rule)) {
+            self.forgive(index);
         }
     }
 
     #[cold]
-    fn blame(&self, index: u32, outcome: Outcome, now: u64) {
+    fn blame(&self, slot: &Slot, index: u32, outcome: Outcome, now: u64) {
         let Some(trouble) = self.trouble(index) else { return };
-        let before = trouble.failures.fetch_add(1, Relaxed);
-        if before == 0 {
-            self.troubled.fetch_add(1, Relaxed);
-        }
-        let penalty = penalty(outcome, before.saturating_add(1));
-        if penalty != 0 {
-            trouble.penalised_until.fetch_max(now.saturating_add(penalty), Relaxed);
+        let rule = &self.rule();
+        slot.set_troubled(true);
+        trouble.failed(outcome, now, rule);
+        if let Some(share) = trouble.share(rule) {
+            // Those without failures have a share of none, and there is no need to have counted their answers.
+            let known = self.troubles.iter().filter_map(OnceLock::get).flatten();
+            let shares: u64 = known.filter_map(|other| other.share(rule)).sum();
+            let others = u64::from(self.pool.members()).saturating_sub(1);
+            trouble.compare(share, (shares - share.min(shares), others), now, rule);
         }
     }
 
     #[inline]
-    fn count(&self, index: u32) -> Option<&AtomicU32> {
+    pub(crate) fn slot(&self, index: u32) -> Option<&Slot> {
         let (segment, offset) = place(index);
         match segment.checked_sub(1) {
             None => self.first.get(offset),
@@ -157,7 +279,7 @@ impl Slots {
         }
     }
 
-    fn trouble(&self, index: u32) -> Option<&Trouble> {
+    pub(crate) fn trouble(&self, index: u32) -> Option<&Trouble> {
         let (segment, offset) = place(index);
         self.troubles.get(segment)?.get()?.get(offset)
     }
@@ -168,7 +290,7 @@ impl Slots {
         let len = FIRST << segment;
         self.troubles[segment].get_or_init(|| (0..len).map(|_| Trouble::default()).collect());
         if let Some(further) = segment.checked_sub(1) {
-            self.further[further].get_or_init(|| (0..len).map(|_| AtomicU32::default()).collect());
+            self.further[further].get_or_init(|| (0..len).map(|_| Slot::default()).collect());
         }
     }
 }

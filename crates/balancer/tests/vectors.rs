@@ -2,9 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that panics has found something")]
 
-use fairmesh_balancer::{Contest, Members, Outcome, Slots, pick, rendezvous};
+use fairmesh_balancer::{Contest, LoadReport, Members, Outcome, Rule, Slots, pick, rendezvous};
 use fairmesh_model::{
-    InstanceId,
+    Balancing, BalancingPolicy, InstanceId,
     arith::{self, Generator, LOG_TABLE, mix64},
 };
 use serde_json::{Value, json};
@@ -107,13 +107,19 @@ fn rendezvous_hashing() {
     check("rendezvous.json", &[("scores", scores.collect()), ("subsets", subsets.collect())]);
 }
 
-#[test]
-fn picks() {
-    let mut random = Generator::new(11);
-    let cases = (0..60).map(|case| {
+/// What a caller knows before it picks.
+struct Known {
+    weights: Vec<u64>,
+    outstanding: Vec<u64>,
+    penalised: Vec<u32>,
+    tried: Vec<u32>,
+}
+
+impl Known {
+    fn draw(case: usize, random: &mut Generator) -> Self {
         let n = 1 + random.below([4, 12, 30][case % 3]);
         let mut each = |bound| -> Vec<u64> { (0..n).map(|_| random.below(bound)).collect() };
-        let weights: Vec<u64> =
+        let weights =
             if case % 2 == 0 { vec![1000; n as usize] } else { each(3000).iter().map(|w| w + 1).collect() };
         let outstanding = each(4);
         let some = |draws: Vec<u64>| -> Vec<u32> {
@@ -121,28 +127,148 @@ fn picks() {
         };
         let penalised = some(each([u64::MAX, 4, 2][case / 3 % 3]));
         let tried = some(each([u64::MAX, 8][case % 2]));
-        let picked: Vec<Value> =
-            (0..8).map(|seed| json!(picked(&weights, &outstanding, (&penalised, &tried), seed))).collect();
+        Self { weights, outstanding, penalised, tried }
+    }
+
+    fn write(&self) -> Value {
         json!({
-            "weights": weights, "outstanding": outstanding, "penalised": penalised, "tried": tried,
-            "picked_by_seed_0_to_7": picked,
+            "weights": self.weights, "outstanding": self.outstanding, "penalised": self.penalised,
+            "tried": self.tried,
         })
-    });
-    check("pick.json", &[("picks", cases.collect())]);
+    }
+
+    /// The same as slots, with the calls under way.
+    fn slots(&self, rule: &Rule) -> (Slots, Members) {
+        let slots = Slots::default();
+        let ids: Vec<_> =
+            (0..self.weights.len()).map(|i| InstanceId::new(format!("i{i}")).unwrap()).collect();
+        let (indices, _lease) = slots.assign(&ids);
+        let members: Vec<_> =
+            indices.iter().copied().zip(self.weights.iter().map(|&weight| weight as u32)).collect();
+        slots.admit(&members, rule);
+        for (&index, &count) in indices.iter().zip(&self.outstanding) {
+            (0..count).for_each(|_| slots.begin(index));
+        }
+        for &index in &self.penalised {
+            slots.begin(index);
+            slots.finish(index, Outcome::Unreachable, 0);
+        }
+        (slots, Members::new(&members))
+    }
 }
 
-fn picked(weights: &[u64], outstanding: &[u64], (penalised, tried): (&[u32], &[u32]), seed: u64) -> u32 {
-    let slots = Slots::default();
-    let ids: Vec<_> = (0..weights.len()).map(|i| InstanceId::new(format!("i{i}")).unwrap()).collect();
-    let (indices, _lease) = slots.assign(&ids);
-    for (&index, &count) in indices.iter().zip(outstanding) {
-        (0..count).for_each(|_| slots.begin(index));
-    }
-    for &index in penalised {
-        slots.begin(index);
-        slots.finish(index, Outcome::Unreachable, 0);
-    }
-    let members: Vec<_> = indices.into_iter().zip(weights.iter().map(|&weight| weight as u32)).collect();
-    let contest = Contest { slots: &slots, avoid: tried, now: 1 };
-    pick(&Members::new(&members).group(), &contest, &mut Generator::new(seed), &mut ()).unwrap().index
+fn rule(policy: BalancingPolicy) -> Rule {
+    Rule::new(&Balancing { policy, ..Balancing::default() })
+}
+
+/// What each of the seeds 0 to 7 picks at a time, in nanoseconds.
+fn picked(slots: &Slots, members: &Members, rule: &Rule, tried: &[u32], now: u64) -> Vec<u32> {
+    let contest = Contest::new(slots, rule.terms(), tried, now);
+    let pick = |seed| pick(&members.group(), &contest, &mut Generator::new(seed), &mut ()).unwrap().index;
+    (0..8).map(pick).collect()
+}
+
+#[test]
+fn picks() {
+    let plain = |policy: BalancingPolicy, seed, cases| -> Vec<Value> {
+        let (mut random, rule) = (Generator::new(seed), rule(policy));
+        let case = |case| {
+            let known = Known::draw(case, &mut random);
+            let (slots, members) = known.slots(&rule);
+            let mut written = known.write();
+            written["picked_by_seed_0_to_7"] = json!(picked(&slots, &members, &rule, &known.tried, 1));
+            written
+        };
+        (0..cases).map(case).collect()
+    };
+    check(
+        "pick.json",
+        &[
+            ("picks", plain(BalancingPolicy::LeastRequest, 11, 60)),
+            ("random", plain(BalancingPolicy::Random, 12, 12)),
+            ("score", plain(BalancingPolicy::Score, 13, 60)),
+        ],
+    );
+}
+
+#[test]
+fn turns() {
+    let (mut random, rule) = (Generator::new(14), rule(BalancingPolicy::RoundRobin));
+    let cases = (0..24).map(|case| {
+        let known = Known::draw(case, &mut random);
+        let (slots, members) = known.slots(&rule);
+        let contest = Contest::new(&slots, rule.terms(), &known.tried, 1);
+        let turns = (0..20).map(|_| {
+            let picked = pick(&members.group(), &contest, &mut Generator::new(1), &mut ()).unwrap().index;
+            slots.next_turn();
+            picked
+        });
+        let mut written = known.write();
+        written["picked_in_turns_0_to_19"] = turns.collect();
+        written
+    });
+    check("turns.json", &[("turns", cases.collect())]);
+}
+
+/// A number below 2^`bits`, small ones more often.
+fn up_to(random: &mut Generator, bits: u64) -> u64 {
+    let bits = random.below(bits);
+    random.below(1 << bits)
+}
+
+/// What servers say, by time, and how each endpoint's score and the picks follow.
+#[test]
+fn reports() {
+    let (mut random, rule) = (Generator::new(15), rule(BalancingPolicy::Score));
+    let cases = (0..20).map(|case| {
+        let known = Known { penalised: Vec::new(), tried: Vec::new(), ..Known::draw(case, &mut random) };
+        let (slots, members) = known.slots(&rule);
+        let n = known.weights.len() as u64;
+        let mut now = random.below(1 << 40);
+        let reports = (0..10 * n).map(|_| {
+            now += up_to(&mut random, 15) << 20;
+            let index = random.below(n) as u32;
+            let requests = (random.below(4) > 0).then(|| up_to(&mut random, 7) as u32);
+            let streams = (random.below(8) == 0).then(|| random.below(9) as u32);
+            let cpu = (random.below(4) > 0).then(|| random.below(1200) as u16);
+            slots.report(index, LoadReport { requests, streams, cpu, metric: None }, now);
+            json!([now, index, requests, streams, cpu])
+        });
+        let reports: Value = reports.collect();
+        let scores = |now| -> Vec<i64> {
+            let contest = Contest::new(&slots, rule.terms(), &[], now);
+            (0..n).map(|i| contest.stand(i as u32, known.weights[i as usize] as u32).score).collect()
+        };
+        let later = now + 90_000_000_000;
+        json!({
+            "weights": known.weights, "outstanding": known.outstanding,
+            "reports_at_index_requests_streams_cpu": reports,
+            "scores": scores(now), "scores_90s_later": scores(later),
+            "picked_by_seed_0_to_7": picked(&slots, &members, &rule, &[], now),
+        })
+    });
+    check("reports.json", &[("reports", cases.collect())]);
+}
+
+#[test]
+fn latencies() {
+    let (mut random, rule) = (Generator::new(16), rule(BalancingPolicy::PeakEwma));
+    let cases = (0..20).map(|case| {
+        let known = Known { penalised: Vec::new(), tried: Vec::new(), ..Known::draw(case, &mut random) };
+        let (slots, members) = known.slots(&rule);
+        let n = known.weights.len() as u64;
+        let mut now = random.below(1 << 40);
+        let answers = (0..5 * n).map(|_| {
+            now += up_to(&mut random, 13) << 20;
+            let (index, latency) = (random.below(n) as u32, up_to(&mut random, 36));
+            slots.observe(index, latency, now);
+            json!([now, index, latency])
+        });
+        let answers: Value = answers.collect();
+        json!({
+            "weights": known.weights, "outstanding": known.outstanding, "answers_at_index_latency": answers,
+            "picked_by_seed_0_to_7": picked(&slots, &members, &rule, &[], now),
+        })
+    });
+    check("latencies.json", &[("latencies", cases.collect())]);
 }

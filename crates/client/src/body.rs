@@ -18,7 +18,7 @@ use crate::{
     BoxError, Fault, FaultKind,
     core::{Call, Clock},
     headers::GRPC_STATUS,
-    send::{learn_from_trailers, violates_protocol},
+    send::{has_erred, learn_from_trailers, violates_protocol},
     transport::{Lease, Line, Reply, Stream},
 };
 
@@ -36,6 +36,9 @@ enum Source {
     H2 { stream: RecvStream, data_ended: bool, _place: Stream },
 }
 
+/// An answer that has kept its reader waiting, and goes on after this many nanoseconds, is a stream; servers wait as long.
+const STREAM_AFTER: u64 = 1_000_000_000;
+
 /// The try whose answer this is: outstanding until this is dropped.
 pub(crate) struct Attempt {
     line: Arc<Line>,
@@ -44,6 +47,9 @@ pub(crate) struct Attempt {
     deadline: Instant,
     /// Made when the body first keeps its reader waiting, which most never do.
     alarm: Option<Pin<Box<Sleep>>>,
+    /// When the body first kept its reader waiting, in nanoseconds of the clock.
+    waits_since: u64,
+    is_stream: bool,
 }
 
 impl Body {
@@ -95,6 +101,7 @@ impl Body {
     /// Whether the deadline has passed while the server kept the reader waiting.
     fn late(&mut self, context: &mut Context<'_>) -> bool {
         let Some(attempt) = &mut self.attempt else { return false };
+        attempt.waits();
         let alarm = attempt.alarm.get_or_insert_with(|| Box::pin(sleep_until(attempt.deadline)));
         alarm.as_mut().poll(context).is_ready()
     }
@@ -210,13 +217,26 @@ impl Attempt {
         clock: Clock,
     ) -> Option<Self> {
         let outcome = call.hand_over()?;
-        Some(Self { line, clock, outcome, deadline, alarm: None })
+        Some(Self { line, clock, outcome, deadline, alarm: None, waits_since: 0, is_stream: false })
     }
 
-    /// Learns what trailers say: how busy the gRPC server is, and whether it cannot serve now.
+    /// The body keeps its reader waiting. From a while on it counts as a stream, as on the server's side (A17).
+    fn waits(&mut self) {
+        if self.is_stream {
+            return;
+        }
+        let now = self.clock.now();
+        if self.waits_since == 0 {
+            self.waits_since = now;
+        } else if now.saturating_sub(self.waits_since) >= STREAM_AFTER {
+            self.is_stream = self.line.endpoint().becomes_stream();
+        }
+    }
+
+    /// Learns what trailers say: how busy the gRPC server is, and whether it failed.
     fn learn(&mut self, trailers: &HeaderMap) {
         learn_from_trailers((&self.line, self.clock), trailers);
-        if trailers.get(&GRPC_STATUS).is_some_and(|status| status.as_bytes() == b"14") {
+        if trailers.get(&GRPC_STATUS).is_some_and(|status| has_erred(status.as_bytes())) {
             self.outcome = Outcome::Failed;
         }
     }
@@ -225,7 +245,10 @@ impl Attempt {
 impl Drop for Attempt {
     fn drop(&mut self) {
         let now = if self.outcome == Outcome::Failed { self.clock.now() } else { 0 };
-        self.line.endpoint().finish(self.outcome, now);
+        match self.is_stream {
+            true => self.line.endpoint().finish_stream(self.outcome, now),
+            false => self.line.endpoint().finish(self.outcome, now),
+        }
     }
 }
 

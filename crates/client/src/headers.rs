@@ -36,6 +36,9 @@ pub const LOAD_BIN: HeaderName = HeaderName::from_static("endpoint-load-metrics-
 /// The named metric of a load report that counts requests begun and not finished, besides the one that it answers.
 pub const OUTSTANDING: &str = "concurrent_requests";
 
+/// The named metric of a load report that counts long streams under way (A17); left out while there is none.
+pub const STREAMS: &str = "concurrent_streams";
+
 /// Whether these headers are those of a gRPC call: its content type is `application/grpc`, or that with a suffix.
 pub fn is_grpc(headers: &http::HeaderMap) -> bool {
     const GRPC: &[u8] = b"application/grpc";

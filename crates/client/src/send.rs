@@ -13,7 +13,7 @@ use self::{
     request::{Copy, Head},
 };
 pub(crate) use self::{
-    answer::{learn_from_trailers, violates_protocol},
+    answer::{has_erred, learn_from_trailers, violates_protocol},
     request::View as HeadersView,
 };
 use crate::{
@@ -106,6 +106,10 @@ async fn tries(
         // Half, so that a server that is gone does not cost the call: the rest is for another one.
         let connected_by = mesh.clock.instant(now + nanos(call.left(now)) / 2);
         let sent = timeout_at(deadline, line.send(slot, connected_by)).await;
+        if line.target().by_latency && matches!(sent, Ok(Ok(_))) {
+            let answered = mesh.clock.now();
+            line.endpoint().observe(answered.saturating_sub(now), answered);
+        }
         let (ending, answer) = judge(sent, slot.is_some(), handle, call, &line);
         let again = slot.is_some() || copy.is_some();
         let next = match again || ending == Ending::Late {
@@ -192,6 +196,9 @@ async fn decide(
             Ok(chosen) => {
                 if call.picked().is_some_and(|picked| picked.last_resort) {
                     count(&mesh.counters.last_resort);
+                }
+                if call.picked().is_some_and(|picked| picked.panic) {
+                    count(&mesh.counters.panics);
                 }
                 return Ok(chosen.lane(&mesh.wiring));
             }

@@ -26,6 +26,8 @@ pub struct Stats {
     pub unroutable: u64,
     /// Tries that went to an endpoint which should not be called any more, since nothing else was left.
     pub last_resort: u64,
+    /// Tries made while so many endpoints answered badly that nobody was avoided for it (panic).
+    pub panics: u64,
     /// Load reports of servers that were malformed or could not be true, and so were not used.
     pub reports_ignored: u64,
     /// Connections opened.
@@ -49,6 +51,7 @@ pub(crate) struct Counters {
     pub(crate) wrong_shard: AtomicU64,
     pub(crate) unroutable: AtomicU64,
     pub(crate) last_resort: AtomicU64,
+    pub(crate) panics: AtomicU64,
     pub(crate) reports_ignored: AtomicU64,
     opened: AtomicU64,
     closed: AtomicU64,
@@ -88,6 +91,7 @@ impl Counters {
             wrong_shard: of(&self.wrong_shard),
             unroutable: of(&self.unroutable),
             last_resort: of(&self.last_resort),
+            panics: of(&self.panics),
             reports_ignored: of(&self.reports_ignored),
             connections_opened: opened,
             connections_open: opened.saturating_sub(closed),

@@ -6,6 +6,7 @@
 //! and every reader would have to validate again.
 
 pub mod arith;
+mod balancing;
 mod endpoint;
 mod error;
 mod identity;
@@ -21,6 +22,7 @@ mod shard;
 pub mod spec;
 mod topology;
 
+pub use balancing::{Balancing, BalancingPolicy, LoadSignal, Outliers, Score};
 pub use endpoint::{Endpoint, EndpointState, FULL_WEIGHT, MAX_WEIGHT};
 pub use error::Invalid;
 pub use identity::Identity;
@@ -28,8 +30,8 @@ pub use key::{KeyRange, ShardKey};
 pub use location::Location;
 pub use name::{Cluster, HostType, InstanceId, Label, Region, Role, ServiceName, Tenant, Zone};
 pub use policy::{
-    Balancing, GrpcMatch, HeaderMatch, HostMatch, Locality, Match, PathMatch, Policy, Retries, Ring, Route,
-    Target, TextMatch,
+    GrpcMatch, HeaderMatch, HostMatch, Locality, Match, PathMatch, Policy, Retries, Ring, Route, Target,
+    TextMatch,
 };
 pub use record::Record;
 pub use revision::{Cursor, Revision, StoreId};

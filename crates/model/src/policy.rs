@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{Invalid, Label, ServiceName};
+use crate::{Balancing, Invalid, Label, ServiceName};
 
 /// How calls to a service are routed and protected. The default is right for a service nobody wrote a policy for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -149,19 +149,6 @@ impl Default for Locality {
     }
 }
 
-/// How an endpoint is chosen among the candidates.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Balancing {
-    /// How many endpoints one client keeps connections to within a ring; 0 means all (S23).
-    pub subset: u32,
-}
-
-impl Default for Balancing {
-    fn default() -> Self {
-        Self { subset: 20 }
-    }
-}
-
 /// When a failed try is made again: only if it provably was not sent, or the call is declared idempotent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Retries {
@@ -192,6 +179,7 @@ impl Policy {
             }
         }
         self.locality.validate().map_err(|e| e.within("locality"))?;
+        self.balancing.validate().map_err(|e| e.within("balancing"))?;
         check_timeout("timeout", self.timeout)?;
         self.retries.validate().map_err(|e| e.within("retries"))
     }

@@ -5,6 +5,7 @@
 //! alternative, validating while deserialising, was rejected: serde keeps neither the path of a field nor a hint apart
 //! from the message.
 
+mod balancing;
 mod endpoints;
 mod policy;
 mod route;
@@ -15,8 +16,9 @@ mod topology;
 
 use serde::{Deserialize, Serialize};
 
+pub use balancing::{BalancingSpec, OutliersSpec, ScoreSpec};
 pub use endpoints::{EndpointSpec, EndpointsSpec};
-pub use policy::{BalancingSpec, LocalitySpec, PolicySpec, RetriesSpec};
+pub use policy::{LocalitySpec, PolicySpec, RetriesSpec};
 pub use route::{GrpcSpec, HeaderSpec, MatchSpec, PathSpec, RouteSpec, TargetSpec};
 pub use service::ServiceSpec;
 pub use shards::{IntervalSpec, ReplicaSpec, ShardMapSpec, ShardSpec};
@@ -28,6 +30,7 @@ use crate::{Endpoint, Invalid, Policy, Regions, RoundTrips, Service, ServiceName
 /// One document of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind")]
+#[allow(clippy::large_enum_variant, reason = "a file holds few, and nothing keeps them")]
 pub enum Document {
     /// What a service is.
     Service(ServiceSpec),
@@ -43,6 +46,7 @@ pub enum Document {
 
 /// What validation made of a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(clippy::large_enum_variant, reason = "a file holds few, and nothing keeps them")]
 pub enum Plan {
     /// What a service is.
     Service(ServiceName, Service),

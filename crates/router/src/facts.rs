@@ -45,10 +45,19 @@ pub struct EndpointTarget {
     pub weight: u32,
     /// What it speaks.
     pub protocol: Protocol,
+    /// The metric to read of its load reports, where the service is balanced by one.
+    pub metric: Option<Arc<str>>,
+    /// Whether picks go by latency, so that it is to be [observed](crate::Held::observe).
+    pub by_latency: bool,
 }
 
 impl EndpointTarget {
-    pub(crate) fn new(endpoint: &Endpoint, protocol: Protocol) -> Self {
+    pub(crate) fn new(
+        endpoint: &Endpoint,
+        protocol: Protocol,
+        metric: Option<&Arc<str>>,
+        by_latency: bool,
+    ) -> Self {
         Self {
             instance: endpoint.instance.clone(),
             address: endpoint.address,
@@ -56,6 +65,8 @@ impl EndpointTarget {
             state: endpoint.state,
             weight: endpoint.weight,
             protocol,
+            metric: metric.cloned(),
+            by_latency,
         }
     }
 }
@@ -83,12 +94,14 @@ pub struct Candidate<'a> {
     /// Whether it is one of the endpoints that this client keeps to within its ring: those of a ring that is not in use
     /// are chosen already. True of whatever may be called for services called by key, whose endpoints the key chooses.
     pub in_subset: bool,
-    /// Calls begun and not finished.
+    /// Calls begun and not finished, without streams.
     pub outstanding: u32,
+    /// Calls that turned out to be streams and have not ended.
+    pub streams: u32,
     /// Failures in a row.
     pub failures: u32,
     /// When its penalty ends, in nanoseconds of the caller's clock; 0 without one.
     pub penalised_until: u64,
-    /// What it last said of its load; it does not count in a pick yet.
+    /// What it last said of its load.
     pub report: Option<Reported>,
 }

@@ -80,6 +80,8 @@ pub struct Picked {
     pub map_version: u64,
     /// Whether only what should not be called any more was left: draining or lost endpoints, copies that stop. Count it.
     pub last_resort: bool,
+    /// Whether so many endpoints answer badly that nobody is avoided for it any more. Count it.
+    pub panic: bool,
 }
 
 /// Why a call can go nowhere.

@@ -1,7 +1,7 @@
 use std::{sync::Arc, time::Duration};
 
-use fairmesh_balancer::{Lease, Members, Outcome, Slots};
-use fairmesh_model::{Policy, Protocol, Role, ServiceName};
+use fairmesh_balancer::{Lease, Members, Outcome, Slots, Terms};
+use fairmesh_model::{BalancingPolicy, Policy, Protocol, Role, ServiceName};
 
 use crate::{
     Ask, Candidate, EndpointTarget, Facts, Headers, LoadReport, Picked, Reach, Reported, RequestView, Routed,
@@ -22,6 +22,7 @@ pub use held::Held;
 #[repr(C, align(64))]
 pub struct Upstream {
     slots: Arc<Slots>,
+    terms: Terms,
     routes: Routes,
     timeout: Duration,
     /// Ranks from here on should rather not be called.
@@ -171,6 +172,9 @@ impl Upstream {
     #[inline]
     pub fn begin(&self, index: u32) {
         self.slots.begin(index);
+        if self.terms.policy() == BalancingPolicy::RoundRobin {
+            self.slots.next_turn();
+        }
     }
 
     /// Counts the end of a try and learns from its outcome.
@@ -185,8 +189,13 @@ impl Upstream {
         self.slots.report(index, load, now);
     }
 
-    /// What the endpoint at `index` last said of its load, and when. Picks do not go by it yet, but by this client's own
-    /// outstanding calls alone.
+    /// Keeps how long the endpoint at `index` took for an answer that came at `now`, both in nanoseconds, for policies that go
+    /// by it ([`EndpointTarget::by_latency`]).
+    pub fn observe(&self, index: u32, latency: u64, now: u64) {
+        self.slots.observe(index, latency, now);
+    }
+
+    /// What the endpoint at `index` last said of its load, and when.
     #[inline]
     pub fn reported(&self, index: u32) -> Option<Reported> {
         self.slots.reported(index)
@@ -219,6 +228,7 @@ impl Upstream {
                 reach: &standing.reach,
                 in_subset: standing.in_subset,
                 outstanding: self.slots.outstanding(index),
+                streams: self.slots.streams(index),
                 failures: self.slots.failures(index),
                 penalised_until: self.slots.penalised_until(index),
                 report: self.slots.reported(index),

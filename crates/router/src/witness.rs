@@ -1,6 +1,7 @@
 use std::time::Duration;
 
-use fairmesh_balancer::{Handicap, LoadReport, Reported, Standing};
+use fairmesh_balancer::{Handicap, LoadReport, Reported, SCORE_BITS, Standing};
+use fairmesh_model::BalancingPolicy;
 
 use crate::Upstream;
 
@@ -40,31 +41,50 @@ impl Witness for Notes<'_> {
 
 impl fairmesh_balancer::Witness for Notes<'_> {
     fn considered(&mut self, standing: &Standing) {
-        let Standing { index, weight, outstanding, handicap } = *standing;
+        let Standing { index, weight, outstanding, handicap, score, panic } = *standing;
         let target = self.upstream.target(index);
-        let load = u64::from(outstanding) * 1000 * 1000 / u64::from(weight);
+        let load = match self.upstream.policy().balancing.policy {
+            BalancingPolicy::Score | BalancingPolicy::BoundedHash => {
+                let thousandths = (score * 1000) >> SCORE_BITS;
+                let sign = if thousandths < 0 { "-" } else { "" };
+                format!("so a score of {sign}{}.{:03}", thousandths.abs() / 1000, thousandths.abs() % 1000)
+            }
+            BalancingPolicy::PeakEwma => {
+                format!("expected to take {:?} with it", Duration::from_nanos((score >> 8).unsigned_abs()))
+            }
+            BalancingPolicy::RoundRobin => "in turn".to_owned(),
+            BalancingPolicy::Random => "by chance".to_owned(),
+            BalancingPolicy::LeastRequest => {
+                let load = u64::from(outstanding) * 1000 * 1000 / u64::from(weight);
+                format!("so a load of {}.{:03}", load / 1000, load % 1000)
+            }
+        };
         let against = match handicap {
             Handicap::None => "",
             Handicap::Penalised => ", penalised for recent failures",
             Handicap::Tried => ", tried by this call already",
             Handicap::TriedAndPenalised => ", tried by this call already, and penalised for recent failures",
         };
+        let alarm = if panic { ", in a panic" } else { "" };
         let report = self.upstream.reported(index);
         let report = report.map(|report| describe(report, self.now)).unwrap_or_default();
         self.note("pick", || {
             format!(
-                "considered {} at {} in {}: {outstanding} outstanding at weight {weight}, so a load of {}.{:03}{against}{report}",
-                target.instance, target.address, target.location.region, load / 1000, load % 1000,
+                "considered {} at {} in {}: {outstanding} outstanding at weight {weight}, {load}{against}{alarm}{report}",
+                target.instance, target.address, target.location.region,
             )
         });
     }
 }
 
 /// `; reports 3 requests, 12 ms ago`.
-fn describe(Reported { load: LoadReport { requests, cpu }, at }: Reported, now: u64) -> String {
+fn describe(Reported { load, at }: Reported, now: u64) -> String {
+    let LoadReport { requests, streams, cpu, metric } = load;
     let requests = requests.map(|requests| format!("{requests} requests"));
+    let streams = streams.map(|streams| format!("{streams} streams"));
+    let metric = metric.map(|metric| format!("{}.{:03} of its metric", metric / 1000, metric % 1000));
     let cpu = cpu.map(|cpu| format!("{}.{} % CPU", cpu / 10, cpu % 10));
-    let load: Vec<_> = requests.into_iter().chain(cpu).collect();
+    let load: Vec<_> = requests.into_iter().chain(streams).chain(cpu).chain(metric).collect();
     let ago = Duration::from_nanos(now.saturating_sub(at));
     let ago = match ago.as_secs() {
         0 => format!("{} ms", ago.as_millis()),

@@ -87,7 +87,11 @@ impl Engine {
         let caller = &self.callers[flight.caller as usize];
         let now = caller.now(self.now);
         let (requests, cpu) = flight.report;
-        let load = LoadReport { requests: requests.checked_sub(1), cpu: cpu.checked_sub(1) };
+        let load = LoadReport {
+            requests: requests.checked_sub(1),
+            cpu: cpu.checked_sub(1),
+            ..LoadReport::default()
+        };
         if matches!(ending, Ending::Answered | Ending::Error | Ending::Busy) && load != LoadReport::default()
         {
             caller.known.upstream.report(flight.index, load, now);

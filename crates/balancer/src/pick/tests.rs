@@ -1,8 +1,10 @@
+use std::sync::LazyLock;
+
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Few, Members, Outcome};
-use fairmesh_model::InstanceId;
+use crate::{Few, Members, Outcome, Rule};
+use fairmesh_model::{Balancing, InstanceId};
 
 /// Slots for indices `0..n`.
 fn slots(n: usize) -> Slots {
@@ -10,6 +12,16 @@ fn slots(n: usize) -> Slots {
     let ids: Vec<_> = (0..n).map(|i| InstanceId::new(format!("i{i}")).unwrap()).collect();
     let _ = slots.assign(&ids);
     slots
+}
+
+fn rule_of(policy: BalancingPolicy) -> Rule {
+    Rule::new(&Balancing { policy, ..Balancing::default() })
+}
+
+/// Least request, whose picks depend on nothing but what a test says.
+fn rule() -> &'static Rule {
+    static RULE: LazyLock<Rule> = LazyLock::new(|| rule_of(BalancingPolicy::LeastRequest));
+    &RULE
 }
 
 fn members(weights: &[u32]) -> Vec<(u32, u32)> {
@@ -21,7 +33,7 @@ fn pick_index(group: &Group<'_>, contest: &Contest<'_>, seed: u64) -> u32 {
 }
 
 fn idle(slots: &Slots) -> Contest<'_> {
-    Contest { slots, avoid: &[], now: 0 }
+    Contest::new(slots, rule().terms(), &[], 0)
 }
 
 /// How often each endpoint is picked when every call has ended before the next begins.
@@ -86,7 +98,9 @@ fn penalties_end_and_are_ignored_when_nobody_else_is_left() {
     let slots = slots(2);
     let members = Members::new(&members(&[1000, 1000]));
     slots.finish(0, Outcome::Unreachable, 0);
-    let at = |now, avoid, seed| pick_index(&members.group(), &Contest { slots: &slots, avoid, now }, seed);
+    let at = |now, avoid, seed| {
+        pick_index(&members.group(), &Contest::new(&slots, rule().terms(), avoid, now), seed)
+    };
     assert!((0..50).all(|seed| at(1, &[], seed) == 1));
     assert!((0..50).any(|seed| at(100_000_000, &[], seed) == 0));
     assert!((0..50).all(|seed| at(1, &[1], seed) == 0), "penalised is better than tried");
@@ -115,7 +129,7 @@ proptest! {
         (weights, slots, _) in crowd(), tried in prop::collection::vec(0_u32..40, 0..10), seed: u64,
     ) {
         let members = Members::new(&members(&weights));
-        let picked = pick_index(&members.group(), &Contest { slots: &slots, avoid: &tried, now: 5 }, seed);
+        let picked = pick_index(&members.group(), &Contest::new(&slots, rule().terms(), &tried, 5), seed);
         let all_tried = (0..weights.len() as u32).all(|index| tried.contains(&index));
         prop_assert!(all_tried || !tried.contains(&picked));
     }
@@ -123,7 +137,7 @@ proptest! {
     #[test]
     fn a_penalised_endpoint_is_never_taken_while_another_is_left((weights, slots, _) in crowd(), seed: u64) {
         let members = Members::new(&members(&weights));
-        let picked = pick_index(&members.group(), &Contest { slots: &slots, avoid: &[], now: 5 }, seed);
+        let picked = pick_index(&members.group(), &Contest::new(&slots, rule().terms(), &[], 5), seed);
         let penalised = |index| slots.penalised_until(index) > 5;
         prop_assert!((0..weights.len() as u32).all(penalised) || !penalised(picked));
     }
@@ -133,7 +147,7 @@ proptest! {
         let n = weights.len().min(SCAN_UP_TO);
         let members = Members::new(&members(&weights[..n]));
         let now = u64::MAX;
-        let picked = pick_index(&members.group(), &Contest { slots: &slots, avoid: &[], now }, seed) as usize;
+        let picked = pick_index(&members.group(), &Contest::new(&slots, rule().terms(), &[], now), seed) as usize;
         for i in 0..n {
             let ours = u64::from(outstanding[picked]) * u64::from(weights[i]);
             prop_assert!(ours <= u64::from(outstanding[i]) * u64::from(weights[picked]));

@@ -153,7 +153,7 @@ impl<'a, L: Lane> Call<'a, L> {
     pub fn finish(&mut self, ending: Ending, seed: u64) -> Next {
         self.end(ending);
         match ending {
-            Ending::Answered | Ending::Late | Ending::Abandoned => Next::Done,
+            Ending::Answered | Ending::Erred | Ending::Late | Ending::Abandoned => Next::Done,
             _ => self.again(ending, seed),
         }
     }

@@ -194,7 +194,9 @@ impl<L: Lane> Ready<L> {
             };
             let was = before.upstream.target(candidate.index);
             let same = (was.address, was.protocol) == (candidate.target.address, candidate.target.protocol)
-                && was.instance == candidate.target.instance;
+                && was.instance == candidate.target.instance
+                && was.metric == candidate.target.metric
+                && was.by_latency == candidate.target.by_latency;
             if same && candidate.in_subset {
                 let _ = lanes[index].set(lane.clone());
             }

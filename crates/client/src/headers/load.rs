@@ -4,10 +4,12 @@ use std::str;
 
 use fairmesh_router::LoadReport;
 
-use super::OUTSTANDING;
+use super::{OUTSTANDING, STREAMS};
 
 /// More requests at once than any server holds: a report above is taken for a mistake.
 const MOST_REQUESTS: f64 = 1e7;
+/// More of any other metric than fits where it is kept.
+const MOST_OF_METRIC: f64 = 4e6;
 /// More CPU than any burst takes, in multiples of the limit.
 const MOST_CPU: f64 = 64.0;
 /// The longest binary form that is looked at, in base64; a report with dozens of metrics fits.
@@ -20,60 +22,79 @@ const OWN_BINARY: &[u8] = b"Qh4KE2NvbmN1cnJlbnRfcmVxdWVzdHMR";
 
 /// What a balancer wants to know of the header `endpoint-load-metrics`, in any form that begins with `TEXT`, `BIN` or
 /// nothing. `None` where the report is malformed or its numbers cannot be true: negative, not a number, absurdly large.
-/// Metrics that balancing does not use are skipped, so that the report may be empty.
+/// Metrics that balancing does not use are skipped, so that the report may be empty. `metric` is the one that the service is
+/// balanced by, where its policy names one: a name of ORCA's own, of `named_metrics` or of `utilization`.
 #[inline]
-pub fn load_from_text(value: &[u8]) -> Option<LoadReport> {
+pub fn load_from_text(value: &[u8], metric: Option<&str>) -> Option<LoadReport> {
     match value.strip_prefix(OWN_TEXT) {
         Some(digits @ [_, ..]) if digits.len() <= 6 && digits.iter().all(u8::is_ascii_digit) => {
             let number = digits.iter().fold(0, |sum, digit| sum * 10 + u32::from(digit - b'0'));
-            Some(LoadReport { requests: Some(number), cpu: None })
+            Some(LoadReport { requests: Some(number), ..LoadReport::default() })
         }
-        _ => any_text(value),
+        _ => any_text(value, metric),
     }
 }
 
 /// The same of the metadata `endpoint-load-metrics-bin`, a base64 `xds.data.orca.v3.OrcaLoadReport`.
 #[inline]
-pub fn load_from_binary(value: &[u8]) -> Option<LoadReport> {
+pub fn load_from_binary(value: &[u8], metric: Option<&str>) -> Option<LoadReport> {
     match value.strip_prefix(OWN_BINARY) {
         Some(number) if number.len() == 11 => {
             let number: [u8; 8] = decode(number, &mut [0; 9])?.try_into().ok()?;
-            Some(LoadReport { requests: Some(requests(f64::from_le_bytes(number))?), cpu: None })
+            Some(LoadReport {
+                requests: Some(requests(f64::from_le_bytes(number))?),
+                ..LoadReport::default()
+            })
         }
         _ if value.len() > LONGEST => None,
-        _ => any_message(decode(value, &mut [0; LONGEST / 4 * 3])?),
+        _ => any_message(decode(value, &mut [0; LONGEST / 4 * 3])?, metric),
     }
 }
 
-fn any_text(value: &[u8]) -> Option<LoadReport> {
+fn any_text(value: &[u8], metric: Option<&str>) -> Option<LoadReport> {
     if let Some(message) = value.strip_prefix(b"BIN ") {
-        return load_from_binary(message);
+        return load_from_binary(message, metric);
     }
     let text = str::from_utf8(value.strip_prefix(b"TEXT ").unwrap_or(value)).ok()?;
     let mut load = LoadReport::default();
     for pair in text.split(',') {
         let (name, number) = pair.split_once('=')?;
-        match name.trim() {
-            "cpu_utilization" | "cpu" => load.cpu = Some(cpu(number.trim().parse().ok()?)?),
-            name if name.strip_prefix("named_metrics.") == Some(OUTSTANDING) => {
-                load.requests = Some(requests(number.trim().parse().ok()?)?);
-            }
+        let (name, number) = (name.trim(), || number.trim().parse().ok());
+        let named = name.strip_prefix("named_metrics.");
+        match name {
+            "cpu_utilization" | "cpu" => load.cpu = Some(cpu(number()?)?),
+            _ if named == Some(OUTSTANDING) => load.requests = Some(requests(number()?)?),
+            _ if named == Some(STREAMS) => load.streams = Some(requests(number()?)?),
             _ => {}
+        }
+        let plain = named.or_else(|| name.strip_prefix("utilization.")).unwrap_or(name);
+        if metric == Some(plain) {
+            load.metric = Some(thousandths(number()?)?);
         }
     }
     Some(load)
 }
 
-fn any_message(mut message: &[u8]) -> Option<LoadReport> {
+fn any_message(mut message: &[u8], metric: Option<&str>) -> Option<LoadReport> {
     let mut load = LoadReport::default();
     while let Some(field) = Field::read(&mut message)? {
         match field {
             // 0 is how protobuf leaves a number out.
             Field::Double(1, number) if number != 0.0 => load.cpu = Some(cpu(number)?),
-            Field::Bytes(8, entry) => {
-                if let Some(number) = outstanding(entry)? {
-                    load.requests = Some(requests(number)?);
+            Field::Bytes(map @ (5 | 8), entry) => {
+                let (name, number) = named(entry)?;
+                match name {
+                    _ if map == 5 => {}
+                    _ if name == OUTSTANDING.as_bytes() => load.requests = Some(requests(number)?),
+                    _ if name == STREAMS.as_bytes() => load.streams = Some(requests(number)?),
+                    _ => {}
                 }
+                if metric.is_some_and(|metric| metric.as_bytes() == name) {
+                    load.metric = Some(thousandths(number)?);
+                }
+            }
+            Field::Double(field, number) if metric.is_some() && metric == plain(field) => {
+                load.metric = Some(thousandths(number)?);
             }
             _ => {}
         }
@@ -81,17 +102,32 @@ fn any_message(mut message: &[u8]) -> Option<LoadReport> {
     Some(load)
 }
 
-/// The number in an entry of `map<string, double> named_metrics`, where the entry is the one that counts requests.
-fn outstanding(mut entry: &[u8]) -> Option<Option<f64>> {
-    let (mut ours, mut number) = (false, 0.0);
+/// The name in text form of a field that is a number by itself.
+fn plain(field: u64) -> Option<&'static str> {
+    match field {
+        2 => Some("mem_utilization"),
+        6 => Some("rps_fractional"),
+        7 => Some("eps"),
+        9 => Some("application_utilization"),
+        _ => None,
+    }
+}
+
+/// An entry of a `map<string, double>`.
+fn named(mut entry: &[u8]) -> Option<(&[u8], f64)> {
+    let (mut name, mut number) = (&[][..], 0.0);
     while let Some(field) = Field::read(&mut entry)? {
         match field {
-            Field::Bytes(1, name) => ours = name == OUTSTANDING.as_bytes(),
+            Field::Bytes(1, text) => name = text,
             Field::Double(2, value) => number = value,
             _ => {}
         }
     }
-    Some(ours.then_some(number))
+    Some((name, number))
+}
+
+fn thousandths(number: f64) -> Option<u32> {
+    (0.0..=MOST_OF_METRIC).contains(&number).then_some((number * 1000.0).round() as u32)
 }
 
 fn requests(number: f64) -> Option<u32> {

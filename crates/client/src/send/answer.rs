@@ -96,17 +96,24 @@ pub(crate) fn violates_protocol(error: &BoxError) -> bool {
 
 /// Keeps what the head of an answer says of the server's load; that of a gRPC answer with a body comes in its trailers.
 fn learn(from: (&Line, Clock), headers: &HeaderMap, has_grpc_status: bool) {
-    let load = match from.0.target().protocol {
-        _ if has_grpc_status => headers.get(&LOAD_BIN).map(|value| load_from_binary(value.as_bytes())),
+    let target = from.0.target();
+    let metric = target.metric.as_deref();
+    let load = match target.protocol {
+        _ if has_grpc_status => {
+            headers.get(&LOAD_BIN).map(|value| load_from_binary(value.as_bytes(), metric))
+        }
         Protocol::Grpc => None,
-        Protocol::Http1 | Protocol::Http2 => headers.get(&LOAD).map(|value| load_from_text(value.as_bytes())),
+        Protocol::Http1 | Protocol::Http2 => {
+            headers.get(&LOAD).map(|value| load_from_text(value.as_bytes(), metric))
+        }
     };
     keep(from, load);
 }
 
 /// Keeps what the trailers of an answer say of the server's load.
 pub(crate) fn learn_from_trailers(from: (&Line, Clock), trailers: &HeaderMap) {
-    let load = trailers.get(&LOAD_BIN).map(|value| load_from_binary(value.as_bytes()));
+    let metric = from.0.target().metric.as_deref();
+    let load = trailers.get(&LOAD_BIN).map(|value| load_from_binary(value.as_bytes(), metric));
     keep(from, load);
 }
 
@@ -127,6 +134,14 @@ fn verdict(status: StatusCode, headers: &HeaderMap, grpc_status: Option<&HeaderV
     match (status.as_u16(), grpc_status.map(HeaderValue::as_bytes)) {
         (421, _) | (_, Some(b"9")) => wrong_shard().unwrap_or(Ending::Answered),
         (503, _) | (_, Some(b"14")) => Ending::Busy,
+        (500 | 502 | 504..=599, _) => Ending::Erred,
+        (_, Some(code)) if has_erred(code) => Ending::Erred,
         _ => Ending::Answered,
     }
+}
+
+/// Whether a gRPC status is a failure of the server's own: `UNKNOWN`, `INTERNAL`, `UNAVAILABLE`, `DATA_LOSS`. That something
+/// is not implemented, or took longer than the caller gave it, is not.
+pub(crate) fn has_erred(code: &[u8]) -> bool {
+    matches!(code, b"2" | b"13" | b"14" | b"15")
 }

@@ -9,10 +9,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use tonic::metadata::BinaryMetadataValue;
 
 use super::Outstanding;
-use crate::headers::{LOAD, LOAD_BIN, OUTSTANDING};
-
-/// The named metric that counts long streams under way (A17); left out while there is none.
-const STREAMS_METRIC: &str = "concurrent_streams";
+use crate::headers::{LOAD, LOAD_BIN, OUTSTANDING, STREAMS};
 
 /// Counts below this one have their values ready.
 const READY: u32 = 1024;
@@ -59,7 +56,7 @@ fn text(load: Outstanding) -> String {
     let mut text = format!("TEXT named_metrics.{OUTSTANDING}={}", load.calls);
     if load.streams > 0 {
         // Writing to a String cannot fail.
-        let _ = write!(text, ",named_metrics.{STREAMS_METRIC}={}", load.streams);
+        let _ = write!(text, ",named_metrics.{STREAMS}={}", load.streams);
     }
     text
 }
@@ -69,7 +66,7 @@ fn binary(load: Outstanding) -> String {
     let mut message = Vec::with_capacity(64);
     put_named_metric(&mut message, OUTSTANDING, load.calls);
     if load.streams > 0 {
-        put_named_metric(&mut message, STREAMS_METRIC, load.streams);
+        put_named_metric(&mut message, STREAMS, load.streams);
     }
     let encoded = BinaryMetadataValue::from_bytes(&message);
     // Base64 is ASCII.
@@ -109,7 +106,7 @@ mod tests {
             let from_binary = OrcaReport::from_binary(&bytes).unwrap();
             assert_eq!(from_text, from_binary);
             assert_eq!(from_text.outstanding(), Some(calls));
-            let reported = from_text.named_metrics.get(STREAMS_METRIC).copied();
+            let reported = from_text.named_metrics.get(STREAMS).copied();
             assert_eq!(reported, (streams > 0).then_some(streams.into()));
         }
     }

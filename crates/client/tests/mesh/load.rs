@@ -134,7 +134,7 @@ async fn what_servers_report_is_kept_and_shown() {
         until("two calls are under way", || layer.outstanding().calls == 2).await;
         ask(&service, to("/", grpc)).await.unwrap();
         let first = report(&service).unwrap();
-        assert_eq!(first.load, LoadReport { requests: Some(2), cpu: None }, "{name}");
+        assert_eq!(first.load, LoadReport { requests: Some(2), ..LoadReport::default() }, "{name}");
         let explained = service.explain(&to("/", grpc), 1).await.unwrap().to_string();
         assert!(explained.contains("; reports 2 requests, "), "{name}: {explained}");
 
@@ -202,7 +202,7 @@ async fn reports_that_cannot_be_true_are_counted_and_not_kept() {
         assert_eq!((report(&service), mesh.stats().reports_ignored), (None, ignored), "{load}");
     }
     say("TEXT cpu_utilization=0.25,named_metrics.concurrent_requests=4").await;
-    let kept = LoadReport { requests: Some(4), cpu: Some(250) };
+    let kept = LoadReport { requests: Some(4), cpu: Some(250), ..LoadReport::default() };
     assert_eq!(report(&service).unwrap().load, kept);
     say("TEXT cpu_utilization=nonsense").await;
     assert_eq!(report(&service).unwrap().load, kept, "what was known before stays");

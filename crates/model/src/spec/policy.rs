@@ -1,10 +1,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    RouteSpec,
+    BalancingSpec, RouteSpec,
     text::{read, read_duration, read_duration_option, write_duration},
 };
-use crate::{Balancing, Invalid, Locality, Policy, Retries, Ring, ServiceName};
+use crate::{Invalid, Locality, Policy, Retries, Ring, ServiceName};
 
 /// How calls to a service are routed and protected. Whatever is left out has its default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,15 +41,6 @@ pub struct LocalitySpec {
     pub local_only: bool,
 }
 
-/// How an endpoint is chosen among the candidates.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct BalancingSpec {
-    /// How many endpoints one client keeps connections to within a ring; 0 means all.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub subset: Option<u32>,
-}
-
 /// When a failed try is made again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -65,12 +56,12 @@ pub struct RetriesSpec {
     pub budget_floor: Option<u32>,
 }
 
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
 /// The value, unless it is what leaving it out would give.
-fn unless<T: PartialEq + Copy>(value: T, default: T) -> Option<T> {
+pub(super) fn unless<T: PartialEq + Copy>(value: T, default: T) -> Option<T> {
     (value != default).then_some(value)
 }
 
@@ -83,7 +74,7 @@ impl PolicySpec {
         let policy = Policy {
             routes: routes.collect::<Result<_, _>>()?,
             locality: self.locality.plan().map_err(|e| e.within("locality"))?,
-            balancing: Balancing { subset: self.balancing.subset.unwrap_or(default.balancing.subset) },
+            balancing: self.balancing.plan().map_err(|e| e.within("balancing"))?,
             timeout: read_duration_option("timeout", self.timeout.as_ref())?.unwrap_or(default.timeout),
             retries: self.retries.plan(),
         };
@@ -98,7 +89,7 @@ impl PolicySpec {
             service: service.to_string(),
             routes: policy.routes.iter().map(RouteSpec::of).collect(),
             locality: LocalitySpec::of(&policy.locality),
-            balancing: BalancingSpec { subset: unless(policy.balancing.subset, default.balancing.subset) },
+            balancing: BalancingSpec::of(&policy.balancing),
             timeout: unless(policy.timeout, default.timeout).map(write_duration),
             retries: RetriesSpec::of(&policy.retries),
         }

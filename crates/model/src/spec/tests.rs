@@ -2,9 +2,10 @@ use std::time::Duration;
 
 use super::*;
 use crate::{
-    Balancing, EndpointState, GrpcMatch, HeaderMatch, HostMatch, InstanceId, KeyRange, Label, Locality,
-    Location, Match, PathMatch, Protocol, Region, RegionInfo, Replica, ReplicaState, Retries, Ring, Role,
-    Route, ServiceKind, Shard, ShardId, ShardKey, Target, TextMatch,
+    Balancing, BalancingPolicy, EndpointState, GrpcMatch, HeaderMatch, HostMatch, InstanceId, KeyRange,
+    Label, LoadSignal, Locality, Location, Match, Outliers, PathMatch, Protocol, Region, RegionInfo, Replica,
+    ReplicaState, Retries, Ring, Role, Route, Score, ServiceKind, Shard, ShardId, ShardKey, Target,
+    TextMatch,
 };
 
 fn cart() -> ServiceName {
@@ -42,7 +43,28 @@ fn full_policy() -> Policy {
             rings: vec![Ring { within: Some(Duration::from_micros(1500)) }, Ring { within: None }],
             local_only: true,
         },
-        balancing: Balancing { subset: 0 },
+        balancing: Balancing {
+            policy: BalancingPolicy::LeastRequest,
+            subset: 0,
+            signal: LoadSignal::Metric("queue.length".into()),
+            score: Score {
+                smoothing: 10,
+                half_life: Duration::from_secs(1),
+                warm_up: 0,
+                gain: 0,
+                correction: 1,
+                memory: Duration::from_secs(3600),
+            },
+            outliers: Outliers {
+                consecutive: 0,
+                failure_percent: 0,
+                min_samples: 5,
+                first: Duration::from_secs(1),
+                longest: Duration::from_secs(1),
+                most_percent: 100,
+            },
+            load_factor: 150,
+        },
         timeout: Duration::from_secs(90),
         retries: Retries { attempts: 1, budget_percent: 0, budget_floor: 3 },
     }
@@ -149,6 +171,23 @@ fn a_refusal_names_the_field_as_written() {
     assert_eq!(policy(|p| p.routes[0].matches.headers[1].present = true), "routes[0].match.headers[1]");
     assert_eq!(policy(|p| p.routes[0].split[0].service = "x".into()), "routes[0].split[0].service");
     assert_eq!(policy(|p| p.retries.attempts = Some(0)), "retries.attempts");
+    assert_eq!(policy(|p| p.balancing.policy = Some("fair".into())), "balancing.policy");
+    assert_eq!(policy(|p| p.balancing.signal = Some("memory".into())), "balancing.signal");
+    assert_eq!(policy(|p| p.balancing.signal = Some("metric:".into())), "balancing.signal");
+    assert_eq!(policy(|p| p.balancing.load_factor = Some(100)), "balancing.loadFactor");
+    assert_eq!(policy(|p| p.balancing.score.half_life = Some("5".into())), "balancing.score.halfLife");
+    assert_eq!(policy(|p| p.balancing.score.correction = Some(9)), "balancing.score.correction");
+    assert_eq!(policy(|p| p.balancing.outliers.longest = Some("1ms".into())), "balancing.outliers.longest");
+}
+
+#[test]
+fn every_policy_and_signal_reads_back() {
+    for policy in BalancingPolicy::ALL {
+        assert_eq!(policy.as_str().parse(), Ok(policy));
+    }
+    for signal in ["auto", "requests", "cpu", "metric:jobs"] {
+        assert_eq!(signal.parse::<LoadSignal>().unwrap().to_string(), signal);
+    }
 }
 
 #[test]

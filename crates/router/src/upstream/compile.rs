@@ -3,9 +3,9 @@ use std::{
     sync::Arc,
 };
 
-use fairmesh_balancer::{Members, Slots, rendezvous};
+use fairmesh_balancer::{Members, Rule, Slots, rendezvous};
 use fairmesh_model::{
-    Endpoint, EndpointState, InstanceId, Role, ServiceKind,
+    BalancingPolicy, Endpoint, EndpointState, FULL_WEIGHT, InstanceId, LoadSignal, Role, ServiceKind,
     arith::{hash_text, mix_pair},
 };
 
@@ -22,13 +22,20 @@ pub(super) fn compile(facts: &Facts<'_>, slots: &Arc<Slots>, previous: Option<&U
     let endpoints = unique(facts.endpoints);
     let draft = Draft { facts, horizon: &horizon, chooser, endpoints: &endpoints };
     let tiers = draft.tiers();
+    if previous.is_none() {
+        // A client's first turn is its own, or all would move in step.
+        slots.start_at(chooser as u32);
+    }
+    let rule = Rule::new(&facts.policy.balancing);
     let (indices, lease) = draft.assign(slots, &tiers);
     let targets = draft.targets(&indices, previous);
     let standings = draft.standings(&indices, &tiers);
     let nothing = draft.nothing();
+    draft.admit(slots, &rule, &indices, &tiers);
     let kind = draft.kind(&indices, tiers);
     Upstream {
         slots: Arc::clone(slots),
+        terms: rule.terms(),
         routes: Routes::compile(&facts.policy.routes),
         timeout: facts.policy.timeout,
         last_resort: horizon.last_resort(),
@@ -90,7 +97,9 @@ impl Draft<'_> {
             ServiceKind::Sharded | ServiceKind::ConsistentHash => 0,
         };
         let tier = |(rank, positions): (u32, Vec<usize>)| {
-            let nodes: Vec<_> = positions.iter().map(|&position| node(self.endpoints[position])).collect();
+            // Regardless of weight, which counts in every pick: counted twice, a strong endpoint would get the square of its
+            // share. Weights here instead (S24) were rejected: picks would have to undo them wherever a subset is not small.
+            let nodes: Vec<_> = positions.iter().map(|&i| (node(self.endpoints[i]).0, FULL_WEIGHT)).collect();
             let subset = rendezvous::subset(self.chooser, &nodes, keep);
             let candidates = subset.into_iter().map(|i| positions[i]).collect();
             Tier { rank, of: positions.len() as u32, candidates }
@@ -116,10 +125,23 @@ impl Draft<'_> {
         (indices, lease)
     }
 
+    /// Tells the slots whom this client calls: those that it is nearest to, which share the calls.
+    fn admit(&self, slots: &Slots, rule: &Rule, indices: &[u32], tiers: &[Positions]) {
+        let nearest = tiers.first().map_or(&[][..], |tier| &tier.candidates);
+        let member = |&position: &usize| (indices[position], self.endpoints[position].weight);
+        slots.admit(&nearest.iter().map(member).collect::<Vec<_>>(), rule);
+    }
+
     fn targets(&self, indices: &[u32], previous: Option<&Upstream>) -> Box<[Option<Arc<EndpointTarget>>]> {
+        let metric = match &self.facts.policy.balancing.signal {
+            LoadSignal::Metric(name) => Some(Arc::from(name.as_str())),
+            _ => None,
+        };
+        let by_latency = self.facts.policy.balancing.policy == BalancingPolicy::PeakEwma;
         let mut targets = vec![None; len(indices)];
         for (endpoint, &index) in self.endpoints.iter().zip(indices) {
-            let target = EndpointTarget::new(endpoint, self.facts.service.protocol);
+            let target =
+                EndpointTarget::new(endpoint, self.facts.service.protocol, metric.as_ref(), by_latency);
             targets[index as usize] = match previous.and_then(|previous| previous.known(index)) {
                 Some(same) if **same == target => Some(Arc::clone(same)),
                 _ => Some(Arc::new(target)),

@@ -2,7 +2,7 @@ use std::ops::Range;
 
 use fairmesh_balancer::{Contest, Few, Handicap, Standing, pick, rendezvous::Rank};
 use fairmesh_model::{
-    ShardId,
+    BalancingPolicy, ShardId,
     arith::{Generator, hash_key},
 };
 
@@ -77,7 +77,7 @@ impl Upstream {
         seed: u64,
         witness: &mut W,
     ) -> Result<Picked, Box<Unroutable>> {
-        let contest = Contest { slots: &self.slots, avoid: ask.avoid, now };
+        let contest = Contest::new(&self.slots, self.terms, ask.avoid, now);
         let this = Try { ask, contest, random: Generator::new(seed) };
         match &self.kind {
             Kind::Replicated { nearest, further } => self.pick_any((nearest, further), this, witness),
@@ -146,7 +146,7 @@ impl Upstream {
                 break;
             }
             self.note_rank(tier.rank, witness);
-            let first = first_choice(&tier.candidates, hash, contest);
+            let first = self.first_choice(&tier.candidates, hash, contest);
             if let Some(standing) = &first {
                 witness.note("subset", || format!("key {key} hashed over {} endpoints there", tier.of));
                 witness.considered(standing);
@@ -238,29 +238,62 @@ impl Upstream {
             shard: shard.map(|(id, _)| id),
             map_version: shard.map_or(0, |(_, version)| version),
             last_resort: rank >= self.last_resort,
+            panic: standing.panic,
         }
+    }
+
+    /// The node that the key ranks first among those with the least against them; with bounded load, before those that
+    /// have more than their share of this client's calls.
+    fn first_choice(&self, hashed: &Hashed, key: u64, contest: &Contest<'_>) -> Option<Standing> {
+        let bound = self.bound(hashed);
+        let mut best: Option<(Standing, bool, Rank)> = None;
+        for node in &hashed.nodes {
+            let rank = if hashed.equal {
+                Rank::unweighted(key, node.hash)
+            } else {
+                Rank::new(key, node.hash, node.weight)
+            };
+            // Counts are looked up only where the rank leads, so a few times in a thousand nodes.
+            if best
+                .as_ref()
+                .is_some_and(|(kept, full, first)| kept.handicap == Handicap::None && !full && *first < rank)
+            {
+                continue;
+            }
+            let standing = contest.stand(node.index, node.weight);
+            let full = bound.is_some_and(|bound| bound.is_full(&standing));
+            if best.as_ref().is_none_or(|(kept, kept_full, first)| {
+                (standing.handicap, full, rank) < (kept.handicap, *kept_full, *first)
+            }) {
+                best = Some((standing, full, rank));
+            }
+        }
+        best.map(|(standing, ..)| standing)
+    }
+
+    fn bound(&self, hashed: &Hashed) -> Option<Bound> {
+        (self.terms.policy() == BalancingPolicy::BoundedHash).then(|| Bound {
+            calls: hashed.nodes.iter().map(|node| u64::from(self.slots.outstanding(node.index))).sum(),
+            weight: hashed.nodes.iter().map(|node| u64::from(node.weight)).sum(),
+            percent: self.slots.rule().load_factor().into(),
+        })
     }
 }
 
-/// The node that the key ranks first among those with the least against them.
-fn first_choice(hashed: &Hashed, key: u64, contest: &Contest<'_>) -> Option<Standing> {
-    let mut best: Option<(Standing, Rank)> = None;
-    for node in &hashed.nodes {
-        let rank = if hashed.equal {
-            Rank::unweighted(key, node.hash)
-        } else {
-            Rank::new(key, node.hash, node.weight)
-        };
-        // Counts are looked up only where the rank leads, so a few times in a thousand nodes.
-        if best.as_ref().is_some_and(|(kept, first)| kept.handicap == Handicap::None && *first < rank) {
-            continue;
-        }
-        let standing = contest.stand(node.index, node.weight);
-        if best.as_ref().is_none_or(|(kept, first)| (standing.handicap, rank) < (kept.handicap, *first)) {
-            best = Some((standing, rank));
-        }
+/// How much load one endpoint may have: consistent hashing with bounded loads (Mirrokni et al. 2018), by weight.
+#[derive(Clone, Copy, Debug)]
+struct Bound {
+    calls: u64,
+    weight: u64,
+    percent: u64,
+}
+
+impl Bound {
+    /// Whether the call to come would be above `percent` of the endpoint's share of all calls, rounded up.
+    fn is_full(&self, standing: &Standing) -> bool {
+        let share = (self.calls + 1) * u64::from(standing.weight) * self.percent;
+        u64::from(standing.outstanding) >= share.div_ceil(self.weight.max(1) * 100)
     }
-    best.map(|(standing, _)| standing)
 }
 
 /// The copies that a call may use.

@@ -32,10 +32,28 @@ impl Held {
         &self.target
     }
 
+    /// Counts a try there as a stream from now on, another kind of load than a call (A17): where this is `true`, it ends
+    /// with [`finish_stream`](Self::finish_stream).
+    #[cold]
+    pub fn becomes_stream(&self) -> bool {
+        self.slots.call_becomes_stream(self.index)
+    }
+
+    /// As [`finish`](Self::finish), for a try that counts as a stream.
+    #[cold]
+    pub fn finish_stream(&self, outcome: Outcome, now: u64) {
+        self.slots.finish_stream(self.index, outcome, now);
+    }
+
     /// As [`Upstream::report`].
     #[inline]
     pub fn report(&self, load: LoadReport, now: u64) {
         self.slots.report(self.index, load, now);
+    }
+
+    /// Keeps how long the server took for an answer that came at `now`, both in nanoseconds, for policies that go by it.
+    pub fn observe(&self, latency: u64, now: u64) {
+        self.slots.observe(self.index, latency, now);
     }
 
     /// As [`Upstream::finish`].

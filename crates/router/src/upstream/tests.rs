@@ -117,7 +117,7 @@ fn a_client_keeps_to_its_subset_of_20() {
 #[test]
 fn a_subset_of_0_means_all() {
     let mut world = World::many(ServiceKind::Replicated, 60);
-    world.policy.balancing = Balancing { subset: 0 };
+    world.policy.balancing = Balancing { subset: 0, ..Balancing::default() };
     assert_eq!(reached(&world.compile(None)).len(), 60);
 }
 

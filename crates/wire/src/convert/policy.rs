@@ -1,9 +1,10 @@
 use std::time::Duration;
 
-use fairmesh_model::{Balancing, Invalid, Locality, Policy, Retries, Ring, Route, ServiceName, Target};
+use fairmesh_model::{Invalid, Locality, Policy, Retries, Ring, Route, ServiceName, Target};
 
 use crate::v1;
 
+mod balancing;
 mod matches;
 
 /// Whole microseconds; what does not fit 64 bits (584,000 years) stays at the greatest.
@@ -19,6 +20,7 @@ impl From<Policy> for v1::Policy {
             ring_bounds_us: policy.locality.rings.iter().map(bound).collect(),
             local_only: policy.locality.local_only,
             subset: policy.balancing.subset,
+            balancing: balancing::write(&policy.balancing),
             timeout_us: micros(policy.timeout),
             attempts: policy.retries.attempts,
             retry_budget_percent: policy.retries.budget_percent,
@@ -42,7 +44,8 @@ impl TryFrom<v1::Policy> for Policy {
                 rings: message.ring_bounds_us.into_iter().map(ring).collect(),
                 local_only: message.local_only,
             },
-            balancing: Balancing { subset: message.subset },
+            balancing: balancing::read(message.subset, message.balancing)
+                .map_err(|e| e.within("balancing"))?,
             timeout: Duration::from_micros(message.timeout_us),
             retries: Retries {
                 attempts: message.attempts,

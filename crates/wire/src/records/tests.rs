@@ -105,13 +105,30 @@ fn policy() -> impl Strategy<Value = Policy> {
         names.len() == routes.len()
     };
     let routes = collection::vec(route(), 0..4).prop_filter("routes have unique names", unique);
-    (routes, locality, any::<u32>(), micros(1000..3_600_000_000), retries).prop_map(
-        |(routes, locality, subset, timeout, retries)| Policy {
+    let balancing = (any::<u32>(), balancing());
+    (routes, locality, balancing, micros(1000..3_600_000_000), retries).prop_map(
+        |(routes, locality, (subset, balancing), timeout, retries)| Policy {
             routes,
             locality,
-            balancing: Balancing { subset },
+            balancing: Balancing { subset, ..balancing },
             timeout,
             retries,
+        },
+    )
+}
+
+fn balancing() -> impl Strategy<Value = Balancing> {
+    let signals =
+        vec![LoadSignal::Auto, LoadSignal::Requests, LoadSignal::Cpu, LoadSignal::Metric("jobs".into())];
+    let policies = select(BalancingPolicy::ALL.to_vec());
+    (policies, select(signals), 1..=8_u32, micros(1_000_000..60_000_000)).prop_map(
+        |(policy, signal, some, time)| Balancing {
+            policy,
+            signal,
+            score: Score { smoothing: some, half_life: time, gain: some, memory: time, ..Score::default() },
+            outliers: Outliers { consecutive: some, first: time, longest: time * 2, ..Outliers::default() },
+            load_factor: 100 + some,
+            ..Balancing::default()
         },
     )
 }

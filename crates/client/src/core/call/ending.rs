@@ -7,6 +7,9 @@ use fairmesh_router::Outcome;
 pub enum Ending {
     /// With an answer that the caller gets.
     Answered,
+    /// With an answer that the caller gets, which is a failure of the server's own: 500, `INTERNAL`. A server that fails at
+    /// once would else look idle.
+    Erred,
     /// With an answer that says that the server cannot serve now: 503, `UNAVAILABLE`.
     Busy,
     /// With an answer that says that the server, which knows this version of the map, does not hold the shard. Where the
@@ -59,7 +62,9 @@ impl Ending {
             Self::Answered | Self::WrongShard { .. } => Outcome::Ok,
             Self::Stale | Self::Abandoned => Outcome::Unknown,
             // One call that had too little time must not send all others to the next region.
-            Self::Busy | Self::Refused | Self::Broken | Self::Late | Self::Unsent => Outcome::Failed,
+            Self::Erred | Self::Busy | Self::Refused | Self::Broken | Self::Late | Self::Unsent => {
+                Outcome::Failed
+            }
             Self::Unreachable => Outcome::Unreachable,
         }
     }

@@ -6,12 +6,20 @@ use super::*;
 use crate::headers::OrcaReport;
 
 fn load(requests: Option<u32>, cpu: Option<u16>) -> Option<LoadReport> {
-    Some(LoadReport { requests, cpu })
+    Some(LoadReport { requests, cpu, ..LoadReport::default() })
 }
 
 fn base64(message: &[u8]) -> Vec<u8> {
     let value: BinaryMetadataValue = MetadataValue::from_bytes(message);
     value.as_encoded_bytes().to_vec()
+}
+
+fn text(value: &[u8]) -> Option<LoadReport> {
+    load_from_text(value, None)
+}
+
+fn binary(value: &[u8]) -> Option<LoadReport> {
+    load_from_binary(value, None)
 }
 
 #[test]
@@ -41,49 +49,46 @@ fn both_forms_of_any_report_read_back() {
         ),
     ];
     for (report, expected) in reports {
-        assert_eq!(load_from_text(report.to_text().as_bytes()), expected, "{report:?}");
-        let mut binary = base64(&report.to_binary());
-        assert_eq!(load_from_binary(&binary), expected, "{report:?}");
-        binary.resize(binary.len().next_multiple_of(4), b'=');
-        assert_eq!(load_from_binary(&binary), expected, "padded: {report:?}");
-        assert_eq!(load_from_text(&[b"BIN ", &*binary].concat()), expected, "{report:?}");
+        assert_eq!(text(report.to_text().as_bytes()), expected, "{report:?}");
+        let mut encoded = base64(&report.to_binary());
+        assert_eq!(binary(&encoded), expected, "{report:?}");
+        encoded.resize(encoded.len().next_multiple_of(4), b'=');
+        assert_eq!(binary(&encoded), expected, "padded: {report:?}");
+        assert_eq!(text(&[b"BIN ", &*encoded].concat()), expected, "{report:?}");
     }
 }
 
 #[test]
 fn what_peers_write_is_read() {
     let foreign = b"cpu=0.5, named_metrics.concurrent_requests=7.0, new_thing=many";
-    assert_eq!(load_from_text(foreign), load(Some(7), Some(500)));
-    assert_eq!(
-        load_from_text(b"TEXT named_metrics.concurrent_requests=1234567"),
-        load(Some(1_234_567), None)
-    );
+    assert_eq!(text(foreign), load(Some(7), Some(500)));
+    assert_eq!(text(b"TEXT named_metrics.concurrent_requests=1234567"), load(Some(1_234_567), None));
     // Unknown fields of every wire type, then the CPU.
     let message =
         [&[0x78, 0x96, 0x01, 0x7d, 1, 2, 3, 4, 0x7a, 2, 9, 9, 0x09][..], &0.25_f64.to_le_bytes()].concat();
-    assert_eq!(load_from_binary(&base64(&message)), load(None, Some(250)));
+    assert_eq!(binary(&base64(&message)), load(None, Some(250)));
 }
 
 #[test]
 fn what_cannot_be_true_is_no_report() {
     for number in ["-1", "NaN", "inf", "-0.5", "1e8", "99999999999999999999", "", "x", "1 2"] {
         for name in ["named_metrics.concurrent_requests", "cpu_utilization"] {
-            assert_eq!(load_from_text(format!("TEXT {name}={number}").as_bytes()), None, "{name}={number}");
+            assert_eq!(text(format!("TEXT {name}={number}").as_bytes()), None, "{name}={number}");
         }
     }
-    for text in ["", "TEXT ", "JSON {\"cpu_utilization\": 0.3}", "cpu_utilization", "BIN *", "\u{fffd}"] {
-        assert_eq!(load_from_text(text.as_bytes()), None, "{text}");
+    for value in ["", "TEXT ", "JSON {\"cpu_utilization\": 0.3}", "cpu_utilization", "BIN *", "\u{fffd}"] {
+        assert_eq!(text(value.as_bytes()), None, "{value}");
     }
     for number in [-1.0, f64::NAN, f64::INFINITY, 1e8] {
         let named_metrics = BTreeMap::from([(OUTSTANDING.to_owned(), number)]);
         let report = OrcaReport { named_metrics, ..OrcaReport::default() };
-        assert_eq!(load_from_binary(&base64(&report.to_binary())), None, "{number}");
+        assert_eq!(binary(&base64(&report.to_binary())), None, "{number}");
         let report = OrcaReport { cpu_utilization: number, ..OrcaReport::default() };
-        assert_eq!(load_from_binary(&base64(&report.to_binary())), None, "{number}");
+        assert_eq!(binary(&base64(&report.to_binary())), None, "{number}");
     }
     let long = vec![b'A'; LONGEST + 1];
-    for binary in [&b"A"[..], b"QUJ*", b"====", b"Qh4K,Qh4K", &long] {
-        assert_eq!(load_from_binary(binary), None, "{}", binary.len());
+    for value in [&b"A"[..], b"QUJ*", b"====", b"Qh4K,Qh4K", &long] {
+        assert_eq!(binary(value), None, "{}", value.len());
     }
 }
 
@@ -92,12 +97,35 @@ fn no_bytes_make_it_panic() {
     let report = OrcaReport { cpu_utilization: 0.3, eps: 1.0, ..OrcaReport::of_outstanding(4) };
     let whole = base64(&report.to_binary());
     for length in 0..whole.len() {
-        let _ = load_from_binary(&whole[..length]);
+        let _ = binary(&whole[..length]);
         for byte in [0, b'=', b'/', b'A', 0xff] {
             let mut changed = whole.clone();
             changed[length] = byte;
-            let _ = load_from_binary(&changed);
-            let _ = load_from_text(&changed);
+            let _ = binary(&changed);
+            let _ = text(&changed);
         }
     }
+}
+
+#[test]
+fn streams_and_the_metric_that_is_asked_for_are_read() {
+    let named = |pairs: &[(&str, f64)]| pairs.iter().map(|&(name, value)| (name.to_owned(), value)).collect();
+    let report = OrcaReport {
+        mem_utilization: 0.25,
+        utilization: named(&[("disk", 0.5)]),
+        named_metrics: named(&[(OUTSTANDING, 3.0), (STREAMS, 2.0), ("jobs", 7.0), ("bad", -1.0)]),
+        ..OrcaReport::default()
+    };
+    let encoded = base64(&report.to_binary());
+    let plain = LoadReport { requests: Some(3), streams: Some(2), ..LoadReport::default() };
+    for (metric, thousandths) in
+        [("jobs", Some(7_000)), ("disk", Some(500)), ("mem_utilization", Some(250)), ("absent", None)]
+    {
+        let expected = Some(LoadReport { metric: thousandths, ..plain });
+        assert_eq!(load_from_text(report.to_text().as_bytes(), Some(metric)), expected, "{metric}");
+        assert_eq!(load_from_binary(&encoded, Some(metric)), expected, "{metric}");
+    }
+    assert_eq!(binary(&encoded), Some(plain), "a metric that nobody asks for may be what it likes");
+    assert_eq!(load_from_binary(&encoded, Some("bad")), None);
+    assert_eq!(load_from_text(report.to_text().as_bytes(), Some("bad")), None);
 }

@@ -1,7 +1,7 @@
 //! Policies as lists.
 
 use fairmesh_model::{
-    Locality, Policy,
+    Balancing, BalancingPolicy, Locality, Outliers, Policy, Score,
     spec::{Document, Plan, PolicySpec, write_duration},
 };
 use serde_json::json;
@@ -47,7 +47,48 @@ pub(crate) fn summary(policy: &Policy) -> Vec<(&'static str, String)> {
         ),
         ("Rings", rings(&policy.locality)),
         ("Subset", subset(policy.balancing.subset)),
+        ("Balancing", balancing(&policy.balancing)),
+        ("Score", score(&policy.balancing.score)),
+        ("Outliers", outliers(&policy.balancing.outliers)),
     ]
+}
+
+fn balancing(balancing: &Balancing) -> String {
+    let policy = balancing.policy.as_str();
+    match balancing.policy {
+        BalancingPolicy::Score => format!("{policy}, load signal {}", balancing.signal),
+        BalancingPolicy::BoundedHash => format!("{policy}, up to {} % of the mean", balancing.load_factor),
+        _ => policy.to_owned(),
+    }
+}
+
+fn score(score: &Score) -> String {
+    format!(
+        "mean of {} reports, half-life {}; utilisation moves shares by up to {} % a second and {} x, held for {}; new at {} %",
+        score.smoothing,
+        write_duration(score.half_life),
+        score.gain,
+        score.correction,
+        write_duration(score.memory),
+        score.warm_up
+    )
+}
+
+fn outliers(outliers: &Outliers) -> String {
+    let row = match outliers.consecutive {
+        0 => "no row".to_owned(),
+        n => format!("{n} failures in a row"),
+    };
+    let share = match outliers.failure_percent {
+        0 => "no share".to_owned(),
+        n => format!("{n} points above the others from {} answers on", outliers.min_samples),
+    };
+    format!(
+        "{row}, {share}; avoided for {} to {}; none of them above {} % of the endpoints",
+        write_duration(outliers.first),
+        write_duration(outliers.longest),
+        outliers.most_percent
+    )
 }
 
 fn subset(subset: u32) -> String {

@@ -1,0 +1,130 @@
+use std::time::Duration;
+
+use fairmesh_model::{Balancing, BalancingPolicy, LoadSignal};
+
+/// Ticks in which what a report said comes to count half: ages keep 8 bits behind the point.
+pub(crate) const TICKS_BITS: u32 = 8;
+/// The capacity correction that changes nothing, as reports keep it.
+pub(crate) const FINE_ONE: u32 = 1 << 20;
+
+/// What a pick has to know of a service's [`Rule`]: a quarter of a cache line.
+///
+/// Time is counted in ticks, the 256th part of the half-life of a report, so that ageing is a shift and one multiplication.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms {
+    /// Ticks in a nanosecond, times 2^64.
+    ticks: u64,
+    /// For how many ticks a correction holds without reports.
+    pub(crate) memory: u32,
+    pub(crate) policy: BalancingPolicy,
+}
+
+/// How a service is balanced: its policy's constants in the units in which they are used.
+#[derive(Clone, Copy, Debug)]
+pub struct Rule {
+    pub(crate) terms: Terms,
+    /// Whether requests that servers report count.
+    pub(crate) counts_requests: bool,
+    pub(crate) utilisation: Utilisation,
+    pub(crate) smoothing: u32,
+    /// By how much a correction moves in a tick for each unit of error, times 2^32.
+    pub(crate) gain: u64,
+    /// The greatest correction; the least is its reciprocal. [`FINE_ONE`] is none.
+    pub(crate) most: u32,
+    /// Percent of the mean that a new endpoint is taken to carry.
+    pub(crate) warm_up: u32,
+    pub(crate) consecutive: u32,
+    pub(crate) failure_percent: u32,
+    pub(crate) min_samples: u32,
+    pub(crate) most_percent: u32,
+    pub(crate) first_penalty: u64,
+    load_factor: u32,
+    pub(crate) longest_penalty: u64,
+}
+
+/// Which reported number is to become equal everywhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Utilisation {
+    None,
+    Cpu,
+    Metric,
+}
+
+impl Rule {
+    /// The rule of a policy.
+    pub fn new(balancing: &Balancing) -> Self {
+        let Balancing { policy, signal, score, outliers, .. } = balancing;
+        // The model keeps half-lives above 100 ms; nothing divides by zero whatever it holds.
+        let half_life = u128::from(nanos(score.half_life).max(1));
+        let ticks = ((1_u128 << (64 + TICKS_BITS)) / half_life).min(u128::from(u64::MAX)) as u64;
+        let tick = half_life >> TICKS_BITS;
+        Self {
+            terms: Terms {
+                ticks,
+                memory: (u128::from(nanos(score.memory)) / tick.max(1)).min(1 << 30) as u32,
+                policy: *policy,
+            },
+            counts_requests: matches!(
+                signal,
+                LoadSignal::Auto | LoadSignal::Requests | LoadSignal::Metric(_)
+            ),
+            utilisation: match signal {
+                LoadSignal::Auto | LoadSignal::Cpu => Utilisation::Cpu,
+                LoadSignal::Requests => Utilisation::None,
+                LoadSignal::Metric(_) => Utilisation::Metric,
+            },
+            smoothing: score.smoothing.max(1),
+            gain: ((u128::from(score.gain) * tick) << 32).div_ceil(100_000_000_000) as u64,
+            most: FINE_ONE * score.correction.clamp(1, 8),
+            warm_up: score.warm_up,
+            load_factor: balancing.load_factor,
+            consecutive: outliers.consecutive,
+            failure_percent: outliers.failure_percent,
+            min_samples: outliers.min_samples.max(1),
+            most_percent: outliers.most_percent,
+            first_penalty: nanos(outliers.first),
+            longest_penalty: nanos(outliers.longest),
+        }
+    }
+
+    /// The most load of one endpoint in percent of the mean, for hashing with bounded load.
+    #[inline]
+    pub fn load_factor(&self) -> u32 {
+        self.load_factor
+    }
+
+    /// What makes one endpoint better than another.
+    pub fn policy(&self) -> BalancingPolicy {
+        self.terms.policy
+    }
+
+    /// What picks have to know.
+    pub fn terms(&self) -> Terms {
+        self.terms
+    }
+}
+
+impl Terms {
+    /// What makes one endpoint better than another.
+    #[inline]
+    pub fn policy(&self) -> BalancingPolicy {
+        self.policy
+    }
+
+    /// The time in ticks, never 0, which stands for "not heard of yet"; it wraps around after years.
+    #[inline]
+    pub(crate) fn tick(&self, now: u64) -> u32 {
+        // The low 32 bits of a count that only ever grows.
+        (((u128::from(now) * u128::from(self.ticks)) >> 64) as u32).max(1)
+    }
+}
+
+impl Default for Rule {
+    fn default() -> Self {
+        Self::new(&Balancing::default())
+    }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

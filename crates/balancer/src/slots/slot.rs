@@ -1,0 +1,180 @@
+use std::sync::atomic::{
+    AtomicU32, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
+
+use crate::rule::TICKS_BITS;
+
+/// Bits of [`Slot::counts`] that count calls; those above count streams.
+const CALLS_BITS: u32 = 20;
+const STREAM: u32 = 1 << CALLS_BITS;
+const MOST_STREAMS: u32 = u32::MAX >> CALLS_BITS;
+
+/// What a pick reads of one endpoint: 16 bytes, so that four endpoints share a cache line.
+#[derive(Debug)]
+#[repr(C, align(16))]
+pub(crate) struct Slot {
+    /// This client's calls under way (low 20 bits) and streams (high 12).
+    counts: AtomicU32,
+    /// The tick of the last report; 0 until the endpoint is first looked at.
+    at: AtomicU32,
+    /// A [`Load`], packed.
+    load: AtomicU64,
+}
+
+/// What is known of an endpoint's load beside this client's own calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Load {
+    /// By how much what others have under way there exceeds what its capacity would make usual; in 1/256 requests on an
+    /// ordinary endpoint of the service, or in 1/256 of the 16th part of the usual where that is above 16 requests.
+    pub(crate) excess: i32,
+    /// What a call costs there against the mean, as reported utilisation has it, in 1/1024; the reciprocal of capacity.
+    pub(crate) cost: u16,
+    /// Mean weight over its weight, in 1/256.
+    pub(crate) ratio: u16,
+    /// Whether failures are held against it: only then somebody looks them up.
+    pub(crate) troubled: bool,
+}
+
+impl Load {
+    /// An endpoint of which nothing is known.
+    pub(crate) const NEUTRAL: Self =
+        Self { excess: 0, cost: 1 << Self::COST_BITS, ratio: 1 << Self::RATIO_BITS, troubled: false };
+    /// Bits of a cost behind the point.
+    pub(crate) const COST_BITS: u32 = 10;
+    const COST_MASK: u64 = (1 << 15) - 1;
+    /// Bits of a ratio behind the point.
+    pub(crate) const RATIO_BITS: u32 = 8;
+    /// Bits of a load behind the point.
+    pub(crate) const BITS: u32 = 8;
+
+    #[inline]
+    const fn pack(self) -> u64 {
+        // A cost is at most 8, in 14 bits.
+        let cost = self.cost as u64 & Self::COST_MASK | (self.troubled as u64) << 15;
+        (self.excess as u32 as u64) << 32 | cost << 16 | self.ratio as u64
+    }
+
+    #[inline]
+    const fn unpack(word: u64) -> Self {
+        Self {
+            excess: (word >> 32) as u32 as i32,
+            cost: (word >> 16 & Self::COST_MASK) as u16,
+            ratio: word as u16,
+            troubled: word >> 31 & 1 != 0,
+        }
+    }
+}
+
+impl Default for Slot {
+    fn default() -> Self {
+        Self { counts: AtomicU32::new(0), at: AtomicU32::new(0), load: AtomicU64::new(Load::NEUTRAL.pack()) }
+    }
+}
+
+impl Slot {
+    #[inline]
+    pub(crate) fn begin(&self) {
+        self.counts.fetch_add(1, Relaxed);
+    }
+
+    /// Not a plain subtraction: a caller that ends one call twice must not make the endpoint look endlessly busy.
+    #[inline]
+    pub(crate) fn finish(&self) {
+        let _ = self
+            .counts
+            .fetch_update(Relaxed, Relaxed, |counts| (counts & (STREAM - 1) != 0).then(|| counts - 1));
+    }
+
+    /// Counts a call as a stream from now on; says whether it does, for [`finish_stream`](Self::finish_stream).
+    pub(crate) fn call_becomes_stream(&self) -> bool {
+        let turn = |counts: u32| {
+            let fits = counts & (STREAM - 1) != 0 && counts >> CALLS_BITS < MOST_STREAMS;
+            fits.then(|| counts - 1 + STREAM)
+        };
+        self.counts.fetch_update(Relaxed, Relaxed, turn).is_ok()
+    }
+
+    pub(crate) fn finish_stream(&self) {
+        let _ = self.counts.fetch_update(Relaxed, Relaxed, |counts| counts.checked_sub(STREAM));
+    }
+
+    #[inline]
+    pub(crate) fn calls(&self) -> u32 {
+        self.counts.load(Relaxed) & (STREAM - 1)
+    }
+
+    pub(crate) fn streams(&self) -> u32 {
+        self.counts.load(Relaxed) >> CALLS_BITS
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.counts.load(Relaxed) == 0
+    }
+
+    /// This client's own load there in 1/256 calls; a stream, which mostly waits, counts as the 16th part of a call (A17).
+    #[inline]
+    pub(crate) fn own(&self) -> u64 {
+        let counts = self.counts.load(Relaxed);
+        (u64::from(counts & (STREAM - 1)) << Load::BITS)
+            + (u64::from(counts >> CALLS_BITS) << (Load::BITS - 4))
+    }
+
+    #[inline]
+    pub(crate) fn at(&self) -> u32 {
+        self.at.load(Acquire)
+    }
+
+    /// Ticks since the last report, or since the endpoint was first looked at, which this may be.
+    #[inline]
+    pub(crate) fn age(&self, tick: u32) -> u32 {
+        let at = self.at();
+        if at == 0 {
+            // A seed for a new endpoint has no date of its own: compilation knows no time.
+            self.at.store(tick, Release);
+            return 0;
+        }
+        let age = tick.wrapping_sub(at);
+        // Another thread's clock may have been read a little later than this one's.
+        if age > i32::MAX as u32 { 0 } else { age }
+    }
+
+    #[inline]
+    pub(crate) fn load(&self) -> Load {
+        Load::unpack(self.load.load(Relaxed))
+    }
+
+    /// Changes what is known, dated `tick`.
+    pub(crate) fn learn(&self, tick: u32, change: impl Fn(Load) -> Load) {
+        let _ = self.load.fetch_update(Relaxed, Relaxed, |word| Some(change(Load::unpack(word)).pack()));
+        if tick != 0 {
+            self.at.store(tick, Release);
+        }
+    }
+
+    /// Says whether failures are held against the endpoint.
+    pub(crate) fn set_troubled(&self, troubled: bool) {
+        self.learn(0, |load| Load { troubled, ..load });
+    }
+
+    /// Forgets what was learnt of the endpoint's load, but not its failures.
+    pub(crate) fn forget_load(&self) {
+        self.learn(0, |load| Load { troubled: load.troubled, ..Load::NEUTRAL });
+    }
+
+    pub(crate) fn forget(&self) {
+        self.load.store(Load::NEUTRAL.pack(), Relaxed);
+        self.at.store(0, Release);
+    }
+}
+
+/// A value as it counts after `age` ticks: halved each 256 ticks, in a straight line between (A12). With
+/// `h = age >> 8` and `r = age & 255`: `(value * (512 - r)) >> (9 + h)`, shifts rounding down; 0 from `h = 32` on.
+#[inline]
+pub(crate) fn aged(value: i64, age: u32) -> i64 {
+    let (halvings, rest) = (age >> TICKS_BITS, age & ((1 << TICKS_BITS) - 1));
+    if halvings >= 32 {
+        return 0;
+    }
+    (value * i64::from((2 << TICKS_BITS) - rest)) >> (TICKS_BITS + 1 + halvings)
+}

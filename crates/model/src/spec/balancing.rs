@@ -1,0 +1,159 @@
+use serde::{Deserialize, Serialize};
+
+use super::{
+    policy::{is_default, unless},
+    text::{read_duration_option, read_option, write_duration},
+};
+use crate::{Balancing, BalancingPolicy, Invalid, LoadSignal, Outliers, Score};
+
+/// How an endpoint is chosen among the candidates.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct BalancingSpec {
+    /// `score`, `leastRequest`, `peakEwma`, `roundRobin`, `random` or `boundedHash`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<String>,
+    /// How many endpoints one client keeps connections to within a ring; 0 means all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subset: Option<u32>,
+    /// `auto`, `requests`, `cpu` or `metric:NAME`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signal: Option<String>,
+    /// Constants of the score.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub score: ScoreSpec,
+    /// When an endpoint that fails is avoided.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub outliers: OutliersSpec,
+    /// The most load of one endpoint as a percentage of the mean; for `boundedHash`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load_factor: Option<u32>,
+}
+
+/// Constants of the score.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ScoreSpec {
+    /// Reports over which the load of others is averaged.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub smoothing: Option<u32>,
+    /// After how long what a report said counts half, such as `5s`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub half_life: Option<String>,
+    /// What a new endpoint is taken to carry, in percent of the others' mean.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub warm_up: Option<u32>,
+    /// How fast shares follow reported utilisation, in percent a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gain: Option<u32>,
+    /// By which factor reported utilisation may change an endpoint's capacity at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub correction: Option<u32>,
+    /// How long a correction holds without reports, such as `60s`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<String>,
+}
+
+/// When an endpoint that fails is avoided.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct OutliersSpec {
+    /// Failed answers in a row; 0 is never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub consecutive: Option<u32>,
+    /// Points by which the share of failures must lie above the others'; 0 is never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure_percent: Option<u32>,
+    /// Answers before a share says anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_samples: Option<u32>,
+    /// How long at first, such as `100ms`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first: Option<String>,
+    /// How long at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub longest: Option<String>,
+    /// Up to which percentage of the candidates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub most_percent: Option<u32>,
+}
+
+impl BalancingSpec {
+    pub(super) fn plan(&self) -> Result<Balancing, Invalid> {
+        let default = Balancing::default();
+        Ok(Balancing {
+            policy: read_option("policy", self.policy.as_ref())?.unwrap_or(default.policy),
+            subset: self.subset.unwrap_or(default.subset),
+            signal: read_option("signal", self.signal.as_ref())?.unwrap_or(default.signal),
+            score: self.score.plan().map_err(|e| e.within("score"))?,
+            outliers: self.outliers.plan().map_err(|e| e.within("outliers"))?,
+            load_factor: self.load_factor.unwrap_or(default.load_factor),
+        })
+    }
+
+    pub(super) fn of(balancing: &Balancing) -> Self {
+        let default = Balancing::default();
+        let Balancing { policy, subset, signal, score, outliers, load_factor } = balancing;
+        Self {
+            policy: unless(*policy, default.policy).map(|policy: BalancingPolicy| policy.as_str().to_owned()),
+            subset: unless(*subset, default.subset),
+            signal: (*signal != LoadSignal::default()).then(|| signal.to_string()),
+            score: ScoreSpec::of(score),
+            outliers: OutliersSpec::of(outliers),
+            load_factor: unless(*load_factor, default.load_factor),
+        }
+    }
+}
+
+impl ScoreSpec {
+    fn plan(&self) -> Result<Score, Invalid> {
+        let default = Score::default();
+        Ok(Score {
+            smoothing: self.smoothing.unwrap_or(default.smoothing),
+            half_life: read_duration_option("halfLife", self.half_life.as_ref())?
+                .unwrap_or(default.half_life),
+            warm_up: self.warm_up.unwrap_or(default.warm_up),
+            gain: self.gain.unwrap_or(default.gain),
+            correction: self.correction.unwrap_or(default.correction),
+            memory: read_duration_option("memory", self.memory.as_ref())?.unwrap_or(default.memory),
+        })
+    }
+
+    fn of(score: &Score) -> Self {
+        let default = Score::default();
+        Self {
+            smoothing: unless(score.smoothing, default.smoothing),
+            half_life: unless(score.half_life, default.half_life).map(write_duration),
+            warm_up: unless(score.warm_up, default.warm_up),
+            gain: unless(score.gain, default.gain),
+            correction: unless(score.correction, default.correction),
+            memory: unless(score.memory, default.memory).map(write_duration),
+        }
+    }
+}
+
+impl OutliersSpec {
+    fn plan(&self) -> Result<Outliers, Invalid> {
+        let default = Outliers::default();
+        Ok(Outliers {
+            consecutive: self.consecutive.unwrap_or(default.consecutive),
+            failure_percent: self.failure_percent.unwrap_or(default.failure_percent),
+            min_samples: self.min_samples.unwrap_or(default.min_samples),
+            first: read_duration_option("first", self.first.as_ref())?.unwrap_or(default.first),
+            longest: read_duration_option("longest", self.longest.as_ref())?.unwrap_or(default.longest),
+            most_percent: self.most_percent.unwrap_or(default.most_percent),
+        })
+    }
+
+    fn of(outliers: &Outliers) -> Self {
+        let default = Outliers::default();
+        Self {
+            consecutive: unless(outliers.consecutive, default.consecutive),
+            failure_percent: unless(outliers.failure_percent, default.failure_percent),
+            min_samples: unless(outliers.min_samples, default.min_samples),
+            first: unless(outliers.first, default.first).map(write_duration),
+            longest: unless(outliers.longest, default.longest).map(write_duration),
+            most_percent: unless(outliers.most_percent, default.most_percent),
+        }
+    }
+}
