@@ -6,6 +6,7 @@
 //! and every reader would have to validate again.
 
 pub mod arith;
+mod counted;
 mod endpoint;
 mod error;
 mod identity;
@@ -21,6 +22,7 @@ mod shard;
 pub mod spec;
 mod topology;
 
+pub use counted::{Counted, counted};
 pub use endpoint::{Endpoint, EndpointState, FULL_WEIGHT, MAX_WEIGHT};
 pub use error::Invalid;
 pub use identity::Identity;

@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use fairmesh_balancer::{Handicap, LoadReport, Reported, Standing};
+use fairmesh_model::counted;
 
 use crate::Upstream;
 
@@ -62,7 +63,7 @@ impl fairmesh_balancer::Witness for Notes<'_> {
 
 /// `; reports 3 requests, 12 ms ago`.
 fn describe(Reported { load: LoadReport { requests, cpu }, at }: Reported, now: u64) -> String {
-    let requests = requests.map(|requests| format!("{requests} requests"));
+    let requests = requests.map(|requests| counted(requests as usize, "request").to_string());
     let cpu = cpu.map(|cpu| format!("{}.{} % CPU", cpu / 10, cpu % 10));
     let load: Vec<_> = requests.into_iter().chain(cpu).collect();
     let ago = Duration::from_nanos(now.saturating_sub(at));
