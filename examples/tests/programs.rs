@@ -32,7 +32,8 @@ async fn hello_is_called_by_name_and_leaves_in_good_order() {
 
     assert!(server.terminate().await.success());
     let refused = machine.run(HELLO_CLIENT, &[]).await.unwrap_err();
-    assert!(refused.contains("endpoint"), "who calls a service that left is told so: {refused}");
+    assert!(refused.contains("examples/hello: "), "who calls a service that left is told so: {refused}");
+    assert!(refused.contains("endpoint") && !refused.contains("Fault"), "in words for people: {refused}");
     machine.stop().await;
 }
 

@@ -185,12 +185,21 @@ impl Fault {
 }
 
 impl fmt::Display for Fault {
+    /// The message and every cause, in one line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.message())?;
-        match self.0.status.source() {
-            Some(cause) => write!(f, ": {cause}"),
-            None => Ok(()),
+        let mut told = String::new();
+        let mut next = self.0.status.source();
+        while let Some(cause) = next {
+            let text = cause.to_string();
+            // Some errors quote their cause.
+            if !told.contains(&text) {
+                write!(f, ": {text}")?;
+                told = text;
+            }
+            next = cause.source();
         }
+        Ok(())
     }
 }
 
@@ -214,12 +223,24 @@ impl StdError for Fault {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
     use super::*;
+    use crate::transport::SendError;
+
+    #[test]
+    fn a_fault_says_every_cause_once() {
+        let refused = SendError::Unreachable(io::Error::from(io::ErrorKind::ConnectionRefused));
+        let fault = Fault::new(FaultKind::Unreachable, "cart-0 cannot be reached").caused_by(refused);
+        assert_eq!(fault.to_string(), "cart-0 cannot be reached: no connection: connection refused");
+        let quoted = io::Error::other(fault.to_string());
+        let fault = Fault::new(FaultKind::Reset, "broke off").caused_by(io::Error::other(quoted));
+        assert_eq!(fault.to_string().matches("connection refused").count(), 1);
+    }
 
     #[test]
     fn a_grpc_client_sees_the_code_of_the_fault() {
         let fault = Fault::new(FaultKind::KeyOutside, "no shard holds key 5").caused_by("the map ends at 4");
-        assert_eq!(fault.to_string(), "no shard holds key 5: the map ends at 4");
         let status = Status::from_error(Box::new(fault));
         assert_eq!((status.code(), status.message()), (Code::OutOfRange, "no shard holds key 5"));
     }

@@ -31,6 +31,7 @@ pub mod server;
 mod service;
 mod socket;
 mod stats;
+mod trace;
 mod transport;
 
 pub use body::Body;
@@ -42,3 +43,4 @@ pub use headers::Deadline;
 pub use mesh::{Mesh, MeshBuilder};
 pub use service::ServiceHandle;
 pub use stats::Stats;
+pub use trace::{Trace, Tried};

@@ -31,7 +31,7 @@ pub fn own_socket() -> Option<PathBuf> {
 }
 
 /// Where a program finds an agent: at the machine's socket, unless only the user's own can be there.
-pub(crate) fn agent() -> Address {
+pub fn agent() -> Address {
     let system = system_socket();
     let own = if system.exists() { None } else { own_socket() };
     Address::Unix(own.unwrap_or(system))

@@ -2,6 +2,7 @@
 
 mod answer;
 mod request;
+mod terms;
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,6 +12,7 @@ use tokio::time::timeout_at;
 use self::{
     answer::judge,
     request::{Copy, Head},
+    terms::Terms,
 };
 pub(crate) use self::{
     answer::{has_erred, learn_from_trailers, violates_protocol},
@@ -23,11 +25,15 @@ use crate::{
     mesh::Shared,
     service::Handle,
     stats::count,
+    trace::Trace,
     transport::{Line, Outgoing, Slot},
 };
 
 /// How long a call waits for the first snapshot when nothing shortens it: no policy can be known yet.
 pub(crate) const FIRST_CONTACT: Duration = Duration::from_secs(15);
+
+/// What a caller is told of a call that may have reached a server.
+const MAYBE: &str = "it may have been carried out";
 
 /// Carries a call out. `body` was taken over already.
 pub(crate) async fn call(handle: &Handle, parts: Parts, body: Outgoing) -> Result<Response<Body>, Fault> {
@@ -49,16 +55,18 @@ async fn carry_out(
     let now = mesh.clock.now();
     let context = handle.context(&parts.headers)?;
     let limit = handle.limit(&parts);
+    let start = Start { now, limit, seed: mesh.seed() };
+    let trace = parts.extensions.get::<Trace>().cloned();
+    let terms = Terms { handle, context: &context, start, trace: trace.as_ref() };
     if limit.is_some_and(|left| left.is_zero()) {
-        return Err(late(handle, "nothing was sent").with_retry(Retry::Unsent));
+        return Err(terms.late(now, "nothing was sent").with_retry(Retry::Unsent));
     }
     let head = Head::new(handle, parts);
-    let start = Start { now, limit, seed: mesh.seed() };
     let mut call = Call::new(&handle.subscription);
     let now = route(handle, &mut call, &head, &context, start).await?;
     let copy = Copy::of(&head, &body, call.may_be_sent_twice(&context));
     let mut slot = Some(head.request(body));
-    tries((handle, &context, now), &mut call, &mut slot, copy).await
+    tries(terms, now, &mut call, &mut slot, copy).await
 }
 
 /// Routes the call, waiting where its service is not known yet; says when that was, so that the first try need not read
@@ -90,15 +98,17 @@ async fn route(
 
 /// Makes tries until one ends the call.
 async fn tries(
-    (handle, context, mut now): (&Handle, &CallContext, u64),
+    terms: Terms<'_>,
+    mut now: u64,
     call: &mut Call<'_, Arc<Line>>,
     slot: &mut Slot,
     copy: Option<Copy>,
 ) -> Result<Response<Body>, Fault> {
+    let handle = terms.handle;
     let mesh = &handle.mesh;
     let deadline = mesh.clock.instant(call.deadline());
     loop {
-        let line = decide(handle, context, call, &mut now).await?;
+        let line = decide(terms, call, &mut now).await?;
         count(&mesh.counters.tries);
         if let Some(request) = slot {
             request::address(request, handle, line.target().protocol.is_multiplexed(), call.left(now));
@@ -110,7 +120,8 @@ async fn tries(
             let answered = mesh.clock.now();
             line.endpoint().observe(answered.saturating_sub(now), answered);
         }
-        let (ending, answer) = judge(sent, slot.is_some(), handle, call, &line);
+        let (ending, answer) = judge(sent, slot.is_some(), terms, call, &line);
+        terms.trace(line.target(), now, &answer);
         let again = slot.is_some() || copy.is_some();
         let next = match again || ending == Ending::Late {
             true => call.finish(ending, mesh.seed()),
@@ -183,16 +194,11 @@ pub(crate) async fn ready(
 }
 
 /// Chooses the endpoint of the next try, waiting where its service is not known yet; `now` stays the time.
-async fn decide(
-    handle: &Handle,
-    context: &CallContext,
-    call: &mut Call<'_, Arc<Line>>,
-    now: &mut u64,
-) -> Result<Arc<Line>, Fault> {
-    let mesh = &handle.mesh;
+async fn decide(terms: Terms<'_>, call: &mut Call<'_, Arc<Line>>, now: &mut u64) -> Result<Arc<Line>, Fault> {
+    let mesh = &terms.handle.mesh;
     loop {
         let at = Moment { clock: mesh.clock, now: *now, seed: mesh.seed() };
-        let undecided = match call.decide(context, at) {
+        let undecided = match call.decide(terms.context, at) {
             Ok(chosen) => {
                 if call.picked().is_some_and(|picked| picked.last_resort) {
                     count(&mesh.counters.last_resort);
@@ -212,17 +218,10 @@ async fn decide(
             Undecided::Waiting(subscription, seen) => {
                 let left = call.left(*now);
                 if tokio::time::timeout(left, subscription.newer(&seen)).await.is_err() {
-                    return Err(late(handle, "it may have been carried out"));
+                    return Err(terms.late(call.deadline(), MAYBE));
                 }
                 *now = mesh.clock.now();
             }
         }
     }
-}
-
-fn late(handle: &Handle, sent: &str) -> Fault {
-    Fault::new(
-        FaultKind::Deadline,
-        format!("{}: the time for the call ran out; {sent}", handle.subscription.name()),
-    )
 }

@@ -136,7 +136,7 @@ impl ServiceHandle {
     ///
     /// Its key and role come from the handle, or from the headers `x-fairmesh-key` and `x-fairmesh-role`;
     /// `x-fairmesh-deadline`, `grpc-timeout` and a [`Deadline`] in its extensions shorten the time it has, and
-    /// `x-fairmesh-idempotent: true` allows to repeat it. Dropping the future, or the answer's body, cancels the call.
+    /// `x-fairmesh-idempotent: true` allows to repeat it. A [`Trace`](crate::Trace) there keeps what becomes of its tries. Dropping the future, or the answer's body, cancels the call.
     ///
     /// # Errors
     /// When no server answered; see [`FaultKind`]. Answers of servers are no errors, whatever their status.

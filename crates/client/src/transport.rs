@@ -17,7 +17,7 @@ use std::{
 };
 
 use fairmesh_router::{EndpointTarget, Held};
-use http::Request;
+use http::{HeaderMap, Request, StatusCode};
 use tokio::{
     net::{TcpSocket, TcpStream},
     time::{Instant, timeout_at},
@@ -65,6 +65,16 @@ pub(crate) enum Reply {
     H1(H1Reply),
     /// Over HTTP/2.
     H2(H2Reply),
+}
+
+impl Reply {
+    /// Its status and headers.
+    pub(crate) fn head(&self) -> (StatusCode, &HeaderMap) {
+        match self {
+            Self::H1(reply) => (reply.response.status(), reply.response.headers()),
+            Self::H2(reply) => (reply.response.status(), reply.response.headers()),
+        }
+    }
 }
 
 /// Why there is no answer.

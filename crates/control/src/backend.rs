@@ -1,12 +1,11 @@
 use std::sync::Arc;
 
-use fairmesh_model::{Identity, Location, RecordKey, Revision};
+use fairmesh_model::{Identity, Location, Revision};
 use fairmesh_rib::{
     Batch, Node,
     server::{Backend, WriteError},
 };
 use fairmesh_store::{Store, WriteError as StoreWriteError};
-use fairmesh_wire::records;
 
 /// What the control plane is, for people who look at its handshake.
 pub(crate) const SOFTWARE: &str = concat!("control plane ", env!("CARGO_PKG_VERSION"));
@@ -32,14 +31,6 @@ impl Backend for ControlBackend {
     }
 
     async fn write(&self, batch: Batch, identity: Identity) -> Result<Revision, WriteError> {
-        for (i, op) in batch.ops.iter().enumerate() {
-            let checked = match &op.value {
-                Some(value) => records::check(&op.key, value),
-                // Whatever stands at a key may be taken away, as long as it is a key.
-                None => RecordKey::parse(&op.key),
-            };
-            checked.map_err(|e| e.within(format!("ops[{i}]")))?;
-        }
         tracing::debug!(%identity, ops = batch.ops.len(), "a batch is written");
         self.store.write(batch).await.map_err(write_error)
     }

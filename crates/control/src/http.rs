@@ -61,10 +61,11 @@ pub(crate) async fn serve(
 }
 
 /// Whether new callers should come here.
-async fn ready(State(shared): State<Arc<Shared>>) -> (StatusCode, &'static str) {
-    match shared.closing.is_cancelled() {
-        false => (StatusCode::OK, "ready\n"),
-        true => (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n"),
+async fn ready(State(shared): State<Arc<Shared>>) -> (StatusCode, String) {
+    match (shared.sources.store.broken(), shared.closing.is_cancelled()) {
+        (Some(reason), _) => (StatusCode::SERVICE_UNAVAILABLE, format!("the store: {reason}\n")),
+        (None, true) => (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n".into()),
+        (None, false) => (StatusCode::OK, "ready\n".into()),
     }
 }
 

@@ -69,6 +69,12 @@ impl Control {
         }
         let http = http::bind(config.http).await?;
         let imbalance = Arc::new(Imbalance::start(&config.data_dir.join(IMBALANCE_FILE)).await);
+        for address in grpc.iter().filter_map(|listener| listener.address().ok()) {
+            tracing::info!(%address, "gRPC is served");
+        }
+        if let Ok(address) = http.local_addr() {
+            tracing::info!(%address, "HTTP is served");
+        }
         tracing::info!(store = %store.id(), revision, path = %store.path().display(), "the store is open");
         Ok(Self { store, node, census, metrics: Arc::default(), imbalance, grpc, http, config })
     }
@@ -161,7 +167,10 @@ impl Control {
         following.spawn(async move {
             tokio::select! {
                 () = stop.cancelled() => Ok(()),
-                () = follow(store, node, census) => Err(ended("the link to the store", "the store is closed")),
+                // Whatever broke it, a new process verifies the file and goes on: this one could only refuse writes.
+                () = follow(store.clone(), node, census) => {
+                    Err(ended("the store", store.broken().unwrap_or("it is closed")))
+                }
             }
         });
         let stop = served.clone();

@@ -104,7 +104,7 @@ async fn the_registry_is_served_as_json_and_over_grpc_and_counted() {
         .unwrap();
     let (status, body) = control.http("POST", "/v1/register", CART).await;
     assert_eq!(status, "HTTP/1.1 200 OK", "{body}");
-    let who = v1::InstanceRef { service: "shop/cart".into(), instance: "cart-0".into() };
+    let who = v1::InstanceRef { service: "shop/cart".into(), instance: "cart-0".into(), incarnation: 0 };
     let serving = control.http("GET", "/metrics", "").await.1;
     assert!(serving.contains("fairmesh_control_endpoints{state=\"serving\"} 1\n"), "{serving}");
 

@@ -2,13 +2,17 @@
 
 mod reach;
 
-use std::path::PathBuf;
+use std::{error::Error as _, path::PathBuf};
 
-use clap::{Parser, Subcommand};
+use clap::{
+    Parser, Subcommand,
+    error::{ContextKind, ContextValue},
+};
+use fairmesh_model::Invalid;
 
-pub(crate) use reach::{Format, Reach, SeenAs};
+pub(crate) use reach::{Agent, Format, Reach, SeenAs};
 
-use crate::{command, demo, register};
+use crate::{command, demo, failure::Failure, register};
 
 /// A service mesh: programs call services by name, and every call goes straight to the right server.
 #[derive(Debug, Parser)]
@@ -17,6 +21,24 @@ pub(crate) struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+impl Cli {
+    /// Reads what was typed. Help, the version, and what clap itself refuses are printed by clap, which ends the process.
+    pub(crate) fn read() -> Result<Self, Failure> {
+        Self::try_parse().map_err(|error| refused(&error).unwrap_or_else(|| error.exit()))
+    }
+}
+
+/// A value that a type of ours refuses, said as everywhere else: clap would run problem and hint together.
+fn refused(error: &clap::Error) -> Option<Failure> {
+    let invalid = error.source()?.downcast_ref::<Invalid>()?;
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => text.as_str(),
+        _ => "",
+    };
+    let argument = text(ContextKind::InvalidArg);
+    Some(Failure::refused(format!("{argument}: {}", invalid.problem), invalid.hint.as_str()))
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 failed, or refused by the other side; 2 wrong usage or invalid input, \
@@ -42,10 +64,12 @@ pub(crate) enum Command {
     Get(command::get::GetArgs),
     /// Tell everything about one record.
     Describe(command::describe::DescribeArgs),
-    /// List the earlier values of a service's declaration or policy.
+    /// List how a service's declaration or policy changed.
     History(command::history::HistoryArgs),
     /// Put an earlier value of a service's declaration or policy back.
-    Rollback(command::history::RollbackArgs),
+    Rollback(command::rollback::RollbackArgs),
+    /// Delete a service's declaration or policy; its history stays.
+    Delete(command::delete::DeleteArgs),
     /// Take instances out of service, and wait until every caller has moved.
     Drain(command::drain::DrainArgs),
     /// Put instances that were drained, and still run, back into service.
@@ -57,6 +81,8 @@ pub(crate) enum Command {
     Explain(command::explain::ExplainArgs),
     /// Say how many cores are wasted since load is uneven, where, and why.
     Imbalance(command::imbalance::ImbalanceArgs),
+    /// Call a service by name, as a program with the library would.
+    Call(command::call::CallArgs),
 
     /// Simulate fleets with the routing code of production.
     #[command(subcommand)]

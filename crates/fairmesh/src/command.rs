@@ -2,7 +2,9 @@
 
 pub(crate) mod agent;
 pub(crate) mod apply;
+pub(crate) mod call;
 pub(crate) mod control;
+pub(crate) mod delete;
 pub(crate) mod describe;
 pub(crate) mod diff;
 pub(crate) mod drain;
@@ -11,8 +13,12 @@ pub(crate) mod get;
 pub(crate) mod history;
 pub(crate) mod imbalance;
 mod places;
+mod read;
+mod region;
+pub(crate) mod rollback;
 pub(crate) mod shards;
 pub(crate) mod sim;
+mod subject;
 mod version;
 
 use std::process::ExitCode;
@@ -38,13 +44,15 @@ pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Get(args) => get::run(args).await,
         Command::Describe(args) => describe::run(args).await,
         Command::History(args) => history::run(args).await,
-        Command::Rollback(args) => history::roll_back(args).await,
+        Command::Rollback(args) => rollback::run(args).await,
+        Command::Delete(args) => delete::run(args).await,
         Command::Drain(args) => drain::run(args).await,
         Command::Undrain(args) => drain::undo(args).await,
         Command::Shards(command) => shards::run(command).await,
         Command::Explain(args) => explain::run(args).await,
         Command::Imbalance(args) => imbalance::run(args).await,
         Command::Sim(command) => sim::run(command),
+        Command::Call(args) => call::run(args).await,
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "fairmesh", &mut std::io::stdout());
             Ok(ExitCode::SUCCESS)

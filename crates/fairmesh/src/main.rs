@@ -7,6 +7,7 @@ mod cli;
 mod command;
 mod connect;
 mod demo;
+mod difference;
 mod failure;
 mod logging;
 mod manifests;
@@ -18,11 +19,12 @@ mod view;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 fn main() -> ExitCode {
-    let cli = cli::Cli::parse();
     failure::shape_reports();
+    let cli = match cli::Cli::read() {
+        Ok(cli) => cli,
+        Err(failure) => return failure.report(),
+    };
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {

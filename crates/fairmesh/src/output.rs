@@ -88,8 +88,13 @@ fn json<T: Serialize + ?Sized>(value: &T) -> Result<String, Failure> {
 
 /// Writes to standard output. A reader that has seen enough (`| head`) is no failure.
 pub(crate) fn write(text: &str) -> Result<(), Failure> {
+    write_bytes(text.as_bytes())
+}
+
+/// The same for what need not be text.
+pub(crate) fn write_bytes(bytes: &[u8]) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    match out.write_all(bytes).and_then(|()| out.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             Err(Failure::failed(format!("cannot write to standard output: {error}")))
         }

@@ -39,7 +39,7 @@ pub(crate) struct RegisterArgs {
     /// The service that the program is an endpoint of: tenant/service.
     service: ServiceName,
     /// Where callers reach the program: an IP address and a port.
-    #[arg(long, value_name = "IP:PORT")]
+    #[arg(long, value_name = "IP:PORT", value_parser = plan::address)]
     address: SocketAddr,
     /// Its identity within the service, the same after a restart; unless given, this host's name and the port.
     #[arg(long, value_name = "ID")]

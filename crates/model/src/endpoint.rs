@@ -27,7 +27,16 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Checks what the types do not: weight, lease and labels within their ranges.
+    /// The label in which a process says which one it is of those that run under the instance's name, one after the
+    /// other: a number, greater than those of the processes before it.
+    pub const INCARNATION: &str = "fairmesh.incarnation";
+
+    /// Which process it is; 0 where it does not say so.
+    pub fn incarnation(&self) -> u64 {
+        self.labels.get(Self::INCARNATION).and_then(|text| text.parse().ok()).unwrap_or(0)
+    }
+
+    /// Checks what the types do not: weight, lease and labels within their ranges, and a number as incarnation.
     pub fn validate(&self) -> Result<(), Invalid> {
         if !(1..=MAX_WEIGHT).contains(&self.weight) {
             return Err(Invalid::new(
@@ -50,14 +59,16 @@ impl Endpoint {
         }
         let labels_fit = self.labels.len() <= 32
             && self.labels.iter().all(|(name, text)| (1..=63).contains(&name.len()) && text.len() <= 255);
-        if labels_fit {
-            Ok(())
-        } else {
-            Err(Invalid::new(
-                "labels",
-                "too many or too long",
-                "keep at most 32, with names up to 63 bytes and values up to 255",
-            ))
+        if !labels_fit {
+            let hint = "keep at most 32, with names up to 63 bytes and values up to 255";
+            return Err(Invalid::new("labels", "too many or too long", hint));
+        }
+        match self.labels.get(Self::INCARNATION) {
+            Some(text) if text.parse::<u64>().is_err() => {
+                let field = format!("labels.{}", Self::INCARNATION);
+                Err(Invalid::new(field, format!("'{text}' is not a number"), "write digits, or leave it out"))
+            }
+            _ => Ok(()),
         }
     }
 }

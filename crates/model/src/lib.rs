@@ -6,7 +6,11 @@
 //! and every reader would have to validate again.
 
 pub mod arith;
+<<<<<<< HEAD
 mod balancing;
+=======
+mod counted;
+>>>>>>> wt-left
 mod endpoint;
 mod error;
 mod identity;
@@ -22,7 +26,11 @@ mod shard;
 pub mod spec;
 mod topology;
 
+<<<<<<< HEAD
 pub use balancing::{Balancing, BalancingPolicy, LoadSignal, Outliers, Score};
+=======
+pub use counted::{Counted, counted};
+>>>>>>> wt-left
 pub use endpoint::{Endpoint, EndpointState, FULL_WEIGHT, MAX_WEIGHT};
 pub use error::Invalid;
 pub use identity::Identity;

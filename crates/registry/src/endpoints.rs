@@ -1,28 +1,21 @@
 //! Endpoints: announced, renewed, drained, lost and taken out (S7, S8).
 
+mod claim;
 mod expiry;
 mod register;
 mod states;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use fairmesh_model::{Endpoint, EndpointState, InstanceId, Invalid, Prefix, Service, ServiceName};
+use fairmesh_model::{Endpoint, EndpointState, Invalid, Prefix, Service, ServiceName};
 
+pub use claim::{Claim, InstanceRef};
 pub use states::Drained;
 
 use crate::{Registry, RegistryError, view::Held};
 
 /// The most registrations, reports or instances in one call.
 pub const MAX_BATCH: usize = 1000;
-
-/// One endpoint, by name.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct InstanceRef {
-    /// Its service.
-    pub service: ServiceName,
-    /// Its identity within the service.
-    pub instance: InstanceId,
-}
 
 /// What is announced.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,8 +34,8 @@ pub struct Registration {
 /// A new state for an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateReport {
-    /// Whose.
-    pub instance: InstanceRef,
+    /// Whose, and who says so.
+    pub who: Claim,
     /// The state.
     pub state: EndpointState,
 }
@@ -61,26 +54,32 @@ impl Registry {
         instances.iter().map(|who| found.get(who).cloned()).collect()
     }
 
+    /// The same of those who speak for them; `None` also where another process is registered.
+    fn find_claimed(&self, claims: &[Claim]) -> Vec<Option<Held>> {
+        let instances: Vec<_> = claims.iter().map(|claim| claim.instance.clone()).collect();
+        let found = self.find(&instances).into_iter().zip(claims);
+        found.map(|(held, claim)| held.filter(|held| claim.fits(held.endpoint.incarnation()))).collect()
+    }
+
     /// The same where every one has to be registered.
-    fn find_all(&self, field: &str, instances: &[InstanceRef]) -> Result<Vec<Held>, RegistryError> {
+    fn find_all(&self, field: &str, claims: &[Claim]) -> Result<Vec<Held>, RegistryError> {
         let missing = |i: usize| {
-            let InstanceRef { service, instance } = &instances[i];
+            let InstanceRef { service, instance } = &claims[i].instance;
             RegistryError::not_found(
                 &format!("{field}[{i}]"),
-                format!("'{instance}' of {service} is not registered"),
+                match claims[i].incarnation {
+                    0 => format!("'{instance}' of {service} is not registered"),
+                    _ => format!("this process is not, or no longer, '{instance}' of {service}"),
+                },
                 "check the name with 'fairmesh get endpoints', or register it first",
             )
         };
-        let found = self.find(instances).into_iter().enumerate();
+        let found = self.find_claimed(claims).into_iter().enumerate();
         found.map(|(i, held)| held.ok_or_else(|| missing(i))).collect()
     }
 }
 
 impl Held {
-    pub(crate) fn who(&self) -> InstanceRef {
-        InstanceRef { service: self.service.clone(), instance: self.endpoint.instance.clone() }
-    }
-
     /// What watchers of just this endpoint's neighbourhood subscribe to at the least.
     fn folder(&self) -> Prefix {
         Prefix::endpoints(&self.service, Some(&self.endpoint.location.region))

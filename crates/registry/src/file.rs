@@ -15,7 +15,8 @@ use fairmesh_model::ServiceName;
 use crate::Registry;
 use folder::{Seen, Source};
 
-/// The label that says from which file an endpoint comes.
+/// The label that says from which file an endpoint comes, by its whole path: names alone would make files in two folders
+/// quarrel.
 pub const SOURCE_LABEL: &str = "fairmesh.source";
 
 /// How often files are looked at.
@@ -24,8 +25,9 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// Keeps the endpoints that a YAML file, or every `*.yaml` and `*.yml` of a folder, lists (documents of
 /// `kind: Endpoints` only).
 ///
-/// It owns the endpoints that it wrote, which carry [`SOURCE_LABEL`] with the file's name, and takes out those that are
-/// listed no more, so files of one name in two sources would quarrel. A file that cannot be read, or is wrong, changes
+/// It owns the endpoints that it wrote, which carry [`SOURCE_LABEL`] with the file's path, and takes out those that are
+/// listed no more, also those of a file that was deleted while nobody looked. What a file says counts once two looks
+/// have found it so: it may be half written, or away between two names. A file that cannot be read, or is wrong, changes
 /// nothing: the last good state stays, and [`FileSource::status`] and the log say what is wrong.
 #[derive(Debug)]
 pub struct FileSource {
@@ -55,7 +57,10 @@ struct Memory {
 impl FileSource {
     /// A source that reads a file or a folder.
     pub fn new(registry: Registry, path: impl Into<PathBuf>) -> Self {
-        Self { registry, path: path.into(), status: Arc::default() }
+        let path = path.into();
+        // Fails only for an empty path, which reading will complain of.
+        let path = std::path::absolute(&path).unwrap_or(path);
+        Self { registry, path, status: Arc::default() }
     }
 
     /// How it fares; to be asked while [`FileSource::run`] is under way.
@@ -96,7 +101,7 @@ impl FileSource {
                     }
                 }
             }
-            if let Some(error) = &seen.error {
+            if let Some(error) = seen.trouble.as_ref().or(seen.error.as_ref()) {
                 errors.insert(file.clone(), error.clone());
             }
             memory.files.insert(file, seen);

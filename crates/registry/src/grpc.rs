@@ -4,7 +4,7 @@ use fairmesh_model::{Invalid, Revision, ServiceName, ShardId, ShardMove};
 use fairmesh_wire::{convert, identity_of, on_behalf_of, v1};
 use tonic::{Request, Response, Status};
 
-use crate::{InstanceRef, Registration, Registry, RegistryError, StateReport};
+use crate::{Claim, InstanceRef, Registration, Registry, RegistryError, StateReport};
 
 /// The registry over gRPC.
 #[derive(Clone, Debug)]
@@ -54,11 +54,12 @@ impl v1::registry_server::Registry for RegistryService {
     }
 
     async fn renew(&self, request: Request<v1::RenewRequest>) -> Answer<v1::RenewResponse> {
-        let instances = each("instances", request.into_inner().instances, instance)?;
+        let instances = each("instances", request.into_inner().instances, claim)?;
         let unknown = self.registry.renew(&instances).await?;
         let unknown = unknown.into_iter().map(|who| v1::InstanceRef {
             service: who.service.to_string(),
             instance: who.instance.to_string(),
+            incarnation: 0,
         });
         Ok(Response::new(v1::RenewResponse { unknown: unknown.collect() }))
     }
@@ -71,7 +72,7 @@ impl v1::registry_server::Registry for RegistryService {
 
     async fn drain(&self, request: Request<v1::DrainRequest>) -> Answer<v1::DrainResponse> {
         let v1::DrainRequest { instances, deadline_ms } = open("drain", request);
-        let instances = each("instances", instances, instance)?;
+        let instances = each("instances", instances, claim)?;
         let patience = Duration::from_millis(deadline_ms.into());
         let drained = self.registry.drain(&instances, patience).await?;
         Ok(Response::new(v1::DrainResponse {
@@ -82,7 +83,7 @@ impl v1::registry_server::Registry for RegistryService {
     }
 
     async fn deregister(&self, request: Request<v1::DeregisterRequest>) -> Answer<v1::DeregisterResponse> {
-        let instances = each("instances", open("deregister", request).instances, instance)?;
+        let instances = each("instances", open("deregister", request).instances, claim)?;
         let revision = self.registry.deregister(&instances).await?;
         Ok(Response::new(v1::DeregisterResponse { revision: self.at(revision) }))
     }
@@ -140,8 +141,7 @@ impl v1::registry_server::Registry for RegistryService {
         request: Request<v1::ReportShardsRequest>,
     ) -> Answer<v1::ReportShardsResponse> {
         let v1::ReportShardsRequest { instance: who, ready } = open("report_shards", request);
-        let who =
-            instance(required("instance", who)?).map_err(|e| RegistryError::from(e.within("instance")))?;
+        let who = claim(required("instance", who)?).map_err(|e| RegistryError::from(e.within("instance")))?;
         self.registry.report_shards(&who, ready.into_iter().map(ShardId))?;
         Ok(Response::new(v1::ReportShardsResponse {}))
     }
@@ -165,11 +165,12 @@ fn service(text: &str) -> Result<ServiceName, RegistryError> {
     ServiceName::new(text).map_err(|e| e.within("service").into())
 }
 
-fn instance(message: v1::InstanceRef) -> Result<InstanceRef, Invalid> {
-    Ok(InstanceRef {
+fn claim(message: v1::InstanceRef) -> Result<Claim, Invalid> {
+    let instance = InstanceRef {
         service: message.service.try_into().map_err(|e: Invalid| e.within("service"))?,
         instance: message.instance.try_into().map_err(|e: Invalid| e.within("instance"))?,
-    })
+    };
+    Ok(Claim { instance, incarnation: message.incarnation })
 }
 
 fn registration(message: v1::Registration) -> Result<Registration, Invalid> {
@@ -191,7 +192,7 @@ fn state_report(message: v1::StateReport) -> Result<StateReport, Invalid> {
         return Err(Invalid::new("state", problem, "send a state of fairmesh.v1.Endpoint"));
     }
     let who = message.instance.ok_or_else(|| Invalid::new("instance", "is missing", "send it"))?;
-    Ok(StateReport { instance: instance(who).map_err(|e| e.within("instance"))?, state: state.into() })
+    Ok(StateReport { who: claim(who).map_err(|e| e.within("instance"))?, state: state.into() })
 }
 
 #[cfg(test)]
@@ -219,7 +220,7 @@ mod tests {
         assert!(status.message().starts_with("registrations[1].service: "), "{status}");
         assert!(status.message().contains("shop/cart"), "{status}");
 
-        let unknown = v1::InstanceRef { service: cart().to_string(), instance: "a".into() };
+        let unknown = v1::InstanceRef { service: cart().to_string(), instance: "a".into(), incarnation: 0 };
         let drain = v1::DrainRequest { instances: vec![unknown.clone()], deadline_ms: 0 };
         assert_eq!(service.drain(Request::new(drain)).await.unwrap_err().code(), Code::NotFound);
         let report = v1::StateReport { instance: Some(unknown), state: 99 };
@@ -239,7 +240,7 @@ mod tests {
         };
         register(v1::endpoint::State::Unspecified).await.unwrap();
         assert_eq!(bench.state("a"), Some(Serving));
-        bench.registry.drain(&[crate::testing::who("a")], Duration::ZERO).await.unwrap();
+        bench.registry.drain(&[crate::testing::anyone("a")], Duration::ZERO).await.unwrap();
         register(v1::endpoint::State::Unspecified).await.unwrap();
         assert_eq!(bench.state("a"), Some(Draining));
         register(v1::endpoint::State::Serving).await.unwrap();

@@ -15,13 +15,14 @@ mod grpc;
 mod http;
 mod leases;
 pub mod manifest;
+mod maps;
 mod registry;
 mod shards;
 #[cfg(test)]
 mod testing;
 mod view;
 
-pub use endpoints::{Drained, InstanceRef, MAX_BATCH, Registration, StateReport};
+pub use endpoints::{Claim, Drained, InstanceRef, MAX_BATCH, Registration, StateReport};
 pub use error::RegistryError;
 pub use file::{FileSource, FileStatus, SOURCE_LABEL};
 pub use grpc::RegistryService;

@@ -12,6 +12,7 @@ use tokio::sync::{Notify, watch};
 use crate::{
     InstanceRef, RegistryError,
     leases::Leases,
+    maps::Maps,
     shards::{Outcomes, Readiness},
 };
 
@@ -36,6 +37,7 @@ pub(crate) struct Shared {
     leases: Mutex<Leases>,
     readiness: Mutex<Readiness>,
     outcomes: Mutex<Outcomes>,
+    pub(crate) decoded: Maps,
     /// Shard maps are written one at a time by this process: the moves of one service would only conflict.
     pub(crate) maps: tokio::sync::Mutex<()>,
     /// Woken when a lease falls due earlier than before.
@@ -68,6 +70,7 @@ impl Registry {
             leases: Mutex::default(),
             readiness: Mutex::new(HashMap::new()),
             outcomes: Mutex::default(),
+            decoded: Maps::default(),
             maps: tokio::sync::Mutex::default(),
             lease_granted: Notify::new(),
             wanted: Mutex::default(),
@@ -142,6 +145,8 @@ impl Registry {
         Ok(revision)
     }
 
+    /// Waits until the node has a revision that the store has: after a conflict, and after a write where the store answers
+    /// before its followers have it.
     async fn catch_up(&self, revision: u64) {
         if tokio::time::timeout(CATCH_UP, self.node().applied(revision)).await.is_err() {
             tracing::warn!(revision, "the node does not follow the store; readers see older records");

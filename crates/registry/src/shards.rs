@@ -6,7 +6,10 @@ mod moves;
 mod step;
 mod write;
 
-use std::collections::{BTreeSet, HashMap};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
 
 use fairmesh_model::{
     Invalid, RecordKey, ServiceKind, ServiceName, ShardId, ShardKey, ShardMap, ShardMove, spec::ShardMapSpec,
@@ -15,7 +18,7 @@ use fairmesh_model::{
 pub(crate) use moves::Outcomes;
 pub use moves::{MoveStatus, Phase};
 
-use crate::{InstanceRef, Registry, RegistryError, view::HeldMap};
+use crate::{Claim, InstanceRef, Registry, RegistryError, view::HeldMap};
 
 /// An endpoint with this label, set to `aware`, says itself when it has loaded a shard; others count as ready at once.
 pub const AWARE_LABEL: &str = "fairmesh.shards";
@@ -29,10 +32,10 @@ impl Registry {
     /// # Errors
     /// `NotFound` when it has none.
     pub fn shards(&self, service: &ServiceName) -> Result<ShardMap, RegistryError> {
-        Ok(self.map_of(service)?.map)
+        Ok(self.map_of(service)?.map.clone())
     }
 
-    fn map_of(&self, service: &ServiceName) -> Result<HeldMap, RegistryError> {
+    fn map_of(&self, service: &ServiceName) -> Result<Arc<HeldMap>, RegistryError> {
         self.shard_map(service)?.ok_or_else(|| {
             let hint = "create one with 'fairmesh apply -f' and a document of kind ShardMap";
             RegistryError::not_found("service", format!("{service} has no shard map"), hint)
@@ -119,13 +122,15 @@ impl Registry {
     /// serve, since what it said is kept in memory only.
     ///
     /// # Errors
-    /// `NotFound` when it is not registered.
+    /// `NotFound` when it is not registered, or by another process.
     pub fn report_shards(
         &self,
-        who: &InstanceRef,
+        claim: &Claim,
         ready: impl IntoIterator<Item = ShardId>,
     ) -> Result<(), RegistryError> {
-        if self.endpoint(&who.service, &who.instance).is_none() {
+        let who = &claim.instance;
+        let held = self.endpoint(&who.service, &who.instance);
+        if !held.is_some_and(|held| claim.fits(held.endpoint.incarnation())) {
             let problem = format!("'{}' of {} is not registered", who.instance, who.service);
             return Err(RegistryError::not_found("instance", problem, "register it first"));
         }

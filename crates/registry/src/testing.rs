@@ -12,7 +12,7 @@ use fairmesh_model::{Endpoint, EndpointState, InstanceId, Location, Revision, Se
 use fairmesh_rib::{Batch, Node};
 use fairmesh_store::{BoxFuture, Commits, Loaded, Store, StoreError, WriteError};
 
-use crate::{InstanceRef, Registration, Registry};
+use crate::{Claim, InstanceRef, Registration, Registry};
 
 #[derive(Debug)]
 pub(crate) struct MemoryStore {
@@ -117,6 +117,11 @@ pub(crate) fn cart() -> ServiceName {
 
 pub(crate) fn who(instance: &str) -> InstanceRef {
     InstanceRef { service: cart(), instance: instance.parse().unwrap() }
+}
+
+/// Whoever is registered as this instance.
+pub(crate) fn anyone(instance: &str) -> Claim {
+    who(instance).into()
 }
 
 /// A serving endpoint of `shop/cart` in `eu`, without a lease.

@@ -10,7 +10,7 @@ use fairmesh_model::{
 use fairmesh_rib::{Entry, Expect, Op};
 use fairmesh_wire::{records, shards};
 
-use crate::{Registry, RegistryError};
+use crate::{Registry, RegistryError, maps::Mark};
 
 /// An endpoint as it stands in the RIB.
 #[derive(Clone, Debug)]
@@ -76,19 +76,9 @@ impl Registry {
         entries.into_iter().filter_map(|(key, entry)| held(key, &entry)).collect()
     }
 
-    pub(crate) fn shard_map(&self, service: &ServiceName) -> Result<Option<HeldMap>, Invalid> {
+    pub(crate) fn shard_map(&self, service: &ServiceName) -> Result<Option<Arc<HeldMap>>, Invalid> {
         let (_, read) = self.node().read(&[Prefix::shards(service, None)]);
-        let ranges = RecordKey::ShardManifest(service.clone(), ShardPart::Ranges);
-        let (mut entries, mut revision) = (BTreeMap::new(), 0);
-        for (text, entry) in read {
-            let key = RecordKey::parse(&text)?;
-            if key == ranges {
-                revision = entry.revision;
-            }
-            entries.insert(key, entry.value);
-        }
-        let map = shards::decode_map(entries.clone())?;
-        Ok(map.map(|map| HeldMap { map, entries, revision }))
+        self.shared.decoded.get(service, Mark::of(&read), || decode_map(service, read))
     }
 
     /// The moves of a service with their keys and revisions.
@@ -102,6 +92,20 @@ impl Registry {
         let entry = self.node().get(&text)?;
         move_record(&text, &entry).map(|(_, wish, revision)| (wish, revision))
     }
+}
+
+fn decode_map(service: &ServiceName, read: Vec<(Arc<str>, Entry)>) -> Result<Option<HeldMap>, Invalid> {
+    let ranges = RecordKey::ShardManifest(service.clone(), ShardPart::Ranges);
+    let (mut entries, mut revision) = (BTreeMap::new(), 0);
+    for (text, entry) in read {
+        let key = RecordKey::parse(&text)?;
+        if key == ranges {
+            revision = entry.revision;
+        }
+        entries.insert(key, entry.value);
+    }
+    let map = shards::decode_map(entries.clone())?;
+    Ok(map.map(|map| HeldMap { map, entries, revision }))
 }
 
 fn held(key: Arc<str>, entry: &Entry) -> Option<Held> {

@@ -88,7 +88,8 @@ impl Cache {
         Self { folder: folder.as_ref().to_owned(), _lock: None }
     }
 
-    /// Everything saved of the store that was saved last; what there is of others is outdated.
+    /// Everything saved of the store that was saved last. What there is of others is outdated: nobody reads it again, so
+    /// whoever writes here removes it.
     pub fn load_all(&self) -> Result<Vec<Saved>, CacheError> {
         let mut all = Vec::new();
         for file in fs::read_dir(&self.folder).map_err(failed("list", &self.folder))? {
@@ -98,7 +99,11 @@ impl Cache {
             }
         }
         let newest = all.iter().max_by_key(|saved| saved.at).map(|saved| saved.revision.store);
-        all.retain(|saved| Some(saved.revision.store) == newest);
+        let (all, outdated): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|saved| Some(saved.revision.store) == newest);
+        if self._lock.is_some() {
+            outdated.iter().try_for_each(|saved| self.remove(&saved.prefix))?;
+        }
         Ok(all)
     }
 

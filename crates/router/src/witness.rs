@@ -1,7 +1,12 @@
 use std::time::Duration;
 
+<<<<<<< HEAD
 use fairmesh_balancer::{Handicap, LoadReport, Reported, SCORE_BITS, Standing};
 use fairmesh_model::BalancingPolicy;
+=======
+use fairmesh_balancer::{Handicap, LoadReport, Reported, Standing};
+use fairmesh_model::counted;
+>>>>>>> wt-left
 
 use crate::Upstream;
 
@@ -78,11 +83,16 @@ impl fairmesh_balancer::Witness for Notes<'_> {
 }
 
 /// `; reports 3 requests, 12 ms ago`.
+<<<<<<< HEAD
 fn describe(Reported { load, at }: Reported, now: u64) -> String {
     let LoadReport { requests, streams, cpu, metric } = load;
     let requests = requests.map(|requests| format!("{requests} requests"));
     let streams = streams.map(|streams| format!("{streams} streams"));
     let metric = metric.map(|metric| format!("{}.{:03} of its metric", metric / 1000, metric % 1000));
+=======
+fn describe(Reported { load: LoadReport { requests, cpu }, at }: Reported, now: u64) -> String {
+    let requests = requests.map(|requests| counted(requests as usize, "request").to_string());
+>>>>>>> wt-left
     let cpu = cpu.map(|cpu| format!("{}.{} % CPU", cpu / 10, cpu % 10));
     let load: Vec<_> = requests.into_iter().chain(streams).chain(cpu).chain(metric).collect();
     let ago = Duration::from_nanos(now.saturating_sub(at));

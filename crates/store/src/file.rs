@@ -107,8 +107,9 @@ impl RedbStore {
         std::fs::metadata(&self.shared.path).map_or(0, |file| file.len())
     }
 
-    fn closed(&self) -> WriteError {
-        WriteError::Failed { path: self.shared.path.clone(), source: io::Error::other("the store is closed") }
+    /// Why nothing can be written any more, until the process is started again; `None` while all is well.
+    pub fn broken(&self) -> Option<&str> {
+        self.shared.broken()
     }
 
     async fn submit(&self, batch: Batch) -> Result<Revision, WriteError> {
@@ -119,9 +120,9 @@ impl RedbStore {
         let bytes =
             batch.ops.iter().map(|op| op.key.len() + op.value.as_ref().map_or(0, |value| value.len())).sum();
         let (answer, verdict) = oneshot::channel();
-        let queue = self.queue.as_ref().ok_or_else(|| self.closed())?;
-        queue.push(Request { batch, bytes, answer }, &self.shared.path)?;
-        let number = verdict.await.map_err(|_| self.closed())??;
+        let queue = self.queue.as_ref().ok_or_else(|| self.shared.closed())?;
+        queue.push(Request { batch, bytes, answer }, &self.shared)?;
+        let number = verdict.await.map_err(|_| self.shared.closed())??;
         Ok(self.revision(number))
     }
 

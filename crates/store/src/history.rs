@@ -30,23 +30,32 @@ struct Recent {
     bytes: usize,
 }
 
+/// How far a history is.
+#[derive(Clone, Copy, Debug)]
+struct Newest {
+    revision: u64,
+    /// Nothing follows.
+    closed: bool,
+}
+
 /// Publishes commits to subscribers.
 #[derive(Debug)]
 pub(crate) struct History {
     recent: Arc<Mutex<Recent>>,
-    newest: watch::Sender<u64>,
+    newest: watch::Sender<Newest>,
 }
 
 impl History {
     /// A history that begins after `revision`.
     pub(crate) fn after(revision: u64) -> Self {
         let recent = Recent { first: revision + 1, commits: VecDeque::new(), bytes: 0 };
-        Self { recent: Arc::new(Mutex::new(recent)), newest: watch::Sender::new(revision) }
+        let newest = watch::Sender::new(Newest { revision, closed: false });
+        Self { recent: Arc::new(Mutex::new(recent)), newest }
     }
 
     /// The newest published revision.
     pub(crate) fn newest(&self) -> u64 {
-        *self.newest.borrow()
+        self.newest.borrow().revision
     }
 
     /// Publishes the commits that follow the newest, in order.
@@ -63,7 +72,12 @@ impl History {
             recent.first = dropped.revision + 1;
         }
         drop(recent);
-        self.newest.send_replace(newest);
+        self.newest.send_modify(|now| now.revision = newest);
+    }
+
+    /// Nothing will be published any more: subscribers come to their end.
+    pub(crate) fn close(&self) {
+        self.newest.send_modify(|now| now.closed = true);
     }
 
     /// Every commit after `after`, past and future.
@@ -85,7 +99,7 @@ fn lock(recent: &Mutex<Recent>) -> MutexGuard<'_, Recent> {
 #[derive(Debug)]
 pub struct Commits {
     recent: Arc<Mutex<Recent>>,
-    newest: watch::Receiver<u64>,
+    newest: watch::Receiver<Newest>,
     after: u64,
 }
 
@@ -96,12 +110,12 @@ impl Commits {
     /// [`Behind`] when the next commit is no longer kept. It stays so: load everything and subscribe again.
     pub async fn next(&mut self) -> Result<Option<Commit>, Behind> {
         loop {
-            self.newest.mark_unchanged();
+            let closed = self.newest.borrow_and_update().closed;
             if let Some(commit) = self.kept()? {
                 self.after = commit.revision;
                 return Ok(Some(commit));
             }
-            if self.newest.changed().await.is_err() {
+            if closed || self.newest.changed().await.is_err() {
                 return self.kept().inspect(|commit| self.after += u64::from(commit.is_some()));
             }
         }

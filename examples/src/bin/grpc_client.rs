@@ -1,6 +1,6 @@
 //! How to add Fairmesh to an existing gRPC client: `grpc_client [NAME]`. The handle stands where the channel stood.
 
-use std::{env, error::Error};
+use std::{env, error::Error, process::ExitCode};
 
 use fairmesh_client::Mesh;
 use greeter::{GreetRequest, greeter_client::GreeterClient};
@@ -11,7 +11,17 @@ mod greeter {
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
+async fn main() -> ExitCode {
+    match call().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn call() -> Result<(), Box<dyn Error>> {
     let name = env::args().nth(1).unwrap_or_else(|| "you".into());
 
     let mesh = Mesh::connect().await?;

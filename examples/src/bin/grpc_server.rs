@@ -1,6 +1,6 @@
 //! How to add Fairmesh to an existing gRPC server: `grpc_server [ADDRESS]`. What is new in it is marked.
 
-use std::{env, error::Error};
+use std::{env, error::Error, process::ExitCode};
 
 use fairmesh_client::{
     Protocol,
@@ -30,7 +30,17 @@ impl Greeter for Polite {
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
+async fn main() -> ExitCode {
+    match serve().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn serve() -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(env::args().nth(1).as_deref().unwrap_or("127.0.0.1:8002")).await?;
     let address = listener.local_addr()?;
 

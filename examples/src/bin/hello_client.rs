@@ -1,13 +1,23 @@
 //! Calls `examples/hello` by its name: `hello_client [NUMBER OF CALLS]`.
 
-use std::{env, error::Error};
+use std::{env, error::Error, process::ExitCode};
 
 use fairmesh_client::{Body, Mesh};
 use http::Request;
 use http_body_util::BodyExt;
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
+async fn main() -> ExitCode {
+    match call().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn call() -> Result<(), Box<dyn Error + Send + Sync>> {
     let calls: u32 = env::args().nth(1).map_or(Ok(1), |text| text.parse())?;
 
     // One mesh for a program. The agent is at FAIRMESH_AGENT, or at its usual socket.

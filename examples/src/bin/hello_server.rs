@@ -1,6 +1,6 @@
 //! An HTTP server that callers find by the name `examples/hello`: `hello_server [ADDRESS]`.
 
-use std::{env, error::Error};
+use std::{env, error::Error, process::ExitCode};
 
 use axum::{Router, routing::get};
 use fairmesh_client::{
@@ -10,7 +10,17 @@ use fairmesh_client::{
 use tokio::net::TcpListener;
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
+async fn main() -> ExitCode {
+    match serve().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn serve() -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind(env::args().nth(1).as_deref().unwrap_or("127.0.0.1:8001")).await?;
     let address = listener.local_addr()?;
 

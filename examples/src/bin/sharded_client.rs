@@ -7,7 +7,17 @@ use http::Request;
 use http_body_util::BodyExt;
 
 #[tokio::main]
-async fn main() -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
+async fn main() -> ExitCode {
+    match call().await {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn call() -> Result<ExitCode, Box<dyn Error + Send + Sync>> {
     let key: ShardKey = env::args().nth(1).ok_or("usage: sharded_client KEY [ROLE]")?.parse()?;
 
     let mesh = Mesh::connect().await?;

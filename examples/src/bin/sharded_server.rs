@@ -1,7 +1,7 @@
 //! One server of the sharded service `examples/cart`: `sharded_server INSTANCE [ADDRESS]`. Which shards it holds is said by
 //! the shard map, in `sharded.yaml`.
 
-use std::{env, error::Error};
+use std::{env, error::Error, process::ExitCode};
 
 use axum::{Router, routing::get};
 use fairmesh_client::{
@@ -12,7 +12,17 @@ use http::HeaderMap;
 use tokio::net::TcpListener;
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
+async fn main() -> ExitCode {
+    match serve().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn serve() -> Result<(), Box<dyn Error>> {
     // Fairmesh tells by `tracing` what a server should know: that it is registered, or that no shard is meant for it.
     tracing_subscriber::fmt().with_writer(std::io::stderr).init();
     let instance = env::args().nth(1).ok_or("usage: sharded_server INSTANCE [ADDRESS]")?;

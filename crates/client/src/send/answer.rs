@@ -9,12 +9,11 @@ use std::{
 use fairmesh_model::Protocol;
 use http::{HeaderMap, HeaderValue, StatusCode};
 
-use super::late;
+use super::{MAYBE, terms::Terms};
 use crate::{
     BoxError, Fault, FaultKind, Retry,
     core::{Call, Clock, Ending},
     headers::{GRPC_STATUS, LOAD, LOAD_BIN, LoadReport, WRONG_SHARD, load_from_binary, load_from_text},
-    service::Handle,
     stats::count,
     transport::{Line, Reply, SendError},
 };
@@ -26,21 +25,19 @@ type Sent = Result<Result<Reply, SendError>, tokio::time::error::Elapsed>;
 pub(super) fn judge(
     sent: Sent,
     unsent: bool,
-    handle: &Handle,
+    terms: Terms<'_>,
     call: &Call<'_, Arc<Line>>,
     line: &Line,
 ) -> (Ending, Result<Reply, Fault>) {
+    let mesh = &terms.handle.mesh;
     match sent {
         Ok(Ok(reply)) => {
-            let (status, headers) = match &reply {
-                Reply::H1(reply) => (reply.response.status(), reply.response.headers()),
-                Reply::H2(reply) => (reply.response.status(), reply.response.headers()),
-            };
+            let (status, headers) = reply.head();
             let grpc_status = headers.get(&GRPC_STATUS);
-            learn((line, handle.mesh.clock), headers, grpc_status.is_some());
+            learn((line, mesh.clock), headers, grpc_status.is_some());
             let ending = verdict(status, headers, grpc_status);
             if matches!(ending, Ending::WrongShard { .. }) && call.is_by_shard() {
-                count(&handle.mesh.counters.wrong_shard);
+                count(&mesh.counters.wrong_shard);
             }
             (ending, Ok(reply))
         }
@@ -77,8 +74,15 @@ pub(super) fn judge(
             let message = format!("{name}: {} at {} {what}", target.instance, target.address);
             (ending, Err(Fault::new(kind, message).caused_by(BoxError::from(error))))
         }
-        Err(_) if unsent => (Ending::Unsent, Err(late(handle, "nothing was sent").with_retry(Retry::Unsent))),
-        Err(_) => (Ending::Late, Err(late(handle, "it may have been carried out"))),
+        Err(_) => out_of_time(terms, call.deadline(), unsent),
+    }
+}
+
+#[cold]
+fn out_of_time(terms: Terms<'_>, deadline: u64, unsent: bool) -> (Ending, Result<Reply, Fault>) {
+    match unsent {
+        true => (Ending::Unsent, Err(terms.late(deadline, "nothing was sent").with_retry(Retry::Unsent))),
+        false => (Ending::Late, Err(terms.late(deadline, MAYBE))),
     }
 }
 

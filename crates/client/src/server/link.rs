@@ -1,8 +1,11 @@
 //! The way to the registry: through the agent, which forwards, or straight to a control plane.
 
-use std::{future::Future, time::Duration};
+use std::{
+    future::Future,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
-use fairmesh_model::{InstanceId, Location, ServiceName, ShardId};
+use fairmesh_model::{Endpoint, InstanceId, Location, ServiceName, ShardId};
 use fairmesh_wire::{
     handshake::{ConnectError, Connection, connect, is_version_refusal},
     transport::Address,
@@ -71,6 +74,8 @@ impl LinkError {
 pub struct Link {
     addresses: Vec<Address>,
     software: String,
+    /// Tells this process from those before and after it under the same name.
+    incarnation: u64,
     current: Mutex<Option<(Address, Connection)>>,
 }
 
@@ -79,7 +84,7 @@ type Current = (Address, Connection);
 impl Link {
     /// A link over the first of `addresses` that answers; `software` says what this program is, for people.
     pub fn new(addresses: Vec<Address>, software: impl Into<String>) -> Self {
-        Self { addresses, software: software.into(), current: Mutex::new(None) }
+        Self { addresses, software: software.into(), incarnation: incarnation(), current: Mutex::new(None) }
     }
 
     /// Where it tries to connect, in order.
@@ -97,8 +102,11 @@ impl Link {
         Ok(self.connection().await?.1.hello.location)
     }
 
-    /// Announces an endpoint.
-    pub async fn register(&self, registration: v1::Registration) -> Result<(), LinkError> {
+    /// Announces an endpoint of this process.
+    pub async fn register(&self, mut registration: v1::Registration) -> Result<(), LinkError> {
+        if let Some(endpoint) = &mut registration.endpoint {
+            endpoint.labels.insert(Endpoint::INCARNATION.into(), self.incarnation.to_string());
+        }
         let request = v1::RegisterRequest { registrations: vec![registration] };
         let (address, connection) = self.connection().await?;
         let mut registry = connection.registry();
@@ -107,7 +115,7 @@ impl Link {
 
     /// Keeps the lease; `false` when the registry knows no such instance.
     pub async fn renew(&self, instance: v1::InstanceRef) -> Result<bool, LinkError> {
-        let request = v1::RenewRequest { instances: vec![instance] };
+        let request = v1::RenewRequest { instances: vec![self.own(instance)] };
         let (address, connection) = self.connection().await?;
         let mut registry = connection.registry();
         let answer = self.answer(address, CALL_TIMEOUT, registry.renew(request)).await?;
@@ -115,7 +123,8 @@ impl Link {
     }
 
     /// Changes the state.
-    pub async fn report(&self, report: v1::StateReport) -> Result<(), LinkError> {
+    pub async fn report(&self, mut report: v1::StateReport) -> Result<(), LinkError> {
+        report.instance = report.instance.map(|instance| self.own(instance));
         let request = v1::ReportRequest { reports: vec![report] };
         let (address, connection) = self.connection().await?;
         let mut registry = connection.registry();
@@ -129,7 +138,7 @@ impl Link {
         within: Duration,
     ) -> Result<v1::DrainResponse, LinkError> {
         let deadline_ms = u32::try_from(within.as_millis()).unwrap_or(u32::MAX);
-        let request = v1::DrainRequest { instances: vec![instance], deadline_ms };
+        let request = v1::DrainRequest { instances: vec![self.own(instance)], deadline_ms };
         let (address, connection) = self.connection().await?;
         let mut registry = connection.registry();
         // A little longer than the registry waits, so that its answer, which names who is behind, wins.
@@ -138,7 +147,7 @@ impl Link {
 
     /// Takes the instance out.
     pub async fn deregister(&self, instance: v1::InstanceRef) -> Result<(), LinkError> {
-        let request = v1::DeregisterRequest { instances: vec![instance] };
+        let request = v1::DeregisterRequest { instances: vec![self.own(instance)] };
         let (address, connection) = self.connection().await?;
         let mut registry = connection.registry();
         self.answer(address, CALL_TIMEOUT, registry.deregister(request)).await.map(drop)
@@ -151,7 +160,7 @@ impl Link {
         ready: impl IntoIterator<Item = ShardId>,
     ) -> Result<(), LinkError> {
         let ready = ready.into_iter().map(|shard| shard.0).collect();
-        let request = v1::ReportShardsRequest { instance: Some(instance), ready };
+        let request = v1::ReportShardsRequest { instance: Some(self.own(instance)), ready };
         let (address, connection) = self.connection().await?;
         let mut registry = connection.registry();
         self.answer(address, CALL_TIMEOUT, registry.report_shards(request)).await.map(drop)
@@ -163,6 +172,11 @@ impl Link {
         let (address, connection) = self.connection().await?;
         let mut imbalance = connection.imbalance();
         self.answer(address, CALL_TIMEOUT, imbalance.report(request)).await.map(drop)
+    }
+
+    /// The instance as this process speaks for it, and no other.
+    fn own(&self, instance: v1::InstanceRef) -> v1::InstanceRef {
+        v1::InstanceRef { incarnation: self.incarnation, ..instance }
     }
 
     async fn connection(&self) -> Result<Current, LinkError> {
@@ -205,5 +219,13 @@ impl Link {
 
 /// How the registry names one instance.
 pub(super) fn instance_ref(service: &ServiceName, instance: &InstanceId) -> v1::InstanceRef {
-    v1::InstanceRef { service: service.to_string(), instance: instance.to_string() }
+    v1::InstanceRef { service: service.to_string(), instance: instance.to_string(), incarnation: 0 }
+}
+
+/// A number greater than those of the processes before: the microseconds since 1970. Where the clock was set back
+/// meanwhile, the registry still takes this process in once its predecessor has left or is lost.
+#[allow(clippy::disallowed_methods, reason = "only the wall clock goes on from one process to the next")]
+fn incarnation() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX).max(1)
 }

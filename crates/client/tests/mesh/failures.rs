@@ -12,7 +12,7 @@ use tokio::{
 };
 
 use crate::{
-    rig::{Rig, ask, get, map, post, until},
+    rig::{Rig, ask, get, map, post, split, until},
     server::{Server, nobody, text},
 };
 
@@ -229,6 +229,32 @@ async fn a_deadline_ends_the_call_in_time() {
         assert!(begun.elapsed() >= Duration::from_millis(200));
         assert_eq!(outstanding(&service), 0);
     }
+}
+
+#[tokio::test]
+async fn a_deadline_says_which_limit_ended_the_call() {
+    let rig = Rig::start().await;
+    let (server, _gate) = waiting().await;
+    rig.replicated("shop/one", Protocol::Http1, &[server.address]);
+    let mut policy = split("/routed", "shop/one");
+    policy.routes[0].timeout = Some(Duration::from_millis(70));
+    policy.timeout = Duration::from_millis(80);
+    rig.policy("shop/one", policy);
+    let service = rig.mesh().await.service("shop/one").unwrap();
+    let why = async |service: &ServiceHandle, request| ask(service, request).await.unwrap_err().to_string();
+
+    let told = why(&service, get("/")).await;
+    assert_eq!(told, "shop/one: its policy's timeout of 80ms ran out; it may have been carried out");
+    let told = why(&service, get("/routed")).await;
+    assert!(told.contains("its route's timeout of 70ms"), "{told}");
+    let told = why(&service.clone().timeout(Duration::from_millis(60)), get("/routed")).await;
+    assert!(told.contains("the caller's own timeout of 60ms"), "{told}");
+    let mut hasty = get("/");
+    hasty.headers_mut().insert("x-fairmesh-deadline", 50.into());
+    let told = why(&service, hasty).await;
+    assert!(told.contains("the caller's deadline passed, 50 ms after the call began"), "{told}");
+    let told = why(&service.deadline(tokio::time::Instant::now()), get("/")).await;
+    assert_eq!(told, "shop/one: the caller's deadline had passed; nothing was sent");
 }
 
 #[tokio::test]

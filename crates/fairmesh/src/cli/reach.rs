@@ -1,6 +1,7 @@
 //! Arguments that many commands share: whom to ask, and how to show the answer.
 
 use clap::{Args, ValueEnum};
+use fairmesh_client::places;
 use fairmesh_wire::transport::Address;
 
 /// Whom to ask.
@@ -9,6 +10,21 @@ pub(crate) struct Reach {
     /// The control plane: host:port or unix:/path.
     #[arg(long, env = "FAIRMESH_CONTROL", default_value = "127.0.0.1:7400", value_name = "ADDRESS")]
     pub(crate) control: Address,
+}
+
+/// This machine's agent, for what only it knows.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Agent {
+    /// The agent of this machine: host:port or unix:/path [default: its usual socket].
+    #[arg(long, env = "FAIRMESH_AGENT", value_name = "ADDRESS")]
+    pub(crate) agent: Option<Address>,
+}
+
+impl Agent {
+    /// Where it listens.
+    pub(crate) fn address(&self) -> Address {
+        self.agent.clone().unwrap_or_else(places::agent)
+    }
 }
 
 /// How to show an answer.

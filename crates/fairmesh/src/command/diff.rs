@@ -1,6 +1,6 @@
 //! `fairmesh diff`.
 
-use std::{io::IsTerminal, process::ExitCode};
+use std::process::ExitCode;
 
 use clap::Args;
 use fairmesh_model::{
@@ -8,11 +8,10 @@ use fairmesh_model::{
     spec::{Document, Plan},
 };
 use serde_json::json;
-use similar::TextDiff;
 
 use crate::{
     cli::{Files, Format, Reach, SeenAs},
-    connect,
+    connect, difference,
     failure::Failure,
     manifests::{self, Wanted},
     output,
@@ -94,31 +93,14 @@ fn difference(wanted: &Wanted, stored: Option<&Plan>) -> Result<Option<Differenc
     }
     let (kind, name) = manifests::subject(&wanted.plan);
     let before = if stored.is_some() { format!("stored {kind} {name}") } else { "/dev/null".into() };
-    let text = TextDiff::from_lines(&old, &new)
-        .unified_diff()
-        .context_radius(3)
-        .header(before.trim_end(), &wanted.place)
-        .to_string();
+    let text = difference::unified(&old, &new, (before.trim_end(), &wanted.place));
     Ok(Some(Difference { kind, name, text }))
 }
 
 fn report(differences: &[Difference], format: Format) -> Result<(), Failure> {
-    let texts: String = differences.iter().map(|difference| coloured(&difference.text)).collect();
+    let texts: String = differences.iter().map(|one| difference::coloured(&one.text)).collect();
     let items = differences
         .iter()
         .map(|Difference { kind, name, text }| json!({ "kind": kind, "name": name, "diff": text }));
     output::print_one(format, &items.collect::<Vec<_>>(), &texts)
-}
-
-/// Red and green on a terminal, unless NO_COLOR asks for none.
-fn coloured(text: &str) -> String {
-    if !std::io::stdout().is_terminal() || std::env::var_os("NO_COLOR").is_some() {
-        return text.to_owned();
-    }
-    let line = |line: &str| match line.as_bytes().first() {
-        Some(b'+') => format!("\u{1b}[32m{line}\u{1b}[0m\n"),
-        Some(b'-') => format!("\u{1b}[31m{line}\u{1b}[0m\n"),
-        _ => format!("{line}\n"),
-    };
-    text.lines().map(line).collect()
 }

@@ -103,7 +103,7 @@ pub(crate) async fn undo(args: UndrainArgs) -> Result<ExitCode, Failure> {
 }
 
 fn named(service: &ServiceName, instance: &InstanceId) -> InstanceRef {
-    InstanceRef { service: service.to_string(), instance: instance.to_string() }
+    InstanceRef { service: service.to_string(), instance: instance.to_string(), incarnation: 0 }
 }
 
 /// Whether any endpoint of the service is serving.

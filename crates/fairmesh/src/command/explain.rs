@@ -14,12 +14,14 @@ use fairmesh_wire::handshake::Connection;
 use serde_json::{Value, json};
 
 use crate::{
-    cli::{Reach, SeenAs},
+    cli::{Agent, Reach, SeenAs},
     connect,
     failure::Failure,
     output,
     view::{EVERY_KIND, Scope, View},
 };
+
+use super::{read, region};
 
 /// Arguments of `fairmesh explain`.
 #[derive(Debug, Args)]
@@ -36,17 +38,17 @@ pub(crate) struct ExplainArgs {
     #[arg(long, default_value = "GET", value_parser = |text: &str| Ok::<_, String>(text.to_uppercase()))]
     method: String,
     /// The path of the request; for gRPC /package.Service/Method.
-    #[arg(long, default_value = "/", value_parser = read_path)]
+    #[arg(long, default_value = "/", value_parser = read::path)]
     path: String,
     /// A header of the request; may be repeated.
-    #[arg(long = "header", value_name = "NAME: VALUE", value_parser = read_header)]
+    #[arg(long = "header", value_name = "NAME: VALUE", value_parser = read::header)]
     headers: Vec<(String, String)>,
     /// The host of the request [default: none].
     #[arg(long, default_value = "")]
     host: String,
-    /// The region of the caller.
-    #[arg(long, env = "FAIRMESH_REGION", default_value = "local")]
-    region: Region,
+    /// The region of the caller [default: that of this machine's agent].
+    #[arg(long, env = "FAIRMESH_REGION")]
+    region: Option<Region>,
     /// The id of the caller, which settles its subset of endpoints.
     #[arg(long, default_value = "explain")]
     client_id: String,
@@ -54,29 +56,26 @@ pub(crate) struct ExplainArgs {
     #[arg(long, default_value_t = 0)]
     seed: u64,
     #[command(flatten)]
+    agent: Agent,
+    #[command(flatten)]
     reach: Reach,
     #[command(flatten)]
     seen_as: SeenAs,
 }
 
-fn read_path(text: &str) -> Result<String, String> {
-    if text.starts_with('/') {
-        return Ok(text.to_owned());
-    }
-    Err(format!("a path starts with a slash; write '/{text}'"))
-}
-
-fn read_header(text: &str) -> Result<(String, String), String> {
-    let (name, value) = text
-        .split_once([':', '='])
-        .ok_or_else(|| format!("'{text}' is not a header; write NAME: VALUE, such as 'x-tier: gold'"))?;
-    Ok((name.trim().to_lowercase(), value.trim().to_owned()))
+/// Who is imagined to call.
+struct Caller {
+    location: Location,
+    /// Its id, hashed.
+    id: u64,
 }
 
 /// Explains.
 pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.reach).await?;
-    let (upstream, revision) = compile(&connection, &args.service, &args).await?;
+    let region = region::of_caller(&connection, args.region.as_ref(), &args.agent).await?;
+    let caller = Caller { location: Location::in_region(region), id: arith::hash_text(&args.client_id) };
+    let (upstream, revision) = compile(&connection, &args.service, &caller).await?;
     let grpc = upstream.protocol() == fairmesh_model::Protocol::Grpc;
     let request = RequestView {
         host: &args.host,
@@ -90,7 +89,7 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
     let mut report = Report::default();
     report.decide(&upstream, revision, &question);
     if let Some(name) = report.goes_on_at() {
-        let (upstream, revision) = compile(&connection, name, &args).await?;
+        let (upstream, revision) = compile(&connection, name, &caller).await?;
         report.decide(&upstream, revision, &question);
     }
     output::print_one(args.seen_as.format(), &as_json(&report), &report.to_string())?;
@@ -101,7 +100,7 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
 async fn compile(
     connection: &Connection,
     name: &ServiceName,
-    args: &ExplainArgs,
+    caller: &Caller,
 ) -> Result<(Upstream, u64), Failure> {
     let view = View::read(connection, &Scope::Service(name.clone()), EVERY_KIND).await?;
     let one = view.service(name)?;
@@ -122,10 +121,10 @@ async fn compile(
         policy: &one.effective_policy(),
         endpoints: &endpoints,
         shards: shards.as_ref(),
-        location: &Location::in_region(args.region.clone()),
+        location: &caller.location,
         regions: &view.regions.value,
         round_trips: &view.round_trips,
-        client: arith::hash_text(&args.client_id),
+        client: caller.id,
     };
     let revisions = one.endpoints.iter().map(|endpoint| endpoint.revision);
     let policy = one.policy.as_ref().map(|policy| policy.revision);

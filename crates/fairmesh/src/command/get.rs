@@ -5,7 +5,7 @@ mod policies;
 mod services;
 mod shards;
 
-use std::process::ExitCode;
+use std::{collections::BTreeSet, process::ExitCode};
 
 use clap::{Args, ValueEnum};
 use fairmesh_model::{ServiceName, Tenant};
@@ -95,7 +95,14 @@ async fn list(connection: &Connection, args: &GetArgs) -> Result<Listing, Failur
         (None, Some(tenant)) => Scope::Tenant(tenant.clone()),
         (None, None) => Scope::All,
     };
-    let view = View::read(connection, &scope, args.kind.folders()).await?;
+    let folders: BTreeSet<_> = args.kind.folders().iter().copied().chain(["services"]).collect();
+    let folders: Vec<_> = folders.into_iter().collect();
+    let view = View::read(connection, &scope, &folders).await?;
+    if let Some(name) = &args.service
+        && view.service(name)?.service.is_none()
+    {
+        eprintln!("{name} is not declared, so that callers cannot find it; apply a 'kind: Service' for it");
+    }
     Ok(match args.kind {
         Kind::Services => services::services(&view),
         Kind::Endpoints => services::all_endpoints(&view),

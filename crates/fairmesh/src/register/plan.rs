@@ -1,4 +1,4 @@
-use std::{ffi::OsString, time::Duration};
+use std::{ffi::OsString, net::SocketAddr, time::Duration};
 
 use fairmesh_client::server::{
     Registration, default_instance, default_location, drain_deadline, registry_addresses,
@@ -55,6 +55,19 @@ impl Plan {
             command: args.command,
         })
     }
+}
+
+/// Reads where callers reach the program. Names are not looked up: what they mean on this host, callers elsewhere could not
+/// know.
+pub(super) fn address(text: &str) -> Result<SocketAddr, Invalid> {
+    text.parse().map_err(|_| {
+        let problem = format!("'{text}' is not an IP address and a port");
+        let hint = match text.strip_prefix("localhost:") {
+            Some(port) => format!("write 127.0.0.1:{port} where all callers are on this machine"),
+            None => "write an address of this machine that callers reach, such as 10.0.0.7:8080".to_owned(),
+        };
+        Invalid::new("address", problem, hint)
+    })
 }
 
 /// Reads a protocol as manifests write it.

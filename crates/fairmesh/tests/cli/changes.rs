@@ -90,6 +90,44 @@ fn history_keeps_what_was_replaced_and_rollback_puts_it_back() {
 }
 
 #[test]
+fn history_says_what_each_version_changed() {
+    let mesh = Mesh::with_shop();
+    mesh.apply(&SHOP.replace("timeout: 5s", "timeout: 6s")).ok();
+    let table = mesh.run(&["history", "policy", "shop/catalog"]).ok();
+    let lines: Vec<&str> = table.lines().collect();
+    assert_eq!(lines.len(), 4, "{table}");
+    assert!(lines[1].ends_with("timeout: 5s -> 6s") && lines[1].contains("fairmesh command line"), "{table}");
+    assert!(lines[2].contains("created: {\"timeout\":\"5s\""), "{table}");
+    assert!(lines[3].ends_with("did not exist"), "{table}");
+    let full = mesh.run(&["history", "policy", "shop/catalog", "--full"]).ok();
+    assert!(full.contains("-timeout: 5s\n+timeout: 6s\n"), "{full}");
+    assert!(full.contains("--- /dev/null\n+++ the policy of shop/catalog at revision "), "{full}");
+}
+
+#[test]
+fn what_is_deleted_stays_in_history_and_comes_back() {
+    let mesh = Mesh::with_shop();
+    let policies = |mesh: &Mesh| mesh.run(&["get", "policies", "--json"]).json().as_array().unwrap().len();
+    let dry = mesh.run(&["delete", "policy", "shop/catalog", "--dry-run", "--json"]).json();
+    assert_eq!((&dry["deleted"], policies(&mesh)), (&json!(false), 1));
+    mesh.run(&["delete", "policy", "shop/catalog"]).ok();
+    assert_eq!(policies(&mesh), 0);
+    let again = mesh.run(&["delete", "policy", "shop/catalog"]).fails(1);
+    assert!(again.contains("deleted already"), "{again}");
+    let history = mesh.run(&["history", "policy", "shop/catalog"]).ok();
+    assert!(history.lines().nth(1).unwrap().ends_with("deleted"), "{history}");
+    mesh.run(&["rollback", "policy", "shop/catalog"]).ok();
+    assert_eq!(policies(&mesh), 1);
+
+    mesh.register("shop/catalog", "catalog-0", "us", 7010);
+    let complaint = mesh.run(&["delete", "service", "shop/catalog"]).fails(1);
+    assert!(complaint.contains("has 1 endpoint:") && complaint.contains("--force"), "{complaint}");
+    mesh.run(&["delete", "service", "shop/catalog", "--force"]).ok();
+    let unknown = mesh.run(&["delete", "service", "shop/nothing"]).fails(1);
+    assert!(unknown.contains("never existed"), "{unknown}");
+}
+
+#[test]
 fn a_folder_is_read_whole() {
     let mesh = Mesh::start();
     std::fs::create_dir(mesh.path("shop")).unwrap();
@@ -109,7 +147,7 @@ fn a_declaration_with_endpoints_is_not_rolled_back_to_nothing() {
     let mesh = Mesh::with_shop();
     mesh.register("shop/catalog", "catalog-0", "us", 7010);
     let complaint = mesh.run(&["rollback", "service", "shop/catalog"]).fails(1);
-    assert!(complaint.contains("1 endpoints") && complaint.contains("--force"), "{complaint}");
+    assert!(complaint.contains("has 1 endpoint:") && complaint.contains("--force"), "{complaint}");
     mesh.run(&["rollback", "service", "shop/catalog", "--force", "--dry-run"]).ok();
     assert_eq!(mesh.run(&["get", "services", "--json"]).json().as_array().unwrap().len(), 2);
     mesh.run(&["rollback", "service", "shop/catalog", "--force"]).ok();

@@ -80,6 +80,39 @@ fn explain_says_step_by_step_where_a_key_goes() {
     assert!(bare.contains("write '/v2'"), "{bare}");
     let unknown = mesh.run(&["explain", "shop/nothing"]).fails(1);
     assert!(unknown.contains("there is no service shop/nothing"), "{unknown}");
+    let single = mesh.run(&["explain", "shop/catalog", "--region", "us"]).ok();
+    assert!(single.contains("1 of 1 endpoint there"), "{single}");
+}
+
+#[test]
+fn explain_takes_the_region_of_this_machines_agent_and_refuses_unknown_ones() {
+    let mesh = shop_with_servers();
+    let assumed = mesh.run(&["explain", "shop/catalog"]);
+    assert!(assumed.err.contains("as a caller in region local: no agent answers at "), "{assumed:?}");
+    let unknown = mesh.run(&["explain", "shop/catalog", "--region", "uss"]).fails(2);
+    assert!(
+        unknown.contains("there is no region uss") && unknown.contains("write one of eu, us"),
+        "{unknown}"
+    );
+
+    let agent = mesh.agent("us");
+    let socket = agent.address();
+    let told = mesh.run(&["explain", "shop/catalog", "--agent", &socket]);
+    assert!(told.err.contains("as a caller in region us, where the agent at "), "{told:?}");
+    assert!(told.out.contains("us is here"), "{told:?}");
+    let named = mesh.run(&["explain", "shop/catalog", "--agent", &socket, "--region", "eu"]);
+    assert!(named.err.is_empty() && named.out.contains("us is 20ms away"), "{named:?}");
+}
+
+#[test]
+fn endpoints_of_what_nobody_declared_are_said_to_be_so() {
+    let mesh = shop_with_servers();
+    let complaint = mesh.run(&["get", "endpoints", "shop/crat"]).fails(1);
+    assert!(complaint.contains("there is no service shop/crat"), "{complaint}");
+    mesh.register("shop/new", "new-0", "eu", 7020);
+    mesh.run(&["delete", "service", "shop/new", "--force"]).ok();
+    let listed = mesh.run(&["get", "endpoints", "shop/new"]);
+    assert!(listed.out.contains("new-0") && listed.err.contains("shop/new is not declared"), "{listed:?}");
 }
 
 #[test]

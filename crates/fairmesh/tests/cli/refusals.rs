@@ -80,17 +80,20 @@ fn without_a_control_plane_the_address_and_what_to_start_are_said() {
 #[test]
 fn what_is_typed_wrong_exits_2_and_says_what_to_type() {
     let typed: &[(&[&str], &str)] = &[
-        (&["get", "services", "--control", "nowhere"], "host:port"),
+        (&["get", "services", "--control", "nowhere"], "--control <ADDRESS>: 'nowhere' names no port"),
+        (&["register", "shop/cart", "--address", "localhost:7000"], "write 127.0.0.1:7000"),
         (&["get", "endpoints", "cart"], "tenant/service"),
         (&["explain", "shop/cart", "--key", "-1"], "decimal or hexadecimal"),
         (&["drain", "shop/cart", "cart-0", "--deadline", "30"], "30ms"),
         (&["describe", "endpoint", "cart"], "tenant/service/instance"),
         (&["apply"], "--file"),
+        (&["delete", "endpoint", "shop/cart"], "possible values: service, policy"),
+        (&["call", "shop/cart", "v2"], "write '/v2'"),
         (&["fly"], "help"),
     ];
     for (args, hint) in typed {
         let complaint = fairmesh("unix:/nobody.sock", args, "").fails(2);
-        assert!(complaint.contains(hint), "{args:?}: {complaint}");
+        assert!(complaint.contains(hint) && !complaint.contains(": :"), "{args:?}: {complaint}");
     }
 }
 

@@ -1,12 +1,8 @@
 //! The control plane as a process: stops, crashes, and stores that it must not touch.
 
-use std::{
-    fs,
-    os::unix::net::UnixStream,
-    process::{Command, Stdio},
-};
+use std::{fs, process::Stdio};
 
-use super::support::{Mesh, contents, fairmesh, send, wait_until};
+use super::support::{Mesh, contents, fairmesh, send};
 
 #[test]
 fn a_control_plane_that_is_asked_to_stop_ends_well_and_keeps_everything() {
@@ -64,19 +60,9 @@ fn a_store_in_use_is_refused() {
 #[test]
 fn an_agent_starts_without_a_control_plane_and_ends_when_asked() {
     let mesh = Mesh::empty();
-    let socket = mesh.path("agent.sock");
-    let mut agent = Command::new(env!("CARGO_BIN_EXE_fairmesh"))
-        .args(["agent", "--region", "eu", "--metrics", "none", "--control", &mesh.address(), "--listen"])
-        .arg(format!("unix:{}", socket.display()))
-        .arg("--state-dir")
-        .arg(mesh.path("agent"))
-        .env_clear()
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    wait_until("the agent listens", || UnixStream::connect(&socket).is_ok());
-    let version = fairmesh(&format!("unix:{}", socket.display()), &["history", "policy", "shop/cart"], "");
+    let mut agent = mesh.agent("eu");
+    let version = fairmesh(&agent.address(), &["history", "policy", "shop/cart"], "");
     assert!(version.fails(1).contains("--control"), "an agent says that it is not the control plane");
-    send(&agent, "TERM");
-    assert_eq!(agent.wait().unwrap().code(), Some(0));
+    send(&agent.child, "TERM");
+    assert_eq!(agent.child.wait().unwrap().code(), Some(0));
 }

@@ -175,6 +175,22 @@ impl Mesh {
         path.to_str().unwrap().to_owned()
     }
 
+    /// An agent in this region that follows the control plane.
+    pub(crate) fn agent(&self, region: &str) -> Agent {
+        let socket = self.path(&format!("agent-{region}.sock"));
+        let address = format!("unix:{}", socket.display());
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+        command
+            .args(["agent", "--region", region, "--metrics", "none", "--control", &self.address()])
+            .args(["--listen", &address, "--state-dir"])
+            .arg(self.path(&format!("agent-{region}")))
+            .env_clear()
+            .stderr(Stdio::null());
+        let agent = Agent { child: command.spawn().unwrap(), address };
+        wait_until("the agent listens", || UnixStream::connect(&socket).is_ok());
+        agent
+    }
+
     /// Registers an endpoint without a lease, as a server that never dies.
     pub(crate) fn register(&self, service: &str, instance: &str, region: &str, port: u16) {
         let endpoint = Endpoint {
@@ -212,6 +228,26 @@ impl Mesh {
     async fn connect(&self) -> handshake::Connection {
         let address: Address = self.address().parse().unwrap();
         handshake::connect(&address, "test").await.unwrap()
+    }
+}
+
+/// An agent as a process.
+pub(crate) struct Agent {
+    pub(crate) child: Child,
+    address: String,
+}
+
+impl Agent {
+    /// Where it listens.
+    pub(crate) fn address(&self) -> String {
+        self.address.clone()
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

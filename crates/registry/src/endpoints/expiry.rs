@@ -48,7 +48,7 @@ impl Registry {
     /// A full term for everybody who has a lease: nobody could renew while no control plane ran.
     fn grant_everybody(&self, now: Instant) {
         for held in self.held(&Prefix::everything()) {
-            let who = held.who();
+            let who = held.claim();
             match (held.endpoint.lease, held.endpoint.state) {
                 (None, _) => {}
                 (Some(term), EndpointState::Lost) => self.leases().adopt_lost(who, term, now),

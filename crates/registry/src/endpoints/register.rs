@@ -18,7 +18,7 @@ impl Registry {
     ///
     /// # Errors
     /// `Invalid` for more than [`super::MAX_BATCH`], the same instance twice, an endpoint that is not valid, or one
-    /// that says it is lost.
+    /// that says it is lost. `Refused` when a process that started later has registered under the same name.
     pub async fn register(&self, registrations: &[Registration]) -> Result<u64, RegistryError> {
         check_batch("registrations", registrations.iter().map(Registration::who))?;
         for (i, registration) in registrations.iter().enumerate() {
@@ -48,7 +48,7 @@ impl Registry {
             for registration in registrations {
                 let instance = &registration.endpoint.instance;
                 let before = by_instance.get(instance).map_or(&[][..], Vec::as_slice);
-                registration.ops(before, &mut ops);
+                registration.ops(before, &mut ops)?;
             }
         }
         Ok(ops)
@@ -59,10 +59,10 @@ impl Registry {
         let now = Instant::now();
         let mut was_lost = false;
         for registration in registrations {
-            let who = registration.who();
+            let who = registration.claim();
             match registration.endpoint.lease {
                 Some(term) => was_lost |= self.leases().grant(who, term, now),
-                None => self.leases().end(&who),
+                None => self.leases().end(&who.instance),
             }
         }
         self.shared.lease_granted.notify_one();
@@ -75,10 +75,6 @@ impl Registry {
 }
 
 impl Registration {
-    pub(crate) fn who(&self) -> InstanceRef {
-        InstanceRef { service: self.service.clone(), instance: self.endpoint.instance.clone() }
-    }
-
     fn validate(&self) -> Result<(), Invalid> {
         self.endpoint.validate()?;
         if self.endpoint.state == EndpointState::Lost {
@@ -101,12 +97,25 @@ impl Registration {
     }
 
     /// What to write, given what is there of this instance: itself, and itself in a region that it left.
-    fn ops(&self, before: &[&Held], ops: &mut Vec<Op>) {
+    ///
+    /// # Errors
+    /// `Refused` when a later process is there; one that was lost may have been later by a clock that was wrong.
+    fn ops(&self, before: &[&Held], ops: &mut Vec<Op>) -> Result<(), RegistryError> {
+        let there = |held: &&&Held| held.endpoint.state != EndpointState::Lost;
+        if before.iter().filter(there).any(|held| self.is_outdated(&held.endpoint)) {
+            let InstanceRef { service, instance } = self.who();
+            let problem = format!("a process that started later is '{instance}' of {service} now");
+            let hint = "stop one of the two, or give each an instance id of its own";
+            return Err(RegistryError::refused("instance", problem, hint));
+        }
         let region = &self.endpoint.location.region;
         let (same, elsewhere): (Vec<&Held>, Vec<&Held>) =
             before.iter().partition(|held| held.endpoint.location.region == *region);
         ops.extend(elsewhere.iter().map(|held| held.delete()));
-        let draining = before.iter().any(|held| held.endpoint.state == EndpointState::Draining);
+        // Its successor does not drain because it did.
+        let same_process = |held: &&&Held| self.claim().fits(held.endpoint.incarnation());
+        let mut mine = before.iter().filter(same_process);
+        let draining = mine.any(|held| held.endpoint.state == EndpointState::Draining);
         let mut endpoint: Endpoint = self.endpoint.clone();
         if draining && !self.state_meant {
             endpoint.state = EndpointState::Draining;
@@ -121,6 +130,7 @@ impl Registration {
                 ops.push(Op::put(key.to_string(), value).expecting(Expect::Absent));
             }
         }
+        Ok(())
     }
 }
 

@@ -4,7 +4,7 @@ use fairmesh_model::{EndpointState, Prefix};
 use fairmesh_rib::Op;
 use tokio::time::Instant;
 
-use super::{InstanceRef, StateReport, check_batch, expiry::MARKED_AT_ONCE};
+use super::{Claim, InstanceRef, StateReport, check_batch, expiry::MARKED_AT_ONCE};
 use crate::{Registry, RegistryError, leases::Renewal, view::Held};
 
 /// What a drain came to.
@@ -24,15 +24,15 @@ impl Registry {
     ///
     /// # Errors
     /// `Unavailable` when one that is back cannot be written; the others are renewed.
-    pub async fn renew(&self, instances: &[InstanceRef]) -> Result<Vec<InstanceRef>, RegistryError> {
-        check_batch("instances", instances.iter().cloned())?;
+    pub async fn renew(&self, instances: &[Claim]) -> Result<Vec<InstanceRef>, RegistryError> {
+        check_batch("instances", named(instances))?;
         let now = Instant::now();
         let (mut back, mut strange) = (Vec::new(), Vec::new());
         for who in instances {
             let renewal = self.leases().renew(who, now);
             match renewal {
                 Renewal::Kept => {}
-                Renewal::WasLost => back.push(who.clone()),
+                Renewal::WasLost => back.push(who.instance.clone()),
                 Renewal::Unknown => strange.push(who.clone()),
             }
         }
@@ -43,17 +43,17 @@ impl Registry {
         Ok(unknown)
     }
 
-    /// Takes up the leases of records that another writer made; answers those that have no record.
-    fn adopt(&self, strange: Vec<InstanceRef>, now: Instant) -> Vec<InstanceRef> {
-        let found = self.find(&strange);
+    /// Takes up the leases of records that another writer made; answers those that have no record, or not this process's.
+    fn adopt(&self, strange: Vec<Claim>, now: Instant) -> Vec<InstanceRef> {
+        let found = self.find_claimed(&strange);
         let mut unknown = Vec::new();
         for (who, held) in strange.into_iter().zip(found) {
-            match held.map(|held| held.endpoint.lease) {
-                None => unknown.push(who),
+            match held.map(|held| (held.endpoint.lease, held.claim())) {
+                None => unknown.push(who.instance),
                 // Somebody else vouches for it.
-                Some(None) => {}
-                Some(Some(term)) => {
-                    self.leases().grant(who, term, now);
+                Some((None, _)) => {}
+                Some((Some(term), registered)) => {
+                    self.leases().grant(registered, term, now);
                     self.shared.lease_granted.notify_one();
                 }
             }
@@ -68,9 +68,9 @@ impl Registry {
         let now = Instant::now();
         let mut unknown = Vec::new();
         for (who, held) in back.iter().zip(self.find(back)) {
-            match held.and_then(|held| held.endpoint.lease) {
-                Some(term) => {
-                    self.leases().grant(who.clone(), term, now);
+            match held.and_then(|held| Some((held.endpoint.lease?, held.claim()))) {
+                Some((term, registered)) => {
+                    self.leases().grant(registered, term, now);
                 }
                 None => {
                     self.leases().end(who);
@@ -100,12 +100,12 @@ impl Registry {
     /// Sets states, all or none, and answers the revision.
     ///
     /// # Errors
-    /// `NotFound` when one is not registered.
+    /// `NotFound` when one is not registered, or by another process.
     pub async fn report(&self, reports: &[StateReport]) -> Result<u64, RegistryError> {
-        let instances: Vec<_> = reports.iter().map(|report| report.instance.clone()).collect();
-        check_batch("reports", instances.iter().cloned())?;
+        let claims: Vec<_> = reports.iter().map(|report| report.who.clone()).collect();
+        check_batch("reports", named(&claims))?;
         let plan = || {
-            let held = self.find_all("reports", &instances)?;
+            let held = self.find_all("reports", &claims)?;
             let changed =
                 held.iter().zip(reports).filter(|(held, report)| held.endpoint.state != report.state);
             Ok((changed.map(|(held, report)| with_state(held, report.state)).collect(), ()))
@@ -116,14 +116,10 @@ impl Registry {
     /// Marks endpoints as draining, then waits until every caller has applied that, at most for `patience` (S8).
     ///
     /// # Errors
-    /// `NotFound` when one is not registered; nothing is drained then.
-    pub async fn drain(
-        &self,
-        instances: &[InstanceRef],
-        patience: Duration,
-    ) -> Result<Drained, RegistryError> {
+    /// `NotFound` when one is not registered, or by another process; nothing is drained then.
+    pub async fn drain(&self, instances: &[Claim], patience: Duration) -> Result<Drained, RegistryError> {
         let deadline = Instant::now() + patience;
-        check_batch("instances", instances.iter().cloned())?;
+        check_batch("instances", named(instances))?;
         let plan = || {
             let held = self.find_all("instances", instances)?;
             let running = held.iter().filter(|held| held.endpoint.state != EndpointState::Draining);
@@ -132,7 +128,7 @@ impl Registry {
         self.change(plan).await?;
         // Watchers acknowledge what they were sent, so each folder is waited for with its own newest revision.
         let mut folders: BTreeMap<Prefix, u64> = BTreeMap::new();
-        for held in self.find(instances).into_iter().flatten() {
+        for held in self.find_claimed(instances).into_iter().flatten() {
             let newest = folders.entry(held.folder()).or_default();
             *newest = held.revision.max(*newest);
         }
@@ -146,17 +142,25 @@ impl Registry {
         Ok(Drained { revision, callers_moved: behind.is_empty(), behind })
     }
 
-    /// Takes endpoints out, with their leases, and answers the revision. Those that are not there are passed over.
+    /// Takes endpoints out, with their leases, and answers the revision. Those that are not there, or are another process
+    /// by now, are passed over.
     ///
     /// # Errors
     /// `Unavailable` when the store does not take the write.
-    pub async fn deregister(&self, instances: &[InstanceRef]) -> Result<u64, RegistryError> {
-        check_batch("instances", instances.iter().cloned())?;
-        let plan = || Ok((self.find(instances).iter().flatten().map(Held::delete).collect(), ()));
+    pub async fn deregister(&self, instances: &[Claim]) -> Result<u64, RegistryError> {
+        check_batch("instances", named(instances))?;
+        let plan = || {
+            let found: Vec<_> = self.find_claimed(instances).into_iter().flatten().collect();
+            Ok((found.iter().map(Held::delete).collect(), found.iter().map(Held::who).collect::<Vec<_>>()))
+        };
         let changed = self.change(plan).await?;
-        instances.iter().for_each(|who| self.forget(who));
+        changed.told.iter().for_each(|who| self.forget(who));
         Ok(changed.revision)
     }
+}
+
+fn named(claims: &[Claim]) -> impl ExactSizeIterator<Item = InstanceRef> + '_ {
+    claims.iter().map(|claim| claim.instance.clone())
 }
 
 pub(super) fn with_state(held: &Held, state: EndpointState) -> Op {

@@ -5,7 +5,7 @@ use fairmesh_model::{Cursor, EndpointState, Identity, Prefix, Protocol, Service,
 use super::*;
 use crate::{
     leases::KEPT_LOST,
-    testing::{Bench, TERM, cart, endpoint, leased, state, who},
+    testing::{Bench, TERM, anyone, cart, endpoint, leased, state, who},
 };
 
 #[tokio::test]
@@ -74,14 +74,14 @@ async fn a_lease_that_runs_out_marks_the_endpoint_and_a_renewal_brings_it_back()
     let revision = bench.registry.register(&[leased("a"), starting]).await.unwrap();
     for _ in 0..3 {
         tokio::time::sleep(TERM / 2).await;
-        assert_eq!(bench.registry.renew(&[who("a"), who("b")]).await.unwrap(), []);
+        assert_eq!(bench.registry.renew(&[anyone("a"), anyone("b")]).await.unwrap(), []);
     }
     assert_eq!(bench.revision(), revision, "a renewal writes nothing");
 
     bench.until(|r| state(r, "a") == Some(EndpointState::Lost)).await;
     bench.until(|r| state(r, "b") == Some(EndpointState::Lost)).await;
     let before = bench.revision();
-    assert_eq!(bench.registry.renew(&[who("a"), who("b")]).await.unwrap(), []);
+    assert_eq!(bench.registry.renew(&[anyone("a"), anyone("b")]).await.unwrap(), []);
     assert_eq!(bench.revision(), before + 1, "one write for all that return");
     assert_eq!(bench.state("a"), Some(EndpointState::Serving));
     assert_eq!(bench.state("b"), Some(EndpointState::Starting));
@@ -95,7 +95,7 @@ async fn one_that_stays_lost_is_removed_and_has_to_register_anew() {
     tokio::time::sleep(KEPT_LOST - Duration::from_secs(1)).await;
     assert_eq!(bench.state("a"), Some(EndpointState::Lost));
     bench.until(|r| state(r, "a").is_none()).await;
-    assert_eq!(bench.registry.renew(&[who("a"), who("forever")]).await.unwrap(), [who("a")]);
+    assert_eq!(bench.registry.renew(&[anyone("a"), anyone("forever")]).await.unwrap(), [who("a")]);
     assert_eq!(bench.state("forever"), Some(EndpointState::Serving), "no lease, no end");
 }
 
@@ -116,16 +116,16 @@ async fn a_restarted_control_plane_grants_a_full_term() {
 async fn a_draining_endpoint_drains_until_it_says_otherwise() {
     let bench = Bench::running();
     bench.registry.register(&[leased("a")]).await.unwrap();
-    bench.registry.drain(&[who("a")], Duration::ZERO).await.unwrap();
-    bench.registry.renew(&[who("a")]).await.unwrap();
+    bench.registry.drain(&[anyone("a")], Duration::ZERO).await.unwrap();
+    bench.registry.renew(&[anyone("a")]).await.unwrap();
     bench.registry.register(&[leased("a")]).await.unwrap();
     assert_eq!(bench.state("a"), Some(EndpointState::Draining));
     bench.registry.register(&[Registration { state_meant: true, ..leased("a") }]).await.unwrap();
     assert_eq!(bench.state("a"), Some(EndpointState::Serving));
 
-    bench.registry.drain(&[who("a")], Duration::ZERO).await.unwrap();
+    bench.registry.drain(&[anyone("a")], Duration::ZERO).await.unwrap();
     bench.until(|r| state(r, "a").is_none()).await;
-    assert_eq!(bench.registry.renew(&[who("a")]).await.unwrap(), [who("a")]);
+    assert_eq!(bench.registry.renew(&[anyone("a")]).await.unwrap(), [who("a")]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -140,12 +140,14 @@ async fn a_drain_waits_for_every_caller() {
     };
     acknowledge();
 
-    let late = bench.registry.drain(&[who("a")], Duration::from_millis(10)).await.unwrap();
+    let late = bench.registry.drain(&[anyone("a")], Duration::from_millis(10)).await.unwrap();
     assert!(!late.callers_moved && late.behind[0].contains("checkout"), "{late:?}");
 
     let registry = bench.registry.clone();
     let drain =
-        tokio::spawn(async move { registry.drain(&[who("a"), who("b")], Duration::from_secs(60)).await });
+        tokio::spawn(
+            async move { registry.drain(&[anyone("a"), anyone("b")], Duration::from_secs(60)).await },
+        );
     bench.until(|r| state(r, "b") == Some(EndpointState::Draining)).await;
     acknowledge();
     let drained = drain.await.unwrap().unwrap();
@@ -155,25 +157,102 @@ async fn a_drain_waits_for_every_caller() {
     // Unrelated writes that this caller is never told of do not hold up a drain of what drains already.
     let other = Registration { service: "shop/other".parse().unwrap(), ..endpoint("x") };
     bench.registry.register(&[other]).await.unwrap();
-    assert!(bench.registry.drain(&[who("a")], Duration::ZERO).await.unwrap().callers_moved);
+    assert!(bench.registry.drain(&[anyone("a")], Duration::ZERO).await.unwrap().callers_moved);
 }
 
 #[tokio::test]
 async fn what_is_not_registered_cannot_report_or_drain_but_may_be_taken_out() {
     let bench = Bench::new();
     let revision = bench.registry.register(&[endpoint("a")]).await.unwrap();
-    let report = |instance| StateReport { instance: who(instance), state: EndpointState::Starting };
+    let report = |instance| StateReport { who: anyone(instance), state: EndpointState::Starting };
     let refusal = bench.registry.report(&[report("a"), report("b")]).await.unwrap_err();
     assert!(matches!(&refusal, RegistryError::NotFound(e) if e.field == "reports[1]"), "{refusal}");
-    let refusal = bench.registry.drain(&[who("b")], Duration::ZERO).await.unwrap_err();
+    let refusal = bench.registry.drain(&[anyone("b")], Duration::ZERO).await.unwrap_err();
     assert!(matches!(refusal, RegistryError::NotFound(_)), "{refusal}");
     assert_eq!(bench.revision(), revision);
 
     bench.registry.report(&[report("a")]).await.unwrap();
     assert_eq!(bench.state("a"), Some(EndpointState::Starting));
-    bench.registry.deregister(&[who("a"), who("b")]).await.unwrap();
+    bench.registry.deregister(&[anyone("a"), anyone("b")]).await.unwrap();
     assert_eq!(bench.state("a"), None);
-    assert_eq!(bench.registry.renew(&[who("a")]).await.unwrap(), [who("a")]);
+    assert_eq!(bench.registry.renew(&[anyone("a")]).await.unwrap(), [who("a")]);
+}
+
+/// The process that started as the `nth` under the name `a`, at a port of its own.
+fn process(nth: u16) -> Registration {
+    let mut registration = Registration { state_meant: true, ..leased("a") };
+    registration.endpoint.address.set_port(nth);
+    registration.endpoint.labels.insert(Endpoint::INCARNATION.into(), nth.to_string());
+    registration
+}
+
+fn claim(nth: u16) -> Claim {
+    Claim { incarnation: nth.into(), ..anyone("a") }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_was_replaced_cannot_speak_for_its_successor() {
+    let bench = Bench::running();
+    bench.registry.register(&[process(1)]).await.unwrap();
+    bench.registry.register(&[process(2)]).await.unwrap();
+    let revision = bench.revision();
+    assert_eq!(bench.registry.renew(&[claim(1)]).await.unwrap(), [who("a")]);
+    bench.registry.deregister(&[claim(1)]).await.unwrap();
+    let draining = StateReport { who: claim(1), state: EndpointState::Draining };
+    let refusals = [
+        bench.registry.report(&[draining]).await.unwrap_err(),
+        bench.registry.drain(&[claim(1)], Duration::ZERO).await.unwrap_err(),
+        bench.registry.report_shards(&claim(1), []).unwrap_err(),
+    ];
+    assert!(refusals.iter().all(|refusal| matches!(refusal, RegistryError::NotFound(_))), "{refusals:?}");
+    let refusal = bench.registry.register(&[process(1)]).await.unwrap_err();
+    assert!(refusal.to_string().contains("started later"), "{refusal}");
+    assert_eq!(bench.revision(), revision, "none of this wrote anything");
+
+    // The lease is its successor's alone, also for a control plane that knows it from the record only.
+    tokio::time::sleep(TERM / 2).await;
+    assert_eq!(bench.registry.renew(&[claim(2)]).await.unwrap(), []);
+    let again = bench.restarted();
+    assert_eq!(again.registry.renew(&[claim(1)]).await.unwrap(), [who("a")]);
+    assert_eq!(again.registry.renew(&[claim(2)]).await.unwrap(), []);
+    bench.registry.deregister(&[claim(2)]).await.unwrap();
+    assert_eq!(bench.state("a"), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_says_nothing_of_processes_goes_on_as_before() {
+    let bench = Bench::running();
+    bench.registry.register(&[process(2)]).await.unwrap();
+    // People, and programs of the release before.
+    assert_eq!(bench.registry.renew(&[anyone("a")]).await.unwrap(), []);
+    bench.registry.drain(&[anyone("a")], Duration::ZERO).await.unwrap();
+    bench.registry.register(&[leased("a")]).await.unwrap();
+    assert_eq!(bench.registry.renew(&[claim(1)]).await.unwrap(), [], "nobody says which process it is now");
+    bench.registry.register(&[process(1)]).await.unwrap();
+    bench.registry.deregister(&[anyone("a")]).await.unwrap();
+    assert_eq!(bench.state("a"), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_whose_predecessor_was_ahead_of_the_clock_takes_over_once_that_is_lost() {
+    let bench = Bench::running();
+    bench.registry.register(&[process(9)]).await.unwrap();
+    assert!(bench.registry.register(&[process(3)]).await.is_err());
+    bench.until(|r| state(r, "a") == Some(EndpointState::Lost)).await;
+    bench.registry.register(&[process(3)]).await.unwrap();
+    assert_eq!(bench.registry.renew(&[claim(9)]).await.unwrap(), [who("a")]);
+    assert_eq!(bench.state("a"), Some(EndpointState::Serving));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_successor_does_not_drain_because_the_one_before_it_did() {
+    let bench = Bench::running();
+    bench.registry.register(&[process(1)]).await.unwrap();
+    bench.registry.drain(&[claim(1)], Duration::ZERO).await.unwrap();
+    bench.registry.register(&[Registration { state_meant: false, ..process(1) }]).await.unwrap();
+    assert_eq!(bench.state("a"), Some(EndpointState::Draining));
+    bench.registry.register(&[Registration { state_meant: false, ..process(2) }]).await.unwrap();
+    assert_eq!(bench.state("a"), Some(EndpointState::Serving));
 }
 
 #[tokio::test]
@@ -194,7 +273,7 @@ async fn concurrent_registrations_of_one_service_all_succeed() {
 async fn one_that_is_reported_as_lost_is_kept_beyond_its_lease() {
     let bench = Bench::running();
     bench.registry.register(&[leased("a")]).await.unwrap();
-    let report = StateReport { instance: who("a"), state: EndpointState::Lost };
+    let report = StateReport { who: anyone("a"), state: EndpointState::Lost };
     bench.registry.report(&[report]).await.unwrap();
     tokio::time::sleep(TERM * 3).await;
     assert_eq!(bench.state("a"), Some(EndpointState::Lost), "it may only be overloaded");

@@ -10,17 +10,33 @@ use fairmesh_model::spec::Plan;
 use super::SOURCE_LABEL;
 use crate::{Registration, manifest};
 
-/// A file as it was last read.
+/// What a look finds at the path of a file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+enum Found {
+    /// Nobody has looked yet.
+    #[default]
+    Unknown,
+    /// There is no file.
+    Nothing,
+    /// Its content.
+    Text(String),
+}
+
+/// A file and what came of it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Seen {
-    /// Its content; `None` where there is no file any more.
-    text: Option<String>,
+    /// What the last look found.
+    last: Found,
+    /// What counts: two looks found it so.
+    taken: Found,
     /// What its last good content lists; `None` before there was one.
     pub(super) wanted: Option<Vec<Registration>>,
     /// Whether that is carried out.
     pub(super) done: bool,
-    /// What is wrong with the content of now.
+    /// What is wrong with the content that counts.
     pub(super) error: Option<String>,
+    /// Why the last look found nothing out.
+    pub(super) trouble: Option<String>,
 }
 
 /// A file or a folder, and what is known of it.
@@ -36,66 +52,73 @@ impl Source {
     pub(super) fn read(mut self) -> BTreeMap<String, Seen> {
         let (files, trouble) = match self.files() {
             Ok(files) => (files, None),
-            Err(error) => (BTreeMap::new(), Some(error.to_string())),
+            Err(error) => (
+                BTreeMap::new(),
+                Some(format!("{}: {error}; create it, readable for this user", self.path.display())),
+            ),
         };
         for (name, path) in &files {
             let seen = self.known.entry(name.clone()).or_default();
             match fs::read_to_string(path) {
-                Ok(text) => seen.update(name, text),
-                Err(error) => seen.error = Some(format!("{}: {error}; make it readable", path.display())),
+                Ok(text) => seen.look(name, Found::Text(text)),
+                Err(error) => seen.trouble = Some(format!("{}: {error}; make it readable", path.display())),
             }
         }
-        for (_, seen) in self.known.iter_mut().filter(|(name, _)| !files.contains_key(*name)) {
+        for (name, seen) in self.known.iter_mut().filter(|(name, _)| !files.contains_key(*name)) {
             match &trouble {
                 // Not seen is not the same as gone.
-                Some(error) => seen.error = Some(format!("{}: {error}", self.path.display())),
-                None => seen.gone(),
+                Some(_) => seen.trouble.clone_from(&trouble),
+                None => seen.look(name, Found::Nothing),
             }
         }
-        if let (Some(error), true) = (trouble, self.known.is_empty()) {
-            let error = Some(format!("{}: {error}; create it", self.path.display()));
-            self.known.insert(self.path.display().to_string(), Seen { error, ..Seen::default() });
+        if trouble.is_some() && self.known.is_empty() {
+            self.known.insert(self.path.display().to_string(), Seen { trouble, ..Seen::default() });
         }
         self.known
     }
 
     fn files(&self) -> io::Result<BTreeMap<String, PathBuf>> {
         if !fs::metadata(&self.path)?.is_dir() {
-            return Ok(BTreeMap::from([(name(&self.path), self.path.clone())]));
+            return Ok(BTreeMap::from([(label(&self.path), self.path.clone())]));
         }
         let mut files = BTreeMap::new();
         for entry in fs::read_dir(&self.path)? {
             let path = entry?.path();
             let yaml = path.extension().is_some_and(|e| e == OsStr::new("yaml") || e == OsStr::new("yml"));
             // Names with a leading dot are what editors and mounts keep beside the real ones.
-            if yaml && !name(&path).starts_with('.') {
-                files.insert(name(&path), path);
+            let hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+            if yaml && !hidden {
+                files.insert(label(&path), path);
             }
         }
         Ok(files)
     }
 }
 
-fn name(path: &Path) -> String {
-    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+fn label(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
 }
 
 impl Seen {
-    fn update(&mut self, name: &str, text: String) {
-        if self.text.as_ref() == Some(&text) {
-            return;
+    /// Takes in what a look found, once the look before found the same.
+    fn look(&mut self, name: &str, found: Found) {
+        self.trouble = None;
+        if found == self.last && found != self.taken {
+            self.take(name, &found);
+            self.taken = found.clone();
         }
-        match registrations(name, &text) {
-            Ok(wanted) => (self.wanted, self.done, self.error) = (Some(wanted), false, None),
-            Err(error) => self.error = Some(error),
-        }
-        self.text = Some(text);
+        self.last = found;
     }
 
-    /// A file that is gone lists nothing.
-    fn gone(&mut self) {
-        if self.text.take().is_some() {
-            (self.wanted, self.done, self.error) = (Some(Vec::new()), false, None);
+    fn take(&mut self, name: &str, found: &Found) {
+        let wanted = match found {
+            Found::Text(text) => registrations(name, text),
+            // A file that is gone lists nothing.
+            Found::Nothing | Found::Unknown => Ok(Vec::new()),
+        };
+        match wanted {
+            Ok(wanted) => (self.wanted, self.done, self.error) = (Some(wanted), false, None),
+            Err(error) => self.error = Some(error),
         }
     }
 }

@@ -19,9 +19,15 @@ impl Looking {
         Self { source, memory }
     }
 
-    async fn look(&mut self) -> FileStatus {
+    async fn once(&mut self) -> FileStatus {
         self.source.look(&mut self.memory).await;
         self.source.status()
+    }
+
+    /// Until what is there counts.
+    async fn look(&mut self) -> FileStatus {
+        self.once().await;
+        self.once().await
     }
 }
 
@@ -79,7 +85,8 @@ async fn a_bad_edit_keeps_the_last_good_state_and_says_so() {
     ] {
         fs::write(&file, edit).unwrap();
         let status = looking.look().await;
-        assert!(status.errors["shop.yaml"].contains(complaint), "{status:?}");
+        let file = folder.path().join("shop.yaml").display().to_string();
+        assert!(status.errors[&file].contains(complaint), "{status:?}");
         assert_eq!(registered(&bench), ["a"]);
         assert_eq!(looking.look().await, status, "it is said as long as it is so");
     }
@@ -109,7 +116,8 @@ async fn what_the_store_did_not_take_is_tried_again() {
     fs::write(folder.path().join("one.yaml"), list("shop/cart", &["a"])).unwrap();
     let mut looking = Looking::at(&bench, folder.path());
     bench.store.full.store(true, Ordering::Relaxed);
-    assert!(looking.look().await.errors["one.yaml"].contains("disk is full"));
+    let file = folder.path().join("one.yaml").display().to_string();
+    assert!(looking.look().await.errors[&file].contains("disk is full"));
     bench.store.full.store(false, Ordering::Relaxed);
     assert_eq!(looking.look().await.errors, BTreeMap::new());
     assert_eq!(registered(&bench), ["a"]);
@@ -120,4 +128,56 @@ async fn a_path_that_is_not_there_is_named() {
     let bench = Bench::new();
     let status = Looking::at(&bench, Path::new("/nowhere/shop.yaml")).look().await;
     assert!(status.errors["/nowhere/shop.yaml"].contains("create it"), "{status:?}");
+}
+
+#[tokio::test]
+async fn what_only_one_look_has_found_does_not_count() {
+    let (bench, folder) = (Bench::new(), tempfile::tempdir().unwrap());
+    let file = folder.path().join("one.yaml");
+    fs::write(&file, list("shop/cart", &["a", "b"])).unwrap();
+    let mut looking = Looking::at(&bench, folder.path());
+    looking.once().await;
+    assert!(registered(&bench).is_empty());
+    looking.once().await;
+    assert_eq!(registered(&bench), ["a", "b"]);
+    // Half written, away, and there again.
+    fs::write(&file, list("shop/cart", &["a"])).unwrap();
+    looking.once().await;
+    fs::remove_file(&file).unwrap();
+    looking.once().await;
+    fs::write(&file, list("shop/cart", &["a", "b"])).unwrap();
+    let revision = bench.revision();
+    assert_eq!(looking.look().await, FileStatus { endpoints: 2, errors: BTreeMap::new() });
+    assert_eq!((bench.revision(), registered(&bench)), (revision, vec!["a".into(), "b".into()]));
+}
+
+#[tokio::test]
+async fn files_of_one_name_in_two_folders_do_not_quarrel() {
+    let bench = Bench::new();
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let mut sources = Vec::new();
+    for (folder, instance) in folders.iter().zip(["a", "b"]) {
+        fs::write(folder.path().join("shop.yaml"), list("shop/cart", &[instance])).unwrap();
+        let mut looking = Looking::at(&bench, folder.path());
+        looking.look().await;
+        sources.push(looking);
+    }
+    assert_eq!(registered(&bench), ["a", "b"]);
+}
+
+#[tokio::test]
+async fn a_file_that_was_deleted_while_nobody_looked_lists_nothing() {
+    let (bench, folder) = (Bench::new(), tempfile::tempdir().unwrap());
+    let elsewhere = tempfile::tempdir().unwrap();
+    for (at, instance) in [(&folder, "a"), (&elsewhere, "b")] {
+        fs::write(at.path().join("one.yaml"), list("shop/cart", &[instance])).unwrap();
+        Looking::at(&bench, at.path()).look().await;
+    }
+    fs::remove_file(folder.path().join("one.yaml")).unwrap();
+    fs::remove_file(elsewhere.path().join("one.yaml")).unwrap();
+    let mut restarted = Looking::at(&bench, folder.path());
+    restarted.once().await;
+    assert_eq!(registered(&bench), ["a", "b"], "it may only be away for a moment");
+    restarted.once().await;
+    assert_eq!(registered(&bench), ["b"], "another source answers for that one");
 }

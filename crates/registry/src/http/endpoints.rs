@@ -8,7 +8,7 @@ use fairmesh_model::{
 use serde::{Deserialize, Serialize};
 
 use super::answer::{Failure, Spec};
-use crate::{InstanceRef, Registration, Registry, StateReport};
+use crate::{Claim, InstanceRef, Registration, Registry, StateReport};
 
 /// How long a drain waits for callers when nothing else is said.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -23,13 +23,13 @@ pub(super) struct Instances {
 }
 
 impl Instances {
-    fn plan(&self) -> Result<Vec<InstanceRef>, Invalid> {
+    fn plan(&self) -> Result<Vec<Claim>, Invalid> {
         let service = service(&self.service)?;
         let instances = self.instances.iter().enumerate();
         instances
             .map(|(i, text)| {
                 let instance = instance(&format!("instances[{i}]"), text)?;
-                Ok(InstanceRef { service: service.clone(), instance })
+                Ok(InstanceRef { service: service.clone(), instance }.into())
             })
             .collect()
     }
@@ -97,7 +97,8 @@ pub(super) async fn report(
     let service = service(&body.service)?;
     let reports = body.reports.iter().enumerate().map(|(i, report)| {
         let instance = instance(&format!("reports[{i}].instance"), &report.instance)?;
-        Ok(StateReport { instance: InstanceRef { service: service.clone(), instance }, state: report.state })
+        let who = InstanceRef { service: service.clone(), instance }.into();
+        Ok(StateReport { who, state: report.state })
     });
     let reports = reports.collect::<Result<Vec<_>, Invalid>>()?;
     Ok(Json(Written { revision: registry.report(&reports).await? }))

@@ -124,7 +124,7 @@ pub(super) async fn ready(
     Spec(body): Spec<Ready>,
 ) -> Result<Json<Value>, Failure> {
     let instance = InstanceId::new(&body.instance).map_err(|e| e.within("instance"))?;
-    let who = InstanceRef { service: service(name)?, instance };
+    let who = InstanceRef { service: service(name)?, instance }.into();
     registry.report_shards(&who, body.ready.into_iter().map(ShardId))?;
     Ok(Json(json!({})))
 }

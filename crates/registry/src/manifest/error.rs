@@ -1,3 +1,4 @@
+use fairmesh_model::counted;
 use serde_saphyr::{DefaultMessageFormatter, Error, Location, MessageFormatter};
 
 use super::{nearest, pieces::Piece};
@@ -90,7 +91,7 @@ fn words(error: &Error) -> (String, String) {
             (format!("{unexpected} cannot stand here"), format!("write {expected}"))
         }
         Error::SerdeInvalidLength { len, expected, .. } => {
-            (format!("there are {len} entries here"), format!("write {expected}"))
+            (format!("the list here has {}", counted(*len, "entry")), format!("write {expected}"))
         }
         Error::DuplicateMappingKey { key, .. } => (
             format!("the field '{}' is written twice", key.as_deref().unwrap_or("?")),

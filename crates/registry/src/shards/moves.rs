@@ -67,9 +67,10 @@ impl Registry {
     /// # Errors
     /// `Invalid` when the map cannot be read.
     pub fn list_moves(&self, service: &ServiceName) -> Result<Vec<MoveStatus>, RegistryError> {
-        let map = self.shard_map(service)?.map(|held| held.map);
+        let held = self.shard_map(service)?;
         let under_way = self.moves(service).into_iter().map(|(_, wish, _)| {
-            let shard = map.as_ref().and_then(|map| map.shards.iter().find(|s| s.id == wish.shard));
+            let shards = held.iter().flat_map(|held| &held.map.shards);
+            let shard = shards.into_iter().find(|shard| shard.id == wish.shard);
             let state = |instance| shard.and_then(|shard| step::state(shard, &wish, instance));
             let phase = match (state(&wish.from), state(&wish.to)) {
                 (Some(_), Some(ReplicaState::Serving)) => Phase::Publishing,
@@ -98,8 +99,8 @@ impl Registry {
             }
             None => {}
         }
-        let map = self.map_of(service)?.map;
-        let shard = &map.shards[edit::position(&map, wish.shard)?];
+        let held = self.map_of(service)?;
+        let shard = &held.map.shards[edit::position(&held.map, wish.shard)?];
         if step::state(shard, wish, &wish.from) != Some(ReplicaState::Serving) {
             let problem = format!("'{}' does not serve shard {} as {}", wish.from, wish.shard, wish.role);
             let holders = shard.replicas.iter().map(|r| format!("{} ({})", r.instance, r.role));

@@ -7,7 +7,7 @@ use fairmesh_wire::shards as encoding;
 use super::*;
 use crate::{
     Registration, StateReport,
-    testing::{Bench, cart, endpoint, who},
+    testing::{Bench, anyone, cart, endpoint},
 };
 
 fn replica(instance: &str) -> Replica {
@@ -153,7 +153,7 @@ async fn a_move_that_cannot_be_is_refused_with_a_hint() {
         assert_eq!(refusal.reason().field, field, "{refusal}");
         assert!(!refusal.reason().hint.is_empty());
     }
-    let draining = StateReport { instance: who("z"), state: EndpointState::Draining };
+    let draining = StateReport { who: anyone("z"), state: EndpointState::Draining };
     bench.registry.report(&[draining]).await.unwrap();
     assert!(matches!(bench.registry.move_shard(&cart(), &wish("z")).await, Err(RegistryError::Refused(_))));
 
@@ -183,8 +183,8 @@ async fn a_move_makes_on_the_target_before_it_breaks_on_the_source() {
     bench.until(|r| is_held(r, &[("x", Serving), ("y", Starting)])).await;
     assert_eq!(bench.registry.list_moves(&cart()).unwrap()[0].phase, Phase::Starting);
     // Another shard is loaded: that does not count.
-    bench.registry.report_shards(&who("y"), [ShardId(0)]).unwrap();
-    bench.registry.report_shards(&who("y"), [ShardId(0), ShardId(1)]).unwrap();
+    bench.registry.report_shards(&anyone("y"), [ShardId(0)]).unwrap();
+    bench.registry.report_shards(&anyone("y"), [ShardId(0), ShardId(1)]).unwrap();
     bench.until(|r| is_held(r, &[("x", Stopping), ("y", Serving)])).await;
 
     assert_eq!(bench.registry.list_moves(&cart()).unwrap()[0].phase, Phase::Publishing);
@@ -202,7 +202,7 @@ async fn what_a_server_loaded_in_an_earlier_stay_does_not_count() {
     prepare(&bench).await;
     bench.registry.move_shard(&cart(), &wish("y")).await.unwrap();
     bench.until(|r| is_held(r, &[("x", Serving), ("y", Starting)])).await;
-    bench.registry.report_shards(&who("y"), [ShardId(1)]).unwrap();
+    bench.registry.report_shards(&anyone("y"), [ShardId(1)]).unwrap();
     bench.until(|r| is_held(r, &[("y", Serving)])).await;
     let back = ShardMove { from: "y".parse().unwrap(), to: "x".parse().unwrap(), ..wish("y") };
     bench.registry.move_shard(&cart(), &back).await.unwrap();
@@ -242,7 +242,7 @@ async fn a_move_whose_target_leaves_is_undone_and_says_so() {
     prepare(&bench).await;
     bench.registry.move_shard(&cart(), &wish("y")).await.unwrap();
     bench.until(|r| is_held(r, &[("x", Serving), ("y", Starting)])).await;
-    bench.registry.deregister(&[who("y")]).await.unwrap();
+    bench.registry.deregister(&[anyone("y")]).await.unwrap();
     bench.until(|r| is_held(r, &[("x", Serving)])).await;
     let moves = bench.registry.list_moves(&cart()).unwrap();
     assert!(matches!(moves[..], [MoveStatus { phase: Phase::Undone(_), .. }]), "{moves:?}");
@@ -258,7 +258,7 @@ async fn callers_are_not_sent_to_a_target_that_does_not_serve_yet() {
     use ReplicaState::{Serving, Starting};
     let bench = Bench::running();
     prepare(&bench).await;
-    let report = |state| [StateReport { instance: who("z"), state }];
+    let report = |state| [StateReport { who: anyone("z"), state }];
     bench.registry.report(&report(EndpointState::Starting)).await.unwrap();
     bench.registry.move_shard(&cart(), &wish("z")).await.unwrap();
     bench.until(|r| is_held(r, &[("x", Serving), ("z", Starting)])).await;
@@ -298,4 +298,16 @@ async fn many_shards_of_one_map_move_at_once() {
     bench.until(|r| r.moves(&cart()).is_empty()).await;
     let map = bench.registry.shards(&cart()).unwrap();
     assert!(map.shards.iter().all(|shard| shard.replicas == [replica("z")]));
+}
+
+#[tokio::test]
+async fn commits_that_leave_a_map_alone_do_not_have_it_decoded_again() {
+    let bench = Bench::new();
+    prepare(&bench).await;
+    let held = || bench.registry.shard_map(&cart()).unwrap().unwrap();
+    let first = held();
+    bench.registry.register(&[endpoint("another")]).await.unwrap();
+    assert!(std::sync::Arc::ptr_eq(&first, &held()), "an endpoint came, and the map is as it was");
+    bench.registry.split_shard(&cart(), ShardId(1), None).await.unwrap();
+    assert_eq!(held().map.version, first.map.version + 1);
 }

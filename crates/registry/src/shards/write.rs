@@ -31,17 +31,17 @@ impl Registry {
         edit: impl Fn(Option<&HeldMap>) -> Result<(ShardMap, Vec<Op>), RegistryError> + Send + Sync,
     ) -> Result<(u64, u64), RegistryError> {
         let _one_writer = self.shared.maps.lock().await;
-        let (map, _) = edit(self.shard_map(service)?.as_ref())?;
+        let (map, _) = edit(self.shard_map(service)?.as_deref())?;
         self.write_ahead(service, &map).await?;
         let changed = self
             .change(|| {
                 let held = self.shard_map(service)?;
-                let (mut map, mut ops) = edit(held.as_ref())?;
+                let (mut map, mut ops) = edit(held.as_deref())?;
                 let current = held.as_ref().map_or(0, |held| held.map.version);
                 if held.as_ref().is_none_or(|held| held.map != map) {
                     map.version = current + 1;
                     map.validate()?;
-                    ops.extend(self.map_ops(service, held.as_ref(), &map));
+                    ops.extend(self.map_ops(service, held.as_deref(), &map));
                 }
                 Ok((ops, map.version))
             })

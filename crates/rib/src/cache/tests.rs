@@ -55,9 +55,12 @@ fn only_the_store_saved_last_counts() {
     let folder = tempfile::tempdir().unwrap();
     let cache = Cache::open(&folder).unwrap();
     cache.save(&saved("/old/", at(1, 500), 10)).unwrap();
-    let new = saved("/new/", at(2, 3), 20);
+    let (old, new) = (Prefix::new("/old/").unwrap(), saved("/new/", at(2, 3), 20));
     cache.save(&new).unwrap();
+    assert_eq!(Cache::read_only(&folder).load_all().unwrap().len(), 1);
+    assert!(cache.load(&old).unwrap().is_some(), "a reader removes nothing");
     assert_eq!(cache.load_all().unwrap(), [new]);
+    assert_eq!(cache.load(&old).unwrap(), None, "who writes there tidies up");
 }
 
 #[test]

@@ -4,6 +4,7 @@ use fairmesh_balancer::{Contest, Few, Handicap, Standing, pick, rendezvous::Rank
 use fairmesh_model::{
     BalancingPolicy, ShardId,
     arith::{Generator, hash_key},
+    counted,
 };
 
 use super::{Hashed, Holder, Kind, Members, Sharding, Tier, Upstream};
@@ -45,7 +46,7 @@ impl Upstream {
         let Some((position, rule)) = self.routes.find(request) else {
             witness.note("route", || match self.routes.len() {
                 0 => format!("{} has no routes", self.name),
-                n => format!("none of the {n} routes of {} matches", self.name),
+                n => format!("none of {} of {} matches", counted(n, "route"), self.name),
             });
             let timeout = self.timeout;
             return Routed { target: &self.name, route: None, class: None, timeout, idempotent: false };
@@ -148,7 +149,9 @@ impl Upstream {
             self.note_rank(tier.rank, witness);
             let first = self.first_choice(&tier.candidates, hash, contest);
             if let Some(standing) = &first {
-                witness.note("subset", || format!("key {key} hashed over {} endpoints there", tier.of));
+                witness.note("subset", || {
+                    format!("key {key} hashed over {} there", counted(tier.of as usize, "endpoint"))
+                });
                 witness.considered(standing);
             }
             if Best::offer(&mut best, first, tier.rank) {
@@ -169,12 +172,8 @@ impl Upstream {
         let located =
             shards.locate(key).ok_or_else(|| Unroutable::KeyOutside { key, interval: shards.interval() })?;
         witness.note("shard", || {
-            let copies = located.copies();
-            format!(
-                "key {key} is in shard {} of map version {}, {copies} copies",
-                located.shard,
-                shards.version()
-            )
+            let copies = counted(located.copies(), "copy");
+            format!("key {key} is in shard {} of map version {}, {copies}", located.shard, shards.version())
         });
         self.note_regions(witness);
         let nobody = || Box::new(Unroutable::NoReplica { shard: located.shard, role: ask.role.cloned() });
@@ -190,7 +189,7 @@ impl Upstream {
             }
             wanted.gather(sharding, rank, &mut few);
             self.note_rank(rank, witness);
-            witness.note("subset", || format!("{} copies there", few.len()));
+            witness.note("subset", || format!("{} there", counted(few.len(), "copy")));
             if Best::offer(&mut best, pick(&few.group(), &contest, &mut random, witness), rank) {
                 break;
             }
@@ -201,8 +200,9 @@ impl Upstream {
 
     fn note_tier<W: Witness>(&self, tier: &Tier<Members>, witness: &mut W) {
         self.note_rank(tier.rank, witness);
-        witness
-            .note("subset", || format!("{} of {} endpoints there", tier.candidates.group().len(), tier.of));
+        witness.note("subset", || {
+            format!("{} of {} there", tier.candidates.group().len(), counted(tier.of as usize, "endpoint"))
+        });
     }
 
     /// Whether a search that found something stops before this rank: what should not be called is for those who found

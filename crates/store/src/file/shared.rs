@@ -4,7 +4,7 @@ use std::{
     io,
     ops::Range,
     path::PathBuf,
-    sync::{Arc, PoisonError, RwLock, RwLockReadGuard},
+    sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard},
 };
 
 use fairmesh_model::StoreId;
@@ -16,7 +16,7 @@ use super::{
     format::{self, Meta},
     open,
 };
-use crate::{Loaded, StoreError, history::History};
+use crate::{Loaded, StoreError, WriteError, history::History};
 
 /// What the writer and the readers of one store share.
 pub(super) struct Shared {
@@ -25,6 +25,8 @@ pub(super) struct Shared {
     pub(super) history: History,
     backend: OpenBackend,
     state: RwLock<State>,
+    /// Why the writer ended before its time.
+    broken: OnceLock<String>,
     /// Declared last: released after the database is closed.
     _lock: Option<File>,
 }
@@ -45,12 +47,38 @@ impl Shared {
         let Meta { id, revision, .. } = open::verify(&path, &backend)?;
         let db = open::writable(&path, &backend)?;
         let history = History::after(revision);
-        Ok(Self { path, id, history, backend, state: RwLock::new(State::Open(db)), _lock: lock })
+        Ok(Self {
+            path,
+            id,
+            history,
+            backend,
+            state: RwLock::new(State::Open(db)),
+            broken: OnceLock::new(),
+            _lock: lock,
+        })
     }
 
     pub(super) fn state(&self) -> RwLockReadGuard<'_, State> {
         // A panic under the lock leaves a database that answers every call with an error, as a failed disk does.
         self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The writer is gone, and nothing can be written any more.
+    pub(super) fn broke(&self, reason: String) {
+        // The first reason is the one that matters.
+        let _ = self.broken.set(reason);
+        self.history.close();
+    }
+
+    /// Why nothing can be written any more.
+    pub(super) fn broken(&self) -> Option<&str> {
+        self.broken.get().map(String::as_str)
+    }
+
+    /// What a batch gets that nobody will write.
+    pub(super) fn closed(&self) -> WriteError {
+        let reason = self.broken().unwrap_or("it is closed").to_owned();
+        WriteError::Failed { path: self.path.clone(), source: io::Error::other(reason) }
     }
 
     pub(super) fn load(&self) -> Result<Loaded, StoreError> {

@@ -1,8 +1,9 @@
 //! The one thread that writes the file: it gathers the batches that wait and commits them together.
 
 use std::{
+    any::Any,
     io,
-    path::Path,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -47,7 +48,7 @@ pub(super) struct Queue {
 
 impl Queue {
     /// Hands a batch over, or refuses it where too much waits already.
-    pub(super) fn push(&self, request: Request, path: &Path) -> Result<(), WriteError> {
+    pub(super) fn push(&self, request: Request, shared: &Shared) -> Result<(), WriteError> {
         let bytes = request.bytes;
         let waiting = self.bytes.fetch_add(bytes, Ordering::Relaxed);
         let refusal = match self.requests.try_reserve() {
@@ -55,10 +56,10 @@ impl Queue {
                 place.send(request);
                 return Ok(());
             }
-            Ok(_) | Err(mpsc::error::TrySendError::Full(())) => WriteError::Overloaded { path: path.into() },
-            Err(mpsc::error::TrySendError::Closed(())) => {
-                WriteError::Failed { path: path.into(), source: io::Error::other("the store is closed") }
+            Ok(_) | Err(mpsc::error::TrySendError::Full(())) => {
+                WriteError::Overloaded { path: shared.path.clone() }
             }
+            Err(mpsc::error::TrySendError::Closed(())) => shared.closed(),
         };
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         Err(refusal)
@@ -95,14 +96,26 @@ impl Writer {
         while let Some(first) = self.waiting.blocking_recv() {
             let group = self.gather(first);
             let mut staged = Staged::default();
-            match self.write(&group, &mut staged) {
-                Ok(()) => answer(group, staged.verdicts),
-                Err(failure) => {
+            match catch_unwind(AssertUnwindSafe(|| self.write(&group, &mut staged))) {
+                Ok(Ok(())) => answer(group, staged.verdicts),
+                Err(panic) => return self.break_down(group, &*panic),
+                Ok(Err(failure)) => {
                     tracing::error!(path = %self.shared.path.display(), error = %failure, "a write to the store failed");
                     refuse(group, || self.refusal(&failure));
                 }
             }
         }
+    }
+
+    /// Ends with the reason: what the database in memory is worth after a panic, nobody knows, so it is not written again.
+    /// The file is as the last commit left it, and is verified when it is opened next.
+    fn break_down(&self, group: Vec<Request>, panic: &(dyn Any + Send)) {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it did not say why");
+        tracing::error!(path = %self.shared.path.display(), text, "the writer of the store broke down; nothing is written any more");
+        // Before anybody is refused, so that all are told why.
+        self.shared.broke(format!("its writer broke down: {text}; start the process again"));
+        refuse(group, || self.shared.closed());
     }
 
     fn gather(&mut self, first: Request) -> Vec<Request> {

@@ -34,6 +34,7 @@ struct State {
     healthy_syncs: usize,
     failing_syncs: usize,
     lying_syncs: bool,
+    panics: bool,
 }
 
 #[derive(Debug)]
@@ -89,6 +90,11 @@ impl Disk {
     pub(crate) fn fail_syncs(&self, healthy: usize, failing: usize) {
         let mut state = self.0.lock().unwrap();
         (state.healthy_syncs, state.failing_syncs) = (healthy, failing);
+    }
+
+    /// Whether writes panic, as a bug of whoever makes them would.
+    pub(crate) fn set_panics(&self, panics: bool) {
+        self.0.lock().unwrap().panics = panics;
     }
 
     /// Makes every sync do nothing and say that it did: what a store without syncs would be.
@@ -158,6 +164,9 @@ impl StorageBackend for Disk {
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        // Not under the lock, which would be poisoned.
+        let panics = self.0.lock().unwrap().panics;
+        assert!(!panics, "page 7 is not where it should be");
         let state = &mut *self.powered()?;
         if state.full {
             return Err(io::ErrorKind::StorageFull.into());

@@ -1,9 +1,10 @@
 //! A control plane for tests: the real RIB service over a real socket, and a registry that notes what it is told.
 
 use std::{
+    collections::BTreeSet,
     net::SocketAddr,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -46,6 +47,8 @@ pub(super) struct Facts {
     node: Node,
     region: Option<&'static str>,
     told: Arc<watch::Sender<Vec<Told>>>,
+    /// Which processes spoke.
+    pub(super) spoke: Arc<Mutex<BTreeSet<u64>>>,
     pub(super) forgets: Arc<AtomicBool>,
     pub(super) callers_moved: Arc<watch::Sender<bool>>,
     /// Whether it takes reports of shards and never answers them.
@@ -66,6 +69,7 @@ impl Facts {
             node: Node::new(StoreId(1)),
             region,
             told: Arc::default(),
+            spoke: Arc::default(),
             forgets: Arc::default(),
             callers_moved: Arc::new(watch::Sender::new(true)),
             hangs: Arc::default(),
@@ -110,6 +114,10 @@ impl Facts {
         self.node.apply(Commit { revision: revision.number + 1, changes });
     }
 
+    fn heard<'a>(&self, instances: impl IntoIterator<Item = &'a v1::InstanceRef>) {
+        self.spoke.lock().unwrap().extend(instances.into_iter().map(|who| who.incarnation));
+    }
+
     fn note(&self, told: Told) {
         self.told.send_modify(|all| all.push(told));
     }
@@ -151,6 +159,7 @@ impl Registry for Facts {
         for registration in request.into_inner().registrations {
             let endpoint = registration.endpoint.unwrap();
             let region = endpoint.location.as_ref().unwrap().region.clone();
+            self.spoke.lock().unwrap().insert(endpoint.labels["fairmesh.incarnation"].parse().unwrap());
             self.forgets.store(false, Ordering::Relaxed);
             self.note(Told::Register { state: endpoint.state(), region });
         }
@@ -159,8 +168,9 @@ impl Registry for Facts {
 
     async fn renew(&self, request: Request<v1::RenewRequest>) -> Result<Response<v1::RenewResponse>, Status> {
         self.note(Told::Renew);
-        let unknown =
-            if self.forgets.load(Ordering::Relaxed) { request.into_inner().instances } else { Vec::new() };
+        let instances = request.into_inner().instances;
+        self.heard(&instances);
+        let unknown = if self.forgets.load(Ordering::Relaxed) { instances } else { Vec::new() };
         Ok(Response::new(v1::RenewResponse { unknown }))
     }
 
@@ -168,13 +178,18 @@ impl Registry for Facts {
         &self,
         request: Request<v1::ReportRequest>,
     ) -> Result<Response<v1::ReportResponse>, Status> {
-        request.into_inner().reports.iter().for_each(|report| self.note(Told::Report(report.state())));
+        for report in request.into_inner().reports {
+            self.heard(&report.instance);
+            self.note(Told::Report(report.state()));
+        }
         Ok(Response::new(v1::ReportResponse { revision: None }))
     }
 
     async fn drain(&self, request: Request<v1::DrainRequest>) -> Result<Response<v1::DrainResponse>, Status> {
         self.note(Told::Drain);
-        let deadline = Duration::from_millis(request.into_inner().deadline_ms.into());
+        let request = request.into_inner();
+        self.heard(&request.instances);
+        let deadline = Duration::from_millis(request.deadline_ms.into());
         let mut moved = self.callers_moved.subscribe();
         let moved = tokio::time::timeout(deadline, moved.wait_for(|moved| *moved)).await.is_ok();
         let behind = if moved { Vec::new() } else { vec!["agent host-7".to_owned()] };
@@ -183,8 +198,9 @@ impl Registry for Facts {
 
     async fn deregister(
         &self,
-        _: Request<v1::DeregisterRequest>,
+        request: Request<v1::DeregisterRequest>,
     ) -> Result<Response<v1::DeregisterResponse>, Status> {
+        self.heard(&request.into_inner().instances);
         self.note(Told::Deregister);
         Ok(Response::new(v1::DeregisterResponse { revision: None }))
     }
@@ -193,7 +209,9 @@ impl Registry for Facts {
         &self,
         request: Request<v1::ReportShardsRequest>,
     ) -> Result<Response<v1::ReportShardsResponse>, Status> {
-        self.note(Told::Ready(request.into_inner().ready));
+        let request = request.into_inner();
+        self.heard(&request.instance);
+        self.note(Told::Ready(request.ready));
         if self.hangs.load(Ordering::Relaxed) {
             std::future::pending::<()>().await;
         }

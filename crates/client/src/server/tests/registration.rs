@@ -30,6 +30,24 @@ async fn it_registers_where_the_agent_says_it_is_and_renews() {
 }
 
 #[tokio::test]
+async fn a_process_speaks_for_itself_only_and_later_ones_come_after_it() {
+    let control = Facts::new(Some("eu")).serve(None).await;
+    let server = builder(&control.address).starting().start().await.unwrap();
+    server.ready();
+    control.facts.until(|told| told.contains(&Told::Report(State::Serving))).await;
+    control.facts.until(|told| told.contains(&Told::Renew)).await;
+    server.shutdown().await;
+    control.facts.until(|told| told.contains(&Told::Deregister)).await;
+    let first = std::mem::take(&mut *control.facts.spoke.lock().unwrap());
+    assert_eq!(first.len(), 1, "{first:?}");
+    assert!(first.iter().all(|incarnation| *incarnation > 0));
+
+    let _successor = builder(&control.address).start().await.unwrap();
+    let second = control.facts.spoke.lock().unwrap().clone();
+    assert!(second.first() > first.first(), "{second:?} after {first:?}");
+}
+
+#[tokio::test]
 async fn it_takes_no_calls_before_it_is_ready() {
     let control = Facts::new(Some("eu")).serve(None).await;
     let server = builder(&control.address).starting().start().await.unwrap();

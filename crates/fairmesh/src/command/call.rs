@@ -1,0 +1,193 @@
+//! `fairmesh call`: one request through the library, as any program that embeds it would make it.
+
+use std::{
+    fs,
+    io::{self, Read as _},
+    process::ExitCode,
+    time::Duration,
+};
+
+use clap::Args;
+use fairmesh_client::{Body, Fault, Mesh, ServiceHandle, Trace, core::View};
+use fairmesh_model::{Invalid, Location, Protocol, Region, Role, ServiceName, ShardKey, spec};
+use fairmesh_wire::transport::Address;
+use http::{HeaderName, HeaderValue, Method, Request, Response};
+use http_body_util::BodyExt as _;
+use tokio::time::Instant;
+
+use crate::{cli::Agent, failure::Failure, output};
+
+use super::read;
+
+/// Arguments of `fairmesh call`.
+#[derive(Debug, Args)]
+pub(crate) struct CallArgs {
+    /// The service, as tenant/service.
+    service: ServiceName,
+    /// The path of the request, with its query.
+    #[arg(default_value = "/", value_parser = read::path)]
+    path: String,
+    /// The key of the call, decimal or 0x…
+    #[arg(long, allow_negative_numbers = true)]
+    key: Option<ShardKey>,
+    /// The role that the replica must have.
+    #[arg(long)]
+    role: Option<Role>,
+    /// The method [default: GET, or POST with a body].
+    #[arg(short = 'X', long, value_parser = method)]
+    method: Option<Method>,
+    /// The body; @FILE reads a file, and @- standard input.
+    #[arg(short = 'd', long = "data", value_name = "BODY")]
+    body: Option<String>,
+    /// A header of the request; may be repeated.
+    #[arg(short = 'H', long = "header", value_name = "NAME: VALUE", value_parser = read::header)]
+    headers: Vec<(String, String)>,
+    /// How long the call may take, where that is less than the service's policy gives it.
+    #[arg(long, value_parser = spec::read_duration, value_name = "DURATION")]
+    timeout: Option<Duration>,
+    /// Say on standard error who answered, after how many tries and how long, and with which headers.
+    #[arg(short, long)]
+    verbose: bool,
+    #[command(flatten)]
+    agent: Agent,
+    /// A control plane to follow instead of the agent.
+    #[arg(long, value_name = "ADDRESS")]
+    control: Option<Address>,
+    /// Where the call is made from, with --control; an agent says where it is.
+    #[arg(long, env = "FAIRMESH_REGION", default_value = "local")]
+    region: Region,
+}
+
+fn method(text: &str) -> Result<Method, String> {
+    text.to_uppercase().parse().map_err(|_| format!("'{text}' is not a method; write one such as PUT"))
+}
+
+/// Calls; the answer's body goes to standard output as it is. An answer of 400 and above counts as failed.
+pub(crate) async fn run(args: CallArgs) -> Result<ExitCode, Failure> {
+    let mesh = connect(&args).await.map_err(refused)?;
+    let service = handle(&mesh, &args).map_err(refused)?;
+    let (mut request, trace) = (request(&args)?, Trace::new());
+    request.extensions_mut().insert(trace.clone());
+    service.ready().await.map_err(fault)?;
+    if let View::Ready(ready) = &*service.view()
+        && ready.upstream.protocol() == Protocol::Grpc
+    {
+        return Err(Failure::refused(
+            format!("{} speaks gRPC, and this command plain HTTP only", args.service),
+            "call it with a gRPC client; 'fairmesh explain' says where its calls go",
+        ));
+    }
+    let begun = Instant::now();
+    let answer = service.send(request).await;
+    if args.verbose {
+        tell(&trace);
+    }
+    let answer = answer.map_err(fault)?;
+    if args.verbose {
+        tell_head(&answer);
+    }
+    let status = answer.status();
+    let body = answer.into_body().collect().await.map_err(fault)?.to_bytes();
+    output::write_bytes(&body)?;
+    if args.verbose {
+        eprintln!("* {} bytes of body, {:.1?} in all", body.len(), begun.elapsed());
+    }
+    if status.is_client_error() || status.is_server_error() {
+        eprintln!("{} answered {status}", args.service);
+        return Ok(ExitCode::FAILURE);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn connect(args: &CallArgs) -> Result<Mesh, Invalid> {
+    let mesh = Mesh::builder().client_id("fairmesh call");
+    let mesh = match &args.control {
+        Some(control) => mesh.control(control.clone()).location(Location::in_region(args.region.clone())),
+        None => mesh.agent(args.agent.address()),
+    };
+    mesh.connect().await
+}
+
+fn handle(mesh: &Mesh, args: &CallArgs) -> Result<ServiceHandle, Invalid> {
+    let mut service = mesh.service(args.service.to_string())?;
+    if let Some(key) = args.key {
+        service = service.key(key.0);
+    }
+    if let Some(role) = &args.role {
+        service = service.role(role)?;
+    }
+    Ok(match args.timeout {
+        Some(timeout) => service.timeout(timeout),
+        None => service,
+    })
+}
+
+fn request(args: &CallArgs) -> Result<Request<Body>, Failure> {
+    let usual = if args.body.is_some() { Method::POST } else { Method::GET };
+    let mut request = Request::new(body(args.body.as_deref())?);
+    *request.method_mut() = args.method.clone().unwrap_or(usual);
+    *request.uri_mut() = args.path.parse().map_err(|_| {
+        Failure::refused(
+            format!("'{}' is not a path", args.path),
+            "escape what paths may not hold, such as %20",
+        )
+    })?;
+    for (name, value) in &args.headers {
+        let parsed = name.parse::<HeaderName>().ok().zip(value.parse::<HeaderValue>().ok());
+        let Some((name, value)) = parsed else {
+            let hint = "names hold letters, digits and dashes, values visible text";
+            return Err(Failure::refused(format!("'{name}: {value}' is not a header"), hint));
+        };
+        request.headers_mut().append(name, value);
+    }
+    Ok(request)
+}
+
+fn body(text: Option<&str>) -> Result<Body, Failure> {
+    let read = match text {
+        None => return Ok(Body::empty()),
+        Some("@-") => {
+            let mut bytes = Vec::new();
+            io::stdin().read_to_end(&mut bytes).map(|_| bytes)
+        }
+        Some(text) => match text.strip_prefix('@') {
+            Some(path) => fs::read(path),
+            None => return Ok(Body::from(text.to_owned())),
+        },
+    };
+    read.map(Body::from).map_err(|error| {
+        let what = text.unwrap_or_default();
+        Failure::refused(
+            format!("cannot read the body from '{what}': {error}"),
+            "check the path and its permissions",
+        )
+    })
+}
+
+/// One line a try.
+fn tell(trace: &Trace) {
+    for (i, tried) in (1..).zip(trace.take()) {
+        let endpoint = &tried.endpoint;
+        let (instance, address, region) = (&endpoint.instance, &endpoint.address, &endpoint.location.region);
+        let outcome = match &tried.outcome {
+            Ok(status) => status.to_string(),
+            Err(problem) => problem.clone(),
+        };
+        eprintln!("* try {i}: {instance} at {address} in {region}: {outcome} after {:.1?}", tried.took);
+    }
+}
+
+fn tell_head(answer: &Response<Body>) {
+    eprintln!("< {:?} {}", answer.version(), answer.status());
+    for (name, value) in answer.headers() {
+        eprintln!("< {name}: {}", String::from_utf8_lossy(value.as_bytes()));
+    }
+}
+
+fn fault(fault: Fault) -> Failure {
+    Failure::failed(fault)
+}
+
+fn refused(invalid: Invalid) -> Failure {
+    Failure::refused(format!("{}: {}", invalid.field, invalid.problem), invalid.hint)
+}

@@ -1,0 +1,89 @@
+//! `fairmesh call`, against a server that knows nothing of Fairmesh.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::{TcpListener, TcpStream},
+    thread,
+};
+
+use super::support::Mesh;
+
+/// A server that answers each request with what it was asked; `/gone` is not found. Its port.
+fn echo() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            thread::spawn(|| answer(stream.unwrap()));
+        }
+    });
+    port
+}
+
+fn answer(stream: TcpStream) {
+    let mut reader = BufReader::new(stream);
+    loop {
+        let (mut line, mut asked, mut length) = (String::new(), String::new(), 0);
+        while reader.read_line(&mut line).unwrap() > 2 {
+            let head = line.to_lowercase();
+            if let Some(value) = head.strip_prefix("content-length:") {
+                length = value.trim().parse().unwrap();
+            }
+            if asked.is_empty() || head.starts_with("x-") {
+                asked.push_str(&line);
+            }
+            line.clear();
+        }
+        if asked.is_empty() {
+            return;
+        }
+        let mut body = vec![0; length];
+        reader.read_exact(&mut body).unwrap();
+        asked.push_str(&String::from_utf8(body).unwrap());
+        let status = if asked.contains(" /gone ") { "404 Not Found" } else { "200 OK" };
+        let answer = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{asked}", asked.len());
+        reader.get_mut().write_all(answer.as_bytes()).unwrap();
+    }
+}
+
+#[test]
+fn a_service_is_called_by_name_with_key_body_and_headers() {
+    let mesh = Mesh::with_shop();
+    mesh.register("shop/catalog", "catalog-0", "us", echo());
+    let agent = mesh.agent("us");
+    let address = agent.address();
+    let call = |args: &[&str]| mesh.run(&[&["call", "shop/catalog", "--agent", &address], args].concat());
+
+    let plain = call(&["/items?page=2"]);
+    assert!(plain.err.is_empty(), "{plain:?}");
+    assert!(plain.ok().starts_with("GET /items?page=2 HTTP/1.1\r\n"));
+
+    let full = call(&["/items", "-d", "three apples", "-H", "X-Tier: gold", "--key", "618", "-v"]);
+    for part in ["POST /items ", "x-tier: gold\r\n", "x-fairmesh-key: 618\r\n", "three apples"] {
+        assert!(full.out.contains(part), "{part} in {full:?}");
+    }
+    for part in ["* try 1: catalog-0 at 127.0.0.1:", " in us: 200 OK after ", "< HTTP/1.1 200 OK", "in all"] {
+        assert!(full.err.contains(part), "{part} in {full:?}");
+    }
+    let gone = call(&["/gone", "-X", "put"]);
+    assert!(gone.out.starts_with("PUT /gone"), "{gone:?}");
+    assert!(gone.fails(1).contains("shop/catalog answered 404 Not Found"));
+}
+
+#[test]
+fn a_call_that_nobody_answers_says_why_and_who_was_tried() {
+    let mesh = Mesh::with_shop();
+    let control = mesh.address();
+    let call = |args: &[&str]| mesh.run(&[&["call"], args, &["--control", &control]].concat());
+
+    assert!(call(&["shop/nothing"]).fails(1).contains("nobody declared the service shop/nothing"));
+    assert!(call(&["shop/cart", "--key", "1"]).fails(2).contains("speaks gRPC"));
+    assert!(call(&["shop/catalog"]).fails(1).contains("shop/catalog: "));
+
+    // Nobody listens there any more.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    mesh.register("shop/catalog", "catalog-0", "us", port);
+    let refused = call(&["shop/catalog", "-v"]).fails(1);
+    assert!(refused.contains("* try 1: catalog-0 at 127.0.0.1:"), "{refused}");
+    assert!(refused.to_lowercase().contains("connection refused"), "every cause is said: {refused}");
+}

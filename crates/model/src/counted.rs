@@ -1,0 +1,39 @@
+use std::fmt;
+
+/// A number of things in words, for people: `1 endpoint`, `2 endpoints`, `0 copies`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counted<'a> {
+    /// How many.
+    pub count: usize,
+    /// What one of them is called; several take an `s`, and `ies` for a `y`.
+    pub one: &'a str,
+}
+
+/// So many of what one is called `one`.
+pub fn counted(count: usize, one: &str) -> Counted<'_> {
+    Counted { count, one }
+}
+
+impl fmt::Display for Counted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { count, one } = self;
+        match (count, one.strip_suffix('y')) {
+            (1, _) => write!(f, "{count} {one}"),
+            (_, Some(stem)) => write!(f, "{count} {stem}ies"),
+            (_, None) => write!(f, "{count} {one}s"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_is_one_and_several_are_several() {
+        let told: Vec<_> = [0, 1, 2].map(|n| counted(n, "endpoint").to_string()).into();
+        assert_eq!(told, ["0 endpoints", "1 endpoint", "2 endpoints"]);
+        assert_eq!(counted(1, "copy").to_string(), "1 copy");
+        assert_eq!(counted(3, "copy").to_string(), "3 copies");
+    }
+}

@@ -1,0 +1,34 @@
+//! A database that panics in the middle of a write: nothing waits for ever, everybody learns why, and the file is sound.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod support;
+
+use fairmesh_rib::Expect;
+use fairmesh_store::Store;
+use support::{batch, disk::Disk, put};
+
+#[tokio::test]
+async fn a_writer_that_breaks_down_ends_the_store_and_keeps_what_was_acknowledged() {
+    let disk = Disk::default();
+    let store = disk.open().unwrap();
+    store.write(batch([put("/a", "1", Expect::Absent)])).await.unwrap();
+    let mut commits = store.commits(0);
+    assert_eq!(store.broken(), None);
+
+    disk.set_panics(true);
+    for _ in 0..2 {
+        let refusal = store.write(batch([put("/b", "2", Expect::Absent)])).await.unwrap_err().to_string();
+        assert!(refusal.contains("page 7 is not where it should be"), "{refusal}");
+        assert!(refusal.contains("start the process again"), "{refusal}");
+    }
+    assert!(store.broken().unwrap().contains("broke down"));
+    assert_eq!(commits.next().await.unwrap().unwrap().revision, 1);
+    assert_eq!(commits.next().await.unwrap(), None, "whoever follows the store learns that it is over");
+
+    disk.set_panics(false);
+    drop(store);
+    let again = disk.open().unwrap();
+    let (revision, entries) = again.load().await.unwrap();
+    assert_eq!((revision, entries.len()), (1, 1));
+    again.write(batch([put("/b", "2", Expect::Absent)])).await.unwrap();
+}
