@@ -4,7 +4,7 @@
 use arbitrary::{Arbitrary, Result, Unstructured};
 use fairmesh_model::{
     GrpcMatch, HeaderMatch, HostMatch, Label, Location, Match, PathMatch, Policy, Protocol, Region, Regions,
-    RoundTrips, Route, Service, ServiceKind, ServiceName, TextMatch,
+    Hosts, RoundTrips, Route, Service, ServiceKind, ServiceName, TextMatch,
 };
 use fairmesh_router::{Facts, RequestView, Upstream};
 use libfuzzer_sys::fuzz_target;
@@ -155,6 +155,7 @@ fuzz_target!(|input: Input| {
         location: &Location::in_region(Region::new("eu").expect("the name is well formed")),
         regions: &Regions::default(),
         round_trips: &RoundTrips::default(),
+        hosts: &Hosts::default(),
         client: 0,
     };
     let upstream = Upstream::compile(&facts, None);

@@ -34,7 +34,7 @@ pub(crate) enum Command {
     /// Run a program that knows nothing of Fairmesh, or stand beside one, and keep it registered.
     Register(register::RegisterArgs),
 
-    /// Write services, policies, topology and shard maps from YAML.
+    /// Write services, policies, topology, hosts and shard maps from YAML.
     Apply(command::apply::ApplyArgs),
     /// Show what YAML would change; exits 3 when it would change something.
     Diff(command::diff::DiffArgs),
@@ -57,6 +57,8 @@ pub(crate) enum Command {
     Explain(command::explain::ExplainArgs),
     /// Say how many cores are wasted since load is uneven, where, and why.
     Imbalance(command::imbalance::ImbalanceArgs),
+    /// Measure how fast this machine is beside others, and propose its host type.
+    Calibrate(command::calibrate::CalibrateArgs),
 
     /// Print the completion script of a shell.
     Completions {

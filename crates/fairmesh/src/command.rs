@@ -2,6 +2,7 @@
 
 pub(crate) mod agent;
 pub(crate) mod apply;
+pub(crate) mod calibrate;
 pub(crate) mod control;
 pub(crate) mod describe;
 pub(crate) mod diff;
@@ -43,6 +44,7 @@ pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Shards(command) => shards::run(command).await,
         Command::Explain(args) => explain::run(args).await,
         Command::Imbalance(args) => imbalance::run(args).await,
+        Command::Calibrate(args) => calibrate::run(args).await,
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "fairmesh", &mut std::io::stdout());
             Ok(ExitCode::SUCCESS)

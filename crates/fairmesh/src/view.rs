@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use fairmesh_model::{
-    Endpoint, Invalid, Policy, Prefix, Record, RecordKey, Region, Regions, RoundTrips, Service, ServiceName,
-    ShardMap, ShardMove, Tenant,
+    Endpoint, Hosts, Invalid, Policy, Prefix, Record, RecordKey, Region, Regions, RoundTrips, Service,
+    ServiceName, ShardMap, ShardMove, Tenant,
 };
 use fairmesh_wire::{handshake::Connection, records, shards};
 
@@ -34,6 +34,7 @@ pub(crate) struct View {
     pub(crate) services: BTreeMap<ServiceName, ServiceView>,
     pub(crate) regions: At<Regions>,
     pub(crate) round_trips: RoundTrips,
+    pub(crate) hosts: At<Hosts>,
 }
 
 impl<T: Default> Default for At<T> {
@@ -121,6 +122,7 @@ impl View {
             (Record::Move(value), Some(of)) => of.moves.push(value),
             (Record::Regions(value), _) => self.regions = At { value, revision },
             (Record::RoundTrips(value), _) => self.round_trips = value,
+            (Record::Hosts(value), _) => self.hosts = At { value, revision },
             // Keys of services name one, and `decode` gives what belongs at the key.
             (_, None) => {}
         }

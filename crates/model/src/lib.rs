@@ -6,8 +6,10 @@
 //! and every reader would have to validate again.
 
 pub mod arith;
+mod capacity;
 mod endpoint;
 mod error;
+mod hosts;
 mod identity;
 mod key;
 mod location;
@@ -21,8 +23,10 @@ mod shard;
 pub mod spec;
 mod topology;
 
+pub use capacity::{Capacities, Capacity};
 pub use endpoint::{Endpoint, EndpointState, FULL_WEIGHT, MAX_WEIGHT};
 pub use error::Invalid;
+pub use hosts::{AddressPrefix, FULL_SPEED, Hosts};
 pub use identity::Identity;
 pub use key::{KeyRange, ShardKey};
 pub use location::Location;

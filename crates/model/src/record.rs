@@ -1,4 +1,4 @@
-use crate::{Endpoint, Policy, Regions, RoundTrips, Service, ShardMove};
+use crate::{Endpoint, Hosts, Policy, Regions, RoundTrips, Service, ShardMove};
 
 /// What a RIB key holds, but for the parts of shard maps, which are encoded as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,6 +15,8 @@ pub enum Record {
     Regions(Regions),
     /// At `topology/rtt`.
     RoundTrips(RoundTrips),
+    /// At `topology/hosts`.
+    Hosts(Hosts),
 }
 
 impl From<Service> for Record {

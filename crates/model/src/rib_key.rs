@@ -25,6 +25,8 @@ pub enum RecordKey {
     Regions,
     /// `/g/topology/rtt`
     RoundTrips,
+    /// `/g/topology/hosts`
+    Hosts,
 }
 
 /// Which record a history entry is about.
@@ -117,7 +119,7 @@ impl Prefix {
         Self(format!("/t/{}/history/{kind}/{}/", service.tenant, service.service))
     }
 
-    /// Regions and round trips.
+    /// Regions, round trips and hosts.
     pub fn topology() -> Self {
         Self("/g/topology/".into())
     }
@@ -192,7 +194,7 @@ impl RecordKey {
             | Self::ShardChunk(service, ..)
             | Self::Move(service, _)
             | Self::History(_, service, _) => Some(service),
-            Self::Regions | Self::RoundTrips => None,
+            Self::Regions | Self::RoundTrips | Self::Hosts => None,
         }
     }
 
@@ -215,6 +217,7 @@ impl RecordKey {
         Some(match segments[..] {
             ["g", "topology", "regions"] => Self::Regions,
             ["g", "topology", "rtt"] => Self::RoundTrips,
+            ["g", "topology", "hosts"] => Self::Hosts,
             ["t", tenant, "services", service] => Self::Service(named(tenant, service)?),
             ["t", tenant, "policies", service] => Self::Policy(named(tenant, service)?),
             ["t", tenant, "endpoints", service, region, instance] => Self::Endpoint(
@@ -257,6 +260,7 @@ impl fmt::Display for RecordKey {
         let Some(ServiceName { tenant, service }) = self.service() else {
             return f.write_str(match self {
                 Self::Regions => "/g/topology/regions",
+                Self::Hosts => "/g/topology/hosts",
                 _ => "/g/topology/rtt",
             });
         };
@@ -273,7 +277,7 @@ impl fmt::Display for RecordKey {
             Self::History(kind, _, revision) => {
                 write!(f, "/t/{tenant}/history/{kind}/{service}/{revision:020}")
             }
-            Self::Regions | Self::RoundTrips => Ok(()),
+            Self::Regions | Self::RoundTrips | Self::Hosts => Ok(()),
         }
     }
 }
@@ -296,6 +300,7 @@ mod tests {
             RecordKey::History(HistoryKind::Policies, cart, 42),
             RecordKey::Regions,
             RecordKey::RoundTrips,
+            RecordKey::Hosts,
         ];
         for key in keys {
             assert_eq!(RecordKey::parse(&key.to_string()), Ok(key));

@@ -6,6 +6,7 @@
 //! from the message.
 
 mod endpoints;
+mod hosts;
 mod policy;
 mod route;
 mod service;
@@ -16,6 +17,7 @@ mod topology;
 use serde::{Deserialize, Serialize};
 
 pub use endpoints::{EndpointSpec, EndpointsSpec};
+pub use hosts::{HostPrefixSpec, HostTypeSpec, HostsSpec};
 pub use policy::{BalancingSpec, LocalitySpec, PolicySpec, RetriesSpec};
 pub use route::{GrpcSpec, HeaderSpec, MatchSpec, PathSpec, RouteSpec, TargetSpec};
 pub use service::ServiceSpec;
@@ -23,7 +25,7 @@ pub use shards::{IntervalSpec, ReplicaSpec, ShardMapSpec, ShardSpec};
 pub use text::{KeyText, read_duration, write_duration};
 pub use topology::{RegionSpec, RoundTripSpec, TopologySpec};
 
-use crate::{Endpoint, Invalid, Policy, Regions, RoundTrips, Service, ServiceName, ShardMap};
+use crate::{Endpoint, Hosts, Invalid, Policy, Regions, RoundTrips, Service, ServiceName, ShardMap};
 
 /// One document of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,6 +37,8 @@ pub enum Document {
     Policy(PolicySpec),
     /// Regions and the round trips between them.
     Topology(TopologySpec),
+    /// How fast the fleet's machines are.
+    Hosts(HostsSpec),
     /// Which replicas hold which keys of a service.
     ShardMap(ShardMapSpec),
     /// Endpoints of a service.
@@ -50,6 +54,8 @@ pub enum Plan {
     Policy(ServiceName, Policy),
     /// Regions and the round trips between them.
     Topology(Regions, RoundTrips),
+    /// How fast the fleet's machines are.
+    Hosts(Hosts),
     /// Which replicas hold which keys of a service; version 0 where the document names none.
     ShardMap(ServiceName, ShardMap),
     /// Endpoints of a service.
@@ -58,7 +64,7 @@ pub enum Plan {
 
 impl Document {
     /// Every value of `kind`, as written.
-    pub const KINDS: [&str; 5] = ["Service", "Policy", "Topology", "ShardMap", "Endpoints"];
+    pub const KINDS: [&str; 6] = ["Service", "Policy", "Topology", "Hosts", "ShardMap", "Endpoints"];
 
     /// The value of `kind`.
     pub fn kind(&self) -> &'static str {
@@ -66,6 +72,7 @@ impl Document {
             Self::Service(_) => "Service",
             Self::Policy(_) => "Policy",
             Self::Topology(_) => "Topology",
+            Self::Hosts(_) => "Hosts",
             Self::ShardMap(_) => "ShardMap",
             Self::Endpoints(_) => "Endpoints",
         }
@@ -86,6 +93,7 @@ impl Document {
                 let (regions, round_trips) = spec.plan()?;
                 Plan::Topology(regions, round_trips)
             }
+            Self::Hosts(spec) => Plan::Hosts(spec.plan()?),
             Self::ShardMap(spec) => {
                 let (name, map) = spec.plan()?;
                 Plan::ShardMap(name, map)
@@ -105,6 +113,7 @@ impl From<&Plan> for Document {
             Plan::Service(name, service) => Self::Service(ServiceSpec::of(name, service)),
             Plan::Policy(name, policy) => Self::Policy(PolicySpec::of(name, policy)),
             Plan::Topology(regions, round_trips) => Self::Topology(TopologySpec::of(regions, round_trips)),
+            Plan::Hosts(hosts) => Self::Hosts(HostsSpec::of(hosts)),
             Plan::ShardMap(name, map) => Self::ShardMap(ShardMapSpec::of(name, map)),
             Plan::Endpoints(name, endpoints) => Self::Endpoints(EndpointsSpec::of(name, endpoints)),
         }

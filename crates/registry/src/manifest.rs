@@ -8,7 +8,9 @@ mod nearest;
 mod pieces;
 mod tree;
 
-use fairmesh_model::spec::{self, EndpointsSpec, Plan, PolicySpec, ServiceSpec, ShardMapSpec, TopologySpec};
+use fairmesh_model::spec::{
+    self, EndpointsSpec, HostsSpec, Plan, PolicySpec, ServiceSpec, ShardMapSpec, TopologySpec,
+};
 use serde::Deserialize;
 use serde_saphyr::{Options, Spanned, options::NonFiniteFloatPolicy};
 
@@ -54,6 +56,7 @@ fn document(piece: &Piece<'_>) -> Result<Document, Place> {
         "Service" => spec::Document::Service(body::<ServiceSpec>(piece)?),
         "Policy" => spec::Document::Policy(body::<PolicySpec>(piece)?),
         "Topology" => spec::Document::Topology(body::<TopologySpec>(piece)?),
+        "Hosts" => spec::Document::Hosts(body::<HostsSpec>(piece)?),
         "ShardMap" => spec::Document::ShardMap(body::<ShardMapSpec>(piece)?),
         "Endpoints" => spec::Document::Endpoints(body::<EndpointsSpec>(piece)?),
         unknown => {

@@ -1,7 +1,7 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use fairmesh_model::{
-    Endpoint, EndpointState, InstanceId, Location, Policy, Protocol, Regions, RoundTrips, Service,
+    Endpoint, EndpointState, Hosts, InstanceId, Location, Policy, Protocol, Regions, RoundTrips, Service,
     ServiceName,
 };
 
@@ -26,6 +26,8 @@ pub struct Facts<'a> {
     pub regions: &'a Regions,
     /// Round trips between them.
     pub round_trips: &'a RoundTrips,
+    /// How fast the machines of endpoints are.
+    pub hosts: &'a Hosts,
     /// The caller's id, hashed by [`fairmesh_model::arith::hash_text`]; the same after its restart.
     pub client: u64,
 }
@@ -41,20 +43,26 @@ pub struct EndpointTarget {
     pub location: Location,
     /// Whether it should get calls.
     pub state: EndpointState,
-    /// Its relative compute power in thousandths.
+    /// Its own weight in thousandths.
     pub weight: u32,
+    /// The speed of its machine in thousandths of an ordinary one.
+    pub speed: u32,
+    /// What it can do, by which it is picked: the two together, in thousandths of an ordinary instance.
+    pub power: u32,
     /// What it speaks.
     pub protocol: Protocol,
 }
 
 impl EndpointTarget {
-    pub(crate) fn new(endpoint: &Endpoint, protocol: Protocol) -> Self {
+    pub(crate) fn new(endpoint: &Endpoint, hosts: &Hosts, protocol: Protocol) -> Self {
         Self {
             instance: endpoint.instance.clone(),
             address: endpoint.address,
             location: endpoint.location.clone(),
             state: endpoint.state,
             weight: endpoint.weight,
+            speed: hosts.speed(endpoint),
+            power: hosts.power(endpoint),
             protocol,
         }
     }

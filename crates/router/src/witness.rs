@@ -2,7 +2,9 @@ use std::time::Duration;
 
 use fairmesh_balancer::{Handicap, LoadReport, Reported, Standing};
 
-use crate::Upstream;
+use fairmesh_model::FULL_SPEED;
+
+use crate::{EndpointTarget, Upstream};
 
 /// One step of a decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +44,7 @@ impl fairmesh_balancer::Witness for Notes<'_> {
     fn considered(&mut self, standing: &Standing) {
         let Standing { index, weight, outstanding, handicap } = *standing;
         let target = self.upstream.target(index);
+        let weighed = weighed(target);
         let load = u64::from(outstanding) * 1000 * 1000 / u64::from(weight);
         let against = match handicap {
             Handicap::None => "",
@@ -53,10 +56,18 @@ impl fairmesh_balancer::Witness for Notes<'_> {
         let report = report.map(|report| describe(report, self.now)).unwrap_or_default();
         self.note("pick", || {
             format!(
-                "considered {} at {} in {}: {outstanding} outstanding at weight {weight}, so a load of {}.{:03}{against}{report}",
+                "considered {} at {} in {}: {outstanding} outstanding at {weighed}, so a load of {}.{:03}{against}{report}",
                 target.instance, target.address, target.location.region, load / 1000, load % 1000,
             )
         });
+    }
+}
+
+/// `weight 1000`, and with the speed of a machine that is not an ordinary one, `power 1250 (weight 1000, host speed 1250)`.
+fn weighed(EndpointTarget { weight, speed, power, .. }: &EndpointTarget) -> String {
+    match *speed {
+        FULL_SPEED => format!("weight {weight}"),
+        _ => format!("power {power} (weight {weight}, host speed {speed})"),
     }
 }
 

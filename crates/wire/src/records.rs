@@ -42,6 +42,7 @@ pub fn encode(record: &Record) -> Bytes {
         Record::Move(record) => bytes(&v1::ShardMove::from(record)),
         Record::Regions(record) => bytes(&v1::Regions::from(record)),
         Record::RoundTrips(record) => bytes(&v1::RoundTrips::from(record)),
+        Record::Hosts(record) => bytes(&v1::Hosts::from(record)),
     }
 }
 
@@ -58,6 +59,7 @@ pub fn decode(key: &RecordKey, value: &[u8]) -> Result<Record, Invalid> {
         RecordKey::Move(..) => Record::Move(message::<v1::ShardMove>(value)?.try_into()?),
         RecordKey::Regions => Record::Regions(message::<v1::Regions>(value)?.try_into()?),
         RecordKey::RoundTrips => Record::RoundTrips(message::<v1::RoundTrips>(value)?.try_into()?),
+        RecordKey::Hosts => Record::Hosts(message::<v1::Hosts>(value)?.try_into()?),
         RecordKey::ShardManifest(..) | RecordKey::ShardChunk(..) | RecordKey::History(..) => {
             let problem = format!("{key} holds no record of its own");
             return Err(Invalid::new("key", problem, "read shard maps and history as a whole"));

@@ -128,6 +128,7 @@ impl<L: Lane> Resolver<L> {
         let around = tracked::Surroundings {
             regions: Default::default(),
             round_trips: Default::default(),
+            hosts: Default::default(),
             location: config.location.clone(),
             client: hash_text(&config.client_id),
         };

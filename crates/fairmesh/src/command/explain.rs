@@ -125,6 +125,7 @@ async fn compile(
         location: &Location::in_region(args.region.clone()),
         regions: &view.regions.value,
         round_trips: &view.round_trips,
+        hosts: &view.hosts.value,
         client: arith::hash_text(&args.client_id),
     };
     let revisions = one.endpoints.iter().map(|endpoint| endpoint.revision);

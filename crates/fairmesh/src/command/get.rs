@@ -1,6 +1,7 @@
 //! `fairmesh get`.
 
 mod fleet;
+mod hosts;
 mod policies;
 mod services;
 mod shards;
@@ -59,6 +60,9 @@ pub(crate) enum Kind {
     /// Regions and the round trips between them.
     #[value(aliases = ["region", "topology"])]
     Regions,
+    /// Host types with their speeds, and how many endpoints run on each.
+    #[value(aliases = ["host", "hosttypes"])]
+    Hosts,
     /// Shard moves under way.
     #[value(alias = "move")]
     Moves,
@@ -72,7 +76,7 @@ impl Kind {
     fn folders(self) -> &'static [&'static str] {
         match self {
             Self::Services => EVERY_KIND,
-            Self::Endpoints | Self::Regions => &["endpoints"],
+            Self::Endpoints | Self::Regions | Self::Hosts => &["endpoints"],
             Self::Watchers => &["services"],
             Self::Policies => &["policies"],
             Self::Shards => &["shards"],
@@ -105,6 +109,7 @@ async fn list(connection: &Connection, args: &GetArgs) -> Result<Listing, Failur
             None => shards::maps(&view),
         },
         Kind::Regions => fleet::regions(&view),
+        Kind::Hosts => hosts::hosts(&view),
         Kind::Moves => fleet::moves(connection, &view).await?,
         Kind::Watchers => fleet::watchers(connection, &view).await?,
     })

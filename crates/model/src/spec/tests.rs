@@ -2,9 +2,9 @@ use std::time::Duration;
 
 use super::*;
 use crate::{
-    Balancing, EndpointState, GrpcMatch, HeaderMatch, HostMatch, InstanceId, KeyRange, Label, Locality,
-    Location, Match, PathMatch, Protocol, Region, RegionInfo, Replica, ReplicaState, Retries, Ring, Role,
-    Route, ServiceKind, Shard, ShardId, ShardKey, Target, TextMatch,
+    Balancing, EndpointState, GrpcMatch, HeaderMatch, HostMatch, HostType, InstanceId, KeyRange, Label,
+    Locality, Location, Match, PathMatch, Protocol, Region, RegionInfo, Replica, ReplicaState, Retries, Ring,
+    Role, Route, ServiceKind, Shard, ShardId, ShardKey, Target, TextMatch,
 };
 
 fn cart() -> ServiceName {
@@ -77,6 +77,13 @@ fn full_topology() -> (Regions, RoundTrips) {
     (regions, round_trips)
 }
 
+fn full_hosts() -> Hosts {
+    let milan: HostType = "milan-64".parse().unwrap();
+    let prefixes =
+        vec![("fd00::/8".parse().unwrap(), milan.clone()), ("10.0.0.0/8".parse().unwrap(), milan.clone())];
+    Hosts::new([(milan, 1250)].into(), prefixes).unwrap()
+}
+
 fn full_endpoint() -> Endpoint {
     Endpoint {
         instance: InstanceId::new("Cart-0:80").unwrap(),
@@ -107,6 +114,7 @@ fn every_plan_survives_the_way_to_a_document_and_back() {
         Plan::Policy(cart(), full_policy()),
         Plan::Policy(cart(), Policy::default()),
         Plan::Topology(regions, round_trips),
+        Plan::Hosts(full_hosts()),
         Plan::ShardMap(cart(), full_map()),
         Plan::ShardMap(
             cart(),
@@ -165,6 +173,21 @@ fn a_topology_is_closed() {
     assert_eq!(topology(|t| t.round_trips.push(t.round_trips[0].clone())), "roundTrips[1].between");
     assert_eq!(topology(|t| t.regions[0].neighbours = vec!["asia".into()]), "regions.eu.neighbours");
     assert_eq!(topology(|t| t.regions[1].name = "eu".into()), "regions[1].name");
+}
+
+#[test]
+fn hosts_name_types_that_have_a_speed() {
+    let hosts = |edit: fn(&mut HostsSpec)| {
+        let mut spec = HostsSpec::of(&full_hosts());
+        edit(&mut spec);
+        refused(spec.plan())
+    };
+    assert_eq!(hosts(|h| h.types[0].speed = 99), "types[0].speed");
+    assert_eq!(hosts(|h| h.types[0].name = "Milan".into()), "types[0].name");
+    assert_eq!(hosts(|h| h.types.push(h.types[0].clone())), "types[1].name");
+    assert_eq!(hosts(|h| h.prefixes[1].prefix = "10.0.0.0".into()), "prefixes[1].prefix");
+    assert_eq!(hosts(|h| h.prefixes[1].host_type = "rome".into()), "prefixes[1].hostType");
+    assert_eq!(hosts(|h| h.prefixes.push(h.prefixes[1].clone())), "prefixes[2].prefix");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::{
 
 use fairmesh_balancer::{Members, Slots, rendezvous};
 use fairmesh_model::{
-    Endpoint, EndpointState, InstanceId, Role, ServiceKind,
+    Endpoint, EndpointState, FULL_WEIGHT, InstanceId, Role, ServiceKind,
     arith::{hash_text, mix_pair},
 };
 
@@ -20,7 +20,8 @@ pub(super) fn compile(facts: &Facts<'_>, slots: &Arc<Slots>, previous: Option<&U
     let horizon = Horizon::new(facts);
     let chooser = mix_pair(facts.client, hash_text(&facts.name.to_string()));
     let endpoints = unique(facts.endpoints);
-    let draft = Draft { facts, horizon: &horizon, chooser, endpoints: &endpoints };
+    let powers: Vec<u32> = endpoints.iter().map(|endpoint| facts.hosts.power(endpoint)).collect();
+    let draft = Draft { facts, horizon: &horizon, chooser, endpoints: &endpoints, powers: &powers };
     let tiers = draft.tiers();
     let (indices, lease) = draft.assign(slots, &tiers);
     let targets = draft.targets(&indices, previous);
@@ -66,6 +67,8 @@ struct Draft<'a> {
     horizon: &'a Horizon,
     chooser: u64,
     endpoints: &'a [&'a Endpoint],
+    /// What each can do: weights alone would give a slow machine as much as a fast one (A6, A7).
+    powers: &'a [u32],
 }
 
 /// Positions, by preference.
@@ -75,6 +78,11 @@ impl Draft<'_> {
     fn rank(&self, endpoint: &Endpoint) -> Option<u32> {
         let class = Class::of(endpoint.state)?;
         self.horizon.rank(class, self.horizon.reach(&endpoint.location.region))
+    }
+
+    /// An endpoint as rendezvous hashing sees it.
+    fn hash(&self, position: usize) -> u64 {
+        hash_text(self.endpoints[position].instance.as_str())
     }
 
     /// The endpoints that may be called, by rank; of replicated services only this client's subset of each (S23).
@@ -90,12 +98,19 @@ impl Draft<'_> {
             ServiceKind::Sharded | ServiceKind::ConsistentHash => 0,
         };
         let tier = |(rank, positions): (u32, Vec<usize>)| {
-            let nodes: Vec<_> = positions.iter().map(|&position| node(self.endpoints[position])).collect();
-            let subset = rendezvous::subset(self.chooser, &nodes, keep);
-            let candidates = subset.into_iter().map(|i| positions[i]).collect();
+            let candidates = self.subset(&positions, keep);
             Tier { rank, of: positions.len() as u32, candidates }
         };
         ranks.into_iter().map(tier).collect()
+    }
+
+    /// This client's own among the candidates of one rank. All count alike here, and by what they can do only in the draw
+    /// within the subset: weighed twice, a machine of twice the power would get four times the calls (S24 does not say where
+    /// to weigh). Besides, a new weight then moves no connection.
+    fn subset(&self, positions: &[usize], keep: usize) -> Vec<usize> {
+        let node = |&position: &usize| (self.hash(position), FULL_WEIGHT);
+        let nodes: Vec<_> = positions.iter().map(node).collect();
+        rendezvous::subset(self.chooser, &nodes, keep).into_iter().map(|i| positions[i]).collect()
     }
 
     /// Gives indices by position. The subsets come first, so that the counts of what is called lie close together.
@@ -119,7 +134,7 @@ impl Draft<'_> {
     fn targets(&self, indices: &[u32], previous: Option<&Upstream>) -> Box<[Option<Arc<EndpointTarget>>]> {
         let mut targets = vec![None; len(indices)];
         for (endpoint, &index) in self.endpoints.iter().zip(indices) {
-            let target = EndpointTarget::new(endpoint, self.facts.service.protocol);
+            let target = EndpointTarget::new(endpoint, self.facts.hosts, self.facts.service.protocol);
             targets[index as usize] = match previous.and_then(|previous| previous.known(index)) {
                 Some(same) if **same == target => Some(Arc::clone(same)),
                 _ => Some(Arc::new(target)),
@@ -150,7 +165,7 @@ impl Draft<'_> {
     fn kind(&self, indices: &[u32], tiers: Vec<Positions>) -> Kind {
         match self.facts.service.kind {
             ServiceKind::Replicated => {
-                let member = |&position: &usize| (indices[position], self.endpoints[position].weight);
+                let member = |&position: &usize| (indices[position], self.powers[position]);
                 let members =
                     |positions: &[usize]| Members::new(&positions.iter().map(member).collect::<Vec<_>>());
                 let mut tiers = each(tiers, members);
@@ -164,8 +179,8 @@ impl Draft<'_> {
             ServiceKind::ConsistentHash => Kind::Hashed(
                 each(tiers, |positions: &[usize]| {
                     let node = |&position: &usize| {
-                        let (hash, weight) = node(self.endpoints[position]);
-                        Node { hash, weight, index: indices[position] }
+                        let weight = self.powers[position];
+                        Node { hash: self.hash(position), weight, index: indices[position] }
                     };
                     let nodes: Box<[Node]> = positions.iter().map(node).collect();
                     let equal = nodes.windows(2).all(|pair| pair[0].weight == pair[1].weight);
@@ -191,7 +206,7 @@ impl Draft<'_> {
             let class = Class::of_copy(endpoint.state, holding.state)?;
             let rank = self.horizon.rank(class, self.horizon.reach(&endpoint.location.region))?;
             let role = roles.binary_search(&holding.role).ok()? as u32;
-            Some(Holder { rank, role, index: indices[position], weight: endpoint.weight })
+            Some(Holder { rank, role, index: indices[position], weight: self.powers[position] })
         };
         let holders =
             shards.holdings().iter().map(|holding| holder(holding).unwrap_or(Holder::NOBODY)).collect();
@@ -207,11 +222,6 @@ impl Holder {
 /// How long a list by index must be.
 fn len(indices: &[u32]) -> usize {
     indices.iter().max().map_or(0, |&last| last as usize + 1)
-}
-
-/// An endpoint as rendezvous hashing sees it.
-fn node(endpoint: &Endpoint) -> (u64, u32) {
-    (hash_text(endpoint.instance.as_str()), endpoint.weight)
 }
 
 fn each<T>(tiers: Vec<Positions>, compile: impl Fn(&[usize]) -> T) -> Vec<Tier<T>> {

@@ -1,4 +1,4 @@
-use fairmesh_model::Region;
+use fairmesh_model::{Capacities, EndpointState, Region};
 
 use super::{Explanation, Upstream};
 use crate::{
@@ -26,13 +26,15 @@ pub(super) fn explain_pick(upstream: &Upstream, ask: &Ask<'_>, now: u64, seed: u
 }
 
 impl Upstream {
-    /// Writes down how far each region with an endpoint is.
+    /// Writes down how far each region with an endpoint is, and how much of the service it has.
     #[inline]
     pub(super) fn note_regions<W: Witness>(&self, witness: &mut W) {
         witness.note("region", || {
-            let home = self.horizon.home();
-            let regions: Vec<_> =
-                self.horizon.regions().map(|(region, reach)| describe(region, reach, home)).collect();
+            let (home, capacities) = (self.horizon.home(), self.capacities());
+            let describe = |(region, reach)| {
+                format!("{}, {}", describe(region, reach, home), share(region, &capacities))
+            };
+            let regions: Vec<_> = self.horizon.regions().map(describe).collect();
             if regions.is_empty() { "none has an endpoint".to_owned() } else { regions.join("; ") }
         });
     }
@@ -42,6 +44,24 @@ impl Upstream {
     pub(super) fn note_rank<W: Witness>(&self, rank: u32, witness: &mut W) {
         witness.note("region", || format!("candidates from {}", self.horizon.describe(rank)));
     }
+}
+
+impl Upstream {
+    /// What the endpoints that serve can do where.
+    fn capacities(&self) -> Capacities {
+        let mut capacities = Capacities::default();
+        for target in self.targets.iter().flatten().filter(|target| target.state == EndpointState::Serving) {
+            capacities.add(&target.location, target.power);
+        }
+        capacities
+    }
+}
+
+/// `62.5 % of the capacity`.
+fn share(region: &Region, capacities: &Capacities) -> String {
+    let here = capacities.regions.get(region).copied().unwrap_or_default();
+    let share = here.thousandths_of(capacities.total);
+    format!("{}.{} % of the capacity", share / 10, share % 10)
 }
 
 fn describe(region: &Region, reach: &Reach, home: &Region) -> String {

@@ -150,6 +150,19 @@ fn round_trips() -> impl Strategy<Value = RoundTrips> {
     })
 }
 
+fn hosts() -> impl Strategy<Value = Hosts> {
+    let types = collection::btree_map(name::<HostType>(), 100..=10_000_u32, 1..6);
+    let addresses = collection::btree_set(any::<u32>(), 0..6);
+    (types, addresses).prop_map(|(speeds, addresses)| {
+        let names: Vec<_> = speeds.keys().cloned().collect();
+        let prefix = |(i, bits): (usize, u32)| {
+            let prefix = AddressPrefix::new(std::net::Ipv4Addr::from_bits(bits).into(), 32).unwrap();
+            (prefix, names[i % names.len()].clone())
+        };
+        Hosts::new(speeds, addresses.into_iter().enumerate().map(prefix).collect()).unwrap()
+    })
+}
+
 /// Any record, at a key where it may stand.
 fn entry() -> impl Strategy<Value = (RecordKey, Record)> {
     let endpoint = (service_name(), endpoint()).prop_map(|(name, endpoint)| {
@@ -167,6 +180,7 @@ fn entry() -> impl Strategy<Value = (RecordKey, Record)> {
         wish,
         regions().prop_map(|regions| (RecordKey::Regions, Record::Regions(regions))),
         round_trips().prop_map(|pairs| (RecordKey::RoundTrips, Record::RoundTrips(pairs))),
+        hosts().prop_map(|hosts| (RecordKey::Hosts, Record::Hosts(hosts))),
     ]
 }
 
@@ -187,6 +201,7 @@ fn keys() -> Vec<RecordKey> {
         RecordKey::History(HistoryKind::Services, cart(), 1),
         RecordKey::Regions,
         RecordKey::RoundTrips,
+        RecordKey::Hosts,
     ]
 }
 

@@ -134,7 +134,7 @@ impl Facts {
             Record::Service(service) => self.service = Some(service),
             Record::Policy(policy) => self.policy = policy,
             Record::Endpoint(endpoint) => self.endpoints.put(text, endpoint),
-            Record::Move(_) | Record::Regions(_) | Record::RoundTrips(_) => {}
+            Record::Move(_) | Record::Regions(_) | Record::RoundTrips(_) | Record::Hosts(_) => {}
         }
         Ok(())
     }
