@@ -8,9 +8,9 @@
 /// Entries of the table: 4 MiB.
 const TABLE: usize = 1 << 19;
 /// Steps of arithmetic in one round.
-const ARITHMETIC: u32 = 12_000_000xbfd5_f50c_5955_8eb6;
+const ARITHMETIC: u32 = 12_000_000;
 /// Steps through the table in one round.
-const MEMORY: u32 = 1_500_000xbfd5_f50c_5955_8eb6;
+const MEMORY: u32 = 1_500_000;
 
 /// What every round comes to.
 pub(super) const RESULT: u64 = 0xbfd5_f50c_5955_8eb6;
