@@ -22,7 +22,7 @@ use fairmesh_client::core::{
 use fairmesh_model::{
     Balancing, Endpoint, EndpointState, Hosts, InstanceId, KeyRange, Location, Policy, Protocol, Region,
     Regions, Replica, ReplicaState, Role, RoundTrips, Service, ServiceKind, ServiceName, Shard, ShardId,
-    ShardKey, ShardMap,
+    ShardKey, ShardMap, Verdicts,
     arith::{Generator, mix64},
 };
 use fairmesh_router::{Facts, RequestView, Shards, Upstream};
@@ -256,6 +256,7 @@ fn publish(
         regions: &Regions::default(),
         round_trips: &RoundTrips::default(),
         hosts: &Hosts::default(),
+        health: &Verdicts::default(),
         client: 7,
     };
     let upstream = Upstream::compile(&facts, known.slots(), None);

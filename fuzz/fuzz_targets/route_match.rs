@@ -4,7 +4,7 @@
 use arbitrary::{Arbitrary, Result, Unstructured};
 use fairmesh_model::{
     GrpcMatch, HeaderMatch, HostMatch, Label, Location, Match, PathMatch, Policy, Protocol, Region, Regions,
-    Hosts, RoundTrips, Route, Service, ServiceKind, ServiceName, TextMatch,
+    Hosts, RoundTrips, Route, Service, ServiceKind, ServiceName, TextMatch, Verdicts,
 };
 use fairmesh_router::{Facts, RequestView, Upstream};
 use libfuzzer_sys::fuzz_target;
@@ -156,6 +156,7 @@ fuzz_target!(|input: Input| {
         regions: &Regions::default(),
         round_trips: &RoundTrips::default(),
         hosts: &Hosts::default(),
+        health: &Verdicts::default(),
         client: 0,
     };
     let upstream = Upstream::compile(&facts, None);

@@ -26,6 +26,9 @@ pub struct Stats {
     pub unroutable: u64,
     /// Tries that went to an endpoint which should not be called any more, since nothing else was left.
     pub last_resort: u64,
+    /// Regions of services in use where what health checks found is ignored now, since it speaks against more than half of
+    /// what serves there.
+    pub panics: u64,
     /// Load reports of servers that were malformed or could not be true, and so were not used.
     pub reports_ignored: u64,
     /// Connections opened.
@@ -74,7 +77,7 @@ impl Counters {
         OpenConnection(Arc::clone(self))
     }
 
-    pub(crate) fn read(&self, data_age: Duration) -> Stats {
+    pub(crate) fn read(&self, panics: u64, data_age: Duration) -> Stats {
         let of = |counter: &AtomicU64| counter.load(Relaxed);
         // Closed first: a connection opened and closed in between must not make the difference negative.
         let closed = of(&self.closed);
@@ -88,6 +91,7 @@ impl Counters {
             wrong_shard: of(&self.wrong_shard),
             unroutable: of(&self.unroutable),
             last_resort: of(&self.last_resort),
+            panics,
             reports_ignored: of(&self.reports_ignored),
             connections_opened: opened,
             connections_open: opened.saturating_sub(closed),

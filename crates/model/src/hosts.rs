@@ -180,7 +180,7 @@ impl FromStr for AddressPrefix {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::{EndpointState, InstanceId, Location, Region};
 
@@ -194,7 +194,7 @@ mod tests {
         Hosts::new(speeds, prefixes.iter().map(|(text, name)| (prefix(text), named(name))).collect())
     }
 
-    fn endpoint(address: &str, host_type: Option<&str>, weight: u32) -> Endpoint {
+    pub(crate) fn endpoint(address: &str, host_type: Option<&str>, weight: u32) -> Endpoint {
         let mut location = Location::in_region(Region::new("eu").unwrap());
         location.host_type = host_type.map(|name| HostType::new(name).unwrap());
         Endpoint {

@@ -1,4 +1,4 @@
-use crate::{Endpoint, Hosts, Policy, Regions, RoundTrips, Service, ShardMove};
+use crate::{Endpoint, Hosts, Policy, Regions, RoundTrips, Service, ShardMove, Verdict};
 
 /// What a RIB key holds, but for the parts of shard maps, which are encoded as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -9,6 +9,8 @@ pub enum Record {
     Endpoint(Endpoint),
     /// At `policies/`.
     Policy(Policy),
+    /// At `health/`.
+    Verdict(Verdict),
     /// At `moves/`.
     Move(ShardMove),
     /// At `topology/regions`.

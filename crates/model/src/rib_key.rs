@@ -11,6 +11,8 @@ pub enum RecordKey {
     Service(ServiceName),
     /// `/t/{tenant}/endpoints/{service}/{region}/{instance}`
     Endpoint(ServiceName, Region, InstanceId),
+    /// `/t/{tenant}/health/{service}/{region}/{instance}`: what active checks found.
+    Health(ServiceName, Region, InstanceId),
     /// `/t/{tenant}/policies/{service}`
     Policy(ServiceName),
     /// `/t/{tenant}/shards/{service}/{part}/manifest`
@@ -97,6 +99,15 @@ impl Prefix {
         match region {
             Some(region) => Self(format!("/t/{tenant}/endpoints/{service}/{region}/")),
             None => Self(format!("/t/{tenant}/endpoints/{service}/")),
+        }
+    }
+
+    /// What active checks found of a service's endpoints, of one region or of all.
+    pub fn health(service: &ServiceName, region: Option<&Region>) -> Self {
+        let ServiceName { tenant, service } = service;
+        match region {
+            Some(region) => Self(format!("/t/{tenant}/health/{service}/{region}/")),
+            None => Self(format!("/t/{tenant}/health/{service}/")),
         }
     }
 
@@ -189,6 +200,7 @@ impl RecordKey {
         match self {
             Self::Service(service)
             | Self::Endpoint(service, ..)
+            | Self::Health(service, ..)
             | Self::Policy(service)
             | Self::ShardManifest(service, _)
             | Self::ShardChunk(service, ..)
@@ -221,6 +233,11 @@ impl RecordKey {
             ["t", tenant, "services", service] => Self::Service(named(tenant, service)?),
             ["t", tenant, "policies", service] => Self::Policy(named(tenant, service)?),
             ["t", tenant, "endpoints", service, region, instance] => Self::Endpoint(
+                named(tenant, service)?,
+                Region::new(region).ok()?,
+                InstanceId::new(instance).ok()?,
+            ),
+            ["t", tenant, "health", service, region, instance] => Self::Health(
                 named(tenant, service)?,
                 Region::new(region).ok()?,
                 InstanceId::new(instance).ok()?,
@@ -270,6 +287,9 @@ impl fmt::Display for RecordKey {
             Self::Endpoint(_, region, instance) => {
                 write!(f, "/t/{tenant}/endpoints/{service}/{region}/{instance}")
             }
+            Self::Health(_, region, instance) => {
+                write!(f, "/t/{tenant}/health/{service}/{region}/{instance}")
+            }
             Self::ShardManifest(_, part) => write!(f, "/t/{tenant}/shards/{service}/{part}/manifest"),
             Self::ShardChunk(_, part, hash) => write!(f, "/t/{tenant}/shards/{service}/{part}/chunks/{hash}"),
             Self::Move(_, shard) => write!(f, "/t/{tenant}/moves/{service}/{shard}"),
@@ -293,6 +313,7 @@ mod tests {
         let keys = [
             RecordKey::Service(cart.clone()),
             RecordKey::Endpoint(cart.clone(), eu.clone(), InstanceId::new("cart-0:80").unwrap()),
+            RecordKey::Health(cart.clone(), eu.clone(), InstanceId::new("cart-0:80").unwrap()),
             RecordKey::Policy(cart.clone()),
             RecordKey::ShardManifest(cart.clone(), ShardPart::Ranges),
             RecordKey::ShardChunk(cart.clone(), ShardPart::Region(eu), ChunkHash(7)),

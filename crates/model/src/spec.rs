@@ -6,6 +6,7 @@
 //! from the message.
 
 mod endpoints;
+mod health;
 mod hosts;
 mod policy;
 mod route;
@@ -17,6 +18,7 @@ mod topology;
 use serde::{Deserialize, Serialize};
 
 pub use endpoints::{EndpointSpec, EndpointsSpec};
+pub use health::{GrpcProbeSpec, HealthCheckSpec, HttpProbeSpec, TcpProbeSpec};
 pub use hosts::{HostPrefixSpec, HostTypeSpec, HostsSpec};
 pub use policy::{BalancingSpec, LocalitySpec, PolicySpec, RetriesSpec};
 pub use route::{GrpcSpec, HeaderSpec, MatchSpec, PathSpec, RouteSpec, TargetSpec};

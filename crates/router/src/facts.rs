@@ -2,7 +2,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use fairmesh_model::{
     Endpoint, EndpointState, Hosts, InstanceId, Location, Policy, Protocol, Regions, RoundTrips, Service,
-    ServiceName,
+    ServiceName, Verdict, Verdicts,
 };
 
 use crate::{Reported, Shards};
@@ -28,6 +28,8 @@ pub struct Facts<'a> {
     pub round_trips: &'a RoundTrips,
     /// How fast the machines of endpoints are.
     pub hosts: &'a Hosts,
+    /// What active checks found of the endpoints.
+    pub health: &'a Verdicts,
     /// The caller's id, hashed by [`fairmesh_model::arith::hash_text`]; the same after its restart.
     pub client: u64,
 }
@@ -91,6 +93,8 @@ pub struct Candidate<'a> {
     /// Whether it is one of the endpoints that this client keeps to within its ring: those of a ring that is not in use
     /// are chosen already. True of whatever may be called for services called by key, whose endpoints the key chooses.
     pub in_subset: bool,
+    /// What active checks last found of it, whether it has force or not.
+    pub verdict: Option<&'a Verdict>,
     /// Calls begun and not finished.
     pub outstanding: u32,
     /// Failures in a row.

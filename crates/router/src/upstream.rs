@@ -1,7 +1,7 @@
 use std::{sync::Arc, time::Duration};
 
 use fairmesh_balancer::{Lease, Members, Outcome, Slots};
-use fairmesh_model::{Policy, Protocol, Role, ServiceName};
+use fairmesh_model::{Policy, Protocol, Region, Role, ServiceName, Verdict};
 
 use crate::{
     Ask, Candidate, EndpointTarget, Facts, Headers, LoadReport, Picked, Reach, Reported, RequestView, Routed,
@@ -37,6 +37,8 @@ pub struct Upstream {
     policy: Policy,
     protocol: Protocol,
     horizon: Horizon,
+    /// The regions whose verdicts are ignored.
+    panics: Box<[Region]>,
     /// What to say when no endpoint can be called at all.
     nothing: Unroutable,
     _lease: Lease,
@@ -107,6 +109,7 @@ struct Holder {
 struct Standing {
     reach: Reach,
     in_subset: bool,
+    verdict: Option<Verdict>,
 }
 
 /// Why a call goes where it goes.
@@ -210,6 +213,11 @@ impl Upstream {
         self.targets.get(index as usize)?.as_ref()
     }
 
+    /// The regions in which what active checks found is ignored, since it speaks against more than half of what serves there.
+    pub fn panics(&self) -> &[Region] {
+        &self.panics
+    }
+
     /// Every endpoint known, those that may not be called included, by index.
     pub fn candidates(&self) -> impl Iterator<Item = Candidate<'_>> {
         (0..).zip(self.targets.iter().zip(&self.standings)).filter_map(|(index, (target, standing))| {
@@ -218,6 +226,7 @@ impl Upstream {
                 target: target.as_ref()?,
                 reach: &standing.reach,
                 in_subset: standing.in_subset,
+                verdict: standing.verdict.as_ref(),
                 outstanding: self.slots.outstanding(index),
                 failures: self.slots.failures(index),
                 penalised_until: self.slots.penalised_until(index),

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use fairmesh_model::{
-    Hosts, Location, Region, Regions, Role, RoundTrips, ShardKey,
+    Hosts, Location, Region, Regions, Role, RoundTrips, ShardKey, Verdicts,
     arith::Generator,
     spec::{EndpointsSpec, HostsSpec, PolicySpec, ServiceSpec, ShardMapSpec, TopologySpec},
 };
@@ -63,6 +63,7 @@ impl Fleet {
             regions: &regions,
             round_trips: &round_trips,
             hosts: &hosts,
+            health: &Verdicts::default(),
             client: CLIENT,
         };
         Upstream::compile(&facts, &Arc::default(), None)

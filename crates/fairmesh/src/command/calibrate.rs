@@ -154,12 +154,18 @@ impl Measured {
     fn doubts(&self) -> Vec<String> {
         let mut doubts = Vec::new();
         if cfg!(debug_assertions) {
-            doubts.push("this binary was built without optimisation, so that the speed is far too low".into());
+            doubts
+                .push("this binary was built without optimisation, so that the speed is far too low".into());
         }
         if self.idle < IDLE {
-            doubts.push(format!("core {} was only {} % idle; measure while the machine has little to do", self.core, self.idle / 10));
+            doubts.push(format!(
+                "core {} was only {} % idle; measure while the machine has little to do",
+                self.core,
+                self.idle / 10
+            ));
         }
-        let spread = self.median.saturating_sub(self.fastest).as_nanos() * 1000 / self.fastest.as_nanos().max(1);
+        let spread =
+            self.median.saturating_sub(self.fastest).as_nanos() * 1000 / self.fastest.as_nanos().max(1);
         if spread > STEADY {
             doubts.push(format!("the median round took {}.{} % longer than the fastest, so that something else disturbs; measure again", spread / 10, spread % 10));
         }
@@ -175,7 +181,10 @@ fn named_after(model: &str) -> Result<HostType, Failure> {
     let words: Vec<_> = words.filter(|word| !matches!(*word, "cpu" | "processor")).collect();
     let name: String = words.join("-").chars().take(40).collect();
     HostType::new(name.trim_end_matches('-')).map_err(|_| {
-        Failure::refused("the processor has no name that could be one of a host type", "write --host-type NAME")
+        Failure::refused(
+            "the processor has no name that could be one of a host type",
+            "write --host-type NAME",
+        )
     })
 }
 
@@ -249,7 +258,10 @@ mod tests {
     #[test]
     fn a_host_type_is_named_after_the_processor() {
         let name = |model| named_after(model).map(|name| name.to_string()).ok();
-        assert_eq!(name("Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz").as_deref(), Some("intel-xeon-platinum-8481c"));
+        assert_eq!(
+            name("Intel(R) Xeon(R) Platinum 8481C CPU @ 2.70GHz").as_deref(),
+            Some("intel-xeon-platinum-8481c")
+        );
         assert_eq!(name("AMD EPYC 7B13").as_deref(), Some("amd-epyc-7b13"));
         assert_eq!(name("???"), None);
     }

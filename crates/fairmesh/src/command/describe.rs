@@ -115,6 +115,8 @@ fn endpoint(
     item["hostType"] = json!(view.hosts.value.host_type(value));
     item["hostSpeed"] = json!(view.hosts.value.speed(value));
     item["power"] = json!(view.hosts.value.power(value));
+    let health = crate::command::get::health_rows(service, view.service(service)?, &view.hosts.value).items;
+    item["health"] = health.into_iter().find(|one| one["instance"] == item["instance"]).into();
     item["revision"] = json!(revision);
     output::print_one(format, &item, &output::yaml(&item)?)
 }

@@ -126,6 +126,7 @@ async fn compile(
         regions: &view.regions.value,
         round_trips: &view.round_trips,
         hosts: &view.hosts.value,
+        health: &one.health,
         client: arith::hash_text(&args.client_id),
     };
     let revisions = one.endpoints.iter().map(|endpoint| endpoint.revision);

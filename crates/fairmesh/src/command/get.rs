@@ -1,6 +1,7 @@
 //! `fairmesh get`.
 
 mod fleet;
+mod health;
 mod hosts;
 mod policies;
 mod services;
@@ -21,6 +22,7 @@ use crate::{
 };
 
 pub(crate) use fleet::{MOVES_HEAD, add_moves};
+pub(crate) use health::of_service as health_rows;
 pub(crate) use policies::summary as policy_summary;
 pub(crate) use services::{endpoints as endpoint_rows, words as service_words};
 pub(crate) use shards::one_map;
@@ -51,6 +53,8 @@ pub(crate) enum Kind {
     /// Running copies of services.
     #[value(alias = "endpoint")]
     Endpoints,
+    /// What active health checks found of endpoints.
+    Health,
     /// Written policies; a service without one has the default.
     #[value(aliases = ["policy"])]
     Policies,
@@ -78,6 +82,7 @@ impl Kind {
             Self::Services => EVERY_KIND,
             Self::Endpoints | Self::Regions | Self::Hosts => &["endpoints"],
             Self::Watchers => &["services"],
+            Self::Health => &["endpoints", "health"],
             Self::Policies => &["policies"],
             Self::Shards => &["shards"],
             Self::Moves => &["moves"],
@@ -103,6 +108,7 @@ async fn list(connection: &Connection, args: &GetArgs) -> Result<Listing, Failur
     Ok(match args.kind {
         Kind::Services => services::services(&view),
         Kind::Endpoints => services::all_endpoints(&view),
+        Kind::Health => health::all(&view),
         Kind::Policies => policies::policies(&view),
         Kind::Shards => match &args.service {
             Some(name) => shards::one(&view, name)?,

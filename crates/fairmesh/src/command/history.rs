@@ -96,6 +96,7 @@ impl Subject {
             Record::Service(service) => Some(Document::from(&Plan::Service(name, service))),
             Record::Policy(policy) => Some(Document::from(&Plan::Policy(name, policy))),
             Record::Endpoint(_)
+            | Record::Verdict(_)
             | Record::Move(_)
             | Record::Regions(_)
             | Record::RoundTrips(_)

@@ -2,9 +2,9 @@ use std::time::Duration;
 
 use super::*;
 use crate::{
-    Balancing, EndpointState, GrpcMatch, HeaderMatch, HostMatch, HostType, InstanceId, KeyRange, Label,
-    Locality, Location, Match, PathMatch, Protocol, Region, RegionInfo, Replica, ReplicaState, Retries, Ring,
-    Role, Route, ServiceKind, Shard, ShardId, ShardKey, Target, TextMatch,
+    Balancing, EndpointState, GrpcMatch, HeaderMatch, HealthCheck, HostMatch, HostType, InstanceId, KeyRange,
+    Label, Locality, Location, Match, PathMatch, Probe, Protocol, Region, RegionInfo, Replica, ReplicaState,
+    Retries, Ring, Role, Route, ServiceKind, Shard, ShardId, ShardKey, Target, TextMatch,
 };
 
 fn cart() -> ServiceName {
@@ -45,7 +45,20 @@ fn full_policy() -> Policy {
         balancing: Balancing { subset: 0 },
         timeout: Duration::from_secs(90),
         retries: Retries { attempts: 1, budget_percent: 0, budget_floor: 3 },
+        health_check: Some(HealthCheck {
+            interval: Duration::from_secs(2),
+            jitter_percent: 0,
+            timeout: Duration::from_millis(300),
+            rise: 1,
+            fall: 4,
+            minimum_samples: 5,
+            ..HealthCheck::new(Probe::Http { path: "/healthz".into(), status: Some(204) })
+        }),
     }
+}
+
+fn checked(probe: Probe) -> Policy {
+    Policy { health_check: Some(HealthCheck::new(probe)), ..Policy::default() }
 }
 
 fn full_map() -> ShardMap {
@@ -113,6 +126,8 @@ fn every_plan_survives_the_way_to_a_document_and_back() {
         Plan::Service(cart(), service),
         Plan::Policy(cart(), full_policy()),
         Plan::Policy(cart(), Policy::default()),
+        Plan::Policy(cart(), checked(Probe::Tcp)),
+        Plan::Policy(cart(), checked(Probe::Grpc { service: "shop.v1.Cart".into() })),
         Plan::Topology(regions, round_trips),
         Plan::Hosts(full_hosts()),
         Plan::ShardMap(cart(), full_map()),
@@ -157,6 +172,15 @@ fn a_refusal_names_the_field_as_written() {
     assert_eq!(policy(|p| p.routes[0].matches.headers[1].present = true), "routes[0].match.headers[1]");
     assert_eq!(policy(|p| p.routes[0].split[0].service = "x".into()), "routes[0].split[0].service");
     assert_eq!(policy(|p| p.retries.attempts = Some(0)), "retries.attempts");
+    let check = |edit: fn(&mut HealthCheckSpec)| {
+        let mut spec = PolicySpec::of(&cart(), &full_policy());
+        edit(spec.health_check.as_mut().unwrap());
+        refused(spec.plan())
+    };
+    assert_eq!(check(|c| c.tcp = Some(TcpProbeSpec {})), "healthCheck");
+    assert_eq!(check(|c| c.http = None), "healthCheck");
+    assert_eq!(check(|c| c.interval = Some("5".into())), "healthCheck.interval");
+    assert_eq!(check(|c| c.fall = Some(0)), "healthCheck.fall");
 }
 
 #[test]

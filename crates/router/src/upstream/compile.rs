@@ -5,7 +5,7 @@ use std::{
 
 use fairmesh_balancer::{Members, Slots, rendezvous};
 use fairmesh_model::{
-    Endpoint, EndpointState, FULL_WEIGHT, InstanceId, Role, ServiceKind,
+    Endpoint, EndpointState, FULL_WEIGHT, Force, InstanceId, Judged, Role, ServiceKind,
     arith::{hash_text, mix_pair},
 };
 
@@ -21,7 +21,9 @@ pub(super) fn compile(facts: &Facts<'_>, slots: &Arc<Slots>, previous: Option<&U
     let chooser = mix_pair(facts.client, hash_text(&facts.name.to_string()));
     let endpoints = unique(facts.endpoints);
     let powers: Vec<u32> = endpoints.iter().map(|endpoint| facts.hosts.power(endpoint)).collect();
-    let draft = Draft { facts, horizon: &horizon, chooser, endpoints: &endpoints, powers: &powers };
+    let Judged { forces, panics } = facts.health.judge(&endpoints, facts.hosts);
+    let draft =
+        Draft { facts, horizon: &horizon, chooser, endpoints: &endpoints, powers: &powers, forces: &forces };
     let tiers = draft.tiers();
     let (indices, lease) = draft.assign(slots, &tiers);
     let targets = draft.targets(&indices, previous);
@@ -42,6 +44,7 @@ pub(super) fn compile(facts: &Facts<'_>, slots: &Arc<Slots>, previous: Option<&U
         standings,
         nothing,
         horizon,
+        panics: panics.into_boxed_slice(),
         _lease: lease,
     }
 }
@@ -69,15 +72,21 @@ struct Draft<'a> {
     endpoints: &'a [&'a Endpoint],
     /// What each can do: weights alone would give a slow machine as much as a fast one (A6, A7).
     powers: &'a [u32],
+    /// How much active checks speak against each.
+    forces: &'a [Force],
 }
 
 /// Positions, by preference.
 type Positions = Tier<Vec<usize>>;
 
 impl Draft<'_> {
-    fn rank(&self, endpoint: &Endpoint) -> Option<u32> {
-        let class = Class::of(endpoint.state)?;
-        self.horizon.rank(class, self.horizon.reach(&endpoint.location.region))
+    fn class(&self, position: usize) -> Option<Class> {
+        Class::of(self.endpoints[position].state, self.forces[position])
+    }
+
+    fn rank(&self, position: usize) -> Option<u32> {
+        let reach = self.horizon.reach(&self.endpoints[position].location.region);
+        self.horizon.rank(self.class(position)?, reach)
     }
 
     /// An endpoint as rendezvous hashing sees it.
@@ -88,8 +97,8 @@ impl Draft<'_> {
     /// The endpoints that may be called, by rank; of replicated services only this client's subset of each (S23).
     fn tiers(&self) -> Vec<Positions> {
         let mut ranks: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-        for (position, endpoint) in self.endpoints.iter().enumerate() {
-            if let Some(rank) = self.rank(endpoint) {
+        for position in 0..self.endpoints.len() {
+            if let Some(rank) = self.rank(position) {
                 ranks.entry(rank).or_default().push(position);
             }
         }
@@ -144,9 +153,12 @@ impl Draft<'_> {
     }
 
     fn standings(&self, indices: &[u32], tiers: &[Positions]) -> Box<[Standing]> {
-        let mut standings = vec![Standing { reach: Horizon::NOWHERE, in_subset: false }; len(indices)];
+        let mut standings =
+            vec![Standing { reach: Horizon::NOWHERE, in_subset: false, verdict: None }; len(indices)];
         for (endpoint, &index) in self.endpoints.iter().zip(indices) {
-            standings[index as usize].reach = self.horizon.reach(&endpoint.location.region).clone();
+            let standing = &mut standings[index as usize];
+            standing.reach = self.horizon.reach(&endpoint.location.region).clone();
+            standing.verdict = self.facts.health.on(endpoint).cloned();
         }
         for &position in tiers.iter().flat_map(|tier| &tier.candidates) {
             standings[indices[position] as usize].in_subset = true;
@@ -155,7 +167,7 @@ impl Draft<'_> {
     }
 
     fn nothing(&self) -> Unroutable {
-        if self.endpoints.iter().any(|endpoint| Class::of(endpoint.state).is_some()) {
+        if (0..self.endpoints.len()).any(|position| self.class(position).is_some()) {
             Unroutable::NoneInRegion { region: self.facts.location.region.clone() }
         } else {
             Unroutable::NoEndpoints
@@ -203,7 +215,7 @@ impl Draft<'_> {
         let holder = |holding: &crate::Holding| {
             let &position = known.get(&holding.instance)?;
             let endpoint = self.endpoints[position];
-            let class = Class::of_copy(endpoint.state, holding.state)?;
+            let class = Class::of_copy(self.class(position)?, holding.state)?;
             let rank = self.horizon.rank(class, self.horizon.reach(&endpoint.location.region))?;
             let role = roles.binary_search(&holding.role).ok()? as u32;
             Some(Holder { rank, role, index: indices[position], weight: self.powers[position] })

@@ -1,10 +1,13 @@
-use fairmesh_model::{Capacities, EndpointState, Region};
+use fairmesh_model::{Capacities, EndpointState, Region, Verdict};
 
 use super::{Explanation, Upstream};
 use crate::{
-    Ask, Headers, Reach, RequestView,
+    Ask, EndpointTarget, Headers, Reach, RequestView,
     witness::{Notes, Witness},
 };
+
+/// How many unhealthy endpoints are named.
+const NAMED: usize = 5;
 
 pub(super) fn explain<H: Headers + ?Sized>(
     upstream: &Upstream,
@@ -37,6 +40,7 @@ impl Upstream {
             let regions: Vec<_> = self.horizon.regions().map(describe).collect();
             if regions.is_empty() { "none has an endpoint".to_owned() } else { regions.join("; ") }
         });
+        self.note_health(witness);
     }
 
     /// Writes down which ring is looked at.
@@ -47,6 +51,28 @@ impl Upstream {
 }
 
 impl Upstream {
+    /// Writes down which endpoints active checks found unhealthy, and whether that is ignored.
+    fn note_health<W: Witness>(&self, witness: &mut W) {
+        let unhealthy =
+            || self.candidates().filter_map(|c| Some((c.target, c.verdict.filter(|v| !v.healthy)?)));
+        if unhealthy().next().is_some() {
+            witness.note("health", || {
+                let named =
+                    unhealthy().take(NAMED).map(|(target, verdict)| describe_verdict(target, verdict));
+                let named = named.collect::<Vec<_>>().join("; ");
+                match unhealthy().count().saturating_sub(NAMED) {
+                    0 => named,
+                    more => format!("{named}; and {more} more"),
+                }
+            });
+        }
+        for region in &self.panics {
+            witness.note("health", || {
+                format!("panic: more than half of what serves in {region} was found unhealthy, so that this is ignored there")
+            });
+        }
+    }
+
     /// What the endpoints that serve can do where.
     fn capacities(&self) -> Capacities {
         let mut capacities = Capacities::default();
@@ -55,6 +81,18 @@ impl Upstream {
         }
         capacities
     }
+}
+
+/// `cart-1 is unhealthy (75.0 % sure): status 503`.
+fn describe_verdict(target: &EndpointTarget, verdict: &Verdict) -> String {
+    let Verdict { confidence, cause, stale, .. } = verdict;
+    let stale = if *stale { ", long ago" } else { "" };
+    format!(
+        "{} is unhealthy ({}.{} % sure{stale}): {cause}",
+        target.instance,
+        confidence / 10,
+        confidence % 10
+    )
 }
 
 /// `62.5 % of the capacity`.

@@ -3,7 +3,7 @@ use std::{collections::BTreeSet, time::Duration};
 use fairmesh_model::{
     Balancing, Endpoint, EndpointState, Hosts, InstanceId, KeyRange, Label, Location, Match, Region,
     RegionInfo, Regions, Replica, ReplicaState, Ring, RoundTrips, Route, Service, ServiceKind, Shard,
-    ShardId, ShardKey, ShardMap, Target,
+    ShardId, ShardKey, ShardMap, Target, Verdict, Verdicts,
     arith::{Generator, hash_text, mix64},
 };
 use proptest::prelude::*;
@@ -11,6 +11,7 @@ use proptest::prelude::*;
 use super::*;
 
 mod capacity;
+mod health;
 mod order;
 mod sharded;
 
@@ -26,6 +27,7 @@ struct World {
     regions: Regions,
     round_trips: RoundTrips,
     hosts: Hosts,
+    health: Verdicts,
     client: u64,
 }
 
@@ -61,6 +63,7 @@ impl World {
             regions: Regions::default(),
             round_trips,
             hosts: Hosts::default(),
+            health: Verdicts::default(),
             client: 42,
         }
     }
@@ -85,6 +88,7 @@ impl World {
             regions: &self.regions,
             round_trips: &self.round_trips,
             hosts: &self.hosts,
+            health: &self.health,
             client: self.client,
         };
         let slots = previous.map(|previous| Arc::clone(&previous.slots)).unwrap_or_default();

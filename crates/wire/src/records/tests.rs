@@ -105,13 +105,47 @@ fn policy() -> impl Strategy<Value = Policy> {
         names.len() == routes.len()
     };
     let routes = collection::vec(route(), 0..4).prop_filter("routes have unique names", unique);
-    (routes, locality, any::<u32>(), micros(1000..3_600_000_000), retries).prop_map(
-        |(routes, locality, subset, timeout, retries)| Policy {
+    (routes, locality, any::<u32>(), micros(1000..3_600_000_000), retries, option::of(health_check()))
+        .prop_map(|(routes, locality, subset, timeout, retries, health_check)| Policy {
             routes,
             locality,
             balancing: Balancing { subset },
             timeout,
             retries,
+            health_check,
+        })
+}
+
+fn health_check() -> impl Strategy<Value = HealthCheck> {
+    let probe = prop_oneof![
+        Just(Probe::Tcp),
+        ("/[a-z?=/]{0,10}", option::of(100..=599_u16))
+            .prop_map(|(path, status)| Probe::Http { path, status }),
+        "[a-zA-Z.]{0,10}".prop_map(|service| Probe::Grpc { service }),
+    ];
+    let counts = (1..=100_u32, 1..=100_u32, 1..=100_u32, 0..=50_u32);
+    (probe, micros(100_000..3_600_000_000), counts).prop_map(|(probe, interval, counts)| {
+        let (rise, fall, minimum_samples, jitter_percent) = counts;
+        HealthCheck {
+            probe,
+            interval,
+            jitter_percent,
+            timeout: Duration::from_millis(70),
+            rise,
+            fall,
+            minimum_samples,
+        }
+    })
+}
+
+fn verdict() -> impl Strategy<Value = Verdict> {
+    (any::<bool>(), any::<u64>(), 0..=1000_u32, ".{0,50}", any::<bool>()).prop_map(
+        |(healthy, since_ms, confidence, cause, stale)| Verdict {
+            healthy,
+            since_ms,
+            confidence,
+            cause,
+            stale,
         },
     )
 }
@@ -178,6 +212,10 @@ fn entry() -> impl Strategy<Value = (RecordKey, Record)> {
         (service_name(), policy())
             .prop_map(|(name, policy)| (RecordKey::Policy(name), Record::Policy(policy))),
         wish,
+        (service_name(), name(), name(), verdict()).prop_map(|(name, region, id, verdict)| (
+            RecordKey::Health(name, region, id),
+            Record::Verdict(verdict)
+        )),
         regions().prop_map(|regions| (RecordKey::Regions, Record::Regions(regions))),
         round_trips().prop_map(|pairs| (RecordKey::RoundTrips, Record::RoundTrips(pairs))),
         hosts().prop_map(|hosts| (RecordKey::Hosts, Record::Hosts(hosts))),
@@ -195,6 +233,7 @@ fn keys() -> Vec<RecordKey> {
         RecordKey::Service(cart()),
         RecordKey::Endpoint(cart(), eu.clone(), InstanceId::new("a").unwrap()),
         RecordKey::Policy(cart()),
+        RecordKey::Health(cart(), eu.clone(), InstanceId::new("a").unwrap()),
         RecordKey::ShardManifest(cart(), ShardPart::Ranges),
         RecordKey::ShardChunk(cart(), ShardPart::Region(eu), ChunkHash(1)),
         RecordKey::Move(cart(), ShardId(0)),

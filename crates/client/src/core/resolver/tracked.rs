@@ -113,6 +113,7 @@ impl<L: Lane> Tracked<L> {
                 regions: &around.regions,
                 round_trips: &around.round_trips,
                 hosts: &around.hosts,
+                health: &self.facts.health,
                 client: around.client,
             },
             self.subscription.slots(),

@@ -31,7 +31,10 @@ pub(super) fn idlest_core() -> io::Result<(usize, u64)> {
     };
     let cores = after.iter().filter(|(core, _)| allowed.is_set(**core)).filter_map(idle);
     cores.max_by_key(|(core, idle)| (*idle, *core)).ok_or_else(|| {
-        io::Error::new(io::ErrorKind::NotFound, "/proc/stat names none of the cores that this process may use")
+        io::Error::new(
+            io::ErrorKind::NotFound,
+            "/proc/stat names none of the cores that this process may use",
+        )
     })
 }
 
@@ -79,7 +82,11 @@ mod tests {
     fn idle_ticks_are_read_by_core() {
         let stat = "cpu  10 0 10 100 0 0 0 0 0 0\ncpu0 1 2 3 40 5 6 7 8 9 10\ncpu1 1 0 0\nintr 5\n";
         let times = read_core_times(stat);
-        assert_eq!(times.keys().collect::<Vec<_>>(), [&0], "the sum of all, and a line cut short, are no cores");
+        assert_eq!(
+            times.keys().collect::<Vec<_>>(),
+            [&0],
+            "the sum of all, and a line cut short, are no cores"
+        );
         assert_eq!((times[&0].all, times[&0].idle), (72, 45));
     }
 }

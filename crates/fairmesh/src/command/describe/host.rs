@@ -10,7 +10,8 @@ pub(super) fn describe(host_type: &HostType, view: &View, format: Format) -> Res
     let speed = view.hosts.value.speeds().get(host_type);
     let endpoints = view.services.iter().filter_map(|(name, one)| {
         let is_here = |of: Option<&HostType>| of == Some(host_type);
-        let here = one.endpoints.iter().filter(|endpoint| is_here(view.hosts.value.host_type(&endpoint.value)));
+        let here =
+            one.endpoints.iter().filter(|endpoint| is_here(view.hosts.value.host_type(&endpoint.value)));
         let here = here.count();
         (here > 0).then(|| (name.to_string(), json!(here)))
     });

@@ -20,7 +20,8 @@ use crate::{
 pub(super) fn describe(name: &ServiceName, view: &View, format: Format) -> Result<(), Failure> {
     let one = view.service(name)?;
     let capacity = capacity(one, &view.hosts.value);
-    output::print_one(format, &value(name, one, &capacity), &text(name, one, &capacity)?)
+    let health = get::health_rows(name, one, &view.hosts.value);
+    output::print_one(format, &value(name, one, &capacity, &health), &text(name, one, &capacity, &health)?)
 }
 
 /// What its serving endpoints can do by region and zone, one row each.
@@ -55,7 +56,7 @@ fn capacity(one: &ServiceView, hosts: &Hosts) -> Listing {
     listing
 }
 
-fn value(name: &ServiceName, one: &ServiceView, capacity: &Listing) -> Value {
+fn value(name: &ServiceName, one: &ServiceView, capacity: &Listing, health: &Listing) -> Value {
     json!({
         "name": name.to_string(),
         "service": one.service.as_ref().map(|service| {
@@ -65,13 +66,19 @@ fn value(name: &ServiceName, one: &ServiceView, capacity: &Listing) -> Value {
         "policyRevision": one.policy.as_ref().map(|policy| policy.revision),
         "endpoints": get::endpoint_rows(name, one).items,
         "capacity": capacity.items,
+        "health": health.items,
         "shardMap": one.shards.as_ref().map(|map| ShardMapSpec::of(name, map)),
         "shardMapVersion": one.shards.as_ref().map(|map| map.version),
         "moves": one.moves.len(),
     })
 }
 
-fn text(name: &ServiceName, one: &ServiceView, capacity: &Listing) -> Result<String, Failure> {
+fn text(
+    name: &ServiceName,
+    one: &ServiceView,
+    capacity: &Listing,
+    health: &Listing,
+) -> Result<String, Failure> {
     let mut lines = vec![("Service", name.to_string())];
     match &one.service {
         Some(At { value, revision }) => {
@@ -100,6 +107,9 @@ fn text(name: &ServiceName, one: &ServiceView, capacity: &Listing) -> Result<Str
     let endpoints = get::endpoint_rows(name, one);
     section(&mut text, "Endpoints", &table_or_none(&endpoints));
     section(&mut text, "Capacity", &table_or_none(capacity));
+    if !health.rows.is_empty() {
+        section(&mut text, "Health", &table_or_none(health));
+    }
     if let Some(map) = &one.shards {
         let title = format!("Shards, version {}, keys {}", map.version, map.interval);
         section(&mut text, &title, &table_or_none(&get::one_map(name, map)));

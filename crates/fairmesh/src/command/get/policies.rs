@@ -1,7 +1,7 @@
 //! Policies as lists.
 
 use fairmesh_model::{
-    Locality, Policy,
+    HealthCheck, Locality, Policy, Probe,
     spec::{Document, Plan, PolicySpec, write_duration},
 };
 use serde_json::json;
@@ -47,7 +47,18 @@ pub(crate) fn summary(policy: &Policy) -> Vec<(&'static str, String)> {
         ),
         ("Rings", rings(&policy.locality)),
         ("Subset", subset(policy.balancing.subset)),
+        ("Health", health(policy.health_check.as_ref())),
     ]
+}
+
+fn health(check: Option<&HealthCheck>) -> String {
+    let Some(check) = check else { return "not checked".into() };
+    let probe = match &check.probe {
+        Probe::Tcp => "tcp".to_owned(),
+        Probe::Http { path, .. } => format!("http {path}"),
+        Probe::Grpc { service } => format!("grpc {service}"),
+    };
+    format!("{} every {}", probe.trim_end(), write_duration(check.interval))
 }
 
 fn subset(subset: u32) -> String {
