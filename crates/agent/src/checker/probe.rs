@@ -95,6 +95,27 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(5);
 
     #[tokio::test]
+    async fn a_grpc_server_passes_while_it_says_that_it_serves() {
+        use tokio::net::TcpListener;
+        use tonic::transport::{Server, server::TcpIncoming};
+
+        for (status, passes) in [(1, true), (2, false), (3, false)] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap();
+            // One message of two bytes: field 1 is the status.
+            let answer = move || async move {
+                ([(http::header::CONTENT_TYPE, "application/grpc")], vec![0, 0, 0, 0, 2, 8, status])
+            };
+            let router = axum::Router::new().route(CHECK.path(), axum::routing::post(answer));
+            let serving = Server::builder().add_routes(router.into());
+            let serving = tokio::spawn(serving.serve_with_incoming(TcpIncoming::from(listener)));
+            let looked = look(&Probe::Grpc { service: String::new() }, address, PATIENCE).await;
+            assert_eq!(looked.is_ok(), passes, "{looked:?}");
+            serving.abort();
+        }
+    }
+
+    #[tokio::test]
     async fn a_status_passes_by_its_class_or_by_its_number() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
