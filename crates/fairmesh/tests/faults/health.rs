@@ -115,7 +115,8 @@ async fn one_agent_probes_callers_heed_it_and_another_takes_over() {
     until("the other agent probes", probed).await;
     assert!(killed.elapsed() < Duration::from_secs(5), "it took {:?}", killed.elapsed());
     patients[2].ill.store(false, Relaxed);
-    until("c is found healthy again", healthy).await;
+    let healed = async || verdict(&world, "c").await.is_some_and(|(healthy, _)| healthy);
+    until("c is found healthy again", healed).await;
     load.reaches("c").await;
     load.stop_unharmed().await;
 }
