@@ -35,6 +35,11 @@ struct Fleet {
 }
 
 impl Fleet {
+    fn replicated(policy: Value, endpoints: Value) -> Self {
+        let [topology, hosts, shard_map] = [Value::Null, Value::Null, Value::Null];
+        Self { kind: "replicated", policy, endpoints, topology, hosts, shard_map }
+    }
+
     fn compile(&self) -> Upstream {
         let service = json!({"name": "shop/cart", "type": self.kind, "protocol": "http1"});
         let (name, service) = read::<ServiceSpec>(&service).plan().unwrap();
@@ -116,14 +121,7 @@ fn routes() {
             "split": [{"service": "shop/off", "weight": 0}, {"service": "shop/writer", "weight": 3}]},
         {"name": "cart", "match": {"path": {"prefix": "/cart/"}}},
     ]});
-    let fleet = Fleet {
-        kind: "replicated",
-        policy: policy.clone(),
-        endpoints: endpoints(&[]),
-        topology: Value::Null,
-        hosts: Value::Null,
-        shard_map: Value::Null,
-    };
+    let fleet = Fleet::replicated(policy.clone(), endpoints(&[]));
     let upstream = fleet.compile();
     let requests = [
         ("", "/cart/items", "GET", "", false),
