@@ -105,3 +105,75 @@ impl Checks {
         (endpoints, verdicts)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::{EndpointState, HealthCheck, InstanceId, Location, Policy, Probe, Region, StoreId};
+    use fairmesh_rib::{Entry, Node};
+    use fairmesh_store::RedbStore;
+
+    use super::*;
+    use crate::checks::Roll;
+
+    fn entry(key: &RecordKey, record: &Record) -> (Arc<str>, Entry) {
+        (key.to_string().into(), Entry { value: records::encode(record), revision: 1 })
+    }
+
+    /// An endpoint `a` that is checked, and verdicts on it and on `gone`, neither healthy.
+    fn entries(health_check: Option<HealthCheck>) -> Vec<(Arc<str>, Entry)> {
+        let service = ServiceName::new("shop/one").unwrap();
+        let eu = Region::new("eu").unwrap();
+        let [a, gone] = ["a", "gone"].map(|id| InstanceId::new(id).unwrap());
+        let endpoint = Endpoint {
+            instance: a.clone(),
+            address: "127.0.0.1:1".parse().unwrap(),
+            location: Location::in_region(eu.clone()),
+            state: EndpointState::Serving,
+            weight: 1000,
+            lease: None,
+            labels: Default::default(),
+        };
+        let verdict = Record::Verdict(Verdict {
+            healthy: false,
+            since_ms: 7,
+            confidence: 750,
+            cause: "x".into(),
+            stale: false,
+        });
+        let policy = Policy { health_check, ..Policy::default() };
+        let health = |instance| RecordKey::Health(service.clone(), eu.clone(), instance);
+        vec![
+            entry(&RecordKey::Policy(service.clone()), &policy.into()),
+            entry(&RecordKey::Endpoint(service.clone(), eu.clone(), a.clone()), &endpoint.into()),
+            entry(&health(a), &verdict),
+            entry(&health(gone), &verdict),
+        ]
+    }
+
+    /// What would be written, by the last part of the key: `None` deletes.
+    fn tended(health_check: Option<HealthCheck>, vacant: bool) -> Vec<(String, Option<Record>)> {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Arc::new(RedbStore::open(folder.path().join("rib.redb")).unwrap());
+        let entries = entries(health_check);
+        let roll = Arc::new(Roll::default());
+        roll.load(&entries);
+        let checks = Checks::new(Node::load(StoreId(1), 1, entries), store, roll.clone());
+        let keys = roll.verdicts().into_values().flatten();
+        let ops = keys.filter_map(|key| Some((checks.tended(&key, vacant)?, key)));
+        let written = ops.map(|(op, key)| {
+            let name = op.key.rsplit('/').next().unwrap_or_default().to_owned();
+            (name, op.value.map(|value| records::decode(&key, &value).unwrap()))
+        });
+        written.collect()
+    }
+
+    #[test]
+    fn a_verdict_on_what_is_gone_goes_and_one_that_nobody_renews_loses_its_force() {
+        let check = || Some(HealthCheck::new(Probe::Tcp));
+        assert_eq!(tended(check(), false), [("gone".into(), None)]);
+        let vacant = tended(check(), true);
+        let Some((name, Some(Record::Verdict(verdict)))) = vacant.first() else { panic!("{vacant:?}") };
+        assert_eq!((name.as_str(), verdict.stale, verdict.since_ms), ("a", true, 7));
+        assert_eq!(tended(None, false), [("a".into(), None), ("gone".into(), None)], "no longer checked");
+    }
+}
