@@ -96,6 +96,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_grpc_server_passes_while_it_says_that_it_serves() {
+        use http_body_util::{BodyExt as _, Full};
         use tokio::net::TcpListener;
         use tonic::transport::{Server, server::TcpIncoming};
 
@@ -104,7 +105,11 @@ mod tests {
             let address = listener.local_addr().unwrap();
             // One message of two bytes: field 1 is the status.
             let answer = move || async move {
-                ([(http::header::CONTENT_TYPE, "application/grpc")], vec![0, 0, 0, 0, 2, 8, status])
+                let message = Full::new(Bytes::from(vec![0, 0, 0, 0, 2, 8, status]));
+                let end =
+                    http::HeaderMap::from_iter([("grpc-status".parse().unwrap(), "0".parse().unwrap())]);
+                let body = message.with_trailers(std::future::ready(Some(Ok(end))));
+                ([(http::header::CONTENT_TYPE, "application/grpc")], axum::body::Body::new(body))
             };
             let router = axum::Router::new().route(CHECK.path(), axum::routing::post(answer));
             let serving = Server::builder().add_routes(router.into());
