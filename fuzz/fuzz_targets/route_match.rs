@@ -159,7 +159,7 @@ fuzz_target!(|input: Input| {
         health: &Verdicts::default(),
         client: 0,
     };
-    let upstream = Upstream::compile(&facts, None);
+    let upstream = Upstream::compile(&facts, &Default::default(), None);
     let Input { host, path, method, headers, grpc, .. } = &input;
     let request = RequestView { host, path, method, headers, grpc: *grpc };
     let chosen = upstream.route(&request, 0).route.map(ToString::to_string);

@@ -1,14 +1,14 @@
 //! The registry as the simulation has it: which endpoints there are, and which of them a caller has to be told.
 
-use std::{collections::BTreeMap, net::SocketAddr};
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
 use fairmesh_balancer::rendezvous;
 use fairmesh_model::{
-    Endpoint, EndpointState, HostType, InstanceId, Invalid, Location, Policy, Protocol, Region, Regions,
-    RoundTrips, Service, ServiceKind, ServiceName,
+    Endpoint, EndpointState, FULL_WEIGHT, HostType, Hosts, InstanceId, Invalid, Location, Policy, Protocol,
+    Region, Regions, RoundTrips, Service, ServiceKind, ServiceName, Verdicts,
     arith::{hash_text, mix_pair},
 };
-use fairmesh_router::{Facts, Upstream};
+use fairmesh_router::{Facts, Slots, Upstream};
 
 /// What production knows of the service that is simulated.
 #[derive(Debug)]
@@ -18,6 +18,9 @@ pub(crate) struct Directory {
     policy: Policy,
     regions: Regions,
     round_trips: RoundTrips,
+    /// Of no types: a scenario's hosts speak through the weights of their endpoints.
+    hosts: Hosts,
+    health: Verdicts,
     /// By server.
     entries: Vec<Entry>,
     /// Grows with each change.
@@ -66,6 +69,8 @@ impl Directory {
             policy,
             regions: Regions::default(),
             round_trips,
+            hosts: Hosts::default(),
+            health: Verdicts::default(),
             entries: Vec::new(),
             version: 0,
             groups: Vec::new(),
@@ -129,7 +134,8 @@ impl Directory {
         let mut groups: BTreeMap<(&str, u16), Group> = BTreeMap::new();
         for (server, entry) in (0..).zip(&self.entries).filter(|(_, entry)| entry.listed) {
             let group = groups.entry((entry.endpoint.state.as_str(), entry.region)).or_default();
-            group.nodes.push((entry.hash, entry.endpoint.weight));
+            // Subsets weigh nobody, as in the router.
+            group.nodes.push((entry.hash, FULL_WEIGHT));
             group.servers.push(server);
         }
         self.groups = groups.into_values().collect();
@@ -154,6 +160,23 @@ impl Directory {
         servers.sort_unstable();
         servers
     }
+
+    /// The records as a caller has them that is told of these endpoints.
+    fn facts<'a>(&'a self, endpoints: &'a [Endpoint], location: &'a Location, client: u64) -> Facts<'a> {
+        Facts {
+            name: &self.name,
+            service: &self.service,
+            policy: &self.policy,
+            endpoints,
+            shards: None,
+            location,
+            regions: &self.regions,
+            round_trips: &self.round_trips,
+            hosts: &self.hosts,
+            health: &self.health,
+            client,
+        }
+    }
 }
 
 /// What one caller knows of the service.
@@ -161,6 +184,8 @@ impl Directory {
 pub(crate) struct Knowledge {
     /// What it decides by.
     pub(crate) upstream: Upstream,
+    /// What it has learnt, whichever snapshot is in use.
+    slots: Arc<Slots>,
     /// Servers by the upstream's indices.
     servers: Vec<u32>,
     told: Vec<Endpoint>,
@@ -171,9 +196,10 @@ impl Knowledge {
     /// What a caller knows once it has subscribed.
     pub(crate) fn first(directory: &Directory, location: &Location, client: u64) -> Self {
         let told = told(directory, client);
-        let upstream = compile(directory, &told, location, client, None);
+        let slots = Arc::default();
+        let upstream = Upstream::compile(&directory.facts(&told, location, client), &slots, None);
         let servers = servers_of(&upstream);
-        Self { upstream, servers, told, version: directory.version }
+        Self { upstream, slots, servers, told, version: directory.version }
     }
 
     /// Learns what has changed since.
@@ -184,7 +210,8 @@ impl Knowledge {
         self.version = directory.version;
         let told = told(directory, client);
         if told != self.told {
-            self.upstream = compile(directory, &told, location, client, Some(&self.upstream));
+            let facts = directory.facts(&told, location, client);
+            self.upstream = Upstream::compile(&facts, &self.slots, Some(&self.upstream));
             self.servers = servers_of(&self.upstream);
             self.told = told;
         }
@@ -202,27 +229,6 @@ fn told(directory: &Directory, client: u64) -> Vec<Endpoint> {
     let chooser = mix_pair(client, hash_text(crate::SERVICE));
     let servers = directory.concern(chooser);
     servers.into_iter().map(|server| directory.entries[server as usize].endpoint.clone()).collect()
-}
-
-fn compile(
-    directory: &Directory,
-    endpoints: &[Endpoint],
-    location: &Location,
-    client: u64,
-    previous: Option<&Upstream>,
-) -> Upstream {
-    let facts = Facts {
-        name: &directory.name,
-        service: &directory.service,
-        policy: &directory.policy,
-        endpoints,
-        shards: None,
-        location,
-        regions: &directory.regions,
-        round_trips: &directory.round_trips,
-        client,
-    };
-    Upstream::compile(&facts, previous)
 }
 
 /// The address of an endpoint carries the number of its server.
@@ -269,7 +275,7 @@ mod tests {
     /// What the router makes of all endpoints.
     fn full(directory: &Directory, location: &Location, client: u64) -> Upstream {
         let all: Vec<Endpoint> = directory.entries.iter().map(|entry| entry.endpoint.clone()).collect();
-        compile(directory, &all, location, client, None)
+        Upstream::compile(&directory.facts(&all, location, client), &Arc::default(), None)
     }
 
     #[test]
