@@ -20,9 +20,9 @@ use fairmesh_client::core::{
     Call, CallContext, Clock, Ending, Moment, Next, Ready, Start, Subscription, View,
 };
 use fairmesh_model::{
-    Balancing, Endpoint, EndpointState, InstanceId, KeyRange, Location, Policy, Protocol, Region, Regions,
-    Replica, ReplicaState, Role, RoundTrips, Service, ServiceKind, ServiceName, Shard, ShardId, ShardKey,
-    ShardMap,
+    Balancing, Endpoint, EndpointState, Hosts, InstanceId, KeyRange, Location, Policy, Protocol, Region,
+    Regions, Replica, ReplicaState, Role, RoundTrips, Service, ServiceKind, ServiceName, Shard, ShardId,
+    ShardKey, ShardMap, Verdicts,
     arith::{Generator, mix64},
 };
 use fairmesh_router::{Facts, RequestView, Shards, Upstream};
@@ -255,6 +255,8 @@ fn publish(
         location: &place(),
         regions: &Regions::default(),
         round_trips: &RoundTrips::default(),
+        hosts: &Hosts::default(),
+        health: &Verdicts::default(),
         client: 7,
     };
     let upstream = Upstream::compile(&facts, known.slots(), None);

@@ -2,8 +2,8 @@
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=../../proto");
-    let files =
-        ["rib", "records", "registry", "admin", "imbalance"].map(|name| format!("fairmesh/v1/{name}.proto"));
+    let files = ["rib", "records", "registry", "checker", "admin", "imbalance"]
+        .map(|name| format!("fairmesh/v1/{name}.proto"));
     let descriptors = protox::compile(files, ["../../proto"])?;
     // Ordered maps, so that one record has one encoding and "unchanged" can be told from the bytes.
     tonic_prost_build::configure().bytes(".").btree_map(".").compile_fds(descriptors)?;

@@ -6,13 +6,15 @@ use fairmesh_model::RecordKey;
 use fairmesh_wire::records;
 use libfuzzer_sys::fuzz_target;
 
-const KEYS: [&str; 8] = [
+const KEYS: [&str; 10] = [
     "/t/shop/services/cart",
     "/t/shop/endpoints/cart/eu/cart-0",
     "/t/shop/policies/cart",
     "/t/shop/moves/cart/5",
     "/g/topology/regions",
     "/g/topology/rtt",
+    "/g/topology/hosts",
+    "/t/shop/health/cart/eu/cart-0",
     "/t/shop/history/services/cart/00000000000000000042",
     "/t/shop/history/policies/cart/00000000000000000042",
 ];

@@ -4,7 +4,7 @@
 use arbitrary::{Arbitrary, Result, Unstructured};
 use fairmesh_model::{
     GrpcMatch, HeaderMatch, HostMatch, Label, Location, Match, PathMatch, Policy, Protocol, Region, Regions,
-    RoundTrips, Route, Service, ServiceKind, ServiceName, TextMatch,
+    Hosts, RoundTrips, Route, Service, ServiceKind, ServiceName, TextMatch, Verdicts,
 };
 use fairmesh_router::{Facts, RequestView, Upstream};
 use libfuzzer_sys::fuzz_target;
@@ -155,9 +155,11 @@ fuzz_target!(|input: Input| {
         location: &Location::in_region(Region::new("eu").expect("the name is well formed")),
         regions: &Regions::default(),
         round_trips: &RoundTrips::default(),
+        hosts: &Hosts::default(),
+        health: &Verdicts::default(),
         client: 0,
     };
-    let upstream = Upstream::compile(&facts, None);
+    let upstream = Upstream::compile(&facts, &Default::default(), None);
     let Input { host, path, method, headers, grpc, .. } = &input;
     let request = RequestView { host, path, method, headers, grpc: *grpc };
     let chosen = upstream.route(&request, 0).route.map(ToString::to_string);

@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
 use fairmesh_balancer::rendezvous;
 use fairmesh_model::{
-    Endpoint, EndpointState, FULL_WEIGHT, HostType, InstanceId, Invalid, Location, Policy, Protocol, Region,
-    Regions, RoundTrips, Service, ServiceKind, ServiceName,
+    Endpoint, EndpointState, FULL_WEIGHT, HostType, Hosts, InstanceId, Invalid, Location, Policy, Protocol,
+    Region, Regions, RoundTrips, Service, ServiceKind, ServiceName, Verdicts,
     arith::{hash_text, mix_pair},
 };
 use fairmesh_router::{Facts, Slots, Upstream};
@@ -18,6 +18,9 @@ pub(crate) struct Directory {
     policy: Policy,
     regions: Regions,
     round_trips: RoundTrips,
+    /// Of no types: a scenario's hosts speak through the weights of their endpoints.
+    hosts: Hosts,
+    health: Verdicts,
     /// By server.
     entries: Vec<Entry>,
     /// Grows with each change.
@@ -66,6 +69,8 @@ impl Directory {
             policy,
             regions: Regions::default(),
             round_trips,
+            hosts: Hosts::default(),
+            health: Verdicts::default(),
             entries: Vec::new(),
             version: 0,
             groups: Vec::new(),
@@ -129,6 +134,7 @@ impl Directory {
         let mut groups: BTreeMap<(&str, u16), Group> = BTreeMap::new();
         for (server, entry) in (0..).zip(&self.entries).filter(|(_, entry)| entry.listed) {
             let group = groups.entry((entry.endpoint.state.as_str(), entry.region)).or_default();
+            // Subsets weigh nobody, as in the router.
             group.nodes.push((entry.hash, FULL_WEIGHT));
             group.servers.push(server);
         }
@@ -166,6 +172,8 @@ impl Directory {
             location,
             regions: &self.regions,
             round_trips: &self.round_trips,
+            hosts: &self.hosts,
+            health: &self.health,
             client,
         }
     }

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     AgentConfig,
+    checker::Counts,
     feed::Shared,
     subscriptions::{Claimed, Standing, Subscriptions},
 };
@@ -28,6 +29,8 @@ const SWEEP_EVERY: Duration = Duration::from_secs(30);
 pub(crate) struct AgentBackend {
     pub(crate) shared: Arc<Shared>,
     pub(crate) upstream: Handle,
+    /// What the health checker of this agent does, for metrics.
+    pub(crate) checks: Arc<Counts>,
     facts: Arc<Facts>,
 }
 
@@ -40,14 +43,19 @@ struct Facts {
 }
 
 impl AgentBackend {
-    pub(crate) fn new(shared: Arc<Shared>, upstream: Handle, config: &AgentConfig) -> Self {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        upstream: Handle,
+        checks: Arc<Counts>,
+        config: &AgentConfig,
+    ) -> Self {
         let upstreams: Vec<String> = config.upstreams.iter().map(ToString::to_string).collect();
         let facts = Facts {
             software: format!("agent {} {}", config.name, env!("CARGO_PKG_VERSION")),
             location: config.location.clone(),
             upstreams: upstreams.join(" or "),
         };
-        Self { shared, upstream, facts: Arc::new(facts) }
+        Self { shared, upstream, checks, facts: Arc::new(facts) }
     }
 
     /// Where the control plane is, for people.

@@ -8,6 +8,7 @@
 //! a million machines would be spent on services that they never call.
 
 mod backend;
+mod checker;
 mod disk;
 mod error;
 mod feed;
@@ -20,6 +21,7 @@ mod usage;
 use std::{future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use backend::AgentBackend;
+pub use checker::look as probe;
 use disk::Disk;
 pub use error::AgentError;
 use fairmesh_model::Location;
@@ -74,13 +76,21 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let node = Node::replica();
     let shared = Arc::new(Shared::new(node.clone(), disk));
     let upstream = follow(&config, &shared, saved);
-    let backend = AgentBackend::new(shared.clone(), upstream.clone(), &config);
+    let checks = Arc::<checker::Counts>::default();
+    let backend = AgentBackend::new(shared.clone(), upstream.clone(), checks.clone(), &config);
     let usages = Usages::new(upstream.clone(), backend.upstreams().into());
 
     let stopping = CancellationToken::new();
     let _stop_with_me = stopping.clone().drop_guard();
     tokio::spawn(backend.clone().sweep(stopping.clone()));
     tokio::spawn(acknowledge(node, upstream.clone(), stopping.clone()));
+    let applicant = checker::Applicant {
+        region: config.location.region.clone(),
+        name: config.name.clone(),
+        upstreams: config.upstreams.clone(),
+        counts: checks,
+    };
+    tokio::spawn(checker::seek(applicant, upstream.clone(), stopping.clone()));
     tokio::spawn(usages.clone().run(stopping.clone()));
     let pages = http::Pages { backend: backend.clone(), usages: usages.clone() };
     let http = http.map(|listener| tokio::spawn(http::serve(listener, pages, stopping.clone())));

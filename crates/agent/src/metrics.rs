@@ -34,6 +34,17 @@ pub(crate) fn text(Pages { backend, usages }: &Pages) -> String {
     counter(&mut registry, "save_failures", "Rounds of saving that the disk refused", &shared.disk.failures);
     gauge(&mut registry, "usages_waiting", "Minutes of programs to be passed on", usages.waiting());
     counter(&mut registry, "usages_dropped", "Minutes of programs given up", usages.dropped());
+    let checks = &backend.checks;
+    registry.register(
+        "health_checker",
+        "Whether this agent checks its region",
+        ConstGauge::new(checks.office.load(Ordering::Relaxed)),
+    );
+    let probed = checks.endpoints.load(Ordering::Relaxed);
+    registry.register("probed_endpoints", "Endpoints that this agent probes", ConstGauge::new(probed));
+    counter(&mut registry, "probes", "Probes of endpoints begun", &checks.probes);
+    counter(&mut registry, "probe_failures", "Probes that failed", &checks.failures);
+    counter(&mut registry, "verdicts", "Changes of verdicts that the control plane took", &checks.verdicts);
     let mut text = String::new();
     // Writing to a string cannot fail.
     let _ = encode(&mut text, &registry);

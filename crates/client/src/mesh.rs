@@ -79,7 +79,7 @@ impl Mesh {
 
     /// What this mesh has done so far.
     pub fn stats(&self) -> Stats {
-        self.shared.counters.read(self.shared.resolver.data_age())
+        self.shared.counters.read(self.shared.resolver.health_panics(), self.shared.resolver.data_age())
     }
 }
 

@@ -28,6 +28,9 @@ pub struct Stats {
     pub last_resort: u64,
     /// Tries made while so many endpoints answered badly that nobody was avoided for it (panic).
     pub panics: u64,
+    /// Regions of services in use where what health checks found is ignored now, since it speaks against more than half of
+    /// what serves there.
+    pub health_panics: u64,
     /// Load reports of servers that were malformed or could not be true, and so were not used.
     pub reports_ignored: u64,
     /// Connections opened.
@@ -77,7 +80,7 @@ impl Counters {
         OpenConnection(Arc::clone(self))
     }
 
-    pub(crate) fn read(&self, data_age: Duration) -> Stats {
+    pub(crate) fn read(&self, health_panics: u64, data_age: Duration) -> Stats {
         let of = |counter: &AtomicU64| counter.load(Relaxed);
         // Closed first: a connection opened and closed in between must not make the difference negative.
         let closed = of(&self.closed);
@@ -92,6 +95,7 @@ impl Counters {
             unroutable: of(&self.unroutable),
             last_resort: of(&self.last_resort),
             panics: of(&self.panics),
+            health_panics,
             reports_ignored: of(&self.reports_ignored),
             connections_opened: opened,
             connections_open: opened.saturating_sub(closed),

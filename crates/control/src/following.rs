@@ -6,7 +6,7 @@ use fairmesh_model::{Prefix, Revision, StoreId};
 use fairmesh_rib::{Batch, Node};
 use fairmesh_store::{BoxFuture, Commits, Loaded, RedbStore, Store, StoreError, WriteError};
 
-use crate::{census::Census, metrics::Metrics};
+use crate::{census::Census, checks::Roll, metrics::Metrics};
 
 /// How long to wait before a failed load is tried again.
 const LOAD_PAUSE: Duration = Duration::from_secs(1);
@@ -57,30 +57,36 @@ impl Store for Followed {
 }
 
 /// Applies every commit of the store to the node, in order, until it is dropped.
-pub(crate) async fn follow(store: Arc<RedbStore>, node: Node, census: Arc<Census>) {
+pub(crate) async fn follow(store: Arc<RedbStore>, node: Node, census: Arc<Census>, roll: Arc<Roll>) {
     loop {
         let mut commits = store.commits(node.revision().number);
         let behind = loop {
             match commits.next().await {
                 Ok(Some(commit)) => {
                     census.apply(&commit);
+                    let untidy = roll.apply(&commit);
                     node.apply(commit);
+                    if untidy {
+                        // Only now, since whoever is woken looks at the node.
+                        roll.untidy.notify_one();
+                    }
                 }
                 Ok(None) => return,
                 Err(behind) => break behind,
             }
         };
         tracing::warn!(%behind, "the node fell behind the store and loads it again");
-        if let Err(error) = reload(&store, &node, &census).await {
+        if let Err(error) = reload(&store, &node, &census, &roll).await {
             tracing::error!(%error, "the store cannot be loaded; readers see older records");
             tokio::time::sleep(LOAD_PAUSE).await;
         }
     }
 }
 
-async fn reload(store: &RedbStore, node: &Node, census: &Census) -> Result<(), StoreError> {
+async fn reload(store: &RedbStore, node: &Node, census: &Census, roll: &Roll) -> Result<(), StoreError> {
     let (number, entries) = store.load().await?;
     census.load(&entries);
+    roll.load(&entries);
     let revision = Revision { store: store.id(), partition: 0, number };
     if let Err(behind) = node.replace(Prefix::everything(), entries, revision) {
         // Only this task applies commits, and it stands below every commit that the store keeps.

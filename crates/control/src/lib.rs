@@ -11,6 +11,7 @@
 mod admin;
 mod backend;
 mod census;
+mod checks;
 mod error;
 mod following;
 mod http;

@@ -12,6 +12,7 @@ use prometheus_client::{
 
 use crate::{
     census::{Census, STATES},
+    checks::Checks,
     imbalance::Imbalance,
 };
 
@@ -28,6 +29,9 @@ pub(crate) struct Metrics {
     leases: Gauge,
     endpoints: Family<Label, Gauge>,
     wrong_files: Gauge,
+    checkers: Gauge,
+    unchecked_regions: Gauge,
+    panics: Gauge,
 }
 
 /// Where what is not counted as it happens is read from.
@@ -35,6 +39,7 @@ pub(crate) struct Sources {
     pub(crate) store: Arc<RedbStore>,
     pub(crate) node: Node,
     pub(crate) census: Arc<Census>,
+    pub(crate) checks: Checks,
     pub(crate) files: Vec<Arc<FileSource>>,
     pub(crate) imbalance: Arc<Imbalance>,
 }
@@ -73,6 +78,10 @@ impl Metrics {
         self.leases.set(signed(sources.census.leases() as u64));
         let wrong = sources.files.iter().map(|file| file.status().errors.len() as u64).sum();
         self.wrong_files.set(signed(wrong));
+        self.checkers.set(signed(sources.checks.checkers() as u64));
+        let fleet = sources.checks.survey();
+        self.unchecked_regions.set(signed(fleet.unchecked_regions as u64));
+        self.panics.set(signed(fleet.panics as u64));
         for (state, count) in STATES.iter().zip(sources.census.counts()) {
             self.endpoints.get_or_create(&[("state", state.as_str())]).set(signed(count as u64));
         }
@@ -100,6 +109,15 @@ impl Metrics {
         control.register("leases", "Endpoints that keep a lease", self.leases.clone());
         control.register("endpoints", "Endpoints by state", self.endpoints.clone());
         let wrong = self.wrong_files.clone();
+        control.register("checkers", "Regions whose endpoints somebody checks", self.checkers.clone());
+        let unchecked = self.unchecked_regions.clone();
+        control.register(
+            "unchecked_regions",
+            "Regions with endpoints to check and nobody who does",
+            unchecked,
+        );
+        let panic = "Services times regions whose verdicts callers ignore, since too much would be left without calls";
+        control.register("health_panics", panic, self.panics.clone());
         control.register("wrong_files", "Endpoint files whose newest content is refused", wrong);
         all
     }

@@ -20,6 +20,7 @@ use crate::{
     admin::AdminService,
     backend::ControlBackend,
     census::Census,
+    checks::{CheckerService, Checks, Roll},
     following::{Followed, follow},
     http,
     imbalance::{self, Imbalance, ImbalanceService},
@@ -39,6 +40,7 @@ pub struct Control {
     store: Arc<RedbStore>,
     node: Node,
     census: Arc<Census>,
+    roll: Arc<Roll>,
     metrics: Arc<Metrics>,
     imbalance: Arc<Imbalance>,
     grpc: Vec<Listener>,
@@ -62,6 +64,8 @@ impl Control {
         let (revision, entries) = store.load().await?;
         let census = Arc::new(Census::default());
         census.load(&entries);
+        let roll = Arc::new(Roll::default());
+        roll.load(&entries);
         let node = Node::load(store.id(), revision, entries);
         let mut grpc = Vec::new();
         for address in &config.grpc {
@@ -76,7 +80,8 @@ impl Control {
             tracing::info!(%address, "HTTP is served");
         }
         tracing::info!(store = %store.id(), revision, path = %store.path().display(), "the store is open");
-        Ok(Self { store, node, census, metrics: Arc::default(), imbalance, grpc, http, config })
+        let metrics = Arc::default();
+        Ok(Self { store, node, census, roll, metrics, imbalance, grpc, http, config })
     }
 
     /// Where gRPC is served, in the order of the configuration, with the ports that the system chose for port 0.
@@ -127,10 +132,11 @@ impl Control {
         closing: &CancellationToken,
         served: &CancellationToken,
     ) {
-        let Self { store, node, census, metrics, imbalance, grpc, http, config } = self;
+        let Self { store, node, census, roll, metrics, imbalance, grpc, http, config } = self;
         let followed: Arc<dyn Store> = Arc::new(Followed::new(store.clone(), node.clone(), metrics.clone()));
         let registry = Registry::new(followed.clone(), node.clone());
-        let routes = routes(&node, &followed, &registry, closing)
+        let checks = Checks::new(node.clone(), followed.clone(), roll.clone());
+        let routes = routes(&node, &followed, &registry, &checks, closing)
             .add_service(rpc::imbalance_server(ImbalanceService { imbalance: imbalance.clone() }));
         for listener in grpc {
             let serving =
@@ -150,6 +156,7 @@ impl Control {
             store: store.clone(),
             node: node.clone(),
             census: census.clone(),
+            checks: checks.clone(),
             files,
             imbalance: imbalance.clone(),
         };
@@ -168,7 +175,7 @@ impl Control {
             tokio::select! {
                 () = stop.cancelled() => Ok(()),
                 // Whatever broke it, a new process verifies the file and goes on: this one could only refuse writes.
-                () = follow(store.clone(), node, census) => {
+                () = follow(store.clone(), node, census, roll) => {
                     Err(ended("the store", store.broken().unwrap_or("it is closed")))
                 }
             }
@@ -176,6 +183,14 @@ impl Control {
         let stop = served.clone();
         following.spawn(async move {
             registry.run(stop.cancelled_owned()).await;
+            Ok(())
+        });
+        let stop = served.clone();
+        following.spawn(async move {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = checks.keep() => {}
+            }
             Ok(())
         });
     }
@@ -201,11 +216,19 @@ pub async fn renew_store_id(data_dir: &Path) -> Result<StoreId, ControlError> {
         .unwrap_or_else(|stopped| Err(StoreError::Unreadable { path, source: io::Error::other(stopped) }))?)
 }
 
-fn routes(node: &Node, store: &Arc<dyn Store>, registry: &Registry, closing: &CancellationToken) -> Routes {
+fn routes(
+    node: &Node,
+    store: &Arc<dyn Store>,
+    registry: &Registry,
+    checks: &Checks,
+    closing: &CancellationToken,
+) -> Routes {
     let backend = ControlBackend { node: node.clone(), store: store.clone() };
     let admin = AdminService { node: node.clone(), store: store.clone() };
+    let checker = CheckerService { checks: checks.clone(), closing: closing.clone() };
     Routes::new(RibServer::new(backend, closing.clone()).into_service())
         .add_service(rpc::registry_server(RegistryService::new(registry.clone())))
+        .add_service(rpc::checker_server(checker))
         .add_service(rpc::admin_server(admin))
 }
 

@@ -56,7 +56,7 @@ pub(crate) enum Command {
     /// Run a program that knows nothing of Fairmesh, or stand beside one, and keep it registered.
     Register(register::RegisterArgs),
 
-    /// Write services, policies, topology and shard maps from YAML.
+    /// Write services, policies, topology, hosts and shard maps from YAML.
     Apply(command::apply::ApplyArgs),
     /// Show what YAML would change; exits 3 when it would change something.
     Diff(command::diff::DiffArgs),
@@ -83,6 +83,8 @@ pub(crate) enum Command {
     Imbalance(command::imbalance::ImbalanceArgs),
     /// Call a service by name, as a program with the library would.
     Call(command::call::CallArgs),
+    /// Measure how fast this machine is beside others, and propose its host type.
+    Calibrate(command::calibrate::CalibrateArgs),
 
     /// Simulate fleets with the routing code of production.
     #[command(subcommand)]

@@ -3,6 +3,7 @@
 pub(crate) mod agent;
 pub(crate) mod apply;
 pub(crate) mod call;
+pub(crate) mod calibrate;
 pub(crate) mod control;
 pub(crate) mod delete;
 pub(crate) mod describe;
@@ -53,6 +54,7 @@ pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Imbalance(args) => imbalance::run(args).await,
         Command::Sim(command) => sim::run(command),
         Command::Call(args) => call::run(args).await,
+        Command::Calibrate(args) => calibrate::run(args).await,
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "fairmesh", &mut std::io::stdout());
             Ok(ExitCode::SUCCESS)

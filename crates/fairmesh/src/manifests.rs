@@ -72,6 +72,7 @@ pub(crate) fn subject(plan: &Plan) -> (&'static str, String) {
         Plan::Service(name, _) => ("Service", name.to_string()),
         Plan::Policy(name, _) => ("Policy", name.to_string()),
         Plan::Topology(..) => ("Topology", String::new()),
+        Plan::Hosts(_) => ("Hosts", String::new()),
         Plan::ShardMap(name, _) => ("ShardMap", name.to_string()),
         Plan::Endpoints(name, _) => ("Endpoints", name.to_string()),
     }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use fairmesh_model::{
-    Endpoint, Invalid, Policy, Prefix, Record, RecordKey, Region, Regions, RoundTrips, Service, ServiceName,
-    ShardMap, ShardMove, Tenant,
+    Endpoint, Hosts, Invalid, Policy, Prefix, Record, RecordKey, Region, Regions, RoundTrips, Service,
+    ServiceName, ShardMap, ShardMove, Tenant, Verdicts,
 };
 use fairmesh_wire::{handshake::Connection, records, shards};
 
@@ -24,6 +24,7 @@ pub(crate) struct ServiceView {
     pub(crate) service: Option<At<Service>>,
     pub(crate) policy: Option<At<Policy>>,
     pub(crate) endpoints: Vec<At<Endpoint>>,
+    pub(crate) health: Verdicts,
     pub(crate) shards: Option<ShardMap>,
     pub(crate) moves: Vec<ShardMove>,
 }
@@ -34,6 +35,7 @@ pub(crate) struct View {
     pub(crate) services: BTreeMap<ServiceName, ServiceView>,
     pub(crate) regions: At<Regions>,
     pub(crate) round_trips: RoundTrips,
+    pub(crate) hosts: At<Hosts>,
 }
 
 impl<T: Default> Default for At<T> {
@@ -51,7 +53,7 @@ pub(crate) enum Scope {
 }
 
 /// Which kinds of records a command needs, as folders of a tenant.
-pub(crate) const EVERY_KIND: &[&str] = &["services", "policies", "endpoints", "shards", "moves"];
+pub(crate) const EVERY_KIND: &[&str] = &["services", "policies", "endpoints", "health", "shards", "moves"];
 
 impl Scope {
     fn prefixes(&self, kinds: &[&str]) -> Vec<Prefix> {
@@ -69,6 +71,7 @@ fn of_service(name: &ServiceName, kind: &str) -> Prefix {
         "services" => Prefix::from(&RecordKey::Service(name.clone())),
         "policies" => Prefix::from(&RecordKey::Policy(name.clone())),
         "endpoints" => Prefix::endpoints(name, None),
+        "health" => Prefix::health(name, None),
         "shards" => Prefix::shards(name, None),
         _ => Prefix::moves(name),
     }
@@ -118,9 +121,15 @@ impl View {
             (Record::Service(value), Some(of)) => of.service = Some(At { value, revision }),
             (Record::Policy(value), Some(of)) => of.policy = Some(At { value, revision }),
             (Record::Endpoint(value), Some(of)) => of.endpoints.push(At { value, revision }),
+            (Record::Verdict(value), Some(of)) => {
+                if let RecordKey::Health(_, region, instance) = key {
+                    of.health.put(region, instance, value);
+                }
+            }
             (Record::Move(value), Some(of)) => of.moves.push(value),
             (Record::Regions(value), _) => self.regions = At { value, revision },
             (Record::RoundTrips(value), _) => self.round_trips = value,
+            (Record::Hosts(value), _) => self.hosts = At { value, revision },
             // Keys of services name one, and `decode` gives what belongs at the key.
             (_, None) => {}
         }

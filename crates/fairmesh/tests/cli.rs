@@ -7,6 +7,7 @@ mod cli {
     pub(crate) mod calls;
     pub(crate) mod changes;
     pub(crate) mod endpoints;
+    pub(crate) mod hosts;
     pub(crate) mod moves;
     pub(crate) mod refusals;
     pub(crate) mod restarts;

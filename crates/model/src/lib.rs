@@ -6,13 +6,13 @@
 //! and every reader would have to validate again.
 
 pub mod arith;
-<<<<<<< HEAD
 mod balancing;
-=======
 mod counted;
->>>>>>> wt-left
+mod capacity;
 mod endpoint;
 mod error;
+mod health;
+mod hosts;
 mod identity;
 mod key;
 mod location;
@@ -26,13 +26,13 @@ mod shard;
 pub mod spec;
 mod topology;
 
-<<<<<<< HEAD
 pub use balancing::{Balancing, BalancingPolicy, LoadSignal, Outliers, Score};
-=======
 pub use counted::{Counted, counted};
->>>>>>> wt-left
+pub use capacity::{Capacities, Capacity};
 pub use endpoint::{Endpoint, EndpointState, FULL_WEIGHT, MAX_WEIGHT};
 pub use error::Invalid;
+pub use health::{Force, HealthCheck, Judged, MAX_CAUSE, Probe, Verdict, Verdicts, bounded_cause};
+pub use hosts::{AddressPrefix, FULL_SPEED, Hosts};
 pub use identity::Identity;
 pub use key::{KeyRange, ShardKey};
 pub use location::Location;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{Balancing, Invalid, Label, ServiceName};
+use crate::{Balancing, HealthCheck, Invalid, Label, ServiceName};
 
 /// How calls to a service are routed and protected. The default is right for a service nobody wrote a policy for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,6 +17,8 @@ pub struct Policy {
     pub timeout: Duration,
     /// When a failed try is made again.
     pub retries: Retries,
+    /// How endpoints are probed; `None` leaves that to callers' own experience.
+    pub health_check: Option<HealthCheck>,
 }
 
 impl Default for Policy {
@@ -27,6 +29,7 @@ impl Default for Policy {
             balancing: Balancing::default(),
             timeout: Duration::from_secs(15),
             retries: Retries::default(),
+            health_check: None,
         }
     }
 }
@@ -181,7 +184,8 @@ impl Policy {
         self.locality.validate().map_err(|e| e.within("locality"))?;
         self.balancing.validate().map_err(|e| e.within("balancing"))?;
         check_timeout("timeout", self.timeout)?;
-        self.retries.validate().map_err(|e| e.within("retries"))
+        self.retries.validate().map_err(|e| e.within("retries"))?;
+        self.health_check.as_ref().map_or(Ok(()), HealthCheck::validate).map_err(|e| e.within("healthCheck"))
     }
 }
 

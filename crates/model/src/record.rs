@@ -1,4 +1,4 @@
-use crate::{Endpoint, Policy, Regions, RoundTrips, Service, ShardMove};
+use crate::{Endpoint, Hosts, Policy, Regions, RoundTrips, Service, ShardMove, Verdict};
 
 /// What a RIB key holds, but for the parts of shard maps, which are encoded as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -9,12 +9,16 @@ pub enum Record {
     Endpoint(Endpoint),
     /// At `policies/`.
     Policy(Policy),
+    /// At `health/`.
+    Verdict(Verdict),
     /// At `moves/`.
     Move(ShardMove),
     /// At `topology/regions`.
     Regions(Regions),
     /// At `topology/rtt`.
     RoundTrips(RoundTrips),
+    /// At `topology/hosts`.
+    Hosts(Hosts),
 }
 
 impl From<Service> for Record {

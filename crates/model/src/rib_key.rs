@@ -11,6 +11,8 @@ pub enum RecordKey {
     Service(ServiceName),
     /// `/t/{tenant}/endpoints/{service}/{region}/{instance}`
     Endpoint(ServiceName, Region, InstanceId),
+    /// `/t/{tenant}/health/{service}/{region}/{instance}`: what active checks found.
+    Health(ServiceName, Region, InstanceId),
     /// `/t/{tenant}/policies/{service}`
     Policy(ServiceName),
     /// `/t/{tenant}/shards/{service}/{part}/manifest`
@@ -25,6 +27,8 @@ pub enum RecordKey {
     Regions,
     /// `/g/topology/rtt`
     RoundTrips,
+    /// `/g/topology/hosts`
+    Hosts,
 }
 
 /// Which record a history entry is about.
@@ -98,6 +102,15 @@ impl Prefix {
         }
     }
 
+    /// What active checks found of a service's endpoints, of one region or of all.
+    pub fn health(service: &ServiceName, region: Option<&Region>) -> Self {
+        let ServiceName { tenant, service } = service;
+        match region {
+            Some(region) => Self(format!("/t/{tenant}/health/{service}/{region}/")),
+            None => Self(format!("/t/{tenant}/health/{service}/")),
+        }
+    }
+
     /// The shard map of a service: one part, or all.
     pub fn shards(service: &ServiceName, part: Option<&ShardPart>) -> Self {
         let ServiceName { tenant, service } = service;
@@ -117,7 +130,7 @@ impl Prefix {
         Self(format!("/t/{}/history/{kind}/{}/", service.tenant, service.service))
     }
 
-    /// Regions and round trips.
+    /// Regions, round trips and hosts.
     pub fn topology() -> Self {
         Self("/g/topology/".into())
     }
@@ -187,12 +200,13 @@ impl RecordKey {
         match self {
             Self::Service(service)
             | Self::Endpoint(service, ..)
+            | Self::Health(service, ..)
             | Self::Policy(service)
             | Self::ShardManifest(service, _)
             | Self::ShardChunk(service, ..)
             | Self::Move(service, _)
             | Self::History(_, service, _) => Some(service),
-            Self::Regions | Self::RoundTrips => None,
+            Self::Regions | Self::RoundTrips | Self::Hosts => None,
         }
     }
 
@@ -215,9 +229,15 @@ impl RecordKey {
         Some(match segments[..] {
             ["g", "topology", "regions"] => Self::Regions,
             ["g", "topology", "rtt"] => Self::RoundTrips,
+            ["g", "topology", "hosts"] => Self::Hosts,
             ["t", tenant, "services", service] => Self::Service(named(tenant, service)?),
             ["t", tenant, "policies", service] => Self::Policy(named(tenant, service)?),
             ["t", tenant, "endpoints", service, region, instance] => Self::Endpoint(
+                named(tenant, service)?,
+                Region::new(region).ok()?,
+                InstanceId::new(instance).ok()?,
+            ),
+            ["t", tenant, "health", service, region, instance] => Self::Health(
                 named(tenant, service)?,
                 Region::new(region).ok()?,
                 InstanceId::new(instance).ok()?,
@@ -257,6 +277,7 @@ impl fmt::Display for RecordKey {
         let Some(ServiceName { tenant, service }) = self.service() else {
             return f.write_str(match self {
                 Self::Regions => "/g/topology/regions",
+                Self::Hosts => "/g/topology/hosts",
                 _ => "/g/topology/rtt",
             });
         };
@@ -266,6 +287,9 @@ impl fmt::Display for RecordKey {
             Self::Endpoint(_, region, instance) => {
                 write!(f, "/t/{tenant}/endpoints/{service}/{region}/{instance}")
             }
+            Self::Health(_, region, instance) => {
+                write!(f, "/t/{tenant}/health/{service}/{region}/{instance}")
+            }
             Self::ShardManifest(_, part) => write!(f, "/t/{tenant}/shards/{service}/{part}/manifest"),
             Self::ShardChunk(_, part, hash) => write!(f, "/t/{tenant}/shards/{service}/{part}/chunks/{hash}"),
             Self::Move(_, shard) => write!(f, "/t/{tenant}/moves/{service}/{shard}"),
@@ -273,7 +297,7 @@ impl fmt::Display for RecordKey {
             Self::History(kind, _, revision) => {
                 write!(f, "/t/{tenant}/history/{kind}/{service}/{revision:020}")
             }
-            Self::Regions | Self::RoundTrips => Ok(()),
+            Self::Regions | Self::RoundTrips | Self::Hosts => Ok(()),
         }
     }
 }
@@ -289,6 +313,7 @@ mod tests {
         let keys = [
             RecordKey::Service(cart.clone()),
             RecordKey::Endpoint(cart.clone(), eu.clone(), InstanceId::new("cart-0:80").unwrap()),
+            RecordKey::Health(cart.clone(), eu.clone(), InstanceId::new("cart-0:80").unwrap()),
             RecordKey::Policy(cart.clone()),
             RecordKey::ShardManifest(cart.clone(), ShardPart::Ranges),
             RecordKey::ShardChunk(cart.clone(), ShardPart::Region(eu), ChunkHash(7)),
@@ -296,6 +321,7 @@ mod tests {
             RecordKey::History(HistoryKind::Policies, cart, 42),
             RecordKey::Regions,
             RecordKey::RoundTrips,
+            RecordKey::Hosts,
         ];
         for key in keys {
             assert_eq!(RecordKey::parse(&key.to_string()), Ok(key));

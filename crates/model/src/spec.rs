@@ -7,6 +7,8 @@
 
 mod balancing;
 mod endpoints;
+mod health;
+mod hosts;
 mod policy;
 mod route;
 mod service;
@@ -18,6 +20,8 @@ use serde::{Deserialize, Serialize};
 
 pub use balancing::{BalancingSpec, OutliersSpec, ScoreSpec};
 pub use endpoints::{EndpointSpec, EndpointsSpec};
+pub use health::{GrpcProbeSpec, HealthCheckSpec, HttpProbeSpec, TcpProbeSpec};
+pub use hosts::{HostPrefixSpec, HostTypeSpec, HostsSpec};
 pub use policy::{LocalitySpec, PolicySpec, RetriesSpec};
 pub use route::{GrpcSpec, HeaderSpec, MatchSpec, PathSpec, RouteSpec, TargetSpec};
 pub use service::ServiceSpec;
@@ -25,7 +29,7 @@ pub use shards::{IntervalSpec, ReplicaSpec, ShardMapSpec, ShardSpec};
 pub use text::{KeyText, read_duration, write_duration};
 pub use topology::{RegionSpec, RoundTripSpec, TopologySpec};
 
-use crate::{Endpoint, Invalid, Policy, Regions, RoundTrips, Service, ServiceName, ShardMap};
+use crate::{Endpoint, Hosts, Invalid, Policy, Regions, RoundTrips, Service, ServiceName, ShardMap};
 
 /// One document of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +42,8 @@ pub enum Document {
     Policy(PolicySpec),
     /// Regions and the round trips between them.
     Topology(TopologySpec),
+    /// How fast the fleet's machines are.
+    Hosts(HostsSpec),
     /// Which replicas hold which keys of a service.
     ShardMap(ShardMapSpec),
     /// Endpoints of a service.
@@ -54,6 +60,8 @@ pub enum Plan {
     Policy(ServiceName, Policy),
     /// Regions and the round trips between them.
     Topology(Regions, RoundTrips),
+    /// How fast the fleet's machines are.
+    Hosts(Hosts),
     /// Which replicas hold which keys of a service; version 0 where the document names none.
     ShardMap(ServiceName, ShardMap),
     /// Endpoints of a service.
@@ -62,7 +70,7 @@ pub enum Plan {
 
 impl Document {
     /// Every value of `kind`, as written.
-    pub const KINDS: [&str; 5] = ["Service", "Policy", "Topology", "ShardMap", "Endpoints"];
+    pub const KINDS: [&str; 6] = ["Service", "Policy", "Topology", "Hosts", "ShardMap", "Endpoints"];
 
     /// The value of `kind`.
     pub fn kind(&self) -> &'static str {
@@ -70,6 +78,7 @@ impl Document {
             Self::Service(_) => "Service",
             Self::Policy(_) => "Policy",
             Self::Topology(_) => "Topology",
+            Self::Hosts(_) => "Hosts",
             Self::ShardMap(_) => "ShardMap",
             Self::Endpoints(_) => "Endpoints",
         }
@@ -90,6 +99,7 @@ impl Document {
                 let (regions, round_trips) = spec.plan()?;
                 Plan::Topology(regions, round_trips)
             }
+            Self::Hosts(spec) => Plan::Hosts(spec.plan()?),
             Self::ShardMap(spec) => {
                 let (name, map) = spec.plan()?;
                 Plan::ShardMap(name, map)
@@ -109,6 +119,7 @@ impl From<&Plan> for Document {
             Plan::Service(name, service) => Self::Service(ServiceSpec::of(name, service)),
             Plan::Policy(name, policy) => Self::Policy(PolicySpec::of(name, policy)),
             Plan::Topology(regions, round_trips) => Self::Topology(TopologySpec::of(regions, round_trips)),
+            Plan::Hosts(hosts) => Self::Hosts(HostsSpec::of(hosts)),
             Plan::ShardMap(name, map) => Self::ShardMap(ShardMapSpec::of(name, map)),
             Plan::Endpoints(name, endpoints) => Self::Endpoints(EndpointsSpec::of(name, endpoints)),
         }

@@ -10,7 +10,7 @@ mod tree;
 
 use fairmesh_model::{
     Invalid,
-    spec::{self, EndpointsSpec, Plan, PolicySpec, ServiceSpec, ShardMapSpec, TopologySpec},
+    spec::{self, EndpointsSpec, HostsSpec, Plan, PolicySpec, ServiceSpec, ShardMapSpec, TopologySpec},
 };
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_saphyr::{Options, Spanned, options::NonFiniteFloatPolicy};
@@ -79,6 +79,7 @@ fn document(piece: &Piece<'_>) -> Result<Document, Place> {
         "Service" => spec::Document::Service(body::<ServiceSpec>(piece)?),
         "Policy" => spec::Document::Policy(body::<PolicySpec>(piece)?),
         "Topology" => spec::Document::Topology(body::<TopologySpec>(piece)?),
+        "Hosts" => spec::Document::Hosts(body::<HostsSpec>(piece)?),
         "ShardMap" => spec::Document::ShardMap(body::<ShardMapSpec>(piece)?),
         "Endpoints" => spec::Document::Endpoints(body::<EndpointsSpec>(piece)?),
         unknown => {

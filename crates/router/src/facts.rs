@@ -1,8 +1,8 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use fairmesh_model::{
-    Endpoint, EndpointState, InstanceId, Location, Policy, Protocol, Regions, RoundTrips, Service,
-    ServiceName,
+    Endpoint, EndpointState, Hosts, InstanceId, Location, Policy, Protocol, Regions, RoundTrips, Service,
+    ServiceName, Verdict, Verdicts,
 };
 
 use crate::{Reported, Shards};
@@ -26,6 +26,10 @@ pub struct Facts<'a> {
     pub regions: &'a Regions,
     /// Round trips between them.
     pub round_trips: &'a RoundTrips,
+    /// How fast the machines of endpoints are.
+    pub hosts: &'a Hosts,
+    /// What active checks found of the endpoints.
+    pub health: &'a Verdicts,
     /// The caller's id, hashed by [`fairmesh_model::arith::hash_text`]; the same after its restart.
     pub client: u64,
 }
@@ -41,8 +45,12 @@ pub struct EndpointTarget {
     pub location: Location,
     /// Whether it should get calls.
     pub state: EndpointState,
-    /// Its relative compute power in thousandths.
+    /// Its own weight in thousandths.
     pub weight: u32,
+    /// The speed of its machine in thousandths of an ordinary one.
+    pub speed: u32,
+    /// What it can do, by which it is picked: the two together, in thousandths of an ordinary instance.
+    pub power: u32,
     /// What it speaks.
     pub protocol: Protocol,
     /// The metric to read of its load reports, where the service is balanced by one.
@@ -53,7 +61,7 @@ pub struct EndpointTarget {
 
 impl EndpointTarget {
     pub(crate) fn new(
-        endpoint: &Endpoint,
+        (endpoint, hosts): (&Endpoint, &Hosts),
         protocol: Protocol,
         metric: Option<&Arc<str>>,
         by_latency: bool,
@@ -64,6 +72,8 @@ impl EndpointTarget {
             location: endpoint.location.clone(),
             state: endpoint.state,
             weight: endpoint.weight,
+            speed: hosts.speed(endpoint),
+            power: hosts.power(endpoint),
             protocol,
             metric: metric.cloned(),
             by_latency,
@@ -94,6 +104,8 @@ pub struct Candidate<'a> {
     /// Whether it is one of the endpoints that this client keeps to within its ring: those of a ring that is not in use
     /// are chosen already. True of whatever may be called for services called by key, whose endpoints the key chooses.
     pub in_subset: bool,
+    /// What active checks last found of it, whether it has force or not.
+    pub verdict: Option<&'a Verdict>,
     /// Calls begun and not finished, without streams.
     pub outstanding: u32,
     /// Calls that turned out to be streams and have not ended.

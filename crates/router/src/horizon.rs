@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use fairmesh_model::{EndpointState, Locality, Region, ReplicaState, Ring};
+use fairmesh_model::{EndpointState, Force, Locality, Region, ReplicaState, Ring};
 
 use crate::{Facts, Reach};
 
@@ -22,29 +22,36 @@ pub(crate) enum Class {
     Serving,
     /// It serves, and gives up its copy of the shard.
     Stopping,
+    /// It serves, and active checks say that it is not well.
+    Unhealthy,
     /// It should not be called and may still answer.
     LastResort,
 }
 
 impl Class {
-    /// The class of an endpoint, or `None` of one that may not be called at all.
-    pub(crate) fn of(state: EndpointState) -> Option<Self> {
+    /// The class of an endpoint of which active checks speak with this force, or `None` of one that may not be called at
+    /// all.
+    pub(crate) fn of(state: EndpointState, force: Force) -> Option<Self> {
         match state {
             EndpointState::Starting => None,
-            EndpointState::Serving => Some(Self::Serving),
+            EndpointState::Serving => Some(match force {
+                Force::None => Self::Serving,
+                Force::Penalty => Self::Unhealthy,
+                Force::Exclusion => Self::LastResort,
+            }),
             // One class: preferring the few that drain to the many that were lost at once would overrun those.
             EndpointState::Draining | EndpointState::Lost => Some(Self::LastResort),
         }
     }
 
-    /// The class of a copy at an endpoint, or `None` of one that may not be called at all.
-    pub(crate) fn of_copy(state: EndpointState, copy: ReplicaState) -> Option<Self> {
+    /// The class of a copy at an endpoint of this class, or `None` of one that may not be called at all.
+    pub(crate) fn of_copy(endpoint: Self, copy: ReplicaState) -> Option<Self> {
         let class = match copy {
             ReplicaState::Starting => return None,
             ReplicaState::Serving => Self::Serving,
             ReplicaState::Stopping => Self::Stopping,
         };
-        Self::of(state).map(|endpoint| endpoint.max(class))
+        Some(endpoint.max(class))
     }
 }
 
@@ -104,7 +111,8 @@ impl Horizon {
         let class = match rank / (2 * rings) {
             0 => "",
             1 => ", only copies that stop",
-            _ => ", only draining or lost endpoints, as a last resort",
+            2 => ", only endpoints that active checks found unhealthy",
+            _ => ", only draining, lost or surely unhealthy endpoints, as a last resort",
         };
         format!("{bound}{drained}{class}")
     }

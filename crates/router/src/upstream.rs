@@ -1,7 +1,7 @@
 use std::{sync::Arc, time::Duration};
 
 use fairmesh_balancer::{Lease, Members, Outcome, Slots, Terms};
-use fairmesh_model::{BalancingPolicy, Policy, Protocol, Role, ServiceName};
+use fairmesh_model::{BalancingPolicy, Policy, Protocol, Region, Role, ServiceName, Verdict};
 
 use crate::{
     Ask, Candidate, EndpointTarget, Facts, Headers, LoadReport, Picked, Reach, Reported, RequestView, Routed,
@@ -38,6 +38,8 @@ pub struct Upstream {
     policy: Policy,
     protocol: Protocol,
     horizon: Horizon,
+    /// The regions whose verdicts are ignored.
+    panics: Box<[Region]>,
     /// What to say when no endpoint can be called at all.
     nothing: Unroutable,
     _lease: Lease,
@@ -108,6 +110,7 @@ struct Holder {
 struct Standing {
     reach: Reach,
     in_subset: bool,
+    verdict: Option<Verdict>,
 }
 
 /// Why a call goes where it goes.
@@ -219,6 +222,11 @@ impl Upstream {
         self.targets.get(index as usize)?.as_ref()
     }
 
+    /// The regions in which what active checks found is ignored, since it speaks against more than half of what serves there.
+    pub fn panics(&self) -> &[Region] {
+        &self.panics
+    }
+
     /// Every endpoint known, those that may not be called included, by index.
     pub fn candidates(&self) -> impl Iterator<Item = Candidate<'_>> {
         (0..).zip(self.targets.iter().zip(&self.standings)).filter_map(|(index, (target, standing))| {
@@ -227,6 +235,7 @@ impl Upstream {
                 target: target.as_ref()?,
                 reach: &standing.reach,
                 in_subset: standing.in_subset,
+                verdict: standing.verdict.as_ref(),
                 outstanding: self.slots.outstanding(index),
                 streams: self.slots.streams(index),
                 failures: self.slots.failures(index),

@@ -1,19 +1,14 @@
 use std::time::Duration;
 
-<<<<<<< HEAD
 use fairmesh_balancer::{Handicap, LoadReport, Reported, SCORE_BITS, Standing};
-use fairmesh_model::BalancingPolicy;
-=======
-use fairmesh_balancer::{Handicap, LoadReport, Reported, Standing};
-use fairmesh_model::counted;
->>>>>>> wt-left
+use fairmesh_model::{BalancingPolicy, FULL_SPEED, counted};
 
-use crate::Upstream;
+use crate::{EndpointTarget, Upstream};
 
 /// One step of a decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Which step it is: `route`, `shard`, `region`, `subset`, `pick`.
+    /// Which step it is: `route`, `shard`, `region`, `health`, `subset`, `pick`.
     pub title: &'static str,
     /// What was decided and from what.
     pub detail: String,
@@ -64,6 +59,7 @@ impl fairmesh_balancer::Witness for Notes<'_> {
                 format!("so a load of {}.{:03}", load / 1000, load % 1000)
             }
         };
+        let weighed = weighed(target);
         let against = match handicap {
             Handicap::None => "",
             Handicap::Penalised => ", penalised for recent failures",
@@ -75,24 +71,27 @@ impl fairmesh_balancer::Witness for Notes<'_> {
         let report = report.map(|report| describe(report, self.now)).unwrap_or_default();
         self.note("pick", || {
             format!(
-                "considered {} at {} in {}: {outstanding} outstanding at weight {weight}, {load}{against}{alarm}{report}",
+                "considered {} at {} in {}: {outstanding} outstanding at {weighed}, {load}{against}{alarm}{report}",
                 target.instance, target.address, target.location.region,
             )
         });
     }
 }
 
+/// `weight 1000`, and with the speed of a machine that is not an ordinary one, `power 1250 (weight 1000, host speed 1250)`.
+fn weighed(EndpointTarget { weight, speed, power, .. }: &EndpointTarget) -> String {
+    match *speed {
+        FULL_SPEED => format!("weight {weight}"),
+        _ => format!("power {power} (weight {weight}, host speed {speed})"),
+    }
+}
+
 /// `; reports 3 requests, 12 ms ago`.
-<<<<<<< HEAD
 fn describe(Reported { load, at }: Reported, now: u64) -> String {
     let LoadReport { requests, streams, cpu, metric } = load;
-    let requests = requests.map(|requests| format!("{requests} requests"));
-    let streams = streams.map(|streams| format!("{streams} streams"));
-    let metric = metric.map(|metric| format!("{}.{:03} of its metric", metric / 1000, metric % 1000));
-=======
-fn describe(Reported { load: LoadReport { requests, cpu }, at }: Reported, now: u64) -> String {
     let requests = requests.map(|requests| counted(requests as usize, "request").to_string());
->>>>>>> wt-left
+    let streams = streams.map(|streams| counted(streams as usize, "stream").to_string());
+    let metric = metric.map(|metric| format!("{}.{:03} of its metric", metric / 1000, metric % 1000));
     let cpu = cpu.map(|cpu| format!("{}.{} % CPU", cpu / 10, cpu % 10));
     let load: Vec<_> = requests.into_iter().chain(streams).chain(cpu).chain(metric).collect();
     let ago = Duration::from_nanos(now.saturating_sub(at));

@@ -5,9 +5,9 @@
 use std::sync::Arc;
 
 use fairmesh_model::{
-    Location, Region, Regions, Role, RoundTrips, ShardKey,
+    Hosts, Location, Region, Regions, Role, RoundTrips, ShardKey, Verdicts,
     arith::Generator,
-    spec::{EndpointsSpec, PolicySpec, ServiceSpec, ShardMapSpec, TopologySpec},
+    spec::{EndpointsSpec, HostsSpec, PolicySpec, ServiceSpec, ShardMapSpec, TopologySpec},
 };
 use fairmesh_router::{Ask, Facts, RequestView, Shards, Upstream};
 use serde_json::{Value, json};
@@ -30,10 +30,16 @@ struct Fleet {
     policy: Value,
     endpoints: Value,
     topology: Value,
+    hosts: Value,
     shard_map: Value,
 }
 
 impl Fleet {
+    fn replicated(policy: Value, endpoints: Value) -> Self {
+        let [topology, hosts, shard_map] = [Value::Null, Value::Null, Value::Null];
+        Self { kind: "replicated", policy, endpoints, topology, hosts, shard_map }
+    }
+
     fn compile(&self) -> Upstream {
         let service = json!({"name": "shop/cart", "type": self.kind, "protocol": "http1"});
         let (name, service) = read::<ServiceSpec>(&service).plan().unwrap();
@@ -42,6 +48,10 @@ impl Fleet {
         let (regions, round_trips) = match &self.topology {
             Value::Null => (Regions::default(), RoundTrips::default()),
             topology => read::<TopologySpec>(topology).plan().unwrap(),
+        };
+        let hosts = match &self.hosts {
+            Value::Null => Hosts::default(),
+            hosts => read::<HostsSpec>(hosts).plan().unwrap(),
         };
         let shards = (!self.shard_map.is_null()).then(|| {
             let (_, map) = read::<ShardMapSpec>(&self.shard_map).plan().unwrap();
@@ -57,6 +67,8 @@ impl Fleet {
             location: &location,
             regions: &regions,
             round_trips: &round_trips,
+            hosts: &hosts,
+            health: &Verdicts::default(),
             client: CLIENT,
         };
         Upstream::compile(&facts, &Arc::default(), None)
@@ -65,7 +77,7 @@ impl Fleet {
     fn write(&self) -> Value {
         json!({
             "caller": {"region": "eu", "client": hex(CLIENT)}, "type": self.kind, "policy": self.policy,
-            "endpoints": self.endpoints, "topology": self.topology, "shardMap": self.shard_map,
+            "endpoints": self.endpoints, "topology": self.topology, "hosts": self.hosts, "shardMap": self.shard_map,
         })
     }
 }
@@ -109,13 +121,7 @@ fn routes() {
             "split": [{"service": "shop/off", "weight": 0}, {"service": "shop/writer", "weight": 3}]},
         {"name": "cart", "match": {"path": {"prefix": "/cart/"}}},
     ]});
-    let fleet = Fleet {
-        kind: "replicated",
-        policy: policy.clone(),
-        endpoints: endpoints(&[]),
-        topology: Value::Null,
-        shard_map: Value::Null,
-    };
+    let fleet = Fleet::replicated(policy.clone(), endpoints(&[]));
     let upstream = fleet.compile();
     let requests = [
         ("", "/cart/items", "GET", "", false),
@@ -203,11 +209,14 @@ fn rings() {
         (without(&["eu", "near", "asia"]), policy(json!({"rings": ["35ms"]}), 20)),
         (without(&["eu"]), policy(json!({"localOnly": true}), 20)),
         (unwell, default.clone()),
-        (Vec::new(), default),
+        (Vec::new(), default.clone()),
     ];
-    let cases = cases.into_iter().map(|(list, policy)| {
+    let fast = json!({"types": [{"name": "fast", "speed": 2500}], "prefixes": [{"prefix": "10.0.0.0/8", "hostType": "fast"}]});
+    let cases = cases.into_iter().map(|(list, policy)| (list, policy, Value::Null));
+    let cases = cases.chain([(everywhere.to_vec(), default, fast)]);
+    let cases = cases.map(|(list, policy, hosts)| {
         let fleet =
-            Fleet { kind: "replicated", policy, endpoints: endpoints(&list), topology: topology(), shard_map: Value::Null };
+            Fleet { kind: "replicated", policy, endpoints: endpoints(&list), topology: topology(), hosts, shard_map: Value::Null };
         let upstream = fleet.compile();
         let mut reach: Vec<_> = upstream
             .candidates()
@@ -245,8 +254,14 @@ fn calls_by_key() {
             replica("h", "secondary", "serving"), replica("b", "secondary", "serving")]},
     ]});
     let policy = json!({"service": "shop/cart"});
-    let sharded =
-        Fleet { kind: "sharded", policy, endpoints: endpoints(&list), topology: topology(), shard_map: map };
+    let sharded = Fleet {
+        kind: "sharded",
+        policy,
+        endpoints: endpoints(&list),
+        topology: topology(),
+        hosts: Value::Null,
+        shard_map: map,
+    };
     let hashed = Fleet { kind: "consistent-hash", shard_map: Value::Null, ..sharded.clone() };
     let calls = |fleet: &Fleet, keys: &[Option<u128>], roles: &[Option<&str>]| {
         let upstream = fleet.compile();

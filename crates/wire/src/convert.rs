@@ -4,6 +4,8 @@
 //! error. Durations are whole milliseconds or microseconds on the wire, as each field says; the rest is cut off.
 
 mod endpoint;
+mod health;
+mod hosts;
 mod policy;
 mod revision;
 mod shard;

@@ -39,9 +39,11 @@ pub fn encode(record: &Record) -> Bytes {
         Record::Service(record) => bytes(&v1::Service::from(record)),
         Record::Endpoint(record) => bytes(&v1::Endpoint::from(record)),
         Record::Policy(record) => bytes(&v1::Policy::from(record)),
+        Record::Verdict(record) => bytes(&v1::Verdict::from(record)),
         Record::Move(record) => bytes(&v1::ShardMove::from(record)),
         Record::Regions(record) => bytes(&v1::Regions::from(record)),
         Record::RoundTrips(record) => bytes(&v1::RoundTrips::from(record)),
+        Record::Hosts(record) => bytes(&v1::Hosts::from(record)),
     }
 }
 
@@ -54,10 +56,12 @@ pub fn decode(key: &RecordKey, value: &[u8]) -> Result<Record, Invalid> {
     let record = match key {
         RecordKey::Service(_) => Record::Service(message::<v1::Service>(value)?.try_into()?),
         RecordKey::Endpoint(..) => Record::Endpoint(message::<v1::Endpoint>(value)?.try_into()?),
+        RecordKey::Health(..) => Record::Verdict(message::<v1::Verdict>(value)?.try_into()?),
         RecordKey::Policy(_) => Record::Policy(message::<v1::Policy>(value)?.try_into()?),
         RecordKey::Move(..) => Record::Move(message::<v1::ShardMove>(value)?.try_into()?),
         RecordKey::Regions => Record::Regions(message::<v1::Regions>(value)?.try_into()?),
         RecordKey::RoundTrips => Record::RoundTrips(message::<v1::RoundTrips>(value)?.try_into()?),
+        RecordKey::Hosts => Record::Hosts(message::<v1::Hosts>(value)?.try_into()?),
         RecordKey::ShardManifest(..) | RecordKey::ShardChunk(..) | RecordKey::History(..) => {
             let problem = format!("{key} holds no record of its own");
             return Err(Invalid::new("key", problem, "read shard maps and history as a whole"));

@@ -5,6 +5,8 @@ use crate::{
     v1::{
         admin_client::AdminClient,
         admin_server::{Admin, AdminServer},
+        checker_client::CheckerClient,
+        checker_server::{Checker, CheckerServer},
         imbalance_client::ImbalanceClient,
         imbalance_server::{Imbalance, ImbalanceServer},
         registry_client::RegistryClient,
@@ -36,6 +38,8 @@ limited! {
     rib_server, rib_client: Rib, RibServer, RibClient;
     /// The registry with [`MAX_MESSAGE`] both ways.
     registry_server, registry_client: Registry, RegistryServer, RegistryClient;
+    /// Health checkers with [`MAX_MESSAGE`] both ways.
+    checker_server, checker_client: Checker, CheckerServer, CheckerClient;
     /// Administration with [`MAX_MESSAGE`] both ways.
     admin_server, admin_client: Admin, AdminServer, AdminClient;
     /// Usage and waste with [`MAX_MESSAGE`] both ways.

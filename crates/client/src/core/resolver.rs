@@ -24,7 +24,7 @@ use tokio::{
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::{Lane, Subscription};
+use super::{Lane, Subscription, View};
 use age::Age;
 
 /// Who asks and whom.
@@ -128,6 +128,7 @@ impl<L: Lane> Resolver<L> {
         let around = tracked::Surroundings {
             regions: Default::default(),
             round_trips: Default::default(),
+            hosts: Default::default(),
             location: config.location.clone(),
             client: hash_text(&config.client_id),
         };
@@ -139,6 +140,16 @@ impl<L: Lane> Resolver<L> {
     /// What is known of a service; asks for it when it is used for the first time.
     pub fn subscription(&self, name: &ServiceName) -> Arc<Subscription<L>> {
         self.registered.get(name)
+    }
+
+    /// In how many regions of the services in use verdicts are ignored now.
+    pub fn health_panics(&self) -> u64 {
+        let by_name = self.registered.by_name.lock().unwrap_or_else(PoisonError::into_inner);
+        let panics = by_name.values().map(|listed| match &*listed.subscription.view() {
+            View::Ready(ready) => ready.upstream.panics().len() as u64,
+            _ => 0,
+        });
+        panics.sum()
     }
 
     /// The connection to the agent.

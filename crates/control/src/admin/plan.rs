@@ -65,12 +65,15 @@ fn wish(op: v1::Op) -> Result<Wish, Invalid> {
     };
     let written_here = matches!(
         key,
-        RecordKey::Service(_) | RecordKey::Policy(_) | RecordKey::Regions | RecordKey::RoundTrips
+        RecordKey::Service(_)
+            | RecordKey::Policy(_)
+            | RecordKey::Regions
+            | RecordKey::RoundTrips
+            | RecordKey::Hosts
     );
     if !written_here {
         let problem = format!("{key} is not configuration");
-        let hint =
-            "apply services, policies and topology; register endpoints and shard maps with the registry";
+        let hint = "apply services, policies, topology and hosts; register endpoints and shard maps with the registry";
         return Err(Invalid::new("key", problem, hint));
     }
     // In the one encoding of each record, so that equal bytes mean that nothing changes.

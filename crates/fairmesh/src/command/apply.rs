@@ -48,7 +48,7 @@ struct Done {
     outcome: &'static str,
 }
 
-/// Writes what the files say: services, policies and topology all or none, then shard maps one by one.
+/// Writes what the files say: services, policies, topology and hosts all or none, then shard maps one by one.
 pub(crate) async fn run(args: ApplyArgs) -> Result<ExitCode, Failure> {
     let wanted = manifests::load(&args.files)?;
     let connection = connect::connect(&args.reach).await?;

@@ -1,5 +1,6 @@
 //! `fairmesh describe`.
 
+mod host;
 mod service;
 
 use std::process::ExitCode;
@@ -22,7 +23,7 @@ pub(crate) struct DescribeArgs {
     /// What to describe.
     #[arg(value_enum)]
     kind: Kind,
-    /// Its name: tenant/service, tenant/service/instance for an endpoint, or a region.
+    /// Its name: tenant/service, tenant/service/instance for an endpoint, a region, or a host type.
     name: String,
     #[command(flatten)]
     reach: Reach,
@@ -42,6 +43,9 @@ enum Kind {
     /// A region, and what runs there.
     #[value(alias = "regions")]
     Region,
+    /// A host type, and what runs on machines of it.
+    #[value(alias = "hosts")]
+    Host,
 }
 
 /// Describes.
@@ -51,7 +55,7 @@ pub(crate) async fn run(args: DescribeArgs) -> Result<ExitCode, Failure> {
         Kind::Service => {
             let name: ServiceName = typed(args.name.parse())?;
             let view = read(&args.reach, Scope::Service(name.clone())).await?;
-            service::describe(&name, view.service(&name)?, format)?;
+            service::describe(&name, &view, format)?;
         }
         Kind::Endpoint => {
             let (service, instance) = instance(&args.name)?;
@@ -62,6 +66,11 @@ pub(crate) async fn run(args: DescribeArgs) -> Result<ExitCode, Failure> {
             let region: Region = typed(args.name.parse())?;
             let view = read(&args.reach, Scope::All).await?;
             describe_region(&region, &view, format)?;
+        }
+        Kind::Host => {
+            let host_type = typed(args.name.parse())?;
+            let view = read(&args.reach, Scope::All).await?;
+            host::describe(&host_type, &view, format)?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -103,6 +112,11 @@ fn endpoint(
     item["service"] = json!(service.to_string());
     item["state"] = json!(value.state);
     item["weight"] = json!(value.weight);
+    item["hostType"] = json!(view.hosts.value.host_type(value));
+    item["hostSpeed"] = json!(view.hosts.value.speed(value));
+    item["power"] = json!(view.hosts.value.power(value));
+    let health = crate::command::get::health_rows(service, view.service(service)?, &view.hosts.value).items;
+    item["health"] = health.into_iter().find(|one| one["instance"] == item["instance"]).into();
     item["revision"] = json!(revision);
     output::print_one(format, &item, &output::yaml(&item)?)
 }

@@ -53,7 +53,7 @@ pub(crate) async fn run(args: DiffArgs) -> Result<ExitCode, Failure> {
             | Plan::Policy(name, _)
             | Plan::ShardMap(name, _)
             | Plan::Endpoints(name, _) => Some(name.clone()),
-            Plan::Topology(..) => None,
+            Plan::Topology(..) | Plan::Hosts(_) => None,
         };
         let view = match scope {
             Some(name) => View::read(&connection, &Scope::Service(name), EVERY_KIND).await?,
@@ -76,6 +76,8 @@ fn stored(plan: &Plan, view: &View) -> Option<Plan> {
         }
         Plan::Topology(..) if view.regions.value.regions.is_empty() => None,
         Plan::Topology(..) => Some(Plan::Topology(view.regions.value.clone(), view.round_trips.clone())),
+        Plan::Hosts(_) if view.hosts.value.is_empty() => None,
+        Plan::Hosts(_) => Some(Plan::Hosts(view.hosts.value.clone())),
         Plan::Endpoints(..) => None,
     }
 }

@@ -124,6 +124,8 @@ async fn compile(
         location: &caller.location,
         regions: &view.regions.value,
         round_trips: &view.round_trips,
+        hosts: &view.hosts.value,
+        health: &one.health,
         client: caller.id,
     };
     let revisions = one.endpoints.iter().map(|endpoint| endpoint.revision);

@@ -1,6 +1,8 @@
 //! `fairmesh get`.
 
 mod fleet;
+mod health;
+mod hosts;
 mod policies;
 mod services;
 mod shards;
@@ -20,6 +22,7 @@ use crate::{
 };
 
 pub(crate) use fleet::{MOVES_HEAD, add_moves};
+pub(crate) use health::of_service as health_rows;
 pub(crate) use policies::summary as policy_summary;
 pub(crate) use services::{endpoints as endpoint_rows, words as service_words};
 pub(crate) use shards::one_map;
@@ -50,6 +53,8 @@ pub(crate) enum Kind {
     /// Running copies of services.
     #[value(alias = "endpoint")]
     Endpoints,
+    /// What active health checks found of endpoints.
+    Health,
     /// Written policies; a service without one has the default.
     #[value(aliases = ["policy"])]
     Policies,
@@ -59,6 +64,9 @@ pub(crate) enum Kind {
     /// Regions and the round trips between them.
     #[value(aliases = ["region", "topology"])]
     Regions,
+    /// Host types with their speeds, and how many endpoints run on each.
+    #[value(aliases = ["host", "hosttypes"])]
+    Hosts,
     /// Shard moves under way.
     #[value(alias = "move")]
     Moves,
@@ -72,8 +80,9 @@ impl Kind {
     fn folders(self) -> &'static [&'static str] {
         match self {
             Self::Services => EVERY_KIND,
-            Self::Endpoints | Self::Regions => &["endpoints"],
+            Self::Endpoints | Self::Regions | Self::Hosts => &["endpoints"],
             Self::Watchers => &["services"],
+            Self::Health => &["endpoints", "health"],
             Self::Policies => &["policies"],
             Self::Shards => &["shards"],
             Self::Moves => &["moves"],
@@ -106,12 +115,14 @@ async fn list(connection: &Connection, args: &GetArgs) -> Result<Listing, Failur
     Ok(match args.kind {
         Kind::Services => services::services(&view),
         Kind::Endpoints => services::all_endpoints(&view),
+        Kind::Health => health::all(&view),
         Kind::Policies => policies::policies(&view),
         Kind::Shards => match &args.service {
             Some(name) => shards::one(&view, name)?,
             None => shards::maps(&view),
         },
         Kind::Regions => fleet::regions(&view),
+        Kind::Hosts => hosts::hosts(&view),
         Kind::Moves => fleet::moves(connection, &view).await?,
         Kind::Watchers => fleet::watchers(connection, &view).await?,
     })

@@ -69,7 +69,12 @@ impl Subject {
         Ok(match records::decode(&self.key(), value)? {
             Record::Service(service) => Some(Document::from(&Plan::Service(name, service))),
             Record::Policy(policy) => Some(Document::from(&Plan::Policy(name, policy))),
-            Record::Endpoint(_) | Record::Move(_) | Record::Regions(_) | Record::RoundTrips(_) => None,
+            Record::Endpoint(_)
+            | Record::Verdict(_)
+            | Record::Move(_)
+            | Record::Regions(_)
+            | Record::RoundTrips(_)
+            | Record::Hosts(_) => None,
         })
     }
 }

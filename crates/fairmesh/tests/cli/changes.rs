@@ -37,7 +37,7 @@ fn applying_twice_changes_nothing_and_what_get_prints_can_be_applied() {
         assert!(outcomes.iter().all(|one| one["outcome"] == "unchanged"), "{outcomes:?}");
     };
     unchanged(fairmesh(&mesh.address(), &["apply", "-f", "-", "--json"], SHOP).json());
-    for kind in ["services", "policies", "shards", "regions"] {
+    for kind in ["services", "policies", "shards", "regions", "hosts"] {
         let yaml = mesh.run(&["get", kind, "-o", "yaml"]).ok();
         unchanged(fairmesh(&mesh.address(), &["apply", "-f", "-", "--json"], &yaml).json());
     }

@@ -27,6 +27,20 @@ const WRONG: &[(&str, &str, u32, &str)] = &[
 ];
 
 #[test]
+fn a_health_check_says_what_it_lacks() {
+    let mesh = Mesh::start();
+    let checked =
+        |check: &str| mesh.apply(&format!("kind: Policy\nservice: shop/one\nhealthCheck: {check}\n"));
+    let refused = checked("{interval: 5s}").fails(2);
+    assert!(refused.contains("http: {path: /healthz}"), "{refused}");
+    let refused = checked("{tcp: {}, timeout: 10s}").fails(2);
+    assert!(refused.contains("healthCheck.timeout") && refused.contains("up to the interval"), "{refused}");
+    checked("{http: {path: /healthz, status: 204}, interval: 2s}").ok();
+    let policy = mesh.run(&["get", "policies", "shop/one", "-o", "yaml"]).ok();
+    assert!(policy.contains("interval: 2s") && policy.contains("status: 204"), "{policy}");
+}
+
+#[test]
 fn invalid_yaml_is_refused_with_file_line_and_hint_and_nothing_is_stored() {
     let mesh = Mesh::start();
     for (what, yaml, line, hint) in WRONG {

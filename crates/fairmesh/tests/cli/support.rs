@@ -24,6 +24,10 @@ kind: Topology
 regions: [{name: eu, neighbours: [us]}, {name: us}]
 roundTrips: [{between: [eu, us], rtt: 20ms}]
 ---
+kind: Hosts
+types: [{name: milan-64, speed: 1250}]
+prefixes: [{prefix: 10.1.0.0/16, hostType: milan-64}]
+---
 kind: Service
 name: shop/cart
 type: sharded

@@ -7,6 +7,7 @@ mod control;
 mod demo;
 mod errors;
 mod harness;
+mod health;
 mod imbalance;
 mod outage;
 mod refusals;

@@ -1,7 +1,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BalancingSpec, RouteSpec,
+    BalancingSpec, HealthCheckSpec, RouteSpec,
     text::{read, read_duration, read_duration_option, write_duration},
 };
 use crate::{Invalid, Locality, Policy, Retries, Ring, ServiceName};
@@ -27,6 +27,9 @@ pub struct PolicySpec {
     /// When a failed try is made again.
     #[serde(default, skip_serializing_if = "is_default")]
     pub retries: RetriesSpec,
+    /// How endpoints are probed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health_check: Option<HealthCheckSpec>,
 }
 
 /// Which regions a call may go to, and in which order.
@@ -77,6 +80,12 @@ impl PolicySpec {
             balancing: self.balancing.plan().map_err(|e| e.within("balancing"))?,
             timeout: read_duration_option("timeout", self.timeout.as_ref())?.unwrap_or(default.timeout),
             retries: self.retries.plan(),
+            health_check: self
+                .health_check
+                .as_ref()
+                .map(HealthCheckSpec::plan)
+                .transpose()
+                .map_err(|e| e.within("healthCheck"))?,
         };
         policy.validate()?;
         Ok((read("service", &self.service)?, policy))
@@ -92,6 +101,7 @@ impl PolicySpec {
             balancing: BalancingSpec::of(&policy.balancing),
             timeout: unless(policy.timeout, default.timeout).map(write_duration),
             retries: RetriesSpec::of(&policy.retries),
+            health_check: policy.health_check.as_ref().map(HealthCheckSpec::of),
         }
     }
 }

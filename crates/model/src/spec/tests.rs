@@ -2,10 +2,10 @@ use std::time::Duration;
 
 use super::*;
 use crate::{
-    Balancing, BalancingPolicy, EndpointState, GrpcMatch, HeaderMatch, HostMatch, InstanceId, KeyRange,
-    Label, LoadSignal, Locality, Location, Match, Outliers, PathMatch, Protocol, Region, RegionInfo, Replica,
-    ReplicaState, Retries, Ring, Role, Route, Score, ServiceKind, Shard, ShardId, ShardKey, Target,
-    TextMatch,
+    Balancing, BalancingPolicy, EndpointState, GrpcMatch, HeaderMatch, HealthCheck, HostMatch, HostType,
+    InstanceId, KeyRange, Label, LoadSignal, Locality, Location, Match, Outliers, PathMatch, Probe, Protocol,
+    Region, RegionInfo, Replica, ReplicaState, Retries, Ring, Role, Route, Score, ServiceKind, Shard, ShardId,
+    ShardKey, Target, TextMatch,
 };
 
 fn cart() -> ServiceName {
@@ -67,7 +67,20 @@ fn full_policy() -> Policy {
         },
         timeout: Duration::from_secs(90),
         retries: Retries { attempts: 1, budget_percent: 0, budget_floor: 3 },
+        health_check: Some(HealthCheck {
+            interval: Duration::from_secs(2),
+            jitter_percent: 0,
+            timeout: Duration::from_millis(300),
+            rise: 1,
+            fall: 4,
+            minimum_samples: 5,
+            ..HealthCheck::new(Probe::Http { path: "/healthz".into(), status: Some(204) })
+        }),
     }
+}
+
+fn checked(probe: Probe) -> Policy {
+    Policy { health_check: Some(HealthCheck::new(probe)), ..Policy::default() }
 }
 
 fn full_map() -> ShardMap {
@@ -99,6 +112,13 @@ fn full_topology() -> (Regions, RoundTrips) {
     (regions, round_trips)
 }
 
+fn full_hosts() -> Hosts {
+    let milan: HostType = "milan-64".parse().unwrap();
+    let prefixes =
+        vec![("fd00::/8".parse().unwrap(), milan.clone()), ("10.0.0.0/8".parse().unwrap(), milan.clone())];
+    Hosts::new([(milan, 1250)].into(), prefixes).unwrap()
+}
+
 fn full_endpoint() -> Endpoint {
     Endpoint {
         instance: InstanceId::new("Cart-0:80").unwrap(),
@@ -128,7 +148,10 @@ fn every_plan_survives_the_way_to_a_document_and_back() {
         Plan::Service(cart(), service),
         Plan::Policy(cart(), full_policy()),
         Plan::Policy(cart(), Policy::default()),
+        Plan::Policy(cart(), checked(Probe::Tcp)),
+        Plan::Policy(cart(), checked(Probe::Grpc { service: "shop.v1.Cart".into() })),
         Plan::Topology(regions, round_trips),
+        Plan::Hosts(full_hosts()),
         Plan::ShardMap(cart(), full_map()),
         Plan::ShardMap(
             cart(),
@@ -171,6 +194,15 @@ fn a_refusal_names_the_field_as_written() {
     assert_eq!(policy(|p| p.routes[0].matches.headers[1].present = true), "routes[0].match.headers[1]");
     assert_eq!(policy(|p| p.routes[0].split[0].service = "x".into()), "routes[0].split[0].service");
     assert_eq!(policy(|p| p.retries.attempts = Some(0)), "retries.attempts");
+    let check = |edit: fn(&mut HealthCheckSpec)| {
+        let mut spec = PolicySpec::of(&cart(), &full_policy());
+        edit(spec.health_check.as_mut().unwrap());
+        refused(spec.plan())
+    };
+    assert_eq!(check(|c| c.tcp = Some(TcpProbeSpec {})), "healthCheck");
+    assert_eq!(check(|c| c.http = None), "healthCheck");
+    assert_eq!(check(|c| c.interval = Some("5".into())), "healthCheck.interval");
+    assert_eq!(check(|c| c.fall = Some(0)), "healthCheck.fall");
     assert_eq!(policy(|p| p.balancing.policy = Some("fair".into())), "balancing.policy");
     assert_eq!(policy(|p| p.balancing.signal = Some("memory".into())), "balancing.signal");
     assert_eq!(policy(|p| p.balancing.signal = Some("metric:".into())), "balancing.signal");
@@ -204,6 +236,21 @@ fn a_topology_is_closed() {
     assert_eq!(topology(|t| t.round_trips.push(t.round_trips[0].clone())), "roundTrips[1].between");
     assert_eq!(topology(|t| t.regions[0].neighbours = vec!["asia".into()]), "regions.eu.neighbours");
     assert_eq!(topology(|t| t.regions[1].name = "eu".into()), "regions[1].name");
+}
+
+#[test]
+fn hosts_name_types_that_have_a_speed() {
+    let hosts = |edit: fn(&mut HostsSpec)| {
+        let mut spec = HostsSpec::of(&full_hosts());
+        edit(&mut spec);
+        refused(spec.plan())
+    };
+    assert_eq!(hosts(|h| h.types[0].speed = 99), "types[0].speed");
+    assert_eq!(hosts(|h| h.types[0].name = "Milan".into()), "types[0].name");
+    assert_eq!(hosts(|h| h.types.push(h.types[0].clone())), "types[1].name");
+    assert_eq!(hosts(|h| h.prefixes[1].prefix = "10.0.0.0".into()), "prefixes[1].prefix");
+    assert_eq!(hosts(|h| h.prefixes[1].host_type = "rome".into()), "prefixes[1].hostType");
+    assert_eq!(hosts(|h| h.prefixes.push(h.prefixes[1].clone())), "prefixes[2].prefix");
 }
 
 #[test]

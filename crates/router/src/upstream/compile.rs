@@ -5,7 +5,8 @@ use std::{
 
 use fairmesh_balancer::{Members, Rule, Slots, rendezvous};
 use fairmesh_model::{
-    BalancingPolicy, Endpoint, EndpointState, FULL_WEIGHT, InstanceId, LoadSignal, Role, ServiceKind,
+    BalancingPolicy, Endpoint, EndpointState, FULL_WEIGHT, Force, InstanceId, Judged, LoadSignal, Role,
+    ServiceKind,
     arith::{hash_text, mix_pair},
 };
 
@@ -20,7 +21,10 @@ pub(super) fn compile(facts: &Facts<'_>, slots: &Arc<Slots>, previous: Option<&U
     let horizon = Horizon::new(facts);
     let chooser = mix_pair(facts.client, hash_text(&facts.name.to_string()));
     let endpoints = unique(facts.endpoints);
-    let draft = Draft { facts, horizon: &horizon, chooser, endpoints: &endpoints };
+    let powers: Vec<u32> = endpoints.iter().map(|endpoint| facts.hosts.power(endpoint)).collect();
+    let Judged { forces, panics } = facts.health.judge(&endpoints, facts.hosts);
+    let draft =
+        Draft { facts, horizon: &horizon, chooser, endpoints: &endpoints, powers: &powers, forces: &forces };
     let tiers = draft.tiers();
     if previous.is_none() {
         // A client's first turn is its own, or all would move in step.
@@ -48,6 +52,7 @@ pub(super) fn compile(facts: &Facts<'_>, slots: &Arc<Slots>, previous: Option<&U
         standings,
         nothing,
         horizon,
+        panics: panics.into_boxed_slice(),
         _lease: lease,
     }
 }
@@ -73,22 +78,35 @@ struct Draft<'a> {
     horizon: &'a Horizon,
     chooser: u64,
     endpoints: &'a [&'a Endpoint],
+    /// What each can do: weights alone would give a slow machine as much as a fast one (A6, A7).
+    powers: &'a [u32],
+    /// How much active checks speak against each.
+    forces: &'a [Force],
 }
 
 /// Positions, by preference.
 type Positions = Tier<Vec<usize>>;
 
 impl Draft<'_> {
-    fn rank(&self, endpoint: &Endpoint) -> Option<u32> {
-        let class = Class::of(endpoint.state)?;
-        self.horizon.rank(class, self.horizon.reach(&endpoint.location.region))
+    fn class(&self, position: usize) -> Option<Class> {
+        Class::of(self.endpoints[position].state, self.forces[position])
+    }
+
+    fn rank(&self, position: usize) -> Option<u32> {
+        let reach = self.horizon.reach(&self.endpoints[position].location.region);
+        self.horizon.rank(self.class(position)?, reach)
+    }
+
+    /// An endpoint as rendezvous hashing sees it.
+    fn hash(&self, position: usize) -> u64 {
+        hash_text(self.endpoints[position].instance.as_str())
     }
 
     /// The endpoints that may be called, by rank; of replicated services only this client's subset of each (S23).
     fn tiers(&self) -> Vec<Positions> {
         let mut ranks: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-        for (position, endpoint) in self.endpoints.iter().enumerate() {
-            if let Some(rank) = self.rank(endpoint) {
+        for position in 0..self.endpoints.len() {
+            if let Some(rank) = self.rank(position) {
                 ranks.entry(rank).or_default().push(position);
             }
         }
@@ -97,14 +115,19 @@ impl Draft<'_> {
             ServiceKind::Sharded | ServiceKind::ConsistentHash => 0,
         };
         let tier = |(rank, positions): (u32, Vec<usize>)| {
-            // Regardless of weight, which counts in every pick: counted twice, a strong endpoint would get the square of its
-            // share. Weights here instead (S24) were rejected: picks would have to undo them wherever a subset is not small.
-            let nodes: Vec<_> = positions.iter().map(|&i| (node(self.endpoints[i]).0, FULL_WEIGHT)).collect();
-            let subset = rendezvous::subset(self.chooser, &nodes, keep);
-            let candidates = subset.into_iter().map(|i| positions[i]).collect();
+            let candidates = self.subset(&positions, keep);
             Tier { rank, of: positions.len() as u32, candidates }
         };
         ranks.into_iter().map(tier).collect()
+    }
+
+    /// This client's own among the candidates of one rank. All count alike here, and by what they can do only in the draw
+    /// within the subset: weighed twice, a machine of twice the power would get four times the calls (S24 does not say where
+    /// to weigh). Besides, a new weight then moves no connection.
+    fn subset(&self, positions: &[usize], keep: usize) -> Vec<usize> {
+        let node = |&position: &usize| (self.hash(position), FULL_WEIGHT);
+        let nodes: Vec<_> = positions.iter().map(node).collect();
+        rendezvous::subset(self.chooser, &nodes, keep).into_iter().map(|i| positions[i]).collect()
     }
 
     /// Gives indices by position. The subsets come first, so that the counts of what is called lie close together.
@@ -128,7 +151,7 @@ impl Draft<'_> {
     /// Tells the slots whom this client calls: those that it is nearest to, which share the calls.
     fn admit(&self, slots: &Slots, rule: &Rule, indices: &[u32], tiers: &[Positions]) {
         let nearest = tiers.first().map_or(&[][..], |tier| &tier.candidates);
-        let member = |&position: &usize| (indices[position], self.endpoints[position].weight);
+        let member = |&position: &usize| (indices[position], self.powers[position]);
         slots.admit(&nearest.iter().map(member).collect::<Vec<_>>(), rule);
     }
 
@@ -140,8 +163,12 @@ impl Draft<'_> {
         let by_latency = self.facts.policy.balancing.policy == BalancingPolicy::PeakEwma;
         let mut targets = vec![None; len(indices)];
         for (endpoint, &index) in self.endpoints.iter().zip(indices) {
-            let target =
-                EndpointTarget::new(endpoint, self.facts.service.protocol, metric.as_ref(), by_latency);
+            let target = EndpointTarget::new(
+                (endpoint, self.facts.hosts),
+                self.facts.service.protocol,
+                metric.as_ref(),
+                by_latency,
+            );
             targets[index as usize] = match previous.and_then(|previous| previous.known(index)) {
                 Some(same) if **same == target => Some(Arc::clone(same)),
                 _ => Some(Arc::new(target)),
@@ -151,9 +178,12 @@ impl Draft<'_> {
     }
 
     fn standings(&self, indices: &[u32], tiers: &[Positions]) -> Box<[Standing]> {
-        let mut standings = vec![Standing { reach: Horizon::NOWHERE, in_subset: false }; len(indices)];
+        let mut standings =
+            vec![Standing { reach: Horizon::NOWHERE, in_subset: false, verdict: None }; len(indices)];
         for (endpoint, &index) in self.endpoints.iter().zip(indices) {
-            standings[index as usize].reach = self.horizon.reach(&endpoint.location.region).clone();
+            let standing = &mut standings[index as usize];
+            standing.reach = self.horizon.reach(&endpoint.location.region).clone();
+            standing.verdict = self.facts.health.on(endpoint).cloned();
         }
         for &position in tiers.iter().flat_map(|tier| &tier.candidates) {
             standings[indices[position] as usize].in_subset = true;
@@ -162,7 +192,7 @@ impl Draft<'_> {
     }
 
     fn nothing(&self) -> Unroutable {
-        if self.endpoints.iter().any(|endpoint| Class::of(endpoint.state).is_some()) {
+        if (0..self.endpoints.len()).any(|position| self.class(position).is_some()) {
             Unroutable::NoneInRegion { region: self.facts.location.region.clone() }
         } else {
             Unroutable::NoEndpoints
@@ -172,7 +202,7 @@ impl Draft<'_> {
     fn kind(&self, indices: &[u32], tiers: Vec<Positions>) -> Kind {
         match self.facts.service.kind {
             ServiceKind::Replicated => {
-                let member = |&position: &usize| (indices[position], self.endpoints[position].weight);
+                let member = |&position: &usize| (indices[position], self.powers[position]);
                 let members =
                     |positions: &[usize]| Members::new(&positions.iter().map(member).collect::<Vec<_>>());
                 let mut tiers = each(tiers, members);
@@ -186,8 +216,8 @@ impl Draft<'_> {
             ServiceKind::ConsistentHash => Kind::Hashed(
                 each(tiers, |positions: &[usize]| {
                     let node = |&position: &usize| {
-                        let (hash, weight) = node(self.endpoints[position]);
-                        Node { hash, weight, index: indices[position] }
+                        let weight = self.powers[position];
+                        Node { hash: self.hash(position), weight, index: indices[position] }
                     };
                     let nodes: Box<[Node]> = positions.iter().map(node).collect();
                     let equal = nodes.windows(2).all(|pair| pair[0].weight == pair[1].weight);
@@ -210,10 +240,10 @@ impl Draft<'_> {
         let holder = |holding: &crate::Holding| {
             let &position = known.get(&holding.instance)?;
             let endpoint = self.endpoints[position];
-            let class = Class::of_copy(endpoint.state, holding.state)?;
+            let class = Class::of_copy(self.class(position)?, holding.state)?;
             let rank = self.horizon.rank(class, self.horizon.reach(&endpoint.location.region))?;
             let role = roles.binary_search(&holding.role).ok()? as u32;
-            Some(Holder { rank, role, index: indices[position], weight: endpoint.weight })
+            Some(Holder { rank, role, index: indices[position], weight: self.powers[position] })
         };
         let holders =
             shards.holdings().iter().map(|holding| holder(holding).unwrap_or(Holder::NOBODY)).collect();
@@ -229,11 +259,6 @@ impl Holder {
 /// How long a list by index must be.
 fn len(indices: &[u32]) -> usize {
     indices.iter().max().map_or(0, |&last| last as usize + 1)
-}
-
-/// An endpoint as rendezvous hashing sees it.
-fn node(endpoint: &Endpoint) -> (u64, u32) {
-    (hash_text(endpoint.instance.as_str()), endpoint.weight)
 }
 
 fn each<T>(tiers: Vec<Positions>, compile: impl Fn(&[usize]) -> T) -> Vec<Tier<T>> {

@@ -1,10 +1,13 @@
-use fairmesh_model::Region;
+use fairmesh_model::{Capacities, EndpointState, Region, Verdict};
 
 use super::{Explanation, Upstream};
 use crate::{
-    Ask, Headers, Reach, RequestView,
+    Ask, EndpointTarget, Headers, Reach, RequestView,
     witness::{Notes, Witness},
 };
+
+/// How many unhealthy endpoints are named.
+const NAMED: usize = 5;
 
 pub(super) fn explain<H: Headers + ?Sized>(
     upstream: &Upstream,
@@ -26,15 +29,18 @@ pub(super) fn explain_pick(upstream: &Upstream, ask: &Ask<'_>, now: u64, seed: u
 }
 
 impl Upstream {
-    /// Writes down how far each region with an endpoint is.
+    /// Writes down how far each region with an endpoint is, and how much of the service it has.
     #[inline]
     pub(super) fn note_regions<W: Witness>(&self, witness: &mut W) {
         witness.note("region", || {
-            let home = self.horizon.home();
-            let regions: Vec<_> =
-                self.horizon.regions().map(|(region, reach)| describe(region, reach, home)).collect();
+            let (home, capacities) = (self.horizon.home(), self.capacities());
+            let describe = |(region, reach)| {
+                format!("{}, {}", describe(region, reach, home), share(region, &capacities))
+            };
+            let regions: Vec<_> = self.horizon.regions().map(describe).collect();
             if regions.is_empty() { "none has an endpoint".to_owned() } else { regions.join("; ") }
         });
+        self.note_health(witness);
     }
 
     /// Writes down which ring is looked at.
@@ -42,6 +48,58 @@ impl Upstream {
     pub(super) fn note_rank<W: Witness>(&self, rank: u32, witness: &mut W) {
         witness.note("region", || format!("candidates from {}", self.horizon.describe(rank)));
     }
+}
+
+impl Upstream {
+    /// Writes down which endpoints active checks found unhealthy, and whether that is ignored.
+    fn note_health<W: Witness>(&self, witness: &mut W) {
+        let unhealthy =
+            || self.candidates().filter_map(|c| Some((c.target, c.verdict.filter(|v| !v.healthy)?)));
+        if unhealthy().next().is_some() {
+            witness.note("health", || {
+                let named =
+                    unhealthy().take(NAMED).map(|(target, verdict)| describe_verdict(target, verdict));
+                let named = named.collect::<Vec<_>>().join("; ");
+                match unhealthy().count().saturating_sub(NAMED) {
+                    0 => named,
+                    more => format!("{named}; and {more} more"),
+                }
+            });
+        }
+        for region in &self.panics {
+            witness.note("health", || {
+                format!("panic: more than half of what serves in {region} was found unhealthy, so that this is ignored there")
+            });
+        }
+    }
+
+    /// What the endpoints that serve can do where.
+    fn capacities(&self) -> Capacities {
+        let mut capacities = Capacities::default();
+        for target in self.targets.iter().flatten().filter(|target| target.state == EndpointState::Serving) {
+            capacities.add(&target.location, target.power);
+        }
+        capacities
+    }
+}
+
+/// `cart-1 is unhealthy (75.0 % sure): status 503`.
+fn describe_verdict(target: &EndpointTarget, verdict: &Verdict) -> String {
+    let Verdict { confidence, cause, stale, .. } = verdict;
+    let stale = if *stale { ", long ago" } else { "" };
+    format!(
+        "{} is unhealthy ({}.{} % sure{stale}): {cause}",
+        target.instance,
+        confidence / 10,
+        confidence % 10
+    )
+}
+
+/// `62.5 % of the capacity`.
+fn share(region: &Region, capacities: &Capacities) -> String {
+    let here = capacities.regions.get(region).copied().unwrap_or_default();
+    let share = here.thousandths_of(capacities.total);
+    format!("{}.{} % of the capacity", share / 10, share % 10)
 }
 
 fn describe(region: &Region, reach: &Reach, home: &Region) -> String {

@@ -1,15 +1,17 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use fairmesh_model::{
-    Balancing, Endpoint, EndpointState, InstanceId, KeyRange, Label, Location, Match, Region, RegionInfo,
-    Regions, Replica, ReplicaState, Ring, RoundTrips, Route, Service, ServiceKind, Shard, ShardId, ShardKey,
-    ShardMap, Target,
+    Balancing, Endpoint, EndpointState, Hosts, InstanceId, KeyRange, Label, Location, Match, Region,
+    RegionInfo, Regions, Replica, ReplicaState, Ring, RoundTrips, Route, Service, ServiceKind, Shard,
+    ShardId, ShardKey, ShardMap, Target, Verdict, Verdicts,
     arith::{Generator, hash_text, mix64},
 };
 use proptest::prelude::*;
 
 use super::*;
 
+mod capacity;
+mod health;
 mod order;
 mod sharded;
 
@@ -24,6 +26,8 @@ struct World {
     location: Location,
     regions: Regions,
     round_trips: RoundTrips,
+    hosts: Hosts,
+    health: Verdicts,
     client: u64,
 }
 
@@ -58,6 +62,8 @@ impl World {
             location: Location::in_region(region("eu")),
             regions: Regions::default(),
             round_trips,
+            hosts: Hosts::default(),
+            health: Verdicts::default(),
             client: 42,
         }
     }
@@ -81,6 +87,8 @@ impl World {
             location: &self.location,
             regions: &self.regions,
             round_trips: &self.round_trips,
+            hosts: &self.hosts,
+            health: &self.health,
             client: self.client,
         };
         let slots = previous.map(|previous| Arc::clone(&previous.slots)).unwrap_or_default();
@@ -203,7 +211,7 @@ fn an_explanation_says_where_here_is_and_leaves_no_line_empty() {
         explained.steps.into_iter().find(|step| step.title == "region").unwrap().detail
     };
     let mut world = World::replicated(&[("a", "eu")]);
-    assert_eq!(told(&world), "eu is here (0 ms): ring 0");
+    assert_eq!(told(&world), "eu is here (0 ms): ring 0, 100.0 % of the capacity");
     world.endpoints.clear();
     assert_eq!(told(&world), "none has an endpoint");
 }

@@ -1,6 +1,8 @@
 use std::time::Duration;
 
-use fairmesh_model::{Invalid, Locality, Policy, Retries, Ring, Route, ServiceName, Target};
+use fairmesh_model::{
+    HealthCheck, Invalid, Locality, Policy, Retries, Ring, Route, ServiceName, Target,
+};
 
 use crate::v1;
 
@@ -26,6 +28,7 @@ impl From<Policy> for v1::Policy {
             retry_budget_percent: policy.retries.budget_percent,
             retry_budget_floor: policy.retries.budget_floor,
             routes: policy.routes.into_iter().map(Into::into).collect(),
+            health_check: policy.health_check.map(Into::into),
         }
     }
 }
@@ -52,6 +55,11 @@ impl TryFrom<v1::Policy> for Policy {
                 budget_percent: message.retry_budget_percent,
                 budget_floor: message.retry_budget_floor,
             },
+            health_check: message
+                .health_check
+                .map(HealthCheck::try_from)
+                .transpose()
+                .map_err(|e| e.within("health_check"))?,
         };
         policy.validate()?;
         Ok(policy)

@@ -13,8 +13,8 @@ use crate::{
     rpc,
     transport::{Address, connect_channel},
     v1::{
-        HelloRequest, admin_client::AdminClient, imbalance_client::ImbalanceClient,
-        registry_client::RegistryClient, rib_client::RibClient,
+        HelloRequest, admin_client::AdminClient, checker_client::CheckerClient,
+        imbalance_client::ImbalanceClient, registry_client::RegistryClient, rib_client::RibClient,
     },
 };
 
@@ -74,6 +74,11 @@ impl Connection {
     /// The registry of the answerer.
     pub fn registry(&self) -> RegistryClient<VersionedChannel> {
         rpc::registry_client(self.channel.clone())
+    }
+
+    /// Where health checkers are elected and report; agents have none.
+    pub fn checker(&self) -> CheckerClient<VersionedChannel> {
+        rpc::checker_client(self.channel.clone())
     }
 
     /// The administration of the answerer; agents have none.

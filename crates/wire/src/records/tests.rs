@@ -106,13 +106,48 @@ fn policy() -> impl Strategy<Value = Policy> {
     };
     let routes = collection::vec(route(), 0..4).prop_filter("routes have unique names", unique);
     let balancing = (any::<u32>(), balancing());
-    (routes, locality, balancing, micros(1000..3_600_000_000), retries).prop_map(
-        |(routes, locality, (subset, balancing), timeout, retries)| Policy {
+    let timeouts = micros(1000..3_600_000_000);
+    (routes, locality, balancing, timeouts, retries, option::of(health_check())).prop_map(
+        |(routes, locality, (subset, balancing), timeout, retries, health_check)| Policy {
             routes,
             locality,
             balancing: Balancing { subset, ..balancing },
             timeout,
             retries,
+            health_check,
+        })
+}
+
+fn health_check() -> impl Strategy<Value = HealthCheck> {
+    let probe = prop_oneof![
+        Just(Probe::Tcp),
+        ("/[a-z?=/]{0,10}", option::of(100..=599_u16))
+            .prop_map(|(path, status)| Probe::Http { path, status }),
+        "[a-zA-Z.]{0,10}".prop_map(|service| Probe::Grpc { service }),
+    ];
+    let counts = (1..=100_u32, 1..=100_u32, 1..=100_u32, 0..=50_u32);
+    (probe, micros(100_000..3_600_000_000), counts).prop_map(|(probe, interval, counts)| {
+        let (rise, fall, minimum_samples, jitter_percent) = counts;
+        HealthCheck {
+            probe,
+            interval,
+            jitter_percent,
+            timeout: Duration::from_millis(70),
+            rise,
+            fall,
+            minimum_samples,
+        }
+    })
+}
+
+fn verdict() -> impl Strategy<Value = Verdict> {
+    (any::<bool>(), any::<u64>(), 0..=1000_u32, ".{0,50}", any::<bool>()).prop_map(
+        |(healthy, since_ms, confidence, cause, stale)| Verdict {
+            healthy,
+            since_ms,
+            confidence,
+            cause,
+            stale,
         },
     )
 }
@@ -167,6 +202,19 @@ fn round_trips() -> impl Strategy<Value = RoundTrips> {
     })
 }
 
+fn hosts() -> impl Strategy<Value = Hosts> {
+    let types = collection::btree_map(name::<HostType>(), 100..=10_000_u32, 1..6);
+    let addresses = collection::btree_set(any::<u32>(), 0..6);
+    (types, addresses).prop_map(|(speeds, addresses)| {
+        let names: Vec<_> = speeds.keys().cloned().collect();
+        let prefix = |(i, bits): (usize, u32)| {
+            let prefix = AddressPrefix::new(std::net::Ipv4Addr::from_bits(bits).into(), 32).unwrap();
+            (prefix, names[i % names.len()].clone())
+        };
+        Hosts::new(speeds, addresses.into_iter().enumerate().map(prefix).collect()).unwrap()
+    })
+}
+
 /// Any record, at a key where it may stand.
 fn entry() -> impl Strategy<Value = (RecordKey, Record)> {
     let endpoint = (service_name(), endpoint()).prop_map(|(name, endpoint)| {
@@ -182,8 +230,13 @@ fn entry() -> impl Strategy<Value = (RecordKey, Record)> {
         (service_name(), policy())
             .prop_map(|(name, policy)| (RecordKey::Policy(name), Record::Policy(policy))),
         wish,
+        (service_name(), name(), name(), verdict()).prop_map(|(name, region, id, verdict)| (
+            RecordKey::Health(name, region, id),
+            Record::Verdict(verdict)
+        )),
         regions().prop_map(|regions| (RecordKey::Regions, Record::Regions(regions))),
         round_trips().prop_map(|pairs| (RecordKey::RoundTrips, Record::RoundTrips(pairs))),
+        hosts().prop_map(|hosts| (RecordKey::Hosts, Record::Hosts(hosts))),
     ]
 }
 
@@ -198,12 +251,14 @@ fn keys() -> Vec<RecordKey> {
         RecordKey::Service(cart()),
         RecordKey::Endpoint(cart(), eu.clone(), InstanceId::new("a").unwrap()),
         RecordKey::Policy(cart()),
+        RecordKey::Health(cart(), eu.clone(), InstanceId::new("a").unwrap()),
         RecordKey::ShardManifest(cart(), ShardPart::Ranges),
         RecordKey::ShardChunk(cart(), ShardPart::Region(eu), ChunkHash(1)),
         RecordKey::Move(cart(), ShardId(0)),
         RecordKey::History(HistoryKind::Services, cart(), 1),
         RecordKey::Regions,
         RecordKey::RoundTrips,
+        RecordKey::Hosts,
     ]
 }
 

@@ -7,8 +7,8 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_model::{
-    Endpoint, Invalid, Location, Policy, Prefix, Record, RecordKey, Service, ServiceKind, ServiceName,
-    ShardPart,
+    Endpoint, Invalid, Location, Policy, Prefix, Record, RecordKey, Region, Service, ServiceKind,
+    ServiceName, ShardPart, Verdicts,
 };
 use fairmesh_router::Shards;
 use fairmesh_wire::{records, shards};
@@ -20,6 +20,7 @@ pub(super) struct Facts {
     pub(super) service: Option<Service>,
     pub(super) policy: Policy,
     pub(super) endpoints: Endpoints,
+    pub(super) health: Verdicts,
     pub(super) shards: ShardParts,
     /// What was asked for, and whether it has arrived at least once.
     asked: BTreeMap<Prefix, bool>,
@@ -47,6 +48,7 @@ impl Facts {
             service: None,
             policy: Policy::default(),
             endpoints: Endpoints::default(),
+            health: Verdicts::default(),
             shards: ShardParts::default(),
             asked: BTreeMap::new(),
         }
@@ -65,6 +67,9 @@ impl Facts {
         };
         let only = location.map(|l| &l.region).filter(|_| self.policy.locality.local_only);
         needed.insert(Prefix::endpoints(&self.name, only));
+        if self.policy.health_check.is_some() {
+            needed.insert(Prefix::health(&self.name, only));
+        }
         match (service.kind, only) {
             (ServiceKind::Sharded, None) => needed.extend([Prefix::shards(&self.name, None)]),
             (ServiceKind::Sharded, Some(region)) => needed.extend([
@@ -94,9 +99,11 @@ impl Facts {
         self.asked.iter().filter(|(_, arrived)| !**arrived).map(|(prefix, _)| prefix.clone()).collect()
     }
 
-    /// Whether everything that was asked for is there.
+    /// Whether everything that was asked for is there. Verdicts may come later: calls go on without them.
     pub(super) fn complete(&self) -> bool {
-        self.asked.values().all(|arrived| *arrived)
+        let health = Prefix::health(&self.name, None);
+        let spared = |prefix: &Prefix| health.covers(prefix.as_str());
+        self.asked.iter().all(|(prefix, arrived)| *arrived || spared(prefix))
     }
 
     /// Whether the records that say what the service is are there.
@@ -120,6 +127,10 @@ impl Facts {
             self.policy = Policy::default();
         }
         self.endpoints.clear(prefix);
+        // A prefix names a region or lies above all of them.
+        let name = &self.name;
+        let below = |region: &Region| prefix.covers(Prefix::health(name, Some(region)).as_str());
+        self.health.by_region.retain(|region, _| !below(region));
         self.shards.clear(prefix);
     }
 
@@ -134,7 +145,12 @@ impl Facts {
             Record::Service(service) => self.service = Some(service),
             Record::Policy(policy) => self.policy = policy,
             Record::Endpoint(endpoint) => self.endpoints.put(text, endpoint),
-            Record::Move(_) | Record::Regions(_) | Record::RoundTrips(_) => {}
+            Record::Verdict(verdict) => {
+                if let RecordKey::Health(_, region, instance) = key {
+                    self.health.put(region.clone(), instance.clone(), verdict);
+                }
+            }
+            Record::Move(_) | Record::Regions(_) | Record::RoundTrips(_) | Record::Hosts(_) => {}
         }
         Ok(())
     }
@@ -144,6 +160,7 @@ impl Facts {
             RecordKey::Service(_) => self.service = None,
             RecordKey::Policy(_) => self.policy = Policy::default(),
             RecordKey::Endpoint(..) => self.endpoints.delete(text),
+            RecordKey::Health(_, region, instance) => self.health.remove(region, instance),
             RecordKey::ShardManifest(..) | RecordKey::ShardChunk(..) => {
                 self.shards.changed |= self.shards.parts.remove(key).is_some();
             }

@@ -1,6 +1,6 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use fairmesh_model::{Location, Region, Regions, RoundTrips, ServiceName};
+use fairmesh_model::{Hosts, Location, Region, Regions, RoundTrips, ServiceName};
 use fairmesh_router::{Facts as Compiled, Upstream};
 use tokio::time::Instant;
 
@@ -22,6 +22,7 @@ pub(super) struct Tracked<L> {
 pub(super) struct Surroundings {
     pub(super) regions: Regions,
     pub(super) round_trips: RoundTrips,
+    pub(super) hosts: Hosts,
     pub(super) location: Option<Location>,
     pub(super) client: u64,
 }
@@ -111,6 +112,8 @@ impl<L: Lane> Tracked<L> {
                 location: &around.place(),
                 regions: &around.regions,
                 round_trips: &around.round_trips,
+                hosts: &around.hosts,
+                health: &self.facts.health,
                 client: around.client,
             },
             self.subscription.slots(),

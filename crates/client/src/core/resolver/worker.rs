@@ -5,7 +5,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_model::{Prefix, Record, RecordKey, Regions, Revision, RoundTrips, ServiceName};
+use fairmesh_model::{Hosts, Prefix, Record, RecordKey, Regions, Revision, RoundTrips, ServiceName};
 use fairmesh_rib::{Snapshot, Update, cache::Cache, upstream::Handle};
 use fairmesh_wire::records;
 use tokio::{
@@ -43,7 +43,7 @@ pub(super) struct Worker<L> {
     tracked: HashMap<ServiceName, Tracked<L>>,
     /// Whose prefix a subscription is.
     owners: HashMap<Prefix, ServiceName>,
-    /// Whether regions and round trips have arrived, or never will.
+    /// Whether regions, round trips and hosts have arrived, or never will.
     topology: bool,
     revision: Option<Revision>,
     /// Refused prefixes, with when.
@@ -140,6 +140,7 @@ impl<L: Lane> Worker<L> {
         if snapshot.prefix == Prefix::topology() {
             self.around.regions = Regions::default();
             self.around.round_trips = RoundTrips::default();
+            self.around.hosts = Hosts::default();
         } else if let Some(tracked) = self.owners.get(&snapshot.prefix).and_then(|o| self.tracked.get_mut(o))
         {
             tracked.facts.clear(&snapshot.prefix);
@@ -184,6 +185,7 @@ impl<L: Lane> Worker<L> {
         match records::decode(key, value)? {
             Record::Regions(regions) => self.around.regions = regions,
             Record::RoundTrips(round_trips) => self.around.round_trips = round_trips,
+            Record::Hosts(hosts) => self.around.hosts = hosts,
             _ => {}
         }
         self.tracked.values_mut().for_each(|tracked| tracked.stale = true);
@@ -199,6 +201,7 @@ impl<L: Lane> Worker<L> {
         match key {
             RecordKey::Regions => self.around.regions = Regions::default(),
             RecordKey::RoundTrips => self.around.round_trips = RoundTrips::default(),
+            RecordKey::Hosts => self.around.hosts = Hosts::default(),
             _ => return,
         }
         self.tracked.values_mut().for_each(|tracked| tracked.stale = true);

@@ -32,6 +32,10 @@ pub(super) fn of(plans: &[Plan]) -> Vec<Change> {
                     Change::new("Topology", "round trips".into(), &RecordKey::RoundTrips, &round_trips);
                 changes.push((0, change));
             }
+            Plan::Hosts(hosts) => {
+                let hosts = Record::Hosts(hosts.clone());
+                changes.push((0, Change::new("Hosts", "hosts".into(), &RecordKey::Hosts, &hosts)));
+            }
             Plan::Service(name, service) => {
                 let key = RecordKey::Service(name.clone());
                 changes.push((1, Change::new("Service", name.to_string(), &key, &service.clone().into())));

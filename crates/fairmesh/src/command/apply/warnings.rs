@@ -40,7 +40,7 @@ fn mentioned(plan: &Plan) -> Vec<(ServiceName, String)> {
             std::iter::once((of.clone(), format!("the policy of {of}"))).chain(targets).collect()
         }
         Plan::ShardMap(of, _) => vec![(of.clone(), format!("the shard map of {of}"))],
-        Plan::Service(..) | Plan::Topology(..) | Plan::Endpoints(..) => Vec::new(),
+        Plan::Service(..) | Plan::Topology(..) | Plan::Hosts(_) | Plan::Endpoints(..) => Vec::new(),
     }
 }
 

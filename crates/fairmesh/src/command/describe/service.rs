@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use fairmesh_model::{
-    ServiceName,
+    Capacities, Capacity, Hosts, Region, ServiceName,
     spec::{Document, Plan, PolicySpec, ShardMapSpec},
 };
 use serde_json::{Value, json};
@@ -12,16 +12,51 @@ use crate::{
     cli::Format,
     command::get,
     failure::Failure,
-    output,
-    view::{At, ServiceView},
+    output::{self, Listing},
+    view::{At, ServiceView, View},
 };
 
 /// Prints a service.
-pub(super) fn describe(name: &ServiceName, one: &ServiceView, format: Format) -> Result<(), Failure> {
-    output::print_one(format, &value(name, one), &text(name, one)?)
+pub(super) fn describe(name: &ServiceName, view: &View, format: Format) -> Result<(), Failure> {
+    let one = view.service(name)?;
+    let capacity = capacity(one, &view.hosts.value);
+    let health = get::health_rows(name, one, &view.hosts.value);
+    output::print_one(format, &value(name, one, &capacity, &health), &text(name, one, &capacity, &health)?)
 }
 
-fn value(name: &ServiceName, one: &ServiceView) -> Value {
+/// What its serving endpoints can do by region and zone, one row each.
+fn capacity(one: &ServiceView, hosts: &Hosts) -> Listing {
+    let capacities = Capacities::of(one.endpoints.iter().map(|endpoint| &endpoint.value), hosts);
+    let mut listing = Listing::new(&["REGION", "ZONE", "SERVING", "POWER", "SHARE"]);
+    let mut add = |region: &Region, zone: Option<&str>, capacity: Capacity| {
+        let share = capacity.thousandths_of(capacities.total);
+        listing.add(
+            vec![
+                region.to_string(),
+                zone.unwrap_or("all").to_owned(),
+                capacity.endpoints.to_string(),
+                capacity.power.to_string(),
+                format!("{}.{} %", share / 10, share % 10),
+            ],
+            json!({
+                "region": region.to_string(),
+                "zone": zone,
+                "serving": capacity.endpoints,
+                "power": capacity.power,
+                "shareThousandths": share,
+            }),
+        );
+    };
+    for (region, capacity) in &capacities.regions {
+        add(region, None, *capacity);
+        for (zone, capacity) in capacities.zones_of(region).filter_map(|(zone, c)| Some((zone?, c))) {
+            add(region, Some(zone.as_str()), capacity);
+        }
+    }
+    listing
+}
+
+fn value(name: &ServiceName, one: &ServiceView, capacity: &Listing, health: &Listing) -> Value {
     json!({
         "name": name.to_string(),
         "service": one.service.as_ref().map(|service| {
@@ -30,13 +65,20 @@ fn value(name: &ServiceName, one: &ServiceView) -> Value {
         "policy": PolicySpec::of(name, &one.effective_policy()),
         "policyRevision": one.policy.as_ref().map(|policy| policy.revision),
         "endpoints": get::endpoint_rows(name, one).items,
+        "capacity": capacity.items,
+        "health": health.items,
         "shardMap": one.shards.as_ref().map(|map| ShardMapSpec::of(name, map)),
         "shardMapVersion": one.shards.as_ref().map(|map| map.version),
         "moves": one.moves.len(),
     })
 }
 
-fn text(name: &ServiceName, one: &ServiceView) -> Result<String, Failure> {
+fn text(
+    name: &ServiceName,
+    one: &ServiceView,
+    capacity: &Listing,
+    health: &Listing,
+) -> Result<String, Failure> {
     let mut lines = vec![("Service", name.to_string())];
     match &one.service {
         Some(At { value, revision }) => {
@@ -64,6 +106,10 @@ fn text(name: &ServiceName, one: &ServiceView) -> Result<String, Failure> {
     }
     let endpoints = get::endpoint_rows(name, one);
     section(&mut text, "Endpoints", &table_or_none(&endpoints));
+    section(&mut text, "Capacity", &table_or_none(capacity));
+    if !health.rows.is_empty() {
+        section(&mut text, "Health", &table_or_none(health));
+    }
     if let Some(map) = &one.shards {
         let title = format!("Shards, version {}, keys {}", map.version, map.interval);
         section(&mut text, &title, &table_or_none(&get::one_map(name, map)));
@@ -75,7 +121,7 @@ fn text(name: &ServiceName, one: &ServiceView) -> Result<String, Failure> {
     Ok(text)
 }
 
-fn table_or_none(listing: &output::Listing) -> String {
+fn table_or_none(listing: &Listing) -> String {
     if listing.rows.is_empty() { "none\n".into() } else { output::table(listing.head, &listing.rows) }
 }
 

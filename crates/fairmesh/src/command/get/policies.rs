@@ -1,7 +1,7 @@
 //! Policies as lists.
 
 use fairmesh_model::{
-    Balancing, BalancingPolicy, Locality, Outliers, Policy, Score,
+    Balancing, BalancingPolicy, HealthCheck, Locality, Outliers, Policy, Probe, Score,
     spec::{Document, Plan, PolicySpec, write_duration},
 };
 use serde_json::json;
@@ -50,6 +50,7 @@ pub(crate) fn summary(policy: &Policy) -> Vec<(&'static str, String)> {
         ("Balancing", balancing(&policy.balancing)),
         ("Score", score(&policy.balancing.score)),
         ("Outliers", outliers(&policy.balancing.outliers)),
+        ("Health", health(policy.health_check.as_ref())),
     ]
 }
 
@@ -89,6 +90,16 @@ fn outliers(outliers: &Outliers) -> String {
         write_duration(outliers.longest),
         outliers.most_percent
     )
+}
+
+fn health(check: Option<&HealthCheck>) -> String {
+    let Some(check) = check else { return "not checked".into() };
+    let probe = match &check.probe {
+        Probe::Tcp => "tcp".to_owned(),
+        Probe::Http { path, .. } => format!("http {path}"),
+        Probe::Grpc { service } => format!("grpc {service}"),
+    };
+    format!("{} every {}", probe.trim_end(), write_duration(check.interval))
 }
 
 fn subset(subset: u32) -> String {

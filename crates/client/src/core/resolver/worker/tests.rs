@@ -58,6 +58,7 @@ fn rig() -> Rig {
     let around = Surroundings {
         regions: Regions::default(),
         round_trips: RoundTrips::default(),
+        hosts: Hosts::default(),
         location: Some(here()),
         client: 1,
     };

@@ -1,0 +1,133 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+use fairmesh_model::{
+    EndpointState, HealthCheck, InstanceId, Prefix, Record, RecordKey, Region, Revision, ServiceName,
+};
+use fairmesh_rib::{
+    Update,
+    upstream::{Handle, Sink},
+};
+use fairmesh_wire::records;
+use std::net::SocketAddr;
+use tokio::sync::mpsc;
+
+/// One endpoint, by service and instance.
+pub(super) type Who = (ServiceName, InstanceId);
+
+/// The services that are checked and their endpoints in the region.
+#[derive(Debug)]
+pub(super) struct Facts {
+    region: Region,
+    handle: Handle,
+    services: BTreeMap<ServiceName, Checked>,
+}
+
+#[derive(Debug, Default)]
+struct Checked {
+    check: Option<HealthCheck>,
+    endpoints: BTreeMap<InstanceId, SocketAddr>,
+}
+
+/// Passes on what the upstream sends.
+#[derive(Debug)]
+pub(super) struct Inbox(pub(super) mpsc::UnboundedSender<Update>);
+
+impl Sink for Inbox {
+    fn update(&mut self, update: Update) {
+        // Nobody listens when the office is lost, and then nothing needs to be known.
+        let _ = self.0.send(update);
+    }
+
+    fn refused(&mut self, prefix: &Prefix, reason: &str) {
+        tracing::warn!(%prefix, reason, "the control plane does not serve what is to be checked");
+    }
+}
+
+impl Facts {
+    pub(super) fn new(region: Region, handle: Handle) -> Self {
+        Self { region, handle, services: BTreeMap::new() }
+    }
+
+    /// Follows these services and no others.
+    pub(super) fn follow(&mut self, services: BTreeSet<ServiceName>) {
+        let gone: Vec<_> = self.services.keys().filter(|name| !services.contains(*name)).cloned().collect();
+        for name in gone {
+            self.prefixes(&name).iter().for_each(|prefix| self.handle.unsubscribe(prefix));
+            self.services.remove(&name);
+        }
+        for name in services {
+            if !self.services.contains_key(&name) {
+                self.prefixes(&name).into_iter().for_each(|prefix| self.handle.subscribe(prefix));
+                self.services.insert(name, Checked::default());
+            }
+        }
+    }
+
+    fn prefixes(&self, name: &ServiceName) -> [Prefix; 2] {
+        let policy = Prefix::from(&RecordKey::Policy(name.clone()));
+        [policy, Prefix::endpoints(name, Some(&self.region))]
+    }
+
+    /// Takes in what changed. It is acknowledged at once: a checker makes no calls that a drain would have to wait for.
+    pub(super) fn update(&mut self, update: Update) {
+        for snapshot in update.snapshots {
+            let below = snapshot.prefix;
+            for (name, checked) in &mut self.services {
+                if below == Prefix::from(&RecordKey::Policy(name.clone())) {
+                    checked.check = None;
+                } else if below == Prefix::endpoints(name, Some(&self.region)) {
+                    checked.endpoints.clear();
+                }
+            }
+            snapshot.entries.iter().for_each(|(key, entry)| self.put(key, &entry.value));
+        }
+        update.puts.iter().for_each(|(key, entry)| self.put(key, &entry.value));
+        update.deletes.iter().for_each(|key| self.delete(key));
+        self.ack(update.revision);
+    }
+
+    fn ack(&self, revision: Revision) {
+        self.handle.ack(revision);
+    }
+
+    fn put(&mut self, text: &str, value: &Bytes) {
+        let Ok(key) = RecordKey::parse(text) else { return };
+        let Some(checked) = key.service().and_then(|name| self.services.get_mut(name)) else { return };
+        match records::decode(&key, value) {
+            Ok(Record::Policy(policy)) => checked.check = policy.health_check,
+            // What starts says itself when it is ready.
+            Ok(Record::Endpoint(endpoint)) if endpoint.state == EndpointState::Starting => {
+                checked.endpoints.remove(&endpoint.instance);
+            }
+            Ok(Record::Endpoint(endpoint)) => {
+                checked.endpoints.insert(endpoint.instance, endpoint.address);
+            }
+            Ok(_) => {}
+            Err(problem) => {
+                tracing::warn!(key = text, %problem, "record is not valid; the one before stays in use")
+            }
+        }
+    }
+
+    fn delete(&mut self, text: &str) {
+        let Ok(key) = RecordKey::parse(text) else { return };
+        let Some(checked) = key.service().and_then(|name| self.services.get_mut(name)) else { return };
+        match key {
+            RecordKey::Policy(_) => checked.check = None,
+            RecordKey::Endpoint(_, _, instance) => _ = checked.endpoints.remove(&instance),
+            _ => {}
+        }
+    }
+
+    /// Every endpoint that is to be probed, where and how.
+    pub(super) fn wanted(&self) -> impl Iterator<Item = (Who, SocketAddr, &HealthCheck)> {
+        self.services.iter().flat_map(|(name, checked)| {
+            let check = checked.check.as_ref();
+            let endpoints = checked.endpoints.iter();
+            endpoints.filter_map(move |(instance, address)| {
+                Some(((name.clone(), instance.clone()), *address, check?))
+            })
+        })
+    }
+}

@@ -1,0 +1,153 @@
+use std::{net::SocketAddr, pin::pin, time::Duration};
+
+use bytes::Bytes;
+use fairmesh_model::Probe;
+use http::{Request, StatusCode, Uri, uri::PathAndQuery};
+use http_body_util::Empty;
+use hyper_util::rt::TokioIo;
+use tokio::{net::TcpStream, time::timeout};
+use tonic::transport::Endpoint;
+
+/// The method of gRPC health checks.
+const CHECK: PathAndQuery = PathAndQuery::from_static("/grpc.health.v1.Health/Check");
+/// The status of a service that serves.
+const SERVING: i32 = 1;
+
+/// `grpc.health.v1.HealthCheckRequest`.
+#[derive(Clone, PartialEq, prost::Message)]
+struct HealthRequest {
+    #[prost(string, tag = "1")]
+    service: String,
+}
+
+/// `grpc.health.v1.HealthCheckResponse`.
+#[derive(Clone, PartialEq, prost::Message)]
+struct HealthResponse {
+    #[prost(int32, tag = "1")]
+    status: i32,
+}
+
+/// Probes an endpoint once; the error says what was seen, for people.
+///
+/// # Errors
+/// When it does not answer as it should within `patience`.
+pub async fn look(probe: &Probe, address: SocketAddr, patience: Duration) -> Result<(), String> {
+    let look = async {
+        match probe {
+            Probe::Tcp => connect(address).await.map(drop),
+            Probe::Http { path, status } => get(connect(address).await?, address, path, *status).await,
+            Probe::Grpc { service } => grpc(address, service).await,
+        }
+    };
+    timeout(patience, look).await.unwrap_or_else(|_| Err(format!("no answer within {patience:?}")))
+}
+
+async fn connect(address: SocketAddr) -> Result<TcpStream, String> {
+    TcpStream::connect(address).await.map_err(|error| format!("cannot connect: {error}"))
+}
+
+async fn get(stream: TcpStream, address: SocketAddr, path: &str, wanted: Option<u16>) -> Result<(), String> {
+    let shown = |error: hyper::Error| format!("no answer: {error}");
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(shown)?;
+    let request =
+        Request::get(path).header(http::header::HOST, address.to_string()).body(Empty::<Bytes>::new());
+    let request = request.map_err(|error| error.to_string())?;
+    let answer = async {
+        let status = sender.send_request(request).await.map_err(shown)?.status();
+        if passes(status, wanted) { Ok(()) } else { Err(format!("status {status}")) }
+    };
+    let (mut answer, mut connection) = (pin!(answer), pin!(connection));
+    // The connection makes progress only while it is polled. An HTTP/1.0 server ends it with the answer, which then
+    // waits to be taken.
+    tokio::select! {
+        answer = answer.as_mut() => return answer,
+        _ = connection.as_mut() => {}
+    }
+    answer.await
+}
+
+fn passes(status: StatusCode, wanted: Option<u16>) -> bool {
+    wanted.map_or(status.is_success() || status.is_redirection(), |wanted| status.as_u16() == wanted)
+}
+
+async fn grpc(address: SocketAddr, service: &str) -> Result<(), String> {
+    let uri = Uri::builder().scheme("http").authority(address.to_string()).path_and_query("/").build();
+    let uri = uri.map_err(|error| error.to_string())?;
+    let channel = Endpoint::from(uri).connect().await.map_err(|error| format!("cannot connect: {error}"))?;
+    let mut client = tonic::client::Grpc::new(channel);
+    client.ready().await.map_err(|error| error.to_string())?;
+    let request = tonic::Request::new(HealthRequest { service: service.to_owned() });
+    let codec = tonic_prost::ProstCodec::<HealthRequest, HealthResponse>::default();
+    match client.unary(request, CHECK, codec).await {
+        Ok(answer) if answer.get_ref().status == SERVING => Ok(()),
+        Ok(answer) => Err(format!("health status {} instead of SERVING", answer.get_ref().status)),
+        Err(status) => Err(format!("{}: {}", status.code(), status.message())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(5);
+
+    #[tokio::test]
+    async fn a_grpc_server_passes_while_it_says_that_it_serves() {
+        use http_body_util::{BodyExt as _, Full};
+        use tokio::net::TcpListener;
+        use tonic::transport::{Server, server::TcpIncoming};
+
+        for (status, passes) in [(1, true), (2, false), (3, false)] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap();
+            // One message of two bytes: field 1 is the status.
+            let answer = move || async move {
+                let message = Full::new(Bytes::from(vec![0, 0, 0, 0, 2, 8, status]));
+                let end =
+                    http::HeaderMap::from_iter([("grpc-status".parse().unwrap(), "0".parse().unwrap())]);
+                let body = message.with_trailers(std::future::ready(Some(Ok(end))));
+                ([(http::header::CONTENT_TYPE, "application/grpc")], axum::body::Body::new(body))
+            };
+            let router = axum::Router::new().route(CHECK.path(), axum::routing::post(answer));
+            let serving = Server::builder().add_routes(router.into());
+            let serving = tokio::spawn(serving.serve_with_incoming(TcpIncoming::from(listener)));
+            let looked = look(&Probe::Grpc { service: String::new() }, address, PATIENCE).await;
+            assert_eq!(looked.is_ok(), passes, "{looked:?}");
+            serving.abort();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_status_passes_by_its_class_or_by_its_number() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let cases = [
+            ("200 OK", None, true),
+            ("302 Found", None, true),
+            ("503 Busy", None, false),
+            ("204 Nothing", Some(204), true),
+            ("200 OK", Some(204), false),
+        ];
+        for (answered, status, passes) in cases {
+            let probe = Probe::Http { path: "/healthz".into(), status };
+            let answer = async {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut asked = [0; 1024];
+                let length = stream.read(&mut asked).await.unwrap();
+                assert!(asked[..length].starts_with(b"GET /healthz HTTP/1.1\r\n"));
+                stream.write_all(format!("HTTP/1.0 {answered}\r\n\r\nhello").as_bytes()).await.unwrap();
+            };
+            let (looked, ()) = tokio::join!(look(&probe, address, PATIENCE), answer);
+            assert_eq!(looked.is_ok(), passes, "{answered}: {looked:?}");
+        }
+        assert_eq!(look(&Probe::Tcp, address, PATIENCE).await, Ok(()));
+        let silent = Probe::Http { path: "/".into(), status: None };
+        let late = look(&silent, address, Duration::from_millis(50)).await;
+        assert!(late.unwrap_err().contains("no answer within 50ms"));
+        drop(listener);
+        assert!(look(&Probe::Tcp, address, PATIENCE).await.unwrap_err().contains("cannot connect"));
+    }
+}

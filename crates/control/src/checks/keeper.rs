@@ -1,0 +1,179 @@
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use fairmesh_model::{Endpoint, Hosts, Prefix, Record, RecordKey, ServiceName, Verdict, Verdicts};
+use fairmesh_rib::{Expect, Op};
+use fairmesh_wire::records;
+use tokio::time::Instant;
+
+use super::{Checks, write};
+
+/// How long a region may be without a checker before its verdicts lose their force.
+const VACANT: Duration = Duration::from_secs(60);
+/// How often vacant regions are looked for.
+const LOOK: Duration = Duration::from_secs(5);
+/// How many records one batch changes.
+const AT_ONCE: usize = 1000;
+
+/// How the services that are checked fare.
+pub(crate) struct Survey {
+    /// Regions with endpoints to check and nobody who does.
+    pub(crate) unchecked_regions: usize,
+    /// Services times regions whose verdicts callers ignore.
+    pub(crate) panics: usize,
+}
+
+impl Checks {
+    /// Takes out verdicts on endpoints that are gone or no longer checked, and marks those that nobody renews, for ever.
+    pub(crate) async fn keep(&self) {
+        let mut look = tokio::time::interval(LOOK);
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            let gone = tokio::select! {
+                () = self.roll.untidy.notified() => true,
+                _ = look.tick() => false,
+            };
+            for (region, keys) in self.roll.verdicts() {
+                let vacant = self.seats.vacant_for(&region, Instant::now()) > VACANT;
+                if !gone && !vacant {
+                    continue;
+                }
+                let keys: Vec<RecordKey> = keys.into_iter().collect();
+                for keys in keys.chunks(AT_ONCE) {
+                    let plan = || keys.iter().filter_map(|key| self.tended(key, vacant)).collect();
+                    if let Err(error) = self.write(plan).await {
+                        tracing::warn!(%region, %error, "verdicts cannot be kept up; trying again");
+                    }
+                }
+            }
+        }
+    }
+
+    /// What has to be done about one verdict, if anything.
+    fn tended(&self, key: &RecordKey, vacant: bool) -> Option<Op> {
+        let RecordKey::Health(service, region, instance) = key else { return None };
+        let held = self.held(key)?;
+        let endpoint = RecordKey::Endpoint(service.clone(), region.clone(), instance.clone());
+        let checked = self.roll.services().borrow().contains(service);
+        if !checked || self.node.get(&endpoint.to_string()).is_none() {
+            return Some(Op::delete(key.to_string()).expecting(Expect::Revision(held.revision)));
+        }
+        // A healthy one has no force to lose.
+        let loses = vacant && !held.verdict.healthy && !held.verdict.stale;
+        loses.then(|| write::put(key, Some(&held), Verdict { stale: true, ..held.verdict.clone() }))
+    }
+
+    /// How many regions have a checker.
+    pub(crate) fn checkers(&self) -> usize {
+        self.seats.held()
+    }
+
+    /// Looks through every service that is checked.
+    pub(crate) fn survey(&self) -> Survey {
+        let services = Arc::clone(&self.roll.services().borrow());
+        let hosts = match self.node.get(&RecordKey::Hosts.to_string()).map(|entry| entry.value) {
+            Some(value) => match records::decode(&RecordKey::Hosts, &value) {
+                Ok(Record::Hosts(hosts)) => hosts,
+                _ => Hosts::default(),
+            },
+            None => Hosts::default(),
+        };
+        let (mut regions, mut panics) = (BTreeSet::new(), 0);
+        for service in services.iter() {
+            let (endpoints, verdicts) = self.of_service(service);
+            let endpoints: Vec<&Endpoint> = endpoints.iter().collect();
+            panics += verdicts.judge(&endpoints, &hosts).panics.len();
+            regions.extend(endpoints.iter().map(|endpoint| endpoint.location.region.clone()));
+        }
+        let now = Instant::now();
+        let unchecked = regions.iter().filter(|region| !self.seats.vacant_for(region, now).is_zero());
+        Survey { unchecked_regions: unchecked.count(), panics }
+    }
+
+    fn of_service(&self, service: &ServiceName) -> (Vec<Endpoint>, Verdicts) {
+        let (mut endpoints, mut verdicts) = (Vec::new(), Verdicts::default());
+        let (_, entries) = self.node.read(&[Prefix::endpoints(service, None), Prefix::health(service, None)]);
+        for (key, entry) in entries {
+            let Ok(key) = RecordKey::parse(&key) else { continue };
+            match (records::decode(&key, &entry.value), key) {
+                (Ok(Record::Endpoint(endpoint)), _) => endpoints.push(endpoint),
+                (Ok(Record::Verdict(verdict)), RecordKey::Health(_, region, instance)) => {
+                    verdicts.put(region, instance, verdict);
+                }
+                _ => {}
+            }
+        }
+        (endpoints, verdicts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::{EndpointState, HealthCheck, InstanceId, Location, Policy, Probe, Region, StoreId};
+    use fairmesh_rib::{Entry, Node};
+    use fairmesh_store::RedbStore;
+
+    use super::*;
+    use crate::checks::Roll;
+
+    fn entry(key: &RecordKey, record: &Record) -> (Arc<str>, Entry) {
+        (key.to_string().into(), Entry { value: records::encode(record), revision: 1 })
+    }
+
+    /// An endpoint `a` that is checked, and verdicts on it and on `gone`, neither healthy.
+    fn entries(health_check: Option<HealthCheck>) -> Vec<(Arc<str>, Entry)> {
+        let service = ServiceName::new("shop/one").unwrap();
+        let eu = Region::new("eu").unwrap();
+        let [a, gone] = ["a", "gone"].map(|id| InstanceId::new(id).unwrap());
+        let endpoint = Endpoint {
+            instance: a.clone(),
+            address: "127.0.0.1:1".parse().unwrap(),
+            location: Location::in_region(eu.clone()),
+            state: EndpointState::Serving,
+            weight: 1000,
+            lease: None,
+            labels: Default::default(),
+        };
+        let verdict = Record::Verdict(Verdict {
+            healthy: false,
+            since_ms: 7,
+            confidence: 750,
+            cause: "x".into(),
+            stale: false,
+        });
+        let policy = Policy { health_check, ..Policy::default() };
+        let health = |instance| RecordKey::Health(service.clone(), eu.clone(), instance);
+        vec![
+            entry(&RecordKey::Policy(service.clone()), &policy.into()),
+            entry(&RecordKey::Endpoint(service.clone(), eu.clone(), a.clone()), &endpoint.into()),
+            entry(&health(a), &verdict),
+            entry(&health(gone), &verdict),
+        ]
+    }
+
+    /// What would be written, by the last part of the key: `None` deletes.
+    fn tended(health_check: Option<HealthCheck>, vacant: bool) -> Vec<(String, Option<Record>)> {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Arc::new(RedbStore::open(folder.path().join("rib.redb")).unwrap());
+        let entries = entries(health_check);
+        let roll = Arc::new(Roll::default());
+        roll.load(&entries);
+        let checks = Checks::new(Node::load(StoreId(1), 1, entries), store, roll.clone());
+        let keys = roll.verdicts().into_values().flatten();
+        let ops = keys.filter_map(|key| Some((checks.tended(&key, vacant)?, key)));
+        let written = ops.map(|(op, key)| {
+            let name = op.key.rsplit('/').next().unwrap_or_default().to_owned();
+            (name, op.value.map(|value| records::decode(&key, &value).unwrap()))
+        });
+        written.collect()
+    }
+
+    #[test]
+    fn a_verdict_on_what_is_gone_goes_and_one_that_nobody_renews_loses_its_force() {
+        let check = || Some(HealthCheck::new(Probe::Tcp));
+        assert_eq!(tended(check(), false), [("gone".into(), None)]);
+        let vacant = tended(check(), true);
+        let Some((name, Some(Record::Verdict(verdict)))) = vacant.first() else { panic!("{vacant:?}") };
+        assert_eq!((name.as_str(), verdict.stale, verdict.since_ms), ("a", true, 7));
+        assert_eq!(tended(None, false), [("a".into(), None), ("gone".into(), None)], "no longer checked");
+    }
+}

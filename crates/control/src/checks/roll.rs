@@ -1,0 +1,110 @@
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use fairmesh_model::{Record, RecordKey, Region, ServiceName};
+use fairmesh_rib::{Commit, Entry};
+use fairmesh_wire::records;
+use tokio::sync::{Notify, watch};
+
+/// Which services are checked and where verdicts stand, noted as records change: finding them would mean to read every
+/// record of every tenant.
+#[derive(Debug, Default)]
+pub(crate) struct Roll {
+    noted: Mutex<Noted>,
+    /// Every service whose policy has a health check, whenever that changes.
+    services: watch::Sender<Arc<BTreeSet<ServiceName>>>,
+    /// Woken when there may be verdicts on what is gone, or no longer checked.
+    pub(crate) untidy: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Noted {
+    services: BTreeSet<ServiceName>,
+    verdicts: BTreeMap<Region, BTreeSet<RecordKey>>,
+}
+
+impl Roll {
+    /// Notes anew.
+    pub(crate) fn load(&self, entries: &[(Arc<str>, Entry)]) {
+        let mut noted = Noted::default();
+        for (key, entry) in entries {
+            noted.take(key, Some(&entry.value));
+        }
+        *self.noted() = noted;
+        self.publish();
+        self.untidy.notify_one();
+    }
+
+    /// Notes what a commit changes; says whether there may be verdicts then that stand for nothing.
+    pub(crate) fn apply(&self, commit: &Commit) -> bool {
+        let (mut checked, mut gone) = (false, false);
+        let mut noted = self.noted();
+        for (key, value) in &commit.changes {
+            match kind(key) {
+                "policies" => checked |= noted.take(key, value.as_deref()),
+                "health" => _ = noted.take(key, value.as_deref()),
+                "endpoints" => gone |= value.is_none(),
+                _ => {}
+            }
+        }
+        drop(noted);
+        if checked {
+            self.publish();
+        }
+        checked || gone
+    }
+
+    /// Every service that is checked, and how that changes.
+    pub(super) fn services(&self) -> watch::Receiver<Arc<BTreeSet<ServiceName>>> {
+        self.services.subscribe()
+    }
+
+    /// Where verdicts stand, by region.
+    pub(super) fn verdicts(&self) -> BTreeMap<Region, BTreeSet<RecordKey>> {
+        self.noted().verdicts.clone()
+    }
+
+    fn publish(&self) {
+        let services = Arc::new(self.noted().services.clone());
+        self.services.send_replace(services);
+    }
+
+    fn noted(&self) -> MutexGuard<'_, Noted> {
+        self.noted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The folder of a tenant that a key lies in.
+fn kind(key: &str) -> &str {
+    key.split('/').nth(3).unwrap_or_default()
+}
+
+impl Noted {
+    /// Takes one record in; says whether the services that are checked changed.
+    fn take(&mut self, text: &str, value: Option<&[u8]>) -> bool {
+        // Most records are neither, and need no reading.
+        if !matches!(kind(text), "policies" | "health") {
+            return false;
+        }
+        match RecordKey::parse(text) {
+            Ok(RecordKey::Policy(service)) => {
+                let policy =
+                    value.and_then(|value| records::decode(&RecordKey::Policy(service.clone()), value).ok());
+                let checked = matches!(policy, Some(Record::Policy(policy)) if policy.health_check.is_some());
+                if checked { self.services.insert(service) } else { self.services.remove(&service) }
+            }
+            Ok(key @ RecordKey::Health(..)) => {
+                let RecordKey::Health(_, region, _) = &key else { return false };
+                let here = self.verdicts.entry(region.clone()).or_default();
+                match value {
+                    Some(_) => here.insert(key),
+                    None => here.remove(&key),
+                };
+                false
+            }
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,108 @@
+use std::{pin::Pin, sync::Arc};
+
+use fairmesh_model::{InstanceId, Invalid, Region, ServiceName, Verdict};
+use fairmesh_wire::v1;
+use tokio::sync::mpsc;
+use tokio_stream::{Stream, wrappers::ReceiverStream};
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+
+use super::{Checks, seats::Office};
+
+/// The most judgements in one call.
+const MOST: usize = 1000;
+
+/// The gRPC service `Checker`.
+#[derive(Clone, Debug)]
+pub(crate) struct CheckerService {
+    pub(crate) checks: Checks,
+    pub(crate) closing: CancellationToken,
+}
+
+/// What a checker found of one endpoint.
+#[derive(Clone, Debug)]
+pub(super) struct Finding {
+    pub(super) service: ServiceName,
+    pub(super) instance: InstanceId,
+    pub(super) verdict: Verdict,
+}
+
+#[tonic::async_trait]
+impl v1::checker_server::Checker for CheckerService {
+    type HoldStream = Pin<Box<dyn Stream<Item = Result<v1::HoldResponse, Status>> + Send>>;
+
+    async fn hold(&self, request: Request<v1::HoldRequest>) -> Result<Response<Self::HoldStream>, Status> {
+        let v1::HoldRequest { region, name } = request.into_inner();
+        let region = region_of(region)?;
+        let (send, answers) = mpsc::channel(1);
+        let (checks, closing) = (self.checks.clone(), self.closing.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                () = closing.cancelled() => {}
+                () = send.closed() => {}
+                office = checks.seats.clone().take(region.clone()) => {
+                    tracing::info!(%region, checker = %name, "checks the endpoints of this region");
+                    tokio::select! {
+                        () = closing.cancelled() => {}
+                        () = keep_told(&checks, &office, &send) => {}
+                    }
+                    tracing::info!(%region, checker = %name, "checks no more");
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(answers))))
+    }
+
+    async fn judge(&self, request: Request<v1::JudgeRequest>) -> Result<Response<v1::JudgeResponse>, Status> {
+        let v1::JudgeRequest { region, term, judgements } = request.into_inner();
+        let region = region_of(region)?;
+        if judgements.len() > MOST {
+            return Err(Status::invalid_argument(format!("send at most {MOST} judgements in one call")));
+        }
+        let findings = judgements.into_iter().enumerate();
+        let findings =
+            findings.map(|(i, one)| finding(one).map_err(|e| e.within(format!("judgements[{i}]"))));
+        let findings = findings.collect::<Result<Vec<_>, _>>().map_err(refused)?;
+        if !self.checks.seats.holds(&region, term) {
+            return Err(Status::failed_precondition(format!(
+                "the office of checker of {region} is not held under term {term}; apply for it with Hold"
+            )));
+        }
+        self.checks.judge(&region, &findings).await?;
+        Ok(Response::new(v1::JudgeResponse {}))
+    }
+}
+
+/// Tells whoever holds an office what is to be checked, as long as the call lasts.
+async fn keep_told(checks: &Checks, office: &Office, send: &mpsc::Sender<Result<v1::HoldResponse, Status>>) {
+    let mut services = checks.roll.services();
+    loop {
+        let listed = Arc::clone(&services.borrow_and_update());
+        let services_now = listed.iter().map(ToString::to_string).collect();
+        if send.send(Ok(v1::HoldResponse { term: office.term, services: services_now })).await.is_err() {
+            return;
+        }
+        tokio::select! {
+            () = send.closed() => return,
+            changed = services.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+fn region_of(name: String) -> Result<Region, Status> {
+    Region::new(name).map_err(|e| refused(e.within("region")))
+}
+
+fn finding(judgement: v1::Judgement) -> Result<Finding, Invalid> {
+    let v1::Judgement { service, instance, verdict } = judgement;
+    let verdict = verdict.ok_or_else(|| Invalid::new("verdict", "is missing", "send it"))?;
+    Ok(Finding {
+        service: ServiceName::new(service).map_err(|e| e.within("service"))?,
+        instance: InstanceId::new(instance).map_err(|e| e.within("instance"))?,
+        verdict: verdict.try_into().map_err(|e: Invalid| e.within("verdict"))?,
+    })
+}
+
+fn refused(invalid: Invalid) -> Status {
+    Status::invalid_argument(invalid.to_string())
+}

@@ -1,0 +1,133 @@
+//! Who checks a region, and what becomes of what it finds.
+#![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
+
+mod support;
+
+use std::time::Duration;
+
+use fairmesh_model::{HealthCheck, Policy, Probe, Record, RecordKey, Verdict};
+use fairmesh_wire::{handshake::Connection, records, v1};
+use support::{PATIENCE, Running, config, delete, policy_key, put, read_all};
+use tokio::time::{sleep, timeout};
+use tonic::{Code, Status, Streaming};
+
+async fn apply_for(connection: &Connection, region: &str) -> Streaming<v1::HoldResponse> {
+    let request = v1::HoldRequest { region: region.into(), name: "test".into() };
+    connection.checker().hold(request).await.unwrap().into_inner()
+}
+
+/// The next word from an office, which is held by then.
+async fn told(office: &mut Streaming<v1::HoldResponse>) -> v1::HoldResponse {
+    timeout(PATIENCE, office.message()).await.unwrap().unwrap().unwrap()
+}
+
+async fn judge(connection: &Connection, term: u64, failures: u32) -> Result<(), Status> {
+    let confidence = Verdict::confidence_of(failures);
+    let healthy = failures == 0;
+    let verdict =
+        Verdict { healthy, since_ms: u64::from(failures), confidence, cause: String::new(), stale: false };
+    let judgement = |instance: &str| v1::Judgement {
+        service: "shop/one".into(),
+        instance: instance.into(),
+        verdict: Some(verdict.clone().into()),
+    };
+    let judgements = vec![judgement("a"), judgement("nobody")];
+    let request = v1::JudgeRequest { region: "eu".into(), term, judgements };
+    connection.checker().judge(request).await.map(drop)
+}
+
+/// The one verdict that there is.
+async fn verdict(connection: &Connection) -> Option<Verdict> {
+    let entries = read_all(connection).await.entries.into_iter();
+    let mut health =
+        entries.filter(|entry| entry.key.contains("/health/")).map(|entry| {
+            match records::decode(&RecordKey::parse(&entry.key).unwrap(), &entry.value).unwrap() {
+                Record::Verdict(verdict) => verdict,
+                other => panic!("{other:?}"),
+            }
+        });
+    let one = health.next();
+    assert!(health.next().is_none());
+    one
+}
+
+async fn write(connection: &Connection, op: v1::Op) {
+    let request = v1::ApplyRequest { ops: vec![op], dry_run: false };
+    connection.admin().apply(request).await.unwrap();
+}
+
+/// A control plane with a service that is checked and its one endpoint.
+async fn checked() -> (Running, Connection, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let control = Running::start(config(folder.path().join("data"))).await;
+    let connection = control.connect().await;
+    let policy = Policy { health_check: Some(HealthCheck::new(Probe::Tcp)), ..Policy::default() };
+    write(&connection, put(policy_key("shop/one"), records::encode(&policy.into()).to_vec())).await;
+    let endpoint = v1::Endpoint {
+        instance: "a".into(),
+        address: "127.0.0.1:1".into(),
+        location: Some(v1::Location { region: "eu".into(), ..Default::default() }),
+        ..Default::default()
+    };
+    let registration =
+        v1::Registration { service: "shop/one".into(), endpoint: Some(endpoint), declaration: None };
+    let request = v1::RegisterRequest { registrations: vec![registration] };
+    connection.registry().register(request).await.unwrap();
+    (control, connection, folder)
+}
+
+#[tokio::test]
+async fn the_next_applicant_has_the_office_when_the_holder_is_gone() {
+    let (control, connection, _folder) = checked().await;
+    let (holder, heir) = (control.connect().await, control.connect().await);
+    let mut first = apply_for(&holder, "eu").await;
+    let term = told(&mut first).await.term;
+    let mut second = apply_for(&heir, "eu").await;
+    let mut elsewhere = apply_for(&heir, "us").await;
+    told(&mut elsewhere).await;
+    assert!(timeout(Duration::from_millis(100), second.message()).await.is_err(), "one at a time");
+    judge(&connection, term, 3).await.unwrap();
+    drop((first, holder));
+    let next = told(&mut second).await;
+    assert_eq!(next.services, ["shop/one"]);
+    let late = judge(&connection, term, 0).await.unwrap_err();
+    assert_eq!(late.code(), Code::FailedPrecondition);
+    judge(&connection, next.term, 0).await.unwrap();
+    drop((second, elsewhere, heir, connection));
+    control.stop().await;
+}
+
+#[tokio::test]
+async fn only_what_changes_is_written_and_nothing_stays_of_what_is_gone() {
+    let (control, connection, _folder) = checked().await;
+    let mut office = apply_for(&connection, "eu").await;
+    let term = told(&mut office).await.term;
+    judge(&connection, term, 3).await.unwrap();
+    let found = verdict(&connection).await.unwrap();
+    assert_eq!((found.healthy, found.since_ms, found.confidence), (false, 3, 750));
+    let revision = async || read_all(&connection).await.at.unwrap().numbers[&0];
+    let before = revision().await;
+    judge(&connection, term, 4).await.unwrap();
+    assert_eq!(revision().await, before, "as unhealthy as before, and no surer in effect");
+    judge(&connection, term, 9).await.unwrap();
+    let surer = verdict(&connection).await.unwrap();
+    assert_eq!((surer.since_ms, surer.confidence), (3, 900), "it has been so since it was found first");
+
+    let gone = v1::InstanceRef { service: "shop/one".into(), instance: "a".into() };
+    connection.registry().deregister(v1::DeregisterRequest { instances: vec![gone] }).await.unwrap();
+    let none = async {
+        while verdict(&connection).await.is_some() {
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(PATIENCE, none).await.unwrap();
+    judge(&connection, term, 9).await.unwrap();
+    assert_eq!(verdict(&connection).await, None, "there is nothing to judge");
+
+    write(&connection, delete(policy_key("shop/one"))).await;
+    assert!(told(&mut office).await.services.is_empty(), "no service is checked any more");
+    let (head, body) = control.http("GET", "/metrics", "").await;
+    assert!(head.contains("200") && body.contains("fairmesh_control_checkers 1"), "{body}");
+    drop((office, connection));
+    control.stop().await;
+}

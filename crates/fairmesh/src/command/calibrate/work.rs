@@ -1,0 +1,59 @@
+//! The work that is timed: the same on every machine, with a result that only whoever did it knows.
+//!
+//! Half of it is integer arithmetic in which each step needs the one before, so that it goes with frequency times
+//! instructions per cycle; half is reads and writes at unforeseeable places of a table too large for the caches next to a
+//! core, as in services that walk their own data. Floating point and disks are left out: services that live on those give
+//! their endpoints a weight of their own.
+
+/// Entries of the table: 4 MiB.
+const TABLE: usize = 1 << 19;
+/// Steps of arithmetic in one round.
+const ARITHMETIC: u32 = 12_000_000;
+/// Steps through the table in one round.
+const MEMORY: u32 = 1_500_000;
+
+/// What every round comes to.
+pub(super) const RESULT: u64 = 0xbfd5_f50c_5955_8eb6;
+
+/// The table, made once.
+pub(super) fn table() -> Vec<u64> {
+    vec![0; TABLE]
+}
+
+/// One round; returns [`RESULT`] on a machine that computes rightly.
+pub(super) fn round(table: &mut [u64]) -> u64 {
+    let mut state = 0x9e37_79b9_7f4a_7c15;
+    for entry in table.iter_mut() {
+        state = mix(state);
+        *entry = state;
+    }
+    walk(table, arithmetic(state))
+}
+
+fn arithmetic(mut state: u64) -> u64 {
+    let mut branches = 0_u64;
+    for _ in 0..ARITHMETIC {
+        state = mix(state);
+        if state & 7 == 0 {
+            branches = branches.rotate_left(1) ^ state;
+        }
+    }
+    state ^ branches
+}
+
+fn walk(table: &mut [u64], mut state: u64) -> u64 {
+    for _ in 0..MEMORY {
+        // The table has a power of two of entries.
+        let read = state as usize & (table.len() - 1);
+        state = mix(state ^ table[read]);
+        let write = (state >> 40) as usize & (table.len() - 1);
+        table[write] = state;
+    }
+    state
+}
+
+/// A step that nothing but the one before can foretell.
+fn mix(state: u64) -> u64 {
+    let state = state.wrapping_mul(0xd129_0d3b_26c1_c4b7).wrapping_add(0x2545_f491_4f6c_dd1d);
+    state ^ (state >> 29)
+}

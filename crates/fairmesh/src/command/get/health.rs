@@ -1,0 +1,73 @@
+//! Verdicts of active health checks as lists.
+
+use fairmesh_model::{Endpoint, Force, Hosts, ServiceName, Verdict};
+use jiff::Timestamp;
+use serde_json::json;
+
+use crate::{
+    output::Listing,
+    view::{ServiceView, View},
+};
+
+/// One row an endpoint that was checked, of every service.
+pub(super) fn all(view: &View) -> Listing {
+    let head = &["SERVICE", "INSTANCE", "REGION", "HEALTH", "SINCE", "SURE", "EFFECT", "CAUSE"];
+    let mut listing = Listing::new(head);
+    for (name, one) in &view.services {
+        let rows = of_service(name, one, &view.hosts.value);
+        for (mut row, item) in rows.rows.into_iter().zip(rows.items) {
+            row.insert(0, name.to_string());
+            listing.add(row, item);
+        }
+    }
+    listing
+}
+
+/// The same for one service, without its name.
+pub(crate) fn of_service(name: &ServiceName, one: &ServiceView, hosts: &Hosts) -> Listing {
+    let endpoints: Vec<&Endpoint> = one.endpoints.iter().map(|endpoint| &endpoint.value).collect();
+    let judged = one.health.judge(&endpoints, hosts);
+    let mut listing = Listing::new(&["INSTANCE", "REGION", "HEALTH", "SINCE", "SURE", "EFFECT", "CAUSE"]);
+    for (endpoint, force) in endpoints.into_iter().zip(judged.forces) {
+        let Some(verdict) = one.health.on(endpoint) else { continue };
+        let region = &endpoint.location.region;
+        let effect = effect(verdict, force, judged.panics.contains(region));
+        let Verdict { healthy, since_ms, confidence, cause, stale } = verdict;
+        let since = i64::try_from(*since_ms).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok());
+        let since = since.map(|since| since.to_string()).unwrap_or_default();
+        listing.add(
+            vec![
+                endpoint.instance.to_string(),
+                region.to_string(),
+                if *healthy { "healthy" } else { "unhealthy" }.to_owned(),
+                since.clone(),
+                format!("{}.{} %", confidence / 10, confidence % 10),
+                effect.to_owned(),
+                cause.clone(),
+            ],
+            json!({
+                "service": name.to_string(),
+                "instance": endpoint.instance.to_string(),
+                "region": region.to_string(),
+                "healthy": healthy,
+                "since": since,
+                "confidenceThousandths": confidence,
+                "stale": stale,
+                "effect": effect,
+                "cause": cause,
+            }),
+        );
+    }
+    listing
+}
+
+/// What callers make of it.
+fn effect(verdict: &Verdict, force: Force, panic: bool) -> &'static str {
+    match force {
+        Force::Exclusion => "last resort",
+        Force::Penalty => "after others",
+        Force::None if panic && verdict.force() != Force::None => "none: panic",
+        Force::None if verdict.stale => "none: stale",
+        Force::None => "none",
+    }
+}

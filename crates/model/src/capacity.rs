@@ -1,0 +1,118 @@
+//! What a service can do where (A5-A7): the sum over its hosts, so that ten instances of power 1200 count as twelve.
+//!
+//! It stands here and not in the router, since it is a fact about records: `explain` and `describe` show it to people, and
+//! whoever computes region shares starts from it.
+
+use std::collections::BTreeMap;
+
+use crate::{Endpoint, EndpointState, Hosts, InstanceId, Location, Region, Zone};
+
+/// How much of a service there is in one place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Capacity {
+    /// The endpoints that serve.
+    pub endpoints: u64,
+    /// What they can do together, in thousandths of an ordinary instance on an ordinary host.
+    pub power: u64,
+}
+
+/// How much of a service there is in every place that has any.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Capacities {
+    /// Everywhere.
+    pub total: Capacity,
+    /// By region.
+    pub regions: BTreeMap<Region, Capacity>,
+    /// By zone within its region; `None` for endpoints that name no zone.
+    pub zones: BTreeMap<(Region, Option<Zone>), Capacity>,
+}
+
+impl Capacity {
+    /// Its part of `whole`, in thousandths, rounded to the nearest; 0 of nothing.
+    pub fn thousandths_of(self, whole: Self) -> u32 {
+        let whole_power = u128::from(whole.power.max(1));
+        let part = (u128::from(self.power) * 1000 + whole_power / 2) / whole_power;
+        u32::try_from(part).unwrap_or(u32::MAX)
+    }
+
+    fn add(&mut self, power: u32) {
+        self.endpoints += 1;
+        self.power += u64::from(power);
+    }
+}
+
+impl Capacities {
+    /// Sums up what serves; an instance that stands in two records while it moves counts once.
+    pub fn of<'a>(endpoints: impl IntoIterator<Item = &'a Endpoint>, hosts: &Hosts) -> Self {
+        let mut once = std::collections::BTreeSet::<&InstanceId>::new();
+        let mut capacities = Self::default();
+        for endpoint in endpoints {
+            if endpoint.state == EndpointState::Serving && once.insert(&endpoint.instance) {
+                capacities.add(&endpoint.location, hosts.power(endpoint));
+            }
+        }
+        capacities
+    }
+
+    /// Counts one more endpoint that serves.
+    pub fn add(&mut self, Location { region, zone, .. }: &Location, power: u32) {
+        self.total.add(power);
+        self.regions.entry(region.clone()).or_default().add(power);
+        self.zones.entry((region.clone(), zone.clone())).or_default().add(power);
+    }
+
+    /// The zones of a region.
+    pub fn zones_of<'a>(&'a self, region: &'a Region) -> impl Iterator<Item = (Option<&'a Zone>, Capacity)> {
+        let here = self.zones.iter().filter(move |((of, _), _)| of == region);
+        here.map(|((_, zone), capacity)| (zone.as_ref(), *capacity))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::HostType;
+
+    fn endpoint(id: &str, place: (&str, &str), host_type: &str, weight: u32) -> Endpoint {
+        let mut location = Location::in_region(Region::new(place.0).unwrap());
+        location.zone = Some(Zone::new(place.1).unwrap());
+        location.host_type = Some(HostType::new(host_type).unwrap());
+        Endpoint {
+            instance: InstanceId::new(id).unwrap(),
+            address: "10.0.0.1:80".parse().unwrap(),
+            location,
+            state: EndpointState::Serving,
+            weight,
+            lease: None,
+            labels: Default::default(),
+        }
+    }
+
+    #[test]
+    fn ten_instances_on_fast_hosts_count_as_twelve() {
+        let fast = HostType::new("fast").unwrap();
+        let hosts = Hosts::new([(fast, 1200)].into(), Vec::new()).unwrap();
+        let mut endpoints: Vec<_> =
+            (0..10).map(|i| endpoint(&format!("f{i}"), ("eu", "a"), "fast", 1000)).collect();
+        endpoints.extend((0..4).map(|i| endpoint(&format!("u{i}"), ("us", "b"), "usual", 1000)));
+        endpoints.extend((0..4).map(|i| endpoint(&format!("h{i}"), ("us", "c"), "usual", 500)));
+        let mut gone = endpoint("gone", ("us", "c"), "usual", 1000);
+        gone.state = EndpointState::Draining;
+        endpoints.push(gone);
+        endpoints.push(endpoint("u0", ("asia", "b"), "usual", 1000));
+        let capacities = Capacities::of(&endpoints, &hosts);
+        assert_eq!(capacities.total, Capacity { endpoints: 18, power: 18_000 });
+        let share = |region: &str| capacities.regions[region].thousandths_of(capacities.total);
+        assert_eq!((share("eu"), share("us")), (667, 333));
+        assert_eq!(capacities.regions.len(), 2, "an instance that moves counts where it was found first");
+        let us = Region::new("us").unwrap();
+        let zones: Vec<_> =
+            capacities.zones_of(&us).map(|(zone, c)| (zone.unwrap().as_str(), c.power)).collect();
+        assert_eq!(zones, [("b", 4000), ("c", 2000)]);
+    }
+
+    #[test]
+    fn nothing_has_no_share() {
+        assert_eq!(Capacity::default().thousandths_of(Capacity::default()), 0);
+    }
+}

@@ -1,0 +1,69 @@
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::text::read;
+use crate::{Hosts, Invalid, hosts::check_speed};
+
+/// How fast the fleet's machines are.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct HostsSpec {
+    /// Every host type with its speed.
+    pub types: Vec<HostTypeSpec>,
+    /// Which type the machines in a block of addresses are of, for endpoints that name none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub prefixes: Vec<HostPrefixSpec>,
+}
+
+/// One host type.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct HostTypeSpec {
+    /// Its name, as endpoints give it.
+    pub name: String,
+    /// Relative speed in thousandths of an ordinary host; 100 to 10000.
+    pub speed: u32,
+}
+
+/// One block of addresses.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct HostPrefixSpec {
+    /// Such as `10.1.0.0/16`; the longest that an address lies in counts.
+    pub prefix: String,
+    /// One of the types.
+    pub host_type: String,
+}
+
+impl HostsSpec {
+    /// Validates; prefixes may only name types that are declared here.
+    pub fn plan(&self) -> Result<Hosts, Invalid> {
+        let mut speeds = BTreeMap::new();
+        for (i, HostTypeSpec { name, speed }) in self.types.iter().enumerate() {
+            let at = |e: Invalid| e.within(format!("types[{i}]"));
+            check_speed(*speed).map_err(at)?;
+            if speeds.insert(read("name", name).map_err(at)?, *speed).is_some() {
+                let problem = format!("'{name}' is declared twice");
+                return Err(at(Invalid::new("name", problem, "declare every type once")));
+            }
+        }
+        let prefix = |(i, spec): (usize, &HostPrefixSpec)| {
+            let at = |e: Invalid| e.within(format!("prefixes[{i}]"));
+            let host_type = read("hostType", &spec.host_type).map_err(at)?;
+            Ok((read("prefix", &spec.prefix).map_err(at)?, host_type))
+        };
+        Hosts::new(speeds, self.prefixes.iter().enumerate().map(prefix).collect::<Result<_, _>>()?)
+    }
+
+    /// The way back.
+    pub fn of(hosts: &Hosts) -> Self {
+        let types = hosts.speeds().iter();
+        let types = types.map(|(name, speed)| HostTypeSpec { name: name.to_string(), speed: *speed });
+        let prefixes = hosts.prefixes().iter().map(|(prefix, host_type)| HostPrefixSpec {
+            prefix: prefix.to_string(),
+            host_type: host_type.to_string(),
+        });
+        Self { types: types.collect(), prefixes: prefixes.collect() }
+    }
+}

@@ -1,0 +1,58 @@
+//! Whether every place of a ring gets the calls that its machines can do (A5-A7, S24).
+
+use fairmesh_model::{Capacities, Capacity, HostType, Zone};
+
+use super::*;
+
+/// How many clients call, once each: so every call is independent of every other, whatever the subsets.
+const CLIENTS: u64 = 4000;
+
+/// A fleet of one ring: regions `eu` and `near`, two zones each, and machines of three types.
+fn fleet(sizes: [usize; 4]) -> World {
+    let places = [("eu", "a", "slow"), ("eu", "b", "usual"), ("near", "c", "fast"), ("near", "d", "usual")];
+    let mut world = World::many(ServiceKind::Replicated, 0);
+    for ((place, zone, host_type), size) in places.into_iter().zip(sizes) {
+        world.endpoints.extend((0..size).map(|i| {
+            let mut endpoint = endpoint(&format!("{zone}{i}"), place);
+            endpoint.location.zone = Some(Zone::new(zone).unwrap());
+            endpoint.location.host_type = Some(HostType::new(host_type).unwrap());
+            endpoint
+        }));
+    }
+    let speeds = [("slow", 700), ("fast", 1400)];
+    let speeds = speeds.map(|(name, speed)| (HostType::new(name).unwrap(), speed)).into();
+    world.hosts = Hosts::new(speeds, Vec::new()).unwrap();
+    world
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 6, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_zone_of_a_ring_gets_its_share_of_the_capacity(
+        sizes in prop::array::uniform4(1..40_usize),
+        subset in 5..25_u32,
+        first in any::<u64>(),
+    ) {
+        let mut world = fleet(sizes);
+        world.policy.balancing = Balancing { subset };
+        let wanted = Capacities::of(&world.endpoints, &world.hosts);
+        let mut got = Capacities::default();
+        for i in 0..CLIENTS {
+            world.client = mix64(first.wrapping_add(i));
+            let upstream = world.compile(None);
+            let picked = upstream.pick(&Ask::default(), 0, first ^ i).unwrap();
+            got.add(&upstream.target(picked.index).location, 1);
+        }
+        for (place, capacity) in &wanted.zones {
+            let share = capacity.power as f64 / wanted.total.power as f64;
+            let found = got.zones.get(place).map_or(0.0, |got| got.power as f64) / CLIENTS as f64;
+            // One in 150,000 binomial samples lies outside.
+            let chance = 4.5 * (share * (1.0 - share) / CLIENTS as f64).sqrt();
+            // A strong endpoint meets itself in every subset that holds it, and shares with it: of first order in 1/k.
+            let each = |capacity: &Capacity| capacity.power as f64 / capacity.endpoints as f64;
+            let narrow = share * (each(capacity) / each(&wanted.total) - 1.0).abs() / f64::from(subset);
+            prop_assert!((found - share).abs() <= chance + narrow, "{place:?}: {found:.4} of the calls, {share:.4} of the capacity");
+        }
+    }
+}
