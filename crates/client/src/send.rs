@@ -8,10 +8,7 @@ use std::{sync::Arc, time::Duration};
 use http::{Response, request::Parts};
 use tokio::time::timeout_at;
 
-use self::{
-    answer::judge,
-    request::{Copy, Head},
-};
+use self::{answer::judge, request::Copy};
 pub(crate) use self::{
     answer::{learn_from_trailers, violates_protocol},
     request::View as HeadersView,
@@ -23,7 +20,7 @@ use crate::{
     mesh::Shared,
     service::Handle,
     stats::count,
-    transport::{Line, Outgoing, Slot},
+    transport::{Head, Line, Outgoing, Request, Slot},
 };
 
 /// How long a call waits for the first snapshot when nothing shortens it: no policy can be known yet.
@@ -57,7 +54,7 @@ async fn carry_out(
     let mut call = Call::new(&handle.subscription);
     let now = route(handle, &mut call, &head, &context, start).await?;
     let copy = Copy::of(&head, &body, call.may_be_sent_twice(&context));
-    let mut slot = Some(head.request(body));
+    let mut slot = Some(Request { head, body, left: Duration::ZERO });
     tries((handle, &context, now), &mut call, &mut slot, copy).await
 }
 
@@ -101,7 +98,7 @@ async fn tries(
         let line = decide(handle, context, call, &mut now).await?;
         count(&mesh.counters.tries);
         if let Some(request) = slot {
-            request::address(request, handle, line.target().protocol.is_multiplexed(), call.left(now));
+            request.left = call.left(now);
         }
         // Half, so that a server that is gone does not cost the call: the rest is for another one.
         let connected_by = mesh.clock.instant(now + nanos(call.left(now)) / 2);
