@@ -114,14 +114,32 @@ fn agree(ours: &Result<Understood, BoxError>, hypers: &Result<Understood, BoxErr
     }
 }
 
+// What answers are made of; what stands twice is drawn more often.
+const INTERIM: [&str; 4] = ["", "", "HTTP/1.1 100 Continue\r\n\r\n", "HTTP/1.1 103 Hints\r\nlink: a\r\n\r\n"];
+const VERSIONS: [&str; 4] = ["HTTP/1.1", "HTTP/1.1", "HTTP/1.1", "HTTP/1.0"];
+const STATUS: [&str; 7] =
+    ["200 OK", "200", "404 Not Found", "204 No Content", "304 Not Modified", "503 \u{e9}", "799 Odd"];
+const FIELDS: [&str; 7] = [
+    "x: 1",
+    "X:2",
+    "connection: close",
+    "Connection: keep-alive",
+    "x-empty:",
+    "set-cookie: a=b; c",
+    "te: trailers",
+];
+const LENGTHS: [&str; 3] = ["content-length: 7", "Content-Length: 7\r\ncontent-length: 7, 7", "x: 7"];
+const CODINGS: [&str; 2] = ["transfer-encoding: chunked", "Transfer-Encoding:  CHUNKED"];
+const EXTENSIONS: [&str; 5] = ["", "", ";", " ;a=b", "\t"];
+const LAST: [&str; 4] =
+    ["0\r\n\r\n", "00\r\n\r\n", "0\r\nx-sum: 1\r\n\r\n", "0;z\r\nA: 1\r\na:\t2 \r\n\r\nmore"];
+/// What a spoilt answer may have anywhere.
+const SPOILS: &[u8] = b"\r\n:;, 019afHT/\0\x80-x";
+
 /// Draws what a server may send.
 struct Script(Generator);
 
 impl Script {
-    fn new(seed: u64) -> Self {
-        Self(Generator::new(seed))
-    }
-
     fn below(&mut self, count: usize) -> usize {
         self.0.below(count as u64) as usize
     }
@@ -130,86 +148,40 @@ impl Script {
         of[self.below(of.len())]
     }
 
-    fn answer(&mut self) -> Vec<u8> {
-        let mut text = Vec::new();
+    fn answer(&mut self) -> String {
+        let mut text = String::new();
         for _ in 0..self.below(3) {
-            text.extend(
-                self.one(&["", "", "HTTP/1.1 100 Continue\r\n\r\n", "HTTP/1.1 103 Hints\r\nlink: a\r\n\r\n"])
-                    .bytes(),
-            );
+            text += self.one(&INTERIM);
         }
-        let version = self.one(&["HTTP/1.1", "HTTP/1.1", "HTTP/1.1", "HTTP/1.0"]);
-        let status = self.one(&[
-            "200 OK",
-            "200",
-            "404 Not Found",
-            "204 No Content",
-            "304 Not Modified",
-            "503 \u{e9}",
-            "799 Odd",
-        ]);
-        text.extend(format!("{version} {status}\r\n").bytes());
+        text += &format!("{} {}\r\n", self.one(&VERSIONS), self.one(&STATUS));
         for _ in 0..self.below(4) {
-            text.extend(
-                self.one(&[
-                    "x: 1\r\n",
-                    "X:2\r\n",
-                    "connection: close\r\n",
-                    "Connection: keep-alive\r\n",
-                    "x-empty:\r\n",
-                    "set-cookie: a=b; c\r\n",
-                    "te: trailers\r\n",
-                ])
-                .bytes(),
-            );
+            text += &format!("{}\r\n", self.one(&FIELDS));
         }
         let size = self.below(40);
         match self.below(6) {
-            0 => text.extend(b"\r\n"),
-            1 => text.extend(
-                format!("{}: 7\r\ncontent-length: 7, 7\r\n\r\n", self.one(&["Content-Length", "x"])).bytes(),
-            ),
-            2 | 3 => text.extend(format!("content-length: {size}\r\n\r\n").bytes()),
-            _ => {
-                text.extend(
-                    format!(
-                        "{}\r\n\r\n",
-                        self.one(&["transfer-encoding: chunked", "Transfer-Encoding:  CHUNKED"])
-                    )
-                    .bytes(),
-                );
-                self.chunks(&mut text);
-                return text;
-            }
+            0 => text += "\r\n",
+            1 => text += &format!("{}\r\n\r\n", self.one(&LENGTHS)),
+            2 | 3 => text += &format!("content-length: {size}\r\n\r\n"),
+            _ => return text + &format!("{}\r\n\r\n{}", self.one(&CODINGS), self.chunks()),
         }
-        text.extend((0..size).map(|at| b'a' + (at % 26) as u8));
-        text
+        text + &"tea".repeat(size)[..size]
     }
 
-    fn chunks(&mut self, text: &mut Vec<u8>) {
+    fn chunks(&mut self) -> String {
+        let mut text = String::new();
         for _ in 0..self.below(4) {
             let size = 1 + self.below(40);
-            let extension = self.one(&["", "", ";", " ;a=b", "\t"]);
-            let line = if self.below(2) == 0 { format!("{size:x}") } else { format!("0{size:X}") };
-            text.extend(format!("{line}{extension}\r\n{}\r\n", "t".repeat(size)).bytes());
+            let digits = if self.below(2) == 0 { format!("{size:x}") } else { format!("0{size:X}") };
+            text += &format!("{digits}{}\r\n{}\r\n", self.one(&EXTENSIONS), "t".repeat(size));
         }
-        text.extend(
-            self.one(&[
-                "0\r\n\r\n",
-                "00\r\n\r\n",
-                "0\r\nx-sum: 1\r\n\r\n",
-                "0;z\r\nA: 1\r\na:\t2 \r\n\r\nmore",
-            ])
-            .bytes(),
-        );
+        text + self.one(&LAST)
     }
 
     /// Changes one byte, or two.
     fn spoil(&mut self, text: &mut Vec<u8>) {
         for _ in 0..1 + self.below(2) {
             let at = self.below(text.len());
-            let bytes = b"\r\n:;, 019afHT/\0\x80-x";
-            let byte = bytes[self.below(bytes.len())];
+            let byte = SPOILS[self.below(SPOILS.len())];
             match self.below(4) {
                 0 => text[at] = byte,
                 1 => text.insert(at, byte),
@@ -230,9 +202,9 @@ impl Script {
 }
 
 fn draw(seed: u64) -> (Method, Vec<Vec<u8>>) {
-    let mut script = Script::new(seed);
+    let mut script = Script(Generator::new(seed));
     let method = if script.below(8) == 0 { Method::HEAD } else { Method::GET };
-    let mut text = script.answer();
+    let mut text = script.answer().into_bytes();
     if script.below(2) == 0 {
         script.spoil(&mut text);
     }
