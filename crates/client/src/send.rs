@@ -114,7 +114,8 @@ async fn tries(
         };
         match next {
             Next::Done => {
-                return answer.map(|reply| Body::answer(reply, Attempt::of(call, line, deadline, mesh.clock)));
+                return answer
+                    .map(|reply| Body::answer(reply, Attempt::of(call, line, deadline, mesh.clock)));
             }
             Next::Exhausted => {
                 count(&mesh.counters.retries_refused);
