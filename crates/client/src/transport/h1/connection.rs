@@ -72,7 +72,7 @@ where
         self.persistent &= persistent;
         self.expected = usize::try_from(body.due()).unwrap_or(MOST_READ).saturating_add(HEAD);
         let connection = match upload {
-            Some(upload) => self.finish_later(upload),
+            Some(upload) => Box::new(self.finish_later(upload)),
             None => self,
         };
         Ok(head.map(|()| Incoming::new(connection, body)))
@@ -140,8 +140,8 @@ where
     }
 
     /// Lets a task send what is left of the request, since the caller may not read the answer before it has been sent.
-    fn finish_later(self: Box<Self>, upload: Upload) -> Box<Self> {
-        let Self { io, input, output, expected, open, .. } = *self;
+    fn finish_later(self, upload: Upload) -> Self {
+        let Self { io, input, output, expected, open, .. } = self;
         let io = match io {
             Io::Whole(io) => {
                 let (reading, writing) = tokio::io::split(io);
@@ -150,7 +150,7 @@ where
             }
             reading => reading,
         };
-        Box::new(Self { io, input, output: Outbox::default(), expected, persistent: false, open })
+        Self { io, input, output: Outbox::default(), expected, persistent: false, open }
     }
 
     /// Reads what comes, which may be more than is due; 0 where the server ended the connection.
