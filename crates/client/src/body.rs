@@ -10,8 +10,7 @@ use bytes::Bytes;
 use fairmesh_router::Outcome;
 use h2::RecvStream;
 use http::{HeaderMap, Response};
-use http_body::{Frame, SizeHint};
-use hyper::body::Incoming;
+use http_body::{Body as _, Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::{
@@ -19,7 +18,7 @@ use crate::{
     core::{Call, Clock},
     headers::GRPC_STATUS,
     send::{has_erred, learn_from_trailers, violates_protocol},
-    transport::{Lease, Line, Reply, Stream},
+    transport::{Incoming, Line, Reply, Stream},
 };
 
 /// The body of an answer; also a simple body for requests.
@@ -32,7 +31,7 @@ pub struct Body {
 
 enum Source {
     Whole(Option<Bytes>),
-    H1(Incoming, Option<Lease>),
+    H1(Incoming),
     H2 { stream: RecvStream, data_ended: bool, _place: Stream },
 }
 
@@ -61,9 +60,7 @@ impl Body {
     /// The answer as the caller gets it.
     pub(crate) fn answer(reply: Reply, attempt: Option<Attempt>) -> Response<Self> {
         let mut response = match reply {
-            Reply::H1(reply) => {
-                reply.response.map(|body| Self { source: Source::H1(body, Some(reply.lease)), attempt })
-            }
+            Reply::H1(reply) => reply.response.map(|body| Self { source: Source::H1(body), attempt }),
             Reply::H2(reply) => reply.response.map(|stream| {
                 let data_ended = stream.is_end_stream();
                 Self { source: Source::H2 { stream, data_ended, _place: reply.stream }, attempt }
@@ -77,12 +74,9 @@ impl Body {
 
     /// The body was read to its end: the try is over, and the connection may carry another.
     fn end(&mut self) {
-        if let Source::H1(_, lease) = &mut self.source
-            && let Some(lease) = lease.take()
-        {
-            lease.give_back();
+        if let (Source::H1(body), Some(attempt)) = (&mut self.source, self.attempt.take()) {
+            body.give_back(&attempt.line);
         }
-        self.attempt = None;
     }
 
     /// The body broke off: the endpoint is blamed and the connection closed.
@@ -111,7 +105,7 @@ impl Source {
     fn is_end(&self) -> bool {
         match self {
             Self::Whole(bytes) => bytes.is_none(),
-            Self::H1(body, _) => http_body::Body::is_end_stream(body),
+            Self::H1(body) => body.is_end_stream(),
             Self::H2 { stream, .. } => stream.is_end_stream(),
         }
     }
@@ -119,10 +113,7 @@ impl Source {
     fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         match self {
             Self::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
-            Self::H1(body, _) => {
-                let frame = ready!(http_body::Body::poll_frame(Pin::new(body), context));
-                Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
-            }
+            Self::H1(body) => Pin::new(body).poll_frame(context),
             Self::H2 { stream, data_ended, .. } => poll_h2(stream, data_ended, context),
         }
     }
@@ -202,7 +193,7 @@ impl http_body::Body for Body {
             Source::Whole(bytes) => {
                 SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
             }
-            Source::H1(body, _) => http_body::Body::size_hint(body),
+            Source::H1(body) => body.size_hint(),
             Source::H2 { .. } => SizeHint::new(),
         }
     }
@@ -286,7 +277,7 @@ impl fmt::Debug for Body {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match &self.source {
             Source::Whole(_) => "whole",
-            Source::H1(..) => "http/1.1",
+            Source::H1(_) => "http/1.1",
             Source::H2 { .. } => "http/2",
         };
         f.debug_struct("Body")

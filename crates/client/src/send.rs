@@ -9,11 +9,7 @@ use std::{sync::Arc, time::Duration};
 use http::{Response, request::Parts};
 use tokio::time::timeout_at;
 
-use self::{
-    answer::judge,
-    request::{Copy, Head},
-    terms::Terms,
-};
+use self::{answer::judge, request::Copy, terms::Terms};
 pub(crate) use self::{
     answer::{has_erred, learn_from_trailers, violates_protocol},
     request::View as HeadersView,
@@ -26,7 +22,7 @@ use crate::{
     service::Handle,
     stats::count,
     trace::Trace,
-    transport::{Line, Outgoing, Slot},
+    transport::{Head, Line, Outgoing, Request, Slot},
 };
 
 /// How long a call waits for the first snapshot when nothing shortens it: no policy can be known yet.
@@ -65,7 +61,7 @@ async fn carry_out(
     let mut call = Call::new(&handle.subscription);
     let now = route(handle, &mut call, &head, &context, start).await?;
     let copy = Copy::of(&head, &body, call.may_be_sent_twice(&context));
-    let mut slot = Some(head.request(body));
+    let mut slot = Some(Request { head, body, left: Duration::ZERO });
     tries(terms, now, &mut call, &mut slot, copy).await
 }
 
@@ -111,7 +107,7 @@ async fn tries(
         let line = decide(terms, call, &mut now).await?;
         count(&mesh.counters.tries);
         if let Some(request) = slot {
-            request::address(request, handle, line.target().protocol.is_multiplexed(), call.left(now));
+            request.left = call.left(now);
         }
         // Half, so that a server that is gone does not cost the call: the rest is for another one.
         let connected_by = mesh.clock.instant(now + nanos(call.left(now)) / 2);

@@ -44,7 +44,6 @@ pub(crate) struct Handle {
 pub(crate) struct Marks {
     /// The host of requests that name none: `cart.shop`.
     pub(crate) authority: Authority,
-    pub(crate) host: HeaderValue,
     pub(crate) key: Option<HeaderValue>,
     pub(crate) role: Option<HeaderValue>,
 }
@@ -52,11 +51,9 @@ pub(crate) struct Marks {
 impl ServiceHandle {
     pub(crate) fn new(mesh: Arc<Shared>, subscription: Arc<Subscription<Arc<Line>>>) -> Self {
         let ServiceName { tenant, service } = subscription.name();
-        // Names hold only what hosts may hold; the fallbacks are never used.
-        let name = format!("{service}.{tenant}");
-        let host = HeaderValue::from_str(&name).unwrap_or(HeaderValue::from_static("fairmesh"));
-        let authority = name.parse().unwrap_or(Authority::from_static("fairmesh"));
-        let marks = Marks { authority, host, key: None, role: None };
+        // Names hold only what hosts may hold; the fallback is never used.
+        let authority = format!("{service}.{tenant}").parse().unwrap_or(Authority::from_static("fairmesh"));
+        let marks = Marks { authority, key: None, role: None };
         let inner = Handle { mesh, subscription, context: CallContext::default(), deadline: None, marks };
         Self { inner: Arc::new(inner) }
     }

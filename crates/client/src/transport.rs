@@ -1,10 +1,12 @@
-//! Connections: one [`Line`] an endpoint, HTTP/1.1 through hyper's connection, HTTP/2 through h2's.
+//! Connections: one [`Line`] an endpoint, HTTP/1.1 through connections of our own, HTTP/2 through h2's.
 //!
-//! HTTP/2 does without hyper, whose client wraps every request in a task and two channels of its own; h2 needs neither.
+//! Both do without hyper, whose client wraps every connection in a task and every request in a channel: here a call itself
+//! writes and reads, or h2 does.
 
 mod h1;
 mod h2;
 mod outgoing;
+mod request;
 
 use std::{
     io,
@@ -17,16 +19,17 @@ use std::{
 };
 
 use fairmesh_router::{EndpointTarget, Held};
-use http::{HeaderMap, Request, StatusCode};
+use http::{HeaderMap, StatusCode};
 use tokio::{
     net::{TcpSocket, TcpStream},
     time::{Instant, timeout_at},
 };
 
 pub(crate) use self::{
-    h1::{Lease, Reply as H1Reply},
+    h1::{Incoming, Reply as H1Reply},
     h2::{Reply as H2Reply, Stream},
     outgoing::{Outgoing, Replay},
+    request::{Head, Request, Slot},
 };
 use crate::{BoxError, core::Lane, socket, stats::Counters};
 
@@ -103,14 +106,9 @@ pub(crate) enum SendError {
     Invalid(#[source] BoxError),
 }
 
-/// A request that waits to be sent. It is taken when a connection has it, and put back when that turns out not to have
-/// begun to send it: whoever finds it here may send it elsewhere.
-pub(crate) type Slot = Option<Request<Outgoing>>;
-
 impl Line {
-    /// Sends a request whose URI, version and host are set as the protocol wants them, and waits for the head of the
-    /// answer. Dropping the future cancels the request. Where no connection comes about until `connected_by`, which leaves
-    /// time to try elsewhere, it gives up.
+    /// Sends a request as the protocol wants it, and waits for the head of the answer. Dropping the future cancels the
+    /// request. Where no connection comes about until `connected_by`, which leaves time to try elsewhere, it gives up.
     pub(crate) async fn send(
         self: &Arc<Self>,
         request: &mut Slot,

@@ -113,7 +113,7 @@ async fn only_what_changes_is_written_and_nothing_stays_of_what_is_gone() {
     let surer = verdict(&connection).await.unwrap();
     assert_eq!((surer.since_ms, surer.confidence), (3, 900), "it has been so since it was found first");
 
-    let gone = v1::InstanceRef { service: "shop/one".into(), instance: "a".into() };
+    let gone = v1::InstanceRef { service: "shop/one".into(), instance: "a".into(), ..Default::default() };
     connection.registry().deregister(v1::DeregisterRequest { instances: vec![gone] }).await.unwrap();
     let none = async {
         while verdict(&connection).await.is_some() {

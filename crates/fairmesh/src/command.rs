@@ -2,8 +2,8 @@
 
 pub(crate) mod agent;
 pub(crate) mod apply;
-pub(crate) mod call;
 pub(crate) mod calibrate;
+pub(crate) mod call;
 pub(crate) mod control;
 pub(crate) mod delete;
 pub(crate) mod describe;

@@ -7,8 +7,8 @@
 
 pub mod arith;
 mod balancing;
-mod counted;
 mod capacity;
+mod counted;
 mod endpoint;
 mod error;
 mod health;
@@ -27,8 +27,8 @@ pub mod spec;
 mod topology;
 
 pub use balancing::{Balancing, BalancingPolicy, LoadSignal, Outliers, Score};
-pub use counted::{Counted, counted};
 pub use capacity::{Capacities, Capacity};
+pub use counted::{Counted, counted};
 pub use endpoint::{Endpoint, EndpointState, FULL_WEIGHT, MAX_WEIGHT};
 pub use error::Invalid;
 pub use health::{Force, HealthCheck, Judged, MAX_CAUSE, Probe, Verdict, Verdicts, bounded_cause};

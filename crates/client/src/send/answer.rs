@@ -1,10 +1,6 @@
 //! What came of a try: what it says about trying elsewhere, and about the server's load.
 
-use std::{
-    error::Error as _,
-    io::{self, ErrorKind},
-    sync::Arc,
-};
+use std::sync::Arc;
 
 use fairmesh_model::Protocol;
 use http::{HeaderMap, HeaderValue, StatusCode};
@@ -14,6 +10,7 @@ use crate::{
     BoxError, Fault, FaultKind, Retry,
     core::{Call, Clock, Ending},
     headers::{GRPC_STATUS, LOAD, LOAD_BIN, LoadReport, WRONG_SHARD, load_from_binary, load_from_text},
+    http1::Malformed,
     stats::count,
     transport::{Line, Reply, SendError},
 };
@@ -91,11 +88,7 @@ pub(crate) fn violates_protocol(error: &BoxError) -> bool {
     if let Some(error) = error.downcast_ref::<h2::Error>() {
         return error.is_library();
     }
-    let Some(error) = error.downcast_ref::<hyper::Error>() else { return false };
-    let io = error.source().and_then(|source| source.downcast_ref::<io::Error>());
-    // The latter is how hyper tells of a chunk that is none.
-    error.is_parse()
-        || io.is_some_and(|io| matches!(io.kind(), ErrorKind::InvalidInput | ErrorKind::InvalidData))
+    error.is::<Malformed>()
 }
 
 /// Keeps what the head of an answer says of the server's load; that of a gRPC answer with a body comes in its trailers.

@@ -1,8 +1,17 @@
 //! HTTP/1.1: one call at a time on a connection, idle ones kept.
+//!
+//! A connection is a value that the call which uses it owns: the call itself writes its request and reads its answer, so
+//! that nothing has to wake anything else. Rejected: a task a connection, as hyper has it, which costs two switches a call.
+
+mod connection;
+mod incoming;
+mod upload;
+
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::VecDeque,
-    error::Error as StdError,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU32, Ordering::Relaxed},
@@ -10,12 +19,11 @@ use std::{
 };
 
 use http::Response;
-use hyper::{body::Incoming, client::conn::http1};
-use hyper_util::rt::TokioIo;
 use tokio::time::Instant;
 
-use super::{IDLE_ROUNDS, Line, Outgoing, SendError, Slot, by};
-use crate::BoxError;
+use self::connection::Connection;
+pub(crate) use self::incoming::Incoming;
+use super::{IDLE_ROUNDS, Line, Outgoing, Request, SendError, Slot, by};
 
 /// Idle connections that are kept to one endpoint: as many calls as one client has at once with a server it likes.
 const MOST_IDLE: usize = 256;
@@ -29,21 +37,14 @@ pub(super) struct Pool {
 }
 
 struct Idle {
-    sender: http1::SendRequest<Outgoing>,
+    connection: Box<Connection>,
     /// In which round it was put here; counting rounds instead of reading a clock for every call.
     since: u32,
 }
 
-/// The head of an answer, the connection that its body comes from, and where that goes afterwards.
+/// The head of an answer, and its body with the connection that it comes from.
 pub(crate) struct Reply {
     pub(crate) response: Response<Incoming>,
-    pub(crate) lease: Lease,
-}
-
-/// A connection in use. Dropping it before [`Lease::give_back`] closes the connection: bytes of the answer may be on it.
-pub(crate) struct Lease {
-    sender: http1::SendRequest<Outgoing>,
-    line: Arc<Line>,
 }
 
 impl Pool {
@@ -54,68 +55,49 @@ impl Pool {
         connected_by: Instant,
     ) -> Result<Reply, SendError> {
         loop {
-            let (mut sender, reused) = match self.take() {
-                Some(sender) => (sender, true),
+            let (connection, reused) = match self.take() {
+                Some(connection) => (connection, true),
                 None => (by(connected_by, open(line)).await?, false),
             };
-            let Some(request) = slot.take() else {
-                return Err(SendError::Invalid("there is no request to send".into()));
-            };
-            match sender.try_send_request(request).await {
+            match connection.exchange(slot).await {
                 Ok(response) => {
                     if reused {
                         line.counters.reused();
                     }
-                    return Ok(Reply { response, lease: Lease { sender, line: Arc::clone(line) } });
+                    return Ok(Reply { response });
                 }
-                Err(mut error) => {
-                    *slot = error.take_message();
-                    match slot {
-                        // The server closed it while it was idle: the next one, or a new one, is as good.
-                        Some(_) if reused => {}
-                        Some(_) => return Err(SendError::Stale(error.into_error().into())),
-                        None => return Err(classify(error.into_error())),
-                    }
-                }
+                // The server closed it while it was idle: the next one, or a new one, is as good.
+                Err(SendError::Stale(_)) if reused => {}
+                Err(error) => return Err(error),
             }
         }
     }
 
-    /// Takes the connection used last among those that are fit for a call.
-    fn take(&self) -> Option<http1::SendRequest<Outgoing>> {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        // One that was used a moment ago may have to be driven once more before it is ready; the next one will do.
-        let mut busy = None;
-        while let Some(last) = idle.pop_back() {
-            if last.sender.is_ready() {
-                idle.extend(busy);
-                return Some(last.sender);
-            }
-            if !last.sender.is_closed()
-                && let Some(other) = busy.replace(last)
-            {
-                idle.push_front(other);
-                break;
+    /// Takes the connection used last among those that are still open.
+    fn take(&self) -> Option<Box<Connection>> {
+        loop {
+            let last = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop_back()?;
+            if last.connection.is_quiet() {
+                return Some(last.connection);
             }
         }
-        idle.extend(busy);
-        None
     }
 
-    fn put(&self, sender: http1::SendRequest<Outgoing>) {
+    fn put(&self, connection: Box<Connection>) {
         let since = self.round.load(Relaxed);
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() >= MOST_IDLE {
             idle.pop_front();
         }
-        idle.push_back(Idle { sender, since });
+        idle.push_back(Idle { connection, since });
     }
 
-    /// Closes what has been idle for several rounds of tidying.
+    /// Closes what has been idle for several rounds of tidying, or was closed by the server.
     pub(super) fn tidy(&self) {
         let round = self.round.fetch_add(1, Relaxed) + 1;
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        idle.retain(|idle| round.wrapping_sub(idle.since) < IDLE_ROUNDS && !idle.sender.is_closed());
+        idle.retain(|idle| round.wrapping_sub(idle.since) < IDLE_ROUNDS && idle.connection.is_quiet());
+        idle.iter_mut().for_each(|idle| idle.connection.shrink());
     }
 
     /// Closes what is idle.
@@ -124,36 +106,7 @@ impl Pool {
     }
 }
 
-impl Lease {
-    /// The answer was read to its end: the connection may carry another call.
-    pub(crate) fn give_back(self) {
-        if !self.line.is_retired() && !self.sender.is_closed() {
-            self.line.h1.put(self.sender);
-        }
-    }
-}
-
-async fn open(line: &Arc<Line>) -> Result<http1::SendRequest<Outgoing>, SendError> {
+async fn open(line: &Arc<Line>) -> Result<Box<Connection>, SendError> {
     let stream = line.connect().await?;
-    let shaken = http1::handshake(TokioIo::new(stream)).await;
-    let (sender, connection) = shaken.map_err(|error| SendError::Stale(error.into()))?;
-    let open = line.counters.open_connection();
-    tokio::spawn(async move {
-        // Its errors reach the call that is on it.
-        let _ = connection.await;
-        drop(open);
-    });
-    Ok(sender)
-}
-
-fn classify(error: hyper::Error) -> SendError {
-    if error.is_user() {
-        let source: BoxError = error.into();
-        // hyper wraps what the body said as the source of its own error.
-        return match StdError::source(&*source) {
-            Some(_) => SendError::Body(source),
-            None => SendError::Invalid(source),
-        };
-    }
-    SendError::Broken(error.into())
+    Ok(Box::new(Connection::new(stream, Some(line.counters.open_connection()))))
 }

@@ -18,11 +18,11 @@ use h2::{
     RecvStream, SendStream,
     client::{ResponseFuture, SendRequest},
 };
-use http::{HeaderMap, HeaderValue, Request, Response, header};
+use http::{HeaderMap, HeaderValue, Response, header};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{IDLE_ROUNDS, Line, Outgoing, SendError, Slot, by};
+use super::{IDLE_ROUNDS, Line, Outgoing, Request, SendError, Slot, by};
 use crate::headers;
 
 /// Connections to one endpoint, nearly always one.
@@ -208,12 +208,13 @@ impl Shared {
         let Some(request) = slot.take() else {
             return Err(SendError::Invalid("there is no request to send".into()));
         };
-        let (mut head, body) = request.into_parts();
-        prepare(&mut head.headers, &body);
-        let ends = body.rest.is_none() && body.whole.is_empty();
+        let Request { head, body, left } = request;
         // A body that is not at hand is in no other copy of the request.
         let kept = body.rest.is_some().then(|| head.clone());
-        let opened = sender.send_request(Request::from_parts(head, ()), ends);
+        let mut head = head.into_http2(left);
+        prepare(head.headers_mut(), &body);
+        let ends = body.rest.is_none() && body.whole.is_empty();
+        let opened = sender.send_request(head, ends);
         let streams = self.streams.load(Relaxed);
         if streams >= limit / 2 {
             // A handle holds back its next request while the one before waits for a place; a fresh one does not. The
@@ -227,7 +228,7 @@ impl Shared {
             (Ok(opened), _) => opened,
             // Went away since it was asked a moment ago.
             (Err(SendError::Stale(_)), Some(head)) => {
-                *slot = Some(Request::from_parts(head, body));
+                *slot = Some(Request { head, body, left });
                 return Ok(None);
             }
             (Err(error), _) => return Err(error),

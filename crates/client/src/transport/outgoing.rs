@@ -115,6 +115,11 @@ impl Chunks {
         }
     }
 
+    /// The next chunk, which stays.
+    pub(super) fn first(&self) -> Option<&Bytes> {
+        self.first.as_ref().or_else(|| self.rare.as_ref()?.more.front())
+    }
+
     /// The next chunk.
     pub(super) fn pop(&mut self) -> Option<Bytes> {
         self.first.take().or_else(|| self.rare.as_mut()?.more.pop_front())

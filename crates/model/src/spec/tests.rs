@@ -4,8 +4,8 @@ use super::*;
 use crate::{
     Balancing, BalancingPolicy, EndpointState, GrpcMatch, HeaderMatch, HealthCheck, HostMatch, HostType,
     InstanceId, KeyRange, Label, LoadSignal, Locality, Location, Match, Outliers, PathMatch, Probe, Protocol,
-    Region, RegionInfo, Replica, ReplicaState, Retries, Ring, Role, Route, Score, ServiceKind, Shard, ShardId,
-    ShardKey, Target, TextMatch,
+    Region, RegionInfo, Replica, ReplicaState, Retries, Ring, Role, Route, Score, ServiceKind, Shard,
+    ShardId, ShardKey, Target, TextMatch,
 };
 
 fn cart() -> ServiceName {

@@ -1,8 +1,6 @@
 use std::time::Duration;
 
-use fairmesh_model::{
-    HealthCheck, Invalid, Locality, Policy, Retries, Ring, Route, ServiceName, Target,
-};
+use fairmesh_model::{HealthCheck, Invalid, Locality, Policy, Retries, Ring, Route, ServiceName, Target};
 
 use crate::v1;
 

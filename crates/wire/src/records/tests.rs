@@ -115,7 +115,8 @@ fn policy() -> impl Strategy<Value = Policy> {
             timeout,
             retries,
             health_check,
-        })
+        },
+    )
 }
 
 fn health_check() -> impl Strategy<Value = HealthCheck> {

@@ -35,7 +35,7 @@ proptest! {
         first in any::<u64>(),
     ) {
         let mut world = fleet(sizes);
-        world.policy.balancing = Balancing { subset };
+        world.policy.balancing = Balancing { subset, ..Balancing::default() };
         let wanted = Capacities::of(&world.endpoints, &world.hosts);
         let mut got = Capacities::default();
         for i in 0..CLIENTS {

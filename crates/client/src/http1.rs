@@ -1,0 +1,58 @@
+//! HTTP/1.1 messages as bytes (RFC 9112), without sockets: what the library's connections and those of a proxy share.
+//!
+//! Whoever sends frames a body by what is known of it, and never by what some header says of it. Whoever receives refuses
+//! what two readers could take apart differently; hyper's client, which this replaced, is more forgiving there.
+
+mod answer;
+mod body;
+mod request;
+
+#[cfg(test)]
+mod tests;
+
+use http::{HeaderMap, header};
+
+pub use answer::{Answer, HeadReader};
+pub use body::{Decoder, Piece};
+pub use request::{Encoder, Framing, Unframed, WrongLength, begin_request, end_head, field, fields, number};
+
+/// Bytes that are no HTTP/1.1, or that two readers could understand differently; says which.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not HTTP/1.1 that can be relied on: {0}")]
+pub struct Malformed(&'static str);
+
+/// Fields that a head or a trailer section may have.
+const MOST_FIELDS: usize = 100;
+
+/// The length that a head tells; it may do so several times, but only ever the same.
+fn content_length(headers: &HeaderMap) -> Result<Option<u64>, Malformed> {
+    let mut length = None;
+    for value in headers.get_all(header::CONTENT_LENGTH) {
+        for text in value.as_bytes().split(|byte| *byte == b',') {
+            let told = digits(text.trim_ascii()).ok_or(Malformed("a content-length is no number"))?;
+            if *length.get_or_insert(told) != told {
+                return Err(Malformed("two values of content-length differ"));
+            }
+        }
+    }
+    Ok(length)
+}
+
+/// Digits and nothing else, as `str::parse` would not have it.
+fn digits(text: &[u8]) -> Option<u64> {
+    let digit = |byte: u8| byte.is_ascii_digit().then(|| u64::from(byte - b'0'));
+    let number = |sum: u64, byte: &u8| sum.checked_mul(10)?.checked_add(digit(*byte)?);
+    (!text.is_empty()).then(|| text.iter().try_fold(0, number)).flatten()
+}
+
+/// Whether one of the comma-separated words of a field is this one, whatever its case.
+fn has_word(headers: &HeaderMap, name: header::HeaderName, word: &[u8]) -> bool {
+    let mut words =
+        headers.get_all(name).into_iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
+    words.any(|one| one.trim_ascii().eq_ignore_ascii_case(word))
+}
+
+/// Whether a head says that the connection closes after its message.
+pub fn says_close(headers: &HeaderMap) -> bool {
+    has_word(headers, header::CONNECTION, b"close")
+}

@@ -1,0 +1,200 @@
+//! The head of an answer.
+
+use std::mem::MaybeUninit;
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderName, HeaderValue, Method, Response, StatusCode, Version, header};
+use httparse::{Header, ParserConfig, Status};
+
+use super::{Decoder, MOST_FIELDS, Malformed, content_length, has_word, says_close};
+
+/// The longest head, in bytes: places in it fit 16 bits.
+const MOST_HEAD: usize = u16::MAX as usize;
+/// Answers of status 1xx that may come before the one that counts.
+const MOST_INTERIM: u32 = 32;
+
+/// The head of an answer and what it says of the rest.
+#[derive(Debug)]
+pub struct Answer {
+    /// Status, version and fields.
+    pub head: Response<()>,
+    /// Takes the body apart.
+    pub body: Decoder,
+    /// Whether the connection may carry another message once the body has ended.
+    pub persistent: bool,
+}
+
+/// Finds the head of an answer in what a server sends, and skips those of status 1xx before it.
+#[derive(Debug)]
+pub struct HeadReader {
+    asked: Asked,
+    /// How many bytes of an incomplete head were looked at.
+    seen: usize,
+    interim: u32,
+}
+
+/// What of a request decides whether the answer has a body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    Head,
+    Connect,
+    Other,
+}
+
+impl HeadReader {
+    /// For the answer to a request of this method.
+    pub fn new(method: &Method) -> Self {
+        let asked = match *method {
+            Method::HEAD => Asked::Head,
+            Method::CONNECT => Asked::Connect,
+            _ => Asked::Other,
+        };
+        Self { asked, seen: 0, interim: 0 }
+    }
+
+    /// Takes a head out of what came so far; `None` where it is not complete.
+    ///
+    /// # Errors
+    /// Where it will never be, or where it leaves open where the body ends.
+    pub fn read(&mut self, input: &mut BytesMut) -> Result<Option<Answer>, Malformed> {
+        while let Some(head) = self.head(input)? {
+            self.seen = 0;
+            // After 101 the connection speaks another protocol: that answer is the last.
+            if !head.status().is_informational() || head.status() == StatusCode::SWITCHING_PROTOCOLS {
+                let body = framing(&head, self.asked)?;
+                let persistent = self.asked != Asked::Connect && !body.is_until_close() && persists(&head);
+                return Ok(Some(Answer { head, body, persistent }));
+            }
+            self.interim += 1;
+            if self.interim > MOST_INTERIM {
+                return Err(Malformed("too many answers of status 1xx"));
+            }
+        }
+        Ok(None)
+    }
+
+    fn head(&mut self, input: &mut BytesMut) -> Result<Option<Response<()>>, Malformed> {
+        // A head that comes byte by byte must not be parsed as often.
+        if self.seen > 0 && !has_end(&input[self.seen.saturating_sub(2)..]) {
+            return self.incomplete(input);
+        }
+        let mut fields = [const { MaybeUninit::uninit() }; MOST_FIELDS];
+        let mut found = httparse::Response::new(&mut []);
+        let parsed =
+            ParserConfig::default().parse_response_with_uninit_headers(&mut found, input, &mut fields);
+        let length = match parsed.map_err(refused)? {
+            Status::Complete(length) if length <= MOST_HEAD => length,
+            Status::Complete(_) => return Err(Malformed("the head is longer than 64 KiB")),
+            Status::Partial => return self.incomplete(input),
+        };
+        let mut head = Response::new(());
+        let status = found.code.and_then(|code| StatusCode::from_u16(code).ok());
+        *head.status_mut() = status.ok_or(Malformed("the status is below 100"))?;
+        *head.version_mut() = if found.version == Some(0) { Version::HTTP_10 } else { Version::HTTP_11 };
+        let count = found.headers.len();
+        let mut places = [Place::default(); MOST_FIELDS];
+        for (place, field) in places.iter_mut().zip(&*found.headers) {
+            *place = Place::of(field, input);
+        }
+        let text = input.split_to(length).freeze();
+        let headers = head.headers_mut();
+        headers.reserve(count);
+        for place in &places[..count] {
+            let (name, value) = place.read(&text)?;
+            headers.append(name, value);
+        }
+        Ok(Some(head))
+    }
+
+    fn incomplete<T>(&mut self, input: &BytesMut) -> Result<Option<T>, Malformed> {
+        self.seen = input.len();
+        if input.len() > MOST_HEAD {
+            return Err(Malformed("the head is longer than 64 KiB"));
+        }
+        Ok(None)
+    }
+}
+
+/// Whether an empty line, which ends a head, is somewhere in these bytes.
+fn has_end(bytes: &[u8]) -> bool {
+    let ends = |(at, byte): (usize, &u8)| {
+        *byte == b'\n' && matches!(&bytes[at + 1..], [b'\n', ..] | [b'\r', b'\n', ..])
+    };
+    bytes.iter().enumerate().any(ends)
+}
+
+/// Where in a head a field lies. Values share the bytes of the head, which parser and buffer cannot both borrow.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    name: (u16, u16),
+    value: (u16, u16),
+}
+
+impl Place {
+    /// Of a field that was found in `head`. The caller has made sure that the head is no longer than 16 bits can tell.
+    fn of(field: &Header<'_>, head: &BytesMut) -> Self {
+        let start = head.as_ptr() as usize;
+        let place = |part: &[u8]| {
+            let from = part.as_ptr() as usize - start;
+            (from as u16, (from + part.len()) as u16)
+        };
+        Self { name: place(field.name.as_bytes()), value: place(field.value) }
+    }
+
+    fn read(&self, head: &Bytes) -> Result<(HeaderName, HeaderValue), Malformed> {
+        let range = |(from, to): (u16, u16)| usize::from(from)..usize::from(to);
+        let name = HeaderName::from_bytes(&head[range(self.name)]);
+        let value = HeaderValue::from_maybe_shared(head.slice(range(self.value)));
+        match (name, value) {
+            (Ok(name), Ok(value)) => Ok((name, value)),
+            (Err(_), _) => Err(Malformed("the name of a field")),
+            (_, Err(_)) => Err(Malformed("the value of a field")),
+        }
+    }
+}
+
+pub(super) fn refused(error: httparse::Error) -> Malformed {
+    Malformed(match error {
+        httparse::Error::HeaderName => "the name of a field",
+        httparse::Error::HeaderValue => "the value of a field",
+        httparse::Error::NewLine => "the end of a line",
+        httparse::Error::Status => "the status",
+        httparse::Error::Token => "a word",
+        httparse::Error::TooManyHeaders => "more than 100 fields",
+        httparse::Error::Version => "the version",
+    })
+}
+
+/// How the body is to be taken apart (RFC 9112 6.3).
+fn framing(head: &Response<()>, asked: Asked) -> Result<Decoder, Malformed> {
+    let status = head.status();
+    let bodiless =
+        matches!(status, StatusCode::SWITCHING_PROTOCOLS | StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+    if bodiless || asked == Asked::Head || (asked == Asked::Connect && status.is_success()) {
+        return Ok(Decoder::absent());
+    }
+    let length = content_length(head.headers())?;
+    let mut codings = head.headers().get_all(header::TRANSFER_ENCODING).into_iter();
+    let Some(coding) = codings.next() else {
+        return Ok(length.map_or_else(Decoder::until_close, Decoder::length));
+    };
+    // Of two framings, a reader on the way may have believed the other one.
+    if length.is_some() {
+        return Err(Malformed("both a content-length and a transfer-encoding"));
+    }
+    if head.version() == Version::HTTP_10 {
+        return Err(Malformed("a transfer-encoding in HTTP/1.0"));
+    }
+    if codings.next().is_some() || !coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked") {
+        return Err(Malformed("a transfer-encoding other than chunked"));
+    }
+    Ok(Decoder::chunked())
+}
+
+fn persists(head: &Response<()>) -> bool {
+    let headers = head.headers();
+    let by_default = head.version() == Version::HTTP_11;
+    head.status() != StatusCode::SWITCHING_PROTOCOLS
+        && !says_close(headers)
+        && (by_default || has_word(headers, header::CONNECTION, b"keep-alive"))
+}

@@ -1,0 +1,261 @@
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, HeaderName, Method, StatusCode, header, uri::PathAndQuery};
+
+use super::*;
+
+/// What a reader makes of all that a server sends before it closes.
+#[derive(Debug, PartialEq)]
+struct Read {
+    status: StatusCode,
+    body: Vec<u8>,
+    trailers: Option<HeaderMap>,
+    persistent: bool,
+    /// What is left for the next message.
+    rest: Bytes,
+}
+
+/// Reads what comes in these pieces; `None` where it ends too early.
+fn read<'a>(method: &Method, pieces: impl Iterator<Item = &'a [u8]>) -> Result<Option<Read>, Malformed> {
+    let (mut input, mut reader) = (BytesMut::new(), HeadReader::new(method));
+    let mut answer: Option<Answer> = None;
+    let (mut body, mut trailers) = (Vec::new(), None);
+    for piece in pieces {
+        input.extend_from_slice(piece);
+        if answer.is_none() {
+            answer = reader.read(&mut input)?;
+        }
+        while let Some(answer) = &mut answer
+            && let Some(piece) = answer.body.decode(&mut input)?
+        {
+            match piece {
+                Piece::Data(data) => body.extend_from_slice(&data),
+                Piece::Trailers(map) => trailers = Some(map),
+            }
+        }
+    }
+    // The connection has ended.
+    let whole = answer.filter(|answer| answer.body.is_done() || answer.body.is_until_close());
+    Ok(whole.map(|answer| Read {
+        status: answer.head.status(),
+        body,
+        trailers,
+        persistent: answer.persistent,
+        rest: input.freeze(),
+    }))
+}
+
+/// Reads a text at once and byte by byte, which must come to the same.
+fn read_both(method: &Method, text: &str) -> Result<Option<Read>, Malformed> {
+    let whole = read(method, std::iter::once(text.as_bytes()));
+    let pieces = read(method, text.as_bytes().chunks(1));
+    assert_eq!(whole, pieces, "{text}");
+    whole
+}
+
+#[test]
+fn a_body_ends_where_its_head_says() {
+    let get = &Method::GET;
+    for (method, text, body, persistent, rest) in [
+        (get, "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nteaHTTP", "tea", true, "HTTP"),
+        (get, "HTTP/1.1 200\r\nContent-Length: 3, 3\r\ncontent-length: 3\r\n\r\ntea", "tea", true, ""),
+        (get, "HTTP/1.1 200 OK\r\n\r\ntea and more", "tea and more", false, ""),
+        (get, "HTTP/1.1 204 No Content\r\ncontent-length: 3\r\n\r\ntea", "", true, "tea"),
+        (get, "HTTP/1.1 304 Not Modified\r\ntransfer-encoding: chunked\r\n\r\n", "", true, ""),
+        (&Method::HEAD, "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n", "", true, ""),
+        (&Method::CONNECT, "HTTP/1.1 200 OK\r\n\r\ntunnel", "", false, "tunnel"),
+        (get, "HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\nx", "", false, "x"),
+        (
+            get,
+            "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Hints\r\nlink: a\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
+            "",
+            true,
+            "",
+        ),
+        (get, "HTTP/1.0 200 OK\r\ncontent-length: 3\r\n\r\ntea", "tea", false, ""),
+        (get, "HTTP/1.0 200 OK\r\ncontent-length: 3\r\nConnection: Keep-Alive\r\n\r\ntea", "tea", true, ""),
+        (
+            get,
+            "HTTP/1.1 200 OK\r\ncontent-length: 3\r\nconnection: x, Close\r\nconnection: keep-alive\r\n\r\ntea",
+            "tea",
+            false,
+            "",
+        ),
+        (
+            get,
+            "HTTP/1.1 200 OK\r\ntransfer-encoding: Chunked\r\n\r\n2;x=y\r\nte\r\n01 \t;\r\na\r\n0\r\n\r\nHTTP",
+            "tea",
+            true,
+            "HTTP",
+        ),
+    ] {
+        let read = read_both(method, text).unwrap().unwrap();
+        assert_eq!(
+            (&read.body[..], read.persistent, &read.rest[..]),
+            (body.as_bytes(), persistent, rest.as_bytes()),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn trailers_come_after_the_body() {
+    let text = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nA\r\n0123456789\r\n00\r\nx-sum: 1\r\nX-Sum:2\r\n\r\nrest";
+    let read = read_both(&Method::GET, text).unwrap().unwrap();
+    let sums = read.trailers.as_ref().unwrap().get_all("x-sum").iter();
+    let sums: Vec<_> = sums.map(|sum| sum.to_str().unwrap()).collect();
+    assert_eq!(
+        (&read.body[..], &sums[..], &read.rest[..]),
+        (&b"0123456789"[..], &["1", "2"][..], &b"rest"[..])
+    );
+}
+
+#[test]
+fn what_two_readers_could_understand_differently_is_refused() {
+    let head = |fields: &str| format!("HTTP/1.1 200 OK\r\n{fields}\r\n\r\n3\r\ntea\r\n0\r\n\r\n");
+    let chunked = |body: &str| format!("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n{body}");
+    for text in [
+        head("content-length: 3\r\ntransfer-encoding: chunked"),
+        head("content-length: 3\r\ncontent-length: 4"),
+        head("content-length: 3, 4"),
+        head("content-length: 3,"),
+        head("content-length: +3"),
+        head("content-length:"),
+        head("content-length: 18446744073709551616"),
+        head("transfer-encoding: gzip, chunked"),
+        head("transfer-encoding: chunked\r\ntransfer-encoding: chunked"),
+        head("transfer-encoding: identity"),
+        head("content-length : 3"),
+        head("x: 1\r\n y: 2"),
+        "HTTP/1.0 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n".into(),
+        "HTTP/1.1 099 Low\r\n\r\n".into(),
+        "HTTP/2.0 200 OK\r\n\r\n".into(),
+        "SSH-2.0-OpenSSH_9.6\r\n\r\n".into(),
+        chunked("many\r\n"),
+        chunked("\r\n"),
+        chunked(" 3\r\ntea\r\n"),
+        chunked("3 3\r\n"),
+        chunked("3\ntea\r\n0\r\n\r\n"),
+        chunked("0x3\r\ntea\r\n"),
+        chunked("3\r\nteapot\r\n"),
+        chunked("3\r\ntea\n0\r\n\r\n"),
+        chunked("10000000000000000\r\n"),
+        chunked("3;a\nb\r\ntea\r\n"),
+        chunked("0\r\na: b\nc: d\r\n\r\n"),
+        chunked("0\r\nno field\r\n\r\n"),
+    ] {
+        assert!(read_both(&Method::GET, &text).is_err(), "{text}");
+    }
+}
+
+#[test]
+fn what_ends_too_early_is_no_answer() {
+    for text in [
+        "HTTP/1.1 200 O",
+        "HTTP/1.1 100 Continue\r\n\r\n",
+        "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nte",
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\ntea\r\n",
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\ntea\r\n0\r\n",
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\na: b\r\n",
+    ] {
+        assert_eq!(read_both(&Method::GET, text), Ok(None), "{text}");
+    }
+}
+
+#[test]
+fn everything_is_bounded() {
+    let refused = |text: String| read(&Method::GET, text.as_bytes().chunks(1000)).unwrap_err().0.to_owned();
+    let head = "HTTP/1.1 200 OK\r\n";
+    let chunked = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
+    assert!(refused(format!("{head}x: {}", "y".repeat(70_000))).contains("64 KiB"));
+    assert!(refused(format!("{head}x: {}\r\n\r\n", "y".repeat(65_530))).contains("64 KiB"));
+    assert!(refused(format!("{head}{}\r\n", "x: y\r\n".repeat(101))).contains("100 fields"));
+    assert!(refused("HTTP/1.1 100 Continue\r\n\r\n".repeat(40)).contains("1xx"));
+    assert!(refused(format!("{chunked}1;{}", "x".repeat(17_000))).contains("16 KiB"));
+    assert!(refused(format!("{chunked}{}", "1;xxxxxxxx\r\na\r\n".repeat(3_000))).contains("16 KiB"));
+    assert!(refused(format!("{chunked}0\r\nx: {}", "y".repeat(17_000))).contains("16 KiB"));
+    assert!(refused(format!("{chunked}0\r\n{}\r\n", "x: y\r\n".repeat(101))).contains("trailers"));
+    let full = format!("{head}content-length: 0\r\n{}\r\n", "x: y\r\n".repeat(99));
+    assert!(read(&Method::GET, full.as_bytes().chunks(7)).unwrap().is_some());
+}
+
+fn head(method: &Method, path: &str, headers: &HeaderMap, own: &[HeaderName], framing: Framing) -> String {
+    let mut out = Vec::new();
+    begin_request(&mut out, method, &path.parse::<PathAndQuery>().unwrap(), b"cart.shop");
+    for name in own {
+        number(&mut out, name, u64::MAX);
+    }
+    fields(&mut out, headers, own);
+    end_head(&mut out, framing);
+    String::from_utf8(out).unwrap()
+}
+
+#[test]
+fn a_request_is_framed_by_its_body_whatever_its_headers_say() {
+    let mut headers = HeaderMap::new();
+    for (name, value) in [
+        ("host", "other"),
+        ("content-length", "7"),
+        ("transfer-encoding", "chunked"),
+        ("x-time", "1"),
+        ("te", "trailers"),
+    ] {
+        headers.append(name, value.parse().unwrap());
+    }
+    let own = [HeaderName::from_static("x-time")];
+    let begun = "host: cart.shop\r\nx-time: 18446744073709551615\r\nte: trailers\r\n";
+    for (method, length, line) in [
+        (Method::POST, Some(3), "content-length: 3\r\n"),
+        (Method::POST, Some(0), "content-length: 0\r\n"),
+        (Method::GET, Some(0), ""),
+        (Method::POST, None, "content-length: 7\r\n"),
+    ] {
+        let framing = Framing::of(&method, &headers, length).unwrap();
+        let written = head(&method, "/a?b", &headers, &own, framing);
+        assert_eq!(written, format!("{method} /a?b HTTP/1.1\r\n{begun}{line}\r\n"));
+    }
+    headers.append(header::CONTENT_LENGTH, 8.into());
+    let framing = Framing::of(&Method::POST, &headers, None).unwrap();
+    assert_eq!(framing, Framing::Chunked, "of two lengths neither counts");
+    assert!(head(&Method::POST, "?b", &headers, &own, framing).contains("POST /?b HTTP/1.1\r\n"));
+    assert!(
+        head(&Method::OPTIONS, "*", &headers, &own, framing)
+            .contains("te: trailers\r\ntransfer-encoding: chunked\r\n\r\n")
+    );
+    headers.append(header::TRANSFER_ENCODING, "gzip".parse().unwrap());
+    assert!(Framing::of(&Method::POST, &headers, Some(3)).is_err(), "nobody would apply it");
+}
+
+#[test]
+fn a_body_that_is_not_as_long_as_was_said_is_found() {
+    let mut out = Vec::new();
+    let mut encoder = Encoder::new(Framing::Length(5));
+    assert_eq!(encoder.data(3, false, &mut out).unwrap(), b"");
+    assert!(matches!(encoder.end(&HeaderMap::new(), &mut out), Err(WrongLength::Shorter(2))));
+    let mut encoder = Encoder::new(Framing::Length(5));
+    assert!(matches!(encoder.data(6, false, &mut out), Err(WrongLength::Longer)));
+    assert!(Encoder::new(Framing::Length(0)).is_done() && out.is_empty());
+}
+
+#[test]
+fn chunks_and_trailers_read_back() {
+    let mut encoder = Encoder::new(Framing::Chunked);
+    let mut out = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n".to_vec();
+    for size in [1, 15, 16, 4096] {
+        let tail = encoder.data(size, false, &mut out).unwrap();
+        out.resize(out.len() + size, b'x');
+        out.extend_from_slice(tail);
+    }
+    let mut trailers = HeaderMap::new();
+    trailers.insert("x-sum", 7.into());
+    trailers.insert(header::CONTENT_LENGTH, 9.into());
+    encoder.end(&trailers, &mut out).unwrap();
+    trailers.remove(header::CONTENT_LENGTH);
+    let read = read_both(&Method::GET, std::str::from_utf8(&out).unwrap()).unwrap().unwrap();
+    assert_eq!(
+        (read.body.len(), read.trailers, encoder.is_done()),
+        (1 + 15 + 16 + 4096, Some(trailers), true)
+    );
+
+    let mut encoder = Encoder::new(Framing::Chunked);
+    assert_eq!((encoder.data(3, true, &mut out).unwrap(), encoder.is_done()), (&b"\r\n0\r\n\r\n"[..], true));
+}

@@ -1,0 +1,232 @@
+use std::{
+    future::poll_fn,
+    io::{self, ErrorKind},
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::BytesMut;
+use http::{HeaderValue, Response, header};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadHalf},
+    net::TcpStream,
+};
+use tokio_util::{io::poll_read_buf, task::AbortOnDropHandle};
+
+use super::{
+    Incoming, Request, SendError, Slot,
+    upload::{Outbox, Upload, UploadError},
+};
+use crate::{
+    BoxError,
+    headers::{DEADLINE, GRPC_TIMEOUT, encode_grpc_timeout},
+    http1::{self, Answer, Encoder, Framing, HeadReader},
+    stats::OpenConnection,
+};
+
+/// The least memory that is taken for reading at once: several small answers fit.
+const LEAST_READ: usize = 8 * 1024;
+/// The most: what is larger comes in pieces of this size.
+const MOST_READ: usize = 64 * 1024;
+/// What the head of an answer may well need, besides its body.
+const HEAD: usize = 1024;
+
+/// A connection to a server, by one call at a time. Dropping it closes it.
+pub(super) struct Connection<I = TcpStream> {
+    io: Io<I>,
+    /// What came and belongs to nothing yet.
+    input: BytesMut,
+    output: Outbox,
+    /// The size of the last answer: the next one may be alike.
+    expected: usize,
+    persistent: bool,
+    open: Option<OpenConnection>,
+}
+
+enum Io<I> {
+    Whole(I),
+    /// The answer began before the request was sent; what is left of that is sent by a task.
+    Reading(ReadHalf<I>, AbortOnDropHandle<()>),
+}
+
+impl<I> Connection<I>
+where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    /// Of a fresh stream, which counts as open as long as this is.
+    pub(super) fn new(io: I, open: Option<OpenConnection>) -> Self {
+        let (input, output) = (BytesMut::new(), Outbox::default());
+        Self { io: Io::Whole(io), input, output, expected: 0, persistent: true, open }
+    }
+
+    /// Sends the request in the slot and waits for the head of the answer, which may come before all of the request is
+    /// sent. While the request stays in the slot, nothing of it was sent.
+    pub(super) async fn exchange(
+        mut self: Box<Self>,
+        slot: &mut Slot,
+    ) -> Result<Response<Incoming<I>>, SendError> {
+        let (mut reader, upload) = self.begin(slot).await?;
+        let mut upload = Some(upload);
+        let answer = poll_fn(|context| self.poll_exchange(&mut upload, &mut reader, context)).await?;
+        let Answer { head, body, persistent } = answer;
+        self.persistent &= persistent;
+        self.expected = usize::try_from(body.due()).unwrap_or(MOST_READ).saturating_add(HEAD);
+        let connection = match upload {
+            Some(upload) => Box::new(self.finish_later(upload)),
+            None => self,
+        };
+        Ok(head.map(|()| Incoming::new(connection, body)))
+    }
+
+    /// Sends the beginning of a request: its head and what is at hand of its body, as far as one write goes.
+    async fn begin(&mut self, slot: &mut Slot) -> Result<(HeadReader, Upload), SendError> {
+        let Io::Whole(io) = &mut self.io else {
+            return Err(SendError::Invalid("the connection is in use".into()));
+        };
+        let Some(request) = slot.as_mut() else {
+            return Err(SendError::Invalid("there is no request to send".into()));
+        };
+        let framing =
+            write_head(request, self.output.clear()).map_err(|error| SendError::Invalid(error.into()))?;
+        let mut encoder = Encoder::new(framing);
+        let chunk = request.body.whole.first().map_or(&[][..], |chunk| chunk);
+        let tail = match chunk.len() {
+            0 => &[],
+            size => encoder
+                .data(size, false, self.output.text())
+                .map_err(|error| SendError::Body(error.into()))?,
+        };
+        let output = &self.output;
+        let begun = poll_fn(|context| output.poll_begin(io, chunk, tail, context)).await;
+        let written = begun.map_err(|error| SendError::Stale(error.into()))?;
+        // Something was sent: from here on it belongs to this connection.
+        let Some(Request { head, mut body, .. }) = slot.take() else {
+            return Err(SendError::Invalid("there is no request to send".into()));
+        };
+        self.output.begun(body.whole.pop(), tail, written);
+        self.persistent = !http1::says_close(&head.headers);
+        Ok((HeadReader::new(&head.method), Upload { body, encoder }))
+    }
+
+    /// Sends and reads, until the head of the answer is there. `upload` is left where something is still to be sent.
+    fn poll_exchange(
+        &mut self,
+        upload: &mut Option<Upload>,
+        reader: &mut HeadReader,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Answer, SendError>> {
+        if let (Some(sending), Io::Whole(io)) = (&mut *upload, &mut self.io) {
+            match sending.poll(&mut self.output, io, context) {
+                Poll::Pending => {}
+                Poll::Ready(Ok(())) => *upload = None,
+                Poll::Ready(Err(UploadError::Body(error))) => {
+                    return Poll::Ready(Err(SendError::Body(error)));
+                }
+                Poll::Ready(Err(UploadError::Refused)) => {
+                    // The server may have answered before it closed, and the answer says why; else reading fails as well.
+                    self.persistent = false;
+                    *upload = None;
+                }
+            }
+        }
+        loop {
+            if let Some(answer) = reader.read(&mut self.input).map_err(broken)? {
+                return Poll::Ready(Ok(answer));
+            }
+            if ready!(self.poll_read(self.expected, context)).map_err(broken)? == 0 {
+                return Poll::Ready(Err(broken(cut("before it answered"))));
+            }
+        }
+    }
+
+    /// Lets a task send what is left of the request, since the caller may not read the answer before it has been sent.
+    fn finish_later(self, upload: Upload) -> Self {
+        let Self { io, input, output, expected, open, .. } = self;
+        let io = match io {
+            Io::Whole(io) => {
+                let (reading, writing) = tokio::io::split(io);
+                let sending = tokio::spawn(upload.finish(output, writing));
+                Io::Reading(reading, AbortOnDropHandle::new(sending))
+            }
+            reading => reading,
+        };
+        Self { io, input, output: Outbox::default(), expected, persistent: false, open }
+    }
+
+    /// Reads what comes, which may be more than is due; 0 where the server ended the connection.
+    pub(super) fn poll_read(&mut self, due: usize, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        // One byte more than is due: a read that does not fill its buffer shows that there is no more.
+        let room = due.saturating_add(1).min(MOST_READ);
+        if self.input.capacity() - self.input.len() < room {
+            self.input.reserve(room.max(LEAST_READ));
+        }
+        match &mut self.io {
+            Io::Whole(io) => poll_read_buf(Pin::new(io), context, &mut self.input),
+            Io::Reading(io, _) => poll_read_buf(Pin::new(io), context, &mut self.input),
+        }
+    }
+}
+
+impl<I> Connection<I> {
+    /// What came and was not used.
+    pub(super) fn input(&mut self) -> &mut BytesMut {
+        &mut self.input
+    }
+
+    /// Whether it may carry another call once the answer has ended.
+    pub(super) fn is_reusable(&self) -> bool {
+        self.persistent && self.input.is_empty() && self.output.is_empty()
+    }
+
+    /// Whether a task still sends the request.
+    pub(super) fn is_sending(&self) -> bool {
+        matches!(&self.io, Io::Reading(_, sending) if !sending.is_finished())
+    }
+
+    /// Gives back the memory that large messages took.
+    pub(super) fn shrink(&mut self) {
+        if self.input.capacity() > LEAST_READ {
+            self.input = BytesMut::new();
+        }
+        self.output.shrink(LEAST_READ);
+    }
+}
+
+impl Connection {
+    /// Whether nothing has come since the last answer, neither bytes nor the end. Asks the system only where the runtime
+    /// has heard of something.
+    pub(super) fn is_quiet(&self) -> bool {
+        match &self.io {
+            Io::Whole(io) => {
+                matches!(io.try_read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock)
+            }
+            Io::Reading(..) => false,
+        }
+    }
+}
+
+/// Writes the head of a request, and says how its body is framed.
+fn write_head(request: &Request, out: &mut Vec<u8>) -> Result<Framing, http1::Unframed> {
+    let Request { head, body, left } = request;
+    let framing = Framing::of(&head.method, &head.headers, http_body::Body::size_hint(body).exact())?;
+    let host =
+        head.headers.get(header::HOST).map_or(head.authority.as_str().as_bytes(), HeaderValue::as_bytes);
+    http1::begin_request(out, &head.method, &head.path, host);
+    http1::number(out, &DEADLINE, u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
+    if head.grpc {
+        http1::field(out, &GRPC_TIMEOUT, encode_grpc_timeout(*left).as_bytes());
+    }
+    let own = [DEADLINE, GRPC_TIMEOUT];
+    http1::fields(out, &head.headers, if head.grpc { &own } else { &own[..1] });
+    http1::end_head(out, framing);
+    Ok(framing)
+}
+
+/// The server ended the connection too early.
+pub(super) fn cut(when: &str) -> io::Error {
+    io::Error::new(ErrorKind::UnexpectedEof, format!("the server closed the connection {when}"))
+}
+
+fn broken(error: impl Into<BoxError>) -> SendError {
+    SendError::Broken(error.into())
+}

@@ -1,0 +1,92 @@
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+};
+
+use super::{
+    Line,
+    connection::{Connection, cut},
+};
+use crate::{
+    BoxError,
+    http1::{Decoder, Piece},
+};
+
+/// The body of an answer, read from the connection as its reader asks for it. Dropping it before its end closes the
+/// connection: bytes of the answer may be on it.
+pub(crate) struct Incoming<I = TcpStream> {
+    /// Until it is given back.
+    connection: Option<Box<Connection<I>>>,
+    decoder: Decoder,
+}
+
+impl<I> Incoming<I> {
+    pub(super) fn new(connection: Box<Connection<I>>, decoder: Decoder) -> Self {
+        Self { connection: Some(connection), decoder }
+    }
+}
+
+impl Incoming {
+    /// The answer was read to its end: the connection may carry another call, unless the request is still being sent.
+    pub(crate) fn give_back(&mut self, line: &Arc<Line>) {
+        let Some(connection) = self.connection.take_if(|connection| !connection.is_sending()) else { return };
+        if self.decoder.is_done() && connection.is_reusable() && !line.is_retired() {
+            line.h1.put(connection);
+        }
+    }
+}
+
+#[cfg(test)]
+impl<I> Incoming<I> {
+    pub(super) fn connection(&mut self) -> Option<&mut Connection<I>> {
+        self.connection.as_deref_mut()
+    }
+
+    /// Plants a mistake, for a test that must find it.
+    pub(super) fn stop_too_soon(&mut self) {
+        self.decoder.stop_too_soon();
+    }
+}
+
+impl<I> Body for Incoming<I>
+where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let Self { connection: Some(connection), decoder } = &mut *self else { return Poll::Ready(None) };
+        loop {
+            match decoder.decode(connection.input())? {
+                Some(Piece::Data(data)) => return Poll::Ready(Some(Ok(Frame::data(data)))),
+                Some(Piece::Trailers(trailers)) => return Poll::Ready(Some(Ok(Frame::trailers(trailers)))),
+                None if decoder.is_done() => return Poll::Ready(None),
+                None => {}
+            }
+            let due = usize::try_from(decoder.due()).unwrap_or(usize::MAX);
+            if ready!(connection.poll_read(due, context))? == 0 && !decoder.close() {
+                return Poll::Ready(Some(Err(cut("in the middle of its answer").into())));
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.decoder.is_done()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.decoder.left().map_or_else(SizeHint::new, SizeHint::with_exact)
+    }
+}
