@@ -5,8 +5,8 @@ use crate::{directory::Directory, scenario::Scenario, server::Server};
 /// A server counts for the variation of a minute when it got this many requests in it; of shorter windows, in
 /// proportion.
 const REQUESTS_A_MINUTE: f64 = 1000.0;
-/// Samples of the course of time that are kept, about.
-const SAMPLES: u64 = 300;
+/// Samples of the course of time that are kept, about: more show chance and not the course.
+const SAMPLES: u64 = 100;
 
 /// Utilisation is the time that cores worked, as a share of the time that there was, over the servers that were there
 /// for the whole window.
