@@ -2,6 +2,7 @@
 //! that servers are equally busy; here it has to be better at it than least request, whatever the hardware.
 
 #![allow(clippy::unwrap_used, reason = "a test that panics has found something")]
+#![allow(clippy::too_many_lines, reason = "one loop over one kind of events")]
 #![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a simulation in small numbers")]
 
 use std::{cmp::Reverse, collections::BinaryHeap};

@@ -119,8 +119,11 @@ impl Known {
     fn draw(case: usize, random: &mut Generator) -> Self {
         let n = 1 + random.below([4, 12, 30][case % 3]);
         let mut each = |bound| -> Vec<u64> { (0..n).map(|_| random.below(bound)).collect() };
-        let weights =
-            if case % 2 == 0 { vec![1000; n as usize] } else { each(3000).iter().map(|w| w + 1).collect() };
+        let weights = if case.is_multiple_of(2) {
+            vec![1000; n as usize]
+        } else {
+            each(3000).iter().map(|w| w + 1).collect()
+        };
         let outstanding = each(4);
         let some = |draws: Vec<u64>| -> Vec<u32> {
             (0..).zip(draws).filter(|draw| draw.1 == 0).map(|draw| draw.0).collect()

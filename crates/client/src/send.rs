@@ -112,10 +112,7 @@ async fn tries(
         // Half, so that a server that is gone does not cost the call: the rest is for another one.
         let connected_by = mesh.clock.instant(now + nanos(call.left(now)) / 2);
         let sent = timeout_at(deadline, line.send(slot, connected_by)).await;
-        if line.target().by_latency && matches!(sent, Ok(Ok(_))) {
-            let answered = mesh.clock.now();
-            line.endpoint().observe(answered.saturating_sub(now), answered);
-        }
+        line.answered(matches!(sent, Ok(Ok(_))), now, mesh.clock);
         let (ending, answer) = judge(sent, slot.is_some(), terms, call, &line);
         terms.trace(line.target(), now, &answer);
         let again = slot.is_some() || copy.is_some();

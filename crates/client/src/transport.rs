@@ -31,7 +31,12 @@ pub(crate) use self::{
     outgoing::{Outgoing, Replay},
     request::{Head, Request, Slot},
 };
-use crate::{BoxError, core::Lane, socket, stats::Counters};
+use crate::{
+    BoxError,
+    core::{Clock, Lane},
+    socket,
+    stats::Counters,
+};
 
 /// How long a connection may take to come about.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -139,6 +144,15 @@ impl Line {
         let socket = if local.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
         socket.bind(SocketAddr::new(local, 0))?;
         socket.connect(self.address).await
+    }
+
+    /// Keeps how long it took from `since` to an answer, where there is one and picks go by that.
+    #[inline]
+    pub(crate) fn answered(&self, is_answer: bool, since: u64, clock: Clock) {
+        if is_answer && self.target().by_latency {
+            let now = clock.now();
+            self.endpoint().observe(now.saturating_sub(since), now);
+        }
     }
 
     /// The endpoint, and how tries end there.
