@@ -124,12 +124,10 @@ async fn tries(
             }
         };
         match next {
-            Next::Done => {
-                return answer
-                    .map(|reply| Body::answer(reply, Attempt::of(call, line, deadline, mesh.clock)));
-            }
-            Next::Exhausted => {
-                count(&mesh.counters.retries_refused);
+            Next::Done | Next::Exhausted => {
+                if next == Next::Exhausted {
+                    count(&mesh.counters.retries_refused);
+                }
                 return answer
                     .map(|reply| Body::answer(reply, Attempt::of(call, line, deadline, mesh.clock)));
             }

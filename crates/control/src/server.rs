@@ -1,4 +1,11 @@
-use std::{future::Future, io, net::SocketAddr, path::Path, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use fairmesh_model::StoreId;
 use fairmesh_registry::{FileSource, Registry, RegistryService};
@@ -143,15 +150,7 @@ impl Control {
                 transport::serve(routes.clone(), listener, closing.clone().cancelled_owned(), DRAIN);
             parts.spawn(async { serving.await.map_err(|e| ended("gRPC", e)) });
         }
-        let files: Vec<_> =
-            config.sources.iter().map(|path| Arc::new(FileSource::new(registry.clone(), path))).collect();
-        for file in &files {
-            let (file, stop) = (file.clone(), served.clone());
-            following.spawn(async move {
-                file.run(stop.cancelled_owned()).await;
-                Ok(())
-            });
-        }
+        let files = watch_files(&config.sources, &registry, following, served);
         let sources = Sources {
             store: store.clone(),
             node: node.clone(),
@@ -187,13 +186,28 @@ impl Control {
         });
         let stop = served.clone();
         following.spawn(async move {
-            tokio::select! {
-                () = stop.cancelled() => {}
-                () = checks.keep() => {}
-            }
+            stop.run_until_cancelled(checks.keep()).await;
             Ok(())
         });
     }
+}
+
+/// Watches files with endpoints, each as a task of its own.
+fn watch_files(
+    paths: &[PathBuf],
+    registry: &Registry,
+    following: &mut Parts,
+    served: &CancellationToken,
+) -> Vec<Arc<FileSource>> {
+    let files: Vec<_> = paths.iter().map(|path| Arc::new(FileSource::new(registry.clone(), path))).collect();
+    for file in &files {
+        let (file, stop) = (file.clone(), served.clone());
+        following.spawn(async move {
+            file.run(stop.cancelled_owned()).await;
+            Ok(())
+        });
+    }
+    files
 }
 
 async fn open(data_dir: &Path) -> Result<RedbStore, StoreError> {

@@ -16,6 +16,43 @@ fn region(name: &str) -> Region {
     Region::new(name).unwrap()
 }
 
+fn full_balancing() -> Balancing {
+    Balancing {
+        policy: BalancingPolicy::LeastRequest,
+        subset: 0,
+        signal: LoadSignal::Metric("queue.length".into()),
+        score: Score {
+            smoothing: 10,
+            half_life: Duration::from_secs(1),
+            warm_up: 0,
+            gain: 0,
+            correction: 1,
+            memory: Duration::from_secs(3600),
+        },
+        outliers: Outliers {
+            consecutive: 0,
+            failure_percent: 0,
+            min_samples: 5,
+            first: Duration::from_secs(1),
+            longest: Duration::from_secs(1),
+            most_percent: 100,
+        },
+        load_factor: 150,
+    }
+}
+
+fn full_health_check() -> HealthCheck {
+    HealthCheck {
+        interval: Duration::from_secs(2),
+        jitter_percent: 0,
+        timeout: Duration::from_millis(300),
+        rise: 1,
+        fall: 4,
+        minimum_samples: 5,
+        ..HealthCheck::new(Probe::Http { path: "/healthz".into(), status: Some(204) })
+    }
+}
+
 /// A plan in which nothing has its default.
 fn full_policy() -> Policy {
     let matches = Match {
@@ -43,39 +80,10 @@ fn full_policy() -> Policy {
             rings: vec![Ring { within: Some(Duration::from_micros(1500)) }, Ring { within: None }],
             local_only: true,
         },
-        balancing: Balancing {
-            policy: BalancingPolicy::LeastRequest,
-            subset: 0,
-            signal: LoadSignal::Metric("queue.length".into()),
-            score: Score {
-                smoothing: 10,
-                half_life: Duration::from_secs(1),
-                warm_up: 0,
-                gain: 0,
-                correction: 1,
-                memory: Duration::from_secs(3600),
-            },
-            outliers: Outliers {
-                consecutive: 0,
-                failure_percent: 0,
-                min_samples: 5,
-                first: Duration::from_secs(1),
-                longest: Duration::from_secs(1),
-                most_percent: 100,
-            },
-            load_factor: 150,
-        },
+        balancing: full_balancing(),
         timeout: Duration::from_secs(90),
         retries: Retries { attempts: 1, budget_percent: 0, budget_floor: 3 },
-        health_check: Some(HealthCheck {
-            interval: Duration::from_secs(2),
-            jitter_percent: 0,
-            timeout: Duration::from_millis(300),
-            rise: 1,
-            fall: 4,
-            minimum_samples: 5,
-            ..HealthCheck::new(Probe::Http { path: "/healthz".into(), status: Some(204) })
-        }),
+        health_check: Some(full_health_check()),
     }
 }
 
@@ -178,13 +186,15 @@ fn refused<T: std::fmt::Debug>(plan: Result<T, Invalid>) -> String {
     refusal.field
 }
 
+/// The field that a policy is refused for once it was edited.
+fn policy(edit: fn(&mut PolicySpec)) -> String {
+    let mut spec = PolicySpec::of(&cart(), &full_policy());
+    edit(&mut spec);
+    refused(spec.plan())
+}
+
 #[test]
 fn a_refusal_names_the_field_as_written() {
-    let policy = |edit: fn(&mut PolicySpec)| {
-        let mut spec = PolicySpec::of(&cart(), &full_policy());
-        edit(&mut spec);
-        refused(spec.plan())
-    };
     assert_eq!(policy(|p| p.service = "cart".into()), "service");
     assert_eq!(policy(|p| p.timeout = Some("15".into())), "timeout");
     assert_eq!(policy(|p| p.locality.rings = vec!["35ms".into(), "5ms".into()]), "locality.rings[1]");
@@ -194,6 +204,10 @@ fn a_refusal_names_the_field_as_written() {
     assert_eq!(policy(|p| p.routes[0].matches.headers[1].present = true), "routes[0].match.headers[1]");
     assert_eq!(policy(|p| p.routes[0].split[0].service = "x".into()), "routes[0].split[0].service");
     assert_eq!(policy(|p| p.retries.attempts = Some(0)), "retries.attempts");
+}
+
+#[test]
+fn a_refusal_names_the_field_of_a_health_check() {
     let check = |edit: fn(&mut HealthCheckSpec)| {
         let mut spec = PolicySpec::of(&cart(), &full_policy());
         edit(spec.health_check.as_mut().unwrap());
@@ -203,6 +217,10 @@ fn a_refusal_names_the_field_as_written() {
     assert_eq!(check(|c| c.http = None), "healthCheck");
     assert_eq!(check(|c| c.interval = Some("5".into())), "healthCheck.interval");
     assert_eq!(check(|c| c.fall = Some(0)), "healthCheck.fall");
+}
+
+#[test]
+fn a_refusal_names_the_field_of_balancing() {
     assert_eq!(policy(|p| p.balancing.policy = Some("fair".into())), "balancing.policy");
     assert_eq!(policy(|p| p.balancing.signal = Some("memory".into())), "balancing.signal");
     assert_eq!(policy(|p| p.balancing.signal = Some("metric:".into())), "balancing.signal");
