@@ -4,6 +4,7 @@
 
 use std::{error::Error, thread};
 
+use fairmesh_model::spec::BalancingSpec;
 use fairmesh_sim::{
     Contender, Report as Simulated, Summary, compare,
     fleets::{HELD_OUT, Mix, fleet},
@@ -35,8 +36,11 @@ pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
 
 /// Ours as it comes; theirs twice, with other random choices, since what two of the same differ in is noise.
 fn contenders() -> [Contender; 3] {
-    let least_pending =
-        |salt| Contender { name: "least pending".into(), blind: true, salt, ..Contender::default() };
+    let least_request = BalancingSpec { policy: Some("leastRequest".into()), ..BalancingSpec::default() };
+    let least_pending = |salt| {
+        let balancing = least_request.clone();
+        Contender { name: "least pending".into(), balancing, blind: true, salt }
+    };
     let ours = Contender { name: "default".into(), ..Contender::default() };
     [ours, least_pending(0), least_pending(1)]
 }

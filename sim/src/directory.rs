@@ -185,7 +185,7 @@ pub(crate) struct Knowledge {
     /// What it decides by.
     pub(crate) upstream: Upstream,
     /// What it has learnt, whichever snapshot is in use.
-    slots: Arc<Slots>,
+    pub(crate) slots: Arc<Slots>,
     /// Servers by the upstream's indices.
     servers: Vec<u32>,
     told: Vec<Endpoint>,

@@ -37,6 +37,8 @@ enum What {
     Answer,
     /// A flight's answer reaches its caller.
     Return,
+    /// The head of an answer reaches its caller, and a stream goes on behind it.
+    Streams,
     /// A caller hears of a change.
     Hear,
     /// A happening begins, or goes on.
@@ -51,13 +53,14 @@ enum What {
     Sweep,
 }
 
-const KINDS: [What; 12] = [
+const KINDS: [What; 13] = [
     What::Call,
     What::Reach,
     What::Done,
     What::Waited,
     What::Answer,
     What::Return,
+    What::Streams,
     What::Hear,
     What::Happen,
     What::End,
@@ -156,6 +159,7 @@ impl Engine {
             What::Reach => self.reach(number),
             What::Waited => self.leave(number),
             What::Answer => self.answer_failing(number),
+            What::Streams => self.becomes_stream(number),
             _ => self.come_back(number),
         }
     }

@@ -1,5 +1,7 @@
 //! Requests under way: a slab, so that none of them costs an allocation.
 
+use fairmesh_router::LoadReport;
+
 use crate::caller::Need;
 
 /// Tries that one call remembers.
@@ -45,10 +47,12 @@ pub(crate) struct Flight {
     pub(crate) index: u32,
     /// Grows with each use and each loss, so that events about what was here before are known to be stale.
     pub(crate) generation: u32,
-    /// Requests and CPU share that the answer reports, each plus one, so that 0 says nothing.
-    pub(crate) report: (u32, u16),
+    /// What the answer reports.
+    pub(crate) report: LoadReport,
     pub(crate) place: Place,
     pub(crate) ending: Ending,
+    /// Whether the caller counts it as a stream.
+    pub(crate) streaming: bool,
     /// Whether the caller waits no more.
     pub(crate) given_up: bool,
     tries: u8,
@@ -97,9 +101,10 @@ impl Flights {
             server: 0,
             index: 0,
             generation: 0,
-            report: (0, 0),
+            report: LoadReport::default(),
             place: Place::Network,
             ending: Ending::Answered,
+            streaming: false,
             given_up: false,
             tries: 0,
             tried: [0; MOST_TRIES],

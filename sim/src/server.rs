@@ -253,8 +253,10 @@ impl Server {
         let cpu = (passed != 0).then(|| (self.busy - busy) * 1000.0 / (passed as f64 * self.cores));
         LoadReport {
             requests: Some(self.calls),
+            // As the layer: it says nothing of streams while there is none.
+            streams: (self.streams > 0).then_some(self.streams),
             cpu: cpu.map(|cpu| cpu.min(60_000.0) as u16),
-            ..LoadReport::default()
+            metric: None,
         }
     }
 

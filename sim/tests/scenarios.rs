@@ -7,7 +7,7 @@ use std::{fs, path::Path};
 use fairmesh_sim::{Scenario, run};
 
 /// Scenarios that name goals which the present default policy does not reach.
-const NOT_YET: [&str; 4] = ["mixed-hardware", "rolling-deploy", "uniform", "worst-mix"];
+const NOT_YET: [&str; 1] = ["rolling-deploy"];
 
 #[test]
 fn scenarios_do_what_their_files_expect() {

@@ -1,9 +1,11 @@
 //! The callers' side: decide, send, learn; each as the client library does it.
 
-use fairmesh_router::{Ask, LoadReport, Outcome, RequestView};
+use fairmesh_model::BalancingPolicy;
+use fairmesh_router::{Ask, Outcome, RequestView};
 
 use super::{Engine, What};
 use crate::{
+    directory::Knowledge,
     flights::{Ending, Place},
     scenario::Answer,
 };
@@ -86,17 +88,25 @@ impl Engine {
         let flight = self.flights.get(number);
         let caller = &self.callers[flight.caller as usize];
         let now = caller.now(self.now);
-        let (requests, cpu) = flight.report;
-        let load = LoadReport {
-            requests: requests.checked_sub(1),
-            cpu: cpu.checked_sub(1),
-            ..LoadReport::default()
-        };
-        if matches!(ending, Ending::Answered | Ending::Error | Ending::Busy) && load != LoadReport::default()
-        {
-            caller.known.upstream.report(flight.index, load, now);
+        let Knowledge { upstream, slots, .. } = &caller.known;
+        if matches!(ending, Ending::Answered | Ending::Error | Ending::Busy) {
+            upstream.report(flight.index, flight.report, now);
         }
-        caller.known.upstream.finish(flight.index, outcome(ending), now);
+        let by_latency = self.directory.policy().balancing.policy == BalancingPolicy::PeakEwma;
+        if by_latency && ending == Ending::Answered && !flight.streaming {
+            upstream.observe(flight.index, self.now - flight.began, now);
+        }
+        match flight.streaming {
+            true => slots.finish_stream(flight.index, outcome(ending), now),
+            false => upstream.finish(flight.index, outcome(ending), now),
+        }
+    }
+
+    /// The head of an answer is there, and the rest goes on for long.
+    pub(super) fn becomes_stream(&mut self, number: u32) {
+        let flight = self.flights.get(number);
+        let caller = &self.callers[flight.caller as usize];
+        flight.streaming = caller.known.slots.call_becomes_stream(flight.index);
     }
 
     /// Gives up the calls whose deadline has passed.

@@ -1,6 +1,7 @@
 //! What happens to servers and callers beside calls.
 
 use fairmesh_model::EndpointState;
+use fairmesh_router::LoadReport;
 
 use super::{Act, Engine, What};
 use crate::{
@@ -98,7 +99,7 @@ impl Engine {
         for number in self.flights.find(|flight| flight.place == Place::Server && is_hit(flight.server)) {
             let flight = self.flights.get(number);
             flight.generation = (flight.generation + 1) & 0xff_ffff;
-            flight.report = (0, 0);
+            flight.report = LoadReport::default();
             self.answer(number, Ending::Broken);
         }
         for &place in servers {

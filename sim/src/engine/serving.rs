@@ -85,7 +85,11 @@ impl Engine {
             if flight.need.stream {
                 server.calls -= 1;
                 server.streams += 1;
+                let caller = flight.caller;
+                let way = self.way(caller, place);
+                self.schedule_flight(self.now + way, What::Streams, number);
             }
+            let flight = self.flights.get(number);
             match flight.need.wait {
                 0 => self.leave(number),
                 wait => self.schedule_flight(self.now + wait, What::Waited, number),
@@ -139,8 +143,6 @@ impl Engine {
     #[inline]
     fn report(&mut self, number: u32) {
         let flight = self.flights.get(number);
-        let load = self.servers[flight.server as usize].report(self.now);
-        let requests = load.requests.map_or(0, |requests| requests.saturating_add(1));
-        flight.report = (requests, load.cpu.map_or(0, |cpu| cpu.saturating_add(1)));
+        flight.report = self.servers[flight.server as usize].report(self.now);
     }
 }
