@@ -46,6 +46,7 @@ mod layer;
 mod lease;
 mod link;
 mod load;
+mod meter;
 mod ownership;
 mod registration;
 mod report;
@@ -93,6 +94,7 @@ struct Inner {
     drain_deadline: Duration,
     _shards: AbortOnDropHandle<()>,
     _usage: UsageReports,
+    _meter: meter::CpuMeter,
 }
 
 impl Server {

@@ -107,7 +107,7 @@ fn report_in(frame: Frame<Bytes>, grpc: bool, guard: Option<CallGuard>) -> Frame
     };
     trailers.remove(WRONG_SHARD);
     if let Some(guard) = guard.filter(|_| grpc) {
-        report::add_binary(&mut trailers, guard.others());
+        report::add_binary(&mut trailers, guard.report());
     }
     Frame::trailers(trailers)
 }

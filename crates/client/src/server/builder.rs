@@ -15,8 +15,8 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::{
     DEFAULT_LEASE, HookResult, Inner, Lease, Link, Registration, SHARDS_AWARE, SHARDS_LABEL, Server,
-    ServerLayer, ShardHooks, Standing, UsageReports, drain::Phase, drain_deadline, registry_addresses,
-    shards,
+    ServerLayer, ShardHooks, Standing, UsageReports, drain::Phase, drain_deadline, meter::CpuMeter,
+    registry_addresses, shards,
 };
 
 /// How long `start` waits for the first registration before it goes on in the background.
@@ -176,6 +176,7 @@ impl ServerBuilder {
         };
         let lease = Arc::new(Lease::keep(Arc::clone(&link), registration.clone(), state));
         let layer = ServerLayer::default();
+        let meter = CpuMeter::start(Arc::clone(&layer.shared.load));
         let usage =
             UsageReports::of_server(Arc::clone(&link), registration.clone(), Arc::clone(&layer.shared.load));
         let watching = shards::Watching {
@@ -192,7 +193,15 @@ impl ServerBuilder {
         let _ = timeout_at(started, standing.wait_for(|now| matches!(now, Standing::Registered(_)))).await;
         let phase = watch::Sender::new(Phase::Running);
         Ok(Server {
-            inner: Arc::new(Inner { layer, lease, phase, drain_deadline, _shards: shards, _usage: usage }),
+            inner: Arc::new(Inner {
+                layer,
+                lease,
+                phase,
+                drain_deadline,
+                _shards: shards,
+                _usage: usage,
+                _meter: meter,
+            }),
         })
     }
 

@@ -20,7 +20,7 @@ use tower_service::Service;
 
 use super::{
     Outstanding, ServerBody,
-    load::{CallGuard, Load},
+    load::{CallGuard, Load, Report},
     ownership::Ownership,
     report,
 };
@@ -91,7 +91,7 @@ where
     fn call(&mut self, mut request: Request<A>) -> ServerFuture<S::Future> {
         let grpc = is_grpc(request.headers());
         if let Some(version) = self.shared.refuses(request.headers()) {
-            let load = self.shared.load.outstanding();
+            let load = self.shared.load.report();
             return ServerFuture { state: State::Refused { version, grpc, load } };
         }
         if let Some(deadline) = Deadline::read(request.headers()) {
@@ -127,7 +127,7 @@ pin_project! {
     #[project = StateProjection]
     enum State<F> {
         Calling { #[pin] future: F, guard: Option<CallGuard>, grpc: bool },
-        Refused { version: u64, grpc: bool, load: Outstanding },
+        Refused { version: u64, grpc: bool, load: Report },
     }
 }
 
@@ -155,7 +155,7 @@ fn reported<B>(mut answer: Response<B>, grpc: bool, guard: Option<CallGuard>) ->
     let headers = answer.headers_mut();
     // The service ran. What it passes on from a server that it called itself must not read as "not carried out" here.
     headers.remove(WRONG_SHARD);
-    let load = guard.as_ref().map(CallGuard::others).unwrap_or_default();
+    let load = guard.as_ref().map(CallGuard::report).unwrap_or_default();
     if !grpc {
         report::add_text(headers, load);
     } else if headers.contains_key(GRPC_STATUS) {
@@ -165,7 +165,7 @@ fn reported<B>(mut answer: Response<B>, grpc: bool, guard: Option<CallGuard>) ->
 }
 
 /// The answer to a call for a key of another server.
-fn wrong_shard<B>(version: u64, grpc: bool, load: Outstanding) -> Response<ServerBody<B>> {
+fn wrong_shard<B>(version: u64, grpc: bool, load: Report) -> Response<ServerBody<B>> {
     const TEXT: &str = "this server does not hold the shard of x-fairmesh-key in that role; \
         fairmesh-wrong-shard names the version of the shard map that it goes by\n";
     // gRPC percent-encodes what is not printable ASCII; this is.

@@ -13,6 +13,8 @@ use std::sync::{
 pub(super) struct Load {
     calls: AtomicU64,
     streams: AtomicU32,
+    /// The share of the CPU limit in use, in thousandths, plus one; 0 while it is not known.
+    cpu: AtomicU32,
 }
 
 const BEGIN: u64 = (1 << 32) + 1;
@@ -26,7 +28,26 @@ pub struct Outstanding {
     pub streams: u32,
 }
 
+/// What an answer says of the server's load.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Report {
+    pub(super) outstanding: Outstanding,
+    /// The share of the CPU limit in use, in thousandths; `None` where it is not known.
+    pub(super) cpu: Option<u16>,
+}
+
 impl Load {
+    /// What to say now in an answer to a call that is not counted.
+    pub(super) fn report(&self) -> Report {
+        let cpu = self.cpu.load(Ordering::Relaxed).checked_sub(1);
+        Report { outstanding: self.outstanding(), cpu: cpu.and_then(|cpu| u16::try_from(cpu).ok()) }
+    }
+
+    /// Keeps how busy the CPU is.
+    pub(super) fn set_cpu(&self, share: Option<u16>) {
+        self.cpu.store(share.map_or(0, |share| u32::from(share) + 1), Ordering::Relaxed);
+    }
+
     /// What is under way now.
     pub(super) fn outstanding(&self) -> Outstanding {
         Outstanding {
@@ -81,12 +102,14 @@ impl CallGuard {
         self.stream
     }
 
-    /// What is under way besides this call: what its caller finds once it has the answer.
-    pub(super) fn others(&self) -> Outstanding {
-        let mut now = self.load.outstanding();
-        let own = if self.stream { &mut now.streams } else { &mut now.calls };
+    /// What to say in the answer: of what is under way all besides this call, since that is what its caller finds once
+    /// it has the answer.
+    pub(super) fn report(&self) -> Report {
+        let mut report = self.load.report();
+        let Outstanding { calls, streams } = &mut report.outstanding;
+        let own = if self.stream { streams } else { calls };
         *own = own.saturating_sub(1);
-        now
+        report
     }
 }
 
@@ -110,11 +133,11 @@ mod tests {
         let before = load.activity();
         let short = load.begin();
         let mut long = load.begin();
-        assert_eq!(short.others(), Outstanding { calls: 1, streams: 0 });
+        assert_eq!(short.report().outstanding, Outstanding { calls: 1, streams: 0 });
         long.becomes_stream();
         long.becomes_stream();
         assert_eq!(load.outstanding(), Outstanding { calls: 1, streams: 1 });
-        assert_eq!(long.others(), Outstanding { calls: 1, streams: 0 });
+        assert_eq!(long.report().outstanding, Outstanding { calls: 1, streams: 0 });
         drop((short, long));
         assert_eq!(load.outstanding(), Outstanding::default());
         assert_ne!(load.activity(), before, "calls that came and went leave a trace");
