@@ -149,7 +149,11 @@ impl Contest<'_> {
     }
 
     /// How an endpoint stands.
-    #[inline]
+    #[inline(always)]
+    #[allow(
+        clippy::inline_always,
+        reason = "else it comes back through memory, piecemeal, and every pick stalls twice"
+    )]
     pub fn stand(&self, index: u32, weight: u32) -> Standing {
         let mut standing =
             Standing { index, weight, outstanding: 0, handicap: Handicap::None, panic: self.panic, score: 0 };
@@ -162,7 +166,8 @@ impl Contest<'_> {
             _ => 0,
         };
         let penalised = load.troubled && self.penalise(&mut standing);
-        standing.handicap = match (self.avoid.contains(&index), penalised) {
+        let tried = !self.avoid.is_empty() && self.avoid.contains(&index);
+        standing.handicap = match (tried, penalised) {
             (false, false) => Handicap::None,
             (false, true) => Handicap::Penalised,
             (true, false) => Handicap::Tried,

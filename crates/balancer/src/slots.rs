@@ -272,11 +272,11 @@ impl Slots {
 
     #[inline]
     pub(crate) fn slot(&self, index: u32) -> Option<&Slot> {
-        let (segment, offset) = place(index);
-        match segment.checked_sub(1) {
-            None => self.first.get(offset),
-            Some(further) => self.further.get(further)?.get()?.get(offset),
-        }
+        // First without arithmetic: a usual subset has its slots there, and every pick waits for this.
+        self.first.get(index as usize).or_else(|| {
+            let (segment, offset) = place(index);
+            self.further.get(segment.checked_sub(1)?)?.get()?.get(offset)
+        })
     }
 
     pub(crate) fn trouble(&self, index: u32) -> Option<&Trouble> {

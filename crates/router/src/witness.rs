@@ -16,11 +16,16 @@ pub struct Step {
 
 /// Sees a decision while it is made; `()` does not look, and costs nothing.
 pub(crate) trait Witness: fairmesh_balancer::Witness {
+    /// Whether anything is written down: what must be searched for is not searched for nobody.
+    const LOOKS: bool;
+
     /// Writes a step down; whoever does not look does not compute the detail either.
     fn note(&mut self, title: &'static str, detail: impl FnOnce() -> String);
 }
 
 impl Witness for () {
+    const LOOKS: bool = false;
+
     #[inline]
     fn note(&mut self, _title: &'static str, _detail: impl FnOnce() -> String) {}
 }
@@ -34,6 +39,8 @@ pub(crate) struct Notes<'a> {
 }
 
 impl Witness for Notes<'_> {
+    const LOOKS: bool = true;
+
     fn note(&mut self, title: &'static str, detail: impl FnOnce() -> String) {
         self.steps.push(Step { title, detail: detail() });
     }

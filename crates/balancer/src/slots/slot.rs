@@ -78,12 +78,12 @@ impl Slot {
         self.counts.fetch_add(1, Relaxed);
     }
 
-    /// Not a plain subtraction: a caller that ends one call twice must not make the endpoint look endlessly busy.
+    /// Looks first: a caller that ends one call twice must not make the endpoint look endlessly busy.
     #[inline]
     pub(crate) fn finish(&self) {
-        let _ = self
-            .counts
-            .fetch_update(Relaxed, Relaxed, |counts| (counts & (STREAM - 1) != 0).then(|| counts - 1));
+        if self.calls() != 0 {
+            self.counts.fetch_sub(1, Relaxed);
+        }
     }
 
     /// Counts a call as a stream from now on; says whether it does, for [`finish_stream`](Self::finish_stream).
