@@ -19,7 +19,7 @@ pub enum Dimension {
 
 /// What stands in place of a zone, cluster or host type that is not given.
 pub const NO_NAME: &str = "(none)";
-/// What stands for all slices above [`MAX_SLICES`].
+/// What stands for all slices above `MAX_SLICES`.
 pub const OTHERS: &str = "(others)";
 
 /// How many slices a service has in one dimension; further ones are taken together, which bounds what is kept.
