@@ -3,9 +3,16 @@
 use std::{future::Future, time::Duration};
 
 use hdrhistogram::Histogram;
-use tokio::{task::JoinSet, time::Instant};
+use tokio::{
+    task::{JoinError, JoinSet},
+    time::Instant,
+};
 
 use super::meter;
+
+/// Calls under way at a time in an open loop. After a stall of the machine what is overdue waits here, and its time counts,
+/// rather than open a connection a call until the process has no file descriptors left.
+const MOST_UNDER_WAY: usize = 512;
 
 /// One call, checked: the answer must be the payload that was sent.
 pub(super) trait Call: Clone + Send + Sync + 'static {
@@ -51,7 +58,13 @@ pub(super) async fn closed<C: Call>(call: &C, tasks: usize, length: Duration) ->
 /// `rate` calls a second, each begun when it is due and measured from then, so that a stall cannot hide.
 pub(super) async fn open<C: Call>(call: &C, rate: u64, length: Duration) -> Result<Run, String> {
     let (start, cpu) = (Instant::now(), meter::own_cpu());
-    let mut callers = JoinSet::new();
+    let mut callers: JoinSet<Result<u64, String>> = JoinSet::new();
+    let mut all = histogram();
+    let mut take = |seen: Result<Result<u64, String>, JoinError>| {
+        let latency = seen.map_err(|e| e.to_string())??;
+        all.saturating_record(latency);
+        Ok::<_, String>(())
+    };
     let calls = rate * nanoseconds(length) / 1_000_000_000;
     for number in 0..calls {
         let due = start + Duration::from_nanos(number * 1_000_000_000 / rate.max(1));
@@ -59,16 +72,19 @@ pub(super) async fn open<C: Call>(call: &C, rate: u64, length: Duration) -> Resu
         if due > Instant::now() {
             tokio::time::sleep_until(due).await;
         }
+        if callers.len() == MOST_UNDER_WAY
+            && let Some(seen) = callers.join_next().await
+        {
+            take(seen)?;
+        }
         let call = call.clone();
         callers.spawn(async move {
             call.call().await?;
             Ok(nanoseconds(due.elapsed()))
         });
     }
-    let mut all = histogram();
     while let Some(seen) = callers.join_next().await {
-        let latency: Result<u64, String> = seen.map_err(|e| e.to_string())?;
-        all.saturating_record(latency?);
+        take(seen)?;
     }
     Ok(summary(&all, start, cpu))
 }
