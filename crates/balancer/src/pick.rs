@@ -88,7 +88,8 @@ pub trait Witness {
 impl Witness for () {}
 
 /// Picks an endpoint by the contest's rule, or `None` from an empty group.
-#[inline]
+#[inline(always)]
+#[allow(clippy::inline_always, reason = "as for `stand`")]
 pub fn pick<W: Witness>(
     group: &Group<'_>,
     contest: &Contest<'_>,

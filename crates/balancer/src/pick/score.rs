@@ -12,7 +12,8 @@ impl Contest<'_> {
     /// its lead: `second.score + fraction of a request drawn < first.score`. So a lead of one request decides, a lead
     /// of a tenth moves a tenth of the calls: small and late differences shift shares smoothly instead of sending
     /// everybody to one endpoint, and where nothing differs, shares are by weight.
-    #[inline]
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "as for `stand`")]
     pub(super) fn duel<W: Witness>(
         &self,
         group: &Group<'_>,

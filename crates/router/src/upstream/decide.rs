@@ -70,7 +70,8 @@ impl Upstream {
         }
     }
 
-    #[inline]
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "as for `Contest::stand`, which all of this leads to")]
     pub(super) fn decide<W: Witness>(
         &self,
         ask: &Ask<'_>,
@@ -92,7 +93,8 @@ impl Upstream {
 
     /// Of the nearest rank, where any endpoint will do: nearly always there is one that nothing speaks against. The error is
     /// what was found there all the same.
-    #[inline]
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "as for `decide`")]
     fn pick_near<W: Witness>(&self, this: &mut Try<'_>, witness: &mut W) -> Result<Picked, Option<Best>> {
         let Kind::Replicated { nearest, .. } = &self.kind else { return Err(None) };
         self.note_regions(witness);
