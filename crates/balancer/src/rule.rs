@@ -111,7 +111,8 @@ impl Terms {
         self.policy
     }
 
-    /// The time in ticks, never 0, which stands for "not heard of yet"; it wraps around after years.
+    /// The time in ticks, never 0, which stands for "not heard of yet". It wraps around after 2^32 ticks, which are 2.6 years
+    /// at the default half-life and 19 days at the shortest: a report of that age would count as fresh, once.
     #[inline]
     pub(crate) fn tick(&self, now: u64) -> u32 {
         // The low 32 bits of a count that only ever grows.

@@ -15,7 +15,7 @@ use crate::{
     Fault, FaultKind, ServiceHandle,
     core::View,
     headers,
-    send::{self, HeadersView},
+    send::{self, HeadersView, authority},
 };
 
 /// One decision with its reasons and what it rests on.
@@ -78,8 +78,9 @@ impl ServiceHandle {
         let context = self.inner.context(request.headers())?;
         let timeout = context.timeout.unwrap_or(send::FIRST_CONTACT);
         let headers = HeadersView(request.headers());
+        let authority = authority(request.uri().authority(), request.headers(), &self.inner.marks)?;
         let request = RequestView {
-            host: request.uri().authority().unwrap_or(&self.inner.marks.authority).as_str(),
+            host: authority.as_str(),
             path: request.uri().path(),
             method: request.method().as_str(),
             headers: &headers,

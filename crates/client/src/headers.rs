@@ -4,6 +4,7 @@
 
 mod deadline;
 mod load;
+#[cfg(test)]
 mod orca;
 
 use http::HeaderName;
@@ -11,7 +12,8 @@ use http::HeaderName;
 pub use deadline::{Deadline, encode_grpc_timeout, grpc_timeout, read_deadline, write_deadline};
 pub use fairmesh_router::LoadReport;
 pub use load::{load_from_binary, load_from_text};
-pub use orca::OrcaReport;
+#[cfg(test)]
+pub(crate) use orca::OrcaReport;
 
 /// The key of a call to a sharded service: decimal, or hexadecimal after `0x`.
 pub const KEY: HeaderName = HeaderName::from_static("x-fairmesh-key");

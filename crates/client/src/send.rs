@@ -12,7 +12,7 @@ use tokio::time::timeout_at;
 use self::{answer::judge, request::Copy, terms::Terms};
 pub(crate) use self::{
     answer::{has_erred, learn_from_trailers, violates_protocol},
-    request::View as HeadersView,
+    request::{View as HeadersView, authority},
 };
 use crate::{
     CallContext, Fault, FaultKind, Retry,
@@ -57,7 +57,7 @@ async fn carry_out(
     if limit.is_some_and(|left| left.is_zero()) {
         return Err(terms.late(now, "nothing was sent").with_retry(Retry::Unsent));
     }
-    let head = Head::new(handle, parts);
+    let head = Head::new(handle, parts)?;
     let mut call = Call::new(&handle.subscription);
     let (now, view) = route(handle, &mut call, &head, &context, start).await?;
     let copy = Copy::of(&head, &body, call.may_be_sent_twice(&view, &context));

@@ -10,6 +10,9 @@ const CALLS_BITS: u32 = 20;
 const STREAM: u32 = 1 << CALLS_BITS;
 const MOST_STREAMS: u32 = u32::MAX >> CALLS_BITS;
 
+/// By how many ticks a report may be dated later than now: one half-life.
+const SKEW: u32 = 1 << 8;
+
 /// What a pick reads of one endpoint: 16 bytes, so that four endpoints share a cache line.
 #[derive(Debug)]
 #[repr(C, align(16))]
@@ -136,7 +139,7 @@ impl Slot {
         }
         let age = tick.wrapping_sub(at);
         // Another thread's clock may have been read a little later than this one's.
-        if age > i32::MAX as u32 { 0 } else { age }
+        if age > u32::MAX - SKEW { 0 } else { age }
     }
 
     #[inline]

@@ -5,9 +5,9 @@ use prost::Message as _;
 
 use super::OUTSTANDING;
 
-/// A server's load (ORCA, `xds.data.orca.v3.OrcaLoadReport`), as Envoy and gRPC understand it too. 0 means not reported.
+/// What the codecs of the request path, which read and write nothing that they need not, are held against: a server's load (ORCA, `xds.data.orca.v3.OrcaLoadReport`), as Envoy and gRPC understand it too. 0 means not reported.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct OrcaReport {
+pub(crate) struct OrcaReport {
     /// Share of the CPU limit in use, 0 to 1; above 1 where a server bursts.
     #[prost(double, tag = "1")]
     pub cpu_utilization: f64,
@@ -36,19 +36,19 @@ pub struct OrcaReport {
 
 impl OrcaReport {
     /// A report of requests begun and not finished.
-    pub fn of_outstanding(outstanding: u32) -> Self {
+    pub(crate) fn of_outstanding(outstanding: u32) -> Self {
         let named_metrics = BTreeMap::from([(OUTSTANDING.to_owned(), outstanding.into())]);
         Self { named_metrics, ..Self::default() }
     }
 
     /// Requests begun and not finished when the server wrote this, besides the one that it answers, where it says so.
-    pub fn outstanding(&self) -> Option<u32> {
+    pub(crate) fn outstanding(&self) -> Option<u32> {
         let value = *self.named_metrics.get(OUTSTANDING)?;
         (0.0..=f64::from(u32::MAX)).contains(&value).then_some(value as u32)
     }
 
     /// The text form of the header `endpoint-load-metrics`.
-    pub fn to_text(&self) -> String {
+    pub(crate) fn to_text(&self) -> String {
         let mut text = String::from("TEXT ");
         let mut put = |name: &str, key: &str, value: f64| {
             let comma = if text.len() > "TEXT ".len() { "," } else { "" };
@@ -71,7 +71,7 @@ impl OrcaReport {
 
     /// Reads the text form, with or without the leading `TEXT`. Unknown names are skipped: reports may grow. `None` for
     /// another form (`JSON`, `BIN`) or where nothing could be read.
-    pub fn from_text(text: &str) -> Option<Self> {
+    pub(crate) fn from_text(text: &str) -> Option<Self> {
         let pairs = text.strip_prefix("TEXT ").unwrap_or(text);
         let mut report = Self::default();
         let mut any = false;
@@ -85,12 +85,12 @@ impl OrcaReport {
     }
 
     /// The protobuf form of the trailer `endpoint-load-metrics-bin`, before base64.
-    pub fn to_binary(&self) -> Bytes {
+    pub(crate) fn to_binary(&self) -> Bytes {
         self.encode_to_vec().into()
     }
 
     /// Reads the protobuf form; `None` where it is malformed.
-    pub fn from_binary(bytes: &[u8]) -> Option<Self> {
+    pub(crate) fn from_binary(bytes: &[u8]) -> Option<Self> {
         Self::decode(bytes).ok()
     }
 

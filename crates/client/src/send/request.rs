@@ -10,9 +10,9 @@ use http::{
 };
 
 use crate::{
-    headers,
+    Fault, FaultKind, headers,
     headers::{KEY, ROLE},
-    service::Handle,
+    service::{Handle, Marks},
     transport::{Head, Outgoing, Replay, Request},
 };
 
@@ -31,13 +31,33 @@ pub(super) struct Copy {
     body: Replay,
 }
 
+/// Which host is asked, the same by every protocol: a header `host` says it before the URI, and the URI before the handle.
+/// Credentials in it are the caller's own and stay behind.
+pub(crate) fn authority(
+    named: Option<&Authority>,
+    headers: &HeaderMap,
+    marks: &Marks,
+) -> Result<Authority, Fault> {
+    let invalid = |error: http::uri::InvalidUri| {
+        Fault::new(FaultKind::Invalid, "the header host is no host").caused_by(error)
+    };
+    let authority = match (headers.get(header::HOST), named) {
+        (Some(host), _) => Authority::try_from(host.as_bytes()).map_err(invalid)?,
+        (None, Some(named)) => named.clone(),
+        (None, None) => return Ok(marks.authority.clone()),
+    };
+    match authority.as_str().rsplit_once('@') {
+        Some((_, host)) => Authority::try_from(host).map_err(invalid),
+        None => Ok(authority),
+    }
+}
+
 impl Head {
-    pub(super) fn new(handle: &Handle, parts: Parts) -> Self {
+    pub(super) fn new(handle: &Handle, parts: Parts) -> Result<Self, Fault> {
         let uri = parts.uri.into_parts();
         let mut headers = parts.headers;
         let marks = &handle.marks;
-        let named = || headers.get(header::HOST).and_then(|host| Authority::try_from(host.as_bytes()).ok());
-        let authority = uri.authority.or_else(named).unwrap_or_else(|| marks.authority.clone());
+        let authority = authority(uri.authority.as_ref(), &headers, marks)?;
         if let Some(key) = &marks.key {
             headers.insert(KEY, key.clone());
         }
@@ -46,7 +66,7 @@ impl Head {
         }
         let path = uri.path_and_query.unwrap_or_else(|| PathAndQuery::from_static("/"));
         let grpc = headers::is_grpc(&headers);
-        Self { method: parts.method, authority, path, headers, grpc }
+        Ok(Self { method: parts.method, authority, path, headers, grpc })
     }
 
     /// What routes look at.

@@ -68,6 +68,8 @@ impl Pool {
                 }
                 // The server closed it while it was idle: the next one, or a new one, is as good.
                 Err(SendError::Stale(_)) if reused => {}
+                // It took the connection and nothing on it, not even a first call.
+                Err(SendError::Stale(error)) => return Err(SendError::Refused(error)),
                 Err(error) => return Err(error),
             }
         }

@@ -47,6 +47,8 @@ pub(super) struct Shared {
     /// It takes no more calls: the server said so, or it broke.
     gone: AtomicBool,
     used: AtomicBool,
+    /// A call on it was answered.
+    proven: AtomicBool,
     idle_rounds: AtomicU32,
 }
 
@@ -88,7 +90,7 @@ impl Pool {
                     if shared.used.swap(true, Relaxed) {
                         line.counters.reused();
                     }
-                    return upload::send(opened).await;
+                    return upload::send(opened).await.map_err(|error| shared.judge(error));
                 }
                 None => self.discard(&shared),
             }
@@ -192,6 +194,15 @@ fn limit_of(sender: &SendRequest<Bytes>) -> u32 {
 }
 
 impl Shared {
+    /// A server that closes connections on which it has never answered anything is not one that goes in good order: it
+    /// would else be called again and again, since whatever it does, it has no load.
+    fn judge(&self, error: SendError) -> SendError {
+        match error {
+            SendError::Stale(cause) if !self.proven.load(Relaxed) => SendError::Refused(cause),
+            other => other,
+        }
+    }
+
     fn refresh_limit(&self) {
         let limit = limit_of(&self.sender.lock().unwrap_or_else(PoisonError::into_inner));
         self.limit.store(limit, Relaxed);
@@ -241,6 +252,16 @@ impl Shared {
     }
 }
 
+impl Stream {
+    fn answered(self, response: Response<RecvStream>) -> Reply {
+        // Looked at first, so that the line stays in every processor's cache.
+        if !self.shared.proven.load(Relaxed) {
+            self.shared.proven.store(true, Relaxed);
+        }
+        Reply { response, stream: self }
+    }
+}
+
 impl Drop for Stream {
     fn drop(&mut self) {
         self.shared.streams.fetch_sub(1, Relaxed);
@@ -277,7 +298,11 @@ fn classify(error: h2::Error) -> SendError {
         SendError::Refused(error.into())
     } else if error.is_remote() && error.is_go_away() {
         // h2 ends streams so only when the GOAWAY's last stream id is below theirs: the server has not seen them.
-        SendError::Stale(error.into())
+        match reason {
+            Some(h2::Reason::NO_ERROR) => SendError::Stale(error.into()),
+            // Not for its own going, but for what it thinks of its clients, such as ENHANCE_YOUR_CALM.
+            _ => SendError::Refused(error.into()),
+        }
     } else {
         SendError::Broken(error.into())
     }

@@ -178,10 +178,13 @@ impl Body for Outgoing {
         };
         let rest = rest.size_hint();
         let mut hint = SizeHint::new();
-        if let Some(upper) = rest.upper() {
-            hint.set_upper(at_hand + upper);
+        // What a body says may be as large as numbers are.
+        if let Some(upper) = rest.upper().and_then(|upper| upper.checked_add(at_hand)) {
+            hint.set_upper(upper);
+            hint.set_lower(at_hand + rest.lower());
+        } else {
+            hint.set_lower(at_hand.saturating_add(rest.lower()));
         }
-        hint.set_lower(at_hand + rest.lower());
         hint
     }
 }
@@ -211,5 +214,40 @@ where
 
     fn size_hint(&self) -> SizeHint {
         self.0.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Has a chunk at hand, waits with the rest, and says that it may be as long as numbers are.
+    struct Vast(bool);
+
+    impl Body for Vast {
+        type Data = Bytes;
+        type Error = BoxError;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+            match std::mem::take(&mut self.0) {
+                true => Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(b"tea"))))),
+                false => Poll::Pending,
+            }
+        }
+
+        fn size_hint(&self) -> SizeHint {
+            let mut hint = SizeHint::new();
+            hint.set_upper(u64::MAX);
+            hint
+        }
+    }
+
+    #[tokio::test]
+    async fn a_body_may_say_that_it_is_as_large_as_numbers_are() {
+        let hint = Outgoing::take(Vast(true)).await.unwrap().size_hint();
+        assert_eq!((hint.lower(), hint.upper()), (3, None));
     }
 }

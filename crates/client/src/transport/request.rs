@@ -24,7 +24,7 @@ pub(crate) type Slot = Option<Request>;
 #[derive(Clone)]
 pub(crate) struct Head {
     pub(crate) method: Method,
-    /// The host that is asked; a header `host` overrides it.
+    /// The host that is asked; a header `host` is in it already and is not sent again.
     pub(crate) authority: Authority,
     pub(crate) path: PathAndQuery,
     pub(crate) headers: HeaderMap,

@@ -64,6 +64,20 @@ async fn servers_see_host_key_role_and_deadline() {
         let words: Vec<_> = told.split(' ').collect();
         assert!(words.contains(&"own.example:81") && words.contains(&"0xff"), "{told}");
         assert!(words[4].parse::<u64>().unwrap() <= 300, "an incoming deadline shortens: {told}");
+
+        let request = Request::get("http://alice:secret@own.example/x").body(Body::empty()).unwrap();
+        let (_, told) = ask(&service, request).await.unwrap();
+        assert!(told.contains("own.example") && !told.contains("secret"), "credentials stay behind: {told}");
+
+        let request = Request::get("http://own.example/x").header("host", "virtual.example");
+        let (_, told) = ask(&service, request.body(Body::empty()).unwrap()).await.unwrap();
+        assert!(
+            told.contains("virtual.example") && !told.contains("own"),
+            "one host by any protocol: {told}"
+        );
+
+        let request = Request::get("/x").header("host", "no host").body(Body::empty()).unwrap();
+        assert_eq!(ask(&service, request).await.unwrap_err().kind(), FaultKind::Invalid);
     }
 }
 

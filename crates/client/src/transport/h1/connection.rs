@@ -6,7 +6,7 @@ use std::{
 };
 
 use bytes::BytesMut;
-use http::{HeaderValue, Response, header};
+use http::Response;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadHalf},
     net::TcpStream,
@@ -209,9 +209,7 @@ impl Connection {
 fn write_head(request: &Request, out: &mut Vec<u8>) -> Result<Framing, http1::Unframed> {
     let Request { head, body, left } = request;
     let framing = Framing::of(&head.method, &head.headers, http_body::Body::size_hint(body).exact())?;
-    let host =
-        head.headers.get(header::HOST).map_or(head.authority.as_str().as_bytes(), HeaderValue::as_bytes);
-    http1::begin_request(out, &head.method, &head.path, host);
+    http1::begin_request(out, &head.method, &head.path, head.authority.as_str().as_bytes());
     http1::number(out, &DEADLINE, u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
     if head.grpc {
         http1::field(out, &GRPC_TIMEOUT, encode_grpc_timeout(*left).as_bytes());

@@ -53,13 +53,14 @@ where
         .enable_push(false)
         .handshake::<_, Bytes>(LastWords(stream))
         .await;
-    let (sender, mut connection) = shaken.map_err(|error| SendError::Stale(error.into()))?;
+    let (sender, mut connection) = shaken.map_err(|error| SendError::Refused(error.into()))?;
     let shared = Arc::new(Shared {
         limit: AtomicU32::new(limit_of(&sender)),
         sender: Mutex::new(sender),
         streams: AtomicU32::new(0),
         gone: AtomicBool::new(false),
         used: AtomicBool::new(false),
+        proven: AtomicBool::new(false),
         idle_rounds: AtomicU32::new(0),
     });
     let pings = connection.ping_pong();

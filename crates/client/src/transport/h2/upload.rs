@@ -18,7 +18,7 @@ pub(super) async fn send(opened: Opened) -> Result<Reply, SendError> {
         let _ = send_whole(&mut body, &mut sender);
         drop(sender);
         let response = answer.await.map_err(classify)?;
-        return Ok(Reply { response, stream: place });
+        return Ok(place.answered(response));
     }
     let mut answer = answer;
     let mut upload = Box::pin(pump(body, sender));
@@ -33,7 +33,7 @@ pub(super) async fn send(opened: Opened) -> Result<Reply, SendError> {
             answer.await
         }
     };
-    Ok(Reply { response: response.map_err(classify)?, stream: place })
+    Ok(place.answered(response.map_err(classify)?))
 }
 
 fn finish_later(
