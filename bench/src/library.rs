@@ -5,10 +5,10 @@
 //! nothing. CPU is that of the client and the server processes together, per call.
 
 mod fixed;
-mod load;
-mod meter;
-mod part;
-mod parts;
+pub(crate) mod load;
+pub(crate) mod meter;
+pub(crate) mod part;
+pub(crate) mod parts;
 
 use std::{error::Error, path::Path, time::Duration};
 

@@ -15,14 +15,14 @@ use super::meter;
 const MOST_UNDER_WAY: usize = 512;
 
 /// One call, checked: the answer must be the payload that was sent.
-pub(super) trait Call: Clone + Send + Sync + 'static {
+pub(crate) trait Call: Clone + Send + Sync + 'static {
     /// Makes it.
     fn call(&self) -> impl Future<Output = Result<(), String>> + Send;
 }
 
 /// What a run saw. Latencies are in nanoseconds.
 #[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
-pub(super) struct Run {
+pub(crate) struct Run {
     /// Calls that were answered.
     pub calls: u64,
     /// How long they took together, on the wall clock.
@@ -36,7 +36,7 @@ pub(super) struct Run {
 }
 
 /// `tasks` callers, each of which calls again as soon as it was answered.
-pub(super) async fn closed<C: Call>(call: &C, tasks: usize, length: Duration) -> Result<Run, String> {
+pub(crate) async fn closed<C: Call>(call: &C, tasks: usize, length: Duration) -> Result<Run, String> {
     let (start, cpu) = (Instant::now(), meter::own_cpu());
     let until = start + length;
     let mut callers = JoinSet::new();
@@ -56,7 +56,7 @@ pub(super) async fn closed<C: Call>(call: &C, tasks: usize, length: Duration) ->
 }
 
 /// `rate` calls a second, each begun when it is due and measured from then, so that a stall cannot hide.
-pub(super) async fn open<C: Call>(call: &C, rate: u64, length: Duration) -> Result<Run, String> {
+pub(crate) async fn open<C: Call>(call: &C, rate: u64, length: Duration) -> Result<Run, String> {
     let (start, cpu) = (Instant::now(), meter::own_cpu());
     let mut callers: JoinSet<Result<u64, String>> = JoinSet::new();
     let mut all = histogram();
