@@ -1,8 +1,14 @@
 //! How evenly servers are used: the default policy against what Uber had before, on fleets that nobody tuned anything on.
 //!
-//! Simulated, since no machine holds three thousand servers; the decisions are those of the production crates.
+//! Simulated, since no machine holds three thousand servers; the decisions are those of the production crates. And three
+//! real servers, of which one is throttled, since a simulator knows only what it was told of processors and reports.
+
+mod groups;
+mod real;
 
 use std::{error::Error, thread};
+
+use clap::{Args, ValueEnum};
 
 use fairmesh_model::spec::BalancingSpec;
 use fairmesh_sim::{
@@ -10,7 +16,25 @@ use fairmesh_sim::{
     fleets::{HELD_OUT, Mix, fleet},
 };
 
-use crate::report::Report;
+use crate::{Common, report::Report};
+
+/// What `balance` takes.
+#[derive(Debug, Args)]
+pub(crate) struct BalanceArgs {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// Only one part of it [default: both].
+    #[arg(long)]
+    part: Option<Part>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// Held-out fleets in the simulator.
+    Simulated,
+    /// Three processes, one of which has half of the others' CPU.
+    Real,
+}
 
 /// Goals.
 const CV: f64 = 0.10;
@@ -24,14 +48,27 @@ const OURS: usize = 0;
 const LEAST_PENDING: usize = 1;
 const LEAST_PENDING_AGAIN: usize = 2;
 
+/// Runs what is asked for.
+pub(crate) fn run(args: &BalanceArgs) -> Result<Report, Box<dyn Error>> {
+    let mut report = Report::new("balance");
+    if args.part != Some(Part::Real) {
+        simulate(args.common.quick, &mut report)?;
+    }
+    if args.part != Some(Part::Simulated) {
+        real::run(args.common.quick, &mut report)?;
+    }
+    Ok(report)
+}
+
 /// Simulates; `quick` takes a twentieth of the fleets.
-pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
+fn simulate(quick: bool, report: &mut Report) -> Result<(), Box<dyn Error>> {
     let seeds: Vec<u64> = HELD_OUT.step_by(if quick { 20 } else { 1 }).collect();
     let fleets: Vec<_> = seeds.iter().map(|&seed| fleet(seed)).collect();
     let mixes: Vec<Mix> = seeds.iter().map(|&seed| Mix::of(seed)).collect();
     let threads = thread::available_parallelism().map_or(1, usize::from);
     let found = compare(&fleets, &contenders(), threads, || {})?;
-    Ok(figures(&found, &mixes))
+    figures(&found, &mixes, report);
+    Ok(())
 }
 
 /// Ours as it comes; theirs twice, with other random choices, since what two of the same differ in is noise.
@@ -45,8 +82,7 @@ fn contenders() -> [Contender; 3] {
     [ours, least_pending(0), least_pending(1)]
 }
 
-fn figures(found: &[Vec<Simulated>], mixes: &[Mix]) -> Report {
-    let mut report = Report::new("balance");
+fn figures(found: &[Vec<Simulated>], mixes: &[Mix], report: &mut Report) {
     let n = found.len();
     let ours = Summary::of("default", found, mixes, OURS, LEAST_PENDING);
     let theirs = Summary::of("least pending", found, mixes, LEAST_PENDING, LEAST_PENDING);
@@ -66,7 +102,6 @@ fn figures(found: &[Vec<Simulated>], mixes: &[Mix]) -> Report {
     report.figure("wasted_vs_least_pending", ours.wasted, None, "wasted cores, all fleets added up");
     report.figure("latency_vs_least_pending", ours.p99_latency, None, "p99 latency, mean over the fleets");
     report.peer("least pending", "simulated with the same crates, not told of host types");
-    report
 }
 
 /// The greatest ratio less what least pending differs from itself on the same fleet, and the greatest such difference.

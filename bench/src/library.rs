@@ -6,15 +6,18 @@
 
 mod cores;
 mod fixed;
-mod load;
-mod meter;
-mod part;
-mod parts;
+pub(crate) mod load;
+pub(crate) mod meter;
+pub(crate) mod part;
+pub(crate) mod parts;
 
 use std::{error::Error, path::Path, time::Duration};
 
 pub(crate) use self::parts::{PartArgs, run_part};
-use self::{load::Latencies, part::Part};
+use self::{
+    load::{Latencies, Seen},
+    part::Part,
+};
 use crate::report::Report;
 
 /// Payload sizes in bytes, the same there and back.
@@ -228,13 +231,6 @@ async fn case(
 /// One round of open-loop runs: the peer, the candidate, and the peer again.
 type Round = [Seen; 3];
 
-/// Latencies of one side in one round, in nanoseconds.
-#[derive(Clone, Copy, Debug)]
-struct Seen {
-    p50: u64,
-    p99: u64,
-}
-
 /// Which latency of a run.
 type Latency = fn(&Seen) -> u64;
 
@@ -253,13 +249,6 @@ async fn latency(ours: &mut Part, theirs: &mut Part, rate: u64, plan: Plan) -> R
         rounds.push(sides.map(|slices| Seen::of(&slices)));
     }
     Ok(rounds)
-}
-
-impl Seen {
-    fn of(slices: &[Latencies]) -> Self {
-        let all = Latencies::together(slices);
-        Self { p50: all.value_at_quantile(0.5), p99: all.value_at_quantile(0.99) }
-    }
 }
 
 /// The candidate over the peer before and after it, so that a machine that drifts favours neither.

@@ -29,8 +29,8 @@ enum Bench {
     Pick(Common),
     /// One call by name against one with the address written down: CPU and latency, HTTP/1.1 and gRPC.
     Library(Common),
-    /// How evenly simulated servers are used, against least pending.
-    Balance(Common),
+    /// How evenly servers are used, simulated and real ones, against least pending.
+    Balance(balance::BalanceArgs),
     /// One process of a benchmark.
     #[command(hide = true)]
     Part(library::PartArgs),
@@ -51,7 +51,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().bench {
         Bench::Pick(common) => pick::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Library(common) => library::run(common.quick).and_then(|report| finish(&report, &common)),
-        Bench::Balance(common) => balance::run(common.quick).and_then(|report| finish(&report, &common)),
+        Bench::Balance(args) => balance::run(&args).and_then(|report| finish(&report, &args.common)),
         Bench::Part(args) => library::run_part(args).map_err(|error| error as Box<dyn std::error::Error>),
     };
     match outcome {
@@ -69,5 +69,5 @@ fn finish(report: &Report, common: &Common) -> Result<(), Box<dyn std::error::Er
     if let Some(path) = &common.json {
         report.write_json(path).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
     }
-    Ok(())
+    report.complete().map_err(Into::into)
 }

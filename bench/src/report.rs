@@ -15,9 +15,35 @@ pub(crate) struct Report {
 #[derive(Debug)]
 struct Figure {
     name: String,
-    value: f64,
-    goal: Option<f64>,
+    /// `None` where it could not be measured.
+    value: Option<f64>,
+    goal: Option<Goal>,
     note: String,
+}
+
+/// What counts as reached.
+#[derive(Clone, Copy, Debug)]
+enum Goal {
+    AtMost(f64),
+    Within(f64, f64),
+}
+
+impl Goal {
+    fn reached(self, value: f64) -> bool {
+        match self {
+            Self::AtMost(most) => value <= most,
+            Self::Within(least, most) => (least..=most).contains(&value),
+        }
+    }
+}
+
+impl fmt::Display for Goal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AtMost(most) => write!(f, "≤ {most}"),
+            Self::Within(least, most) => write!(f, "{least}–{most}"),
+        }
+    }
 }
 
 impl Report {
@@ -35,7 +61,35 @@ impl Report {
         goal: Option<f64>,
         note: impl Into<String>,
     ) {
-        self.figures.push(Figure { name: name.into(), value, goal, note: note.into() });
+        let goal = goal.map(Goal::AtMost);
+        self.figures.push(Figure { name: name.into(), value: Some(value), goal, note: note.into() });
+    }
+
+    /// Adds a figure that ought to lie between two values, themselves included.
+    pub(crate) fn figure_within(
+        &mut self,
+        name: impl Into<String>,
+        value: f64,
+        (least, most): (f64, f64),
+        note: impl Into<String>,
+    ) {
+        let goal = Some(Goal::Within(least, most));
+        self.figures.push(Figure { name: name.into(), value: Some(value), goal, note: note.into() });
+    }
+
+    /// Adds a figure that could not be measured.
+    pub(crate) fn unmeasured(&mut self, name: impl Into<String>, why: impl Into<String>) {
+        self.figures.push(Figure { name: name.into(), value: None, goal: None, note: why.into() });
+    }
+
+    /// Whether all was measured.
+    ///
+    /// # Errors
+    /// Names what was not.
+    pub(crate) fn complete(&self) -> Result<(), String> {
+        let missing = self.figures.iter().filter(|figure| figure.value.is_none());
+        let missing: Vec<_> = missing.map(|figure| figure.name.as_str()).collect();
+        if missing.is_empty() { Ok(()) } else { Err(format!("not measured: {}", missing.join(", "))) }
     }
 
     /// Says what was measured beside Fairmesh, with its version.
@@ -57,11 +111,14 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{:<24} {:>12} {:>10}  reached  note", self.name, "figure", "goal")?;
         for Figure { name, value, goal, note } in &self.figures {
-            let (goal, reached) = match goal {
-                Some(goal) => (format!("≤ {goal}"), if value <= goal { "yes" } else { "no" }),
-                None => (String::new(), ""),
+            let shown = value.map_or("not measured".into(), |value| format!("{value:.3}"));
+            let reached = match goal.zip(*value) {
+                Some((goal, value)) if goal.reached(value) => "yes",
+                Some(_) => "no",
+                None => "",
             };
-            writeln!(f, "{name:<24} {value:>12.3} {goal:>10}  {reached:<7}  {note}")?;
+            let goal = goal.map(|goal| goal.to_string()).unwrap_or_default();
+            writeln!(f, "{name:<24} {shown:>12} {goal:>10}  {reached:<7}  {note}")?;
         }
         for (peer, version) in &self.peers {
             writeln!(f, "beside: {peer} {version}")?;
@@ -113,5 +170,31 @@ mod tests {
         let table = report.to_string();
         assert!(table.lines().any(|line| line.starts_with("ns_10") && line.contains("yes")), "{table}");
         assert!(table.lines().any(|line| line.starts_with("shard_ns") && line.contains("no")), "{table}");
+    }
+
+    #[test]
+    fn a_goal_may_be_missed_on_both_sides() {
+        let reached = |value| {
+            let mut report = Report::new("balance");
+            report.figure_within("ratio", value, (0.9, 1.1), "");
+            report.to_string().contains("yes")
+        };
+        assert_eq!([0.89, 0.9, 1.1, 1.11].map(reached), [false, true, true, false]);
+    }
+
+    #[test]
+    fn what_was_not_measured_is_said_and_is_no_number() {
+        let mut report = Report::new("balance");
+        report.figure("cv", 0.1, None, "");
+        assert_eq!(report.complete(), Ok(()));
+        report.unmeasured("real_cv", "no control groups");
+        assert_eq!(report.complete(), Err("not measured: real_cv".into()));
+        let table = report.to_string();
+        assert!(table.contains("not measured") && table.contains("no control groups"), "{table}");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("balance.json");
+        report.write_json(&path).unwrap();
+        let object: serde_json::Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+        assert!(object["figures"]["real_cv"].is_null() && object["figures"]["cv"].is_f64());
     }
 }

@@ -15,14 +15,14 @@ use super::meter;
 const MOST_UNDER_WAY: usize = 512;
 
 /// One call, checked: the answer must be the payload that was sent.
-pub(super) trait Call: Clone + Send + Sync + 'static {
+pub(crate) trait Call: Clone + Send + Sync + 'static {
     /// Makes it.
     fn call(&self) -> impl Future<Output = Result<(), String>> + Send;
 }
 
 /// What calling as fast as it goes came to.
 #[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
-pub(super) struct Run {
+pub(crate) struct Run {
     /// Calls that were answered.
     pub calls: u64,
     /// How long they took together, on the wall clock.
@@ -33,10 +33,10 @@ pub(super) struct Run {
 
 /// How long calls took: nanoseconds, and how many took so long.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
-pub(super) struct Latencies(pub Vec<(u64, u64)>);
+pub(crate) struct Latencies(pub Vec<(u64, u64)>);
 
 /// `tasks` callers, each of which calls again as soon as it was answered.
-pub(super) async fn closed<C: Call>(call: &C, tasks: usize, length: Duration) -> Result<Run, String> {
+pub(crate) async fn closed<C: Call>(call: &C, tasks: usize, length: Duration) -> Result<Run, String> {
     let (start, cpu) = (Instant::now(), meter::own_cpu());
     let until = start + length;
     let mut callers: JoinSet<Result<u64, String>> = JoinSet::new();
@@ -60,7 +60,7 @@ pub(super) async fn closed<C: Call>(call: &C, tasks: usize, length: Duration) ->
 }
 
 /// `rate` calls a second, each begun when it is due and measured from then, so that a stall cannot hide.
-pub(super) async fn open<C: Call>(call: &C, rate: u64, length: Duration) -> Result<Latencies, String> {
+pub(crate) async fn open<C: Call>(call: &C, rate: u64, length: Duration) -> Result<Latencies, String> {
     let start = Instant::now();
     let mut callers: JoinSet<Result<u64, String>> = JoinSet::new();
     let mut all = histogram();
@@ -94,14 +94,25 @@ pub(super) async fn open<C: Call>(call: &C, rate: u64, length: Duration) -> Resu
     Ok(Latencies(counted.collect()))
 }
 
-impl Latencies {
+/// What latencies come to, in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen {
+    /// Calls that were answered.
+    pub(crate) calls: u64,
+    /// Half of the calls were faster.
+    pub(crate) p50: u64,
+    /// All but one in a hundred were faster.
+    pub(crate) p99: u64,
+}
+
+impl Seen {
     /// Several runs as one.
-    pub(super) fn together(runs: &[Self]) -> Histogram<u64> {
+    pub(crate) fn of(runs: &[Latencies]) -> Self {
         let mut all = histogram();
         for &(latency, count) in runs.iter().flat_map(|run| &run.0) {
             all.saturating_record_n(latency, count);
         }
-        all
+        Self { calls: all.len(), p50: all.value_at_quantile(0.5), p99: all.value_at_quantile(0.99) }
     }
 }
 

@@ -20,7 +20,7 @@ const MEMORY: (&str, &str) =
 
 /// A process that answers each line of its input with one of its output. Dropping it kills it.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(crate) struct Part {
     name: String,
     to: ChildStdin,
     from: Lines<BufReader<ChildStdout>>,
@@ -29,7 +29,7 @@ pub(super) struct Part {
 
 impl Part {
     /// Starts it and waits for its first line, which it writes when it is ready.
-    pub(super) async fn start(dir: &Path, args: &[&str]) -> Result<(Self, String), String> {
+    pub(crate) async fn start(dir: &Path, args: &[&str]) -> Result<(Self, String), String> {
         let name = args.join(" ");
         let failed = |e: std::io::Error| format!("cannot start part '{}': {e}", args.join(" "));
         let binary = std::env::current_exe().map_err(failed)?;
@@ -53,17 +53,17 @@ impl Part {
     }
 
     /// Closed-loop load for a while.
-    pub(super) async fn closed(&mut self, tasks: usize, length: Duration) -> Result<Run, String> {
+    pub(crate) async fn closed(&mut self, tasks: usize, length: Duration) -> Result<Run, String> {
         self.run(format!("closed {} {tasks}", length.as_millis()), length).await
     }
 
     /// Open-loop load for a while.
-    pub(super) async fn open(&mut self, rate: u64, length: Duration) -> Result<Latencies, String> {
+    pub(crate) async fn open(&mut self, rate: u64, length: Duration) -> Result<Latencies, String> {
         self.run(format!("open {} {rate}", length.as_millis()), length).await
     }
 
     /// The CPU time that the process has used, in nanoseconds.
-    pub(super) async fn cpu_ns(&mut self) -> Result<u64, String> {
+    pub(crate) async fn cpu_ns(&mut self) -> Result<u64, String> {
         let answer = self.ask("cpu".into(), Duration::ZERO).await?;
         answer.parse().map_err(|_| format!("part '{}' said '{answer}' for its CPU time", self.name))
     }

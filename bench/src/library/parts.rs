@@ -18,6 +18,7 @@ use super::{
 };
 
 mod servers;
+pub(crate) mod work;
 
 /// The generated types of the benchmarks' protocol.
 #[allow(
@@ -64,6 +65,10 @@ enum PartKind {
         #[arg(long, value_delimiter = ',')]
         servers: Vec<SocketAddr>,
     },
+    /// A server that works for its answers under a CPU quota.
+    Worker(work::WorkerArgs),
+    /// Clients of workers that do as they are told on standard input.
+    Callers(work::CallersArgs),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -89,7 +94,8 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// Is one part until its input ends.
 pub(crate) fn run_part(args: PartArgs) -> Result<(), BoxError> {
     match args.part {
-        PartKind::Mesh => {}
+        // Workers are kept short by quotas, wherever they run.
+        PartKind::Mesh | PartKind::Worker(_) | PartKind::Callers(_) => {}
         PartKind::Client { .. } => cores::keep_to(0)?,
         PartKind::Servers { .. } => cores::keep_to(1)?,
     }
@@ -117,6 +123,8 @@ async fn be(args: PartArgs) -> Result<(), BoxError> {
         PartKind::Client { kind: Kind::Fixed, protocol: Protocol::Grpc, payload, servers } => {
             obey(GrpcCall::new(fixed::Http2::connect(&servers).await?, payload)).await
         }
+        PartKind::Worker(worker) => work::serve(worker, agent).await,
+        PartKind::Callers(callers) => work::call(callers, agent).await,
     }
 }
 

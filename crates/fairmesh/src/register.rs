@@ -167,7 +167,7 @@ impl Watch {
         let software = format!("register {} {}", registration.service, registration.instance);
         let link = Arc::new(Link::new(self.plan.addresses.clone(), software));
         if let Some(pid) = self.child.as_ref().and_then(Child::pid) {
-            let mut cpu = Cpu::of(pid);
+            let cpu = Cpu::of(pid);
             cpu.read();
             say(format_args!("its CPU is measured by {}", cpu.how()));
             self.usage = Some(UsageReports::of_program(Arc::clone(&link), registration.clone(), cpu));

@@ -30,7 +30,7 @@ use super::{
 /// Servers of one service.
 const COUNT: usize = 10;
 
-/// Runs a control plane and an agent until its input ends.
+/// Runs a control plane and an agent until its input ends; prints where the control plane is reached.
 pub(super) async fn mesh(dir: &Path, agent: Address) -> Result<(), BoxError> {
     let grpc = free_port()?;
     let control = ControlConfig {
@@ -49,7 +49,7 @@ pub(super) async fn mesh(dir: &Path, agent: Address) -> Result<(), BoxError> {
     };
     let control = tokio::spawn(fairmesh_control::run(control, std::future::pending()));
     let agent = tokio::spawn(fairmesh_agent::run(agent, std::future::pending()));
-    println!("ready");
+    println!("{grpc}");
     tokio::select! {
         ended = control => Err(format!("the control plane ended: {:?}", ended?).into()),
         ended = agent => Err(format!("the agent ended: {:?}", ended?).into()),

@@ -14,7 +14,7 @@ use tokio::{
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{
-    DEFAULT_LEASE, HookResult, Inner, Lease, Link, Registration, SHARDS_AWARE, SHARDS_LABEL, Server,
+    Cpu, DEFAULT_LEASE, HookResult, Inner, Lease, Link, Registration, SHARDS_AWARE, SHARDS_LABEL, Server,
     ServerLayer, ShardHooks, Standing, UsageReports, drain::Phase, drain_deadline, meter::CpuMeter,
     registry_addresses, shards,
 };
@@ -176,9 +176,9 @@ impl ServerBuilder {
         };
         let lease = Arc::new(Lease::keep(Arc::clone(&link), registration.clone(), state));
         let layer = ServerLayer::default();
-        let meter = CpuMeter::start(Arc::clone(&layer.shared.load));
-        let usage =
-            UsageReports::of_server(Arc::clone(&link), registration.clone(), Arc::clone(&layer.shared.load));
+        let (cpu, load) = (Cpu::of_this_program(), &layer.shared.load);
+        let meter = CpuMeter::start(cpu.clone(), Arc::clone(load));
+        let usage = UsageReports::of_server(Arc::clone(&link), registration.clone(), cpu, Arc::clone(load));
         let watching = shards::Watching {
             link,
             lease: Arc::clone(&lease),

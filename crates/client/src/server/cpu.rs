@@ -4,32 +4,50 @@
 //! it but those who started the program and those whom it started; where several servers share one (a login, a
 //! supervisor in a container), what the cgroup uses would be counted once for each. Asking every owner which of the two
 //! holds was rejected: the process table says it.
+//!
+//! What it may use is looked up by itself, whoever else is in the same cgroup: a quota holds all the same, and with version
+//! 1 the group that limits need not be the one that counts.
 
 mod cgroup;
 mod process;
 
-use std::{path::PathBuf, thread::available_parallelism};
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
-use cgroup::Cgroup;
+use tokio::time::Instant;
+
+use cgroup::{Cgroup, Limits};
 
 /// What counters say of a program's CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuTime {
-    /// CPU time ever used, in microseconds; only comparable while `begins_anew` is not said.
+    /// When it was read.
+    pub at: Instant,
+    /// CPU time ever used, in microseconds; only comparable within an epoch.
     pub used_us: u64,
     /// How much it may use at once, in thousandths of a core.
     pub limit_millicores: u32,
-    /// This is counted in another way than the time before.
-    pub begins_anew: bool,
+    /// Another number than before where it is counted in another way than before.
+    pub epoch: u32,
 }
 
-/// Measures one program: this one, or one that was started. Reads files, which takes well below a millisecond.
-#[derive(Debug)]
+/// Measures one program: this one, or one that was started. Reads files, which takes well below a millisecond. Clones
+/// measure it in the same way.
+#[derive(Clone, Debug)]
 pub struct Cpu {
+    reader: Arc<Mutex<Reader>>,
+}
+
+#[derive(Debug)]
+struct Reader {
     /// Where `/proc` is.
     proc: PathBuf,
     pid: u32,
     source: Option<Source>,
+    limits: Limits,
+    epoch: u32,
     how: String,
 }
 
@@ -51,44 +69,62 @@ impl Cpu {
     }
 
     fn within(proc: PathBuf, pid: u32) -> Self {
-        Self { proc, pid, source: None, how: String::new() }
+        let reader =
+            Reader { proc, pid, source: None, limits: Limits::default(), epoch: 0, how: String::new() };
+        Self { reader: Arc::new(Mutex::new(reader)) }
     }
 
     /// Reads the counters; `None` where the system shows none, and when the program has ended.
-    pub fn read(&mut self) -> Option<CpuTime> {
-        let begins_anew = self.settle();
-        let (used_us, quota) = match self.source.as_ref()? {
-            Source::Cgroup(cgroup) => (cgroup.used_us()?, cgroup.limit_millicores()),
-            Source::Processes => (process::used_us(&self.proc, self.pid)?, None),
-        };
-        let machine = machine_millicores();
-        let limit_millicores = quota.map_or(machine, |quota| quota.min(machine));
-        Some(CpuTime { used_us, limit_millicores, begins_anew })
+    pub fn read(&self) -> Option<CpuTime> {
+        self.reader().read()
     }
 
     /// How it is measured, and why so, for people; known from the first reading on.
-    pub fn how(&self) -> &str {
-        &self.how
+    pub fn how(&self) -> String {
+        self.reader().how.clone()
     }
 
-    /// Chooses what to read; whether that is another thing than before.
-    fn settle(&mut self) -> bool {
+    fn reader(&self) -> MutexGuard<'_, Reader> {
+        // Each field is whole at any moment.
+        self.reader.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Reader {
+    fn read(&mut self) -> Option<CpuTime> {
+        self.settle();
+        let used_us = match self.source.as_ref()? {
+            Source::Cgroup(cgroup) => cgroup.used_us()?,
+            Source::Processes => process::used_us(&self.proc, self.pid)?,
+        };
+        // At once: a program that is throttled may be stopped for most of a period before its next step.
+        let at = Instant::now();
+        let cores = process::cores(&self.proc, self.pid);
+        let limit_millicores = self.limits.millicores().unwrap_or(u32::MAX).min(cores.saturating_mul(1000));
+        Some(CpuTime { at, used_us, limit_millicores, epoch: self.epoch })
+    }
+
+    /// Chooses what to read.
+    fn settle(&mut self) {
         const SHARED: &str = "other programs run in its cgroup";
         match &self.source {
-            Some(Source::Processes) => return false,
-            Some(Source::Cgroup(cgroup)) if !self.is_shared(cgroup) => return false,
+            Some(Source::Processes) => return,
+            Some(Source::Cgroup(cgroup)) if !self.is_shared(cgroup) => return,
             Some(Source::Cgroup(_)) => self.use_processes(SHARED),
-            None => match Cgroup::find(&self.proc, self.pid) {
-                Ok(cgroup) if self.is_shared(&cgroup) => self.use_processes(SHARED),
-                Ok(cgroup) => {
-                    self.how = format!("cgroup {cgroup}");
-                    self.source = Some(Source::Cgroup(cgroup));
+            None => {
+                self.limits = Limits::find(&self.proc, self.pid);
+                match Cgroup::find(&self.proc, self.pid) {
+                    Ok(cgroup) if self.is_shared(&cgroup) => self.use_processes(SHARED),
+                    Ok(cgroup) => {
+                        self.how = format!("cgroup {cgroup}");
+                        self.source = Some(Source::Cgroup(cgroup));
+                    }
+                    Err(reason) => self.use_processes(&reason),
                 }
-                Err(reason) => self.use_processes(&reason),
-            },
+            }
         }
+        self.epoch = self.epoch.wrapping_add(1);
         tracing::info!(how = self.how, "the program's CPU is measured");
-        true
     }
 
     fn is_shared(&self, cgroup: &Cgroup) -> bool {
@@ -97,17 +133,17 @@ impl Cpu {
 
     /// For good: a cgroup in which somebody else was seen once is never taken for the program's own again.
     fn use_processes(&mut self, reason: &str) {
-        let cores = machine_millicores() / 1000;
-        self.how =
-            format!("its processes, against all {cores} cores that it may use on this machine: {reason}");
+        self.how = match self.limits.millicores() {
+            Some(quota) => {
+                format!("its processes, against the quota of {quota} thousandths of a core: {reason}")
+            }
+            None => {
+                let cores = process::cores(&self.proc, self.pid);
+                format!("its processes, against all {cores} cores that it may use on this machine: {reason}")
+            }
+        };
         self.source = Some(Source::Processes);
     }
-}
-
-/// What this machine has, as far as this program may use it.
-fn machine_millicores() -> u32 {
-    let cores = available_parallelism().map_or(1, usize::from);
-    u32::try_from(cores).unwrap_or(u32::MAX).saturating_mul(1000)
 }
 
 #[cfg(test)]

@@ -33,6 +33,8 @@ struct Reporter {
     link: Arc<Link>,
     registration: Registration,
     cpu: Cpu,
+    /// Of the last reading.
+    epoch: Option<u32>,
     calls: Option<Calls>,
     minutes: Minutes,
     began: Instant,
@@ -55,14 +57,15 @@ impl UsageReports {
     }
 
     /// The same for this program, with the calls that its layer counts.
-    pub(super) fn of_server(link: Arc<Link>, registration: Registration, load: Arc<Load>) -> Self {
+    pub(super) fn of_server(link: Arc<Link>, registration: Registration, cpu: Cpu, load: Arc<Load>) -> Self {
         let calls = Calls { seen: load.begun(), load, total: 0 };
-        Self::start(link, registration, Cpu::of_this_program(), Some(calls))
+        Self::start(link, registration, cpu, Some(calls))
     }
 
     fn start(link: Arc<Link>, registration: Registration, cpu: Cpu, calls: Option<Calls>) -> Self {
         let (place, minutes) = (registration.location.clone(), Minutes::default());
-        let reporter = Reporter { link, registration, cpu, calls, minutes, began: Instant::now(), place };
+        let began = Instant::now();
+        let reporter = Reporter { link, registration, cpu, epoch: None, calls, minutes, began, place };
         Self { _task: AbortOnDropHandle::new(tokio::spawn(reporter.run())) }
     }
 }
@@ -85,7 +88,7 @@ impl Reporter {
 
     fn read(mut self) -> Self {
         let Some(time) = self.cpu.read() else { return self };
-        if time.begins_anew {
+        if self.epoch.replace(time.epoch) != Some(time.epoch) {
             self.minutes.begin_anew();
         }
         let reading = Reading {
@@ -93,7 +96,8 @@ impl Reporter {
             limit_millicores: time.limit_millicores,
             requests: self.calls.as_mut().map_or(0, Calls::total),
         };
-        self.minutes.read(Moment { elapsed_ms: millis(self.began.elapsed()), clock_ms: clock_ms() }, reading);
+        let elapsed_ms = millis(time.at.duration_since(self.began));
+        self.minutes.read(Moment { elapsed_ms, clock_ms: clock_ms() }, reading);
         self
     }
 

@@ -11,8 +11,14 @@ pub(super) struct Cgroup {
     version: Version,
     /// Where its use is counted.
     folder: PathBuf,
-    /// Where its limit stands, and up to where those above it do.
-    limits: Option<(PathBuf, PathBuf)>,
+}
+
+/// The quotas that a program's CPU is held to.
+#[derive(Debug, Default)]
+pub(super) struct Limits {
+    /// By hierarchy, where the program's own stands, and up to where those above it do. A machine may have both versions,
+    /// of which only one limits.
+    folders: Vec<(Version, PathBuf, PathBuf)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,11 +40,7 @@ impl Cgroup {
     /// # Errors
     /// Why there is none to be read, for people.
     pub(super) fn find(proc: &Path, pid: u32) -> Result<Self, String> {
-        let read = |path: PathBuf| {
-            fs::read_to_string(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))
-        };
-        let memberships = read(proc.join(pid.to_string()).join("cgroup"))?;
-        let mounts = read(proc.join("self/mountinfo"))?;
+        let (memberships, mounts) = tables(proc, pid)?;
         find_v2(&memberships, &mounts)
             .or_else(|| find_v1(&memberships, &mounts))
             .ok_or_else(|| "neither cgroup v2 (cpu.stat) nor v1 (cpuacct.usage) shows one of its own".into())
@@ -57,13 +59,6 @@ impl Cgroup {
         }
     }
 
-    /// The least quota of it and those above it, in thousandths of a core; `None` where there is none.
-    pub(super) fn limit_millicores(&self) -> Option<u32> {
-        let (own, top) = self.limits.as_ref()?;
-        let folders = own.ancestors().take_while(|folder| folder.starts_with(top));
-        folders.filter_map(|folder| quota(self.version, folder)).min()
-    }
-
     /// The processes in it.
     pub(super) fn members(&self) -> Vec<u32> {
         let text = fs::read_to_string(self.folder.join("cgroup.procs")).unwrap_or_default();
@@ -71,31 +66,65 @@ impl Cgroup {
     }
 }
 
+impl Limits {
+    /// Where quotas of a process stand, whether there are any or not.
+    pub(super) fn find(proc: &Path, pid: u32) -> Self {
+        let Ok((memberships, mounts)) = tables(proc, pid) else { return Self::default() };
+        let v2 = unified(&memberships, &mounts).map(|(own, top)| (Version::V2, own, top));
+        let v1 = controller("cpu", &memberships, &mounts).map(|(own, top)| (Version::V1, own, top));
+        Self { folders: v2.into_iter().chain(v1).collect() }
+    }
+
+    /// The least quota of its own group and those above it, in thousandths of a core; `None` where there is none.
+    pub(super) fn millicores(&self) -> Option<u32> {
+        let quotas = self.folders.iter().flat_map(|(version, own, top)| {
+            let folders = own.ancestors().take_while(move |folder| folder.starts_with(top));
+            folders.filter_map(|folder| quota(*version, folder))
+        });
+        quotas.min()
+    }
+}
+
+/// Which groups a process is in, and where hierarchies are mounted.
+fn tables(proc: &Path, pid: u32) -> Result<(String, String), String> {
+    let read = |path: PathBuf| {
+        fs::read_to_string(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))
+    };
+    Ok((read(proc.join(pid.to_string()).join("cgroup"))?, read(proc.join("self/mountinfo"))?))
+}
+
 fn find_v2(memberships: &str, mounts: &str) -> Option<Cgroup> {
-    let path = memberships.lines().find_map(|line| line.strip_prefix("0::"))?;
-    let mount = mount(mounts, |kind, _| kind == "cgroup2")?;
-    let folder = mount.folder(path)?;
+    let (folder, _) = unified(memberships, mounts)?;
     // The root has no events: it cannot be emptied.
     let own = folder.join("cgroup.events").exists();
-    let found = Cgroup { version: Version::V2, limits: Some((folder.clone(), mount.at)), folder };
+    let found = Cgroup { version: Version::V2, folder };
     (own && found.used_us().is_some()).then_some(found)
 }
 
 fn find_v1(memberships: &str, mounts: &str) -> Option<Cgroup> {
-    let of = |controller: &'static str| {
-        let has = move |names: &str| names.split(',').any(|name| name == controller);
-        let path = memberships.lines().find_map(|line| {
-            let (names, path) = line.split_once(':')?.1.split_once(':')?;
-            has(names).then_some(path)
-        })?;
-        let mount = mount(mounts, |kind, options| kind == "cgroup" && has(options))?;
-        Some((mount.folder(path)?, mount.at))
-    };
-    let (folder, _) = of("cpuacct")?;
+    let (folder, _) = controller("cpuacct", memberships, mounts)?;
     // Only the root of a hierarchy names whom to call when a group is empty.
     let own = !folder.join("release_agent").exists();
-    let found = Cgroup { version: Version::V1, folder, limits: of("cpu") };
+    let found = Cgroup { version: Version::V1, folder };
     (own && found.used_us().is_some()).then_some(found)
+}
+
+/// The group in the hierarchy of version 2, and where that is mounted.
+fn unified(memberships: &str, mounts: &str) -> Option<(PathBuf, PathBuf)> {
+    let path = memberships.lines().find_map(|line| line.strip_prefix("0::"))?;
+    let mount = mount(mounts, |kind, _| kind == "cgroup2")?;
+    Some((mount.folder(path)?, mount.at))
+}
+
+/// The group in the hierarchy of version 1 that has a controller, and where that is mounted.
+fn controller(name: &str, memberships: &str, mounts: &str) -> Option<(PathBuf, PathBuf)> {
+    let has = |names: &str| names.split(',').any(|other| other == name);
+    let path = memberships.lines().find_map(|line| {
+        let (names, path) = line.split_once(':')?.1.split_once(':')?;
+        has(names).then_some(path)
+    })?;
+    let mount = mount(mounts, |kind, options| kind == "cgroup" && has(options))?;
+    Some((mount.folder(path)?, mount.at))
 }
 
 /// Finds a mount by its kind and the options of its file system; see proc(5) for the form of a line.

@@ -1,6 +1,6 @@
 //! Processes as `/proc` shows them.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{collections::BTreeSet, fs, ops::RangeInclusive, path::Path, thread::available_parallelism};
 
 /// How many microseconds a clock tick has: Linux counts a hundred a second for programs, whatever its own timer does.
 const TICK_US: u64 = 10_000;
@@ -31,6 +31,26 @@ pub(super) fn used_us(proc: &Path, pid: u32) -> Option<u64> {
         }
     }
     Some(ticks * TICK_US)
+}
+
+/// On how many cores a process may run. What the standard library finds stands in only where the system does not say: it
+/// takes off quotas, rounded down to whole cores, so that one and a half would count as one.
+pub(super) fn cores(proc: &Path, pid: u32) -> u32 {
+    let status = fs::read_to_string(proc.join(pid.to_string()).join("status")).unwrap_or_default();
+    let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    let ranges: Vec<_> = allowed.unwrap_or_default().trim().split(',').filter_map(range).collect();
+    // Those that a machine could have are allowed as well as those that it has.
+    let stat = fs::read_to_string(proc.join("stat")).unwrap_or_default();
+    let online = stat.lines().filter_map(|line| line.strip_prefix("cpu")?.split(' ').next()?.parse().ok());
+    let cores = online.filter(|core: &u32| ranges.iter().any(|range| range.contains(core))).count();
+    let cores = if cores > 0 { cores } else { available_parallelism().map_or(1, usize::from) };
+    u32::try_from(cores).unwrap_or(u32::MAX)
+}
+
+/// `3` or `0-7`.
+fn range(text: &str) -> Option<RangeInclusive<u32>> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    Some(first.parse().ok()?..=last.parse().ok()?)
 }
 
 /// Whether any of these is neither an ancestor nor a descendant of the process, nor itself.

@@ -12,6 +12,13 @@ impl Machine {
         Self(tempfile::tempdir().unwrap())
     }
 
+    /// Cores that it has, and those that a process may use.
+    fn cores(&self, online: u32, pid: u32, allowed: &str) -> &Self {
+        let lines: String = (0..online).map(|core| format!("cpu{core} 9 9 9\n")).collect();
+        self.file("proc/stat", &format!("cpu  9 9 9\n{lines}intr 7 7\n"));
+        self.file(&format!("proc/{pid}/status"), &format!("Name:\ta\nCpus_allowed_list:\t{allowed}\n"))
+    }
+
     fn file(&self, path: &str, text: &str) -> &Self {
         let path = self.0.path().join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -41,9 +48,9 @@ impl Machine {
     }
 }
 
-fn used(cpu: &mut Cpu) -> (u64, bool) {
+fn used(cpu: &Cpu) -> (u64, u32) {
     let time = cpu.read().unwrap();
-    (time.used_us, time.begins_anew)
+    (time.used_us, time.epoch)
 }
 
 #[test]
@@ -82,6 +89,41 @@ fn version_1_counts_in_nanoseconds_and_takes_the_quota_of_another_controller() {
 }
 
 #[test]
+fn a_quota_holds_for_whoever_is_under_it_whatever_counts_its_use() {
+    let machine = Machine::new();
+    machine
+        .mounted(&[("/", "cgroup", "cpuacct"), ("/", "cgroup", "cpu"), ("/", "cgroup2", "v2")])
+        .cores(8, 7, "0-7")
+        .process((7, 1), 5, 0, "")
+        .process((9, 1), 1, 0, "")
+        .file("proc/7/cgroup", "2:cpuacct:/\n1:cpu:/shop/cart\n0::/cart\n")
+        .file("sys/cpuacct/release_agent", "\n")
+        .file("sys/cpu/shop/cpu.cfs_quota_us", "150000\n")
+        .file("sys/cpu/shop/cpu.cfs_period_us", "100000\n")
+        .file("sys/cpu/shop/cart/cpu.cfs_quota_us", "-1\n")
+        .file("sys/cpu/shop/cart/cpu.cfs_period_us", "100000\n");
+    let cpu = machine.cpu(7);
+    let time = cpu.read().unwrap();
+    assert_eq!(
+        (time.used_us, time.limit_millicores),
+        (60_000, 1500),
+        "one and a half cores are not rounded to one"
+    );
+    assert_eq!(
+        cpu.how().split(": ").next(),
+        Some("its processes, against the quota of 1500 thousandths of a core")
+    );
+
+    machine.file("sys/v2/cart/cgroup.events", "").file("sys/v2/cart/cpu.stat", "usage_usec 77\n");
+    let time = machine.cpu(7).read().unwrap();
+    assert_eq!((time.used_us, time.limit_millicores), (77, 1500), "version 2 counts, version 1 limits");
+
+    machine.file("sys/v2/cart/cgroup.procs", "7\n9\n").file("sys/v2/cart/cpu.max", "50000 100000\n");
+    let time = machine.cpu(7).read().unwrap();
+    assert_eq!((time.used_us, time.limit_millicores), (60_000, 500), "shared, and held to the least of both");
+}
+
+#[test]
 fn a_container_that_knows_its_path_on_the_host_only_finds_its_own_group() {
     let machine = Machine::new();
     machine
@@ -102,10 +144,14 @@ fn the_root_of_the_machine_is_nobodys_own() {
         .file("proc/7/cgroup", "2:cpuacct:/\n0::/\n")
         .file("sys/cpuacct/cpuacct.usage", "999000000\n")
         .file("sys/cpuacct/release_agent", "\n")
+        .cores(4, 7, "0,2-7")
         .file("sys/v2/cpu.stat", "usage_usec 999000\n");
     let time = machine.cpu(7).read().unwrap();
     assert_eq!(time.used_us, 60_000, "five ticks of user time and one of the system's");
-    assert_eq!(time.limit_millicores, machine_millicores());
+    assert_eq!(
+        time.limit_millicores, 3000,
+        "of eight possible cores four are there, and it may not use one of them"
+    );
 }
 
 #[test]
@@ -121,40 +167,40 @@ fn a_cgroup_that_siblings_share_is_given_up_for_good() {
         .file("sys/v2/pod/cgroup.events", "")
         .file("sys/v2/pod/cpu.stat", "usage_usec 500\n")
         .file("sys/v2/pod/cgroup.procs", "1\n7\n8\n77\n");
-    let mut cpu = machine.cpu(7);
+    let cpu = machine.cpu(7);
     assert_eq!(
-        used(&mut cpu),
-        (500, true),
+        used(&cpu),
+        (500, 1),
         "whoever started it, whom it started and who has ended are no strangers"
     );
-    assert_eq!(used(&mut cpu), (500, false));
+    assert_eq!(used(&cpu), (500, 1));
     assert!(cpu.how().ends_with("pod (v2)"), "{}", cpu.how());
     machine.file("sys/v2/pod/cgroup.procs", "1\n7\n8\n9\n");
-    assert_eq!(used(&mut cpu), (80_000, true));
+    assert_eq!(used(&cpu), (80_000, 2));
     assert!(
         cpu.how().starts_with("its processes") && cpu.how().ends_with("other programs run in its cgroup")
     );
     machine.file("sys/v2/pod/cgroup.procs", "1\n7\n8\n");
-    assert_eq!(used(&mut cpu), (80_000, false));
+    assert_eq!(used(&cpu), (80_000, 2));
 }
 
 #[test]
 fn a_family_of_processes_loses_nothing_when_a_child_ends() {
     let machine = Machine::new();
     machine.mounted(&[]).file("proc/7/cgroup", "").process((7, 1), 9, 0, "8").process((8, 7), 19, 0, "");
-    let mut cpu = machine.cpu(7);
-    assert_eq!(used(&mut cpu).0, 300_000);
+    let cpu = machine.cpu(7);
+    assert_eq!(used(&cpu).0, 300_000);
     // Its parent has waited for it.
     fs::remove_dir_all(machine.0.path().join("proc/8")).unwrap();
     machine.process((7, 1), 9, 20, "");
-    assert_eq!(used(&mut cpu).0, 300_000);
+    assert_eq!(used(&cpu).0, 300_000);
     fs::remove_dir_all(machine.0.path().join("proc/7")).unwrap();
     assert_eq!(cpu.read(), None);
 }
 
 #[test]
 fn this_process_is_measured_on_the_real_system() {
-    let mut cpu = Cpu::of_this_program();
+    let cpu = Cpu::of_this_program();
     let before = cpu.read().unwrap();
     let spent = || {
         let mut word = 1u64;
