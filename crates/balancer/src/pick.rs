@@ -97,7 +97,8 @@ pub fn pick<W: Witness>(
 ) -> Option<Standing> {
     match contest.terms.policy {
         BalancingPolicy::Score | BalancingPolicy::BoundedHash => contest.duel(group, random, witness),
-        // These are for special cases: each looks through all, whom it may have to avoid, before anything else.
+        // Whether this is a panic shows before the draw, so that all of these say so alike; it costs a look at all, though
+        // only while failures are held against any.
         _ if contest.panics(group) => {
             pick_unalarmed(group, &Contest { panic: true, ..*contest }, random, witness)
         }
@@ -188,7 +189,13 @@ impl Contest<'_> {
     }
 
     /// Whether more of the group are avoided for how they answer than the rule allows.
+    #[inline]
     fn panics(&self, group: &Group<'_>) -> bool {
+        self.slots.is_troubled() && self.panics_over(group)
+    }
+
+    #[cold]
+    fn panics_over(&self, group: &Group<'_>) -> bool {
         let troubled = group
             .indices()
             .iter()

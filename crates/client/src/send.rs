@@ -19,6 +19,7 @@ use crate::{
     body::{Attempt, Body},
     core::{Call, Ending, Moment, Next, Start, Subscription, Undecided, View, nanos, no_view},
     mesh::Shared,
+    poll,
     service::Handle,
     stats::count,
     trace::Trace,
@@ -105,6 +106,8 @@ async fn tries(
     let deadline = mesh.clock.instant(call.deadline());
     loop {
         let line = decide(terms, call, &mut now).await?;
+        // Claimed as it begins: the one that happened to end first would speak for short ones only.
+        let is_surveyed = call.target().claims_survey(now, poll::EVERY);
         count(&mesh.counters.tries);
         if let Some(request) = slot {
             request.left = call.left(now);
@@ -115,6 +118,9 @@ async fn tries(
         line.answered(matches!(sent, Ok(Ok(_))), now, mesh.clock);
         let (ending, answer) = judge(sent, slot.is_some(), terms, call, &line);
         terms.trace(line.target(), now, &answer);
+        if is_surveyed && ending == Ending::Answered {
+            poll::survey(mesh, call.target(), &line, now);
+        }
         let again = slot.is_some() || copy.is_some();
         let next = match again || ending == Ending::Late {
             true => call.finish(ending, mesh.seed()),
