@@ -177,10 +177,10 @@ impl Slots {
         *self.rule.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether failures are held against any endpoint.
+    /// How many endpoints failures are held against.
     #[inline]
-    pub(crate) fn is_troubled(&self) -> bool {
-        self.troubled.load(Relaxed) != 0
+    pub(crate) fn troubled(&self) -> u32 {
+        self.troubled.load(Relaxed)
     }
 
     /// Whether nothing is under way at `index`.

@@ -35,7 +35,7 @@ pub(crate) use self::{
 };
 use crate::{
     BoxError,
-    core::{Clock, Lane, nanos},
+    core::{Clock, Lane},
     socket,
     stats::Counters,
 };
@@ -130,11 +130,9 @@ impl Line {
     }
 
     async fn connect(&self) -> Result<TcpStream, SendError> {
-        let begun = Instant::now();
         let connected = tokio::time::timeout(CONNECT_TIMEOUT, self.dial()).await;
         let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection within 2 s");
         let stream = connected.unwrap_or_else(|_| Err(late())).map_err(SendError::Unreachable)?;
-        self.asked.took(nanos(begun.elapsed()));
         socket::prepare(&stream);
         if self.multiplexed {
             socket::limit_silence(&stream);
