@@ -55,9 +55,22 @@ struct Survey<'a> {
     now: u64,
 }
 
+/// What follows an answered try that began then, where it is one of those that are followed by a survey.
+#[inline]
+pub(crate) fn follow(
+    surveyed: Option<u64>,
+    mesh: &Shared,
+    service: &Arc<Subscription<Arc<Line>>>,
+    line: &Line,
+) {
+    if let Some(began) = surveyed {
+        survey(mesh, service, line, began);
+    }
+}
+
 /// Looks in a task of its own at the endpoints of a service, after a try that took from `began` until now for its answer.
 #[cold]
-pub(crate) fn survey(mesh: &Shared, service: &Arc<Subscription<Arc<Line>>>, line: &Line, began: u64) {
+fn survey(mesh: &Shared, service: &Arc<Subscription<Arc<Line>>>, line: &Line, began: u64) {
     let clock = mesh.clock;
     let now = clock.now();
     let work = service.worked((now - began).saturating_sub(line.asked().round_trip(now)));

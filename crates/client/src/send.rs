@@ -107,7 +107,7 @@ async fn tries(
     loop {
         let line = decide(terms, call, &mut now).await?;
         // Claimed as it begins: the one that happened to end first would speak for short ones only.
-        let is_surveyed = call.target().claims_survey(now, poll::EVERY);
+        let surveyed = call.target().claims_survey(now, poll::EVERY).then_some(now);
         count(&mesh.counters.tries);
         if let Some(request) = slot {
             request.left = call.left(now);
@@ -118,11 +118,8 @@ async fn tries(
         line.answered(matches!(sent, Ok(Ok(_))), now, mesh.clock);
         let (ending, answer) = judge(sent, slot.is_some(), terms, call, &line);
         terms.trace(line.target(), now, &answer);
-        if is_surveyed && ending == Ending::Answered {
-            poll::survey(mesh, call.target(), &line, now);
-        }
-        let again = slot.is_some() || copy.is_some();
-        let next = match again || ending == Ending::Late {
+        poll::follow(surveyed.filter(|_| ending == Ending::Answered), mesh, call.target(), &line);
+        let next = match slot.is_some() || copy.is_some() || ending == Ending::Late {
             true => call.finish(ending, mesh.seed()),
             false => {
                 call.end(ending);
