@@ -4,6 +4,7 @@
 //! server layer; the peer picks at random among hard-coded addresses on the same hyper stack, and its servers carry
 //! nothing. CPU is that of the client and the server processes together, per call.
 
+mod cores;
 mod fixed;
 mod load;
 mod meter;
@@ -13,13 +14,16 @@ mod parts;
 use std::{error::Error, path::Path, time::Duration};
 
 pub(crate) use self::parts::{PartArgs, run_part};
-use self::{load::Run, part::Part};
+use self::{load::Latencies, part::Part};
 use crate::report::Report;
 
 /// Payload sizes in bytes, the same there and back.
 const PAYLOADS: [usize; 3] = [600, 5_500, 55_000];
 /// Callers that call again as soon as they were answered.
 const TASKS: usize = 16;
+/// For so long one side is asked before the other has its turn: short enough that where a machine is held up for a while, it
+/// is for both alike.
+const SLICE: Duration = Duration::from_millis(100);
 /// What is spoken.
 const PROTOCOLS: [&str; 2] = ["http1", "grpc"];
 
@@ -75,16 +79,17 @@ impl std::fmt::Display for Case {
 struct Plan {
     rounds: usize,
     closed: Duration,
-    open: Duration,
+    /// Slices of open-loop load a round, each [`SLICE`] long.
+    slices: usize,
 }
 
 impl Plan {
     fn new(quick: bool) -> Self {
         let ms = Duration::from_millis;
         if quick {
-            Self { rounds: 4, closed: ms(500), open: ms(400) }
+            Self { rounds: 4, closed: ms(500), slices: 4 }
         } else {
-            Self { rounds: 9, closed: ms(1500), open: ms(1500) }
+            Self { rounds: 9, closed: ms(1500), slices: 15 }
         }
     }
 }
@@ -221,10 +226,17 @@ async fn case(
 }
 
 /// One round of open-loop runs: the peer, the candidate, and the peer again.
-type Round = [Run; 3];
+type Round = [Seen; 3];
+
+/// Latencies of one side in one round, in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    p50: u64,
+    p99: u64,
+}
 
 /// Which latency of a run.
-type Latency = fn(&Run) -> u64;
+type Latency = fn(&Seen) -> u64;
 
 /// How one round compares.
 type Ratio = fn(&Round, Latency) -> f64;
@@ -232,11 +244,22 @@ type Ratio = fn(&Round, Latency) -> f64;
 async fn latency(ours: &mut Part, theirs: &mut Part, rate: u64, plan: Plan) -> Result<Vec<Round>, String> {
     let mut rounds = Vec::new();
     for _ in 0..plan.rounds {
-        let before = theirs.open(rate, plan.open).await?;
-        let candidate = ours.open(rate, plan.open).await?;
-        rounds.push([before, candidate, theirs.open(rate, plan.open).await?]);
+        let mut sides: [Vec<Latencies>; 3] = Default::default();
+        for _ in 0..plan.slices {
+            sides[0].push(theirs.open(rate, SLICE).await?);
+            sides[1].push(ours.open(rate, SLICE).await?);
+            sides[2].push(theirs.open(rate, SLICE).await?);
+        }
+        rounds.push(sides.map(|slices| Seen::of(&slices)));
     }
     Ok(rounds)
+}
+
+impl Seen {
+    fn of(slices: &[Latencies]) -> Self {
+        let all = Latencies::together(slices);
+        Self { p50: all.value_at_quantile(0.5), p99: all.value_at_quantile(0.99) }
+    }
 }
 
 /// The candidate over the peer before and after it, so that a machine that drifts favours neither.
@@ -266,10 +289,10 @@ fn summary(protocol: &'static str, payload: usize, costs: &[(Cost, Cost)], laten
         }),
         cpu_ratio,
         cpu_spread,
-        p50_ratio: mean(over_peer, |run| run.p50_ns),
-        p99_ratio: mean(over_peer, |run| run.p99_ns),
-        noise_p50: mean(over_itself, |run| run.p50_ns),
-        noise_p99: mean(over_itself, |run| run.p99_ns),
+        p50_ratio: mean(over_peer, |run| run.p50),
+        p99_ratio: mean(over_peer, |run| run.p99),
+        noise_p50: mean(over_itself, |run| run.p50),
+        noise_p99: mean(over_itself, |run| run.p99),
     }
 }
 

@@ -176,8 +176,8 @@ fn one_call(known: &Known, context: &CallContext, at: Moment) -> Option<u32> {
     let request = RequestView { host: "cart", path: "/v1/items", method: "GET", headers: &(), grpc: false };
     let start = Start { now: at.now, limit: None, seed: at.seed };
     let mut call = Call::new(known);
-    call.route(&request, context, start).ok()?;
-    drop(call.decide(context, at).ok()?);
+    let view = call.route(&request, context, start).ok()?;
+    drop(call.decide(view, context, at).ok()?);
     black_box(call.deadline());
     let next = call.finish(Ending::Answered, at.seed);
     let index = call.picked()?.index;

@@ -20,7 +20,7 @@ pub(super) trait Call: Clone + Send + Sync + 'static {
     fn call(&self) -> impl Future<Output = Result<(), String>> + Send;
 }
 
-/// What a run saw. Latencies are in nanoseconds.
+/// What calling as fast as it goes came to.
 #[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
 pub(super) struct Run {
     /// Calls that were answered.
@@ -29,35 +29,39 @@ pub(super) struct Run {
     pub wall_ns: u64,
     /// User and system time of this process.
     pub cpu_ns: u64,
-    /// Half of the calls were faster.
-    pub p50_ns: u64,
-    /// All but one in a hundred were faster.
-    pub p99_ns: u64,
 }
+
+/// How long calls took: nanoseconds, and how many took so long.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+pub(super) struct Latencies(pub Vec<(u64, u64)>);
 
 /// `tasks` callers, each of which calls again as soon as it was answered.
 pub(super) async fn closed<C: Call>(call: &C, tasks: usize, length: Duration) -> Result<Run, String> {
     let (start, cpu) = (Instant::now(), meter::own_cpu());
     let until = start + length;
-    let mut callers = JoinSet::new();
+    let mut callers: JoinSet<Result<u64, String>> = JoinSet::new();
     for _ in 0..tasks {
         let call = call.clone();
         callers.spawn(async move {
-            let mut seen = histogram();
+            let mut calls = 0;
             while Instant::now() < until {
-                let begun = Instant::now();
                 call.call().await?;
-                seen.saturating_record(nanoseconds(begun.elapsed()));
+                calls += 1;
             }
-            Ok(seen)
+            Ok(calls)
         });
     }
-    gather(callers, start, cpu).await
+    let mut calls = 0;
+    while let Some(made) = callers.join_next().await {
+        calls += made.map_err(|e| e.to_string())??;
+    }
+    let cpu_ns = nanoseconds(meter::own_cpu() - cpu);
+    Ok(Run { calls, wall_ns: nanoseconds(start.elapsed()), cpu_ns })
 }
 
 /// `rate` calls a second, each begun when it is due and measured from then, so that a stall cannot hide.
-pub(super) async fn open<C: Call>(call: &C, rate: u64, length: Duration) -> Result<Run, String> {
-    let (start, cpu) = (Instant::now(), meter::own_cpu());
+pub(super) async fn open<C: Call>(call: &C, rate: u64, length: Duration) -> Result<Latencies, String> {
+    let start = Instant::now();
     let mut callers: JoinSet<Result<u64, String>> = JoinSet::new();
     let mut all = histogram();
     let mut take = |seen: Result<Result<u64, String>, JoinError>| {
@@ -86,29 +90,18 @@ pub(super) async fn open<C: Call>(call: &C, rate: u64, length: Duration) -> Resu
     while let Some(seen) = callers.join_next().await {
         take(seen)?;
     }
-    Ok(summary(&all, start, cpu))
+    let counted = all.iter_recorded().map(|seen| (seen.value_iterated_to(), seen.count_at_value()));
+    Ok(Latencies(counted.collect()))
 }
 
-async fn gather(
-    mut callers: JoinSet<Result<Histogram<u64>, String>>,
-    start: Instant,
-    cpu: Duration,
-) -> Result<Run, String> {
-    let mut all = histogram();
-    while let Some(seen) = callers.join_next().await {
-        let seen = seen.map_err(|e| e.to_string())??;
-        all.add(seen).map_err(|e| e.to_string())?;
-    }
-    Ok(summary(&all, start, cpu))
-}
-
-fn summary(all: &Histogram<u64>, start: Instant, cpu: Duration) -> Run {
-    Run {
-        calls: all.len(),
-        wall_ns: nanoseconds(start.elapsed()),
-        cpu_ns: nanoseconds(meter::own_cpu() - cpu),
-        p50_ns: all.value_at_quantile(0.5),
-        p99_ns: all.value_at_quantile(0.99),
+impl Latencies {
+    /// Several runs as one.
+    pub(super) fn together(runs: &[Self]) -> Histogram<u64> {
+        let mut all = histogram();
+        for &(latency, count) in runs.iter().flat_map(|run| &run.0) {
+            all.saturating_record_n(latency, count);
+        }
+        all
     }
 }
 

@@ -2,15 +2,21 @@
 
 use std::{path::Path, process::Stdio, time::Duration};
 
+use serde::de::DeserializeOwned;
 use tokio::{
     io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines},
     process::{Child, ChildStdin, ChildStdout, Command},
 };
 
-use super::load::Run;
+use super::load::{Latencies, Run};
 
 /// How long a part may take to answer one line beyond what it was asked to do.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Memory that was freed stays with the process, on both sides: else whether the allocator gives the top of its heap back after
+/// each large body, and faults it in again for the next, is a matter of luck that outweighs what is to be measured.
+const MEMORY: (&str, &str) =
+    ("GLIBC_TUNABLES", "glibc.malloc.trim_threshold=268435456:glibc.malloc.mmap_threshold=33554432");
 
 /// A process that answers each line of its input with one of its output. Dropping it kills it.
 #[derive(Debug)]
@@ -32,6 +38,7 @@ impl Part {
             .args(args)
             .arg("--dir")
             .arg(dir)
+            .env(MEMORY.0, MEMORY.1)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
@@ -51,7 +58,7 @@ impl Part {
     }
 
     /// Open-loop load for a while.
-    pub(super) async fn open(&mut self, rate: u64, length: Duration) -> Result<Run, String> {
+    pub(super) async fn open(&mut self, rate: u64, length: Duration) -> Result<Latencies, String> {
         self.run(format!("open {} {rate}", length.as_millis()), length).await
     }
 
@@ -61,7 +68,7 @@ impl Part {
         answer.parse().map_err(|_| format!("part '{}' said '{answer}' for its CPU time", self.name))
     }
 
-    async fn run(&mut self, line: String, length: Duration) -> Result<Run, String> {
+    async fn run<T: DeserializeOwned>(&mut self, line: String, length: Duration) -> Result<T, String> {
         let answer = self.ask(line, length).await?;
         serde_json::from_str(&answer).map_err(|_| format!("part '{}': {answer}", self.name))
     }

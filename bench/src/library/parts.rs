@@ -12,7 +12,7 @@ use tokio::io::{AsyncBufReadExt, BufReader, Lines, Stdin};
 use tower::Service;
 
 use super::{
-    fixed,
+    cores, fixed,
     load::{self, Call},
     meter,
 };
@@ -88,6 +88,11 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Is one part until its input ends.
 pub(crate) fn run_part(args: PartArgs) -> Result<(), BoxError> {
+    match args.part {
+        PartKind::Mesh => {}
+        PartKind::Client { .. } => cores::keep_to(0)?,
+        PartKind::Servers { .. } => cores::keep_to(1)?,
+    }
     // One thread each: client and servers share two processors, and a figure per call must not hang on how work wanders.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(be(args))
@@ -122,19 +127,24 @@ async fn obey<C: Call>(call: C) -> Result<(), BoxError> {
     let mut orders = orders();
     while let Some(order) = orders.next_line().await? {
         let words: Vec<&str> = order.split(' ').collect();
-        let run = match words[..] {
+        let done = match words[..] {
             ["closed", ms, tasks] => {
-                load::closed(&call, tasks.parse()?, Duration::from_millis(ms.parse()?)).await
+                let length = Duration::from_millis(ms.parse()?);
+                said(load::closed(&call, tasks.parse()?, length).await)
             }
-            ["open", ms, rate] => load::open(&call, rate.parse()?, Duration::from_millis(ms.parse()?)).await,
-            _ => Err(format!("unknown order '{order}'")),
+            ["open", ms, rate] => {
+                said(load::open(&call, rate.parse()?, Duration::from_millis(ms.parse()?)).await)
+            }
+            _ => format!("unknown order '{order}'"),
         };
-        match run {
-            Ok(run) => println!("{}", serde_json::to_string(&run)?),
-            Err(why) => println!("{why}"),
-        }
+        println!("{done}");
     }
     Ok(())
+}
+
+/// The answer to an order, in a line.
+fn said<T: serde::Serialize>(done: Result<T, String>) -> String {
+    done.and_then(|done| serde_json::to_string(&done).map_err(|e| e.to_string())).unwrap_or_else(|why| why)
 }
 
 fn orders() -> Lines<BufReader<Stdin>> {

@@ -88,7 +88,8 @@ pub trait Witness {
 impl Witness for () {}
 
 /// Picks an endpoint by the contest's rule, or `None` from an empty group.
-#[inline]
+#[inline(always)]
+#[allow(clippy::inline_always, reason = "as for `stand`")]
 pub fn pick<W: Witness>(
     group: &Group<'_>,
     contest: &Contest<'_>,
@@ -156,36 +157,52 @@ impl Contest<'_> {
         reason = "else it comes back through memory, piecemeal, and every pick stalls twice"
     )]
     pub fn stand(&self, index: u32, weight: u32) -> Standing {
-        let mut standing =
-            Standing { index, weight, outstanding: 0, handicap: Handicap::None, panic: self.panic, score: 0 };
-        let Some(slot) = self.slots.slot(index) else { return standing };
+        let Some(slot) = self.slots.slot(index) else {
+            return Standing {
+                index,
+                weight,
+                outstanding: 0,
+                handicap: Handicap::None,
+                panic: self.panic,
+                score: 0,
+            };
+        };
         let load = slot.load();
-        standing.outstanding = slot.calls();
-        standing.score = match self.terms.policy {
+        let score = match self.terms.policy {
             BalancingPolicy::Score | BalancingPolicy::BoundedHash => self.score(slot, load),
             BalancingPolicy::PeakEwma => self.expected_latency(slot, load),
             _ => 0,
         };
-        let penalised = load.troubled && self.penalise(&mut standing);
+        let (penalised, more) = if load.troubled { self.penalty(index) } else { (false, 0) };
         let tried = !self.avoid.is_empty() && self.avoid.contains(&index);
-        standing.handicap = match (tried, penalised) {
+        let handicap = match (tried, penalised) {
             (false, false) => Handicap::None,
             (false, true) => Handicap::Penalised,
             (true, false) => Handicap::Tried,
             (true, true) => Handicap::TriedAndPenalised,
         };
-        standing
+        Standing {
+            index,
+            weight,
+            outstanding: slot.calls(),
+            handicap,
+            panic: self.panic,
+            score: score + more,
+        }
     }
 
-    /// Whether an endpoint with failures is avoided; one that returns from that has a score as if up to one more request
-    /// were there, which falls by and by.
+    /// Whether an endpoint with failures is avoided, and what its score is raised by: one that returns from that counts as if
+    /// up to one more request were there, which falls by and by.
     #[cold]
-    fn penalise(&self, standing: &mut Standing) -> bool {
-        let Some(trouble) = self.slots.trouble(standing.index) else { return false };
-        if self.terms.policy == BalancingPolicy::Score && !self.panic {
-            standing.score += (trouble.missing(self.now) << (SCORE_BITS - 8)).cast_signed();
-        }
-        trouble.until(self.panic) > self.now
+    fn penalty(&self, index: u32) -> (bool, i64) {
+        let Some(trouble) = self.slots.trouble(index) else { return (false, 0) };
+        let more = match self.terms.policy {
+            BalancingPolicy::Score if !self.panic => {
+                (trouble.missing(self.now) << (SCORE_BITS - 8)).cast_signed()
+            }
+            _ => 0,
+        };
+        (trouble.until(self.panic) > self.now, more)
     }
 
     /// Whether more of the group are avoided for how they answer than the rule allows.

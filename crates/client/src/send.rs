@@ -17,7 +17,7 @@ pub(crate) use self::{
 use crate::{
     CallContext, Fault, FaultKind, Retry,
     body::{Attempt, Body},
-    core::{Call, Ending, Moment, Next, Start, Subscription, Undecided, View, nanos, no_view},
+    core::{Call, Ending, Moment, Next, Sight, Start, Subscription, Undecided, View, nanos, no_view},
     mesh::Shared,
     poll,
     service::Handle,
@@ -60,26 +60,26 @@ async fn carry_out(
     }
     let head = Head::new(handle, parts);
     let mut call = Call::new(&handle.subscription);
-    let now = route(handle, &mut call, &head, &context, start).await?;
-    let copy = Copy::of(&head, &body, call.may_be_sent_twice(&context));
+    let (now, view) = route(handle, &mut call, &head, &context, start).await?;
+    let copy = Copy::of(&head, &body, call.may_be_sent_twice(&view, &context));
     let mut slot = Some(Request { head, body, left: Duration::ZERO });
-    tries(terms, now, &mut call, &mut slot, copy).await
+    tries(terms, (now, view), &mut call, &mut slot, copy).await
 }
 
 /// Routes the call, waiting where its service is not known yet; says when that was, so that the first try need not read
-/// the clock again.
+/// the clock again, and what that is decided by.
 async fn route(
     handle: &Handle,
     call: &mut Call<'_, Arc<Line>>,
     head: &Head,
     context: &CallContext,
     start: Start,
-) -> Result<u64, Fault> {
+) -> Result<(u64, Sight<Arc<Line>>), Fault> {
     let headers = HeadersView(&head.headers);
     let mut now = start.now;
     loop {
         match call.route(&head.view(&headers), context, start) {
-            Ok(()) => return Ok(now),
+            Ok(view) => return Ok((now, view)),
             Err(undecided) => {
                 if let Undecided::Fault(fault) = *undecided {
                     return Err(fault);
@@ -96,16 +96,15 @@ async fn route(
 /// Makes tries until one ends the call.
 async fn tries(
     terms: Terms<'_>,
-    mut now: u64,
+    (mut now, view): (u64, Sight<Arc<Line>>),
     call: &mut Call<'_, Arc<Line>>,
     slot: &mut Slot,
     copy: Option<Copy>,
 ) -> Result<Response<Body>, Fault> {
-    let handle = terms.handle;
-    let mesh = &handle.mesh;
+    let mesh = &terms.handle.mesh;
     let deadline = mesh.clock.instant(call.deadline());
+    let mut line = decide(terms, call, view, &mut now).await?;
     loop {
-        let line = decide(terms, call, &mut now).await?;
         // Claimed as it begins: the one that happened to end first would speak for short ones only.
         let surveyed = call.target().claims_survey(now, poll::EVERY).then_some(now);
         count(&mesh.counters.tries);
@@ -151,6 +150,7 @@ async fn tries(
         if slot.is_none() {
             *slot = copy.as_ref().map(Copy::request);
         }
+        line = decide(terms, call, call.look(), &mut now).await?;
     }
 }
 
@@ -188,11 +188,16 @@ pub(crate) async fn ready(
 }
 
 /// Chooses the endpoint of the next try, waiting where its service is not known yet; `now` stays the time.
-async fn decide(terms: Terms<'_>, call: &mut Call<'_, Arc<Line>>, now: &mut u64) -> Result<Arc<Line>, Fault> {
+async fn decide(
+    terms: Terms<'_>,
+    call: &mut Call<'_, Arc<Line>>,
+    mut view: Sight<Arc<Line>>,
+    now: &mut u64,
+) -> Result<Arc<Line>, Fault> {
     let mesh = &terms.handle.mesh;
     loop {
         let at = Moment { clock: mesh.clock, now: *now, seed: mesh.seed() };
-        let undecided = match call.decide(terms.context, at) {
+        let undecided = match call.decide(view, terms.context, at) {
             Ok(chosen) => {
                 if call.picked().is_some_and(|picked| picked.last_resort) {
                     count(&mesh.counters.last_resort);
@@ -215,6 +220,7 @@ async fn decide(terms: Terms<'_>, call: &mut Call<'_, Arc<Line>>, now: &mut u64)
                     return Err(terms.late(call.deadline(), MAYBE));
                 }
                 *now = mesh.clock.now();
+                view = call.look();
             }
         }
     }

@@ -12,7 +12,8 @@ impl Contest<'_> {
     /// its lead: `second.score + fraction of a request drawn < first.score`. So a lead of one request decides, a lead
     /// of a tenth moves a tenth of the calls: small and late differences shift shares smoothly instead of sending
     /// everybody to one endpoint, and where nothing differs, shares are by weight.
-    #[inline]
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "as for `stand`")]
     pub(super) fn duel<W: Witness>(
         &self,
         group: &Group<'_>,
@@ -30,20 +31,21 @@ impl Contest<'_> {
         witness.considered(&a);
         witness.considered(&b);
         if a.handicap.is_penalised() || b.handicap.is_penalised() {
-            return self.alarmed_duel((a, b), group, random, witness);
+            return self.alarmed_duel((first, second), group, random, witness);
         }
-        let winner = self.winner(a, b, random);
+        let winner = if self.takes(&b, &a, random) { b } else { a };
         if winner.handicap == Handicap::None {
             return Some(winner);
         }
         self.duel_of_the_best(group, random, witness)
     }
 
-    /// The same where one of the two is avoided: that may be a panic.
+    /// The same where one of the two positions is avoided: that may be a panic. They are looked at again, since what is handed
+    /// over lies in memory, where every other pick would have to put it as well.
     #[cold]
     fn alarmed_duel<W: Witness>(
         &self,
-        (a, b): (Standing, Standing),
+        (first, second): (usize, usize),
         group: &Group<'_>,
         random: &mut Generator,
         witness: &mut W,
@@ -52,22 +54,24 @@ impl Contest<'_> {
             let unmoved = Contest { panic: true, ..*self };
             return unmoved.duel_of_the_best(group, random, witness);
         }
-        let winner = self.winner(a, b, random);
+        let (a, b) = (self.standing(group, first), self.standing(group, second));
+        let winner = if self.takes(&b, &a, random) { b } else { a };
         match winner.handicap {
             Handicap::None => Some(winner),
             _ => self.duel_of_the_best(group, random, witness),
         }
     }
 
+    /// Whether the second endpoint takes the call from the first. Not the winner itself: picked here, it would be chosen
+    /// between two places in memory and copied from there.
     #[inline]
-    fn winner(&self, a: Standing, b: Standing, random: &mut Generator) -> Standing {
+    fn takes(&self, second: &Standing, first: &Standing, random: &mut Generator) -> bool {
         let fraction = (random.next() >> (64 - SCORE_BITS)) as i64;
-        let wins = match b.handicap.cmp(&a.handicap) {
+        match second.handicap.cmp(&first.handicap) {
             std::cmp::Ordering::Less => true,
-            std::cmp::Ordering::Equal => b.score + fraction < a.score,
+            std::cmp::Ordering::Equal => second.score + fraction < first.score,
             std::cmp::Ordering::Greater => false,
-        };
-        if wins { b } else { a }
+        }
     }
 
     /// The same among those with the least against them. Taking the best of them was rejected: where much has failed, all
@@ -87,7 +91,7 @@ impl Contest<'_> {
         let a = holder(best(), random.below(total))?;
         let others = || best().filter(|standing| standing.index != a.index);
         let b = holder(others(), random.below(total - u64::from(a.weight)));
-        Some(b.map_or(a, |b| self.winner(a, b, random)))
+        Some(b.filter(|b| self.takes(b, &a, random)).unwrap_or(a))
     }
 
     /// What a call to the endpoint would wait behind, in 2^-18 requests on an ordinary endpoint: this client's calls there

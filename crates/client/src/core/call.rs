@@ -27,8 +27,6 @@ pub struct Call<'a, L: Lane> {
     asked: &'a Arc<Subscription<L>>,
     /// Who gets the call instead: an arm of its route's split.
     elsewhere: Option<Arc<Subscription<L>>>,
-    /// What routed the call, until its first try is decided by it.
-    routed_by: Option<Guard<Arc<View<L>>>>,
     under_way: Option<Try>,
     deadline: u64,
     idempotent: bool,
@@ -45,11 +43,15 @@ struct Try {
     outcome: Outcome,
 }
 
+/// What is known of the service that gets the call, held for a moment: handed from step to step and never kept in the
+/// call, since what is written in two halves and read as one costs more than either.
+pub type Sight<L> = Guard<Arc<View<L>>>;
+
 /// The endpoint of a try and the snapshot that it was chosen by: to be let go before the call waits for anything.
 #[derive(Debug)]
 pub struct Chosen<L> {
     index: u32,
-    by: Guard<Arc<View<L>>>,
+    by: Sight<L>,
 }
 
 impl<L: Lane> Chosen<L> {
@@ -80,7 +82,6 @@ impl<'a, L: Lane> Call<'a, L> {
         Self {
             asked,
             elsewhere: None,
-            routed_by: None,
             under_way: None,
             deadline: 0,
             idempotent: false,
@@ -90,7 +91,8 @@ impl<'a, L: Lane> Call<'a, L> {
         }
     }
 
-    /// Finds its route, and with it who gets the call and how long it may take.
+    /// Finds its route, and with it who gets the call and how long it may take. The first try is to be decided by what
+    /// comes back.
     ///
     /// # Errors
     /// While nothing is known of the service; try again with the same start once there is.
@@ -100,10 +102,10 @@ impl<'a, L: Lane> Call<'a, L> {
         request: &RequestView<'_, H>,
         context: &CallContext,
         start: Start,
-    ) -> Result<(), Box<Undecided<L>>> {
+    ) -> Result<Sight<L>, Box<Undecided<L>>> {
         let view = self.asked.look();
         let View::Ready(ready) = &**view else {
-            return Err(undecided(self.asked, &view));
+            return Err(undecided(self.asked, view));
         };
         let routed = ready.upstream.route(request, start.seed);
         let timeout = shorter(shorter(routed.timeout, context.timeout), start.limit);
@@ -111,14 +113,17 @@ impl<'a, L: Lane> Call<'a, L> {
         self.idempotent = context.idempotent || routed.idempotent || is_idempotent(request);
         self.asked.budget.deposit();
         // Nearly always the very same name, so that its text need not be looked at.
-        self.elsewhere = match ptr::eq(routed.target, ready.upstream.name()) {
-            true => None,
-            false => ready.split(routed.target).cloned(),
-        };
-        if self.elsewhere.is_none() {
-            self.routed_by = Some(view);
+        if ptr::eq(routed.target, ready.upstream.name()) {
+            return Ok(view);
         }
-        Ok(())
+        self.elsewhere = ready.split(routed.target).cloned();
+        Ok(self.look())
+    }
+
+    /// What is known now of the service that gets the call, to decide a further try by.
+    #[inline]
+    pub fn look(&self) -> Sight<L> {
+        self.target().look()
     }
 
     /// Chooses the endpoint of the next try and counts it there.
@@ -126,10 +131,14 @@ impl<'a, L: Lane> Call<'a, L> {
     /// # Errors
     /// While nothing is known of the service that gets the call, and when none of its endpoints can.
     #[inline]
-    pub fn decide(&mut self, context: &CallContext, at: Moment) -> Result<Chosen<L>, Box<Undecided<L>>> {
-        let view = self.routed_by.take().unwrap_or_else(|| self.target().look());
+    pub fn decide(
+        &mut self,
+        view: Sight<L>,
+        context: &CallContext,
+        at: Moment,
+    ) -> Result<Chosen<L>, Box<Undecided<L>>> {
         let View::Ready(ready) = &**view else {
-            return Err(undecided(self.target(), &view));
+            return Err(undecided(self.target(), view));
         };
         let avoid = &self.tried[..self.tries];
         let ask = Ask { key: context.key, role: context.role.as_ref(), avoid };
@@ -238,11 +247,11 @@ impl<'a, L: Lane> Call<'a, L> {
     }
 
     /// Whether a try that was sent may be followed by another, so that a transport has to keep a copy of the request.
-    /// To be asked before the first try.
-    pub fn may_be_sent_twice(&self, context: &CallContext) -> bool {
-        // HTTP/2 lets a server refuse unseen what was sent; what another service speaks is not known yet.
-        let refusable = match self.routed_by.as_ref().map(|view| &***view) {
-            Some(View::Ready(ready)) => ready.upstream.protocol().is_multiplexed(),
+    /// To be asked before the first try, of what it will be decided by.
+    pub fn may_be_sent_twice(&self, view: &View<L>, context: &CallContext) -> bool {
+        // HTTP/2 lets a server refuse unseen what was sent; what a service that nothing is known of speaks may be that.
+        let refusable = match view {
+            View::Ready(ready) => ready.upstream.protocol().is_multiplexed(),
             _ => true,
         };
         context.key.is_some() || (self.asked.budget.attempts() > 1 && (self.idempotent || refusable))
@@ -314,10 +323,10 @@ fn shorter(one: Duration, other: Option<Duration>) -> Duration {
 
 /// What a call gets from a view that decides nothing.
 #[cold]
-fn undecided<L>(service: &Arc<Subscription<L>>, view: &Arc<View<L>>) -> Box<Undecided<L>> {
-    Box::new(match no_view(service, view) {
+fn undecided<L>(service: &Arc<Subscription<L>>, view: Sight<L>) -> Box<Undecided<L>> {
+    Box::new(match no_view(service, &view) {
         Some(fault) => Undecided::Fault(fault),
-        None => Undecided::Waiting(Arc::clone(service), Arc::clone(view)),
+        None => Undecided::Waiting(Arc::clone(service), Guard::into_inner(view)),
     })
 }
 

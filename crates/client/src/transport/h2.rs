@@ -1,6 +1,7 @@
 //! HTTP/2: calls share a connection, and another one is opened when the server allows no more on it.
 
 mod connection;
+mod last_words;
 mod upload;
 
 use std::sync::{

@@ -161,6 +161,35 @@ async fn a_goaway_out_of_the_blue_fails_nothing() {
     assert_eq!(outstanding(&service), 0, "{:?}", mesh.stats());
 }
 
+/// Says with each connection that it has seen no call on it, and closes it with the calls unread, so that it breaks at the
+/// next write.
+async fn refuse_all(listener: TcpListener) {
+    const PREFACE: usize = 24;
+    const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+    const GOAWAY: [u8; 17] = [0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    while let Ok((mut stream, _)) = listener.accept().await {
+        // The first bytes of the settings as well, which follow at once.
+        stream.read_exact(&mut [0; PREFACE + 1]).await.unwrap();
+        stream.write_all(&[&SETTINGS[..], &GOAWAY[..]].concat()).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_goaway_is_read_on_a_connection_that_is_broken_already() {
+    let rig = Rig::start().await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let server = Server::echo("a").await;
+    rig.replicated("shop/one", Protocol::Http2, &[listener.local_addr().unwrap(), server.address]);
+    rig.policy("shop/one", spread(Policy::default()));
+    tokio::spawn(refuse_all(listener));
+    let mesh = rig.mesh().await;
+    let service = mesh.service("shop/one").unwrap();
+    for call in load(&service, 4, 25).join_all().await {
+        assert_eq!(call, Ok(200));
+    }
+    assert!(mesh.stats().retries > 0, "none went to the one that goes: {:?}", mesh.stats());
+}
+
 /// POSTs that may not be repeated.
 fn load(service: &ServiceHandle, callers: usize, each: usize) -> JoinSet<Result<u16, String>> {
     let mut set = JoinSet::new();

@@ -70,7 +70,8 @@ impl Upstream {
         }
     }
 
-    #[inline]
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "as for `Contest::stand`, which all of this leads to")]
     pub(super) fn decide<W: Witness>(
         &self,
         ask: &Ask<'_>,
@@ -79,34 +80,46 @@ impl Upstream {
         witness: &mut W,
     ) -> Result<Picked, Box<Unroutable>> {
         let contest = Contest::new(&self.slots, self.terms, ask.avoid, now);
-        let this = Try { ask, contest, random: Generator::new(seed) };
-        match &self.kind {
-            Kind::Replicated { nearest, further } => self.pick_any((nearest, further), this, witness),
-            Kind::Hashed(tiers) => self.pick_by_hash(tiers, &this, witness),
-            Kind::Sharded(Some(sharding)) => self.pick_by_shard(sharding, this, witness),
-            Kind::Sharded(None) => Err(Unroutable::NoShardMap.into()),
+        let mut this = Try { ask, contest, random: Generator::new(seed) };
+        match self.pick_near(&mut this, witness) {
+            Ok(picked) => Ok(picked),
+            Err(best) => {
+                // Unpacked and packed again, so that it does not share its memory with what is usual.
+                let picked = self.pick_otherwise(best, this, witness)?;
+                Ok(picked)
+            }
         }
     }
 
-    /// The nearest rank first: nearly always it has an endpoint that nothing speaks against, and all that is cold stays
-    /// out of the way of that.
-    #[inline]
-    fn pick_any<W: Witness>(
-        &self,
-        (nearest, further): (&Tier<Members>, &[Tier<Members>]),
-        mut this: Try<'_>,
-        witness: &mut W,
-    ) -> Result<Picked, Box<Unroutable>> {
+    /// Of the nearest rank, where any endpoint will do: nearly always there is one that nothing speaks against. The error is
+    /// what was found there all the same.
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "as for `decide`")]
+    fn pick_near<W: Witness>(&self, this: &mut Try<'_>, witness: &mut W) -> Result<Picked, Option<Best>> {
+        let Kind::Replicated { nearest, .. } = &self.kind else { return Err(None) };
         self.note_regions(witness);
         self.note_tier(nearest, witness);
         match pick(&nearest.candidates.group(), &this.contest, &mut this.random, witness) {
             Some(standing) if standing.handicap == Handicap::None => {
                 Ok(self.chosen(&standing, nearest.rank, None, witness))
             }
-            standing => {
-                let best = standing.map(|standing| Best { standing, rank: nearest.rank });
-                self.pick_further(further, best, this, witness)
-            }
+            standing => Err(standing.map(|standing| Best { standing, rank: nearest.rank })),
+        }
+    }
+
+    /// All else, apart from that: a choice that comes back through memory here would have to there as well.
+    #[inline(never)]
+    fn pick_otherwise<W: Witness>(
+        &self,
+        best: Option<Best>,
+        this: Try<'_>,
+        witness: &mut W,
+    ) -> Result<Picked, Box<Unroutable>> {
+        match &self.kind {
+            Kind::Replicated { further, .. } => self.pick_further(further, best, this, witness),
+            Kind::Hashed(tiers) => self.pick_by_hash(tiers, &this, witness),
+            Kind::Sharded(Some(sharding)) => self.pick_by_shard(sharding, this, witness),
+            Kind::Sharded(None) => Err(Unroutable::NoShardMap.into()),
         }
     }
 

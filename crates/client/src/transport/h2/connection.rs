@@ -15,7 +15,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{Line, SendError, Shared, limit_of};
+use super::{Line, SendError, Shared, last_words::LastWords, limit_of};
 
 /// What a server may send ahead on one call, in bytes: with HTTP/2's own 64 KB, one call over 100 ms gets 640 KB/s.
 const STREAM_WINDOW: u32 = 1 << 20;
@@ -51,7 +51,7 @@ where
         .max_frame_size(FRAME)
         .initial_max_send_streams(FIRST_STREAMS)
         .enable_push(false)
-        .handshake::<_, Bytes>(stream)
+        .handshake::<_, Bytes>(LastWords(stream))
         .await;
     let (sender, mut connection) = shaken.map_err(|error| SendError::Stale(error.into()))?;
     let shared = Arc::new(Shared {
