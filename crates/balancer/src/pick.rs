@@ -98,7 +98,8 @@ pub fn pick<W: Witness>(
 ) -> Option<Standing> {
     match contest.terms.policy {
         BalancingPolicy::Score | BalancingPolicy::BoundedHash => contest.duel(group, random, witness),
-        // These are for special cases: each looks through all, whom it may have to avoid, before anything else.
+        // Whether this is a panic is known before the draw, and not only where somebody avoided was drawn: these take their
+        // turns, or the best of all. It costs a look at all of them only while failures are held against many.
         _ if contest.panics(group) => {
             pick_unalarmed(group, &Contest { panic: true, ..*contest }, random, witness)
         }
@@ -205,7 +206,21 @@ impl Contest<'_> {
     }
 
     /// Whether more of the group are avoided for how they answer than the rule allows.
+    #[inline]
     fn panics(&self, group: &Group<'_>) -> bool {
+        match self.slots.troubled() {
+            0 => false,
+            troubled => self.panics_over(group, troubled),
+        }
+    }
+
+    /// The same where failures are held against so many. Looks through the group only where these could be too many of it.
+    #[cold]
+    fn panics_over(&self, group: &Group<'_>, troubled: u32) -> bool {
+        let most = u64::from(self.slots.rule().most_percent) * group.len() as u64;
+        if u64::from(troubled) * 100 <= most {
+            return false;
+        }
         let troubled = group
             .indices()
             .iter()
@@ -213,7 +228,7 @@ impl Contest<'_> {
         let doubtful = troubled
             .filter_map(|&index| self.slots.trouble(index))
             .filter(|trouble| trouble.until(false) > self.now && trouble.until(true) <= self.now);
-        doubtful.count() as u64 * 100 > u64::from(self.slots.rule().most_percent) * group.len() as u64
+        doubtful.count() as u64 * 100 > most
     }
 
     /// Whether `a` is strictly better than `b`: less handicap, then less load as the policy has it.

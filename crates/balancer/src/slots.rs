@@ -42,6 +42,8 @@ pub struct Slots {
     further: [OnceLock<Box<[Slot]>>; FURTHER],
     /// Calls begun in turn (round robin).
     turn: AtomicU32,
+    /// Endpoints that failures are held against, so that no pick looks for them while there is none.
+    troubled: AtomicU32,
     pub(crate) pool: Pool,
     troubles: [OnceLock<Box<[Trouble]>>; FURTHER + 1],
     /// Made with the first report, since many servers send none.
@@ -175,6 +177,12 @@ impl Slots {
         *self.rule.read().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// How many endpoints failures are held against.
+    #[inline]
+    pub(crate) fn troubled(&self) -> u32 {
+        self.troubled.load(Relaxed)
+    }
+
     /// Whether nothing is under way at `index`.
     pub(crate) fn is_idle(&self, index: u32) -> bool {
         self.slot(index).is_none_or(Slot::is_idle)
@@ -243,7 +251,9 @@ impl Slots {
     pub(crate) fn forgive(&self, index: u32) {
         let (Some(slot), Some(trouble)) = (self.slot(index), self.trouble(index)) else { return };
         trouble.forget();
-        slot.set_troubled(false);
+        if slot.set_troubled(false) {
+            self.troubled.fetch_sub(1, Relaxed);
+        }
     }
 
     /// Counts a good answer of an endpoint that has failures.
@@ -259,7 +269,9 @@ impl Slots {
     fn blame(&self, slot: &Slot, index: u32, outcome: Outcome, now: u64) {
         let Some(trouble) = self.trouble(index) else { return };
         let rule = &self.rule();
-        slot.set_troubled(true);
+        if slot.set_troubled(true) {
+            self.troubled.fetch_add(1, Relaxed);
+        }
         trouble.failed(outcome, now, rule);
         if let Some(share) = trouble.share(rule) {
             // Those without failures have a share of none, and there is no need to have counted their answers.

@@ -4,6 +4,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -35,8 +36,8 @@ enum Source {
     H2 { stream: RecvStream, data_ended: bool, _place: Stream },
 }
 
-/// An answer that has kept its reader waiting, and goes on after this many nanoseconds, is a stream; servers wait as long.
-const STREAM_AFTER: u64 = 1_000_000_000;
+/// An answer that has kept its reader waiting, and goes on after this time, is a stream; servers wait as long.
+const STREAM_AFTER: Duration = Duration::from_secs(1);
 
 /// The try whose answer this is: outstanding until this is dropped.
 pub(crate) struct Attempt {
@@ -44,10 +45,9 @@ pub(crate) struct Attempt {
     clock: Clock,
     outcome: Outcome,
     deadline: Instant,
-    /// Made when the body first keeps its reader waiting, which most never do.
+    /// Rings when the answer is a stream, and again at the deadline. Made when the body first keeps its reader waiting, which
+    /// most never do.
     alarm: Option<Pin<Box<Sleep>>>,
-    /// When the body first kept its reader waiting, in nanoseconds of the clock.
-    waits_since: u64,
     is_stream: bool,
 }
 
@@ -94,10 +94,7 @@ impl Body {
 
     /// Whether the deadline has passed while the server kept the reader waiting.
     fn late(&mut self, context: &mut Context<'_>) -> bool {
-        let Some(attempt) = &mut self.attempt else { return false };
-        attempt.waits();
-        let alarm = attempt.alarm.get_or_insert_with(|| Box::pin(sleep_until(attempt.deadline)));
-        alarm.as_mut().poll(context).is_ready()
+        self.attempt.as_mut().is_some_and(|attempt| attempt.is_late(context))
     }
 }
 
@@ -208,20 +205,23 @@ impl Attempt {
         clock: Clock,
     ) -> Option<Self> {
         let outcome = call.hand_over()?;
-        Some(Self { line, clock, outcome, deadline, alarm: None, waits_since: 0, is_stream: false })
+        Some(Self { line, clock, outcome, deadline, alarm: None, is_stream: false })
     }
 
-    /// The body keeps its reader waiting. From a while on it counts as a stream, as on the server's side (A17).
-    fn waits(&mut self) {
-        if self.is_stream {
-            return;
-        }
-        let now = self.clock.now();
-        if self.waits_since == 0 {
-            self.waits_since = now;
-        } else if now.saturating_sub(self.waits_since) >= STREAM_AFTER {
+    /// Whether the deadline has passed while the body keeps its reader waiting. From a while on it counts as a stream, as on
+    /// the server's side (A17); by a timer, since one that stays silent is never read again.
+    fn is_late(&mut self, context: &mut Context<'_>) -> bool {
+        let deadline = self.deadline;
+        let first = || Box::pin(sleep_until(deadline.min(Instant::now() + STREAM_AFTER)));
+        let alarm = self.alarm.get_or_insert_with(first);
+        while alarm.as_mut().poll(context).is_ready() {
+            if alarm.deadline() >= deadline {
+                return true;
+            }
             self.is_stream = self.line.endpoint().becomes_stream();
+            alarm.as_mut().reset(deadline);
         }
+        false
     }
 
     /// Learns what trailers say: how busy the gRPC server is, and whether it failed.

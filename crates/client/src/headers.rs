@@ -35,6 +35,10 @@ pub const LOAD: HeaderName = HeaderName::from_static("endpoint-load-metrics");
 /// The load report as an `xds.data.orca.v3.OrcaLoadReport`, base64. A trailer of gRPC answers.
 pub const LOAD_BIN: HeaderName = HeaderName::from_static("endpoint-load-metrics-bin");
 
+/// Where the server layer tells its load without a call: it answers a `GET`, by HTTP/1.1 or HTTP/2, with status 204 and the
+/// header `endpoint-load-metrics`, whatever the service behind it speaks.
+pub const LOAD_PATH: &str = "/.well-known/fairmesh/load";
+
 /// The named metric of a load report that counts requests begun and not finished, besides the one that it answers.
 pub const OUTSTANDING: &str = "concurrent_requests";
 

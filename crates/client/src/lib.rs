@@ -27,6 +27,7 @@ pub mod headers;
 pub mod http1;
 mod mesh;
 pub mod places;
+mod poll;
 mod send;
 pub mod server;
 mod service;

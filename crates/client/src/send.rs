@@ -19,6 +19,7 @@ use crate::{
     body::{Attempt, Body},
     core::{Call, Ending, Moment, Next, Sight, Start, Subscription, Undecided, View, nanos, no_view},
     mesh::Shared,
+    poll,
     service::Handle,
     stats::count,
     trace::Trace,
@@ -100,11 +101,12 @@ async fn tries(
     slot: &mut Slot,
     copy: Option<Copy>,
 ) -> Result<Response<Body>, Fault> {
-    let handle = terms.handle;
-    let mesh = &handle.mesh;
+    let mesh = &terms.handle.mesh;
     let deadline = mesh.clock.instant(call.deadline());
     let mut line = decide(terms, call, view, &mut now).await?;
     loop {
+        // Claimed as it begins: the one that happened to end first would speak for short ones only.
+        let surveyed = call.target().claims_survey(now, poll::EVERY).then_some(now);
         count(&mesh.counters.tries);
         if let Some(request) = slot {
             request.left = call.left(now);
@@ -115,8 +117,8 @@ async fn tries(
         line.answered(matches!(sent, Ok(Ok(_))), now, mesh.clock);
         let (ending, answer) = judge(sent, slot.is_some(), terms, call, &line);
         terms.trace(line.target(), now, &answer);
-        let again = slot.is_some() || copy.is_some();
-        let next = match again || ending == Ending::Late {
+        poll::follow(surveyed.filter(|_| ending == Ending::Answered), mesh, call.target(), &line);
+        let next = match slot.is_some() || copy.is_some() || ending == Ending::Late {
             true => call.finish(ending, mesh.seed()),
             false => {
                 call.end(ending);

@@ -42,7 +42,7 @@ pub(crate) struct Handle {
 /// What a handle writes into requests, made once.
 #[derive(Clone)]
 pub(crate) struct Marks {
-    /// The host of requests that name none: `cart.shop`.
+    /// The host of requests that name none.
     pub(crate) authority: Authority,
     pub(crate) key: Option<HeaderValue>,
     pub(crate) role: Option<HeaderValue>,
@@ -50,9 +50,7 @@ pub(crate) struct Marks {
 
 impl ServiceHandle {
     pub(crate) fn new(mesh: Arc<Shared>, subscription: Arc<Subscription<Arc<Line>>>) -> Self {
-        let ServiceName { tenant, service } = subscription.name();
-        // Names hold only what hosts may hold; the fallback is never used.
-        let authority = format!("{service}.{tenant}").parse().unwrap_or(Authority::from_static("fairmesh"));
+        let authority = authority(subscription.name());
         let marks = Marks { authority, key: None, role: None };
         let inner = Handle { mesh, subscription, context: CallContext::default(), deadline: None, marks };
         Self { inner: Arc::new(inner) }
@@ -176,6 +174,13 @@ impl Handle {
         }
         Ok(context)
     }
+}
+
+/// The host of requests to a service that name none: `cart.shop`.
+pub(crate) fn authority(name: &ServiceName) -> Authority {
+    let ServiceName { tenant, service } = name;
+    // Names hold only what hosts may hold; the fallback is never used.
+    format!("{service}.{tenant}").parse().unwrap_or(Authority::from_static("fairmesh"))
 }
 
 fn parsed<T: std::str::FromStr<Err = Invalid>>(

@@ -6,6 +6,8 @@ use std::{
     time::Duration,
 };
 
+use fairmesh_balancer::Estimates;
+
 /// What a mesh has done since it was connected, and how old what it knows is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -33,6 +35,13 @@ pub struct Stats {
     pub health_panics: u64,
     /// Load reports of servers that were malformed or could not be true, and so were not used.
     pub reports_ignored: u64,
+    /// Of the endpoints that calls could go to, when one call in 20 ms of each service looked at them: those whose last
+    /// answer to a call said how loaded they are a moment ago (S26). Services that go by no load reports do not count.
+    pub estimates_cached: u64,
+    /// Likewise: those that were asked for their load a moment ago, or then, since nothing recent was known and they are near.
+    pub estimates_polled: u64,
+    /// Likewise: those of which nothing recent was known, so that chance had to do.
+    pub estimates_random: u64,
     /// Connections opened.
     pub connections_opened: u64,
     /// Connections that are open now.
@@ -56,6 +65,7 @@ pub(crate) struct Counters {
     pub(crate) last_resort: AtomicU64,
     pub(crate) panics: AtomicU64,
     pub(crate) reports_ignored: AtomicU64,
+    pub(crate) estimates: Estimates,
     opened: AtomicU64,
     closed: AtomicU64,
     reused: AtomicU64,
@@ -85,6 +95,7 @@ impl Counters {
         // Closed first: a connection opened and closed in between must not make the difference negative.
         let closed = of(&self.closed);
         let opened = of(&self.opened);
+        let [estimates_cached, estimates_polled, estimates_random] = self.estimates.counts();
         Stats {
             calls: of(&self.calls),
             faults: of(&self.faults),
@@ -97,6 +108,9 @@ impl Counters {
             panics: of(&self.panics),
             health_panics,
             reports_ignored: of(&self.reports_ignored),
+            estimates_cached,
+            estimates_polled,
+            estimates_random,
             connections_opened: opened,
             connections_open: opened.saturating_sub(closed),
             reused: of(&self.reused),

@@ -3,6 +3,7 @@
 //! Both do without hyper, whose client wraps every connection in a task and every request in a channel: here a call itself
 //! writes and reads, or h2 does.
 
+mod asked;
 mod h1;
 mod h2;
 mod outgoing;
@@ -26,6 +27,7 @@ use tokio::{
 };
 
 pub(crate) use self::{
+    asked::Asked,
     h1::{Incoming, Reply as H1Reply},
     h2::{Reply as H2Reply, Stream},
     outgoing::{Outgoing, Replay},
@@ -65,6 +67,7 @@ pub(crate) struct Line {
     h2: h2::Pool,
     retired: AtomicBool,
     counters: Arc<Counters>,
+    asked: Asked,
 }
 
 /// The head of an answer and where its body comes from.
@@ -155,6 +158,27 @@ impl Line {
         }
     }
 
+    /// Whether a request could be sent at once, over a connection that is open already.
+    pub(crate) fn is_connected(&self) -> bool {
+        if self.multiplexed { self.h2.has_room() } else { self.h1.has_idle() }
+    }
+
+    /// Sends a request that is no try over a connection that is open already, and waits for the head of the answer; `None`
+    /// where there is no such connection.
+    pub(crate) async fn ask(&self, request: Request) -> Option<Result<Reply, SendError>> {
+        let mut slot = Some(request);
+        if self.multiplexed {
+            self.h2.ask(&mut slot).await.map(|reply| reply.map(Reply::H2))
+        } else {
+            self.h1.ask(&mut slot).await.map(|reply| reply.map(Reply::H1))
+        }
+    }
+
+    /// What asking has shown.
+    pub(crate) fn asked(&self) -> &Asked {
+        &self.asked
+    }
+
     /// The endpoint, and how tries end there.
     pub(crate) fn endpoint(&self) -> &Held {
         &self.endpoint
@@ -170,7 +194,8 @@ impl Line {
         &self.counters
     }
 
-    fn is_retired(&self) -> bool {
+    /// Whether the endpoint is not to be called any more.
+    pub(crate) fn is_retired(&self) -> bool {
         self.retired.load(Relaxed)
     }
 }
@@ -205,6 +230,7 @@ impl Lane for Arc<Line> {
             h2: h2::Pool::default(),
             retired: AtomicBool::new(false),
             counters: Arc::clone(&wiring.counters),
+            asked: Asked::default(),
         })
     }
 

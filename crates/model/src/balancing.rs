@@ -156,6 +156,8 @@ pub struct Score {
     pub correction: u32,
     /// How long a correction holds without reports before it fades; 1 s to 1 h.
     pub memory: Duration,
+    /// Whether servers that report are asked for their load where nothing recent is known of it (S26).
+    pub poll: bool,
 }
 
 impl Default for Score {
@@ -167,6 +169,7 @@ impl Default for Score {
             gain: 5,
             correction: 4,
             memory: Duration::from_secs(60),
+            poll: true,
         }
     }
 }

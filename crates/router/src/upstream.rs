@@ -94,6 +94,8 @@ struct Sharding {
     /// By holding.
     holders: Box<[Holder]>,
     roles: Box<[Role]>,
+    /// The endpoints of the lowest rank.
+    nearest: Box<[u32]>,
 }
 
 /// One holding: [`Holder::NOBODY`] where it cannot be called.
@@ -220,6 +222,16 @@ impl Upstream {
     #[inline]
     pub fn known(&self, index: u32) -> Option<&Arc<EndpointTarget>> {
         self.targets.get(index as usize)?.as_ref()
+    }
+
+    /// The endpoints that share calls by their load while nothing speaks against them, by index: those of the lowest rank;
+    /// none where the key alone decides.
+    pub fn nearest(&self) -> &[u32] {
+        match &self.kind {
+            Kind::Replicated { nearest, .. } => nearest.candidates.group().indices(),
+            Kind::Sharded(Some(sharding)) => &sharding.nearest,
+            Kind::Hashed(_) | Kind::Sharded(None) => &[],
+        }
     }
 
     /// The regions in which what active checks found is ignored, since it speaks against more than half of what serves there.

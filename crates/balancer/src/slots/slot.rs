@@ -155,9 +155,12 @@ impl Slot {
         }
     }
 
-    /// Says whether failures are held against the endpoint.
-    pub(crate) fn set_troubled(&self, troubled: bool) {
-        self.learn(0, |load| Load { troubled, ..load });
+    /// Says whether failures are held against the endpoint; returns whether that changes anything.
+    pub(crate) fn set_troubled(&self, troubled: bool) -> bool {
+        let change = |word| Some(Load { troubled, ..Load::unpack(word) }.pack());
+        self.load
+            .fetch_update(Relaxed, Relaxed, change)
+            .is_ok_and(|before| Load::unpack(before).troubled != troubled)
     }
 
     /// Forgets what was learnt of the endpoint's load, but not its failures.

@@ -119,3 +119,22 @@ fn failed_answers_count_from_the_third_in_a_row() {
     end(Outcome::Ok);
     assert_eq!(seen(), (0, 0));
 }
+
+#[test]
+fn it_is_known_how_many_have_failed() {
+    let slots = slots(3);
+    for (index, outcome) in [(0, Outcome::Failed), (0, Outcome::Unreachable), (1, Outcome::Failed)] {
+        slots.finish(index, outcome, 1);
+    }
+    assert_eq!(slots.troubled(), 2);
+    slots.forgive(0);
+    slots.forgive(0);
+    slots.forgive(2);
+    assert_eq!(slots.troubled(), 1);
+    // Answers enough for the failure among them to be forgotten.
+    (0..1000).for_each(|_| slots.finish(1, Outcome::Ok, 2));
+    assert_eq!(slots.troubled(), 0);
+    slots.finish(2, Outcome::Failed, 3);
+    let _ = slots.assign(&[InstanceId::new("another").unwrap()]);
+    assert_eq!(slots.troubled(), 0, "whoever is gone is held nothing against");
+}

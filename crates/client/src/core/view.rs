@@ -1,6 +1,9 @@
 use std::{
     fmt,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use arc_swap::{ArcSwap, Guard};
@@ -9,6 +12,9 @@ use fairmesh_router::{Held, Slots, Upstream};
 use tokio::sync::watch;
 
 use super::Budget;
+
+/// How many times of work the mean goes over.
+const WORK_MEMORY: u64 = 8;
 
 /// What a transport keeps for one endpoint: a handle to its connections, usually. `()` is the transport of those that
 /// only decide.
@@ -46,8 +52,12 @@ pub struct Subscription<L> {
     pub(super) budget: Budget,
     /// Of all snapshots, so that a try needs none of them to end.
     slots: Arc<Slots>,
+    /// From when on the next try is followed by a survey, in nanoseconds of the clock.
+    survey_due: AtomicU64,
     name: ServiceName,
     published: watch::Sender<u64>,
+    /// How long servers work on a request, in nanoseconds: a mean over the tries that surveys followed. 0 before any.
+    work: AtomicU64,
 }
 
 /// What is known of a service at one moment.
@@ -89,6 +99,8 @@ impl<L> Subscription<L> {
             published: watch::Sender::new(0),
             budget: Budget::default(),
             slots: Arc::default(),
+            survey_due: AtomicU64::new(0),
+            work: AtomicU64::new(0),
         }
     }
 
@@ -101,6 +113,23 @@ impl<L> Subscription<L> {
     #[inline]
     pub fn slots(&self) -> &Arc<Slots> {
         &self.slots
+    }
+
+    /// Whether the try that begins at `now` is to be followed by a survey of the endpoints, as one is each `every`
+    /// nanoseconds while there are any.
+    #[inline]
+    pub(crate) fn claims_survey(&self, now: u64, every: u64) -> bool {
+        let due = self.survey_due.load(Relaxed);
+        now >= due && self.survey_due.compare_exchange(due, now + every, Relaxed, Relaxed).is_ok()
+    }
+
+    /// Takes how long a server worked on a request, in nanoseconds, and returns the mean.
+    pub(crate) fn worked(&self, time: u64) -> u64 {
+        let before = self.work.load(Relaxed);
+        // Of two at once one is lost, as many are that no survey follows.
+        let mean = if before == 0 { time } else { before - before / WORK_MEMORY + time / WORK_MEMORY };
+        self.work.store(mean, Relaxed);
+        mean
     }
 
     /// What is known now.
@@ -175,6 +204,11 @@ impl<L: Lane> Ready<L> {
     /// Another service that a route of this one sends calls to.
     pub fn split(&self, name: &ServiceName) -> Option<&Arc<Subscription<L>>> {
         self.splits.iter().find(|split| split.name() == name)
+    }
+
+    /// The lane to an endpoint of this snapshot, where it was made.
+    pub(crate) fn open_lane(&self, index: u32) -> Option<&L> {
+        self.lanes.get(index as usize)?.get()
     }
 
     /// Every lane that was made.

@@ -11,7 +11,7 @@ use std::{
 use arc_swap::ArcSwapOption;
 use bytes::Bytes;
 use fairmesh_model::ShardKey;
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body::Body;
 use pin_project_lite::pin_project;
 use tonic::Code;
@@ -24,7 +24,7 @@ use super::{
     ownership::Ownership,
     report,
 };
-use crate::headers::{Deadline, GRPC_STATUS, KEY, ROLE, WRONG_SHARD, is_grpc};
+use crate::headers::{Deadline, GRPC_STATUS, KEY, LOAD_PATH, ROLE, WRONG_SHARD, is_grpc};
 
 /// What every call needs, shared by all copies of the layer.
 #[derive(Debug, Default)]
@@ -40,6 +40,8 @@ pub(super) struct Shared {
 /// `endpoint-load-metrics-bin`; ORCA, A9) and refuses calls whose `x-fairmesh-key` and `x-fairmesh-role` belong to
 /// another server: HTTP 421, or gRPC `FAILED_PRECONDITION`, with `fairmesh-wrong-shard: <map version>` (S12). A call
 /// without a key, with one that is no number, or that comes before any map is known, passes.
+///
+/// A `GET` for [`LOAD_PATH`] is answered by the layer with the load alone (S26), and counts nowhere.
 ///
 /// A call that says by when its caller wants the answer, in `x-fairmesh-deadline` or `grpc-timeout`, has a [`Deadline`]
 /// among its extensions. The layer ends no call by it: hand it to [`ServiceHandle::deadline`](crate::ServiceHandle::deadline)
@@ -89,6 +91,10 @@ where
     }
 
     fn call(&mut self, mut request: Request<A>) -> ServerFuture<S::Future> {
+        if request.uri().path() == LOAD_PATH && request.method() == Method::GET {
+            let load = self.shared.load.report();
+            return ServerFuture { state: State::Asked { load } };
+        }
         let grpc = is_grpc(request.headers());
         if let Some(version) = self.shared.refuses(request.headers()) {
             let load = self.shared.load.report();
@@ -128,6 +134,7 @@ pin_project! {
     enum State<F> {
         Calling { #[pin] future: F, guard: Option<CallGuard>, grpc: bool },
         Refused { version: u64, grpc: bool, load: Report },
+        Asked { load: Report },
     }
 }
 
@@ -146,6 +153,7 @@ where
             StateProjection::Refused { version, grpc, load } => {
                 Poll::Ready(Ok(wrong_shard(*version, *grpc, *load)))
             }
+            StateProjection::Asked { load } => Poll::Ready(Ok(load_alone(*load))),
         }
     }
 }
@@ -162,6 +170,14 @@ fn reported<B>(mut answer: Response<B>, grpc: bool, guard: Option<CallGuard>) ->
         report::add_binary(headers, load);
     }
     answer.map(|body| ServerBody::of(body, grpc, guard))
+}
+
+/// The answer to whoever asks for the load.
+fn load_alone<B>(load: Report) -> Response<ServerBody<B>> {
+    let mut answer = Response::new(ServerBody::text(""));
+    *answer.status_mut() = StatusCode::NO_CONTENT;
+    report::add_text(answer.headers_mut(), load);
+    answer
 }
 
 /// The answer to a call for a key of another server.

@@ -75,6 +75,16 @@ impl Pool {
         }
     }
 
+    /// Sends a request over a connection that waits for a call; `None` where there is none.
+    pub(super) async fn ask(&self, slot: &mut Slot) -> Option<Result<Reply, SendError>> {
+        let connection = self.take()?;
+        Some(connection.exchange(slot).await.map(|response| Reply { response }))
+    }
+
+    pub(super) fn has_idle(&self) -> bool {
+        !self.idle.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
     /// Takes the connection used last among those that are still open.
     fn take(&self) -> Option<Box<Connection>> {
         loop {

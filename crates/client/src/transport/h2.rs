@@ -97,6 +97,19 @@ impl Pool {
         }
     }
 
+    /// Sends a request over a connection that is there; `None` where none takes it.
+    pub(super) async fn ask(&self, slot: &mut Slot) -> Option<Result<Reply, SendError>> {
+        match self.roomiest(true)?.begin(slot) {
+            Ok(Some(opened)) => Some(upload::send(opened).await),
+            Ok(None) => None,
+            Err(error) => Some(Err(error)),
+        }
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        self.roomiest(true).is_some()
+    }
+
     async fn connection(&self, line: &Arc<Line>) -> Result<Arc<Shared>, SendError> {
         // What a server allows is looked at when a call begins; that it allows more by now must not wait for one.
         self.shared.load().iter().for_each(|shared| shared.refresh_limit());

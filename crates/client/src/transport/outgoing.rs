@@ -46,6 +46,11 @@ pub(crate) struct Replay {
 }
 
 impl Outgoing {
+    /// No body.
+    pub(crate) fn empty() -> Self {
+        Self { whole: Chunks::default(), rest: None, declared: Some(0) }
+    }
+
     /// Takes a body over: what it has at hand is taken at once, so that a body which is all there is sent without
     /// chunking and can be sent again without a copy. Never waits for the body.
     pub(crate) async fn take<B>(body: B) -> Result<Self, BoxError>

@@ -39,7 +39,7 @@ use crate::{
 type Answered = Result<Frame<Bytes>, Infallible>;
 
 /// An answer that ends with trailers where it is one of gRPC.
-fn answer(grpc: bool) -> Response<StreamBody<stream::Iter<vec::IntoIter<Answered>>>> {
+pub(crate) fn answer(grpc: bool) -> Response<StreamBody<stream::Iter<vec::IntoIter<Answered>>>> {
     let mut frames: Vec<Answered> = vec![Ok(Frame::data(Bytes::from_static(b"\0\0\0\0\0")))];
     if grpc {
         let status = [("grpc-status".parse().unwrap(), HeaderValue::from_static("0"))];
@@ -74,7 +74,7 @@ async fn layered(layer: ServerLayer, let_go: Arc<Semaphore>) -> SocketAddr {
 }
 
 /// A server whose only answer goes on with what it is sent here.
-async fn streaming() -> (SocketAddr, UnboundedSender<Bytes>) {
+pub(crate) async fn streaming() -> (SocketAddr, UnboundedSender<Bytes>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (sender, receiver) = unbounded_channel();
@@ -99,7 +99,7 @@ fn report(service: &ServiceHandle) -> Option<Reported> {
     }
 }
 
-fn to(path: &str, grpc: bool) -> Request<fairmesh_client::Body> {
+pub(crate) fn to(path: &str, grpc: bool) -> Request<fairmesh_client::Body> {
     let mut request = get(path);
     if grpc {
         *request.method_mut() = http::Method::POST;

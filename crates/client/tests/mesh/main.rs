@@ -11,6 +11,10 @@ mod load;
 #[cfg(test)]
 mod outage;
 #[cfg(test)]
+mod poll;
+#[cfg(test)]
 mod rig;
 #[cfg(test)]
 mod server;
+#[cfg(test)]
+mod wiring;

@@ -226,12 +226,13 @@ impl Draft<'_> {
                 .into_boxed_slice(),
             ),
             ServiceKind::Sharded => {
-                Kind::Sharded(self.facts.shards.map(|shards| self.sharding(shards, indices)))
+                let nearest = tiers.first().map_or(&[][..], |tier| &tier.candidates);
+                Kind::Sharded(self.facts.shards.map(|shards| self.sharding(shards, indices, nearest)))
             }
         }
     }
 
-    fn sharding(&self, shards: &Arc<Shards>, indices: &[u32]) -> Sharding {
+    fn sharding(&self, shards: &Arc<Shards>, indices: &[u32], nearest: &[usize]) -> Sharding {
         let known: HashMap<&InstanceId, usize> =
             self.endpoints.iter().enumerate().map(|(i, endpoint)| (&endpoint.instance, i)).collect();
         let mut roles: Vec<Role> = shards.holdings().iter().map(|holding| holding.role.clone()).collect();
@@ -247,7 +248,8 @@ impl Draft<'_> {
         };
         let holders =
             shards.holdings().iter().map(|holding| holder(holding).unwrap_or(Holder::NOBODY)).collect();
-        Sharding { shards: Arc::clone(shards), holders, roles: roles.into_boxed_slice() }
+        let nearest = nearest.iter().map(|&position| indices[position]).collect();
+        Sharding { shards: Arc::clone(shards), holders, roles: roles.into_boxed_slice(), nearest }
     }
 }
 

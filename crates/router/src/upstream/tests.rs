@@ -151,6 +151,21 @@ fn counts_survive_new_snapshots() {
 }
 
 #[test]
+fn a_server_that_was_asked_counts_the_callers_own_calls_too() {
+    let upstream = World::replicated(&[("a", "eu")]).compile(None);
+    let load = LoadReport { requests: Some(3), cpu: Some(500), ..LoadReport::default() };
+    let asked = |now| {
+        upstream.hold(0).report_asked(load, now);
+        upstream.reported(0).unwrap().load
+    };
+    assert_eq!(asked(1), load, "all three are of others");
+    upstream.begin(0);
+    upstream.begin(0);
+    // As an answer to one of the two would say it.
+    assert_eq!(asked(2), LoadReport { requests: Some(2), ..load });
+}
+
+#[test]
 fn an_instance_in_two_records_counts_once_and_where_it_serves() {
     let mut world = World::replicated(&[("a", "us"), ("a", "eu"), ("b", "eu")]);
     world.endpoints[0].state = EndpointState::Lost;

@@ -157,11 +157,18 @@ fn balancing() -> impl Strategy<Value = Balancing> {
     let signals =
         vec![LoadSignal::Auto, LoadSignal::Requests, LoadSignal::Cpu, LoadSignal::Metric("jobs".into())];
     let policies = select(BalancingPolicy::ALL.to_vec());
-    (policies, select(signals), 1..=8_u32, micros(1_000_000..60_000_000)).prop_map(
-        |(policy, signal, some, time)| Balancing {
+    (policies, select(signals), 1..=8_u32, micros(1_000_000..60_000_000), any::<bool>()).prop_map(
+        |(policy, signal, some, time, poll)| Balancing {
             policy,
             signal,
-            score: Score { smoothing: some, half_life: time, gain: some, memory: time, ..Score::default() },
+            score: Score {
+                smoothing: some,
+                half_life: time,
+                gain: some,
+                memory: time,
+                poll,
+                ..Score::default()
+            },
             outliers: Outliers { consecutive: some, first: time, longest: time * 2, ..Outliers::default() },
             load_factor: 100 + some,
             ..Balancing::default()

@@ -9,14 +9,20 @@ use fairmesh_model::{
 use fairmesh_wire::v1::{self, rib_client::RibClient, rib_server};
 use futures_util::{Stream, StreamExt as _, stream};
 use http::{Request, Response};
-use http_body_util::{BodyExt as _, Full, StreamBody};
-use tokio::{net::TcpListener, sync::Notify};
+use http_body::Body as _;
+use http_body_util::{BodyExt as _, Empty, Full, StreamBody};
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::Notify,
+};
 use tonic::{Code, Status, Streaming, metadata::MetadataMap, transport::Channel};
 use tower::{Layer as _, ServiceExt as _, service_fn};
 
 use super::control::{Facts, send, somewhere, until};
 use crate::{
-    headers::{DEADLINE, Deadline, KEY, LOAD, LOAD_BIN, OrcaReport, ROLE, WRONG_SHARD},
+    headers::{DEADLINE, Deadline, KEY, LOAD, LOAD_BIN, LOAD_PATH, OrcaReport, ROLE, WRONG_SHARD},
     server::{Outstanding, Server, ServerLayer, ownership::Ownership, serve_http},
 };
 
@@ -80,6 +86,29 @@ async fn http_answers_say_how_many_other_calls_are_under_way() {
     let body = held.await.unwrap().unwrap().into_body().collect().await.unwrap();
     assert_eq!(body.to_bytes(), "done");
     until(|| server.outstanding() == Outstanding::default()).await;
+}
+
+#[tokio::test]
+async fn whoever_asks_for_the_load_alone_is_told_and_not_counted() {
+    let layer = ServerLayer::default();
+    hold_a_hundred_keys(&layer);
+    let service = layer.layer(service_fn(async |request: Request<()>| {
+        Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(request.uri().path().to_owned()))))
+    }));
+    let (one, two) = (layer.shared.load.begin(), layer.shared.load.begin());
+    let activity = layer.shared.load.activity();
+    // A key is no reason to refuse: the question is for this server.
+    let question = Request::get(LOAD_PATH).header(KEY, "500").body(()).unwrap();
+    let told = service.clone().oneshot(question).await.unwrap();
+    assert_eq!((told.status().as_u16(), reported(&told.headers()[LOAD])), (204, Some(2)));
+    assert!(told.into_body().is_end_stream());
+    assert_eq!(layer.shared.load.activity(), activity, "a drain need not wait for it");
+    for other in [Request::post(LOAD_PATH), Request::get(format!("{LOAD_PATH}/more"))] {
+        let answer = service.clone().oneshot(other.body(()).unwrap()).await.unwrap();
+        assert_eq!(answer.status(), 200);
+        assert!(answer.into_body().collect().await.unwrap().to_bytes().starts_with(LOAD_PATH.as_bytes()));
+    }
+    drop((one, two));
 }
 
 #[tokio::test]
@@ -166,6 +195,11 @@ impl rib_server::Rib for App {
 
 /// The app behind the layer on tonic's own server.
 async fn grpc() -> (ServerLayer, Arc<Notify>, RibClient<Channel>) {
+    let (layer, finish, address) = grpc_at().await;
+    (layer, finish, RibClient::connect(format!("http://{address}")).await.unwrap())
+}
+
+async fn grpc_at() -> (ServerLayer, Arc<Notify>, SocketAddr) {
     let layer = ServerLayer::default();
     let finish = Arc::new(Notify::new());
     let app = rib_server::RibServer::new(App { finish: Arc::clone(&finish) });
@@ -173,7 +207,16 @@ async fn grpc() -> (ServerLayer, Arc<Notify>, RibClient<Channel>) {
     let address = incoming.local_addr().unwrap();
     let router = tonic::transport::Server::builder().layer(layer.clone()).add_service(app);
     tokio::spawn(router.serve_with_incoming(incoming));
-    (layer, finish, RibClient::connect(format!("http://{address}")).await.unwrap())
+    (layer, finish, address)
+}
+
+/// Asks a gRPC server for its load as callers do, by HTTP/2.
+async fn ask_for_load(address: SocketAddr) -> Response<hyper::body::Incoming> {
+    let stream = TokioIo::new(TcpStream::connect(address).await.unwrap());
+    let (mut sender, connection) = http2::handshake(TokioExecutor::new(), stream).await.unwrap();
+    tokio::spawn(connection);
+    let question = Request::get(format!("http://cart.shop{LOAD_PATH}"));
+    sender.send_request(question.body(Empty::<Bytes>::new()).unwrap()).await.unwrap()
 }
 
 fn reported_in(metadata: &MetadataMap) -> Option<u32> {
@@ -183,7 +226,8 @@ fn reported_in(metadata: &MetadataMap) -> Option<u32> {
 
 #[tokio::test]
 async fn grpc_answers_carry_the_report_in_trailers() {
-    let (layer, finish, mut client) = grpc().await;
+    let (layer, finish, address) = grpc_at().await;
+    let mut client = RibClient::connect(format!("http://{address}")).await.unwrap();
     let mut other = client.clone();
     let held = tokio::spawn(async move { other.write(v1::WriteRequest::default()).await });
     until(|| layer.outstanding().calls == 1).await;
@@ -195,6 +239,9 @@ async fn grpc_answers_carry_the_report_in_trailers() {
     assert_eq!(reported_in(&stream.trailers().await.unwrap().unwrap()), Some(1));
     let without_body = client.hello(v1::HelloRequest::default()).await.unwrap_err();
     assert_eq!((without_body.code(), reported_in(without_body.metadata())), (Code::NotFound, Some(1)));
+
+    let told = ask_for_load(address).await;
+    assert_eq!((told.status().as_u16(), reported(&told.headers()[LOAD])), (204, Some(1)));
 
     finish.notify_one();
     let held = held.await.unwrap().unwrap();

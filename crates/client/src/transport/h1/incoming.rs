@@ -1,4 +1,5 @@
 use std::{
+    future::poll_fn,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -20,6 +21,9 @@ use crate::{
     http1::{Decoder, Piece},
 };
 
+/// Pieces up to which reading an unwanted answer is cheaper than another connection.
+const FEW: usize = 4;
+
 /// The body of an answer, read from the connection as its reader asks for it. Dropping it before its end closes the
 /// connection: bytes of the answer may be on it.
 pub(crate) struct Incoming<I = TcpStream> {
@@ -35,6 +39,17 @@ impl<I> Incoming<I> {
 }
 
 impl Incoming {
+    /// Reads an answer that nobody wants to its end, where that is near, so that its connection can carry another.
+    pub(crate) async fn finish(mut self, line: &Arc<Line>) {
+        for _ in 0..FEW {
+            let frame = poll_fn(|context| Pin::new(&mut self).poll_frame(context)).await;
+            if !matches!(frame, Some(Ok(_))) {
+                break;
+            }
+        }
+        self.give_back(line);
+    }
+
     /// The answer was read to its end: the connection may carry another call, unless the request is still being sent.
     pub(crate) fn give_back(&mut self, line: &Arc<Line>) {
         let Some(connection) = self.connection.take_if(|connection| !connection.is_sending()) else { return };

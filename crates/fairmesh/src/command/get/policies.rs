@@ -64,8 +64,10 @@ fn balancing(balancing: &Balancing) -> String {
 }
 
 fn score(score: &Score) -> String {
+    let asked = if score.poll { "asked where they are near" } else { "never asked" };
     format!(
-        "mean of {} reports, half-life {}; utilisation moves shares by up to {} % a second and {} x, held for {}; new at {} %",
+        "mean of {} reports, half-life {}; utilisation moves shares by up to {} % a second and {} x, held for {}; new at {} %; \
+         servers are {asked}",
         score.smoothing,
         write_duration(score.half_life),
         score.gain,

@@ -13,6 +13,23 @@ fn the_first_ring_that_holds_a_serving_endpoint_is_used() {
 }
 
 #[test]
+fn the_nearest_are_those_that_share_calls_while_all_is_well() {
+    let mut world = World::replicated(&[("a", "eu"), ("b", "eu"), ("far", "us"), ("leaving", "eu")]);
+    world.endpoints[3].state = EndpointState::Draining;
+    let nearest = |world: &World| -> BTreeSet<String> {
+        let upstream = world.compile(None);
+        upstream.nearest().iter().map(|&index| upstream.target(index).instance.to_string()).collect()
+    };
+    assert_eq!(nearest(&world), names(&["a", "b"]));
+    assert_eq!(nearest(&world), reached(&world.compile(None)));
+    world.service.kind = ServiceKind::ConsistentHash;
+    assert_eq!(nearest(&world), names(&[]), "keys decide, and not load");
+    world.endpoints.clear();
+    world.service.kind = ServiceKind::Replicated;
+    assert_eq!(nearest(&world), names(&[]));
+}
+
+#[test]
 fn draining_regions_come_last_and_not_for_their_own_callers() {
     let mut world = World::replicated(&[("a", "eu"), ("b", "near"), ("c", "asia")]);
     let drain = |world: &mut World, name| {

@@ -1,0 +1,381 @@
+//! Servers that are asked for their load outside calls.
+
+use std::{
+    convert::Infallible,
+    future::pending,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use fairmesh_client::{ServiceHandle, core::View, headers::LOAD_PATH, server::ServerLayer};
+use fairmesh_model::{Balancing, BalancingPolicy, EndpointState, Policy, Protocol, Score};
+use fairmesh_router::Reported;
+use http::{HeaderValue, Request};
+use hyper::body::Incoming;
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo},
+    server::conn::auto,
+    service::TowerToHyperService,
+};
+use tokio::{
+    net::TcpListener,
+    sync::Semaphore,
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+use tower::{Layer as _, Service as _, service_fn};
+
+use crate::{
+    load::{answer, to},
+    rig::{PATIENCE, Rig, ask, get, until},
+    server::{Server, text},
+};
+
+/// How long servers work on a request: many round trips on this machine, however busy it is.
+const WORK: Duration = Duration::from_millis(40);
+
+/// A server behind the layer that tells who was called and how often it was asked.
+#[derive(Clone)]
+struct Station {
+    name: &'static str,
+    layer: ServerLayer,
+    asked: Arc<AtomicUsize>,
+    let_go: Arc<Semaphore>,
+}
+
+impl Station {
+    fn new(name: &'static str) -> Self {
+        let let_go = Arc::new(Semaphore::new(0));
+        Self { name, layer: ServerLayer::default(), asked: Arc::default(), let_go }
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.load(Relaxed)
+    }
+
+    /// Serves on a port of its own; calls to `/held` wait until they are let go.
+    async fn serve(&self) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let this = self.clone();
+        let service = self.layer.layer(service_fn(move |request: Request<Incoming>| {
+            let this = this.clone();
+            async move {
+                match request.uri().path() {
+                    "/held" => drop(this.let_go.acquire().await.unwrap()),
+                    _ => sleep(WORK).await,
+                }
+                let mut answer = answer(request.headers().contains_key("te"));
+                answer.headers_mut().insert("served-by", HeaderValue::from_static(this.name));
+                Ok::<_, Infallible>(answer)
+            }
+        }));
+        let asked = Arc::clone(&self.asked);
+        let service = service_fn(move |request: Request<Incoming>| {
+            if request.uri().path() == LOAD_PATH {
+                asked.fetch_add(1, Relaxed);
+            }
+            service.clone().call(request)
+        });
+        tokio::spawn(async move {
+            loop {
+                let stream = TokioIo::new(listener.accept().await.unwrap().0);
+                let service = TowerToHyperService::new(service.clone());
+                let builder = auto::Builder::new(TokioExecutor::new());
+                tokio::spawn(async move { builder.serve_connection(stream, service).await.map_err(drop) });
+            }
+        });
+        address
+    }
+}
+
+/// Makes a call and says who served it.
+async fn call(service: &ServiceHandle, grpc: bool) -> String {
+    let answer = service.send(to("/", grpc)).await.unwrap();
+    let by = answer.headers()["served-by"].to_str().unwrap().to_owned();
+    http_body_util::BodyExt::collect(answer.into_body()).await.unwrap();
+    by
+}
+
+/// What is known of the load of the endpoint `i0`.
+fn first_report(service: &ServiceHandle) -> Option<Reported> {
+    match &*service.view() {
+        View::Ready(ready) => {
+            let mut all = ready.upstream.candidates();
+            all.find(|candidate| candidate.target.instance.as_str() == "i0").unwrap().report
+        }
+        _ => None,
+    }
+}
+
+fn never_asking() -> Policy {
+    let score = Score { poll: false, ..Score::default() };
+    Policy { balancing: Balancing { score, ..Balancing::default() }, ..Policy::default() }
+}
+
+#[tokio::test]
+async fn the_load_that_others_put_on_a_server_is_known_without_a_call_there() {
+    for (protocol, grpc) in [(Protocol::Http1, false), (Protocol::Http2, false), (Protocol::Grpc, true)] {
+        let rig = Rig::start().await;
+        let stations = ["a", "b", "c"].map(Station::new);
+        let mut addresses = Vec::new();
+        for station in &stations {
+            addresses.push(station.serve().await);
+        }
+        rig.replicated("shop/one", protocol, &addresses);
+        rig.replicated("shop/only-a", protocol, &addresses[..1]);
+        let (mesh, others) = (rig.mesh().await, rig.mesh().await);
+        let service = mesh.service("shop/one").unwrap();
+        let begun = Instant::now();
+        // Of whoever was never called, nothing is known, how far away it is included.
+        while first_report(&service).is_none() {
+            call(&service, grpc).await;
+            assert!(begun.elapsed() < PATIENCE, "a is never called");
+        }
+
+        let busy = others.service("shop/only-a").unwrap();
+        let mut held = JoinSet::new();
+        for _ in 0..5 {
+            let busy = busy.clone();
+            held.spawn(async move { ask(&busy, to("/held", grpc)).await });
+        }
+        until("five calls of others are under way", || stations[0].layer.outstanding().calls == 5).await;
+        let learns = async |requests: u32| loop {
+            let before = first_report(&service);
+            let by = call(&service, grpc).await;
+            let report = first_report(&service);
+            // Only then it came without a call.
+            if by != "a" && report != before && report.unwrap().load.requests == Some(requests) {
+                return;
+            }
+            assert!(begun.elapsed() < PATIENCE, "{protocol:?}: {report:?} of {:?}", mesh.stats());
+        };
+        learns(5).await;
+        stations[0].let_go.add_permits(5);
+        held.join_all().await;
+        learns(0).await;
+
+        let stats = mesh.stats();
+        assert!(stations[0].asked() >= 2 && stats.estimates_polled >= 2, "{protocol:?}: {stats:?}");
+        assert_eq!((stats.calls, stats.faults, stats.retries), (stats.tries, 0, 0), "questions are no calls");
+        assert_eq!(stats.reused, stats.tries - stats.connections_opened, "nor do they use connections");
+        assert_eq!(stats.reports_ignored, 0);
+        assert_eq!(stations[0].layer.outstanding().calls, 0, "nor do they count at the server");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_know_the_question_is_left_alone() {
+    for protocol in [Protocol::Http1, Protocol::Http2] {
+        let rig = Rig::start().await;
+        let asked = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&asked);
+        let foreign = Server::start(move |request: Request<Bytes>| {
+            let counted = Arc::clone(&counted);
+            async move {
+                if request.uri().path() == LOAD_PATH {
+                    counted.fetch_add(1, Relaxed);
+                    return text(404, "there is no such page");
+                }
+                sleep(WORK).await;
+                let mut answer = text(200, "");
+                let load = HeaderValue::from_static("TEXT cpu_utilization=0.5");
+                answer.headers_mut().insert("endpoint-load-metrics", load);
+                answer.headers_mut().insert("served-by", HeaderValue::from_static("foreign"));
+                answer
+            }
+        })
+        .await;
+        let station = Station::new("a");
+        rig.replicated("shop/one", protocol, &[station.serve().await, foreign.address]);
+        let mesh = rig.mesh().await;
+        let service = mesh.service("shop/one").unwrap();
+        let begun = Instant::now();
+        while station.asked() < 5 || asked.load(Relaxed) == 0 {
+            call(&service, false).await;
+            let stats = mesh.stats();
+            assert!(begun.elapsed() < PATIENCE, "{}, {asked:?}: {stats:?}", station.asked());
+        }
+        for _ in 0..20 {
+            call(&service, false).await;
+        }
+        assert_eq!(asked.load(Relaxed), 1, "{protocol:?}");
+        assert_eq!(
+            foreign.open(),
+            foreign.connections(),
+            "what it answered was read, and its connection kept"
+        );
+    }
+}
+
+#[tokio::test]
+async fn all_handles_and_callers_share_what_is_asked() {
+    let rig = Rig::start().await;
+    let station = Station::new("many");
+    let mut addresses = Vec::new();
+    for _ in 0..20 {
+        addresses.push(station.serve().await);
+    }
+    rig.replicated("shop/one", Protocol::Http1, &addresses);
+    let mesh = rig.mesh().await;
+    let begun = Instant::now();
+    let mut callers = JoinSet::new();
+    for _ in 0..16 {
+        let mesh = mesh.clone();
+        callers.spawn(async move {
+            for _ in 0..20 {
+                call(&mesh.service("shop/one").unwrap(), false).await;
+            }
+        });
+    }
+    callers.join_all().await;
+    let surveys = begun.elapsed().as_millis() / 20 + 1;
+    let stats = mesh.stats();
+    let asked = station.asked() as u128;
+    assert!(asked > 0 && asked <= 2 * surveys, "{asked} in {surveys} surveys: {stats:?}");
+    let estimates = stats.estimates_cached + stats.estimates_polled + stats.estimates_random;
+    assert!(u128::from(estimates) <= 20 * surveys && stats.estimates_cached > 0, "{stats:?}");
+    assert_eq!((stats.calls, stats.tries, stats.faults), (320, 320, 0));
+}
+
+#[tokio::test]
+async fn nobody_is_asked_where_that_is_switched_off_or_of_no_use() {
+    let rig = Rig::start().await;
+    let stations = ["a", "b", "c"].map(Station::new);
+    let mut addresses = Vec::new();
+    for station in &stations {
+        addresses.push(station.serve().await);
+    }
+    let least = Balancing { policy: BalancingPolicy::LeastRequest, ..Balancing::default() };
+    let least = Policy { balancing: least, ..Policy::default() };
+    for (name, policy, counts) in [("shop/off", never_asking(), true), ("shop/least", least, false)] {
+        rig.policy(name, policy);
+        rig.replicated(name, Protocol::Http1, &addresses);
+        let mesh = rig.mesh().await;
+        let service = mesh.service(name).unwrap();
+        for _ in 0..30 {
+            call(&service, false).await;
+        }
+        let stats = mesh.stats();
+        let shares = [stats.estimates_cached, stats.estimates_polled, stats.estimates_random];
+        assert_eq!(shares[1], 0, "{name}");
+        assert_eq!(shares[0] > 0 && shares[2] > 0, counts, "{name}: {shares:?}");
+        assert_eq!(stations.each_ref().map(Station::asked), [0; 3], "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_program_that_calls_nobody_asks_nobody() {
+    let rig = Rig::start().await;
+    let stations = ["a", "b", "c"].map(Station::new);
+    let mut addresses = Vec::new();
+    for station in &stations {
+        addresses.push(station.serve().await);
+    }
+    rig.replicated("shop/one", Protocol::Http1, &addresses);
+    let mesh = rig.mesh().await;
+    let service = mesh.service("shop/one").unwrap();
+    let begun = Instant::now();
+    let asked = || stations.iter().map(Station::asked).sum::<usize>();
+    while asked() == 0 {
+        call(&service, false).await;
+        assert!(begun.elapsed() < PATIENCE, "{:?}", mesh.stats());
+    }
+    // At most the two of the last call are still to come.
+    let most = asked() + 2;
+    sleep(10 * WORK).await;
+    assert!(asked() <= most, "{} after {most}", asked());
+}
+
+#[tokio::test]
+async fn a_server_that_fails_to_answer_the_question_is_not_blamed_for_it() {
+    let rig = Rig::start().await;
+    let silent = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&silent);
+    let server = Server::start(move |request: Request<Bytes>| {
+        let counted = Arc::clone(&counted);
+        async move {
+            if request.uri().path() == LOAD_PATH {
+                counted.fetch_add(1, Relaxed);
+                return pending().await;
+            }
+            sleep(WORK).await;
+            let mut answer = text(200, "");
+            let load = HeaderValue::from_static("TEXT named_metrics.concurrent_requests=0");
+            answer.headers_mut().insert("endpoint-load-metrics", load);
+            answer.headers_mut().insert("served-by", HeaderValue::from_static("silent"));
+            answer
+        }
+    })
+    .await;
+    let stations = ["a", "b"].map(Station::new);
+    let addresses = [server.address, stations[0].serve().await, stations[1].serve().await];
+    rig.replicated("shop/one", Protocol::Http1, &addresses);
+    let mesh = rig.mesh().await;
+    let service = mesh.service("shop/one").unwrap();
+    let begun = Instant::now();
+    while silent.load(Relaxed) == 0 {
+        call(&service, false).await;
+        assert!(begun.elapsed() < PATIENCE, "{:?}", mesh.stats());
+    }
+    // Longer than an answer may take, and not as long as a silent server is left alone.
+    let patience = Instant::now() + Duration::from_millis(500);
+    while Instant::now() < patience {
+        call(&service, false).await;
+    }
+    let stats = mesh.stats();
+    assert_eq!(silent.load(Relaxed), 1, "it is left alone for a while");
+    assert_eq!((stats.tries, stats.faults, stats.retries), (stats.calls, 0, 0), "{stats:?}");
+    let View::Ready(ready) = &*service.view() else { panic!("known") };
+    let troubles = ready.upstream.candidates().map(|c| (c.failures, c.penalised_until, c.outstanding));
+    assert!(troubles.into_iter().all(|trouble| trouble == (0, 0, 0)));
+}
+
+#[tokio::test]
+async fn servers_that_die_or_drain_are_not_asked_any_more_and_nothing_is_heard_of_it() {
+    let rig = Rig::start().await;
+    let stations = ["a", "b"].map(Station::new);
+    let dying = Server::start(|_| async {
+        sleep(WORK).await;
+        let mut answer = text(200, "");
+        let load = HeaderValue::from_static("TEXT named_metrics.concurrent_requests=0");
+        answer.headers_mut().insert("endpoint-load-metrics", load);
+        answer.headers_mut().insert("served-by", HeaderValue::from_static("dying"));
+        answer
+    })
+    .await;
+    let addresses = [stations[0].serve().await, stations[1].serve().await, dying.address];
+    rig.replicated("shop/one", Protocol::Http1, &addresses);
+    let mesh = rig.mesh().await;
+    let service = mesh.service("shop/one").unwrap();
+    let begun = Instant::now();
+    while stations[0].asked() == 0 || dying.requests() == 0 {
+        call(&service, false).await;
+        assert!(begun.elapsed() < PATIENCE, "{:?}", mesh.stats());
+    }
+    dying.kill();
+    until("its connections are gone", || dying.open() == 0).await;
+    rig.endpoint("shop/one", "i0", addresses[0], EndpointState::Draining);
+    let is_draining = || match &*service.view() {
+        View::Ready(ready) => {
+            ready.upstream.candidates().any(|candidate| candidate.target.state == EndpointState::Draining)
+        }
+        _ => false,
+    };
+    until("the drain is known", is_draining).await;
+    // What was asked before may still be on its way.
+    call(&service, false).await;
+    let drained = stations[0].asked();
+    for _ in 0..20 {
+        assert_eq!(ask(&service, get("/")).await.unwrap().0, 200);
+    }
+    let stats = mesh.stats();
+    assert_eq!(stations[0].asked(), drained);
+    assert_eq!((stats.faults, stats.reports_ignored), (0, 0), "{stats:?}");
+    assert!(stats.retries <= 8, "calls find out that it is dead, and then it is avoided: {stats:?}");
+}

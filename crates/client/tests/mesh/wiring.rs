@@ -1,0 +1,169 @@
+//! That what happens to calls reaches what decides about the next ones.
+
+use std::{convert::Infallible, net::SocketAddr, time::Duration};
+
+use bytes::Bytes;
+use fairmesh_client::{ServiceHandle, core::View};
+use fairmesh_model::{Balancing, BalancingPolicy, Policy, Protocol};
+use futures_util::stream;
+use http::{HeaderMap, HeaderValue, Request, Response};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, StreamBody};
+use hyper::body::Incoming;
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo},
+    server::conn::auto,
+};
+use tokio::{net::TcpListener, task::JoinSet, time::sleep};
+
+use crate::{
+    load::{streaming, to},
+    rig::{Rig, ask, get, until},
+    server::{Server, text},
+};
+
+/// Calls and streams under way, as the balancer counts them.
+fn under_way(service: &ServiceHandle) -> (u32, u32) {
+    let View::Ready(ready) = &*service.view() else { return (0, 0) };
+    let counts = ready.upstream.candidates().map(|candidate| (candidate.outstanding, candidate.streams));
+    counts.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+}
+
+#[tokio::test]
+async fn an_answer_that_goes_on_counts_as_a_stream_even_while_it_is_silent() {
+    let rig = Rig::start().await;
+    for (name, protocol, grpc) in [
+        ("shop/one", Protocol::Http1, false),
+        ("shop/two", Protocol::Http2, false),
+        ("shop/three", Protocol::Grpc, true),
+    ] {
+        let (address, frames) = streaming().await;
+        rig.replicated(name, protocol, &[address]);
+        let service = rig.mesh().await.service(name).unwrap();
+        let body = service.send(to("/", grpc)).await.unwrap().into_body();
+        let reader = tokio::spawn(async move { body.collect().await.unwrap().to_bytes() });
+        assert_eq!(under_way(&service), (1, 0), "{name}: it may well be a short one");
+        until("it is a stream", || under_way(&service) == (0, 1)).await;
+        frames.send(Bytes::from_static(b"a word")).unwrap();
+        // The word has come when the answer ends, and it is a stream until then.
+        drop(frames);
+        assert_eq!(reader.await.unwrap(), "a word");
+        assert_eq!(under_way(&service), (0, 0), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_stream_still_ends_at_its_deadline() {
+    let rig = Rig::start().await;
+    let (address, _frames) = streaming().await;
+    rig.replicated("shop/one", Protocol::Http2, &[address]);
+    let service = rig.mesh().await.service("shop/one").unwrap().timeout(Duration::from_millis(1500));
+    let begun = tokio::time::Instant::now();
+    let answer = service.send(get("/")).await.unwrap();
+    let fault = answer.into_body().collect().await.unwrap_err();
+    assert_eq!(fault.kind(), fairmesh_client::FaultKind::Deadline);
+    assert!(begun.elapsed() >= Duration::from_millis(1500));
+    assert_eq!(under_way(&service), (0, 0));
+}
+
+/// A gRPC server that fails at once, with its status in the head or in trailers.
+async fn failing_grpc(in_trailers: bool) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let service = hyper::service::service_fn(move |_: Request<Incoming>| async move {
+        let status = HeaderMap::from_iter([(
+            "grpc-status".parse().unwrap(),
+            // INTERNAL.
+            HeaderValue::from_static("13"),
+        )]);
+        let mut answer = Response::builder().header("content-type", "application/grpc");
+        let frames = match in_trailers {
+            true => vec![Ok::<_, Infallible>(Frame::<Bytes>::trailers(status))],
+            false => {
+                answer.headers_mut().unwrap().extend(status);
+                Vec::new()
+            }
+        };
+        Ok::<_, Infallible>(answer.body(StreamBody::new(stream::iter(frames))).unwrap())
+    });
+    tokio::spawn(async move {
+        loop {
+            let stream = TokioIo::new(listener.accept().await.unwrap().0);
+            let builder = auto::Builder::new(TokioExecutor::new());
+            tokio::spawn(async move { builder.serve_connection(stream, service).await.map_err(drop) });
+        }
+    });
+    address
+}
+
+/// How many of 200 calls end well.
+async fn good_answers(service: &ServiceHandle, grpc: bool) -> usize {
+    let mut callers = JoinSet::new();
+    for _ in 0..4 {
+        let service = service.clone();
+        callers.spawn(async move {
+            let mut good = 0;
+            for _ in 0..50 {
+                let answer = service.send(to("/", grpc)).await.unwrap();
+                good += usize::from(answer.status() == 200 && answer.headers().contains_key("good"));
+                answer.into_body().collect().await.unwrap();
+            }
+            good
+        });
+    }
+    callers.join_all().await.into_iter().sum()
+}
+
+#[tokio::test]
+async fn a_server_that_fails_at_once_does_not_look_idle() {
+    let good = async || {
+        Server::start(async |_| {
+            sleep(Duration::from_millis(20)).await;
+            let mut answer = text(200, "");
+            answer.headers_mut().insert("good", HeaderValue::from_static("yes"));
+            answer.headers_mut().insert("grpc-status", HeaderValue::from_static("0"));
+            answer
+        })
+        .await
+    };
+    let bad = Server::start(async |_| text(500, "at once")).await;
+    let cases = [
+        ("shop/one", Protocol::Http1, bad.address),
+        ("shop/two", Protocol::Http2, bad.address),
+        ("shop/three", Protocol::Grpc, failing_grpc(false).await),
+        ("shop/four", Protocol::Grpc, failing_grpc(true).await),
+    ];
+    for (name, protocol, failing) in cases {
+        let rig = Rig::start().await;
+        rig.replicated(name, protocol, &[failing, good().await.address, good().await.address]);
+        let service = rig.mesh().await.service(name).unwrap();
+        // Least requests alone would send it nearly all: it has none under way, ever.
+        let good = good_answers(&service, protocol == Protocol::Grpc).await;
+        assert!((160..=197).contains(&good), "{name}: {good} of 200");
+    }
+}
+
+#[tokio::test]
+async fn latencies_are_learnt_where_picks_go_by_them() {
+    for protocol in [Protocol::Http1, Protocol::Http2] {
+        let rig = Rig::start().await;
+        let takes = async |ms| {
+            Server::start(move |_| async move {
+                sleep(Duration::from_millis(ms)).await;
+                text(200, "")
+            })
+            .await
+        };
+        let servers = [takes(100).await, takes(5).await, takes(5).await];
+        let balancing = Balancing { policy: BalancingPolicy::PeakEwma, ..Balancing::default() };
+        rig.policy("shop/one", Policy { balancing, ..Policy::default() });
+        rig.replicated("shop/one", protocol, &servers.each_ref().map(|server| server.address));
+        let service = rig.mesh().await.service("shop/one").unwrap();
+        for _ in 0..60 {
+            ask(&service, get("/")).await.unwrap();
+        }
+        let asked = servers.each_ref().map(Server::requests);
+        // One after the other none has a call under way, so that nothing but latency tells them apart.
+        assert!((1..=6).contains(&asked[0]), "{protocol:?}: {asked:?}");
+    }
+}
