@@ -6,7 +6,7 @@ use std::{error::Error, thread};
 
 use fairmesh_model::spec::BalancingSpec;
 use fairmesh_sim::{
-    Contender, Report as Simulated, Summary, compare,
+    Contender, Pair, Report as Simulated, Summary, compare,
     fleets::{HELD_OUT, Mix, fleet},
 };
 
@@ -48,13 +48,18 @@ fn contenders() -> [Contender; 3] {
 fn figures(found: &[Vec<Simulated>], mixes: &[Mix]) -> Report {
     let mut report = Report::new("balance");
     let n = found.len();
-    let ours = Summary::of("default", found, mixes, OURS, LEAST_PENDING);
-    let theirs = Summary::of("least pending", found, mixes, LEAST_PENDING, LEAST_PENDING);
-    let note = format!("median over {n} held-out fleets; least pending {:.3}", theirs.cv);
+    let pair = |(reports, mix): (&'_ Vec<Simulated>, &Mix)| Pair {
+        mix: *mix,
+        ours: &reports[OURS],
+        theirs: &reports[LEAST_PENDING],
+    };
+    let pairs: Vec<Pair<'_>> = found.iter().zip(mixes).map(pair).collect();
+    let ours = Summary::of("default", &pairs);
+    let note = format!("median over {n} held-out fleets; least pending {:.3}", ours.cv_other);
     report.figure("cv_unsharded", ours.cv, Some(CV), note);
     let (best, worst) = ours.p99_range;
     let note = format!("p99 utilisation, ours / theirs, mean over {n} fleets; {best:.3} to {worst:.3}");
-    report.figure("p99_vs_least_pending_mean", ours.p99, Some(P99_MEAN), note);
+    report.figure("p99_vs_least_pending_mean", ours.p99.mean, Some(P99_MEAN), note);
     let worst_mixes = ours.p99_worst_mixes.unwrap_or(f64::NAN);
     let count = mixes.iter().filter(|mix| **mix == Mix::Worst).count();
     let note =
@@ -64,7 +69,12 @@ fn figures(found: &[Vec<Simulated>], mixes: &[Mix]) -> Report {
     let note = format!("the fleet that gains least, its noise taken off; noise is up to {noise:.3}");
     report.figure("p99_vs_least_pending_worst", beyond, Some(NO_WORSE), note);
     report.figure("wasted_vs_least_pending", ours.wasted, None, "wasted cores, all fleets added up");
-    report.figure("latency_vs_least_pending", ours.p99_latency, None, "p99 latency, mean over the fleets");
+    report.figure(
+        "latency_vs_least_pending",
+        ours.p99_latency.mean,
+        None,
+        "p99 latency, mean over the fleets",
+    );
     report.peer("least pending", "simulated with the same crates, not told of host types");
     report
 }

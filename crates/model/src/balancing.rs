@@ -156,6 +156,9 @@ pub struct Score {
     pub correction: u32,
     /// How long a correction holds without reports before it fades; 1 s to 1 h.
     pub memory: Duration,
+    /// The percentage of a request that each answer takes off what its endpoint seems to carry above the mean (A13); 0
+    /// (nothing) to 100.
+    pub reward: u32,
 }
 
 impl Default for Score {
@@ -167,6 +170,7 @@ impl Default for Score {
             gain: 5,
             correction: 4,
             memory: Duration::from_secs(60),
+            reward: 0,
         }
     }
 }
@@ -218,7 +222,8 @@ impl Score {
         number("warmUp", self.warm_up, 0, 1000)?;
         number("gain", self.gain, 0, 100)?;
         number("correction", self.correction, 1, 8)?;
-        duration("memory", self.memory, "1s", "1h")
+        duration("memory", self.memory, "1s", "1h")?;
+        number("reward", self.reward, 0, 100)
     }
 }
 

@@ -52,6 +52,9 @@ pub struct ScoreSpec {
     /// How long a correction holds without reports, such as `60s`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<String>,
+    /// What each answer takes off what its endpoint seems to carry, in percent of a request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reward: Option<u32>,
 }
 
 /// When an endpoint that fails is avoided.
@@ -116,6 +119,7 @@ impl ScoreSpec {
             gain: self.gain.unwrap_or(default.gain),
             correction: self.correction.unwrap_or(default.correction),
             memory: read_duration_option("memory", self.memory.as_ref())?.unwrap_or(default.memory),
+            reward: self.reward.unwrap_or(default.reward),
         })
     }
 
@@ -128,6 +132,7 @@ impl ScoreSpec {
             gain: unless(score.gain, default.gain),
             correction: unless(score.correction, default.correction),
             memory: unless(score.memory, default.memory).map(write_duration),
+            reward: unless(score.reward, default.reward),
         }
     }
 }

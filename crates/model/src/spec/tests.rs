@@ -28,6 +28,7 @@ fn full_balancing() -> Balancing {
             gain: 0,
             correction: 1,
             memory: Duration::from_secs(3600),
+            reward: 5,
         },
         outliers: Outliers {
             consecutive: 0,

@@ -161,7 +161,14 @@ fn balancing() -> impl Strategy<Value = Balancing> {
         |(policy, signal, some, time)| Balancing {
             policy,
             signal,
-            score: Score { smoothing: some, half_life: time, gain: some, memory: time, ..Score::default() },
+            score: Score {
+                smoothing: some,
+                half_life: time,
+                gain: some,
+                memory: time,
+                reward: some,
+                ..Score::default()
+            },
             outliers: Outliers { consecutive: some, first: time, longest: time * 2, ..Outliers::default() },
             load_factor: 100 + some,
             ..Balancing::default()

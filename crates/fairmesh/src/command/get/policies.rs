@@ -65,13 +65,14 @@ fn balancing(balancing: &Balancing) -> String {
 
 fn score(score: &Score) -> String {
     format!(
-        "mean of {} reports, half-life {}; utilisation moves shares by up to {} % a second and {} x, held for {}; new at {} %",
+        "mean of {} reports, half-life {}; utilisation moves shares by up to {} % a second and {} x, held for {}; new at {} %, {} % off an answer",
         score.smoothing,
         write_duration(score.half_life),
         score.gain,
         score.correction,
         write_duration(score.memory),
-        score.warm_up
+        score.warm_up,
+        score.reward
     )
 }
 

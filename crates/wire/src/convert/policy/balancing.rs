@@ -68,6 +68,7 @@ impl From<Score> for v1::Score {
             gain: score.gain,
             correction: score.correction,
             memory_us: micros(score.memory),
+            reward: score.reward,
         }
     }
 }
@@ -81,6 +82,7 @@ impl From<v1::Score> for Score {
             gain: message.gain,
             correction: message.correction,
             memory: Duration::from_micros(message.memory_us),
+            reward: message.reward,
         }
     }
 }
