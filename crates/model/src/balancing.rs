@@ -165,7 +165,7 @@ impl Default for Score {
     fn default() -> Self {
         Self {
             smoothing: 25,
-            half_life: Duration::from_secs(5),
+            half_life: Duration::from_secs(10),
             warm_up: 150,
             gain: 5,
             correction: 4,
