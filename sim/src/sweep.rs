@@ -72,7 +72,7 @@ impl Fleets {
         if let Some(requests) = self.requests {
             scenario = within(scenario, requests.into());
         }
-        let servers: u32 = scenario.servers.iter().map(|group| group.count).sum();
+        let (servers, _) = size(&scenario);
         let scenario = if self.deploying { deploying(scenario) } else { scenario };
         (servers >= self.servers).then_some(scenario)
     }
@@ -88,6 +88,9 @@ pub struct Swept {
     pub fleets: Fleets,
     /// Every combination against the baseline, which comes first.
     pub summaries: Vec<Summary>,
+    /// By fleet, how many servers and callers it has.
+    #[serde(skip)]
+    pub sizes: Vec<(u32, u32)>,
     /// By fleet, what the baseline and every combination that was played came to.
     #[serde(skip)]
     pub found: Vec<Vec<Option<Report>>>,
@@ -138,6 +141,12 @@ impl Grid {
         let on = |number| (0..contenders).filter(|&place| self.plays(number, place)).count() as u64;
         Ok((0..self.fleets.all().len()).map(on).sum())
     }
+}
+
+/// Servers and callers.
+fn size(fleet: &Scenario) -> (u32, u32) {
+    let servers = fleet.servers.iter().map(|group| group.count).sum();
+    (servers, fleet.callers.iter().map(|group| group.count).sum())
 }
 
 /// A combination with each value of one more field.
@@ -198,14 +207,16 @@ pub fn sweep(grid: &Grid, threads: usize, progress: impl Fn() + Sync) -> Result<
         Summary::of(&contender.name, &pairs)
     };
     let summaries = contenders.iter().enumerate().map(summary).collect();
-    Ok(Swept { name: grid.name.clone(), fleets: grid.fleets, summaries, found })
+    let sizes = fleets.iter().map(|(_, fleet)| size(fleet)).collect();
+    Ok(Swept { name: grid.name.clone(), fleets: grid.fleets, summaries, sizes, found })
 }
 
 impl Swept {
     /// One line a fleet and contender, for spreadsheets.
     pub fn csv(&self) -> String {
-        let mut text = "fleet,contender,cv,mean,p99,wasted_cores,p99_latency_ms,failed\n".to_owned();
-        for reports in &self.found {
+        let mut text =
+            "fleet,servers,callers,contender,cv,mean,p99,wasted_cores,p99_latency_ms,failed\n".to_owned();
+        for (reports, (servers, callers)) in self.found.iter().zip(&self.sizes) {
             for (report, summary) in reports.iter().zip(&self.summaries) {
                 let Some(report) = report else { continue };
                 let cv = report.cv.map_or_else(String::new, |cv| format!("{cv:.5}"));
@@ -214,7 +225,7 @@ impl Swept {
                 // Writing to a String cannot fail.
                 let _ = writeln!(
                     text,
-                    "{},\"{}\",{cv},{:.5},{:.5},{:.3},{latency},{:.6}",
+                    "{},{servers},{callers},\"{}\",{cv},{:.5},{:.5},{:.3},{latency},{:.6}",
                     report.scenario,
                     summary.name.replace('"', "'"),
                     report.mean_utilisation,
@@ -279,8 +290,14 @@ mod tests {
         assert_eq!(counts, [6, 2, 2, 2]);
         let lines: Vec<String> = swept.csv().lines().map(str::to_owned).collect();
         assert_eq!(lines.len(), 1 + 12);
-        assert!(lines.iter().any(|line| line.starts_with("fleet-2,\"score.gain=0\",")), "{lines:?}");
-        assert!(!lines.iter().any(|line| line.starts_with("fleet-1,\"score.gain=0\",")), "{lines:?}");
+        assert!(
+            lines.iter().any(|line| line.starts_with("fleet-2,") && line.contains(",\"score.gain=0\",")),
+            "{lines:?}"
+        );
+        assert!(
+            !lines.iter().any(|line| line.starts_with("fleet-1,") && line.contains(",\"score.gain=0\",")),
+            "{lines:?}"
+        );
         let same = &swept.summaries[0];
         assert!(same.p99.mean == 1.0 && same.p99.error == 0.0, "{same:?}");
         assert!(swept.plot().contains("score.gain=20"));
