@@ -12,7 +12,7 @@ use clap::{Args, ValueEnum};
 
 use fairmesh_model::spec::BalancingSpec;
 use fairmesh_sim::{
-    Contender, Report as Simulated, Summary, compare,
+    Contender, Pair, Report as Simulated, Summary, compare,
     fleets::{HELD_OUT, Mix, fleet},
 };
 
@@ -84,34 +84,46 @@ fn contenders() -> [Contender; 3] {
 
 fn figures(found: &[Vec<Simulated>], mixes: &[Mix], report: &mut Report) {
     let n = found.len();
-    let ours = Summary::of("default", found, mixes, OURS, LEAST_PENDING);
-    let theirs = Summary::of("least pending", found, mixes, LEAST_PENDING, LEAST_PENDING);
-    let note = format!("median over {n} held-out fleets; least pending {:.3}", theirs.cv);
+    let pairs: Vec<Pair<'_>> = found
+        .iter()
+        .zip(mixes)
+        .map(|(reports, mix)| Pair { mix: *mix, ours: &reports[OURS], theirs: &reports[LEAST_PENDING] })
+        .collect();
+    let ours = Summary::of("default", &pairs);
+    let note = format!("median over {n} held-out fleets; least pending {:.3}", ours.cv_other);
     report.figure("cv_unsharded", ours.cv, Some(CV), note);
     let (best, worst) = ours.p99_range;
     let note = format!("p99 utilisation, ours / theirs, mean over {n} fleets; {best:.3} to {worst:.3}");
-    report.figure("p99_vs_least_pending_mean", ours.p99, Some(P99_MEAN), note);
+    report.figure("p99_vs_least_pending_mean", ours.p99.mean, Some(P99_MEAN), note);
     let worst_mixes = ours.p99_worst_mixes.unwrap_or(f64::NAN);
     let count = mixes.iter().filter(|mix| **mix == Mix::Worst).count();
     let note =
         format!("the same over the {count} fleets of the worst mix, half of the machines twice as fast");
     report.figure("p99_vs_least_pending_best", worst_mixes, Some(P99_WORST_MIXES), note);
-    let (beyond, noise) = beyond_noise(found);
-    let note = format!("the fleet that gains least, its noise taken off; noise is up to {noise:.3}");
+    let (beyond, fleet, noise) = beyond_noise(found);
+    let note = format!("{fleet}, which gains least, its noise taken off; noise is up to {noise:.3}");
     report.figure("p99_vs_least_pending_worst", beyond, Some(NO_WORSE), note);
     report.figure("wasted_vs_least_pending", ours.wasted, None, "wasted cores, all fleets added up");
-    report.figure("latency_vs_least_pending", ours.p99_latency, None, "p99 latency, mean over the fleets");
+    report.figure(
+        "latency_vs_least_pending",
+        ours.p99_latency.mean,
+        None,
+        "p99 latency, mean over the fleets",
+    );
     report.peer("least pending", "simulated with the same crates, not told of host types");
 }
 
-/// The greatest ratio less what least pending differs from itself on the same fleet, and the greatest such difference.
-fn beyond_noise(found: &[Vec<Simulated>]) -> (f64, f64) {
+/// The greatest ratio less what least pending differs from itself on the same fleet, on which fleet, and the greatest such
+/// difference.
+fn beyond_noise(found: &[Vec<Simulated>]) -> (f64, &str, f64) {
     let noise = |reports: &Vec<Simulated>| {
         (reports[LEAST_PENDING_AGAIN].p99_utilisation / reports[LEAST_PENDING].p99_utilisation - 1.0).abs()
     };
     let beyond = |reports: &Vec<Simulated>| {
         reports[OURS].p99_utilisation / reports[LEAST_PENDING].p99_utilisation - noise(reports)
     };
-    let most = |of: &dyn Fn(&Vec<Simulated>) -> f64| found.iter().map(of).fold(f64::NEG_INFINITY, f64::max);
-    (most(&beyond), most(&noise))
+    let each = found.iter().map(|reports| (beyond(reports), reports[OURS].scenario.as_str()));
+    let (most, fleet) =
+        each.fold((f64::NEG_INFINITY, ""), |worst, one| if one.0 > worst.0 { one } else { worst });
+    (most, fleet, found.iter().map(noise).fold(0.0, f64::max))
 }

@@ -56,64 +56,102 @@ pub fn compare(
 ) -> Result<Vec<Vec<Report>>, Invalid> {
     let jobs: Vec<Scenario> =
         fleets.iter().flat_map(|fleet| contenders.iter().map(|contender| contender.on(fleet))).collect();
-    let reports = in_parallel(&jobs, threads, |scenario| {
+    let reports = play(&jobs, threads, progress)?;
+    Ok(reports.chunks(contenders.len().max(1)).map(<[Report]>::to_vec).collect())
+}
+
+/// Plays scenarios, whose reports come in their order.
+pub(crate) fn play(
+    jobs: &[Scenario],
+    threads: usize,
+    progress: impl Fn() + Sync,
+) -> Result<Vec<Report>, Invalid> {
+    let reports = in_parallel(jobs, threads, |scenario| {
         let report = run(scenario, |_| {}).map(|outcome| outcome.report);
         progress();
         report
     });
-    let reports = reports.into_iter().collect::<Result<Vec<_>, _>>()?;
-    Ok(reports.chunks(contenders.len().max(1)).map(<[Report]>::to_vec).collect())
+    reports.into_iter().collect()
 }
 
-/// One contender against another over all fleets.
+/// What two contenders came to on the same fleet.
+#[derive(Clone, Copy, Debug)]
+pub struct Pair<'a> {
+    /// How the fleet's hardware is mixed.
+    pub mix: Mix,
+    /// The one that is judged.
+    pub ours: &'a Report,
+    /// The one that it is measured against.
+    pub theirs: &'a Report,
+}
+
+/// One contender against another over all fleets that both played.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Summary {
     /// The contender.
     pub name: String,
+    /// On how many fleets.
+    pub fleets: usize,
     /// The median over the fleets of the variation of utilisation.
     pub cv: f64,
-    /// The mean of its p99 utilisation as a part of the other's.
-    pub p99: f64,
+    /// The same of the other.
+    pub cv_other: f64,
+    /// Its p99 utilisation as a part of the other's.
+    pub p99: Ratio,
     /// The same over the fleets whose hardware is mixed worst; `None` where there is none.
     pub p99_worst_mixes: Option<f64>,
     /// The same at the fleet where it gains most, and where it gains least.
     pub p99_range: (f64, f64),
-    /// The mean of its p99 latency as a part of the other's.
-    pub p99_latency: f64,
+    /// Its p99 latency as a part of the other's; in fleets to which something happens, the latency from then on.
+    pub p99_latency: Ratio,
     /// The mean of its wasted cores as a part of the other's, all fleets added up.
     pub wasted: f64,
 }
 
-impl Summary {
-    /// The contender at `place` against the one at `other`, from what [`compare`] found on the fleets of these mixes.
-    pub fn of(name: &str, found: &[Vec<Report>], mixes: &[Mix], place: usize, other: usize) -> Self {
-        let pairs = || found.iter().map(|reports| (&reports[place], &reports[other]));
-        let ratio = |(ours, theirs): (&Report, &Report)| ours.p99_utilisation / theirs.p99_utilisation;
-        let mut ratios: Vec<f64> = pairs().map(ratio).collect();
-        let worst = ratios.iter().zip(mixes).filter(|(_, mix)| **mix == Mix::Worst).map(|(ratio, _)| *ratio);
-        let p99_worst_mixes = mean(worst);
-        let p99 = mean(ratios.iter().copied()).unwrap_or(f64::NAN);
-        ratios.sort_by(f64::total_cmp);
-        let range = ratios.first().copied().zip(ratios.last().copied());
-        let latency = |report: &Report| report.latency.map_or(f64::NAN, |latency| latency.p99);
-        let latencies = pairs().map(|(ours, theirs)| latency(ours) / latency(theirs));
-        let wasted = |pick: fn((&Report, &Report)) -> f64| pairs().map(pick).sum::<f64>();
-        Self {
-            name: name.to_owned(),
-            cv: median(pairs().filter_map(|(ours, _)| ours.cv).collect()),
-            p99,
-            p99_worst_mixes,
-            p99_range: range.unwrap_or((f64::NAN, f64::NAN)),
-            p99_latency: mean(latencies.filter(|ratio| ratio.is_finite())).unwrap_or(f64::NAN),
-            wasted: wasted(|(ours, _)| ours.wasted_cores) / wasted(|(_, theirs)| theirs.wasted_cores),
-        }
+/// The mean over the fleets of a figure of one contender as a part of the other's on the same fleet.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Ratio {
+    /// The mean.
+    pub mean: f64,
+    /// Its standard error: what is less than twice this from 1 may be chance.
+    pub error: f64,
+}
+
+impl Ratio {
+    fn of(values: impl Iterator<Item = f64>) -> Self {
+        let values: Vec<f64> = values.filter(|value| value.is_finite()).collect();
+        let n = values.len() as f64;
+        let mean = values.iter().sum::<f64>() / n;
+        let squares: f64 = values.iter().map(|value| (value - mean) * (value - mean)).sum();
+        Self { mean, error: (squares / (n - 1.0) / n).sqrt() }
     }
 }
 
-fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
-    let (sum, n) = values.fold((0.0, 0_u32), |(sum, n), value| (sum + value, n + 1));
-    (n > 0).then(|| sum / f64::from(n))
+impl Summary {
+    /// The contender of this name over these fleets.
+    pub fn of(name: &str, pairs: &[Pair<'_>]) -> Self {
+        let ratio = |pair: &Pair<'_>| pair.ours.p99_utilisation / pair.theirs.p99_utilisation;
+        let worst: Vec<f64> = pairs.iter().filter(|pair| pair.mix == Mix::Worst).map(ratio).collect();
+        let ratios = || pairs.iter().map(ratio);
+        let latency = |report: &Report| {
+            let latency = report.latency_after_event.or(report.latency);
+            latency.map_or(f64::NAN, |latency| latency.p99)
+        };
+        let wasted = |of: fn(&Pair<'_>) -> f64| pairs.iter().map(of).sum::<f64>();
+        Self {
+            name: name.to_owned(),
+            fleets: pairs.len(),
+            cv: median(pairs.iter().filter_map(|pair| pair.ours.cv).collect()),
+            cv_other: median(pairs.iter().filter_map(|pair| pair.theirs.cv).collect()),
+            p99: Ratio::of(ratios()),
+            p99_worst_mixes: (!worst.is_empty()).then(|| worst.iter().sum::<f64>() / worst.len() as f64),
+            p99_range: (ratios().fold(f64::NAN, f64::min), ratios().fold(f64::NAN, f64::max)),
+            p99_latency: Ratio::of(pairs.iter().map(|pair| latency(pair.ours) / latency(pair.theirs))),
+            wasted: wasted(|pair| pair.ours.wasted_cores) / wasted(|pair| pair.theirs.wasted_cores),
+        }
+    }
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -148,6 +186,14 @@ fn in_parallel<J: Sync, R: Send>(jobs: &[J], threads: usize, work: impl Fn(&J) -
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_ratio_is_a_mean_with_what_chance_makes_of_it() {
+        let ratio = Ratio::of([0.9, 1.1, f64::NAN, 1.0, 1.0].into_iter());
+        assert!((ratio.mean - 1.0).abs() < 1e-12);
+        // A variance of 0.02 / 3 over four values.
+        assert!((ratio.error - (0.02_f64 / 3.0 / 4.0).sqrt()).abs() < 1e-12);
+    }
 
     #[test]
     fn results_come_in_the_order_of_the_jobs() {

@@ -11,8 +11,8 @@ use fairmesh_model::arith::{Generator, hash_text, mix_pair};
 use crate::{
     chance::{exp, unit},
     scenario::{
-        Callers, Draw, Expect, Host, Neighbours, Network, PolicyUnderTest, RateAt, Requests, Scenario,
-        Servers, Span,
+        Action, Callers, Draw, Expect, Happening, Host, Neighbours, Network, PolicyUnderTest, RateAt,
+        Requests, Scenario, Servers, Span, WarmUp,
     },
 };
 
@@ -64,12 +64,7 @@ pub fn fleet(seed: u64) -> Scenario {
     let cpu = Span::micros((utilisation * capacity * 60.0 / a_minute * 1e6).max(100.0) as u64);
     let requests = dice.requests(cpu);
     let callers = dice.callers(callers, a_minute / 60.0, &requests);
-    let all: u32 = callers.iter().map(|group| group.count).sum();
-    let wanted = (COVER * servers).div_ceil(all).max(20);
-    let subset = if wanted >= servers { 0 } else { wanted };
-    let mut policy = PolicyUnderTest::default();
-    policy.balancing.subset = Some(subset);
-    Scenario {
+    let mut fleet = Scenario {
         name: format!("fleet-{seed}"),
         about: String::new(),
         seed: seed + 1,
@@ -77,14 +72,69 @@ pub fn fleet(seed: u64) -> Scenario {
         duration: Span::seconds(if a_minute > 1e6 { 120 } else { 180 }),
         warmup: Span::seconds(60),
         window: Span::seconds(60),
-        policy,
+        policy: PolicyUnderTest::default(),
         hosts: hosts(&speeds),
         servers: (0..).zip(groups).map(|(i, n)| group(i, n, cores, drift, neighbours)).collect(),
         callers,
         network: Network::default(),
         events: Vec::new(),
         expect: Expect::default(),
+    };
+    fleet.policy.balancing.subset = Some(subset(&fleet));
+    fleet
+}
+
+/// A fleet made smaller, so that it has this many requests a minute at most: fewer servers and callers, in proportion, of the
+/// same rates, machines and requests. For sweeps that cannot afford the largest ones.
+pub fn within(mut fleet: Scenario, requests_a_minute: f64) -> Scenario {
+    let a_minute: f64 = fleet.callers.iter().map(|group| f64::from(group.count) * group.rate * 60.0).sum();
+    let part = requests_a_minute / a_minute;
+    if part >= 1.0 {
+        return fleet;
     }
+    let fewer = |count: u32| ((f64::from(count) * part).round() as u32).max(1);
+    let before = capacity(&fleet);
+    fleet.servers.iter_mut().for_each(|group| group.count = fewer(group.count));
+    // Utilisation stays although counts are whole numbers.
+    let part = capacity(&fleet) / before;
+    for group in &mut fleet.callers {
+        let all = f64::from(group.count) * group.rate * part;
+        group.count = fewer(group.count);
+        group.rate = all / f64::from(group.count);
+    }
+    fleet.policy.balancing.subset = Some(subset(&fleet));
+    fleet
+}
+
+/// A fleet in which all servers are replaced by new processes, a fifteenth of them every six seconds, and a process pays
+/// four times the usual cost at first.
+pub fn deploying(mut fleet: Scenario) -> Scenario {
+    let servers: u32 = fleet.servers.iter().map(|group| group.count).sum();
+    for group in &mut fleet.servers {
+        group.warm_up = Some(WarmUp { factor: 4.0, requests: 300 });
+    }
+    let batch = servers.div_ceil(15);
+    let action = Action::Rollout { batch, every: Span::seconds(6), drain: Span::seconds(3) };
+    fleet.events = vec![Happening { at: Span::seconds(75), to: None, count: None, action }];
+    fleet.duration = Span::seconds(180);
+    fleet.warmup = Span::seconds(30);
+    fleet
+}
+
+/// Work that a fleet can do, in ordinary cores.
+fn capacity(fleet: &Scenario) -> f64 {
+    let speed = |host: &Option<String>| {
+        host.as_ref().and_then(|host| fleet.hosts.get(host)).map_or(1.0, |host| host.speed)
+    };
+    fleet.servers.iter().map(|group| f64::from(group.count) * group.cores * speed(&group.host)).sum()
+}
+
+/// How many servers a caller keeps to, so that each lies in enough subsets; 0 is all.
+fn subset(fleet: &Scenario) -> u32 {
+    let servers: u32 = fleet.servers.iter().map(|group| group.count).sum();
+    let callers: u32 = fleet.callers.iter().map(|group| group.count).sum();
+    let wanted = (COVER * servers).div_ceil(callers).max(20);
+    if wanted >= servers { 0 } else { wanted }
 }
 
 fn hosts(speeds: &[f64]) -> BTreeMap<String, Host> {
@@ -245,21 +295,37 @@ mod tests {
     fn the_load_of_a_fleet_is_what_was_meant() {
         for seed in 0..20 {
             let fleet = fleet(seed);
-            let capacity: f64 = fleet
-                .servers
-                .iter()
-                .map(|group| {
-                    let host = &fleet.hosts[group.host.as_ref().unwrap()];
-                    f64::from(group.count) * group.cores * host.speed
-                })
-                .sum();
-            let load: f64 = fleet
-                .callers
-                .iter()
-                .map(|group| f64::from(group.count) * group.rate * group.requests[0].cpu.mean() / 1e9)
-                .sum();
-            let utilisation = load / capacity;
+            let utilisation = load(&fleet) / capacity(&fleet);
             assert!((0.24..0.66).contains(&utilisation), "{seed}: {utilisation}");
         }
+    }
+
+    fn load(fleet: &Scenario) -> f64 {
+        let load = |group: &Callers| f64::from(group.count) * group.rate * group.requests[0].cpu.mean() / 1e9;
+        fleet.callers.iter().map(load).sum()
+    }
+
+    #[test]
+    fn a_fleet_made_smaller_keeps_its_rates_and_utilisation() {
+        for seed in TUNING {
+            let (whole, part) = (fleet(seed), within(fleet(seed), 300_000.0));
+            part.validate().unwrap();
+            let of = |fleet: &Scenario| {
+                let rate: f64 = fleet.callers.iter().map(|group| f64::from(group.count) * group.rate).sum();
+                (rate * 60.0, load(fleet) / capacity(fleet))
+            };
+            let ((a_minute, was), (fewer, is)) = (of(&whole), of(&part));
+            assert!((was - is).abs() < 1e-9, "{seed}: {was} {is}");
+            if a_minute < 300_000.0 {
+                assert_eq!(serde_json::to_value(&whole).unwrap(), serde_json::to_value(&part).unwrap());
+            } else {
+                assert!((200_000.0..420_000.0).contains(&fewer), "{seed}: {fewer}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_fleet_can_be_deployed() {
+        TUNING.for_each(|seed| deploying(fleet(seed)).validate().unwrap());
     }
 }

@@ -21,7 +21,7 @@ pub mod scenario;
 mod server;
 pub mod sweep;
 
-pub use contest::{Contender, Summary, compare};
+pub use contest::{Contender, Pair, Ratio, Summary, compare};
 pub use engine::run;
 pub use metrics::{Endings, Recovery, Window, Worst};
 pub use report::{Group, Latency, Outcome, Report};

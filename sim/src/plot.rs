@@ -1,6 +1,10 @@
 //! Pictures as SVG, which every browser shows and every editor opens. Written by hand: lines and texts are all it takes.
 
+mod intervals;
+
 use std::fmt::Write as _;
+
+pub use intervals::intervals;
 
 use crate::{Outcome, Scenario};
 
@@ -78,12 +82,6 @@ impl Plot {
             }
         }
         self.stroke(&piece, colour, width, opacity);
-    }
-
-    /// A dot.
-    pub fn dot(&mut self, x: f64, y: f64, colour: &str) {
-        let (x, y) = self.place(x, y);
-        let _ = writeln!(self.svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>");
     }
 
     /// Names of lines, each with its colour.

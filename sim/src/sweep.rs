@@ -1,4 +1,4 @@
-//! Grids of constants: every combination on many fleets, against one baseline.
+//! Grids of constants: combinations of them, or one at a time, on many fleets against one baseline.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::{
-    Report,
-    contest::{Contender, Summary, compare},
-    fleets::{Mix, fleet},
-    plot::Plot,
+    Report, Scenario,
+    contest::{Contender, Pair, Ratio, Summary, play},
+    fleets::{Mix, deploying, fleet, within},
+    plot::intervals,
 };
 
 /// What to sweep over.
@@ -26,8 +26,19 @@ pub struct Grid {
     /// What all combinations have in common: fields of `balancing`.
     #[serde(default)]
     pub base: Map<String, Value>,
-    /// The values of each field of `balancing`, one within another as `outer.inner`.
+    /// The values of each field of `balancing`, one within another as `outer.inner`: every combination is played.
+    #[serde(default)]
     pub grid: BTreeMap<String, Vec<Value>>,
+    /// The values of fields that are tried one at a time, while all others stay as in `base`.
+    #[serde(default)]
+    pub vary: BTreeMap<String, Vec<Value>>,
+    /// Each is played on one of so many fleets, in turn; the baseline is on all.
+    #[serde(default = "one")]
+    pub one_in: u64,
+}
+
+fn one() -> u64 {
+    1
 }
 
 /// A range of seeds.
@@ -38,6 +49,33 @@ pub struct Fleets {
     pub from: u64,
     /// How many.
     pub count: u64,
+    /// Requests a minute, above which fleets are made [smaller](within).
+    #[serde(default)]
+    pub requests: Option<u32>,
+    /// Of these, only fleets of so many servers at least.
+    #[serde(default)]
+    pub servers: u32,
+    /// Whether they are [deployed](deploying), and latency counts from then on.
+    #[serde(default)]
+    pub deploying: bool,
+}
+
+impl Fleets {
+    /// Each with its seed.
+    fn all(&self) -> Vec<(u64, Scenario)> {
+        let seeds = self.from..self.from + self.count;
+        seeds.filter_map(|seed| Some((seed, self.of(seed)?))).collect()
+    }
+
+    fn of(&self, seed: u64) -> Option<Scenario> {
+        let mut scenario = fleet(seed);
+        if let Some(requests) = self.requests {
+            scenario = within(scenario, requests.into());
+        }
+        let (servers, _) = size(&scenario);
+        let scenario = if self.deploying { deploying(scenario) } else { scenario };
+        (servers >= self.servers).then_some(scenario)
+    }
 }
 
 /// What a sweep found.
@@ -50,28 +88,34 @@ pub struct Swept {
     pub fleets: Fleets,
     /// Every combination against the baseline, which comes first.
     pub summaries: Vec<Summary>,
-    /// By fleet, what the baseline and every combination came to.
+    /// By fleet, how many servers and callers it has.
     #[serde(skip)]
-    pub found: Vec<Vec<Report>>,
+    pub sizes: Vec<(u32, u32)>,
+    /// By fleet, what the baseline and every combination that was played came to.
+    #[serde(skip)]
+    pub found: Vec<Vec<Option<Report>>>,
 }
 
 impl Grid {
     /// Checks that every combination is a policy.
     pub fn validate(&self) -> Result<(), Invalid> {
+        if self.one_in == 0 {
+            return Err(Invalid::new("oneIn", "0 is no part of the fleets", "write 1 for all of them"));
+        }
         self.contenders().map(drop)
     }
 
-    /// The baseline and every combination.
+    /// The baseline, every combination of the grid, and everything that is varied by itself.
     pub fn contenders(&self) -> Result<Vec<Contender>, Invalid> {
-        let mut points = vec![(String::new(), self.base.clone())];
+        let mut points = match self.grid.is_empty() {
+            true => Vec::new(),
+            false => vec![(String::new(), self.base.clone())],
+        };
         for (field, values) in &self.grid {
-            let with = |(name, base): &(String, Map<String, Value>), value: &Value| {
-                let mut fields = base.clone();
-                set(&mut fields, field, value.clone());
-                (format!("{name} {field}={value}").trim_start().to_owned(), fields)
-            };
-            points = points.iter().flat_map(|point| values.iter().map(|value| with(point, value))).collect();
+            points = points.iter().flat_map(|point| with_each(point, field, values)).collect();
         }
+        let base = (String::new(), self.base.clone());
+        points.extend(self.vary.iter().flat_map(|(field, values)| with_each(&base, field, values)));
         let mut contenders = vec![self.baseline.clone()];
         for (name, fields) in points {
             let balancing: BalancingSpec =
@@ -83,11 +127,39 @@ impl Grid {
         Ok(contenders)
     }
 
-    /// How many simulations it takes.
-    pub fn simulations(&self) -> u64 {
-        let points: usize = self.grid.values().map(Vec::len).product();
-        self.fleets.count * (points as u64 + 1)
+    /// Whether the contender at `place` plays on the fleet at `number`.
+    fn plays(&self, number: usize, place: usize) -> bool {
+        place == 0 || ((number + place) as u64).is_multiple_of(self.one_in.max(1))
     }
+
+    /// How many simulations it takes.
+    ///
+    /// # Errors
+    /// The first combination that is no policy.
+    pub fn simulations(&self) -> Result<u64, Invalid> {
+        let contenders = self.contenders()?.len();
+        let on = |number| (0..contenders).filter(|&place| self.plays(number, place)).count() as u64;
+        Ok((0..self.fleets.all().len()).map(on).sum())
+    }
+}
+
+/// Servers and callers.
+fn size(fleet: &Scenario) -> (u32, u32) {
+    let servers = fleet.servers.iter().map(|group| group.count).sum();
+    (servers, fleet.callers.iter().map(|group| group.count).sum())
+}
+
+/// A combination with each value of one more field.
+fn with_each<'a>(
+    (name, base): &'a (String, Map<String, Value>),
+    field: &'a str,
+    values: &'a [Value],
+) -> impl Iterator<Item = (String, Map<String, Value>)> {
+    values.iter().map(move |value| {
+        let mut fields = base.clone();
+        set(&mut fields, field, value.clone());
+        (format!("{name} {field}={value}").trim_start().to_owned(), fields)
+    })
 }
 
 /// Sets a field of a field of a field.
@@ -106,34 +178,54 @@ fn set(fields: &mut Map<String, Value>, path: &str, value: Value) {
     }
 }
 
-/// Plays every combination on every fleet.
+/// Plays the baseline on every fleet, and every combination on those that are its turn.
 ///
 /// # Errors
 /// The first combination that is no policy.
 pub fn sweep(grid: &Grid, threads: usize, progress: impl Fn() + Sync) -> Result<Swept, Invalid> {
     let contenders = grid.contenders()?;
-    let seeds = grid.fleets.from..grid.fleets.from + grid.fleets.count;
-    let fleets: Vec<_> = seeds.clone().map(fleet).collect();
-    let mixes: Vec<Mix> = seeds.map(Mix::of).collect();
-    let found = compare(&fleets, &contenders, threads, progress)?;
-    let summary =
-        |(place, contender): (usize, &Contender)| Summary::of(&contender.name, &found, &mixes, place, 0);
+    let fleets = grid.fleets.all();
+    let mut jobs = Vec::new();
+    for (number, (_, fleet)) in fleets.iter().enumerate() {
+        let on = contenders.iter().enumerate().filter(|(place, _)| grid.plays(number, *place));
+        jobs.extend(on.map(|(_, contender)| contender.on(fleet)));
+    }
+    let mut reports = play(&jobs, threads, progress)?.into_iter();
+    let mut of = |number| -> Vec<Option<Report>> {
+        let places = 0..contenders.len();
+        places.map(|place| if grid.plays(number, place) { reports.next() } else { None }).collect()
+    };
+    let found: Vec<_> = (0..fleets.len()).map(&mut of).collect();
+    let mixes: Vec<Mix> = fleets.iter().map(|(seed, _)| Mix::of(*seed)).collect();
+    let summary = |(place, contender): (usize, &Contender)| {
+        let pair = |(reports, &mix): (&'_ Vec<Option<Report>>, &Mix)| {
+            Some((mix, reports[place].clone()?, reports[0].clone()?))
+        };
+        let played: Vec<_> = found.iter().zip(&mixes).filter_map(pair).collect();
+        let pairs: Vec<_> =
+            played.iter().map(|(mix, ours, theirs)| Pair { mix: *mix, ours, theirs }).collect();
+        Summary::of(&contender.name, &pairs)
+    };
     let summaries = contenders.iter().enumerate().map(summary).collect();
-    Ok(Swept { name: grid.name.clone(), fleets: grid.fleets, summaries, found })
+    let sizes = fleets.iter().map(|(_, fleet)| size(fleet)).collect();
+    Ok(Swept { name: grid.name.clone(), fleets: grid.fleets, summaries, sizes, found })
 }
 
 impl Swept {
     /// One line a fleet and contender, for spreadsheets.
     pub fn csv(&self) -> String {
-        let mut text = "fleet,contender,cv,mean,p99,wasted_cores,p99_latency_ms,failed\n".to_owned();
-        for reports in &self.found {
+        let mut text =
+            "fleet,servers,callers,contender,cv,mean,p99,wasted_cores,p99_latency_ms,failed\n".to_owned();
+        for (reports, (servers, callers)) in self.found.iter().zip(&self.sizes) {
             for (report, summary) in reports.iter().zip(&self.summaries) {
-                let cv = report.cv.map_or_else(String::new, |cv| cv.to_string());
-                let latency = report.latency.map_or_else(String::new, |latency| latency.p99.to_string());
+                let Some(report) = report else { continue };
+                let cv = report.cv.map_or_else(String::new, |cv| format!("{cv:.5}"));
+                let latency = report.latency_after_event.or(report.latency);
+                let latency = latency.map_or_else(String::new, |latency| latency.p99.to_string());
                 // Writing to a String cannot fail.
                 let _ = writeln!(
                     text,
-                    "{},\"{}\",{cv},{},{},{},{latency},{}",
+                    "{},{servers},{callers},\"{}\",{cv},{:.5},{:.5},{:.3},{latency},{:.6}",
                     report.scenario,
                     summary.name.replace('"', "'"),
                     report.mean_utilisation,
@@ -146,25 +238,17 @@ impl Swept {
         text
     }
 
-    /// A dot a combination: how far the p99 utilisation falls below the baseline's, against how even servers are.
+    /// A row a combination: its p99 utilisation and its p99 latency as parts of the baseline's, with what may be chance.
     pub fn plot(&self) -> String {
-        let dots =
-            || self.summaries.iter().filter(|summary| summary.p99.is_finite() && summary.cv.is_finite());
-        let most = |value: fn(&Summary) -> f64| dots().map(value).fold(0.0, f64::max) * 1.1;
-        let (right, top) = (most(|summary| summary.cv), most(|summary| summary.p99));
-        let title = format!("{}: {} fleets from seed {}", self.name, self.fleets.count, self.fleets.from);
-        let y_label = "p99 utilisation as a part of the baseline's, mean over fleets";
-        let x_label = "variation of utilisation, median over fleets";
-        let mut plot = Plot::new(&title, (0.0, right, x_label), (0.0, top, y_label));
-        for (n, summary) in dots().enumerate() {
-            plot.dot(summary.cv, summary.p99, if n == 0 { "#aa0000" } else { Plot::colour(0) });
-        }
+        let title = format!("{}: {} fleets", self.name, self.found.len());
+        let interval = |ratio: Ratio| (ratio.mean, 2.0 * ratio.error);
+        let row = |summary: &Summary| {
+            (summary.name.clone(), [interval(summary.p99), interval(summary.p99_latency)])
+        };
+        let rows: Vec<_> = self.summaries.iter().skip(1).map(row).collect();
         let baseline = self.summaries.first().map_or_else(String::new, |summary| summary.name.clone());
-        plot.legend(&[
-            (format!("baseline: {baseline}"), "#aa0000"),
-            ("combinations".into(), Plot::colour(0)),
-        ]);
-        plot.finish()
+        let heads = ["p99 utilisation", "p99 latency"].map(|head| format!("{head} / that of {baseline}"));
+        intervals(&title, &heads, &rows)
     }
 }
 
@@ -185,7 +269,38 @@ mod tests {
         let names: Vec<&str> = contenders.iter().map(|contender| contender.name.as_str()).collect();
         assert_eq!(names, ["all", "subset=2", "subset=5", "subset=10"]);
         assert_eq!(contenders[2].balancing.subset, Some(5));
-        assert_eq!(grid.simulations(), 8);
+        assert_eq!(grid.simulations().unwrap(), 8);
+    }
+
+    #[test]
+    fn what_is_varied_by_itself_is_played_on_its_part_of_the_fleets() {
+        let grid: Grid = serde_json::from_value(serde_json::json!({
+            "name": "constants",
+            "fleets": {"from": 0, "count": 6, "requests": 3000},
+            "baseline": {"name": "default"},
+            "vary": {"score.gain": [0, 20], "score.smoothing": [5]},
+            "oneIn": 3,
+        }))
+        .unwrap();
+        let names: Vec<String> = grid.contenders().unwrap().into_iter().map(|c| c.name).collect();
+        assert_eq!(names, ["default", "score.gain=0", "score.gain=20", "score.smoothing=5"]);
+        assert_eq!(grid.simulations().unwrap(), 6 + 3 * 2);
+        let swept = sweep(&grid, 1, || {}).unwrap();
+        let counts: Vec<usize> = swept.summaries.iter().map(|summary| summary.fleets).collect();
+        assert_eq!(counts, [6, 2, 2, 2]);
+        let lines: Vec<String> = swept.csv().lines().map(str::to_owned).collect();
+        assert_eq!(lines.len(), 1 + 12);
+        assert!(
+            lines.iter().any(|line| line.starts_with("fleet-2,") && line.contains(",\"score.gain=0\",")),
+            "{lines:?}"
+        );
+        assert!(
+            !lines.iter().any(|line| line.starts_with("fleet-1,") && line.contains(",\"score.gain=0\",")),
+            "{lines:?}"
+        );
+        let same = &swept.summaries[0];
+        assert!(same.p99.mean == 1.0 && same.p99.error == 0.0, "{same:?}");
+        assert!(swept.plot().contains("score.gain=20"));
     }
 
     #[test]

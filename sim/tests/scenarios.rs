@@ -6,9 +6,6 @@ use std::{fs, path::Path};
 
 use fairmesh_sim::{Scenario, run};
 
-/// Scenarios that name goals which the present default policy does not reach.
-const NOT_YET: [&str; 1] = ["rolling-deploy"];
-
 #[test]
 fn scenarios_do_what_their_files_expect() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scenarios");
@@ -19,12 +16,7 @@ fn scenarios_do_what_their_files_expect() {
         let scenario: Scenario = serde_saphyr::from_str(&fs::read_to_string(path).unwrap()).unwrap();
         assert_eq!(path.file_stem().unwrap().to_str(), Some(scenario.name.as_str()));
         let missed = run(&scenario, |_| {}).unwrap().report.missed;
-        let known = NOT_YET.contains(&scenario.name.as_str());
-        missed
-            .into_iter()
-            .filter(|_| !known)
-            .map(|missed| format!("{}: {missed}", scenario.name))
-            .collect::<Vec<_>>()
+        missed.into_iter().map(|missed| format!("{}: {missed}", scenario.name)).collect::<Vec<_>>()
     };
     let (first, second) = files.split_at(files.len() / 2);
     let missed: Vec<String> = std::thread::scope(|scope| {

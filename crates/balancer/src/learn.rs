@@ -123,7 +123,9 @@ impl Pool {
         slot.learn(tick, |load| {
             let kept = aged(load.excess.into(), age);
             let excess = match usual {
-                Some(above) => kept + rounded(above - kept, rule.smoothing.into()),
+                // The reward of an answer (A13): who answers more often is worth a little more. Smoothing takes it back
+                // with later reports, so that it never adds up to more than `smoothing` rewards.
+                Some(above) => kept + rounded(above - kept, rule.smoothing.into()) - rule.reward,
                 None => kept,
             };
             Load { excess: excess.clamp(i32::MIN.into(), i32::MAX.into()) as i32, cost, ..load }

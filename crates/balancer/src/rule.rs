@@ -2,6 +2,8 @@ use std::time::Duration;
 
 use fairmesh_model::{Balancing, BalancingPolicy, LoadSignal};
 
+use crate::slots::Load;
+
 /// Ticks in which what a report said comes to count half: ages keep 8 bits behind the point.
 pub(crate) const TICKS_BITS: u32 = 8;
 /// The capacity correction that changes nothing, as reports keep it.
@@ -33,6 +35,8 @@ pub struct Rule {
     pub(crate) most: u32,
     /// Percent of the mean that a new endpoint is taken to carry.
     pub(crate) warm_up: u32,
+    /// What an answer takes off the excess, in the unit of loads.
+    pub(crate) reward: i64,
     pub(crate) consecutive: u32,
     pub(crate) failure_percent: u32,
     pub(crate) min_samples: u32,
@@ -77,6 +81,7 @@ impl Rule {
             gain: ((u128::from(score.gain) * tick) << 32).div_ceil(100_000_000_000) as u64,
             most: FINE_ONE * score.correction.clamp(1, 8),
             warm_up: score.warm_up,
+            reward: (i64::from(score.reward) << Load::BITS) / 100,
             load_factor: balancing.load_factor,
             consecutive: outliers.consecutive,
             failure_percent: outliers.failure_percent,
@@ -91,6 +96,15 @@ impl Rule {
     #[inline]
     pub fn load_factor(&self) -> u32 {
         self.load_factor
+    }
+
+    /// The excess that a new endpoint begins with, in the unit of loads, where `own` calls and `others`' are usual (A15): it
+    /// seems to carry the percentage of the mean, but no more above the mean than that percentage of a request. A lead of
+    /// one request decides a duel: with ten, a new endpoint of a service with long requests would not be called less but
+    /// not at all, for many half-lives.
+    pub(crate) fn seed(&self, own: u64, others: u64) -> u64 {
+        let (mean, warm_up) = (own + others, u64::from(self.warm_up));
+        (mean * warm_up / 100).min(mean + (warm_up << Load::BITS) / 100).saturating_sub(others)
     }
 
     /// What makes one endpoint better than another.

@@ -158,7 +158,7 @@ impl Slots {
         let others = self.pool.others();
         let seed = match rule.policy() {
             BalancingPolicy::PeakEwma => others * u64::from(rule.warm_up) / 100,
-            _ => ((own + others) * u64::from(rule.warm_up) / 100).saturating_sub(others),
+            _ => rule.seed(own, others),
         };
         let seed = i32::try_from(seed).unwrap_or(i32::MAX);
         for (slot, ratio) in slots() {

@@ -4,7 +4,7 @@
 
 use fairmesh_balancer::{Contest, LoadReport, Members, Outcome, Rule, Slots, pick, rendezvous};
 use fairmesh_model::{
-    Balancing, BalancingPolicy, InstanceId,
+    Balancing, BalancingPolicy, InstanceId, Score,
     arith::{self, Generator, LOG_TABLE, mix64},
 };
 use serde_json::{Value, json};
@@ -219,13 +219,20 @@ fn up_to(random: &mut Generator, bits: u64) -> u64 {
     random.below(1 << bits)
 }
 
-/// What servers say, by time, and how each endpoint's score and the picks follow.
+/// What servers say, by time, and how each endpoint's score and the picks follow; without a reward and with one.
 #[test]
 fn reports() {
-    let (mut random, rule) = (Generator::new(15), rule(BalancingPolicy::Score));
-    let cases = (0..20).map(|case| {
+    let score = Score { reward: 5, ..Score::default() };
+    let rewarding = Rule::new(&Balancing { score, ..Balancing::default() });
+    let (plain, rewarded) = (told(15, &rule(BalancingPolicy::Score), 20), told(17, &rewarding, 6));
+    check("reports.json", &[("reports", plain), ("rewarded_5_percent", rewarded)]);
+}
+
+fn told(seed: u64, rule: &Rule, cases: usize) -> Vec<Value> {
+    let mut random = Generator::new(seed);
+    let case = |case| {
         let known = Known { penalised: Vec::new(), tried: Vec::new(), ..Known::draw(case, &mut random) };
-        let (slots, members) = known.slots(&rule);
+        let (slots, members) = known.slots(rule);
         let n = known.weights.len() as u64;
         let mut now = random.below(1 << 40);
         let reports = (0..10 * n).map(|_| {
@@ -247,10 +254,10 @@ fn reports() {
             "weights": known.weights, "outstanding": known.outstanding,
             "reports_at_index_requests_streams_cpu": reports,
             "scores": scores(now), "scores_90s_later": scores(later),
-            "picked_by_seed_0_to_7": picked(&slots, &members, &rule, &[], now),
+            "picked_by_seed_0_to_7": picked(&slots, &members, rule, &[], now),
         })
-    });
-    check("reports.json", &[("reports", cases.collect())]);
+    };
+    (0..cases).map(case).collect()
 }
 
 #[test]

@@ -158,18 +158,22 @@ pub struct Score {
     pub memory: Duration,
     /// Whether servers that report are asked for their load where nothing recent is known of it (S26).
     pub poll: bool,
+    /// The percentage of a request that each answer takes off what its endpoint seems to carry above the mean (A13); 0
+    /// (nothing) to 100.
+    pub reward: u32,
 }
 
 impl Default for Score {
     fn default() -> Self {
         Self {
             smoothing: 25,
-            half_life: Duration::from_secs(5),
+            half_life: Duration::from_secs(10),
             warm_up: 150,
             gain: 5,
             correction: 4,
             memory: Duration::from_secs(60),
             poll: true,
+            reward: 0,
         }
     }
 }
@@ -221,7 +225,8 @@ impl Score {
         number("warmUp", self.warm_up, 0, 1000)?;
         number("gain", self.gain, 0, 100)?;
         number("correction", self.correction, 1, 8)?;
-        duration("memory", self.memory, "1s", "1h")
+        duration("memory", self.memory, "1s", "1h")?;
+        number("reward", self.reward, 0, 100)
     }
 }
 

@@ -142,8 +142,8 @@ pub(super) fn sweep_every(deadline: u64) -> u64 {
 /// As the client library judges endings.
 fn outcome(ending: Ending) -> Outcome {
     match ending {
-        Ending::Answered | Ending::Error => Outcome::Ok,
-        Ending::Busy | Ending::Broken | Ending::Late => Outcome::Failed,
+        Ending::Answered => Outcome::Ok,
+        Ending::Error | Ending::Busy | Ending::Broken | Ending::Late => Outcome::Failed,
         Ending::Unreachable => Outcome::Unreachable,
     }
 }

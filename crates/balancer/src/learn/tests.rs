@@ -1,6 +1,6 @@
-use fairmesh_model::{Balancing, InstanceId, arith::Generator};
+use fairmesh_model::{Balancing, InstanceId, Score, arith::Generator};
 
-use crate::{Contest, LoadReport, Members, Outcome, Rule, Slots, pick};
+use crate::{Contest, LoadReport, Members, Outcome, Rule, Slots, pick, slots::Load};
 
 const SECOND: u64 = 1_000_000_000;
 const N: u32 = 20;
@@ -159,4 +159,45 @@ fn a_stream_counts_little_and_ends_as_one() {
     slots.finish_stream(0, Outcome::Ok, 0);
     assert_eq!(slots.streams(0), 0);
     assert!(!slots.call_becomes_stream(0), "nothing is under way");
+}
+
+#[test]
+fn an_answer_is_rewarded_a_little_and_never_without_end() {
+    let rewarding = |reward| {
+        Rule::new(&Balancing { score: Score { reward, ..Score::default() }, ..Balancing::default() })
+    };
+    let lead = |reward: u32, answers: u64| {
+        let (slots, rule) = (slots(), rewarding(reward));
+        slots.admit(&(0..N).map(|index| (index, 1000)).collect::<Vec<_>>(), &rule);
+        // Both say the same; one of them answers a hundred times as often.
+        let mut now = SECOND;
+        for answer in 0..answers {
+            now += SECOND / 10;
+            slots.report(0, requests(4), now);
+            if answer % 100 == 99 {
+                slots.report(1, requests(4), now);
+            }
+        }
+        let contest = Contest::new(&slots, rule.terms(), &[], now);
+        let score = |index| contest.stand(index, 1000).score;
+        (score(1) - score(0)) as f64 / f64::from(1 << crate::SCORE_BITS)
+    };
+    assert_eq!(lead(0, 1000), 0.0, "nobody is rewarded unless somebody asks for it");
+    let (once, often, endless) = (lead(4, 1), lead(4, 200), lead(4, 5000));
+    assert!((0.03..0.05).contains(&once), "{once}");
+    assert!((0.4..1.0).contains(&often), "{often}");
+    assert!(
+        (endless - often).abs() < 0.05,
+        "smoothing takes back what later reports do not bear out: {endless}"
+    );
+}
+
+#[test]
+fn a_new_endpoint_is_held_back_by_a_part_of_the_mean_and_by_no_more_than_it_takes() {
+    let rule = rule();
+    assert_eq!(rule.seed(0, 0), 0, "nothing is usual");
+    assert_eq!(rule.seed(0, 2 << Load::BITS), 1 << Load::BITS, "half of the mean above it");
+    assert_eq!(rule.seed(2 << Load::BITS, 0), 3 << Load::BITS, "and its own calls, of which it has none yet");
+    assert_eq!(rule.seed(0, 50 << Load::BITS), 3 << (Load::BITS - 1), "1.5 requests, however many are usual");
+    assert_eq!(rule.seed(10 << Load::BITS, 50 << Load::BITS), 23 << (Load::BITS - 1), "beside its own");
 }

@@ -55,6 +55,9 @@ pub struct ScoreSpec {
     /// Whether servers are asked for their load where nothing recent is known of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub poll: Option<bool>,
+    /// What each answer takes off what its endpoint seems to carry, in percent of a request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reward: Option<u32>,
 }
 
 /// When an endpoint that fails is avoided.
@@ -120,6 +123,7 @@ impl ScoreSpec {
             correction: self.correction.unwrap_or(default.correction),
             memory: read_duration_option("memory", self.memory.as_ref())?.unwrap_or(default.memory),
             poll: self.poll.unwrap_or(default.poll),
+            reward: self.reward.unwrap_or(default.reward),
         })
     }
 
@@ -133,6 +137,7 @@ impl ScoreSpec {
             correction: unless(score.correction, default.correction),
             memory: unless(score.memory, default.memory).map(write_duration),
             poll: unless(score.poll, default.poll),
+            reward: unless(score.reward, default.reward),
         }
     }
 }

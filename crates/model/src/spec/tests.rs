@@ -29,6 +29,7 @@ fn full_balancing() -> Balancing {
             correction: 1,
             memory: Duration::from_secs(3600),
             poll: false,
+            reward: 5,
         },
         outliers: Outliers {
             consecutive: 0,

@@ -167,6 +167,7 @@ fn balancing() -> impl Strategy<Value = Balancing> {
                 gain: some,
                 memory: time,
                 poll,
+                reward: some,
                 ..Score::default()
             },
             outliers: Outliers { consecutive: some, first: time, longest: time * 2, ..Outliers::default() },

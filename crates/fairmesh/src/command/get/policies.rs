@@ -66,14 +66,15 @@ fn balancing(balancing: &Balancing) -> String {
 fn score(score: &Score) -> String {
     let asked = if score.poll { "asked where they are near" } else { "never asked" };
     format!(
-        "mean of {} reports, half-life {}; utilisation moves shares by up to {} % a second and {} x, held for {}; new at {} %; \
-         servers are {asked}",
+        "mean of {} reports, half-life {}; utilisation moves shares by up to {} % a second and {} x, held for {}; new at {} %, \
+         {} % off an answer; servers are {asked}",
         score.smoothing,
         write_duration(score.half_life),
         score.gain,
         score.correction,
         write_duration(score.memory),
-        score.warm_up
+        score.warm_up,
+        score.reward
     )
 }
 

@@ -2,7 +2,7 @@ use std::{path::PathBuf, process::ExitCode, thread};
 
 use clap::Args;
 use fairmesh_sim::{
-    Summary,
+    Ratio, Summary,
     sweep::{Grid, Swept, sweep},
 };
 use indicatif::{ProgressBar, ProgressStyle};
@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::write_file;
 use crate::{failure::Failure, manifests, output};
 
-/// Try every combination of a grid of constants.
+/// Try a grid of constants, or one constant at a time, on many fleets.
 #[derive(Args, Debug)]
 pub(crate) struct SweepArgs {
     /// The file with the grid.
@@ -22,7 +22,7 @@ pub(crate) struct SweepArgs {
     /// Write a line a fleet and combination to this file, for spreadsheets.
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
-    /// Draw evenness against the most utilised servers into this file.
+    /// Draw what each does to utilisation and latency into this file.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     /// Threads; left out, one a core.
@@ -33,7 +33,7 @@ pub(crate) struct SweepArgs {
 pub(super) fn run(args: &SweepArgs) -> Result<ExitCode, Failure> {
     let grid: Grid = manifests::load_one(&args.grid, Grid::validate)?;
     let threads = args.threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
-    let bar = ProgressBar::new(grid.simulations());
+    let bar = ProgressBar::new(grid.simulations()?);
     let style = ProgressStyle::with_template("{prefix} {wide_bar} {pos}/{len} simulations, {eta} left");
     // The template is a constant that parses; a default bar would do as well.
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
@@ -57,20 +57,24 @@ pub(super) fn run(args: &SweepArgs) -> Result<ExitCode, Failure> {
 fn table(swept: &Swept) -> String {
     let row = |summary: &Summary| {
         let number = |value: f64| format!("{value:.4}");
+        let ratio = |ratio: Ratio| format!("{:.4} ± {:.4}", ratio.mean, ratio.error);
         let (best, worst) = summary.p99_range;
         vec![
             summary.name.clone(),
+            summary.fleets.to_string(),
             number(summary.cv),
-            number(summary.p99),
+            number(summary.cv_other),
+            ratio(summary.p99),
             summary.p99_worst_mixes.map_or_else(|| "-".into(), number),
             format!("{best:.3} to {worst:.3}"),
-            number(summary.p99_latency),
+            ratio(summary.p99_latency),
             number(summary.wasted),
         ]
     };
-    let head = ["POLICY", "CV", "P99", "P99 WORST MIXES", "P99 RANGE", "P99 LATENCY", "WASTED"];
+    let head =
+        ["POLICY", "FLEETS", "CV", "CV BASE", "P99", "P99 WORST MIXES", "P99 RANGE", "P99 LATENCY", "WASTED"];
     let rows: Vec<_> = swept.summaries.iter().map(row).collect();
-    let note =
-        "CV is the median over the fleets; the others are parts of the baseline's, which comes first.\n";
+    let note = "CV is the median over the fleets that it was played on, CV BASE the baseline's on the same ones; the \
+                others are parts of the baseline's, which comes first, as means with their standard errors.\n";
     output::table(&head, &rows) + note
 }

@@ -69,6 +69,7 @@ impl From<Score> for v1::Score {
             correction: score.correction,
             memory_us: micros(score.memory),
             asks_nobody: !score.poll,
+            reward: score.reward,
         }
     }
 }
@@ -83,6 +84,7 @@ impl From<v1::Score> for Score {
             correction: message.correction,
             memory: Duration::from_micros(message.memory_us),
             poll: !message.asks_nobody,
+            reward: message.reward,
         }
     }
 }
