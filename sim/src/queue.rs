@@ -150,7 +150,8 @@ impl Queue {
             self.spare.push(list);
         }
         while let Some(&Reverse((at, _, what))) = self.far.peek()
-            && at >> self.shift >> BITS < epoch + NEAR
+            // All that could now be put in near: what is put in from now on comes after it.
+            && at >> self.shift >> BITS <= epoch + NEAR
         {
             self.far.pop();
             match at >> self.shift >> BITS == epoch {
@@ -166,6 +167,18 @@ mod tests {
     use fairmesh_model::arith::Generator;
 
     use super::*;
+
+    #[test]
+    fn what_was_put_in_far_ahead_comes_before_what_joins_it_at_the_same_moment() {
+        let mut queue = Queue::new(1e6);
+        let epoch = 1 << queue.shift << BITS;
+        let at = (NEAR + 1) * epoch;
+        queue.push(at, 1);
+        queue.push(epoch, 0);
+        assert_eq!(queue.pop(), Some(Event { at: epoch, what: 0 }));
+        queue.push(at, 2);
+        assert_eq!([queue.pop(), queue.pop()].map(|event| event.unwrap().what), [1, 2]);
+    }
 
     #[test]
     fn events_come_by_time_and_of_one_moment_in_the_order_put_in() {
