@@ -2,7 +2,8 @@
 //! agents to the control plane, and its restart costs no figures.
 
 use std::{
-    collections::{BTreeMap, btree_map::Entry},
+    collections::{BTreeMap, btree_map},
+    future::Future,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -27,6 +28,9 @@ const MAX_WAITING: usize = 10_000;
 /// How many of them one message holds, well below its limit.
 const MAX_BATCH: usize = 2_000;
 
+/// What waits, as it is passed on.
+type Entry = (Key, Location, v1::MinuteUsage);
+
 /// A minute of an instance. Ordered by minute, so that the oldest are first to be given up.
 type Key = (Minute, ServiceName, InstanceId);
 
@@ -48,15 +52,17 @@ struct Shared {
     waiting: Mutex<Waiting>,
     /// Given up since too much waited.
     dropped: AtomicU64,
+    /// Given up since the control plane does not take them as they are.
+    refused: AtomicU64,
 }
 
 impl Waiting {
     /// Keeps the fullest report of each minute; how many of the oldest had to go for it.
     fn put(&mut self, key: Key, place: Location, usage: v1::MinuteUsage) -> u64 {
         match self.0.entry(key) {
-            Entry::Occupied(known) if known.get().1.covered_ms >= usage.covered_ms => return 0,
-            Entry::Occupied(mut known) => drop(known.insert((place, usage))),
-            Entry::Vacant(free) => drop(free.insert((place, usage))),
+            btree_map::Entry::Occupied(known) if known.get().1.covered_ms >= usage.covered_ms => return 0,
+            btree_map::Entry::Occupied(mut known) => drop(known.insert((place, usage))),
+            btree_map::Entry::Vacant(free) => drop(free.insert((place, usage))),
         }
         let mut dropped = 0;
         while self.0.len() > MAX_WAITING {
@@ -66,13 +72,13 @@ impl Waiting {
     }
 
     /// The oldest, to be passed on.
-    fn batch(&self) -> Vec<(Key, Location, v1::MinuteUsage)> {
+    fn batch(&self) -> Vec<Entry> {
         let oldest = self.0.iter().take(MAX_BATCH);
         oldest.map(|(key, (place, usage))| (key.clone(), place.clone(), *usage)).collect()
     }
 
     /// These arrived, and wait no longer unless they have grown meanwhile.
-    fn arrived(&mut self, batch: &[(Key, Location, v1::MinuteUsage)]) {
+    fn arrived(&mut self, batch: &[Entry]) {
         for (key, _, sent) in batch {
             if self.0.get(key).is_some_and(|(_, usage)| usage == sent) {
                 self.0.remove(key);
@@ -84,7 +90,8 @@ impl Waiting {
 impl Usages {
     /// Passes on to `upstream`, which people know as `upstreams`.
     pub(crate) fn new(upstream: Handle, upstreams: String) -> Self {
-        let shared = Shared { upstream, upstreams, waiting: Mutex::default(), dropped: AtomicU64::default() };
+        let (dropped, refused) = (AtomicU64::default(), AtomicU64::default());
+        let shared = Shared { upstream, upstreams, waiting: Mutex::default(), dropped, refused };
         Self { shared: Arc::new(shared) }
     }
 
@@ -93,9 +100,14 @@ impl Usages {
         self.lock().0.len()
     }
 
-    /// How many were given up.
+    /// How many were given up, since too much waited.
     pub(crate) fn dropped(&self) -> &AtomicU64 {
         &self.shared.dropped
+    }
+
+    /// How many were given up, since the control plane does not take them as they are.
+    pub(crate) fn refused(&self) -> &AtomicU64 {
+        &self.shared.refused
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
@@ -144,26 +156,71 @@ impl Usages {
         let Some(connection) = self.shared.upstream.connection().filter(|_| !batch.is_empty()) else {
             return false;
         };
-        let usages = batch.iter().map(|((_, service, instance), place, usage)| v1::InstanceUsage {
-            service: service.to_string(),
-            instance: instance.to_string(),
-            location: Some(place.clone().into()),
-            minutes: vec![*usage],
-        });
-        let request = v1::ReportUsageRequest { usages: usages.collect() };
-        match timeout(PATIENCE, connection.imbalance().report(request)).await {
-            Ok(Ok(_)) => {}
-            // A control plane of a release that takes no figures: keeping them helps nobody.
-            Ok(Err(status)) if status.code() == Code::Unimplemented => {}
-            Ok(Err(status)) => {
-                tracing::debug!(reason = status.message(), "CPU usage could not be passed on; it waits");
-                return false;
-            }
-            Err(_) => return false,
+        let full = batch.len() == MAX_BATCH;
+        let passed = self
+            .deliver(batch, |request| {
+                let mut client = connection.imbalance();
+                async move {
+                    let late = |_| Status::deadline_exceeded("the control plane did not answer in time");
+                    timeout(PATIENCE, client.report(request)).await.unwrap_or_else(|e| Err(late(e))).map(drop)
+                }
+            })
+            .await;
+        if let Err(status) = &passed {
+            tracing::debug!(reason = status.message(), "CPU usage could not be passed on; it waits");
         }
-        self.lock().arrived(&batch);
-        batch.len() == MAX_BATCH
+        full && passed.is_ok()
     }
+
+    /// Sends a batch. One that is refused as wrong would be refused for ever, and hold up all that follow: it is sent
+    /// again in halves, down to the minute that is wrong, which is given up.
+    async fn deliver<Sent>(
+        &self,
+        batch: Vec<Entry>,
+        send: impl Fn(v1::ReportUsageRequest) -> Sent + Send + Sync,
+    ) -> Result<(), Status>
+    where
+        Sent: Future<Output = Result<(), Status>> + Send,
+    {
+        let mut parts = vec![batch];
+        while let Some(mut part) = parts.pop() {
+            match send(request(&part)).await {
+                // A control plane of a release that takes no figures: keeping them helps nobody.
+                Err(status) if status.code() != Code::Unimplemented => {
+                    if status.code() != Code::InvalidArgument {
+                        return Err(status);
+                    }
+                    if part.len() > 1 {
+                        let half = part.split_off(part.len() / 2);
+                        parts.extend([half, part]);
+                        continue;
+                    }
+                    self.shared.refused.fetch_add(1, Relaxed);
+                    let who =
+                        part.first().map(|((_, service, instance), ..)| format!("'{instance}' of {service}"));
+                    let (who, reason) = (who.unwrap_or_default(), status.message());
+                    tracing::warn!(
+                        who,
+                        reason,
+                        "the control plane refuses a minute of CPU usage; it is given up"
+                    );
+                }
+                _ => {}
+            }
+            self.lock().arrived(&part);
+        }
+        Ok(())
+    }
+}
+
+fn request(batch: &[Entry]) -> v1::ReportUsageRequest {
+    let usages = batch.iter().map(|((_, service, instance), place, usage)| v1::InstanceUsage {
+        service: service.to_string(),
+        instance: instance.to_string(),
+        location: Some(place.clone().into()),
+        minutes: vec![*usage],
+    });
+    v1::ReportUsageRequest { usages: usages.collect() }
 }
 
 #[tonic::async_trait]
@@ -192,7 +249,12 @@ impl Imbalance for Usages {
 
 #[cfg(test)]
 mod tests {
-    use fairmesh_model::Region;
+    use fairmesh_model::{Prefix, Region};
+    use fairmesh_rib::{
+        Update,
+        upstream::{Backoff, Sink, Upstream, UpstreamConfig},
+    };
+    use fairmesh_wire::transport::Address;
 
     use super::*;
 
@@ -220,6 +282,60 @@ mod tests {
         let left: Vec<_> =
             waiting.batch().into_iter().map(|(key, _, usage)| (key, usage.covered_ms)).collect();
         assert_eq!(left, [(key(5, "a"), 20_000)]);
+    }
+
+    /// Follows nobody, since what is sent is passed to the test.
+    struct Nothing;
+
+    impl Sink for Nothing {
+        fn update(&mut self, _: Update) {}
+        fn refused(&mut self, _: &Prefix, _: &str) {}
+    }
+
+    fn usages() -> Usages {
+        let config = UpstreamConfig {
+            addresses: vec![Address::Unix("/nowhere/control.sock".into())],
+            software: "test".to_owned(),
+            backoff: Backoff::default(),
+            refuse_lagging: true,
+        };
+        Usages::new(Upstream::spawn(config, Nothing), "nowhere".to_owned())
+    }
+
+    #[tokio::test]
+    async fn a_minute_that_is_refused_as_wrong_is_given_up_and_holds_up_nobody() {
+        let usages = usages();
+        for minute in 0..100 {
+            usages.lock().put(key(minute, "a"), eu(), usage(minute, 60_000));
+        }
+        let wrong = |usage: &v1::InstanceUsage| [30, 77].contains(&usage.minutes[0].minute);
+        let (taken, sent) = (Mutex::new(Vec::new()), AtomicU64::default());
+        let batch = usages.lock().batch();
+        let answer = |request: v1::ReportUsageRequest| {
+            sent.fetch_add(1, Relaxed);
+            let answer = if request.usages.iter().any(wrong) {
+                Err(Status::invalid_argument("usages[0]: location: is missing"))
+            } else {
+                taken.lock().unwrap().extend(request.usages.iter().map(|usage| usage.minutes[0].minute));
+                Ok(())
+            };
+            async move { answer }
+        };
+        usages.deliver(batch, answer).await.unwrap();
+        let expected: Vec<_> = (0..100).filter(|minute| ![30, 77].contains(minute)).collect();
+        assert_eq!(*taken.lock().unwrap(), expected, "each once, the oldest first");
+        assert_eq!((usages.waiting(), usages.refused().load(Relaxed)), (0, 2));
+        assert!(sent.load(Relaxed) < 30, "in few messages");
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_passed_on_for_now_waits() {
+        let usages = usages();
+        usages.lock().put(key(1, "a"), eu(), usage(1, 60_000));
+        let batch = usages.lock().batch();
+        let away = |_| async { Err(Status::unavailable("starting")) };
+        usages.deliver(batch, away).await.unwrap_err();
+        assert_eq!((usages.waiting(), usages.refused().load(Relaxed)), (1, 0));
     }
 
     #[test]
