@@ -34,6 +34,7 @@ pub(crate) fn text(Pages { backend, usages }: &Pages) -> String {
     counter(&mut registry, "save_failures", "Rounds of saving that the disk refused", &shared.disk.failures);
     gauge(&mut registry, "usages_waiting", "Minutes of programs to be passed on", usages.waiting());
     counter(&mut registry, "usages_dropped", "Minutes of programs given up", usages.dropped());
+    counter(&mut registry, "usages_refused", "Minutes of programs not taken as they are", usages.refused());
     let checks = &backend.checks;
     registry.register(
         "health_checker",

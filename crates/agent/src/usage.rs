@@ -2,7 +2,8 @@
 //! agents to the control plane, and its restart costs no figures.
 
 use std::{
-    collections::{BTreeMap, btree_map::Entry},
+    collections::{BTreeMap, btree_map},
+    future::Future,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -27,6 +28,9 @@ const MAX_WAITING: usize = 10_000;
 /// How many of them one message holds, well below its limit.
 const MAX_BATCH: usize = 2_000;
 
+/// What waits, as it is passed on.
+type Entry = (Key, Location, v1::MinuteUsage);
+
 /// A minute of an instance. Ordered by minute, so that the oldest are first to be given up.
 type Key = (Minute, ServiceName, InstanceId);
 
@@ -48,15 +52,17 @@ struct Shared {
     waiting: Mutex<Waiting>,
     /// Given up since too much waited.
     dropped: AtomicU64,
+    /// Given up since the control plane does not take them as they are.
+    refused: AtomicU64,
 }
 
 impl Waiting {
     /// Keeps the fullest report of each minute; how many of the oldest had to go for it.
     fn put(&mut self, key: Key, place: Location, usage: v1::MinuteUsage) -> u64 {
         match self.0.entry(key) {
-            Entry::Occupied(known) if known.get().1.covered_ms >= usage.covered_ms => return 0,
-            Entry::Occupied(mut known) => drop(known.insert((place, usage))),
-            Entry::Vacant(free) => drop(free.insert((place, usage))),
+            btree_map::Entry::Occupied(known) if known.get().1.covered_ms >= usage.covered_ms => return 0,
+            btree_map::Entry::Occupied(mut known) => drop(known.insert((place, usage))),
+            btree_map::Entry::Vacant(free) => drop(free.insert((place, usage))),
         }
         let mut dropped = 0;
         while self.0.len() > MAX_WAITING {
@@ -66,13 +72,13 @@ impl Waiting {
     }
 
     /// The oldest, to be passed on.
-    fn batch(&self) -> Vec<(Key, Location, v1::MinuteUsage)> {
+    fn batch(&self) -> Vec<Entry> {
         let oldest = self.0.iter().take(MAX_BATCH);
         oldest.map(|(key, (place, usage))| (key.clone(), place.clone(), *usage)).collect()
     }
 
     /// These arrived, and wait no longer unless they have grown meanwhile.
-    fn arrived(&mut self, batch: &[(Key, Location, v1::MinuteUsage)]) {
+    fn arrived(&mut self, batch: &[Entry]) {
         for (key, _, sent) in batch {
             if self.0.get(key).is_some_and(|(_, usage)| usage == sent) {
                 self.0.remove(key);
@@ -84,7 +90,8 @@ impl Waiting {
 impl Usages {
     /// Passes on to `upstream`, which people know as `upstreams`.
     pub(crate) fn new(upstream: Handle, upstreams: String) -> Self {
-        let shared = Shared { upstream, upstreams, waiting: Mutex::default(), dropped: AtomicU64::default() };
+        let (dropped, refused) = (AtomicU64::default(), AtomicU64::default());
+        let shared = Shared { upstream, upstreams, waiting: Mutex::default(), dropped, refused };
         Self { shared: Arc::new(shared) }
     }
 
@@ -93,9 +100,14 @@ impl Usages {
         self.lock().0.len()
     }
 
-    /// How many were given up.
+    /// How many were given up, since too much waited.
     pub(crate) fn dropped(&self) -> &AtomicU64 {
         &self.shared.dropped
+    }
+
+    /// How many were given up, since the control plane does not take them as they are.
+    pub(crate) fn refused(&self) -> &AtomicU64 {
+        &self.shared.refused
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
@@ -144,26 +156,71 @@ impl Usages {
         let Some(connection) = self.shared.upstream.connection().filter(|_| !batch.is_empty()) else {
             return false;
         };
-        let usages = batch.iter().map(|((_, service, instance), place, usage)| v1::InstanceUsage {
-            service: service.to_string(),
-            instance: instance.to_string(),
-            location: Some(place.clone().into()),
-            minutes: vec![*usage],
-        });
-        let request = v1::ReportUsageRequest { usages: usages.collect() };
-        match timeout(PATIENCE, connection.imbalance().report(request)).await {
-            Ok(Ok(_)) => {}
-            // A control plane of a release that takes no figures: keeping them helps nobody.
-            Ok(Err(status)) if status.code() == Code::Unimplemented => {}
-            Ok(Err(status)) => {
-                tracing::debug!(reason = status.message(), "CPU usage could not be passed on; it waits");
-                return false;
-            }
-            Err(_) => return false,
+        let full = batch.len() == MAX_BATCH;
+        let passed = self
+            .deliver(batch, |request| {
+                let mut client = connection.imbalance();
+                async move {
+                    let late = |_| Status::deadline_exceeded("the control plane did not answer in time");
+                    timeout(PATIENCE, client.report(request)).await.unwrap_or_else(|e| Err(late(e))).map(drop)
+                }
+            })
+            .await;
+        if let Err(status) = &passed {
+            tracing::debug!(reason = status.message(), "CPU usage could not be passed on; it waits");
         }
-        self.lock().arrived(&batch);
-        batch.len() == MAX_BATCH
+        full && passed.is_ok()
     }
+
+    /// Sends a batch. One that is refused as wrong would be refused for ever, and hold up all that follow: it is sent
+    /// again in halves, down to the minute that is wrong, which is given up.
+    async fn deliver<Sent>(
+        &self,
+        batch: Vec<Entry>,
+        send: impl Fn(v1::ReportUsageRequest) -> Sent + Send + Sync,
+    ) -> Result<(), Status>
+    where
+        Sent: Future<Output = Result<(), Status>> + Send,
+    {
+        let mut parts = vec![batch];
+        while let Some(mut part) = parts.pop() {
+            match send(request(&part)).await {
+                // A control plane of a release that takes no figures: keeping them helps nobody.
+                Err(status) if status.code() != Code::Unimplemented => {
+                    if status.code() != Code::InvalidArgument {
+                        return Err(status);
+                    }
+                    if part.len() > 1 {
+                        let half = part.split_off(part.len() / 2);
+                        parts.extend([half, part]);
+                        continue;
+                    }
+                    self.shared.refused.fetch_add(1, Relaxed);
+                    let who =
+                        part.first().map(|((_, service, instance), ..)| format!("'{instance}' of {service}"));
+                    let (who, reason) = (who.unwrap_or_default(), status.message());
+                    tracing::warn!(
+                        who,
+                        reason,
+                        "the control plane refuses a minute of CPU usage; it is given up"
+                    );
+                }
+                _ => {}
+            }
+            self.lock().arrived(&part);
+        }
+        Ok(())
+    }
+}
+
+fn request(batch: &[Entry]) -> v1::ReportUsageRequest {
+    let usages = batch.iter().map(|((_, service, instance), place, usage)| v1::InstanceUsage {
+        service: service.to_string(),
+        instance: instance.to_string(),
+        location: Some(place.clone().into()),
+        minutes: vec![*usage],
+    });
+    v1::ReportUsageRequest { usages: usages.collect() }
 }
 
 #[tonic::async_trait]
@@ -191,46 +248,4 @@ impl Imbalance for Usages {
 }
 
 #[cfg(test)]
-mod tests {
-    use fairmesh_model::Region;
-
-    use super::*;
-
-    fn key(minute: u32, instance: &str) -> Key {
-        (Minute(minute), ServiceName::new("shop/cart").unwrap(), InstanceId::new(instance).unwrap())
-    }
-
-    fn usage(minute: u32, covered_ms: u32) -> v1::MinuteUsage {
-        v1::MinuteUsage { minute, cpu_us: 1, covered_ms, limit_millicores: 0, requests: 0 }
-    }
-
-    fn eu() -> Location {
-        Location::in_region(Region::new("eu").unwrap())
-    }
-
-    #[test]
-    fn what_grew_while_it_was_sent_waits_on_and_what_arrived_does_not() {
-        let mut waiting = Waiting::default();
-        waiting.put(key(5, "a"), eu(), usage(5, 10_000));
-        waiting.put(key(5, "b"), eu(), usage(5, 10_000));
-        let batch = waiting.batch();
-        waiting.put(key(5, "a"), eu(), usage(5, 20_000));
-        waiting.put(key(5, "b"), eu(), usage(5, 5_000));
-        waiting.arrived(&batch);
-        let left: Vec<_> =
-            waiting.batch().into_iter().map(|(key, _, usage)| (key, usage.covered_ms)).collect();
-        assert_eq!(left, [(key(5, "a"), 20_000)]);
-    }
-
-    #[test]
-    fn when_too_much_waits_the_oldest_is_given_up_and_counted() {
-        let mut waiting = Waiting::default();
-        let mut dropped = 0;
-        for minute in 0..u32::try_from(MAX_WAITING).unwrap() + 7 {
-            dropped += waiting.put(key(minute, "a"), eu(), usage(minute, 60_000));
-        }
-        assert_eq!((dropped, waiting.0.len()), (7, MAX_WAITING));
-        assert_eq!(waiting.batch()[0].0, key(7, "a"));
-        assert_eq!(waiting.batch().len(), MAX_BATCH);
-    }
-}
+mod tests;

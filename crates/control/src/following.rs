@@ -64,7 +64,7 @@ pub(crate) async fn follow(store: Arc<RedbStore>, node: Node, census: Arc<Census
             match commits.next().await {
                 Ok(Some(commit)) => {
                     census.apply(&commit);
-                    let untidy = roll.apply(&commit);
+                    let untidy = roll.apply(&commit, &node);
                     node.apply(commit);
                     if untidy {
                         // Only now, since whoever is woken looks at the node.
@@ -92,5 +92,6 @@ async fn reload(store: &RedbStore, node: &Node, census: &Census, roll: &Roll) ->
         // Only this task applies commits, and it stands below every commit that the store keeps.
         tracing::error!(%behind, "the store answered an older state than the node has");
     }
+    roll.untidy.notify_one();
     Ok(())
 }

@@ -8,6 +8,7 @@
 //!
 //! Nothing here stops the control plane: without its file it goes on with the last hour, in memory.
 
+mod clock;
 mod file;
 mod http;
 mod message;
@@ -24,16 +25,17 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_imbalance::{KEPT, Minute, Open, Taken, Usage};
+use fairmesh_imbalance::{KEPT, Minute, Moment, Open, Taken, Usage};
 use fairmesh_model::{InstanceId, Location, ServiceName};
 use fairmesh_store::{StoreError, WriteError};
 use tokio::{
     sync::RwLock,
-    time::{MissedTickBehavior, interval},
+    time::{Instant, MissedTickBehavior, interval},
 };
 use tokio_util::sync::CancellationToken;
 
 use crate::admin::now_ms;
+use clock::Clock;
 use file::History;
 pub(crate) use http::router;
 pub(crate) use service::ImbalanceService;
@@ -62,6 +64,7 @@ struct Counts {
     unusable: AtomicU64,
     full: AtomicU64,
     write_failures: AtomicU64,
+    clock_jumps: AtomicU64,
 }
 
 impl Counts {
@@ -109,13 +112,28 @@ impl Imbalance {
     pub(crate) async fn run(&self, stopping: CancellationToken) {
         let mut ticks = interval(PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (began, mut clock) = (Instant::now(), Clock::default());
         let mut stop = false;
         while !stop {
             tokio::select! {
                 _ = ticks.tick() => {}
                 () = stopping.cancelled() => stop = true,
             }
-            if let Err(error) = self.settle(now()).await {
+            let elapsed_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+            let believed = clock.read(Moment { elapsed_ms, clock_ms: now_ms() });
+            if let Some(ms) = believed.jumped_ms {
+                self.counts.clock_jumps.fetch_add(1, Relaxed);
+                tracing::warn!(
+                    ahead_s = ms / 1_000,
+                    "the clock jumped ahead; check the time of this machine: in an hour it is believed, and figures past \
+                     their time by it are deleted"
+                );
+            }
+            let written = match self.settle(believed.now).await {
+                Ok(()) if believed.steady => self.thin_out(believed.now).await,
+                settled => settled,
+            };
+            if let Err(error) = written {
                 self.counts.write_failures.fetch_add(1, Relaxed);
                 tracing::warn!(%error, "figures of the imbalance indicator could not be written; trying again in a minute");
             }
@@ -139,8 +157,13 @@ impl Imbalance {
             Some(history) => self.write(history, now).await,
             None => Ok(()),
         };
-        // Where minutes cannot be closed, they do not pile up.
-        self.open().close(now.before(KEPT + 1));
+        // Where minutes cannot be closed, they do not pile up. Only what is there is closed: a clock that is wrong for a
+        // while must not close what is yet to come.
+        let mut open = self.open();
+        if let Some(last) = open.minutes().into_iter().rfind(|minute| *minute <= now.before(KEPT + 1)) {
+            open.close(last);
+        }
+        drop(open);
         settled
     }
 
@@ -164,7 +187,15 @@ impl Imbalance {
             }
         }
         failed?;
-        history.thin_out(now).await
+        history.keep_within_bounds().await
+    }
+
+    /// Takes away what is past its time.
+    async fn thin_out(&self, now: Minute) -> Result<(), HistoryError> {
+        match &self.history {
+            Some(history) => history.thin_out(now).await,
+            None => Ok(()),
+        }
     }
 }
 

@@ -74,6 +74,7 @@ impl Control {
         let roll = Arc::new(Roll::default());
         roll.load(&entries);
         let node = Node::load(store.id(), revision, entries);
+        roll.untidy.notify_one();
         let mut grpc = Vec::new();
         for address in &config.grpc {
             grpc.push(Listener::bind(address).await?);

@@ -87,30 +87,43 @@ impl Registry {
         shard: ShardId,
         at: Option<ShardKey>,
     ) -> Result<u64, RegistryError> {
-        self.edit_map(service, &[shard], |map| edit::split(map, shard, at)).await
+        let change = |map: &mut ShardMap| {
+            self.check_still(service, &[shard])?;
+            edit::split(map, shard, at)
+        };
+        self.edit_map(service, change).await
     }
 
     /// Joins a shard with the next one by key, whose id goes. Answers the new version of the map.
     ///
     /// # Errors
-    /// `NotFound` for a shard that is not there, `Refused` when the two are not held alike, or while a copy moves.
+    /// `NotFound` for a shard that is not there, `Refused` when the two are not held alike, or while a copy of one
+    /// moves.
     pub async fn merge_shards(&self, service: &ServiceName, shard: ShardId) -> Result<u64, RegistryError> {
-        self.edit_map(service, &[shard], |map| edit::merge(map, shard)).await
+        let change = |map: &mut ShardMap| {
+            self.check_still(service, &[shard, edit::next(map, shard)?.id])?;
+            edit::merge(map, shard)
+        };
+        self.edit_map(service, change).await
+    }
+
+    /// Refuses while a copy of one of these shards moves, or is to.
+    fn check_still(&self, service: &ServiceName, shards: &[ShardId]) -> Result<(), RegistryError> {
+        let moves = self.moves(service);
+        let Some((_, wish, _)) = moves.iter().find(|(_, wish, _)| shards.contains(&wish.shard)) else {
+            return Ok(());
+        };
+        let problem = format!("shard {} is moving from {} to {}", wish.shard, wish.from, wish.to);
+        Err(RegistryError::refused("shard", problem, "wait until the move is done"))
     }
 
     async fn edit_map(
         &self,
         service: &ServiceName,
-        shards: &[ShardId],
         change: impl Fn(&mut ShardMap) -> Result<(), RegistryError> + Send + Sync,
     ) -> Result<u64, RegistryError> {
         let edit = |held: Option<&HeldMap>| {
             let Some(held) = held else { return Err(self.map_of(service).err().unwrap_or_else(gone)) };
-            if let Some((_, wish, _)) = self.moves(service).iter().find(|(_, w, _)| shards.contains(&w.shard))
-            {
-                let problem = format!("shard {} is moving from {} to {}", wish.shard, wish.from, wish.to);
-                return Err(RegistryError::refused("shard", problem, "wait until the move is done"));
-            }
             let mut map = held.map.clone();
             change(&mut map)?;
             Ok(map)

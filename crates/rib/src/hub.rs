@@ -50,14 +50,18 @@ impl Hub {
         self.next
     }
 
-    /// Returns what it decides by and how far it was; `None` for one that never said that it decides by anything, such
-    /// as a command that reads and ends.
-    pub(crate) fn leave(&mut self, id: WatcherId, revision: u64) -> Option<(BTreeSet<Prefix>, WatcherInfo)> {
+    /// Returns what it decides by, how far it was, and how far it said it was; `None` for one that never said that it
+    /// decides by anything, such as a command that reads and ends.
+    pub(crate) fn leave(
+        &mut self,
+        id: WatcherId,
+        revision: u64,
+    ) -> Option<(BTreeSet<Prefix>, WatcherInfo, u64)> {
         self.ahead.remove(&id);
         let watcher = self.watchers.remove(&id)?;
         watcher.subs.keys().for_each(|prefix| self.unindex(id, prefix));
-        let info = watcher.info(revision);
-        (watcher.acked > 0 && !watcher.subs.is_empty()).then(|| (watcher.subs.into_keys().collect(), info))
+        let (info, acked) = (watcher.info(revision), watcher.acked);
+        (acked > 0 && !watcher.subs.is_empty()).then(|| (watcher.subs.into_keys().collect(), info, acked))
     }
 
     /// What a watcher says it is, and who it is.

@@ -260,10 +260,12 @@ impl Node {
     fn subscribe(&self, id: WatcherId, prefix: Prefix, from: Option<Cursor>) {
         let mut guard = self.lock();
         let inner = &mut *guard;
-        if from.is_some()
+        if let Some(from) = &from
             && let Some((software, identity)) = inner.hub.who(id)
         {
-            inner.absent.back(software, identity, &prefix);
+            // Numbers of another store say nothing here.
+            let held = if from.store == inner.store { from.number(0) } else { 0 };
+            inner.absent.back(software, identity, &prefix, held);
         }
         inner.hub.subscribe(id, prefix, from);
         inner.wake([id]);
@@ -293,8 +295,8 @@ impl Node {
     fn leave(&self, id: WatcherId) {
         let mut inner = self.lock();
         let revision = inner.table.revision();
-        if let Some((prefixes, info)) = inner.hub.leave(id, revision) {
-            inner.absent.leave(prefixes, info, Instant::now());
+        if let Some((prefixes, info, acked)) = inner.hub.leave(id, revision) {
+            inner.absent.leave(prefixes, info, acked, Instant::now());
         }
         inner.wakers.remove(&id);
         self.shared.acks.send_modify(|ticks| *ticks += 1);

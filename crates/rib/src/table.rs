@@ -101,13 +101,8 @@ impl Table {
         }
     }
 
-    /// Every key that changed after `cursor`, repeated as often as it changed, or `None` where the log does not reach
-    /// back so far or the cursor lies ahead.
-    pub fn keys_since(&self, cursor: u64) -> Option<impl Iterator<Item = &Arc<str>>> {
-        self.changes_since(cursor).map(|changes| changes.map(|(_, key)| key))
-    }
-
-    /// The same with the number of each change, in order.
+    /// Every key that changed after `cursor`, in order and as often as it changed, with the number of the change; `None`
+    /// where the log does not reach back so far or the cursor lies ahead.
     pub(crate) fn changes_since(&self, cursor: u64) -> Option<impl Iterator<Item = &(u64, Arc<str>)>> {
         if cursor < self.floor || cursor > self.revision {
             return None;
@@ -187,7 +182,7 @@ mod tests {
     }
 
     fn since(table: &Table, cursor: u64) -> Option<Vec<&str>> {
-        table.keys_since(cursor).map(|keys| keys.map(|key| &**key).collect())
+        table.changes_since(cursor).map(|changes| changes.map(|(_, key)| &**key).collect())
     }
 
     #[test]

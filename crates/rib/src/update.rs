@@ -40,6 +40,13 @@ pub struct Snapshot {
     pub age: Duration,
 }
 
+impl Snapshot {
+    /// Whether an entry has this key.
+    pub fn holds(&self, key: &str) -> bool {
+        self.entries.binary_search_by(|(held, _)| (**held).cmp(key)).is_ok()
+    }
+}
+
 impl Update {
     /// An update that changes nothing.
     pub fn empty(revision: Revision) -> Self {

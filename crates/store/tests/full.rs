@@ -6,7 +6,7 @@ mod support;
 use std::collections::BTreeSet;
 
 use fairmesh_rib::Expect;
-use fairmesh_store::{Store, WriteError};
+use fairmesh_store::{Store, StoreError, WriteError};
 use support::{batch, disk::Disk, put};
 
 #[tokio::test]
@@ -32,6 +32,28 @@ async fn a_full_disk_refuses_writes_serves_reads_and_recovers() {
     drop(store);
     let (revision, entries) = disk.open().unwrap().load().await.unwrap();
     assert_eq!((revision, entries.len()), (2, 1));
+}
+
+#[tokio::test]
+async fn a_store_on_a_full_disk_is_not_opened_and_says_what_to_do() {
+    let refused = |disk: &Disk| {
+        let refusal = disk.open().map(drop).unwrap_err();
+        assert!(matches!(refusal, StoreError::Full { .. }), "{refusal:?}");
+        assert_eq!(refusal.to_string(), "store disk: the disk is full; free some space, then start again",);
+    };
+    let disk = Disk::default();
+    disk.set_full(true);
+    refused(&disk);
+    disk.set_full(false);
+    let store = disk.open().unwrap();
+    store.write(batch([put("/a", "1", Expect::Absent)])).await.unwrap();
+    let before = store.load().await.unwrap();
+    drop(store);
+
+    disk.set_full(true);
+    refused(&disk);
+    disk.set_full(false);
+    assert_eq!(disk.open().unwrap().load().await.unwrap(), before, "nothing is lost by the attempt");
 }
 
 /// What became of a write whose sync failed.

@@ -5,7 +5,7 @@ use fairmesh_model::{
     EndpointState, HealthCheck, InstanceId, Prefix, Record, RecordKey, Region, Revision, ServiceName,
 };
 use fairmesh_rib::{
-    Update,
+    Snapshot, Update,
     upstream::{Handle, Sink},
 };
 use fairmesh_wire::records;
@@ -72,19 +72,27 @@ impl Facts {
     /// Takes in what changed. It is acknowledged at once: a checker makes no calls that a drain would have to wait for.
     pub(super) fn update(&mut self, update: Update) {
         for snapshot in update.snapshots {
-            let below = snapshot.prefix;
-            for (name, checked) in &mut self.services {
-                if below == Prefix::from(&RecordKey::Policy(name.clone())) {
-                    checked.check = None;
-                } else if below == Prefix::endpoints(name, Some(&self.region)) {
-                    checked.endpoints.clear();
-                }
-            }
+            self.retain(&snapshot);
             snapshot.entries.iter().for_each(|(key, entry)| self.put(key, &entry.value));
         }
         update.puts.iter().for_each(|(key, entry)| self.put(key, &entry.value));
         update.deletes.iter().for_each(|key| self.delete(key));
         self.ack(update.revision);
+    }
+
+    /// Forgets what a snapshot of its prefix does not hold. What it does hold is replaced by what can be read of it.
+    fn retain(&mut self, snapshot: &Snapshot) {
+        for (name, checked) in &mut self.services {
+            let policy = RecordKey::Policy(name.clone());
+            if snapshot.prefix == Prefix::from(&policy) {
+                checked.check = checked.check.take().filter(|_| snapshot.holds(&policy.to_string()));
+            } else if snapshot.prefix == Prefix::endpoints(name, Some(&self.region)) {
+                checked.endpoints.retain(|instance, _| {
+                    let key = RecordKey::Endpoint(name.clone(), self.region.clone(), instance.clone());
+                    snapshot.holds(&key.to_string())
+                });
+            }
+        }
     }
 
     fn ack(&self, revision: Revision) {
@@ -129,5 +137,72 @@ impl Facts {
                 Some(((name.clone(), instance.clone()), *address, check?))
             })
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, time::Duration};
+
+    use fairmesh_model::{Endpoint, FULL_WEIGHT, Location, Policy, Probe, StoreId};
+    use fairmesh_rib::{
+        Entry,
+        upstream::{Backoff, Upstream, UpstreamConfig},
+    };
+    use fairmesh_wire::transport::Address;
+
+    use super::*;
+
+    fn entry(key: &RecordKey, value: Bytes) -> (Arc<str>, Entry) {
+        (key.to_string().into(), Entry { value, revision: 1 })
+    }
+
+    fn update(snapshots: impl IntoIterator<Item = (Prefix, Vec<(Arc<str>, Entry)>)>) -> Update {
+        let snapshot = |(prefix, entries)| Snapshot { prefix, entries, age: Duration::ZERO };
+        let revision = Revision { store: StoreId(7), partition: 0, number: 1 };
+        let snapshots = snapshots.into_iter().map(snapshot).collect();
+        Update { snapshots, ..Update::empty(revision) }
+    }
+
+    #[tokio::test]
+    async fn a_record_of_a_snapshot_that_cannot_be_read_leaves_the_one_before_in_use() {
+        let eu = Region::new("eu").unwrap();
+        let name = ServiceName::new("shop/cart").unwrap();
+        let upstream = UpstreamConfig {
+            addresses: vec![Address::Unix("/nowhere/control.sock".into())],
+            software: "test".to_owned(),
+            backoff: Backoff::default(),
+            refuse_lagging: false,
+        };
+        let inbox = Inbox(mpsc::unbounded_channel().0);
+        let mut facts = Facts::new(eu.clone(), Upstream::spawn(upstream, inbox));
+        facts.follow(BTreeSet::from([name.clone()]));
+        let policy = RecordKey::Policy(name.clone());
+        let key = |id: &str| RecordKey::Endpoint(name.clone(), eu.clone(), InstanceId::new(id).unwrap());
+        let endpoint = |id: &str| {
+            let endpoint = Endpoint {
+                instance: InstanceId::new(id).unwrap(),
+                address: ([127, 0, 0, 1], 1).into(),
+                location: Location::in_region(eu.clone()),
+                state: EndpointState::Serving,
+                weight: FULL_WEIGHT,
+                lease: None,
+                labels: Default::default(),
+            };
+            entry(&key(id), records::encode(&endpoint.into()))
+        };
+        let checked = Policy { health_check: Some(HealthCheck::new(Probe::Tcp)), ..Policy::default() };
+        let below = Prefix::endpoints(&name, Some(&eu));
+        facts.update(update([
+            (Prefix::from(&policy), vec![entry(&policy, records::encode(&checked.into()))]),
+            (below.clone(), vec![endpoint("a"), endpoint("b")]),
+        ]));
+        assert_eq!(facts.wanted().count(), 2);
+        let torn = |key: &RecordKey| entry(key, Bytes::from_static(b"\xff"));
+        facts.update(update([(Prefix::from(&policy), vec![torn(&policy)]), (below, vec![torn(&key("a"))])]));
+        let wanted: Vec<_> = facts.wanted().map(|((_, instance), ..)| instance.to_string()).collect();
+        assert_eq!(wanted, ["a"], "checked on as before; what the snapshot does not hold is gone");
+        facts.update(update([(Prefix::from(&policy), vec![])]));
+        assert_eq!(facts.wanted().count(), 0);
     }
 }

@@ -145,7 +145,8 @@ impl ServerBuilder {
         self
     }
 
-    /// Lets go of a shard that is not held here any more; no calls for it come any longer.
+    /// Lets go of a shard that is not held here any more; no calls for it come any longer. A shard that comes back is
+    /// loaded once this has ended; a loading that is called off is dropped before this begins.
     pub fn on_shard_stop<F>(mut self, hook: impl Fn(ShardId) -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = HookResult> + Send + 'static,

@@ -1,14 +1,15 @@
 //! Follows the service's shard map: which shards are held here, and loading and letting go of them (S12).
 
 mod holding;
+mod hooks;
 mod map;
 
-use std::{collections::BTreeMap, error::Error, fmt, future::Future, pin::Pin, sync::Arc, time::Duration};
+use std::{future::Future, sync::Arc, time::Duration};
 
-use fairmesh_model::{EndpointState, KeyRange, Region, ShardId, ShardMap};
+use fairmesh_model::{EndpointState, Region, ShardId, ShardMap};
 use tokio::{
     sync::watch,
-    task::{AbortHandle, JoinError, JoinSet},
+    task::JoinSet,
     time::{Instant, sleep, sleep_until},
 };
 
@@ -16,33 +17,14 @@ use super::{
     Lease, Link, Registration, backoff::Backoff, layer::Shared, link::instance_ref, ownership::Ownership,
 };
 use holding::Holding;
+use hooks::Running;
+pub use hooks::{HookResult, ShardHooks};
 
 /// How long a server that starts waits for the shard map before it takes calls without one.
 const MAP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often the registry hears again which shards wait for their move to go on, in case it has forgotten.
 const REPORT_AGAIN: Duration = Duration::from_secs(3);
-
-/// What a hook says: done, or why not.
-pub type HookResult = Result<(), Box<dyn Error + Send + Sync>>;
-
-type HookFuture = Pin<Box<dyn Future<Output = HookResult> + Send>>;
-type StartHook = Arc<dyn Fn(ShardId, KeyRange) -> HookFuture + Send + Sync>;
-type StopHook = Arc<dyn Fn(ShardId) -> HookFuture + Send + Sync>;
-
-/// What a program does when shards come and go.
-#[derive(Clone, Default)]
-pub struct ShardHooks {
-    pub(super) start: Option<StartHook>,
-    pub(super) stop: Option<StopHook>,
-}
-
-impl fmt::Debug for ShardHooks {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { start, stop } = self;
-        f.debug_struct("ShardHooks").field("start", &start.is_some()).field("stop", &stop.is_some()).finish()
-    }
-}
 
 /// Everything that the watching task needs.
 pub(super) struct Watching {
@@ -80,7 +62,9 @@ impl Watching {
                     }
                     seen.revision.into_iter().for_each(|revision| upstream.applied(revision));
                 }
-                Some(loaded) = keeper.tasks.join_next() => keeper.task_ended(loaded),
+                Some(loaded) = keeper.running.ended() => keeper.task_ended(loaded),
+                // Whether the next is due is looked at anew.
+                Some(_) = keeper.reports.join_next() => {}
                 () = sleep_until(reports) => keeper.report(),
             }
         }
@@ -105,7 +89,7 @@ impl Watching {
     }
 }
 
-/// What is held here, and the hooks that are running.
+/// What is held here.
 struct Keeper {
     watching: Watching,
     holding: Holding,
@@ -116,12 +100,10 @@ struct Keeper {
     idle_in: Option<u64>,
     map_seen: bool,
     served: bool,
-    /// Hooks and a report that are running; which shard is loaded once one ends.
-    tasks: JoinSet<Option<ShardId>>,
-    loading: BTreeMap<ShardId, AbortHandle>,
+    running: Running,
     report_at: Option<Instant>,
-    /// The last report, which may be under way.
-    reporting: Option<AbortHandle>,
+    /// The last report, while it is under way.
+    reports: JoinSet<()>,
 }
 
 impl Keeper {
@@ -130,15 +112,14 @@ impl Keeper {
         Self {
             holding: Holding::new(watching.registration.instance.clone(), aware),
             served: !(aware && watching.serves_when_loaded),
+            running: Running::new(watching.hooks.clone().unwrap_or_default()),
             watching,
             region: None,
             map: None,
             idle_in: None,
             map_seen: false,
-            tasks: JoinSet::new(),
-            loading: BTreeMap::new(),
             report_at: None,
-            reporting: None,
+            reports: JoinSet::new(),
         }
     }
 
@@ -149,10 +130,10 @@ impl Keeper {
         self.map = map;
         self.tell_when_idle();
         for (shard, range) in changes.start {
-            self.load(shard, range);
+            self.running.load(shard, range);
         }
         for shard in changes.stop {
-            self.let_go(shard);
+            self.running.let_go(shard);
         }
         self.publish();
     }
@@ -186,49 +167,10 @@ impl Keeper {
         self.report_at = (!self.holding.waiting().is_empty()).then(Instant::now);
     }
 
-    fn load(&mut self, shard: ShardId, range: KeyRange) {
-        let hook = self.watching.hooks.as_ref().and_then(|hooks| hooks.start.clone());
-        let loading = self.tasks.spawn(async move {
-            if let Some(hook) = hook {
-                let mut backoff = Backoff::default();
-                while let Err(error) = hook(shard, range).await {
-                    tracing::warn!(%shard, %range, error, "a shard could not be loaded; trying again");
-                    sleep(backoff.next()).await;
-                }
-            }
-            Some(shard)
-        });
-        self.loading.insert(shard, loading);
-    }
-
-    fn let_go(&mut self, shard: ShardId) {
-        if let Some(loading) = self.loading.remove(&shard) {
-            loading.abort();
-        }
-        let Some(hook) = self.watching.hooks.as_ref().and_then(|hooks| hooks.stop.clone()) else {
-            return;
-        };
-        self.tasks.spawn(async move {
-            if let Err(error) = hook(shard).await {
-                tracing::warn!(%shard, error, "a shard was not let go of cleanly");
-            }
-            None
-        });
-    }
-
-    fn task_ended(&mut self, ended: Result<Option<ShardId>, JoinError>) {
-        match ended {
-            Ok(Some(shard)) => {
-                // One that was taken away in the last moment is not among those loading any more.
-                if self.loading.remove(&shard).is_some() {
-                    self.holding.load(shard);
-                    self.publish();
-                }
-            }
-            Err(error) if error.is_panic() => {
-                tracing::error!(%error, "a shard hook panicked; its shard stays unloaded")
-            }
-            Ok(None) | Err(_) => {}
+    fn task_ended(&mut self, loaded: Option<ShardId>) {
+        if let Some(shard) = loaded {
+            self.holding.load(shard);
+            self.publish();
         }
     }
 
@@ -236,7 +178,7 @@ impl Keeper {
     /// away is no reason to refuse calls.
     fn serve_when_loaded(&mut self, start_by: Instant) {
         let late = !self.map_seen && Instant::now() >= start_by;
-        if !self.served && (late || self.map_seen && self.loading.is_empty()) {
+        if !self.served && (late || self.map_seen && !self.running.is_loading()) {
             self.served = true;
             self.watching.lease.set(EndpointState::Serving);
         }
@@ -247,8 +189,7 @@ impl Keeper {
         let never = Instant::now() + Duration::from_secs(3600);
         let start = if self.served || self.map_seen { never } else { start_by };
         // One that is under way is waited for; what became due meanwhile follows at once.
-        let idle = self.reporting.as_ref().is_none_or(AbortHandle::is_finished);
-        self.report_at.filter(|_| idle).unwrap_or(never).min(start)
+        self.report_at.filter(|_| self.reports.is_empty()).unwrap_or(never).min(start)
     }
 
     /// Says which shards are loaded and wait for their callers. A task of its own, since a registry that hangs must not keep
@@ -262,11 +203,10 @@ impl Keeper {
         self.report_at = Some(Instant::now() + REPORT_AGAIN);
         let Registration { service, instance, .. } = &self.watching.registration;
         let (link, instance) = (Arc::clone(&self.watching.link), instance_ref(service, instance));
-        self.reporting = Some(self.tasks.spawn(async move {
+        self.reports.spawn(async move {
             if let Err(error) = link.report_shards(instance, waiting).await {
                 tracing::warn!(%error, "the registry has not heard that shards are loaded; trying again");
             }
-            None
-        }));
+        });
     }
 }

@@ -109,7 +109,7 @@ impl Checks {
 #[cfg(test)]
 mod tests {
     use fairmesh_model::{EndpointState, HealthCheck, InstanceId, Location, Policy, Probe, Region, StoreId};
-    use fairmesh_rib::{Entry, Node};
+    use fairmesh_rib::{Commit, Entry, Node};
     use fairmesh_store::RedbStore;
 
     use super::*;
@@ -165,6 +165,20 @@ mod tests {
             (name, op.value.map(|value| records::decode(&key, &value).unwrap()))
         });
         written.collect()
+    }
+
+    #[test]
+    fn a_verdict_that_comes_after_its_endpoint_went_is_looked_for() {
+        let entries = entries(None);
+        let commit = |at: usize, gone: bool| {
+            let (key, entry) = entries[at].clone();
+            Commit { revision: 2, changes: vec![(key, (!gone).then_some(entry.value))] }
+        };
+        let node = Node::load(StoreId(1), 1, entries[..2].to_vec());
+        let roll = Roll::default();
+        assert!(!roll.apply(&commit(2, false), &node), "its endpoint is there");
+        assert!(roll.apply(&commit(3, false), &node), "it stands for nothing");
+        assert!(!roll.apply(&commit(3, true), &node), "it was taken out");
     }
 
     #[test]

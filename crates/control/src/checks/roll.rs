@@ -4,7 +4,7 @@ use std::{
 };
 
 use fairmesh_model::{Record, RecordKey, Region, ServiceName};
-use fairmesh_rib::{Commit, Entry};
+use fairmesh_rib::{Commit, Entry, Node};
 use fairmesh_wire::records;
 use tokio::sync::{Notify, watch};
 
@@ -26,7 +26,7 @@ struct Noted {
 }
 
 impl Roll {
-    /// Notes anew.
+    /// Notes anew; whoever calls it wakes those who wait for `untidy` once the node has these entries.
     pub(crate) fn load(&self, entries: &[(Arc<str>, Entry)]) {
         let mut noted = Noted::default();
         for (key, entry) in entries {
@@ -34,17 +34,22 @@ impl Roll {
         }
         *self.noted() = noted;
         self.publish();
-        self.untidy.notify_one();
     }
 
-    /// Notes what a commit changes; says whether there may be verdicts then that stand for nothing.
-    pub(crate) fn apply(&self, commit: &Commit) -> bool {
+    /// Notes what a commit changes that `node` is about to apply; says whether there may be verdicts then that stand for
+    /// nothing.
+    pub(crate) fn apply(&self, commit: &Commit, node: &Node) -> bool {
         let (mut checked, mut gone) = (false, false);
         let mut noted = self.noted();
         for (key, value) in &commit.changes {
             match kind(key) {
                 "policies" => checked |= noted.take(key, value.as_deref()),
-                "health" => _ = noted.take(key, value.as_deref()),
+                "health" => {
+                    noted.take(key, value.as_deref());
+                    // One that was found while its endpoint went: nobody would take it out, and an instance that comes
+                    // back under that name would begin with it.
+                    gone |= value.is_some() && !has_endpoint(node, key);
+                }
                 "endpoints" => gone |= value.is_none(),
                 _ => {}
             }
@@ -79,6 +84,12 @@ impl Roll {
 /// The folder of a tenant that a key lies in.
 fn kind(key: &str) -> &str {
     key.split('/').nth(3).unwrap_or_default()
+}
+
+/// Whether the endpoint is there that a verdict is on.
+fn has_endpoint(node: &Node, verdict: &str) -> bool {
+    let Ok(RecordKey::Health(service, region, instance)) = RecordKey::parse(verdict) else { return true };
+    node.get(&RecordKey::Endpoint(service, region, instance).to_string()).is_some()
 }
 
 impl Noted {

@@ -1,5 +1,6 @@
 use std::{
     collections::HashMap,
+    hash::{BuildHasher as _, RandomState},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -11,6 +12,10 @@ use tokio::{sync::OwnedMutexGuard, time::Instant};
 #[derive(Debug)]
 pub(super) struct Seats {
     by_region: Mutex<HashMap<Region, Seat>>,
+    /// What terms are counted from. Those of two processes must differ, or a report to the one before would pass for one
+    /// to this; drawn, since every process in a container has the same number. The standard library's hash seeds are
+    /// random enough.
+    first_term: u64,
     began: Instant,
 }
 
@@ -36,7 +41,8 @@ pub(super) struct Office {
 
 impl Default for Seats {
     fn default() -> Self {
-        Self { by_region: Mutex::default(), began: Instant::now() }
+        let first_term = RandomState::new().hash_one(());
+        Self { by_region: Mutex::default(), first_term, began: Instant::now() }
     }
 }
 
@@ -49,8 +55,7 @@ impl Seats {
         let mut seats = self.lock();
         let seat = seats.entry(region.clone()).or_insert_with(|| Seat::vacant(self.began));
         seat.given += 1;
-        // Terms of two processes must differ, or a report to the one before would pass for one to this.
-        let term = seat.given + (u64::from(std::process::id()) << 32);
+        let term = self.first_term.wrapping_add(seat.given);
         seat.term = Some(term);
         drop(seats);
         Office { seats: self, region, term, _first: first }
@@ -109,7 +114,9 @@ mod tests {
         let first = seats.clone().take(region("eu")).await;
         let other = seats.clone().take(region("us")).await;
         let mut second = waiting(seats.clone().take(region("eu"))).await;
-        assert!(seats.holds(&region("eu"), first.term) && !seats.holds(&region("us"), first.term + 1));
+        assert!(
+            seats.holds(&region("eu"), first.term) && !seats.holds(&region("us"), first.term.wrapping_add(1))
+        );
         let before = first.term;
         drop(first);
         let second = (&mut second).await;
@@ -119,6 +126,13 @@ mod tests {
         drop((second, other));
         tokio::time::advance(Duration::from_secs(61)).await;
         assert_eq!(seats.vacant_for(&region("eu"), Instant::now()), Duration::from_secs(61));
+    }
+
+    #[tokio::test]
+    async fn a_term_of_one_process_is_none_of_the_next() {
+        let (old, new) = (Arc::<Seats>::default(), Arc::<Seats>::default());
+        let (before, after) = (old.take(region("eu")).await, new.clone().take(region("eu")).await);
+        assert!(new.holds(&region("eu"), after.term) && !new.holds(&region("eu"), before.term));
     }
 
     /// The future, which has been polled once and is not ready.

@@ -10,7 +10,7 @@
 //! is counted once, wherever the power fails.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     ops::{Bound, Range},
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -141,20 +141,22 @@ impl History {
         self.delete(left).await
     }
 
-    /// The same for some services; what is open of others.
+    /// The same for some services; what is open of others. A service that has its row already is not counted again: the
+    /// minute of all of them stays open when the write of one fails, and is closed anew later.
     pub(super) async fn close_services(
         &self,
         minute: Minute,
         rows: Rows,
     ) -> Result<Vec<Arc<str>>, HistoryError> {
         let mut parts = self.parts(minute);
+        let closed = self.closed(minute).await?;
         let mut sums = Vec::new();
         for tier in [Tier::Hour, Tier::Day] {
             let bucket = tier.bucket(minute);
             let known: HashMap<_, _> = self.rows(tier, bucket, bucket).await?.into_iter().collect();
             sums.push((tier, bucket, known));
         }
-        for (service, row) in rows {
+        for (service, row) in rows.into_iter().filter(|(service, _)| !closed.contains(service)) {
             let put = |tier: Tier, at: Minute, row: &Row| {
                 Op::put(key(tier.name(), at, &service), message::row(row).encode_to_vec())
             };
@@ -168,6 +170,13 @@ impl History {
             self.write(ops).await?;
         }
         Ok(parts.into_values().flatten().collect())
+    }
+
+    /// The services that have a row of this minute. The file is asked, since a write that failed may be found there.
+    pub(super) async fn closed(&self, minute: Minute) -> Result<HashSet<ServiceName>, HistoryError> {
+        let entries = self.store.range(between(Tier::Minute.name(), minute, minute)).await?;
+        let services = entries.iter().filter_map(|(key, _)| ServiceName::new(split(key)?.1).ok());
+        Ok(services.collect())
     }
 
     /// The keys of what was open of a minute, by service.
@@ -192,12 +201,17 @@ impl History {
         Ok(rows.collect())
     }
 
-    /// Takes away what is past its time, and the oldest where there is too much.
+    /// Takes away what is past its time.
     pub(super) async fn thin_out(&self, now: Minute) -> Result<(), HistoryError> {
         for tier in Tier::ALL {
             let last = tier.bucket(now.before(tier.kept() + tier.minutes()));
             self.delete(self.keys(&between(tier.name(), Minute(0), last))).await?;
         }
+        Ok(())
+    }
+
+    /// Takes away the oldest where there is too much.
+    pub(super) async fn keep_within_bounds(&self) -> Result<(), HistoryError> {
         for tier in Tier::ALL {
             while self.bytes() > self.max_bytes {
                 let all = between(tier.name(), Minute(0), Minute(u32::MAX));

@@ -55,6 +55,8 @@ impl Imbalance {
         all.register("usages", "Minutes of instances by what became of them", usages);
         let failures = counts.write_failures.load(Relaxed);
         all.register("write_failures", "Rounds of writing that failed", ConstCounter::new(failures));
+        let jumps = counts.clock_jumps.load(Relaxed);
+        all.register("clock_jumps", "Times that the clock jumped ahead", ConstCounter::new(jumps));
         let bytes = self.history.as_ref().map_or(0, |history| history.bytes() as u64);
         all.register_with_unit("history", "What is kept of the past", Unit::Bytes, ConstGauge::new(bytes));
     }

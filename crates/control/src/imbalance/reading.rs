@@ -1,6 +1,6 @@
 //! Answers from what is on disk and what is still open, together.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use fairmesh_imbalance::{By, Dimension, Minute, Report, Row, Strayed, Tier, outliers, read_window};
 use fairmesh_model::{Invalid, ServiceName};
@@ -63,7 +63,13 @@ impl Imbalance {
         }
         let open = self.open().minutes();
         for minute in open.into_iter().filter(|minute| *minute >= from) {
-            self.open().rows(minute).into_iter().for_each(&mut add);
+            // Some of its services may be closed, where the write of another failed.
+            let closed = match &self.history {
+                Some(history) => history.closed(minute).await?,
+                None => HashSet::new(),
+            };
+            let rows = self.open().rows(minute);
+            rows.into_iter().filter(|(service, _)| !closed.contains(service)).for_each(&mut add);
         }
         let outliers = match asked.by {
             By::Slice(Dimension::HostType) => self.outliers(asked.service.as_ref()),

@@ -102,6 +102,33 @@ async fn a_crash_in_the_middle_of_closing_a_minute_counts_each_service_once() {
 }
 
 #[tokio::test]
+async fn a_write_that_fails_in_the_middle_of_closing_a_minute_counts_each_service_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
+    say(&imbalance, "a", later(0), 2_000, later(0));
+    say(&imbalance, "b", later(0), 1_000, later(0));
+    let (other, place) =
+        (ServiceName::new("shop/pay").unwrap(), Location::in_region(Region::new("eu").unwrap()));
+    let usage = Usage { cpu_us: 60_000_000, covered_ms: 60_000, ..Usage::default() };
+    imbalance.take((&other, &InstanceId::new("p").unwrap(), &place), (later(0), usage), later(0));
+    imbalance.settle(later(0)).await.unwrap();
+    // What such a failure leaves: one service is closed, and the minute of both is still open.
+    let rows = imbalance.open().rows(later(0)).into_iter().filter(|(name, _)| *name == service()).collect();
+    imbalance.history.as_ref().unwrap().close_services(later(0), rows).await.unwrap();
+    let sum = async |now: u32, window: u32| {
+        let (_, total) = waste(&imbalance, window, later(now)).await;
+        (total.containers, total.used)
+    };
+    assert_eq!(sum(16, 60).await, (3, 4_000), "what is closed is not read as open too");
+    // The next round closes what is left.
+    imbalance.settle(later(17)).await.unwrap();
+    assert_eq!(imbalance.open().minutes(), []);
+    for window in [60, 24 * 60, 30 * 24 * 60] {
+        assert_eq!(sum(17, window).await, (3, 4_000), "window of {window} minutes");
+    }
+}
+
+#[tokio::test]
 async fn late_figures_change_their_own_minute_until_it_is_closed() {
     let folder = tempfile::tempdir().unwrap();
     let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
@@ -130,13 +157,29 @@ async fn minutes_go_after_hours_and_hours_after_weeks_and_their_sums_stay() {
     };
     imbalance.settle(later(20)).await.unwrap();
     assert_eq!([keys(Tier::Minute).await, keys(Tier::Hour).await, keys(Tier::Day).await], [1, 1, 1]);
-    imbalance.settle(later(7 * 60)).await.unwrap();
+    imbalance.thin_out(later(7 * 60)).await.unwrap();
     assert_eq!([keys(Tier::Minute).await, keys(Tier::Hour).await, keys(Tier::Day).await], [0, 1, 1]);
-    imbalance.settle(later(15 * 24 * 60)).await.unwrap();
+    imbalance.thin_out(later(15 * 24 * 60)).await.unwrap();
     assert_eq!([keys(Tier::Minute).await, keys(Tier::Hour).await, keys(Tier::Day).await], [0, 0, 1]);
     assert_eq!(waste(&imbalance, 30 * 24 * 60, later(15 * 24 * 60)).await, (1, pair(1)));
-    imbalance.settle(later(6 * 366 * 24 * 60)).await.unwrap();
+    imbalance.thin_out(later(6 * 366 * 24 * 60)).await.unwrap();
     assert_eq!(keys(Tier::Day).await, 0);
+}
+
+#[tokio::test]
+async fn a_clock_that_was_ahead_for_a_while_closes_nothing_that_is_yet_to_come() {
+    let folder = tempfile::tempdir().unwrap();
+    let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
+    say(&imbalance, "a", later(0), 2_000, later(0));
+    say(&imbalance, "b", later(0), 1_000, later(0));
+    let ahead = later(10 * 366 * 24 * 60);
+    assert_eq!(say(&imbalance, "c", later(0), 1_000, ahead), Taken::Late);
+    imbalance.settle(ahead).await.unwrap();
+    imbalance.settle(ahead).await.unwrap();
+    assert_eq!(waste(&imbalance, 60, later(0)).await, (1, pair(1)), "and deletes nothing");
+    say(&imbalance, "a", later(1), 2_000, later(1));
+    say(&imbalance, "b", later(1), 1_000, later(1));
+    assert_eq!(waste(&imbalance, 60, later(1)).await, (2, pair(2)), "back in time");
 }
 
 #[tokio::test]

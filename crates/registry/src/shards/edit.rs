@@ -33,12 +33,17 @@ pub(super) fn split(map: &mut ShardMap, shard: ShardId, at: Option<ShardKey>) ->
     Ok(())
 }
 
+/// The shard after this one by key.
+pub(super) fn next(map: &ShardMap, shard: ShardId) -> Result<&Shard, RegistryError> {
+    map.shards.get(position(map, shard)? + 1).ok_or_else(|| {
+        let problem = format!("{shard} is the last shard");
+        RegistryError::refused("shard", problem, "name the shard before it")
+    })
+}
+
 pub(super) fn merge(map: &mut ShardMap, shard: ShardId) -> Result<(), RegistryError> {
     let position = position(map, shard)?;
-    let Some(next) = map.shards.get(position + 1) else {
-        let problem = format!("{shard} is the last shard");
-        return Err(RegistryError::refused("shard", problem, "name the shard before it"));
-    };
+    let next = next(map, shard)?;
     if sorted(&map.shards[position]) != sorted(next) {
         let problem = format!("shards {shard} and {} are held by different copies", next.id);
         let hint = "move the copies of one of them first, so that the same instances hold both";

@@ -163,6 +163,11 @@ async fn a_move_that_cannot_be_is_refused_with_a_hint() {
     assert!(matches!(bench.registry.move_shard(&cart(), &other).await, Err(RegistryError::Refused(_))));
     let refusal = bench.registry.split_shard(&cart(), ShardId(1), None).await.unwrap_err();
     assert!(refusal.to_string().contains("moving from x to y"), "{refusal}");
+    // Nor does it merge, from either side, though no copy has been started yet.
+    for lower in [ShardId(1), ShardId(0)] {
+        let refusal = bench.registry.merge_shards(&cart(), lower).await.unwrap_err();
+        assert!(refusal.to_string().contains("moving from x to y"), "{refusal}");
+    }
 }
 
 #[tokio::test]

@@ -31,6 +31,8 @@ struct Left {
     until: Instant,
     prefixes: BTreeSet<Prefix>,
     info: WatcherInfo,
+    /// The last number that it said it has applied: `info.applied` is above it where the rest was none of its business.
+    acked: u64,
 }
 
 impl Absent {
@@ -39,11 +41,11 @@ impl Absent {
         self.anybody = Some(now + RETURN_WITHIN);
     }
 
-    /// A watcher that had applied up to `info.applied` is gone.
-    pub(super) fn leave(&mut self, prefixes: BTreeSet<Prefix>, info: WatcherInfo, now: Instant) {
+    /// A watcher is gone that had applied up to `info.applied` and said so up to `acked`.
+    pub(super) fn leave(&mut self, prefixes: BTreeSet<Prefix>, info: WatcherInfo, acked: u64, now: Instant) {
         self.expire(now);
         self.prefixes += prefixes.len();
-        self.left.push_back(Left { until: now + RETURN_WITHIN, prefixes, info });
+        self.left.push_back(Left { until: now + RETURN_WITHIN, prefixes, info, acked });
         while self.prefixes > MAX_PREFIXES
             && let Some(first) = self.left.pop_front()
         {
@@ -52,10 +54,15 @@ impl Absent {
         }
     }
 
-    /// A watcher says how far it is with a prefix: from now on it counts by itself.
-    pub(super) fn back(&mut self, software: &str, identity: &Identity, prefix: &Prefix) {
+    /// A watcher says that it holds a prefix as of `held`: from now on it counts by itself.
+    ///
+    /// Two processes may go by one name. One that is back is taken for the furthest that it can be, since nobody holds
+    /// less than it said it has applied; whoever is further behind is still waited for.
+    pub(super) fn back(&mut self, software: &str, identity: &Identity, prefix: &Prefix, held: u64) {
         let same = |left: &&mut Left| left.info.software == software && left.info.identity == *identity;
-        if self.left.iter_mut().filter(same).any(|left| left.prefixes.remove(prefix)) {
+        let can_be = |left: &&mut Left| left.acked <= held && left.prefixes.contains(prefix);
+        let furthest = self.left.iter_mut().filter(same).filter(can_be).max_by_key(|left| left.acked);
+        if furthest.is_some_and(|left| left.prefixes.remove(prefix)) {
             self.prefixes -= 1;
             self.left.retain(|left| !left.prefixes.is_empty());
         }
@@ -63,7 +70,7 @@ impl Absent {
 
     /// The numbers of the table start anew.
     pub(super) fn reset(&mut self) {
-        self.left.iter_mut().for_each(|left| left.info.applied = 0);
+        self.left.iter_mut().for_each(|left| (left.info.applied, left.acked) = (0, 0));
     }
 
     /// Who is away and had not applied `revision` of something of `prefix`, for people.
@@ -121,13 +128,13 @@ mod tests {
     #[test]
     fn one_that_left_behind_counts_until_it_is_back_or_given_up() {
         let (mut absent, start) = (Absent::default(), Instant::now());
-        absent.leave([prefix("/a/"), prefix("/b/")].into(), info("x", 3), start);
+        absent.leave([prefix("/a/"), prefix("/b/")].into(), info("x", 3), 3, start);
         assert_eq!(absent.behind(&prefix("/a/1"), 4, start), ["x (anonymous) at 3, away"]);
         assert!(absent.behind(&prefix("/a/"), 3, start).is_empty(), "it had that");
         assert!(absent.behind(&prefix("/c/"), 4, start).is_empty(), "none of its business");
-        absent.back("y", &Identity::Anonymous, &prefix("/a/"));
+        absent.back("y", &Identity::Anonymous, &prefix("/a/"), 3);
         assert_eq!(absent.behind(&prefix("/a/"), 4, start).len(), 1, "somebody else came");
-        absent.back("x", &Identity::Anonymous, &prefix("/a/"));
+        absent.back("x", &Identity::Anonymous, &prefix("/a/"), 3);
         assert!(absent.behind(&prefix("/a/"), 4, start).is_empty());
         assert_eq!((absent.least_applied(start), absent.next(start)), (Some(3), Some(start + RETURN_WITHIN)));
         let given_up = start + RETURN_WITHIN;
@@ -136,10 +143,24 @@ mod tests {
     }
 
     #[test]
+    fn one_that_is_back_does_not_stand_in_for_another_of_its_name_that_is_behind() {
+        let (mut absent, now) = (Absent::default(), Instant::now());
+        absent.leave([prefix("/a/")].into(), info("x", 3), 3, now);
+        // The rest up to 9 was none of its business, so that it holds what it has as of 5.
+        absent.leave([prefix("/a/")].into(), info("x", 9), 5, now);
+        absent.back("x", &Identity::Anonymous, &prefix("/a/"), 5);
+        assert_eq!(absent.behind(&prefix("/a/"), 9, now), ["x (anonymous) at 3, away"]);
+        absent.back("x", &Identity::Anonymous, &prefix("/a/"), 2);
+        assert_eq!(absent.behind(&prefix("/a/"), 9, now).len(), 1, "it said that it has 3");
+        absent.back("x", &Identity::Anonymous, &prefix("/a/"), 4);
+        assert!(absent.behind(&prefix("/a/"), 9, now).is_empty());
+    }
+
+    #[test]
     fn more_than_can_be_remembered_make_everybody_count() {
         let (mut absent, now) = (Absent::default(), Instant::now());
         for i in 0..=MAX_PREFIXES {
-            absent.leave([prefix(&format!("/{i}/"))].into(), info("x", 3), now);
+            absent.leave([prefix(&format!("/{i}/"))].into(), info("x", 3), 3, now);
         }
         assert_eq!(absent.prefixes, MAX_PREFIXES);
         assert_eq!(absent.behind(&prefix("/c/"), 1, now), ["whoever has not come back since the start"]);

@@ -88,7 +88,7 @@ impl Facts {
         for prefix in &old {
             self.asked.remove(prefix);
             // What another prefix still covers arrives with the next snapshot of that one.
-            self.clear(prefix);
+            self.retain(prefix, |_| false);
         }
         self.asked.extend(new.iter().map(|prefix| (prefix.clone(), false)));
         (new, old)
@@ -118,20 +118,27 @@ impl Facts {
         }
     }
 
-    /// Forgets everything below a prefix, before its snapshot is put.
-    pub(super) fn clear(&mut self, prefix: &Prefix) {
-        if prefix.covers(&RecordKey::Service(self.name.clone()).to_string()) {
+    /// Forgets what lies below a prefix and does not stay, before its snapshot is put: a record that the snapshot holds
+    /// stays until it is replaced, and so stays in use where what replaces it cannot be read.
+    pub(super) fn retain(&mut self, prefix: &Prefix, stays: impl Fn(&str) -> bool) {
+        let gone = |key: &str| prefix.covers(key) && !stays(key);
+        if gone(&RecordKey::Service(self.name.clone()).to_string()) {
             self.service = None;
         }
-        if prefix.covers(&RecordKey::Policy(self.name.clone()).to_string()) {
+        if gone(&RecordKey::Policy(self.name.clone()).to_string()) {
             self.policy = Policy::default();
         }
-        self.endpoints.clear(prefix);
+        self.endpoints.forget(gone);
         // A prefix names a region or lies above all of them.
         let name = &self.name;
         let below = |region: &Region| prefix.covers(Prefix::health(name, Some(region)).as_str());
-        self.health.by_region.retain(|region, _| !below(region));
-        self.shards.clear(prefix);
+        for (region, verdicts) in self.health.by_region.iter_mut().filter(|(region, _)| below(region)) {
+            verdicts.retain(|instance, _| {
+                stays(&RecordKey::Health(name.clone(), region.clone(), instance.clone()).to_string())
+            });
+        }
+        self.health.by_region.retain(|_, verdicts| !verdicts.is_empty());
+        self.shards.forget(gone);
     }
 
     /// Takes a record in. A record that is not valid leaves the one before in place.
@@ -191,13 +198,13 @@ impl Endpoints {
         }
     }
 
-    fn clear(&mut self, prefix: &Prefix) {
-        if !self.keys.iter().any(|key| prefix.covers(key)) {
+    fn forget(&mut self, gone: impl Fn(&str) -> bool) {
+        if !self.keys.iter().any(|key| gone(key)) {
             return;
         }
         let keys = std::mem::take(&mut self.keys);
         let list = std::mem::take(&mut self.list);
-        let kept = keys.into_iter().zip(list).filter(|(key, _)| !prefix.covers(key));
+        let kept = keys.into_iter().zip(list).filter(|(key, _)| !gone(key));
         (self.keys, self.list) = kept.unzip();
     }
 }
@@ -217,9 +224,9 @@ impl ShardParts {
         self.compiled.as_ref()
     }
 
-    fn clear(&mut self, prefix: &Prefix) {
+    fn forget(&mut self, gone: impl Fn(&str) -> bool) {
         let before = self.parts.len();
-        self.parts.retain(|key, _| !prefix.covers(&key.to_string()));
+        self.parts.retain(|key, _| !gone(&key.to_string()));
         self.changed |= self.parts.len() != before;
     }
 }

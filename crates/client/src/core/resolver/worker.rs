@@ -138,12 +138,14 @@ impl<L: Lane> Worker<L> {
 
     fn snapshot(&mut self, snapshot: Snapshot) {
         if snapshot.prefix == Prefix::topology() {
-            self.around.regions = Regions::default();
-            self.around.round_trips = RoundTrips::default();
-            self.around.hosts = Hosts::default();
+            for key in [RecordKey::Regions, RecordKey::RoundTrips, RecordKey::Hosts] {
+                if !snapshot.holds(&key.to_string()) {
+                    self.delete_topology(&key);
+                }
+            }
         } else if let Some(tracked) = self.owners.get(&snapshot.prefix).and_then(|o| self.tracked.get_mut(o))
         {
-            tracked.facts.clear(&snapshot.prefix);
+            tracked.facts.retain(&snapshot.prefix, |key| snapshot.holds(key));
         }
         for (key, entry) in &snapshot.entries {
             self.put(key, &entry.value);
@@ -198,6 +200,10 @@ impl<L: Lane> Worker<L> {
             tracked.stale = true;
             return tracked.facts.delete(text, &key);
         }
+        self.delete_topology(&key);
+    }
+
+    fn delete_topology(&mut self, key: &RecordKey) {
         match key {
             RecordKey::Regions => self.around.regions = Regions::default(),
             RecordKey::RoundTrips => self.around.round_trips = RoundTrips::default(),

@@ -4,8 +4,8 @@ use std::{
 };
 
 use fairmesh_model::{
-    Endpoint, EndpointState, FULL_WEIGHT, InstanceId, Location, Protocol, Region, Service, ServiceKind,
-    StoreId,
+    Endpoint, EndpointState, FULL_WEIGHT, InstanceId, Location, Policy, Protocol, Region, Service,
+    ServiceKind, StoreId,
 };
 use fairmesh_rib::{
     Entry,
@@ -86,6 +86,18 @@ fn revision() -> Revision {
     Revision { store: StoreId(7), partition: Default::default(), number: 1 }
 }
 
+fn endpoint(instance: &str) -> Endpoint {
+    Endpoint {
+        instance: InstanceId::new(instance).unwrap(),
+        address: ([127, 0, 0, 1], 1).into(),
+        location: here(),
+        state: EndpointState::Serving,
+        weight: FULL_WEIGHT,
+        lease: None,
+        labels: Default::default(),
+    }
+}
+
 fn entry(key: &RecordKey, record: impl Into<Record>) -> (Arc<str>, Entry) {
     (key.to_string().into(), Entry { value: records::encode(&record.into()), revision: 1 })
 }
@@ -114,24 +126,15 @@ impl Rig {
     /// Learns of the service and its one endpoint.
     fn learn(&mut self) {
         let (service, policy) = (RecordKey::Service(name()), RecordKey::Policy(name()));
-        let instance = InstanceId::new("a").unwrap();
         let declared =
             Service { kind: ServiceKind::Replicated, protocol: Protocol::Http2, virtual_address: None };
-        let endpoint = Endpoint {
-            instance: instance.clone(),
-            address: ([127, 0, 0, 1], 1).into(),
-            location: here(),
-            state: EndpointState::Serving,
-            weight: FULL_WEIGHT,
-            lease: None,
-            labels: Default::default(),
-        };
+        let endpoint = endpoint("a");
         self.tell(Event::Update(update([
             (Prefix::topology(), vec![]),
             (Prefix::from(&service), vec![entry(&service, declared)]),
             (Prefix::from(&policy), vec![]),
         ])));
-        let key = RecordKey::Endpoint(name(), here().region, instance);
+        let key = RecordKey::Endpoint(name(), here().region, endpoint.instance.clone());
         let endpoints = (Prefix::endpoints(&name(), None), vec![entry(&key, endpoint)]);
         self.tell(Event::Update(update([endpoints])));
     }
@@ -185,6 +188,48 @@ async fn a_copy_on_disk_never_replaces_what_the_agent_said() {
     rig.tell(Event::Update(update([(Prefix::topology(), live)])));
     rig.worker.read_disk();
     assert_eq!(rig.worker.around.regions, regions("live"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_of_a_snapshot_that_cannot_be_read_leaves_the_one_before_in_use() {
+    let mut rig = rig();
+    let subscription = rig.follow();
+    rig.learn();
+    let (service, policy) = (RecordKey::Service(name()), RecordKey::Policy(name()));
+    let mut strict = Policy::default();
+    strict.locality.local_only = true;
+    let regions = Regions { regions: BTreeMap::from([(here().region, Default::default())]) };
+    let endpoints = Prefix::endpoints(&name(), Some(&here().region));
+    let instance = |name: &str| InstanceId::new(name).unwrap();
+    let key = |name: &str| RecordKey::Endpoint(self::name(), here().region, instance(name));
+    rig.tell(Event::Update(update([
+        (Prefix::topology(), vec![entry(&RecordKey::Regions, Record::Regions(regions.clone()))]),
+        (Prefix::from(&policy), vec![entry(&policy, strict.clone())]),
+    ])));
+    rig.tell(Event::Update(update([(
+        endpoints.clone(),
+        vec![entry(&key("a"), endpoint("a")), entry(&key("b"), endpoint("b"))],
+    )])));
+
+    let torn = |key: &RecordKey| {
+        (Arc::from(key.to_string()), Entry { value: Bytes::from_static(b"\xff"), revision: 2 })
+    };
+    rig.tell(Event::Update(update([
+        (Prefix::topology(), vec![torn(&RecordKey::Regions)]),
+        (Prefix::from(&service), vec![torn(&service)]),
+        (Prefix::from(&policy), vec![torn(&policy)]),
+        (endpoints, vec![torn(&key("a"))]),
+    ])));
+    assert_eq!(rig.worker.around.regions, regions);
+    let facts = &rig.worker.tracked[&name()].facts;
+    assert_eq!(facts.policy, strict, "and not the usual one");
+    let left: Vec<_> = facts.endpoints.list().iter().map(|endpoint| endpoint.instance.clone()).collect();
+    assert_eq!(left, [instance("a")], "what the snapshot does not hold is gone");
+    assert!(matches!(*subscription.view(), View::Ready(_)));
+    // One that holds none is another matter.
+    rig.tell(Event::Update(update([(Prefix::topology(), vec![]), (Prefix::from(&policy), vec![])])));
+    let facts = &rig.worker.tracked[&name()].facts;
+    assert_eq!((&facts.policy, &rig.worker.around.regions), (&Policy::default(), &Regions::default()));
 }
 
 #[tokio::test(start_paused = true)]
