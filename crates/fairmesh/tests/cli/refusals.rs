@@ -1,5 +1,7 @@
 //! What is refused: whole, with the place and what to write instead.
 
+use std::process::{Command, Stdio};
+
 use serde_json::json;
 
 use super::support::{Mesh, SHOP, fairmesh};
@@ -119,4 +121,19 @@ fn programs_get_version_and_completions_without_a_control_plane() {
         let script = fairmesh("unix:/nobody.sock", &["completions", shell], "").ok();
         assert!(script.contains("rollback"), "{shell}");
     }
+}
+
+#[test]
+fn completions_end_quietly_where_the_reader_has_seen_enough() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_fairmesh"))
+        .args(["completions", "bash"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Gone before the program has written anything, or soon after.
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(0));
 }
