@@ -19,6 +19,7 @@ mod region;
 pub(crate) mod rollback;
 pub(crate) mod shards;
 pub(crate) mod sim;
+mod strand;
 mod subject;
 mod version;
 

@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 use fairmesh_model::{
-    Record, RecordKey, ServiceName, counted,
+    Record, RecordKey, Service, ServiceName,
     spec::{Document, Plan},
 };
 use fairmesh_wire::{
@@ -12,10 +12,7 @@ use fairmesh_wire::{
 };
 use serde_json::{Value, json};
 
-use crate::{
-    failure::Failure,
-    view::{Scope, View},
-};
+use crate::failure::Failure;
 
 /// What has a history.
 #[derive(Clone, Debug, Args)]
@@ -64,6 +61,14 @@ impl Subject {
         }
     }
 
+    /// The declaration that a value of this record says; `None` where the record is a policy.
+    pub(super) fn declaration(&self, value: &[u8]) -> Result<Option<Service>, Failure> {
+        Ok(match records::decode(&self.key(), value)? {
+            Record::Service(service) => Some(service),
+            _ => None,
+        })
+    }
+
     pub(super) fn document(&self, value: &[u8]) -> Result<Option<Document>, Failure> {
         let name = self.service.clone();
         Ok(match records::decode(&self.key(), value)? {
@@ -99,28 +104,4 @@ pub(super) fn one_line(document: &Document) -> String {
         cut.push('…');
     }
     cut
-}
-
-/// Refuses to take a declaration away that servers and callers still use; `way_out` says what to do instead.
-pub(super) async fn refuse_to_strand(
-    connection: &Connection,
-    of: &Subject,
-    way_out: &str,
-) -> Result<(), Failure> {
-    if matches!(of.kind, Kind::Policy) {
-        return Ok(());
-    }
-    let view = View::read(connection, &Scope::Service(of.service.clone()), &["endpoints"]).await?;
-    let count = view.services.get(&of.service).map_or(0, |of| of.endpoints.len());
-    if count == 0 {
-        return Ok(());
-    }
-    Err(Failure::failed_with(
-        format!(
-            "this would delete the declaration of {}, which has {}: calls to it would fail",
-            of.service,
-            counted(count, "endpoint")
-        ),
-        way_out,
-    ))
 }
