@@ -34,6 +34,8 @@ use crate::{
     output, register,
 };
 
+pub(crate) use get::service_words;
+
 /// Carries out what was typed; the code is the process's.
 pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
     match cli.command {
