@@ -105,6 +105,21 @@ fn history_says_what_each_version_changed() {
 }
 
 #[test]
+fn a_service_that_its_first_server_declared_says_so_in_its_history() {
+    let mesh = Mesh::start();
+    mesh.register("shop/new", "new-0", "eu", 7000);
+    let created = |line: Option<&str>| {
+        line.is_some_and(|line| line.contains(" the first registration ") && line.contains(" created: {"))
+    };
+    let table = mesh.run(&["history", "service", "shop/new"]).ok();
+    assert!(created(table.lines().nth(1)), "{table}");
+    mesh.apply("kind: Service\nname: shop/new\ntype: consistent-hash\n").ok();
+    let table = mesh.run(&["history", "service", "shop/new"]).ok();
+    assert_eq!(table.lines().count(), 3, "{table}");
+    assert!(created(table.lines().nth(2)) && !created(table.lines().nth(1)), "{table}");
+}
+
+#[test]
 fn what_is_deleted_stays_in_history_and_comes_back() {
     let mesh = Mesh::with_shop();
     let policies = |mesh: &Mesh| mesh.run(&["get", "policies", "--json"]).json().as_array().unwrap().len();
@@ -115,7 +130,10 @@ fn what_is_deleted_stays_in_history_and_comes_back() {
     let again = mesh.run(&["delete", "policy", "shop/catalog"]).fails(1);
     assert!(again.contains("deleted already"), "{again}");
     let history = mesh.run(&["history", "policy", "shop/catalog"]).ok();
-    assert!(history.lines().nth(1).unwrap().ends_with("deleted"), "{history}");
+    let deleted = history.lines().nth(1).unwrap();
+    assert!(deleted.starts_with("- ") && deleted.ends_with("deleted"), "{history}");
+    let json = mesh.run(&["history", "policy", "shop/catalog", "--json"]).json();
+    assert_eq!(json[0]["revision"], json!(null), "{json}");
     mesh.run(&["rollback", "policy", "shop/catalog"]).ok();
     assert_eq!(policies(&mesh), 1);
 
