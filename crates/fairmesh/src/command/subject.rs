@@ -11,6 +11,7 @@ use fairmesh_wire::{
     v1::{Change, GetHistoryRequest},
 };
 use serde_json::{Value, json};
+use tonic::Code;
 
 use crate::failure::Failure;
 
@@ -87,7 +88,17 @@ impl Subject {
 /// The value in force and the earlier ones, newest first.
 pub(super) async fn changes(connection: &Connection, of: &Subject) -> Result<Vec<Change>, Failure> {
     let request = GetHistoryRequest { kind: of.kind(), service: of.service.to_string() };
-    Ok(connection.admin().get_history(request).await?.into_inner().changes)
+    match connection.admin().get_history(request).await {
+        Ok(answer) => Ok(answer.into_inner().changes),
+        Err(status) if status.code() == Code::NotFound => Err(Failure::failed_with(
+            format!("{} never existed", of.words()),
+            format!(
+                "check the name with 'fairmesh get {}'; a service without a policy has the default",
+                of.kind()
+            ),
+        )),
+        Err(status) => Err(status.into()),
+    }
 }
 
 /// A document in one line, without what the command line says already.
