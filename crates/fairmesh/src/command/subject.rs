@@ -90,13 +90,14 @@ pub(super) async fn changes(connection: &Connection, of: &Subject) -> Result<Vec
     let request = GetHistoryRequest { kind: of.kind(), service: of.service.to_string() };
     match connection.admin().get_history(request).await {
         Ok(answer) => Ok(answer.into_inner().changes),
-        Err(status) if status.code() == Code::NotFound => Err(Failure::failed_with(
-            format!("{} never existed", of.words()),
-            format!(
-                "check the name with 'fairmesh get {}'; a service without a policy has the default",
-                of.kind()
-            ),
-        )),
+        Err(status) if status.code() == Code::NotFound => {
+            let more = match of.kind {
+                Kind::Service => "",
+                Kind::Policy => "; a service without one runs on the defaults",
+            };
+            let hint = format!("check the name with 'fairmesh get {}'{more}", of.kind());
+            Err(Failure::failed_with(format!("{} never existed", of.words()), hint))
+        }
         Err(status) => Err(status.into()),
     }
 }
