@@ -59,7 +59,8 @@ impl v1::admin_server::Admin for AdminService {
         let changes = history::changes(&self.node, &key);
         if changes.is_empty() {
             return Err(Status::not_found(format!(
-                "{key} never existed; check the name with `fairmesh get {kind}`"
+                "{} never existed; check the name with 'fairmesh get {kind}'",
+                history::words(&key)
             )));
         }
         Ok(Response::new(v1::GetHistoryResponse { changes }))

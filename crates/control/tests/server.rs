@@ -65,6 +65,8 @@ async fn health_and_metrics_tell_how_it_is() {
     for path in ["/healthz", "/readyz"] {
         assert_eq!(control.http("GET", path, "").await.0, "HTTP/1.1 200 OK");
     }
+    let (status, error) = control.http("GET", "/nowhere", "").await;
+    assert!(status == "HTTP/1.1 404 Not Found" && error.contains("\"hint\":\"see docs/http.md"), "{error}");
     let connection = control.connect().await;
     let mut rib = connection.rib();
     let mut write = async |op| rib.write(v1::WriteRequest { ops: vec![op] }).await;

@@ -19,6 +19,7 @@ mod region;
 pub(crate) mod rollback;
 pub(crate) mod shards;
 pub(crate) mod sim;
+mod strand;
 mod subject;
 mod version;
 
@@ -30,8 +31,10 @@ use crate::{
     cli::{Cli, Command},
     demo,
     failure::Failure,
-    register,
+    output, register,
 };
+
+pub(crate) use get::service_words;
 
 /// Carries out what was typed; the code is the process's.
 pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
@@ -56,8 +59,10 @@ pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Call(args) => call::run(args).await,
         Command::Calibrate(args) => calibrate::run(args).await,
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "fairmesh", &mut std::io::stdout());
-            Ok(ExitCode::SUCCESS)
+            // By way of memory: clap_complete panics where the reader has seen enough.
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "fairmesh", &mut script);
+            output::write_bytes(&script).map(|()| ExitCode::SUCCESS)
         }
         Command::Version(seen_as) => version::run(seen_as),
     }

@@ -10,6 +10,9 @@ use crate::{cli::Reach, failure::Failure};
 /// What this program calls itself to others.
 pub(crate) const SOFTWARE: &str = concat!("fairmesh command line ", env!("CARGO_PKG_VERSION"));
 
+/// How to ask somebody else.
+const ANOTHER: &str = "name another with --control ADDRESS or FAIRMESH_CONTROL";
+
 /// Connects to the control plane that was named.
 pub(crate) async fn connect(reach: &Reach) -> Result<Connection, Failure> {
     handshake::connect(&reach.control, SOFTWARE).await.map_err(|error| unreachable(&reach.control, &error))
@@ -19,10 +22,11 @@ fn unreachable(address: &Address, error: &ConnectError) -> Failure {
     match error {
         ConnectError::Unreachable { .. } => Failure::failed_with(
             format!("cannot reach the control plane at {address}"),
-            "start it with 'fairmesh control', or name another with --control ADDRESS or FAIRMESH_CONTROL",
+            format!("start it with 'fairmesh control', or {ANOTHER}"),
         ),
-        ConnectError::NoHello { .. } | ConnectError::Version { .. } | ConnectError::Nonsense { .. } => {
-            Failure::failed(error)
+        ConnectError::NoHello { .. } => {
+            Failure::failed_with(error, format!("look at the log of 'fairmesh control' there, or {ANOTHER}"))
         }
+        ConnectError::Version { .. } | ConnectError::Nonsense { .. } => Failure::failed(error),
     }
 }

@@ -198,6 +198,10 @@ fn tell_of_kept(fleet: &Running, dir: &Path, stays: bool) {
     println!("  export FAIRMESH_CONTROL={} FAIRMESH_AGENT={agent}", fleet.control_address);
     println!("  {binary} get endpoints");
     println!("  {binary} explain shop/cart --key 618 --role secondary --region {}", fleet::PLACES[0].name);
+    println!("  {binary} call shop/recommend /for/apples -v");
+    println!(
+        "  {binary} register shop/hello --address 127.0.0.1:8000 -- python3 -m http.server 8000 --bind 127.0.0.1"
+    );
     println!("  curl http://{}/metrics\n", fleet.control_http);
     let then = if stays { "it stays" } else { "it goes with the shop; --dir keeps it" };
     println!("Sockets, data and logs are in {}: {then}.", dir.display());

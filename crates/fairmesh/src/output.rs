@@ -19,6 +19,8 @@ pub(crate) struct Listing {
     pub(crate) items: Vec<serde_json::Value>,
     /// The things as `apply` reads them; empty where it reads no such thing.
     pub(crate) documents: Vec<Document>,
+    /// What a person is told where there is no thing and the reason is known.
+    pub(crate) why_empty: Option<String>,
 }
 
 impl Listing {
@@ -37,7 +39,7 @@ impl Listing {
     pub(crate) fn print(&self, format: Format) -> Result<(), Failure> {
         match format {
             Format::Table if self.rows.is_empty() => {
-                eprintln!("nothing found");
+                eprintln!("{}", self.why_empty.as_deref().unwrap_or("nothing found"));
                 Ok(())
             }
             Format::Table => write(&table(self.head, &self.rows)),

@@ -7,6 +7,7 @@ mod child;
 mod health;
 mod plan;
 mod probe;
+mod start;
 #[cfg(test)]
 mod tests;
 
@@ -44,7 +45,7 @@ pub(crate) struct RegisterArgs {
     /// Its identity within the service, the same after a restart; unless given, this host's name and the port.
     #[arg(long, value_name = "ID")]
     instance: Option<InstanceId>,
-    /// What it speaks: http1, http2 or grpc. Declares the service in case nobody has.
+    /// What it speaks: http1, http2 or grpc. A service that nobody has declared is declared to speak it.
     #[arg(long, value_parser = plan::protocol, default_value = "http1")]
     protocol: Protocol,
     /// Its compute power in thousandths of an ordinary host.
@@ -87,7 +88,9 @@ pub(crate) async fn run(args: RegisterArgs) -> Result<ExitCode, Failure> {
     let plan = Plan::new(args)?;
     // In place before the program starts, so that a signal in between does not leave it behind.
     let terminated = signals::shutdown()?;
+    start::refuse_taken(&plan).await?;
     let child = Child::start(&plan.command)?;
+    start::tell_of_declaration(&plan).await;
     Watch::new(plan, child).run(terminated).await.map(ExitCode::from)
 }
 
@@ -186,7 +189,8 @@ impl Watch {
                 say(format_args!("{service} {instance} at {address} is registered and {}", state.as_str()));
             }
             Standing::Failing(problem) => say(format_args!(
-                "{service} {instance} could not be registered or renewed: {problem}; trying again"
+                "{service} {instance} could not be registered or renewed: {problem}; trying again (--agent or FAIRMESH_AGENT \
+                 names another agent)"
             )),
         }
     }

@@ -1,6 +1,6 @@
 use std::{fmt, str::FromStr, time::Duration};
 
-use crate::Invalid;
+use crate::{Invalid, nearest};
 
 /// How an endpoint is chosen among the candidates. The default is right for a service nobody tuned.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -73,8 +73,8 @@ impl FromStr for BalancingPolicy {
 
     fn from_str(text: &str) -> Result<Self, Invalid> {
         Self::ALL.into_iter().find(|policy| policy.as_str() == text).ok_or_else(|| {
-            let all = Self::ALL.map(Self::as_str).join(", ");
-            Invalid::new("", format!("'{text}' is not a policy"), format!("write one of {all}"))
+            let hint = nearest::hint(text, &Self::ALL.map(Self::as_str));
+            Invalid::new("", format!("'{text}' is not a policy"), hint)
         })
     }
 }

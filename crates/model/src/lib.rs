@@ -17,6 +17,7 @@ mod identity;
 mod key;
 mod location;
 mod name;
+pub mod nearest;
 mod policy;
 mod record;
 mod revision;

@@ -33,11 +33,14 @@ use fairmesh_model::Invalid;
 use crate::Registry;
 use answer::Failure;
 
+/// Where paths, methods and fields are told.
+const REFERENCE: &str = "see docs/http.md for the calls and their fields";
+
 /// The largest body, in bytes.
 const MAX_BODY: usize = 1 << 20;
 
 impl Registry {
-    /// The HTTP/JSON side, to be served beside other routes.
+    /// The HTTP/JSON side, to be served beside other routes; it answers for paths that none of them has.
     pub fn router(&self) -> Router {
         Router::new()
             .route("/v1/register", post(endpoints::register))
@@ -51,8 +54,12 @@ impl Registry {
             .route("/v1/shards/{tenant}/{service}/moves", get(shards::moves).post(shards::begin_move))
             .route("/v1/shards/{tenant}/{service}/ready", post(shards::ready))
             .method_not_allowed_fallback(async || {
-                let reason = Invalid::new("", "this path takes another method", "see the API reference");
+                let reason = Invalid::new("", "this path takes another method", REFERENCE);
                 Failure { status: StatusCode::METHOD_NOT_ALLOWED, reason }
+            })
+            .fallback(async || {
+                let reason = Invalid::new("", "there is no such path", REFERENCE);
+                Failure { status: StatusCode::NOT_FOUND, reason }
             })
             .layer(DefaultBodyLimit::max(MAX_BODY))
             .with_state(self.clone())

@@ -4,12 +4,11 @@
 
 mod error;
 mod kind;
-mod nearest;
 mod pieces;
 mod tree;
 
 use fairmesh_model::{
-    Invalid,
+    Invalid, nearest,
     spec::{self, EndpointsSpec, HostsSpec, Plan, PolicySpec, ServiceSpec, ShardMapSpec, TopologySpec},
 };
 use serde::{Deserialize, de::DeserializeOwned};

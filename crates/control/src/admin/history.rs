@@ -82,9 +82,22 @@ pub(super) fn value_at(node: &Node, key: &RecordKey, revision: u64) -> Result<Op
         asked => earlier.into_iter().find(|(revision, _)| *revision == asked),
     };
     found.map(|(_, history)| history.value).ok_or_else(|| match known.len() {
-        0 => format!("{key} has no earlier value to go back to"),
-        _ => format!("no value of {key} at revision {revision} is kept; choose one of {}", known.join(", ")),
+        0 => format!("{} has no earlier value to go back to", words(key)),
+        _ => format!(
+            "no value of {} at revision {revision} is kept; choose one of {}",
+            words(key),
+            known.join(", ")
+        ),
     })
+}
+
+/// What a person calls the record.
+pub(super) fn words(key: &RecordKey) -> String {
+    match subject(key) {
+        Some((HistoryKind::Services, service)) => format!("the declaration of {service}"),
+        Some((HistoryKind::Policies, service)) => format!("a policy of {service}"),
+        None => key.to_string(),
+    }
 }
 
 /// Earlier values with what they are called, oldest first. One that cannot be read is passed over.

@@ -24,6 +24,10 @@ use crate::{
 
 pub(crate) use changes::same_map;
 
+/// What to do rather than to change a declaration under servers that run.
+const WAY_OUT: &str = "write a shard map along with 'type: sharded', and the protocol that its servers speak (see \
+    'fairmesh get endpoints'); or say --force where they are ready for it";
+
 /// Arguments of `fairmesh apply`.
 #[derive(Debug, Args)]
 pub(crate) struct ApplyArgs {
@@ -32,6 +36,9 @@ pub(crate) struct ApplyArgs {
     /// Only say what would change.
     #[arg(long)]
     dry_run: bool,
+    /// Change a declaration even though the service has endpoints, and calls to them would fail.
+    #[arg(long)]
+    force: bool,
     /// Say nothing when all went well.
     #[arg(short, long)]
     quiet: bool,
@@ -52,7 +59,11 @@ struct Done {
 pub(crate) async fn run(args: ApplyArgs) -> Result<ExitCode, Failure> {
     let wanted = manifests::load(&args.files)?;
     let connection = connect::connect(&args.reach).await?;
-    warnings::say(&connection, &wanted.iter().map(|one| &one.plan).collect::<Vec<_>>()).await?;
+    let stranded =
+        warnings::say(&connection, &wanted.iter().map(|one| &one.plan).collect::<Vec<_>>()).await?;
+    if !args.force && !stranded.is_empty() {
+        return Err(Failure::failed_with(stranded.join("; "), WAY_OUT));
+    }
     let (maps, records): (Vec<_>, Vec<_>) =
         wanted.into_iter().map(|one| one.plan).partition(|plan| matches!(plan, Plan::ShardMap(..)));
     let mut done = apply_records(&connection, &records, args.dry_run).await?;

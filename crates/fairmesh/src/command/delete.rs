@@ -13,7 +13,10 @@ use crate::{
     output,
 };
 
-use super::subject::{self, Subject};
+use super::{
+    strand::{self, Change},
+    subject::{self, Kind, Subject},
+};
 
 /// What to do rather than to take a declaration away from servers that run.
 const WAY_OUT: &str = "stop its servers first (see 'fairmesh get endpoints'), or say --force";
@@ -45,8 +48,9 @@ pub(crate) async fn run(args: DeleteArgs) -> Result<ExitCode, Failure> {
     if current.value.is_none() {
         return Err(gone(&subject));
     }
-    if !args.force {
-        subject::refuse_to_strand(&connection, &args.of, WAY_OUT).await?;
+    if !args.force && matches!(args.of.kind, Kind::Service) {
+        let change = Change { name: &args.of.service, to: None, mapped: false };
+        strand::refuse(&connection, &change, WAY_OUT).await?;
     }
     let condition = Condition { kind: Some(condition::Kind::Revision(current.revision)) };
     let op = Op { key: args.of.key().to_string(), value: None, condition: Some(condition) };

@@ -45,7 +45,10 @@ struct Difference {
 pub(crate) async fn run(args: DiffArgs) -> Result<ExitCode, Failure> {
     let wanted = manifests::load(&args.files)?;
     let connection = connect::connect(&args.reach).await?;
-    apply::warnings::say(&connection, &wanted.iter().map(|one| &one.plan).collect::<Vec<_>>()).await?;
+    let plans: Vec<_> = wanted.iter().map(|one| &one.plan).collect();
+    for damage in apply::warnings::say(&connection, &plans).await? {
+        eprintln!("warning: {damage}; 'apply' asks for --force");
+    }
     let mut differences = Vec::new();
     for one in &wanted {
         let scope = match &one.plan {

@@ -3,7 +3,10 @@
 use std::{process::ExitCode, time::Duration};
 
 use clap::Args;
-use fairmesh_model::{EndpointState, InstanceId, Invalid, ServiceName, spec::read_duration};
+use fairmesh_model::{
+    EndpointState, InstanceId, Invalid, ServiceName,
+    spec::{read_duration, write_duration},
+};
 use fairmesh_wire::{
     handshake::Connection,
     v1::{DrainRequest, InstanceRef, ReportRequest, StateReport, endpoint::State},
@@ -17,6 +20,11 @@ use crate::{
     output,
     view::{Scope, View},
 };
+
+use super::get;
+
+/// How long a drain may take before it says whom it waits for.
+const QUIET: Duration = Duration::from_secs(1);
 
 /// The exit code that says that callers were left behind.
 const BEHIND: u8 = 4;
@@ -69,23 +77,44 @@ pub(crate) async fn run(args: DrainArgs) -> Result<ExitCode, Failure> {
         // At most a day, which fits.
         deadline_ms: u32::try_from(args.deadline.as_millis()).unwrap_or(u32::MAX),
     };
-    let answer = connection.registry().drain(request).await?.into_inner();
-    let text = if answer.callers_moved {
-        "drained: every caller has moved\n".to_owned()
-    } else {
-        format!("draining, but these callers had not moved in time: {}\n", answer.behind.join(", "))
+    let waiting = tokio::spawn(tell_of_waiting(connection.clone(), args.service.clone(), args.deadline));
+    let answer = connection.registry().drain(request).await;
+    waiting.abort();
+    let answer = answer?.into_inner();
+    let last = !serving(&connection, &args.service).await?;
+    let service = &args.service;
+    let text = match (answer.callers_moved, last) {
+        (true, false) => "drained: every caller has moved\n".to_owned(),
+        (true, true) => "draining: every caller knows, and has nowhere to move\n".to_owned(),
+        (false, _) => {
+            format!("draining, but these callers had not moved in time: {}\n", answer.behind.join(", "))
+        }
     };
-    if !serving(&connection, &args.service).await? {
-        let service = &args.service;
+    if last {
         eprintln!("no other endpoint of {service} is serving: callers go on using these as a last resort");
     }
     let item = json!({
         "revision": answer.revision.map(|revision| revision.number),
         "callersMoved": answer.callers_moved,
         "behind": answer.behind,
+        "lastResort": last,
     });
     output::print_one(args.seen_as.format(), &item, &text)?;
     Ok(if answer.callers_moved { ExitCode::SUCCESS } else { ExitCode::from(BEHIND) })
+}
+
+/// Says on standard error whom a drain waits for, where it takes longer than most.
+async fn tell_of_waiting(connection: Connection, service: ServiceName, deadline: Duration) {
+    tokio::time::sleep(QUIET).await;
+    let named = match get::watching(&connection, &service).await {
+        Ok(callers) if !callers.is_empty() => callers.into_iter().collect::<Vec<_>>().join(", "),
+        // The drain itself tells what is wrong.
+        _ => "callers".to_owned(),
+    };
+    eprintln!(
+        "waiting for {named} to move, up to {} (see 'fairmesh get watchers {service}')",
+        write_duration(deadline)
+    );
 }
 
 /// Puts instances back that were drained and still run.

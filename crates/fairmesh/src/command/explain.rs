@@ -8,7 +8,7 @@ use fairmesh_client::{
     FaultKind,
     explain::{Question, Report},
 };
-use fairmesh_model::{Endpoint, Location, Region, Role, Service, ServiceName, ShardKey, arith};
+use fairmesh_model::{Endpoint, Location, Region, Role, Service, ServiceKind, ServiceName, ShardKey, arith};
 use fairmesh_router::{Ask, Facts, RequestView, Shards, Upstream};
 use fairmesh_wire::handshake::Connection;
 use serde_json::{Value, json};
@@ -75,7 +75,7 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.reach).await?;
     let region = region::of_caller(&connection, args.region.as_ref(), &args.agent).await?;
     let caller = Caller { location: Location::in_region(region), id: arith::hash_text(&args.client_id) };
-    let (upstream, revision) = compile(&connection, &args.service, &caller).await?;
+    let (upstream, revision, mut kind) = compile(&connection, &args.service, &caller).await?;
     let grpc = upstream.protocol() == fairmesh_model::Protocol::Grpc;
     let request = RequestView {
         host: &args.host,
@@ -89,19 +89,25 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
     let mut report = Report::default();
     report.decide(&upstream, revision, &question);
     if let Some(name) = report.goes_on_at() {
-        let (upstream, revision) = compile(&connection, name, &caller).await?;
+        let (upstream, revision, of_target) = compile(&connection, name, &caller).await?;
         report.decide(&upstream, revision, &question);
+        kind = of_target;
+    }
+    if kind == ServiceKind::Replicated && (args.key.is_some() || args.role.is_some()) {
+        eprintln!(
+            "note: any endpoint of a replicated service serves any call; key and role do not matter here"
+        );
     }
     output::print_one(args.seen_as.format(), &as_json(&report), &report.to_string())?;
     Ok(if report.endpoint.is_some() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The snapshot that the caller would have, and the revision of the newest record in it.
+/// The snapshot that the caller would have, the revision of the newest record in it, and the type of the service.
 async fn compile(
     connection: &Connection,
     name: &ServiceName,
     caller: &Caller,
-) -> Result<(Upstream, u64), Failure> {
+) -> Result<(Upstream, u64, ServiceKind), Failure> {
     let view = View::read(connection, &Scope::Service(name.clone()), EVERY_KIND).await?;
     let one = view.service(name)?;
     let service: &Service = match &one.service {
@@ -132,7 +138,7 @@ async fn compile(
     let policy = one.policy.as_ref().map(|policy| policy.revision);
     let declared = one.service.as_ref().map(|service| service.revision);
     let revision = revisions.chain(policy).chain(declared).max().unwrap_or_default();
-    Ok((Upstream::compile(&facts, &Arc::default(), None), revision))
+    Ok((Upstream::compile(&facts, &Arc::default(), None), revision, service.kind))
 }
 
 fn as_json(report: &Report) -> Value {

@@ -18,10 +18,10 @@ use crate::{
     connect,
     failure::Failure,
     output::Listing,
-    view::{EVERY_KIND, Scope, View},
+    view::{EVERY_KIND, Scope, ServiceView, View},
 };
 
-pub(crate) use fleet::{MOVES_HEAD, add_moves};
+pub(crate) use fleet::{MOVES_HEAD, add_moves, watching};
 pub(crate) use health::of_service as health_rows;
 pub(crate) use policies::summary as policy_summary;
 pub(crate) use services::{endpoints as endpoint_rows, words as service_words};
@@ -82,7 +82,7 @@ impl Kind {
             Self::Services => EVERY_KIND,
             Self::Endpoints | Self::Regions | Self::Hosts => &["endpoints"],
             Self::Watchers => &["services"],
-            Self::Health => &["endpoints", "health"],
+            Self::Health => &["endpoints", "health", "policies"],
             Self::Policies => &["policies"],
             Self::Shards => &["shards"],
             Self::Moves => &["moves"],
@@ -112,7 +112,7 @@ async fn list(connection: &Connection, args: &GetArgs) -> Result<Listing, Failur
     {
         eprintln!("{name} is not declared, so that callers cannot find it; apply a 'kind: Service' for it");
     }
-    Ok(match args.kind {
+    let mut listing = match args.kind {
         Kind::Services => services::services(&view),
         Kind::Endpoints => services::all_endpoints(&view),
         Kind::Health => health::all(&view),
@@ -125,7 +125,23 @@ async fn list(connection: &Connection, args: &GetArgs) -> Result<Listing, Failur
         Kind::Hosts => hosts::hosts(&view),
         Kind::Moves => fleet::moves(connection, &view).await?,
         Kind::Watchers => fleet::watchers(connection, &view).await?,
-    })
+    };
+    listing.why_empty =
+        args.service.as_ref().and_then(|name| why_empty(args.kind, name, view.service(name).ok()?));
+    Ok(listing)
+}
+
+/// Why a list of what belongs to a service may be empty, where that is known.
+fn why_empty(kind: Kind, name: &ServiceName, one: &ServiceView) -> Option<String> {
+    match kind {
+        Kind::Policies => Some(format!(
+            "{name} has no policy of its own and runs on the defaults; 'fairmesh describe service {name}' lists them"
+        )),
+        Kind::Health if one.effective_policy().health_check.is_none() => {
+            Some(format!("{name} is not checked; add a healthCheck to its policy"))
+        }
+        _ => None,
+    }
 }
 
 /// The shard map of a service, one row a shard.

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Args;
+use fairmesh_control::HISTORY_KEPT;
 use fairmesh_model::spec::Document;
 use fairmesh_wire::v1::Change;
 use serde_json::json;
@@ -29,6 +30,10 @@ pub(crate) struct HistoryArgs {
     #[command(flatten)]
     seen_as: SeenAs,
 }
+
+/// Who declares a service that was never applied. What is applied leaves a row that says that there was nothing before; a
+/// declaration by the first registration is written without history, and so without its time.
+const REGISTRATION: &str = "the first registration";
 
 /// One value of the record.
 struct Version<'a> {
@@ -61,17 +66,24 @@ fn table(versions: &[Version<'_>]) -> Result<Listing, Failure> {
         let Version { change, document } = version;
         let before = versions.get(i + 1);
         let written = before.and_then(|before| replaced(before.change));
-        let by = before.map(|before| before.change.replaced_by.clone()).unwrap_or_default();
+        let registered = before.is_none() && document.is_some() && versions.len() <= HISTORY_KEPT;
+        let by = match before {
+            Some(before) => before.change.replaced_by.clone(),
+            None if registered => REGISTRATION.to_owned(),
+            None => String::new(),
+        };
         let replaced = replaced(change);
+        // A time without the record has no revision of its own while it lasts.
+        let revision = Some(change.revision).filter(|number| *number > 0);
         listing.add(
             vec![
-                change.revision.to_string(),
+                revision.map_or_else(|| "-".to_owned(), |number| number.to_string()),
                 written.clone().unwrap_or_default(),
                 by.clone(),
-                brief(before, version)?,
+                if registered { "created: " } else { "" }.to_owned() + &brief(before, version)?,
             ],
             json!({
-                "revision": change.revision,
+                "revision": revision,
                 "current": replaced.is_none(),
                 "writtenAt": written,
                 "writtenBy": by,

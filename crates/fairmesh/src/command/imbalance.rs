@@ -14,6 +14,7 @@ use crate::{
     connect,
     failure::Failure,
     output,
+    view::{EVERY_KIND, Scope, View as Records},
 };
 
 /// How many outliers of a host type a table names.
@@ -53,6 +54,10 @@ pub(crate) async fn run(args: ImbalanceArgs) -> Result<ExitCode, Failure> {
     };
     let answer = connection.imbalance().read(request).await?.into_inner();
     let view = report(args.by, answer)?.view();
+    if let Some(name) = args.service.as_ref().filter(|_| view.total.containers <= 0.0) {
+        // A service that is gone may still have figures; one that has none must be there.
+        Records::read(&connection, &Scope::Service(name.clone()), EVERY_KIND).await?.service(name)?;
+    }
     let format = args.seen_as.format();
     if format == Format::Table && view.minutes == 0 {
         eprintln!("nothing is known of this time: servers report through their agents within half a minute");

@@ -16,9 +16,12 @@ use crate::{
     output,
 };
 
-use super::subject::{self, Subject};
+use super::{
+    strand,
+    subject::{self, Kind, Subject},
+};
 
-/// What to do rather than to take a declaration away from servers that run.
+/// What to do rather than to take a declaration away from servers that run, or change it under them.
 const WAY_OUT: &str = "choose a later revision with --to (see 'fairmesh history service'), or say --force";
 
 /// Arguments of `fairmesh rollback`.
@@ -32,7 +35,7 @@ pub(crate) struct RollbackArgs {
     /// Only say what would be put back.
     #[arg(long)]
     dry_run: bool,
-    /// Take a declaration away even though the service has endpoints.
+    /// Do so even though the service has endpoints, and calls to them would fail.
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -46,8 +49,10 @@ pub(crate) async fn run(args: RollbackArgs) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.reach).await?;
     let chosen = chosen(&connection, &args).await?;
     let kind = args.of.kind_typed();
-    if chosen.value.is_none() && !args.force {
-        subject::refuse_to_strand(&connection, &args.of, WAY_OUT).await?;
+    if !args.force && matches!(args.of.kind, Kind::Service) {
+        let to = chosen.value.as_deref().map(|value| args.of.declaration(value)).transpose()?.flatten();
+        let change = strand::Change { name: &args.of.service, to: to.as_ref(), mapped: false };
+        strand::refuse(&connection, &change, WAY_OUT).await?;
     }
     let subject = args.of.words();
     let back = chosen.revision;

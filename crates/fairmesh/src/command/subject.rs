@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 use fairmesh_model::{
-    Record, RecordKey, ServiceName, counted,
+    Record, RecordKey, Service, ServiceName,
     spec::{Document, Plan},
 };
 use fairmesh_wire::{
@@ -11,11 +11,9 @@ use fairmesh_wire::{
     v1::{Change, GetHistoryRequest},
 };
 use serde_json::{Value, json};
+use tonic::Code;
 
-use crate::{
-    failure::Failure,
-    view::{Scope, View},
-};
+use crate::failure::Failure;
 
 /// What has a history.
 #[derive(Clone, Debug, Args)]
@@ -64,6 +62,14 @@ impl Subject {
         }
     }
 
+    /// The declaration that a value of this record says; `None` where the record is a policy.
+    pub(super) fn declaration(&self, value: &[u8]) -> Result<Option<Service>, Failure> {
+        Ok(match records::decode(&self.key(), value)? {
+            Record::Service(service) => Some(service),
+            _ => None,
+        })
+    }
+
     pub(super) fn document(&self, value: &[u8]) -> Result<Option<Document>, Failure> {
         let name = self.service.clone();
         Ok(match records::decode(&self.key(), value)? {
@@ -82,7 +88,18 @@ impl Subject {
 /// The value in force and the earlier ones, newest first.
 pub(super) async fn changes(connection: &Connection, of: &Subject) -> Result<Vec<Change>, Failure> {
     let request = GetHistoryRequest { kind: of.kind(), service: of.service.to_string() };
-    Ok(connection.admin().get_history(request).await?.into_inner().changes)
+    match connection.admin().get_history(request).await {
+        Ok(answer) => Ok(answer.into_inner().changes),
+        Err(status) if status.code() == Code::NotFound => {
+            let more = match of.kind {
+                Kind::Service => "",
+                Kind::Policy => "; a service without one runs on the defaults",
+            };
+            let hint = format!("check the name with 'fairmesh get {}'{more}", of.kind());
+            Err(Failure::failed_with(format!("{} never existed", of.words()), hint))
+        }
+        Err(status) => Err(status.into()),
+    }
 }
 
 /// A document in one line, without what the command line says already.
@@ -99,28 +116,4 @@ pub(super) fn one_line(document: &Document) -> String {
         cut.push('…');
     }
     cut
-}
-
-/// Refuses to take a declaration away that servers and callers still use; `way_out` says what to do instead.
-pub(super) async fn refuse_to_strand(
-    connection: &Connection,
-    of: &Subject,
-    way_out: &str,
-) -> Result<(), Failure> {
-    if matches!(of.kind, Kind::Policy) {
-        return Ok(());
-    }
-    let view = View::read(connection, &Scope::Service(of.service.clone()), &["endpoints"]).await?;
-    let count = view.services.get(&of.service).map_or(0, |of| of.endpoints.len());
-    if count == 0 {
-        return Ok(());
-    }
-    Err(Failure::failed_with(
-        format!(
-            "this would delete the declaration of {}, which has {}: calls to it would fail",
-            of.service,
-            counted(count, "endpoint")
-        ),
-        way_out,
-    ))
 }

@@ -105,6 +105,21 @@ fn history_says_what_each_version_changed() {
 }
 
 #[test]
+fn a_service_that_its_first_server_declared_says_so_in_its_history() {
+    let mesh = Mesh::start();
+    mesh.register("shop/new", "new-0", "eu", 7000);
+    let created = |line: Option<&str>| {
+        line.is_some_and(|line| line.contains(" the first registration ") && line.contains(" created: {"))
+    };
+    let table = mesh.run(&["history", "service", "shop/new"]).ok();
+    assert!(created(table.lines().nth(1)), "{table}");
+    mesh.apply("kind: Service\nname: shop/new\ntype: consistent-hash\n").ok();
+    let table = mesh.run(&["history", "service", "shop/new"]).ok();
+    assert_eq!(table.lines().count(), 3, "{table}");
+    assert!(created(table.lines().nth(2)) && !created(table.lines().nth(1)), "{table}");
+}
+
+#[test]
 fn what_is_deleted_stays_in_history_and_comes_back() {
     let mesh = Mesh::with_shop();
     let policies = |mesh: &Mesh| mesh.run(&["get", "policies", "--json"]).json().as_array().unwrap().len();
@@ -115,7 +130,10 @@ fn what_is_deleted_stays_in_history_and_comes_back() {
     let again = mesh.run(&["delete", "policy", "shop/catalog"]).fails(1);
     assert!(again.contains("deleted already"), "{again}");
     let history = mesh.run(&["history", "policy", "shop/catalog"]).ok();
-    assert!(history.lines().nth(1).unwrap().ends_with("deleted"), "{history}");
+    let deleted = history.lines().nth(1).unwrap();
+    assert!(deleted.starts_with("- ") && deleted.ends_with("deleted"), "{history}");
+    let json = mesh.run(&["history", "policy", "shop/catalog", "--json"]).json();
+    assert_eq!(json[0]["revision"], json!(null), "{json}");
     mesh.run(&["rollback", "policy", "shop/catalog"]).ok();
     assert_eq!(policies(&mesh), 1);
 
@@ -165,4 +183,57 @@ fn apply_warns_of_what_calls_would_fail_on() {
     let file = mesh.file("split.yaml", split);
     let run = mesh.run(&["apply", "-f", &file, "--dry-run"]);
     assert!(run.err.contains("route 'canary' of the policy of shop/catalog names shop/gone"), "{run:?}");
+}
+
+#[test]
+fn a_declaration_with_endpoints_is_not_changed_under_its_callers_unasked() {
+    let mesh = Mesh::with_shop();
+    mesh.register("shop/catalog", "catalog-0", "us", 7010);
+    let declare = |rest: &str| format!("kind: Service\nname: shop/catalog\n{rest}\n");
+    let apply = |rest: &str, options: &[&str]| {
+        let args = [&["apply", "-f", "-"], options].concat();
+        fairmesh(&mesh.address(), &args, &declare(rest))
+    };
+    let kind = || mesh.run(&["get", "services", "--json"]).json()[1]["type"].clone();
+
+    for options in [&[][..], &["--dry-run"]] {
+        let complaint = apply("type: sharded", options).fails(1);
+        assert!(complaint.contains("1 endpoint and no shard map: calls to it would fail"), "{complaint}");
+        assert!(complaint.contains("--force"), "{complaint}");
+        let complaint = apply("protocol: grpc", options).fails(1);
+        assert!(complaint.contains("callers speak grpc to shop/catalog"), "{complaint}");
+        assert!(complaint.contains("declared to speak http1"), "{complaint}");
+    }
+    assert_eq!(kind(), "replicated", "nothing was written");
+    let file = mesh.file("sharded.yaml", &declare("type: sharded"));
+    assert!(mesh.run(&["diff", "-f", &file]).err.contains("'apply' asks for --force"));
+    // What is harmless, and what comes with what it needs, is not asked about.
+    apply("type: consistent-hash", &[]).ok();
+    let map = "type: sharded\n---\nkind: ShardMap\nservice: shop/catalog\nshards: [{id: 0, start: 0, replicas: [{instance: catalog-0, region: us, role: primary}]}]";
+    apply(map, &[]).ok();
+    let complaint = apply("type: replicated", &[]).fails(1);
+    assert!(complaint.contains("whichever shards it holds"), "{complaint}");
+    let complaint = mesh.run(&["rollback", "service", "shop/catalog"]).fails(1);
+    assert!(complaint.contains("would make shop/catalog consistent-hash"), "{complaint}");
+    apply("type: replicated", &["--force"]).ok();
+    assert_eq!(kind(), "replicated");
+}
+
+#[test]
+fn a_hash_that_the_service_does_not_make_is_warned_of_and_not_shown_as_in_force() {
+    let mesh = Mesh::with_shop();
+    let policy = "kind: Policy\nservice: shop/catalog\nbalancing: {policy: boundedHash}\n";
+    let run = mesh.apply(policy);
+    assert!(run.err.contains("boundedHash") && run.err.contains("'score' is used instead"), "{run:?}");
+    run.ok();
+    let shown = mesh.run(&["describe", "service", "shop/catalog"]).ok();
+    assert!(shown.contains("score, since boundedHash is for consistent-hash services"), "{shown}");
+    let run = mesh.apply("kind: Service\nname: shop/catalog\ntype: consistent-hash\n");
+    assert!(run.err.is_empty(), "{run:?}");
+    run.ok();
+    let shown = mesh.run(&["describe", "service", "shop/catalog"]).ok();
+    assert!(shown.contains("boundedHash, up to 125 % of the mean"), "{shown}");
+    // The other way round: the declaration takes the hash away from a policy that is there.
+    let run = mesh.apply("kind: Service\nname: shop/catalog\n");
+    assert!(run.err.contains("'score' is used instead"), "{run:?}");
 }

@@ -1,6 +1,6 @@
 //! What happens to running servers: endpoints, drain, shard moves, explain.
 
-use std::process::Stdio;
+use std::{net::TcpListener, process::Stdio};
 
 use serde_json::json;
 
@@ -80,6 +80,8 @@ fn explain_says_step_by_step_where_a_key_goes() {
     assert!(bare.contains("write '/v2'"), "{bare}");
     let unknown = mesh.run(&["explain", "shop/nothing"]).fails(1);
     assert!(unknown.contains("there is no service shop/nothing"), "{unknown}");
+    let keyed = mesh.run(&["explain", "shop/catalog", "--region", "us", "--key", "7"]);
+    assert!(keyed.err.contains("key and role do not matter here"), "{keyed:?}");
     let single = mesh.run(&["explain", "shop/catalog", "--region", "us"]).ok();
     assert!(single.contains("1 of 1 endpoint there"), "{single}");
 }
@@ -186,7 +188,51 @@ fn an_instance_is_undrained_and_the_last_one_is_told() {
     let mesh = shop_with_servers();
     let run = mesh.run(&["drain", "shop/catalog", "catalog-0"]);
     assert!(run.err.contains("no other endpoint of shop/catalog is serving"), "{run:?}");
+    assert!(!run.out.contains("has moved") && run.out.contains("every caller knows"), "{run:?}");
     mesh.run(&["undrain", "shop/catalog", "catalog-0"]).ok();
     let endpoints = mesh.run(&["get", "endpoints", "shop/catalog", "--json"]).json();
     assert_eq!(endpoints[0]["state"], "serving");
+}
+
+#[test]
+fn a_drain_that_takes_long_says_whom_it_waits_for() {
+    let mesh = shop_with_servers();
+    // A caller that never says that it has applied anything.
+    mesh.while_watching("/t/shop/endpoints/catalog/", || {
+        let run = mesh.run(&["drain", "shop/catalog", "catalog-0", "--deadline", "2s"]);
+        assert!(run.err.contains("waiting for test to move, up to 2s"), "{run:?}");
+        assert_eq!(run.code, Some(4));
+    });
+}
+
+#[test]
+fn a_program_is_not_started_where_somebody_else_listens() {
+    let mesh = Mesh::start();
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = other.local_addr().unwrap().to_string();
+    let started = mesh.path("started");
+    let command = ["touch", started.to_str().unwrap()];
+    let to = mesh.address();
+    let register = ["register", "shop/x", "--address", &address, "--control", &to, "--region", "eu", "--"];
+    let complaint = mesh.run(&[&register[..], &command].concat()).fails(1);
+    assert!(complaint.contains(&format!("something listens on {address} already")), "{complaint}");
+    assert!(!started.exists(), "the program was not started");
+    assert_eq!(mesh.run(&["get", "services", "--json"]).json(), json!([]));
+}
+
+#[test]
+fn registering_what_nobody_declared_says_that_it_declares_it() {
+    let mesh = Mesh::with_shop();
+    let agent = mesh.agent("eu");
+    let via = agent.address();
+    // A port that nobody listens on; the program ends at once, having said all there is to say.
+    let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let register =
+        |service| mesh.run(&["register", service, "--address", &free(), "--agent", &via, "--", "true"]);
+    let run = register("shop/new");
+    assert!(
+        run.err.contains("nobody has declared shop/new: registering declares it as replicated, http1"),
+        "{run:?}"
+    );
+    assert!(!register("shop/catalog").err.contains("nobody has declared"));
 }

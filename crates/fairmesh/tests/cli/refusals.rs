@@ -1,5 +1,10 @@
 //! What is refused: whole, with the place and what to write instead.
 
+use std::{
+    net::TcpListener,
+    process::{Command, Stdio},
+};
+
 use serde_json::json;
 
 use super::support::{Mesh, SHOP, fairmesh};
@@ -22,6 +27,12 @@ const WRONG: &[(&str, &str, u32, &str)] = &[
         "kind: ShardMap\nservice: shop/cart\nshards:\n  - {id: 0, start: 0}\n  - {id: 1, start: 0}\n",
         5,
         "ascending",
+    ),
+    (
+        "a policy of balancing in another case",
+        "kind: Policy\nservice: shop/cart\nbalancing: {policy: leastrequest}\n",
+        3,
+        "did you mean 'leastRequest'?",
     ),
     ("broken YAML", "kind: Service\nname: [\n", 2, "check"),
 ];
@@ -92,6 +103,47 @@ fn without_a_control_plane_the_address_and_what_to_start_are_said() {
 }
 
 #[test]
+fn a_control_plane_that_does_not_answer_is_said_to_be_overloaded_or_stopped() {
+    // The system takes connections for it; nobody reads them.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap().to_string();
+    let complaint = fairmesh(&address, &["get", "services"], "").fails(1);
+    let said = format!("{address} did not answer within 2 s; it may be overloaded or stopped");
+    assert!(complaint.contains(&said) && !complaint.contains("Timeout expired"), "{complaint}");
+    assert!(complaint.contains("help: ") && complaint.contains("--control ADDRESS"), "{complaint}");
+}
+
+#[test]
+fn what_never_was_is_named_as_people_do_with_a_way_out() {
+    let mesh = Mesh::with_shop();
+    for (args, said, help) in [
+        (&["rollback", "policy", "shop/nix"][..], "the policy of shop/nix never existed", "get policies"),
+        (&["history", "service", "shop/nix"], "the service of shop/nix never existed", "get services"),
+        (&["imbalance", "shop/nix"], "there is no service shop/nix", "get services"),
+        (&["imbalance", "shop/nix", "--json"], "there is no service shop/nix", "get services"),
+    ] {
+        let complaint = mesh.run(args).fails(1);
+        assert!(complaint.contains(said) && complaint.contains(help), "{args:?}: {complaint}");
+        assert!(!complaint.contains("/t/"), "{args:?}: {complaint}");
+    }
+    mesh.run(&["imbalance", "shop/catalog"]).ok();
+}
+
+#[test]
+fn a_list_that_is_empty_for_a_known_reason_says_so() {
+    let mesh = Mesh::with_shop();
+    for (args, said) in [
+        (["get", "health", "shop/cart"], "shop/cart is not checked; add a healthCheck to its policy"),
+        (["get", "policies", "shop/cart"], "shop/cart has no policy of its own and runs on the defaults"),
+        (["get", "moves", "shop/cart"], "nothing found"),
+    ] {
+        let run = mesh.run(&args);
+        assert!(run.err.contains(said), "{args:?}: {run:?}");
+        assert_eq!(run.ok(), "");
+    }
+}
+
+#[test]
 fn what_is_typed_wrong_exits_2_and_says_what_to_type() {
     let typed: &[(&[&str], &str)] = &[
         (&["get", "services", "--control", "nowhere"], "--control <ADDRESS>: 'nowhere' names no port"),
@@ -119,4 +171,19 @@ fn programs_get_version_and_completions_without_a_control_plane() {
         let script = fairmesh("unix:/nobody.sock", &["completions", shell], "").ok();
         assert!(script.contains("rollback"), "{shell}");
     }
+}
+
+#[test]
+fn completions_end_quietly_where_the_reader_has_seen_enough() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_fairmesh"))
+        .args(["completions", "bash"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Gone before the program has written anything, or soon after.
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(0));
 }

@@ -58,7 +58,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Spec<T> {
     async fn from_request(request: Request, state: &S) -> Result<Self, Failure> {
         let bytes = Bytes::from_request(request, state).await.map_err(|rejection| unread(&rejection))?;
         let spec = serde_json::from_slice(&bytes).map_err(|error| {
-            let hint = "send a JSON object with the fields that the API reference names";
+            let hint = "send a JSON object with the fields that docs/http.md and docs/yaml.md name";
             Invalid::new("", error.to_string(), hint)
         })?;
         Ok(Self(spec))

@@ -113,6 +113,11 @@ async fn errors_say_what_is_wrong_where_and_what_to_do() {
     let strangers = json!({"service": "shop/cart", "instances": ["a"]});
     assert_eq!(post(&bench, "/v1/drain", strangers).await.0, 404);
     assert_eq!(send(&bench, "GET", "/v1/register", "").await.0, 405);
+    let (status, answer) = send(&bench, "GET", "/v1/nowhere", "").await;
+    assert_eq!((status, &answer["error"]), (404, &json!("there is no such path")));
+    assert!(answer["hint"].as_str().unwrap().contains("docs/http.md"), "{answer}");
+    let (_, answer) = post(&bench, "/v1/renew", json!({"servce": "shop/cart"})).await;
+    assert!(answer["hint"].as_str().unwrap().contains("docs/http.md"), "{answer}");
 
     let (status, error) = send(&bench, "POST", "/v1/register", vec![b' '; MAX_BODY + 1]).await;
     assert!(status == 413 && error["hint"].as_str().unwrap().contains("1048576"), "{error}");

@@ -1,7 +1,7 @@
-use fairmesh_model::counted;
+use fairmesh_model::{counted, nearest};
 use serde_saphyr::{DefaultMessageFormatter, Error, Location, MessageFormatter};
 
-use super::{nearest, pieces::Piece};
+use super::pieces::Piece;
 
 /// Why a file is refused, and where. Line and column count from 1; the span is in bytes of the file, for labels.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use fairmesh_model::Invalid;
 use tonic::{
-    Request, Status,
+    Code, Request, Status,
     metadata::{Ascii, MetadataValue},
     service::{Interceptor, interceptor::InterceptedService},
     transport::Channel,
@@ -104,9 +104,7 @@ pub enum ConnectError {
         source: tonic::transport::Error,
     },
     /// Somebody accepted the connection and did not answer Hello.
-    #[error(
-        "{address} did not answer the handshake: {status}; check that it is a Fairmesh control plane or agent"
-    )]
+    #[error("{address} {}", silence(status))]
     NoHello {
         /// Who was asked.
         address: Address,
@@ -129,6 +127,16 @@ pub enum ConnectError {
         /// What was wrong with it.
         source: Invalid,
     },
+}
+
+/// Why there was no Hello, in words for people: a status quotes the library that made it.
+fn silence(status: &Status) -> String {
+    if matches!(status.code(), Code::Cancelled | Code::DeadlineExceeded) {
+        let waited = HELLO_TIMEOUT.as_secs();
+        return format!("did not answer within {waited} s; it may be overloaded or stopped");
+    }
+    let why = status.message();
+    format!("did not answer the handshake ({why}); check that it is a Fairmesh control plane or agent")
 }
 
 /// Connects to a control plane or an agent and agrees on a version. `software` says what the caller is, for people,

@@ -1,12 +1,18 @@
-//! What is valid by itself and would still fail calls: said when it is written, and refused by nobody, since what is
-//! missing may come later.
+//! What is valid by itself and would still fail calls, or do nothing: said when it is written, and not refused, since
+//! what is missing may come later. What fails calls that work now is left to [`strand`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fairmesh_model::{InstanceId, Region, ServiceName, ShardMap, spec::Plan};
+use fairmesh_model::{
+    BalancingPolicy, InstanceId, Policy, Region, Service, ServiceKind, ServiceName, ShardMap, spec::Plan,
+};
 use fairmesh_wire::handshake::Connection;
 
 use crate::{
+    command::{
+        get,
+        strand::{self, Change},
+    },
     failure::Failure,
     view::{Scope, ServiceView, View},
 };
@@ -14,19 +20,43 @@ use crate::{
 /// How many instances one warning names.
 const NAMED: usize = 5;
 
-/// Says on standard error what calls would fail on once the plans are written.
-pub(crate) async fn say(connection: &Connection, plans: &[&Plan]) -> Result<(), Failure> {
+/// Which records it takes to tell.
+const KINDS: &[&str] = &["services", "endpoints", "policies", "shards"];
+
+/// Says on standard error what calls would fail on once the plans are written; what would fail calls that work now comes
+/// back, since that is asked about.
+pub(crate) async fn say(connection: &Connection, plans: &[&Plan]) -> Result<Vec<String>, Failure> {
     let mut known = View::default();
-    let names: BTreeSet<ServiceName> =
+    let mut names: BTreeSet<ServiceName> =
         plans.iter().flat_map(|plan| mentioned(plan)).map(|(name, _)| name).collect();
+    names.extend(declared(plans).map(|(name, _)| name.clone()));
     for name in names {
-        let view = View::read(connection, &Scope::Service(name), &["services", "endpoints"]).await?;
+        let view = View::read(connection, &Scope::Service(name), KINDS).await?;
         known.services.extend(view.services);
     }
     for warning in warnings(&known, plans) {
         eprintln!("warning: {warning}");
     }
-    Ok(())
+    Ok(stranded(&known, plans))
+}
+
+/// What the plans would do to calls that work now.
+fn stranded(known: &View, plans: &[&Plan]) -> Vec<String> {
+    let mapped =
+        |name: &ServiceName| plans.iter().any(|plan| matches!(plan, Plan::ShardMap(n, _) if n == name));
+    let damage = |(name, to)| {
+        let change = Change { name, to: Some(to), mapped: mapped(name) };
+        strand::damage(known.services.get(name)?, &change)
+    };
+    declared(plans).filter_map(damage).collect()
+}
+
+/// The declarations among plans.
+fn declared<'a>(plans: &[&'a Plan]) -> impl Iterator<Item = (&'a ServiceName, &'a Service)> {
+    plans.iter().filter_map(|plan| match plan {
+        Plan::Service(name, service) => Some((name, service)),
+        _ => None,
+    })
 }
 
 /// The services that a plan needs, and who needs them.
@@ -60,8 +90,40 @@ fn warnings(known: &View, plans: &[&Plan]) -> Vec<String> {
             warnings.extend(of_map(name, map, known.services.get(name)));
         }
     }
+    warnings.extend(unhashed(known, plans));
     warnings.dedup();
     warnings
+}
+
+/// Policies that balance by a hash which their services do not make.
+fn unhashed(known: &View, plans: &[&Plan]) -> Vec<String> {
+    let subjects: BTreeSet<&ServiceName> = plans
+        .iter()
+        .filter_map(|plan| match plan {
+            Plan::Service(name, _) | Plan::Policy(name, _) => Some(name),
+            _ => None,
+        })
+        .collect();
+    let warning = |name: &ServiceName| {
+        let stored = known.services.get(name);
+        let written = declared(plans).find_map(|(n, service)| (n == name).then_some(service));
+        let service = written.or_else(|| stored?.service.as_ref().map(|at| &at.value))?;
+        let written = plans.iter().find_map(|plan| match plan {
+            Plan::Policy(n, policy) if n == name => Some(policy),
+            _ => None,
+        });
+        let policy: &Policy = written.or_else(|| stored?.policy.as_ref().map(|at| &at.value))?;
+        let hashed = service.kind == ServiceKind::ConsistentHash;
+        if hashed || policy.balancing.policy != BalancingPolicy::BoundedHash {
+            return None;
+        }
+        let (kind, _) = get::service_words(service);
+        Some(format!(
+            "the policy of {name} balances by boundedHash, which is for consistent-hash services: {name} is {kind}, \
+             so that 'score' is used instead"
+        ))
+    };
+    subjects.into_iter().filter_map(warning).collect()
 }
 
 /// Copies that callers would not find: they look for the instance among the endpoints of the replica's region.

@@ -95,7 +95,7 @@ fn text(
         },
     ));
     let policy = one.effective_policy();
-    lines.extend(get::policy_summary(&policy));
+    lines.extend(get::policy_summary(&policy, one.service.as_ref().map(|service| service.value.kind)));
     let mut text = String::new();
     for (title, value) in lines {
         // Writing to a String cannot fail.

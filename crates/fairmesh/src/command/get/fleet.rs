@@ -1,6 +1,6 @@
 //! What is not of one service: regions, moves, watchers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use fairmesh_model::{
     Cursor, Prefix, Region, ServiceName, ShardMove,
@@ -8,7 +8,7 @@ use fairmesh_model::{
 };
 use fairmesh_wire::{
     handshake::Connection,
-    v1::{ListMovesRequest, WatchersRequest},
+    v1::{ListMovesRequest, Watcher, WatchersRequest},
 };
 use serde_json::json;
 
@@ -112,6 +112,22 @@ pub(crate) async fn add_moves(
     Ok(())
 }
 
+/// What watches the endpoints of a service, as it calls itself.
+pub(crate) async fn watching(
+    connection: &Connection,
+    name: &ServiceName,
+) -> Result<BTreeSet<String>, Failure> {
+    Ok(watchers_of(connection, name).await?.into_iter().map(|watcher| watcher.software).collect())
+}
+
+async fn watchers_of(connection: &Connection, name: &ServiceName) -> Result<Vec<Watcher>, Failure> {
+    let request = WatchersRequest { prefix: Prefix::endpoints(name, None).to_string() };
+    let mut watchers = connection.rib().watchers(request).await?.into_inner().watchers;
+    // Commands like this one read by a short watch of their own, which calls nobody.
+    watchers.retain(|watcher| watcher.software != SOFTWARE);
+    Ok(watchers)
+}
+
 /// What is known of watchers with one name.
 struct Watching {
     applied: u64,
@@ -121,12 +137,8 @@ struct Watching {
 /// One row a watcher of the endpoints of these services, with the oldest revision that it has applied of them.
 pub(super) async fn watchers(connection: &Connection, view: &View) -> Result<Listing, Failure> {
     let mut found: BTreeMap<(String, String), Watching> = BTreeMap::new();
-    let mut rib = connection.rib();
     for name in view.services.keys() {
-        let request = WatchersRequest { prefix: Prefix::endpoints(name, None).to_string() };
-        let watchers = rib.watchers(request).await?.into_inner().watchers.into_iter();
-        // Commands like this one read by a short watch of their own, which calls nobody.
-        for watcher in watchers.filter(|watcher| watcher.software != SOFTWARE) {
+        for watcher in watchers_of(connection, name).await? {
             let applied =
                 watcher.applied.map(Cursor::try_from).transpose()?.map_or(0, |applied| applied.number(0));
             let one = found

@@ -1,7 +1,7 @@
 //! Policies as lists.
 
 use fairmesh_model::{
-    Balancing, BalancingPolicy, HealthCheck, Locality, Outliers, Policy, Probe, Score,
+    Balancing, BalancingPolicy, HealthCheck, Locality, Outliers, Policy, Probe, Score, ServiceKind,
     spec::{Document, Plan, PolicySpec, write_duration},
 };
 use serde_json::json;
@@ -33,8 +33,8 @@ pub(super) fn policies(view: &View) -> Listing {
     listing
 }
 
-/// A policy in force as pairs of a title and a text, defaults spelt out.
-pub(crate) fn summary(policy: &Policy) -> Vec<(&'static str, String)> {
+/// A policy in force as pairs of a title and a text, defaults spelt out. `kind` is of the service, where it is declared.
+pub(crate) fn summary(policy: &Policy, kind: Option<ServiceKind>) -> Vec<(&'static str, String)> {
     let retries = &policy.retries;
     vec![
         ("Timeout", write_duration(policy.timeout)),
@@ -47,16 +47,19 @@ pub(crate) fn summary(policy: &Policy) -> Vec<(&'static str, String)> {
         ),
         ("Rings", rings(&policy.locality)),
         ("Subset", subset(policy.balancing.subset)),
-        ("Balancing", balancing(&policy.balancing)),
+        ("Balancing", balancing(&policy.balancing, kind)),
         ("Score", score(&policy.balancing.score)),
         ("Outliers", outliers(&policy.balancing.outliers)),
         ("Health", health(policy.health_check.as_ref())),
     ]
 }
 
-fn balancing(balancing: &Balancing) -> String {
+fn balancing(balancing: &Balancing, kind: Option<ServiceKind>) -> String {
     let policy = balancing.policy.as_str();
     match balancing.policy {
+        BalancingPolicy::BoundedHash if kind.is_some_and(|kind| kind != ServiceKind::ConsistentHash) => {
+            format!("{}, since {policy} is for consistent-hash services", BalancingPolicy::Score.as_str())
+        }
         BalancingPolicy::Score => format!("{policy}, load signal {}", balancing.signal),
         BalancingPolicy::BoundedHash => format!("{policy}, up to {} % of the mean", balancing.load_factor),
         _ => policy.to_owned(),

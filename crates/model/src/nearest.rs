@@ -1,7 +1,7 @@
 //! "Did you mean …?"
 
 /// What to write instead of `wrong`: the nearest of `right`, or all of them when none is near.
-pub(super) fn hint(wrong: &str, right: &[&str]) -> String {
+pub fn hint(wrong: &str, right: &[&str]) -> String {
     let nearest = right.iter().map(|word| (distance(wrong, word), word)).min();
     match nearest {
         // A third of the letters may be wrong, and a short word may still have one slip.
