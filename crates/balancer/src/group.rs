@@ -143,7 +143,8 @@ impl<'a> Group<'a> {
     }
 
     /// Draws a position by weight: the one whose stretch of the running totals holds `below(total)`.
-    #[inline]
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "else the generator goes through memory between two draws")]
     pub(crate) fn sample(&self, random: &mut Generator) -> usize {
         match self.ends.last() {
             // floor(floor(t * n * w) / w) is floor(t * n): equal weights need no totals to draw the very same position.
@@ -153,7 +154,8 @@ impl<'a> Group<'a> {
     }
 
     /// Draws by weight a position other than `taken`: `below(total - weight)`, the stretch of `taken` cut out.
-    #[inline]
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "as for `sample`")]
     pub(crate) fn sample_other(&self, taken: usize, random: &mut Generator) -> usize {
         match self.ends.last() {
             None => {

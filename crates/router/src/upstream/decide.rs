@@ -36,7 +36,8 @@ impl Best {
 }
 
 impl Upstream {
-    #[inline]
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "as for `decide`")]
     pub(super) fn decide_route<H: Headers + ?Sized, W: Witness>(
         &self,
         request: &RequestView<'_, H>,
