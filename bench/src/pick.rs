@@ -101,6 +101,8 @@ pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
         ("ns_90000", LARGEST_SERVICES, 90_000, 20),
         ("ns_1000_k_all", FULL_SERVICES, 1000, 0),
     ];
+    // Kept to the end, so that each fleet lies in fresh memory and not in the pieces that the one before left.
+    let mut fleets = Vec::new();
     for (name, services, endpoints, subset) in sizes {
         let fleet: Vec<_> = (0..services).map(known).collect();
         fleet.iter().enumerate().for_each(|(i, known)| learn(known, i, endpoints, subset));
@@ -108,6 +110,7 @@ pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
         let series = Series::measure(effort, |calls, seed| call_in_turn(&fleet, calls, seed));
         let about = format!("cycling through {services} services of {endpoints} endpoints, k = {subset}");
         allocations += series.report(&mut report, name, Some(CALL_NS), &about);
+        fleets.push(fleet);
     }
     let (sharded, shards, map_notes) = sharded()?;
     let series = Series::measure(effort, |calls, seed| look_up(&shards, calls, seed));

@@ -38,6 +38,7 @@ const LATENCY_BITS: u32 = 8;
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Slots {
+    first: [Slot; FIRST],
     further: [OnceLock<Box<[Slot]>>; FURTHER],
     /// Calls begun in turn (round robin).
     turn: AtomicU32,
@@ -50,9 +51,6 @@ pub struct Slots {
     /// The rule of the newest snapshot, by which answers are learnt from: calls that began on an older one end here too.
     rule: RwLock<Rule>,
     pub(crate) book: Mutex<Book>,
-    /// Last, since what is made right after these is what a call reads besides, and then both mostly lie in one page of memory:
-    /// a program with a thousand services has more of them than processors keep addresses for.
-    first: [Slot; FIRST],
 }
 
 impl Slots {
