@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// numbers that their count is a mean already.
 const FRESH: u64 = 10_000_000;
 
-/// Servers that work for less than this on a request are not asked, in nanoseconds: an answer costs them some 20 µs, and two
-/// questions a call would be a good part of what they do.
+/// Servers that work for less than this on a request are not asked, in nanoseconds: an answer costs them about what a call
+/// without work costs, and two questions a call would be a good part of what they do.
 const WORTH: u64 = 1_000_000;
 
 /// Where the estimate of an endpoint's load comes from (S26).

@@ -31,10 +31,9 @@ use crate::{
     transport::{Head, Line, Outgoing, Reply, Request, SendError},
 };
 
-/// From survey to survey of a service, in nanoseconds. Measured with 300 calls a second of 10 ms each to 20 servers: what is known
-/// of one is 55 ms old in the mean where nobody is asked, 42 ms with a survey every 50 ms, 33 ms with one every 20 ms, and
-/// 18 ms with one every 5 ms, which asks 300 times a second instead of 90. With 20 calls a second of 40 ms it is 160 ms
-/// instead of 810 ms, whatever the time here.
+/// From survey to survey of a service, in nanoseconds. Shorter ones find out more and ask more often: with five milliseconds, what is
+/// known of a server is about half as old in a program of 300 calls a second, for three times as many questions. Programs that call
+/// seldom, which have most use for it, gain nothing by it, since each survey follows a call.
 pub(crate) const EVERY: u64 = 20_000_000;
 /// Servers that one survey asks.
 const AT_ONCE: usize = 2;

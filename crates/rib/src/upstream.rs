@@ -176,6 +176,16 @@ impl Handle {
         self.connection.borrow().clone()
     }
 
+    /// The connection, as soon as there is one; never where nothing is followed any more.
+    pub async fn connected(&self) -> Connection {
+        let mut connection = self.connection.clone();
+        match connection.wait_for(Option::is_some).await.map(|connection| connection.clone()) {
+            Ok(Some(connection)) => connection,
+            // The follower is gone; `None` was waited out.
+            Ok(None) | Err(_) => std::future::pending().await,
+        }
+    }
+
     fn wish(&self, prefixes: impl IntoIterator<Item = (Prefix, Option<Revision>)>) {
         let mut wanted = self.shared.lock();
         wanted.changes += 1;

@@ -7,7 +7,6 @@ use std::{
 use fairmesh_model::{Region, ServiceName};
 use fairmesh_rib::upstream::{Backoff, Handle, Upstream, UpstreamConfig};
 use fairmesh_wire::{
-    handshake::Connection,
     transport::Address,
     v1::{HoldRequest, HoldResponse},
 };
@@ -61,7 +60,7 @@ pub(crate) async fn seek(applicant: Applicant, upstream: Handle, stopping: Cance
 impl Applicant {
     /// Applies once; returns when the office is lost, or cannot be applied for.
     async fn apply(&self, upstream: &Handle) -> Result<(), Status> {
-        let connection = connected(upstream).await;
+        let connection = upstream.connected().await;
         let request = HoldRequest { region: self.region.to_string(), name: self.name.clone() };
         let mut office = connection.checker().hold(request).await?.into_inner();
         let Some(HoldResponse { term, services }) = office.message().await? else { return Ok(()) };
@@ -83,21 +82,6 @@ impl Applicant {
         };
         tracing::info!(region = %self.region, "this agent no longer checks the region");
         ended
-    }
-}
-
-/// The connection to the control plane, once there is one.
-async fn connected(upstream: &Handle) -> Connection {
-    let mut state = upstream.state();
-    loop {
-        if let Some(connection) = upstream.connection() {
-            return connection;
-        }
-        if state.changed().await.is_err() {
-            return std::future::pending().await;
-        }
-        // The connection is published around the same moment, before or after.
-        sleep(Duration::from_millis(10)).await;
     }
 }
 
