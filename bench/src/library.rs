@@ -4,21 +4,13 @@
 //! server layer; the peer picks at random among hard-coded addresses on the same hyper stack, and its servers carry
 //! nothing. CPU is that of the client and the server processes together, per call.
 
-mod cores;
-mod fixed;
-pub(crate) mod load;
-pub(crate) mod meter;
-pub(crate) mod part;
-pub(crate) mod parts;
-
 use std::{error::Error, path::Path, time::Duration};
 
-pub(crate) use self::parts::{PartArgs, run_part};
-use self::{
+use crate::{
     load::{Latencies, Seen},
     part::Part,
+    report::Report,
 };
-use crate::report::Report;
 
 /// Payload sizes in bytes, the same there and back.
 const PAYLOADS: [usize; 3] = [600, 5_500, 55_000];

@@ -6,6 +6,10 @@
 
 mod balance;
 mod library;
+mod load;
+mod meter;
+mod part;
+mod parts;
 mod pick;
 mod report;
 
@@ -33,7 +37,7 @@ enum Bench {
     Balance(balance::BalanceArgs),
     /// One process of a benchmark.
     #[command(hide = true)]
-    Part(library::PartArgs),
+    Part(parts::PartArgs),
 }
 
 /// What every benchmark takes.
@@ -52,7 +56,7 @@ fn main() -> ExitCode {
         Bench::Pick(common) => pick::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Library(common) => library::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Balance(args) => balance::run(&args).and_then(|report| finish(&report, &args.common)),
-        Bench::Part(args) => library::run_part(args).map_err(|error| error as Box<dyn std::error::Error>),
+        Bench::Part(args) => parts::run_part(args).map_err(|error| error as Box<dyn std::error::Error>),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

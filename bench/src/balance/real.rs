@@ -17,10 +17,7 @@ use fairmesh_wire::{
 use tokio::time::{Instant, sleep};
 
 use super::groups::{Group, Groups};
-use crate::{
-    library::{load::Seen, meter, part::Part, parts::work::work},
-    report::Report,
-};
+use crate::{load::Seen, meter, part::Part, parts::work::work, report::Report};
 
 /// What each server may use, in thousandths of a core; the last is the throttled one. All six have one and a half cores
 /// and use about half of that: two cores are enough for them and their callers.

@@ -1,4 +1,4 @@
-//! What the processes of the benchmark do: the mesh, the servers, the clients.
+//! What the processes of the benchmarks do: the mesh, the servers, the clients.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -11,12 +11,13 @@ use http_body_util::{BodyExt, Full};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines, Stdin};
 use tower::Service;
 
-use super::{
-    cores, fixed,
+use crate::{
     load::{self, Call},
     meter,
 };
 
+mod cores;
+mod fixed;
 mod servers;
 pub(crate) mod work;
 

@@ -25,7 +25,7 @@ use http_body_util::{BodyExt, Full};
 use tokio::net::TcpListener;
 
 use super::{BoxError, obey, orders};
-use crate::library::load::Call;
+use crate::load::Call;
 
 /// What a request waits for that is no CPU, such as a database.
 const WAIT: Duration = Duration::from_millis(3);

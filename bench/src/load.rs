@@ -8,7 +8,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::meter;
+use crate::meter;
 
 /// Calls under way at a time in an open loop. After a stall of the machine what is overdue waits here, and its time counts,
 /// rather than open a connection a call until the process has no file descriptors left.

@@ -1,4 +1,4 @@
-//! The processes of the benchmark: this binary again, told what to be, and asked over standard input.
+//! The processes of the benchmarks: this binary again, told what to be, and asked over standard input.
 
 use std::{path::Path, process::Stdio, time::Duration};
 
@@ -8,7 +8,7 @@ use tokio::{
     process::{Child, ChildStdin, ChildStdout, Command},
 };
 
-use super::load::{Latencies, Run};
+use crate::load::{Latencies, Run};
 
 /// How long a part may take to answer one line beyond what it was asked to do.
 const PATIENCE: Duration = Duration::from_secs(30);
