@@ -19,7 +19,6 @@ use hyper::body::Incoming;
 use hyper_util::{
     rt::{TokioExecutor, TokioIo},
     server::conn::auto,
-    service::TowerToHyperService,
 };
 use tokio::{
     net::TcpListener,
@@ -33,7 +32,7 @@ use tower::{Layer as _, service_fn};
 
 use crate::{
     rig::{Rig, ask, get, until},
-    server::{Server, text},
+    server::{Server, serve, text},
 };
 
 type Answered = Result<Frame<Bytes>, Infallible>;
@@ -51,9 +50,7 @@ pub(crate) fn answer(grpc: bool) -> Response<StreamBody<stream::Iter<vec::IntoIt
 
 /// A server behind the layer; calls to `/held` wait until they are let go.
 async fn layered(layer: ServerLayer, let_go: Arc<Semaphore>) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let service = layer.layer(service_fn(move |request: Request<Incoming>| {
+    serve(layer.layer(service_fn(move |request: Request<Incoming>| {
         let let_go = Arc::clone(&let_go);
         async move {
             if request.uri().path() == "/held" {
@@ -61,16 +58,8 @@ async fn layered(layer: ServerLayer, let_go: Arc<Semaphore>) -> SocketAddr {
             }
             Ok::<_, Infallible>(answer(request.headers().contains_key("te")))
         }
-    }));
-    tokio::spawn(async move {
-        loop {
-            let stream = TokioIo::new(listener.accept().await.unwrap().0);
-            let service = TowerToHyperService::new(service.clone());
-            let builder = auto::Builder::new(TokioExecutor::new());
-            tokio::spawn(async move { builder.serve_connection(stream, service).await.map_err(drop) });
-        }
-    });
-    address
+    })))
+    .await
 }
 
 /// A server whose only answer goes on with what it is sent here.

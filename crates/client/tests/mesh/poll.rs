@@ -17,13 +17,7 @@ use fairmesh_model::{Balancing, BalancingPolicy, EndpointState, Policy, Protocol
 use fairmesh_router::Reported;
 use http::{HeaderValue, Request};
 use hyper::body::Incoming;
-use hyper_util::{
-    rt::{TokioExecutor, TokioIo},
-    server::conn::auto,
-    service::TowerToHyperService,
-};
 use tokio::{
-    net::TcpListener,
     sync::Semaphore,
     task::JoinSet,
     time::{Instant, sleep},
@@ -33,7 +27,7 @@ use tower::{Layer as _, Service as _, service_fn};
 use crate::{
     load::{answer, to},
     rig::{PATIENCE, Rig, ask, get, until},
-    server::{Server, text},
+    server::{Server, serve, text},
 };
 
 /// How long servers work on a request: many round trips on this machine, however busy it is.
@@ -60,8 +54,6 @@ impl Station {
 
     /// Serves on a port of its own; calls to `/held` wait until they are let go.
     async fn serve(&self) -> SocketAddr {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
         let this = self.clone();
         let service = self.layer.layer(service_fn(move |request: Request<Incoming>| {
             let this = this.clone();
@@ -76,21 +68,13 @@ impl Station {
             }
         }));
         let asked = Arc::clone(&self.asked);
-        let service = service_fn(move |request: Request<Incoming>| {
+        let counting = service_fn(move |request: Request<Incoming>| {
             if request.uri().path() == LOAD_PATH {
                 asked.fetch_add(1, Relaxed);
             }
             service.clone().call(request)
         });
-        tokio::spawn(async move {
-            loop {
-                let stream = TokioIo::new(listener.accept().await.unwrap().0);
-                let service = TowerToHyperService::new(service.clone());
-                let builder = auto::Builder::new(TokioExecutor::new());
-                tokio::spawn(async move { builder.serve_connection(stream, service).await.map_err(drop) });
-            }
-        });
-        address
+        serve(counting).await
     }
 }
 

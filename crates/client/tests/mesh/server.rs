@@ -12,12 +12,14 @@ use std::{
 };
 
 use bytes::Bytes;
+use fairmesh_client::BoxError;
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo},
     server::conn::auto,
+    service::TowerToHyperService,
 };
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
@@ -104,6 +106,26 @@ impl Server {
     pub(crate) fn open(&self) -> usize {
         self.seen.open.load(Relaxed)
     }
+}
+
+/// Serves over either protocol what a tower service answers; where.
+pub(crate) async fn serve<S, B>(service: S) -> SocketAddr
+where
+    S: tower::Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send,
+    B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+{
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        loop {
+            let stream = TokioIo::new(listener.accept().await.unwrap().0);
+            let service = TowerToHyperService::new(service.clone());
+            let builder = auto::Builder::new(TokioExecutor::new());
+            tokio::spawn(async move { builder.serve_connection(stream, service).await.map_err(drop) });
+        }
+    });
+    address
 }
 
 async fn connection(

@@ -10,16 +10,13 @@ use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::Incoming;
-use hyper_util::{
-    rt::{TokioExecutor, TokioIo},
-    server::conn::auto,
-};
-use tokio::{net::TcpListener, task::JoinSet, time::sleep};
+use tokio::{task::JoinSet, time::sleep};
+use tower::service_fn;
 
 use crate::{
     load::{streaming, to},
     rig::{Rig, ask, get, until},
-    server::{Server, text},
+    server::{Server, serve, text},
 };
 
 /// Calls and streams under way, as the balancer counts them.
@@ -68,9 +65,7 @@ async fn a_stream_still_ends_at_its_deadline() {
 
 /// A gRPC server that fails at once, with its status in the head or in trailers.
 async fn failing_grpc(in_trailers: bool) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let service = hyper::service::service_fn(move |_: Request<Incoming>| async move {
+    let service = service_fn(move |_: Request<Incoming>| async move {
         let status = HeaderMap::from_iter([(
             "grpc-status".parse().unwrap(),
             // INTERNAL.
@@ -86,14 +81,7 @@ async fn failing_grpc(in_trailers: bool) -> SocketAddr {
         };
         Ok::<_, Infallible>(answer.body(StreamBody::new(stream::iter(frames))).unwrap())
     });
-    tokio::spawn(async move {
-        loop {
-            let stream = TokioIo::new(listener.accept().await.unwrap().0);
-            let builder = auto::Builder::new(TokioExecutor::new());
-            tokio::spawn(async move { builder.serve_connection(stream, service).await.map_err(drop) });
-        }
-    });
-    address
+    serve(service).await
 }
 
 /// How many of 200 calls end well.
