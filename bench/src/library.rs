@@ -6,19 +6,15 @@
 
 use std::{error::Error, path::Path, time::Duration};
 
-use crate::{
-    load::{Latencies, Seen},
-    part::Part,
-    report::Report,
-};
+use crate::{load::Seen, part::Part, ratio::Ratio, report::Report};
 
 /// Payload sizes in bytes, the same there and back.
 const PAYLOADS: [usize; 3] = [600, 5_500, 55_000];
 /// Callers that call again as soon as they were answered.
 const TASKS: usize = 16;
-/// For so long one side is asked before the other has its turn: short enough that where a machine is held up for a while, it
-/// is for both alike.
-const SLICE: Duration = Duration::from_millis(100);
+/// For so long one side is called before the other has its turn. Each turn has its own percentiles: of turns put together, the
+/// slowest hundredth would be the one turn in which the machine stood still.
+const TURN: Duration = Duration::from_millis(150);
 /// What is spoken.
 const PROTOCOLS: [&str; 2] = ["http1", "grpc"];
 
@@ -37,14 +33,14 @@ struct Case {
     cpu_ratio: f64,
     /// The least and the greatest ratio of a round.
     cpu_spread: [f64; 2],
-    /// The geometric mean over paired rounds of the latency ratio, at half of the slower one's peak.
-    p50_ratio: f64,
+    /// The latency ratio, at half of the slower one's peak.
+    p50: Ratio,
     /// The same for the slowest of a hundred calls.
-    p99_ratio: f64,
+    p99: Ratio,
     /// The peer against itself: what a ratio of 1 looks like here.
-    noise_p50: f64,
+    noise_p50: Ratio,
     /// The same for the slowest of a hundred calls.
-    noise_p99: f64,
+    noise_p99: Ratio,
 }
 
 impl std::fmt::Display for Case {
@@ -53,7 +49,7 @@ impl std::fmt::Display for Case {
         write!(
             f,
             "{:>5} {:>6} B: CPU {:.1} + {:.1} µs (client + servers) over {:.1} + {:.1} = {:.3} ({least:.3} to \
-             {most:.3}); p50 {:.3}, p99 {:.3}; peer over itself p50 {:.3}, p99 {:.3}",
+             {most:.3}); p50 {}, p99 {}; peer over itself p50 {}, p99 {}",
             self.protocol,
             self.payload,
             self.cpu_us[0],
@@ -61,8 +57,8 @@ impl std::fmt::Display for Case {
             self.peer_cpu_us[0],
             self.peer_cpu_us[1],
             self.cpu_ratio,
-            self.p50_ratio,
-            self.p99_ratio,
+            self.p50,
+            self.p99,
             self.noise_p50,
             self.noise_p99
         )
@@ -72,19 +68,21 @@ impl std::fmt::Display for Case {
 /// How long things take.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
+    /// Rounds of closed-loop load.
     rounds: usize,
+    /// How long each side is called in one of them.
     closed: Duration,
-    /// Slices of open-loop load a round, each [`SLICE`] long.
-    slices: usize,
+    /// Rounds of open-loop load, in which each side has its turns.
+    turns: usize,
 }
 
 impl Plan {
     fn new(quick: bool) -> Self {
         let ms = Duration::from_millis;
         if quick {
-            Self { rounds: 4, closed: ms(500), slices: 4 }
+            Self { rounds: 4, closed: ms(500), turns: 10 }
         } else {
-            Self { rounds: 9, closed: ms(1500), slices: 15 }
+            Self { rounds: 9, closed: ms(1500), turns: 120 }
         }
     }
 }
@@ -101,21 +99,17 @@ pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
     let worst = |of: &dyn Fn(&Case) -> f64, protocol: &str| {
         cases.iter().filter(|case| case.protocol.contains(protocol)).map(of).fold(0.0, f64::max)
     };
-    let noise =
-        |of: &dyn Fn(&Case) -> f64| cases.iter().map(|case| (of(case) - 1.0).abs()).fold(0.0, f64::max);
     let cpu = "CPU of client and servers per call, over the peer's; the worst payload";
     report.figure("cpu_ratio_http1", worst(&|case| case.cpu_ratio, "http1"), Some(1.10), cpu);
     report.figure("cpu_ratio_grpc", worst(&|case| case.cpu_ratio, "grpc"), Some(1.10), cpu);
-    let p50 = format!(
-        "the worst case; the peer against itself differs by up to {:.3}",
-        noise(&|case| case.noise_p50)
-    );
-    report.figure("p50_ratio", worst(&|case| case.p50_ratio, ""), Some(1.05), p50);
-    let p99 = format!(
-        "the worst case; the peer against itself differs by up to {:.3}",
-        noise(&|case| case.noise_p99)
-    );
-    report.figure("p99_ratio", worst(&|case| case.p99_ratio, ""), Some(1.05), p99);
+    let mut latency = |name, of: fn(&Case) -> Ratio, itself: fn(&Case) -> Ratio| {
+        let worst = cases.iter().map(of).fold(Ratio::default(), Ratio::max);
+        let noise = cases.iter().map(itself).fold(Ratio::default(), Ratio::max);
+        let note = format!("the worst case, {worst}; of the peer over itself {noise}");
+        report.figure(name, worst.mean, Some(1.05), note);
+    };
+    latency("p50_ratio", |case| case.p50, |case| case.noise_p50);
+    latency("p99_ratio", |case| case.p99, |case| case.noise_p99);
     Ok(report)
 }
 
@@ -220,45 +214,41 @@ async fn case(
     Ok(summary(protocol, payload, &costs, &latency))
 }
 
-/// One round of open-loop runs: the peer, the candidate, and the peer again.
-type Round = [Seen; 3];
+/// One round of open-loop load: the peer, the candidate, and the peer again.
+type Turns = [Seen; 3];
 
-/// Which latency of a run.
+/// Which latency of a turn.
 type Latency = fn(&Seen) -> u64;
 
-/// How one round compares.
-type Ratio = fn(&Round, Latency) -> f64;
-
-async fn latency(ours: &mut Part, theirs: &mut Part, rate: u64, plan: Plan) -> Result<Vec<Round>, String> {
+async fn latency(ours: &mut Part, theirs: &mut Part, rate: u64, plan: Plan) -> Result<Vec<Turns>, String> {
     let mut rounds = Vec::new();
-    for _ in 0..plan.rounds {
-        let mut sides: [Vec<Latencies>; 3] = Default::default();
-        for _ in 0..plan.slices {
-            sides[0].push(theirs.open(rate, SLICE).await?);
-            sides[1].push(ours.open(rate, SLICE).await?);
-            sides[2].push(theirs.open(rate, SLICE).await?);
-        }
-        rounds.push(sides.map(|slices| Seen::of(&slices)));
+    for _ in 0..plan.turns {
+        let before = theirs.open(rate, TURN).await?;
+        let candidate = ours.open(rate, TURN).await?;
+        let after = theirs.open(rate, TURN).await?;
+        rounds.push([before, candidate, after].map(|turn| Seen::of(&turn)));
     }
     Ok(rounds)
 }
 
 /// The candidate over the peer before and after it, so that a machine that drifts favours neither.
-fn over_peer([before, candidate, after]: &Round, of: Latency) -> f64 {
+fn over_peer([before, candidate, after]: &Turns, of: Latency) -> f64 {
     of(candidate) as f64 / (of(before) as f64 * of(after) as f64).sqrt()
 }
 
 /// The peer over itself.
-fn over_itself([before, _, after]: &Round, of: Latency) -> f64 {
+fn over_itself([before, _, after]: &Turns, of: Latency) -> f64 {
     of(after) as f64 / of(before) as f64
 }
 
-fn summary(protocol: &'static str, payload: usize, costs: &[(Cost, Cost)], latency: &[Round]) -> Case {
+fn summary(protocol: &'static str, payload: usize, costs: &[(Cost, Cost)], latency: &[Turns]) -> Case {
     let mut ratios: Vec<f64> = costs.iter().map(|(ours, theirs)| ours.whole() / theirs.whole()).collect();
     let cpu_ratio = median(&mut ratios);
     // Proof: at least one round was counted, and median() sorted them.
     let cpu_spread = [ratios[0], ratios[ratios.len() - 1]];
-    let mean = |ratio: Ratio, of: Latency| geometric_mean(latency.iter().map(|round| ratio(round, of)));
+    let ratio = |compare: fn(&Turns, Latency) -> f64, of: Latency| {
+        Ratio::of(&latency.iter().map(|turns| compare(turns, of)).collect::<Vec<_>>())
+    };
     Case {
         protocol,
         payload,
@@ -270,19 +260,14 @@ fn summary(protocol: &'static str, payload: usize, costs: &[(Cost, Cost)], laten
         }),
         cpu_ratio,
         cpu_spread,
-        p50_ratio: mean(over_peer, |run| run.p50),
-        p99_ratio: mean(over_peer, |run| run.p99),
-        noise_p50: mean(over_itself, |run| run.p50),
-        noise_p99: mean(over_itself, |run| run.p99),
+        p50: ratio(over_peer, |turn| turn.p50),
+        p99: ratio(over_peer, |turn| turn.p99),
+        noise_p50: ratio(over_itself, |turn| turn.p50),
+        noise_p99: ratio(over_itself, |turn| turn.p99),
     }
 }
 
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
-}
-
-fn geometric_mean(ratios: impl ExactSizeIterator<Item = f64>) -> f64 {
-    let count = ratios.len() as f64;
-    (ratios.map(f64::ln).sum::<f64>() / count).exp()
 }

@@ -106,10 +106,10 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    /// Several runs as one.
-    pub(crate) fn of(runs: &[Latencies]) -> Self {
+    /// What one run came to.
+    pub(crate) fn of(run: &Latencies) -> Self {
         let mut all = histogram();
-        for &(latency, count) in runs.iter().flat_map(|run| &run.0) {
+        for &(latency, count) in &run.0 {
             all.saturating_record_n(latency, count);
         }
         Self { calls: all.len(), p50: all.value_at_quantile(0.5), p99: all.value_at_quantile(0.99) }

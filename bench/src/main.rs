@@ -11,6 +11,7 @@ mod meter;
 mod part;
 mod parts;
 mod pick;
+mod ratio;
 mod report;
 
 use std::{path::PathBuf, process::ExitCode};

@@ -212,7 +212,7 @@ impl Side {
         // A thousandth of a core is a million nanoseconds a second; a hundredth of that for a percent.
         let rate = ALLOWANCES.iter().sum::<u64>() * LOAD * 10_000 / work_ns;
         let (began, before) = (Instant::now(), self.used_ns()?);
-        let seen = Seen::of(&[self.callers.open(rate, length).await?]);
+        let seen = Seen::of(&self.callers.open(rate, length).await?);
         let (elapsed, after) = (began.elapsed(), self.used_ns()?);
         let share = |server: usize| {
             let used = after[server] - before[server];

@@ -38,12 +38,14 @@ const LATENCY_BITS: u32 = 8;
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Slots {
-    first: [Slot; FIRST],
-    further: [OnceLock<Box<[Slot]>>; FURTHER],
     /// Calls begun in turn (round robin).
     turn: AtomicU32,
     /// Endpoints that failures are held against, so that no pick looks for them while there is none.
     troubled: AtomicU32,
+    /// So that the segments that a thousand endpoints lie in do not straddle cache lines: a pick waits for one of them.
+    _space: u64,
+    further: [OnceLock<Box<[Slot]>>; FURTHER],
+    first: [Slot; FIRST],
     pub(crate) pool: Pool,
     troubles: [OnceLock<Box<[Trouble]>>; FURTHER + 1],
     /// Made with the first report, since many servers send none.

@@ -1,8 +1,8 @@
 use std::{ptr, sync::Arc, time::Duration};
 
-use arc_swap::Guard;
 use fairmesh_model::arith::mix64;
 use fairmesh_router::{Ask, Headers, Outcome, Picked, RequestView, Unroutable};
+use hazarc::ArcBorrow;
 
 pub use self::ending::{Ending, Next};
 use super::{CallContext, Clock, Lane, Subscription, View, clock::nanos};
@@ -45,7 +45,7 @@ struct Try {
 
 /// What is known of the service that gets the call, held for a moment: handed from step to step and never kept in the
 /// call, since what is written in two halves and read as one costs more than either.
-pub type Sight<L> = Guard<Arc<View<L>>>;
+pub type Sight<L> = ArcBorrow<View<L>>;
 
 /// The endpoint of a try and the snapshot that it was chosen by: to be let go before the call waits for anything.
 #[derive(Debug)]
@@ -326,7 +326,7 @@ fn shorter(one: Duration, other: Option<Duration>) -> Duration {
 fn undecided<L>(service: &Arc<Subscription<L>>, view: Sight<L>) -> Box<Undecided<L>> {
     Box::new(match no_view(service, &view) {
         Some(fault) => Undecided::Fault(fault),
-        None => Undecided::Waiting(Arc::clone(service), Guard::into_inner(view)),
+        None => Undecided::Waiting(Arc::clone(service), view.into_owned()),
     })
 }
 

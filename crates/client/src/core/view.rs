@@ -6,9 +6,9 @@ use std::{
     },
 };
 
-use arc_swap::{ArcSwap, Guard};
 use fairmesh_model::ServiceName;
 use fairmesh_router::{Held, Slots, Upstream};
+use hazarc::{ArcBorrow, AtomicArc};
 use tokio::sync::watch;
 
 use super::Budget;
@@ -48,7 +48,7 @@ impl Lane for () {
 /// What a call needs comes first, so that it lies in one cache line.
 #[repr(C, align(64))]
 pub struct Subscription<L> {
-    view: ArcSwap<View<L>>,
+    view: AtomicArc<View<L>>,
     pub(super) budget: Budget,
     /// Of all snapshots, so that a try needs none of them to end.
     slots: Arc<Slots>,
@@ -95,7 +95,7 @@ impl<L> Subscription<L> {
     pub fn new(name: ServiceName) -> Self {
         Self {
             name,
-            view: ArcSwap::from_pointee(View::Waiting),
+            view: AtomicArc::from(View::Waiting),
             published: watch::Sender::new(0),
             budget: Budget::default(),
             slots: Arc::default(),
@@ -134,12 +134,12 @@ impl<L> Subscription<L> {
 
     /// What is known now.
     pub fn view(&self) -> Arc<View<L>> {
-        self.view.load_full()
+        self.view.load_owned()
     }
 
     /// What is known now, for a moment: cheaper, as long as a thread holds few of them.
     #[inline]
-    pub(super) fn look(&self) -> Guard<Arc<View<L>>> {
+    pub(super) fn look(&self) -> ArcBorrow<View<L>> {
         self.view.load()
     }
 
@@ -254,5 +254,44 @@ impl<L> fmt::Debug for Ready<L> {
 impl<L> fmt::Debug for Subscription<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Subscription").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::VecDeque, sync::Weak, thread};
+
+    use super::*;
+
+    #[test]
+    fn a_snapshot_stays_while_somebody_looks_at_it_and_goes_afterwards() {
+        const SNAPSHOTS: usize = 20_000;
+        let subscription = Subscription::<()>::new(ServiceName::new("shop/cart").unwrap());
+        let last = SNAPSHOTS.to_string().repeat(9);
+        let look = || loop {
+            // More than a thread may borrow at once, let go in the order in which they came.
+            let mut held = VecDeque::new();
+            for _ in 0..12 {
+                held.push_back(subscription.look());
+            }
+            for view in held {
+                let View::Unavailable(text) = &**view else { continue };
+                let (number, rest) = text.split_at(text.len() / 9);
+                assert_eq!(number.repeat(8), rest, "half of another snapshot");
+                if *text == last {
+                    return;
+                }
+            }
+        };
+        let published: Vec<Weak<_>> = thread::scope(|scope| {
+            (0..3).for_each(|_| drop(scope.spawn(look)));
+            let publish = |number: usize| {
+                subscription.publish(View::Unavailable(number.to_string().repeat(9)));
+                Arc::downgrade(&subscription.view())
+            };
+            (1..=SNAPSHOTS).map(publish).collect()
+        });
+        let alive = published.iter().filter(|snapshot| snapshot.strong_count() > 0).count();
+        assert_eq!(alive, 1, "only the newest is left");
     }
 }

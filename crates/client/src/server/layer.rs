@@ -8,9 +8,9 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use arc_swap::ArcSwapOption;
 use bytes::Bytes;
 use fairmesh_model::ShardKey;
+use hazarc::AtomicOptionArc;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body::Body;
 use pin_project_lite::pin_project;
@@ -31,7 +31,7 @@ use crate::headers::{Deadline, GRPC_STATUS, KEY, LOAD_PATH, ROLE, WRONG_SHARD, i
 pub(super) struct Shared {
     pub(super) load: Arc<Load>,
     /// `None` while no shard map is known: then every key is answered, since a refusal without a map could only hurt.
-    pub(super) ownership: ArcSwapOption<Ownership>,
+    pub(super) ownership: AtomicOptionArc<Ownership>,
 }
 
 /// Wraps the service of a hyper, axum or tonic server; from [`Server::layer`](super::Server::layer).

@@ -13,12 +13,12 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use arc_swap::ArcSwap;
 use bytes::Bytes;
 use h2::{
     RecvStream, SendStream,
     client::{ResponseFuture, SendRequest},
 };
+use hazarc::AtomicArc;
 use http::{HeaderMap, HeaderValue, Response, header};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
@@ -29,7 +29,7 @@ use crate::headers;
 /// Connections to one endpoint, nearly always one.
 #[derive(Default)]
 pub(super) struct Pool {
-    shared: ArcSwap<Vec<Arc<Shared>>>,
+    shared: AtomicArc<Vec<Arc<Shared>>>,
     /// Held by the one who connects.
     opening: Arc<tokio::sync::Mutex<()>>,
     /// The last attempt that failed, for those who waited for it.
@@ -179,10 +179,11 @@ impl Pool {
     }
 
     fn change(&self, change: impl Fn(&mut Vec<Arc<Shared>>)) {
-        self.shared.rcu(|list| {
+        // Fails only when there is nothing to replace it by, and there always is.
+        let _ = self.shared.fetch_update(|list| {
             let mut list: Vec<_> = list.iter().filter(|shared| !shared.gone.load(Relaxed)).cloned().collect();
             change(&mut list);
-            list
+            Some(Arc::new(list))
         });
     }
 
