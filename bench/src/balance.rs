@@ -6,13 +6,13 @@
 mod groups;
 mod real;
 
-use std::{error::Error, thread};
+use std::{error::Error, thread, time::Instant};
 
 use clap::{Args, ValueEnum};
 
 use fairmesh_model::spec::BalancingSpec;
 use fairmesh_sim::{
-    Contender, Pair, Report as Simulated, Summary, compare,
+    Contender, Pair, Report as Simulated, Scenario, Summary, compare,
     fleets::{HELD_OUT, Mix, fleet},
 };
 
@@ -42,11 +42,15 @@ const P99_MEAN: f64 = 0.88;
 const P99_WORST_MIXES: f64 = 0.70;
 /// By how much no fleet may be worse off, beyond noise.
 const NO_WORSE: f64 = 1.02;
+/// Simulated requests a second of wall time, at least.
+const SIMULATED_RATE: f64 = 1e6;
 
 /// Places of the contenders.
 const OURS: usize = 0;
 const LEAST_PENDING: usize = 1;
 const LEAST_PENDING_AGAIN: usize = 2;
+const UNTOLD: usize = 3;
+const LEAST_PENDING_TOLD: usize = 4;
 
 /// Runs what is asked for.
 pub(crate) fn run(args: &BalanceArgs) -> Result<Report, Box<dyn Error>> {
@@ -68,18 +72,33 @@ fn simulate(quick: bool, report: &mut Report) -> Result<(), Box<dyn Error>> {
     let threads = thread::available_parallelism().map_or(1, usize::from);
     let found = compare(&fleets, &contenders(), threads, || {})?;
     figures(&found, &mixes, report);
+    speed(&fleets[..fleets.len().min(10)], report)
+}
+
+/// How fast that goes on one core.
+fn speed(fleets: &[Scenario], report: &mut Report) -> Result<(), Box<dyn Error>> {
+    let began = Instant::now();
+    let played = compare(fleets, &[Contender::default()], 1, || {})?;
+    let requests: u64 = played.iter().flatten().map(|report| report.requests).sum();
+    let rate = requests as f64 / began.elapsed().as_secs_f64();
+    let note = format!("simulated a second of wall time on one core, over {} of the fleets", fleets.len());
+    report.figure_at_least("sim_requests_per_second", rate, SIMULATED_RATE, note);
     Ok(())
 }
 
-/// Ours as it comes; theirs twice, with other random choices, since what two of the same differ in is noise.
-fn contenders() -> [Contender; 3] {
+/// Ours as it comes; theirs twice, with other random choices, since what two of the same differ in is noise. And both the
+/// other way round: ours that nobody told of host types, theirs that was told, to see what the policy does and what the
+/// table of hosts.
+fn contenders() -> [Contender; 5] {
     let least_request = BalancingSpec { policy: Some("leastRequest".into()), ..BalancingSpec::default() };
     let least_pending = |salt| {
         let balancing = least_request.clone();
         Contender { name: "least pending".into(), balancing, blind: true, salt }
     };
     let ours = Contender { name: "default".into(), ..Contender::default() };
-    [ours, least_pending(0), least_pending(1)]
+    let untold = Contender { name: "default, not told".into(), blind: true, ..Contender::default() };
+    let told = Contender { name: "least pending, told".into(), blind: false, ..least_pending(0) };
+    [ours, least_pending(0), least_pending(1), untold, told]
 }
 
 fn figures(found: &[Vec<Simulated>], mixes: &[Mix], report: &mut Report) {
@@ -103,6 +122,18 @@ fn figures(found: &[Vec<Simulated>], mixes: &[Mix], report: &mut Report) {
     let (beyond, fleet, noise) = beyond_noise(found);
     let note = format!("{fleet}, which gains least, its noise taken off; noise is up to {noise:.3}");
     report.figure("p99_vs_least_pending_worst", beyond, Some(NO_WORSE), note);
+    for (name, ours, theirs, note) in [
+        ("p99_not_told", UNTOLD, LEAST_PENDING, "the mean with neither told of host types"),
+        ("p99_both_told", OURS, LEAST_PENDING_TOLD, "the mean with both told of host types"),
+    ] {
+        let pairs = found.iter().zip(mixes).map(|(reports, mix)| Pair {
+            mix: *mix,
+            ours: &reports[ours],
+            theirs: &reports[theirs],
+        });
+        let summary = Summary::of(name, &pairs.collect::<Vec<_>>());
+        report.figure(name, summary.p99.mean, None, note);
+    }
     report.figure("wasted_vs_least_pending", ours.wasted, None, "wasted cores, all fleets added up");
     report.figure(
         "latency_vs_least_pending",

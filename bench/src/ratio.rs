@@ -19,11 +19,6 @@ impl Ratio {
         let variance = ratios.iter().map(|ratio| (ratio.ln() - mean).powi(2)).sum::<f64>() / (count - 1.0);
         Self { mean: mean.exp(), within: (2.0 * (variance / count).sqrt()).exp() }
     }
-
-    /// The greater of two.
-    pub(crate) fn max(self, other: Self) -> Self {
-        if other.mean > self.mean { other } else { self }
-    }
 }
 
 impl fmt::Display for Ratio {
@@ -45,7 +40,6 @@ mod tests {
         let astray = Ratio::of(&rounds);
         assert!((1.03..1.04).contains(&astray.mean), "{astray}");
         assert!(astray.mean / astray.within < 1.0, "{astray}");
-        assert_eq!(steady.max(astray), astray);
     }
 
     #[test]

@@ -25,6 +25,7 @@ struct Figure {
 #[derive(Clone, Copy, Debug)]
 enum Goal {
     AtMost(f64),
+    AtLeast(f64),
     Within(f64, f64),
 }
 
@@ -32,6 +33,7 @@ impl Goal {
     fn reached(self, value: f64) -> bool {
         match self {
             Self::AtMost(most) => value <= most,
+            Self::AtLeast(least) => value >= least,
             Self::Within(least, most) => (least..=most).contains(&value),
         }
     }
@@ -41,6 +43,7 @@ impl fmt::Display for Goal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::AtMost(most) => write!(f, "≤ {most}"),
+            Self::AtLeast(least) => write!(f, "≥ {least}"),
             Self::Within(least, most) => write!(f, "{least}–{most}"),
         }
     }
@@ -62,6 +65,18 @@ impl Report {
         note: impl Into<String>,
     ) {
         let goal = goal.map(Goal::AtMost);
+        self.figures.push(Figure { name: name.into(), value: Some(value), goal, note: note.into() });
+    }
+
+    /// Adds a figure that ought to be so much at least.
+    pub(crate) fn figure_at_least(
+        &mut self,
+        name: impl Into<String>,
+        value: f64,
+        least: f64,
+        note: impl Into<String>,
+    ) {
+        let goal = Some(Goal::AtLeast(least));
         self.figures.push(Figure { name: name.into(), value: Some(value), goal, note: note.into() });
     }
 

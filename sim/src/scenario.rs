@@ -320,6 +320,10 @@ impl Scenario {
         if self.window < Span::seconds(1) {
             return Err(Invalid::new("window", format!("{} is short", self.window), "write 1s or more"));
         }
+        if self.window.nanos() > self.duration.nanos() - self.warmup.nanos() {
+            let problem = format!("{} is more than is left after the warm-up", self.window);
+            return Err(Invalid::new("window", problem, "write less, or let it last longer"));
+        }
         self.policy.plan().map_err(|e| e.within("policy"))?;
         self.network.validate().map_err(|e| e.within("network"))?;
         for (name, host) in &self.hosts {
@@ -329,6 +333,14 @@ impl Scenario {
         not_empty("callers", self.callers.len())?;
         for (i, servers) in self.servers.iter().enumerate() {
             servers.validate(&self.hosts).map_err(|e| e.within(format!("servers[{i}]")))?;
+            if self.servers[..i].iter().any(|other| other.name == servers.name) {
+                let problem = format!("there is another group called '{}'", servers.name);
+                return Err(Invalid::new(
+                    format!("servers[{i}].name"),
+                    problem,
+                    "give each a name of its own",
+                ));
+            }
         }
         for (i, callers) in self.callers.iter().enumerate() {
             callers.validate().map_err(|e| e.within(format!("callers[{i}]")))?;
@@ -336,7 +348,7 @@ impl Scenario {
         for (i, event) in self.events.iter().enumerate() {
             event.validate(self).map_err(|e| e.within(format!("events[{i}]")))?;
         }
-        Ok(())
+        self.expect.validate(self).map_err(|e| e.within("expect"))
     }
 }
 

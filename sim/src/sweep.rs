@@ -99,8 +99,15 @@ pub struct Swept {
 impl Grid {
     /// Checks that every combination is a policy.
     pub fn validate(&self) -> Result<(), Invalid> {
+        if self.fleets.count == 0 {
+            return Err(Invalid::new("fleets.count", "0 fleets show nothing", "write 1 or more"));
+        }
         if self.one_in == 0 {
             return Err(Invalid::new("oneIn", "0 is no part of the fleets", "write 1 for all of them"));
+        }
+        if self.one_in > self.fleets.count {
+            let problem = format!("one in {} of {} fleets may be none", self.one_in, self.fleets.count);
+            return Err(Invalid::new("oneIn", problem, "write at most the number of fleets"));
         }
         self.contenders().map(drop)
     }

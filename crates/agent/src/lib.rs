@@ -33,7 +33,7 @@ use fairmesh_rib::{
 };
 use fairmesh_wire::{
     rpc,
-    transport::{Address, Listener, serve},
+    transport::{Address, Plaintext, Transport, serve},
 };
 use feed::{Feed, Shared};
 use forward::Forward;
@@ -71,7 +71,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         return Err(AgentError::NoUpstream);
     }
     let (disk, saved) = Disk::open(config.state_dir.clone()).await?;
-    let listener = Listener::bind(&config.listen).await?;
+    let listener = Plaintext.bind(&config.listen).await?;
     let http = http::bind(config.metrics).await?;
     let node = Node::replica();
     let shared = Arc::new(Shared::new(node.clone(), disk));

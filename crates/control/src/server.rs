@@ -13,7 +13,7 @@ use fairmesh_rib::{Node, server::RibServer};
 use fairmesh_store::{RedbStore, Store, StoreError};
 use fairmesh_wire::{
     rpc,
-    transport::{self, Address, Listener},
+    transport::{self, Address, Listener, Plaintext, Transport},
 };
 use tokio::{
     net::TcpListener,
@@ -77,7 +77,7 @@ impl Control {
         roll.untidy.notify_one();
         let mut grpc = Vec::new();
         for address in &config.grpc {
-            grpc.push(Listener::bind(address).await?);
+            grpc.push(Plaintext.bind(address).await?);
         }
         let http = http::bind(config.http).await?;
         let imbalance = Arc::new(Imbalance::start(&config.data_dir.join(IMBALANCE_FILE)).await);

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use fairmesh_model::{HostType, ServiceName};
 use serde::Serialize;
 
-use crate::{Area, Causes, Dimension, Measure, Outlier, Row};
+use crate::{Area, Causes, Dimension, Measure, Minute, Outlier, Row, Tier};
 
 /// By what a report is broken down.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -13,6 +13,8 @@ pub enum By {
     Service,
     /// A line for each value of a dimension, over all services.
     Slice(Dimension),
+    /// A line for each hour or day, over all services.
+    Time(Tier),
     /// A line a cause.
     Cause,
 }
@@ -20,8 +22,10 @@ pub enum By {
 /// One line: sums over time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
-    /// The service, slice or cause.
+    /// The service, slice, time (UTC) or cause.
     pub name: String,
+    /// How many minutes it is about.
+    pub minutes: u64,
     /// Its share; of a slice by the p99 of whole services, so that lines add up to the total.
     pub area: Area,
     /// What the slice would take by its own p99, in millicore-minutes; for services the same as `area.peak`.
@@ -46,7 +50,7 @@ pub struct Report {
     pub by: By,
     /// How many minutes it is about: those of the service that was seen in most.
     pub minutes: u64,
-    /// The most wasteful first; none by cause, which [`Report::causes`] has.
+    /// The most wasteful first, times in their order; none by cause, which [`Report::causes`] has.
     pub lines: Vec<Line>,
     /// The sum of all lines.
     pub total: Area,
@@ -58,12 +62,14 @@ pub struct Report {
 
 impl By {
     /// Every one.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 8] = [
         Self::Service,
         Self::Slice(Dimension::Region),
         Self::Slice(Dimension::Zone),
         Self::Slice(Dimension::Cluster),
         Self::Slice(Dimension::HostType),
+        Self::Time(Tier::Hour),
+        Self::Time(Tier::Day),
         Self::Cause,
     ];
 
@@ -75,7 +81,16 @@ impl By {
             Self::Slice(Dimension::Zone) => "zone",
             Self::Slice(Dimension::Cluster) => "cluster",
             Self::Slice(Dimension::HostType) => "host-type",
+            Self::Time(tier) => tier.name(),
             Self::Cause => "cause",
+        }
+    }
+
+    /// The beginning of the time that a minute is counted in; the same for all where times are not told apart.
+    pub fn time(self, minute: Minute) -> Minute {
+        match self {
+            Self::Time(tier) => tier.bucket(minute),
+            _ => Minute(0),
         }
     }
 
@@ -86,16 +101,22 @@ impl By {
 }
 
 impl Report {
-    /// Lays rows out; each is one service over the whole time.
-    pub fn of(by: By, rows: &BTreeMap<ServiceName, Row>, outliers: Vec<Strayed>) -> Self {
+    /// Lays rows out; each is one service over the whole time, or over the time that begins with its minute ([`By::time`]).
+    pub fn of(by: By, rows: &BTreeMap<(Minute, ServiceName), Row>, outliers: Vec<Strayed>) -> Self {
         let mut report = Self { by, outliers, ..Self::default() };
         let mut lines: BTreeMap<String, Line> = BTreeMap::new();
-        for (service, row) in rows {
-            report.minutes = report.minutes.max(row.minutes);
+        let mut seen: BTreeMap<&ServiceName, u64> = BTreeMap::new();
+        for ((time, service), row) in rows {
+            *seen.entry(service).or_default() += row.minutes;
             report.total += row.whole;
             report.causes += row.causes;
             match by {
                 By::Service => add(&mut lines, service.to_string(), row.whole, row.whole.peak),
+                By::Time(tier) => {
+                    let name = moment(tier, *time);
+                    add(&mut lines, name.clone(), row.whole, row.whole.peak);
+                    lines.entry(name).and_modify(|line| line.minutes = line.minutes.max(row.minutes));
+                }
                 By::Slice(dimension) => {
                     for ((_, name), slice) in row.slices.iter().filter(|((of, _), _)| *of == dimension) {
                         add(&mut lines, name.to_string(), slice.area, slice.own_peak);
@@ -104,14 +125,19 @@ impl Report {
                 By::Cause => {}
             }
         }
+        report.minutes = seen.into_values().max().unwrap_or_default();
         report.lines = lines.into_values().collect();
-        report.lines.sort_by(|a, b| b.area.wasted().cmp(&a.area.wasted()).then_with(|| a.name.cmp(&b.name)));
+        if !matches!(by, By::Time(_)) {
+            report.lines.iter_mut().for_each(|line| line.minutes = report.minutes);
+            let wasted = |line: &Line| std::cmp::Reverse(line.area.wasted());
+            report.lines.sort_by(|a, b| wasted(a).cmp(&wasted(b)).then_with(|| a.name.cmp(&b.name)));
+        }
         report
     }
 
     /// The same for people and programs: cores on average, besides the sums.
     pub fn view(&self) -> View {
-        let line = |line: &Line| Figures::of(&line.name, line.area, line.own_peak, self.minutes);
+        let line = |line: &Line| Figures::of(&line.name, line.area, line.own_peak, line.minutes);
         View {
             by: self.by.name(),
             minutes: self.minutes,
@@ -126,11 +152,35 @@ impl Report {
 fn add(lines: &mut BTreeMap<String, Line>, name: String, area: Area, own_peak: u64) {
     let line = lines.entry(name).or_insert_with_key(|name| Line {
         name: name.clone(),
+        minutes: 0,
         area: Area::default(),
         own_peak: 0,
     });
     line.area += area;
     line.own_peak = line.own_peak.saturating_add(own_peak);
+}
+
+/// What the time that begins with a minute is called; names sort as times do.
+fn moment(tier: Tier, first: Minute) -> String {
+    let (days, minutes) = (first.0 / (24 * 60), first.0 % (24 * 60));
+    let (year, month, day) = date(days);
+    match tier {
+        Tier::Day => format!("{year}-{month:02}-{day:02}"),
+        _ => format!("{year}-{month:02}-{day:02}T{:02}:{:02}Z", minutes / 60, minutes % 60),
+    }
+}
+
+/// The date so many days after 1970-01-01, by H. Hinnant's `civil_from_days`: years begin in March, so that the leap day is the
+/// last. A library of dates was rejected here: they come with a clock.
+fn date(days: u32) -> (u32, u32, u32) {
+    let days = days + 719_468;
+    let (era, of_era) = (days / 146_097, days % 146_097);
+    let year = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    let from_march = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * from_march + 2) / 5 + 1;
+    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
+    (era * 400 + year + u32::from(month <= 2), month, day)
 }
 
 impl Causes {
@@ -163,12 +213,14 @@ pub struct View {
     pub outliers: Vec<OutlierView>,
 }
 
-/// A line: averages over the time of the report, and the sums that they come from.
+/// A line: averages over its minutes, and the sums that they come from.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Figures {
-    /// The service or slice.
+    /// The service, slice or time.
     pub name: String,
+    /// How many minutes it is about.
+    pub minutes: u64,
     /// Containers.
     pub containers: f64,
     /// Cores that they used.
@@ -241,6 +293,7 @@ impl Figures {
         let signed = |sum: u64| i64::try_from(sum).unwrap_or(i64::MAX);
         Self {
             name: name.to_owned(),
+            minutes,
             containers: ratio(area.containers, minutes).unwrap_or_default(),
             used_cores: cores(signed(area.used), minutes),
             p99_cores: cores(signed(area.peak), area.containers),

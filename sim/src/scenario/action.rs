@@ -168,6 +168,10 @@ impl Happening {
             let hint = format!("write one of {}", groups.join(", "));
             return Err(Invalid::new("to", format!("there is no group '{to}' of that sort"), hint));
         }
+        if self.at >= scenario.duration {
+            let problem = format!("{} is not before the end, {}", self.at, scenario.duration);
+            return Err(Invalid::new("at", problem, "let it happen earlier, or let all last longer"));
+        }
         match &self.action {
             Action::Rollout { batch, .. } => {
                 within_range("action.rollout.batch", f64::from(*batch), 1.0, 1e6)

@@ -1,6 +1,8 @@
 use serde::{Deserialize, Serialize};
 
-use super::Span;
+use fairmesh_model::Invalid;
+
+use super::{Scenario, Span};
 use crate::report::{Latency, Report};
 
 /// What must hold at the end of a scenario; what is left out is not checked.
@@ -69,18 +71,49 @@ impl Expect {
         at_most("the greatest multiple of a fair share in a second", worst, self.worst_second_below);
         let slowest = report.recoveries.iter().map(|one| one.took.unwrap_or(f64::INFINITY)).reduce(f64::max);
         at_most("the slowest recovery in seconds", slowest, self.recovered_within.map(Span::as_seconds));
-        let least = self.last_resort_above.map(|least| -(least as f64));
-        at_most("the negative number of last resorts", Some(-(report.last_resort as f64)), least);
         let share =
             |wanted: &GroupShare| report.groups.iter().find(|group| group.name == wanted.group)?.share;
         if let Some(wanted) = &self.share_below {
             at_most(&format!("the share of {}", wanted.group), share(wanted), Some(wanted.times));
         }
         if let Some(wanted) = &self.share_above {
-            // Below is the only comparison there is, so both sides change their sign.
-            let found = share(wanted).map(|found| -found);
-            at_most(&format!("the negative share of {}", wanted.group), found, Some(-wanted.times));
+            let what = format!("the share of {}", wanted.group);
+            match share(wanted) {
+                Some(found) if found > wanted.times => {}
+                Some(found) => {
+                    missed.push(format!("{what} is {found:.4} and should be above {}", wanted.times))
+                }
+                None => {
+                    missed.push(format!("{what} should be above {} and nothing was measured", wanted.times))
+                }
+            }
+        }
+        if let Some(least) = self.last_resort_above.filter(|least| report.last_resort <= *least) {
+            let found = report.last_resort;
+            missed.push(format!("the number of calls of last resort is {found} and should be above {least}"));
         }
         missed
+    }
+
+    /// Checks that what is expected can be measured.
+    pub(super) fn validate(&self, scenario: &Scenario) -> Result<(), Invalid> {
+        for (field, share) in [("shareBelow", &self.share_below), ("shareAbove", &self.share_above)] {
+            let Some(share) = share else { continue };
+            if !scenario.servers.iter().any(|servers| servers.name == share.group) {
+                let names: Vec<_> = scenario.servers.iter().map(|servers| servers.name.as_str()).collect();
+                let problem = format!("there is no group of servers '{}'", share.group);
+                let hint = format!("write one of {}", names.join(", "));
+                return Err(Invalid::new(format!("{field}.group"), problem, hint));
+            }
+            if scenario.events.is_empty() {
+                let hint = "add one to 'events', at the time from which shares are to count";
+                return Err(Invalid::new(
+                    field,
+                    "shares count from the first event, and there is none",
+                    hint,
+                ));
+            }
+        }
+        Ok(())
     }
 }

@@ -48,6 +48,8 @@ impl Lane for () {
 /// What a call needs comes first, so that it lies in one cache line.
 #[repr(C, align(64))]
 pub struct Subscription<L> {
+    /// Borrowed by every call. `hazarc` does what `arc-swap` does, and inlined: 2 to 3 ns of the 50 of a whole decision. An
+    /// epoch for all subscriptions would need a fence all the same, and a copy in each thread would keep old snapshots.
     view: AtomicArc<View<L>>,
     pub(super) budget: Budget,
     /// Of all snapshots, so that a try needs none of them to end.

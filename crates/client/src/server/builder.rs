@@ -136,7 +136,9 @@ impl ServerBuilder {
     /// Loads a shard that is to be held here, before any call for it comes. A failure is logged and tried again. The
     /// endpoint takes no calls before the shards that it holds at start are loaded, and a move of a shard to it waits.
     ///
-    /// A split comes as the start of the new shard, whose keys this server holds already.
+    /// A split comes as the start of the new shard, whose keys this server holds already. A merge comes as the start of the
+    /// shard that remains, once more and with its wider range, all of which this server holds already; the other one is
+    /// not stopped.
     pub fn on_shard_start<F>(mut self, hook: impl Fn(ShardId, KeyRange) -> F + Send + Sync + 'static) -> Self
     where
         F: Future<Output = HookResult> + Send + 'static,

@@ -11,7 +11,8 @@ use http_body::{Body, Frame, SizeHint};
 
 use crate::BoxError;
 
-/// Bodies up to this size are kept for another try: what fits is cheap to keep, and larger ones are seldom worth it.
+/// As much of a body that comes in pieces is taken at once, and kept for another try where that is all of it. Of one that is
+/// larger, the first piece is taken whatever its size: a body of one piece can be sent again without a copy.
 const KEPT: usize = 64 * 1024;
 
 /// The part of a body that is not at hand.
@@ -63,10 +64,8 @@ impl Outgoing {
         if body.is_end_stream() {
             return Ok(this);
         }
-        let large = declared.is_some_and(|size| size > KEPT as u64);
         let mut body = Box::pin(body);
-        let ended =
-            !large && poll_fn(|context| Poll::Ready(drain(body.as_mut(), &mut this.whole, context))).await?;
+        let ended = poll_fn(|context| Poll::Ready(drain(body.as_mut(), &mut this.whole, context))).await?;
         if !ended {
             this.rest = Some(Box::pin(Erased(body)));
         }
@@ -248,6 +247,19 @@ mod tests {
             hint.set_upper(u64::MAX);
             hint
         }
+    }
+
+    #[tokio::test]
+    async fn a_body_of_one_piece_can_be_sent_again_however_large_it_is() {
+        let body = http_body_util::Full::new(Bytes::from(vec![7; 10 * KEPT]));
+        let taken = Outgoing::take(body).await.unwrap();
+        let again = taken.replay().expect("all of it is at hand").again();
+        assert_eq!(again.size_hint().exact(), Some(10 * KEPT as u64));
+        assert_eq!(
+            again.whole.first().unwrap().as_ptr(),
+            taken.whole.first().unwrap().as_ptr(),
+            "not a copy"
+        );
     }
 
     #[tokio::test]

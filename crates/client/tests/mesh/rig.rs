@@ -7,7 +7,7 @@ use fairmesh_client::{Body, Fault, Mesh, ServiceHandle};
 use fairmesh_model::{
     Endpoint, EndpointState, FULL_WEIGHT, Identity, InstanceId, KeyRange, Label, Location, Match, PathMatch,
     Policy, Prefix, Protocol, Record, RecordKey, Region, Regions, Replica, ReplicaState, Revision, Role,
-    Route, Service, ServiceKind, ServiceName, Shard, ShardId, ShardKey, ShardMap, StoreId, Target,
+    Route, Service, ServiceKind, ServiceName, Shard, ShardId, ShardKey, ShardMap, StoreId, Target, Verdict,
 };
 use fairmesh_rib::{
     Batch, Commit, Node,
@@ -121,6 +121,14 @@ impl Rig {
             labels: Default::default(),
         };
         self.write([(endpoint_key(name, instance), Some(records::encode(&endpoint.into())))]);
+    }
+
+    /// The checker of the region is sure that an endpoint is not healthy.
+    pub(crate) fn unhealthy(&self, name: &str, instance: &str) {
+        let key = RecordKey::Health(named(name), region("eu"), InstanceId::new(instance).unwrap());
+        let verdict =
+            Verdict { healthy: false, since_ms: 0, confidence: 950, cause: "test".into(), stale: false };
+        self.write([(key, Some(records::encode(&Record::Verdict(verdict))))]);
     }
 
     pub(crate) fn remove_endpoint(&self, name: &str, instance: &str) {

@@ -4,7 +4,7 @@ use std::{convert::Infallible, net::SocketAddr, time::Duration};
 
 use bytes::Bytes;
 use fairmesh_client::{ServiceHandle, core::View};
-use fairmesh_model::{Balancing, BalancingPolicy, Policy, Protocol};
+use fairmesh_model::{Balancing, BalancingPolicy, HealthCheck, Policy, Probe, Protocol};
 use futures_util::stream;
 use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body::Frame;
@@ -15,7 +15,7 @@ use tower::service_fn;
 
 use crate::{
     load::{streaming, to},
-    rig::{Rig, ask, get, until},
+    rig::{Rig, ask, get, post, until},
     server::{Server, serve, text},
 };
 
@@ -129,6 +129,60 @@ async fn a_server_that_fails_at_once_does_not_look_idle() {
         let good = good_answers(&service, protocol == Protocol::Grpc).await;
         assert!((160..=197).contains(&good), "{name}: {good} of 200");
     }
+}
+
+#[tokio::test]
+async fn where_all_fail_all_are_called_and_a_metric_says_panic() {
+    let rig = Rig::start().await;
+    let mut servers = Vec::new();
+    for _ in 0..3 {
+        servers.push(Server::start(async |_| text(503, "")).await);
+    }
+    rig.replicated("shop/one", Protocol::Http1, &[0, 1, 2].map(|at: usize| servers[at].address));
+    let mesh = rig.mesh().await;
+    let service = mesh.service("shop/one").unwrap();
+    let call = async || assert_eq!(service.send(post("/", "")).await.unwrap().status(), 503);
+    // Five failures in a row are held against a server.
+    until_called(&servers, 6, call).await;
+    let before = servers.iter().map(Server::requests).collect::<Vec<_>>();
+    assert!(mesh.stats().panics > 0);
+    until_called(&servers, before.iter().max().unwrap() + 1, call).await;
+    assert_eq!(mesh.stats().unroutable, 0);
+}
+
+/// Calls until each server had so many calls, at most a thousand times.
+async fn until_called(servers: &[Server], least: usize, call: impl AsyncFn()) {
+    for _ in 0..1000 {
+        if servers.iter().all(|server| server.requests() >= least) {
+            return;
+        }
+        call().await;
+    }
+    panic!("one of {:?} is not called", servers.iter().map(Server::requests).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn verdicts_against_all_are_ignored_and_a_metric_says_so() {
+    let rig = Rig::start().await;
+    let server = Server::echo("only").await;
+    rig.replicated("shop/one", Protocol::Http1, &[server.address]);
+    let check = HealthCheck {
+        probe: Probe::Tcp,
+        interval: Duration::from_secs(1),
+        jitter_percent: 0,
+        timeout: Duration::from_secs(1),
+        rise: 1,
+        fall: 1,
+        minimum_samples: 1,
+    };
+    rig.policy("shop/one", Policy { health_check: Some(check), ..Policy::default() });
+    let mesh = rig.mesh().await;
+    let service = mesh.service("shop/one").unwrap();
+    assert_eq!(ask(&service, get("/")).await.unwrap().0, 200);
+    assert_eq!(mesh.stats().health_panics, 0);
+    rig.unhealthy("shop/one", "i0");
+    until("the verdict is ignored", || mesh.stats().health_panics == 1).await;
+    assert_eq!(ask(&service, get("/")).await.unwrap().0, 200);
 }
 
 #[tokio::test]

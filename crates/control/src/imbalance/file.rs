@@ -38,6 +38,8 @@ const OPEN: &str = "open";
 
 /// Services with what is known of them.
 type Rows = Vec<(ServiceName, Row)>;
+/// The same with the first minute of the time that it is about.
+type TimedRows = Vec<(Minute, ServiceName, Row)>;
 
 /// What is kept on disk.
 #[derive(Debug)]
@@ -153,7 +155,8 @@ impl History {
         let mut sums = Vec::new();
         for tier in [Tier::Hour, Tier::Day] {
             let bucket = tier.bucket(minute);
-            let known: HashMap<_, _> = self.rows(tier, bucket, bucket).await?.into_iter().collect();
+            let known = self.rows(tier, bucket, bucket).await?;
+            let known: HashMap<_, _> = known.into_iter().map(|(_, service, row)| (service, row)).collect();
             sums.push((tier, bucket, known));
         }
         for (service, row) in rows.into_iter().filter(|(service, _)| !closed.contains(service)) {
@@ -191,12 +194,12 @@ impl History {
     }
 
     /// The rows of some buckets, those of one service one after the other.
-    pub(super) async fn rows(&self, tier: Tier, from: Minute, to: Minute) -> Result<Rows, HistoryError> {
+    pub(super) async fn rows(&self, tier: Tier, from: Minute, to: Minute) -> Result<TimedRows, HistoryError> {
         let entries = self.store.range(between(tier.name(), from, to)).await?;
         let rows = entries.iter().filter_map(|(key, entry)| {
-            let (_, service) = split(key)?;
+            let (minute, service) = split(key)?;
             // What a later release wrote in another way is left alone.
-            Some((ServiceName::new(service).ok()?, message::read_row(&entry.value)?))
+            Some((minute, ServiceName::new(service).ok()?, message::read_row(&entry.value)?))
         });
         Ok(rows.collect())
     }

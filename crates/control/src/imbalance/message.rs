@@ -89,7 +89,11 @@ pub(super) fn report(report: &Report) -> v1::ReadImbalanceResponse {
     v1::ReadImbalanceResponse {
         by: report.by.name().into(),
         minutes: report.minutes,
-        lines: report.lines.iter().map(|one| line(&one.name, one.area, one.own_peak)).collect(),
+        lines: report
+            .lines
+            .iter()
+            .map(|one| v1::ImbalanceLine { minutes: one.minutes, ..line(&one.name, one.area, one.own_peak) })
+            .collect(),
         total: Some(area(report.total)),
         causes: Some(causes(report.causes)),
         outliers: report.outliers.iter().map(outlier).collect(),
@@ -107,7 +111,12 @@ fn outlier(strayed: &Strayed) -> v1::ImbalanceOutlier {
 }
 
 fn line(name: &str, of: Area, own_peak: u64) -> v1::ImbalanceLine {
-    v1::ImbalanceLine { name: name.into(), area: Some(area(of)), own_peak_millicore_minutes: own_peak }
+    v1::ImbalanceLine {
+        name: name.into(),
+        area: Some(area(of)),
+        own_peak_millicore_minutes: own_peak,
+        minutes: 0,
+    }
 }
 
 fn area(area: Area) -> v1::Area {

@@ -1,6 +1,6 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use fairmesh_imbalance::{By, Figures, Report};
+use fairmesh_imbalance::{By, Figures, Minute, Report};
 use prometheus_client::{
     metrics::{
         counter::{ConstCounter, Counter},
@@ -31,7 +31,8 @@ struct Gauges {
 impl Imbalance {
     /// Adds the last whole minute by service, and what became of usages.
     pub(crate) fn register(&self, all: &mut Registry) {
-        let rows = self.last_minute(now()).into_iter().collect();
+        let rows = self.last_minute(now());
+        let rows = rows.into_iter().map(|(service, row)| ((Minute(0), service), row)).collect();
         let view = Report::of(By::Service, &rows, Vec::new()).view();
         let gauges = Gauges::of(&view.lines);
         let help = "Containers that said what they used in the last minute; the most wasteful services, and the others";

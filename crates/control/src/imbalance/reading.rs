@@ -7,8 +7,14 @@ use fairmesh_model::{Invalid, ServiceName};
 
 use super::{HistoryError, Imbalance};
 
-/// How far back to look unless it is said.
-const WINDOW: u32 = 60;
+/// How many minutes back to look unless it is said.
+fn usual(by: By) -> u32 {
+    match by {
+        By::Time(Tier::Hour) => 24 * 60,
+        By::Time(Tier::Day) => 14 * 24 * 60,
+        _ => 60,
+    }
+}
 
 /// What is asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,7 +29,7 @@ pub(super) struct Question {
 impl Question {
     /// Reads what was asked in words; what is empty is the usual.
     pub(super) fn read(service: &str, by: &str, window: &str) -> Result<Self, Invalid> {
-        let window = if window.is_empty() { WINDOW } else { read_window(window)? };
+        let window = if window.is_empty() { 0 } else { read_window(window)? };
         Self::of(service, by, window)
     }
 
@@ -40,7 +46,12 @@ impl Question {
                 Invalid::new("by", format!("'{name}' is none"), format!("write one of {}", names.join(", ")))
             })?,
         };
-        let window = if window == 0 { WINDOW } else { window.min(Tier::Day.kept()) };
+        let window = if window == 0 { usual(by) } else { window.min(Tier::Day.kept()) };
+        if by == By::Time(Tier::Hour) && window > Tier::Hour.kept() {
+            let days = Tier::Hour.kept() / Tier::Day.minutes();
+            let hint = format!("ask for {days}d at most, or by day");
+            return Err(Invalid::new("window", format!("hours are kept for {days} days"), hint));
+        }
         Ok(Self { service, by, window })
     }
 }
@@ -51,10 +62,10 @@ impl Imbalance {
     pub(super) async fn report(&self, asked: &Question, now: Minute) -> Result<Report, HistoryError> {
         let tier = Tier::for_window(asked.window);
         let from = tier.bucket(now.before(asked.window - 1));
-        let mut rows: BTreeMap<ServiceName, Row> = BTreeMap::new();
-        let mut add = |(service, row): (ServiceName, Row)| {
+        let mut rows: BTreeMap<(Minute, ServiceName), Row> = BTreeMap::new();
+        let mut add = |(minute, service, row): (Minute, ServiceName, Row)| {
             if asked.service.as_ref().is_none_or(|asked| *asked == service) {
-                rows.entry(service).or_default().add(&row);
+                rows.entry((asked.by.time(minute), service)).or_default().add(&row);
             }
         };
         let _not_closing = self.closing.read().await;
@@ -69,7 +80,8 @@ impl Imbalance {
                 None => HashSet::new(),
             };
             let rows = self.open().rows(minute);
-            rows.into_iter().filter(|(service, _)| !closed.contains(service)).for_each(&mut add);
+            let rows = rows.into_iter().filter(|(service, _)| !closed.contains(service));
+            rows.map(|(service, row)| (minute, service, row)).for_each(&mut add);
         }
         let outliers = match asked.by {
             By::Slice(Dimension::HostType) => self.outliers(asked.service.as_ref()),

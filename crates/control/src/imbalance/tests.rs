@@ -243,3 +243,21 @@ async fn questions_are_answered_by_slice_and_name_outliers_of_a_host_type() {
         assert!(Question::read(wrong.0, wrong.1, wrong.2).is_err(), "{wrong:?}");
     }
 }
+
+#[tokio::test]
+async fn hours_are_told_apart_whether_closed_or_open_and_from_no_further_back_than_they_are_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
+    let first = Tier::Hour.bucket(START);
+    let minute = |n: u32| Minute(first.0 + n);
+    for n in [58, 59, 60] {
+        say(&imbalance, "a", minute(n), 1_000, minute(n));
+    }
+    imbalance.settle(minute(58 + KEPT)).await.unwrap();
+    let asked = Question::of("", "hour", 0).unwrap();
+    let report = imbalance.report(&asked, minute(60 + KEPT)).await.unwrap();
+    let lines: Vec<_> = report.lines.iter().map(|line| (line.minutes, line.area.used)).collect();
+    assert_eq!(lines, [(2, 2_000), (1, 1_000)]);
+    let refused = Question::of("", "hour", 15 * 24 * 60).unwrap_err();
+    assert!(refused.to_string().contains("14"), "{refused}");
+}

@@ -25,12 +25,13 @@ const NAMED: usize = 3;
 pub(crate) struct ImbalanceArgs {
     /// One service, tenant/service; unless given, all of them.
     service: Option<ServiceName>,
-    /// What to tell apart: service, region, zone, cluster, host-type or cause.
+    /// What to tell apart: service, region, zone, cluster, host-type, hour, day or cause.
     #[arg(long, value_parser = by, default_value = "service")]
     by: By,
-    /// How far back to look: a number and m, h or d. Beyond 6h from the beginning of an hour, beyond 14d of a day (UTC).
-    #[arg(long, value_parser = read_window, default_value = "1h")]
-    window: u32,
+    /// How far back to look: a number and m, h or d [default: 1h; 1d by hour, 14d by day]. Beyond 6h from the beginning of
+    /// an hour, beyond 14d of a day (UTC).
+    #[arg(long, value_parser = read_window)]
+    window: Option<u32>,
     #[command(flatten)]
     reach: Reach,
     #[command(flatten)]
@@ -50,7 +51,7 @@ pub(crate) async fn run(args: ImbalanceArgs) -> Result<ExitCode, Failure> {
     let request = v1::ReadImbalanceRequest {
         service: args.service.as_ref().map(ToString::to_string).unwrap_or_default(),
         by: args.by.name().into(),
-        window_minutes: args.window,
+        window_minutes: args.window.unwrap_or_default(),
     };
     let answer = connection.imbalance().read(request).await?.into_inner();
     let view = report(args.by, answer)?.view();
@@ -70,6 +71,7 @@ pub(crate) async fn run(args: ImbalanceArgs) -> Result<ExitCode, Failure> {
 fn report(by: By, answer: v1::ReadImbalanceResponse) -> Result<Report, Invalid> {
     let lines = answer.lines.into_iter().map(|line| Line {
         name: line.name,
+        minutes: if line.minutes == 0 { answer.minutes } else { line.minutes },
         area: area(line.area),
         own_peak: line.own_peak_millicore_minutes,
     });
@@ -133,6 +135,8 @@ fn title(by: &'static str) -> &'static str {
         "zone" => "ZONE",
         "cluster" => "CLUSTER",
         "host-type" => "HOST TYPE",
+        "hour" => "HOUR (UTC)",
+        "day" => "DAY (UTC)",
         _ => "SERVICE",
     }
 }
@@ -191,6 +195,7 @@ mod tests {
             name: name.into(),
             area: Some(area),
             own_peak_millicore_minutes: own,
+            minutes: 0,
         };
         let outlier = |instance: &str| v1::ImbalanceOutlier {
             service: "shop/cart".into(),

@@ -57,19 +57,19 @@ pub(super) async fn run(
 
 /// A planned stop: the server tells the registry first and leaves when its callers have.
 async fn drain(fleet: &mut Running) -> Result<String, DemoError> {
-    let server = fleet.server("catalog-eu-0")?;
+    let server = fleet.server("checkout-eu-1")?;
     let start = Instant::now();
     let status = server.stop(STOP).await?;
     if !status.success() {
         return Err(DemoError::Fleet(format!(
-            "catalog-eu-0 stopped with {status}:\n{}",
+            "checkout-eu-1 stopped with {status}:\n{}",
             server.last_words()
         )));
     }
     let took = start.elapsed();
     server.restart()?;
-    serving(fleet, "catalog-eu-0").await?;
-    Ok(format!("catalog-eu-0 got SIGTERM, left in {:.1} s, came back", took.as_secs_f64()))
+    serving(fleet, "checkout-eu-1").await?;
+    Ok(format!("checkout-eu-1 got SIGTERM, left in {:.1} s, came back", took.as_secs_f64()))
 }
 
 /// A crash.

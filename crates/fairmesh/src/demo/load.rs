@@ -45,15 +45,11 @@ const DAY: [Act; 10] = [
 ];
 
 impl Act {
-    /// Whether it may be made again unasked: nobody declared that of what writes.
-    fn may_be_repeated(self) -> bool {
-        !matches!(self, Self::Add | Self::Checkout)
-    }
-
-    /// Only what was on a server when it was killed, and may not be repeated, has an excuse.
+    /// Only what was on the server when it was killed, and may not be repeated, has an excuse: of what the server that is
+    /// killed answers, checkouts.
     fn judge(self, failure: Failure, tally: &Tally, began: Phase) -> Failure {
         let killed = [began, tally.now()].contains(&Phase::Kill);
-        Failure { in_flight: failure.in_flight && killed && !self.may_be_repeated(), ..failure }
+        Failure { in_flight: failure.in_flight && killed && matches!(self, Self::Checkout), ..failure }
     }
 
     fn name(self) -> &'static str {

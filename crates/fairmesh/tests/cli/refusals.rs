@@ -74,6 +74,21 @@ fn the_same_record_twice_is_refused() {
 }
 
 #[test]
+fn a_shard_map_of_what_is_not_sharded_is_refused_with_all_that_comes_along() {
+    let mesh = Mesh::start();
+    let map = "kind: ShardMap\nservice: shop/whole\nshards:\n  - {id: 0, start: 0, replicas: []}\n";
+    let whole = format!("kind: Service\nname: shop/whole\n---\n{map}");
+    for (yaml, why) in [(&*whole, "shop/whole is not sharded"), (map, "nobody declared shop/whole")] {
+        let file = mesh.file("map.yaml", yaml);
+        for extra in [&["--dry-run"][..], &[]] {
+            let complaint = mesh.run(&[&["apply", "-f", &file], extra].concat()).fails(1);
+            assert!(complaint.contains(why) && complaint.contains("type: sharded"), "{complaint}");
+        }
+    }
+    assert_eq!(mesh.run(&["get", "services", "--json"]).json(), json!([]));
+}
+
+#[test]
 fn endpoints_are_not_applied() {
     let mesh = Mesh::with_shop();
     let complaint = mesh.apply("kind: Endpoints\nservice: shop/cart\nendpoints: []\n").fails(2);

@@ -7,10 +7,10 @@ fn row(region: &str, used: &[u64]) -> Row {
     Row::of_minute(used.iter().map(|used| (&place, *used)))
 }
 
-fn rows() -> BTreeMap<ServiceName, Row> {
+fn rows() -> BTreeMap<(Minute, ServiceName), Row> {
     let mut cart = row("eu", &[5_000, 3_000]);
     cart.add(&row("us", &[4_000, 2_000]));
-    let name = |name: &str| ServiceName::new(name).unwrap();
+    let name = |name: &str| (Minute(0), ServiceName::new(name).unwrap());
     BTreeMap::from([(name("shop/cart"), cart), (name("shop/admin"), row("eu", &[9_000, 1_000]))])
 }
 
@@ -42,9 +42,44 @@ fn the_most_wasteful_comes_first_and_cores_are_averages_over_the_minutes() {
 }
 
 #[test]
+fn a_line_of_an_hour_or_a_day_is_an_average_over_its_own_minutes() {
+    let mut busy = row("eu", &[5_000, 3_000]);
+    busy.add(&row("eu", &[5_000, 3_000]));
+    let (late, next) = (Minute(29_671_859), Minute(29_671_860));
+    let of = |by: By| {
+        let at = |minute| (by.time(minute), ServiceName::new("shop/cart").unwrap());
+        let mut rows = BTreeMap::new();
+        for (minute, row) in [(late, &row("eu", &[1_000])), (next, &busy)] {
+            rows.entry(at(minute)).or_insert_with(Row::default).add(row);
+        }
+        Report::of(by, &rows, Vec::new()).view()
+    };
+    let hours = of(By::Time(Tier::Hour));
+    let lines: Vec<_> = hours.lines.iter().map(|line| (&*line.name, line.minutes, line.used_cores)).collect();
+    assert_eq!(lines, [("2026-06-01T10:00Z", 1, 1.0), ("2026-06-01T11:00Z", 2, 8.0)]);
+    assert_eq!((hours.minutes, hours.total.used_cores), (3, 17.0 / 3.0));
+    let days = of(By::Time(Tier::Day));
+    assert_eq!((days.lines.len(), &*days.lines[0].name, days.lines[0].minutes), (1, "2026-06-01", 3));
+}
+
+#[test]
 fn every_name_is_read_back() {
     for by in By::ALL {
         assert_eq!(By::named(by.name()), Some(by));
     }
     assert_eq!(By::named("moon"), None);
+}
+
+#[test]
+fn days_have_dates() {
+    let dates = [
+        (0, (1970, 1, 1)),
+        (58, (1970, 2, 28)),
+        (59, (1970, 3, 1)),
+        (11_016, (2000, 2, 29)),
+        (20_513, (2026, 3, 1)),
+    ];
+    for (days, expected) in dates {
+        assert_eq!(date(days), expected, "{days}");
+    }
 }

@@ -72,7 +72,7 @@ impl Upstream {
         }
         for region in &self.panics {
             witness.note("health", || {
-                format!("panic: more than half of what serves in {region} was found unhealthy, so that this is ignored there")
+                format!("panic: more than half of the power that serves in {region} was found unhealthy, so that this is ignored there")
             });
         }
     }

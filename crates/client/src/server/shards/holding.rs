@@ -8,15 +8,22 @@ pub(super) struct Holding {
     instance: InstanceId,
     /// Whether shards have to be loaded; otherwise they are as soon as the map says so.
     aware: bool,
-    /// Whether a copy of the shard waits for being loaded, by shard.
-    own: BTreeMap<ShardId, bool>,
+    own: BTreeMap<ShardId, Own>,
     loaded: BTreeSet<ShardId>,
+}
+
+/// A shard that the map gives this instance.
+#[derive(Clone, Copy, Debug)]
+struct Own {
+    range: KeyRange,
+    /// Whether a copy waits for being loaded.
+    waits: bool,
 }
 
 /// What a new map asks of its holder.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Changes {
-    /// Shards to load.
+    /// Shards to load, and those that hold more keys than before.
     pub(super) start: Vec<(ShardId, KeyRange)>,
     /// Shards to let go of.
     pub(super) stop: Vec<ShardId>,
@@ -29,22 +36,31 @@ impl Holding {
     }
 
     /// Goes by a new map.
+    ///
+    /// A shard that is gone from it but whose keys are held here all the same was merged into another one: to let go of it
+    /// would drop what is served. The one that remains is started anew instead, with its wider range.
     pub(super) fn follow(&mut self, map: Option<&ShardMap>) -> Changes {
         let mut own = BTreeMap::new();
         let mut changes = Changes::default();
-        for (position, shard) in map.iter().flat_map(|map| map.shards.iter().enumerate()) {
+        let shards =
+            map.iter().flat_map(|map| (0..).zip(&map.shards).map(|(at, shard)| (map.range(at), shard)));
+        for (range, shard) in shards {
             let mut copies =
                 shard.replicas.iter().filter(|replica| replica.instance == self.instance).peekable();
             if copies.peek().is_none() {
                 continue;
             }
-            own.insert(shard.id, copies.any(|replica| replica.state == ReplicaState::Starting));
-            if self.aware && !self.own.contains_key(&shard.id) {
-                changes.start.extend(map.map(|map| (shard.id, map.range(position))));
+            let waits = copies.any(|replica| replica.state == ReplicaState::Starting);
+            own.insert(shard.id, Own { range, waits });
+            if self.aware && self.own.get(&shard.id).is_none_or(|before| !holds(before.range, range)) {
+                changes.start.push((shard.id, range));
             }
         }
         if self.aware {
-            changes.stop.extend(self.own.keys().filter(|shard| !own.contains_key(shard)));
+            let merged = |range| own.values().any(|own| holds(own.range, range));
+            let gone =
+                self.own.iter().filter(|(shard, before)| !own.contains_key(shard) && !merged(before.range));
+            changes.stop.extend(gone.map(|(shard, _)| *shard));
             self.loaded.retain(|shard| own.contains_key(shard));
         } else {
             self.loaded = own.keys().copied().collect();
@@ -75,9 +91,14 @@ impl Holding {
         if !self.aware {
             return Vec::new();
         }
-        let waits = |shard: &&ShardId| self.own.get(shard).copied().unwrap_or(false);
+        let waits = |shard: &&ShardId| self.own.get(shard).is_some_and(|own| own.waits);
         self.loaded.iter().filter(waits).copied().collect()
     }
+}
+
+/// Whether all keys of `inner` lie in `outer`.
+fn holds(outer: KeyRange, inner: KeyRange) -> bool {
+    outer.first <= inner.first && inner.last <= outer.last
 }
 
 #[cfg(test)]
@@ -121,6 +142,25 @@ mod tests {
         assert_eq!(holding.follow(Some(&moved)), Changes { start: vec![], stop: vec![ShardId(0)] });
         assert!(holding.waiting().is_empty());
         assert_eq!(holding.follow(None).stop, [ShardId(1)], "without a map nothing is held");
+    }
+
+    #[test]
+    fn what_is_split_or_merged_stays_and_what_is_merged_away_goes() {
+        let mut holding = Holding::new(InstanceId::new("a").unwrap(), true);
+        let whole = map(&[(0, "a", ReplicaState::Serving), (5, "a", ReplicaState::Serving)]);
+        holding.follow(Some(&whole));
+        holding.load(ShardId(0));
+        holding.load(ShardId(5));
+        let merged = map(&[(0, "a", ReplicaState::Serving)]);
+        let wider = Changes { start: vec![(ShardId(0), KeyRange::ALL)], stop: vec![] };
+        assert_eq!(holding.follow(Some(&merged)), wider, "5 is part of 0 now");
+        assert!(holding.loaded().contains(&ShardId(0)), "its keys are served meanwhile");
+        assert_eq!(holding.follow(Some(&merged)), Changes::default());
+
+        let split = Changes { start: vec![(ShardId(5), whole.range(1))], stop: vec![] };
+        assert_eq!(holding.follow(Some(&whole)), split);
+        let elsewhere = map(&[(0, "b", ReplicaState::Serving)]);
+        assert_eq!(holding.follow(Some(&elsewhere)).stop, [ShardId(0), ShardId(5)]);
     }
 
     #[test]

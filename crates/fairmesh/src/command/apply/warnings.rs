@@ -25,6 +25,9 @@ const KINDS: &[&str] = &["services", "endpoints", "policies", "shards"];
 
 /// Says on standard error what calls would fail on once the plans are written; what would fail calls that work now comes
 /// back, since that is asked about.
+///
+/// # Errors
+/// When a shard map is of a service that is not sharded: it would be refused after the rest is written.
 pub(crate) async fn say(connection: &Connection, plans: &[&Plan]) -> Result<Vec<String>, Failure> {
     let mut known = View::default();
     let mut names: BTreeSet<ServiceName> =
@@ -34,10 +37,28 @@ pub(crate) async fn say(connection: &Connection, plans: &[&Plan]) -> Result<Vec<
         let view = View::read(connection, &Scope::Service(name), KINDS).await?;
         known.services.extend(view.services);
     }
+    check_maps(&known, plans)?;
     for warning in warnings(&known, plans) {
         eprintln!("warning: {warning}");
     }
     Ok(stranded(&known, plans))
+}
+
+/// Whether every shard map is of a service that is sharded once the plans are written.
+fn check_maps(known: &View, plans: &[&Plan]) -> Result<(), Failure> {
+    for plan in plans {
+        let Plan::ShardMap(name, _) = plan else { continue };
+        let written = declared(plans).find_map(|(n, service)| (n == name).then_some(service));
+        let stored = || known.services.get(name)?.service.as_ref().map(|at| &at.value);
+        let problem = match written.or_else(stored).map(|service| service.kind) {
+            Some(ServiceKind::Sharded) => continue,
+            Some(_) => format!("the shard map of {name} is refused: {name} is not sharded"),
+            None => format!("the shard map of {name} is refused: nobody declared {name}"),
+        };
+        let hint = "apply a document of kind Service with 'type: sharded' along with it, or before it";
+        return Err(Failure::failed_with(problem, hint));
+    }
+    Ok(())
 }
 
 /// What the plans would do to calls that work now.

@@ -68,5 +68,9 @@ fn an_explanation_names_who_is_unhealthy_and_why() {
     let one = world(&[("a", "eu", 3), ("b", "eu", 0)]);
     assert_eq!(told(&one), ["a is unhealthy (75.0 % sure): status 503"]);
     let all = world(&[("a", "eu", 3), ("b", "eu", 3)]);
-    assert!(told(&all)[1].starts_with("panic: more than half of what serves in eu"), "{:?}", told(&all));
+    assert!(
+        told(&all)[1].starts_with("panic: more than half of the power that serves in eu"),
+        "{:?}",
+        told(&all)
+    );
 }
