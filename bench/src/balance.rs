@@ -6,15 +6,15 @@
 mod groups;
 mod real;
 
-use std::{error::Error, thread, time::Instant};
+use std::{error::Error, thread};
 
 use clap::{Args, ValueEnum};
-
 use fairmesh_model::spec::BalancingSpec;
 use fairmesh_sim::{
     Contender, Pair, Report as Simulated, Scenario, Summary, compare,
     fleets::{HELD_OUT, Mix, fleet},
 };
+use tokio::time::Instant;
 
 use crate::{Common, report::Report};
 
