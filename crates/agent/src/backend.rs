@@ -4,7 +4,7 @@ use fairmesh_model::{Identity, Location, Prefix, Revision};
 use fairmesh_rib::{
     Batch, Node,
     server::{Backend, MAX_PREFIXES, WriteError},
-    upstream::Handle,
+    upstream::{Handle, Standing},
 };
 use tokio::{
     sync::watch,
@@ -16,7 +16,7 @@ use crate::{
     AgentConfig,
     checker::Counts,
     feed::Shared,
-    subscriptions::{Claimed, Standing, Subscriptions},
+    subscriptions::{Claimed, Subscriptions},
 };
 
 /// How long a caller waits for the upstream before it is given a saved copy.

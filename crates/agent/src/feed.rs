@@ -10,12 +10,16 @@ use std::{
 };
 
 use fairmesh_model::{Prefix, Revision};
-use fairmesh_rib::{Node, Update, cache::Saved, upstream::Sink};
+use fairmesh_rib::{
+    Node, Update,
+    cache::Saved,
+    upstream::{Sink, Standing},
+};
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
     disk::{Disk, wall_clock},
-    subscriptions::{Standing, Subscriptions},
+    subscriptions::Subscriptions,
 };
 
 /// What the parts of an agent share.

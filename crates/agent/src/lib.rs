@@ -12,7 +12,6 @@ mod checker;
 mod disk;
 mod error;
 mod feed;
-mod forward;
 mod http;
 mod metrics;
 mod subscriptions;
@@ -26,17 +25,16 @@ use disk::Disk;
 pub use error::AgentError;
 use fairmesh_model::Location;
 use fairmesh_rib::{
-    Node,
+    Forward, Node,
     cache::Saved,
     server::RibServer,
-    upstream::{Backoff, Handle, Upstream, UpstreamConfig},
+    upstream::{self, Backoff, Handle, Upstream, UpstreamConfig},
 };
 use fairmesh_wire::{
     rpc,
     transport::{Address, Plaintext, Transport, serve},
 };
 use feed::{Feed, Shared};
-use forward::Forward;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use usage::Usages;
@@ -83,7 +81,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let stopping = CancellationToken::new();
     let _stop_with_me = stopping.clone().drop_guard();
     tokio::spawn(backend.clone().sweep(stopping.clone()));
-    tokio::spawn(acknowledge(node, upstream.clone(), stopping.clone()));
+    tokio::spawn(upstream::acknowledge(node, upstream.clone(), stopping.clone()));
     let applicant = checker::Applicant {
         region: config.location.region.clone(),
         name: config.name.clone(),
@@ -98,7 +96,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
 
     let mut routes = Routes::builder();
     routes.add_service(RibServer::new(backend, stopping.clone()).into_service());
-    routes.add_service(rpc::registry_server(Forward::new(upstream)));
+    routes.add_service(rpc::registry_server(Forward::new(upstream, "agent", stopping.clone())));
     routes.add_service(rpc::imbalance_server(usages));
     tracing::info!(listen = %config.listen, region = %config.location.region, "the agent serves");
     let stopped = async {
@@ -128,22 +126,4 @@ fn follow(config: &AgentConfig, shared: &Arc<Shared>, saved: Vec<Saved>) -> Hand
     let upstream = Upstream::spawn(upstream, Feed::new(shared.clone()));
     upstream.subscribe_held(held);
     upstream
-}
-
-/// Tells the upstream what every program of this machine has applied, as soon as it has.
-async fn acknowledge(node: Node, upstream: Handle, stopping: CancellationToken) {
-    let (mut acks, mut revisions) = (node.acks(), node.revisions());
-    loop {
-        acks.mark_unchanged();
-        revisions.mark_unchanged();
-        if node.store().is_some() {
-            upstream.ack(node.applied_by_all());
-        }
-        tokio::select! {
-            Ok(()) = acks.changed() => {}
-            Ok(()) = revisions.changed() => {}
-            () = node.given_up() => {}
-            () = stopping.cancelled() => return,
-        }
-    }
 }

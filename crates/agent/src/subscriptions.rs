@@ -3,14 +3,11 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use fairmesh_model::Prefix;
-use fairmesh_rib::{covering, server::MAX_PREFIXES};
+use fairmesh_rib::{covering, server::MAX_PREFIXES, upstream::Standing};
 use tokio::time::Instant;
 
 /// How long a prefix is followed after its last user left: a program that restarts finds it warm.
 const LINGER: Duration = Duration::from_secs(600);
-
-/// The least age of what is not followed to the source.
-const LEAST: Duration = Duration::from_millis(1);
 
 /// All subscriptions of the agent.
 #[derive(Debug, Default)]
@@ -24,33 +21,6 @@ struct Subscription {
     /// Since when nobody uses it.
     idle: Option<Instant>,
     standing: Standing,
-}
-
-/// How a prefix stands.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Standing {
-    /// Nothing of it has come.
-    #[default]
-    Missing,
-    /// A copy that was `age` old at `at` and is not followed now.
-    Held { at: Instant, age: Duration },
-    /// The upstream sends what changes; `age` is how old it says its own copy is.
-    Followed { at: Instant, age: Duration },
-    /// The upstream does not serve it.
-    Refused(String),
-}
-
-impl Standing {
-    /// How old what is held may be; zero where it is followed to the source.
-    fn age(&self, now: Instant) -> Duration {
-        match self {
-            // Never zero, which would say that it is followed.
-            Self::Held { at, age } => (*age + now.duration_since(*at)).max(LEAST),
-            Self::Followed { age, .. } if age.is_zero() => Duration::ZERO,
-            Self::Followed { at, age } => *age + now.duration_since(*at),
-            Self::Missing | Self::Refused(_) => Duration::ZERO,
-        }
-    }
 }
 
 /// What a claim means for the upstream.
@@ -118,28 +88,14 @@ impl Subscriptions {
         }
     }
 
-    /// The upstream says that what it sends is `age` old at worst and ages, or no longer does where that is zero.
+    /// The upstream says that what it sends is `told` old at worst and ages, or no longer does where that is zero.
     pub(crate) fn contact(&mut self, told: Duration, now: Instant) {
-        for known in self.all.values_mut() {
-            if let Standing::Followed { .. } = &known.standing {
-                let age = match told.is_zero() {
-                    true => Duration::ZERO,
-                    false => known.standing.age(now).max(told),
-                };
-                known.standing = Standing::Followed { at: now, age };
-            }
-        }
+        self.all.values_mut().for_each(|known| known.standing.contact(told, now));
     }
 
     /// The upstream is away: what was followed ages, and refusals no longer hold.
     pub(crate) fn disconnected(&mut self, now: Instant) {
-        for known in self.all.values_mut() {
-            known.standing = match &known.standing {
-                followed @ Standing::Followed { .. } => Standing::Held { at: now, age: followed.age(now) },
-                Standing::Refused(_) => Standing::Missing,
-                other => other.clone(),
-            };
-        }
+        self.all.values_mut().for_each(|known| known.standing.disconnected(now));
     }
 
     pub(crate) fn age(&self, prefix: &Prefix, now: Instant) -> Duration {

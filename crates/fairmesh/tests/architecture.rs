@@ -21,6 +21,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("rib", &["model", "wire"]),
     ("store", &["model", "wire", "rib"]),
     ("registry", &["model", "wire", "rib", "store"]),
+    ("replica", &["model", "wire", "rib", "store"]),
     ("agent", &["model", "wire", "rib", "imbalance"]),
     ("client", &["model", "wire", "rib", "balancer", "router", "imbalance"]),
     ("control", &["model", "wire", "rib", "store", "registry", "imbalance"]),

@@ -10,6 +10,7 @@
 
 mod batch;
 pub mod cache;
+mod forward;
 mod hub;
 mod node;
 mod prefixes;
@@ -21,6 +22,7 @@ pub mod upstream;
 pub use batch::{
     Batch, Commit, Conflict, Entry, Expect, MAX_BATCH_BYTES, MAX_KEY_BYTES, MAX_OPS, MAX_VALUE_BYTES, Op,
 };
+pub use forward::Forward;
 pub use hub::{MAX_DIRTY, WatcherInfo};
 pub use node::{Acked, Behind, Node, Watcher};
 pub use prefixes::covering;

@@ -127,6 +127,19 @@ impl Node {
         (inner.revision(), inner.table.read(prefixes))
     }
 
+    /// What is at each of these keys, all at one revision.
+    pub fn values(
+        &self,
+        keys: impl IntoIterator<Item = Arc<str>>,
+    ) -> (Revision, Vec<(Arc<str>, Option<Entry>)>) {
+        let inner = self.lock();
+        let value = |key: Arc<str>| {
+            let entry = inner.table.get(&key).cloned();
+            (key, entry)
+        };
+        (inner.revision(), keys.into_iter().map(value).collect())
+    }
+
     /// What is at `key`.
     pub fn get(&self, key: &str) -> Option<Entry> {
         self.lock().table.get(key).cloned()

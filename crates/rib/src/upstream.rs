@@ -1,7 +1,9 @@
 //! Follows another process's routing information base: a control plane's, a replica's, an agent's.
 
+mod acknowledge;
 mod collect;
 mod follow;
+mod standing;
 mod subscriptions;
 
 use std::{
@@ -18,6 +20,9 @@ use tokio::{
     time::Instant,
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
+
+pub use acknowledge::acknowledge;
+pub use standing::Standing;
 
 use crate::Update;
 

@@ -1,6 +1,7 @@
 //! The store of one machine: a redb file and the one thread that writes it.
 
 mod backend;
+mod copy;
 mod format;
 mod lock;
 mod open;
@@ -21,6 +22,7 @@ use tokio::sync::oneshot;
 
 use crate::{BoxFuture, Commits, Loaded, Store, StoreError, WriteError};
 pub use backend::OpenBackend;
+pub use copy::{Changes, Copied, CopyFile};
 use shared::Shared;
 use writer::{Queue, Request};
 

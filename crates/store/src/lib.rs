@@ -19,7 +19,7 @@ use fairmesh_rib::{Batch, Entry};
 pub use error::{StoreError, WriteError};
 #[doc(hidden)]
 pub use file::OpenBackend;
-pub use file::RedbStore;
+pub use file::{Changes, Copied, CopyFile, RedbStore};
 pub use history::{Behind, Commits};
 
 /// A future behind a trait object.

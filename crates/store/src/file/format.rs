@@ -13,13 +13,13 @@ use crate::Loaded;
 pub(super) const FORMAT: u128 = 1;
 
 /// Facts about the store, by name.
-const META: TableDefinition<'_, &str, u128> = TableDefinition::new("fairmesh.meta");
+pub(super) const META: TableDefinition<'_, &str, u128> = TableDefinition::new("fairmesh.meta");
 /// Every key with the revision that wrote it and its value.
 pub(super) const ENTRIES: TableDefinition<'_, &str, (u64, &[u8])> = TableDefinition::new("fairmesh.entries");
 
 const META_FORMAT: &str = "format";
-const META_STORE: &str = "store";
-const META_REVISION: &str = "revision";
+pub(super) const META_STORE: &str = "store";
+pub(super) const META_REVISION: &str = "revision";
 
 /// What the meta table says.
 pub(super) struct Meta {

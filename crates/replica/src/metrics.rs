@@ -1,0 +1,45 @@
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use prometheus_client::{
+    encoding::text::encode,
+    metrics::{
+        counter::ConstCounter,
+        gauge::{ConstGauge, Gauge},
+    },
+    registry::{Registry, Unit},
+};
+
+use crate::backend::ReplicaBackend;
+
+/// The replica's metrics now, in the OpenMetrics text format.
+pub(crate) fn text(backend: &ReplicaBackend) -> String {
+    let mut registry = Registry::with_prefix("fairmesh_replica");
+    let shared = &backend.shared;
+    let connected = backend.upstream.state().borrow().connected;
+    gauge(&mut registry, "connected", "Whether an upstream is followed", u64::from(connected));
+    let watchers = shared.node.watcher_count() as u64;
+    gauge(&mut registry, "watchers", "Agents, replicas and programs that watch", watchers);
+    gauge(&mut registry, "revision", "The last revision applied", shared.node.revision().number);
+    let acknowledged = shared.node.applied_by_all().number;
+    gauge(&mut registry, "revision_of_all", "The last revision that every watcher has applied", acknowledged);
+    let age = Gauge::<f64, AtomicU64>::default();
+    age.set(shared.age().as_secs_f64());
+    registry.register_with_unit("data_age", "How old what is held may be", Unit::Seconds, age);
+    let on_disk = ConstGauge::new(shared.disk.bytes.load(Relaxed));
+    registry.register_with_unit("copy_size", "How large the copy on disk is", Unit::Bytes, on_disk);
+    counter(&mut registry, "deltas", "Changes taken from the upstream", &shared.deltas);
+    counter(&mut registry, "snapshots", "Snapshots taken from the upstream", &shared.snapshots);
+    counter(&mut registry, "save_failures", "Writes that the disk refused", &shared.disk.failures);
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ = encode(&mut text, &registry);
+    text
+}
+
+fn gauge(registry: &mut Registry, name: &str, help: &str, value: u64) {
+    registry.register(name, help, ConstGauge::new(value));
+}
+
+fn counter(registry: &mut Registry, name: &str, help: &str, value: &AtomicU64) {
+    registry.register(name, help, ConstCounter::new(value.load(Relaxed)));
+}

@@ -1,0 +1,158 @@
+//! Kills a replica that follows a stream of writes, again and again on the same state, and checks that its copy opens and
+//! is one revision of what it followed, whole.
+//!
+//! The test runs itself as the child. The file that was killed is only read as a copy, so that each child meets it as
+//! its predecessor left it.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+#[path = "../../rib/tests/watch/support.rs"]
+#[allow(dead_code, reason = "this test uses a part of it")]
+mod support;
+
+use std::{
+    collections::BTreeMap,
+    env, fs,
+    future::pending,
+    path::{Path, PathBuf},
+    process::{Child, Command},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use fairmesh_replica::ReplicaConfig;
+use fairmesh_rib::Entry;
+use fairmesh_store::CopyFile;
+use fairmesh_wire::transport::Address;
+use support::{BOUND, Memory, Server, prefix};
+
+const ROUNDS: u64 = 20;
+const CHILD: &str = "FAIRMESH_REPLICA_KILL_TEST";
+/// How many keys there are, each a page or so large: a write takes long enough to be hit.
+const KEYS: u64 = 400;
+
+fn main() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    if let Some(folder) = env::var_os(CHILD) {
+        return runtime.block_on(child(&PathBuf::from(folder)));
+    }
+    // `cargo test -- --list`, and names of other tests.
+    if env::args()
+        .skip(1)
+        .any(|argument| argument == "--list" || !argument.starts_with('-') && argument != "kill")
+    {
+        return;
+    }
+    let found = runtime.block_on(rounds());
+    println!("{ROUNDS} kills: the copy is always one revision, at last {found}");
+    // As the standard harness ends, so that this test is counted with the others.
+    println!("test result: ok. 1 passed; 0 failed");
+}
+
+fn upstream(folder: &Path) -> Address {
+    Address::Unix(folder.join("control.sock"))
+}
+
+/// A replica until it is killed.
+async fn child(folder: &Path) {
+    let config = ReplicaConfig {
+        upstreams: vec![upstream(folder)],
+        listen: vec![Address::Unix(folder.join("replica.sock"))],
+        state_dir: folder.join("state"),
+        name: "killed".into(),
+        metrics: None,
+    };
+    fairmesh_replica::run(config, pending()).await.unwrap();
+}
+
+async fn rounds() -> u64 {
+    let folder = tempfile::tempdir().unwrap();
+    let memory = Memory::new(1);
+    let control = Server::start(memory.clone(), &upstream(folder.path()).to_string()).await;
+    let mut last = 0;
+    // Any number will do, as long as it is the same each time.
+    let mut dice = 7_u64;
+    for round in 0..ROUNDS {
+        dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        // Within the first write after a start, within those that follow, and between them.
+        let life = Duration::from_micros((dice >> 33) % if round % 4 == 0 { 2_500_000 } else { 150_000 });
+        run_and_kill(folder.path(), &memory, life).await;
+        let found = check(folder.path(), round);
+        assert!(found >= last, "round {round}: from {last} back to {found}");
+        last = found;
+    }
+    assert!(last > ROUNDS, "the kills came too early to prove anything: {last}");
+    control.stop().await;
+    last
+}
+
+/// Starts a replica, writes from when it watches on, and kills it a while later.
+async fn run_and_kill(folder: &Path, memory: &Memory, life: Duration) {
+    let mut child = Reaped(Command::new(env::current_exe().unwrap()).env(CHILD, folder).spawn().unwrap());
+    let started = Instant::now();
+    while memory.node.watchers(&prefix("/")).is_empty() {
+        assert!(started.elapsed() < BOUND, "the replica follows");
+        write(memory).await;
+    }
+    let following = Instant::now();
+    while following.elapsed() < life {
+        write(memory).await;
+    }
+    child.0.kill().unwrap();
+    child.0.wait().unwrap();
+    // The next replica is not to be taken for this one.
+    while !memory.node.watchers(&prefix("/")).is_empty() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// Commits what `changes` says of the next revision, some thousand times a second.
+async fn write(memory: &Memory) {
+    let changes = changes(memory.node.revision().number + 1);
+    memory.commit(changes.iter().map(|(key, value)| (key.as_str(), value.clone())));
+    tokio::time::sleep(Duration::from_micros(300)).await;
+}
+
+/// What a revision changes: some keys are written, one is deleted.
+fn changes(revision: u64) -> Vec<(String, Option<Bytes>)> {
+    let key = |number: u64| format!("/k/{:03}", number % KEYS);
+    let value = Bytes::from(format!("{revision:04096}"));
+    let mut changes: Vec<_> = (0..5).map(|i| (key(revision * 5 + i), Some(value.clone()))).collect();
+    changes.push((key(revision * 5 + 200), None));
+    changes
+}
+
+/// Opens a copy of the file, compares it with what its revision is to hold, and answers that revision.
+fn check(folder: &Path, round: u64) -> u64 {
+    let (file, aside) = (folder.join("state/copy.redb"), folder.join(format!("copy-{round}.redb")));
+    if !file.exists() {
+        return 0;
+    }
+    fs::copy(&file, &aside).unwrap();
+    let (opened, copied) = CopyFile::open(&aside).unwrap();
+    drop(opened);
+    fs::remove_file(&aside).unwrap();
+    assert!(!aside.with_extension("unreadable").exists(), "round {round}: the copy is damaged");
+    let Some(copied) = copied else { return 0 };
+    let mut expected = BTreeMap::new();
+    for revision in 1..=copied.revision.number {
+        for (key, value) in changes(revision) {
+            match value {
+                Some(value) => drop(expected.insert(Arc::from(key), Entry { value, revision })),
+                None => drop(expected.remove(&*key)),
+            }
+        }
+    }
+    let found: BTreeMap<Arc<str>, Entry> = copied.entries.into_iter().collect();
+    assert!(found == expected, "round {round}: not what revision {} is", copied.revision);
+    copied.revision.number
+}
+
+struct Reaped(Child);
+
+impl Drop for Reaped {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

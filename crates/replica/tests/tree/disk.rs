@@ -1,0 +1,115 @@
+//! What a replica keeps on disk, and what it does without.
+
+use std::{fs, time::Duration};
+
+use fairmesh_store::CopyFile;
+
+use crate::{
+    forest::Forest,
+    support::{Memory, Reader, copy, prefix},
+};
+
+#[tokio::test]
+async fn without_an_upstream_it_serves_from_disk_with_its_age_and_then_catches_up_by_what_it_missed() {
+    let forest = Forest::new();
+    let memory = Memory::new(1);
+    memory.put(&[("/a/1", "x"), ("/a/2", "x")]);
+    let control = forest.control("control", &memory).await;
+    let upstream = [control.address.clone()];
+    let replica = forest.replica("replica", &upstream).await;
+    let mut old = Reader::following(&[&replica.address], &["/a/"]).await;
+    memory.put(&[("/a/2", "y")]);
+    old.update().await;
+    control.stop().await;
+    assert!(old.contact().await > Duration::ZERO);
+    replica.stop().await;
+
+    let replica = forest.replica("replica", &upstream).await;
+    let mut fresh = Reader::start(&[&replica.address], true);
+    fresh.handle.subscribe(prefix("/a/"));
+    let update = fresh.update().await;
+    assert_eq!(fresh.copy, copy(&[("/a/1", "x"), ("/a/2", "y")]));
+    assert_eq!(update.revision.number, 2);
+    assert!(update.snapshots[0].age > Duration::ZERO, "{:?}", update.snapshots[0].age);
+    assert_eq!(old.update().await.resumed.len(), 1, "one that was there before needs no snapshot");
+    assert!(replica.page("/readyz").await.contains("from what is held"));
+    replica.shows(&["connected 0", "revision 2"]).await;
+
+    memory.put(&[("/a/1", "z")]);
+    let control = forest.control("control", &memory).await;
+    while fresh.copy["/a/1"] != "z" {
+        let update = fresh.update().await;
+        assert_eq!((update.snapshots.len(), update.puts.len()), (0, 1), "only what it missed");
+    }
+    assert_eq!(fresh.contact().await, Duration::ZERO);
+    replica.shows(&["connected 1", "snapshots_total 0", "deltas_total 1", "data_age_seconds 0.0"]).await;
+    replica.stop().await;
+    control.stop().await;
+}
+
+#[tokio::test]
+async fn a_stop_leaves_the_last_revision_on_disk() {
+    let forest = Forest::new();
+    let memory = Memory::new(1);
+    memory.put(&[("/a/1", "x"), ("/a/2", "x")]);
+    let control = forest.control("control", &memory).await;
+    let replica = forest.replica("replica", std::slice::from_ref(&control.address)).await;
+    let mut reader = Reader::following(&[&replica.address], &["/"]).await;
+    for i in 0..50 {
+        memory.put(&[("/a/1", &i.to_string()), (&format!("/b/{i}"), "x")]);
+    }
+    memory.delete("/a/2");
+    while reader.copy.contains_key("/a/2") {
+        reader.update().await;
+    }
+    replica.stop().await;
+    control.stop().await;
+    let (_, copied) = CopyFile::open(forest.copy("replica")).unwrap();
+    let copied = copied.unwrap();
+    assert_eq!((copied.revision, copied.entries), memory.node.read(&[prefix("/")]));
+}
+
+#[tokio::test]
+async fn a_copy_that_is_wiped_damaged_or_of_another_store_is_fetched_again() {
+    let forest = Forest::new();
+    let memory = Memory::new(1);
+    memory.put(&[("/a/1", "x"), ("/a/2", "x")]);
+    let mut control = forest.control("control", &memory).await;
+    let upstream = [control.address.clone()];
+    forest.replica("replica", &upstream).await.stop().await;
+
+    fs::remove_dir_all(forest.state("replica")).unwrap();
+    let replica = forest.replica("replica", &upstream).await;
+    let reader = Reader::following(&[&replica.address], &["/a/"]).await;
+    assert_eq!(reader.copy.len(), 2);
+    drop(reader);
+    replica.stop().await;
+
+    let mut bytes = fs::read(forest.copy("replica")).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[64..middle].fill(0x5a);
+    fs::write(forest.copy("replica"), bytes).unwrap();
+    let replica = forest.replica("replica", &upstream).await;
+    let reader = Reader::following(&[&replica.address], &["/a/"]).await;
+    assert_eq!(reader.copy.len(), 2);
+    assert!(forest.state("replica").join("copy.unreadable").exists(), "kept for whoever wants to know");
+    replica.shows(&["snapshots_total 1"]).await;
+    drop(reader);
+    replica.stop().await;
+
+    control.stop().await;
+    let other = Memory::new(2);
+    other.put(&[("/a/1", "other")]);
+    control = forest.control("control", &other).await;
+    let replica = forest.replica("replica", &upstream).await;
+    let mut reader = Reader::start(&[&replica.address], true);
+    reader.handle.subscribe(prefix("/a/"));
+    while reader.copy != copy(&[("/a/1", "other")]) {
+        reader.update().await;
+    }
+    replica.stop().await;
+    control.stop().await;
+    let (_, copied) = CopyFile::open(forest.copy("replica")).unwrap();
+    let copied = copied.unwrap();
+    assert_eq!((copied.revision, copied.entries), other.node.read(&[prefix("/")]), "nothing of the old one");
+}

@@ -1,0 +1,203 @@
+//! Trees of replicas between an upstream and readers, over real sockets and real folders.
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
+
+mod disk;
+mod forest;
+mod services;
+// The upstream and the reader of rib's own tests.
+#[path = "../../../rib/tests/watch/support.rs"]
+#[allow(dead_code, reason = "these tests use a part of it")]
+mod support;
+
+use std::time::Duration;
+
+use fairmesh_model::{Cursor, Revision, StoreId};
+use fairmesh_wire::{transport::Address, v1};
+use forest::Forest;
+use support::{BOUND, Memory, Reader, copy, prefix};
+use tokio::time::{Instant, timeout};
+use tonic::Code;
+
+/// Long enough for a mistake to show, where nothing may happen.
+const MOMENT: Duration = Duration::from_millis(100);
+
+#[tokio::test]
+async fn two_layers_carry_changes_down_and_acknowledgements_up() {
+    let forest = Forest::new();
+    let memory = Memory::new(1);
+    memory.put(&[("/a/1", "x"), ("/b/1", "x")]);
+    let control = forest.control("control", &memory).await;
+    let root = forest.replica("root", &[control.address.clone()]).await;
+    let region = forest.replica("region", std::slice::from_ref(&root.address)).await;
+    let agent = forest.agent("agent", &region.address);
+    let mut below = Reader::following(&[&agent.address], &["/a/"]).await;
+    let mut beside = Reader::following(&[&region.address], &["/"]).await;
+    assert_eq!(below.copy, copy(&[("/a/1", "x")]));
+    assert_eq!(beside.copy, copy(&[("/a/1", "x"), ("/b/1", "x")]));
+    let watchers = memory.node.watchers(&prefix("/"));
+    assert_eq!(watchers.len(), 1, "the control plane sees the root only: {watchers:?}");
+    assert_eq!(watchers[0].software, "replica root");
+
+    let revision = memory.put(&[("/a/1", "y")]);
+    let update = beside.update().await;
+    assert_eq!(update.revision.number, revision);
+    beside.handle.ack(update.revision);
+    let update = below.update().await;
+    assert_eq!(below.copy["/a/1"], "y");
+    let early = memory.node.wait_acked(&prefix("/a/"), revision, Instant::now() + MOMENT).await;
+    assert_eq!((early.all, early.behind.len()), (false, 1), "the one below the agent has not applied it");
+    below.handle.ack(update.revision);
+    let all = memory.node.wait_acked(&prefix("/a/"), revision, Instant::now() + BOUND).await;
+    assert!(all.all, "{:?}", all.behind);
+    root.shows(&["connected 1", "watchers 1", "data_age_seconds 0.0", "snapshots_total 1"]).await;
+    region.shows(&["watchers 2", "revision 2", "revision_of_all 2", "save_failures_total 0"]).await;
+    agent.stop().await;
+    region.stop().await;
+    root.stop().await;
+    control.stop().await;
+}
+
+#[tokio::test]
+async fn one_whose_upstream_is_gone_moves_to_the_next_and_never_back_in_revision() {
+    let forest = Forest::new();
+    let memory = Memory::new(1);
+    memory.put(&[("/a/1", "0")]);
+    let control = forest.control("control", &memory).await;
+    let first = forest.replica("first", std::slice::from_ref(&control.address)).await;
+    let second = forest.replica("second", std::slice::from_ref(&control.address)).await;
+    let both = [first.address.clone(), second.address.clone()];
+    let leaf = forest.replica("leaf", &both).await;
+    let mut reader = Reader::following(&[&leaf.address], &["/a/"]).await;
+    let (mut first, mut second, mut last) = (Some(first), Some(second), 0);
+    for round in 1..=6 {
+        let (gone, name) = match round % 2 {
+            1 => (first.take().unwrap(), "first"),
+            _ => (second.take().unwrap(), "second"),
+        };
+        gone.stop().await;
+        let value = round.to_string();
+        memory.put(&[("/a/1", &value)]);
+        while reader.copy["/a/1"] != value {
+            let update = reader.update().await;
+            assert!(update.revision.number >= last, "{update:?} after {last}");
+            assert!(update.snapshots.is_empty(), "what was missed is enough: {update:?}");
+            last = update.revision.number;
+        }
+        let again = forest.replica(name, std::slice::from_ref(&control.address)).await;
+        let back = if round % 2 == 1 { &mut first } else { &mut second };
+        *back = Some(again);
+    }
+    leaf.shows(&["snapshots_total 1"]).await;
+    leaf.stop().await;
+    first.unwrap().stop().await;
+    second.unwrap().stop().await;
+    control.stop().await;
+}
+
+#[tokio::test]
+async fn an_upstream_that_lags_takes_nothing_back() {
+    let forest = Forest::new();
+    let (ahead, behind) = (Memory::new(1), Memory::new(1));
+    for memory in [&ahead, &behind] {
+        memory.put(&[("/a/1", "1")]);
+    }
+    ahead.put(&[("/a/1", "2")]);
+    let good = forest.control("good", &ahead).await;
+    let lagging = forest.control("lagging", &behind).await;
+    let replica = forest.replica("replica", &[good.address.clone(), lagging.address.clone()]).await;
+    let mut reader = Reader::following(&[&replica.address], &["/a/"]).await;
+    good.stop().await;
+    assert!(reader.contact().await > Duration::ZERO);
+    // The replica is with the one that lags once that one knows of it.
+    let found = async {
+        while behind.node.watchers(&prefix("/")).is_empty() {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(BOUND, found).await.unwrap();
+    assert_eq!(Reader::following(&[&replica.address], &["/a/"]).await.copy, copy(&[("/a/1", "2")]));
+    behind.put(&[("/a/1", "2")]);
+    behind.put(&[("/a/1", "3")]);
+    while reader.copy["/a/1"] != "3" {
+        assert!(reader.update().await.revision.number >= 2);
+    }
+    assert_eq!(reader.contact().await, Duration::ZERO);
+    replica.stop().await;
+    lagging.stop().await;
+}
+
+#[tokio::test]
+async fn a_read_can_wait_for_a_revision_and_a_write_is_told_where_to_go() {
+    let forest = Forest::new();
+    let memory = Memory::new(1);
+    memory.put(&[("/a/1", "x")]);
+    let control = forest.control("control", &memory).await;
+    let replica = forest.replica("replica", std::slice::from_ref(&control.address)).await;
+    let connection = replica.connect().await;
+    assert_eq!(connection.hello.location, None, "it stands for no machine of its callers");
+    let read = |number| {
+        let at = Cursor::at(Revision { store: StoreId(1), partition: 0, number });
+        v1::ReadRequest { prefixes: vec!["/a/".into()], at_least: Some(at.into()) }
+    };
+    let there = async {
+        let mut rib = connection.rib();
+        // Before the first copy, the store is not known.
+        loop {
+            match rib.read(read(1)).await {
+                Ok(answer) => return answer.into_inner(),
+                Err(status) => assert_eq!(status.code(), Code::FailedPrecondition, "{status}"),
+            }
+        }
+    };
+    assert_eq!(&*timeout(BOUND, there).await.unwrap().entries[0].value, b"x");
+    let mut rib = connection.rib();
+    let mut waiting = tokio::spawn(async move { rib.read(read(2)).await });
+    assert!(timeout(MOMENT, &mut waiting).await.is_err(), "revision 2 is not there yet");
+    memory.put(&[("/a/1", "y")]);
+    let answer = timeout(BOUND, waiting).await.unwrap().unwrap().unwrap().into_inner();
+    assert_eq!(&*answer.entries[0].value, b"y");
+
+    let op = v1::Op { key: "/t/shop/services/cart".into(), value: None, condition: None };
+    let refused = connection.rib().write(v1::WriteRequest { ops: vec![op] }).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(refused.message().contains("control.sock"), "{}", refused.message());
+    replica.stop().await;
+    control.stop().await;
+}
+
+#[tokio::test]
+async fn a_burst_of_changes_reaches_a_slow_watcher_as_the_last_value_of_each_key() {
+    let forest = Forest::new();
+    let memory = Memory::new(1);
+    memory.put(&[("/a/1", "0"), ("/a/2", "0")]);
+    let control = forest.control("control", &memory).await;
+    let replica = forest.replica("replica", std::slice::from_ref(&control.address)).await;
+    let mut reader = Reader::following(&[&replica.address], &["/a/"]).await;
+    let (bursts, mut updates) = (2000, 0);
+    for i in 1..=bursts {
+        memory.put(&[("/a/1", &i.to_string())]);
+    }
+    while reader.copy["/a/1"] != bursts.to_string() {
+        reader.update().await;
+        updates += 1;
+    }
+    assert!(updates < bursts / 2, "{updates} updates for {bursts} changes of one key");
+    replica.stop().await;
+    control.stop().await;
+}
+
+#[tokio::test]
+async fn what_a_replica_cannot_do_without_is_named() {
+    let forest = Forest::new();
+    let nobody: [Address; 0] = [];
+    let error = forest.try_replica("replica", &nobody).await.err().unwrap();
+    assert!(error.to_string().contains("127.0.0.1:7400"), "{error}");
+    let upstream = forest.socket("control");
+    let first = forest.replica("replica", std::slice::from_ref(&upstream)).await;
+    let error = forest.try_replica("replica", &[upstream]).await.err().unwrap();
+    assert!(error.to_string().contains("another process has it open"), "{error}");
+    let unready = first.page("/readyz").await;
+    assert!(unready.starts_with("HTTP/1.1 503") && unready.contains("nothing is on disk"), "{unready}");
+    assert!(first.page("/healthz").await.ends_with("ok\n"));
+    first.stop().await;
+}

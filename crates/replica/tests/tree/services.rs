@@ -1,0 +1,125 @@
+//! What agents ask of a control plane arrives there through replicas.
+
+
+use fairmesh_control::{Control, ControlConfig};
+use fairmesh_wire::{transport::Address, v1};
+use tokio::{task::JoinHandle, time::timeout};
+use tokio_util::sync::CancellationToken;
+use tonic::Code;
+
+use crate::{
+    MOMENT,
+    forest::Forest,
+    support::{BOUND, Reader},
+};
+
+/// A real control plane.
+struct Root {
+    address: Address,
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Root {
+    async fn start(forest: &Forest) -> Self {
+        let address = forest.socket("control");
+        let config = ControlConfig {
+            data_dir: forest.state("control"),
+            grpc: vec![address.clone()],
+            http: ([127, 0, 0, 1], 0).into(),
+            sources: Vec::new(),
+        };
+        let control = Control::start(config).await.unwrap();
+        let stop = CancellationToken::new();
+        let stopped = stop.clone().cancelled_owned();
+        let task = tokio::spawn(async move { control.run(stopped).await.unwrap() });
+        Self { address, stop, task }
+    }
+
+    async fn stop(self) {
+        self.stop.cancel();
+        timeout(BOUND, self.task).await.unwrap().unwrap();
+    }
+}
+
+fn registration(instance: &str) -> v1::RegisterRequest {
+    let location = v1::Location { region: "eu".into(), ..v1::Location::default() };
+    let endpoint = v1::Endpoint {
+        instance: instance.into(),
+        address: "127.0.0.1:9000".into(),
+        location: Some(location),
+        weight: 1000,
+        ..v1::Endpoint::default()
+    };
+    let service = v1::Service::default();
+    let registration = v1::Registration {
+        service: "shop/cart".into(),
+        endpoint: Some(endpoint),
+        declaration: Some(service),
+    };
+    v1::RegisterRequest { registrations: vec![registration] }
+}
+
+fn cart(instance: &str) -> v1::InstanceRef {
+    v1::InstanceRef { service: "shop/cart".into(), instance: instance.into(), incarnation: 0 }
+}
+
+#[tokio::test]
+async fn a_registration_made_below_two_replicas_arrives_and_a_drain_waits_for_callers_there() {
+    let forest = Forest::new();
+    let control = Root::start(&forest).await;
+    let root = forest.replica("root", std::slice::from_ref(&control.address)).await;
+    let region = forest.replica("region", std::slice::from_ref(&root.address)).await;
+    let agent = forest.agent("agent", &region.address);
+    // What is served tells that everybody is connected.
+    let mut caller = Reader::following(&[&agent.address], &["/t/shop/endpoints/cart/"]).await;
+    let program = agent.connect().await;
+    program.registry().register(registration("cart-0")).await.unwrap();
+    while caller.copy.is_empty() {
+        let update = caller.update().await;
+        caller.handle.ack(update.revision);
+    }
+
+    let drain = v1::DrainRequest { instances: vec![cart("cart-0")], deadline_ms: 15_000 };
+    let mut registry = program.registry();
+    let mut draining = tokio::spawn(async move { registry.drain(drain).await });
+    let update = caller.update().await;
+    assert!(timeout(MOMENT, &mut draining).await.is_err(), "the caller decides by what it had");
+    caller.handle.ack(update.revision);
+    let drained = timeout(BOUND, draining).await.unwrap().unwrap().unwrap().into_inner();
+    assert!(drained.callers_moved, "{:?}", drained.behind);
+    agent.stop().await;
+    region.stop().await;
+    root.stop().await;
+    control.stop().await;
+}
+
+#[tokio::test]
+async fn the_checkers_office_and_the_imbalance_indicator_are_reached_through_a_replica() {
+    let forest = Forest::new();
+    let control = Root::start(&forest).await;
+    let replica = forest.replica("replica", std::slice::from_ref(&control.address)).await;
+    let connection = replica.connect().await;
+    let connected = async {
+        while replica.page("/readyz").await.lines().last() != Some("ready") {}
+    };
+    timeout(BOUND, connected).await.unwrap();
+
+    let apply = |name: &str| v1::HoldRequest { region: "eu".into(), name: name.into() };
+    let mut first = connection.checker().hold(apply("first")).await.unwrap().into_inner();
+    let held = timeout(BOUND, first.message()).await.unwrap().unwrap().unwrap();
+    let mut checker = connection.checker();
+    let mut second = tokio::spawn(async move { checker.hold(apply("second")).await.unwrap().into_inner().message().await });
+    assert!(timeout(MOMENT, &mut second).await.is_err(), "one holds it at a time");
+    drop(first);
+    let next = timeout(BOUND, second).await.unwrap().unwrap().unwrap().unwrap();
+    assert!(next.term > held.term, "{next:?} after {held:?}");
+    let judged = v1::JudgeRequest { region: "eu".into(), term: held.term, judgements: Vec::new() };
+    let refused = connection.checker().judge(judged).await.unwrap_err();
+    assert_ne!(refused.code(), Code::Unimplemented, "the control plane's answer: {refused}");
+
+    let read = v1::ReadImbalanceRequest::default();
+    connection.imbalance().read(read).await.unwrap();
+    replica.stop().await;
+    control.stop().await;
+}
