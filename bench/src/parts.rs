@@ -19,6 +19,7 @@ use crate::{
 mod cores;
 mod fixed;
 mod servers;
+mod tree;
 pub(crate) mod work;
 
 /// The generated types of the benchmarks' protocol.
@@ -48,6 +49,15 @@ pub(crate) struct PartArgs {
 enum PartKind {
     /// A control plane and an agent.
     Mesh,
+    /// A control plane.
+    Root,
+    /// A replica.
+    Replica {
+        #[arg(long)]
+        upstream: Address,
+        #[arg(long)]
+        name: String,
+    },
     /// Ten servers.
     Servers {
         #[arg(long)]
@@ -96,6 +106,7 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 pub(crate) fn run_part(args: PartArgs) -> Result<(), BoxError> {
     match args.part {
         // Workers are kept short by quotas, wherever they run.
+        PartKind::Root | PartKind::Replica { .. } => {}
         PartKind::Mesh | PartKind::Worker(_) | PartKind::Callers(_) => {}
         PartKind::Client { .. } => cores::keep_to(0)?,
         PartKind::Servers { .. } => cores::keep_to(1)?,
@@ -109,6 +120,8 @@ async fn be(args: PartArgs) -> Result<(), BoxError> {
     let agent = Address::Unix(args.dir.join("agent.sock"));
     match args.part {
         PartKind::Mesh => servers::mesh(&args.dir, agent).await,
+        PartKind::Root => tree::root(&args.dir).await,
+        PartKind::Replica { upstream, name } => tree::replica(&args.dir, upstream, name).await,
         PartKind::Servers { protocol, layer } => servers::serve(protocol, layer, agent).await,
         PartKind::Client { kind: Kind::Mesh, protocol, payload, .. } => {
             let region = Location::in_region(Region::new("bench")?);

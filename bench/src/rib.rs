@@ -1,0 +1,280 @@
+//! `bench/run rib`: from a write that is acknowledged to the hands of those who care, through a tree of two layers, beside etcd.
+//!
+//! Every subscriber has a connection of its own to one of the replicas and acknowledges what it has, as agents do. A few
+//! care about one service, all care about another. The peer is one etcd with as many watchers on as many connections,
+//! driven by the same harness.
+
+mod crowd;
+mod grpc;
+mod peer;
+
+use std::{error::Error, path::Path, time::Duration};
+
+use fairmesh_model::{
+    Endpoint, EndpointState, FULL_WEIGHT, InstanceId, Location, Record, RecordKey, Region, ServiceName,
+};
+use fairmesh_wire::{
+    handshake::{self, Connection},
+    records,
+    transport::Address,
+    v1,
+};
+use hdrhistogram::Histogram;
+use tokio::time::{Instant, sleep};
+
+use crate::{part::Part, report::Report};
+use crowd::{Crowd, Server};
+use peer::Etcd;
+
+/// Replicas between the control plane and the subscribers.
+const REPLICAS: usize = 2;
+/// Goals, in milliseconds of the middle and of the slowest of a hundred deliveries.
+const FEW_MS: [f64; 2] = [3.0, 15.0];
+const ALL_MS: [f64; 2] = [100.0, 250.0];
+/// Deliveries per second of processor time, as a multiple of etcd's, at least.
+const FANOUT: f64 = 3.0;
+/// From one write to the next, once everybody has the one before.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// How much is done.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    subscribers: usize,
+    /// How many of them care about the first service.
+    few: usize,
+    /// Writes that a few care about.
+    few_writes: usize,
+    /// Writes that all care about.
+    all_writes: usize,
+    /// For how long nothing is written.
+    idle: Duration,
+}
+
+impl Plan {
+    fn new(quick: bool) -> Self {
+        let idle = Duration::from_secs(if quick { 3 } else { 20 });
+        match quick {
+            true => Self { subscribers: 1_000, few: 100, few_writes: 100, all_writes: 20, idle },
+            false => Self { subscribers: 10_000, few: 100, few_writes: 300, all_writes: 60, idle },
+        }
+    }
+}
+
+/// How long deliveries of one sort took.
+struct Deliveries {
+    times: Histogram<u64>,
+}
+
+impl Deliveries {
+    fn new() -> Self {
+        // Proof: 1 µs to two minutes with three digits are valid bounds.
+        #[allow(clippy::unwrap_used)]
+        let times = Histogram::new_with_bounds(1_000, 120_000_000_000, 3).unwrap();
+        Self { times }
+    }
+
+    fn ms(&self, quantile: f64) -> f64 {
+        self.times.value_at_quantile(quantile) as f64 / 1e6
+    }
+}
+
+/// What one side came to.
+struct Found {
+    few: Deliveries,
+    all: Deliveries,
+    /// Deliveries to all, for each second of processor time of the serving processes.
+    per_cpu_second: f64,
+    /// Bytes a second and subscriber while nothing is written.
+    idle_bytes: f64,
+}
+
+/// Measures both sides.
+pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
+    let plan = Plan::new(quick);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (ours, theirs, version) = runtime.block_on(measure(plan))?;
+    let mut report = Report::new("rib");
+    let scaled = if quick { "; --quick takes a tenth of them" } else { "" };
+    let layers = format!("one connection each, over {REPLICAS} replicas of one control plane{scaled}");
+    report.figure("subscribers", plan.subscribers as f64, None, layers);
+    let about = |theirs: &Deliveries, quantile| format!("ms from acknowledged to delivered; etcd {:.2}", theirs.ms(quantile));
+    for (name, quantile, goal) in [("few_p50_ms", 0.5, FEW_MS[0]), ("few_p99_ms", 0.99, FEW_MS[1])] {
+        report.figure(name, ours.few.ms(quantile), Some(goal), about(&theirs.few, quantile));
+    }
+    for (name, quantile, goal) in [("all_p50_ms", 0.5, ALL_MS[0]), ("all_p99_ms", 0.99, ALL_MS[1])] {
+        report.figure(name, ours.all.ms(quantile), Some(goal), about(&theirs.all, quantile));
+    }
+    let note = format!(
+        "{:.0} deliveries a second of CPU of control plane and replicas; etcd {:.0}",
+        ours.per_cpu_second, theirs.per_cpu_second
+    );
+    report.figure_at_least("fanout_vs_etcd", ours.per_cpu_second / theirs.per_cpu_second, FANOUT, note);
+    let note = format!("bytes of all subscribers together, keep-alives included; etcd {:.0}", theirs.idle_bytes);
+    report.figure("idle_bytes_per_s", ours.idle_bytes, None, note);
+    report.peer("etcd", version);
+    Ok(report)
+}
+
+async fn measure(plan: Plan) -> Result<(Found, Found, String), String> {
+    let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
+    let mut mesh = Mesh::start(dir.path()).await?;
+    let ours = side(&mut Writer::Fairmesh(&mut mesh), plan).await?;
+    drop(mesh);
+    let mut etcd = Etcd::start(&dir.path().join("etcd")).await?;
+    let theirs = side(&mut Writer::Etcd(&mut etcd), plan).await?;
+    Ok((ours, theirs, etcd.version.clone()))
+}
+
+async fn side(writer: &mut Writer<'_>, plan: Plan) -> Result<Found, String> {
+    eprintln!("{}: {} subscribers connect", writer.name(), plan.subscribers);
+    let few = prefix("few");
+    let all = prefix("all");
+    let watchers = (0..plan.subscribers).map(|number| {
+        let prefixes = if number < plan.few { vec![all.clone(), few.clone()] } else { vec![all.clone()] };
+        (writer.server(number), prefixes)
+    });
+    let mut crowd = Crowd::gather(watchers.collect()).await?;
+    eprintln!("{}: writes", writer.name());
+    let few = deliver(writer, &mut crowd, "few", plan.few, plan.few_writes).await?;
+    let before = writer.cpu_ns().await?;
+    let all = deliver(writer, &mut crowd, "all", plan.subscribers, plan.all_writes).await?;
+    let cpu = (writer.cpu_ns().await? - before) as f64 / 1e9;
+    let per_cpu_second = (plan.subscribers * plan.all_writes) as f64 / cpu;
+    // What the last write set off comes to rest first.
+    sleep(Duration::from_secs(1)).await;
+    let quiet = crowd.traffic();
+    sleep(plan.idle).await;
+    let idle_bytes = (crowd.traffic() - quiet) as f64 / plan.idle.as_secs_f64();
+    Ok(Found { few, all, per_cpu_second, idle_bytes })
+}
+
+/// Writes one after the other, each once the one before is everywhere.
+async fn deliver(
+    writer: &mut Writer<'_>,
+    crowd: &mut Crowd,
+    service: &str,
+    count: usize,
+    writes: usize,
+) -> Result<Deliveries, String> {
+    let mut deliveries = Deliveries::new();
+    for number in 0..=writes {
+        let revision = writer.write(service, number).await?;
+        let acknowledged = Instant::now();
+        let times = crowd.have(revision, count, acknowledged).await?;
+        // The first one opens what is opened on first use.
+        if number > 0 {
+            times.into_iter().for_each(|time| deliveries.times.saturating_record(time.max(1_000)));
+        }
+        sleep(PAUSE).await;
+    }
+    Ok(deliveries)
+}
+
+/// Whoever is written to.
+enum Writer<'a> {
+    Fairmesh(&'a mut Mesh),
+    Etcd(&'a mut Etcd),
+}
+
+impl Writer<'_> {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Fairmesh(_) => "fairmesh",
+            Self::Etcd(_) => "etcd",
+        }
+    }
+
+    fn server(&self, number: usize) -> Server {
+        match self {
+            Self::Fairmesh(mesh) => Server::Fairmesh(mesh.replicas[number % mesh.replicas.len()].address.clone()),
+            Self::Etcd(etcd) => Server::Etcd(etcd.address.clone()),
+        }
+    }
+
+    /// Writes an endpoint of a service, once more; returns the revision.
+    async fn write(&mut self, service: &str, number: usize) -> Result<u64, String> {
+        let (key, value) = endpoint(service, number);
+        match self {
+            Self::Fairmesh(mesh) => mesh.put(key, value).await,
+            Self::Etcd(etcd) => etcd.put(&key, &value).await,
+        }
+    }
+
+    /// The CPU time of all serving processes.
+    async fn cpu_ns(&mut self) -> Result<u64, String> {
+        match self {
+            Self::Fairmesh(mesh) => mesh.cpu_ns().await,
+            Self::Etcd(etcd) => etcd.cpu_ns(),
+        }
+    }
+}
+
+/// A control plane and its replicas.
+struct Mesh {
+    root: Part,
+    replicas: Vec<Replica>,
+    connection: Connection,
+}
+
+struct Replica {
+    part: Part,
+    address: String,
+}
+
+impl Mesh {
+    async fn start(dir: &Path) -> Result<Self, String> {
+        let (root, address) = Part::start(dir, &["root"]).await?;
+        let mut replicas = Vec::new();
+        for number in 0..REPLICAS {
+            let name = format!("replica-{number}");
+            let (part, address) =
+                Part::start(dir, &["replica", "--upstream", &address, "--name", &name]).await?;
+            replicas.push(Replica { part, address });
+        }
+        let connection = handshake::connect(&Address::Tcp(address), "bench").await;
+        Ok(Self { root, replicas, connection: connection.map_err(|e| e.to_string())? })
+    }
+
+    async fn put(&self, key: String, value: bytes::Bytes) -> Result<u64, String> {
+        let op = v1::Op { key, value: Some(value), condition: None };
+        let written = self.connection.rib().write(v1::WriteRequest { ops: vec![op] }).await;
+        let revision = written.map_err(|status| status.to_string())?.into_inner().revision;
+        revision.map(|revision| revision.number).ok_or_else(|| "a write without revision".into())
+    }
+
+    async fn cpu_ns(&mut self) -> Result<u64, String> {
+        let mut sum = self.root.cpu_ns().await?;
+        for replica in &mut self.replicas {
+            sum += replica.part.cpu_ns().await?;
+        }
+        Ok(sum)
+    }
+}
+
+/// What watchers of a service subscribe to.
+fn prefix(service: &str) -> String {
+    format!("/t/bench/endpoints/{service}/")
+}
+
+/// An endpoint whose record differs by `number`.
+fn endpoint(service: &str, number: usize) -> (String, bytes::Bytes) {
+    // Proof: letters make names.
+    #[allow(clippy::unwrap_used)]
+    let (name, instance, region) = (
+        ServiceName::new(format!("bench/{service}")).unwrap(),
+        InstanceId::new("instance-0").unwrap(),
+        Region::new("bench").unwrap(),
+    );
+    let port = 1024 + (number % 60_000) as u16;
+    let endpoint = Endpoint {
+        instance: instance.clone(),
+        address: ([10, 0, 0, 1], port).into(),
+        location: Location::in_region(region.clone()),
+        state: EndpointState::Serving,
+        weight: FULL_WEIGHT,
+        lease: None,
+        labels: Default::default(),
+    };
+    let key = RecordKey::Endpoint(name, region, instance).to_string();
+    (key, records::encode(&Record::from(endpoint)))
+}

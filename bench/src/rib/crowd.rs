@@ -1,0 +1,184 @@
+//! Thousands of watchers, one connection each, and when each had what.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, atomic::AtomicU64, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+
+use fairmesh_wire::v1::{self, watch_request, watch_response};
+use tokio::{
+    sync::{Semaphore, mpsc},
+    task::JoinSet,
+    time::Instant,
+};
+
+use super::{
+    grpc::Stream,
+    peer::{self, WatchRequest},
+};
+
+/// Watchers that connect at one time.
+const CONNECTING: usize = 64;
+/// How long a change may take to reach everybody.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A change has come to a watcher.
+struct Arrival {
+    revision: u64,
+    at: Instant,
+}
+
+/// Watchers under way. Dropping it ends them.
+pub(super) struct Crowd {
+    watchers: JoinSet<Result<(), String>>,
+    arrivals: mpsc::UnboundedReceiver<Arrival>,
+    /// Those that came before they were asked for.
+    early: HashMap<u64, Vec<Instant>>,
+    traffic: Arc<AtomicU64>,
+}
+
+/// Who watches and where.
+#[derive(Clone, Debug)]
+pub(super) enum Server {
+    Fairmesh(String),
+    Etcd(String),
+}
+
+impl Crowd {
+    /// Connects watchers, each to one server and of some prefixes, and waits until all of them watch.
+    pub(super) async fn gather(watchers: Vec<(Server, Vec<String>)>) -> Result<Self, String> {
+        let (tell, arrivals) = mpsc::unbounded_channel();
+        let (ready, mut all_ready) = mpsc::unbounded_channel();
+        let traffic = Arc::new(AtomicU64::new(0));
+        let connecting = Arc::new(Semaphore::new(CONNECTING));
+        let mut crowd = Self { watchers: JoinSet::new(), arrivals, early: HashMap::new(), traffic };
+        let count = watchers.len();
+        for (server, prefixes) in watchers {
+            let (tell, ready) = (tell.clone(), ready.clone());
+            let (traffic, connecting) = (Arc::clone(&crowd.traffic), Arc::clone(&connecting));
+            crowd.watchers.spawn(async move {
+                let permit = connecting.acquire_owned().await.map_err(|e| e.to_string())?;
+                let ready = move || {
+                    drop(permit);
+                    let _ = ready.send(());
+                };
+                match server {
+                    Server::Fairmesh(address) => fairmesh(&address, &prefixes, &traffic, ready, &tell).await,
+                    Server::Etcd(address) => etcd(&address, &prefixes, &traffic, ready, &tell).await,
+                }
+            });
+        }
+        for _ in 0..count {
+            tokio::select! {
+                Some(()) = all_ready.recv() => {}
+                ended = crowd.watchers.join_next() => return Err(why(ended)),
+            }
+        }
+        Ok(crowd)
+    }
+
+    /// Waits until `count` watchers have a revision; how long after `since` each had it, in nanoseconds.
+    pub(super) async fn have(&mut self, revision: u64, count: usize, since: Instant) -> Result<Vec<u64>, String> {
+        let mut came = self.early.remove(&revision).unwrap_or_default();
+        let deadline = Instant::now() + PATIENCE;
+        while came.len() < count {
+            tokio::select! {
+                Some(arrival) = self.arrivals.recv() => match arrival.revision {
+                    this if this == revision => came.push(arrival.at),
+                    other => self.early.entry(other).or_default().push(arrival.at),
+                },
+                ended = self.watchers.join_next() => return Err(why(ended)),
+                () = tokio::time::sleep_until(deadline) => {
+                    return Err(format!("revision {revision} came to {} of {count} watchers", came.len()));
+                }
+            }
+        }
+        let after = |at: Instant| u64::try_from(at.saturating_duration_since(since).as_nanos());
+        Ok(came.into_iter().map(|at| after(at).unwrap_or(u64::MAX)).collect())
+    }
+
+    /// Bytes sent and received by all of them so far.
+    pub(super) fn traffic(&self) -> u64 {
+        self.traffic.load(Relaxed)
+    }
+}
+
+fn why(ended: Option<Result<Result<(), String>, tokio::task::JoinError>>) -> String {
+    match ended {
+        Some(Ok(Err(why))) => format!("a watcher ended: {why}"),
+        Some(Err(panicked)) => format!("a watcher ended: {panicked}"),
+        Some(Ok(Ok(()))) | None => "a watcher ended".into(),
+    }
+}
+
+/// Watches as an agent does, acknowledgements included.
+async fn fairmesh(
+    address: &str,
+    prefixes: &[String],
+    traffic: &Arc<AtomicU64>,
+    ready: impl FnOnce(),
+    tell: &mpsc::UnboundedSender<Arrival>,
+) -> Result<(), String> {
+    let subscribe = |(i, prefix): (usize, &String)| {
+        let more = i + 1 < prefixes.len();
+        let subscribe = v1::Subscribe { prefix: prefix.clone(), more, ..v1::Subscribe::default() };
+        v1::WatchRequest { kind: Some(watch_request::Kind::Subscribe(subscribe)) }
+    };
+    let first: Vec<_> = prefixes.iter().enumerate().map(subscribe).collect();
+    let mut stream = Stream::open(address, "/fairmesh.v1.Rib/Watch", &first, traffic).await?;
+    let (mut missing, mut ready) = (prefixes.len(), Some(ready));
+    loop {
+        let message: v1::WatchResponse = stream.next().await?;
+        let at = Instant::now();
+        let revision = match message.kind {
+            Some(watch_response::Kind::Snapshot(snapshot)) => {
+                missing -= usize::from(snapshot.last);
+                snapshot.revision
+            }
+            Some(watch_response::Kind::Delta(delta)) => {
+                for put in delta.puts {
+                    let _ = tell.send(Arrival { revision: put.revision, at });
+                }
+                delta.revision
+            }
+            Some(watch_response::Kind::Refused(refused)) => return Err(refused.reason),
+            _ => None,
+        };
+        if missing == 0
+            && let Some(ready) = ready.take()
+        {
+            ready();
+        }
+        if let Some(revision) = revision.filter(|_| !message.more) {
+            let numbers = [(revision.partition, revision.number)].into();
+            let applied = v1::Cursor { store_id: revision.store_id, numbers };
+            stream.send(&v1::WatchRequest { kind: Some(watch_request::Kind::Applied(applied)) })?;
+        }
+    }
+}
+
+async fn etcd(
+    address: &str,
+    prefixes: &[String],
+    traffic: &Arc<AtomicU64>,
+    ready: impl FnOnce(),
+    tell: &mpsc::UnboundedSender<Arrival>,
+) -> Result<(), String> {
+    let first: Vec<WatchRequest> = prefixes.iter().map(|prefix| peer::watch(prefix)).collect();
+    let mut stream = Stream::open(address, "/etcdserverpb.Watch/Watch", &first, traffic).await?;
+    let (mut missing, mut ready) = (prefixes.len(), Some(ready));
+    loop {
+        let message: peer::WatchResponse = stream.next().await?;
+        let at = Instant::now();
+        missing -= usize::from(message.created);
+        if missing == 0
+            && let Some(ready) = ready.take()
+        {
+            ready();
+        }
+        for kv in message.events.into_iter().filter_map(|event| event.kv) {
+            let _ = tell.send(Arrival { revision: kv.mod_revision.unsigned_abs(), at });
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! A gRPC call on a connection of its own, with no more between socket and message than the protocol asks for: ten thousand
+//! of them share two processors with what is measured.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    task::{Context, Poll, ready},
+};
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use h2::{RecvStream, SendStream, client};
+use http::{Request, Version, header};
+use prost::Message;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+    task::AbortHandle,
+};
+
+/// What may come ahead on a stream, in bytes: no message waits for an update of the window.
+const WINDOW: u32 = 4 << 20;
+
+/// A call under way. Dropping it closes its connection.
+#[derive(Debug)]
+pub(super) struct Stream {
+    send: SendStream<Bytes>,
+    receive: RecvStream,
+    buffer: BytesMut,
+    connection: AbortHandle,
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.connection.abort();
+    }
+}
+
+impl Stream {
+    /// Connects and calls; `first` are the messages that open it. Bytes in both directions are counted in `traffic`.
+    pub(super) async fn open<M: Message>(
+        address: &str,
+        path: &str,
+        first: &[M],
+        traffic: &Arc<AtomicU64>,
+    ) -> Result<Self, String> {
+        let failed = |e: &dyn std::fmt::Display| format!("{path} at {address}: {e}");
+        let socket = TcpStream::connect(address).await.map_err(|e| failed(&e))?;
+        socket.set_nodelay(true).map_err(|e| failed(&e))?;
+        let socket = Counted { socket, traffic: Arc::clone(traffic) };
+        let mut builder = client::Builder::new();
+        builder.initial_window_size(WINDOW).initial_connection_window_size(WINDOW);
+        let (mut sender, connection) =
+            builder.handshake::<_, Bytes>(socket).await.map_err(|e| failed(&e))?;
+        // When it breaks, the stream says so.
+        let connection = tokio::spawn(async { drop(connection.await) }).abort_handle();
+        let request = Request::post(format!("http://{address}{path}"))
+            .version(Version::HTTP_2)
+            .header(header::CONTENT_TYPE, "application/grpc")
+            .header(header::TE, "trailers")
+            .header("fairmesh-version", fairmesh_wire::handshake::PROTOCOL.end().to_string())
+            .header("fairmesh-software", "bench")
+            .body(())
+            .map_err(|e| failed(&e))?;
+        let (answer, mut send) = sender.send_request(request, false).map_err(|e| failed(&e))?;
+        for message in first {
+            send.send_data(frame(message), false).map_err(|e| failed(&e))?;
+        }
+        let answer = answer.await.map_err(|e| failed(&e))?;
+        if let Some(status) = answer.headers().get("grpc-status") {
+            return Err(failed(&format!("{status:?} {:?}", answer.headers().get("grpc-message"))));
+        }
+        Ok(Self { send, receive: answer.into_body(), buffer: BytesMut::new(), connection })
+    }
+
+    /// Sends a further message.
+    pub(super) fn send<M: Message>(&mut self, message: &M) -> Result<(), String> {
+        self.send.send_data(frame(message), false).map_err(|e| e.to_string())
+    }
+
+    /// The next message.
+    pub(super) async fn next<M: Message + Default>(&mut self) -> Result<M, String> {
+        loop {
+            if let Some(message) = self.take()? {
+                return Ok(message);
+            }
+            let chunk = self.receive.data().await.ok_or("the stream ended")?.map_err(|e| e.to_string())?;
+            self.receive.flow_control().release_capacity(chunk.len()).map_err(|e| e.to_string())?;
+            self.buffer.extend_from_slice(&chunk);
+        }
+    }
+
+    fn take<M: Message + Default>(&mut self) -> Result<Option<M>, String> {
+        let Some((head, _)) = self.buffer.split_first_chunk::<5>() else { return Ok(None) };
+        let [0, length @ ..] = head else { return Err("a compressed message".into()) };
+        let length = u32::from_be_bytes(*length) as usize;
+        if self.buffer.len() < 5 + length {
+            return Ok(None);
+        }
+        self.buffer.advance(5);
+        let message = self.buffer.split_to(length);
+        M::decode(message.freeze()).map(Some).map_err(|e| e.to_string())
+    }
+}
+
+fn frame<M: Message>(message: &M) -> Bytes {
+    let length = message.encoded_len();
+    let mut frame = BytesMut::with_capacity(5 + length);
+    frame.put_u8(0);
+    frame.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
+    frame.extend_from_slice(&message.encode_to_vec());
+    frame.freeze()
+}
+
+/// A socket whose bytes are counted.
+struct Counted {
+    socket: TcpStream,
+    traffic: Arc<AtomicU64>,
+}
+
+impl AsyncRead for Counted {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.socket).poll_read(context, buffer))?;
+        self.traffic.fetch_add((buffer.filled().len() - before) as u64, Relaxed);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Counted {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = ready!(Pin::new(&mut self.socket).poll_write(context, bytes))?;
+        self.traffic.fetch_add(written as u64, Relaxed);
+        Poll::Ready(Ok(written))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(context)
+    }
+}

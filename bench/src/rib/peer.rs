@@ -1,0 +1,165 @@
+//! etcd doing the same: one process, whose watchers each have a connection.
+
+use std::{
+    fs,
+    net::{Ipv4Addr, TcpListener},
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::uri::PathAndQuery;
+use prost::Message;
+use tonic::transport::Channel;
+
+/// How long it may take to start.
+const START: Duration = Duration::from_secs(20);
+/// The processor time of a process is counted in these.
+const TICK_NS: u64 = 10_000_000;
+
+/// `etcdserverpb.ResponseHeader`, as far as it is needed here; so are the others.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Header {
+    #[prost(int64, tag = "3")]
+    pub(super) revision: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct PutRequest {
+    #[prost(bytes = "bytes", tag = "1")]
+    key: Bytes,
+    #[prost(bytes = "bytes", tag = "2")]
+    value: Bytes,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct PutResponse {
+    #[prost(message, optional, tag = "1")]
+    header: Option<Header>,
+}
+
+/// `etcdserverpb.WatchRequest`.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct WatchRequest {
+    #[prost(message, optional, tag = "1")]
+    create: Option<WatchCreate>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct WatchCreate {
+    #[prost(bytes = "bytes", tag = "1")]
+    key: Bytes,
+    #[prost(bytes = "bytes", tag = "2")]
+    range_end: Bytes,
+}
+
+/// `etcdserverpb.WatchResponse`.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct WatchResponse {
+    #[prost(bool, tag = "3")]
+    pub(super) created: bool,
+    #[prost(message, repeated, tag = "11")]
+    pub(super) events: Vec<Event>,
+}
+
+/// `mvccpb.Event`.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Event {
+    #[prost(message, optional, tag = "2")]
+    pub(super) kv: Option<KeyValue>,
+}
+
+/// `mvccpb.KeyValue`.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct KeyValue {
+    #[prost(int64, tag = "3")]
+    pub(super) mod_revision: i64,
+}
+
+/// A watch of every key below a prefix, which ends in `/`.
+pub(super) fn watch(prefix: &str) -> WatchRequest {
+    let mut end = prefix.as_bytes().to_vec();
+    if let Some(last) = end.last_mut() {
+        *last += 1;
+    }
+    let create = WatchCreate { key: prefix.to_owned().into(), range_end: end.into() };
+    WatchRequest { create: Some(create) }
+}
+
+/// A running etcd. Dropping it kills it.
+pub(super) struct Etcd {
+    child: Child,
+    pub(super) address: String,
+    pub(super) version: String,
+    channel: Channel,
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        // Fails only where it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Etcd {
+    /// Starts one that keeps its data below `dir`.
+    pub(super) async fn start(dir: &Path) -> Result<Self, String> {
+        let output = Command::new("etcd").arg("--version").output();
+        let output = output.map_err(|e| format!("cannot run etcd ({e}); install Debian's etcd-server"))?;
+        let version = String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned();
+        let (client, peer) = (free_address()?, free_address()?);
+        let (client_url, peer_url) = (format!("http://{client}"), format!("http://{peer}"));
+        let child = Command::new("etcd")
+            .arg("--data-dir")
+            .arg(dir)
+            .args(["--listen-client-urls", &client_url, "--advertise-client-urls", &client_url])
+            .args(["--listen-peer-urls", &peer_url, "--initial-advertise-peer-urls", &peer_url])
+            .args(["--initial-cluster", &format!("default={peer_url}"), "--log-level", "error"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .map_err(|e| format!("cannot start etcd: {e}"))?;
+        let endpoint = Channel::from_shared(client_url).map_err(|e| e.to_string())?;
+        let channel = endpoint.connect_lazy();
+        let mut etcd = Self { child, address: client, version, channel };
+        let answers = async {
+            while etcd.put("/ready", b"").await.is_err() {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        tokio::time::timeout(START, answers).await.map_err(|_| "etcd does not answer".to_owned())?;
+        Ok(etcd)
+    }
+
+    /// Writes a key and returns the revision that wrote it.
+    pub(super) async fn put(&mut self, key: &str, value: &[u8]) -> Result<u64, String> {
+        let mut client = tonic::client::Grpc::new(self.channel.clone());
+        client.ready().await.map_err(|e| e.to_string())?;
+        let request = PutRequest { key: key.to_owned().into(), value: Bytes::copy_from_slice(value) };
+        let path = PathAndQuery::from_static("/etcdserverpb.KV/Put");
+        let codec = tonic_prost::ProstCodec::<PutRequest, PutResponse>::default();
+        let answer = client.unary(tonic::Request::new(request), path, codec).await;
+        let header = answer.map_err(|e| e.to_string())?.into_inner().header;
+        header.map(|header| header.revision.unsigned_abs()).ok_or_else(|| "a put without revision".into())
+    }
+
+    /// The CPU time that it has used, in nanoseconds.
+    pub(super) fn cpu_ns(&self) -> Result<u64, String> {
+        let path = format!("/proc/{}/stat", self.child.id());
+        let stat = fs::read_to_string(&path).map_err(|e| format!("{path}: {e}"))?;
+        // Fields 14 and 15, counted behind the name, which may hold anything but ends with the last parenthesis.
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+        let ticks = |at: usize| fields.get(at)?.parse::<u64>().ok();
+        match (ticks(11), ticks(12)) {
+            (Some(user), Some(system)) => Ok((user + system) * TICK_NS),
+            _ => Err(format!("{path} is not as expected")),
+        }
+    }
+}
+
+fn free_address() -> Result<String, String> {
+    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
+    free.map(|address| address.to_string()).map_err(|e| format!("no free port: {e}"))
+}
