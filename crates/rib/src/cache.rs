@@ -1,4 +1,5 @@
-//! Copies of subscriptions on disk, so that a process starts with what it knew though nobody answers (S5).
+//! Copies of subscriptions on disk, so that a process starts with what it knew though nobody answers (S5); beside them,
+//! where the process that saved them runs.
 //!
 //! One file a prefix, replaced whole: a subscription is small, changes seldom and is read once, at the start. A database
 //! was rejected: it would protect against nothing that a checksum and a rename do not, since the truth is upstream.
