@@ -216,16 +216,17 @@ impl<L: Lane> Worker<L> {
     }
 
     fn refuse(&mut self, prefix: Prefix, reason: &str) {
-        if !self.refused.contains_key(&prefix) {
+        match self.owners.get(&prefix).and_then(|owner| self.tracked.get(owner)) {
+            Some(tracked) => tracked.despair(&format!("the agent cannot serve it now: {reason}")),
+            // Without distances every region is equally far: worse, and no reason to fail a call.
+            None if prefix == Prefix::topology() && !self.topology => self.arrived(&prefix),
+            None if prefix == Prefix::topology() => {}
+            // Given up meanwhile.
+            None => return,
+        }
+        if self.refused.insert(prefix.clone(), Instant::now()).is_none() {
             tracing::warn!(%prefix, reason, "the agent cannot serve this now; it is asked again");
         }
-        if prefix == Prefix::topology() {
-            // Without distances every region is equally far: worse, and no reason to fail a call.
-            self.arrived(&prefix);
-        } else if let Some(tracked) = self.owners.get(&prefix).and_then(|o| self.tracked.get(o)) {
-            tracked.despair(&format!("the agent cannot serve it now: {reason}"));
-        }
-        self.refused.insert(prefix, Instant::now());
     }
 
     /// Takes the agent's word for where this is, unless the program was told.
@@ -269,6 +270,7 @@ impl<L: Lane> Worker<L> {
             for prefix in old {
                 self.handle.unsubscribe(&prefix);
                 self.owners.remove(&prefix);
+                self.refused.remove(&prefix);
             }
             for prefix in new {
                 self.owners.insert(prefix.clone(), name.clone());

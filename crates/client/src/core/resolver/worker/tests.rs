@@ -302,3 +302,21 @@ async fn without_an_agent_a_program_is_where_the_agent_was_or_else_where_the_env
     rig.worker.read_disk();
     assert_eq!(rig.worker.around.location, Some(told));
 }
+
+#[tokio::test(start_paused = true)]
+async fn only_what_is_still_wanted_is_asked_for_again() {
+    let mut rig = rig();
+    let _subscription = rig.follow();
+    rig.learn();
+    let refusal = |prefix| Event::Refused(prefix, "no control plane answers it".into());
+    let endpoints = Prefix::endpoints(&name(), None);
+    rig.tell(refusal(Prefix::topology()));
+    rig.tell(refusal(endpoints.clone()));
+    rig.tell(refusal(Prefix::endpoints(&name(), Some(&here().region))));
+    assert!(rig.worker.refused.keys().eq([&Prefix::topology(), &endpoints]), "{:?}", rig.worker.refused);
+    let policy = RecordKey::Policy(name());
+    let mut strict = Policy::default();
+    strict.locality.local_only = true;
+    rig.tell(Event::Update(update([(Prefix::from(&policy), vec![entry(&policy, strict)])])));
+    assert!(rig.worker.refused.keys().eq([&Prefix::topology()]), "{:?}", rig.worker.refused);
+}
