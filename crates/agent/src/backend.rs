@@ -70,9 +70,10 @@ impl AgentBackend {
         loop {
             tokio::select! {
                 now = ticks.tick() => {
+                    let upstream = self.upstream_since();
                     // One lock from finding it idle to giving it up: it may be claimed at any time.
                     let mut subscriptions = self.shared.subscriptions();
-                    for prefix in subscriptions.expired(now) {
+                    for prefix in subscriptions.expired(now, upstream) {
                         self.give_up(&mut subscriptions, &prefix);
                     }
                 }
@@ -87,11 +88,18 @@ impl AgentBackend {
         self.shared.forget(subscriptions, prefix);
     }
 
-    /// Whether the upstream is known to be away, and not merely still being reached.
-    fn upstream_away(&self) -> bool {
+    /// Since when the upstream is there; `None` while it is not.
+    fn upstream_since(&self) -> Option<Instant> {
         let state = self.upstream.state();
         let state = state.borrow();
-        !state.connected && state.failures > 0
+        state.connected.then_some(state.since)
+    }
+
+    /// Why the upstream is away; `None` while it is there or still being reached.
+    fn upstream_away(&self) -> Option<String> {
+        let state = self.upstream.state();
+        let state = state.borrow();
+        (!state.connected && state.failures > 0).then(|| state.error.clone().unwrap_or_default())
     }
 }
 
@@ -129,7 +137,7 @@ impl Backend for AgentBackend {
     }
 
     /// Returns when the upstream sent the prefix; with a copy that is held, not later than the upstream is known to be
-    /// away, or has not answered for [`PATIENCE`].
+    /// away, or has not answered for [`PATIENCE`]. Where nothing is held, fails once both are so.
     async fn ready(&self, prefix: &Prefix) -> Result<(), String> {
         let (mut standings, mut state) = (self.shared.standings(), self.upstream.state());
         let patience = sleep(PATIENCE);
@@ -140,7 +148,14 @@ impl Backend for AgentBackend {
             state.mark_unchanged();
             match self.shared.subscriptions().standing(prefix) {
                 Some(Standing::Followed { .. }) => return Ok(()),
-                Some(Standing::Held { .. }) if !patient || self.upstream_away() => return Ok(()),
+                Some(Standing::Held { .. }) if !patient || self.upstream_away().is_some() => return Ok(()),
+                Some(Standing::Missing) if !patient => {
+                    if let Some(reason) = self.upstream_away() {
+                        return Err(format!(
+                            "no control plane answers this agent, which has no copy of it: {reason}"
+                        ));
+                    }
+                }
                 Some(Standing::Held { .. } | Standing::Missing) => {}
                 Some(Standing::Refused(reason)) => return Err(reason.clone()),
                 None => {

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use fairmesh_model::{Prefix, Revision};
+use fairmesh_model::{Location, Prefix, Revision};
 use fairmesh_rib::{
     cache::{Cache, CacheError, Saved},
     upstream::State,
@@ -75,11 +75,15 @@ impl Drop for Jobs<'_> {
 }
 
 impl Disk {
-    /// Opens the folder and reads what is there.
-    pub(crate) async fn open(folder: PathBuf) -> Result<(Self, Vec<Saved>), AgentError> {
+    /// Opens the folder, reads what is there, and leaves word of where this agent runs.
+    pub(crate) async fn open(folder: PathBuf, location: Location) -> Result<(Self, Vec<Saved>), AgentError> {
         let open = move || {
             let cache = Cache::open(folder)?;
             let saved = cache.load_all()?;
+            if let Err(error) = cache.save_location(&location) {
+                // No reason to leave programs without what is held.
+                tracing::warn!(%error, "programs that start while no agent runs will not know where they are");
+            }
             Ok::<_, CacheError>((cache, saved))
         };
         // Joining fails only when `open` panics, which then goes on here.

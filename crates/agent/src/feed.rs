@@ -178,7 +178,7 @@ mod tests {
     use std::sync::Arc;
 
     use bytes::Bytes;
-    use fairmesh_model::StoreId;
+    use fairmesh_model::{Location, Region, StoreId};
     use fairmesh_rib::{Entry, Snapshot};
 
     use super::*;
@@ -194,7 +194,8 @@ mod tests {
     #[tokio::test]
     async fn a_snapshot_that_comes_after_its_prefix_was_given_up_is_neither_held_nor_saved() {
         let folder = tempfile::tempdir().unwrap();
-        let (disk, _) = Disk::open(folder.path().into()).await.unwrap();
+        let here = Location::in_region(Region::new("eu").unwrap());
+        let (disk, _) = Disk::open(folder.path().into(), here).await.unwrap();
         let shared = Shared::new(Node::replica(), disk);
         let (kept, given_up) = (Prefix::new("/a/").unwrap(), Prefix::new("/b/").unwrap());
         for prefix in [&kept, &given_up] {

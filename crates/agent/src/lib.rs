@@ -68,7 +68,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     if config.upstreams.is_empty() {
         return Err(AgentError::NoUpstream);
     }
-    let (disk, saved) = Disk::open(config.state_dir.clone()).await?;
+    let (disk, saved) = Disk::open(config.state_dir.clone(), config.location.clone()).await?;
     let listener = Plaintext.bind(&config.listen).await?;
     let http = http::bind(config.metrics).await?;
     let node = Node::replica();

@@ -43,8 +43,11 @@ impl Subscriptions {
         }
         let mut instead_of = None;
         if self.all.len() >= MAX_PREFIXES {
-            let idle = self.all.iter().filter_map(|(prefix, known)| Some((known.idle?, prefix)));
-            let Some((_, oldest)) = idle.min() else { return Claimed::NoRoom };
+            let idle = self.all.iter().filter_map(|(prefix, known)| {
+                // First what holds nothing: what does may not come back.
+                Some((known.standing.holds(), known.idle?, prefix))
+            });
+            let Some((_, _, oldest)) = idle.min() else { return Claimed::NoRoom };
             instead_of = Some(oldest.clone());
         }
         self.all.insert(prefix.clone(), Subscription { users: 1, ..Subscription::default() });
@@ -71,10 +74,14 @@ impl Subscriptions {
         self.all.remove(prefix);
     }
 
-    /// Prefixes that nobody has used for long enough.
-    pub(crate) fn expired(&self, now: Instant) -> Vec<Prefix> {
-        let expired =
-            |known: &Subscription| known.idle.is_some_and(|idle| now.duration_since(idle) >= LINGER);
+    /// Prefixes that nobody has used for long enough. Of those with a copy, time counts only from when the upstream is
+    /// there, `None` while it is away: a copy that is given up then cannot be had again.
+    pub(crate) fn expired(&self, now: Instant, upstream: Option<Instant>) -> Vec<Prefix> {
+        let expired = |known: &Subscription| {
+            let from = if known.standing.holds() { upstream } else { known.idle };
+            let idle = known.idle.zip(from).map(|(idle, from)| idle.max(from));
+            idle.is_some_and(|idle| now.duration_since(idle) >= LINGER)
+        };
         self.all.iter().filter(|(_, known)| expired(known)).map(|(prefix, _)| prefix.clone()).collect()
     }
 
@@ -131,12 +138,26 @@ mod tests {
         assert_eq!(all.claim(&prefix(1)), Claimed::New { instead_of: None });
         assert_eq!(all.claim(&prefix(1)), Claimed::Known);
         all.release(&prefix(1), start);
-        assert!(all.expired(start + 2 * LINGER).is_empty(), "one user is left");
+        let expired = |all: &Subscriptions, now| all.expired(now, Some(start));
+        assert!(expired(&all, start + 2 * LINGER).is_empty(), "one user is left");
         all.release(&prefix(1), start);
-        assert!(all.expired(start + LINGER / 2).is_empty());
-        assert_eq!(all.expired(start + LINGER), [prefix(1)]);
+        assert!(expired(&all, start + LINGER / 2).is_empty());
+        assert_eq!(expired(&all, start + LINGER), [prefix(1)]);
         all.claim(&prefix(1));
-        assert!(all.expired(start + 2 * LINGER).is_empty(), "used again");
+        assert!(expired(&all, start + 2 * LINGER).is_empty(), "used again");
+    }
+
+    #[test]
+    fn a_copy_is_kept_while_the_upstream_is_away_and_for_as_long_as_ever_after() {
+        let (mut all, start) = (Subscriptions::default(), Instant::now());
+        all.restore(prefix(1), start, LINGER);
+        all.claim(&prefix(2));
+        all.release(&prefix(2), start);
+        assert_eq!(all.expired(start + 2 * LINGER, None), [prefix(2)], "of which there is nothing");
+        all.remove(&prefix(2));
+        let back = start + 3 * LINGER;
+        assert!(all.expired(back + LINGER / 2, Some(back)).is_empty(), "nobody had time to use it");
+        assert_eq!(all.expired(back + LINGER, Some(back)), [prefix(1)]);
     }
 
     #[test]
@@ -149,6 +170,15 @@ mod tests {
         all.release(&prefix(7), start);
         all.release(&prefix(3), start + LINGER);
         assert_eq!(all.claim(&another), Claimed::New { instead_of: Some(prefix(7)) });
+        all.remove(&prefix(7));
+        all.set(&prefix(3), Standing::Held { at: start, age: LINGER });
+        all.release(&another, start + 2 * LINGER);
+        let instead_of = Some(another);
+        assert_eq!(
+            all.claim(&prefix(7)),
+            Claimed::New { instead_of },
+            "a copy is worth more than an empty place"
+        );
     }
 
     #[test]

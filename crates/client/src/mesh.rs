@@ -10,7 +10,7 @@ use std::{
 };
 
 use fairmesh_model::{
-    Invalid, Location, Region, ServiceName,
+    Invalid, Location, ServiceName,
     arith::{hash_text, mix64},
 };
 use fairmesh_rib::upstream::{Backoff, UpstreamConfig};
@@ -20,6 +20,7 @@ use crate::{
     ServiceHandle, Stats,
     core::{Clock, Resolver, ResolverConfig},
     places,
+    server::default_location,
     stats::Counters,
     transport::{Line, Wiring},
 };
@@ -115,8 +116,8 @@ impl MeshBuilder {
         self
     }
 
-    /// Where this program runs. Without it the agent's word is taken; a program that follows a control plane directly
-    /// falls back on the region in `FAIRMESH_REGION`.
+    /// Where this program runs. Without it the agent's word is taken, or while it is away what it left beside its copy
+    /// on disk; where neither says so, the region in `FAIRMESH_REGION`.
     #[must_use]
     pub fn location(mut self, location: Location) -> Self {
         self.location = Some(location);
@@ -147,7 +148,12 @@ impl MeshBuilder {
     /// When a variable of the environment is malformed.
     pub async fn connect(self) -> Result<Mesh, Invalid> {
         let client_id = self.client_id.clone().unwrap_or_else(default_client_id);
-        let location = self.place()?;
+        let region = default_location(None)?;
+        let (location, otherwise) = match self.is_direct() {
+            // Nobody says it who could know better, so that nothing is decided before.
+            true => (self.location.clone().or(region), None),
+            false => (self.location.clone(), region),
+        };
         let upstream = UpstreamConfig {
             addresses: self.addresses()?,
             software: format!("client {client_id}"),
@@ -158,7 +164,8 @@ impl MeshBuilder {
         let usual = || (!self.is_direct()).then(places::agent_copy);
         let cache_dir = self.cache_dir.clone().or_else(usual);
         let seed = AtomicU64::new(hash_text(&client_id) ^ u64::from(std::process::id()));
-        let resolver = Resolver::start(ResolverConfig { upstream, client_id, location, cache_dir });
+        let resolver =
+            Resolver::start(ResolverConfig { upstream, client_id, location, otherwise, cache_dir });
         let mut state = resolver.state();
         // Whether it came or not, calls find out.
         let _ = tokio::time::timeout(
@@ -187,17 +194,6 @@ impl MeshBuilder {
             (None, Err(_)) => places::agent(),
         };
         Ok([vec![agent], self.control.clone()].concat())
-    }
-
-    fn place(&self) -> Result<Option<Location>, Invalid> {
-        match (&self.location, env::var("FAIRMESH_REGION")) {
-            (Some(location), _) => Ok(Some(location.clone())),
-            (None, Ok(region)) if self.is_direct() => {
-                let region = Region::new(region).map_err(|e| e.within("FAIRMESH_REGION"))?;
-                Ok(Some(Location::in_region(region)))
-            }
-            _ => Ok(None),
-        }
     }
 }
 

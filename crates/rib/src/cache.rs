@@ -1,4 +1,5 @@
-//! Copies of subscriptions on disk, so that a process starts with what it knew though nobody answers (S5).
+//! Copies of subscriptions on disk, so that a process starts with what it knew though nobody answers (S5); beside them,
+//! where the process that saved them runs.
 //!
 //! One file a prefix, replaced whole: a subscription is small, changes seldom and is read once, at the start. A database
 //! was rejected: it would protect against nothing that a checksum and a rename do not, since the truth is upstream.
@@ -12,7 +13,8 @@ use std::{
     time::SystemTime,
 };
 
-use fairmesh_model::{Prefix, Revision};
+use bytes::Bytes;
+use fairmesh_model::{Location, Prefix, Revision};
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::Entry;
@@ -21,6 +23,8 @@ use crate::Entry;
 const LOCK: &str = "lock";
 /// The file that says at which revision everything saved was known to be current.
 const MARK: &str = "mark";
+/// The file that says where the process that writes runs.
+const LOCATION: &str = "location";
 /// How files of subscriptions end.
 const COPY: &str = "copy";
 
@@ -125,6 +129,16 @@ impl Cache {
         self.write(&self.folder.join(MARK), &file::encode(&mark))
     }
 
+    /// Says where this process runs, so that whoever reads the copies in its absence decides from there.
+    pub fn save_location(&self, location: &Location) -> Result<(), CacheError> {
+        self.write(&self.folder.join(LOCATION), &file::encode_location(location))
+    }
+
+    /// Where the process that wrote here last runs, or `None` where it did not say so or that cannot be read.
+    pub fn location(&self) -> Result<Option<Location>, CacheError> {
+        self.read_file(&self.folder.join(LOCATION), file::decode_location)
+    }
+
     /// Forgets one subscription. One that was never saved is no error.
     pub fn remove(&self, prefix: &Prefix) -> Result<(), CacheError> {
         let path = self.path(prefix);
@@ -140,8 +154,8 @@ impl Cache {
 
     /// Reads a copy and moves it on to the mark.
     fn read(&self, path: &Path) -> Result<Option<Saved>, CacheError> {
-        let Some(mut saved) = self.read_file(path)? else { return Ok(None) };
-        if let Some(mark) = self.read_file(&self.folder.join(MARK))?
+        let Some(mut saved) = self.read_file(path, file::decode)? else { return Ok(None) };
+        if let Some(mark) = self.read_file(&self.folder.join(MARK), file::decode)?
             && mark.revision.store == saved.revision.store
             && mark.revision.number >= saved.revision.number
         {
@@ -150,14 +164,18 @@ impl Cache {
         Ok(Some(saved))
     }
 
-    fn read_file(&self, path: &Path) -> Result<Option<Saved>, CacheError> {
+    fn read_file<T>(
+        &self,
+        path: &Path,
+        decode: impl FnOnce(Bytes) -> Result<T, String>,
+    ) -> Result<Option<T>, CacheError> {
         let bytes = match fs::read(path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(failed("read", path)(error)),
         };
-        match file::decode(bytes.into()) {
-            Ok(saved) => Ok(Some(saved)),
+        match decode(bytes.into()) {
+            Ok(read) => Ok(Some(read)),
             Err(reason) => {
                 let aside = path.with_extension("unreadable");
                 tracing::warn!(path = %path.display(), %reason, "a saved copy is moved aside and fetched again");

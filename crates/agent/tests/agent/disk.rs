@@ -5,7 +5,7 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_agent::AgentError;
-use fairmesh_model::{Revision, StoreId};
+use fairmesh_model::{Location, Region, Revision, StoreId};
 use fairmesh_rib::{
     Entry,
     cache::{Cache, CacheError, Saved},
@@ -13,7 +13,7 @@ use fairmesh_rib::{
 
 use crate::{
     house::House,
-    support::{Memory, Reader, copy, prefix},
+    support::{Got, Memory, Reader, copy, prefix},
 };
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -157,4 +157,46 @@ async fn two_agents_do_not_share_a_folder() {
     let _other = Cache::open(house.state()).unwrap();
     let error = house.agent().ended().await.unwrap_err();
     assert!(matches!(error, AgentError::State(CacheError::InUse { .. })), "{error}");
+}
+
+#[tokio::test]
+async fn programs_that_start_without_the_agent_find_beside_its_copies_where_it_runs() {
+    let house = House::new();
+    let agent = house.agent();
+    let reader = Reader::start(&[&house.socket], true);
+    reader.until(|state| state.connected).await;
+    agent.stop().await;
+    let eu = Location::in_region(Region::new("eu").unwrap());
+    assert_eq!(Cache::read_only(house.state()).location().unwrap(), Some(eu));
+}
+
+#[tokio::test]
+async fn what_nothing_is_held_of_is_refused_without_a_control_plane_and_had_when_it_is_back() {
+    let house = House::new();
+    save(&house, 1, 1, &["/a/1"]);
+    let agent = house.agent();
+    let mut reader = Reader::start(&[&house.socket], true);
+    let ask = |reader: &Reader, text| {
+        reader.handle.unsubscribe(&prefix(text));
+        reader.handle.subscribe(prefix(text));
+    };
+    for _ in 0..2 {
+        ask(&reader, "/new/");
+        let Got::Refused(refused, reason) = reader.got().await else { panic!("there is nothing to send") };
+        assert_eq!(refused, prefix("/new/"));
+        assert!(reason.contains("no control plane") && reason.contains("control.sock"), "{reason}");
+    }
+    ask(&reader, "/a/");
+    assert_eq!(reader.update().await.snapshots.len(), 1, "what is held is served as ever");
+
+    let memory = Memory::new(1);
+    memory.put(&[("/a/1", "saved"), ("/new/1", "x")]);
+    let control = house.control(&memory).await;
+    assert_eq!(reader.contact().await, Duration::ZERO);
+    ask(&reader, "/new/");
+    while reader.copy != copy(&[("/a/1", "saved"), ("/new/1", "x")]) {
+        reader.update().await;
+    }
+    agent.stop().await;
+    control.stop().await;
 }

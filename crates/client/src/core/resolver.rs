@@ -34,8 +34,10 @@ pub struct ResolverConfig {
     pub upstream: UpstreamConfig,
     /// The caller's id, the same after its restart.
     pub client_id: String,
-    /// Where the caller runs; `None` takes the agent's word.
+    /// Where the caller runs; `None` takes the agent's word, which it leaves beside its copy as well.
     pub location: Option<Location>,
+    /// Where the caller runs unless anybody says so.
+    pub otherwise: Option<Location>,
     /// Where the agent keeps its copy, to read when the agent cannot be reached and nothing is in memory.
     pub cache_dir: Option<PathBuf>,
 }

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use fairmesh_client::{FaultKind, core::View};
-use fairmesh_model::{EndpointState, Prefix, Protocol, RecordKey};
+use fairmesh_model::{EndpointState, Location, Policy, Prefix, Protocol, RecordKey, Region};
 use fairmesh_rib::cache::{Cache, Saved};
 use http::Request;
 use tokio::time::Instant;
 
 use crate::{
-    rig::{PATIENCE, Rig, ask, get, named, until},
+    rig::{PATIENCE, Rig, ask, get, named, region, until},
     server::{Server, nobody},
 };
 
@@ -41,14 +41,7 @@ async fn what_the_agent_left_on_disk_is_used_when_it_cannot_be_reached() {
     let server = Server::echo("a").await;
     rig.replicated("shop/one", Protocol::Http2, &[server.address]);
     rig.stop_agent().await;
-    let name = named("shop/one");
-    let cache = Cache::open(rig.cache_dir()).unwrap();
-    let service = Prefix::from(&RecordKey::Service(name.clone()));
-    let policy = Prefix::from(&RecordKey::Policy(name.clone()));
-    for prefix in [Prefix::topology(), service, policy, Prefix::endpoints(&name, None)] {
-        let (revision, entries) = rig.node.read(std::slice::from_ref(&prefix));
-        cache.save(&Saved { prefix, revision, at: std::time::UNIX_EPOCH, entries }).unwrap();
-    }
+    leave_copy(&rig, "shop/one", None);
     let mesh = rig.mesh().await;
     let service = mesh.service("shop/one").unwrap();
     assert_eq!(ask(&service, get("/")).await.unwrap().1, "a GET / ");
@@ -60,6 +53,54 @@ async fn what_the_agent_left_on_disk_is_used_when_it_cannot_be_reached() {
     rig.start_agent().await;
     let moved = async { while ask(&service, get("/")).await.unwrap().1 != "b GET / " {} };
     tokio::time::timeout(PATIENCE, moved).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_local_only_service_is_called_from_the_region_that_the_agent_left_word_of() {
+    let mut rig = Rig::start().await;
+    let server = Server::echo("a").await;
+    rig.replicated("shop/one", Protocol::Http1, &[server.address]);
+    let mut policy = Policy::default();
+    policy.locality.local_only = true;
+    rig.policy("shop/one", policy);
+    rig.stop_agent().await;
+    leave_copy(&rig, "shop/one", Some(region("eu")));
+    let service = rig.mesh().await.service("shop/one").unwrap();
+    assert_eq!(ask(&service, get("/")).await.unwrap().1, "a GET / ");
+}
+
+/// Saves what an agent in `eu` has on disk for callers of a service, with the endpoints of all regions or of one.
+fn leave_copy(rig: &Rig, name: &str, only: Option<Region>) {
+    let name = named(name);
+    let cache = Cache::open(rig.cache_dir()).unwrap();
+    cache.save_location(&Location::in_region(region("eu"))).unwrap();
+    let service = Prefix::from(&RecordKey::Service(name.clone()));
+    let policy = Prefix::from(&RecordKey::Policy(name.clone()));
+    for prefix in [Prefix::topology(), service, policy, Prefix::endpoints(&name, only.as_ref())] {
+        let (revision, entries) = rig.node.read(std::slice::from_ref(&prefix));
+        cache.save(&Saved { prefix, revision, at: std::time::UNIX_EPOCH, entries }).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn calls_fail_soon_while_the_agent_has_nothing_to_serve_and_go_once_it_has() {
+    let rig = Rig::start().await;
+    let server = Server::echo("a").await;
+    rig.replicated("shop/one", Protocol::Http1, &[server.address]);
+    rig.refuse(Some("no control plane answers it"));
+    let mesh = rig.mesh().await;
+    let service = mesh.service("shop/one").unwrap();
+    let begun = Instant::now();
+    let fault = ask(&service, get("/")).await.unwrap_err();
+    assert_eq!(fault.kind(), FaultKind::Unavailable);
+    assert!(fault.to_string().contains("no control plane answers it"), "{fault}");
+    assert!(begun.elapsed() < Duration::from_secs(10), "long before the deadline");
+    assert!(rig.node.watchers(&Prefix::topology()).is_empty());
+
+    rig.refuse(None);
+    until("calls go once it has", || matches!(*service.view(), View::Ready(_))).await;
+    assert_eq!(ask(&service, get("/")).await.unwrap().0, 200);
+    until("distances are followed", || !rig.node.watchers(&Prefix::topology()).is_empty()).await;
 }
 
 #[tokio::test]

@@ -1,6 +1,11 @@
 //! A RIB server on a Unix socket, as an agent would be, and the records in it.
 
-use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use fairmesh_client::{Body, Fault, Mesh, ServiceHandle};
@@ -28,15 +33,22 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) struct Rig {
     pub(crate) node: Node,
     folder: TempDir,
+    refusal: Refusal,
     agent: Option<(CancellationToken, JoinHandle<()>)>,
 }
 
 #[derive(Clone)]
-struct Agent(Node);
+struct Agent {
+    node: Node,
+    refusal: Refusal,
+}
+
+/// Why the agent serves nothing, where it does not.
+type Refusal = Arc<Mutex<Option<String>>>;
 
 impl Backend for Agent {
     fn node(&self) -> &Node {
-        &self.0
+        &self.node
     }
 
     fn software(&self) -> String {
@@ -50,12 +62,17 @@ impl Backend for Agent {
     async fn write(&self, _: Batch, _: Identity) -> Result<Revision, WriteError> {
         Err(WriteError::Elsewhere("nowhere".into()))
     }
+
+    async fn ready(&self, _: &Prefix) -> Result<(), String> {
+        self.refusal.lock().unwrap().clone().map_or(Ok(()), Err)
+    }
 }
 
 impl Rig {
     pub(crate) async fn start() -> Self {
         let node = Node::new(StoreId(7));
-        let mut rig = Self { node, folder: TempDir::new().unwrap(), agent: None };
+        let mut rig =
+            Self { node, folder: TempDir::new().unwrap(), refusal: Refusal::default(), agent: None };
         rig.write([(RecordKey::Regions, Some(records::encode(&Record::Regions(Regions::default()))))]);
         rig.start_agent().await;
         rig
@@ -63,9 +80,8 @@ impl Rig {
 
     pub(crate) async fn start_agent(&mut self) {
         let stop = CancellationToken::new();
-        let routes = tonic::service::Routes::new(
-            RibServer::new(Agent(self.node.clone()), stop.clone()).into_service(),
-        );
+        let agent = Agent { node: self.node.clone(), refusal: self.refusal.clone() };
+        let routes = tonic::service::Routes::new(RibServer::new(agent, stop.clone()).into_service());
         let listener = Listener::bind(&self.address()).await.unwrap();
         let stopped = stop.clone().cancelled_owned();
         let task = tokio::spawn(async move {
@@ -78,6 +94,11 @@ impl Rig {
         let (stop, task) = self.agent.take().unwrap();
         stop.cancel();
         task.await.unwrap();
+    }
+
+    /// From now on the agent cannot serve what it is asked for, or can again.
+    pub(crate) fn refuse(&self, why: Option<&str>) {
+        *self.refusal.lock().unwrap() = why.map(str::to_owned);
     }
 
     pub(crate) fn address(&self) -> Address {

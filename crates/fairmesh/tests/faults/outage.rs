@@ -8,10 +8,19 @@ use fairmesh_wire::{
     handshake,
     v1::{Endpoint, Location, Op, Registration, WriteRequest},
 };
+use tokio::time::Instant;
 
 use crate::harness::{Caller, Kind, Load, Spec, World, beside_others, until};
 
-const YAML: &str = "{kind: Service, name: shop/one}\n---\n{kind: Service, name: shop/two, protocol: grpc}\n";
+const YAML: &str = "
+{kind: Service, name: shop/one}
+---
+{kind: Service, name: shop/two, protocol: grpc}
+---
+{kind: Policy, service: shop/two, locality: {localOnly: true}}
+---
+{kind: Service, name: shop/late}
+";
 
 fn registration() -> Registration {
     let location = Some(Location { region: "eu".into(), ..Location::default() });
@@ -64,6 +73,8 @@ async fn calls_go_on_while_control_plane_and_agent_are_away_and_all_converge_aft
     until("the agent is in touch", async || world.agent_data_age().await == 0.0).await;
     let _new = Spec::new("shop/one", "b", Protocol::Http1).here(&world).await;
     load.reaches("b").await;
+    let late = mesh.service("shop/late").unwrap();
+    until("what was refused is known", async || late.ready().await.is_ok()).await;
     until("the caller is in touch", async || mesh.stats().data_age.is_zero()).await;
     load.stop_unharmed().await;
 }
@@ -73,6 +84,10 @@ async fn control_away(world: &mut World, load: &Load, mesh: &Mesh) {
     load.goes_on(100).await;
     grows("the age that the agent tells", async || world.agent_data_age().await).await;
     grows("the age that a connected caller tells", async || mesh.stats().data_age.as_secs_f64()).await;
+    let begun = Instant::now();
+    let complaint = mesh.service("shop/late").unwrap().ready().await.unwrap_err().to_string();
+    assert!(complaint.contains("no control plane answers this agent"), "{complaint}");
+    assert!(begun.elapsed() < Duration::from_secs(10), "and not when the time to wait has run out");
     let complaint = world.apply(YAML).await.fails();
     assert!(complaint.contains("cannot reach the control plane at unix:"), "{complaint}");
     assert!(complaint.contains("start it with 'fairmesh control'"), "{complaint}");

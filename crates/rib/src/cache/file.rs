@@ -1,19 +1,19 @@
-//! The form of one file: a header of fixed size, then the entries as the protobuf message that carries them elsewhere.
+//! The form of one file: a header of fixed size, then the protobuf message that carries the same elsewhere.
 //!
 //! | bytes | what |
 //! |---|---|
 //! | 8 | `fairrib\n` |
 //! | 4 | format version |
 //! | 8 | XXH3 of all that follows |
-//! | 8 | when it was current, in milliseconds since 1970 |
-//! | rest | `fairmesh.v1.Snapshot`, with store id and revision |
+//! | 8, not of a location | when it was current, in milliseconds since 1970 |
+//! | rest | `fairmesh.v1.Snapshot`, with store id and revision; or `fairmesh.v1.Location` |
 //!
 //! Numbers are little endian.
 
 use std::time::{Duration, SystemTime};
 
 use bytes::{Buf, BufMut, Bytes};
-use fairmesh_model::{Prefix, Revision};
+use fairmesh_model::{Location, Prefix, Revision};
 use fairmesh_wire::v1;
 use prost::Message;
 use xxhash_rust::xxh3::xxh3_64;
@@ -23,7 +23,7 @@ use crate::Entry;
 
 const MAGIC: &[u8; 8] = b"fairrib\n";
 const VERSION: u32 = 1;
-const HEADER: usize = 28;
+const HEADER: usize = 20;
 
 pub(super) fn encode(saved: &Saved) -> Vec<u8> {
     let entries = saved.entries.iter().map(|(key, entry)| v1::Entry {
@@ -42,16 +42,48 @@ pub(super) fn encode(saved: &Saved) -> Vec<u8> {
     let mut body = Vec::with_capacity(8 + snapshot.encoded_len());
     body.put_u64_le(u64::try_from(at.as_millis()).unwrap_or(u64::MAX));
     body.extend(snapshot.encode_to_vec());
+    seal(&body)
+}
+
+/// Reads the file of a subscription; the error says what is wrong with it.
+pub(super) fn decode(file: Bytes) -> Result<Saved, String> {
+    let mut body = unseal(file)?;
+    let at = Duration::from_millis(body.try_get_u64_le().map_err(|_| "it has no time")?);
+    let at = SystemTime::UNIX_EPOCH.checked_add(at).ok_or("its time is out of range")?;
+    let snapshot = v1::Snapshot::decode(body).map_err(|error| error.to_string())?;
+    let prefix = Prefix::new(snapshot.prefix).map_err(|error| error.to_string())?;
+    let revision = snapshot.revision.ok_or("it has no revision")?;
+    let revision = Revision::try_from(revision).map_err(|error| error.to_string())?;
+    let entries = snapshot.entries.into_iter().map(|entry| {
+        // Own memory for each value: a small one must not keep the whole file.
+        let value = Bytes::copy_from_slice(&entry.value);
+        (entry.key.into(), Entry { value, revision: entry.revision })
+    });
+    Ok(Saved { prefix, revision, at, entries: entries.collect() })
+}
+
+pub(super) fn encode_location(location: &Location) -> Vec<u8> {
+    seal(&v1::Location::from(location.clone()).encode_to_vec())
+}
+
+/// Reads the file of a location; the error says what is wrong with it.
+pub(super) fn decode_location(file: Bytes) -> Result<Location, String> {
+    let location = v1::Location::decode(unseal(file)?).map_err(|error| error.to_string())?;
+    Location::try_from(location).map_err(|error| error.to_string())
+}
+
+/// Puts the header before it.
+fn seal(body: &[u8]) -> Vec<u8> {
     let mut file = Vec::with_capacity(HEADER + body.len());
     file.put_slice(MAGIC);
     file.put_u32_le(VERSION);
-    file.put_u64_le(xxh3_64(&body));
-    file.extend(body);
+    file.put_u64_le(xxh3_64(body));
+    file.put_slice(body);
     file
 }
 
-/// Reads a file; the error says what is wrong with it.
-pub(super) fn decode(mut file: Bytes) -> Result<Saved, String> {
+/// What follows the header, where that says that it is whole.
+fn unseal(mut file: Bytes) -> Result<Bytes, String> {
     if file.len() < HEADER || !file.starts_with(MAGIC) {
         return Err("it is cut short or no saved copy".into());
     }
@@ -63,16 +95,5 @@ pub(super) fn decode(mut file: Bytes) -> Result<Saved, String> {
     if file.get_u64_le() != xxh3_64(&file) {
         return Err("its checksum does not fit its content".into());
     }
-    let at = Duration::from_millis(file.get_u64_le());
-    let at = SystemTime::UNIX_EPOCH.checked_add(at).ok_or("its time is out of range")?;
-    let snapshot = v1::Snapshot::decode(file).map_err(|error| error.to_string())?;
-    let prefix = Prefix::new(snapshot.prefix).map_err(|error| error.to_string())?;
-    let revision = snapshot.revision.ok_or("it has no revision")?;
-    let revision = Revision::try_from(revision).map_err(|error| error.to_string())?;
-    let entries = snapshot.entries.into_iter().map(|entry| {
-        // Own memory for each value: a small one must not keep the whole file.
-        let value = Bytes::copy_from_slice(&entry.value);
-        (entry.key.into(), Entry { value, revision: entry.revision })
-    });
-    Ok(Saved { prefix, revision, at, entries: entries.collect() })
+    Ok(file)
 }

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use fairmesh_model::StoreId;
+use fairmesh_model::{Region, StoreId};
 
 use super::*;
 
@@ -82,4 +82,28 @@ fn every_damaged_byte_is_noticed_and_the_file_moved_aside() {
     }
     cache.save(&a).unwrap();
     assert_eq!(cache.load(&a.prefix).unwrap(), Some(a));
+}
+
+#[test]
+fn where_the_writer_runs_is_read_beside_its_copies_and_damage_is_noticed() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = Cache::open(&folder).unwrap();
+    assert_eq!(cache.location().unwrap(), None, "not said yet");
+    let eu =
+        Location { zone: Some("eu-1".parse().unwrap()), ..Location::in_region(Region::new("eu").unwrap()) };
+    cache.save_location(&eu).unwrap();
+    assert_eq!(Cache::read_only(&folder).location().unwrap(), Some(eu.clone()));
+    assert!(cache.load_all().unwrap().is_empty(), "it is no copy");
+    let path = folder.path().join(LOCATION);
+    let whole = fs::read(&path).unwrap();
+    for i in 0..whole.len() {
+        let mut damaged = whole.clone();
+        damaged[i] ^= 0x10;
+        fs::write(&path, &damaged).unwrap();
+        assert_eq!(cache.location().unwrap(), None, "byte {i}");
+    }
+    for length in 0..whole.len() {
+        assert!(file::decode_location(Bytes::copy_from_slice(&whole[..length])).is_err(), "cut to {length}");
+    }
+    assert!(file::decode(whole.into()).is_err(), "nor is it taken for one");
 }

@@ -186,14 +186,19 @@ impl<B: Backend> Session<B> {
     }
 
     fn joined(&mut self, prefix: &Prefix, ready: Result<(), String>) {
-        let Some(subscription) = self.subscriptions.get_mut(prefix) else { return };
+        let Some(subscription) = self.subscriptions.get_mut(prefix).filter(|known| !known.served) else {
+            return;
+        };
         match ready {
-            Ok(()) if subscription.served => {}
             Ok(()) => {
                 subscription.served = true;
                 self.watcher.subscribe(prefix.clone(), subscription.from.clone());
             }
-            Err(reason) => self.outbox.push_back(frames::refusal(prefix, reason)),
+            Err(reason) => {
+                // Given up, so that whoever asks again is answered again.
+                self.subscriptions.remove(prefix);
+                self.outbox.push_back(frames::refusal(prefix, reason));
+            }
         }
     }
 }

@@ -30,6 +30,11 @@ pub enum Standing {
 }
 
 impl Standing {
+    /// Whether there is a copy to lose.
+    pub fn holds(&self) -> bool {
+        matches!(self, Self::Held { .. } | Self::Followed { .. })
+    }
+
     /// How old what is held may be; zero where it is followed to the source.
     pub fn age(&self, now: Instant) -> Duration {
         match self {

@@ -54,9 +54,12 @@ impl<L: Lane> Tracked<L> {
         }
     }
 
-    /// How long nobody has used the service, by when the first look found that nobody did.
-    pub(super) fn unused_for(&mut self, registered: &Registered<L>, now: Instant) -> Duration {
-        self.unused = if registered.was_used(&self.facts.name) { None } else { self.unused.or(Some(now)) };
+    /// How long nobody has used the service, by when the first look found that nobody did. One that calls can be decided
+    /// of counts as used while what is known `ages`: it may not be had again.
+    pub(super) fn unused_for(&mut self, registered: &Registered<L>, ages: bool, now: Instant) -> Duration {
+        let kept = ages && matches!(*self.subscription.view(), View::Ready(_));
+        let used = registered.was_used(&self.facts.name) || kept;
+        self.unused = if used { None } else { self.unused.or(Some(now)) };
         self.unused.map_or(Duration::ZERO, |since| now - since)
     }
 

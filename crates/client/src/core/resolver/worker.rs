@@ -5,7 +5,9 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_model::{Hosts, Prefix, Record, RecordKey, Regions, Revision, RoundTrips, ServiceName};
+use fairmesh_model::{
+    Hosts, Location, Prefix, Record, RecordKey, Regions, Revision, RoundTrips, ServiceName,
+};
 use fairmesh_rib::{Snapshot, Update, cache::Cache, upstream::Handle};
 use fairmesh_wire::records;
 use tokio::{
@@ -214,21 +216,48 @@ impl<L: Lane> Worker<L> {
     }
 
     fn refuse(&mut self, prefix: Prefix, reason: &str) {
-        tracing::warn!(%prefix, reason, "the agent cannot serve this now; it is asked again");
-        if prefix == Prefix::topology() {
+        match self.owners.get(&prefix).and_then(|owner| self.tracked.get(owner)) {
+            Some(tracked) => tracked.despair(&format!("the agent cannot serve it now: {reason}")),
             // Without distances every region is equally far: worse, and no reason to fail a call.
-            self.arrived(&prefix);
-        } else if let Some(tracked) = self.owners.get(&prefix).and_then(|o| self.tracked.get(o)) {
-            tracked.despair(&format!("the agent does not know it: {reason}"));
+            None if prefix == Prefix::topology() && !self.topology => self.arrived(&prefix),
+            None if prefix == Prefix::topology() => {}
+            // Given up meanwhile.
+            None => return,
         }
-        self.refused.insert(prefix, Instant::now());
+        if self.refused.insert(prefix.clone(), Instant::now()).is_none() {
+            tracing::warn!(%prefix, reason, "the agent cannot serve this now; it is asked again");
+        }
     }
 
     /// Takes the agent's word for where this is, unless the program was told.
     fn locate(&mut self) {
-        let told = self.handle.state().borrow().location.clone();
-        if self.config.location.is_none() && told.is_some() && told != self.around.location {
-            self.around.location = told;
+        let state = self.handle.state().borrow().clone();
+        match state.location {
+            Some(told) => self.located(told),
+            // A control plane, which cannot say.
+            None if state.connected => self.guess(),
+            None => {}
+        }
+    }
+
+    /// Finds out where this is from what the agent left, or from what the program may have been given for that case.
+    fn guess(&mut self) {
+        if self.around.location.is_some() {
+            return;
+        }
+        let left = self.config.cache_dir.as_deref().map(|folder| Cache::read_only(folder).location());
+        let left = left.transpose().unwrap_or_else(|problem| {
+            tracing::warn!(%problem, "where the agent runs cannot be read");
+            None
+        });
+        if let Some(location) = left.flatten().or_else(|| self.config.otherwise.clone()) {
+            self.located(location);
+        }
+    }
+
+    fn located(&mut self, location: Location) {
+        if self.config.location.is_none() && self.around.location.as_ref() != Some(&location) {
+            self.around.location = Some(location);
             self.tracked.values_mut().for_each(|tracked| tracked.stale = true);
         }
     }
@@ -241,6 +270,7 @@ impl<L: Lane> Worker<L> {
             for prefix in old {
                 self.handle.unsubscribe(&prefix);
                 self.owners.remove(&prefix);
+                self.refused.remove(&prefix);
             }
             for prefix in new {
                 self.owners.insert(prefix.clone(), name.clone());
@@ -281,8 +311,9 @@ impl<L: Lane> Worker<L> {
 
     /// Stops to follow what nobody has used for long, handles and routes of other services included.
     fn give_up_unused(&mut self, now: Instant) {
+        let ages = self.age.borrow().at(now).is_some();
         let registered = &self.registered;
-        let due = |tracked: &mut Tracked<L>| tracked.unused_for(registered, now) >= UNUSED;
+        let due = |tracked: &mut Tracked<L>| tracked.unused_for(registered, ages, now) >= UNUSED;
         let names = self.tracked.iter_mut().filter_map(|(name, tracked)| due(tracked).then(|| name.clone()));
         for name in names.collect::<Vec<_>>() {
             // Nobody can begin to use it meanwhile: whoever asks for it from now on gets a new subscription.
@@ -303,6 +334,7 @@ impl<L: Lane> Worker<L> {
 
     /// The agent is away: whoever waits gets the copy on disk, or is told.
     fn read_disk(&mut self) {
+        self.guess();
         let cache = self.config.cache_dir.as_deref().map(Cache::read_only);
         // What the agent last said is newer than any copy.
         if let Some(cache) = cache.as_ref().filter(|_| !self.topology) {

@@ -1,7 +1,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use fairmesh_client::Mesh;
-use fairmesh_model::{Endpoint, EndpointState, InstanceId, Prefix, Record, RecordKey, ServiceName};
+use fairmesh_model::{Endpoint, EndpointState, InstanceId, Prefix, Record, RecordKey, Region, ServiceName};
 use fairmesh_rib::cache::Cache;
 use fairmesh_wire::{
     handshake::{self, Connection},
@@ -139,10 +139,16 @@ impl World {
         let name = ServiceName::new(service).unwrap();
         let keys = [RecordKey::Service(name.clone()), RecordKey::Policy(name.clone())];
         let [declared, policy] = keys.map(|key| Prefix::from(&key));
-        let needed = [Prefix::topology(), declared, policy, Prefix::endpoints(&name, None)];
+        let needed = [Prefix::topology(), declared, policy];
+        let eu = Region::new("eu").unwrap();
+        // Of all regions, or by a policy that asks for no more only of the agent's.
+        let endpoints = [None, Some(&eu)].map(|only| Prefix::endpoints(&name, only));
         let disk = Cache::read_only(self.path("agent-state"));
         let saved = |prefix| disk.load(prefix).unwrap().is_some_and(|copy| copy.revision.number >= revision);
-        until(&format!("{service} is saved"), async || needed.iter().all(saved)).await;
+        until(&format!("{service} is saved"), async || {
+            needed.iter().all(saved) && endpoints.iter().any(saved)
+        })
+        .await;
     }
 
     /// How old the agent says that its data is, in seconds.

@@ -45,8 +45,12 @@ struct Rig {
     folder: TempDir,
 }
 
-/// A worker whose agent nobody has started.
+/// A worker whose agent nobody has started, and that was told where it is.
 fn rig() -> Rig {
+    rig_at(Some(here()))
+}
+
+fn rig_at(location: Option<Location>) -> Rig {
     let folder = TempDir::new().unwrap();
     let (events, received) = mpsc::unbounded_channel();
     let upstream = UpstreamConfig {
@@ -59,7 +63,7 @@ fn rig() -> Rig {
         regions: Regions::default(),
         round_trips: RoundTrips::default(),
         hosts: Hosts::default(),
-        location: Some(here()),
+        location: location.clone(),
         client: 1,
     };
     let registered = Arc::new(Registered { by_name: Default::default(), events: events.clone() });
@@ -67,7 +71,8 @@ fn rig() -> Rig {
     let config = ResolverConfig {
         upstream,
         client_id: "test".into(),
-        location: Some(here()),
+        location: location.clone(),
+        otherwise: Some(Location::in_region(Region::new("us").unwrap())),
         cache_dir: Some(folder.path().join("cache")),
     };
     let worker = Worker::new(config, handle, registered, around, watch::Sender::default());
@@ -257,4 +262,61 @@ async fn a_service_that_nobody_uses_any_more_is_given_up() {
     let anew = rig.follow();
     rig.learn();
     assert!(matches!(*anew.view(), View::Ready(_)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_is_kept_while_what_is_known_of_it_ages_and_given_up_where_nothing_is() {
+    let mut rig = rig();
+    drop(rig.follow());
+    rig.learn();
+    rig.tell(Event::Disconnected);
+    rig.pass(100).await;
+    assert!(matches!(*rig.follow().view(), View::Ready(_)), "nobody else may have it");
+    rig.tell(Event::Contact(Duration::ZERO));
+    rig.pass(20).await;
+    assert!(rig.worker.tracked.contains_key(&name()), "it counts from when the agent is back");
+    rig.pass(2).await;
+    assert!(rig.worker.tracked.is_empty());
+
+    drop(rig.follow());
+    rig.tell(Event::Disconnected);
+    rig.pass(22).await;
+    assert!(rig.worker.tracked.is_empty(), "there is nothing to keep");
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_an_agent_a_program_is_where_the_agent_was_or_else_where_the_environment_says() {
+    let cache = |rig: &Rig| Cache::open(rig.folder.path().join("cache")).unwrap();
+    let mut rig = rig_at(None);
+    cache(&rig).save_location(&here()).unwrap();
+    rig.worker.read_disk();
+    assert_eq!(rig.worker.around.location, Some(here()));
+
+    let mut rig = rig_at(None);
+    rig.worker.read_disk();
+    assert_eq!(rig.worker.around.location, rig.worker.config.otherwise, "the agent left no word");
+
+    let told = Location::in_region(Region::new("ap").unwrap());
+    let mut rig = rig_at(Some(told.clone()));
+    cache(&rig).save_location(&here()).unwrap();
+    rig.worker.read_disk();
+    assert_eq!(rig.worker.around.location, Some(told));
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_what_is_still_wanted_is_asked_for_again() {
+    let mut rig = rig();
+    let _subscription = rig.follow();
+    rig.learn();
+    let refusal = |prefix| Event::Refused(prefix, "no control plane answers it".into());
+    let endpoints = Prefix::endpoints(&name(), None);
+    rig.tell(refusal(Prefix::topology()));
+    rig.tell(refusal(endpoints.clone()));
+    rig.tell(refusal(Prefix::endpoints(&name(), Some(&here().region))));
+    assert!(rig.worker.refused.keys().eq([&Prefix::topology(), &endpoints]), "{:?}", rig.worker.refused);
+    let policy = RecordKey::Policy(name());
+    let mut strict = Policy::default();
+    strict.locality.local_only = true;
+    rig.tell(Event::Update(update([(Prefix::from(&policy), vec![entry(&policy, strict)])])));
+    assert!(rig.worker.refused.keys().eq([&Prefix::topology()]), "{:?}", rig.worker.refused);
 }
