@@ -1,6 +1,10 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Any report is fresh for this long, in nanoseconds: requests that take less than a few milliseconds come and go in such
+use fairmesh_model::Score;
+
+use crate::rule::nanos;
+
+/// Unless the policy says otherwise, any report is fresh for this long, in nanoseconds: requests that take less than a few milliseconds come and go in such
 /// numbers that their count is a mean already.
 const FRESH: u64 = 10_000_000;
 
@@ -19,17 +23,30 @@ pub enum Estimate {
     Random,
 }
 
-/// How to estimate the load of an endpoint at `now`, whose last report came at `reported`; all in nanoseconds.
+/// What is known of an endpoint's load; times in nanoseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Freshness {
+    /// How long ago its last report came; `None` where none did.
+    pub age: Option<u64>,
+    /// How long a round trip to it takes; `None` where nobody knows.
+    pub round_trip: Option<u64>,
+    /// How long servers of its service work on a request: a mean.
+    pub work: u64,
+}
+
+/// How to estimate the load of an endpoint.
 ///
-/// A report is fresh while it is younger than 10 ms or twice the mean time that the service works on a request, whichever is
-/// longer: until then most of the requests that it counted are still there. Asking is worth its while where the round trip takes
-/// less than half that time, and that is 1 ms at least. The bounds are the project's choice, since the paper gives none.
-pub fn estimate(now: u64, reported: Option<u64>, round_trip: Option<u64>, mean_service: u64) -> Estimate {
-    let fresh = mean_service.saturating_mul(2).max(FRESH);
-    // A report dated later than now was read by another thread a moment ago.
-    if reported.is_some_and(|at| now.saturating_sub(at) < fresh) {
+/// A report is fresh while it is younger than `pollAfter`; unless the policy sets that, than 10 ms or twice the mean time that the
+/// service works on a request, whichever is longer: until then most of the requests that it counted are still there. Asking is
+/// worth its while where the round trip takes less than `pollRatio` (half) of that time, and that is 1 ms at least. The bounds are
+/// the project's choice, since the paper gives none.
+pub fn estimate(score: &Score, known: Freshness) -> Estimate {
+    let Freshness { age, round_trip, work } = known;
+    let fresh = score.poll_after.map_or_else(|| work.saturating_mul(2).max(FRESH), nanos);
+    let near = (u128::from(work) * u128::from(score.poll_ratio) / 100) as u64;
+    if age.is_some_and(|age| age < fresh) {
         Estimate::Cached
-    } else if mean_service >= WORTH && round_trip.is_some_and(|round_trip| round_trip < mean_service / 2) {
+    } else if work >= WORTH && round_trip.is_some_and(|round_trip| round_trip < near) {
         Estimate::Poll
     } else {
         Estimate::Random
@@ -69,16 +86,30 @@ mod tests {
 
     #[test]
     fn fresh_reports_are_kept_near_servers_asked_and_the_rest_left_to_chance() {
-        let at = |age: u64, round_trip, mean| estimate(1000 * MS, Some(1000 * MS - age), round_trip, mean);
+        let at = |age, round_trip, work| {
+            estimate(&Score::default(), Freshness { age: Some(age), round_trip, work })
+        };
         assert_eq!(at(9 * MS, None, MS), Estimate::Cached, "10 ms are always fresh");
         assert_eq!(at(10 * MS, Some(MS), MS), Estimate::Random, "a round trip as long as the work");
         assert_eq!(at(10 * MS, Some(MS / 3), MS), Estimate::Poll);
         assert_eq!(at(10 * MS, Some(1), MS - 1), Estimate::Random, "asking would cost more than it tells");
         assert_eq!(at(39 * MS, None, 20 * MS), Estimate::Cached, "twice the work");
-        assert_eq!(estimate(5, None, None, MS), Estimate::Random);
-        assert_eq!(estimate(5, Some(6), None, MS), Estimate::Cached, "a clock read by two threads");
+        let unheard = Freshness { work: MS, ..Freshness::default() };
+        assert_eq!(estimate(&Score::default(), unheard), Estimate::Random);
         let estimates = Estimates::default();
         estimates.count(Estimate::Poll);
         assert_eq!(estimates.counts(), [0, 1, 0]);
+    }
+
+    #[test]
+    fn a_policy_may_say_what_is_fresh_and_what_is_near() {
+        let after = Some(std::time::Duration::from_millis(3));
+        let score = Score { poll_after: after, poll_ratio: 80, ..Score::default() };
+        let at = |age, round_trip| {
+            estimate(&score, Freshness { age: Some(age), round_trip: Some(round_trip), work: 20 * MS })
+        };
+        assert_eq!(at(3 * MS - 1, 0), Estimate::Cached);
+        assert_eq!(at(3 * MS, 16 * MS - 1), Estimate::Poll, "however long the work is");
+        assert_eq!(at(3 * MS, 16 * MS), Estimate::Random);
     }
 }

@@ -34,6 +34,8 @@ pub(crate) struct Pool {
 /// A report, where it is kept, and how and when it is taken.
 pub(crate) struct News<'a> {
     pub(crate) report: LoadReport,
+    /// Whether it came with a good answer to a request.
+    pub(crate) is_earned: bool,
     pub(crate) place: &'a Place,
     pub(crate) rule: &'a Rule,
     pub(crate) tick: u32,
@@ -99,7 +101,8 @@ impl Pool {
 
     /// Takes a report of the endpoint at `slot`.
     pub(crate) fn learn(&self, slot: &Slot, news: &News<'_>) {
-        let News { report, rule, tick, .. } = *news;
+        let News { report, is_earned, rule, tick, .. } = *news;
+        let reward = if is_earned { rule.reward } else { 0 };
         let age = slot.age(tick);
         // No single report speaks for longer than a half-life, however rare its caller's calls are.
         let ticks = age.min(1 << TICKS_BITS);
@@ -124,8 +127,9 @@ impl Pool {
             let kept = aged(load.excess.into(), age);
             let excess = match usual {
                 // The reward of an answer (A13): who answers more often is worth a little more. Smoothing takes it back
-                // with later reports, so that it never adds up to more than `smoothing` rewards.
-                Some(above) => kept + rounded(above - kept, rule.smoothing.into()) - rule.reward,
+                // with later reports, so that it never adds up to more than `smoothing` rewards. Throughput is what it is
+                // for: an answer that is a failure, or none to a request, earns nothing.
+                Some(above) => kept + rounded(above - kept, rule.smoothing.into()) - reward,
                 None => kept,
             };
             Load { excess: excess.clamp(i32::MIN.into(), i32::MAX.into()) as i32, cost, ..load }

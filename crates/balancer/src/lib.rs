@@ -18,7 +18,7 @@ mod slots;
 mod trouble;
 
 pub use book::Lease;
-pub use estimate::{Estimate, Estimates, estimate};
+pub use estimate::{Estimate, Estimates, Freshness, estimate};
 pub use group::{Few, Group, Members};
 pub use outcome::Outcome;
 pub use pick::{Contest, Handicap, SCAN_UP_TO, SCORE_BITS, Standing, Witness, pick};

@@ -116,10 +116,21 @@ impl Slots {
         }
     }
 
-    /// Learns what the server at `index` said of its load in an answer that came at `now`; a report that says nothing,
+    /// Learns what the server at `index` said of its load in a good answer that came at `now`; a report that says nothing,
     /// or for an index that nobody was given, is dropped.
     #[inline]
     pub fn report(&self, index: u32, load: LoadReport, now: u64) {
+        self.take(index, load, true, now);
+    }
+
+    /// As [`report`](Self::report), for what finished no request, and so earns no reward (A13): an answer that is a failure, or
+    /// one to a question for the load alone.
+    pub fn report_unearned(&self, index: u32, load: LoadReport, now: u64) {
+        self.take(index, load, false, now);
+    }
+
+    #[inline]
+    fn take(&self, index: u32, load: LoadReport, is_earned: bool, now: u64) {
         let Some(slot) = self.slot(index).filter(|_| load != LoadReport::default()) else { return };
         let (segment, offset) = place(index);
         if let Some(reports) = self.reports.get(segment) {
@@ -128,7 +139,7 @@ impl Slots {
             let rule = self.rule();
             if rule.policy() == BalancingPolicy::Score {
                 let (place, tick) = (&reports[offset], rule.terms.tick(now));
-                self.pool.learn(slot, &News { report: load, place, rule: &rule, tick });
+                self.pool.learn(slot, &News { report: load, is_earned, place, rule: &rule, tick });
             }
         }
     }

@@ -2,7 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that panics has found something")]
 
-use fairmesh_balancer::{Contest, LoadReport, Members, Outcome, Rule, Slots, pick, rendezvous};
+use std::time::Duration;
+
+use fairmesh_balancer::{
+    Contest, Freshness, LoadReport, Members, Outcome, Rule, Slots, estimate, pick, rendezvous,
+};
 use fairmesh_model::{
     Balancing, BalancingPolicy, InstanceId, Score,
     arith::{self, Generator, LOG_TABLE, mix64},
@@ -258,6 +262,28 @@ fn told(seed: u64, rule: &Rule, cases: usize) -> Vec<Value> {
         })
     };
     (0..cases).map(case).collect()
+}
+
+/// When a server is asked for its load.
+#[test]
+fn estimates() {
+    let mut random = Generator::new(18);
+    let cases = (0..40).map(|_| {
+        let poll_after = (random.below(2) == 0).then(|| 1 + random.below(100));
+        let poll_ratio = 1 + random.below(100) as u32;
+        let score =
+            Score { poll_after: poll_after.map(Duration::from_millis), poll_ratio, ..Score::default() };
+        let age = (random.below(8) > 0).then(|| random.below(100_000_000));
+        let round_trip = (random.below(8) > 0).then(|| up_to(&mut random, 26));
+        let work = up_to(&mut random, 27);
+        let estimate = estimate(&score, Freshness { age, round_trip, work });
+        json!({
+            "poll_after_ms": poll_after, "poll_ratio": poll_ratio,
+            "age": age, "round_trip": round_trip, "work": work,
+            "estimate": format!("{estimate:?}").to_lowercase(),
+        })
+    });
+    check("estimates.json", &[("estimates", cases.collect())]);
 }
 
 #[test]

@@ -226,8 +226,9 @@ impl Attempt {
 
     /// Learns what trailers say: how busy the gRPC server is, and whether it failed.
     fn learn(&mut self, trailers: &HeaderMap) {
-        learn_from_trailers((&self.line, self.clock), trailers);
-        if trailers.get(&GRPC_STATUS).is_some_and(|status| has_erred(status.as_bytes())) {
+        let erred = trailers.get(&GRPC_STATUS).is_some_and(|status| has_erred(status.as_bytes()));
+        learn_from_trailers((&self.line, self.clock), trailers, !erred);
+        if erred {
             self.outcome = Outcome::Failed;
         }
     }

@@ -11,6 +11,7 @@ use http::HeaderName;
 
 pub use deadline::{Deadline, encode_grpc_timeout, grpc_timeout, read_deadline, write_deadline};
 pub use fairmesh_router::LoadReport;
+pub(crate) use load::{MOST_OF_METRIC, message_of_binary};
 pub use load::{load_from_binary, load_from_text};
 #[cfg(test)]
 pub(crate) use orca::OrcaReport;

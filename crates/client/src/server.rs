@@ -47,6 +47,7 @@ mod lease;
 mod link;
 mod load;
 mod meter;
+mod metrics;
 mod ownership;
 mod registration;
 mod report;
@@ -58,7 +59,7 @@ mod usage;
 
 use std::{future::Future, sync::Arc, time::Duration};
 
-use fairmesh_model::EndpointState;
+use fairmesh_model::{EndpointState, Invalid};
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -111,6 +112,15 @@ impl Server {
     /// What the service is working on now.
     pub fn outstanding(&self) -> Outstanding {
         self.inner.layer.outstanding()
+    }
+
+    /// Reports a metric of the program's own, such as the length of its queue, in every answer from now on, until it is set anew;
+    /// see [`ServerLayer::metric`].
+    ///
+    /// # Errors
+    /// Where callers could not go by it; it stays as it was.
+    pub fn metric(&self, name: &str, value: f64) -> Result<(), Invalid> {
+        self.inner.layer.metric(name, value)
     }
 
     /// How the endpoint stands with the registry, and every change of that.

@@ -35,8 +35,9 @@ pub struct Stats {
     pub health_panics: u64,
     /// Load reports of servers that were malformed or could not be true, and so were not used.
     pub reports_ignored: u64,
-    /// Of the endpoints that calls could go to, when one call in 20 ms of each service looked at them: those whose last
-    /// answer to a call said how loaded they are a moment ago (S26). Services that go by no load reports do not count.
+    /// Of the endpoints that calls could go to, when one call in 20 ms of each service looked at up to 32 of them in turn: those
+    /// whose last answer to a call said how loaded they are a moment ago (S26). Services that go by no load reports, and those
+    /// whose policy has nobody asked, do not count.
     pub estimates_cached: u64,
     /// Likewise: those that were asked for their load a moment ago, or then, since nothing recent was known and they are near.
     pub estimates_polled: u64,

@@ -20,14 +20,14 @@ use std::{
 };
 
 use fairmesh_router::{EndpointTarget, Held};
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, StatusCode, response};
 use tokio::{
     net::{TcpSocket, TcpStream},
     time::{Instant, timeout_at},
 };
 
 pub(crate) use self::{
-    asked::Asked,
+    asked::{Asked, Claim},
     h1::{Incoming, Reply as H1Reply},
     h2::{Reply as H2Reply, Stream},
     outgoing::{Outgoing, Replay},
@@ -67,7 +67,7 @@ pub(crate) struct Line {
     h2: h2::Pool,
     retired: AtomicBool,
     counters: Arc<Counters>,
-    asked: Asked,
+    asked: Arc<Asked>,
 }
 
 /// The head of an answer and where its body comes from.
@@ -164,18 +164,22 @@ impl Line {
     }
 
     /// Sends a request that is no try over a connection that is open already, and waits for the head of the answer; `None`
-    /// where there is no such connection.
-    pub(crate) async fn ask(&self, request: Request) -> Option<Result<Reply, SendError>> {
+    /// where nothing was sent, since there is no such connection. One that is used for nothing else stays idle all the same.
+    pub(crate) async fn ask(&self, request: Request) -> Option<Result<response::Parts, SendError>> {
         let mut slot = Some(request);
         if self.multiplexed {
-            self.h2.ask(&mut slot).await.map(|reply| reply.map(Reply::H2))
-        } else {
-            self.h1.ask(&mut slot).await.map(|reply| reply.map(Reply::H1))
+            return self.h2.ask(&mut slot).await;
         }
+        let answer = self.h1.ask(&mut slot).await;
+        if self.is_retired() {
+            // It was not, maybe, when the connection was put back.
+            self.h1.retire();
+        }
+        answer
     }
 
     /// What asking has shown.
-    pub(crate) fn asked(&self) -> &Asked {
+    pub(crate) fn asked(&self) -> &Arc<Asked> {
         &self.asked
     }
 
@@ -230,7 +234,7 @@ impl Lane for Arc<Line> {
             h2: h2::Pool::default(),
             retired: AtomicBool::new(false),
             counters: Arc::clone(&wiring.counters),
-            asked: Asked::default(),
+            asked: Arc::default(),
         })
     }
 

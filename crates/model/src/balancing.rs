@@ -97,14 +97,18 @@ impl LoadSignal {
     const METRIC: &str = "metric:";
     const LONGEST: usize = 63;
 
-    fn validate(&self) -> Result<(), Invalid> {
+    /// Whether a metric has a name that servers can report it by.
+    ///
+    /// # Errors
+    /// Where it is empty, too long, or holds anything but letters, digits and `_`, `-`, `.`.
+    pub fn validate(&self) -> Result<(), Invalid> {
         let Self::Metric(name) = self else { return Ok(()) };
         let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
         if (1..=Self::LONGEST).contains(&name.len()) && name.chars().all(fits) {
             return Ok(());
         }
         Err(Invalid::new(
-            "signal",
+            "",
             format!("'{name}' is not the name of a metric"),
             format!("write 1 to {} letters, digits, '_', '-', '.', as the server does", Self::LONGEST),
         ))
@@ -158,6 +162,11 @@ pub struct Score {
     pub memory: Duration,
     /// Whether servers that report are asked for their load where nothing recent is known of it (S26).
     pub poll: bool,
+    /// How old a report must be for its server to be asked; 1 ms to 1 min. `None`: the longer of 10 ms and twice the mean time
+    /// that servers work on a request.
+    pub poll_after: Option<Duration>,
+    /// The percentage of that time below which a round trip must stay for a server to be asked; 1 to 100.
+    pub poll_ratio: u32,
     /// The percentage of a request that each answer takes off what its endpoint seems to carry above the mean (A13); 0
     /// (nothing) to 100.
     pub reward: u32,
@@ -173,6 +182,8 @@ impl Default for Score {
             correction: 4,
             memory: Duration::from_secs(60),
             poll: true,
+            poll_after: None,
+            poll_ratio: 50,
             reward: 0,
         }
     }
@@ -211,7 +222,7 @@ impl Default for Outliers {
 
 impl Balancing {
     pub(crate) fn validate(&self) -> Result<(), Invalid> {
-        self.signal.validate()?;
+        self.signal.validate().map_err(|e| e.within("signal"))?;
         number("loadFactor", self.load_factor, 101, 1000)?;
         self.score.validate().map_err(|e| e.within("score"))?;
         self.outliers.validate().map_err(|e| e.within("outliers"))
@@ -226,6 +237,10 @@ impl Score {
         number("gain", self.gain, 0, 100)?;
         number("correction", self.correction, 1, 8)?;
         duration("memory", self.memory, "1s", "1h")?;
+        if let Some(after) = self.poll_after {
+            duration("pollAfter", after, "1ms", "1m")?;
+        }
+        number("pollRatio", self.poll_ratio, 1, 100)?;
         number("reward", self.reward, 0, 100)
     }
 }

@@ -188,10 +188,15 @@ impl Upstream {
         self.slots.finish(index, outcome, now);
     }
 
-    /// Keeps what the endpoint at `index` said of its load in an answer that came at `now`.
+    /// Keeps what the endpoint at `index` said of its load in a good answer that came at `now`.
     #[inline]
     pub fn report(&self, index: u32, load: LoadReport, now: u64) {
         self.slots.report(index, load, now);
+    }
+
+    /// As [`report`](Self::report), in an answer that is a failure of the server's: it finished no request.
+    pub fn report_unearned(&self, index: u32, load: LoadReport, now: u64) {
+        self.slots.report_unearned(index, load, now);
     }
 
     /// Keeps how long the endpoint at `index` took for an answer that came at `now`, both in nanoseconds, for policies that go

@@ -89,8 +89,10 @@ impl Engine {
         let caller = &self.callers[flight.caller as usize];
         let now = caller.now(self.now);
         let Knowledge { upstream, slots, .. } = &caller.known;
-        if matches!(ending, Ending::Answered | Ending::Error | Ending::Busy) {
-            upstream.report(flight.index, flight.report, now);
+        match ending {
+            Ending::Answered => upstream.report(flight.index, flight.report, now),
+            Ending::Error | Ending::Busy => upstream.report_unearned(flight.index, flight.report, now),
+            _ => {}
         }
         let by_latency = self.directory.policy().balancing.policy == BalancingPolicy::PeakEwma;
         if by_latency && ending == Ending::Answered && !flight.streaming {

@@ -192,6 +192,39 @@ fn an_answer_is_rewarded_a_little_and_never_without_end() {
     );
 }
 
+/// As `docs/balancing.md` has it.
+#[test]
+fn rewards_saturate_where_answers_are_frequent() {
+    let balancing = Balancing { score: Score { reward: 20, ..Score::default() }, ..Balancing::default() };
+    let rule = Rule::new(&balancing);
+    for (per_second, rewards) in [(1, 11.4), (2, 15.6), (10, 22.3), (20, 23.6)] {
+        let slots = slots();
+        slots.admit(&(0..N).map(|index| (index, 1000)).collect::<Vec<_>>(), &rule);
+        for answer in 1..=60 * per_second {
+            slots.report(0, requests(4), SECOND + answer * SECOND / per_second);
+        }
+        let contest = Contest::new(&slots, rule.terms(), &[], 61 * SECOND);
+        let score = |index| contest.stand(index, 1000).score;
+        let lead = (score(1) - score(0)) as f64 / f64::from(1 << crate::SCORE_BITS) / 0.2;
+        assert!((lead - rewards).abs() < 0.3, "{per_second} a second: {lead} instead of {rewards}");
+    }
+}
+
+#[test]
+fn what_finished_no_request_earns_no_reward() {
+    let balancing = Balancing { score: Score { reward: 50, ..Score::default() }, ..Balancing::default() };
+    let (slots, rule) = (slots(), Rule::new(&balancing));
+    slots.admit(&(0..N).map(|index| (index, 1000)).collect::<Vec<_>>(), &rule);
+    for tenth in 1..=100 {
+        slots.report(0, requests(4), tenth * SECOND / 10);
+        slots.report_unearned(1, requests(4), tenth * SECOND / 10);
+    }
+    let contest = Contest::new(&slots, rule.terms(), &[], 10 * SECOND);
+    let score = |index| contest.stand(index, 1000).score;
+    assert_eq!(score(1), score(2), "it says what is usual, as one of which nothing is known");
+    assert!(score(0) < score(1));
+}
+
 #[test]
 fn a_new_endpoint_is_held_back_by_a_part_of_the_mean_and_by_no_more_than_it_takes() {
     let rule = rule();

@@ -2,7 +2,7 @@ use std::{
     fmt,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
 };
 
@@ -11,7 +11,7 @@ use fairmesh_router::{Held, Slots, Upstream};
 use hazarc::{ArcBorrow, AtomicArc};
 use tokio::sync::watch;
 
-use super::Budget;
+use super::{Budget, allowance::Allowance};
 
 /// How many times of work the mean goes over.
 const WORK_MEMORY: u64 = 8;
@@ -56,10 +56,13 @@ pub struct Subscription<L> {
     slots: Arc<Slots>,
     /// From when on the next try is followed by a survey, in nanoseconds of the clock.
     survey_due: AtomicU64,
+    allowance: Allowance,
     name: ServiceName,
     published: watch::Sender<u64>,
     /// How long servers work on a request, in nanoseconds: a mean over the tries that surveys followed. 0 before any.
     work: AtomicU64,
+    /// Places that surveys have looked at.
+    surveyed: AtomicUsize,
 }
 
 /// What is known of a service at one moment.
@@ -102,7 +105,9 @@ impl<L> Subscription<L> {
             budget: Budget::default(),
             slots: Arc::default(),
             survey_due: AtomicU64::new(0),
+            allowance: Allowance::default(),
             work: AtomicU64::new(0),
+            surveyed: AtomicUsize::new(0),
         }
     }
 
@@ -117,12 +122,23 @@ impl<L> Subscription<L> {
         &self.slots
     }
 
-    /// Whether the try that begins at `now` is to be followed by a survey of the endpoints, as one is each `every`
+    /// Counts a try that begins at `now`. Whether it is to be followed by a survey of the endpoints, as one is each `every`
     /// nanoseconds while there are any.
     #[inline]
     pub(crate) fn claims_survey(&self, now: u64, every: u64) -> bool {
+        self.allowance.earn();
         let due = self.survey_due.load(Relaxed);
         now >= due && self.survey_due.compare_exchange(due, now + every, Relaxed, Relaxed).is_ok()
+    }
+
+    /// What tries have paid for.
+    pub(crate) fn allowance(&self) -> &Allowance {
+        &self.allowance
+    }
+
+    /// From which place on a survey of `places` looks, wrapping around: where the one before it stopped.
+    pub(crate) fn survey_from(&self, places: usize) -> usize {
+        self.surveyed.fetch_add(places, Relaxed)
     }
 
     /// Takes how long a server worked on a request, in nanoseconds, and returns the mean.

@@ -9,7 +9,7 @@ use super::{OUTSTANDING, STREAMS};
 /// More requests at once than any server holds: a report above is taken for a mistake.
 const MOST_REQUESTS: f64 = 1e7;
 /// More of any other metric than fits where it is kept.
-const MOST_OF_METRIC: f64 = 4e6;
+pub(crate) const MOST_OF_METRIC: f64 = 4e6;
 /// More CPU than any burst takes, in multiples of the limit.
 const MOST_CPU: f64 = 64.0;
 /// The longest binary form that is looked at, in base64; a report with dozens of metrics fits.
@@ -49,6 +49,12 @@ pub fn load_from_binary(value: &[u8], metric: Option<&str>) -> Option<LoadReport
         _ if value.len() > LONGEST => None,
         _ => any_message(decode(value, &mut [0; LONGEST / 4 * 3])?, metric),
     }
+}
+
+/// The message in the binary form, where that is not too long.
+pub(crate) fn message_of_binary(value: &[u8]) -> Option<Vec<u8>> {
+    let value = Some(value).filter(|value| value.len() <= LONGEST)?;
+    decode(value, &mut [0; LONGEST / 4 * 3]).map(<[u8]>::to_vec)
 }
 
 fn any_text(value: &[u8], metric: Option<&str>) -> Option<LoadReport> {

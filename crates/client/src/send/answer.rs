@@ -31,8 +31,8 @@ pub(super) fn judge(
         Ok(Ok(reply)) => {
             let (status, headers) = reply.head();
             let grpc_status = headers.get(&GRPC_STATUS);
-            learn((line, mesh.clock), headers, grpc_status.is_some());
             let ending = verdict(status, headers, grpc_status);
+            learn((line, mesh.clock), headers, grpc_status.is_some(), ending == Ending::Answered);
             if matches!(ending, Ending::WrongShard { .. }) && call.is_by_shard() {
                 count(&mesh.counters.wrong_shard);
             }
@@ -92,7 +92,7 @@ pub(crate) fn violates_protocol(error: &BoxError) -> bool {
 }
 
 /// Keeps what the head of an answer says of the server's load; that of a gRPC answer with a body comes in its trailers.
-fn learn(from: (&Line, Clock), headers: &HeaderMap, has_grpc_status: bool) {
+fn learn(from: (&Line, Clock), headers: &HeaderMap, has_grpc_status: bool, is_good: bool) {
     let target = from.0.target();
     let metric = target.metric.as_deref();
     let load = match target.protocol {
@@ -104,21 +104,22 @@ fn learn(from: (&Line, Clock), headers: &HeaderMap, has_grpc_status: bool) {
             headers.get(&LOAD).map(|value| load_from_text(value.as_bytes(), metric))
         }
     };
-    keep(from, load);
+    keep(from, load, is_good);
 }
 
-/// Keeps what the trailers of an answer say of the server's load.
-pub(crate) fn learn_from_trailers(from: (&Line, Clock), trailers: &HeaderMap) {
+/// Keeps what the trailers of an answer say of the server's load; `is_good` unless they say that it failed.
+pub(crate) fn learn_from_trailers(from: (&Line, Clock), trailers: &HeaderMap, is_good: bool) {
     let metric = from.0.target().metric.as_deref();
     let load = trailers.get(&LOAD_BIN).map(|value| load_from_binary(value.as_bytes(), metric));
-    keep(from, load);
+    keep(from, load, is_good);
 }
 
-fn keep((line, clock): (&Line, Clock), load: Option<Option<LoadReport>>) {
+fn keep((line, clock): (&Line, Clock), load: Option<Option<LoadReport>>, is_good: bool) {
     match load {
         None => {}
         Some(None) => count(&line.counters().reports_ignored),
-        Some(Some(load)) => line.endpoint().report(load, clock.now()),
+        Some(Some(load)) if is_good => line.endpoint().report(load, clock.now()),
+        Some(Some(load)) => line.endpoint().report_unearned(load, clock.now()),
     }
 }
 

@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_model::ShardKey;
+use fairmesh_model::{Invalid, ShardKey};
 use hazarc::AtomicOptionArc;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body::Body;
@@ -20,7 +20,7 @@ use tower_service::Service;
 
 use super::{
     Outstanding, ServerBody,
-    load::{CallGuard, Load, Report},
+    load::{CallGuard, Load},
     ownership::Ownership,
     report,
 };
@@ -41,6 +41,10 @@ pub(super) struct Shared {
 /// another server: HTTP 421, or gRPC `FAILED_PRECONDITION`, with `fairmesh-wrong-shard: <map version>` (S12). A call
 /// without a key, with one that is no number, or that comes before any map is known, passes.
 ///
+/// The report holds what the layer counts and measures and what [`metric`](Self::metric) was told, and beside it what the
+/// service wrote in a report of its own, where that is well formed. A service that passes on answers of others should take
+/// their reports out.
+///
 /// A `GET` for [`LOAD_PATH`] is answered by the layer with the load alone (S26), and counts nowhere.
 ///
 /// A call that says by when its caller wants the answer, in `x-fairmesh-deadline` or `grpc-timeout`, has a [`Deadline`]
@@ -59,6 +63,17 @@ impl ServerLayer {
     /// What the wrapped services are working on now.
     pub fn outstanding(&self) -> Outstanding {
         self.shared.load.outstanding()
+    }
+
+    /// Reports a metric of the program's own, such as the length of its queue, in every answer from now on, until it is set anew.
+    /// Cheap: set it whenever it changes; thousandths are kept. A policy with `signal: metric:NAME` shares calls so that it
+    /// becomes equal everywhere: it must grow with the load.
+    ///
+    /// # Errors
+    /// Where callers could not go by it: the name is not one of 1 to 63 letters, digits, `_`, `-`, `.`, is what the layer reports
+    /// itself, or would be the ninth; the value is not finite, is negative, or above 4,000,000. The metric stays as it was.
+    pub fn metric(&self, name: &str, value: f64) -> Result<(), Invalid> {
+        self.shared.load.metrics().set(name, value)
     }
 }
 
@@ -92,12 +107,11 @@ where
 
     fn call(&mut self, mut request: Request<A>) -> ServerFuture<S::Future> {
         if request.uri().path() == LOAD_PATH && request.method() == Method::GET {
-            let load = self.shared.load.report();
-            return ServerFuture { state: State::Asked { load } };
+            return ServerFuture { state: State::Asked { load: Arc::clone(&self.shared.load) } };
         }
         let grpc = is_grpc(request.headers());
         if let Some(version) = self.shared.refuses(request.headers()) {
-            let load = self.shared.load.report();
+            let load = Arc::clone(&self.shared.load);
             return ServerFuture { state: State::Refused { version, grpc, load } };
         }
         if let Some(deadline) = Deadline::read(request.headers()) {
@@ -133,8 +147,8 @@ pin_project! {
     #[project = StateProjection]
     enum State<F> {
         Calling { #[pin] future: F, guard: Option<CallGuard>, grpc: bool },
-        Refused { version: u64, grpc: bool, load: Report },
-        Asked { load: Report },
+        Refused { version: u64, grpc: bool, load: Arc<Load> },
+        Asked { load: Arc<Load> },
     }
 }
 
@@ -151,9 +165,9 @@ where
                 Poll::Ready(Ok(reported(answer, *grpc, guard.take())))
             }
             StateProjection::Refused { version, grpc, load } => {
-                Poll::Ready(Ok(wrong_shard(*version, *grpc, *load)))
+                Poll::Ready(Ok(wrong_shard(*version, *grpc, load)))
             }
-            StateProjection::Asked { load } => Poll::Ready(Ok(load_alone(*load))),
+            StateProjection::Asked { load } => Poll::Ready(Ok(load_alone(load))),
         }
     }
 }
@@ -163,25 +177,26 @@ fn reported<B>(mut answer: Response<B>, grpc: bool, guard: Option<CallGuard>) ->
     let headers = answer.headers_mut();
     // The service ran. What it passes on from a server that it called itself must not read as "not carried out" here.
     headers.remove(WRONG_SHARD);
-    let load = guard.as_ref().map(CallGuard::report).unwrap_or_default();
-    if !grpc {
-        report::add_text(headers, load);
-    } else if headers.contains_key(GRPC_STATUS) {
-        report::add_binary(headers, load);
+    if let Some(guard) = &guard {
+        if !grpc {
+            report::add_text(headers, guard.report());
+        } else if headers.contains_key(GRPC_STATUS) {
+            report::add_binary(headers, guard.report());
+        }
     }
     answer.map(|body| ServerBody::of(body, grpc, guard))
 }
 
 /// The answer to whoever asks for the load.
-fn load_alone<B>(load: Report) -> Response<ServerBody<B>> {
+fn load_alone<B>(load: &Load) -> Response<ServerBody<B>> {
     let mut answer = Response::new(ServerBody::text(""));
     *answer.status_mut() = StatusCode::NO_CONTENT;
-    report::add_text(answer.headers_mut(), load);
+    report::add_text(answer.headers_mut(), load.report());
     answer
 }
 
 /// The answer to a call for a key of another server.
-fn wrong_shard<B>(version: u64, grpc: bool, load: Report) -> Response<ServerBody<B>> {
+fn wrong_shard<B>(version: u64, grpc: bool, load: &Load) -> Response<ServerBody<B>> {
     const TEXT: &str = "this server does not hold the shard of x-fairmesh-key in that role; \
         fairmesh-wrong-shard names the version of the shard map that it goes by\n";
     // gRPC percent-encodes what is not printable ASCII; this is.
@@ -196,10 +211,10 @@ fn wrong_shard<B>(version: u64, grpc: bool, load: Report) -> Response<ServerBody
         headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
         headers.insert(GRPC_STATUS, HeaderValue::from(Code::FailedPrecondition as i32));
         headers.insert("grpc-message", HeaderValue::from_static(MESSAGE));
-        report::add_binary(headers, load);
+        report::add_binary(headers, load.report());
     } else {
         headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-        report::add_text(headers, load);
+        report::add_text(headers, load.report());
     }
     answer
 }

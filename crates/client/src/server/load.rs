@@ -5,6 +5,8 @@ use std::sync::{
     atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
+use super::metrics::Metrics;
+
 /// Counts the calls that a server is working on.
 ///
 /// One word holds the outstanding calls (low half) and the calls ever begun (high half, wrapping), so that beginning a
@@ -15,6 +17,7 @@ pub(super) struct Load {
     streams: AtomicU32,
     /// The share of the CPU limit in use, in thousandths, plus one; 0 while it is not known.
     cpu: AtomicU32,
+    metrics: Metrics,
 }
 
 const BEGIN: u64 = (1 << 32) + 1;
@@ -29,18 +32,26 @@ pub struct Outstanding {
 }
 
 /// What an answer says of the server's load.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Report {
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Report<'a> {
     pub(super) outstanding: Outstanding,
     /// The share of the CPU limit in use, in thousandths; `None` where it is not known.
     pub(super) cpu: Option<u16>,
+    /// What the program says itself.
+    pub(super) metrics: &'a Metrics,
 }
 
 impl Load {
     /// What to say now in an answer to a call that is not counted.
-    pub(super) fn report(&self) -> Report {
+    pub(super) fn report(&self) -> Report<'_> {
         let cpu = self.cpu.load(Ordering::Relaxed).checked_sub(1);
-        Report { outstanding: self.outstanding(), cpu: cpu.and_then(|cpu| u16::try_from(cpu).ok()) }
+        let cpu = cpu.and_then(|cpu| u16::try_from(cpu).ok());
+        Report { outstanding: self.outstanding(), cpu, metrics: &self.metrics }
+    }
+
+    /// What the program itself says of its load.
+    pub(super) fn metrics(&self) -> &Metrics {
+        &self.metrics
     }
 
     /// Keeps how busy the CPU is.
@@ -104,7 +115,7 @@ impl CallGuard {
 
     /// What to say in the answer: of what is under way all besides this call, since that is what its caller finds once
     /// it has the answer.
-    pub(super) fn report(&self) -> Report {
+    pub(super) fn report(&self) -> Report<'_> {
         let mut report = self.load.report();
         let Outstanding { calls, streams } = &mut report.outstanding;
         let own = if self.stream { streams } else { calls };

@@ -18,7 +18,7 @@ use std::{
     },
 };
 
-use http::Response;
+use http::{Response, response};
 use tokio::time::Instant;
 
 use self::connection::Connection;
@@ -56,7 +56,7 @@ impl Pool {
     ) -> Result<Reply, SendError> {
         loop {
             let (connection, reused) = match self.take() {
-                Some(connection) => (connection, true),
+                Some(idle) => (idle.connection, true),
                 None => (by(connected_by, open(line)).await?, false),
             };
             match connection.exchange(slot).await {
@@ -75,10 +75,18 @@ impl Pool {
         }
     }
 
-    /// Sends a request over a connection that waits for a call; `None` where there is none.
-    pub(super) async fn ask(&self, slot: &mut Slot) -> Option<Result<Reply, SendError>> {
-        let connection = self.take()?;
-        Some(connection.exchange(slot).await.map(|response| Reply { response }))
+    /// Sends a request over a connection that waits for a call, and puts it back as idle as it was; `None` where nothing was
+    /// sent.
+    pub(super) async fn ask(&self, slot: &mut Slot) -> Option<Result<response::Parts, SendError>> {
+        let Idle { connection, since } = self.take()?;
+        let (head, body) = match connection.exchange(slot).await {
+            Ok(response) => response.into_parts(),
+            Err(error) => return slot.is_none().then_some(Err(error)),
+        };
+        if let Some(connection) = body.finish().await {
+            self.put(Idle { connection, since });
+        }
+        Some(Ok(head))
     }
 
     pub(super) fn has_idle(&self) -> bool {
@@ -86,22 +94,26 @@ impl Pool {
     }
 
     /// Takes the connection used last among those that are still open.
-    fn take(&self) -> Option<Box<Connection>> {
+    fn take(&self) -> Option<Idle> {
         loop {
             let last = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop_back()?;
             if last.connection.is_quiet() {
-                return Some(last.connection);
+                return Some(last);
             }
         }
     }
 
-    fn put(&self, connection: Box<Connection>) {
-        let since = self.round.load(Relaxed);
+    /// Keeps a connection that a call has used.
+    fn put_used(&self, connection: Box<Connection>) {
+        self.put(Idle { connection, since: self.round.load(Relaxed) });
+    }
+
+    fn put(&self, waiting: Idle) {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() >= MOST_IDLE {
             idle.pop_front();
         }
-        idle.push_back(Idle { connection, since });
+        idle.push_back(waiting);
     }
 
     /// Closes what has been idle for several rounds of tidying, or was closed by the server.

@@ -19,7 +19,7 @@ use h2::{
     client::{ResponseFuture, SendRequest},
 };
 use hazarc::AtomicArc;
-use http::{HeaderMap, HeaderValue, Response, header};
+use http::{HeaderMap, HeaderValue, Response, header, response};
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -87,6 +87,7 @@ impl Pool {
             };
             match shared.begin(slot)? {
                 Some(opened) => {
+                    shared.idle_rounds.store(0, Relaxed);
                     if shared.used.swap(true, Relaxed) {
                         line.counters.reused();
                     }
@@ -97,13 +98,10 @@ impl Pool {
         }
     }
 
-    /// Sends a request over a connection that is there; `None` where none takes it.
-    pub(super) async fn ask(&self, slot: &mut Slot) -> Option<Result<Reply, SendError>> {
-        match self.roomiest(true)?.begin(slot) {
-            Ok(Some(opened)) => Some(upload::send(opened).await),
-            Ok(None) => None,
-            Err(error) => Some(Err(error)),
-        }
+    /// Sends a request over a connection that is there, which stays as idle as it was; `None` where none takes it.
+    pub(super) async fn ask(&self, slot: &mut Slot) -> Option<Result<response::Parts, SendError>> {
+        let opened = self.roomiest(true)?.begin(slot).ok().flatten()?;
+        Some(upload::send(opened).await.map(|reply| reply.response.into_parts().0))
     }
 
     pub(super) fn has_room(&self) -> bool {
@@ -260,7 +258,6 @@ impl Shared {
             (Err(error), _) => return Err(error),
         };
         self.streams.fetch_add(1, Relaxed);
-        self.idle_rounds.store(0, Relaxed);
         let place = Stream { shared: Arc::clone(self), upload: None };
         Ok(Some(Opened { place, answer, sender, body }))
     }

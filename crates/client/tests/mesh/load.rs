@@ -3,13 +3,17 @@
 use std::{
     convert::Infallible,
     net::SocketAddr,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
     vec,
 };
 
 use bytes::Bytes;
 use fairmesh_client::{ServiceHandle, core::View, server::ServerLayer};
-use fairmesh_model::{EndpointState, Protocol};
+use fairmesh_model::{Balancing, EndpointState, LoadSignal, Policy, Protocol, Score};
 use fairmesh_router::{LoadReport, Reported};
 use futures_util::{FutureExt as _, StreamExt as _, stream};
 use http::{HeaderMap, HeaderValue, Request, Response, header::CONTENT_TYPE};
@@ -26,12 +30,13 @@ use tokio::{
         Semaphore,
         mpsc::{UnboundedSender, unbounded_channel},
     },
+    time::Instant,
 };
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tower::{Layer as _, service_fn};
 
 use crate::{
-    rig::{Rig, ask, get, until},
+    rig::{PATIENCE, Rig, ask, get, until},
     server::{Server, serve, text},
 };
 
@@ -39,9 +44,13 @@ type Answered = Result<Frame<Bytes>, Infallible>;
 
 /// An answer that ends with trailers where it is one of gRPC.
 pub(crate) fn answer(grpc: bool) -> Response<StreamBody<stream::Iter<vec::IntoIter<Answered>>>> {
+    ending(grpc, "0")
+}
+
+fn ending(grpc: bool, status: &'static str) -> Response<StreamBody<stream::Iter<vec::IntoIter<Answered>>>> {
     let mut frames: Vec<Answered> = vec![Ok(Frame::data(Bytes::from_static(b"\0\0\0\0\0")))];
     if grpc {
-        let status = [("grpc-status".parse().unwrap(), HeaderValue::from_static("0"))];
+        let status = [("grpc-status".parse().unwrap(), HeaderValue::from_static(status))];
         frames.push(Ok(Frame::trailers(HeaderMap::from_iter(status))));
     }
     let kind = if grpc { "application/grpc" } else { "text/plain" };
@@ -195,4 +204,81 @@ async fn reports_that_cannot_be_true_are_counted_and_not_kept() {
     assert_eq!(report(&service).unwrap().load, kept);
     say("TEXT cpu_utilization=nonsense").await;
     assert_eq!(report(&service).unwrap().load, kept, "what was known before stays");
+}
+
+#[tokio::test]
+async fn a_server_with_the_longer_queue_gets_fewer_calls() {
+    let rig = Rig::start().await;
+    // One says it to the layer, the other in a report of its own.
+    let (long, short) = (ServerLayer::default(), ServerLayer::default());
+    long.metric("queue", 30.0).unwrap();
+    let called = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&called);
+    let long = long.layer(service_fn(move |_: Request<Incoming>| {
+        counted.fetch_add(1, Relaxed);
+        async { Ok::<_, Infallible>(answer(false)) }
+    }));
+    let short = short.layer(service_fn(async |_: Request<Incoming>| {
+        let mut answer = answer(false);
+        let own = HeaderValue::from_static("TEXT named_metrics.queue=10");
+        answer.headers_mut().insert("endpoint-load-metrics", own);
+        Ok::<_, Infallible>(answer)
+    }));
+    let score = Score { gain: 100, correction: 8, half_life: Duration::from_millis(100), ..Score::default() };
+    let signal = LoadSignal::Metric("queue".into());
+    let balancing = Balancing { signal, score, ..Balancing::default() };
+    rig.policy("shop/one", Policy { balancing, ..Policy::default() });
+    rig.replicated("shop/one", Protocol::Http1, &[serve(long).await, serve(short).await]);
+    let mesh = rig.mesh().await;
+    let service = mesh.service("shop/one").unwrap();
+    let begun = Instant::now();
+    loop {
+        let before = called.load(Relaxed);
+        for _ in 0..200 {
+            ask(&service, get("/")).await.unwrap();
+        }
+        let share = called.load(Relaxed) - before;
+        if share < 200 / 4 {
+            break;
+        }
+        assert!(begun.elapsed() < PATIENCE, "it still gets {share} of 200: {:?}", report(&service));
+    }
+    assert_eq!(mesh.stats().reports_ignored, 0);
+}
+
+#[tokio::test]
+async fn only_good_answers_earn_a_reward() {
+    let rig = Rig::start().await;
+    let service = ServerLayer::default().layer(service_fn(async |request: Request<Incoming>| {
+        let (grpc, bad) = (request.headers().contains_key("te"), request.uri().path() == "/bad");
+        let mut answer = ending(grpc, if bad { "13" } else { "0" });
+        if bad && !grpc {
+            *answer.status_mut() = http::StatusCode::INTERNAL_SERVER_ERROR;
+        }
+        Ok::<_, Infallible>(answer)
+    }));
+    let address = serve(service).await;
+    for (name, protocol, grpc) in [
+        ("shop/one", Protocol::Http1, false),
+        ("shop/two", Protocol::Http2, false),
+        ("shop/three", Protocol::Grpc, true),
+    ] {
+        let score = Score { reward: 100, ..Score::default() };
+        let balancing = Balancing { score, ..Balancing::default() };
+        rig.policy(name, Policy { balancing, ..Policy::default() });
+        rig.replicated(name, protocol, &[address]);
+        let service = rig.mesh().await.service(name).unwrap();
+        let score_after = async |path: &str| -> f64 {
+            for _ in 0..5 {
+                service.send(to(path, grpc)).await.unwrap().into_body().collect().await.unwrap();
+            }
+            let explained = service.explain(&to("/", grpc), 1).await.unwrap().to_string();
+            let (_, score) = explained.split_once("so a score of ").unwrap();
+            score.split_whitespace().next().unwrap().trim_end_matches([',', ';', '.']).parse().unwrap()
+        };
+        let before = score_after("/bad").await;
+        assert!(report(&service).is_some() && before > 0.0, "{name}: {before} after failures");
+        let after = score_after("/").await;
+        assert!(after < before - 4.0, "{name}: {after} after good answers");
+    }
 }

@@ -55,6 +55,12 @@ pub struct ScoreSpec {
     /// Whether servers are asked for their load where nothing recent is known of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub poll: Option<bool>,
+    /// How old a report must be for its server to be asked, such as `10ms`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub poll_after: Option<String>,
+    /// How long a round trip to a server that is asked may take, in percent of its work on a request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub poll_ratio: Option<u32>,
     /// What each answer takes off what its endpoint seems to carry, in percent of a request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reward: Option<u32>,
@@ -123,6 +129,8 @@ impl ScoreSpec {
             correction: self.correction.unwrap_or(default.correction),
             memory: read_duration_option("memory", self.memory.as_ref())?.unwrap_or(default.memory),
             poll: self.poll.unwrap_or(default.poll),
+            poll_after: read_duration_option("pollAfter", self.poll_after.as_ref())?.or(default.poll_after),
+            poll_ratio: self.poll_ratio.unwrap_or(default.poll_ratio),
             reward: self.reward.unwrap_or(default.reward),
         })
     }
@@ -137,6 +145,8 @@ impl ScoreSpec {
             correction: unless(score.correction, default.correction),
             memory: unless(score.memory, default.memory).map(write_duration),
             poll: unless(score.poll, default.poll),
+            poll_after: score.poll_after.map(write_duration),
+            poll_ratio: unless(score.poll_ratio, default.poll_ratio),
             reward: unless(score.reward, default.reward),
         }
     }

@@ -29,6 +29,8 @@ fn full_balancing() -> Balancing {
             correction: 1,
             memory: Duration::from_secs(3600),
             poll: false,
+            poll_after: Some(Duration::from_millis(1)),
+            poll_ratio: 100,
             reward: 5,
         },
         outliers: Outliers {
@@ -229,6 +231,8 @@ fn a_refusal_names_the_field_of_balancing() {
     assert_eq!(policy(|p| p.balancing.load_factor = Some(100)), "balancing.loadFactor");
     assert_eq!(policy(|p| p.balancing.score.half_life = Some("5".into())), "balancing.score.halfLife");
     assert_eq!(policy(|p| p.balancing.score.correction = Some(9)), "balancing.score.correction");
+    assert_eq!(policy(|p| p.balancing.score.poll_after = Some("2m".into())), "balancing.score.pollAfter");
+    assert_eq!(policy(|p| p.balancing.score.poll_ratio = Some(0)), "balancing.score.pollRatio");
     assert_eq!(policy(|p| p.balancing.outliers.longest = Some("1ms".into())), "balancing.outliers.longest");
 }
 

@@ -166,6 +166,20 @@ fn a_server_that_was_asked_counts_the_callers_own_calls_too() {
 }
 
 #[test]
+fn a_server_that_was_asked_earns_no_reward() {
+    let mut world = World::replicated(&[("a", "eu"), ("b", "eu")]);
+    world.policy.balancing.score.reward = 100;
+    let upstream = world.compile(None);
+    let [a, b] = [0, 1].map(|index| upstream.hold(index));
+    for now in 1..=50 {
+        a.report_asked(LoadReport { requests: Some(0), ..LoadReport::default() }, now);
+    }
+    assert_eq!(reached(&upstream), names(&["a", "b"]));
+    (1..=50).for_each(|now| b.report(LoadReport { requests: Some(0), ..LoadReport::default() }, now));
+    assert_eq!(reached(&upstream), names(&[b.target().instance.as_str()]));
+}
+
+#[test]
 fn an_instance_in_two_records_counts_once_and_where_it_serves() {
     let mut world = World::replicated(&[("a", "us"), ("a", "eu"), ("b", "eu")]);
     world.endpoints[0].state = EndpointState::Lost;

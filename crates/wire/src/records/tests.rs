@@ -167,6 +167,8 @@ fn balancing() -> impl Strategy<Value = Balancing> {
                 gain: some,
                 memory: time,
                 poll,
+                poll_after: poll.then_some(time),
+                poll_ratio: some,
                 reward: some,
                 ..Score::default()
             },

@@ -95,12 +95,14 @@ async fn whoever_asks_for_the_load_alone_is_told_and_not_counted() {
     let service = layer.layer(service_fn(async |request: Request<()>| {
         Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(request.uri().path().to_owned()))))
     }));
+    layer.metric("queue", 7.5).unwrap();
     let (one, two) = (layer.shared.load.begin(), layer.shared.load.begin());
     let activity = layer.shared.load.activity();
     // A key is no reason to refuse: the question is for this server.
     let question = Request::get(LOAD_PATH).header(KEY, "500").body(()).unwrap();
     let told = service.clone().oneshot(question).await.unwrap();
     assert_eq!((told.status().as_u16(), reported(&told.headers()[LOAD])), (204, Some(2)));
+    assert!(told.headers()[LOAD].to_str().unwrap().ends_with(",named_metrics.queue=7.5"));
     assert!(told.into_body().is_end_stream());
     assert_eq!(layer.shared.load.activity(), activity, "a drain need not wait for it");
     for other in [Request::post(LOAD_PATH), Request::get(format!("{LOAD_PATH}/more"))] {

@@ -39,23 +39,29 @@ impl<I> Incoming<I> {
 }
 
 impl Incoming {
-    /// Reads an answer that nobody wants to its end, where that is near, so that its connection can carry another.
-    pub(crate) async fn finish(mut self, line: &Arc<Line>) {
+    /// Reads an answer that nobody wants to its end, where that is near; its connection where it can carry another.
+    pub(super) async fn finish(mut self) -> Option<Box<Connection>> {
         for _ in 0..FEW {
             let frame = poll_fn(|context| Pin::new(&mut self).poll_frame(context)).await;
             if !matches!(frame, Some(Ok(_))) {
                 break;
             }
         }
-        self.give_back(line);
+        self.reusable()
     }
 
     /// The answer was read to its end: the connection may carry another call, unless the request is still being sent.
     pub(crate) fn give_back(&mut self, line: &Arc<Line>) {
-        let Some(connection) = self.connection.take_if(|connection| !connection.is_sending()) else { return };
-        if self.decoder.is_done() && connection.is_reusable() && !line.is_retired() {
-            line.h1.put(connection);
+        if let Some(connection) = self.reusable()
+            && !line.is_retired()
+        {
+            line.h1.put_used(connection);
         }
+    }
+
+    fn reusable(&mut self) -> Option<Box<Connection>> {
+        let connection = self.connection.take_if(|connection| !connection.is_sending())?;
+        (self.decoder.is_done() && connection.is_reusable()).then_some(connection)
     }
 }
 

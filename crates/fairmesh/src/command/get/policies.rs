@@ -67,7 +67,13 @@ fn balancing(balancing: &Balancing, kind: Option<ServiceKind>) -> String {
 }
 
 fn score(score: &Score) -> String {
-    let asked = if score.poll { "asked where they are near" } else { "never asked" };
+    let asked = match (score.poll, score.poll_after.map(write_duration)) {
+        (false, _) => "never asked".to_owned(),
+        (true, None) => format!("asked where a round trip takes under {} % of a request", score.poll_ratio),
+        (true, Some(after)) => {
+            format!("asked after {after} where a round trip takes under {} % of a request", score.poll_ratio)
+        }
+    };
     format!(
         "mean of {} reports, half-life {}; utilisation moves shares by up to {} % a second and {} x, held for {}; new at {} %, \
          {} % off an answer; servers are {asked}",

@@ -70,6 +70,8 @@ impl From<Score> for v1::Score {
             memory_us: micros(score.memory),
             asks_nobody: !score.poll,
             reward: score.reward,
+            poll_after_us: score.poll_after.map_or(0, micros),
+            poll_ratio: score.poll_ratio,
         }
     }
 }
@@ -84,6 +86,12 @@ impl From<v1::Score> for Score {
             correction: message.correction,
             memory: Duration::from_micros(message.memory_us),
             poll: !message.asks_nobody,
+            poll_after: Some(message.poll_after_us).filter(|after| *after > 0).map(Duration::from_micros),
+            // Records that were written before there was this field say nothing.
+            poll_ratio: match message.poll_ratio {
+                0 => Self::default().poll_ratio,
+                ratio => ratio,
+            },
             reward: message.reward,
         }
     }
