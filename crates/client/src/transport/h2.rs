@@ -81,9 +81,9 @@ impl Pool {
         connected_by: Instant,
     ) -> Result<Reply, SendError> {
         loop {
-            let shared = match self.roomiest(true) {
-                Some(shared) => shared,
-                None => by(connected_by, self.connection(line)).await?,
+            let (shared, fresh) = match self.roomiest(true) {
+                Some(shared) => (shared, false),
+                None => (by(connected_by, self.connection(line)).await?, true),
             };
             match shared.begin(slot)? {
                 Some(opened) => {
@@ -94,6 +94,10 @@ impl Pool {
                     return upload::send(opened).await.map_err(|error| shared.judge(error));
                 }
                 None => self.discard(&shared),
+            }
+            // A server that ends connections before anything is sent on them would be connected to for ever.
+            if fresh && !shared.used.load(Relaxed) {
+                return Err(SendError::Refused("it ended a new connection at once".into()));
             }
         }
     }
