@@ -97,7 +97,9 @@ pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
     let scaled = if quick { "; --quick takes a tenth of them" } else { "" };
     let layers = format!("one connection each, over {REPLICAS} replicas of one control plane{scaled}");
     report.figure("subscribers", plan.subscribers as f64, None, layers);
-    let about = |theirs: &Deliveries, quantile| format!("ms from acknowledged to delivered; etcd {:.2}", theirs.ms(quantile));
+    let about = |theirs: &Deliveries, quantile| {
+        format!("ms from acknowledged to delivered; etcd {:.2}", theirs.ms(quantile))
+    };
     for (name, quantile, goal) in [("few_p50_ms", 0.5, FEW_MS[0]), ("few_p99_ms", 0.99, FEW_MS[1])] {
         report.figure(name, ours.few.ms(quantile), Some(goal), about(&theirs.few, quantile));
     }
@@ -109,7 +111,8 @@ pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
         ours.per_cpu_second, theirs.per_cpu_second
     );
     report.figure_at_least("fanout_vs_etcd", ours.per_cpu_second / theirs.per_cpu_second, FANOUT, note);
-    let note = format!("bytes of all subscribers together, keep-alives included; etcd {:.0}", theirs.idle_bytes);
+    let note =
+        format!("bytes of all subscribers together, keep-alives included; etcd {:.0}", theirs.idle_bytes);
     report.figure("idle_bytes_per_s", ours.idle_bytes, None, note);
     report.peer("etcd", version);
     Ok(report)
@@ -186,7 +189,9 @@ impl Writer<'_> {
 
     fn server(&self, number: usize) -> Server {
         match self {
-            Self::Fairmesh(mesh) => Server::Fairmesh(mesh.replicas[number % mesh.replicas.len()].address.clone()),
+            Self::Fairmesh(mesh) => {
+                Server::Fairmesh(mesh.replicas[number % mesh.replicas.len()].address.clone())
+            }
             Self::Etcd(etcd) => Server::Etcd(etcd.address.clone()),
         }
     }

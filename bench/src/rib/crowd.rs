@@ -79,7 +79,12 @@ impl Crowd {
     }
 
     /// Waits until `count` watchers have a revision; how long after `since` each had it, in nanoseconds.
-    pub(super) async fn have(&mut self, revision: u64, count: usize, since: Instant) -> Result<Vec<u64>, String> {
+    pub(super) async fn have(
+        &mut self,
+        revision: u64,
+        count: usize,
+        since: Instant,
+    ) -> Result<Vec<u64>, String> {
         let mut came = self.early.remove(&revision).unwrap_or_default();
         let deadline = Instant::now() + PATIENCE;
         while came.len() < count {

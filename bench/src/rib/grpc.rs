@@ -53,8 +53,7 @@ impl Stream {
         let socket = Counted { socket, traffic: Arc::clone(traffic) };
         let mut builder = client::Builder::new();
         builder.initial_window_size(WINDOW).initial_connection_window_size(WINDOW);
-        let (mut sender, connection) =
-            builder.handshake::<_, Bytes>(socket).await.map_err(|e| failed(&e))?;
+        let (mut sender, connection) = builder.handshake::<_, Bytes>(socket).await.map_err(|e| failed(&e))?;
         // When it breaks, the stream says so.
         let connection = tokio::spawn(async { drop(connection.await) }).abort_handle();
         let request = Request::post(format!("http://{address}{path}"))

@@ -106,7 +106,8 @@ impl Replica {
         let acks = upstream::acknowledge(shared.node.clone(), upstream.clone(), stopping.clone());
         tokio::spawn(acks);
         let backend = ReplicaBackend::new(shared.clone(), upstream.clone(), &config);
-        let http = http.map(|listener| tokio::spawn(http::serve(listener, backend.clone(), stopping.clone())));
+        let http =
+            http.map(|listener| tokio::spawn(http::serve(listener, backend.clone(), stopping.clone())));
         let saving = tokio::spawn(shared.save_all(stopping.clone()));
         let mut serving = JoinSet::new();
         let routes = routes(backend, Forward::new(upstream, "replica", stopping.clone()), &stopping);

@@ -4,16 +4,16 @@ mod batch;
 mod frames;
 mod session;
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use fairmesh_model::{Cursor, Identity, Invalid, Location, Prefix, Revision};
 use fairmesh_wire::{
     handshake::{self, Hello},
     identity_of, rpc, software_of, v1,
 };
+use futures_util::Stream;
 use session::Session;
-use tokio::sync::{Semaphore, mpsc, watch};
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -206,7 +206,7 @@ impl<B: Backend> v1::rib_server::Rib for RibServer<B> {
         }
     }
 
-    type WatchStream = ReceiverStream<Result<v1::WatchResponse, Status>>;
+    type WatchStream = Pin<Box<dyn Stream<Item = Result<v1::WatchResponse, Status>> + Send>>;
 
     async fn watch(
         &self,
@@ -219,13 +219,8 @@ impl<B: Backend> v1::rib_server::Rib for RibServer<B> {
         })?;
         let watcher = self.backend.node().watch(software_of(&request), identity_of(&request));
         let session = Session::new(self.backend.clone(), watcher);
-        let (answers, stream) = mpsc::channel(1);
-        let closing = self.closing.clone();
-        tokio::spawn(async move {
-            session.run(request.into_inner(), answers, closing).await;
-            drop(permit);
-        });
-        Ok(Response::new(ReceiverStream::new(stream)))
+        let answers = session.answers(request.into_inner(), self.closing.clone(), permit);
+        Ok(Response::new(Box::pin(answers)))
     }
 
     async fn watchers(

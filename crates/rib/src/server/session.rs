@@ -6,15 +6,18 @@ use std::{
 
 use fairmesh_model::{Cursor, Prefix};
 use fairmesh_wire::v1::{self, watch_request::Kind};
-use futures_util::{FutureExt, StreamExt, stream::FuturesUnordered};
-use tokio::sync::{mpsc, watch};
+use futures_util::{
+    FutureExt, Stream, StreamExt,
+    stream::{self, FuturesUnordered},
+};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
 
 use super::{Backend, Claim, MAX_PREFIXES, frames, refused, too_many_prefixes};
 use crate::Watcher;
 
-type Answers = mpsc::Sender<Result<v1::WatchResponse, Status>>;
+type Answer = Result<v1::WatchResponse, Status>;
 type Joining = Pin<Box<dyn Future<Output = (Prefix, Result<(), String>)> + Send>>;
 
 /// One watch.
@@ -61,49 +64,54 @@ impl<B: Backend> Session<B> {
         }
     }
 
-    /// Answers until either side ends the watch.
-    pub(super) async fn run(
-        mut self,
-        mut asked: Streaming<v1::WatchRequest>,
-        answers: Answers,
+    /// The answers until either side ends the watch; `permit` is held as long.
+    ///
+    /// They are worked out by whoever writes them to the connection, as it is ready for them. A task of its own and a channel
+    /// between were rejected: with ten thousand watchers of one change, waking another task for each costs a fifth of all.
+    pub(super) fn answers<P: Send>(
+        self,
+        asked: Streaming<v1::WatchRequest>,
         closing: CancellationToken,
-    ) {
+        permit: P,
+    ) -> impl Stream<Item = Answer> + Send {
+        stream::unfold(Some((self, asked, closing, permit)), async |under_way| {
+            let (mut session, mut asked, closing, permit) = under_way?;
+            let answer = session.answer(&mut asked, &closing).await?;
+            // After a refusal nothing follows.
+            let rest = answer.is_ok().then_some((session, asked, closing, permit));
+            Some((answer, rest))
+        })
+    }
+
+    /// The next answer; `None` where nobody is left to tell.
+    async fn answer(
+        &mut self,
+        asked: &mut Streaming<v1::WatchRequest>,
+        closing: &CancellationToken,
+    ) -> Option<Answer> {
         loop {
             let sending = !self.outbox.is_empty() || (self.due && !self.holding);
-            let answered = tokio::select! {
+            if sending && let Some(message) = self.next_message() {
+                return Some(Ok(message));
+            }
+            tokio::select! {
                 message = asked.message() => match message {
-                    Ok(Some(message)) => self.asked(message),
-                    // The caller hung up or its connection broke: nobody is left to tell.
-                    Ok(None) | Err(_) => return,
+                    Ok(Some(message)) => {
+                        if let Err(status) = self.asked(message) {
+                            return Some(Err(status));
+                        }
+                    }
+                    // The caller hung up or its connection broke.
+                    Ok(None) | Err(_) => return None,
                 },
                 Some((prefix, ready)) = self.joining.next(), if !self.joining.is_empty() => {
                     self.joined(&prefix, ready);
-                    Ok(())
                 }
-                permit = answers.reserve(), if sending => match permit {
-                    Ok(permit) => {
-                        if let Some(message) = self.next_message() {
-                            permit.send(Ok(message));
-                        }
-                        Ok(())
-                    }
-                    Err(_) => return,
-                },
-                () = self.watcher.woken() => {
-                    self.due = true;
-                    Ok(())
+                () = self.watcher.woken() => self.due = true,
+                () = ticked(&mut self.ages) => self.due = true,
+                () = closing.cancelled() => {
+                    return Some(Err(Status::unavailable("this process is stopping; connect again")));
                 }
-                () = ticked(&mut self.ages) => {
-                    self.due = true;
-                    Ok(())
-                }
-                () = answers.closed() => return,
-                () = closing.cancelled() => Err(Status::unavailable("this process is stopping; connect again")),
-            };
-            if let Err(status) = answered {
-                // A caller that does not read learns it from the end of the stream.
-                let _ = answers.try_send(Err(status));
-                return;
             }
         }
     }
