@@ -190,7 +190,8 @@ mod tests {
         let (disk, _) = Disk::open(folder.path().join("copy")).await.unwrap();
         let shared = Arc::new(Shared::new(disk));
         let mut feed = Feed::new(shared.clone());
-        let feeding = std::thread::spawn(move || (1..=REVISIONS).for_each(|number| feed.update(update(number))));
+        let feeding =
+            std::thread::spawn(move || (1..=REVISIONS).for_each(|number| feed.update(update(number))));
         let (mut copy, mut last) = (BTreeMap::new(), 0);
         while last < REVISIONS {
             let changes = shared.changes();

@@ -59,7 +59,9 @@ async fn child(folder: &Path) {
         upstreams: vec![upstream(folder)],
         listen: vec![Address::Unix(folder.join("replica.sock"))],
         state_dir: folder.join("state"),
+        advertise: Vec::new(),
         name: "killed".into(),
+        region: None,
         metrics: None,
     };
     fairmesh_replica::run(config, pending()).await.unwrap();

@@ -125,10 +125,7 @@ impl Checker for Forward {
     type HoldStream = Passed<v1::HoldResponse>;
 
     /// The office lasts as long as both halves of the stream: it is lost with either connection.
-    async fn hold(
-        &self,
-        request: Request<v1::HoldRequest>,
-    ) -> Result<Response<Self::HoldStream>, Status> {
+    async fn hold(&self, request: Request<v1::HoldRequest>) -> Result<Response<Self::HoldStream>, Status> {
         let mut client = self.connection()?.checker();
         let office = self.answer(client.hold(passed_on(request)).await)?.into_inner();
         let forward = self.clone();
@@ -137,10 +134,7 @@ impl Checker for Forward {
         Ok(Response::new(passed))
     }
 
-    async fn judge(
-        &self,
-        request: Request<v1::JudgeRequest>,
-    ) -> Result<Response<v1::JudgeResponse>, Status> {
+    async fn judge(&self, request: Request<v1::JudgeRequest>) -> Result<Response<v1::JudgeResponse>, Status> {
         let mut client = self.connection()?.checker();
         self.answer(client.judge(passed_on(request)).await)
     }

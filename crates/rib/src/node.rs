@@ -10,7 +10,7 @@ use tokio::{
 };
 
 use crate::{
-    Batch, Commit, Conflict, Entry, Table, Update, WatcherInfo,
+    About, Batch, Commit, Conflict, Entry, Table, Update, WatcherInfo,
     hub::{Hub, WatcherId},
 };
 
@@ -303,6 +303,10 @@ impl Node {
             return None;
         }
         inner.hub.pull(id, inner.store, &inner.table)
+    }
+
+    fn introduce(&self, id: WatcherId, about: About) {
+        self.lock().hub.introduce(id, about);
     }
 
     fn leave(&self, id: WatcherId) {

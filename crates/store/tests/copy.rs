@@ -34,7 +34,8 @@ fn changes_add_up_and_another_store_replaces_them() {
     let path = folder.path().join("state/copy.redb");
     let (mut file, copied) = CopyFile::open(&path).unwrap();
     assert_eq!(copied, None);
-    file.write(&Changes { revision: at(1, 5), at: time(10), keys: vec![put("/a", 3), put("/b", 5)] }).unwrap();
+    file.write(&Changes { revision: at(1, 5), at: time(10), keys: vec![put("/a", 3), put("/b", 5)] })
+        .unwrap();
     file.write(&Changes { revision: at(1, 7), at: time(11), keys: vec![("/a".into(), None), put("/c", 7)] })
         .unwrap();
     drop(file);

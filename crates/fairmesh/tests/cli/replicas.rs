@@ -35,3 +35,43 @@ fn a_replica_that_is_told_to_follow_nobody_is_refused() {
     let complaint = fairmesh("", &["rib", "replica"], "").fails(2);
     assert!(complaint.contains("--upstream"), "{complaint}");
 }
+
+#[test]
+fn the_status_of_the_tree_names_everybody_and_who_is_behind() {
+    let mesh = Mesh::with_shop();
+    let root = mesh.replica("root", &mesh.address());
+    let region = mesh.replica("region", &root.address());
+    let agent = mesh.agent_at("eu", &region.address());
+    // An agent follows what its programs ask for, and nothing before that.
+    fairmesh(&agent.address(), &["get", "services"], "").ok();
+    let status = |args: &[&str]| mesh.run(&[&["rib", "status"], args].concat());
+    let named = |list: &serde_json::Value, name: &str| {
+        list.as_array().unwrap().iter().find(|one| one["name"].as_str().unwrap().starts_with(name)).cloned()
+    };
+    wait_until("all have what there is", || {
+        let tree = status(&["--json"]).json();
+        let agent = named(&tree["watchers"], "agent");
+        let current = |name| named(&tree["servers"], name).is_some_and(|one| one["lag"] == 0);
+        agent.is_some_and(|one| one["lag"] == 0) && current("replica root") && current("replica region")
+    });
+    let tree = status(&["--json"]).json();
+    let agent = named(&tree["watchers"], "agent").unwrap();
+    assert_eq!((&agent["kind"], &agent["region"]), (&"agent".into(), &"eu".into()), "{agent}");
+    assert!(agent["follows"].as_str().unwrap().starts_with("replica region"), "{agent}");
+    let below = named(&tree["servers"], "replica region").unwrap();
+    assert!(below["follows"].as_str().unwrap().starts_with("replica root"), "{below}");
+    assert_eq!((&below["ageMs"], &below["watchers"]), (&0.into(), &1.into()), "{below}");
+    assert!(status(&[]).ok().contains("replicas: 2; agents and programs behind: 0 of 1"));
+    assert!(status(&["--by", "replica"]).ok().contains("control plane"));
+
+    // A program that does not say that it has applied anything.
+    mesh.while_watching("/t/shop/", || {
+        let text = status(&["--by", "region"]).ok();
+        assert!(text.contains("agents and programs behind: 1 of 2"), "{text}");
+        assert!(text.contains(": test, below control plane"), "{text}");
+    });
+    drop(region);
+    wait_until("the root knows that the region is gone", || {
+        status(&["--json"]).json()["servers"].as_array().unwrap().len() == 2
+    });
+}

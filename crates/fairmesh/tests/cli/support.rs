@@ -179,14 +179,14 @@ impl Mesh {
         path.to_str().unwrap().to_owned()
     }
 
-    /// A replica that follows one of `upstream`.
+    /// A replica in region eu that follows one of `upstream`.
     pub(crate) fn replica(&self, name: &str, upstream: &str) -> Agent {
         let socket = self.path(&format!("{name}.sock"));
         let address = format!("unix:{}", socket.display());
         let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
         command
             .args(["rib", "replica", "--name", name, "--metrics", "none", "--upstream", upstream])
-            .args(["--listen", &address, "--state-dir"])
+            .args(["--region", "eu", "--listen", &address, "--state-dir"])
             .arg(self.path(name))
             .env_clear()
             .stderr(Stdio::null());

@@ -1,6 +1,5 @@
 //! What agents ask of a control plane arrives there through replicas.
 
-
 use fairmesh_control::{Control, ControlConfig};
 use fairmesh_wire::{transport::Address, v1};
 use tokio::{task::JoinHandle, time::timeout};
@@ -100,16 +99,17 @@ async fn the_checkers_office_and_the_imbalance_indicator_are_reached_through_a_r
     let control = Root::start(&forest).await;
     let replica = forest.replica("replica", std::slice::from_ref(&control.address)).await;
     let connection = replica.connect().await;
-    let connected = async {
-        while replica.page("/readyz").await.lines().last() != Some("ready") {}
-    };
+    let connected = async { while replica.page("/readyz").await.lines().last() != Some("ready") {} };
     timeout(BOUND, connected).await.unwrap();
 
     let apply = |name: &str| v1::HoldRequest { region: "eu".into(), name: name.into() };
     let mut first = connection.checker().hold(apply("first")).await.unwrap().into_inner();
     let held = timeout(BOUND, first.message()).await.unwrap().unwrap().unwrap();
     let mut checker = connection.checker();
-    let mut second = tokio::spawn(async move { checker.hold(apply("second")).await.unwrap().into_inner().message().await });
+    let mut second =
+        tokio::spawn(
+            async move { checker.hold(apply("second")).await.unwrap().into_inner().message().await },
+        );
     assert!(timeout(MOMENT, &mut second).await.is_err(), "one holds it at a time");
     drop(first);
     let next = timeout(BOUND, second).await.unwrap().unwrap().unwrap().unwrap();

@@ -80,7 +80,7 @@ impl Rib for Stub {
             identity: identity_of(&request).to_string(),
             applied: None,
         };
-        Ok(Response::new(WatchersResponse { watchers: vec![caller] }))
+        Ok(Response::new(WatchersResponse { watchers: vec![caller], ..WatchersResponse::default() }))
     }
 }
 
