@@ -16,7 +16,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -25,6 +25,7 @@ use fairmesh_rib::Entry;
 use fairmesh_store::CopyFile;
 use fairmesh_wire::transport::Address;
 use support::{BOUND, Memory, Server, prefix};
+use tokio::time::Instant;
 
 const ROUNDS: u64 = 20;
 const CHILD: &str = "FAIRMESH_REPLICA_KILL_TEST";

@@ -26,7 +26,7 @@ pub use batch::{
 };
 pub use forward::Forward;
 pub use hub::{MAX_DIRTY, WatcherInfo};
-pub use node::{Acked, Behind, Node, Watcher};
+pub use node::{Acked, Behind, Node, Values, Watcher};
 pub use prefixes::covering;
 pub use table::{DEFAULT_LOG, Table};
 pub use update::{Resumed, Snapshot, Update};

@@ -53,6 +53,9 @@ struct Inner {
     next_mark: u64,
 }
 
+/// Keys with what is at them; `None` where there is nothing.
+pub type Values = Vec<(Arc<str>, Option<Entry>)>;
+
 /// How far a wait for watchers came.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Acked {
@@ -128,10 +131,7 @@ impl Node {
     }
 
     /// What is at each of these keys, all at one revision.
-    pub fn values(
-        &self,
-        keys: impl IntoIterator<Item = Arc<str>>,
-    ) -> (Revision, Vec<(Arc<str>, Option<Entry>)>) {
+    pub fn values(&self, keys: impl IntoIterator<Item = Arc<str>>) -> (Revision, Values) {
         let inner = self.lock();
         let value = |key: Arc<str>| {
             let entry = inner.table.get(&key).cloned();

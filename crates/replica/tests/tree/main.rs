@@ -4,6 +4,7 @@
 mod disk;
 mod forest;
 mod services;
+mod stampede;
 // The upstream and the reader of rib's own tests.
 #[path = "../../../rib/tests/watch/support.rs"]
 #[allow(dead_code, reason = "these tests use a part of it")]

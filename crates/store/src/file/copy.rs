@@ -13,7 +13,7 @@ use std::{
 };
 
 use fairmesh_model::{Revision, StoreId};
-use fairmesh_rib::Entry;
+use fairmesh_rib::{Entry, Values};
 use redb::{Database, Error, ReadableDatabase, ReadableTable};
 
 use super::{
@@ -45,7 +45,7 @@ pub struct Changes {
     /// When this was last known to be current.
     pub at: SystemTime,
     /// Every key that changed since the revision before, with its entry now; `None` is gone.
-    pub keys: Vec<(Arc<str>, Option<Entry>)>,
+    pub keys: Values,
 }
 
 /// The file of a copy, which this process holds alone.
