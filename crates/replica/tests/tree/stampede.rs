@@ -45,7 +45,7 @@ impl Sink for Note {
             assert!(got.revision <= update.revision.number, "back from {got:?} to {}", update.revision);
             got.revision = update.revision.number;
             got.snapshots += update.snapshots.len();
-            got.back = !update.resumed.is_empty();
+            got.back |= !update.resumed.is_empty();
         });
     }
 
