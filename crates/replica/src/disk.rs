@@ -137,9 +137,10 @@ impl Shared {
     fn changes(&self) -> Changes {
         let mut dirty = self.disk.keys();
         let (revision, keys) = self.node.values(std::mem::take(&mut *dirty));
+        let floor = self.node.floor();
         drop(dirty);
         let now = wall_clock();
-        Changes { revision, at: now.checked_sub(self.age()).unwrap_or(now), keys }
+        Changes { revision, at: now.checked_sub(self.age()).unwrap_or(now), floor, keys }
     }
 }
 

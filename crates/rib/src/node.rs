@@ -130,6 +130,11 @@ impl Node {
         (inner.revision(), inner.table.read(prefixes))
     }
 
+    /// The earliest number from which a watcher resumes with what it missed.
+    pub fn floor(&self) -> u64 {
+        self.lock().table.floor()
+    }
+
     /// What is at each of these keys, all at one revision.
     pub fn values(&self, keys: impl IntoIterator<Item = Arc<str>>) -> (Revision, Values) {
         let inner = self.lock();
