@@ -137,9 +137,16 @@ fn check(folder: &Path, round: u64) -> u64 {
     fs::remove_file(&aside).unwrap();
     assert!(!aside.with_extension("unreadable").exists(), "round {round}: the copy is damaged");
     let Some(copied) = copied else { return 0 };
+    // The last number by which each key is in the log.
+    let logged: BTreeMap<&str, u64> = copied.log.iter().map(|(number, key)| (&**key, *number)).collect();
     let mut expected = BTreeMap::new();
     for revision in 1..=copied.revision.number {
         for (key, value) in changes(revision) {
+            let known = logged.get(&*key).is_some_and(|number| *number >= revision);
+            assert!(
+                known || revision <= copied.floor,
+                "round {round}: {key} of {revision} is not in the log"
+            );
             match value {
                 Some(value) => drop(expected.insert(Arc::from(key), Entry { value, revision })),
                 None => drop(expected.remove(&*key)),

@@ -150,8 +150,11 @@ fn current(db: &Database) -> Result<SystemTime, Error> {
         .ok_or_else(|| Error::Io(io::Error::other("it is from a time that no clock shows")))
 }
 
-/// The log, and from where on it is whole.
-fn log(db: &Database) -> Result<(Option<u64>, Vec<(u64, Arc<str>)>), Error> {
+/// Keys in the order in which they changed, with the number of the write.
+type Log = Vec<(u64, Arc<str>)>;
+
+/// From where on the log is whole, and the log.
+fn log(db: &Database) -> Result<(Option<u64>, Log), Error> {
     let transaction = db.begin_read()?;
     let floor = transaction.open_table(META)?.get(META_FLOOR)?.map(|found| found.value());
     let log = match transaction.open_table(LOG) {
