@@ -25,7 +25,7 @@ use disk::Disk;
 pub use error::AgentError;
 use fairmesh_model::Location;
 use fairmesh_rib::{
-    Forward, Node,
+    About, Forward, Kind, Node,
     cache::Saved,
     server::RibServer,
     upstream::{self, Backoff, Handle, Upstream, UpstreamConfig},
@@ -124,6 +124,8 @@ fn follow(config: &AgentConfig, shared: &Arc<Shared>, saved: Vec<Saved>) -> Hand
         refuse_lagging: true,
     };
     let upstream = Upstream::spawn(upstream, Feed::new(shared.clone()));
+    let region = Some(config.location.region.clone());
+    upstream.introduce(About { kind: Kind::Agent, region, addresses: Vec::new() });
     upstream.subscribe_held(held);
     upstream
 }

@@ -51,6 +51,9 @@ pub(crate) enum Command {
     Control(command::control::ControlArgs),
     /// Run this machine's agent: the copy of the routing information that local programs read.
     Agent(command::agent::AgentArgs),
+    /// Run replicas of the routing information base, and look at it as a whole.
+    #[command(subcommand)]
+    Rib(command::rib::RibCommand),
     /// Run a small shop on this machine, break it in five ways under load, and print what callers saw.
     Demo(demo::DemoArgs),
     /// Run a program that knows nothing of Fairmesh, or stand beside one, and keep it registered.

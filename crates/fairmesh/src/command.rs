@@ -14,8 +14,10 @@ pub(crate) mod get;
 pub(crate) mod history;
 pub(crate) mod imbalance;
 mod places;
+mod process;
 mod read;
 mod region;
+pub(crate) mod rib;
 pub(crate) mod rollback;
 pub(crate) mod shards;
 pub(crate) mod sim;
@@ -37,10 +39,12 @@ use crate::{
 pub(crate) use get::service_words;
 
 /// Carries out what was typed; the code is the process's.
+#[allow(clippy::cognitive_complexity, reason = "one arm a command, and nothing else")]
 pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
     match cli.command {
         Command::Control(args) => control::run(args).await,
         Command::Agent(args) => agent::run(args).await,
+        Command::Rib(command) => rib::run(command).await,
         Command::Demo(args) => demo::run(args).await.map(|()| ExitCode::SUCCESS).map_err(Failure::failed),
         Command::Register(args) => register::run(args).await,
         Command::Apply(args) => apply::run(args).await,

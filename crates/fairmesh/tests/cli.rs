@@ -10,6 +10,7 @@ mod cli {
     pub(crate) mod hosts;
     pub(crate) mod moves;
     pub(crate) mod refusals;
+    pub(crate) mod replicas;
     pub(crate) mod restarts;
     pub(crate) mod sim;
     pub(crate) mod support;

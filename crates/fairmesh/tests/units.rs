@@ -9,7 +9,8 @@ fn deployed(file: &str) -> String {
 }
 
 fn help(command: &str) -> BTreeSet<String> {
-    let output = Command::new(env!("CARGO_BIN_EXE_fairmesh")).args([command, "--help"]).output().unwrap();
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_fairmesh")).args(command.split(' ')).arg("--help").output().unwrap();
     assert!(output.status.success(), "{output:?}");
     words(&String::from_utf8(output.stdout).unwrap())
 }
@@ -23,13 +24,13 @@ fn words(text: &str) -> BTreeSet<String> {
 
 #[test]
 fn a_unit_names_only_options_and_variables_that_there_are() {
-    for command in ["control", "agent"] {
-        let unit = deployed(&format!("fairmesh-{command}.service"));
+    for (name, command) in [("control", "control"), ("agent", "agent"), ("replica", "rib replica")] {
+        let unit = deployed(&format!("fairmesh-{name}.service"));
         let start = format!("ExecStart=/usr/local/bin/fairmesh {command} ");
         assert!(unit.lines().any(|line| line.starts_with(&start)), "{unit}");
         let mut known = help(command);
         // Of the unit, for more arguments.
-        known.insert(format!("FAIRMESH_{}_OPTIONS", command.to_uppercase()));
+        known.insert(format!("FAIRMESH_{}_OPTIONS", name.to_uppercase()));
         let unknown: Vec<_> = words(&unit).difference(&known).cloned().collect();
         assert!(unknown.is_empty(), "fairmesh {command} does not know {unknown:?}");
     }
@@ -41,7 +42,7 @@ fn the_agent_is_capped_and_everything_comes_back() {
     for setting in ["CPUQuota=", "MemoryMax=", "TasksMax="] {
         assert!(agent.lines().any(|line| line.starts_with(setting)), "{setting}");
     }
-    for unit in [agent, deployed("fairmesh-control.service")] {
+    for unit in [agent, deployed("fairmesh-control.service"), deployed("fairmesh-replica.service")] {
         assert!(unit.lines().any(|line| line == "Restart=always"), "{unit}");
     }
 }

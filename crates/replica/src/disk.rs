@@ -137,9 +137,10 @@ impl Shared {
     fn changes(&self) -> Changes {
         let mut dirty = self.disk.keys();
         let (revision, keys) = self.node.values(std::mem::take(&mut *dirty));
+        let floor = self.node.floor();
         drop(dirty);
         let now = wall_clock();
-        Changes { revision, at: now.checked_sub(self.age()).unwrap_or(now), keys }
+        Changes { revision, at: now.checked_sub(self.age()).unwrap_or(now), floor, keys }
     }
 }
 
@@ -150,4 +151,60 @@ impl Shared {
 )]
 pub(crate) fn wall_clock() -> SystemTime {
     SystemTime::now()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use bytes::Bytes;
+    use fairmesh_model::{Revision, StoreId};
+    use fairmesh_rib::{Entry, Update, upstream::Sink};
+
+    use super::*;
+    use crate::feed::Feed;
+
+    const KEYS: u64 = 16;
+    const REVISIONS: u64 = 20_000;
+
+    /// Every revision writes one key and deletes another.
+    fn update(number: u64) -> Update {
+        let revision = Revision { store: StoreId(1), partition: 0, number };
+        let entry = Entry { value: Bytes::from(number.to_string()), revision: number };
+        let puts = vec![(key(number), entry)];
+        Update { puts, deletes: vec![key(number + KEYS / 2)], ..Update::empty(revision) }
+    }
+
+    fn key(number: u64) -> Arc<str> {
+        format!("/{}", number % KEYS).into()
+    }
+
+    /// The number that wrote each key, at a revision.
+    fn at(number: u64) -> BTreeMap<Arc<str>, u64> {
+        let last = (number.saturating_sub(KEYS / 2) + 1).max(1)..=number;
+        last.map(|number| (key(number), number)).collect()
+    }
+
+    #[tokio::test]
+    async fn what_is_taken_to_be_written_is_one_revision_whatever_comes_meanwhile() {
+        let folder = tempfile::tempdir().unwrap();
+        let (disk, _) = Disk::open(folder.path().join("copy")).await.unwrap();
+        let shared = Arc::new(Shared::new(disk));
+        let mut feed = Feed::new(shared.clone());
+        let feeding =
+            std::thread::spawn(move || (1..=REVISIONS).for_each(|number| feed.update(update(number))));
+        let (mut copy, mut last) = (BTreeMap::new(), 0);
+        while last < REVISIONS {
+            let changes = shared.changes();
+            last = changes.revision.number;
+            for (key, entry) in changes.keys {
+                match entry {
+                    Some(entry) => drop(copy.insert(key, entry.revision)),
+                    None => drop(copy.remove(&key)),
+                }
+            }
+            assert_eq!(copy, at(last), "at revision {last}");
+        }
+        feeding.join().unwrap();
+    }
 }

@@ -77,11 +77,11 @@ impl Shared {
 
     /// Starts with what was on disk.
     pub(crate) fn restore(&self, held: Copied) {
-        let Copied { revision, at, entries } = held;
+        let Copied { revision, at, entries, floor, log } = held;
         let age = wall_clock().duration_since(at).unwrap_or_default();
         tracing::info!(%revision, store = %revision.store, keys = entries.len(), ?age, "starting from the copy on disk");
         *self.standing() = Standing::Held { at: Instant::now(), age };
-        self.node.restore(revision, revision.number, entries);
+        self.node.restore_with_log(revision, floor, entries, log);
     }
 
     /// How old what is held may be; zero where it is followed to the source.

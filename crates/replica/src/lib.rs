@@ -21,9 +21,9 @@ use std::{future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Durat
 use backend::ReplicaBackend;
 use disk::Disk;
 pub use error::ReplicaError;
-use fairmesh_model::Prefix;
+use fairmesh_model::{Prefix, Region};
 use fairmesh_rib::{
-    Forward,
+    About, Forward, Kind,
     server::RibServer,
     upstream::{self, Backoff, Handle, Upstream, UpstreamConfig},
 };
@@ -52,8 +52,12 @@ pub struct ReplicaConfig {
     pub listen: Vec<Address>,
     /// Where the copy is kept; one replica each.
     pub state_dir: PathBuf,
+    /// Where others reach it, told to whoever asks for the state of the tree. Empty for where it listens.
+    pub advertise: Vec<Address>,
     /// What people call this replica.
     pub name: String,
+    /// The region that it is in, for people.
+    pub region: Option<Region>,
     /// Where `/metrics`, `/healthz` and `/readyz` are served, if anywhere.
     pub metrics: Option<SocketAddr>,
 }
@@ -101,6 +105,11 @@ impl Replica {
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), ReplicaError> {
         let Self { config, shared, held, listeners, http } = self;
         let upstream = follow(&config, &shared, held);
+        let addresses = match config.advertise.is_empty() {
+            true => listeners.iter().filter_map(|listener| listener.address().ok()).collect(),
+            false => config.advertise.clone(),
+        };
+        upstream.introduce(About { kind: Kind::Replica, region: config.region.clone(), addresses });
         let stopping = CancellationToken::new();
         let _stop_with_me = stopping.clone().drop_guard();
         let acks = upstream::acknowledge(shared.node.clone(), upstream.clone(), stopping.clone());

@@ -16,7 +16,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -25,6 +25,7 @@ use fairmesh_rib::Entry;
 use fairmesh_store::CopyFile;
 use fairmesh_wire::transport::Address;
 use support::{BOUND, Memory, Server, prefix};
+use tokio::time::Instant;
 
 const ROUNDS: u64 = 20;
 const CHILD: &str = "FAIRMESH_REPLICA_KILL_TEST";
@@ -59,7 +60,9 @@ async fn child(folder: &Path) {
         upstreams: vec![upstream(folder)],
         listen: vec![Address::Unix(folder.join("replica.sock"))],
         state_dir: folder.join("state"),
+        advertise: Vec::new(),
         name: "killed".into(),
+        region: None,
         metrics: None,
     };
     fairmesh_replica::run(config, pending()).await.unwrap();
@@ -134,9 +137,16 @@ fn check(folder: &Path, round: u64) -> u64 {
     fs::remove_file(&aside).unwrap();
     assert!(!aside.with_extension("unreadable").exists(), "round {round}: the copy is damaged");
     let Some(copied) = copied else { return 0 };
+    // The last number by which each key is in the log.
+    let logged: BTreeMap<&str, u64> = copied.log.iter().map(|(number, key)| (&**key, *number)).collect();
     let mut expected = BTreeMap::new();
     for revision in 1..=copied.revision.number {
         for (key, value) in changes(revision) {
+            let known = logged.get(&*key).is_some_and(|number| *number >= revision);
+            assert!(
+                known || revision <= copied.floor,
+                "round {round}: {key} of {revision} is not in the log"
+            );
             match value {
                 Some(value) => drop(expected.insert(Arc::from(key), Entry { value, revision })),
                 None => drop(expected.remove(&*key)),

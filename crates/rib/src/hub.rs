@@ -8,7 +8,7 @@ use std::{
 
 use fairmesh_model::{Cursor, Identity, Prefix, StoreId};
 
-use crate::{Table, Update, covering};
+use crate::{About, Table, Update, covering};
 
 mod pull;
 mod watcher;
@@ -30,6 +30,8 @@ pub struct WatcherInfo {
     pub identity: Identity,
     /// The number up to which it decides by what it was sent: the node's own for one that owes nothing.
     pub applied: u64,
+    /// What else it says of itself; programs say nothing.
+    pub about: Option<Arc<About>>,
 }
 
 /// The watchers of one node.
@@ -48,6 +50,13 @@ impl Hub {
         self.next += 1;
         self.watchers.insert(self.next, Watcher::new(software, identity));
         self.next
+    }
+
+    /// The watcher says what it is.
+    pub(crate) fn introduce(&mut self, id: WatcherId, about: About) {
+        if let Some(watcher) = self.watchers.get_mut(&id) {
+            watcher.about = Some(Arc::new(about));
+        }
     }
 
     /// Returns what it decides by, how far it was, and how far it said it was; `None` for one that never said that it

@@ -8,6 +8,7 @@
 //! to see and reads their values when it is ready for them, so bursts coalesce and a slow watcher costs a bounded set of
 //! keys. A queue of changes per watcher was rejected: it grows with the slowest reader and delivers what is outdated.
 
+mod about;
 mod batch;
 pub mod cache;
 mod forward;
@@ -19,12 +20,13 @@ mod table;
 mod update;
 pub mod upstream;
 
+pub use about::{About, Kind};
 pub use batch::{
     Batch, Commit, Conflict, Entry, Expect, MAX_BATCH_BYTES, MAX_KEY_BYTES, MAX_OPS, MAX_VALUE_BYTES, Op,
 };
 pub use forward::Forward;
 pub use hub::{MAX_DIRTY, WatcherInfo};
-pub use node::{Acked, Behind, Node, Watcher};
+pub use node::{Acked, Behind, Node, Values, Watcher};
 pub use prefixes::covering;
 pub use table::{DEFAULT_LOG, Table};
 pub use update::{Resumed, Snapshot, Update};

@@ -10,7 +10,7 @@ use tokio::{
 };
 
 use crate::{
-    Batch, Commit, Conflict, Entry, Table, Update, WatcherInfo,
+    About, Batch, Commit, Conflict, Entry, Table, Update, WatcherInfo,
     hub::{Hub, WatcherId},
 };
 
@@ -52,6 +52,9 @@ struct Inner {
     /// The count of changes at which watchers are told again where they stand.
     next_mark: u64,
 }
+
+/// Keys with what is at them; `None` where there is nothing.
+pub type Values = Vec<(Arc<str>, Option<Entry>)>;
 
 /// How far a wait for watchers came.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,11 +130,13 @@ impl Node {
         (inner.revision(), inner.table.read(prefixes))
     }
 
+    /// The earliest number from which a watcher resumes with what it missed.
+    pub fn floor(&self) -> u64 {
+        self.lock().table.floor()
+    }
+
     /// What is at each of these keys, all at one revision.
-    pub fn values(
-        &self,
-        keys: impl IntoIterator<Item = Arc<str>>,
-    ) -> (Revision, Vec<(Arc<str>, Option<Entry>)>) {
+    pub fn values(&self, keys: impl IntoIterator<Item = Arc<str>>) -> (Revision, Values) {
         let inner = self.lock();
         let value = |key: Arc<str>| {
             let entry = inner.table.get(&key).cloned();
@@ -303,6 +308,10 @@ impl Node {
             return None;
         }
         inner.hub.pull(id, inner.store, &inner.table)
+    }
+
+    fn introduce(&self, id: WatcherId, about: About) {
+        self.lock().hub.introduce(id, about);
     }
 
     fn leave(&self, id: WatcherId) {

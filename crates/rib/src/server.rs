@@ -234,8 +234,13 @@ impl<B: Backend> v1::rib_server::Rib for RibServer<B> {
             software: watcher.software,
             identity: watcher.identity.to_string(),
             applied: at.map(|at| Cursor::at(Revision { number: watcher.applied, ..at }).into()),
+            about: watcher.about.as_deref().map(Into::into),
         });
-        Ok(Response::new(v1::WatchersResponse { watchers: watchers.collect() }))
+        Ok(Response::new(v1::WatchersResponse {
+            watchers: watchers.collect(),
+            at: at.map(|at| Cursor::at(at).into()),
+            age_ms: frames::milliseconds(self.backend.age(&prefix)),
+        }))
     }
 }
 

@@ -137,6 +137,13 @@ impl Table {
         (self.revision, self.floor) = (revision, floor);
     }
 
+    /// Takes the log that goes with what was restored: every change after `floor`, in order.
+    pub(crate) fn remember(&mut self, log: impl IntoIterator<Item = (u64, Arc<str>)>) {
+        for (revision, key) in log {
+            self.note(revision, key);
+        }
+    }
+
     /// How many changes there ever were, and how many of them the log holds at most.
     pub(crate) fn changes(&self) -> (u64, usize) {
         (self.changes, self.longest)
@@ -149,18 +156,22 @@ impl Table {
 
     /// Writes one key and remembers that it changed.
     pub(crate) fn set(&mut self, revision: u64, key: Arc<str>, entry: Option<Entry>) {
+        self.note(revision, key.clone());
+        match entry {
+            Some(entry) => self.entries.insert(key, entry),
+            None => self.entries.remove(&key),
+        };
+    }
+
+    fn note(&mut self, revision: u64, key: Arc<str>) {
         self.changes += 1;
-        self.log.push_back((revision, key.clone()));
+        self.log.push_back((revision, key));
         if self.log.len() > self.longest
             && let Some((oldest, _)) = self.log.pop_front()
         {
             // The rest of that revision, still in the log, must not pass for all of it.
             self.floor = oldest;
         }
-        match entry {
-            Some(entry) => self.entries.insert(key, entry),
-            None => self.entries.remove(&key),
-        };
     }
 
     /// Drops keys without saying so: nobody watches them.

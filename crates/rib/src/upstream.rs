@@ -24,7 +24,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 pub use acknowledge::acknowledge;
 pub use standing::Standing;
 
-use crate::Update;
+use crate::{About, Update};
 
 /// Whom to follow and how.
 #[derive(Clone, Debug)]
@@ -120,6 +120,7 @@ struct Shared {
 struct Wanted {
     prefixes: BTreeMap<Prefix, Wish>,
     ack: Option<Revision>,
+    about: Option<About>,
     /// How often the prefixes changed.
     changes: u64,
 }
@@ -145,6 +146,12 @@ impl Upstream {
 }
 
 impl Handle {
+    /// Says what the reader is, over this connection and all that follow.
+    pub fn introduce(&self, about: About) {
+        self.shared.lock().about = Some(about);
+        self.shared.changed.notify_one();
+    }
+
     /// Follows a prefix. Following it already is no error.
     pub fn subscribe(&self, prefix: Prefix) {
         self.wish([(prefix, None)]);

@@ -1,6 +1,6 @@
 //! `fairmesh agent`.
 
-use std::{fs, net::SocketAddr, path::PathBuf, process::ExitCode, str::FromStr};
+use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
 use fairmesh_agent::AgentConfig;
@@ -9,7 +9,10 @@ use fairmesh_wire::transport::Address;
 
 use crate::{failure::Failure, logging::Logging, signals};
 
-use super::places;
+use super::{
+    places,
+    process::{Metrics, host_name},
+};
 
 /// Arguments of `fairmesh agent`.
 #[derive(Debug, Args)]
@@ -52,23 +55,6 @@ pub(crate) struct AgentArgs {
     logging: Logging,
 }
 
-/// An address, or none.
-#[derive(Clone, Copy, Debug)]
-struct Metrics(Option<SocketAddr>);
-
-impl FromStr for Metrics {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "none" => Ok(Self(None)),
-            text => text.parse().map(|address| Self(Some(address))).map_err(|_| {
-                format!("'{text}' is not an address; write ip:port, such as 127.0.0.1:7402, or none")
-            }),
-        }
-    }
-}
-
 /// Runs until SIGTERM or SIGINT.
 pub(crate) async fn run(args: AgentArgs) -> Result<ExitCode, Failure> {
     args.logging.start()?;
@@ -83,12 +69,4 @@ pub(crate) async fn run(args: AgentArgs) -> Result<ExitCode, Failure> {
     };
     fairmesh_agent::run(config, signals::shutdown()?).await.map_err(|error| Failure::stopped(&error))?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn host_name() -> String {
-    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    match name.trim() {
-        "" => "unnamed".into(),
-        name => name.into(),
-    }
 }

@@ -179,13 +179,34 @@ impl Mesh {
         path.to_str().unwrap().to_owned()
     }
 
+    /// A replica in region eu that follows one of `upstream`.
+    pub(crate) fn replica(&self, name: &str, upstream: &str) -> Agent {
+        let socket = self.path(&format!("{name}.sock"));
+        let address = format!("unix:{}", socket.display());
+        let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+        command
+            .args(["rib", "replica", "--name", name, "--metrics", "none", "--upstream", upstream])
+            .args(["--region", "eu", "--listen", &address, "--state-dir"])
+            .arg(self.path(name))
+            .env_clear()
+            .stderr(Stdio::null());
+        let replica = Agent { child: command.spawn().unwrap(), address };
+        wait_until("the replica listens", || UnixStream::connect(&socket).is_ok());
+        replica
+    }
+
     /// An agent in this region that follows the control plane.
     pub(crate) fn agent(&self, region: &str) -> Agent {
+        self.agent_at(region, &self.address())
+    }
+
+    /// An agent in this region that follows somebody.
+    pub(crate) fn agent_at(&self, region: &str, upstream: &str) -> Agent {
         let socket = self.path(&format!("agent-{region}.sock"));
         let address = format!("unix:{}", socket.display());
         let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
         command
-            .args(["agent", "--region", region, "--metrics", "none", "--control", &self.address()])
+            .args(["agent", "--region", region, "--metrics", "none", "--control", upstream])
             .args(["--listen", &address, "--state-dir"])
             .arg(self.path(&format!("agent-{region}")))
             .env_clear()

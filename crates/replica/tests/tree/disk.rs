@@ -48,6 +48,38 @@ async fn without_an_upstream_it_serves_from_disk_with_its_age_and_then_catches_u
 }
 
 #[tokio::test]
+async fn a_reader_that_was_not_told_of_others_changes_resumes_after_a_restart_without_a_snapshot() {
+    let forest = Forest::new();
+    let memory = Memory::new(1);
+    memory.put(&[("/a/1", "x"), ("/a/2", "x"), ("/b/1", "x")]);
+    let control = forest.control("control", &memory).await;
+    let upstream = [control.address.clone()];
+    let replica = forest.replica("replica", &upstream).await;
+    let mut quiet = Reader::following(&[&replica.address], &["/a/"]).await;
+    let mut busy = Reader::following(&[&replica.address], &["/b/"]).await;
+    replica.stop().await;
+    let replica = forest.replica("replica", &upstream).await;
+    assert_eq!((quiet.update().await.resumed.len(), busy.update().await.resumed.len()), (1, 1));
+    for i in 0..10 {
+        memory.put(&[("/b/1", &i.to_string())]);
+    }
+    while busy.copy["/b/1"] != "9" {
+        busy.update().await;
+    }
+    replica.stop().await;
+    memory.put(&[("/a/1", "y")]);
+    memory.delete("/a/2");
+
+    let replica = forest.replica("replica", &upstream).await;
+    while quiet.copy != copy(&[("/a/1", "y")]) {
+        let update = quiet.update().await;
+        assert!(update.snapshots.is_empty(), "{update:?}");
+    }
+    replica.stop().await;
+    control.stop().await;
+}
+
+#[tokio::test]
 async fn a_stop_leaves_the_last_revision_on_disk() {
     let forest = Forest::new();
     let memory = Memory::new(1);

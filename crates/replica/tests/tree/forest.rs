@@ -68,7 +68,9 @@ impl Forest {
             upstreams: upstreams.to_vec(),
             listen: vec![address.clone()],
             state_dir: self.state(name),
+            advertise: Vec::new(),
             name: name.into(),
+            region: None,
             metrics,
         };
         let replica = Replica::start(config).await?;

@@ -4,6 +4,7 @@
 mod disk;
 mod forest;
 mod services;
+mod stampede;
 // The upstream and the reader of rib's own tests.
 #[path = "../../../rib/tests/watch/support.rs"]
 #[allow(dead_code, reason = "these tests use a part of it")]
@@ -27,7 +28,7 @@ async fn two_layers_carry_changes_down_and_acknowledgements_up() {
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "x"), ("/b/1", "x")]);
     let control = forest.control("control", &memory).await;
-    let root = forest.replica("root", &[control.address.clone()]).await;
+    let root = forest.replica("root", std::slice::from_ref(&control.address)).await;
     let region = forest.replica("region", std::slice::from_ref(&root.address)).await;
     let agent = forest.agent("agent", &region.address);
     let mut below = Reader::following(&[&agent.address], &["/a/"]).await;

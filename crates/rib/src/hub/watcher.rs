@@ -6,7 +6,7 @@ use std::{
 use fairmesh_model::{Cursor, Identity, Prefix};
 
 use super::{MAX_DIRTY, WatcherInfo};
-use crate::covering;
+use crate::{About, covering};
 
 /// How one subscription of a watcher stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +26,7 @@ pub(super) enum Sub {
 pub(super) struct Watcher {
     software: String,
     identity: Identity,
+    pub(super) about: Option<Arc<About>>,
     pub(super) subs: BTreeMap<Prefix, Sub>,
     /// The subscriptions that are not live.
     pub(super) entering: BTreeSet<Prefix>,
@@ -42,6 +43,7 @@ impl Watcher {
         Self {
             software,
             identity,
+            about: None,
             subs: BTreeMap::new(),
             entering: BTreeSet::new(),
             dirty: BTreeSet::new(),
@@ -100,7 +102,8 @@ impl Watcher {
 
     pub(super) fn info(&self, revision: u64) -> WatcherInfo {
         let applied = self.applied(revision);
-        WatcherInfo { software: self.software.clone(), identity: self.identity.clone(), applied }
+        let (software, identity, about) = (self.software.clone(), self.identity.clone(), self.about.clone());
+        WatcherInfo { software, identity, applied, about }
     }
 
     /// The number up to which it decides by what it was sent. One that owes nothing counts as being at the table's

@@ -122,7 +122,7 @@ mod tests {
     }
 
     fn info(software: &str, applied: u64) -> WatcherInfo {
-        WatcherInfo { software: software.into(), identity: Identity::Anonymous, applied }
+        WatcherInfo { software: software.into(), identity: Identity::Anonymous, applied, about: None }
     }
 
     #[test]

@@ -80,9 +80,22 @@ impl Node {
         floor: u64,
         entries: impl IntoIterator<Item = (Arc<str>, Entry)>,
     ) {
+        self.restore_with_log(revision, floor, entries, []);
+    }
+
+    /// The same with a log of every key that changed after `floor`, in order, each with a number not below that of its
+    /// change: watchers that stand after `floor` are sent what they missed.
+    pub fn restore_with_log(
+        &self,
+        revision: Revision,
+        floor: u64,
+        entries: impl IntoIterator<Item = (Arc<str>, Entry)>,
+        log: impl IntoIterator<Item = (u64, Arc<str>)>,
+    ) {
         let mut inner = self.lock();
         inner.replace_store(revision.store);
         inner.table.restore(revision.number, floor, entries);
+        inner.table.remember(log);
         inner.absent.anybody(Instant::now());
         self.announce(&inner);
     }

@@ -4,7 +4,7 @@ use fairmesh_model::{Cursor, Prefix};
 use tokio::sync::Notify;
 
 use super::Node;
-use crate::{Update, hub::WatcherId};
+use crate::{About, Update, hub::WatcherId};
 
 /// One watcher of a [`Node`]; dropping it ends the watch.
 #[derive(Debug)]
@@ -17,6 +17,11 @@ pub struct Watcher {
 impl Watcher {
     pub(super) fn new(node: Node, id: WatcherId, notify: Arc<Notify>) -> Self {
         Self { node, id, notify }
+    }
+
+    /// Says what watches, for people.
+    pub fn introduce(&self, about: About) {
+        self.node.introduce(self.id, about);
     }
 
     /// Follows a prefix from where the watcher stands; without a cursor, or with one too old, it gets a snapshot first.

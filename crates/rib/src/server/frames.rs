@@ -48,7 +48,7 @@ pub(super) fn contact(age: Duration) -> v1::WatchResponse {
 }
 
 /// Rounded up: zero is for what does not age.
-fn milliseconds(age: Duration) -> u64 {
+pub(super) fn milliseconds(age: Duration) -> u64 {
     u64::try_from(age.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 

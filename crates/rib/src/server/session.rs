@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
 
 use super::{Backend, Claim, MAX_PREFIXES, frames, refused, too_many_prefixes};
-use crate::Watcher;
+use crate::{About, Watcher};
 
 type Answer = Result<v1::WatchResponse, Status>;
 type Joining = Pin<Box<dyn Future<Output = (Prefix, Result<(), String>)> + Send>>;
@@ -156,6 +156,13 @@ impl<B: Backend> Session<B> {
             }
             Some(Kind::Applied(cursor)) => {
                 self.watcher.acked(&Cursor::try_from(cursor).map_err(refused)?);
+                Ok(())
+            }
+            Some(Kind::About(about)) => {
+                // What a newer caller says of itself, and is not understood here, is no reason to serve it less.
+                if let Ok(about) = About::try_from(about) {
+                    self.watcher.introduce(about);
+                }
                 Ok(())
             }
             // A newer caller's message: it agreed on this version, so it can do without an answer.

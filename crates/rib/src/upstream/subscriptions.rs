@@ -13,6 +13,8 @@ pub(super) struct Subscriptions {
     /// The last revision of all, on the present store.
     newest: Option<Revision>,
     acked: Option<Revision>,
+    /// Whether the present connection knows what the reader is.
+    introduced: bool,
     /// The wishes that were compared last over the present connection.
     compared: Option<u64>,
 }
@@ -45,7 +47,7 @@ impl Subscriptions {
     /// A new connection knows of nothing yet.
     pub(super) fn disconnected(&mut self) {
         self.asked.values_mut().for_each(|asked| (asked.sent, asked.live) = (false, false));
-        (self.acked, self.compared) = (None, None);
+        (self.acked, self.compared, self.introduced) = (None, None, false);
     }
 
     /// What to ask for so that what was asked is what is wanted. Returns the prefixes for which one watch has no room;
@@ -55,6 +57,10 @@ impl Subscriptions {
         wanted: &Wanted,
         outbox: &mut VecDeque<v1::WatchRequest>,
     ) -> Vec<Prefix> {
+        if let Some(about) = wanted.about.as_ref().filter(|_| !self.introduced) {
+            self.introduced = true;
+            outbox.push_back(request(Kind::About(about.into())));
+        }
         let mut left_out = Vec::new();
         if self.compared.replace(wanted.changes) != Some(wanted.changes) {
             left_out = self.compare(wanted, outbox);
@@ -187,7 +193,7 @@ mod tests {
         let prefix = Prefix::new("/a/").unwrap();
         let wish = Wish { number: 1, held: Some(at(7)) };
         let prefixes = [(prefix.clone(), wish)].into();
-        let wanted = Wanted { prefixes, ack: Some(at(7)), changes: 1 };
+        let wanted = Wanted { prefixes, ack: Some(at(7)), about: None, changes: 1 };
         let mut subscriptions = Subscriptions::default();
         subscriptions.disconnected();
         assert_eq!(acks(&mut subscriptions, &wanted), 1);

@@ -13,8 +13,11 @@ use std::{
 };
 
 use fairmesh_model::{Revision, StoreId};
-use fairmesh_rib::Entry;
-use redb::{Database, Error, ReadableDatabase, ReadableTable};
+use fairmesh_rib::{DEFAULT_LOG, Entry, Values};
+use redb::{
+    Database, Error, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition,
+    WriteTransaction,
+};
 
 use super::{
     backend::{self, OpenBackend},
@@ -25,6 +28,10 @@ use crate::StoreError;
 
 /// When the copy was last known to be current, in milliseconds of Unix time.
 const META_CURRENT: &str = "current";
+/// Changes after this number are all in the log.
+const META_FLOOR: &str = "floor";
+/// Which keys changed lately: each with the number of the write that brought it, which is not below that of its change.
+const LOG: TableDefinition<'_, (u64, &str), ()> = TableDefinition::new("fairmesh.log");
 
 /// What a copy held when it was opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +42,11 @@ pub struct Copied {
     pub at: SystemTime,
     /// All of it, by ascending key.
     pub entries: Vec<(Arc<str>, Entry)>,
+    /// Changes after this number are all in `log`.
+    pub floor: u64,
+    /// The keys that changed, in order, each with a number not below that of its change: so that watchers which return
+    /// after a restart are sent what they missed, and not everything.
+    pub log: Vec<(u64, Arc<str>)>,
 }
 
 /// What takes a copy to a revision.
@@ -44,8 +56,10 @@ pub struct Changes {
     pub revision: Revision,
     /// When this was last known to be current.
     pub at: SystemTime,
+    /// The number after which the source knows all that changed: the log of the copy never reaches further back.
+    pub floor: u64,
     /// Every key that changed since the revision before, with its entry now; `None` is gone.
-    pub keys: Vec<(Arc<str>, Option<Entry>)>,
+    pub keys: Values,
 }
 
 /// The file of a copy, which this process holds alone.
@@ -118,9 +132,12 @@ fn load(path: &Path) -> Result<(Database, Option<Copied>), StoreError> {
     if meta.revision == 0 {
         return Ok((db, None));
     }
-    let read = || Ok((current(&db)?, format::load(&db)?));
-    let (at, (number, entries)) = read().map_err(|e| open::store_error(path, e))?;
-    let copied = Copied { revision: Revision { store: meta.id, partition: 0, number }, at, entries };
+    let read = || Ok((current(&db)?, log(&db)?, format::load(&db)?));
+    let (at, (floor, log), (number, entries)) = read().map_err(|e| open::store_error(path, e))?;
+    let revision = Revision { store: meta.id, partition: 0, number };
+    // A file that was no copy so far knows of no changes.
+    let floor = floor.unwrap_or(number);
+    let copied = Copied { revision, at, entries, floor, log };
     Ok((db, Some(copied)))
 }
 
@@ -133,6 +150,52 @@ fn current(db: &Database) -> Result<SystemTime, Error> {
         .ok_or_else(|| Error::Io(io::Error::other("it is from a time that no clock shows")))
 }
 
+/// Keys in the order in which they changed, with the number of the write.
+type Log = Vec<(u64, Arc<str>)>;
+
+/// From where on the log is whole, and the log.
+fn log(db: &Database) -> Result<(Option<u64>, Log), Error> {
+    let transaction = db.begin_read()?;
+    let floor = transaction.open_table(META)?.get(META_FLOOR)?.map(|found| found.value());
+    let log = match transaction.open_table(LOG) {
+        Err(redb::TableError::TableDoesNotExist(_)) => return Ok((None, Vec::new())),
+        log => log?,
+    };
+    let rows = log.iter()?.map(|row| {
+        let (key, _) = row?;
+        let (number, key) = key.value();
+        Ok((number, Arc::from(key)))
+    });
+    Ok((floor.and_then(|floor| u64::try_from(floor).ok()), rows.collect::<Result<_, Error>>()?))
+}
+
+/// Notes which keys changed, as far back as is known and for as many as are kept.
+fn extend_log(transaction: &WriteTransaction, changes: &Changes) -> Result<(), Error> {
+    let number = changes.revision.number;
+    let mut meta = transaction.open_table(META)?;
+    let before = meta.get(META_FLOOR)?.and_then(|floor| u64::try_from(floor.value()).ok());
+    let mut floor = before.unwrap_or(number).max(changes.floor);
+    if changes.keys.len() > DEFAULT_LOG {
+        floor = number;
+    }
+    let mut log = transaction.open_table(LOG)?;
+    if floor < number {
+        for (key, _) in &changes.keys {
+            log.insert((number, &**key), ())?;
+        }
+    }
+    loop {
+        let Some(oldest) = log.first()?.map(|(key, _)| key.value().0) else { break };
+        if oldest > floor && log.len()? <= DEFAULT_LOG as u64 {
+            break;
+        }
+        log.pop_first()?;
+        floor = floor.max(oldest);
+    }
+    meta.insert(META_FLOOR, u128::from(floor))?;
+    Ok(())
+}
+
 fn commit(db: &Database, changes: &Changes) -> Result<(), Error> {
     let mut transaction = format::begin(db)?;
     // A copy of gigabytes is opened after a crash without a walk through all of it to find out which pages are free.
@@ -141,7 +204,10 @@ fn commit(db: &Database, changes: &Changes) -> Result<(), Error> {
     let before = transaction.open_table(META)?.get(META_STORE)?.map(|found| found.value());
     if before != Some(store) {
         transaction.delete_table(ENTRIES)?;
+        transaction.delete_table(LOG)?;
+        transaction.open_table(META)?.remove(META_FLOOR)?;
     }
+    extend_log(&transaction, changes)?;
     {
         let mut entries = transaction.open_table(ENTRIES)?;
         for (key, entry) in &changes.keys {

@@ -79,8 +79,9 @@ impl Rib for Stub {
             software: software_of(&request).into(),
             identity: identity_of(&request).to_string(),
             applied: None,
+            ..Watcher::default()
         };
-        Ok(Response::new(WatchersResponse { watchers: vec![caller] }))
+        Ok(Response::new(WatchersResponse { watchers: vec![caller], ..WatchersResponse::default() }))
     }
 }
 

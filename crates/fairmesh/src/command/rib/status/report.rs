@@ -1,0 +1,178 @@
+//! What a person is shown of the tree.
+
+use std::{collections::BTreeMap, fmt::Write, time::Duration};
+
+use super::{
+    By,
+    walk::{Server, Tree, Watching},
+};
+use crate::output;
+
+/// What stands where nothing is known.
+const UNKNOWN: &str = "-";
+
+/// The table, furthest behind first, and a summary below it.
+pub(super) fn text(tree: &Tree, by: By, limit: usize) -> String {
+    let (head, mut rows): (&[&str], Vec<Vec<String>>) = match by {
+        By::Router => (
+            &["WATCHER", "KIND", "REGION", "FOLLOWS", "APPLIED", "LAG"],
+            tree.watchers.iter().map(watcher).collect(),
+        ),
+        By::Replica => (
+            &["SERVER", "REGION", "FOLLOWS", "REVISION", "LAG", "AGE", "WATCHERS"],
+            tree.servers.iter().map(server).collect(),
+        ),
+        By::Region => (&["REGION", "WATCHERS", "BEHIND", "LAG", "FURTHEST"], regions(tree)),
+    };
+    let all = rows.len();
+    if limit > 0 {
+        rows.truncate(limit);
+    }
+    let mut text = if rows.is_empty() { String::new() } else { output::table(head, &rows) };
+    if rows.len() < all {
+        text += &format!("… and {} more; '--limit 0' prints all\n", all - rows.len());
+    }
+    text + &summary(tree)
+}
+
+fn watcher(one: &Watching) -> Vec<String> {
+    vec![
+        one.name.clone(),
+        one.kind.to_owned(),
+        known(one.region.as_ref()),
+        one.follows.clone(),
+        known(one.applied),
+        known(one.lag),
+    ]
+}
+
+fn server(one: &Server) -> Vec<String> {
+    // To the second, but never down to what says that it is in touch.
+    let age = match one.age_ms {
+        0 => "0".to_owned(),
+        age => format!("{} s", Duration::from_millis(age).as_secs().max(1)),
+    };
+    vec![
+        one.name.clone(),
+        known(one.region.as_ref()),
+        known(one.follows.as_ref()),
+        known(one.revision),
+        known(one.lag),
+        if one.problem.is_some() { UNKNOWN.into() } else { age },
+        if one.problem.is_some() { UNKNOWN.into() } else { one.watchers.to_string() },
+    ]
+}
+
+/// One row a region: those who call there, and whoever is furthest behind.
+fn regions(tree: &Tree) -> Vec<Vec<String>> {
+    let mut regions: BTreeMap<String, Vec<&Watching>> = BTreeMap::new();
+    for one in routers(tree) {
+        regions.entry(known(one.region.as_ref())).or_default().push(one);
+    }
+    // Each is in the order of the tree: whoever is furthest behind comes first.
+    let mut regions: Vec<_> = regions.into_iter().collect();
+    regions.sort_by_key(|(_, watchers)| std::cmp::Reverse(watchers[0].lag));
+    let row = |(region, watchers): (String, Vec<&Watching>)| {
+        let behind = watchers.iter().filter(|one| is_behind(one)).count();
+        let furthest = watchers[0];
+        let name = if is_behind(furthest) { furthest.name.clone() } else { UNKNOWN.into() };
+        vec![region, watchers.len().to_string(), behind.to_string(), known(furthest.lag), name]
+    };
+    regions.into_iter().map(row).collect()
+}
+
+/// Whoever calls by what it is sent, or passes it on to programs that do.
+fn routers(tree: &Tree) -> impl Iterator<Item = &Watching> {
+    tree.watchers.iter().filter(|one| one.kind != "replica")
+}
+
+fn is_behind(one: &Watching) -> bool {
+    one.lag != Some(0)
+}
+
+fn summary(tree: &Tree) -> String {
+    let behind: Vec<_> = routers(tree).filter(|one| is_behind(one)).collect();
+    let mut text = format!(
+        "revision {}; replicas: {}; agents and programs behind: {} of {}",
+        tree.revision,
+        tree.servers.len() - 1,
+        behind.len(),
+        routers(tree).count()
+    );
+    // Writing to a string cannot fail.
+    if let Some(Watching { name, follows, lag: Some(lag), .. }) = behind.first() {
+        let _ = write!(text, ", the furthest by {lag} revisions: {name}, below {follows}");
+    }
+    text.push('\n');
+    for one in tree.servers.iter().filter(|one| one.age_ms > 0) {
+        let _ = writeln!(text, "{} is cut off from the control plane", one.name);
+    }
+    for Server { name, problem, .. } in &tree.servers {
+        if let Some(problem) = problem {
+            let _ = writeln!(text, "{name} could not be asked, nor whoever is below it: {problem}");
+        }
+    }
+    text
+}
+
+fn known(value: Option<impl ToString>) -> String {
+    value.map_or_else(|| UNKNOWN.to_owned(), |value| value.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one(name: &str, kind: &'static str, region: Option<&str>, lag: Option<u64>) -> Watching {
+        let applied = lag.map(|lag| 100 - lag);
+        let (name, identity, follows) = (name.into(), "anonymous".into(), "root".into());
+        Watching { name, identity, kind, region: region.map(Into::into), follows, applied, lag }
+    }
+
+    fn server(name: &str, age_ms: u64, problem: Option<&str>) -> Server {
+        Server {
+            name: name.into(),
+            region: None,
+            follows: None,
+            revision: Some(100),
+            lag: Some(0),
+            age_ms,
+            watchers: 3,
+            problem: problem.map(Into::into),
+        }
+    }
+
+    fn tree() -> Tree {
+        Tree {
+            store: None,
+            revision: 100,
+            servers: vec![server("control", 0, None), server("root", 1, None), server("eu", 0, Some("gone"))],
+            watchers: vec![
+                one("root", "replica", None, Some(7)),
+                one("host-1", "agent", Some("eu"), Some(7)),
+                one("host-2", "agent", Some("us"), Some(0)),
+                one("host-3", "agent", Some("eu"), Some(0)),
+                one("old", "program", None, None),
+            ],
+        }
+    }
+
+    #[test]
+    fn whoever_is_behind_is_named_and_whoever_could_not_be_asked() {
+        let text = text(&tree(), By::Router, 2);
+        assert!(text.contains("host-1") && !text.contains("host-2"), "{text}");
+        assert!(text.contains("and 3 more"), "{text}");
+        assert!(text.contains("replicas: 2; agents and programs behind: 2 of 4"), "{text}");
+        assert!(text.contains("furthest by 7 revisions: host-1, below root"), "{text}");
+        assert!(text.contains("root is cut off"), "{text}");
+        assert!(text.contains("eu could not be asked, nor whoever is below it: gone"), "{text}");
+    }
+
+    #[test]
+    fn a_region_is_as_far_behind_as_the_last_of_it() {
+        let rows = regions(&tree());
+        assert_eq!(rows[0], ["eu", "2", "1", "7", "host-1"]);
+        assert_eq!(rows[1], ["us", "1", "0", "0", "-"]);
+        assert_eq!(rows[2], ["-", "1", "1", "-", "old"], "what is not known is not current");
+    }
+}
