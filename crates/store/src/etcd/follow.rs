@@ -8,8 +8,8 @@ use super::{
     client::{self, Client},
     failure::Failure,
     gather::Gather,
-    layout::{State, signed},
-    proto::WatchCreateRequest,
+    layout::{Layout, State, number, signed},
+    proto::{RangeRequest, WatchCreateRequest},
     shared::Shared,
 };
 
@@ -17,8 +17,8 @@ use super::{
 enum End {
     /// The connection, the member or its leader is lost.
     Away(String),
-    /// What it needs next is compacted.
-    Compacted,
+    /// What it needs next is compacted; the state at this revision is the oldest that is left.
+    Compacted(u64),
 }
 
 /// Follows until the store is broken or this is dropped. `next` is the first revision of the cluster that the history
@@ -34,7 +34,7 @@ pub(super) async fn follow(shared: Arc<Shared>, mut next: u64) {
                 tracing::warn!(place = %shared.client.place, problem, failures, "the watch of etcd is begun anew");
                 sleep(client::pause(failures)).await;
             }
-            End::Compacted => {
+            End::Compacted(_) => {
                 tracing::warn!(place = %shared.client.place, next, "etcd has compacted what was not read yet");
             }
         }
@@ -42,9 +42,15 @@ pub(super) async fn follow(shared: Arc<Shared>, mut next: u64) {
         if let Some(problem) = contradiction(&shared, &state, next) {
             return shared.broke(problem);
         }
-        if matches!(end, End::Compacted) {
-            shared.history.skip_to(state.last);
-            next = state.revision + 1;
+        if let End::Compacted(oldest) = end {
+            // Where nothing of this store is among what is gone, nobody has to load anything.
+            let (last, reached) = match shared.state_at(oldest).await {
+                Ok(then) => (then.last, oldest),
+                // Compacted further meanwhile.
+                Err(_) => (state.last, state.revision),
+            };
+            shared.history.skip_to(last);
+            next = reached + 1;
         }
     }
 }
@@ -72,7 +78,7 @@ async fn watch(shared: &Shared, next: &mut u64) -> End {
         };
         if answer.canceled {
             if answer.compact_revision > 0 {
-                return End::Compacted;
+                return End::Compacted(number(answer.compact_revision));
             }
             // Some releases say "permission denied" where they mean that the token is not good.
             shared.client.forget_token();
@@ -121,11 +127,15 @@ impl Shared {
     pub(super) async fn state(&self) -> Result<State, Failure> {
         read_state(&self.client, &self.layout).await
     }
+
+    /// How far it was at a revision of the cluster.
+    async fn state_at(&self, revision: u64) -> Result<State, Failure> {
+        let ask = RangeRequest { revision: signed(revision), ..self.layout.ask_state() };
+        Ok(self.layout.state(self.client.range(ask).await?))
+    }
 }
 
 /// How far a store is, and which one it is.
-pub(super) async fn read_state(client: &Client, layout: &super::layout::Layout) -> Result<State, Failure> {
-    let answer = client.range(layout.ask_state()).await?;
-    let revision = answer.header.map_or(0, |header| header.revision);
-    Ok(layout.state(answer, revision))
+pub(super) async fn read_state(client: &Client, layout: &Layout) -> Result<State, Failure> {
+    Ok(layout.state(client.range(layout.ask_state()).await?))
 }

@@ -11,6 +11,8 @@ use crate::{Place, StoreError};
 
 /// The format that this release writes, and the newest that it reads.
 const FORMAT: u32 = 1;
+/// What begins the value of `store`.
+const MAGIC: &[u8] = b"fairmesh";
 
 /// The keys of one store. Below its root lie `rib` with the records, and `meta` with
 /// * `store`: format and id, written once;
@@ -81,8 +83,9 @@ impl Layout {
     }
 
     /// Reads the answer to [`Layout::ask_state`].
-    pub(super) fn state(&self, answer: RangeResponse, revision: i64) -> State {
-        let mut state = State { last: 0, revision: number(revision), mark: None };
+    pub(super) fn state(&self, answer: RangeResponse) -> State {
+        let revision = answer.header.map_or(0, |header| number(header.revision));
+        let mut state = State { last: 0, revision, mark: None };
         for kv in answer.kvs {
             if kv.key == self.store() {
                 state.mark = Some(kv.value);
@@ -112,7 +115,7 @@ pub(super) fn signed(revision: u64) -> i64 {
 
 /// Format and id, as they stand at `store`.
 pub(super) fn mark(id: StoreId) -> Bytes {
-    [&FORMAT.to_be_bytes()[..], &id.0.to_be_bytes()].concat().into()
+    [MAGIC, &FORMAT.to_be_bytes(), &id.0.to_be_bytes()].concat().into()
 }
 
 /// The id in what stands at `store`.
@@ -120,7 +123,7 @@ pub(super) fn id_in(mark: &[u8], place: &Place) -> Result<StoreId, StoreError> {
     let place = place.clone();
     let foreign =
         "the keys below this root are not those of a Fairmesh store; give another root in the address";
-    let Some((format, id)) = mark.split_first_chunk() else {
+    let Some((format, id)) = mark.strip_prefix(MAGIC).and_then(<[u8]>::split_first_chunk) else {
         return Err(StoreError::Refused { place, problem: foreign.into() });
     };
     let format = u32::from_be_bytes(*format);
@@ -156,9 +159,9 @@ mod tests {
         let place = Place::from("etcd://a/b");
         assert_eq!(id_in(&mark(StoreId(77)), &place).unwrap(), StoreId(77));
         let mut newer = mark(StoreId(77)).to_vec();
-        newer[3] = 2;
+        newer[11] = 2;
         assert!(matches!(id_in(&newer, &place), Err(StoreError::Newer { found: 2, known: 1, .. })));
-        for foreign in [&b""[..], b"hello", &mark(StoreId(7))[..19], &[0; 20]] {
+        for foreign in [&b""[..], b"hello", &mark(StoreId(7))[..27], &[0; 28]] {
             let refusal = id_in(foreign, &place).unwrap_err().to_string();
             assert!(refusal.contains("give another root"), "{refusal}");
         }

@@ -86,9 +86,8 @@ pub(super) fn renewal(layout: &Layout, before: &[u8], after: &[u8]) -> TxnReques
 
 /// Reads the answer to [`transaction`].
 pub(super) fn verdict(layout: &Layout, mark: &[u8], batch: &Batch, answer: TxnResponse) -> Verdict {
-    let revision_of_cluster = answer.header.map_or(0, |header| header.revision);
     if answer.succeeded {
-        return Verdict::Written(number(revision_of_cluster));
+        return Verdict::Written(answer.header.map_or(0, |header| number(header.revision)));
     }
     let mut ranges = answer.responses.into_iter().map(|op| match op.response {
         Some(response_op::Response::Range(range)) => range,
@@ -96,7 +95,7 @@ pub(super) fn verdict(layout: &Layout, mark: &[u8], batch: &Batch, answer: TxnRe
     });
     let found: Vec<_> =
         batch.ops.iter().filter(|op| op.expect != Expect::Any).map(|op| (op, ranges.next())).collect();
-    let state = layout.state(ranges.next().unwrap_or_default(), revision_of_cluster);
+    let state = layout.state(ranges.next().unwrap_or_default());
     if state.mark.as_deref() != Some(mark) {
         return Verdict::Replaced;
     }
