@@ -1,6 +1,7 @@
 //! The control plane: the routing information base, the registry and administration as one server.
 //!
-//! It owns the store and is the only writer of it, so it sits above everything but the binary. It serves three gRPC
+//! It owns the store, so it sits above everything but the binary. Only control planes write the store; a file has one, an
+//! etcd may have several. It serves three gRPC
 //! services (`Rib`, `Registry`, `Admin`) on every address that it is given, and the registry as JSON, metrics and health
 //! over HTTP. No call of a user's program ever waits for it: agents keep what they have while it is away.
 //!
@@ -25,13 +26,16 @@ use fairmesh_wire::transport::Address;
 
 pub use admin::HISTORY_KEPT;
 pub use error::ControlError;
+pub use fairmesh_store::{EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls};
 pub use server::{Control, renew_store_id};
 
 /// Where a control plane keeps its data and listens.
 #[derive(Clone, Debug)]
 pub struct ControlConfig {
-    /// The directory of the store; made when it is not there.
+    /// The directory of the store, unless that is in etcd, and of the imbalance indicator; made when it is not there.
     pub data_dir: PathBuf,
+    /// Where the store is, if not in the data directory.
+    pub etcd: Option<EtcdConfig>,
     /// Where gRPC is served: TCP, Unix sockets, or both. At least one.
     pub grpc: Vec<Address>,
     /// Where HTTP is served.

@@ -7,6 +7,7 @@ mod cli {
     pub(crate) mod calls;
     pub(crate) mod changes;
     pub(crate) mod endpoints;
+    pub(crate) mod etcd;
     pub(crate) mod hosts;
     pub(crate) mod moves;
     pub(crate) mod refusals;
@@ -14,3 +15,8 @@ mod cli {
     pub(crate) mod sim;
     pub(crate) mod support;
 }
+
+/// A real etcd, as the tests of the store have it.
+#[allow(dead_code, reason = "each test uses its part")]
+#[path = "../../store/tests/support/etcd.rs"]
+mod real_etcd;

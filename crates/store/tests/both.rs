@@ -1,4 +1,4 @@
-//! What a store promises, whether it is a file or lies in etcd: conflicts, atomicity, order, restarts, limits.
+//! What every store promises, whether it is a file or lies in etcd: conflicts, atomicity, order, restarts, limits.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;

@@ -98,12 +98,14 @@ pub(crate) fn fairmesh(control: &str, args: &[&str], input: &str) -> Run {
 pub(crate) struct Mesh {
     folder: TempDir,
     control: Option<Child>,
+    /// Further arguments of the control plane.
+    pub(crate) arguments: Vec<String>,
 }
 
 impl Mesh {
     /// A folder in which nothing runs.
     pub(crate) fn empty() -> Self {
-        Self { folder: tempfile::tempdir().unwrap(), control: None }
+        Self { folder: tempfile::tempdir().unwrap(), control: None, arguments: Vec::new() }
     }
 
     /// A control plane with an empty store, ready for calls.
@@ -135,6 +137,7 @@ impl Mesh {
         command
             .args(["control", "--http", "127.0.0.1:0", "--grpc", &self.address(), "--data-dir"])
             .arg(self.path("data"))
+            .args(&self.arguments)
             .env_clear();
         command
     }

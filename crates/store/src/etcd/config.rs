@@ -56,8 +56,8 @@ impl EtcdAddress {
         &self.root
     }
 
-    /// Words for messages.
-    pub(super) fn place(&self) -> Place {
+    /// Where that is, for messages.
+    pub fn place(&self) -> Place {
         self.to_string().as_str().into()
     }
 }
