@@ -6,11 +6,13 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread::sleep,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// How long anything may take that takes moments.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long to wait before looking whether it listens.
+const LOOK: Duration = Duration::from_millis(5);
 
 pub(crate) struct Etcd {
     folder: tempfile::TempDir,
@@ -119,16 +121,19 @@ impl Etcd {
             .stderr(log)
             .spawn()
             .expect("these tests need etcd; run scripts/setup.sh etcd");
-        let began = Instant::now();
-        while process.try_wait().unwrap().is_none() {
+        for _ in 0..PATIENCE.as_millis() / LOOK.as_millis() {
+            if process.try_wait().unwrap().is_some() {
+                return false;
+            }
             if TcpStream::connect(self.client()).is_ok() {
                 self.process = Some(process);
                 return true;
             }
-            assert!(began.elapsed() < PATIENCE, "etcd does not listen: {}", self.log());
-            sleep(Duration::from_millis(5));
+            sleep(LOOK);
         }
-        false
+        process.kill().unwrap();
+        process.wait().unwrap();
+        panic!("etcd does not listen: {}", self.log());
     }
 }
 
