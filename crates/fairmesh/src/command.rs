@@ -16,6 +16,7 @@ pub(crate) mod imbalance;
 mod places;
 mod read;
 mod region;
+pub(crate) mod rib;
 pub(crate) mod rollback;
 pub(crate) mod shards;
 pub(crate) mod sim;
@@ -41,6 +42,7 @@ pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
     match cli.command {
         Command::Control(args) => control::run(args).await,
         Command::Agent(args) => agent::run(args).await,
+        Command::Rib(command) => rib::run(command).await,
         Command::Demo(args) => demo::run(args).await.map(|()| ExitCode::SUCCESS).map_err(Failure::failed),
         Command::Register(args) => register::run(args).await,
         Command::Apply(args) => apply::run(args).await,

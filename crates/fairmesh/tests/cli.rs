@@ -12,6 +12,7 @@ mod cli {
     pub(crate) mod moves;
     pub(crate) mod refusals;
     pub(crate) mod restarts;
+    pub(crate) mod rib;
     pub(crate) mod sim;
     pub(crate) mod support;
 }

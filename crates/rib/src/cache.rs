@@ -12,6 +12,7 @@ use std::{
     time::SystemTime,
 };
 
+use bytes::Bytes;
 use fairmesh_model::{Prefix, Revision};
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -35,6 +36,21 @@ pub struct Saved {
     pub at: SystemTime,
     /// All that was there, in the order of keys.
     pub entries: Vec<(Arc<str>, Entry)>,
+}
+
+impl Saved {
+    /// The content of a file that holds it, with a checksum.
+    pub fn encode(&self) -> Vec<u8> {
+        file::encode(self)
+    }
+
+    /// Reads the content of such a file.
+    ///
+    /// # Errors
+    /// What is wrong with it: cut short, damaged, of another format, or no such file.
+    pub fn decode(content: Bytes) -> Result<Self, String> {
+        file::decode(content)
+    }
 }
 
 /// A folder of saved subscriptions.
