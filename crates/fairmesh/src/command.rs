@@ -38,6 +38,7 @@ use crate::{
 pub(crate) use get::service_words;
 
 /// Carries out what was typed; the code is the process's.
+#[allow(clippy::cognitive_complexity, reason = "one arm a command, and nothing else")]
 pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
     match cli.command {
         Command::Control(args) => control::run(args).await,

@@ -130,10 +130,12 @@ async fn read(connection: &Connection) -> Result<Saved, Failure> {
     })
     .await?;
     progress.finish_and_clear();
+    #[allow(clippy::disallowed_methods, reason = "a file says when it was made")]
+    let at = SystemTime::now();
     let entries = entries
         .into_iter()
         .map(|entry| (Arc::from(entry.key), Entry { value: entry.value, revision: entry.revision }));
-    Ok(Saved { prefix: Prefix::everything(), revision, at: SystemTime::now(), entries: entries.collect() })
+    Ok(Saved { prefix: Prefix::everything(), revision, at, entries: entries.collect() })
 }
 
 /// What a file holds.
