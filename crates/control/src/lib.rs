@@ -1,7 +1,7 @@
 //! The control plane: the routing information base, the registry and administration as one server.
 //!
-//! It owns the store, so it sits above everything but the binary. Only control planes write the store; a file has one, an
-//! etcd may have several. It serves three gRPC
+//! It owns the store, so it sits above everything but the binary. Only a control plane writes the store, one at a time; in etcd,
+//! others stand by. It serves three gRPC
 //! services (`Rib`, `Registry`, `Admin`) on every address that it is given, and the registry as JSON, metrics and health
 //! over HTTP. No call of a user's program ever waits for it: agents keep what they have while it is away.
 //!
@@ -20,7 +20,7 @@ mod imbalance;
 mod metrics;
 mod server;
 
-use std::{future::Future, net::SocketAddr, path::PathBuf};
+use std::{future::Future, net::SocketAddr, path::PathBuf, pin::pin};
 
 use fairmesh_wire::transport::Address;
 
@@ -49,5 +49,11 @@ pub struct ControlConfig {
 /// # Errors
 /// [`ControlError`] when it cannot start, or cannot go on.
 pub async fn run(config: ControlConfig, shutdown: impl Future<Output = ()>) -> Result<(), ControlError> {
-    Control::start(config).await?.run(shutdown).await
+    let mut shutdown = pin!(shutdown);
+    let control = tokio::select! {
+        started = Control::start(config) => started?,
+        // While it waits for a store that another control plane holds.
+        () = &mut shutdown => return Ok(()),
+    };
+    control.run(shutdown).await
 }

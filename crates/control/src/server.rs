@@ -38,6 +38,8 @@ use crate::{
 const STORE_FILE: &str = "rib.redb";
 /// The file of the imbalance indicator within the data directory.
 const IMBALANCE_FILE: &str = "imbalance.redb";
+/// How long after the death of a control plane another may take over its store in etcd.
+const HOLD: Duration = Duration::from_secs(5);
 /// How long calls under way may take to finish once the control plane is told to stop.
 const DRAIN: Duration = Duration::from_secs(5);
 
@@ -59,7 +61,7 @@ pub struct Control {
 type Parts = JoinSet<Result<(), ControlError>>;
 
 impl Control {
-    /// Opens the store and binds every address.
+    /// Opens the store and binds every address. A store in etcd has one control plane at a time: others wait here for it.
     ///
     /// # Errors
     /// [`ControlError`] saying which file or address it is about and what to do.
@@ -128,6 +130,7 @@ impl Control {
         while !following.is_empty() {
             ended = ended.and(first_end(&mut following).await);
         }
+        stores.0.close().await;
         // The last handle waits for the writer of the store, which would block this thread.
         let _ = spawn_blocking(move || drop(stores)).await;
         ended
@@ -213,7 +216,13 @@ fn watch_files(
 
 async fn open(config: &ControlConfig) -> Result<Arc<dyn Store>, StoreError> {
     match &config.etcd {
-        Some(etcd) => Ok(Arc::new(EtcdStore::open(etcd).await?)),
+        Some(etcd) => {
+            let store = EtcdStore::open(etcd).await?;
+            let addresses: Vec<_> = config.grpc.iter().map(ToString::to_string).collect();
+            let who = format!("control plane at {}, process {}", addresses.join(", "), std::process::id());
+            store.hold(&who, HOLD).await?;
+            Ok(Arc::new(store))
+        }
         None => Ok(Arc::new(on_file(&config.data_dir, RedbStore::open).await?)),
     }
 }

@@ -9,6 +9,7 @@ mod config;
 mod failure;
 mod follow;
 mod gather;
+mod hold;
 mod layout;
 mod load;
 mod shared;
@@ -22,16 +23,25 @@ mod proto {
     tonic::include_proto!("etcdserverpb");
 }
 
-use std::{fs::File, io::Read, sync::Arc};
+use std::{
+    fs::File,
+    io::Read,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicI64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use fairmesh_model::{Revision, StoreId};
 use fairmesh_rib::Batch;
-use tokio::task::AbortHandle;
+use tokio::{task::AbortHandle, time::timeout};
 
 use crate::{BoxFuture, Commits, Loaded, Store, StoreError, WriteError};
 use client::{Again, Client};
 pub use config::{EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls};
 use follow::{follow, read_state};
+use hold::Hold;
 use layout::{Layout, State};
 use shared::Shared;
 
@@ -39,6 +49,8 @@ use shared::Shared;
 const MAX_TXN_OPS: usize = fairmesh_rib::MAX_OPS + 1;
 /// What `--max-request-bytes` has to be for every batch to fit: keys stand in a transaction up to three times.
 const MAX_REQUEST_BYTES: usize = 8 << 20;
+/// How long giving a store up may take.
+const FAREWELL: Duration = Duration::from_secs(2);
 /// The one partition of a store in one cluster.
 const PARTITION: u32 = 0;
 
@@ -47,6 +59,15 @@ const PARTITION: u32 = 0;
 pub struct EtcdStore {
     shared: Arc<Shared>,
     follower: AbortHandle,
+    keeper: OnceLock<Keeper>,
+}
+
+/// The task that renews the lease of a store that is held.
+#[derive(Debug)]
+struct Keeper {
+    task: AbortHandle,
+    /// The lease.
+    lease: Arc<AtomicI64>,
 }
 
 impl EtcdStore {
@@ -65,12 +86,41 @@ impl EtcdStore {
             client.txn(Again::Always, creation).await.map_err(reading)?;
             state = read_state(&client, &layout).await.map_err(reading)?;
         }
-        let State { last, revision, mark } = state;
+        let State { last, revision, mark, .. } = state;
         let mark = mark.unwrap_or_default();
         let id = layout::id_in(&mark, &client.place)?;
         let shared = Arc::new(Shared::new(client, layout, id, mark, last));
         let follower = tokio::spawn(follow(shared.clone(), revision + 1)).abort_handle();
-        Ok(Self { shared, follower })
+        Ok(Self { shared, follower, keeper: OnceLock::new() })
+    }
+
+    /// Waits until no other process holds the store, and from then on lets only this one write, of those that hold it.
+    /// `who` is for people. It is held for `term` at a time: so long after a death another can take over. To be called
+    /// once, before anything is written.
+    ///
+    /// When it is lost, as after a pause of more than the term in which another took over, nothing more is written and
+    /// the store is [`broken`](Store::broken).
+    ///
+    /// # Errors
+    /// As [`EtcdStore::open`].
+    pub async fn hold(&self, who: &str, term: Duration) -> Result<(), StoreError> {
+        let taken = Hold::take(&self.shared, who, term).await;
+        let hold = taken.map_err(|failure| failure.reading(&self.shared.client.place))?;
+        let lease = Arc::new(AtomicI64::new(hold.lease()));
+        let task = tokio::spawn(hold.keep(self.shared.clone(), Arc::clone(&lease))).abort_handle();
+        // Held once already: the newer lease runs out.
+        let _ = self.keeper.set(Keeper { task, lease });
+        Ok(())
+    }
+
+    async fn give_up(&self) {
+        let Some(keeper) = self.keeper.get() else { return };
+        keeper.task.abort();
+        let lease = keeper.lease.load(Relaxed);
+        let revoked = timeout(FAREWELL, self.shared.client.revoke(lease)).await;
+        if !matches!(revoked, Ok(Ok(()))) {
+            tracing::warn!(place = %self.shared.client.place, "the store stays held until the hold runs out");
+        }
     }
 
     /// Gives the store another id, and answers it: once, after an older copy of etcd's data was put back. Processes that
@@ -143,11 +193,18 @@ impl Store for EtcdStore {
     fn broken(&self) -> Option<&str> {
         self.shared.broken()
     }
+
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(self.give_up())
+    }
 }
 
 impl Drop for EtcdStore {
     fn drop(&mut self) {
         self.follower.abort();
+        if let Some(keeper) = self.keeper.get() {
+            keeper.task.abort();
+        }
         self.shared.history.close();
     }
 }

@@ -62,6 +62,11 @@ pub trait Store: Debug + Send + Sync + 'static {
         None
     }
 
+    /// Gives up what keeps other processes from writing, before it is dropped. Nothing is to be written afterwards.
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
+
     /// How many bytes of this machine's disk it takes now; 0 where it takes none or that cannot be found out.
     fn disk_bytes(&self) -> u64 {
         0

@@ -225,7 +225,8 @@ async fn a_full_etcd_says_how_to_make_room() {
     let etcd = Etcd::with(&["--quota-backend-bytes=1000000"]);
     let store = open(&[&etcd.client()], "").await;
     let mut refusal = None;
-    for i in 0..16 {
+    // Etcd learns of its size only now and then.
+    for i in 0..400 {
         refusal = store.write(batch([put(format!("/{i}"), large(), Expect::Any)])).await.err();
         if refusal.is_some() {
             break;
@@ -322,6 +323,72 @@ async fn a_user_logs_in_again_when_the_token_is_gone_and_sees_its_root_alone() {
     let first = write(&store, "/a", "1").await;
     assert_eq!(next_number(&mut commits).await, first);
     assert_eq!(store.load().await.unwrap().0, first);
+}
+
+#[tokio::test]
+async fn whoever_sleeps_past_its_hold_writes_nothing_and_learns_that_another_took_over() {
+    let term = Duration::from_secs(1);
+    let etcd = Etcd::start();
+    let proxy = Proxy::to(etcd.client()).await;
+    let first = open(&[&proxy.address], "").await;
+    first.hold("first", term).await.unwrap();
+    let held = write(&first, "/a", "1").await;
+    let second = std::sync::Arc::new(open(&[&etcd.client()], "").await);
+    let standby = second.clone();
+    let mut taking = tokio::spawn(async move { standby.hold("second", term).await });
+    // Longer than the term: it is the renewals that keep the other waiting.
+    assert!(timeout(term * 3, &mut taking).await.is_err(), "the first is there");
+
+    let mut ending = first.commits(held);
+    proxy.set(Way::Cut);
+    timeout(PATIENCE, taking).await.unwrap().unwrap().unwrap();
+    let taken = write(&second, "/a", "2").await;
+    let before = second.load().await.unwrap();
+    proxy.set(Way::Open);
+    // It may have been sent and lost while the way was cut, but never carried out.
+    let late = first.write(batch([put("/a", "late", Expect::Any), put("/b", "late", Expect::Any)])).await;
+    assert!(late.is_err(), "{late:?}");
+    assert_eq!(second.load().await.unwrap(), before);
+    while let Some(commit) = next(&mut ending).await.unwrap() {
+        assert_eq!(commit.revision, taken, "what others write");
+    }
+    assert!(first.broken().unwrap().contains("another process took over"), "{:?}", first.broken());
+
+    // Given up in order, the store is free at once.
+    second.close().await;
+    let third = open(&[&etcd.client()], "").await;
+    timeout(PATIENCE, third.hold("third", Duration::from_secs(3600))).await.unwrap().unwrap();
+    write(&third, "/a", "3").await;
+}
+
+#[tokio::test]
+async fn a_hold_that_ran_out_while_nobody_else_wrote_is_taken_again() {
+    let etcd = Etcd::start();
+    let proxy = Proxy::to(etcd.client()).await;
+    let store = open(&[&proxy.address], "").await;
+    store.hold("only", Duration::from_secs(1)).await.unwrap();
+    write(&store, "/a", "1").await;
+    let direct = open(&[&etcd.client()], "").await;
+    proxy.set(Way::Cut);
+    // Nobody holds it once another can take it.
+    direct.hold("other", Duration::from_secs(1)).await.unwrap();
+    direct.close().await;
+    proxy.set(Way::Open);
+    let again = timeout(PATIENCE, async {
+        loop {
+            match store.write(batch([put("/a", "2", Expect::Any)])).await {
+                Ok(written) => return written.number,
+                // Until the hold is taken again.
+                Err(refusal) => {
+                    assert_eq!(store.broken(), None, "{refusal}");
+                    tokio::task::yield_now().await;
+                }
+            }
+        }
+    });
+    let again = again.await.unwrap();
+    assert_eq!(store.load().await.unwrap().0, again);
+    assert_eq!(store.broken(), None);
 }
 
 /// Makes an authority and a certificate of it, as `NAME.pem` and `NAME.key`.

@@ -12,7 +12,7 @@ fn on(etcd: &Etcd) -> Mesh {
 }
 
 #[test]
-fn what_was_applied_is_there_after_a_restart_and_for_another_control_plane() {
+fn what_was_applied_is_there_after_a_restart() {
     let etcd = Etcd::with(&["--max-txn-ops=10001"]);
     let mut mesh = on(&etcd);
     mesh.apply(SHOP).ok();
@@ -22,15 +22,32 @@ fn what_was_applied_is_there_after_a_restart_and_for_another_control_plane() {
     assert_eq!(mesh.stop_control("TERM"), Some(0), "{}", mesh.control_log());
     mesh.start_control();
     assert_eq!(services(&mesh), before);
-
-    // What one of two writes, the other is told by etcd.
-    let other = on(&etcd);
-    assert_eq!(services(&other), before);
-    other.apply("kind: Service\nname: shop/new\n").ok();
-    wait_until("the first hears of it", || services(&mesh).as_array().unwrap().len() == 3);
-    mesh.apply("kind: Service\nname: shop/newer\n").ok();
-    wait_until("the other hears of it", || services(&other) == services(&mesh));
     assert!(!mesh.path("data/rib.redb").exists() && mesh.path("data/imbalance.redb").exists());
+}
+
+#[test]
+fn a_second_control_plane_stands_by_and_takes_over_from_one_that_stops_or_dies() {
+    let etcd = Etcd::with(&["--max-txn-ops=10001"]);
+    let mut serving = on(&etcd);
+    serving.apply(SHOP).ok();
+    for (round, signal) in ["TERM", "KILL"].into_iter().enumerate() {
+        let mut standby = Mesh::empty();
+        standby.arguments = serving.arguments.clone();
+        standby.spawn_control();
+        wait_until("it stands by", || standby.control_log().contains("another process holds the store"));
+        serving.apply(&format!("kind: Service\nname: shop/s{round}\n")).ok();
+        assert!(!standby.path("control.sock").exists(), "two serve at once");
+        serving.stop_control(signal);
+        standby.wait_for_control();
+        let services = standby.run(&["get", "services", "--json"]).json();
+        assert_eq!(services.as_array().unwrap().len(), 3 + round);
+        serving = standby;
+    }
+    let mut idle = Mesh::empty();
+    idle.arguments = serving.arguments.clone();
+    idle.spawn_control();
+    wait_until("it stands by", || idle.control_log().contains("another process holds the store"));
+    assert_eq!(idle.stop_control("TERM"), Some(0), "{}", idle.control_log());
 }
 
 #[test]

@@ -144,9 +144,19 @@ impl Mesh {
 
     /// Starts the control plane and waits until it takes connections.
     pub(crate) fn start_control(&mut self) {
+        self.spawn_control();
+        self.wait_for_control();
+    }
+
+    /// Starts the control plane.
+    pub(crate) fn spawn_control(&mut self) {
         let log = fs::File::create(self.path("control.log")).unwrap();
-        let mut child = self.control_command().stderr(log).spawn().unwrap();
-        let socket = self.path("control.sock");
+        self.control = Some(self.control_command().stderr(log).spawn().unwrap());
+    }
+
+    /// Waits until the control plane takes connections.
+    pub(crate) fn wait_for_control(&mut self) {
+        let (mut child, socket) = (self.control.take().unwrap(), self.path("control.sock"));
         wait_until("the control plane listens", || {
             assert!(child.try_wait().unwrap().is_none(), "{}", self.control_log());
             UnixStream::connect(&socket).is_ok()
@@ -279,7 +289,7 @@ pub(crate) fn send(child: &Child, signal: &str) {
 
 /// Waits for a condition, ten seconds at most.
 pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    for _ in 0..500 {
+    for _ in 0..1500 {
         if holds() {
             return;
         }

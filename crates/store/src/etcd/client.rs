@@ -25,8 +25,9 @@ use super::{
     EtcdConfig, EtcdLogin, EtcdTls,
     failure::Failure,
     proto::{
-        AuthenticateRequest, RangeRequest, RangeResponse, TxnRequest, TxnResponse, WatchCreateRequest,
-        WatchRequest, WatchResponse, auth_client::AuthClient, kv_client::KvClient, watch_client::WatchClient,
+        AuthenticateRequest, LeaseGrantRequest, LeaseKeepAliveRequest, LeaseRevokeRequest, RangeRequest,
+        RangeResponse, TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest, WatchResponse,
+        auth_client::AuthClient, kv_client::KvClient, lease_client::LeaseClient, watch_client::WatchClient,
         watch_request,
     },
 };
@@ -90,6 +91,33 @@ impl Client {
     pub(super) async fn txn(&self, again: Again, txn: TxnRequest) -> Result<TxnResponse, Failure> {
         let call = |channel, token| kv(channel, token, txn.clone(), async |mut kv, ask| kv.txn(ask).await);
         self.repeat(again, call).await
+    }
+
+    /// Grants a lease for so many seconds, and answers its id. One that is granted twice runs out by itself.
+    pub(super) async fn grant(&self, seconds: i64) -> Result<i64, Failure> {
+        let call = |channel, token| async move {
+            LeaseClient::new(channel).lease_grant(request(LeaseGrantRequest { ttl: seconds }, token)).await
+        };
+        Ok(self.repeat(Again::Always, call).await?.id)
+    }
+
+    /// Renews a lease, and answers whether it is still there.
+    pub(super) async fn renew(&self, id: i64) -> Result<bool, Failure> {
+        let call = |channel, token| async move {
+            let asked = request(tokio_stream::once(LeaseKeepAliveRequest { id }), token);
+            let mut answers = LeaseClient::new(channel).lease_keep_alive(asked).await?.into_inner();
+            let answer = answers.message().await?;
+            answer.map(Response::new).ok_or_else(|| Status::unavailable("the lease was not renewed"))
+        };
+        Ok(self.repeat(Again::Always, call).await?.ttl > 0)
+    }
+
+    /// Ends a lease and what goes with it.
+    pub(super) async fn revoke(&self, id: i64) -> Result<(), Failure> {
+        let call = |channel, token| async move {
+            LeaseClient::new(channel).lease_revoke(request(LeaseRevokeRequest { id }, token)).await
+        };
+        self.repeat(Again::Always, call).await.map(drop)
     }
 
     /// Opens a watch with one attempt; after a failure the next goes to another member.

@@ -78,8 +78,12 @@ mod tests {
     use crate::etcd::proto::{KeyValue, ResponseHeader};
 
     fn put(key: &str, value: &str, revision: i64) -> Event {
-        let kv =
-            KeyValue { key: key.to_owned().into(), value: value.to_owned().into(), mod_revision: revision };
+        let kv = KeyValue {
+            key: key.to_owned().into(),
+            value: value.to_owned().into(),
+            mod_revision: revision,
+            create_revision: 0,
+        };
         Event { r#type: event::Type::Put.into(), kv: Some(kv) }
     }
 

@@ -17,7 +17,8 @@ const MAGIC: &[u8] = b"fairmesh";
 /// The keys of one store. Below its root lie `rib` with the records, and `meta` with
 /// * `store`: format and id, written once;
 /// * `last`: written with every batch, so that its revision is the newest of *this* store, whatever else etcd holds, and
-///   a batch has a revision though it deletes only what is not there.
+///   a batch has a revision though it deletes only what is not there;
+/// * `holder`: who alone may write, for as long as its lease lasts. The revision that created it is the fence.
 #[derive(Debug)]
 pub(super) struct Layout {
     /// What stands before the key of a record.
@@ -35,6 +36,8 @@ pub(super) struct State {
     pub(super) revision: u64,
     /// What stands at `store`.
     pub(super) mark: Option<Bytes>,
+    /// Who holds the store: the fence, and words for people.
+    pub(super) holder: Option<(u64, String)>,
 }
 
 impl Layout {
@@ -63,6 +66,11 @@ impl Layout {
         format!("{}last", self.meta).into()
     }
 
+    /// Who holds the store.
+    pub(super) fn holder(&self) -> Bytes {
+        format!("{}holder", self.meta).into()
+    }
+
     /// Every record.
     pub(super) fn records(&self) -> Range<Bytes> {
         // '0' follows '/'.
@@ -85,12 +93,15 @@ impl Layout {
     /// Reads the answer to [`Layout::ask_state`].
     pub(super) fn state(&self, answer: RangeResponse) -> State {
         let revision = answer.header.map_or(0, |header| number(header.revision));
-        let mut state = State { last: 0, revision, mark: None };
+        let mut state = State { last: 0, revision, mark: None, holder: None };
         for kv in answer.kvs {
             if kv.key == self.store() {
                 state.mark = Some(kv.value);
             } else if kv.key == self.last() {
                 state.last = number(kv.mod_revision);
+            } else if kv.key == self.holder() {
+                let who = String::from_utf8_lossy(&kv.value).into_owned();
+                state.holder = Some((number(kv.create_revision), who));
             }
         }
         state

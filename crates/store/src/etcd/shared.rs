@@ -1,4 +1,7 @@
-use std::sync::{Arc, OnceLock};
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
 
 use bytes::Bytes;
 use fairmesh_model::StoreId;
@@ -8,7 +11,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use super::{
     client::{Again, Client},
     layout::Layout,
-    write::{self, Verdict},
+    write::{self, Guard, Verdict},
 };
 use crate::{WriteError, history::History};
 
@@ -31,6 +34,10 @@ pub(super) struct Shared {
     waiting: Arc<Semaphore>,
     waiting_bytes: Arc<Semaphore>,
     sent: Semaphore,
+    /// The revision that proves that this process holds the store; 0 where it was not asked to.
+    fence: AtomicU64,
+    /// The newest revision that this process wrote, which may not have come back yet.
+    written: AtomicU64,
     /// Why nothing can be written any more.
     broken: OnceLock<String>,
 }
@@ -53,6 +60,8 @@ impl Shared {
             waiting: Arc::new(Semaphore::new(MAX_WAITING)),
             waiting_bytes: Arc::new(Semaphore::new(MAX_WAITING_BYTES)),
             sent: Semaphore::new(MAX_SENT),
+            fence: AtomicU64::new(0),
+            written: AtomicU64::new(revision),
             broken: OnceLock::new(),
         }
     }
@@ -67,6 +76,16 @@ impl Shared {
 
     pub(super) fn broken(&self) -> Option<&str> {
         self.broken.get().map(String::as_str)
+    }
+
+    /// From now on every write rests on this process holding the store.
+    pub(super) fn fence(&self, fence: u64) {
+        self.fence.store(fence, Relaxed);
+    }
+
+    /// The newest revision that this process knows of.
+    pub(super) fn known(&self) -> u64 {
+        self.written.load(Relaxed).max(self.history.newest())
     }
 
     /// Room for a batch to wait, or a refusal where too much waits already.
@@ -89,13 +108,24 @@ impl Shared {
         if let Some(reason) = self.broken() {
             return Err(WriteError::Refused { place: place(), problem: reason.into() });
         }
-        let txn = write::transaction(&self.layout, &self.mark, &batch);
+        let fence = Some(self.fence.load(Relaxed)).filter(|fence| *fence > 0);
+        let guard = Guard { mark: &self.mark, fence };
+        let txn = write::transaction(&self.layout, guard, &batch);
         let (ops, bytes) = (txn.success.len(), prost::Message::encoded_len(&txn));
         let answer = self.client.txn(Again::Unsent, txn).await;
         let answer = answer.map_err(|failure| failure.writing(&self.client.place, ops, bytes))?;
-        match write::verdict(&self.layout, &self.mark, &batch, answer) {
-            Verdict::Written(revision) => Ok(revision),
+        match write::verdict(&self.layout, guard, &batch, answer) {
+            Verdict::Written(revision) => {
+                self.written.fetch_max(revision, Relaxed);
+                Ok(revision)
+            }
             Verdict::Conflict(conflict) => Err(conflict.into()),
+            // Whether it is over is for the keeper of the lease to find out.
+            Verdict::Deposed => Err(WriteError::Refused {
+                place: place(),
+                problem: "this process does not hold the store any more; nothing was written, ask who does"
+                    .into(),
+            }),
             Verdict::Replaced => {
                 let reason = "another store, or none, took its place in etcd; start the process again";
                 self.broke(reason.into());

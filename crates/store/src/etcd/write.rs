@@ -19,17 +19,33 @@ pub(super) enum Verdict {
     Conflict(Conflict),
     /// The store is not there any more, or another one is.
     Replaced,
+    /// Somebody else holds the store, or nobody does.
+    Deposed,
 }
 
-/// Writes all of `batch` if every expectation holds and the store is the one with `mark`; otherwise reads what
-/// contradicts.
-pub(super) fn transaction(layout: &Layout, mark: &[u8], batch: &Batch) -> TxnRequest {
+/// What must be so for anything to be written.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Guard<'a> {
+    /// What stands at `store`.
+    pub(super) mark: &'a [u8],
+    /// The revision that created `holder`, where this process is to hold the store.
+    pub(super) fence: Option<u64>,
+}
+
+/// Writes all of `batch` if every expectation holds and so does the guard; otherwise reads what contradicts.
+pub(super) fn transaction(layout: &Layout, guard: Guard<'_>, batch: &Batch) -> TxnRequest {
     let same_store = Compare {
         target: compare::Target::Value.into(),
         key: layout.store(),
-        operand: Some(compare::Operand::Value(mark.to_vec().into())),
+        operand: Some(compare::Operand::Value(guard.mark.to_vec().into())),
         ..Compare::default()
     };
+    let held = guard.fence.map(|fence| Compare {
+        target: compare::Target::Create.into(),
+        key: layout.holder(),
+        operand: Some(compare::Operand::CreateRevision(signed(fence))),
+        ..Compare::default()
+    });
     let last = PutRequest { key: layout.last(), ..PutRequest::default() };
     let expected = || batch.ops.iter().filter_map(|op| Some((op, revision(op.expect)?)));
     let compare = expected().map(|(op, revision)| Compare {
@@ -45,7 +61,7 @@ pub(super) fn transaction(layout: &Layout, mark: &[u8], batch: &Batch) -> TxnReq
         ..RangeRequest::default()
     });
     TxnRequest {
-        compare: std::iter::once(same_store).chain(compare).collect(),
+        compare: std::iter::once(same_store).chain(held).chain(compare).collect(),
         success: batch
             .ops
             .iter()
@@ -60,7 +76,7 @@ pub(super) fn transaction(layout: &Layout, mark: &[u8], batch: &Batch) -> TxnReq
 /// Creates an empty store, unless there is one.
 pub(super) fn creation(layout: &Layout, mark: &[u8]) -> TxnRequest {
     let put = |key, value: &[u8]| {
-        operation(request_op::Request::Put(PutRequest { key, value: value.to_vec().into() }))
+        operation(request_op::Request::Put(PutRequest { key, value: value.to_vec().into(), lease: 0 }))
     };
     let absent = Compare {
         target: compare::Target::Mod.into(),
@@ -77,15 +93,37 @@ pub(super) fn creation(layout: &Layout, mark: &[u8]) -> TxnRequest {
 
 /// Gives the store with `before` another mark.
 pub(super) fn renewal(layout: &Layout, before: &[u8], after: &[u8]) -> TxnRequest {
-    let put = PutRequest { key: layout.store(), value: after.to_vec().into() };
+    let put = PutRequest { key: layout.store(), value: after.to_vec().into(), lease: 0 };
     TxnRequest {
         success: vec![operation(request_op::Request::Put(put))],
-        ..transaction(layout, before, &Batch::default())
+        ..transaction(layout, Guard { mark: before, fence: None }, &Batch::default())
     }
 }
 
+/// Takes hold of the store with `mark` for as long as the lease lasts, if nobody does and, where `last` is given, nobody
+/// has written since that revision.
+pub(super) fn claim(
+    layout: &Layout,
+    mark: &[u8],
+    last: Option<u64>,
+    (lease, who): (i64, &str),
+) -> TxnRequest {
+    let revision = |key, revision| Compare {
+        target: compare::Target::Mod.into(),
+        key,
+        operand: Some(compare::Operand::ModRevision(revision)),
+        ..Compare::default()
+    };
+    let free = revision(layout.holder(), 0);
+    let unwritten = last.map(|last| revision(layout.last(), signed(last)));
+    let put = PutRequest { key: layout.holder(), value: who.to_owned().into(), lease };
+    let TxnRequest { mut compare, .. } = transaction(layout, Guard { mark, fence: None }, &Batch::default());
+    compare.extend([free].into_iter().chain(unwritten));
+    TxnRequest { compare, success: vec![operation(request_op::Request::Put(put))], failure: Vec::new() }
+}
+
 /// Reads the answer to [`transaction`].
-pub(super) fn verdict(layout: &Layout, mark: &[u8], batch: &Batch, answer: TxnResponse) -> Verdict {
+pub(super) fn verdict(layout: &Layout, guard: Guard<'_>, batch: &Batch, answer: TxnResponse) -> Verdict {
     if answer.succeeded {
         return Verdict::Written(answer.header.map_or(0, |header| number(header.revision)));
     }
@@ -96,8 +134,11 @@ pub(super) fn verdict(layout: &Layout, mark: &[u8], batch: &Batch, answer: TxnRe
     let found: Vec<_> =
         batch.ops.iter().filter(|op| op.expect != Expect::Any).map(|op| (op, ranges.next())).collect();
     let state = layout.state(ranges.next().unwrap_or_default());
-    if state.mark.as_deref() != Some(mark) {
+    if state.mark.as_deref() != Some(guard.mark) {
         return Verdict::Replaced;
+    }
+    if guard.fence.is_some() && guard.fence != state.holder.map(|(fence, _)| fence) {
+        return Verdict::Deposed;
     }
     let found = found.into_iter().map(|(op, range)| {
         let there = range.and_then(|range| range.kvs.into_iter().next());
@@ -128,7 +169,7 @@ fn revision(expect: Expect) -> Option<u64> {
 fn change(layout: &Layout, op: &Op) -> request_op::Request {
     let key = layout.record(&op.key);
     match &op.value {
-        Some(value) => request_op::Request::Put(PutRequest { key, value: value.clone() }),
+        Some(value) => request_op::Request::Put(PutRequest { key, value: value.clone(), lease: 0 }),
         None => request_op::Request::DeleteRange(DeleteRangeRequest { key }),
     }
 }

@@ -65,7 +65,7 @@ async fn pass(client: TcpStream, server: TcpStream, mut way: watch::Receiver<Way
             if read == 0 {
                 return io::Result::Ok(());
             }
-            if *muted.borrow() != Way::Mute {
+            if *muted.borrow() == Way::Open {
                 to_client.write_all(&bytes[..read]).await?;
             }
         }
