@@ -6,6 +6,7 @@
 
 mod client;
 mod config;
+mod connect;
 mod failure;
 mod follow;
 mod gather;

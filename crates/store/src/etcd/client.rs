@@ -2,9 +2,7 @@
 
 use std::{
     collections::hash_map::RandomState,
-    fs,
     hash::BuildHasher,
-    path::Path,
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -18,11 +16,11 @@ use tokio_stream::StreamExt;
 use tonic::{
     Code, Request, Response, Status, Streaming,
     metadata::{Ascii, MetadataValue},
-    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
+    transport::Channel,
 };
 
 use super::{
-    EtcdConfig, EtcdLogin, EtcdTls,
+    EtcdConfig, EtcdLogin, connect,
     failure::Failure,
     proto::{
         AuthenticateRequest, LeaseGrantRequest, LeaseKeepAliveRequest, LeaseRevokeRequest, RangeRequest,
@@ -33,12 +31,6 @@ use super::{
 };
 use crate::{Place, StoreError};
 
-/// How long a connection may take to be made.
-const CONNECT: Duration = Duration::from_secs(3);
-/// After how long without a word the other side is asked whether it is there; etcd refuses more than one in 5 s.
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
-/// How long it may take to answer that.
-const KEEP_ALIVE_ANSWER: Duration = Duration::from_secs(5);
 /// How long one member may take to answer; etcd itself gives up a proposal after 7 s.
 const ANSWER: Duration = Duration::from_secs(10);
 /// How long a call is tried again, over all members.
@@ -71,12 +63,7 @@ impl Client {
     /// Prepares connections; they are made when they are used.
     pub(super) fn new(config: &EtcdConfig) -> Result<Self, StoreError> {
         let place = config.address.place();
-        let refused = |problem: String| StoreError::Refused { place: place.clone(), problem };
-        let tls = config.tls.as_ref().map(secure).transpose().map_err(refused)?;
-        let members = config.address.members().iter().map(|member| {
-            channel(member, tls.clone()).map_err(|e| refused(format!("{member}: {}", innermost(&e))))
-        });
-        let members = members.collect::<Result<Vec<_>, _>>()?;
+        let members = connect::members(config)?;
         // Spreads those who start with the same list.
         let current = AtomicUsize::new(random() as usize % members.len().max(1));
         Ok(Self { place, members, current, login: config.login.clone(), token: Mutex::default() })
@@ -266,33 +253,4 @@ pub(super) fn pause(failures: u32) -> Duration {
 /// The standard library's hash seeds are random enough to spread attempts.
 fn random() -> u64 {
     RandomState::new().hash_one(())
-}
-
-fn channel(member: &str, tls: Option<ClientTlsConfig>) -> Result<Channel, tonic::transport::Error> {
-    let scheme = if tls.is_some() { "https" } else { "http" };
-    let endpoint = Endpoint::from_shared(format!("{scheme}://{member}"))?
-        .connect_timeout(CONNECT)
-        .http2_keep_alive_interval(KEEP_ALIVE)
-        .keep_alive_timeout(KEEP_ALIVE_ANSWER)
-        .tcp_nodelay(true);
-    let endpoint = match tls {
-        Some(tls) => endpoint.tls_config(tls)?,
-        None => endpoint,
-    };
-    Ok(endpoint.connect_lazy())
-}
-
-fn secure(tls: &EtcdTls) -> Result<ClientTlsConfig, String> {
-    let read = |path: &Path| fs::read(path).map_err(|e| format!("{}: {e}; give a PEM file", path.display()));
-    let mut config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(&tls.ca)?));
-    if let Some((certificate, key)) = &tls.identity {
-        config = config.identity(Identity::from_pem(read(certificate)?, read(key)?));
-    }
-    Ok(config)
-}
-
-fn innermost(error: &dyn std::error::Error) -> String {
-    std::iter::successors(Some(error), |error| error.source())
-        .last()
-        .map_or_else(String::new, ToString::to_string)
 }
