@@ -12,7 +12,7 @@ demo: ## Run the shop on this machine, break it in five ways under load, and pri
 	@"$${CARGO_TARGET_DIR:-target}/release/fairmesh" demo $(ARGS)
 
 test: ## Run every test and print how many passed
-	@scripts/setup.sh build demo
+	@scripts/setup.sh build demo etcd
 	@scripts/test.sh
 
 check: ## Check format, clippy, documentation, and the dependencies' licences and sources

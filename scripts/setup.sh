@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes a machine ready for what its arguments name: `build` (compile and test), `demo`, `deny`, `fuzz`.
+# Makes a machine ready for what its arguments name: `build` (compile and test), `demo`, `deny`, `etcd`, `fuzz`.
 # Installs only what is missing, says what and why before it does, and changes nothing otherwise.
 set -euo pipefail
 
@@ -53,6 +53,12 @@ setup_deny() {
     rm -rf "$tools/build"
 }
 
+setup_etcd() {
+    # Where systemd runs, the package starts an etcd too; the tests need the program alone.
+    command -v etcd >/dev/null || apt_install "tests of the store in etcd run a real one" etcd-server
+    command -v openssl >/dev/null || apt_install "tests of secured connections make certificates" openssl
+}
+
 setup_fuzz() {
     cargo +nightly --version >/dev/null 2>&1 || die "fuzz targets need sanitizers, which only a nightly compiler has. Run: rustup toolchain install nightly"
     [ -x "$tools/bin/cargo-fuzz" ] && return
@@ -67,7 +73,8 @@ for part in "$@"; do
         build) setup_build ;;
         demo) setup_demo ;;
         deny) setup_deny ;;
+        etcd) setup_etcd ;;
         fuzz) setup_fuzz ;;
-        *) die "there is no part '$part'; give build, demo, deny or fuzz" ;;
+        *) die "there is no part '$part'; give build, demo, deny, etcd or fuzz" ;;
     esac
 done

@@ -35,6 +35,7 @@ pub(super) async fn mesh(dir: &Path, agent: Address) -> Result<(), BoxError> {
     let grpc = free_port()?;
     let control = ControlConfig {
         data_dir: dir.join("control"),
+        etcd: None,
         grpc: vec![Address::Tcp(grpc.to_string())],
         http: free_port()?,
         sources: Vec::new(),

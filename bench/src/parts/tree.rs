@@ -15,6 +15,7 @@ pub(super) async fn root(dir: &Path) -> Result<(), BoxError> {
         grpc: vec![anywhere()],
         http: (Ipv4Addr::LOCALHOST, 0).into(),
         sources: Vec::new(),
+        etcd: None,
     });
     let control = control.await?;
     for address in control.grpc_addresses()? {
@@ -33,6 +34,8 @@ pub(super) async fn replica(dir: &Path, upstream: Address, name: String) -> Resu
         listen: vec![anywhere()],
         state_dir: dir.join(&name),
         name,
+        region: None,
+        advertise: Vec::new(),
         metrics: None,
     });
     let replica = replica.await?;

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use fairmesh_model::{Prefix, Revision, StoreId};
 use fairmesh_rib::{Batch, Node};
-use fairmesh_store::{BoxFuture, Commits, Loaded, RedbStore, Store, StoreError, WriteError};
+use fairmesh_store::{BoxFuture, Commits, Loaded, Store, StoreError, WriteError};
 
 use crate::{census::Census, checks::Roll, metrics::Metrics};
 
@@ -14,14 +14,14 @@ const LOAD_PAUSE: Duration = Duration::from_secs(1);
 /// The store as everybody in this process writes it: a write is answered once the node has applied it.
 #[derive(Debug)]
 pub(crate) struct Followed {
-    store: Arc<RedbStore>,
+    store: Arc<dyn Store>,
     node: Node,
     metrics: Arc<Metrics>,
 }
 
 impl Followed {
     /// The node must follow the store ([`follow`]) for as long as anybody writes.
-    pub(crate) fn new(store: Arc<RedbStore>, node: Node, metrics: Arc<Metrics>) -> Self {
+    pub(crate) fn new(store: Arc<dyn Store>, node: Node, metrics: Arc<Metrics>) -> Self {
         Self { store, node, metrics }
     }
 
@@ -57,7 +57,7 @@ impl Store for Followed {
 }
 
 /// Applies every commit of the store to the node, in order, until it is dropped.
-pub(crate) async fn follow(store: Arc<RedbStore>, node: Node, census: Arc<Census>, roll: Arc<Roll>) {
+pub(crate) async fn follow(store: Arc<dyn Store>, node: Node, census: Arc<Census>, roll: Arc<Roll>) {
     loop {
         let mut commits = store.commits(node.revision().number);
         let behind = loop {
@@ -76,14 +76,14 @@ pub(crate) async fn follow(store: Arc<RedbStore>, node: Node, census: Arc<Census
             }
         };
         tracing::warn!(%behind, "the node fell behind the store and loads it again");
-        if let Err(error) = reload(&store, &node, &census, &roll).await {
+        if let Err(error) = reload(&*store, &node, &census, &roll).await {
             tracing::error!(%error, "the store cannot be loaded; readers see older records");
             tokio::time::sleep(LOAD_PAUSE).await;
         }
     }
 }
 
-async fn reload(store: &RedbStore, node: &Node, census: &Census, roll: &Roll) -> Result<(), StoreError> {
+async fn reload(store: &dyn Store, node: &Node, census: &Census, roll: &Roll) -> Result<(), StoreError> {
     let (number, entries) = store.load().await?;
     census.load(&entries);
     roll.load(&entries);

@@ -1,6 +1,7 @@
 //! The control plane: the routing information base, the registry and administration as one server.
 //!
-//! It owns the store and is the only writer of it, so it sits above everything but the binary. It serves three gRPC
+//! It owns the store, so it sits above everything but the binary. Only a control plane writes the store, one at a time; in etcd,
+//! others stand by. It serves three gRPC
 //! services (`Rib`, `Registry`, `Admin`) on every address that it is given, and the registry as JSON, metrics and health
 //! over HTTP. No call of a user's program ever waits for it: agents keep what they have while it is away.
 //!
@@ -19,19 +20,22 @@ mod imbalance;
 mod metrics;
 mod server;
 
-use std::{future::Future, net::SocketAddr, path::PathBuf};
+use std::{future::Future, net::SocketAddr, path::PathBuf, pin::pin};
 
 use fairmesh_wire::transport::Address;
 
 pub use admin::HISTORY_KEPT;
 pub use error::ControlError;
+pub use fairmesh_store::{EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls};
 pub use server::{Control, renew_store_id};
 
 /// Where a control plane keeps its data and listens.
 #[derive(Clone, Debug)]
 pub struct ControlConfig {
-    /// The directory of the store; made when it is not there.
+    /// The directory of the store, unless that is in etcd, and of the imbalance indicator; made when it is not there.
     pub data_dir: PathBuf,
+    /// Where the store is, if not in the data directory.
+    pub etcd: Option<EtcdConfig>,
     /// Where gRPC is served: TCP, Unix sockets, or both. At least one.
     pub grpc: Vec<Address>,
     /// Where HTTP is served.
@@ -45,5 +49,11 @@ pub struct ControlConfig {
 /// # Errors
 /// [`ControlError`] when it cannot start, or cannot go on.
 pub async fn run(config: ControlConfig, shutdown: impl Future<Output = ()>) -> Result<(), ControlError> {
-    Control::start(config).await?.run(shutdown).await
+    let mut shutdown = pin!(shutdown);
+    let control = tokio::select! {
+        started = Control::start(config) => started?,
+        // While it waits for a store that another control plane holds.
+        () = &mut shutdown => return Ok(()),
+    };
+    control.run(shutdown).await
 }

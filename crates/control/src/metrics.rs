@@ -3,7 +3,7 @@ use std::{fmt, sync::Arc};
 use fairmesh_model::Revision;
 use fairmesh_registry::FileSource;
 use fairmesh_rib::Node;
-use fairmesh_store::{RedbStore, WriteError};
+use fairmesh_store::{Store, WriteError};
 use prometheus_client::{
     encoding::text::encode,
     metrics::{counter::Counter, family::Family, gauge::Gauge, info::Info},
@@ -36,7 +36,7 @@ pub(crate) struct Metrics {
 
 /// Where what is not counted as it happens is read from.
 pub(crate) struct Sources {
-    pub(crate) store: Arc<RedbStore>,
+    pub(crate) store: Arc<dyn Store>,
     pub(crate) node: Node,
     pub(crate) census: Arc<Census>,
     pub(crate) checks: Checks,
@@ -53,7 +53,9 @@ impl Metrics {
             Err(WriteError::TooLarge { .. }) => "refused",
             Err(WriteError::Overloaded { .. }) => "overloaded",
             Err(WriteError::Full { .. }) => "disk_full",
-            Err(WriteError::Failed { .. }) => "failed",
+            Err(WriteError::Failed { .. } | WriteError::Refused { .. }) => "failed",
+            Err(WriteError::Away { .. }) => "away",
+            Err(WriteError::Unknown { .. }) => "unknown",
         };
         self.writes.get_or_create(&[("outcome", outcome)]).inc();
         if outcome == "conflict" {
@@ -74,7 +76,7 @@ impl Metrics {
     fn read(&self, sources: &Sources) {
         self.revision.set(signed(sources.node.revision().number));
         self.watchers.set(signed(sources.node.watcher_count() as u64));
-        self.store_bytes.set(signed(sources.store.file_bytes()));
+        self.store_bytes.set(signed(sources.store.disk_bytes()));
         self.leases.set(signed(sources.census.leases() as u64));
         let wrong = sources.files.iter().map(|file| file.status().errors.len() as u64).sum();
         self.wrong_files.set(signed(wrong));
@@ -105,7 +107,12 @@ impl Metrics {
         );
         control.register("watchers", "Watches that are open", self.watchers.clone());
         let bytes = self.store_bytes.clone();
-        control.register_with_unit("store", "The size of the store file", Unit::Bytes, bytes);
+        control.register_with_unit(
+            "store",
+            "The size of the store file; 0 where the store is in etcd",
+            Unit::Bytes,
+            bytes,
+        );
         control.register("leases", "Endpoints that keep a lease", self.leases.clone());
         control.register("endpoints", "Endpoints by state", self.endpoints.clone());
         let wrong = self.wrong_files.clone();

@@ -10,7 +10,7 @@ use std::{
 use fairmesh_model::StoreId;
 use fairmesh_registry::{FileSource, Registry, RegistryService};
 use fairmesh_rib::{Node, server::RibServer};
-use fairmesh_store::{RedbStore, Store, StoreError};
+use fairmesh_store::{EtcdStore, Place, RedbStore, Store, StoreError};
 use fairmesh_wire::{
     rpc,
     transport::{self, Address, Listener, Plaintext, Transport},
@@ -38,13 +38,15 @@ use crate::{
 const STORE_FILE: &str = "rib.redb";
 /// The file of the imbalance indicator within the data directory.
 const IMBALANCE_FILE: &str = "imbalance.redb";
+/// How long after the death of a control plane another may take over its store in etcd.
+const HOLD: Duration = Duration::from_secs(5);
 /// How long calls under way may take to finish once the control plane is told to stop.
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// A control plane that is ready to serve: its store is loaded and its addresses are bound.
 #[derive(Debug)]
 pub struct Control {
-    store: Arc<RedbStore>,
+    store: Arc<dyn Store>,
     node: Node,
     census: Arc<Census>,
     roll: Arc<Roll>,
@@ -59,7 +61,7 @@ pub struct Control {
 type Parts = JoinSet<Result<(), ControlError>>;
 
 impl Control {
-    /// Opens the store and binds every address.
+    /// Opens the store and binds every address. A store in etcd has one control plane at a time: others wait here for it.
     ///
     /// # Errors
     /// [`ControlError`] saying which file or address it is about and what to do.
@@ -67,7 +69,7 @@ impl Control {
         if config.grpc.is_empty() {
             return Err(ControlError::NoAddress);
         }
-        let store = Arc::new(open(&config.data_dir).await?);
+        let store = open(&config).await?;
         let (revision, entries) = store.load().await?;
         let census = Arc::new(Census::default());
         census.load(&entries);
@@ -87,7 +89,7 @@ impl Control {
         if let Ok(address) = http.local_addr() {
             tracing::info!(%address, "HTTP is served");
         }
-        tracing::info!(store = %store.id(), revision, path = %store.path().display(), "the store is open");
+        tracing::info!(store = %store.id(), revision, place = %place(&config), "the store is open");
         let metrics = Arc::default();
         Ok(Self { store, node, census, roll, metrics, imbalance, grpc, http, config })
     }
@@ -128,6 +130,7 @@ impl Control {
         while !following.is_empty() {
             ended = ended.and(first_end(&mut following).await);
         }
+        stores.0.close().await;
         // The last handle waits for the writer of the store, which would block this thread.
         let _ = spawn_blocking(move || drop(stores)).await;
         ended
@@ -211,24 +214,49 @@ fn watch_files(
     files
 }
 
-async fn open(data_dir: &Path) -> Result<RedbStore, StoreError> {
-    let path = data_dir.join(STORE_FILE);
-    let opened = path.clone();
-    spawn_blocking(move || RedbStore::open(opened))
-        .await
-        .unwrap_or_else(|stopped| Err(StoreError::Unreadable { path, source: io::Error::other(stopped) }))
+async fn open(config: &ControlConfig) -> Result<Arc<dyn Store>, StoreError> {
+    match &config.etcd {
+        Some(etcd) => {
+            let store = EtcdStore::open(etcd).await?;
+            let addresses: Vec<_> = config.grpc.iter().map(ToString::to_string).collect();
+            let who = format!("control plane at {}, process {}", addresses.join(", "), std::process::id());
+            store.hold(&who, HOLD).await?;
+            Ok(Arc::new(store))
+        }
+        None => Ok(Arc::new(on_file(&config.data_dir, RedbStore::open).await?)),
+    }
 }
 
-/// Gives the store in a data directory a new id: once, for a copy that is put back. See [`RedbStore::renew_id`].
+/// Where the store is, for people.
+fn place(config: &ControlConfig) -> Place {
+    match &config.etcd {
+        Some(etcd) => etcd.address.place(),
+        None => config.data_dir.join(STORE_FILE).into(),
+    }
+}
+
+/// Does what blocks on the disk with the file of a data directory.
+async fn on_file<T: Send + 'static>(
+    data_dir: &Path,
+    call: impl FnOnce(PathBuf) -> Result<T, StoreError> + Send + 'static,
+) -> Result<T, StoreError> {
+    let path = data_dir.join(STORE_FILE);
+    let place = path.clone().into();
+    spawn_blocking(move || call(path))
+        .await
+        .unwrap_or_else(|stopped| Err(StoreError::Unreadable { place, source: io::Error::other(stopped) }))
+}
+
+/// Gives the store of a control plane a new id: once, for a copy that is put back. See [`RedbStore::renew_id`] and
+/// [`EtcdStore::renew_id`].
 ///
 /// # Errors
-/// When there is no sound store, or another process has it open.
-pub async fn renew_store_id(data_dir: &Path) -> Result<StoreId, ControlError> {
-    let path = data_dir.join(STORE_FILE);
-    let file = path.clone();
-    let renewed = spawn_blocking(move || RedbStore::renew_id(file)).await;
-    Ok(renewed
-        .unwrap_or_else(|stopped| Err(StoreError::Unreadable { path, source: io::Error::other(stopped) }))?)
+/// When there is no sound store, or another process has its file open.
+pub async fn renew_store_id(config: &ControlConfig) -> Result<StoreId, ControlError> {
+    Ok(match &config.etcd {
+        Some(etcd) => EtcdStore::renew_id(etcd).await?,
+        None => on_file(&config.data_dir, RedbStore::renew_id).await?,
+    })
 }
 
 fn routes(

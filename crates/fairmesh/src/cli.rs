@@ -42,7 +42,7 @@ fn refused(error: &clap::Error) -> Option<Failure> {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 failed, or refused by the other side; 2 wrong usage or invalid input, \
-    nothing was changed; 3 'diff' found differences; 4 'drain' ended before every caller had moved.";
+    nothing was changed; 3 'diff' or 'rib verify' found differences; 4 'drain' ended before every caller had moved.";
 
 /// One command.
 #[derive(Debug, Subcommand)]
@@ -51,7 +51,7 @@ pub(crate) enum Command {
     Control(command::control::ControlArgs),
     /// Run this machine's agent: the copy of the routing information that local programs read.
     Agent(command::agent::AgentArgs),
-    /// Run replicas of the routing information base, and look at it as a whole.
+    /// Run replicas of the routing information base, move it from one store to another, and look at it as a whole.
     #[command(subcommand)]
     Rib(command::rib::RibCommand),
     /// Run a small shop on this machine, break it in five ways under load, and print what callers saw.

@@ -6,13 +6,13 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use fairmesh_model::{Prefix, RecordKey};
+use fairmesh_model::{Prefix, RecordKey, Revision};
 use fairmesh_wire::{
     handshake::Connection,
-    v1::{Entry, Subscribe, WatchRequest, WatchResponse, watch_request, watch_response},
+    v1::{self, Entry, Subscribe, WatchRequest, WatchResponse, watch_request, watch_response},
 };
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{StreamExt, wrappers::ReceiverStream};
 use tonic::Streaming;
 
 use crate::failure::Failure;
@@ -45,6 +45,31 @@ pub(crate) async fn read(connection: &Connection, prefixes: &[Prefix]) -> Result
     Ok(entries.into_iter().filter_map(stored).collect())
 }
 
+/// Reads everything that there is at one revision, however long that takes as long as more of it comes; `seen` is told how
+/// many entries came so far.
+pub(crate) async fn everything(
+    connection: &Connection,
+    mut seen: impl FnMut(usize),
+) -> Result<(Revision, Vec<Entry>), Failure> {
+    let subscribe = Subscribe { prefix: Prefix::everything().to_string(), ..Subscribe::default() };
+    let request = WatchRequest { kind: Some(watch_request::Kind::Subscribe(subscribe)) };
+    // Open until everything is there: the end of the requests would be the end of the watch.
+    let asked = tokio_stream::once(request).chain(tokio_stream::pending());
+    let mut answers = connection.rib().watch(asked).await?.into_inner();
+    let mut entries = Vec::new();
+    loop {
+        let part = tokio::time::timeout(PATIENCE, next_part(&mut answers)).await.map_err(|_| {
+            Failure::failed(format!("nothing more came for {} s; ask again", PATIENCE.as_secs()))
+        })??;
+        entries.extend(part.entries);
+        seen(entries.len());
+        if part.last {
+            let revision = part.revision.unwrap_or_default();
+            return Ok((Revision::try_from(revision).map_err(Failure::failed)?, entries));
+        }
+    }
+}
+
 async fn snapshots(connection: &Connection, prefixes: &[Prefix]) -> Result<Vec<Entry>, Failure> {
     let (ask, asked) = mpsc::channel(prefixes.len().max(1));
     for (i, prefix) in prefixes.iter().enumerate() {
@@ -68,14 +93,20 @@ async fn one_snapshot(
     answers: &mut Streaming<WatchResponse>,
     entries: &mut Vec<Entry>,
 ) -> Result<(), Failure> {
+    loop {
+        let part = next_part(answers).await?;
+        entries.extend(part.entries);
+        if part.last {
+            return Ok(());
+        }
+    }
+}
+
+/// The next part of a snapshot.
+async fn next_part(answers: &mut Streaming<WatchResponse>) -> Result<v1::Snapshot, Failure> {
     while let Some(answer) = answers.message().await? {
         match answer.kind {
-            Some(watch_response::Kind::Snapshot(part)) => {
-                entries.extend(part.entries);
-                if part.last {
-                    return Ok(());
-                }
-            }
+            Some(watch_response::Kind::Snapshot(part)) => return Ok(part),
             Some(watch_response::Kind::Refused(refused)) => {
                 return Err(Failure::failed(format!("{}: {}", refused.prefix, refused.reason)));
             }

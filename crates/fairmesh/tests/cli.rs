@@ -7,11 +7,18 @@ mod cli {
     pub(crate) mod calls;
     pub(crate) mod changes;
     pub(crate) mod endpoints;
+    pub(crate) mod etcd;
     pub(crate) mod hosts;
     pub(crate) mod moves;
     pub(crate) mod refusals;
     pub(crate) mod replicas;
     pub(crate) mod restarts;
+    pub(crate) mod rib;
     pub(crate) mod sim;
     pub(crate) mod support;
 }
+
+/// A real etcd, as the tests of the store have it.
+#[allow(dead_code, reason = "each test uses its part")]
+#[path = "../../store/tests/support/etcd.rs"]
+mod real_etcd;

@@ -24,7 +24,7 @@ pub struct Revision {
     pub store: StoreId,
     /// The partition within the store; 0 where there is one.
     pub partition: u32,
-    /// How many batches this partition had committed; 0 is the empty store.
+    /// The number of the last batch that this partition had committed. Numbers ascend and may have gaps; 0 is the empty store.
     pub number: u64,
 }
 

@@ -56,13 +56,16 @@ impl From<WriteError> for RegistryError {
             WriteError::TooLarge { .. } => {
                 Self::Invalid(Invalid::new("", error.to_string(), "send it in several calls"))
             }
-            WriteError::Overloaded { .. } | WriteError::Full { .. } | WriteError::Failed { .. } => {
-                Self::Unavailable(Invalid::new(
-                    "store",
-                    error.to_string(),
-                    "try again; calls go on meanwhile",
-                ))
-            }
+            WriteError::Overloaded { .. }
+            | WriteError::Full { .. }
+            | WriteError::Failed { .. }
+            | WriteError::Away { .. }
+            | WriteError::Refused { .. }
+            | WriteError::Unknown { .. } => Self::Unavailable(Invalid::new(
+                "store",
+                error.to_string(),
+                "try again; calls go on meanwhile",
+            )),
         }
     }
 }

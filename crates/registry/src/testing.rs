@@ -23,7 +23,7 @@ pub(crate) struct MemoryStore {
 impl MemoryStore {
     fn commit(&self, batch: Batch) -> Result<Revision, WriteError> {
         if self.full.load(Ordering::Relaxed) {
-            return Err(WriteError::Full { path: "memory".into() });
+            return Err(WriteError::Full { place: "memory".into() });
         }
         batch.validate().unwrap();
         self.node.check(&batch)?;

@@ -41,6 +41,21 @@ pub struct Saved {
     pub entries: Vec<(Arc<str>, Entry)>,
 }
 
+impl Saved {
+    /// The content of a file that holds it, with a checksum.
+    pub fn encode(&self) -> Vec<u8> {
+        file::encode(self)
+    }
+
+    /// Reads the content of such a file.
+    ///
+    /// # Errors
+    /// What is wrong with it: cut short, damaged, of another format, or no such file.
+    pub fn decode(content: Bytes) -> Result<Self, String> {
+        file::decode(content)
+    }
+}
+
 /// A folder of saved subscriptions.
 ///
 /// Files that cannot be read, for damage or because another release wrote them, are moved aside with a warning and

@@ -227,7 +227,7 @@ impl State {
 impl Backoff {
     /// How long to wait after `failures` in a row: any time up to the bound, so that a fleet that lost its upstream at
     /// one moment does not come back at one moment. `random` is any number.
-    fn delay(&self, failures: u32, random: u64) -> Duration {
+    pub fn delay(&self, failures: u32, random: u64) -> Duration {
         let bound = self.first.saturating_mul(1 << failures.saturating_sub(1).min(20)).min(self.longest);
         let nanos = u64::try_from(bound.as_nanos()).unwrap_or(u64::MAX);
         Duration::from_nanos(random % nanos.saturating_add(1).max(1))

@@ -84,7 +84,7 @@ impl RedbStore {
     fn start(shared: Shared) -> Result<Self, StoreError> {
         let shared = Arc::new(shared);
         let (queue, writer) = writer::start(shared.clone())
-            .map_err(|source| StoreError::Unreadable { path: shared.path.clone(), source })?;
+            .map_err(|source| StoreError::Unreadable { place: shared.place(), source })?;
         Ok(Self { shared, queue: Some(queue), writer: Some(writer) })
     }
 
@@ -102,16 +102,6 @@ impl RedbStore {
         tokio::task::spawn_blocking(move || shared.range(keys))
             .await
             .unwrap_or_else(|stopped| Err(open::system_error(self.path(), io::Error::other(stopped))))
-    }
-
-    /// How many bytes the file takes now; 0 where that cannot be found out.
-    pub fn file_bytes(&self) -> u64 {
-        std::fs::metadata(&self.shared.path).map_or(0, |file| file.len())
-    }
-
-    /// Why nothing can be written any more, until the process is started again; `None` while all is well.
-    pub fn broken(&self) -> Option<&str> {
-        self.shared.broken()
     }
 
     async fn submit(&self, batch: Batch) -> Result<Revision, WriteError> {
@@ -149,15 +139,23 @@ impl Store for RedbStore {
     fn load(&self) -> BoxFuture<'_, Result<Loaded, StoreError>> {
         let shared = self.shared.clone();
         Box::pin(async move {
-            let path = shared.path.clone();
+            let place = shared.place();
             tokio::task::spawn_blocking(move || shared.load()).await.unwrap_or_else(|stopped| {
-                Err(StoreError::Unreadable { path, source: io::Error::other(stopped) })
+                Err(StoreError::Unreadable { place, source: io::Error::other(stopped) })
             })
         })
     }
 
     fn commits(&self, after: u64) -> Commits {
         self.shared.history.subscribe(after)
+    }
+
+    fn broken(&self) -> Option<&str> {
+        self.shared.broken()
+    }
+
+    fn disk_bytes(&self) -> u64 {
+        std::fs::metadata(&self.shared.path).map_or(0, |file| file.len())
     }
 }
 

@@ -21,11 +21,11 @@ pub struct Behind {
     pub oldest: u64,
 }
 
-/// The newest commits, numbered without gap.
+/// The newest commits. Their numbers ascend; a store may leave some out.
 #[derive(Debug)]
 struct Recent {
-    /// The revision of the first one kept; one above the newest when none is.
-    first: u64,
+    /// Every commit with a greater number is kept.
+    after: u64,
     commits: VecDeque<Commit>,
     bytes: usize,
 }
@@ -48,7 +48,7 @@ pub(crate) struct History {
 impl History {
     /// A history that begins after `revision`.
     pub(crate) fn after(revision: u64) -> Self {
-        let recent = Recent { first: revision + 1, commits: VecDeque::new(), bytes: 0 };
+        let recent = Recent { after: revision, commits: VecDeque::new(), bytes: 0 };
         let newest = watch::Sender::new(Newest { revision, closed: false });
         Self { recent: Arc::new(Mutex::new(recent)), newest }
     }
@@ -69,10 +69,21 @@ impl History {
         while recent.commits.len() > MAX_COMMITS || recent.bytes > MAX_BYTES {
             let Some(dropped) = recent.commits.pop_front() else { break };
             recent.bytes -= weight(&dropped);
-            recent.first = dropped.revision + 1;
+            recent.after = dropped.revision;
         }
         drop(recent);
         self.newest.send_modify(|now| now.revision = newest);
+    }
+
+    /// Goes on after `revision`, though what led there is not known: whoever stands before it has to load everything.
+    pub(crate) fn skip_to(&self, revision: u64) {
+        let mut recent = lock(&self.recent);
+        if revision <= self.newest() {
+            return;
+        }
+        *recent = Recent { after: revision, commits: VecDeque::new(), bytes: 0 };
+        drop(recent);
+        self.newest.send_modify(|now| now.revision = revision);
     }
 
     /// Nothing will be published any more: subscribers come to their end.
@@ -116,18 +127,75 @@ impl Commits {
                 return Ok(Some(commit));
             }
             if closed || self.newest.changed().await.is_err() {
-                return self.kept().inspect(|commit| self.after += u64::from(commit.is_some()));
+                let last = self.kept()?;
+                self.after = last.as_ref().map_or(self.after, |commit| commit.revision);
+                return Ok(last);
             }
         }
     }
 
     fn kept(&self) -> Result<Option<Commit>, Behind> {
         let recent = lock(&self.recent);
-        match (self.after + 1).checked_sub(recent.first) {
-            None => Err(Behind { after: self.after, oldest: recent.first }),
-            Some(position) => {
-                Ok(usize::try_from(position).ok().and_then(|at| recent.commits.get(at)).cloned())
-            }
+        if self.after < recent.after {
+            return Err(Behind { after: self.after, oldest: recent.after + 1 });
         }
+        let next = recent.commits.partition_point(|commit| commit.revision <= self.after);
+        Ok(recent.commits.get(next).cloned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn commit(revision: u64) -> Commit {
+        Commit { revision, changes: vec![("/a".into(), None)] }
+    }
+
+    async fn numbers(commits: &mut Commits) -> Vec<u64> {
+        let mut numbers = Vec::new();
+        while let Ok(Some(commit)) = commits.next().await {
+            numbers.push(commit.revision);
+        }
+        numbers
+    }
+
+    #[tokio::test]
+    async fn numbers_may_have_gaps_and_a_reader_may_stand_within_one() {
+        let history = History::after(5);
+        history.publish([7, 8, 12].map(commit).into());
+        let mut readers = [5, 6, 7, 11, 12, 20].map(|after| history.subscribe(after));
+        history.publish(vec![commit(21)]);
+        history.close();
+        let mut read = Vec::new();
+        for reader in &mut readers {
+            read.push(numbers(reader).await);
+        }
+        let all = [7, 8, 12, 21];
+        assert_eq!(read, [&all[..], &all[..], &all[1..], &all[2..], &all[3..], &all[3..]]);
+    }
+
+    #[tokio::test]
+    async fn a_reader_from_before_a_skip_has_to_load_and_one_from_after_it_goes_on() {
+        let history = History::after(5);
+        history.publish(vec![commit(7)]);
+        let (mut behind, mut level) = (history.subscribe(7), history.subscribe(30));
+        history.skip_to(30);
+        assert_eq!(behind.next().await, Err(Behind { after: 7, oldest: 31 }));
+        history.publish(vec![commit(40)]);
+        assert_eq!(behind.next().await, Err(Behind { after: 7, oldest: 31 }), "it stays so");
+        assert_eq!(level.next().await, Ok(Some(commit(40))));
+        history.skip_to(40);
+        history.publish(vec![commit(41)]);
+        assert_eq!(level.next().await, Ok(Some(commit(41))), "a skip to where it stands loses nothing");
+    }
+
+    #[tokio::test]
+    async fn what_is_dropped_for_room_is_told_to_who_has_not_read_it() {
+        let history = History::after(0);
+        history.publish((1..=MAX_COMMITS as u64 + 2).map(|i| commit(i * 10)).collect());
+        let mut late = history.subscribe(0);
+        assert_eq!(late.next().await, Err(Behind { after: 0, oldest: 21 }));
+        assert_eq!(history.subscribe(20).next().await, Ok(Some(commit(30))));
     }
 }

@@ -1,15 +1,19 @@
-//! Where the routing information base (RIB) persists: one trait, and redb behind it on one machine.
+//! Where the routing information base (RIB) persists: one trait, redb behind it on one machine, and etcd where
+//! that is outgrown.
 //!
 //! The control plane and the registry write here; routers never see this crate. A write that is acknowledged is on
-//! disk. Values live in the file alone: readers are served by `rib`, which follows [`Store::commits`].
+//! disk. Values live in the store alone: readers are served by `rib`, which follows [`Store::commits`].
 //!
-//! One transaction commits many waiting batches, but each batch keeps its own revision and its own verdict. The
+//! In a file one transaction commits many waiting batches, but each batch keeps its own revision and its own verdict. The
 //! alternative, one transaction a batch, was rejected: a disk takes some hundred syncs a second, and a thousand
 //! endpoints that register at once would wait for seconds.
 
 mod error;
+mod etcd;
+
 mod file;
 mod history;
+mod place;
 
 use std::{fmt::Debug, future::Future, pin::Pin, sync::Arc};
 
@@ -17,10 +21,12 @@ use fairmesh_model::{Revision, StoreId};
 use fairmesh_rib::{Batch, Entry};
 
 pub use error::{StoreError, WriteError};
+pub use etcd::{EtcdAddress, EtcdConfig, EtcdLogin, EtcdStore, EtcdTls};
 #[doc(hidden)]
 pub use file::OpenBackend;
 pub use file::{Changes, Copied, CopyFile, RedbStore};
 pub use history::{Behind, Commits};
+pub use place::Place;
 
 /// A future behind a trait object.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -45,8 +51,24 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// Reads everything at one revision.
     fn load(&self) -> BoxFuture<'_, Result<Loaded, StoreError>>;
 
-    /// Every commit after the revision `after`, in order and without gap, from now to the end of the store.
+    /// Every commit after the revision `after`, in order and with none left out, from now to the end of the store. Numbers
+    /// ascend, and may have gaps.
     ///
     /// A bounded number of past commits is kept: ask with the revision that [`Store::load`] gave, soon after it.
     fn commits(&self, after: u64) -> Commits;
+
+    /// Why nothing can be written any more, until the process is started again; `None` while all is well.
+    fn broken(&self) -> Option<&str> {
+        None
+    }
+
+    /// Gives up what keeps other processes from writing, before it is dropped. Nothing is to be written afterwards.
+    fn close(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {})
+    }
+
+    /// How many bytes of this machine's disk it takes now; 0 where it takes none or that cannot be found out.
+    fn disk_bytes(&self) -> u64 {
+        0
+    }
 }

@@ -33,6 +33,7 @@ impl Machine {
         let stopping = CancellationToken::new();
         let config = ControlConfig {
             data_dir: folder.path().join("control"),
+            etcd: None,
             grpc: vec!["127.0.0.1:0".parse().unwrap()],
             http: "127.0.0.1:0".parse().unwrap(),
             sources: Vec::new(),

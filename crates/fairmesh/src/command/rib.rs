@@ -2,6 +2,7 @@
 
 mod replica;
 mod status;
+mod transfer;
 
 use std::process::ExitCode;
 
@@ -16,11 +17,20 @@ pub(crate) enum RibCommand {
     Replica(replica::ReplicaArgs),
     /// Show how far everybody is behind the control plane, by router, by replica or by region, and who is.
     Status(status::StatusArgs),
+    /// Write all records, at one revision and with a checksum, to a new file.
+    Export(transfer::Export),
+    /// Write the records of a file into an empty store.
+    Import(transfer::import::Import),
+    /// Check that every record can be read, and that they are those of a file; exits 3 when not.
+    Verify(transfer::Verify),
 }
 
 pub(crate) async fn run(command: RibCommand) -> Result<ExitCode, Failure> {
     match command {
         RibCommand::Replica(args) => replica::run(args).await,
         RibCommand::Status(args) => status::run(args).await,
+        RibCommand::Export(args) => transfer::export(args).await,
+        RibCommand::Import(args) => transfer::import::run(args).await,
+        RibCommand::Verify(args) => transfer::verify(args).await,
     }
 }

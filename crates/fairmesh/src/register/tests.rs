@@ -32,6 +32,7 @@ impl Bench {
         let folder = tempfile::tempdir().unwrap();
         let config = ControlConfig {
             data_dir: folder.path().join("control"),
+            etcd: None,
             grpc: vec!["127.0.0.1:0".parse().unwrap()],
             http: SocketAddr::from(([127, 0, 0, 1], 0)),
             sources: Vec::new(),

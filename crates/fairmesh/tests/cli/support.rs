@@ -98,12 +98,14 @@ pub(crate) fn fairmesh(control: &str, args: &[&str], input: &str) -> Run {
 pub(crate) struct Mesh {
     folder: TempDir,
     control: Option<Child>,
+    /// Further arguments of the control plane.
+    pub(crate) arguments: Vec<String>,
 }
 
 impl Mesh {
     /// A folder in which nothing runs.
     pub(crate) fn empty() -> Self {
-        Self { folder: tempfile::tempdir().unwrap(), control: None }
+        Self { folder: tempfile::tempdir().unwrap(), control: None, arguments: Vec::new() }
     }
 
     /// A control plane with an empty store, ready for calls.
@@ -135,15 +137,26 @@ impl Mesh {
         command
             .args(["control", "--http", "127.0.0.1:0", "--grpc", &self.address(), "--data-dir"])
             .arg(self.path("data"))
+            .args(&self.arguments)
             .env_clear();
         command
     }
 
     /// Starts the control plane and waits until it takes connections.
     pub(crate) fn start_control(&mut self) {
+        self.spawn_control();
+        self.wait_for_control();
+    }
+
+    /// Starts the control plane.
+    pub(crate) fn spawn_control(&mut self) {
         let log = fs::File::create(self.path("control.log")).unwrap();
-        let mut child = self.control_command().stderr(log).spawn().unwrap();
-        let socket = self.path("control.sock");
+        self.control = Some(self.control_command().stderr(log).spawn().unwrap());
+    }
+
+    /// Waits until the control plane takes connections.
+    pub(crate) fn wait_for_control(&mut self) {
+        let (mut child, socket) = (self.control.take().unwrap(), self.path("control.sock"));
         wait_until("the control plane listens", || {
             assert!(child.try_wait().unwrap().is_none(), "{}", self.control_log());
             UnixStream::connect(&socket).is_ok()
@@ -297,7 +310,7 @@ pub(crate) fn send(child: &Child, signal: &str) {
 
 /// Waits for a condition, ten seconds at most.
 pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    for _ in 0..500 {
+    for _ in 0..1500 {
         if holds() {
             return;
         }

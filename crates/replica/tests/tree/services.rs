@@ -27,6 +27,7 @@ impl Root {
             grpc: vec![address.clone()],
             http: ([127, 0, 0, 1], 0).into(),
             sources: Vec::new(),
+            etcd: None,
         };
         let control = Control::start(config).await.unwrap();
         let stop = CancellationToken::new();

@@ -19,7 +19,7 @@ pub(super) fn take(path: &Path) -> Result<File, StoreError> {
     let file = file.map_err(|e| system_error(beside, e))?;
     match file.try_lock() {
         Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(StoreError::Locked { path: path.into() }),
+        Err(TryLockError::WouldBlock) => Err(StoreError::Locked { place: path.into() }),
         Err(TryLockError::Error(e)) => Err(system_error(beside, e)),
     }
 }

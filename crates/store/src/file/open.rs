@@ -13,7 +13,7 @@ use super::{
     backend::{Direct, OpenBackend, Overlay, of_file},
     format::{self, FORMAT, Meta},
 };
-use crate::StoreError;
+use crate::{Place, StoreError};
 
 /// How much of the file redb may keep in memory; values are served from elsewhere.
 const CACHE_BYTES: usize = 64 << 20;
@@ -59,7 +59,7 @@ fn initialize(path: &Path, backend: Box<dyn StorageBackend>) -> Result<(), Store
 
 /// Checks all of a store without writing to it, and reads what its meta table says.
 pub(super) fn verify(path: &Path, backend: &OpenBackend) -> Result<Meta, StoreError> {
-    let damaged = |problem: String| StoreError::Corrupt { path: path.into(), problem };
+    let damaged = |problem: String| StoreError::Corrupt { place: path.into(), problem };
     let mut db = view(path, backend)?;
     // redb asserts what it takes for granted about its file; a damaged one may break that.
     let sound = catch_unwind(AssertUnwindSafe(|| db.check_integrity()))
@@ -69,11 +69,11 @@ pub(super) fn verify(path: &Path, backend: &OpenBackend) -> Result<Meta, StoreEr
         return Err(damaged("checksums or page lists do not match".into()));
     }
     let meta = format::meta(&db).map_err(|e| store_error(path, e))?.ok_or_else(|| StoreError::Foreign {
-        path: path.into(),
+        place: path.into(),
         problem: "a redb file of another program".into(),
     })?;
     if meta.format > FORMAT {
-        return Err(StoreError::Newer { path: path.into(), found: meta.format, known: FORMAT });
+        return Err(StoreError::Newer { place: path.into(), found: meta.format, known: FORMAT });
     }
     Ok(meta)
 }
@@ -84,7 +84,7 @@ pub(super) fn view(path: &Path, backend: &OpenBackend) -> Result<Database, Store
     let len = below.len().map_err(|e| system_error(path, e))?;
     if len == 0 {
         // redb would take it for a new database.
-        return Err(StoreError::Corrupt { path: path.into(), problem: "it is empty".into() });
+        return Err(StoreError::Corrupt { place: path.into(), problem: "it is empty".into() });
     }
     let overlay = Overlay::new(below).map_err(|e| system_error(path, e))?;
     open_database(path, overlay)
@@ -99,7 +99,7 @@ pub(super) fn writable(path: &Path, backend: &OpenBackend) -> Result<Database, S
 fn open_database(path: &Path, backend: impl StorageBackend) -> Result<Database, StoreError> {
     catch_unwind(AssertUnwindSafe(|| builder().create_with_backend(backend)))
         .map_err(|_| StoreError::Corrupt {
-            path: path.into(),
+            place: path.into(),
             problem: "its header contradicts its pages".into(),
         })?
         .map_err(|e| store_error(path, e.into()))
@@ -117,29 +117,29 @@ fn builder() -> Builder {
 
 /// What redb said, for people.
 pub(super) fn store_error(path: &Path, error: Error) -> StoreError {
-    let path = path.to_owned();
+    let place = Place::from(path);
     match error {
-        Error::DatabaseAlreadyOpen => StoreError::Locked { path },
+        Error::DatabaseAlreadyOpen => StoreError::Locked { place },
         Error::UpgradeRequired(version) => {
-            StoreError::Foreign { path, problem: format!("a redb file of version {version}") }
+            StoreError::Foreign { place, problem: format!("a redb file of version {version}") }
         }
         // redb reports a wrong magic number so.
         Error::Io(e) if e.kind() == io::ErrorKind::InvalidData => {
-            StoreError::Foreign { path, problem: e.to_string() }
+            StoreError::Foreign { place, problem: e.to_string() }
         }
         Error::Io(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
-            StoreError::Corrupt { path, problem: "it is cut short".into() }
+            StoreError::Corrupt { place, problem: "it is cut short".into() }
         }
-        Error::Io(e) => system_error(&path, e),
-        Error::Corrupted(problem) => StoreError::Corrupt { path, problem },
-        other => StoreError::Corrupt { path, problem: other.to_string() },
+        Error::Io(e) => system_error(path, e),
+        Error::Corrupted(problem) => StoreError::Corrupt { place, problem },
+        other => StoreError::Corrupt { place, problem: other.to_string() },
     }
 }
 
 /// What the operating system said, for people.
 pub(super) fn system_error(path: &Path, source: io::Error) -> StoreError {
-    let path = path.to_owned();
-    if is_full(&source) { StoreError::Full { path } } else { StoreError::Unreadable { path, source } }
+    let place = Place::from(path);
+    if is_full(&source) { StoreError::Full { place } } else { StoreError::Unreadable { place, source } }
 }
 
 /// Whether a write failed because there is no room.

@@ -16,7 +16,7 @@ use super::{
     format::{self, Meta},
     open,
 };
-use crate::{Loaded, StoreError, WriteError, history::History};
+use crate::{Loaded, Place, StoreError, WriteError, history::History};
 
 /// What the writer and the readers of one store share.
 pub(super) struct Shared {
@@ -58,6 +58,11 @@ impl Shared {
         })
     }
 
+    /// The file, for messages.
+    pub(super) fn place(&self) -> Place {
+        self.path.as_path().into()
+    }
+
     pub(super) fn state(&self) -> RwLockReadGuard<'_, State> {
         // A panic under the lock leaves a database that answers every call with an error, as a failed disk does.
         self.state.read().unwrap_or_else(PoisonError::into_inner)
@@ -78,7 +83,7 @@ impl Shared {
     /// What a batch gets that nobody will write.
     pub(super) fn closed(&self) -> WriteError {
         let reason = self.broken().unwrap_or("it is closed").to_owned();
-        WriteError::Failed { path: self.path.clone(), source: io::Error::other(reason) }
+        WriteError::Failed { place: self.place(), source: io::Error::other(reason) }
     }
 
     pub(super) fn load(&self) -> Result<Loaded, StoreError> {
@@ -127,7 +132,7 @@ impl Shared {
         let db = open::writable(&self.path, &self.backend)?;
         let found = format::meta(&db).map_err(failed)?.filter(|meta| meta.id == self.id);
         let revision = found.map(|meta| meta.revision).ok_or_else(|| StoreError::Corrupt {
-            path: self.path.clone(),
+            place: self.place(),
             problem: "another file took its place".into(),
         })?;
         let settle = || {

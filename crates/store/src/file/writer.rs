@@ -57,7 +57,7 @@ impl Queue {
                 return Ok(());
             }
             Ok(_) | Err(mpsc::error::TrySendError::Full(())) => {
-                WriteError::Overloaded { path: shared.path.clone() }
+                WriteError::Overloaded { place: shared.place() }
             }
             Err(mpsc::error::TrySendError::Closed(())) => shared.closed(),
         };
@@ -163,11 +163,11 @@ impl Writer {
     }
 
     fn refusal(&self, failure: &StoreError) -> WriteError {
-        let path = self.shared.path.clone();
+        let place = self.shared.place();
         match failure {
-            StoreError::Full { .. } => WriteError::Full { path },
-            StoreError::Unreadable { source, .. } if is_full(source) => WriteError::Full { path },
-            other => WriteError::Failed { path, source: io::Error::other(other.to_string()) },
+            StoreError::Full { .. } => WriteError::Full { place },
+            StoreError::Unreadable { source, .. } if is_full(source) => WriteError::Full { place },
+            other => WriteError::Failed { place, source: io::Error::other(other.to_string()) },
         }
     }
 }

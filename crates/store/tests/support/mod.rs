@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "each test uses its part")]
 
 pub(crate) mod disk;
+pub(crate) mod etcd;
+pub(crate) mod proxy;
 pub(crate) mod workload;
 
 use std::sync::Arc;
@@ -10,6 +12,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use fairmesh_model::arith::mix64;
 use fairmesh_rib::{Batch, Expect, Op};
+use fairmesh_store::EtcdConfig;
 
 /// A seeded source of numbers, so that a failing run can be repeated.
 #[derive(Clone, Debug)]
@@ -41,4 +44,10 @@ pub(crate) fn delete(key: impl AsRef<str>, expect: Expect) -> Op {
 
 pub(crate) fn batch(ops: impl IntoIterator<Item = Op>) -> Batch {
     Batch { ops: ops.into_iter().collect() }
+}
+
+/// A store below `root` in the etcd with these members, in plain text and without a user.
+pub(crate) fn etcd_config(members: &[&str], root: &str) -> EtcdConfig {
+    let address = format!("etcd://{}{root}", members.join(",")).parse().unwrap();
+    EtcdConfig { address, tls: None, login: None }
 }

@@ -1,0 +1,44 @@
+use std::{collections::BTreeMap, sync::Arc};
+
+use fairmesh_rib::Entry;
+
+/// How what is stored differs from a file, by keys.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Difference {
+    /// In the file only.
+    pub(super) missing: Vec<String>,
+    /// In both, with another value.
+    pub(super) different: Vec<String>,
+    /// In the store only.
+    pub(super) further: Vec<String>,
+}
+
+impl Difference {
+    /// Compares keys and values; each store numbers its revisions by itself.
+    pub(super) fn between(file: &[(Arc<str>, Entry)], stored: &[(Arc<str>, Entry)]) -> Self {
+        let mut stored: BTreeMap<_, _> = stored.iter().map(|(key, entry)| (&**key, &entry.value)).collect();
+        let mut difference = Self::default();
+        for (key, entry) in file {
+            match stored.remove(&**key) {
+                None => difference.missing.push(key.to_string()),
+                Some(value) if *value != entry.value => difference.different.push(key.to_string()),
+                Some(_) => {}
+            }
+        }
+        difference.further = stored.into_keys().map(str::to_owned).collect();
+        difference
+    }
+
+    pub(super) fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Each kind with its name.
+    pub(super) fn kinds(&self) -> [(&'static str, &Vec<String>); 3] {
+        [
+            ("only in the file", &self.missing),
+            ("not as in the file", &self.different),
+            ("only in the store", &self.further),
+        ]
+    }
+}

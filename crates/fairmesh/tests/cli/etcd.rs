@@ -1,0 +1,90 @@
+//! Control planes whose store is in etcd.
+
+use super::support::{Mesh, SHOP, wait_until};
+use crate::real_etcd::Etcd;
+
+/// A control plane on an etcd.
+fn on(etcd: &Etcd) -> Mesh {
+    let mut mesh = Mesh::empty();
+    mesh.arguments = vec!["--store".into(), format!("etcd://{}/shop", etcd.client())];
+    mesh.start_control();
+    mesh
+}
+
+#[test]
+fn what_was_applied_is_there_after_a_restart() {
+    let etcd = Etcd::with(&["--max-txn-ops=10001"]);
+    let mut mesh = on(&etcd);
+    mesh.apply(SHOP).ok();
+    let services = |mesh: &Mesh| mesh.run(&["get", "services", "--json"]).json();
+    let before = services(&mesh);
+    assert_eq!(before.as_array().unwrap().len(), 2);
+    assert_eq!(mesh.stop_control("TERM"), Some(0), "{}", mesh.control_log());
+    mesh.start_control();
+    assert_eq!(services(&mesh), before);
+    assert!(!mesh.path("data/rib.redb").exists() && mesh.path("data/imbalance.redb").exists());
+}
+
+#[test]
+fn a_second_control_plane_stands_by_and_takes_over_from_one_that_stops_or_dies() {
+    let etcd = Etcd::with(&["--max-txn-ops=10001"]);
+    let mut serving = on(&etcd);
+    serving.apply(SHOP).ok();
+    for (round, signal) in ["TERM", "KILL"].into_iter().enumerate() {
+        let mut standby = Mesh::empty();
+        standby.arguments = serving.arguments.clone();
+        standby.spawn_control();
+        wait_until("it stands by", || standby.control_log().contains("another process holds the store"));
+        serving.apply(&format!("kind: Service\nname: shop/s{round}\n")).ok();
+        assert!(!standby.path("control.sock").exists(), "two serve at once");
+        serving.stop_control(signal);
+        standby.wait_for_control();
+        let services = standby.run(&["get", "services", "--json"]).json();
+        assert_eq!(services.as_array().unwrap().len(), 3 + round);
+        serving = standby;
+    }
+    let mut idle = Mesh::empty();
+    idle.arguments = serving.arguments.clone();
+    idle.spawn_control();
+    wait_until("it stands by", || idle.control_log().contains("another process holds the store"));
+    assert_eq!(idle.stop_control("TERM"), Some(0), "{}", idle.control_log());
+}
+
+#[test]
+fn a_control_plane_serves_through_an_outage_of_etcd_and_writes_after_it() {
+    let mut etcd = Etcd::with(&["--max-txn-ops=10001"]);
+    let mesh = on(&etcd);
+    mesh.apply(SHOP).ok();
+    etcd.kill();
+    assert!(mesh.run(&["get", "services"]).ok().contains("shop/cart"), "what is known is served");
+    etcd.restart();
+    mesh.apply("kind: Service\nname: shop/after\n").ok();
+    assert!(mesh.run(&["get", "services"]).ok().contains("shop/after"));
+}
+
+#[test]
+fn a_store_given_a_new_id_keeps_its_records() {
+    let etcd = Etcd::with(&["--max-txn-ops=10001"]);
+    let mut mesh = on(&etcd);
+    mesh.apply(SHOP).ok();
+    mesh.stop_control("TERM");
+    mesh.arguments.push("--new-store-id".into());
+    mesh.start_control();
+    assert!(mesh.control_log().contains("new id"), "{}", mesh.control_log());
+    assert!(mesh.run(&["get", "services"]).ok().contains("shop/cart"));
+}
+
+#[test]
+fn wrong_arguments_of_etcd_are_refused_before_anything_starts() {
+    let mut mesh = Mesh::empty();
+    let mut refused = |arguments: &[&str]| {
+        mesh.arguments = arguments.iter().map(|&argument| argument.to_owned()).collect();
+        let output = mesh.control_command().output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert!(refused(&["--store", "redis://a"]).contains("etcd://host:2379"));
+    assert!(refused(&["--etcd-ca", "ca.pem"]).contains("--store"));
+    assert!(refused(&["--store", "etcd://a", "--etcd-key", "k"]).contains("--etcd-cert"));
+    assert!(refused(&["--store", "etcd://a", "--etcd-user", "u"]).contains("FAIRMESH_ETCD_PASSWORD"));
+}

@@ -1,0 +1,128 @@
+//! The whole routing information base as a file, and from one store to another.
+
+use std::fs;
+
+use super::support::{Mesh, contents};
+use crate::real_etcd::Etcd;
+
+/// What a control plane answers about its records, but for revisions, which each store numbers by itself.
+fn answers(mesh: &Mesh) -> Vec<serde_json::Value> {
+    let ask = |args: &[&str]| {
+        let mut answer = mesh.run(&[args, &["--json"]].concat()).json();
+        for item in answer.as_array_mut().into_iter().flatten() {
+            item.as_object_mut().unwrap().remove("revision");
+        }
+        answer
+    };
+    vec![
+        ask(&["get", "services"]),
+        ask(&["get", "policies"]),
+        ask(&["get", "endpoints"]),
+        ask(&["get", "regions"]),
+        ask(&["shards", "get", "shop/cart"]),
+    ]
+}
+
+fn filled() -> Mesh {
+    let mesh = Mesh::with_shop();
+    mesh.register("shop/catalog", "catalog-0", "eu", 7001);
+    mesh
+}
+
+#[test]
+fn a_file_store_moves_to_etcd_whole_and_back() {
+    let from = filled();
+    let file = from.path("all.rib").display().to_string();
+    let exported = from.run(&["rib", "export", &file, "--json"]).json();
+    let records = exported["records"].as_u64().unwrap();
+    assert!(records > 5, "{exported}");
+
+    // With etcd's own bounds.
+    let etcd = Etcd::start();
+    let mut to = Mesh::empty();
+    to.arguments = vec!["--store".into(), format!("etcd://{}", etcd.client())];
+    to.start_control();
+    let planned = to.run(&["rib", "import", &file, "--dry-run", "--json"]).json();
+    assert_eq!((planned["records"].as_u64(), planned["dryRun"].as_bool()), (Some(records), Some(true)));
+    assert_eq!(to.run(&["rib", "verify", &file, "--json"]).code, Some(3), "a dry run writes nothing");
+    let imported = to.run(&["rib", "import", &file, "--json"]).json();
+    assert_eq!(imported["records"].as_u64(), Some(records));
+    assert!(to.run(&["rib", "verify", &file]).ok().contains("all as in the file"));
+    assert_eq!(answers(&to), answers(&from));
+    to.stop_control("TERM");
+    to.start_control();
+    assert!(to.run(&["rib", "verify", &file]).ok().contains("all as in the file"));
+
+    let back = to.path("back.rib").display().to_string();
+    to.run(&["rib", "export", &back]).ok();
+    let again = Mesh::start();
+    again.run(&["rib", "import", &back]).ok();
+    assert!(again.run(&["rib", "verify", &file]).ok().contains("all as in the file"));
+}
+
+#[test]
+fn a_store_that_is_not_empty_is_added_to_only_on_request_and_never_overwritten() {
+    let from = filled();
+    let file = from.path("all.rib").display().to_string();
+    from.run(&["rib", "export", &file]).ok();
+    assert!(from.run(&["rib", "import", &file]).fails(2).contains("--merge"));
+    let nothing = from.run(&["rib", "import", &file, "--merge", "--json"]).json();
+    assert_eq!((nothing["records"].as_u64(), nothing["batches"].as_u64()), (Some(0), Some(0)));
+
+    let to = Mesh::start();
+    to.apply("kind: Service\nname: shop/own\n").ok();
+    assert!(to.run(&["rib", "import", &file]).fails(2).contains("the store holds"));
+    to.run(&["rib", "import", &file, "--merge"]).ok();
+    assert_eq!(to.run(&["get", "services", "--json"]).json().as_array().unwrap().len(), 3);
+
+    let differing = Mesh::start();
+    differing.apply("kind: Service\nname: shop/catalog\nprotocol: grpc\n").ok();
+    let refusal = differing.run(&["rib", "import", &file, "--merge"]).fails(2);
+    assert!(refusal.contains("other values") && refusal.contains("/t/shop/services/catalog"), "{refusal}");
+    assert_eq!(differing.run(&["get", "services", "--json"]).json().as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn verify_names_what_differs() {
+    let mesh = filled();
+    let file = mesh.path("all.rib").display().to_string();
+    mesh.run(&["rib", "export", &file]).ok();
+    assert!(mesh.run(&["rib", "verify"]).ok().contains("all can be read"));
+    mesh.run(&["delete", "policy", "shop/catalog"]).ok();
+    mesh.apply("kind: Service\nname: shop/new\n").ok();
+    mesh.apply("kind: Topology\nregions: [{name: eu}]\n").ok();
+    let run = mesh.run(&["rib", "verify", &file, "--json"]);
+    assert_eq!(run.code, Some(3));
+    let found: serde_json::Value = serde_json::from_str(&run.out).unwrap();
+    let named = |kind: &str, key: &str| {
+        found[kind].as_array().unwrap().iter().any(|found| found.as_str().unwrap().contains(key))
+    };
+    assert!(named("missing", "/policies/catalog") && named("further", "/services/new"), "{found}");
+    assert!(named("different", "/g/topology/"), "{found}");
+    let run = mesh.run(&["rib", "verify", &file]);
+    assert_eq!(run.code, Some(3));
+    assert!(run.out.contains("only in the store: /t/shop/services/new"), "{}", run.out);
+}
+
+#[test]
+fn a_file_that_is_damaged_there_already_or_none_is_refused() {
+    let mesh = filled();
+    let file = mesh.path("all.rib").display().to_string();
+    mesh.run(&["rib", "export", &file]).ok();
+    let before = contents(&mesh.path("data"));
+    assert!(mesh.run(&["rib", "export", &file]).fails(1).contains("exists"));
+    let mut bytes = fs::read(&file).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&file, &bytes).unwrap();
+    assert!(mesh.run(&["rib", "import", &file]).fails(2).contains("checksum"));
+    fs::write(&file, &bytes[..20]).unwrap();
+    assert!(mesh.run(&["rib", "verify", &file]).fails(2).contains("cut short"));
+    assert!(mesh.run(&["rib", "verify", "/none"]).fails(2).contains("rib export"));
+    assert_eq!(contents(&mesh.path("data")), before);
+
+    let nobody = Mesh::empty();
+    let never = nobody.path("never.rib");
+    nobody.run(&["rib", "export", never.to_str().unwrap()]).fails(1);
+    assert!(!never.exists(), "no empty file is left behind");
+}

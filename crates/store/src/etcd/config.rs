@@ -1,0 +1,147 @@
+use std::{fmt, path::PathBuf, str::FromStr};
+
+use fairmesh_model::Invalid;
+
+use crate::Place;
+
+/// Where keys lie when the address names no root.
+const DEFAULT_ROOT: &str = "/fairmesh";
+/// Where etcd listens when the address names no port.
+const DEFAULT_PORT: u16 = 2379;
+
+/// Which etcd a store lies in, and how it is reached.
+#[derive(Clone, Debug)]
+pub struct EtcdConfig {
+    /// Its members and the root of the keys.
+    pub address: EtcdAddress,
+    /// How connections are secured; without it they are in plain text.
+    pub tls: Option<EtcdTls>,
+    /// Who this is, where etcd asks for a user.
+    pub login: Option<EtcdLogin>,
+}
+
+/// Members of one etcd cluster and the root below which all keys lie: `etcd://host:2379,host2:2379/root`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EtcdAddress {
+    members: Vec<String>,
+    root: String,
+}
+
+/// PEM files that secure connections.
+#[derive(Clone, Debug)]
+pub struct EtcdTls {
+    /// The authorities one of which must have signed etcd's certificate.
+    pub ca: PathBuf,
+    /// The certificate that this process shows, and its key.
+    pub identity: Option<(PathBuf, PathBuf)>,
+}
+
+/// A user of etcd.
+#[derive(Clone)]
+pub struct EtcdLogin {
+    /// The name.
+    pub user: String,
+    /// The password.
+    pub password: String,
+}
+
+impl EtcdAddress {
+    /// The members, each as host and port.
+    pub(super) fn members(&self) -> &[String] {
+        &self.members
+    }
+
+    /// The root: begins with a slash and does not end with one.
+    pub(super) fn root(&self) -> &str {
+        &self.root
+    }
+
+    /// Where that is, for messages.
+    pub fn place(&self) -> Place {
+        self.to_string().as_str().into()
+    }
+}
+
+impl fmt::Display for EtcdAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "etcd://{}{}", self.members.join(","), self.root)
+    }
+}
+
+impl FromStr for EtcdAddress {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        let refused = |problem: &str| {
+            let hint =
+                "write etcd://host:2379,host2:2379, and /root behind it for another root than /fairmesh";
+            Invalid::new("store", format!("{text}: {problem}"), hint)
+        };
+        let rest = text.strip_prefix("etcd://").ok_or_else(|| refused("does not begin with etcd://"))?;
+        let (members, root) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        let members = members.split(',').map(|member| with_port(member).ok_or(member));
+        let members = members
+            .collect::<Result<_, _>>()
+            .map_err(|wrong| refused(&format!("'{wrong}' is no host with a port")))?;
+        let root = root.strip_suffix('/').unwrap_or(root);
+        if root.split('/').skip(1).any(str::is_empty) {
+            return Err(refused("the root has an empty part"));
+        }
+        let root = if root.is_empty() { DEFAULT_ROOT } else { root };
+        Ok(Self { members, root: root.into() })
+    }
+}
+
+/// `host:port`, with the usual port where none is given.
+fn with_port(member: &str) -> Option<String> {
+    let (host, port) = match member.rsplit_once(':') {
+        // The colon belongs to an address of version 6.
+        Some((_, port)) if port.ends_with(']') => (member, DEFAULT_PORT),
+        Some((host, port)) => (host, port.parse().ok()?),
+        None => (member, DEFAULT_PORT),
+    };
+    let bracketed = host.starts_with('[') && host.ends_with(']');
+    let named = !host.is_empty() && host.chars().all(|c| c.is_ascii_alphanumeric() || ".-_".contains(c));
+    (bracketed || named).then(|| format!("{host}:{port}"))
+}
+
+impl fmt::Debug for EtcdLogin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EtcdLogin").field("user", &self.user).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_name_members_and_a_root_and_have_usual_ones() {
+        let whole = |text: &str| text.parse::<EtcdAddress>().unwrap().to_string();
+        assert_eq!(whole("etcd://a:1,b.example:2/mesh/eu"), "etcd://a:1,b.example:2/mesh/eu");
+        assert_eq!(whole("etcd://a,b:7"), "etcd://a:2379,b:7/fairmesh");
+        assert_eq!(whole("etcd://[::1]:5,[::2]/"), "etcd://[::1]:5,[::2]:2379/fairmesh");
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused_with_the_form() {
+        for wrong in [
+            "http://a:1",
+            "etcd://",
+            "etcd://a:port",
+            "etcd://a,,b",
+            "etcd://a//b",
+            "etcd://a b",
+            "etcd://a:99999",
+        ] {
+            let refusal = wrong.parse::<EtcdAddress>().unwrap_err().to_string();
+            assert!(refusal.contains("etcd://host:2379,host2:2379"), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn a_password_is_not_printed() {
+        let login = EtcdLogin { user: "mesh".into(), password: "secret".into() };
+        assert!(!format!("{login:?}").contains("secret"));
+    }
+}

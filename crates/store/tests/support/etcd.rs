@@ -1,0 +1,148 @@
+//! A real etcd on free ports of this machine, in a folder of its own, ended with the value.
+
+use std::{
+    io::{Read, Write},
+    net::{TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread::sleep,
+    time::Duration,
+};
+
+/// How long anything may take that takes moments.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How long to wait before looking whether it listens.
+const LOOK: Duration = Duration::from_millis(5);
+
+pub(crate) struct Etcd {
+    folder: tempfile::TempDir,
+    arguments: Vec<String>,
+    scheme: &'static str,
+    port: u16,
+    process: Option<Child>,
+}
+
+impl Etcd {
+    pub(crate) fn start() -> Self {
+        Self::with(&[])
+    }
+
+    /// One with further arguments.
+    pub(crate) fn with(arguments: &[&str]) -> Self {
+        Self::begin(arguments.iter().map(|&argument| argument.to_owned()).collect(), "http")
+    }
+
+    /// One that shows the certificate of these files and asks for one of the same authority.
+    pub(crate) fn secured(certificate: &Path, key: &Path, ca: &Path) -> Self {
+        let flag = |name: &str, path: &Path| format!("--{name}={}", path.display());
+        let files = [
+            flag("cert-file", certificate),
+            flag("key-file", key),
+            flag("trusted-ca-file", ca),
+            "--client-cert-auth".into(),
+        ];
+        Self::begin(files.into(), "https")
+    }
+
+    fn begin(arguments: Vec<String>, scheme: &'static str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut etcd = Self { folder, arguments, scheme, port: 0, process: None };
+        // A port that was free may be taken before etcd has it.
+        for _ in 0..5 {
+            etcd.port = free_port();
+            if etcd.run() {
+                return etcd;
+            }
+        }
+        panic!("etcd does not start: {}", etcd.log());
+    }
+
+    /// Where clients connect.
+    pub(crate) fn client(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// Kills it, and leaves its data.
+    pub(crate) fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            process.kill().unwrap();
+            process.wait().unwrap();
+        }
+    }
+
+    /// Starts it again where it was.
+    pub(crate) fn restart(&mut self) {
+        assert!(self.process.is_none() && self.run(), "{}", self.log());
+    }
+
+    /// Takes the data away of one that does not run.
+    pub(crate) fn wipe(&self) {
+        std::fs::remove_dir_all(self.data()).unwrap();
+    }
+
+    /// What a call of its HTTP interface answers, which has to be well.
+    pub(crate) fn post(&self, path: &str, body: &str) -> String {
+        let mut stream = TcpStream::connect(self.client()).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let length = body.len();
+        write!(
+            stream,
+            "POST /v3/{path} HTTP/1.1\r\nhost: etcd\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
+        answer
+    }
+
+    fn data(&self) -> PathBuf {
+        self.folder.path().join("data")
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+
+    /// Whether it came up.
+    fn run(&mut self) -> bool {
+        let clients = format!("{}://{}", self.scheme, self.client());
+        let peers = format!("http://127.0.0.1:{}", free_port());
+        let log = std::fs::File::create(self.folder.path().join("log")).unwrap();
+        let mut process = Command::new("etcd")
+            .arg("--data-dir")
+            .arg(self.data())
+            .args(["--name=one", "--heartbeat-interval=20", "--election-timeout=200", "--log-level=error"])
+            .args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients])
+            .args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers])
+            .args(["--initial-cluster", &format!("one={peers}")])
+            .args(&self.arguments)
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .expect("these tests need etcd; run scripts/setup.sh etcd");
+        for _ in 0..PATIENCE.as_millis() / LOOK.as_millis() {
+            if process.try_wait().unwrap().is_some() {
+                return false;
+            }
+            if TcpStream::connect(self.client()).is_ok() {
+                self.process = Some(process);
+                return true;
+            }
+            sleep(LOOK);
+        }
+        process.kill().unwrap();
+        process.wait().unwrap();
+        panic!("etcd does not listen: {}", self.log());
+    }
+}
+
+impl Drop for Etcd {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
