@@ -20,9 +20,10 @@ use std::{
 };
 
 use fairmesh_router::{EndpointTarget, Held};
+use fairmesh_wire::transport::{Plaintext, Transport};
 use http::{HeaderMap, StatusCode, response};
 use tokio::{
-    net::{TcpSocket, TcpStream},
+    net::TcpStream,
     time::{Instant, timeout_at},
 };
 
@@ -130,7 +131,8 @@ impl Line {
     }
 
     async fn connect(&self) -> Result<TcpStream, SendError> {
-        let connected = tokio::time::timeout(CONNECT_TIMEOUT, self.dial()).await;
+        let reached = Plaintext.reach(self.address, self.local);
+        let connected = tokio::time::timeout(CONNECT_TIMEOUT, reached).await;
         let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection within 2 s");
         let stream = connected.unwrap_or_else(|_| Err(late())).map_err(SendError::Unreachable)?;
         socket::prepare(&stream);
@@ -138,15 +140,6 @@ impl Line {
             socket::limit_silence(&stream);
         }
         Ok(stream)
-    }
-
-    async fn dial(&self) -> io::Result<TcpStream> {
-        let Some(local) = self.local.filter(|local| local.is_ipv4() == self.address.is_ipv4()) else {
-            return TcpStream::connect(self.address).await;
-        };
-        let socket = if local.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-        socket.bind(SocketAddr::new(local, 0))?;
-        socket.connect(self.address).await
     }
 
     /// Keeps how long it took from `since` to an answer, where there is one and picks go by that.

@@ -30,7 +30,7 @@ use fairmesh_rib::{
 use fairmesh_store::Copied;
 use fairmesh_wire::{
     rpc,
-    transport::{Address, Listener, serve},
+    transport::{Address, Listener, Plaintext, Transport, serve},
 };
 use feed::{Feed, Shared};
 use tokio::task::JoinSet;
@@ -87,7 +87,7 @@ impl Replica {
         let (disk, held) = Disk::open(config.state_dir.join(COPY_FILE)).await?;
         let mut listeners = Vec::new();
         for address in &config.listen {
-            listeners.push(Listener::bind(address).await?);
+            listeners.push(Plaintext.bind(address).await?);
         }
         let http = http::bind(config.metrics).await?;
         Ok(Self { config, shared: Arc::new(Shared::new(disk)), held, listeners, http })

@@ -1,7 +1,7 @@
 //! How connections are made and accepted: the one place where security will be added.
 //!
 //! TCP between machines, Unix sockets within one, where the kernel vouches for the user at the other end. [`Transport`]
-//! is the seam for TLS; until then [`Plaintext`] is its only form, and whoever comes over TCP is anonymous.
+//! is the seam for TLS, for the mesh's own connections and for those that calls and probes go over; until then [`Plaintext`] is its only form, and whoever comes over TCP is anonymous.
 
 mod address;
 mod channel;
@@ -9,7 +9,11 @@ mod listener;
 mod serve;
 mod socket;
 
-use std::{future::Future, io};
+use std::{
+    future::Future,
+    io,
+    net::{IpAddr, SocketAddr},
+};
 
 pub use address::Address;
 pub use channel::{CONNECT_TIMEOUT, connect_channel, connect_channel_lazy};
@@ -17,11 +21,20 @@ use fairmesh_model::Identity;
 pub use listener::{BindError, Listener};
 pub use serve::serve;
 pub use socket::Socket;
+use tokio::net::{TcpSocket, TcpStream};
 
 /// How bytes get from one process to another, and what is known of the peer.
 pub trait Transport: Clone + Send + Sync + 'static {
     /// Opens a connection. The caller bounds how long it may take.
     fn dial(&self, address: &Address) -> impl Future<Output = io::Result<Socket>> + Send;
+
+    /// Opens a connection to an endpoint, for calls or to probe it, from one of this machine's addresses where that is given
+    /// and of the same family. Apart from [`dial`](Self::dial), since calls write and read the socket without a layer.
+    fn reach(
+        &self,
+        endpoint: SocketAddr,
+        from: Option<IpAddr>,
+    ) -> impl Future<Output = io::Result<TcpStream>> + Send;
 
     /// Starts to listen.
     fn bind(&self, address: &Address) -> impl Future<Output = Result<Listener, BindError>> + Send;
@@ -34,6 +47,15 @@ pub struct Plaintext;
 impl Transport for Plaintext {
     async fn dial(&self, address: &Address) -> io::Result<Socket> {
         Socket::dial(address).await
+    }
+
+    async fn reach(&self, endpoint: SocketAddr, from: Option<IpAddr>) -> io::Result<TcpStream> {
+        let Some(from) = from.filter(|from| from.is_ipv4() == endpoint.is_ipv4()) else {
+            return TcpStream::connect(endpoint).await;
+        };
+        let socket = if from.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        socket.bind(SocketAddr::new(from, 0))?;
+        socket.connect(endpoint).await
     }
 
     async fn bind(&self, address: &Address) -> Result<Listener, BindError> {

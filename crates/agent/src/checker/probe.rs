@@ -2,6 +2,7 @@ use std::{net::SocketAddr, pin::pin, time::Duration};
 
 use bytes::Bytes;
 use fairmesh_model::Probe;
+use fairmesh_wire::transport::{Plaintext, Transport};
 use http::{Request, StatusCode, Uri, uri::PathAndQuery};
 use http_body_util::Empty;
 use hyper_util::rt::TokioIo;
@@ -43,7 +44,7 @@ pub async fn look(probe: &Probe, address: SocketAddr, patience: Duration) -> Res
 }
 
 async fn connect(address: SocketAddr) -> Result<TcpStream, String> {
-    TcpStream::connect(address).await.map_err(|error| format!("cannot connect: {error}"))
+    Plaintext.reach(address, None).await.map_err(|error| format!("cannot connect: {error}"))
 }
 
 async fn get(stream: TcpStream, address: SocketAddr, path: &str, wanted: Option<u16>) -> Result<(), String> {
