@@ -37,7 +37,7 @@ pub(crate) struct ReplicaArgs {
     #[arg(long, env = "FAIRMESH_REGION")]
     region: Option<Region>,
     /// Where 'fairmesh rib status' reaches this replica; may be repeated [default: where it listens, by the host's name
-    /// for 0.0.0.0 and [::]].
+    /// for 0.0.0.0 and its like of IPv6].
     #[arg(long, value_name = "ADDRESS")]
     advertise: Vec<Address>,
     /// Where /metrics, /healthz and /readyz are, or 'none'.
