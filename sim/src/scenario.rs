@@ -320,10 +320,6 @@ impl Scenario {
         if self.window < Span::seconds(1) {
             return Err(Invalid::new("window", format!("{} is short", self.window), "write 1s or more"));
         }
-        if self.window.nanos() > self.duration.nanos() - self.warmup.nanos() {
-            let problem = format!("{} is more than is left after the warm-up", self.window);
-            return Err(Invalid::new("window", problem, "write less, or let it last longer"));
-        }
         self.policy.plan().map_err(|e| e.within("policy"))?;
         self.network.validate().map_err(|e| e.within("network"))?;
         for (name, host) in &self.hosts {

@@ -139,6 +139,10 @@ fn what_is_expected_and_is_not_so_is_said() {
     scenario.expect = serde_saphyr::from_str("{cvBelow: 0.000001, recoveredWithin: 10s}").unwrap();
     let missed = play(&scenario).report.missed;
     assert!(missed[0].starts_with("the variation of utilisation is 0."), "{missed:?}");
+    scenario.window = serde_saphyr::from_str("5m").unwrap();
+    scenario.expect = serde_saphyr::from_str("{p99UtilisationBelow: 0.5}").unwrap();
+    let missed = play(&scenario).report.missed;
+    assert!(missed[0].ends_with("nothing was measured"), "no window is whole: {missed:?}");
 }
 
 #[test]

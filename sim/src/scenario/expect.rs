@@ -58,7 +58,9 @@ impl Expect {
         let ratio =
             p99(&report.latency_after_event).zip(p99(&report.latency)).map(|(after, before)| after / before);
         at_most("the variation of utilisation", report.cv, self.cv_below);
-        at_most("the p99 utilisation", Some(report.p99_utilisation), self.p99_utilisation_below);
+        // Without a whole window it is 0, which would pass for good.
+        let p99_utilisation = (!report.windows.is_empty()).then_some(report.p99_utilisation);
+        at_most("the p99 utilisation", p99_utilisation, self.p99_utilisation_below);
         at_most("the share of failed calls", Some(report.failed), self.errors_below);
         let bound = self.p99_latency_below.map(|bound| bound.as_seconds() * 1e3);
         at_most("the p99 latency in milliseconds", all, bound);

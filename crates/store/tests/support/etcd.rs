@@ -5,6 +5,7 @@ use std::{
     net::{TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::atomic::{AtomicU16, Ordering},
     thread::sleep,
     time::Duration,
 };
@@ -143,6 +144,13 @@ impl Drop for Etcd {
     }
 }
 
+/// A port that nobody listens on, below those that the system gives to connections: one of these could take it while an etcd
+/// that is to come back does not run.
 fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = 20_000 + u16::try_from(std::process::id() % 100).unwrap() * 100;
+    let mut ports = (0..10_000).map(|_| first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed) % 2_000));
+    ports
+        .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok())
+        .expect("one of two thousand ports is free")
 }
