@@ -116,7 +116,8 @@ impl Seen {
     }
 }
 
-fn histogram() -> Histogram<u64> {
+/// Of nanoseconds, none counted yet.
+pub(crate) fn histogram() -> Histogram<u64> {
     // Proof: 1 µs to a minute with three digits are valid bounds.
     #[allow(clippy::unwrap_used)]
     Histogram::new_with_bounds(1_000, 60_000_000_000, 3).unwrap()

@@ -22,6 +22,8 @@ mod servers;
 mod tree;
 pub(crate) mod work;
 
+pub(crate) use servers::free_port;
+
 /// The generated types of the benchmarks' protocol.
 #[allow(
     missing_docs,

@@ -22,7 +22,7 @@ use fairmesh_wire::{
 use hdrhistogram::Histogram;
 use tokio::time::{Instant, sleep};
 
-use crate::{part::Part, report::Report};
+use crate::{load::histogram, part::Part, report::Report};
 use crowd::{Crowd, Server};
 use peer::Etcd;
 
@@ -60,22 +60,11 @@ impl Plan {
     }
 }
 
-/// How long deliveries of one sort took.
-struct Deliveries {
-    times: Histogram<u64>,
-}
+/// How long deliveries of one sort took, in nanoseconds.
+type Deliveries = Histogram<u64>;
 
-impl Deliveries {
-    fn new() -> Self {
-        // Proof: 1 µs to two minutes with three digits are valid bounds.
-        #[allow(clippy::unwrap_used)]
-        let times = Histogram::new_with_bounds(1_000, 120_000_000_000, 3).unwrap();
-        Self { times }
-    }
-
-    fn ms(&self, quantile: f64) -> f64 {
-        self.times.value_at_quantile(quantile) as f64 / 1e6
-    }
+fn ms(deliveries: &Deliveries, quantile: f64) -> f64 {
+    deliveries.value_at_quantile(quantile) as f64 / 1e6
 }
 
 /// What one side came to.
@@ -98,13 +87,13 @@ pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
     let layers = format!("one connection each, over {REPLICAS} replicas of one control plane{scaled}");
     report.figure("subscribers", plan.subscribers as f64, None, layers);
     let about = |theirs: &Deliveries, quantile| {
-        format!("ms from acknowledged to delivered; etcd {:.2}", theirs.ms(quantile))
+        format!("ms from acknowledged to delivered; etcd {:.2}", ms(theirs, quantile))
     };
     for (name, quantile, goal) in [("few_p50_ms", 0.5, FEW_MS[0]), ("few_p99_ms", 0.99, FEW_MS[1])] {
-        report.figure(name, ours.few.ms(quantile), Some(goal), about(&theirs.few, quantile));
+        report.figure(name, ms(&ours.few, quantile), Some(goal), about(&theirs.few, quantile));
     }
     for (name, quantile, goal) in [("all_p50_ms", 0.5, ALL_MS[0]), ("all_p99_ms", 0.99, ALL_MS[1])] {
-        report.figure(name, ours.all.ms(quantile), Some(goal), about(&theirs.all, quantile));
+        report.figure(name, ms(&ours.all, quantile), Some(goal), about(&theirs.all, quantile));
     }
     let note = format!(
         "{:.0} deliveries a second of CPU of control plane and replicas; etcd {:.0}",
@@ -159,14 +148,14 @@ async fn deliver(
     count: usize,
     writes: usize,
 ) -> Result<Deliveries, String> {
-    let mut deliveries = Deliveries::new();
+    let mut deliveries = histogram();
     for number in 0..=writes {
         let revision = writer.write(service, number).await?;
         let acknowledged = Instant::now();
         let times = crowd.have(revision, count, acknowledged).await?;
         // The first one opens what is opened on first use.
         if number > 0 {
-            times.into_iter().for_each(|time| deliveries.times.saturating_record(time.max(1_000)));
+            times.into_iter().for_each(|time| deliveries.saturating_record(time));
         }
         sleep(PAUSE).await;
     }
@@ -263,12 +252,10 @@ fn prefix(service: &str) -> String {
 
 /// An endpoint whose record differs by `number`.
 fn endpoint(service: &str, number: usize) -> (String, bytes::Bytes) {
-    // Proof: letters make names.
-    #[allow(clippy::unwrap_used)]
     let (name, instance, region) = (
-        ServiceName::new(format!("bench/{service}")).unwrap(),
-        InstanceId::new("instance-0").unwrap(),
-        Region::new("bench").unwrap(),
+        ServiceName::new(format!("bench/{service}")).expect("letters make a name"),
+        InstanceId::new("instance-0").expect("letters and digits make an id"),
+        Region::new("bench").expect("letters make a region"),
     );
     let port = 1024 + (number % 60_000) as u16;
     let endpoint = Endpoint {

@@ -58,7 +58,8 @@ pub(super) async fn mesh(dir: &Path, agent: Address) -> Result<(), BoxError> {
     }
 }
 
-fn free_port() -> std::io::Result<SocketAddr> {
+/// An address of this machine that nobody listens on.
+pub(crate) fn free_port() -> std::io::Result<SocketAddr> {
     StdListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
 }
 

@@ -2,7 +2,6 @@
 
 use std::{
     fs,
-    net::{Ipv4Addr, TcpListener},
     path::Path,
     process::{Child, Command, Stdio},
     time::Duration,
@@ -12,6 +11,8 @@ use bytes::Bytes;
 use http::uri::PathAndQuery;
 use prost::Message;
 use tonic::transport::Channel;
+
+use crate::parts::free_port;
 
 /// How long it may take to start.
 const START: Duration = Duration::from_secs(20);
@@ -109,7 +110,9 @@ impl Etcd {
         let output = Command::new("etcd").arg("--version").output();
         let output = output.map_err(|e| format!("cannot run etcd ({e}); install Debian's etcd-server"))?;
         let version = String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned();
-        let (client, peer) = (free_address()?, free_address()?);
+        let free =
+            || free_port().map(|address| address.to_string()).map_err(|e| format!("no free port: {e}"));
+        let (client, peer) = (free()?, free()?);
         let (client_url, peer_url) = (format!("http://{client}"), format!("http://{peer}"));
         let child = Command::new("etcd")
             .arg("--data-dir")
@@ -157,9 +160,4 @@ impl Etcd {
             _ => Err(format!("{path} is not as expected")),
         }
     }
-}
-
-fn free_address() -> Result<String, String> {
-    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
-    free.map(|address| address.to_string()).map_err(|e| format!("no free port: {e}"))
 }

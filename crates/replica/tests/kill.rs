@@ -104,8 +104,9 @@ async fn run_and_kill(folder: &Path, memory: &Memory, life: Duration) {
     child.0.kill().unwrap();
     child.0.wait().unwrap();
     // The next replica is not to be taken for this one.
+    let mut left = memory.node.acks();
     while !memory.node.watchers(&prefix("/")).is_empty() {
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        left.changed().await.unwrap();
     }
 }
 
