@@ -1,9 +1,10 @@
 //! `bench/run rib`: from a write that is acknowledged to the hands of those who care, through a tree of two layers, beside etcd.
 //!
-//! Every subscriber has a connection of its own to one of the replicas and acknowledges what it has, as agents do. A few
+//! Every subscriber has a connection of its own to one of the replicas and acknowledges what it has, as and when agents do. A few
 //! care about one service, all care about another. The peer is one etcd with as many watchers on as many connections,
 //! driven by the same harness.
 
+mod counted;
 mod crowd;
 mod grpc;
 mod peer;

@@ -6,14 +6,21 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_wire::v1::{self, watch_request, watch_response};
+use fairmesh_model::Revision;
+use fairmesh_rib::upstream::{Gather, random};
+use fairmesh_wire::{
+    transport::Address,
+    v1::{self, watch_request, watch_response},
+    watch::Watch,
+};
 use tokio::{
     sync::{Semaphore, mpsc},
     task::JoinSet,
-    time::Instant,
+    time::{Instant, timeout_at},
 };
 
 use super::{
+    counted::Counted,
     grpc::Stream,
     peer::{self, WatchRequest},
 };
@@ -125,17 +132,29 @@ async fn fairmesh(
     ready: impl FnOnce(),
     tell: &mpsc::UnboundedSender<Arrival>,
 ) -> Result<(), String> {
-    let subscribe = |(i, prefix): (usize, &String)| {
+    let socket = Counted::connect(address, traffic).await.map_err(|e| format!("{address}: {e}"))?;
+    let at = Address::Tcp(address.to_owned());
+    let mut watch = Watch::over(socket, &at, "bench").await.map_err(|e| e.to_string())?;
+    for (i, prefix) in prefixes.iter().enumerate() {
         let more = i + 1 < prefixes.len();
         let subscribe = v1::Subscribe { prefix: prefix.clone(), more, ..v1::Subscribe::default() };
-        v1::WatchRequest { kind: Some(watch_request::Kind::Subscribe(subscribe)) }
-    };
-    let first: Vec<_> = prefixes.iter().enumerate().map(subscribe).collect();
-    let mut stream = Stream::open(address, "/fairmesh.v1.Rib/Watch", &first, traffic).await?;
+        watch.send(&v1::WatchRequest { kind: Some(watch_request::Kind::Subscribe(subscribe)) });
+    }
     let (mut missing, mut ready) = (prefixes.len(), Some(ready));
+    let (mut acks, mut applied) = (Gather::default(), None);
     loop {
-        let message: v1::WatchResponse = stream.next().await?;
-        let at = Instant::now();
+        if let Some(revision) = applied
+            && let Some(request) = acks.take(revision, Instant::now(), random())
+        {
+            watch.send(&request);
+        }
+        let message = match acks.due() {
+            Some(due) => timeout_at(due, watch.next()).await,
+            None => Ok(watch.next().await),
+        };
+        // What was held back is due.
+        let Ok(message) = message else { continue };
+        let (message, at) = (message.map_err(|status| status.to_string())?, Instant::now());
         let revision = match message.kind {
             Some(watch_response::Kind::Snapshot(snapshot)) => {
                 missing -= usize::from(snapshot.last);
@@ -156,9 +175,8 @@ async fn fairmesh(
             ready();
         }
         if let Some(revision) = revision.filter(|_| !message.more) {
-            let numbers = [(revision.partition, revision.number)].into();
-            let applied = v1::Cursor { store_id: revision.store_id, numbers };
-            stream.send(&v1::WatchRequest { kind: Some(watch_request::Kind::Applied(applied)) })?;
+            acks.noted();
+            applied = Some(Revision::try_from(revision).map_err(|e| e.to_string())?);
         }
     }
 }

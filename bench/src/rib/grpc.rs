@@ -1,25 +1,15 @@
 //! A gRPC call on a connection of its own, with no more between socket and message than the protocol asks for: ten thousand
 //! of them share two processors with what is measured.
 
-use std::{
-    io,
-    pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
-    task::{Context, Poll, ready},
-};
+use std::sync::{Arc, atomic::AtomicU64};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use h2::{RecvStream, SendStream, client};
 use http::{Request, Version, header};
 use prost::Message;
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::TcpStream,
-    task::AbortHandle,
-};
+use tokio::task::AbortHandle;
+
+use super::counted::Counted;
 
 /// What may come ahead on a stream, in bytes: no message waits for an update of the window.
 const WINDOW: u32 = 4 << 20;
@@ -48,9 +38,7 @@ impl Stream {
         traffic: &Arc<AtomicU64>,
     ) -> Result<Self, String> {
         let failed = |e: &dyn std::fmt::Display| format!("{path} at {address}: {e}");
-        let socket = TcpStream::connect(address).await.map_err(|e| failed(&e))?;
-        socket.set_nodelay(true).map_err(|e| failed(&e))?;
-        let socket = Counted { socket, traffic: Arc::clone(traffic) };
+        let socket = Counted::connect(address, traffic).await.map_err(|e| failed(&e))?;
         let mut builder = client::Builder::new();
         builder.initial_window_size(WINDOW).initial_connection_window_size(WINDOW);
         let (mut sender, connection) = builder.handshake::<_, Bytes>(socket).await.map_err(|e| failed(&e))?;
@@ -60,8 +48,6 @@ impl Stream {
             .version(Version::HTTP_2)
             .header(header::CONTENT_TYPE, "application/grpc")
             .header(header::TE, "trailers")
-            .header("fairmesh-version", fairmesh_wire::handshake::PROTOCOL.end().to_string())
-            .header("fairmesh-software", "bench")
             .body(())
             .map_err(|e| failed(&e))?;
         let (answer, mut send) = sender.send_request(request, false).map_err(|e| failed(&e))?;
@@ -112,43 +98,4 @@ fn frame<M: Message>(message: &M) -> Bytes {
     frame.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
     frame.extend_from_slice(&message.encode_to_vec());
     frame.freeze()
-}
-
-/// A socket whose bytes are counted.
-struct Counted {
-    socket: TcpStream,
-    traffic: Arc<AtomicU64>,
-}
-
-impl AsyncRead for Counted {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        ready!(Pin::new(&mut self.socket).poll_read(context, buffer))?;
-        self.traffic.fetch_add((buffer.filled().len() - before) as u64, Relaxed);
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for Counted {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let written = ready!(Pin::new(&mut self.socket).poll_write(context, bytes))?;
-        self.traffic.fetch_add(written as u64, Relaxed);
-        Poll::Ready(Ok(written))
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_shutdown(context)
-    }
 }

@@ -95,7 +95,6 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let saving = tokio::spawn(shared.clone().save_all(upstream.state(), stopping.clone()));
 
     let mut routes = Routes::builder();
-    routes.add_service(RibServer::new(backend, stopping.clone()).into_service());
     routes.add_service(rpc::registry_server(Forward::new(upstream, "agent", stopping.clone())));
     routes.add_service(rpc::imbalance_server(usages));
     tracing::info!(listen = %config.listen, region = %config.location.region, "the agent serves");
@@ -103,7 +102,8 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         shutdown.await;
         stopping.cancel();
     };
-    let served = serve(routes.routes(), listener, stopped, DRAIN).await;
+    let services = RibServer::new(backend, stopping.clone()).beside(routes.routes());
+    let served = serve(services, listener, stopped, DRAIN).await;
     stopping.cancel();
     // A panic in one of these has been reported by the runtime; stopping goes on.
     let _ = saving.await;

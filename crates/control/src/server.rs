@@ -147,11 +147,13 @@ impl Control {
         let followed: Arc<dyn Store> = Arc::new(Followed::new(store.clone(), node.clone(), metrics.clone()));
         let registry = Registry::new(followed.clone(), node.clone());
         let checks = Checks::new(node.clone(), followed.clone(), roll.clone());
-        let routes = routes(&node, &followed, &registry, &checks, closing)
+        let others = routes(&node, &followed, &registry, &checks, closing)
             .add_service(rpc::imbalance_server(ImbalanceService { imbalance: imbalance.clone() }));
+        let backend = ControlBackend { node: node.clone(), store: followed.clone() };
+        let services = RibServer::new(backend, closing.clone()).beside(others);
         for listener in grpc {
             let serving =
-                transport::serve(routes.clone(), listener, closing.clone().cancelled_owned(), DRAIN);
+                transport::serve(services.clone(), listener, closing.clone().cancelled_owned(), DRAIN);
             parts.spawn(async { serving.await.map_err(|e| ended("gRPC", e)) });
         }
         let files = watch_files(&config.sources, &registry, following, served);
@@ -259,6 +261,7 @@ pub async fn renew_store_id(config: &ControlConfig) -> Result<StoreId, ControlEr
     })
 }
 
+/// The calls of a control plane but those of its RIB.
 fn routes(
     node: &Node,
     store: &Arc<dyn Store>,
@@ -266,11 +269,9 @@ fn routes(
     checks: &Checks,
     closing: &CancellationToken,
 ) -> Routes {
-    let backend = ControlBackend { node: node.clone(), store: store.clone() };
     let admin = AdminService { node: node.clone(), store: store.clone() };
     let checker = CheckerService { checks: checks.clone(), closing: closing.clone() };
-    Routes::new(RibServer::new(backend, closing.clone()).into_service())
-        .add_service(rpc::registry_server(RegistryService::new(registry.clone())))
+    Routes::new(rpc::registry_server(RegistryService::new(registry.clone())))
         .add_service(rpc::checker_server(checker))
         .add_service(rpc::admin_server(admin))
 }

@@ -102,12 +102,10 @@ async fn an_open_watch_does_not_hold_the_end_up() {
     let connection = control.connect().await;
     let subscribe = v1::Subscribe { prefix: "/".into(), ..Default::default() };
     let request = v1::WatchRequest { kind: Some(v1::watch_request::Kind::Subscribe(subscribe)) };
-    let (requests, stream) = tokio::sync::mpsc::channel(1);
-    requests.send(request).await.unwrap();
-    let stream = tokio_stream::wrappers::ReceiverStream::new(stream);
-    let mut watch = connection.rib().watch(stream).await.unwrap().into_inner();
-    timeout(support::PATIENCE, watch.message()).await.unwrap().unwrap().unwrap();
+    let mut watch = connection.watch().await.unwrap();
+    watch.send(&request);
+    timeout(support::PATIENCE, watch.next()).await.unwrap().unwrap();
     control.stop().await;
-    let end = timeout(support::PATIENCE, async { while let Ok(Some(_)) = watch.message().await {} }).await;
-    end.unwrap();
+    let end = timeout(support::PATIENCE, watch.next()).await.unwrap().unwrap_err();
+    assert!(end.message().contains("connect again"), "{end}");
 }

@@ -9,11 +9,9 @@ use bytes::Bytes;
 use fairmesh_model::{Prefix, RecordKey, Revision};
 use fairmesh_wire::{
     handshake::Connection,
-    v1::{self, Entry, Subscribe, WatchRequest, WatchResponse, watch_request, watch_response},
+    v1::{self, Entry, Subscribe, WatchRequest, watch_request, watch_response},
+    watch::Watch,
 };
-use tokio::sync::mpsc;
-use tokio_stream::{StreamExt, wrappers::ReceiverStream};
-use tonic::Streaming;
 
 use crate::failure::Failure;
 
@@ -51,11 +49,7 @@ pub(crate) async fn everything(
     connection: &Connection,
     mut seen: impl FnMut(usize),
 ) -> Result<(Revision, Vec<Entry>), Failure> {
-    let subscribe = Subscribe { prefix: Prefix::everything().to_string(), ..Subscribe::default() };
-    let request = WatchRequest { kind: Some(watch_request::Kind::Subscribe(subscribe)) };
-    // Open until everything is there: the end of the requests would be the end of the watch.
-    let asked = tokio_stream::once(request).chain(tokio_stream::pending());
-    let mut answers = connection.rib().watch(asked).await?.into_inner();
+    let mut answers = watch(connection, &[Prefix::everything()]).await?;
     let mut entries = Vec::new();
     loop {
         let part = tokio::time::timeout(PATIENCE, next_part(&mut answers)).await.map_err(|_| {
@@ -71,16 +65,7 @@ pub(crate) async fn everything(
 }
 
 async fn snapshots(connection: &Connection, prefixes: &[Prefix]) -> Result<Vec<Entry>, Failure> {
-    let (ask, asked) = mpsc::channel(prefixes.len().max(1));
-    for (i, prefix) in prefixes.iter().enumerate() {
-        // Answered together, so that all are of one revision.
-        let more = i + 1 < prefixes.len();
-        let subscribe = Subscribe { prefix: prefix.to_string(), more, ..Subscribe::default() };
-        let request = WatchRequest { kind: Some(watch_request::Kind::Subscribe(subscribe)) };
-        // The channel has room for all, and its other end lives until the call below takes it.
-        let _ = ask.try_send(request);
-    }
-    let mut answers = connection.rib().watch(ReceiverStream::new(asked)).await?.into_inner();
+    let mut answers = watch(connection, prefixes).await?;
     let mut entries = Vec::new();
     for _ in prefixes {
         one_snapshot(&mut answers, &mut entries).await?;
@@ -88,11 +73,19 @@ async fn snapshots(connection: &Connection, prefixes: &[Prefix]) -> Result<Vec<E
     Ok(entries)
 }
 
+/// Asks for prefixes, to be answered together, so that all are of one revision.
+async fn watch(connection: &Connection, prefixes: &[Prefix]) -> Result<Watch, Failure> {
+    let mut watch = connection.watch().await.map_err(Failure::failed)?;
+    for (i, prefix) in prefixes.iter().enumerate() {
+        let more = i + 1 < prefixes.len();
+        let subscribe = Subscribe { prefix: prefix.to_string(), more, ..Subscribe::default() };
+        watch.send(&WatchRequest { kind: Some(watch_request::Kind::Subscribe(subscribe)) });
+    }
+    Ok(watch)
+}
+
 /// Takes the next snapshot, whichever prefix it is of, in all its parts.
-async fn one_snapshot(
-    answers: &mut Streaming<WatchResponse>,
-    entries: &mut Vec<Entry>,
-) -> Result<(), Failure> {
+async fn one_snapshot(answers: &mut Watch, entries: &mut Vec<Entry>) -> Result<(), Failure> {
     loop {
         let part = next_part(answers).await?;
         entries.extend(part.entries);
@@ -103,21 +96,15 @@ async fn one_snapshot(
 }
 
 /// The next part of a snapshot.
-async fn next_part(answers: &mut Streaming<WatchResponse>) -> Result<v1::Snapshot, Failure> {
-    while let Some(answer) = answers.message().await? {
-        match answer.kind {
+async fn next_part(answers: &mut Watch) -> Result<v1::Snapshot, Failure> {
+    loop {
+        // Whatever else comes, such as what changes after the snapshot, is not part of the answer.
+        match answers.next().await?.kind {
             Some(watch_response::Kind::Snapshot(part)) => return Ok(part),
             Some(watch_response::Kind::Refused(refused)) => {
                 return Err(Failure::failed(format!("{}: {}", refused.prefix, refused.reason)));
             }
-            // What changes after the snapshot is not part of the answer.
-            Some(
-                watch_response::Kind::Delta(_)
-                | watch_response::Kind::Resumed(_)
-                | watch_response::Kind::Contact(_),
-            )
-            | None => {}
+            _ => {}
         }
     }
-    Err(Failure::failed("the control plane ended the answer early; ask again"))
 }

@@ -30,7 +30,7 @@ use fairmesh_rib::{
 use fairmesh_store::Copied;
 use fairmesh_wire::{
     rpc,
-    transport::{Address, Listener, Plaintext, Transport, serve},
+    transport::{Address, Listener, Plaintext, Services, Transport, serve},
 };
 use feed::{Feed, Shared};
 use tokio::task::JoinSet;
@@ -119,13 +119,13 @@ impl Replica {
             http.map(|listener| tokio::spawn(http::serve(listener, backend.clone(), stopping.clone())));
         let saving = tokio::spawn(shared.save_all(stopping.clone()));
         let mut serving = JoinSet::new();
-        let routes = routes(backend, Forward::new(upstream, "replica", stopping.clone()), &stopping);
+        let services = services(backend, Forward::new(upstream, "replica", stopping.clone()), &stopping);
         for listener in listeners {
             if let Ok(address) = listener.address() {
                 tracing::info!(%address, name = config.name, "the replica serves");
             }
             let stopped = stopping.clone().cancelled_owned();
-            serving.spawn(serve(routes.clone(), listener, stopped, DRAIN));
+            serving.spawn(serve(services.clone(), listener, stopped, DRAIN));
         }
         let mut ended = tokio::select! {
             () = shutdown => Ok(()),
@@ -173,11 +173,11 @@ fn follow(config: &ReplicaConfig, shared: &Arc<Shared>, held: Option<Copied>) ->
     upstream
 }
 
-fn routes(backend: ReplicaBackend, forward: Forward, stopping: &CancellationToken) -> Routes {
-    Routes::new(RibServer::new(backend, stopping.clone()).into_service())
-        .add_service(rpc::registry_server(forward.clone()))
+fn services(backend: ReplicaBackend, forward: Forward, stopping: &CancellationToken) -> Services {
+    let others = Routes::new(rpc::registry_server(forward.clone()))
         .add_service(rpc::imbalance_server(forward.clone()))
-        .add_service(rpc::checker_server(forward))
+        .add_service(rpc::checker_server(forward));
+    RibServer::new(backend, stopping.clone()).beside(others)
 }
 
 fn served_out(

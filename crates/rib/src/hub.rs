@@ -40,6 +40,9 @@ pub(crate) struct Hub {
     watchers: HashMap<WatcherId, Watcher>,
     /// Prefix → who subscribed to it, so that a change costs a look-up per folder above it.
     index: BTreeMap<Prefix, BTreeSet<WatcherId>>,
+    /// How many watchers owe an acknowledgement beyond each number: who has applied least is asked for with every
+    /// acknowledgement, and looking at all watchers for it would cost their number squared after a change to all.
+    owing: BTreeMap<u64, usize>,
     /// Watchers that may stand ahead of the table; they look again whenever it moves.
     ahead: BTreeSet<WatcherId>,
     next: WatcherId,
@@ -67,7 +70,8 @@ impl Hub {
         revision: u64,
     ) -> Option<(BTreeSet<Prefix>, WatcherInfo, u64)> {
         self.ahead.remove(&id);
-        let watcher = self.watchers.remove(&id)?;
+        let mut watcher = self.watchers.remove(&id)?;
+        watcher.count(&mut self.owing, None);
         watcher.subs.keys().for_each(|prefix| self.unindex(id, prefix));
         let (info, acked) = (watcher.info(revision), watcher.acked);
         (acked > 0 && !watcher.subs.is_empty()).then(|| (watcher.subs.into_keys().collect(), info, acked))
@@ -84,11 +88,13 @@ impl Hub {
         let Some(watcher) = self.watchers.get_mut(&id) else { return };
         self.index.entry(prefix.clone()).or_default().insert(id);
         watcher.enter(prefix, from.map_or(Sub::Snapshot { held: false }, Sub::From));
+        watcher.recount(&mut self.owing);
     }
 
     pub(crate) fn unsubscribe(&mut self, id: WatcherId, prefix: &Prefix) {
         if let Some(watcher) = self.watchers.get_mut(&id) {
             watcher.exit(prefix);
+            watcher.recount(&mut self.owing);
             self.unindex(id, prefix);
         }
     }
@@ -101,6 +107,7 @@ impl Hub {
                 for id in ids {
                     if let Some(watcher) = self.watchers.get_mut(id) {
                         watcher.touch(key);
+                        watcher.recount(&mut self.owing);
                         woken.insert(*id);
                     }
                 }
@@ -111,7 +118,10 @@ impl Hub {
 
     /// The table became another store's: everybody starts over. Returns whom to wake.
     pub(crate) fn reset(&mut self) -> BTreeSet<WatcherId> {
-        self.watchers.values_mut().for_each(Watcher::reset);
+        for watcher in self.watchers.values_mut() {
+            watcher.reset();
+            watcher.recount(&mut self.owing);
+        }
         self.watchers.keys().copied().collect()
     }
 
@@ -125,6 +135,7 @@ impl Hub {
     pub(crate) fn pull(&mut self, id: WatcherId, store: StoreId, table: &Table) -> Option<Update> {
         let watcher = self.watchers.get_mut(&id)?;
         let pulled = watcher.pull(store, table);
+        watcher.recount(&mut self.owing);
         if watcher.is_ahead() {
             self.ahead.insert(id);
         } else {
@@ -138,24 +149,41 @@ impl Hub {
         if let Some(watcher) = self.watchers.get_mut(&id) {
             // Nobody can have applied what was not sent: such a watcher would pass for current later on.
             watcher.acked = watcher.acked.max(number.min(watcher.sent));
+            watcher.recount(&mut self.owing);
         }
     }
 
     /// Everybody whose prefixes meet `prefix`: lie above it, or below.
     pub(crate) fn watchers(&self, prefix: &Prefix, revision: u64) -> Vec<WatcherInfo> {
+        let ids = self.meeting(prefix);
+        ids.iter().filter_map(|id| self.watchers.get(id)).map(|watcher| watcher.info(revision)).collect()
+    }
+
+    /// Who of them has not applied `number`, the table being at `revision`.
+    pub(crate) fn behind(&self, prefix: &Prefix, number: u64, revision: u64) -> Vec<WatcherId> {
+        let mut ids: Vec<_> = self.meeting(prefix).into_iter().collect();
+        ids.retain(|id| self.is_behind(*id, number, revision));
+        ids
+    }
+
+    /// Whether a watcher has not applied `number`, the table being at `revision`.
+    pub(crate) fn is_behind(&self, id: WatcherId, number: u64, revision: u64) -> bool {
+        self.watchers.get(&id).is_some_and(|watcher| watcher.applied(revision) < number)
+    }
+
+    /// The number that every watcher has applied.
+    pub(crate) fn least_applied(&self, revision: u64) -> u64 {
+        self.owing.first_key_value().map_or(revision, |(acked, _)| *acked)
+    }
+
+    fn meeting(&self, prefix: &Prefix) -> BTreeSet<WatcherId> {
         let above = covering(prefix.as_str()).filter_map(|text| self.index.get(text));
         let below = self
             .index
             .range::<str, _>((Bound::Included(prefix.as_str()), Bound::Unbounded))
             .take_while(|(text, _)| prefix.covers(text.as_str()))
             .map(|(_, ids)| ids);
-        let ids: BTreeSet<WatcherId> = above.chain(below).flatten().copied().collect();
-        ids.iter().filter_map(|id| self.watchers.get(id)).map(|watcher| watcher.info(revision)).collect()
-    }
-
-    /// The number that every watcher has applied.
-    pub(crate) fn least_applied(&self, revision: u64) -> u64 {
-        self.watchers.values().map(|watcher| watcher.applied(revision)).min().unwrap_or(revision)
+        above.chain(below).flatten().copied().collect()
     }
 
     pub(crate) fn len(&self) -> usize {

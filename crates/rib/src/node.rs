@@ -4,10 +4,7 @@ use std::{
 };
 
 use fairmesh_model::{Cursor, Identity, Prefix, Revision, StoreId};
-use tokio::{
-    sync::{Notify, watch},
-    time::Instant,
-};
+use tokio::{sync::watch, time::Instant};
 
 use crate::{
     About, Batch, Commit, Conflict, Entry, Table, Update, WatcherInfo,
@@ -21,6 +18,7 @@ mod watcher;
 use absent::Absent;
 
 pub use replica::Behind;
+use watcher::Bell;
 pub use watcher::Watcher;
 
 /// What stands for a store that is not known yet; no store draws it.
@@ -46,7 +44,7 @@ struct Inner {
     store: StoreId,
     table: Table,
     hub: Hub,
-    wakers: HashMap<WatcherId, Arc<Notify>>,
+    bells: HashMap<WatcherId, Arc<Bell>>,
     /// Who left lately and may be back.
     absent: Absent,
     /// The count of changes at which watchers are told again where they stand.
@@ -95,7 +93,7 @@ impl Node {
             store,
             table,
             hub: Hub::default(),
-            wakers: HashMap::new(),
+            bells: HashMap::new(),
             absent: Absent::default(),
             next_mark,
         };
@@ -177,11 +175,11 @@ impl Node {
 
     /// Starts to watch; dropping the watcher ends it. `software` says what it is, for people.
     pub fn watch(&self, software: impl Into<String>, identity: Identity) -> Watcher {
-        let notify = Arc::new(Notify::new());
+        let bell = Arc::<Bell>::default();
         let mut inner = self.lock();
         let id = inner.hub.join(software.into(), identity);
-        inner.wakers.insert(id, notify.clone());
-        Watcher::new(self.clone(), id, notify)
+        inner.bells.insert(id, bell.clone());
+        Watcher::new(self.clone(), id, bell)
     }
 
     /// Everybody who watches something above or below `prefix`, or `prefix` itself.
@@ -214,24 +212,51 @@ impl Node {
         }
     }
 
-    /// Waits until everybody who watches something of `prefix` has applied `revision`, at most until `deadline`. One
-    /// that disconnects decides by what it has until it is back, so it counts until it is or had the time to.
+    /// Waits until everybody who watches something of `prefix` has applied `revision`, at most until `deadline`; they are
+    /// asked to say so at once. One that disconnects decides by what it has until it is back, so it counts until it is or
+    /// had the time to.
     pub async fn wait_acked(&self, prefix: &Prefix, revision: u64, deadline: Instant) -> Acked {
         let (mut acks, mut applied) = (self.acks(), self.revisions());
+        let mut late = Vec::new();
         loop {
             acks.mark_unchanged();
             applied.mark_unchanged();
-            let behind = self.behind(prefix, revision);
-            if behind.is_empty() {
-                return Acked { all: true, behind };
+            if self.all_acked(prefix, revision, &mut late) {
+                return Acked { all: true, behind: Vec::new() };
             }
             tokio::select! {
                 Ok(()) = acks.changed() => {}
                 Ok(()) = applied.changed() => {}
-                () = tokio::time::sleep_until(deadline) => return Acked { all: false, behind },
+                () = tokio::time::sleep_until(deadline) => {
+                    let behind = self.behind(prefix, revision);
+                    return Acked { all: behind.is_empty(), behind };
+                }
                 () = self.given_up() => {}
             }
         }
+    }
+
+    /// Asks everybody who has not applied `number` to say so as soon as they have.
+    pub fn hurry(&self, number: u64) {
+        let inner = self.lock();
+        let late = inner.hub.behind(&Prefix::everything(), number, inner.table.revision());
+        inner.hurry(&late, number);
+    }
+
+    /// Whether everybody has applied `revision`. `late` holds some of those who had not when last looked: as long as one of
+    /// them has not, the many others need not be looked at. Whoever is found late is hurried.
+    fn all_acked(&self, prefix: &Prefix, revision: u64, late: &mut Vec<WatcherId>) -> bool {
+        let inner = self.lock();
+        let stands = inner.table.revision();
+        while let Some(id) = late.last() {
+            if inner.hub.is_behind(*id, revision, stands) {
+                return false;
+            }
+            late.pop();
+        }
+        *late = inner.hub.behind(prefix, revision, stands);
+        inner.hurry(late, revision);
+        late.is_empty() && inner.absent.behind(prefix, revision, Instant::now()).is_empty()
     }
 
     fn behind(&self, prefix: &Prefix, revision: u64) -> Vec<String> {
@@ -268,8 +293,12 @@ impl Inner {
         self.wake(woken);
     }
 
+    fn hurry(&self, ids: &[WatcherId], number: u64) {
+        ids.iter().filter_map(|id| self.bells.get(id)).for_each(|bell| bell.hurry(number));
+    }
+
     fn wake(&self, ids: impl IntoIterator<Item = WatcherId>) {
-        ids.into_iter().filter_map(|id| self.wakers.get(&id)).for_each(|notify| notify.notify_one());
+        ids.into_iter().filter_map(|id| self.bells.get(&id)).for_each(|bell| bell.ring());
     }
 }
 
@@ -320,7 +349,7 @@ impl Node {
         if let Some((prefixes, info, acked)) = inner.hub.leave(id, revision) {
             inner.absent.leave(prefixes, info, acked, Instant::now());
         }
-        inner.wakers.remove(&id);
+        inner.bells.remove(&id);
         self.shared.acks.send_modify(|ticks| *ticks += 1);
     }
 }

@@ -1,21 +1,26 @@
-//! Answers `fairmesh.v1.Rib` from a node: the same service at the control plane, replicas and agents.
+//! Answers `fairmesh.v1.Rib` and watches from a node: the same at the control plane, replicas and agents.
 
 mod batch;
+mod deltas;
 mod frames;
 mod session;
 
-use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
+use std::{future::Future, sync::Arc, time::Duration};
+
+use deltas::Deltas;
 
 use fairmesh_model::{Cursor, Identity, Invalid, Location, Prefix, Revision};
 use fairmesh_wire::{
     handshake::{self, Hello},
-    identity_of, rpc, software_of, v1,
+    identity_of, rpc,
+    transport::{Services, Socket},
+    v1,
+    watch::Watched,
 };
-use futures_util::Stream;
 use session::Session;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::sync::CancellationToken;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Request, Response, Status, service::Routes};
 
 use crate::{Batch, Conflict, Node};
 
@@ -117,18 +122,49 @@ const MAX_READ_BYTES: usize = rpc::MAX_MESSAGE - 512 * 1024;
 pub struct RibServer<B> {
     backend: B,
     streams: Arc<Semaphore>,
+    deltas: Arc<Deltas>,
     closing: CancellationToken,
 }
 
 impl<B: Backend> RibServer<B> {
     /// Serves what the backend holds. Once `closing` is cancelled, watches end and their callers reconnect.
     pub fn new(backend: B, closing: CancellationToken) -> Self {
-        Self { backend, streams: Arc::new(Semaphore::new(MAX_STREAMS)), closing }
+        Self { backend, streams: Arc::new(Semaphore::new(MAX_STREAMS)), deltas: Arc::default(), closing }
     }
 
-    /// The gRPC service.
-    pub fn into_service(self) -> v1::rib_server::RibServer<Self> {
-        rpc::rib_server(self)
+    /// The calls of `fairmesh.v1.Rib` and others beside them, and watches.
+    pub fn beside(self, others: Routes) -> Services {
+        let calls = others.add_service(rpc::rib_server(self.clone()));
+        Services::new(calls, move |socket| self.clone().watch(socket))
+    }
+
+    /// Serves one watch.
+    async fn watch(self, socket: Socket) {
+        let (mut watched, greeting) = match Watched::accept(socket).await {
+            Ok(accepted) => accepted,
+            Err(error) => return tracing::debug!(%error, "a watch ended before it began"),
+        };
+        let admitted = handshake::negotiate(&greeting).and_then(|version| Ok((version, self.admit()?)));
+        let (version, _permit) = match admitted {
+            Ok(admitted) => admitted,
+            Err(refused) => return watched.end(&refused).await,
+        };
+        watched.greet(self.hello(version));
+        let watcher = self.backend.node().watch(greeting.software, watched.identity().clone());
+        Session::new(self.backend, watcher, watched, self.deltas).run(self.closing).await;
+    }
+
+    fn admit(&self) -> Result<OwnedSemaphorePermit, Status> {
+        self.streams.clone().try_acquire_owned().map_err(|_| {
+            Status::resource_exhausted(format!(
+                "{MAX_STREAMS} watches are open here; watch at another replica"
+            ))
+        })
+    }
+
+    fn hello(&self, version: u32) -> Hello {
+        let (store, location) = (self.backend.node().store(), self.backend.location());
+        Hello { version, store, location, software: self.backend.software() }
     }
 
     async fn read_prefixes(&self, request: v1::ReadRequest) -> Result<v1::ReadResponse, Status> {
@@ -180,9 +216,7 @@ impl<B: Backend> RibServer<B> {
 impl<B: Backend> v1::rib_server::Rib for RibServer<B> {
     async fn hello(&self, request: Request<v1::HelloRequest>) -> Result<Response<v1::HelloResponse>, Status> {
         let version = handshake::negotiate(request.get_ref())?;
-        let (store, location) = (self.backend.node().store(), self.backend.location());
-        let hello = Hello { version, store, location, software: self.backend.software() };
-        Ok(Response::new(hello.into()))
+        Ok(Response::new(self.hello(version).into()))
     }
 
     async fn write(&self, request: Request<v1::WriteRequest>) -> Result<Response<v1::WriteResponse>, Status> {
@@ -204,23 +238,6 @@ impl<B: Backend> v1::rib_server::Rib for RibServer<B> {
                  process is in touch with its upstream"
             ))),
         }
-    }
-
-    type WatchStream = Pin<Box<dyn Stream<Item = Result<v1::WatchResponse, Status>> + Send>>;
-
-    async fn watch(
-        &self,
-        request: Request<Streaming<v1::WatchRequest>>,
-    ) -> Result<Response<Self::WatchStream>, Status> {
-        let permit = self.streams.clone().try_acquire_owned().map_err(|_| {
-            Status::resource_exhausted(format!(
-                "{MAX_STREAMS} watches are open here; watch at another replica"
-            ))
-        })?;
-        let watcher = self.backend.node().watch(software_of(&request), identity_of(&request));
-        let session = Session::new(self.backend.clone(), watcher);
-        let answers = session.answers(request.into_inner(), self.closing.clone(), permit);
-        Ok(Response::new(Box::pin(answers)))
     }
 
     async fn watchers(

@@ -3,16 +3,18 @@
 mod acknowledge;
 mod collect;
 mod follow;
+mod gather;
 mod standing;
 mod subscriptions;
 
 use std::{
     collections::BTreeMap,
+    hash::{BuildHasher, Hasher, RandomState},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use fairmesh_model::{Location, Prefix, Revision, StoreId};
+use fairmesh_model::{Location, Prefix, Revision, StoreId, arith::mix64};
 use fairmesh_wire::{handshake::Connection, transport::Address};
 use follow::Follower;
 use tokio::{
@@ -22,6 +24,7 @@ use tokio::{
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub use acknowledge::acknowledge;
+pub use gather::Gather;
 pub use standing::Standing;
 
 use crate::{About, Update};
@@ -101,6 +104,7 @@ pub struct Handle {
     shared: Arc<Shared>,
     state: watch::Receiver<State>,
     connection: watch::Receiver<Option<Connection>>,
+    hurried: watch::Receiver<Option<Revision>>,
     _alive: Arc<DropGuard>,
 }
 
@@ -139,9 +143,10 @@ impl Upstream {
         let alive = CancellationToken::new();
         let (state, watched) = watch::channel(State::new());
         let (connection, connected) = watch::channel(None);
-        let follower = Follower::new(config, sink, shared.clone());
+        let (hurry, hurried) = watch::channel(None);
+        let follower = Follower::new(config, sink, shared.clone(), hurry);
         tokio::spawn(follower.run(state, connection, alive.clone()));
-        Handle { shared, state: watched, connection: connected, _alive: Arc::new(alive.drop_guard()) }
+        Handle { shared, state: watched, connection: connected, hurried, _alive: Arc::new(alive.drop_guard()) }
     }
 }
 
@@ -172,10 +177,16 @@ impl Handle {
         self.shared.changed.notify_one();
     }
 
-    /// Says that everything up to `revision` is applied: decisions rest on it from now on.
+    /// Says that everything up to `revision` is applied: decisions rest on it from now on. The upstream hears so within a
+    /// second, and at once where somebody waits for it.
     pub fn ack(&self, revision: Revision) {
         self.shared.lock().ack = Some(revision);
         self.shared.changed.notify_one();
+    }
+
+    /// The revision whose acknowledgement somebody waits for.
+    pub(crate) fn hurried(&self) -> watch::Receiver<Option<Revision>> {
+        self.hurried.clone()
     }
 
     /// How the connection stands, as it changes.
@@ -183,7 +194,7 @@ impl Handle {
         self.state.clone()
     }
 
-    /// The connection, for other calls to the same process; `None` while there is none.
+    /// A connection beside the watch, for other calls to the same process; `None` while there is none.
     pub fn connection(&self) -> Option<Connection> {
         self.connection.borrow().clone()
     }
@@ -232,6 +243,11 @@ impl Backoff {
         let nanos = u64::try_from(bound.as_nanos()).unwrap_or(u64::MAX);
         Duration::from_nanos(random % nanos.saturating_add(1).max(1))
     }
+}
+
+/// Any number, to spread what a fleet would otherwise do at one moment.
+pub fn random() -> u64 {
+    mix64(RandomState::new().build_hasher().finish())
 }
 
 #[cfg(test)]

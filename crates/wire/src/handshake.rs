@@ -2,13 +2,15 @@
 //!
 //! A caller says in `Rib.Hello` which versions it speaks, the answerer picks the newest that both do, and every later
 //! call carries it as metadata. The version rides on the call and not on the connection, because a channel reconnects on
-//! its own and may then find a process of another release behind the same address.
+//! its own and may then find a process of another release behind the same address. A [watch](crate::watch) is one connection
+//! from its beginning to its end, and begins with the same exchange.
 
 mod client;
 mod server;
 
 use std::ops::RangeInclusive;
 
+pub(crate) use client::{HELLO_TIMEOUT, plain};
 pub use client::{ConnectError, Connection, SendVersion, VersionedChannel, connect};
 use fairmesh_model::{Invalid, Location, StoreId};
 pub use server::{VersionCheck, VersionChecked, is_version_refusal, negotiate, software_of};

@@ -6,7 +6,7 @@
 //! * [`convert`] turns messages into model values, validating them, and back.
 //! * [`records`] and [`shards`] are the bytes that stand at RIB keys.
 //! * [`transport`] makes and accepts connections; [`handshake`] settles the protocol version on them; [`rpc`] holds the
-//!   clients, the services and their size limits.
+//!   clients, the services and their size limits; [`watch`] is what changes of the RIB travel on.
 //!
 //! Records of the RIB are protobuf, as the calls are: one schema language, and readers skip fields that a newer writer
 //! added. Serialising the model with serde was rejected: it would make every rename in the model a change of format.
@@ -17,6 +17,7 @@ pub mod records;
 pub mod rpc;
 pub mod shards;
 pub mod transport;
+pub mod watch;
 
 pub use handshake::software_of;
 pub use transport::{identity_of, on_behalf_of, pass_on_for};

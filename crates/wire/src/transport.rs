@@ -19,7 +19,7 @@ pub use address::Address;
 pub use channel::{CONNECT_TIMEOUT, connect_channel, connect_channel_lazy};
 use fairmesh_model::Identity;
 pub use listener::{BindError, Listener};
-pub use serve::serve;
+pub use serve::{Services, serve};
 pub use socket::Socket;
 use tokio::net::{TcpSocket, TcpStream};
 

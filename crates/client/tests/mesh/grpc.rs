@@ -1,20 +1,30 @@
 //! A generated tonic client over a handle, against a tonic server.
 
-use std::net::SocketAddr;
+use std::{
+    convert::Infallible,
+    future::{Ready, ready},
+    net::SocketAddr,
+    pin::Pin,
+    task::{Context, Poll},
+};
 
-use fairmesh_model::{Identity, Location, Prefix, Protocol, Revision, StoreId};
+use fairmesh_model::{Identity, Location, Protocol, Revision, StoreId};
 use fairmesh_rib::{
     Batch, Node,
     server::{Backend, RibServer, WriteError},
 };
-use fairmesh_wire::{v1, v1::rib_client::RibClient};
+use fairmesh_wire::{
+    v1,
+    v1::{rib_client::RibClient, rib_server},
+};
 use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
 use tokio_util::sync::CancellationToken;
-use tonic::Code;
+use tonic::{Code, Request, Response, Status, Streaming, body::Body, server::StreamingService};
+use tonic_prost::ProstCodec;
 
 use crate::rig::Rig;
 
-/// Any gRPC service serves to test with; the one at hand has plain calls and two-way streams.
+/// Any gRPC service serves to test with; the one at hand has plain calls.
 #[derive(Clone)]
 struct Shop(Node);
 
@@ -36,12 +46,47 @@ impl Backend for Shop {
     }
 }
 
+/// A service with one two-way stream, which says again what it is told.
+#[derive(Clone, Copy)]
+struct Echo;
+
+impl StreamingService<String> for Echo {
+    type Response = String;
+    type ResponseStream = Streaming<String>;
+    type Future = Ready<Result<Response<Self::ResponseStream>, Status>>;
+
+    fn call(&mut self, request: Request<Streaming<String>>) -> Self::Future {
+        ready(Ok(Response::new(request.into_inner())))
+    }
+}
+
+impl tonic::server::NamedService for Echo {
+    const NAME: &'static str = "test.Echo";
+}
+
+impl tower::Service<http::Request<Body>> for Echo {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let mut grpc = tonic::server::Grpc::new(ProstCodec::<String, String>::default());
+        Box::pin(async move { Ok(grpc.streaming(Echo, request).await) })
+    }
+}
+
 async fn shop() -> SocketAddr {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let service = RibServer::new(Shop(Node::new(StoreId(9))), CancellationToken::new()).into_service();
+    let rib = RibServer::new(Shop(Node::new(StoreId(9))), CancellationToken::new());
     let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
-    tokio::spawn(tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming));
+    let server =
+        tonic::transport::Server::builder().add_service(rib_server::RibServer::new(rib)).add_service(Echo);
+    tokio::spawn(server.serve_with_incoming(incoming));
     address
 }
 
@@ -71,23 +116,16 @@ async fn a_generated_client_calls_by_name() {
 async fn a_two_way_stream_goes_both_ways_at_once() {
     let rig = Rig::start().await;
     rig.replicated("shop/cart", Protocol::Grpc, &[shop().await]);
-    let mut client = RibClient::new(rig.mesh().await.service("shop/cart").unwrap());
+    let mut client = tonic::client::Grpc::new(rig.mesh().await.service("shop/cart").unwrap());
+    client.ready().await.unwrap();
     let (asks, asked) = tokio::sync::mpsc::channel(4);
-    let mut answers = client.watch(ReceiverStream::new(asked)).await.unwrap().into_inner();
-    for folder in ["/a/", "/b/", "/c/"] {
-        let subscribe =
-            v1::Subscribe { prefix: Prefix::new(folder).unwrap().to_string(), ..Default::default() };
-        asks.send(v1::WatchRequest { kind: Some(v1::watch_request::Kind::Subscribe(subscribe)) })
-            .await
-            .unwrap();
-        loop {
-            let answer = answers.next().await.unwrap().unwrap();
-            if let Some(v1::watch_response::Kind::Snapshot(snapshot)) = answer.kind {
-                assert_eq!(snapshot.prefix, folder);
-                break;
-            }
-        }
+    let (path, codec) = ("/test.Echo/Talk".parse().unwrap(), ProstCodec::<String, String>::default());
+    let answers = client.streaming(Request::new(ReceiverStream::new(asked)), path, codec).await;
+    let mut answers = answers.unwrap().into_inner();
+    for said in ["a", "b", "c"] {
+        asks.send(said.to_owned()).await.unwrap();
+        assert_eq!(answers.next().await.unwrap().unwrap(), said);
     }
     drop(asks);
-    while answers.next().await.is_some_and(|answer| answer.is_ok()) {}
+    assert!(answers.next().await.is_none());
 }

@@ -81,11 +81,11 @@ impl Rig {
     pub(crate) async fn start_agent(&mut self) {
         let stop = CancellationToken::new();
         let agent = Agent { node: self.node.clone(), refusal: self.refusal.clone() };
-        let routes = tonic::service::Routes::new(RibServer::new(agent, stop.clone()).into_service());
+        let services = RibServer::new(agent, stop.clone()).beside(tonic::service::Routes::default());
         let listener = Listener::bind(&self.address()).await.unwrap();
         let stopped = stop.clone().cancelled_owned();
         let task = tokio::spawn(async move {
-            fairmesh_wire::transport::serve(routes, listener, stopped, Duration::ZERO).await.unwrap();
+            fairmesh_wire::transport::serve(services, listener, stopped, Duration::ZERO).await.unwrap();
         });
         self.agent = Some((stop, task));
     }

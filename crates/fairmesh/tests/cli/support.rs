@@ -253,11 +253,11 @@ impl Mesh {
     pub(crate) fn while_watching(&self, prefix: &str, something: impl FnOnce()) {
         let subscribe = Subscribe { prefix: prefix.into(), ..Subscribe::default() };
         let request = WatchRequest { kind: Some(watch_request::Kind::Subscribe(subscribe)) };
-        let requests = tokio_stream::once(request).chain(tokio_stream::pending());
         let runtime = runtime();
         let _watch = runtime.block_on(async {
-            let mut watch = self.connect().await.rib().watch(requests).await.unwrap().into_inner();
-            watch.message().await.unwrap().expect("a snapshot");
+            let mut watch = self.connect().await.watch().await.unwrap();
+            watch.send(&request);
+            watch.next().await.expect("a snapshot");
             watch
         });
         something();

@@ -36,6 +36,8 @@ pub(super) struct Watcher {
     /// The number of the last thing sent, and the number that it said it has applied.
     pub(super) sent: u64,
     pub(super) acked: u64,
+    /// Under which number its hub counts it among those who owe; `None` while it owes nothing.
+    counted: Option<u64>,
 }
 
 impl Watcher {
@@ -50,6 +52,7 @@ impl Watcher {
             marked: false,
             sent: 0,
             acked: 0,
+            counted: None,
         }
     }
 
@@ -109,10 +112,38 @@ impl Watcher {
     /// The number up to which it decides by what it was sent. One that owes nothing counts as being at the table's
     /// `revision`: it is not told of changes that are none of its business.
     pub(super) fn applied(&self, revision: u64) -> u64 {
-        let owes = |prefix| {
+        self.owes().unwrap_or(revision)
+    }
+
+    /// Has the hub count it as it is now.
+    pub(super) fn recount(&mut self, owing: &mut BTreeMap<u64, usize>) {
+        self.count(owing, self.owes());
+    }
+
+    pub(super) fn count(&mut self, owing: &mut BTreeMap<u64, usize>, now: Option<u64>) {
+        let before = std::mem::replace(&mut self.counted, now);
+        if before == now {
+            return;
+        }
+        if let Some(number) = now {
+            *owing.entry(number).or_default() += 1;
+        }
+        if let Some(number) = before
+            && let Some(count) = owing.get_mut(&number)
+        {
+            *count -= 1;
+            if *count == 0 {
+                owing.remove(&number);
+            }
+        }
+    }
+
+    /// The number that it has applied and said so, where there is more that it has to apply.
+    fn owes(&self) -> Option<u64> {
+        let decides = |prefix| {
             matches!(self.subs.get(prefix), Some(Sub::Live | Sub::From(_) | Sub::Snapshot { held: true }))
         };
-        let current = self.dirty.is_empty() && self.acked >= self.sent && !self.entering.iter().any(owes);
-        if current { revision } else { self.acked }
+        let current = self.dirty.is_empty() && self.acked >= self.sent && !self.entering.iter().any(decides);
+        (!current).then_some(self.acked)
     }
 }

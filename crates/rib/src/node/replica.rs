@@ -114,6 +114,7 @@ impl Inner {
         self.store = store;
         self.table.restore(0, 0, []);
         self.absent.reset();
+        self.bells.values().for_each(|bell| bell.reset());
         let woken = self.hub.reset();
         self.wake(woken);
     }

@@ -1,22 +1,56 @@
-use std::sync::Arc;
+use std::{
+    future::poll_fn,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
+};
 
 use fairmesh_model::{Cursor, Prefix};
-use tokio::sync::Notify;
+use futures_util::task::AtomicWaker;
 
 use super::Node;
 use crate::{About, Update, hub::WatcherId};
+
+/// How a node reaches one watcher outside of its lock.
+#[derive(Debug, Default)]
+pub(super) struct Bell {
+    rung: AtomicBool,
+    waker: AtomicWaker,
+    /// The number up to which the watcher should acknowledge at once.
+    hurry: AtomicU64,
+}
+
+impl Bell {
+    pub(super) fn ring(&self) {
+        self.rung.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+
+    pub(super) fn hurry(&self, number: u64) {
+        if self.hurry.fetch_max(number, Ordering::AcqRel) < number {
+            self.ring();
+        }
+    }
+
+    /// The numbers of the table start anew.
+    pub(super) fn reset(&self) {
+        self.hurry.store(0, Ordering::Release);
+    }
+}
 
 /// One watcher of a [`Node`]; dropping it ends the watch.
 #[derive(Debug)]
 pub struct Watcher {
     node: Node,
     id: WatcherId,
-    notify: Arc<Notify>,
+    bell: Arc<Bell>,
 }
 
 impl Watcher {
-    pub(super) fn new(node: Node, id: WatcherId, notify: Arc<Notify>) -> Self {
-        Self { node, id, notify }
+    pub(super) fn new(node: Node, id: WatcherId, bell: Arc<Bell>) -> Self {
+        Self { node, id, bell }
     }
 
     /// Says what watches, for people.
@@ -37,7 +71,26 @@ impl Watcher {
 
     /// Waits until there may be something to pull. Safe to drop: no wake-up is lost.
     pub async fn woken(&self) {
-        self.notify.notified().await;
+        poll_fn(|cx| self.poll_woken(cx)).await;
+    }
+
+    /// The same for who waits for more than this. Only the last waker given is woken.
+    pub fn poll_woken(&self, cx: &mut Context<'_>) -> Poll<()> {
+        // Most who look have been woken, and need not leave word.
+        if self.bell.rung.swap(false, Ordering::AcqRel) {
+            return Poll::Ready(());
+        }
+        self.bell.waker.register(cx.waker());
+        match self.bell.rung.swap(false, Ordering::AcqRel) {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
+    }
+
+    /// The number up to which somebody waits for acknowledgements, and so should whoever watches be asked to; 0 where nobody
+    /// does. To be looked at after a pull, so that nobody is asked for what was not sent.
+    pub fn hurried(&self) -> u64 {
+        self.bell.hurry.load(Ordering::Acquire)
     }
 
     /// Takes everything that the watcher has yet to see, as of now; `None` when that is nothing. However much happened

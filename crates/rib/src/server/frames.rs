@@ -1,6 +1,6 @@
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use fairmesh_model::{Prefix, Revision};
+use fairmesh_model::{Prefix, Revision, StoreId};
 use fairmesh_wire::v1::{self, watch_response::Kind};
 
 use crate::{Entry, Resumed, Snapshot, Update};
@@ -25,9 +25,7 @@ pub(super) fn cut(update: Update, mut age: impl FnMut(&Prefix) -> Duration) -> V
         parts(snapshot, revision, age, &mut kinds);
     }
     if kinds.is_empty() || !puts.is_empty() || !deletes.is_empty() {
-        let puts = puts.into_iter().map(entry).collect();
-        let deletes = deletes.iter().map(|key| key.to_string()).collect();
-        kinds.push(Kind::Delta(v1::Delta { revision: Some(revision.into()), puts, deletes }));
+        kinds.push(delta_of(revision, &puts, &deletes));
     }
     let last = kinds.len() - 1;
     kinds
@@ -35,6 +33,24 @@ pub(super) fn cut(update: Update, mut age: impl FnMut(&Prefix) -> Duration) -> V
         .enumerate()
         .map(|(i, kind)| v1::WatchResponse { kind: Some(kind), more: i < last })
         .collect()
+}
+
+/// The one message of an update without snapshots and resumptions.
+pub(super) fn delta(update: &Update) -> v1::WatchResponse {
+    let kind = delta_of(update.revision, &update.puts, &update.deletes);
+    v1::WatchResponse { kind: Some(kind), more: false }
+}
+
+fn delta_of(revision: Revision, puts: &[(Arc<str>, Entry)], deletes: &[Arc<str>]) -> Kind {
+    let puts = puts.iter().cloned().map(entry).collect();
+    let deletes = deletes.iter().map(|key| key.to_string()).collect();
+    Kind::Delta(v1::Delta { revision: Some(revision.into()), puts, deletes })
+}
+
+pub(super) fn hurry(store: StoreId, number: u64) -> v1::WatchResponse {
+    let revision = Revision { store, partition: 0, number };
+    let hurry = v1::Hurry { revision: Some(revision.into()) };
+    v1::WatchResponse { kind: Some(Kind::Hurry(hurry)), more: false }
 }
 
 pub(super) fn refusal(prefix: &Prefix, reason: String) -> v1::WatchResponse {

@@ -1,29 +1,32 @@
 use std::{
     collections::{BTreeMap, VecDeque},
-    future::pending,
+    future::poll_fn,
     pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
 };
 
 use fairmesh_model::{Cursor, Prefix};
-use fairmesh_wire::v1::{self, watch_request::Kind};
-use futures_util::{
-    FutureExt, Stream, StreamExt,
-    stream::{self, FuturesUnordered},
+use fairmesh_wire::{
+    v1::{self, watch_request::Kind},
+    watch::{self, Watched},
 };
-use tokio::sync::watch;
+use futures_util::{FutureExt, StreamExt, stream::FuturesUnordered};
+use tokio_stream::wrappers::WatchStream;
 use tokio_util::sync::CancellationToken;
-use tonic::{Status, Streaming};
+use tonic::Status;
 
-use super::{Backend, Claim, MAX_PREFIXES, frames, refused, too_many_prefixes};
+use super::{Backend, Claim, MAX_PREFIXES, deltas::Deltas, frames, refused, too_many_prefixes};
 use crate::{About, Watcher};
 
-type Answer = Result<v1::WatchResponse, Status>;
 type Joining = Pin<Box<dyn Future<Output = (Prefix, Result<(), String>)> + Send>>;
 
 /// One watch.
 pub(super) struct Session<B: Backend> {
     backend: B,
     watcher: Watcher,
+    watched: Watched,
+    deltas: Arc<Deltas>,
     subscriptions: BTreeMap<Prefix, Subscription<B>>,
     /// Prefixes that the backend is making ready.
     joining: FuturesUnordered<Joining>,
@@ -34,11 +37,13 @@ pub(super) struct Session<B: Backend> {
     due: bool,
     /// Whether the caller announced more subscriptions to be answered together.
     holding: bool,
-    ages: Option<watch::Receiver<u64>>,
+    ages: Option<WatchStream<u64>>,
     /// Whether, by what the caller was told, nothing that it has ages.
     in_touch: bool,
     /// Whether the caller understands to be told when that changes.
     hears_contact: bool,
+    /// Up to which number the caller was asked to acknowledge at once.
+    hurried: u64,
 }
 
 struct Subscription<B: Backend> {
@@ -48,11 +53,13 @@ struct Subscription<B: Backend> {
 }
 
 impl<B: Backend> Session<B> {
-    pub(super) fn new(backend: B, watcher: Watcher) -> Self {
-        let ages = backend.ages();
+    pub(super) fn new(backend: B, watcher: Watcher, watched: Watched, deltas: Arc<Deltas>) -> Self {
+        let ages = backend.ages().map(WatchStream::from_changes);
         Self {
             backend,
             watcher,
+            watched,
+            deltas,
             subscriptions: BTreeMap::new(),
             joining: FuturesUnordered::new(),
             outbox: VecDeque::new(),
@@ -61,65 +68,84 @@ impl<B: Backend> Session<B> {
             ages,
             in_touch: true,
             hears_contact: false,
+            hurried: 0,
         }
     }
 
-    /// The answers until either side ends the watch; `permit` is held as long.
+    /// Answers until either side ends the watch.
     ///
-    /// They are worked out by whoever writes them to the connection, as it is ready for them. A task of its own and a channel
+    /// Answers are worked out by whoever writes them to the connection, as it is ready for them. A task of its own and a channel
     /// between were rejected: with ten thousand watchers of one change, waking another task for each costs a fifth of all.
-    pub(super) fn answers<P: Send>(
-        self,
-        asked: Streaming<v1::WatchRequest>,
-        closing: CancellationToken,
-        permit: P,
-    ) -> impl Stream<Item = Answer> + Send {
-        stream::unfold(Some((self, asked, closing, permit)), async |under_way| {
-            let (mut session, mut asked, closing, permit) = under_way?;
-            let answer = session.answer(&mut asked, &closing).await?;
-            // After a refusal nothing follows.
-            let rest = answer.is_ok().then_some((session, asked, closing, permit));
-            Some((answer, rest))
-        })
+    pub(super) async fn run(mut self, closing: CancellationToken) {
+        let why = tokio::select! {
+            biased;
+            why = poll_fn(|cx| self.poll(cx)) => why,
+            () = closing.cancelled() => Status::unavailable("this process is stopping; connect again"),
+        };
+        // Whoever waits for its acknowledgement need not wait until its last words are out.
+        drop(self.watcher);
+        self.watched.end(&why).await;
     }
 
-    /// The next answer; `None` where nobody is left to tell.
-    async fn answer(
-        &mut self,
-        asked: &mut Streaming<v1::WatchRequest>,
-        closing: &CancellationToken,
-    ) -> Option<Answer> {
-        loop {
-            let sending = !self.outbox.is_empty() || (self.due && !self.holding);
-            if sending && let Some(message) = self.next_message() {
-                return Some(Ok(message));
+    /// Ready when the watch is over, with why.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Status> {
+        while let Poll::Ready(asked) = self.watched.poll_asked(cx) {
+            if let Err(why) = asked.and_then(|message| self.asked(message)) {
+                return Poll::Ready(why);
             }
-            tokio::select! {
-                message = asked.message() => match message {
-                    Ok(Some(message)) => {
-                        if let Err(status) = self.asked(message) {
-                            return Some(Err(status));
-                        }
-                    }
-                    // The caller hung up or its connection broke.
-                    Ok(None) | Err(_) => return None,
-                },
-                Some((prefix, ready)) = self.joining.next(), if !self.joining.is_empty() => {
-                    self.joined(&prefix, ready);
-                }
-                () = self.watcher.woken() => self.due = true,
-                () = ticked(&mut self.ages) => self.due = true,
-                () = closing.cancelled() => {
-                    return Some(Err(Status::unavailable("this process is stopping; connect again")));
-                }
+        }
+        while let Poll::Ready(Some((prefix, ready))) = self.joining.poll_next_unpin(cx) {
+            self.joined(&prefix, ready);
+        }
+        while self.watcher.poll_woken(cx).is_ready() || self.poll_ticked(cx).is_ready() {
+            self.due = true;
+        }
+        loop {
+            match self.watched.poll_sent(cx) {
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(error)) => return Poll::Ready(Status::cancelled(error.to_string())),
+                Poll::Pending => return Poll::Pending,
+            }
+            if !self.send() {
+                return Poll::Pending;
             }
         }
     }
 
-    fn next_message(&mut self) -> Option<v1::WatchResponse> {
-        if self.outbox.is_empty() {
-            self.due = false;
-            if let Some(update) = self.watcher.pull() {
+    /// Ready when ages may have changed.
+    fn poll_ticked(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(ages) = &mut self.ages else { return Poll::Pending };
+        match ages.poll_next_unpin(cx) {
+            Poll::Ready(Some(_)) => Poll::Ready(()),
+            Poll::Ready(None) => {
+                self.ages = None;
+                Poll::Pending
+            }
+            Poll::Pending => Poll::Pending,
+        }
+    }
+
+    /// Hands on what is next to be sent, if there is something. Called when all before it is out.
+    fn send(&mut self) -> bool {
+        if self.outbox.is_empty() && self.due && !self.holding && self.pull() {
+            return true;
+        }
+        match self.outbox.pop_front() {
+            Some(message) => self.watched.send(watch::frame(&message)),
+            None => return false,
+        }
+        true
+    }
+
+    /// Looks what the watcher has yet to see. Returns whether it is handed on already; else it is in the outbox.
+    fn pull(&mut self) -> bool {
+        self.due = false;
+        let mut sent = false;
+        if let Some(update) = self.watcher.pull() {
+            if Deltas::shares(&update) {
+                self.watched.send(self.deltas.frame(update));
+                sent = true;
+            } else {
                 let (backend, in_touch) = (&self.backend, &mut self.in_touch);
                 self.outbox = frames::cut(update, |prefix| {
                     let age = backend.age(prefix);
@@ -127,11 +153,14 @@ impl<B: Backend> Session<B> {
                     age
                 });
             }
-            // After the data, so that nobody is said to be in touch who has yet to see what was missed.
-            let contact = self.contact();
-            self.outbox.extend(contact);
         }
-        self.outbox.pop_front()
+        // After the data, so that nobody is said to be in touch who has yet to see what was missed, and nobody asked for
+        // what has yet to come.
+        let contact = self.contact();
+        self.outbox.extend(contact);
+        let hurry = self.hurry();
+        self.outbox.extend(hurry);
+        sent
     }
 
     /// What to tell of the age of what the caller has; `None` where it knows.
@@ -143,6 +172,14 @@ impl<B: Backend> Session<B> {
         let oldest = served.map(|(prefix, _)| self.backend.age(prefix)).max().unwrap_or_default();
         let was = std::mem::replace(&mut self.in_touch, oldest.is_zero());
         (was != self.in_touch).then(|| frames::contact(oldest))
+    }
+
+    /// Up to where to ask for an acknowledgement; `None` where nobody waits, or the caller was asked.
+    fn hurry(&mut self) -> Option<v1::WatchResponse> {
+        let wanted = self.watcher.hurried();
+        let was = std::mem::replace(&mut self.hurried, wanted);
+        let store = self.backend.node().store().filter(|_| wanted > 0 && wanted != was)?;
+        Some(frames::hurry(store, wanted))
     }
 
     fn asked(&mut self, message: v1::WatchRequest) -> Result<(), Status> {
@@ -165,8 +202,9 @@ impl<B: Backend> Session<B> {
                 }
                 Ok(())
             }
-            // A newer caller's message: it agreed on this version, so it can do without an answer.
-            None => Ok(()),
+            // A newer caller's message: it agreed on this version, so it can do without an answer. A second greeting is
+            // none of ours and harmless.
+            Some(Kind::Hello(_)) | None => Ok(()),
         }
     }
 
@@ -215,17 +253,5 @@ impl<B: Backend> Session<B> {
                 self.outbox.push_back(frames::refusal(prefix, reason));
             }
         }
-    }
-}
-
-/// Waits until ages may have changed; for ever, where they never do.
-async fn ticked(ages: &mut Option<watch::Receiver<u64>>) {
-    if let Some(receiver) = ages
-        && receiver.changed().await.is_err()
-    {
-        *ages = None;
-    }
-    if ages.is_none() {
-        pending().await
     }
 }

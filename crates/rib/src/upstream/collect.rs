@@ -11,6 +11,7 @@ pub(super) enum Event {
     Update(Update),
     Refused { prefix: Prefix, reason: String },
     Contact { age: Duration },
+    Hurry { revision: Revision },
 }
 
 /// Puts the messages of one revision together.
@@ -46,7 +47,14 @@ impl Collector {
             Some(Kind::Contact(contact)) => {
                 return Ok(Some(Event::Contact { age: Duration::from_millis(contact.age_ms) }));
             }
-            None => return Err(unexpected("kind", "is not known here")),
+            Some(Kind::Hurry(hurry)) => {
+                let revision = hurry.revision.ok_or_else(|| unexpected("hurry.revision", "is missing"))?;
+                return Ok(Some(Event::Hurry { revision: revision.try_into()? }));
+            }
+            // Those stand at the beginning and at the end, and are taken there.
+            Some(Kind::Hello(_) | Kind::Ended(_)) | None => {
+                return Err(unexpected("kind", "is not known here"));
+            }
         }
         if message.more {
             return Ok(None);

@@ -1,33 +1,30 @@
 use std::{
     collections::VecDeque,
-    hash::{BuildHasher, Hasher, RandomState},
     sync::Arc,
     time::Duration,
 };
 
-use fairmesh_model::{Invalid, arith::mix64};
+use fairmesh_model::{Invalid, Revision};
 use fairmesh_wire::{
-    handshake::{self, ConnectError, Connection},
+    handshake::{ConnectError, Connection},
     transport::Address,
-    v1,
+    watch::Watch,
 };
 use tokio::{
-    sync::{mpsc, watch},
-    time::Instant,
+    sync::watch,
+    time::{Instant, sleep_until},
 };
-use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
-use tonic::{Status, Streaming};
+use tonic::Status;
 
 use super::{
     Shared, Sink, State, UpstreamConfig,
     collect::{Collector, Event},
+    gather::Gather,
+    random,
     subscriptions::{Lag, Subscriptions},
 };
 use crate::server::MAX_PREFIXES;
-
-/// How long a connected upstream may take to begin its answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Follows one upstream after another.
 pub(super) struct Follower<S> {
@@ -35,6 +32,9 @@ pub(super) struct Follower<S> {
     sink: S,
     shared: Arc<Shared>,
     subscriptions: Subscriptions,
+    acks: Gather,
+    /// The revision whose acknowledgement somebody waits for, for whoever acknowledges for others.
+    hurried: watch::Sender<Option<Revision>>,
     /// Attempts in a row that brought nothing: one that connects and is then refused is no better than one that does not.
     fruitless: u32,
 }
@@ -46,10 +46,6 @@ enum Ended {
     Connect(#[from] ConnectError),
     #[error("{}", .0.message())]
     Status(Box<Status>),
-    #[error("it ended the watch")]
-    Closed,
-    #[error("it did not begin to answer within {ANSWER_TIMEOUT:?}")]
-    NoAnswer,
     #[error("it sent what cannot be read: {0}")]
     Unreadable(#[from] Invalid),
     #[error(transparent)]
@@ -63,8 +59,14 @@ impl From<Status> for Ended {
 }
 
 impl<S: Sink> Follower<S> {
-    pub(super) fn new(config: UpstreamConfig, sink: S, shared: Arc<Shared>) -> Self {
-        Self { config, sink, shared, subscriptions: Subscriptions::default(), fruitless: 0 }
+    pub(super) fn new(
+        config: UpstreamConfig,
+        sink: S,
+        shared: Arc<Shared>,
+        hurried: watch::Sender<Option<Revision>>,
+    ) -> Self {
+        let (subscriptions, acks) = Default::default();
+        Self { config, sink, shared, subscriptions, acks, hurried, fruitless: 0 }
     }
 
     /// Follows until `stop`.
@@ -114,7 +116,7 @@ impl<S: Sink> Follower<S> {
         });
         // Every address once before the wait grows.
         let rounds = failures.div_ceil(u32::try_from(self.config.addresses.len()).unwrap_or(u32::MAX).max(1));
-        self.config.backoff.delay(rounds, mix64(RandomState::new().build_hasher().finish()))
+        self.config.backoff.delay(rounds, random())
     }
 
     async fn follow(
@@ -123,19 +125,16 @@ impl<S: Sink> Follower<S> {
         state: &watch::Sender<State>,
         connection: &watch::Sender<Option<Connection>>,
     ) -> Ended {
-        let opened = match handshake::connect(address, &self.config.software).await {
+        let opened = Watch::open(address, &self.config.software).await;
+        let beside = |watch: Watch| {
+            let connection = Connection::beside(watch.hello().clone(), address, &self.config.software)?;
+            Ok::<_, ConnectError>((watch, connection))
+        };
+        let (watch, beside) = match opened.and_then(beside) {
             Ok(opened) => opened,
             Err(error) => return error.into(),
         };
-        let (asks, requests) = mpsc::channel(1);
-        let mut rib = opened.rib();
-        let answers =
-            match tokio::time::timeout(ANSWER_TIMEOUT, rib.watch(ReceiverStream::new(requests))).await {
-                Ok(Ok(answers)) => answers.into_inner(),
-                Ok(Err(status)) => return status.into(),
-                Err(_) => return Ended::NoAnswer,
-            };
-        let hello = &opened.hello;
+        let hello = &beside.hello;
         tracing::info!(%address, upstream = hello.software, "following");
         state.send_replace(State {
             connected: true,
@@ -146,40 +145,40 @@ impl<S: Sink> Follower<S> {
             address: Some(address.clone()),
             error: None,
         });
-        connection.send_replace(Some(opened));
-        match self.exchange(asks, answers).await {
+        connection.send_replace(Some(beside));
+        match self.exchange(watch).await {
             Ok(never) => match never {},
             Err(ended) => ended,
         }
     }
 
-    async fn exchange(
-        &mut self,
-        asks: mpsc::Sender<v1::WatchRequest>,
-        mut answers: Streaming<v1::WatchResponse>,
-    ) -> Result<std::convert::Infallible, Ended> {
-        let (mut outbox, mut collector) = (VecDeque::new(), Collector::default());
+    async fn exchange(&mut self, mut watch: Watch) -> Result<std::convert::Infallible, Ended> {
+        let mut collector = Collector::default();
         self.subscriptions.disconnected();
-        self.reconcile(&mut outbox);
+        self.acks = Gather::default();
         loop {
+            self.ask(&mut watch);
+            let due = self.acks.due();
             tokio::select! {
-                permit = asks.reserve(), if !outbox.is_empty() => match (permit, outbox.pop_front()) {
-                    (Ok(permit), Some(ask)) => permit.send(ask),
-                    _ => return Err(Ended::Closed),
-                },
-                message = answers.message() => {
-                    let message = message?.ok_or(Ended::Closed)?;
-                    if let Some(event) = collector.take(message)? {
+                message = watch.next() => {
+                    if let Some(event) = collector.take(message?)? {
                         self.take(event)?;
                     }
                 }
-                () = self.shared.changed.notified() => self.reconcile(&mut outbox),
+                () = self.shared.changed.notified() => {}
+                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
             }
         }
     }
 
-    fn reconcile(&mut self, outbox: &mut VecDeque<v1::WatchRequest>) {
-        let left_out = self.subscriptions.reconcile(&self.shared.lock(), outbox);
+    /// Sends what is to be asked and acknowledged by now.
+    fn ask(&mut self, watch: &mut Watch) {
+        let mut outbox = VecDeque::new();
+        let wanted = self.shared.lock();
+        let (left_out, applied) = (self.subscriptions.reconcile(&wanted, &mut outbox), wanted.ack);
+        drop(wanted);
+        outbox.extend(applied.and_then(|ack| self.acks.take(ack, Instant::now(), random())));
+        outbox.iter().for_each(|request| watch.send(request));
         for prefix in left_out {
             self.sink.refused(
                 &prefix,
@@ -192,11 +191,16 @@ impl<S: Sink> Follower<S> {
         match event {
             Event::Update(mut update) => {
                 self.subscriptions.note(&mut update, self.config.refuse_lagging)?;
+                self.acks.noted();
                 self.fruitless = 0;
                 self.sink.update(update);
             }
             Event::Refused { prefix, reason } => self.sink.refused(&prefix, &reason),
             Event::Contact { age } => self.sink.contact(age),
+            Event::Hurry { revision } => {
+                self.acks.hurry(revision);
+                self.hurried.send_replace(Some(revision));
+            }
         }
         Ok(())
     }

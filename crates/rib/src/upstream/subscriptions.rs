@@ -12,7 +12,6 @@ pub(super) struct Subscriptions {
     asked: BTreeMap<Prefix, Asked>,
     /// The last revision of all, on the present store.
     newest: Option<Revision>,
-    acked: Option<Revision>,
     /// Whether the present connection knows what the reader is.
     introduced: bool,
     /// The wishes that were compared last over the present connection.
@@ -47,7 +46,7 @@ impl Subscriptions {
     /// A new connection knows of nothing yet.
     pub(super) fn disconnected(&mut self) {
         self.asked.values_mut().for_each(|asked| (asked.sent, asked.live) = (false, false));
-        (self.acked, self.compared, self.introduced) = (None, None, false);
+        (self.compared, self.introduced) = (None, false);
     }
 
     /// What to ask for so that what was asked is what is wanted. Returns the prefixes for which one watch has no room;
@@ -61,15 +60,10 @@ impl Subscriptions {
             self.introduced = true;
             outbox.push_back(request(Kind::About(about.into())));
         }
-        let mut left_out = Vec::new();
-        if self.compared.replace(wanted.changes) != Some(wanted.changes) {
-            left_out = self.compare(wanted, outbox);
+        match self.compared.replace(wanted.changes) {
+            Some(compared) if compared == wanted.changes => Vec::new(),
+            _ => self.compare(wanted, outbox),
         }
-        if let Some(ack) = wanted.ack.filter(|ack| self.acked != Some(*ack)) {
-            self.acked = Some(ack);
-            outbox.push_back(request(Kind::Applied(Cursor::at(ack).into())));
-        }
-        left_out
     }
 
     fn compare(&mut self, wanted: &Wanted, outbox: &mut VecDeque<v1::WatchRequest>) -> Vec<Prefix> {
@@ -123,9 +117,6 @@ impl Subscriptions {
         update.snapshots.retain(|snapshot| self.asked.contains_key(&snapshot.prefix));
         update.resumed.retain(|resumed| self.asked.contains_key(&resumed.prefix));
         self.check(update, refuse_lagging)?;
-        // What is acknowledged before it was sent does not count with the sender. A reader that holds more than its
-        // upstream does so when it connects, and must say it again once it is sent.
-        self.acked = None;
         for prefix in entering(update) {
             if let Some(asked) = self.asked.get_mut(prefix) {
                 asked.live = true;
@@ -167,41 +158,4 @@ fn entering(update: &Update) -> impl Iterator<Item = &Prefix> {
 
 fn request(kind: Kind) -> v1::WatchRequest {
     v1::WatchRequest { kind: Some(kind) }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use fairmesh_model::StoreId;
-
-    use super::*;
-    use crate::Resumed;
-
-    fn at(number: u64) -> Revision {
-        Revision { store: StoreId(1), partition: 0, number }
-    }
-
-    fn acks(subscriptions: &mut Subscriptions, wanted: &Wanted) -> usize {
-        let mut outbox = VecDeque::new();
-        subscriptions.reconcile(wanted, &mut outbox);
-        outbox.iter().filter(|ask| matches!(ask.kind, Some(Kind::Applied(_)))).count()
-    }
-
-    #[test]
-    fn what_was_acknowledged_before_it_was_sent_is_acknowledged_again_after() {
-        let prefix = Prefix::new("/a/").unwrap();
-        let wish = Wish { number: 1, held: Some(at(7)) };
-        let prefixes = [(prefix.clone(), wish)].into();
-        let wanted = Wanted { prefixes, ack: Some(at(7)), about: None, changes: 1 };
-        let mut subscriptions = Subscriptions::default();
-        subscriptions.disconnected();
-        assert_eq!(acks(&mut subscriptions, &wanted), 1);
-        assert_eq!(acks(&mut subscriptions, &wanted), 0, "said once is enough");
-
-        let mut resumed =
-            Update { resumed: vec![Resumed { prefix, age: Duration::ZERO }], ..Update::empty(at(7)) };
-        subscriptions.note(&mut resumed, false).unwrap();
-        assert_eq!(acks(&mut subscriptions, &wanted), 1);
-    }
 }

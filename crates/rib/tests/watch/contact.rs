@@ -6,14 +6,10 @@ use fairmesh_rib::{
     server::{Backend, WriteError},
 };
 use fairmesh_wire::{
-    handshake,
     v1::{self, watch_request, watch_response::Kind},
+    watch::Watch,
 };
-use tokio::{
-    sync::{mpsc, watch},
-    time::timeout,
-};
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::{sync::watch, time::timeout};
 
 use crate::support::{BOUND, Memory, Reader, Server, prefix};
 
@@ -96,12 +92,10 @@ async fn a_watcher_is_told_when_its_data_begins_to_age_and_when_it_ceases_to() {
 async fn a_watcher_that_does_not_say_that_it_understands_is_told_nothing_new() {
     let edge = Edge::new();
     let server = Server::start(edge.clone(), "127.0.0.1:0").await;
-    let connection = handshake::connect(&server.address, "of an earlier release").await.unwrap();
-    let (asks, requests) = mpsc::channel(1);
-    let mut answers = connection.rib().watch(ReceiverStream::new(requests)).await.unwrap().into_inner();
+    let mut watch = Watch::open(&server.address, "of an earlier release").await.unwrap();
     let subscribe = v1::Subscribe { prefix: "/a/".into(), ..Default::default() };
-    asks.send(v1::WatchRequest { kind: Some(watch_request::Kind::Subscribe(subscribe)) }).await.unwrap();
-    let mut answer = async || timeout(BOUND, answers.message()).await.unwrap().unwrap().unwrap().kind;
+    watch.send(&v1::WatchRequest { kind: Some(watch_request::Kind::Subscribe(subscribe)) });
+    let mut answer = async || timeout(BOUND, watch.next()).await.unwrap().unwrap().kind;
     assert!(matches!(answer().await, Some(Kind::Snapshot(_))));
     edge.ages(Duration::from_secs(1));
     edge.memory.put(&[("/a/1", "x")]);

@@ -10,6 +10,7 @@ use fairmesh_rib::{
 use fairmesh_wire::transport::{Address, Listener, serve};
 use tokio::{sync::mpsc, task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
 
 /// How long anything may take before a test fails.
 pub(crate) const BOUND: Duration = Duration::from_secs(20);
@@ -74,9 +75,9 @@ impl Server {
         let listener = Listener::bind(&address.parse().unwrap()).await.unwrap();
         let address = listener.address().unwrap();
         let stop = CancellationToken::new();
-        let service = RibServer::new(backend, stop.clone()).into_service();
-        let (routes, stopped) = (tonic::service::Routes::new(service), stop.clone().cancelled_owned());
-        let task = tokio::spawn(async move { serve(routes, listener, stopped, BOUND).await.unwrap() });
+        let services = RibServer::new(backend, stop.clone()).beside(Routes::default());
+        let stopped = stop.clone().cancelled_owned();
+        let task = tokio::spawn(async move { serve(services, listener, stopped, BOUND).await.unwrap() });
         Self { address, stop, task }
     }
 

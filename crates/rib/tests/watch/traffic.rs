@@ -6,17 +6,15 @@ use std::sync::{
 use bytes::Bytes;
 use fairmesh_rib::MAX_VALUE_BYTES;
 use fairmesh_wire::{
-    handshake,
     transport::Address,
     v1::{self, watch_request, watch_response::Kind},
+    watch::Watch,
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
-    sync::mpsc,
     time::timeout,
 };
-use tokio_stream::wrappers::ReceiverStream;
 
 use crate::support::{BOUND, Memory, Reader, Server};
 
@@ -96,12 +94,10 @@ async fn a_reader_that_does_not_read_finds_the_last_values_and_not_a_queue() {
     const WRITES: u64 = 200;
     let memory = Memory::new(1);
     let server = Server::start(memory.clone(), "127.0.0.1:0").await;
-    let connection = handshake::connect(&server.address, "sleeper").await.unwrap();
-    let (asks, requests) = mpsc::channel(1);
-    let mut answers = connection.rib().watch(ReceiverStream::new(requests)).await.unwrap().into_inner();
+    let mut watch = Watch::open(&server.address, "sleeper").await.unwrap();
     let subscribe = v1::Subscribe { prefix: "/a/".into(), ..Default::default() };
-    asks.send(v1::WatchRequest { kind: Some(watch_request::Kind::Subscribe(subscribe)) }).await.unwrap();
-    let first = timeout(BOUND, answers.message()).await.unwrap().unwrap().unwrap();
+    watch.send(&v1::WatchRequest { kind: Some(watch_request::Kind::Subscribe(subscribe)) });
+    let first = timeout(BOUND, watch.next()).await.unwrap().unwrap();
     assert!(matches!(first.kind, Some(Kind::Snapshot(_))));
     for i in 0..WRITES {
         let mut value = vec![0; MAX_VALUE_BYTES];
@@ -111,7 +107,7 @@ async fn a_reader_that_does_not_read_finds_the_last_values_and_not_a_queue() {
     }
     let (mut messages, mut last) = (0, 0);
     while last < WRITES {
-        let message = timeout(BOUND, answers.message()).await.unwrap().unwrap().unwrap();
+        let message = timeout(BOUND, watch.next()).await.unwrap().unwrap();
         let Some(Kind::Delta(delta)) = message.kind else { panic!("only deltas follow") };
         last = delta.revision.unwrap().number;
         messages += 1;

@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::{error::Error, time::Duration};
 
 use fairmesh_model::Invalid;
 use tonic::{
@@ -11,15 +11,16 @@ use tonic::{
 use super::{Hello, PROTOCOL, SOFTWARE_KEY, VERSION_KEY, is_version_refusal};
 use crate::{
     rpc,
-    transport::{Address, connect_channel},
+    transport::{Address, connect_channel, connect_channel_lazy},
     v1::{
-        HelloRequest, admin_client::AdminClient, checker_client::CheckerClient,
+        HelloRequest, HelloResponse, admin_client::AdminClient, checker_client::CheckerClient,
         imbalance_client::ImbalanceClient, registry_client::RegistryClient, rib_client::RibClient,
     },
+    watch::Watch,
 };
 
 /// How long the answer to Hello may take, once connected.
-const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
+pub(crate) const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The longest description of itself that a caller sends, in bytes.
 const MAX_SOFTWARE: usize = 128;
@@ -50,9 +51,13 @@ impl Interceptor for SendVersion {
 
 /// Metadata holds visible ASCII only; anything else becomes `?`.
 fn printable(text: &str) -> MetadataValue<Ascii> {
+    plain(text).parse().unwrap_or_else(|_| MetadataValue::from_static("unknown"))
+}
+
+/// What a caller says it is, as it is passed on and shown: visible, and of bounded length.
+pub(crate) fn plain(text: &str) -> String {
     let plain = |c: char| if c == ' ' || c.is_ascii_graphic() { c } else { '?' };
-    let text: String = text.chars().map(plain).take(MAX_SOFTWARE).collect();
-    text.parse().unwrap_or_else(|_| MetadataValue::from_static("unknown"))
+    text.chars().map(plain).take(MAX_SOFTWARE).collect()
 }
 
 /// A connection on which both sides know what they speak. It reconnects by itself after a failure; each call then
@@ -63,9 +68,36 @@ pub struct Connection {
     pub channel: VersionedChannel,
     /// What the answerer said of itself.
     pub hello: Hello,
+    address: Address,
+    software: String,
 }
 
 impl Connection {
+    /// A connection for calls to a process that a watch at `address` has agreed on a version with. It comes about with the
+    /// first call: most readers never make one.
+    ///
+    /// # Errors
+    /// When the address cannot be one of gRPC.
+    pub fn beside(hello: Hello, address: &Address, software: &str) -> Result<Self, ConnectError> {
+        let channel =
+            connect_channel_lazy(address).map_err(|source| ConnectError::unreachable(address, source))?;
+        Ok(Self::new(channel, hello, address, software))
+    }
+
+    fn new(channel: Channel, hello: Hello, address: &Address, software: &str) -> Self {
+        let stamp = SendVersion::new(hello.version, software);
+        let channel = InterceptedService::new(channel, stamp);
+        Self { channel, hello, address: address.clone(), software: software.to_owned() }
+    }
+
+    /// Watches the RIB of whoever is at this address now, over a connection of its own.
+    ///
+    /// # Errors
+    /// As [`Watch::open`].
+    pub async fn watch(&self) -> Result<Watch, ConnectError> {
+        Watch::open(&self.address, &self.software).await
+    }
+
     /// The RIB of the answerer.
     pub fn rib(&self) -> RibClient<VersionedChannel> {
         rpc::rib_client(self.channel.clone())
@@ -101,7 +133,7 @@ pub enum ConnectError {
         /// Where it was tried.
         address: Address,
         /// What the system or HTTP/2 said.
-        source: tonic::transport::Error,
+        source: Box<dyn Error + Send + Sync>,
     },
     /// Somebody accepted the connection and did not answer Hello.
     #[error("{address} {}", silence(status))]
@@ -129,6 +161,26 @@ pub enum ConnectError {
     },
 }
 
+impl ConnectError {
+    pub(crate) fn unreachable(address: &Address, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self::Unreachable { address: address.clone(), source: source.into() }
+    }
+}
+
+impl Hello {
+    /// What was answered at `address`, if it is something that this side can go on with.
+    pub(crate) fn spoken(answer: HelloResponse, address: &Address) -> Result<Self, ConnectError> {
+        let at = || address.clone();
+        let hello =
+            Self::try_from(answer).map_err(|source| ConnectError::Nonsense { address: at(), source })?;
+        if !PROTOCOL.contains(&hello.version) {
+            let reason = format!("it chose version {}, and this side speaks {PROTOCOL:?}", hello.version);
+            return Err(ConnectError::Version { address: at(), reason });
+        }
+        Ok(hello)
+    }
+}
+
 /// Why there was no Hello, in words for people: a status quotes the library that made it.
 fn silence(status: &Status) -> String {
     if matches!(status.code(), Code::Cancelled | Code::DeadlineExceeded) {
@@ -145,7 +197,7 @@ pub async fn connect(address: &Address, software: &str) -> Result<Connection, Co
     let at = || address.clone();
     let channel = connect_channel(address)
         .await
-        .map_err(|source| ConnectError::Unreachable { address: at(), source })?;
+        .map_err(|source| ConnectError::unreachable(address, source))?;
     let mut request = Request::new(HelloRequest {
         oldest_version: *PROTOCOL.start(),
         newest_version: *PROTOCOL.end(),
@@ -158,12 +210,6 @@ pub async fn connect(address: &Address, software: &str) -> Result<Connection, Co
             false => ConnectError::NoHello { address: at(), status: Box::new(status) },
         }
     })?;
-    let hello = Hello::try_from(answer.into_inner())
-        .map_err(|source| ConnectError::Nonsense { address: at(), source })?;
-    if !PROTOCOL.contains(&hello.version) {
-        let reason = format!("it chose version {}, and this side speaks {PROTOCOL:?}", hello.version);
-        return Err(ConnectError::Version { address: at(), reason });
-    }
-    let stamp = SendVersion::new(hello.version, software);
-    Ok(Connection { channel: InterceptedService::new(channel, stamp), hello })
+    let hello = Hello::spoken(answer.into_inner(), address)?;
+    Ok(Connection::new(channel, hello, address, software))
 }

@@ -6,7 +6,6 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{Stream, stream};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 
 use super::{Address, Socket};
@@ -99,11 +98,6 @@ impl Listener {
                 }
             }
         }
-    }
-
-    /// Every connection from now on, for `serve_with_incoming`.
-    pub fn incoming(self) -> impl Stream<Item = io::Result<Socket>> + Send {
-        stream::unfold(self, |listener| async { Some((Ok(listener.accept().await), listener)) })
     }
 }
 

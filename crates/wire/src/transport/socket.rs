@@ -2,23 +2,31 @@ use std::{
     io,
     pin::Pin,
     task::{Context, Poll},
+    time::Duration,
 };
 
+use bytes::Bytes;
 use fairmesh_model::Identity;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf},
     net::{TcpStream, UnixStream},
+    time::timeout,
 };
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::Connected;
 
 use super::Address;
 
+/// How long a connection may take to say what it is for. Both sorts say it at once.
+const FIRST_BYTES: Duration = Duration::from_secs(5);
+
 /// One connection, and who is at its other end.
 #[derive(Debug)]
 pub struct Socket {
     stream: Stream,
     identity: Identity,
+    /// What was read to find out what the connection is for, and is yet to be read by whom it is for.
+    ahead: Bytes,
     /// Fails reads once it fires, where the connection may have to be ended from outside.
     cut: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
 }
@@ -40,12 +48,12 @@ impl Socket {
     pub(super) fn tcp(stream: TcpStream) -> io::Result<Self> {
         // Calls are small and waited for: Nagle's algorithm would hold each back for a round trip.
         stream.set_nodelay(true)?;
-        Ok(Self { stream: Stream::Tcp(stream), identity: Identity::Anonymous, cut: None })
+        Ok(Self { stream: Stream::Tcp(stream), identity: Identity::Anonymous, ahead: Bytes::new(), cut: None })
     }
 
     pub(super) fn unix(stream: UnixStream) -> io::Result<Self> {
         let identity = Identity::Local { uid: stream.peer_cred()?.uid() };
-        Ok(Self { stream: Stream::Unix(stream), identity, cut: None })
+        Ok(Self { stream: Stream::Unix(stream), identity, ahead: Bytes::new(), cut: None })
     }
 
     /// Ends the connection, whatever is under way on it, once `cut` fires.
@@ -53,6 +61,27 @@ impl Socket {
     pub(super) fn cut_by(mut self, cut: CancellationToken) -> Self {
         self.cut = Some(Box::pin(cut.cancelled_owned()));
         self
+    }
+
+    /// Whether the connection begins with `preamble`, which is taken from it then; nothing is taken where it does not.
+    pub(super) async fn begins_with(&mut self, preamble: &[u8; 8]) -> io::Result<bool> {
+        let mut first = [0; 8];
+        let mut filled = 0;
+        let reading = async {
+            while filled < first.len() && first[..filled] == preamble[..filled] {
+                match self.read(&mut first[filled..]).await? {
+                    0 => break,
+                    read => filled += read,
+                }
+            }
+            io::Result::Ok(())
+        };
+        timeout(FIRST_BYTES, reading).await??;
+        let begins = first[..filled] == *preamble;
+        if !begins {
+            self.ahead = Bytes::copy_from_slice(&first[..filled]);
+        }
+        Ok(begins)
     }
 
     /// Who is at the other end.
@@ -99,6 +128,11 @@ impl AsyncRead for Socket {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         self.poll_cut(cx)?;
+        if !self.ahead.is_empty() {
+            let some = self.ahead.len().min(buf.remaining());
+            buf.put_slice(&self.ahead.split_to(some));
+            return Poll::Ready(Ok(()));
+        }
         on_stream!(self, stream => stream.poll_read(cx, buf))
     }
 }

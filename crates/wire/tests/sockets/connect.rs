@@ -6,10 +6,12 @@ use crate::support::*;
 use fairmesh_model::Identity;
 use fairmesh_wire::{
     handshake::{ConnectError, connect, is_version_refusal, negotiate},
-    transport::{Address, connect_channel},
-    v1::{HelloRequest, ReadRequest, WatchersRequest, rib_client::RibClient},
+    transport::{Address, Listener, connect_channel, serve},
+    v1::{HelloRequest, ReadRequest, WatchersRequest, rib_client::RibClient, watch_response},
+    watch::Watch,
 };
-use tonic::{Code, Request, Status};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tonic::{Code, Request, Status, service::Routes};
 
 const NEVER: Duration = Duration::from_secs(3600);
 
@@ -125,8 +127,51 @@ async fn a_call_under_way_finishes_while_the_server_drains() {
 async fn an_open_watch_does_not_hold_a_stop_past_its_drain() {
     let served = serve_stub(Stub::default(), &free_port(), Duration::from_millis(50)).await;
     let connection = soon(connect(&served.address, "tester")).await.unwrap();
-    let watch = soon(connection.rib().watch(futures_util::stream::pending())).await.unwrap();
-    let mut watch = watch.into_inner();
+    let mut watch = soon(connection.watch()).await.unwrap();
+    assert_eq!(watch.hello(), &hello(1));
     soon(served.stop()).await.unwrap().unwrap();
-    assert!(soon(watch.message()).await.is_err(), "a cut watch must not look as if it had ended well");
+    assert!(soon(watch.next()).await.is_err());
+}
+
+#[tokio::test]
+async fn a_watch_knows_who_it_speaks_to_and_is_known() {
+    let folder = tempfile::tempdir().unwrap();
+    let address = Address::Unix(folder.path().join("agent.sock"));
+    let served = serve_stub(Stub::default(), &address, Duration::ZERO).await;
+    let mut watch = soon(Watch::open(&address, "tester\n7 é")).await.unwrap();
+    assert_eq!(watch.hello(), &hello(1));
+    let said = soon(watch.next()).await.unwrap().kind;
+    let Some(watch_response::Kind::Refused(said)) = said else { panic!("{said:?}") };
+    assert_eq!((said.prefix, said.reason), ("tester?7 ?".into(), own_uid().to_string()));
+    soon(served.stop()).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn what_is_no_preamble_is_for_the_server_of_calls_however_it_comes() {
+    let served = serve_stub(Stub::default(), &free_port(), Duration::ZERO).await;
+    let Address::Tcp(at) = served.address.clone() else { panic!("a TCP server") };
+    for first in ["FMWATCH2", "nonsense", "F"] {
+        let mut stranger = tokio::net::TcpStream::connect(&at).await.unwrap();
+        for byte in first.bytes() {
+            // One at a time, as the network may deliver them.
+            stranger.write_all(&[byte]).await.unwrap();
+            tokio::task::yield_now().await;
+        }
+        stranger.shutdown().await.unwrap();
+        let mut answer = Vec::new();
+        let _ = soon(stranger.read_to_end(&mut answer)).await;
+        assert!(!answer.windows(4).any(|bytes| bytes == b"stub"), "no hello for {first}");
+    }
+    assert!(soon(connect(&served.address, "tester")).await.is_ok(), "and it goes on");
+    soon(served.stop()).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_process_without_a_rib_closes_watches() {
+    let listener = Listener::bind(&free_port()).await.unwrap();
+    let address = listener.address().unwrap();
+    let serving = tokio::spawn(serve(Routes::default(), listener, std::future::pending(), Duration::ZERO));
+    let error = soon(Watch::open(&address, "tester")).await.unwrap_err();
+    assert!(matches!(error, ConnectError::NoHello { .. }), "{error}");
+    serving.abort();
 }

@@ -1,17 +1,21 @@
 //! A RIB that answers the handshake and nothing of substance.
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{
+    future::{pending, poll_fn},
+    sync::Arc,
+    time::Duration,
+};
 
 use fairmesh_model::{Identity, Location, Region, StoreId};
 use fairmesh_wire::{
     handshake::{Hello, negotiate},
     identity_of, rpc, software_of,
-    transport::{Address, Listener, serve},
+    transport::{Address, Listener, Services, Socket, serve},
     v1::{rib_server::Rib, *},
+    watch::{Watched, frame},
 };
-use futures_util::{Stream, stream};
 use tokio::sync::{Semaphore, oneshot};
-use tonic::{Request, Response, Status, Streaming, service::Routes};
+use tonic::{Request, Response, Status, service::Routes};
 
 /// What the stub says of itself.
 pub(crate) fn hello(version: u32) -> Hello {
@@ -41,8 +45,6 @@ impl Default for Stub {
 
 #[tonic::async_trait]
 impl Rib for Stub {
-    type WatchStream = Pin<Box<dyn Stream<Item = Result<WatchResponse, Status>> + Send>>;
-
     async fn hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloResponse>, Status> {
         let version = match self.version {
             Some(version) => version,
@@ -62,14 +64,6 @@ impl Rib for Stub {
         Ok(Response::new(ReadResponse::default()))
     }
 
-    /// Stays open and silent.
-    async fn watch(
-        &self,
-        _: Request<Streaming<WatchRequest>>,
-    ) -> Result<Response<Self::WatchStream>, Status> {
-        Ok(Response::new(Box::pin(stream::pending())))
-    }
-
     /// Says who asks.
     async fn watchers(
         &self,
@@ -85,6 +79,16 @@ impl Rib for Stub {
     }
 }
 
+/// Greets, says who watches, and stays open and silent, whatever happens.
+async fn watch(stub: Stub, socket: Socket) {
+    let (mut watched, greeting) = Watched::accept(socket).await.unwrap();
+    watched.greet(hello(stub.version.unwrap_or_else(|| negotiate(&greeting).unwrap())));
+    let refused = Refused { prefix: greeting.software, reason: watched.identity().to_string() };
+    watched.send(frame(&WatchResponse { kind: Some(watch_response::Kind::Refused(refused)), more: false }));
+    poll_fn(|cx| watched.poll_sent(cx)).await.unwrap();
+    pending().await
+}
+
 /// A stub being served.
 pub(crate) struct Served {
     pub(crate) address: Address,
@@ -96,11 +100,13 @@ pub(crate) async fn serve_stub(stub: Stub, address: &Address, drain: Duration) -
     let listener = Listener::bind(address).await.unwrap();
     let address = listener.address().unwrap();
     let (stop, stopped) = oneshot::channel();
-    let routes = Routes::new(rpc::rib_server(stub));
+    let watched = stub.clone();
+    let services =
+        Services::new(Routes::new(rpc::rib_server(stub)), move |socket| watch(watched.clone(), socket));
     let shutdown = async {
         let _ = stopped.await;
     };
-    let task = tokio::spawn(serve(routes, listener, shutdown, drain));
+    let task = tokio::spawn(serve(services, listener, shutdown, drain));
     Served { address, stop, task }
 }
 

@@ -6,7 +6,9 @@ use bytes::Bytes;
 use fairmesh_model::{
     InstanceId, KeyRange, Region, Replica, ReplicaState, Role, Shard, ShardId, ShardKey, ShardMap,
 };
-use fairmesh_wire::v1::{self, rib_client::RibClient, rib_server};
+use fairmesh_wire::v1::{
+    self, checker_client::CheckerClient, checker_server, rib_client::RibClient, rib_server,
+};
 use futures_util::{Stream, StreamExt as _, stream};
 use http::{Request, Response};
 use http_body::Body as _;
@@ -17,7 +19,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
     sync::Notify,
 };
-use tonic::{Code, Status, Streaming, metadata::MetadataMap, transport::Channel};
+use tonic::{Code, Status, metadata::MetadataMap, transport::Channel};
 use tower::{Layer as _, ServiceExt as _, service_fn};
 
 use super::control::{Facts, send, somewhere, until};
@@ -142,18 +144,39 @@ async fn http_calls_for_keys_of_others_are_misdirected() {
     assert_eq!(layer.outstanding(), Outstanding::default());
 }
 
-/// A tonic service with a unary and a streaming call; any would do.
+/// Two tonic services, one with plain calls and one with a stream; any would do.
 #[derive(Clone, Default)]
 pub(super) struct App {
     finish: Arc<Notify>,
 }
 
-type Watching = Pin<Box<dyn Stream<Item = Result<v1::WatchResponse, Status>> + Send>>;
+type Holding = Pin<Box<dyn Stream<Item = Result<v1::HoldResponse, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl checker_server::Checker for App {
+    type HoldStream = Holding;
+
+    async fn hold(
+        &self,
+        request: tonic::Request<v1::HoldRequest>,
+    ) -> Result<tonic::Response<Holding>, Status> {
+        let answers = stream::iter([Ok(v1::HoldResponse::default()), Ok(v1::HoldResponse::default())]);
+        if request.metadata().contains_key("for-ever") {
+            return Ok(tonic::Response::new(Box::pin(answers.chain(stream::pending()))));
+        }
+        Ok(tonic::Response::new(Box::pin(answers)))
+    }
+
+    async fn judge(
+        &self,
+        _: tonic::Request<v1::JudgeRequest>,
+    ) -> Result<tonic::Response<v1::JudgeResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+}
 
 #[tonic::async_trait]
 impl rib_server::Rib for App {
-    type WatchStream = Watching;
-
     async fn hello(
         &self,
         _: tonic::Request<v1::HelloRequest>,
@@ -176,17 +199,6 @@ impl rib_server::Rib for App {
         Ok(tonic::Response::new(v1::ReadResponse::default()))
     }
 
-    async fn watch(
-        &self,
-        request: tonic::Request<Streaming<v1::WatchRequest>>,
-    ) -> Result<tonic::Response<Watching>, Status> {
-        let answers = stream::iter([Ok(v1::WatchResponse::default()), Ok(v1::WatchResponse::default())]);
-        if request.metadata().contains_key("for-ever") {
-            return Ok(tonic::Response::new(Box::pin(answers.chain(stream::pending()))));
-        }
-        Ok(tonic::Response::new(Box::pin(answers)))
-    }
-
     async fn watchers(
         &self,
         _: tonic::Request<v1::WatchersRequest>,
@@ -196,18 +208,22 @@ impl rib_server::Rib for App {
 }
 
 /// The app behind the layer on tonic's own server.
-async fn grpc() -> (ServerLayer, Arc<Notify>, RibClient<Channel>) {
+async fn grpc() -> (ServerLayer, Arc<Notify>, RibClient<Channel>, CheckerClient<Channel>) {
     let (layer, finish, address) = grpc_at().await;
-    (layer, finish, RibClient::connect(format!("http://{address}")).await.unwrap())
+    let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
+    (layer, finish, RibClient::new(channel.clone()), CheckerClient::new(channel))
 }
 
 async fn grpc_at() -> (ServerLayer, Arc<Notify>, SocketAddr) {
     let layer = ServerLayer::default();
     let finish = Arc::new(Notify::new());
-    let app = rib_server::RibServer::new(App { finish: Arc::clone(&finish) });
+    let app = App { finish: Arc::clone(&finish) };
     let incoming = tonic::transport::server::TcpIncoming::bind(([127, 0, 0, 1], 0).into()).unwrap();
     let address = incoming.local_addr().unwrap();
-    let router = tonic::transport::Server::builder().layer(layer.clone()).add_service(app);
+    let router = tonic::transport::Server::builder()
+        .layer(layer.clone())
+        .add_service(rib_server::RibServer::new(app.clone()))
+        .add_service(checker_server::CheckerServer::new(app));
     tokio::spawn(router.serve_with_incoming(incoming));
     (layer, finish, address)
 }
@@ -236,7 +252,8 @@ async fn grpc_answers_carry_the_report_in_trailers() {
 
     let unary = client.read(v1::ReadRequest::default()).await.unwrap();
     assert_eq!(reported_in(unary.metadata()), Some(1));
-    let mut stream = client.watch(stream::empty()).await.unwrap().into_inner();
+    let mut streaming = CheckerClient::connect(format!("http://{address}")).await.unwrap();
+    let mut stream = streaming.hold(v1::HoldRequest::default()).await.unwrap().into_inner();
     while stream.message().await.unwrap().is_some() {}
     assert_eq!(reported_in(&stream.trailers().await.unwrap().unwrap()), Some(1));
     let without_body = client.hello(v1::HelloRequest::default()).await.unwrap_err();
@@ -253,7 +270,7 @@ async fn grpc_answers_carry_the_report_in_trailers() {
 
 #[tokio::test]
 async fn a_grpc_call_that_is_given_up_is_not_counted_on() {
-    let (layer, _finish, mut client) = grpc().await;
+    let (layer, _finish, mut client, _) = grpc().await;
     let given_up = tokio::spawn(async move { client.write(v1::WriteRequest::default()).await });
     until(|| layer.outstanding().calls == 1).await;
     given_up.abort();
@@ -268,11 +285,11 @@ fn for_key<T>(key: &'static str, message: T) -> tonic::Request<T> {
 
 #[tokio::test]
 async fn grpc_calls_for_keys_of_others_fail_their_precondition() {
-    let (layer, _finish, mut client) = grpc().await;
+    let (layer, _finish, mut client, mut streaming) = grpc().await;
     hold_a_hundred_keys(&layer);
     client.read(for_key("99", v1::ReadRequest::default())).await.unwrap();
     let unary = client.read(for_key("100", v1::ReadRequest::default())).await.unwrap_err();
-    let streaming = client.watch(for_key("100", stream::empty())).await.unwrap_err();
+    let streaming = streaming.hold(for_key("100", v1::HoldRequest::default())).await.unwrap_err();
     for refused in [unary, streaming] {
         assert_eq!(refused.code(), Code::FailedPrecondition, "{refused:?}");
         assert_eq!(refused.metadata().get(WRONG_SHARD.as_str()).unwrap(), "9");

@@ -81,12 +81,12 @@ impl Facts {
         let anywhere = Address::Tcp("127.0.0.1:0".into());
         let listener = Listener::bind(at.unwrap_or(&anywhere)).await.unwrap();
         let address = listener.address().unwrap();
-        let rib = RibServer::new(self.clone(), CancellationToken::new()).into_service();
-        let routes = Routes::new(rib).add_service(rpc::registry_server(self.clone()));
+        let registry = Routes::new(rpc::registry_server(self.clone()));
+        let services = RibServer::new(self.clone(), CancellationToken::new()).beside(registry);
         let stop = CancellationToken::new();
         let stopped = stop.clone();
         let serving = tokio::spawn(async move {
-            serve(routes, listener, stopped.cancelled(), Duration::ZERO).await.unwrap();
+            serve(services, listener, stopped.cancelled(), Duration::ZERO).await.unwrap();
         });
         Control { facts: self, address, stop, serving: AbortOnDropHandle::new(serving) }
     }

@@ -1,8 +1,10 @@
 use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use fairmesh_wire::{transport::Address, v1::rib_client::RibClient, v1::rib_server::RibServer};
-use futures_util::stream;
+use fairmesh_wire::{
+    transport::Address,
+    v1::{HoldRequest, checker_client::CheckerClient, checker_server::CheckerServer},
+};
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use tokio::{
@@ -90,7 +92,7 @@ async fn a_stream_that_nobody_ends_does_not_hold_up_a_grpc_server_beyond_the_dra
     let server = server.drain_deadline(Duration::from_secs(1)).start().await.unwrap();
     let serving = tonic::transport::Server::builder()
         .layer(server.layer())
-        .add_service(RibServer::new(App::default()))
+        .add_service(CheckerServer::new(App::default()))
         .serve_with_incoming_shutdown(incoming, server.draining());
     let gone = server.gone();
     let program = tokio::spawn(async move {
@@ -99,10 +101,10 @@ async fn a_stream_that_nobody_ends_does_not_hold_up_a_grpc_server_beyond_the_dra
             () = gone => Ok("the deadline had passed"),
         }
     });
-    let mut client = RibClient::connect(format!("http://{address}")).await.unwrap();
-    let mut call = tonic::Request::new(stream::empty());
+    let mut client = CheckerClient::connect(format!("http://{address}")).await.unwrap();
+    let mut call = tonic::Request::new(HoldRequest::default());
     call.metadata_mut().insert("for-ever", "true".parse().unwrap());
-    let mut open = client.watch(call).await.unwrap().into_inner();
+    let mut open = client.hold(call).await.unwrap().into_inner();
     open.message().await.unwrap();
     assert!(!program.is_finished(), "nothing has asked for a drain");
     server.shutdown().await;

@@ -1,0 +1,94 @@
+use std::{
+    collections::VecDeque,
+    io,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::{Buf, Bytes, BytesMut};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::HEAD;
+use crate::rpc::MAX_MESSAGE;
+
+/// How much is read at once, in bytes: more than an acknowledgement, and little enough to stand on the stack.
+const READ: usize = 8 * 1024;
+
+/// A connection that carries frames.
+#[derive(Debug)]
+pub(super) struct Pipe<S> {
+    socket: S,
+    /// What came of frames that are not complete. It holds no memory while nothing did: most watches are quiet.
+    inbox: BytesMut,
+    outbox: VecDeque<Bytes>,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Pipe<S> {
+    pub(super) fn new(socket: S) -> Self {
+        Self { socket, inbox: BytesMut::new(), outbox: VecDeque::new() }
+    }
+
+    pub(super) fn socket(&self) -> &S {
+        &self.socket
+    }
+
+    /// To be sent after what is there already.
+    pub(super) fn queue(&mut self, bytes: Bytes) {
+        self.outbox.push_back(bytes);
+    }
+
+    /// Whether the system took everything.
+    pub(super) fn is_empty(&self) -> bool {
+        self.outbox.is_empty()
+    }
+
+    /// Sends as much as the system takes; ready once that is everything.
+    pub(super) fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while let Some(first) = self.outbox.front_mut() {
+            let written = ready!(Pin::new(&mut self.socket).poll_write(cx, first))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            first.advance(written);
+            if first.is_empty() {
+                self.outbox.pop_front();
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// The next frame without its length; `None` at the end.
+    pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
+        loop {
+            if let Some(frame) = self.take()? {
+                return Poll::Ready(Ok(Some(frame)));
+            }
+            let mut room = [const { std::mem::MaybeUninit::uninit() }; READ];
+            let mut room = ReadBuf::uninit(&mut room);
+            ready!(Pin::new(&mut self.socket).poll_read(cx, &mut room))?;
+            if room.filled().is_empty() {
+                return Poll::Ready(Ok(None));
+            }
+            self.inbox.extend_from_slice(room.filled());
+        }
+    }
+
+    fn take(&mut self) -> io::Result<Option<Bytes>> {
+        let Some(head) = self.inbox.first_chunk::<HEAD>() else { return Ok(None) };
+        let length = u32::from_be_bytes(*head) as usize;
+        if length > MAX_MESSAGE {
+            let why = format!("a message of {length} bytes, where {MAX_MESSAGE} are the most");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
+        if self.inbox.len() < HEAD + length {
+            self.inbox.reserve(HEAD + length - self.inbox.len());
+            return Ok(None);
+        }
+        self.inbox.advance(HEAD);
+        let frame = self.inbox.split_to(length).freeze();
+        if self.inbox.is_empty() {
+            self.inbox = BytesMut::new();
+        }
+        Ok(Some(frame))
+    }
+}

@@ -1,0 +1,150 @@
+use std::{future::poll_fn, time::Duration};
+
+use fairmesh_model::StoreId;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex},
+    time::{Instant, timeout},
+};
+use tonic::{Code, Status};
+
+use super::*;
+use crate::{
+    handshake::{ConnectError, Hello},
+    transport::Address,
+    v1::{self, watch_request, watch_response},
+};
+
+const BOUND: Duration = Duration::from_secs(20);
+
+fn nowhere() -> Address {
+    "127.0.0.1:1".parse().unwrap()
+}
+
+fn hello(version: u32) -> Hello {
+    Hello { version, store: Some(StoreId(7)), location: None, software: "server".into() }
+}
+
+/// What a server does before it hands the connection on.
+async fn accept(mut socket: DuplexStream) -> Watched<DuplexStream> {
+    let mut preamble = [0; 8];
+    socket.read_exact(&mut preamble).await.unwrap();
+    assert_eq!(preamble, PREAMBLE);
+    Watched::accept(socket).await.unwrap().0
+}
+
+/// Both sides of a watch that has agreed on a version.
+async fn watch(buffer: usize) -> (Watch<DuplexStream>, Watched<DuplexStream>) {
+    let (near, far) = duplex(buffer);
+    let server = async {
+        let mut watched = accept(far).await;
+        watched.greet(hello(1));
+        sent(&mut watched).await;
+        watched
+    };
+    let at = nowhere();
+    let (watch, watched) = tokio::join!(Watch::over(near, &at, "reader"), server);
+    (watch.unwrap(), watched)
+}
+
+async fn sent(watched: &mut Watched<DuplexStream>) {
+    poll_fn(|cx| watched.poll_sent(cx)).await.unwrap();
+}
+
+fn delta(bytes: usize) -> v1::WatchResponse {
+    let put = v1::Entry { key: "/a/1".into(), value: vec![7; bytes].into(), revision: 3 };
+    let delta = v1::Delta { puts: vec![put], ..v1::Delta::default() };
+    v1::WatchResponse { kind: Some(watch_response::Kind::Delta(delta)), more: false }
+}
+
+#[tokio::test]
+async fn messages_arrive_whole_through_a_connection_that_takes_a_byte_at_a_time() {
+    let (mut watch, mut watched) = watch(1).await;
+    assert_eq!(watch.hello(), &hello(1));
+    let message = delta(100);
+    watched.send(frame(&message));
+    watched.send(frame(&message));
+    let sending = async { sent(&mut watched).await };
+    let taking = async { (watch.next().await.unwrap(), watch.next().await.unwrap()) };
+    let ((), got) = timeout(BOUND, async { tokio::join!(sending, taking) }).await.unwrap();
+    assert_eq!(got, (message.clone(), message));
+    let ask = v1::WatchRequest { kind: Some(watch_request::Kind::Unsubscribe("/a/".into())) };
+    watch.send(&ask);
+    let asked = tokio::select! {
+        asked = poll_fn(|cx| watched.poll_asked(cx)) => asked.unwrap(),
+        answer = watch.next() => panic!("{answer:?}"),
+    };
+    assert_eq!(asked, ask);
+}
+
+#[tokio::test]
+async fn what_ends_a_watch_is_told() {
+    let (mut watch, watched) = watch(1024).await;
+    watched.end(&Status::resource_exhausted("too much")).await;
+    let why = watch.next().await.unwrap_err();
+    assert_eq!((why.code(), why.message()), (Code::ResourceExhausted, "too much"));
+    let gone = watch.next().await.unwrap_err();
+    assert_eq!(gone.code(), Code::Unavailable);
+}
+
+#[tokio::test]
+async fn a_server_that_speaks_no_version_of_ours_is_told_from_one_that_is_none() {
+    let over = async |server: fn(Watched<DuplexStream>) -> tokio::task::JoinHandle<()>| {
+        let (near, far) = duplex(1024);
+        let serving = tokio::spawn(async move { server(accept(far).await).await.unwrap() });
+        let error = Watch::over(near, &nowhere(), "reader").await.unwrap_err();
+        serving.await.unwrap();
+        error
+    };
+    let refusing = over(|watched| {
+        tokio::spawn(async move { watched.end(&Status::failed_precondition("upgrade the caller")).await })
+    });
+    let error = refusing.await;
+    assert!(matches!(&error, ConnectError::Version { reason, .. } if reason == "upgrade the caller"), "{error}");
+    let newer = over(|mut watched| {
+        watched.greet(hello(9));
+        tokio::spawn(async move { sent(&mut watched).await })
+    });
+    let error = newer.await;
+    assert!(matches!(&error, ConnectError::Version { .. }) && error.to_string().contains("version 9"), "{error}");
+    let error = over(|watched| tokio::spawn(async { drop(watched) })).await;
+    assert!(matches!(error, ConnectError::NoHello { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_frame_that_claims_to_be_too_long_ends_the_watch_before_it_takes_memory() {
+    let (mut near, far) = duplex(64);
+    let accepting = tokio::spawn(Watched::accept(far));
+    near.write_all(&u32::MAX.to_be_bytes()).await.unwrap();
+    let refused = timeout(BOUND, accepting).await.unwrap().unwrap().unwrap_err();
+    assert!(refused.message().contains("4294967295 bytes"), "{refused}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_quiet_watch_lasts_and_a_peer_that_vanishes_is_noticed_by_either_side() {
+    let (mut reader, mut server) = watch(1024).await;
+    let quiet = async {
+        tokio::select! {
+            answer = reader.next() => panic!("{answer:?}"),
+            _ = async { loop {
+                // As sessions do: what is asked, then what is to be sent.
+                poll_fn(|cx| {
+                    assert!(server.poll_asked(cx).is_pending(), "nothing is asked");
+                    let _ = server.poll_sent(cx);
+                    std::task::Poll::<()>::Pending
+                }).await;
+            } } => {}
+        }
+    };
+    assert!(timeout(Duration::from_secs(3600), quiet).await.is_err(), "it lasts");
+
+    let vanished = Instant::now();
+    let noticed = timeout(BOUND, reader.next()).await.expect("the reader asks and gets no answer").unwrap_err();
+    assert_eq!(noticed.code(), Code::Unavailable);
+    let waited = vanished.elapsed();
+    assert!(waited >= PROBE.1 && waited <= PROBE.0 + PROBE.1, "{waited:?}");
+
+    let (_silent, mut server) = watch(1024).await;
+    let greeted = Instant::now();
+    assert!(poll_fn(|cx| server.poll_asked(cx)).await.is_err(), "the server waits for what does not come");
+    assert!(greeted.elapsed() >= PROBE.0 + PROBE.1, "time to ask and to be late");
+}
