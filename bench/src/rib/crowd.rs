@@ -166,6 +166,11 @@ async fn fairmesh(
                 }
                 delta.revision
             }
+            Some(watch_response::Kind::Hurry(hurry)) => {
+                let revision = hurry.revision.unwrap_or_default();
+                acks.hurry(Revision::try_from(revision).map_err(|e| e.to_string())?);
+                None
+            }
             Some(watch_response::Kind::Refused(refused)) => return Err(refused.reason),
             _ => None,
         };

@@ -146,7 +146,13 @@ impl Upstream {
         let (hurry, hurried) = watch::channel(None);
         let follower = Follower::new(config, sink, shared.clone(), hurry);
         tokio::spawn(follower.run(state, connection, alive.clone()));
-        Handle { shared, state: watched, connection: connected, hurried, _alive: Arc::new(alive.drop_guard()) }
+        Handle {
+            shared,
+            state: watched,
+            connection: connected,
+            hurried,
+            _alive: Arc::new(alive.drop_guard()),
+        }
     }
 }
 

@@ -10,8 +10,8 @@ mod server;
 
 use std::ops::RangeInclusive;
 
-pub(crate) use client::{HELLO_TIMEOUT, plain};
 pub use client::{ConnectError, Connection, SendVersion, VersionedChannel, connect};
+pub(crate) use client::{HELLO_TIMEOUT, plain};
 use fairmesh_model::{Invalid, Location, StoreId};
 pub use server::{VersionCheck, VersionChecked, is_version_refusal, negotiate, software_of};
 

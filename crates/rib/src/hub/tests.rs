@@ -122,6 +122,13 @@ impl World {
                 self.hub.reset();
             }
         }
+        let stands = self.table.revision();
+        let least = self.hub.watchers.values().map(|watcher| watcher.applied(stands)).min();
+        assert_eq!(
+            self.hub.least_applied(stands),
+            least.unwrap_or(stands),
+            "counted and looked at one by one"
+        );
     }
 
     fn commit(&mut self, keys: u8, delete: u8) {

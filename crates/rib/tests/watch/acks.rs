@@ -111,3 +111,37 @@ async fn an_acknowledgement_of_another_store_does_not_count() {
     assert!(acked.all);
     server.stop().await;
 }
+
+#[tokio::test]
+async fn acknowledgements_are_gathered_unless_somebody_waits() {
+    let memory = Memory::new(1);
+    let server = Server::start(memory.clone(), "127.0.0.1:0").await;
+    let mut reader = Reader::following(&[&server.address], &["/a/"]).await;
+    let first = memory.put(&[("/a/1", "0")]);
+    let update = reader.update().await;
+    reader.handle.ack(update.revision);
+    assert!(memory.node.wait_acked(&prefix("/"), first, later()).await.all);
+
+    let (mut acks, started) = (memory.node.acks(), Instant::now());
+    acks.mark_unchanged();
+    let (mut said, mut last) = (0, first);
+    while started.elapsed() < Duration::from_secs(1) {
+        last = memory.put(&[("/a/1", "x")]);
+        let update = reader.update().await;
+        reader.handle.ack(update.revision);
+        said += u32::from(acks.has_changed().unwrap());
+        acks.mark_unchanged();
+    }
+    assert!(said <= 3, "{said} acknowledgements of {} updates in a second", last - first);
+
+    // A wait brings what is held back, and what is yet to be applied as soon as it is.
+    let held_back = reader.handle.clone();
+    assert!(memory.node.wait_acked(&prefix("/"), last, later()).await.all);
+    let next = memory.put(&[("/a/1", "y")]);
+    let update = reader.update().await;
+    let node = memory.node.clone();
+    let wait = tokio::spawn(async move { node.wait_acked(&prefix("/"), next, later()).await });
+    held_back.ack(update.revision);
+    assert!(timeout(BOUND, wait).await.unwrap().unwrap().all);
+    server.stop().await;
+}

@@ -195,9 +195,8 @@ fn silence(status: &Status) -> String {
 /// such as `agent host-7`. Takes at most [`crate::transport::CONNECT_TIMEOUT`] and 2 s more for the answer.
 pub async fn connect(address: &Address, software: &str) -> Result<Connection, ConnectError> {
     let at = || address.clone();
-    let channel = connect_channel(address)
-        .await
-        .map_err(|source| ConnectError::unreachable(address, source))?;
+    let channel =
+        connect_channel(address).await.map_err(|source| ConnectError::unreachable(address, source))?;
     let mut request = Request::new(HelloRequest {
         oldest_version: *PROTOCOL.start(),
         newest_version: *PROTOCOL.end(),

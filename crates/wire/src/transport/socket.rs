@@ -48,7 +48,12 @@ impl Socket {
     pub(super) fn tcp(stream: TcpStream) -> io::Result<Self> {
         // Calls are small and waited for: Nagle's algorithm would hold each back for a round trip.
         stream.set_nodelay(true)?;
-        Ok(Self { stream: Stream::Tcp(stream), identity: Identity::Anonymous, ahead: Bytes::new(), cut: None })
+        Ok(Self {
+            stream: Stream::Tcp(stream),
+            identity: Identity::Anonymous,
+            ahead: Bytes::new(),
+            cut: None,
+        })
     }
 
     pub(super) fn unix(stream: UnixStream) -> io::Result<Self> {

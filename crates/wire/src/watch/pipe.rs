@@ -6,7 +6,10 @@ use std::{
 };
 
 use bytes::{Buf, Bytes, BytesMut};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::Instant,
+};
 
 use super::HEAD;
 use crate::rpc::MAX_MESSAGE;
@@ -21,15 +24,21 @@ pub(super) struct Pipe<S> {
     /// What came of frames that are not complete. It holds no memory while nothing did: most watches are quiet.
     inbox: BytesMut,
     outbox: VecDeque<Bytes>,
+    heard: Instant,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Pipe<S> {
     pub(super) fn new(socket: S) -> Self {
-        Self { socket, inbox: BytesMut::new(), outbox: VecDeque::new() }
+        Self { socket, inbox: BytesMut::new(), outbox: VecDeque::new(), heard: Instant::now() }
     }
 
     pub(super) fn socket(&self) -> &S {
         &self.socket
+    }
+
+    /// When something came last, be it a part of a message that takes long.
+    pub(super) fn heard(&self) -> Instant {
+        self.heard
     }
 
     /// To be sent after what is there already.
@@ -69,6 +78,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Pipe<S> {
             if room.filled().is_empty() {
                 return Poll::Ready(Ok(None));
             }
+            self.heard = Instant::now();
             self.inbox.extend_from_slice(room.filled());
         }
     }

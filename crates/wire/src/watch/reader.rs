@@ -24,9 +24,8 @@ use crate::{
 pub struct Watch<S = Socket> {
     pipe: Pipe<S>,
     hello: Hello,
-    heard: Instant,
-    /// Whether nothing was heard since the other side was asked whether it is there.
-    asked: bool,
+    /// When the other side was last asked whether it is there.
+    asked: Option<Instant>,
     timer: Pin<Box<Sleep>>,
 }
 
@@ -58,9 +57,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Watch<S> {
         pipe.queue(Bytes::from_static(&PREAMBLE));
         pipe.queue(framed(&WatchRequest { kind: Some(watch_request::Kind::Hello(hello)) }));
         let unheard = Hello { version: 0, store: None, location: None, software: String::new() };
-        let (heard, timer) = (Instant::now(), Box::pin(sleep(PROBE.0)));
-        let mut watch = Self { pipe, hello: unheard, heard, asked: false, timer };
-        let no_hello = |status: Status| ConnectError::NoHello { address: address.clone(), status: Box::new(status) };
+        let mut watch = Self { pipe, hello: unheard, asked: None, timer: Box::pin(sleep(PROBE.0)) };
+        let no_hello =
+            |status: Status| ConnectError::NoHello { address: address.clone(), status: Box::new(status) };
         let answer = match timeout(HELLO_TIMEOUT, watch.next()).await {
             Err(_) => return Err(no_hello(Status::deadline_exceeded("it did not answer"))),
             Ok(Err(status)) if status.code() == Code::FailedPrecondition => {
@@ -102,12 +101,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Watch<S> {
                 return Poll::Ready(Err(broken(&error)));
             }
             match self.pipe.poll_frame(cx) {
-                Poll::Ready(Ok(Some(frame))) => {
-                    (self.heard, self.asked) = (Instant::now(), false);
-                    if !frame.is_empty() {
-                        return Poll::Ready(read(frame));
-                    }
-                }
+                Poll::Ready(Ok(Some(frame))) if frame.is_empty() => {}
+                Poll::Ready(Ok(Some(frame))) => return Poll::Ready(read(frame)),
                 Poll::Ready(Ok(None)) => return Poll::Ready(Err(Status::unavailable("it ended the watch"))),
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(broken(&error))),
                 Poll::Pending => {
@@ -122,15 +117,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Watch<S> {
 
     /// The timer went off.
     fn probe(&mut self) -> Result<(), Status> {
-        let (quiet, patience) = PROBE;
-        if self.heard.elapsed() >= quiet {
-            if self.asked {
-                return Err(Status::unavailable(format!("it said nothing for {:?}", quiet + patience)));
-            }
-            self.asked = true;
+        let ((quiet, patience), heard, now) = (PROBE, self.pipe.heard(), Instant::now());
+        let due = if now < heard + quiet {
+            heard + quiet
+        } else if self.asked.is_some_and(|asked| asked > heard) {
+            return Err(Status::unavailable(format!("it said nothing for {:?}", quiet + patience)));
+        } else {
+            self.asked = Some(now);
             self.pipe.queue(framed(&()));
-        }
-        let due = if self.asked { Instant::now() + patience } else { self.heard + quiet };
+            now + patience
+        };
         self.timer.as_mut().reset(due);
         Ok(())
     }

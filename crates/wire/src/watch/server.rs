@@ -29,7 +29,6 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct Watched<S = Socket> {
     pipe: Pipe<S>,
-    heard: Instant,
     timer: Pin<Box<Sleep>>,
 }
 
@@ -46,8 +45,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Watched<S> {
     /// # Errors
     /// When it does not greet.
     pub async fn accept(socket: S) -> Result<(Self, HelloRequest), Status> {
-        let mut watched =
-            Self { pipe: Pipe::new(socket), heard: Instant::now(), timer: Box::pin(sleep(SILENCE)) };
+        let mut watched = Self { pipe: Pipe::new(socket), timer: Box::pin(sleep(SILENCE)) };
         let greeting = timeout(HELLO_TIMEOUT, poll_fn(|cx| watched.poll_asked(cx))).await;
         match greeting.map_err(|_| Status::deadline_exceeded("it did not greet"))?? {
             WatchRequest { kind: Some(Kind::Hello(hello)) } => {
@@ -59,7 +57,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Watched<S> {
 
     /// Answers the greeting.
     pub fn greet(&mut self, hello: Hello) {
-        self.send(frame(&WatchResponse { kind: Some(watch_response::Kind::Hello(hello.into())), more: false }));
+        self.send(frame(&WatchResponse {
+            kind: Some(watch_response::Kind::Hello(hello.into())),
+            more: false,
+        }));
     }
 
     /// Sends what [`frame`] made, as [`Watched::poll_sent`] is called.
@@ -80,7 +81,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Watched<S> {
         loop {
             match self.pipe.poll_frame(cx) {
                 Poll::Ready(Ok(Some(frame))) => {
-                    self.heard = Instant::now();
                     if !frame.is_empty() {
                         return Poll::Ready(WatchRequest::decode(frame).map_err(|error| {
                             Status::invalid_argument(format!("a request that cannot be read: {error}"))
@@ -97,10 +97,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Watched<S> {
                     if self.timer.as_mut().poll(cx).is_pending() {
                         return Poll::Pending;
                     }
-                    if self.heard.elapsed() >= SILENCE {
+                    let due = self.pipe.heard() + SILENCE;
+                    if due <= Instant::now() {
                         return Poll::Ready(Err(gone("the watcher is silent")));
                     }
-                    self.timer.as_mut().reset(self.heard + SILENCE);
+                    self.timer.as_mut().reset(due);
                 }
             }
         }
@@ -108,7 +109,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Watched<S> {
 
     /// Ends the watch and says why, as far as the watcher listens.
     pub async fn end(mut self, why: &Status) {
-        let ended = v1::Ended { code: u32::try_from(i32::from(why.code())).unwrap_or(2), reason: why.message().into() };
+        let ended = v1::Ended {
+            code: u32::try_from(i32::from(why.code())).unwrap_or(2),
+            reason: why.message().into(),
+        };
         self.send(frame(&WatchResponse { kind: Some(watch_response::Kind::Ended(ended)), more: false }));
         let _ = timeout(LAST_WORDS, poll_fn(|cx| self.pipe.poll_sent(cx))).await;
     }

@@ -99,13 +99,19 @@ async fn a_server_that_speaks_no_version_of_ours_is_told_from_one_that_is_none()
         tokio::spawn(async move { watched.end(&Status::failed_precondition("upgrade the caller")).await })
     });
     let error = refusing.await;
-    assert!(matches!(&error, ConnectError::Version { reason, .. } if reason == "upgrade the caller"), "{error}");
+    assert!(
+        matches!(&error, ConnectError::Version { reason, .. } if reason == "upgrade the caller"),
+        "{error}"
+    );
     let newer = over(|mut watched| {
         watched.greet(hello(9));
         tokio::spawn(async move { sent(&mut watched).await })
     });
     let error = newer.await;
-    assert!(matches!(&error, ConnectError::Version { .. }) && error.to_string().contains("version 9"), "{error}");
+    assert!(
+        matches!(&error, ConnectError::Version { .. }) && error.to_string().contains("version 9"),
+        "{error}"
+    );
     let error = over(|watched| tokio::spawn(async { drop(watched) })).await;
     assert!(matches!(error, ConnectError::NoHello { .. }), "{error}");
 }
@@ -138,7 +144,8 @@ async fn a_quiet_watch_lasts_and_a_peer_that_vanishes_is_noticed_by_either_side(
     assert!(timeout(Duration::from_secs(3600), quiet).await.is_err(), "it lasts");
 
     let vanished = Instant::now();
-    let noticed = timeout(BOUND, reader.next()).await.expect("the reader asks and gets no answer").unwrap_err();
+    let noticed =
+        timeout(BOUND, reader.next()).await.expect("the reader asks and gets no answer").unwrap_err();
     assert_eq!(noticed.code(), Code::Unavailable);
     let waited = vanished.elapsed();
     assert!(waited >= PROBE.1 && waited <= PROBE.0 + PROBE.1, "{waited:?}");
