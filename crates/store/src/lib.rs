@@ -21,7 +21,10 @@ use fairmesh_model::{Revision, StoreId};
 use fairmesh_rib::{Batch, Entry};
 
 pub use error::{StoreError, WriteError};
-pub use etcd::{EtcdAddress, EtcdConfig, EtcdLogin, EtcdStore, EtcdTls};
+pub use etcd::{
+    EtcdAddress, EtcdConfig, EtcdLogin, EtcdStore, EtcdTls, PartitionedStore, SplitEvent, SplitWish,
+    is_partitioned,
+};
 #[doc(hidden)]
 pub use file::OpenBackend;
 pub use file::{Changes, Copied, CopyFile, RedbStore};

@@ -104,7 +104,7 @@ fn limit(status: &Status, ops: usize, bytes: usize) -> Option<String> {
         return Some(format!(
             "etcd takes fewer than the {ops} operations of this batch; start every member with --max-txn-ops={}, or \
              write less at once",
-            super::MAX_TXN_OPS
+            super::MAX_TXN_OPS.max(ops)
         ));
     }
     let large = message.contains("request is too large") || message.contains("larger than max");

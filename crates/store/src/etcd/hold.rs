@@ -58,7 +58,7 @@ impl Hold {
         last: Option<u64>,
     ) -> Result<Option<Self>, Failure> {
         let id = shared.client.grant(seconds as i64).await?;
-        let claim = write::claim(&shared.layout, &shared.mark, last, (id, who));
+        let claim = write::claim(shared, last, (id, who));
         // One whose answer is lost finds the store taken when it is made again; the lease, which nobody renews, frees it.
         let answer = shared.client.txn(Again::Always, claim).await?;
         if !answer.succeeded {
