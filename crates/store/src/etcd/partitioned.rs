@@ -81,7 +81,8 @@ impl PartitionedStore {
         Ok(Self { core, lease, keeper, tasks })
     }
 
-    /// Makes a store in one cluster the home of one over several; nothing where it is one already, or where there is none.
+    /// Makes a store in one cluster the home of one over several, and creates one where there is none; nothing where it is
+    /// one already.
     /// Records keep their revisions, so that readers go on where they were. No other process may have it open. Cut short,
     /// it leaves the store as it was.
     ///

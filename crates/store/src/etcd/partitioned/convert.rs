@@ -19,7 +19,7 @@ use super::{
     },
     change,
     map::PartitionMap,
-    open::{MAP, refused},
+    open::{MAP, home, refused},
     sweep::MAX_KEYS,
 };
 use crate::{Store, StoreError};
@@ -40,8 +40,10 @@ pub async fn is_partitioned(config: &EtcdConfig) -> Result<Option<bool>, StoreEr
 
 /// See [`super::PartitionedStore::convert`].
 pub(super) async fn convert(config: &EtcdConfig, who: &str, term: Duration) -> Result<(), StoreError> {
-    if is_partitioned(config).await? != Some(false) {
-        return Ok(());
+    match is_partitioned(config).await? {
+        Some(true) => return Ok(()),
+        None => return home(config).await.map(drop),
+        Some(false) => {}
     }
     let store = EtcdStore::open(config).await?;
     store.hold(who, term).await?;

@@ -200,7 +200,8 @@ impl Core {
         batch: &Batch,
     ) -> Result<(), WriteError> {
         let mut conflicts = Vec::new();
-        for (part, ops) in parts {
+        let expecting = parts.iter().filter(|(_, ops)| ops.iter().any(|op| op.expect != Expect::Any));
+        for (part, ops) in expecting {
             let cluster = &routes.clusters[*part];
             let conditions = Change::default().expecting(&cluster.layout, ops).conditions();
             let verdict = cluster.check(&conditions).await;
