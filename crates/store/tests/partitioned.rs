@@ -287,18 +287,21 @@ async fn a_part_that_does_not_answer_holds_nobody_else_up_and_what_it_took_is_to
     let (began, mut seen) = rows(&store).await;
     let mut commits = store.commits(began);
     way.set(Way::Mute);
-    let writer = store.clone();
+    let (before, writer) = (counted(&part), store.clone());
     let stuck = tokio::spawn(async move { write(&writer, "far", "1").await });
-    let before = records_changed(&part).await;
     for value in ["1", "2", "3"] {
         let near = write(&store, "near", value).await;
         let commit = next(&mut commits).await.unwrap().unwrap();
         assert_eq!(commit, batch([put(key("near"), value, Expect::Any)]).into_commit(near));
         apply(&mut seen, commit);
     }
-    assert!(records_changed(&part).await >= before);
+    assert_eq!(counted(&part), before + 1, "it took the batch");
     way.set(Way::Cut);
+    let near = write(&store, "near", "4").await;
     way.set(Way::Open);
+    let commit = next(&mut commits).await.unwrap().unwrap();
+    assert_eq!(commit.revision, near);
+    apply(&mut seen, commit);
     let late = timeout(PATIENCE, stuck).await.unwrap().unwrap();
     let commit = next(&mut commits).await.unwrap().unwrap();
     assert_eq!(
@@ -313,7 +316,7 @@ async fn a_part_that_does_not_answer_holds_nobody_else_up_and_what_it_took_is_to
 }
 
 /// What an etcd counts.
-async fn records_changed(etcd: &Etcd) -> u64 {
+fn counted(etcd: &Etcd) -> u64 {
     let answer = etcd.post("maintenance/status", "{}");
     let (_, rest) = answer.split_once(r#""revision":""#).unwrap();
     rest.split_once('"').unwrap().0.parse().unwrap()
@@ -329,9 +332,9 @@ async fn readers_of_what_was_told_without_a_part_are_told_to_load_by_the_next_pr
     let (began, _) = rows(&process.store).await;
     let mut commits = process.store.commits(began);
     way.set(Way::Mute);
-    let (before, writer) = (records_changed(&part).await, process.store.clone());
+    let (before, writer) = (counted(&part), process.store.clone());
     process.runtime.spawn(async move { write(&writer, "far", "1").await });
-    while records_changed(&part).await == before {
+    while counted(&part) == before {
         tokio::task::yield_now().await;
     }
     let told = write(&process.store, "near", "1").await;

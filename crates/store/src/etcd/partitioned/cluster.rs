@@ -88,6 +88,8 @@ pub(super) enum Verdict {
     Deposed,
     /// The part is not there any more, or not as this process left it. Nothing is written.
     Replaced,
+    /// This process took its hold anew in the meantime. Nothing is written; it would be now.
+    Raced,
 }
 
 /// Hears of a transaction that may be carried out or not, and says whether to give up.
@@ -144,7 +146,7 @@ impl Cluster {
         let answer = self.client.txn(Again::Always, self.transaction(None, change)).await?;
         Ok(match answer.succeeded {
             true => Verdict::Written,
-            false => self.refusal(None, change, answer).1,
+            false => self.unguarded(change, answer),
         })
     }
 
@@ -153,7 +155,7 @@ impl Cluster {
     pub(super) async fn note(&self, key: Bytes, value: Option<Bytes>) -> Result<Verdict, Failure> {
         let change = Change::default().and(key, value);
         let answer = self.client.txn(Again::Always, self.transaction(None, &change)).await?;
-        Ok(if answer.succeeded { Verdict::Written } else { self.refusal(None, &change, answer).1 })
+        Ok(if answer.succeeded { Verdict::Written } else { self.unguarded(&change, answer) })
     }
 
     /// Carries a change out exactly once or not at all, under a number that the lane has not had. Tries until that is
@@ -167,30 +169,32 @@ impl Cluster {
     ) -> Result<Verdict, Failure> {
         let (mut unsure, mut failures) = (false, 0);
         loop {
-            let problem =
-                match self.client.txn(Again::Unsent, self.transaction(Some((lane, number)), change)).await {
-                    Ok(answer) => {
-                        self.heard();
-                        let (at, verdict) = match answer.succeeded {
-                            true => (Some(number), Verdict::Written),
-                            false => self.refusal(Some(lane), change, answer),
-                        };
-                        if at == Some(number) {
-                            lane.at = number;
-                            return Ok(Verdict::Written);
-                        }
-                        if unsure && at != Some(lane.at) {
+            let txn = self.transaction(Some((lane, number)), change);
+            let problem = match self.client.txn(Again::Unsent, txn).await {
+                Ok(answer) => {
+                    self.heard();
+                    let (at, verdict) = match answer.succeeded {
+                        true => (number, Verdict::Written),
+                        false => self.refusal(lane, number, change, answer),
+                    };
+                    match verdict {
+                        Verdict::Written => lane.at = number,
+                        Verdict::Raced => continue,
+                        // Whether it was written before others went on from there is not to be seen any more.
+                        _ if unsure && at != lane.at => {
                             return Err(Failure::Unknown("another process went on from there".into()));
                         }
-                        return Ok(verdict);
+                        _ => {}
                     }
-                    Err(Failure::Unknown(problem)) => {
-                        unsure = true;
-                        problem
-                    }
-                    Err(failure) if !unsure => return Err(failure),
-                    Err(failure) => failure.words(),
-                };
+                    return Ok(verdict);
+                }
+                Err(Failure::Unknown(problem)) => {
+                    unsure = true;
+                    problem
+                }
+                Err(failure) if !unsure => return Err(failure),
+                Err(failure) => failure.words(),
+            };
             self.unheard(&problem);
             if patience.unsure(&problem) {
                 return Err(Failure::Unknown(problem));
@@ -238,23 +242,40 @@ impl Cluster {
         }
     }
 
-    /// Where the lane stands and why nothing was written, of the answer to a transaction that was not carried out.
-    fn refusal(&self, lane: Option<&Lane>, change: &Change, answer: TxnResponse) -> (Option<u64>, Verdict) {
+    /// Where the lane stands and what became of a transaction that was not carried out now.
+    fn refusal(&self, lane: &Lane, number: u64, change: &Change, answer: TxnResponse) -> (u64, Verdict) {
         let mut found = change::found(answer);
+        let guarded = self.guarded(&mut found);
+        let at = found.next().flatten().map_or(0, |kv| lane_at(&kv.value));
+        let verdict = match guarded {
+            Some(verdict) => verdict,
+            // Nobody else writes here, so it was carried out when the answer was lost. Without the fence that would be
+            // no proof: two processes may use a number.
+            None if at == number => Verdict::Written,
+            None if at != lane.at => Verdict::Replaced,
+            None => change.unmet(found).map_or(Verdict::Raced, Verdict::Conflict),
+        };
+        (at, verdict)
+    }
+
+    /// Why nothing may be written, of what was read to find that out.
+    fn guarded(&self, found: &mut impl Iterator<Item = Option<KeyValue>>) -> Option<Verdict> {
         let (mark, fence) = (found.next().flatten(), found.next().flatten());
-        let at = lane.map(|_| found.next().flatten().map_or(0, |kv| lane_at(&kv.value)));
         let fenced = match &self.fence {
             Fence::Holder(home) => fence.is_some_and(|kv| kv.create_revision as u64 == home.held()),
             Fence::Turn(turn) => fence.is_some_and(|kv| kv.value[..] == turn.to_be_bytes()),
         };
-        let verdict = if mark.is_none_or(|kv| kv.value != self.mark) {
-            Verdict::Replaced
-        } else if !fenced {
-            Verdict::Deposed
-        } else {
-            change.unmet(found).map_or(Verdict::Replaced, Verdict::Conflict)
-        };
-        (at, verdict)
+        match mark.is_some_and(|kv| kv.value == self.mark) {
+            false => Some(Verdict::Replaced),
+            true => (!fenced).then_some(Verdict::Deposed),
+        }
+    }
+
+    /// What became of a transaction without a lane that was not carried out.
+    fn unguarded(&self, change: &Change, answer: TxnResponse) -> Verdict {
+        let mut found = change::found(answer);
+        let guarded = self.guarded(&mut found);
+        guarded.unwrap_or_else(|| change.unmet(found).map_or(Verdict::Raced, Verdict::Conflict))
     }
 
     fn lanes(&self) -> std::sync::MutexGuard<'_, Vec<Lane>> {
