@@ -323,6 +323,38 @@ fn counted(etcd: &Etcd) -> u64 {
 }
 
 #[tokio::test]
+async fn parts_go_on_without_the_home_and_the_home_is_written_again_when_it_is_back() {
+    let (mut home, part) = (Etcd::start(), Etcd::start());
+    let (store, _way) = apart(&home, &part).await;
+    let (began, mut seen) = rows(&store).await;
+    let mut commits = store.commits(began);
+    home.kill();
+    for value in ["1", "2"] {
+        let far = write(&store, "far", value).await;
+        apply(&mut seen, next(&mut commits).await.unwrap().unwrap());
+        assert_eq!(seen[&key("far")], (value.into(), far));
+    }
+    let refusal = store.write(batch([put(key("near"), "lost", Expect::Any)])).await.unwrap_err();
+    assert!(matches!(refusal, WriteError::Away { .. }), "{refusal}");
+    home.restart();
+    let both = || batch(["near", "far"].map(|service| put(key(service), "both", Expect::Any)));
+    // It may have to be held anew first.
+    let written = timeout(PATIENCE, async {
+        loop {
+            match store.write(both()).await {
+                Ok(written) => return written.number,
+                Err(refusal) => assert_eq!(store.broken(), None, "{refusal}"),
+            }
+            tokio::task::yield_now().await;
+        }
+    });
+    let written = written.await.unwrap();
+    assert_eq!(next(&mut commits).await.unwrap().unwrap(), both().into_commit(written));
+    let (newest, held) = rows(&store).await;
+    assert_eq!((newest, &held[&key("near")]), (written, &("both".into(), written)));
+}
+
+#[tokio::test]
 async fn readers_of_what_was_told_without_a_part_are_told_to_load_by_the_next_process() {
     let (home, part) = (Etcd::start(), Etcd::start());
     let (store, way) = apart(&home, &part).await;
@@ -457,9 +489,12 @@ async fn a_store_in_one_cluster_becomes_one_with_parts_and_keeps_id_records_and_
     drop(whole);
     let refusal = PartitionedStore::open(&config, "the test", TERM).await.unwrap_err().to_string();
     assert!(refusal.contains("--partitioned"), "{refusal}");
+    let standby = EtcdStore::open(&config).await.unwrap();
     for _ in 0..2 {
         PartitionedStore::convert(&config, "the test", TERM).await.unwrap();
     }
+    let refusal = standby.hold("another", TERM).await.unwrap_err().to_string();
+    assert!(refusal.contains("start the process again"), "{refusal}");
     let store = open(&home.client()).await;
     assert_eq!((store.id(), store.load().await.unwrap()), (id, before));
     assert_eq!(store.write(batch([])).await.unwrap().number, newest);

@@ -38,7 +38,11 @@ impl Hold {
         let seconds = term.as_millis().div_ceil(1000).max(1) as u64;
         let mut told = None;
         loop {
-            if let Some((fence, other)) = shared.state().await?.holder {
+            let state = shared.state().await?;
+            if state.mark.as_ref() != Some(&shared.mark) {
+                return Err(Failure::Replaced);
+            }
+            if let Some((fence, other)) = state.holder {
                 if told != Some(fence) {
                     tracing::info!(place = %shared.client.place, other, "waiting: another process holds the store");
                     told = Some(fence);

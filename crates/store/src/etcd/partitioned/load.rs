@@ -1,6 +1,6 @@
 //! Reads all parts of a store at one revision.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::timeout;
 
@@ -8,7 +8,7 @@ use super::{
     super::{failure::Failure, follow::read_state, load::Scan},
     change,
     cluster::Cluster,
-    core::Core,
+    core::{Core, Routes},
 };
 use crate::{Loaded, StoreError};
 
@@ -52,23 +52,26 @@ impl Core {
     }
 
     /// The newest number, and what every part counts then: while nothing is under way anywhere.
-    async fn revisions(&self) -> Result<(std::sync::Arc<super::core::Routes>, u64, Vec<u64>), StoreError> {
-        let mut gates = Vec::new();
-        let routes = self.routes();
-        for cluster in &routes.clusters {
-            gates.push(cluster.gate.clone().write_owned().await);
+    async fn revisions(&self) -> Result<(Arc<Routes>, u64, Vec<u64>), StoreError> {
+        loop {
+            let (routes, mut gates) = (self.routes(), Vec::new());
+            for cluster in &routes.clusters {
+                gates.push(cluster.gate.clone().write_owned().await);
+            }
+            // A move may have ended before its gate was free.
+            if !Arc::ptr_eq(&routes, &self.routes()) {
+                continue;
+            }
+            let (newest, mut revisions) = (self.sequence.committed(), Vec::new());
+            for cluster in &routes.clusters {
+                revisions.push(revision(cluster).await.map_err(|f| f.reading(&cluster.client.place))?);
+            }
+            return Ok((routes, newest, revisions));
         }
-        let newest = self.sequence.committed();
-        let mut revisions = Vec::new();
-        for cluster in &routes.clusters {
-            revisions.push(revision(cluster).await.map_err(|f| f.reading(&cluster.client.place))?);
-        }
-        // Moves end with their gate held, and so not since.
-        Ok((self.routes(), newest, revisions))
     }
 }
 
 /// The newest revision of a part's cluster.
-pub(super) async fn revision(cluster: &Cluster) -> Result<u64, Failure> {
+async fn revision(cluster: &Cluster) -> Result<u64, Failure> {
     Ok(read_state(&cluster.client, &cluster.layout).await?.revision)
 }

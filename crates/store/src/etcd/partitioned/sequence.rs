@@ -154,3 +154,58 @@ impl Sequence {
         self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::StoreId;
+
+    use super::{
+        super::super::{EtcdConfig, client::Client, layout::Layout},
+        *,
+    };
+
+    fn sequence() -> Sequence {
+        let config = EtcdConfig { address: "etcd://127.0.0.1:1".parse().unwrap(), tls: None, login: None };
+        let (client, layout) = (Client::new(&config).unwrap(), Layout::of_part("/x"));
+        Sequence::after(7, Arc::new(Shared::new(client, layout, StoreId(1), "".into(), 7)))
+    }
+
+    fn commit(revision: u64) -> Option<Commit> {
+        Some(Commit { revision, changes: Vec::new() })
+    }
+
+    #[tokio::test]
+    async fn what_is_committed_is_published_when_all_before_it_is_settled() {
+        let sequence = sequence();
+        let due = Instant::now();
+        let numbers = [sequence.draw(0, due).await, sequence.draw(1, due).await, sequence.draw(0, due).await];
+        assert_eq!(numbers, [8, 9, 10]);
+        assert!(sequence.settle(10, commit(10)));
+        assert_eq!((sequence.home.history.newest(), sequence.committed()), (7, 10));
+        assert!(sequence.settle(8, None));
+        assert_eq!(sequence.home.history.newest(), 7);
+        assert!(sequence.settle(9, commit(9)));
+        assert_eq!(sequence.home.history.newest(), 10);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_what_keeps_others_waiting_is_passed_over_and_has_to_be_written_anew() {
+        let sequence = sequence();
+        let due = Instant::now() + std::time::Duration::from_millis(100);
+        let (slow, fast) = (sequence.draw(1, due).await, sequence.draw(0, due).await);
+        tokio::select! {
+            biased;
+            overdue = sequence.overdue() => panic!("nobody waits: {overdue:?}"),
+            () = sleep_until(due + std::time::Duration::from_secs(1)) => {}
+        }
+        sequence.settle(fast, commit(fast));
+        let overdue = sequence.overdue().await;
+        assert_eq!((overdue.number, overdue.alive), (slow, 0));
+        sequence.pass(slow);
+        assert_eq!(sequence.home.history.newest(), fast);
+        assert!(!sequence.settle(slow, commit(slow)), "readers are beyond it");
+        let anew = sequence.draw(1, due).await;
+        assert!(sequence.settle(anew, commit(anew)));
+        assert_eq!(sequence.home.history.newest(), anew);
+    }
+}
