@@ -2,12 +2,13 @@
 
 mod history;
 mod plan;
+mod split;
 
 use std::{sync::Arc, time::UNIX_EPOCH};
 
 use fairmesh_model::{Invalid, RecordKey, Revision, ServiceName};
 use fairmesh_rib::{Node, server::WriteError};
-use fairmesh_store::Store;
+use fairmesh_store::{PartitionedStore, Store};
 use fairmesh_wire::{identity_of, software_of, v1};
 use tonic::{Request, Response, Status};
 
@@ -20,6 +21,8 @@ use plan::{Author, Plan, Wish};
 pub(crate) struct AdminService {
     pub(crate) node: Node,
     pub(crate) store: Arc<dyn Store>,
+    /// The store, where it can have several parts.
+    pub(crate) partitions: Option<Arc<PartitionedStore>>,
 }
 
 impl AdminService {
@@ -42,6 +45,21 @@ fn response(outcomes: Vec<v1::Outcome>, revision: Revision) -> v1::ApplyResponse
 
 #[tonic::async_trait]
 impl v1::admin_server::Admin for AdminService {
+    type SplitStoreStream = split::Progress;
+
+    async fn split_store(
+        &self,
+        request: Request<v1::SplitStoreRequest>,
+    ) -> Result<Response<Self::SplitStoreStream>, Status> {
+        let store = self.partitions.clone().ok_or_else(|| {
+            Status::failed_precondition(
+                "this store has one part only; keep it in etcd, and start the control plane once with --partitioned",
+            )
+        })?;
+        let wish = split::wish(request.into_inner()).map_err(invalid)?;
+        Ok(Response::new(split::start(store, wish)))
+    }
+
     async fn apply(&self, request: Request<v1::ApplyRequest>) -> Result<Response<v1::ApplyResponse>, Status> {
         let author = author(&request);
         let v1::ApplyRequest { ops, dry_run } = request.into_inner();

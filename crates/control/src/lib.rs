@@ -18,6 +18,7 @@ mod following;
 mod http;
 mod imbalance;
 mod metrics;
+mod partitions;
 mod server;
 
 use std::{future::Future, net::SocketAddr, path::PathBuf, pin::pin};
@@ -27,7 +28,7 @@ use fairmesh_wire::transport::Address;
 pub use admin::HISTORY_KEPT;
 pub use error::ControlError;
 pub use fairmesh_store::{EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls};
-pub use server::{Control, renew_store_id};
+pub use server::{Control, partition_store, renew_store_id};
 
 /// Where a control plane keeps its data and listens.
 #[derive(Clone, Debug)]

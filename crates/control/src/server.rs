@@ -10,7 +10,7 @@ use std::{
 use fairmesh_model::StoreId;
 use fairmesh_registry::{FileSource, Registry, RegistryService};
 use fairmesh_rib::{Node, server::RibServer};
-use fairmesh_store::{EtcdStore, Place, RedbStore, Store, StoreError};
+use fairmesh_store::{PartitionedStore, Place, RedbStore, Store, StoreError};
 use fairmesh_wire::{
     rpc,
     transport::{self, Address, Listener, Plaintext, Transport},
@@ -32,6 +32,7 @@ use crate::{
     http,
     imbalance::{self, Imbalance, ImbalanceService},
     metrics::{Metrics, Sources},
+    partitions::{self, Opened},
 };
 
 /// The store file within the data directory.
@@ -47,6 +48,7 @@ const DRAIN: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Control {
     store: Arc<dyn Store>,
+    partitions: Option<Arc<PartitionedStore>>,
     node: Node,
     census: Arc<Census>,
     roll: Arc<Roll>,
@@ -69,7 +71,7 @@ impl Control {
         if config.grpc.is_empty() {
             return Err(ControlError::NoAddress);
         }
-        let store = open(&config).await?;
+        let Opened { store, partitions } = open(&config).await?;
         let (revision, entries) = store.load().await?;
         let census = Arc::new(Census::default());
         census.load(&entries);
@@ -91,7 +93,7 @@ impl Control {
         }
         tracing::info!(store = %store.id(), revision, place = %place(&config), "the store is open");
         let metrics = Arc::default();
-        Ok(Self { store, node, census, roll, metrics, imbalance, grpc, http, config })
+        Ok(Self { store, partitions, node, census, roll, metrics, imbalance, grpc, http, config })
     }
 
     /// Where gRPC is served, in the order of the configuration, with the ports that the system chose for port 0.
@@ -143,11 +145,13 @@ impl Control {
         closing: &CancellationToken,
         served: &CancellationToken,
     ) {
-        let Self { store, node, census, roll, metrics, imbalance, grpc, http, config } = self;
+        let Self { store, partitions, node, census, roll, metrics, imbalance, grpc, http, config } = self;
         let followed: Arc<dyn Store> = Arc::new(Followed::new(store.clone(), node.clone(), metrics.clone()));
         let registry = Registry::new(followed.clone(), node.clone());
         let checks = Checks::new(node.clone(), followed.clone(), roll.clone());
+        let admin = AdminService { node: node.clone(), store: followed.clone(), partitions };
         let others = routes(&node, &followed, &registry, &checks, closing)
+            .add_service(rpc::admin_server(admin))
             .add_service(rpc::imbalance_server(ImbalanceService { imbalance: imbalance.clone() }));
         let backend = ControlBackend { node: node.clone(), store: followed.clone() };
         let services = RibServer::new(backend, closing.clone()).beside(others);
@@ -216,17 +220,20 @@ fn watch_files(
     files
 }
 
-async fn open(config: &ControlConfig) -> Result<Arc<dyn Store>, StoreError> {
+async fn open(config: &ControlConfig) -> Result<Opened, StoreError> {
     match &config.etcd {
-        Some(etcd) => {
-            let store = EtcdStore::open(etcd).await?;
-            let addresses: Vec<_> = config.grpc.iter().map(ToString::to_string).collect();
-            let who = format!("control plane at {}, process {}", addresses.join(", "), std::process::id());
-            store.hold(&who, HOLD).await?;
-            Ok(Arc::new(store))
+        Some(etcd) => partitions::open(etcd, &who(config), HOLD).await,
+        None => {
+            let store = on_file(&config.data_dir, RedbStore::open).await?;
+            Ok(Opened { store: Arc::new(store), partitions: None })
         }
-        None => Ok(Arc::new(on_file(&config.data_dir, RedbStore::open).await?)),
     }
+}
+
+/// Who holds a store, for people.
+fn who(config: &ControlConfig) -> String {
+    let addresses: Vec<_> = config.grpc.iter().map(ToString::to_string).collect();
+    format!("control plane at {}, process {}", addresses.join(", "), std::process::id())
 }
 
 /// Where the store is, for people.
@@ -249,14 +256,25 @@ async fn on_file<T: Send + 'static>(
         .unwrap_or_else(|stopped| Err(StoreError::Unreadable { place, source: io::Error::other(stopped) }))
 }
 
+/// Makes the store of a control plane in etcd one that may have several parts. Nothing where it is one.
+///
+/// # Errors
+/// When etcd does not answer, or holds something else.
+pub async fn partition_store(config: &ControlConfig) -> Result<(), ControlError> {
+    match &config.etcd {
+        Some(etcd) => Ok(PartitionedStore::convert(etcd, &who(config), HOLD).await?),
+        None => Ok(()),
+    }
+}
+
 /// Gives the store of a control plane a new id: once, for a copy that is put back. See [`RedbStore::renew_id`] and
-/// [`EtcdStore::renew_id`].
+/// [`fairmesh_store::EtcdStore::renew_id`].
 ///
 /// # Errors
 /// When there is no sound store, or another process has its file open.
 pub async fn renew_store_id(config: &ControlConfig) -> Result<StoreId, ControlError> {
     Ok(match &config.etcd {
-        Some(etcd) => EtcdStore::renew_id(etcd).await?,
+        Some(etcd) => partitions::renew_id(etcd).await?,
         None => on_file(&config.data_dir, RedbStore::renew_id).await?,
     })
 }
@@ -269,11 +287,9 @@ fn routes(
     checks: &Checks,
     closing: &CancellationToken,
 ) -> Routes {
-    let admin = AdminService { node: node.clone(), store: store.clone() };
     let checker = CheckerService { checks: checks.clone(), closing: closing.clone() };
     Routes::new(rpc::registry_server(RegistryService::new(registry.clone())))
         .add_service(rpc::checker_server(checker))
-        .add_service(rpc::admin_server(admin))
 }
 
 /// The result of whichever part ends first; a panic is an end too.

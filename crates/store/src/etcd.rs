@@ -13,7 +13,9 @@ mod gather;
 mod hold;
 mod layout;
 mod load;
+mod partitioned;
 mod shared;
+mod waiting;
 mod write;
 
 /// The messages of etcd, generated from `proto/etcd.proto`.
@@ -43,7 +45,8 @@ use client::{Again, Client};
 pub use config::{EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls};
 use follow::{follow, read_state};
 use hold::Hold;
-use layout::{Layout, State};
+use layout::{Layout, Mark, State};
+pub use partitioned::{PartitionedStore, SplitEvent, SplitWish, is_partitioned};
 use shared::Shared;
 
 /// What `--max-txn-ops` has to be for every batch to fit: its operations, and one that notes the revision.
@@ -82,7 +85,7 @@ impl EtcdStore {
         let reading = |failure: failure::Failure| failure.reading(&config.address.place());
         let mut state = read_state(&client, &layout).await.map_err(reading)?;
         if state.mark.is_none() {
-            let creation = write::creation(&layout, &layout::mark(draw(&client)?));
+            let creation = write::creation(&layout, &layout::mark(Mark::Whole(draw(&client)?)));
             // Twice does no harm: the second finds what the first, or somebody else's, created.
             client.txn(Again::Always, creation).await.map_err(reading)?;
             state = read_state(&client, &layout).await.map_err(reading)?;
@@ -138,7 +141,7 @@ impl EtcdStore {
         let before = state.mark.ok_or_else(|| refused("there is no store; leave --new-store-id out"))?;
         layout::id_in(&before, &client.place)?;
         let id = draw(&client)?;
-        let renewal = write::renewal(&layout, &before, &layout::mark(id));
+        let renewal = write::renewal(&layout, &before, &layout::mark(Mark::Whole(id)));
         match client.txn(Again::Unsent, renewal).await.map_err(reading)?.succeeded {
             true => Ok(id),
             false => {
@@ -154,7 +157,8 @@ impl EtcdStore {
             state.map_err(|failure| failure.writing(&place(), 0, 0))?.last
         } else {
             batch.validate()?;
-            let (room, shared) = (self.shared.room(&batch)?, self.shared.clone());
+            let (room, shared) =
+                (self.shared.waiting.room(&batch, &self.shared.client.place)?, self.shared.clone());
             // A task of its own, so that a caller who leaves does not take the batch back half way.
             let written = tokio::spawn(async move {
                 let _room = room;

@@ -1,5 +1,5 @@
-//! Where the routing information base (RIB) persists: one trait, redb behind it on one machine, and etcd where
-//! that is outgrown.
+//! Where the routing information base (RIB) persists: one trait, redb behind it on one machine, and etcd, in one cluster
+//! or several, where that is outgrown.
 //!
 //! The control plane and the registry write here; routers never see this crate. A write that is acknowledged is on
 //! disk. Values live in the store alone: readers are served by `rib`, which follows [`Store::commits`].
@@ -21,7 +21,10 @@ use fairmesh_model::{Revision, StoreId};
 use fairmesh_rib::{Batch, Entry};
 
 pub use error::{StoreError, WriteError};
-pub use etcd::{EtcdAddress, EtcdConfig, EtcdLogin, EtcdStore, EtcdTls};
+pub use etcd::{
+    EtcdAddress, EtcdConfig, EtcdLogin, EtcdStore, EtcdTls, PartitionedStore, SplitEvent, SplitWish,
+    is_partitioned,
+};
 #[doc(hidden)]
 pub use file::OpenBackend;
 pub use file::{Changes, Copied, CopyFile, RedbStore};
@@ -39,7 +42,7 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// Who counts the revisions; drawn once, when the store was created.
     fn id(&self) -> StoreId;
 
-    /// The partition that holds `key`; batches lie within one partition.
+    /// The partition that holds `key` now. A batch may touch several: it is one revision all the same.
     fn partition(&self, key: &str) -> u32;
 
     /// Writes a batch, whole or not at all, and answers once it is on disk with the revision that it became.

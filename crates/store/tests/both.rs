@@ -1,4 +1,4 @@
-//! What every store promises, whether it is a file or lies in etcd: conflicts, atomicity, order, restarts, limits.
+//! What every store promises, whether it is a file or lies in etcd, in one cluster or in several: conflicts, atomicity, order, restarts, limits.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
@@ -7,21 +7,45 @@ use std::sync::Arc;
 
 use fairmesh_model::Revision;
 use fairmesh_rib::{Batch, Commit, Conflict, Expect, MAX_VALUE_BYTES};
-use fairmesh_store::{Behind, EtcdStore, RedbStore, Store, WriteError};
+use fairmesh_store::{Behind, EtcdStore, PartitionedStore, RedbStore, SplitWish, Store, WriteError};
 use support::{batch, delete, etcd::Etcd, etcd_config, put};
+use tokio::sync::mpsc;
 
 /// Where a store persists.
 enum Home {
     File(tempfile::TempDir),
     Etcd(Etcd),
+    Partitioned(Etcd, #[expect(dead_code, reason = "it runs for as long as this lives")] Etcd),
 }
 
 impl Home {
+    /// The home, and a part with some of the services that tests name.
+    async fn partitioned() -> Self {
+        let (first, second) = (Etcd::with(&["--max-txn-ops=1000"]), Etcd::with(&["--max-txn-ops=1000"]));
+        let into = etcd_config(&[&second.client()], "").address;
+        let home = Self::Partitioned(first, second);
+        let store = home.hold().await;
+        let services =
+            ["b", "none", "1", "3", "5", "7", "42"].map(|service| format!("test/{service}")).into();
+        let (progress, _) = mpsc::channel(1);
+        store.split(SplitWish { into, services, dry_run: false }, progress).await.unwrap();
+        assert_eq!(["a", "b"].map(|name| store.partition(&format!("/t/test/services/{name}"))), [0, 1]);
+        store.close().await;
+        home
+    }
+
+    async fn hold(&self) -> PartitionedStore {
+        let Self::Partitioned(home, _) = self else { unreachable!() };
+        let config = etcd_config(&[&home.client()], "");
+        PartitionedStore::open(&config, "the test", std::time::Duration::from_secs(1)).await.unwrap()
+    }
+
     /// Opens the store, or opens it again.
     async fn open(&self) -> Arc<dyn Store> {
         match self {
             Self::File(folder) => Arc::new(RedbStore::open(folder.path().join("data/store")).unwrap()),
             Self::Etcd(etcd) => Arc::new(EtcdStore::open(&etcd_config(&[&etcd.client()], "")).await.unwrap()),
+            Self::Partitioned(..) => Arc::new(self.hold().await),
         }
     }
 
@@ -33,7 +57,7 @@ impl Home {
     }
 }
 
-/// Makes a test of each behaviour for either store.
+/// Makes a test of each behaviour for each store.
 macro_rules! on_both {
     ($($behaviour:ident,)*) => {
         mod file {
@@ -46,6 +70,12 @@ macro_rules! on_both {
             $(#[tokio::test]
             async fn $behaviour() {
                 super::$behaviour(super::Home::Etcd(super::Etcd::start())).await;
+            })*
+        }
+        mod partitioned {
+            $(#[tokio::test]
+            async fn $behaviour() {
+                super::$behaviour(super::Home::partitioned().await).await;
             })*
         }
     };
@@ -88,9 +118,17 @@ async fn a_restart_keeps_id_revision_and_entries(home: Home) {
     let store = home.open().await;
     let id = store.id();
     assert_eq!(rows(&store).await, []);
-    let first =
-        store.write(batch([put("/a", "1", Expect::Absent), put("/b", "1", Expect::Any)])).await.unwrap();
-    let changed = batch([put("/a", "2", Expect::Revision(first.number)), delete("/b", Expect::Any)]);
+    let first = store
+        .write(batch([
+            put("/t/test/services/a", "1", Expect::Absent),
+            put("/t/test/services/b", "1", Expect::Any),
+        ]))
+        .await
+        .unwrap();
+    let changed = batch([
+        put("/t/test/services/a", "2", Expect::Revision(first.number)),
+        delete("/t/test/services/b", Expect::Any),
+    ]);
     let second = store.write(changed).await.unwrap();
     assert!(second.number > first.number);
     assert_eq!(second, Revision { store: id, partition: 0, ..second });
@@ -99,8 +137,8 @@ async fn a_restart_keeps_id_revision_and_entries(home: Home) {
     let store = home.open().await;
     assert_eq!(store.id(), id);
     assert_eq!(store.load().await.unwrap().0, second.number);
-    assert_eq!(rows(&store).await, [row("/a", "2", second.number)]);
-    let third = store.write(batch([put("/c", "3", Expect::Absent)])).await.unwrap();
+    assert_eq!(rows(&store).await, [row("/t/test/services/a", "2", second.number)]);
+    let third = store.write(batch([put("/t/test/services/c", "3", Expect::Absent)])).await.unwrap();
     assert!(third.number > second.number);
 }
 
@@ -108,33 +146,52 @@ async fn a_stale_batch_is_refused_whole_and_names_both_revisions(home: Home) {
     let store = home.open().await;
     let mut written = Vec::new();
     for value in ["1", "2"] {
-        written.push(store.write(batch([put("/a", value, Expect::Any)])).await.unwrap().number);
+        written
+            .push(store.write(batch([put("/t/test/services/a", value, Expect::Any)])).await.unwrap().number);
     }
     let (first, second) = (written[0], written[1]);
-    let stale = batch([put("/new", "x", Expect::Absent), put("/a", "3", Expect::Revision(first))]);
+    let stale = batch([
+        put("/t/test/services/new", "x", Expect::Absent),
+        put("/t/test/services/a", "3", Expect::Revision(first)),
+    ]);
     let refused = conflict(&store, stale).await;
     let expected = Expect::Revision(first);
-    assert_eq!(refused, Conflict { key: "/a".into(), expected, found: Some(second), current: second });
-    assert_eq!(conflict(&store, batch([put("/a", "3", Expect::Absent)])).await.found, Some(second));
-    assert_eq!(conflict(&store, batch([delete("/gone", Expect::Revision(1))])).await.found, None);
-    assert_eq!(rows(&store).await, [row("/a", "2", second)]);
+    assert_eq!(
+        refused,
+        Conflict { key: "/t/test/services/a".into(), expected, found: Some(second), current: second }
+    );
+    assert_eq!(
+        conflict(&store, batch([put("/t/test/services/a", "3", Expect::Absent)])).await.found,
+        Some(second)
+    );
+    assert_eq!(
+        conflict(&store, batch([delete("/t/test/services/gone", Expect::Revision(1))])).await.found,
+        None
+    );
+    assert_eq!(rows(&store).await, [row("/t/test/services/a", "2", second)]);
     assert_eq!(store.load().await.unwrap().0, second, "a refused batch takes no revision");
 }
 
 async fn the_first_expectation_that_fails_is_named(home: Home) {
     let store = home.open().await;
-    let first =
-        store.write(batch([put("/a", "", Expect::Any), put("/b", "", Expect::Any)])).await.unwrap().number;
+    let first = store
+        .write(batch([
+            put("/t/test/services/a", "", Expect::Any),
+            put("/t/test/services/b", "", Expect::Any),
+        ]))
+        .await
+        .unwrap()
+        .number;
     let wrong = batch([
-        put("/any", "", Expect::Any),
-        put("/a", "", Expect::Revision(first)),
-        put("/none", "", Expect::Revision(first)),
-        put("/b", "", Expect::Absent),
+        put("/t/test/services/any", "", Expect::Any),
+        put("/t/test/services/a", "", Expect::Revision(first)),
+        put("/t/test/services/none", "", Expect::Revision(first)),
+        put("/t/test/services/b", "", Expect::Absent),
     ]);
     let expected = Expect::Revision(first);
     assert_eq!(
         conflict(&store, wrong).await,
-        Conflict { key: "/none".into(), expected, found: None, current: first }
+        Conflict { key: "/t/test/services/none".into(), expected, found: None, current: first }
     );
 }
 
@@ -146,7 +203,9 @@ async fn of_many_concurrent_writers_of_one_key_exactly_one_wins_each_round(home:
         for writer in 0..20 {
             let store = store.clone();
             let expect = last.map_or(Expect::Absent, Expect::Revision);
-            writers.spawn(async move { store.write(batch([put("/a", vec![writer], expect)])).await });
+            writers.spawn(async move {
+                store.write(batch([put("/t/test/services/a", vec![writer], expect)])).await
+            });
         }
         let won: Vec<_> = writers.join_all().await.into_iter().filter_map(Result::ok).collect();
         assert_eq!(won.len(), 1, "round {round}");
@@ -157,13 +216,14 @@ async fn of_many_concurrent_writers_of_one_key_exactly_one_wins_each_round(home:
 
 async fn commits_come_in_order_with_none_left_out_from_the_loaded_revision(home: Home) {
     let store = home.open().await;
-    store.write(batch([put("/before", "", Expect::Any)])).await.unwrap();
+    store.write(batch([put("/t/test/services/before", "", Expect::Any)])).await.unwrap();
     let (loaded, _) = store.load().await.unwrap();
     let mut writers = tokio::task::JoinSet::new();
     for writer in 0..100 {
         let store = store.clone();
-        writers
-            .spawn(async move { store.write(batch([put(format!("/{writer}"), "", Expect::Absent)])).await });
+        writers.spawn(async move {
+            store.write(batch([put(format!("/t/test/services/{writer}"), "", Expect::Absent)])).await
+        });
     }
     let mut acknowledged: Vec<u64> =
         writers.join_all().await.into_iter().map(|r| r.unwrap().number).collect();
@@ -176,9 +236,9 @@ async fn commits_come_in_order_with_none_left_out_from_the_loaded_revision(home:
         let commit = commits.next().await.unwrap().unwrap();
         assert_eq!((commit.revision, commit.changes.len()), (expected, 1));
     }
-    store.write(batch([delete("/before", Expect::Any)])).await.unwrap();
+    store.write(batch([delete("/t/test/services/before", Expect::Any)])).await.unwrap();
     let live = commits.next().await.unwrap().unwrap();
-    assert_eq!(live.changes, [("/before".into(), None)]);
+    assert_eq!(live.changes, [("/t/test/services/before".into(), None)]);
     drop(store);
     assert_eq!(commits.next().await, Ok(None), "the stream ends with the store");
 }
@@ -187,7 +247,8 @@ async fn a_delete_of_what_is_not_there_has_a_revision_too(home: Home) {
     let store = home.open().await;
     let (loaded, _) = store.load().await.unwrap();
     let mut commits = store.commits(loaded);
-    let revision = store.write(batch([delete("/gone", Expect::Absent)])).await.unwrap().number;
+    let revision =
+        store.write(batch([delete("/t/test/services/gone", Expect::Absent)])).await.unwrap().number;
     let Commit { revision: seen, changes } = commits.next().await.unwrap().unwrap();
     assert_eq!((seen, number(&store).await), (revision, revision));
     assert!(revision > loaded && changes.iter().all(|(_, value)| value.is_none()), "{changes:?}");
@@ -196,7 +257,7 @@ async fn a_delete_of_what_is_not_there_has_a_revision_too(home: Home) {
 async fn a_subscriber_from_before_the_kept_commits_is_told_to_load_again(home: Home) {
     let store = home.open().await;
     let before = number(&store).await;
-    let newest = store.write(batch([put("/a", "", Expect::Any)])).await.unwrap().number;
+    let newest = store.write(batch([put("/t/test/services/a", "", Expect::Any)])).await.unwrap().number;
     drop(store);
     home.forget_history(newest);
     let store = home.open().await;
@@ -208,16 +269,16 @@ async fn batches_out_of_bounds_are_refused_and_an_empty_one_takes_no_revision(ho
     let store = home.open().await;
     let large = || vec![7; MAX_VALUE_BYTES];
     let over = [
-        batch([put("/a", vec![7; MAX_VALUE_BYTES + 1], Expect::Any)]),
+        batch([put("/t/test/services/a", vec![7; MAX_VALUE_BYTES + 1], Expect::Any)]),
         batch([put("/".repeat(513), "", Expect::Any)]),
-        batch((0..6).map(|i| put(format!("/{i}"), large(), Expect::Any))),
-        batch((0..10_001).map(|i| delete(format!("/{i}"), Expect::Any))),
-        batch([put("/a", "1", Expect::Any), delete("/a", Expect::Any)]),
+        batch((0..6).map(|i| put(format!("/t/test/services/{i}"), large(), Expect::Any))),
+        batch((0..10_001).map(|i| delete(format!("/t/test/services/{i}"), Expect::Any))),
+        batch([put("/t/test/services/a", "1", Expect::Any), delete("/t/test/services/a", Expect::Any)]),
     ];
     for batch in over {
         assert!(matches!(store.write(batch).await, Err(WriteError::TooLarge(_))));
     }
-    let written = store.write(batch([put("/a", large(), Expect::Any)])).await.unwrap();
+    let written = store.write(batch([put("/t/test/services/a", large(), Expect::Any)])).await.unwrap();
     assert_eq!(store.write(Batch::default()).await.unwrap(), written);
 }
 
@@ -226,8 +287,9 @@ async fn more_than_the_queue_holds_is_refused_and_what_it_took_is_written(home: 
     let mut writers = tokio::task::JoinSet::new();
     for writer in 0..100 {
         let store = store.clone();
-        let ops: Vec<_> =
-            (0..5).map(|i| put(format!("/{writer}/{i}"), vec![0; MAX_VALUE_BYTES], Expect::Any)).collect();
+        let ops: Vec<_> = (0..5)
+            .map(|i| put(format!("/t/test/endpoints/{writer}/{i}"), vec![0; MAX_VALUE_BYTES], Expect::Any))
+            .collect();
         writers.spawn(async move { store.write(batch(ops)).await });
     }
     let (taken, refused): (Vec<_>, Vec<_>) = writers.join_all().await.into_iter().partition(Result::is_ok);
@@ -240,7 +302,7 @@ async fn a_store_of_many_pages_loads_whole(home: Home) {
     let store = home.open().await;
     let mut expected = Vec::new();
     for part in 0..8 {
-        let keys: Vec<_> = (0..100).map(|i| format!("/{part}/{i:03}")).collect();
+        let keys: Vec<_> = (0..100).map(|i| format!("/t/test/endpoints/{part}/{i:03}")).collect();
         let ops = keys.iter().map(|key| put(key, key.clone(), Expect::Absent));
         let revision = store.write(batch(ops)).await.unwrap().number;
         expected.extend(keys.iter().map(|key| row(key, key, revision)));

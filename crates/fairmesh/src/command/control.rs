@@ -28,6 +28,10 @@ pub(crate) struct ControlArgs {
     /// A YAML file of 'kind: Endpoints', or a folder of them, to watch; may be repeated.
     #[arg(long = "source", value_name = "PATH")]
     sources: Vec<PathBuf>,
+    /// Make the store in etcd one that 'fairmesh rib split' can spread over several clusters, and keep it that way: once,
+    /// with no other control plane running on it.
+    #[arg(long, requires = "store")]
+    partitioned: bool,
     /// Give the store a new id before it is served: once, after a copy of it was put back, so that agents and programs
     /// which saw later revisions start over instead of mixing two histories.
     #[arg(long)]
@@ -86,6 +90,9 @@ pub(crate) async fn run(args: ControlArgs) -> Result<ExitCode, Failure> {
         http: args.http,
         sources: args.sources,
     };
+    if args.partitioned {
+        fairmesh_control::partition_store(&config).await.map_err(|error| Failure::stopped(&error))?;
+    }
     if args.new_store_id {
         let id = fairmesh_control::renew_store_id(&config).await.map_err(|error| Failure::stopped(&error))?;
         tracing::warn!(%id, "the store has a new id; every reader takes a snapshot. Leave --new-store-id out next time");

@@ -1,6 +1,7 @@
 //! `fairmesh rib`.
 
 mod replica;
+mod split;
 mod status;
 mod transfer;
 
@@ -17,6 +18,8 @@ pub(crate) enum RibCommand {
     Replica(replica::ReplicaArgs),
     /// Show how far everybody is behind the control plane, by router, by replica or by region, and who is.
     Status(status::StatusArgs),
+    /// Move services of a store in etcd to another cluster, while it is read and written.
+    Split(split::SplitArgs),
     /// Write all records, at one revision and with a checksum, to a new file.
     Export(transfer::Export),
     /// Write the records of a file into an empty store.
@@ -29,6 +32,7 @@ pub(crate) async fn run(command: RibCommand) -> Result<ExitCode, Failure> {
     match command {
         RibCommand::Replica(args) => replica::run(args).await,
         RibCommand::Status(args) => status::run(args).await,
+        RibCommand::Split(args) => split::run(args).await,
         RibCommand::Export(args) => transfer::export(args).await,
         RibCommand::Import(args) => transfer::import::run(args).await,
         RibCommand::Verify(args) => transfer::verify(args).await,

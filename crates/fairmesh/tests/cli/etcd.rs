@@ -75,6 +75,40 @@ fn a_store_given_a_new_id_keeps_its_records() {
 }
 
 #[test]
+fn services_move_to_another_etcd_and_everything_goes_on_as_before() {
+    let (home, part) = (Etcd::with(&["--max-txn-ops=20003"]), Etcd::with(&["--max-txn-ops=20003"]));
+    let into = format!("etcd://{}/shop", part.client());
+    let mut mesh = on(&home);
+    mesh.apply(SHOP).ok();
+    let split = |mesh: &Mesh, more: &[&str]| {
+        mesh.run(&[&["rib", "split", "--into", &into, "--services", "shop/cart"], more].concat())
+    };
+    let refusal = split(&mesh, &[]).fails(1);
+    assert!(refusal.contains("--partitioned"), "{refusal}");
+    assert_eq!(mesh.stop_control("TERM"), Some(0));
+    mesh.arguments.push("--partitioned".into());
+    mesh.start_control();
+    mesh.arguments.pop();
+    let export = mesh.path("export").display().to_string();
+    mesh.run(&["rib", "export", &export]).ok();
+
+    let asked = split(&mesh, &["--dry-run", "--json"]).json();
+    assert_eq!((&asked["services"], &asked["to"], &asked["heldMs"]), (&1.into(), &1.into(), &0.into()));
+    let moved = split(&mesh, &["--json"]).json();
+    assert_eq!((&moved["records"], &moved["verified"]), (&asked["records"], &asked["records"]));
+    assert_eq!(moved["version"], 2);
+    mesh.run(&["rib", "verify", &export]).ok();
+    // One lies there, the other at home, and they are applied together.
+    mesh.apply("kind: Service\nname: shop/other\n---\nkind: Policy\nservice: shop/cart\ntimeout: 4s\n").ok();
+    let services = |mesh: &Mesh| mesh.run(&["get", "services", "--json"]).json();
+    let before = services(&mesh);
+    assert_eq!(mesh.stop_control("TERM"), Some(0), "{}", mesh.control_log());
+    mesh.start_control();
+    assert_eq!(services(&mesh), before);
+    mesh.run(&["rib", "verify"]).ok();
+}
+
+#[test]
 fn wrong_arguments_of_etcd_are_refused_before_anything_starts() {
     let mut mesh = Mesh::empty();
     let mut refused = |arguments: &[&str]| {

@@ -155,7 +155,7 @@ impl Client {
                 Err(failure) => failure,
             };
             let hopeless = match failure {
-                Failure::Refused(_) => true,
+                Failure::Refused(_) | Failure::Replaced => true,
                 Failure::Unknown(_) => again == Again::Unsent,
                 Failure::Away(_) | Failure::Token(_) => false,
             };

@@ -17,7 +17,12 @@ pub(super) enum Failure {
     Token(String),
     /// Etcd refused it: nothing was carried out, nor would be elsewhere.
     Refused(Status),
+    /// What is there is not what was opened.
+    Replaced,
 }
+
+/// What [`Failure::Replaced`] means to people.
+const REPLACED: &str = "another store, or none, took its place in etcd; start the process again";
 
 impl Failure {
     /// Reads a status as what it says of the call.
@@ -49,6 +54,7 @@ impl Failure {
             Self::Away(problem) | Self::Unknown(problem) => StoreError::Away { place, problem },
             Self::Token(problem) => StoreError::Refused { place, problem: denied(&problem) },
             Self::Refused(status) => StoreError::Refused { place, problem: refusal(&status) },
+            Self::Replaced => StoreError::Refused { place, problem: REPLACED.into() },
         }
     }
 
@@ -59,6 +65,7 @@ impl Failure {
             Self::Away(problem) => WriteError::Away { place, problem },
             Self::Unknown(problem) => WriteError::Unknown { place, problem },
             Self::Token(problem) => WriteError::Refused { place, problem: denied(&problem) },
+            Self::Replaced => WriteError::Refused { place, problem: REPLACED.into() },
             Self::Refused(status) if status.message() == "etcdserver: too many requests" => {
                 WriteError::Overloaded { place }
             }
@@ -74,6 +81,7 @@ impl Failure {
         match self {
             Self::Away(problem) | Self::Unknown(problem) | Self::Token(problem) => problem.clone(),
             Self::Refused(status) => refusal(status),
+            Self::Replaced => REPLACED.into(),
         }
     }
 }
@@ -104,7 +112,7 @@ fn limit(status: &Status, ops: usize, bytes: usize) -> Option<String> {
         return Some(format!(
             "etcd takes fewer than the {ops} operations of this batch; start every member with --max-txn-ops={}, or \
              write less at once",
-            super::MAX_TXN_OPS
+            super::MAX_TXN_OPS.max(ops)
         ));
     }
     let large = message.contains("request is too large") || message.contains("larger than max");

@@ -38,7 +38,11 @@ impl Hold {
         let seconds = term.as_millis().div_ceil(1000).max(1) as u64;
         let mut told = None;
         loop {
-            if let Some((fence, other)) = shared.state().await?.holder {
+            let state = shared.state().await?;
+            if state.mark.as_ref() != Some(&shared.mark) {
+                return Err(Failure::Replaced);
+            }
+            if let Some((fence, other)) = state.holder {
                 if told != Some(fence) {
                     tracing::info!(place = %shared.client.place, other, "waiting: another process holds the store");
                     told = Some(fence);
@@ -58,7 +62,7 @@ impl Hold {
         last: Option<u64>,
     ) -> Result<Option<Self>, Failure> {
         let id = shared.client.grant(seconds as i64).await?;
-        let claim = write::claim(&shared.layout, &shared.mark, last, (id, who));
+        let claim = write::claim(shared, last, (id, who));
         // One whose answer is lost finds the store taken when it is made again; the lease, which nobody renews, frees it.
         let answer = shared.client.txn(Again::Always, claim).await?;
         if !answer.succeeded {

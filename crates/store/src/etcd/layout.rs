@@ -9,8 +9,10 @@ use fairmesh_rib::Entry;
 use super::proto::{KeyValue, RangeRequest, RangeResponse};
 use crate::{Place, StoreError};
 
-/// The format that this release writes, and the newest that it reads.
-const FORMAT: u32 = 1;
+/// The format of a store in one cluster.
+const WHOLE: u32 = 1;
+/// The format of each part of a store over several clusters, and the newest that this release reads.
+const PART: u32 = 2;
 /// What begins the value of `store`.
 const MAGIC: &[u8] = b"fairmesh";
 
@@ -25,6 +27,20 @@ pub(super) struct Layout {
     records: String,
     /// What stands before the other keys.
     meta: String,
+}
+
+/// What a mark says that keys are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mark {
+    /// A store in one cluster.
+    Whole(StoreId),
+    /// A part of one over several clusters.
+    Part {
+        /// The store's.
+        id: StoreId,
+        /// Which part; 0 is the home, which knows of the others.
+        token: u64,
+    },
 }
 
 /// What `meta` says.
@@ -43,6 +59,17 @@ pub(super) struct State {
 impl Layout {
     pub(super) fn new(root: &str) -> Self {
         Self { records: format!("{root}/rib"), meta: format!("{root}/meta/") }
+    }
+
+    /// The keys of a part of a store over several clusters. Its records have a folder of their own, so that a store in
+    /// one cluster becomes one with parts by a copy that counts only once it is whole.
+    pub(super) fn of_part(root: &str) -> Self {
+        Self { records: format!("{root}/records"), meta: format!("{root}/meta/") }
+    }
+
+    /// Another of the keys that are not records.
+    pub(super) fn meta(&self, name: &str) -> Bytes {
+        format!("{}{name}", self.meta).into()
     }
 
     /// Where a record lies.
@@ -124,26 +151,46 @@ pub(super) fn signed(revision: u64) -> i64 {
     i64::try_from(revision).unwrap_or(i64::MAX)
 }
 
-/// Format and id, as they stand at `store`.
-pub(super) fn mark(id: StoreId) -> Bytes {
-    [MAGIC, &FORMAT.to_be_bytes(), &id.0.to_be_bytes()].concat().into()
+/// What stands at `store`.
+pub(super) fn mark(mark: Mark) -> Bytes {
+    match mark {
+        Mark::Whole(id) => [MAGIC, &WHOLE.to_be_bytes(), &id.0.to_be_bytes()].concat().into(),
+        Mark::Part { id, token } => {
+            [MAGIC, &PART.to_be_bytes(), &id.0.to_be_bytes(), &token.to_be_bytes()].concat().into()
+        }
+    }
 }
 
-/// The id in what stands at `store`.
-pub(super) fn id_in(mark: &[u8], place: &Place) -> Result<StoreId, StoreError> {
-    let place = place.clone();
-    let foreign =
-        "the keys below this root are not those of a Fairmesh store; give another root in the address";
-    let Some((format, id)) = mark.strip_prefix(MAGIC).and_then(<[u8]>::split_first_chunk) else {
-        return Err(StoreError::Refused { place, problem: foreign.into() });
+/// Reads what stands at `store`.
+pub(super) fn read_mark(mark: &[u8], place: &Place) -> Result<Mark, StoreError> {
+    let foreign = || StoreError::Refused {
+        place: place.clone(),
+        problem:
+            "the keys below this root are not those of a Fairmesh store; give another root in the address"
+                .into(),
     };
-    let format = u32::from_be_bytes(*format);
-    if format > FORMAT {
-        return Err(StoreError::Newer { place, found: format.into(), known: FORMAT.into() });
+    let (format, rest) = mark.strip_prefix(MAGIC).and_then(<[u8]>::split_first_chunk).ok_or_else(foreign)?;
+    let (id, token) = rest.split_first_chunk().ok_or_else(foreign)?;
+    let id = StoreId(u128::from_be_bytes(*id));
+    match (u32::from_be_bytes(*format), <[u8; 8]>::try_from(token)) {
+        (WHOLE, _) if token.is_empty() => Ok(Mark::Whole(id)),
+        (PART, Ok(token)) => Ok(Mark::Part { id, token: u64::from_be_bytes(token) }),
+        (format, _) if format > PART => {
+            Err(StoreError::Newer { place: place.clone(), found: format.into(), known: PART.into() })
+        }
+        _ => Err(foreign()),
     }
-    match (format, <[u8; 16]>::try_from(id)) {
-        (FORMAT, Ok(id)) => Ok(StoreId(u128::from_be_bytes(id))),
-        _ => Err(StoreError::Refused { place, problem: foreign.into() }),
+}
+
+/// The id of a store in one cluster.
+pub(super) fn id_in(mark: &[u8], place: &Place) -> Result<StoreId, StoreError> {
+    match read_mark(mark, place)? {
+        Mark::Whole(id) => Ok(id),
+        Mark::Part { .. } => Err(StoreError::Refused {
+            place: place.clone(),
+            problem: "the keys below this root are one part of a store over several clusters; open that"
+                .into(),
+        }),
     }
 }
 
@@ -168,11 +215,14 @@ mod tests {
     #[test]
     fn a_mark_holds_the_id_and_what_is_none_is_refused() {
         let place = Place::from("etcd://a/b");
-        assert_eq!(id_in(&mark(StoreId(77)), &place).unwrap(), StoreId(77));
-        let mut newer = mark(StoreId(77)).to_vec();
-        newer[11] = 2;
-        assert!(matches!(id_in(&newer, &place), Err(StoreError::Newer { found: 2, known: 1, .. })));
-        for foreign in [&b""[..], b"hello", &mark(StoreId(7))[..27], &[0; 28]] {
+        assert_eq!(id_in(&mark(Mark::Whole(StoreId(77))), &place).unwrap(), StoreId(77));
+        let mut newer = mark(Mark::Whole(StoreId(77))).to_vec();
+        newer[11] = 3;
+        assert!(matches!(id_in(&newer, &place), Err(StoreError::Newer { found: 3, known: 2, .. })));
+        let part = Mark::Part { id: StoreId(77), token: 5 };
+        assert_eq!(read_mark(&mark(part), &place).unwrap(), part);
+        assert!(id_in(&mark(part), &place).unwrap_err().to_string().contains("several clusters"));
+        for foreign in [&b""[..], b"hello", &mark(Mark::Whole(StoreId(7)))[..27], &[0; 28]] {
             let refusal = id_in(foreign, &place).unwrap_err().to_string();
             assert!(refusal.contains("give another root"), "{refusal}");
         }

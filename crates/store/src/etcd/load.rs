@@ -1,14 +1,15 @@
 //! Reads all of a store at one revision.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use bytes::Bytes;
 use fairmesh_rib::Entry;
 
 use super::{
+    client::Client,
     failure::Failure,
     layout::signed,
-    proto::{RangeRequest, RangeResponse},
+    proto::{KeyValue, RangeRequest, RangeResponse},
     shared::Shared,
 };
 use crate::{Loaded, StoreError};
@@ -32,32 +33,55 @@ pub(super) async fn load(shared: &Shared) -> Result<Loaded, StoreError> {
 
 async fn all(shared: &Shared) -> Result<Loaded, Failure> {
     let state = shared.state().await?;
-    let range = shared.layout.records();
-    let (mut from, mut entries) = (range.start, Vec::new());
-    loop {
-        let page = RangeRequest {
-            key: from,
-            range_end: range.end.clone(),
+    let mut entries = Vec::new();
+    let mut scan = Scan::new(shared.layout.records(), state.revision);
+    while let Some(kvs) = scan.next(&shared.client).await? {
+        entries.extend(kvs.into_iter().filter_map(|kv| shared.layout.entry(kv)).map(compact));
+    }
+    Ok((state.last, entries))
+}
+
+/// Reads a range of keys a page at a time.
+#[derive(Debug)]
+pub(super) struct Scan {
+    /// What is asked for next; `None` once there is no more.
+    ask: Option<RangeRequest>,
+}
+
+impl Scan {
+    /// Everything as it was at a revision of the cluster; at 0, each page is the newest.
+    pub(super) fn new(range: Range<Bytes>, revision: u64) -> Self {
+        let ask = RangeRequest {
+            key: range.start,
+            range_end: range.end,
             limit: PAGE,
-            revision: signed(state.revision),
+            revision: signed(revision),
             ..RangeRequest::default()
         };
-        let RangeResponse { kvs, more, .. } = shared.client.range(page).await?;
-        let after = kvs.last().map(|kv| after(&kv.key));
-        entries.extend(kvs.into_iter().filter_map(|kv| shared.layout.entry(kv)).map(compact));
-        match after.filter(|_| more) {
-            Some(after) => from = after,
-            None => return Ok((state.last, entries)),
-        }
+        Self { ask: Some(ask) }
+    }
+
+    /// Without values.
+    pub(super) fn keys_only(self) -> Self {
+        Self { ask: self.ask.map(|ask| RangeRequest { keys_only: true, ..ask }) }
+    }
+
+    /// The next page.
+    pub(super) async fn next(&mut self, client: &Client) -> Result<Option<Vec<KeyValue>>, Failure> {
+        let Some(ask) = self.ask.take() else { return Ok(None) };
+        let RangeResponse { kvs, more, .. } = client.range(ask.clone()).await?;
+        let behind = kvs.last().map(|kv| after(&kv.key));
+        self.ask = behind.filter(|_| more).map(|key| RangeRequest { key, ..ask });
+        Ok(Some(kvs))
     }
 }
 
 /// The first key behind another.
-fn after(key: &[u8]) -> Bytes {
+pub(super) fn after(key: &[u8]) -> Bytes {
     [key, b"\0"].concat().into()
 }
 
 /// Frees the page that a value came in: one entry that stays would keep all of it.
-fn compact((key, entry): (Arc<str>, Entry)) -> (Arc<str>, Entry) {
+pub(super) fn compact((key, entry): (Arc<str>, Entry)) -> (Arc<str>, Entry) {
     (key, Entry { value: Bytes::copy_from_slice(&entry.value), ..entry })
 }

@@ -1,24 +1,21 @@
 use std::sync::{
-    Arc, OnceLock,
+    OnceLock,
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
 use bytes::Bytes;
 use fairmesh_model::StoreId;
 use fairmesh_rib::Batch;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 
 use super::{
     client::{Again, Client},
     layout::Layout,
+    waiting::Waiting,
     write::{self, Guard, Verdict},
 };
 use crate::{WriteError, history::History};
 
-/// How many batches may wait.
-const MAX_WAITING: usize = 4096;
-/// How many bytes of keys and values they may hold.
-const MAX_WAITING_BYTES: usize = 64 << 20;
 /// How many batches are with etcd at once: it syncs those of a moment together.
 const MAX_SENT: usize = 128;
 
@@ -31,22 +28,16 @@ pub(super) struct Shared {
     /// What stands in etcd for the id.
     pub(super) mark: Bytes,
     pub(super) history: History,
-    waiting: Arc<Semaphore>,
-    waiting_bytes: Arc<Semaphore>,
+    pub(super) waiting: Waiting,
     sent: Semaphore,
     /// The revision that proves that this process holds the store; 0 where it was not asked to.
     fence: AtomicU64,
     /// The newest revision that this process wrote, which may not have come back yet.
     written: AtomicU64,
+    /// Whether taking hold is what writes `last`, and batches do not.
+    pub(super) traces_holds: bool,
     /// Why nothing can be written any more.
     broken: OnceLock<String>,
-}
-
-/// What a batch that waits takes up.
-#[derive(Debug)]
-pub(super) struct Room {
-    _batch: OwnedSemaphorePermit,
-    _bytes: OwnedSemaphorePermit,
 }
 
 impl Shared {
@@ -57,11 +48,11 @@ impl Shared {
             id,
             mark,
             history: History::after(revision),
-            waiting: Arc::new(Semaphore::new(MAX_WAITING)),
-            waiting_bytes: Arc::new(Semaphore::new(MAX_WAITING_BYTES)),
+            waiting: Waiting::default(),
             sent: Semaphore::new(MAX_SENT),
             fence: AtomicU64::new(0),
             written: AtomicU64::new(revision),
+            traces_holds: false,
             broken: OnceLock::new(),
         }
     }
@@ -83,21 +74,17 @@ impl Shared {
         self.fence.store(fence, Relaxed);
     }
 
-    /// The newest revision that this process knows of.
-    pub(super) fn known(&self) -> u64 {
-        self.written.load(Relaxed).max(self.history.newest())
+    /// What every write rests on; 0 where this process does not hold the store.
+    pub(super) fn held(&self) -> u64 {
+        self.fence.load(Relaxed)
     }
 
-    /// Room for a batch to wait, or a refusal where too much waits already.
-    pub(super) fn room(&self, batch: &Batch) -> Result<Room, WriteError> {
-        let bytes: usize =
-            batch.ops.iter().map(|op| op.key.len() + op.value.as_ref().map_or(0, Bytes::len)).sum();
-        let overloaded = |_| WriteError::Overloaded { place: self.client.place.clone() };
-        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-        Ok(Room {
-            _batch: self.waiting.clone().try_acquire_owned().map_err(overloaded)?,
-            _bytes: self.waiting_bytes.clone().try_acquire_many_owned(bytes).map_err(overloaded)?,
-        })
+    /// The newest revision of `last` that this process knows of.
+    pub(super) fn known(&self) -> u64 {
+        if self.traces_holds {
+            return self.held();
+        }
+        self.written.load(Relaxed).max(self.history.newest())
     }
 
     /// Writes a batch when it is its turn, and answers its revision.

@@ -8,6 +8,7 @@ use super::{
         Compare, DeleteRangeRequest, KeyValue, PutRequest, RangeRequest, RequestOp, TxnRequest, TxnResponse,
         compare, request_op, response_op,
     },
+    shared::Shared,
 };
 
 /// What became of a transaction.
@@ -100,14 +101,10 @@ pub(super) fn renewal(layout: &Layout, before: &[u8], after: &[u8]) -> TxnReques
     }
 }
 
-/// Takes hold of the store with `mark` for as long as the lease lasts, if nobody does and, where `last` is given, nobody
-/// has written since that revision.
-pub(super) fn claim(
-    layout: &Layout,
-    mark: &[u8],
-    last: Option<u64>,
-    (lease, who): (i64, &str),
-) -> TxnRequest {
+/// Takes hold of the store for as long as the lease lasts, if nobody does and, where `last` is given, nobody has written
+/// since that revision.
+pub(super) fn claim(shared: &Shared, last: Option<u64>, (lease, who): (i64, &str)) -> TxnRequest {
+    let Shared { layout, mark, .. } = shared;
     let revision = |key, revision| Compare {
         target: compare::Target::Mod.into(),
         key,
@@ -117,9 +114,11 @@ pub(super) fn claim(
     let free = revision(layout.holder(), 0);
     let unwritten = last.map(|last| revision(layout.last(), signed(last)));
     let put = PutRequest { key: layout.holder(), value: who.to_owned().into(), lease };
+    let trace = shared.traces_holds.then(|| PutRequest { key: layout.last(), ..PutRequest::default() });
     let TxnRequest { mut compare, .. } = transaction(layout, Guard { mark, fence: None }, &Batch::default());
     compare.extend([free].into_iter().chain(unwritten));
-    TxnRequest { compare, success: vec![operation(request_op::Request::Put(put))], failure: Vec::new() }
+    let puts = [put].into_iter().chain(trace).map(|put| operation(request_op::Request::Put(put)));
+    TxnRequest { compare, success: puts.collect(), failure: Vec::new() }
 }
 
 /// Reads the answer to [`transaction`].
@@ -170,10 +169,10 @@ fn change(layout: &Layout, op: &Op) -> request_op::Request {
     let key = layout.record(&op.key);
     match &op.value {
         Some(value) => request_op::Request::Put(PutRequest { key, value: value.clone(), lease: 0 }),
-        None => request_op::Request::DeleteRange(DeleteRangeRequest { key }),
+        None => request_op::Request::DeleteRange(DeleteRangeRequest { key, ..DeleteRangeRequest::default() }),
     }
 }
 
-fn operation(request: request_op::Request) -> RequestOp {
+pub(super) fn operation(request: request_op::Request) -> RequestOp {
     RequestOp { request: Some(request) }
 }

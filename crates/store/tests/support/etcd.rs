@@ -83,18 +83,7 @@ impl Etcd {
 
     /// What a call of its HTTP interface answers, which has to be well.
     pub(crate) fn post(&self, path: &str, body: &str) -> String {
-        let mut stream = TcpStream::connect(self.client()).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let length = body.len();
-        write!(
-            stream,
-            "POST /v3/{path} HTTP/1.1\r\nhost: etcd\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
-        )
-        .unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        assert!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
-        answer
+        call(&self.client(), path, body).unwrap()
     }
 
     fn data(&self) -> PathBuf {
@@ -144,9 +133,26 @@ impl Drop for Etcd {
     }
 }
 
+/// What a call of the HTTP interface of the etcd at `client` answers; an error when it is away or refuses.
+pub(crate) fn call(client: &str, path: &str, body: &str) -> std::io::Result<String> {
+    let mut stream = TcpStream::connect(client)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let length = body.len();
+    write!(
+        stream,
+        "POST /v3/{path} HTTP/1.1\r\nhost: etcd\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+    )?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    match answer.starts_with("HTTP/1.1 200") {
+        true => Ok(answer),
+        false => Err(std::io::Error::other(format!("{path}: {answer}"))),
+    }
+}
+
 /// A port that nobody listens on, below those that the system gives to connections: one of these could take it while an etcd
 /// that is to come back does not run.
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = 20_000 + u16::try_from(std::process::id() % 100).unwrap() * 100;
     let mut ports = (0..10_000).map(|_| first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed) % 2_000));

@@ -4,6 +4,7 @@
 
 pub(crate) mod disk;
 pub(crate) mod etcd;
+pub(crate) mod members;
 pub(crate) mod proxy;
 pub(crate) mod workload;
 

@@ -1,0 +1,81 @@
+//! A store in a cluster of three members: what it does while some of them are gone.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod support;
+
+use std::time::Duration;
+
+use fairmesh_rib::Expect;
+use fairmesh_store::{Commits, EtcdStore, Store, WriteError};
+use support::{batch, etcd_config, members::Members, put};
+use tokio::time::timeout;
+
+/// How long anything may take that takes moments.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Writes until it is written, as a caller who repeats does.
+async fn write(store: &EtcdStore, key: &str) -> u64 {
+    let written = async {
+        loop {
+            match store.write(batch([put(key, "", Expect::Any)])).await {
+                Ok(written) => return written.number,
+                Err(WriteError::Away { .. } | WriteError::Unknown { .. } | WriteError::Refused { .. }) => {}
+                Err(refusal) => panic!("{refusal}"),
+            }
+        }
+    };
+    timeout(PATIENCE, written).await.unwrap()
+}
+
+/// Reads commits up to a revision, each of which is newer than the one before, and answers how many.
+async fn read_to(commits: &mut Commits, revision: u64) -> usize {
+    let (mut read, mut last) = (0, 0);
+    while last < revision {
+        let commit = timeout(PATIENCE, commits.next()).await.unwrap().unwrap().unwrap();
+        assert!(commit.revision > last);
+        (read, last) = (read + 1, commit.revision);
+    }
+    assert_eq!(last, revision);
+    read
+}
+
+#[tokio::test]
+async fn writes_go_on_without_a_leader_or_a_minority_and_fail_clearly_without_a_majority() {
+    let mut members = Members::start();
+    let store = EtcdStore::open(&etcd_config(&members.clients(), "")).await.unwrap();
+    store.hold("the test", Duration::from_secs(2)).await.unwrap();
+    let mut commits = store.commits(store.load().await.unwrap().0);
+    let first = write(&store, "/a").await;
+    assert_eq!(read_to(&mut commits, first).await, 1);
+
+    let leader = members.leader();
+    members.kill(leader);
+    // Every write may have been made twice, by one who could not know; none is lost.
+    let last = write(&store, "/b").await;
+    assert!(read_to(&mut commits, last).await >= 1);
+    for key in ["/c", "/d", "/e"] {
+        let written = write(&store, key).await;
+        assert!(read_to(&mut commits, written).await >= 1, "a minority is missed by nobody");
+    }
+
+    let second = members.leader();
+    members.kill(second);
+    let refusal = timeout(PATIENCE, store.write(batch([put("/f", "", Expect::Any)]))).await.unwrap();
+    let refusal = refusal.unwrap_err();
+    assert!(matches!(refusal, WriteError::Away { .. } | WriteError::Unknown { .. }), "{refusal:?}");
+    let words = refusal.to_string();
+    assert!(words.contains("nothing was written, try again") || words.contains("read before"), "{words}");
+    assert_eq!(store.broken(), None, "nobody else can have taken over");
+
+    members.restart(leader);
+    let back = write(&store, "/g").await;
+    assert!(read_to(&mut commits, back).await >= 1);
+    members.restart(second);
+    let whole = write(&store, "/h").await;
+    assert!(read_to(&mut commits, whole).await >= 1);
+    let keys: Vec<_> = store.load().await.unwrap().1.into_iter().map(|(key, _)| key.to_string()).collect();
+    for key in ["/a", "/b", "/c", "/d", "/e", "/g", "/h"] {
+        assert!(keys.iter().any(|held| held == key), "{key} is lost");
+    }
+    assert_eq!(store.broken(), None);
+}

@@ -1,0 +1,544 @@
+//! What only a store over several clusters has to get right: parts that do not answer while others do, batches over
+//! several, takeovers in the middle of either, and services that move while they are written.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod support;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use fairmesh_rib::{Commit, Expect};
+use fairmesh_store::{
+    Behind, Commits, EtcdStore, PartitionedStore, SplitEvent, SplitWish, Store, StoreError, WriteError,
+};
+use support::{
+    batch, delete,
+    etcd::Etcd,
+    etcd_config,
+    proxy::{Proxy, Way},
+    put,
+};
+use tokio::{
+    runtime::{Builder, Runtime},
+    sync::mpsc,
+    task::JoinSet,
+    time::timeout,
+};
+
+/// How long anything may take that takes moments.
+const PATIENCE: Duration = Duration::from_secs(30);
+const TERM: Duration = Duration::from_secs(1);
+
+async fn open(home: &str) -> PartitionedStore {
+    PartitionedStore::open(&etcd_config(&[home], ""), "the test", TERM).await.unwrap()
+}
+
+/// Moves services to the cluster at `into`; none named is half of all.
+async fn split(
+    store: &PartitionedStore,
+    into: &str,
+    services: &[&str],
+) -> Result<Vec<SplitEvent>, StoreError> {
+    let wish = SplitWish {
+        into: etcd_config(&[into], "").address,
+        services: services.iter().map(|&service| service.to_owned()).collect(),
+        dry_run: false,
+    };
+    let (told, mut heard) = mpsc::channel(1);
+    let listening = async {
+        let mut events = Vec::new();
+        while let Some(event) = heard.recv().await {
+            events.push(event);
+        }
+        events
+    };
+    let (ended, events) =
+        timeout(PATIENCE, async { tokio::join!(store.split(wish, told), listening) }).await.unwrap();
+    ended.map(|()| events)
+}
+
+/// The declaration of a service.
+fn key(service: &str) -> String {
+    format!("/t/shop/services/{service}")
+}
+
+async fn write(store: &PartitionedStore, service: &str, value: &str) -> u64 {
+    let written = store.write(batch([put(key(service), value.to_owned(), Expect::Any)]));
+    timeout(PATIENCE, written).await.unwrap().unwrap().number
+}
+
+async fn next(commits: &mut Commits) -> Result<Option<Commit>, Behind> {
+    timeout(PATIENCE, commits.next()).await.unwrap()
+}
+
+type Rows = BTreeMap<String, (String, u64)>;
+
+async fn rows(store: &PartitionedStore) -> (u64, Rows) {
+    let (newest, entries) = store.load().await.unwrap();
+    let row = |value: &[u8], revision| (String::from_utf8(value.to_vec()).unwrap(), revision);
+    let count = entries.len();
+    let rows: Rows = entries
+        .into_iter()
+        .map(|(key, entry)| (key.to_string(), row(&entry.value, entry.revision)))
+        .collect();
+    assert_eq!(rows.len(), count, "a record lies in two parts");
+    (newest, rows)
+}
+
+/// Does what a commit says.
+fn apply(rows: &mut Rows, commit: Commit) {
+    for (key, value) in commit.changes {
+        match value {
+            Some(value) => {
+                rows.insert(key.to_string(), (String::from_utf8(value.to_vec()).unwrap(), commit.revision));
+            }
+            None => {
+                rows.remove(&*key);
+            }
+        }
+    }
+}
+
+/// Reads commits up to a revision, each of which has to be newer than the one before.
+async fn follow(commits: &mut Commits, rows: &mut Rows, (mut at, until): (u64, u64)) -> BTreeSet<u64> {
+    let mut numbers = BTreeSet::new();
+    while at < until {
+        let commit = next(commits).await.unwrap().unwrap();
+        assert!(commit.revision > at, "{} after {at}", commit.revision);
+        at = commit.revision;
+        numbers.insert(at);
+        apply(rows, commit);
+    }
+    numbers
+}
+
+#[tokio::test]
+async fn services_that_move_under_steady_writers_lose_and_repeat_nothing_for_who_watches() {
+    let (home, first, second) = (Etcd::start(), Etcd::start(), Etcd::start());
+    let store = Arc::new(open(&home.client()).await);
+    let (began, mut seen) = rows(&store).await;
+    let mut commits = store.commits(began);
+    for service in 0..200 {
+        write(&store, &format!("s{service}"), &"x".repeat(service)).await;
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut writers = JoinSet::new();
+    for writer in 0..8_u32 {
+        let (store, stop) = (store.clone(), stop.clone());
+        writers.spawn(async move {
+            let mut numbers = Vec::new();
+            for round in 0.. {
+                if stop.load(Relaxed) {
+                    break;
+                }
+                let service = |i: u32| key(&format!("s{}", (writer * 25 + (round + i) % 25)));
+                let value = format!("{writer}/{round}");
+                // Some write several services at once, which may lie in several parts, and some take one away.
+                let ops = match round % 4 {
+                    0 => {
+                        vec![put(service(0), value.clone(), Expect::Any), put(service(7), value, Expect::Any)]
+                    }
+                    1 => vec![delete(service(3), Expect::Any)],
+                    _ => vec![put(service(0), value, Expect::Any)],
+                };
+                numbers.push(store.write(batch(ops)).await.unwrap().number);
+            }
+            numbers
+        });
+    }
+    let half = split(&store, &first.client(), &[]).await.unwrap();
+    let named = split(&store, &second.client(), &["shop/s1", "shop/s2"]).await;
+    // They may have come to lie apart, which is refused.
+    if named.is_err() {
+        split(&store, &second.client(), &["shop/s1"]).await.unwrap();
+    }
+    let again = split(&store, &second.client(), &[]).await.unwrap();
+    stop.store(true, Relaxed);
+    let acknowledged: BTreeSet<u64> = writers.join_all().await.into_iter().flatten().collect();
+    for events in [half, again] {
+        assert!(matches!(events[0], SplitEvent::Planned { services: 1.., .. }), "{events:?}");
+        assert_eq!(events.last(), Some(&SplitEvent::Done));
+    }
+    let newest = acknowledged.last().copied().unwrap();
+    let numbers = follow(&mut commits, &mut seen, (began, newest)).await;
+    assert!(acknowledged.is_subset(&numbers), "a write is lost");
+    assert_eq!(numbers.len(), acknowledged.len() + 200, "a write is doubled");
+    assert_eq!(rows(&store).await, (newest, seen.clone()));
+    let parts: BTreeSet<u32> = (0..200).map(|i| store.partition(&key(&format!("s{i}")))).collect();
+    assert_eq!(parts, BTreeSet::from([0, 1, 2]));
+
+    store.close().await;
+    drop(store);
+    let store = open(&home.client()).await;
+    assert_eq!(rows(&store).await, (newest, seen), "readers go on where they were");
+}
+
+/// A store in a runtime of its own, which can end at any moment as a process does.
+struct Process {
+    runtime: Runtime,
+    store: Arc<PartitionedStore>,
+}
+
+impl Process {
+    async fn start(home: &str) -> Self {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let home = home.to_owned();
+        let store = runtime.spawn(async move { open(&home).await });
+        let store = Arc::new(timeout(PATIENCE, store).await.unwrap().unwrap());
+        Self { runtime, store }
+    }
+
+    fn kill(self) {
+        self.runtime.shutdown_background();
+    }
+}
+
+/// How many keys an etcd has from one key to another, both in base64.
+fn count(etcd: &Etcd, from: &str, until: &str) -> usize {
+    let ask = format!(r#"{{"key":"{from}","range_end":"{until}","count_only":true}}"#);
+    let answer = etcd.post("kv/range", &ask);
+    let Some((_, rest)) = answer.split_once(r#""count":""#) else { return 0 };
+    rest.split_once('"').unwrap().0.parse().unwrap()
+}
+
+/// How many records it has, of whatever part.
+fn records(etcd: &Etcd) -> usize {
+    // From "/fairmesh/records/" to "/fairmesh/records0".
+    count(etcd, "L2ZhaXJtZXNoL3JlY29yZHMv", "L2ZhaXJtZXNoL3JlY29yZHMw")
+}
+
+/// How many batches it knows of that are not carried out everywhere.
+fn intents(etcd: &Etcd) -> usize {
+    // From "/fairmesh/meta/intent/" to "/fairmesh/meta/intent0".
+    count(etcd, "L2ZhaXJtZXNoL21ldGEvaW50ZW50Lw==", "L2ZhaXJtZXNoL21ldGEvaW50ZW50MA==")
+}
+
+#[tokio::test]
+async fn a_process_killed_anywhere_in_a_move_leaves_every_record_and_the_next_begins_anew() {
+    let (home, part) = (Etcd::start(), Etcd::start());
+    let process = Process::start(&home.client()).await;
+    for service in 0..300 {
+        write(&process.store, &format!("s{service:03}"), "0").await;
+    }
+    process.kill();
+    for events in 1..=5 {
+        let process = Process::start(&home.client()).await;
+        let (acknowledged, written) = (Arc::new(AtomicU64::new(0)), process.store.clone());
+        let last = acknowledged.clone();
+        process.runtime.spawn(async move {
+            for value in 1.. {
+                // Both change together, wherever they lie.
+                let both =
+                    ["a", "b"].map(|service| put(key(service), format!("{events}{value:06}"), Expect::Any));
+                written.write(batch(both)).await.unwrap();
+                last.store(value, Relaxed);
+            }
+        });
+        let (told, mut heard) = mpsc::channel(1);
+        let (store, into) = (process.store.clone(), etcd_config(&[&part.client()], "").address);
+        process.runtime.spawn(async move {
+            let wish = SplitWish { into, services: Vec::new(), dry_run: false };
+            store.split(wish, told).await
+        });
+        for _ in 0..events {
+            timeout(PATIENCE, heard.recv()).await.unwrap();
+        }
+        process.kill();
+
+        let store = open(&home.client()).await;
+        let (newest, held) = rows(&store).await;
+        assert_eq!(held.len(), 302, "killed after {events} words of progress");
+        let (a, b) = (&held[&key("a")], &held[&key("b")]);
+        assert_eq!(a.0, b.0, "half a batch is there");
+        let last: u64 = a.0[1..].parse().unwrap();
+        assert!(last >= acknowledged.load(Relaxed), "{last} is older than what was acknowledged");
+        assert!(newest >= a.1 && held.values().all(|(_, number)| *number <= newest));
+        assert_eq!(intents(&home), 0);
+        store.close().await;
+    }
+    let store = open(&home.client()).await;
+    let before = rows(&store).await;
+    split(&store, &part.client(), &[]).await.unwrap();
+    assert_eq!(rows(&store).await, before);
+    assert_eq!(records(&home) + records(&part), before.1.len(), "nothing is left behind");
+}
+
+/// A store whose service "far" lies behind a way that can be cut; "near" lies at home.
+async fn apart(home: &Etcd, part: &Etcd) -> (PartitionedStore, Proxy) {
+    let way = Proxy::to(part.client()).await;
+    let store = open(&home.client()).await;
+    write(&store, "near", "0").await;
+    write(&store, "far", "0").await;
+    split(&store, &way.address, &["shop/far"]).await.unwrap();
+    (store, way)
+}
+
+#[tokio::test]
+async fn a_part_that_does_not_answer_holds_nobody_else_up_and_what_it_took_is_told_later() {
+    let (home, part) = (Etcd::start(), Etcd::start());
+    let (store, way) = apart(&home, &part).await;
+    let store = Arc::new(store);
+    let (began, mut seen) = rows(&store).await;
+    let mut commits = store.commits(began);
+    way.set(Way::Mute);
+    let (before, writer) = (counted(&part), store.clone());
+    let stuck = tokio::spawn(async move { write(&writer, "far", "1").await });
+    for value in ["1", "2", "3"] {
+        let near = write(&store, "near", value).await;
+        let commit = next(&mut commits).await.unwrap().unwrap();
+        assert_eq!(commit, batch([put(key("near"), value, Expect::Any)]).into_commit(near));
+        apply(&mut seen, commit);
+    }
+    assert_eq!(counted(&part), before + 1, "it took the batch");
+    way.set(Way::Cut);
+    let near = write(&store, "near", "4").await;
+    way.set(Way::Open);
+    let commit = next(&mut commits).await.unwrap().unwrap();
+    assert_eq!(commit.revision, near);
+    apply(&mut seen, commit);
+    let late = timeout(PATIENCE, stuck).await.unwrap().unwrap();
+    let commit = next(&mut commits).await.unwrap().unwrap();
+    assert_eq!(
+        commit,
+        batch([put(key("far"), "1", Expect::Any)]).into_commit(late),
+        "once, under a new number"
+    );
+    apply(&mut seen, commit);
+    assert_eq!(rows(&store).await, (late, seen));
+    let again = store.write(batch([put(key("far"), "2", Expect::Revision(late))])).await.unwrap();
+    assert_eq!(next(&mut commits).await.unwrap().unwrap().revision, again.number);
+}
+
+/// What an etcd counts.
+fn counted(etcd: &Etcd) -> u64 {
+    let answer = etcd.post("maintenance/status", "{}");
+    let (_, rest) = answer.split_once(r#""revision":""#).unwrap();
+    rest.split_once('"').unwrap().0.parse().unwrap()
+}
+
+#[tokio::test]
+async fn parts_go_on_without_the_home_and_the_home_is_written_again_when_it_is_back() {
+    let (mut home, part) = (Etcd::start(), Etcd::start());
+    let (store, _way) = apart(&home, &part).await;
+    let (began, mut seen) = rows(&store).await;
+    let mut commits = store.commits(began);
+    home.kill();
+    for value in ["1", "2"] {
+        let far = write(&store, "far", value).await;
+        apply(&mut seen, next(&mut commits).await.unwrap().unwrap());
+        assert_eq!(seen[&key("far")], (value.into(), far));
+    }
+    let refusal = store.write(batch([put(key("near"), "lost", Expect::Any)])).await.unwrap_err();
+    assert!(matches!(refusal, WriteError::Away { .. }), "{refusal}");
+    home.restart();
+    let both = || batch(["near", "far"].map(|service| put(key(service), "both", Expect::Any)));
+    // It may have to be held anew first.
+    let written = timeout(PATIENCE, async {
+        loop {
+            match store.write(both()).await {
+                Ok(written) => return written.number,
+                Err(refusal) => assert_eq!(store.broken(), None, "{refusal}"),
+            }
+            tokio::task::yield_now().await;
+        }
+    });
+    let written = written.await.unwrap();
+    assert_eq!(next(&mut commits).await.unwrap().unwrap(), both().into_commit(written));
+    let (newest, held) = rows(&store).await;
+    assert_eq!((newest, &held[&key("near")]), (written, &("both".into(), written)));
+}
+
+#[tokio::test]
+async fn readers_of_what_was_told_without_a_part_are_told_to_load_by_the_next_process() {
+    let (home, part) = (Etcd::start(), Etcd::start());
+    let (store, way) = apart(&home, &part).await;
+    store.close().await;
+    drop(store);
+    let process = Process::start(&home.client()).await;
+    let (began, _) = rows(&process.store).await;
+    let mut commits = process.store.commits(began);
+    way.set(Way::Mute);
+    let (before, writer) = (counted(&part), process.store.clone());
+    process.runtime.spawn(async move { write(&writer, "far", "1").await });
+    while counted(&part) == before {
+        tokio::task::yield_now().await;
+    }
+    let told = write(&process.store, "near", "1").await;
+    assert_eq!(next(&mut commits).await.unwrap().unwrap().revision, told);
+    process.kill();
+    way.set(Way::Cut);
+    way.set(Way::Open);
+
+    let store = open(&home.client()).await;
+    let (newest, held) = rows(&store).await;
+    assert!(newest > told, "who stands at {told} lacks a record");
+    assert!(matches!(next(&mut store.commits(told)).await, Err(Behind { .. })));
+    let value = |service: &str| held[&key(service)].0.clone();
+    assert_eq!((value("far"), value("near")), ("1".into(), "1".into()));
+    assert!(held[&key("far")].1 < told, "it was the earlier one");
+    store.close().await;
+    drop(store);
+    let store = open(&home.client()).await;
+    assert_eq!(store.load().await.unwrap().0, newest, "it is said once");
+}
+
+#[tokio::test]
+async fn a_batch_over_several_parts_that_was_committed_is_carried_out_by_the_next_process() {
+    let (home, part) = (Etcd::start(), Etcd::start());
+    let (store, _way) = apart(&home, &part).await;
+    store.close().await;
+    drop(store);
+    let way = Proxy::to(home.client()).await;
+    let process = Process::start(&way.address).await;
+    let (began, _) = rows(&process.store).await;
+    way.set(Way::Mute);
+    let writer = process.store.clone();
+    process.runtime.spawn(async move {
+        let both = ["near", "far"].map(|service| put(key(service), "both", Expect::Any));
+        writer.write(batch(both)).await
+    });
+    timeout(PATIENCE, async {
+        while intents(&home) == 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .unwrap();
+    process.kill();
+    let store = open(&home.client()).await;
+    let (newest, held) = rows(&store).await;
+    assert!(newest > began + 1, "readers of its number load again");
+    for service in ["near", "far"] {
+        assert_eq!(held[&key(service)].0, "both");
+    }
+    assert_eq!(intents(&home), 0);
+    assert!(write(&store, "far", "after").await > newest);
+}
+
+#[tokio::test]
+async fn of_a_batch_over_several_parts_all_or_nothing_is_written_and_the_first_conflict_is_named() {
+    let (home, part) = (Etcd::start(), Etcd::start());
+    let (store, way) = apart(&home, &part).await;
+    let (newest, held) = rows(&store).await;
+    let at = |service: &str| held[&key(service)].1;
+    let wrong = batch([
+        put(key("near"), "1", Expect::Revision(at("near"))),
+        put(key("far"), "1", Expect::Absent),
+        put(key("new"), "1", Expect::Revision(7)),
+    ]);
+    let Err(WriteError::Conflict(conflict)) = store.write(wrong).await else { panic!("no conflict") };
+    assert_eq!((&*conflict.key, conflict.found, conflict.current), (&*key("far"), Some(at("far")), newest));
+    assert_eq!(rows(&store).await, (newest, held.clone()));
+
+    way.set(Way::Cut);
+    let both = || batch(["near", "far"].map(|name| put(key(name), "2", Expect::Revision(at(name)))));
+    let refusal = timeout(PATIENCE, store.write(both())).await.unwrap().unwrap_err();
+    assert!(matches!(refusal, WriteError::Away { .. } | WriteError::Unknown { .. }), "{refusal}");
+    write(&store, "other", "1").await;
+    way.set(Way::Open);
+    let mut written = None;
+    while written.is_none() {
+        // Not written in part: both are as expected still.
+        written = store.write(both()).await.ok();
+    }
+    let (_, held) = rows(&store).await;
+    assert_eq!(held[&key("near")], held[&key("far")]);
+}
+
+#[tokio::test]
+async fn whoever_lost_the_home_writes_nothing_in_any_part() {
+    let (home, part) = (Etcd::start(), Etcd::start());
+    let (store, _open) = apart(&home, &part).await;
+    store.close().await;
+    drop(store);
+    let way = Proxy::to(home.client()).await;
+    let first = open(&way.address).await;
+    let mut ending = first.commits(first.load().await.unwrap().0);
+    way.set(Way::Cut);
+    let second = open(&home.client()).await;
+    let taken = write(&second, "far", "2").await;
+    let before = rows(&second).await;
+    // Its way to that part is open.
+    let late = timeout(PATIENCE, first.write(batch([put(key("far"), "late", Expect::Any)]))).await.unwrap();
+    assert!(matches!(late, Err(WriteError::Refused { .. })), "{late:?}");
+    way.set(Way::Open);
+    let both = ["near", "far"].map(|service| put(key(service), "late", Expect::Any));
+    assert!(timeout(PATIENCE, first.write(batch(both))).await.unwrap().is_err());
+    assert_eq!(rows(&second).await, before);
+    assert_eq!(next(&mut ending).await, Ok(None), "it comes to its end");
+    assert!(first.broken().is_some());
+    assert!(write(&second, "far", "3").await > taken);
+}
+
+#[tokio::test]
+async fn a_store_in_one_cluster_becomes_one_with_parts_and_keeps_id_records_and_revisions() {
+    let (home, part) = (Etcd::start(), Etcd::start());
+    let config = etcd_config(&[&home.client()], "");
+    let whole = EtcdStore::open(&config).await.unwrap();
+    for service in 0..300 {
+        whole.write(batch([put(key(&format!("s{service}")), "1", Expect::Absent)])).await.unwrap();
+    }
+    let newest = whole.write(batch([delete(key("s7"), Expect::Any)])).await.unwrap().number;
+    let (id, before) = (whole.id(), whole.load().await.unwrap());
+    drop(whole);
+    let refusal = PartitionedStore::open(&config, "the test", TERM).await.unwrap_err().to_string();
+    assert!(refusal.contains("--partitioned"), "{refusal}");
+    let standby = EtcdStore::open(&config).await.unwrap();
+    for _ in 0..2 {
+        PartitionedStore::convert(&config, "the test", TERM).await.unwrap();
+    }
+    let refusal = standby.hold("another", TERM).await.unwrap_err().to_string();
+    assert!(refusal.contains("start the process again"), "{refusal}");
+    let store = open(&home.client()).await;
+    assert_eq!((store.id(), store.load().await.unwrap()), (id, before));
+    assert_eq!(store.write(batch([])).await.unwrap().number, newest);
+    split(&store, &part.client(), &[]).await.unwrap();
+    assert_eq!(store.load().await.unwrap().1.len(), 299);
+    // From "/fairmesh/rib/" to "/fairmesh/rib0": the records in their former form.
+    assert_eq!(count(&home, "L2ZhaXJtZXNoL3JpYi8=", "L2ZhaXJtZXNoL3JpYjA="), 0);
+    store.close().await;
+    drop(store);
+
+    let refusal = EtcdStore::open(&config).await.unwrap_err().to_string();
+    assert!(refusal.contains("several clusters"), "{refusal}");
+    let renewed = PartitionedStore::renew_id(&config).await.unwrap();
+    let store = open(&home.client()).await;
+    assert_eq!((store.id(), store.load().await.unwrap().1.len()), (renewed, 299));
+}
+
+#[tokio::test]
+async fn a_move_that_cannot_be_is_refused_with_why_and_one_that_is_only_asked_about_changes_nothing() {
+    let (home, part, other) = (Etcd::start(), Etcd::start(), Etcd::start());
+    let (store, _way) = apart(&home, &part).await;
+    let stranger = EtcdStore::open(&etcd_config(&[&other.client()], "")).await.unwrap();
+    let refusal =
+        async |into: &str, services: &[&str]| split(&store, into, services).await.unwrap_err().to_string();
+    assert!(refusal(&other.client(), &["shop/near"]).await.contains("another store lies there"));
+    assert!(refusal(&part.client(), &["shop/far"]).await.contains("there already"));
+    assert!(refusal(&part.client(), &["shop/far", "shop/near"]).await.contains("several parts"));
+    assert!(refusal(&part.client(), &[]).await.contains("--services"), "one service is left at home");
+    drop(stranger);
+    let (told, mut heard) = mpsc::channel(4);
+    let into = etcd_config(&[&other.client()], "/empty").address;
+    let wish = SplitWish { into: into.clone(), services: vec!["shop/near".into()], dry_run: true };
+    store.split(wish, told).await.unwrap();
+    let planned = heard.recv().await.unwrap();
+    assert!(
+        matches!(planned, SplitEvent::Planned { from: 0, to: 2, services: 1, records: 1, .. }),
+        "{planned:?}"
+    );
+    assert_eq!((heard.recv().await, store.partition(&key("near"))), (None, 0));
+    let wish = |services: &str, into| SplitWish { into, services: vec![services.into()], dry_run: false };
+    store.split(wish("shop/near", into), mpsc::channel(9).0).await.unwrap();
+    // And back to the home, which is a part as any other.
+    let home = etcd_config(&[&home.client()], "").address;
+    store.split(wish("shop/far", home), mpsc::channel(9).0).await.unwrap();
+    assert_eq!(["near", "far"].map(|service| store.partition(&key(service))), [2, 0]);
+    assert_eq!(rows(&store).await.1.len(), 2);
+}
