@@ -51,6 +51,8 @@ pub(crate) enum Command {
     Control(command::control::ControlArgs),
     /// Run this machine's agent: the copy of the routing information that local programs read.
     Agent(command::agent::AgentArgs),
+    /// Run a proxy for programs that cannot link the library: they call services by host name.
+    Proxy(command::proxy::ProxyArgs),
     /// Run replicas of the routing information base, move it from one store to another, and look at it as a whole.
     #[command(subcommand)]
     Rib(command::rib::RibCommand),

@@ -15,6 +15,7 @@ pub(crate) mod history;
 pub(crate) mod imbalance;
 mod places;
 mod process;
+pub(crate) mod proxy;
 mod read;
 mod region;
 pub(crate) mod rib;
@@ -44,6 +45,7 @@ pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
     match cli.command {
         Command::Control(args) => control::run(args).await,
         Command::Agent(args) => agent::run(args).await,
+        Command::Proxy(args) => proxy::run(args).await,
         Command::Rib(command) => rib::run(command).await,
         Command::Demo(args) => demo::run(args).await.map(|()| ExitCode::SUCCESS).map_err(Failure::failed),
         Command::Register(args) => register::run(args).await,

@@ -24,6 +24,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("replica", &["model", "wire", "rib", "store"]),
     ("agent", &["model", "wire", "rib", "imbalance"]),
     ("client", &["model", "wire", "rib", "balancer", "router", "imbalance"]),
+    ("proxy", &["model", "client"]),
     ("control", &["model", "wire", "rib", "store", "registry", "imbalance"]),
     // A newcomer's program needs the library and nothing else of ours.
     ("examples", &["client"]),

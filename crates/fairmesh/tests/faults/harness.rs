@@ -11,7 +11,7 @@ use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 pub(crate) use load::{Caller, Kind, Load};
 pub(crate) use process::{Process, Program, Run, run};
-pub(crate) use serve::{BURN, Local, Spec};
+pub(crate) use serve::{BURN, Local, Spec, free_port};
 pub(crate) use world::World;
 
 /// How long a condition may take to come true: long, since it decides nothing but when a broken test gives up.

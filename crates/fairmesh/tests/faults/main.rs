@@ -10,6 +10,7 @@ mod harness;
 mod health;
 mod imbalance;
 mod outage;
+mod proxy;
 mod refusals;
 mod restart;
 mod server;

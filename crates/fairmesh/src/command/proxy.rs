@@ -1,0 +1,105 @@
+//! `fairmesh proxy`.
+
+use std::{process::ExitCode, time::Duration};
+
+use clap::{Args, ValueEnum};
+use fairmesh_client::Mesh;
+use fairmesh_model::{Location, Region, spec};
+use fairmesh_proxy::{AccessLog, Form, Limits, Listen, ProxyConfig};
+use fairmesh_wire::transport::Address;
+
+use super::process::Metrics;
+use crate::{failure::Failure, logging::Logging, signals};
+
+/// Arguments of `fairmesh proxy`.
+#[derive(Debug, Args)]
+pub(crate) struct ProxyArgs {
+    /// Where programs connect: ip:port, where the host of each request names its service (cart.shop for shop/cart), or
+    /// ip:port=tenant/service, where all are for one; may be repeated.
+    #[arg(long, value_name = "ADDRESS[=SERVICE]", default_value = "127.0.0.1:7410", value_delimiter = ',')]
+    listen: Vec<Listen>,
+    /// Where /metrics, /healthz, /readyz and /services are, or 'none'.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7411")]
+    admin: Metrics,
+    /// The agent to follow [default: FAIRMESH_AGENT, else the agent's usual socket].
+    #[arg(long, value_name = "ADDRESS")]
+    agent: Option<Address>,
+    /// A control plane to follow, where there is no agent.
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "agent")]
+    control: Option<Address>,
+    /// Where it runs [default: where the agent says, or FAIRMESH_REGION].
+    #[arg(long)]
+    region: Option<Region>,
+    /// Who it is: its subset of endpoints hangs on it, so it should stay the same and differ between proxies
+    /// [default: FAIRMESH_CLIENT_ID, else the host's and the program's name].
+    #[arg(long, value_name = "ID")]
+    client_id: Option<String>,
+    /// The access log, to standard output.
+    #[arg(long, value_enum, default_value_t, value_name = "FORM")]
+    access_log: LogForm,
+    /// Log one of so many requests; those that failed are all logged.
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    access_log_one_in: u64,
+    /// How long requests under way may take once it is told to stop.
+    #[arg(long, value_parser = spec::read_duration, default_value = "25s")]
+    drain_deadline: Duration,
+    /// How long a connection may be idle, and the head of a request take.
+    #[arg(long, value_parser = spec::read_duration, default_value = "75s")]
+    idle_timeout: Duration,
+    /// Connections of programs at one time; further ones wait.
+    #[arg(long, default_value_t = 10_000, value_name = "N")]
+    max_connections: usize,
+    #[command(flatten)]
+    logging: Logging,
+}
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum LogForm {
+    /// No line.
+    #[default]
+    Off,
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Runs until SIGTERM or SIGINT, then drains.
+pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Failure> {
+    args.logging.start()?;
+    let shutdown = signals::shutdown()?;
+    let config = ProxyConfig {
+        limits: Limits {
+            connections: args.max_connections,
+            head: args.idle_timeout,
+            drain: args.drain_deadline,
+            ..Limits::default()
+        },
+        access_log: AccessLog {
+            form: match args.access_log {
+                LogForm::Off => Form::Off,
+                LogForm::Text => Form::Text,
+                LogForm::Json => Form::Json,
+            },
+            one_in: args.access_log_one_in,
+        },
+        listen: args.listen,
+        admin: args.admin.0,
+    };
+    let mut mesh = Mesh::builder();
+    if let Some(agent) = args.agent {
+        mesh = mesh.agent(agent);
+    }
+    if let Some(control) = args.control {
+        mesh = mesh.control(control);
+    }
+    if let Some(region) = args.region {
+        mesh = mesh.location(Location::in_region(region));
+    }
+    if let Some(id) = args.client_id {
+        mesh = mesh.client_id(id);
+    }
+    let mesh = mesh.connect().await.map_err(|error| Failure::refused(error.problem, error.hint))?;
+    fairmesh_proxy::run(config, mesh, shutdown).await.map_err(|error| Failure::stopped(&error))?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,188 @@
+//! Programs that know nothing of Fairmesh call through a proxy.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use fairmesh_model::Protocol;
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt as _, Empty};
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use rustix::process::Signal;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
+use crate::harness::{Process, Program, Spec, World, beside_others, free_port, until};
+
+/// A proxy as a process.
+struct Proxy {
+    process: Process,
+    /// Where hosts say which service is meant.
+    by_host: String,
+    /// Where everything is for `shop/one`.
+    for_one: String,
+    admin: String,
+}
+
+impl Proxy {
+    async fn start(world: &World) -> Self {
+        let [by_host, for_one, admin] = [(); 3].map(|()| format!("127.0.0.1:{}", free_port()));
+        let args = format!(
+            "proxy --agent {} --listen {by_host} --listen {for_one}=shop/one --admin {admin} --client-id proxy \
+             --access-log json",
+            world.agent_address()
+        );
+        let process = Process::start(Program::fairmesh(world.path("proxy.log"), &args));
+        let proxy = Self { process, by_host, for_one, admin };
+        until("the proxy is ready", async || proxy.is_ready().await).await;
+        proxy
+    }
+
+    async fn is_ready(&self) -> bool {
+        let asked = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
+        let answer = asked.get(format!("http://{}/readyz", self.admin).parse().unwrap()).await;
+        answer.is_ok_and(|answer| answer.status().is_success())
+    }
+
+    async fn page(&self, path: &str) -> String {
+        let asked = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
+        let answer = asked.get(format!("http://{}{path}", self.admin).parse().unwrap()).await.unwrap();
+        String::from_utf8(answer.into_body().collect().await.unwrap().to_bytes().to_vec()).unwrap()
+    }
+}
+
+fn client(http2: bool) -> Client<HttpConnector, Empty<Bytes>> {
+    Client::builder(TokioExecutor::new()).http2_only(http2).build_http()
+}
+
+fn get(to: &str, host: &str) -> Request<Empty<Bytes>> {
+    Request::get(format!("http://{to}/items?q=1")).header("host", host).body(Empty::new()).unwrap()
+}
+
+async fn call(http2: bool, request: Request<Empty<Bytes>>) -> Response<Bytes> {
+    let (head, body) = client(http2).request(request).await.unwrap().into_parts();
+    Response::from_parts(head, body.collect().await.unwrap().to_bytes())
+}
+
+/// What comes over a connection of one's own, as it is.
+async fn raw(to: &str, request: &str) -> String {
+    let mut stream = TcpStream::connect(to).await.unwrap();
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.unwrap();
+    text
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn any_program_reaches_services_by_host_whatever_either_side_speaks() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let one = Spec::new("shop/one", "one-http1", Protocol::Http1).here(&world).await;
+    let two = Spec::new("shop/two", "two-http2", Protocol::Http2).here(&world).await;
+    let proxy = Proxy::start(&world).await;
+    for (host, instance) in [("one.shop", "one-http1"), ("two.shop:80", "two-http2")] {
+        let answer = call(false, get(&proxy.by_host, host)).await;
+        assert_eq!(
+            (answer.status(), &answer.headers()["x-instance"]),
+            (StatusCode::OK, &instance.parse().unwrap())
+        );
+        // HTTP/2 names the host in the URI, and so do programs that were told of a proxy.
+        let authority =
+            format!("GET http://{host}/ HTTP/1.1\r\nhost: other.shop\r\nconnection: close\r\n\r\n");
+        let answer = raw(&proxy.by_host, &authority).await;
+        assert!(answer.starts_with("HTTP/1.1 200") && answer.contains(instance), "{answer}");
+    }
+    for instance in ["one-http1", "two-http2"] {
+        let host = if instance.starts_with("one") { "one.shop" } else { "two.shop" };
+        let answer = call(true, get(&proxy.by_host, host)).await;
+        assert_eq!(answer.headers()["x-instance"], instance);
+    }
+    let answer = call(false, get(&proxy.for_one, "whatever.example")).await;
+    assert_eq!(answer.headers()["x-instance"], "one-http1", "this listener is for one service");
+
+    let mut grpc = get(&proxy.by_host, "two.shop");
+    grpc.headers_mut().insert("content-type", "application/grpc".parse().unwrap());
+    assert_eq!(call(true, grpc).await.headers()["grpc-status"], "0");
+
+    let mut told = get(&proxy.by_host, "one.shop");
+    told.headers_mut().insert("x-fairmesh-explain", "true".parse().unwrap());
+    let answer = call(false, told).await;
+    let decision = answer.headers()["x-fairmesh-decision"].to_str().unwrap().to_owned();
+    let expected = format!("shop/one; one-http1 {} eu ", one.address);
+    assert!(decision.starts_with(&expected) && decision.ends_with("ms 200"), "{decision}");
+    drop((one, two));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_routed_is_answered_with_why_and_counted_within_bounds() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
+    let proxy = Proxy::start(&world).await;
+    let unknown = call(false, get(&proxy.by_host, "nobody.shop")).await;
+    assert_eq!(
+        (unknown.status(), &unknown.headers()["x-fairmesh-fault"]),
+        (StatusCode::NOT_FOUND, &"unknown_service".parse().unwrap())
+    );
+    let mut grpc = get(&proxy.by_host, "nobody.shop");
+    grpc.headers_mut().insert("content-type", "application/grpc+proto".parse().unwrap());
+    let grpc = call(true, grpc).await;
+    assert_eq!((grpc.status(), &grpc.headers()["grpc-status"]), (StatusCode::OK, &"5".parse().unwrap()));
+    let nameless = call(false, get(&proxy.by_host, "localhost")).await;
+    assert_eq!(nameless.status(), StatusCode::NOT_FOUND);
+    assert!(String::from_utf8_lossy(nameless.body()).contains("Host: service.tenant"));
+    for refused in [
+        "CONNECT one.shop:443 HTTP/1.1\r\nhost: one.shop\r\n",
+        "GET / HTTP/1.1\r\nhost: one.shop\r\nupgrade: websocket\r\n",
+    ] {
+        let answer = raw(&proxy.by_host, &format!("{refused}connection: close, upgrade\r\n\r\n")).await;
+        assert!(answer.starts_with("HTTP/1.1 501"), "{answer}");
+    }
+    // A length and chunks at once may mean two different things to two servers: it is one request or none.
+    let smuggled = "POST / HTTP/1.1\r\nhost: one.shop\r\ncontent-length: 4\r\ntransfer-encoding: chunked\r\n\
+        connection: close\r\n\r\n0\r\n\r\nGET /second HTTP/1.1\r\nhost: one.shop\r\n\r\n";
+    let answer = raw(&proxy.by_host, smuggled).await;
+    assert_eq!(answer.matches("HTTP/1.1").count(), 1, "{answer}");
+
+    assert_eq!(call(false, get(&proxy.by_host, "one.shop")).await.status(), StatusCode::OK);
+    let metrics = proxy.page("/metrics").await;
+    assert!(!metrics.contains("nobody"), "names that nobody declared are no labels: {metrics}");
+    assert!(
+        metrics.contains("fairmesh_proxy_answers_total{service=\"shop/one\",class=\"2xx\"}"),
+        "{metrics}"
+    );
+    assert!(metrics.contains("fairmesh_proxy_requests_refused_total 2"), "{metrics}");
+    let services: serde_json::Value = serde_json::from_str(&proxy.page("/services").await).unwrap();
+    assert_eq!(services.as_array().unwrap().len(), 1, "{services}");
+    let log = proxy.process.log();
+    assert!(log.contains(r#""service":"shop/one","method":"GET","path":"/items","status":200"#), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_lets_what_is_under_way_end_and_an_agent_that_is_gone_stops_nothing() {
+    let _machine = beside_others().await;
+    let mut world = World::start("").await;
+    let work = Duration::from_secs(1);
+    let _one = Spec { work, ..Spec::new("shop/one", "one", Protocol::Http1) }.here(&world).await;
+    let mut proxy = Proxy::start(&world).await;
+    assert_eq!(call(false, get(&proxy.for_one, "one.shop")).await.status(), StatusCode::OK);
+    world.agent.kill().await;
+    let answer = call(false, get(&proxy.for_one, "one.shop")).await;
+    assert_eq!(answer.status(), StatusCode::OK, "the proxy decides by what it has");
+
+    let calls = [false, true].map(|http2| {
+        let request = get(&proxy.for_one, "one.shop");
+        tokio::spawn(async move { call(http2, request).await })
+    });
+    until("both are under way", async || proxy.page("/services").await.contains("\"under_way\":2")).await;
+    proxy.process.signal(Signal::TERM);
+    until("nobody new is taken", async || TcpStream::connect(&proxy.for_one).await.is_err()).await;
+    for call in calls {
+        assert_eq!(call.await.unwrap().status(), StatusCode::OK);
+    }
+    assert!(proxy.process.end().await.success());
+}

@@ -1,0 +1,76 @@
+//! What a program is told where no server answered.
+
+use std::fmt::Write as _;
+
+use fairmesh_client::{Body, Fault, headers};
+use http::{HeaderName, HeaderValue, Response, StatusCode, header};
+
+/// Says, in answers that the proxy made itself, what went wrong: the stable name of the fault.
+pub(crate) const FAULT: HeaderName = HeaderName::from_static("x-fairmesh-fault");
+
+/// A fault as an answer: gRPC callers get their status, the others one of HTTP, and both the words.
+pub(crate) fn of_fault(fault: &Fault, is_grpc: bool) -> Response<Body> {
+    let kind = fault.kind();
+    let mut answer = match is_grpc {
+        true => of_grpc(kind.grpc_code() as i32, &fault.to_string()),
+        false => of_http(kind.http_status(), format!("{fault}\n")),
+    };
+    answer.headers_mut().insert(FAULT, HeaderValue::from_static(kind.label()));
+    answer
+}
+
+/// An answer with a status and words.
+pub(crate) fn of_http(status: StatusCode, words: String) -> Response<Body> {
+    let mut answer = Response::new(Body::from(words));
+    *answer.status_mut() = status;
+    let text = HeaderValue::from_static("text/plain; charset=utf-8");
+    answer.headers_mut().insert(header::CONTENT_TYPE, text);
+    answer
+}
+
+/// An answer that is over with its head, as gRPC has it.
+fn of_grpc(code: i32, words: &str) -> Response<Body> {
+    let mut answer = Response::new(Body::empty());
+    let headers = answer.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    headers.insert(headers::GRPC_STATUS, code.into());
+    // Percent-encoded, it holds only what a header may.
+    if let Ok(message) = percent_encoded(words).try_into() {
+        headers.insert(HeaderName::from_static("grpc-message"), message);
+    }
+    answer
+}
+
+/// As the gRPC protocol over HTTP/2 wants messages: printable ASCII but `%`.
+fn percent_encoded(words: &str) -> String {
+    let mut encoded = String::with_capacity(words.len());
+    for byte in words.bytes() {
+        match byte {
+            b' '..=b'~' if byte != b'%' => encoded.push(char::from(byte)),
+            // Writing to a string cannot fail.
+            _ => drop(write!(encoded, "%{byte:02X}")),
+        }
+    }
+    encoded
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_client::FaultKind;
+
+    use super::*;
+
+    #[test]
+    fn each_caller_is_told_in_its_own_words() {
+        let fault = Fault::new(FaultKind::NoEndpoints, "nobody serves 100 % of it\nnow");
+        let plain = of_fault(&fault, false);
+        assert_eq!(
+            (plain.status(), &plain.headers()[FAULT]),
+            (StatusCode::SERVICE_UNAVAILABLE, &"no_endpoints".parse().unwrap())
+        );
+        let grpc = of_fault(&fault, true);
+        assert_eq!(grpc.status(), StatusCode::OK);
+        assert_eq!(grpc.headers()[headers::GRPC_STATUS], "14");
+        assert_eq!(grpc.headers()["grpc-message"], "nobody serves 100 %25 of it%0Anow");
+    }
+}

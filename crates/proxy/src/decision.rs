@@ -1,0 +1,40 @@
+//! Why a request went where it went, told to whoever asks with the request.
+
+use std::fmt::Write as _;
+
+use fairmesh_client::{ServiceName, Trace};
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+/// In a request: `true` asks for [`DECISION`] in the answer. It is not passed on.
+pub(crate) const EXPLAIN: HeaderName = HeaderName::from_static("x-fairmesh-explain");
+/// In an answer: the service, and each try with its endpoint, address, region, time and outcome.
+pub(crate) const DECISION: HeaderName = HeaderName::from_static("x-fairmesh-decision");
+
+/// Takes the wish to be told from a request.
+pub(crate) fn asked(headers: &mut HeaderMap) -> Option<Trace> {
+    // Looked up first: removing takes a hash even where there is nothing.
+    let asked = headers.remove(EXPLAIN).is_some_and(|value| value == "true");
+    asked.then(Trace::new)
+}
+
+/// Tells it in an answer.
+pub(crate) fn tell(service: &ServiceName, trace: &Trace, headers: &mut HeaderMap) {
+    let mut words = service.to_string();
+    for tried in trace.take() {
+        let target = &tried.endpoint;
+        let outcome = match &tried.outcome {
+            Ok(status) => status.as_u16().to_string(),
+            Err(problem) => problem.chars().filter(|c| matches!(c, ' '..='~') && *c != ';').collect(),
+        };
+        let ms = tried.took.as_secs_f64() * 1e3;
+        // Writing to a string cannot fail.
+        let _ = write!(
+            words,
+            "; {} {} {} {ms:.1}ms {outcome}",
+            target.instance, target.address, target.location.region
+        );
+    }
+    if let Ok(value) = HeaderValue::try_from(words) {
+        headers.insert(DECISION, value);
+    }
+}

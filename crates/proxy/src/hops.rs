@@ -1,0 +1,90 @@
+//! Headers that belong to one connection, and not to the message (RFC 9110 7.6.1).
+//!
+//! `te: trailers` goes on: gRPC servers ask for it, and every connection to an endpoint can carry trailers.
+
+use http::{HeaderMap, HeaderName, HeaderValue, header};
+
+/// Never passed on, whether or not `connection` names them. `expect` is answered here, when the body is first read.
+const OURS: [HeaderName; 7] = [
+    header::CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    header::PROXY_AUTHORIZATION,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+    header::EXPECT,
+];
+
+/// Takes what belongs to the connection on which a request came.
+pub(crate) fn strip_request(headers: &mut HeaderMap) {
+    let trailers = headers.get_all(header::TE).iter().any(wants_trailers);
+    strip(headers);
+    headers.remove(header::TE);
+    if trailers {
+        headers.insert(header::TE, HeaderValue::from_static("trailers"));
+    }
+}
+
+/// Takes what belongs to the connection on which an answer came.
+pub(crate) fn strip_answer(headers: &mut HeaderMap) {
+    strip(headers);
+}
+
+fn strip(headers: &mut HeaderMap) {
+    // Most messages have none of them.
+    if headers.contains_key(header::CONNECTION) {
+        let named: Vec<HeaderName> = headers.get_all(header::CONNECTION).iter().flat_map(names).collect();
+        for name in named {
+            headers.remove(name);
+        }
+    }
+    for name in &OURS {
+        headers.remove(name);
+    }
+}
+
+fn names(value: &HeaderValue) -> impl Iterator<Item = HeaderName> {
+    let words = value.to_str().unwrap_or_default().split(',');
+    // `close` and `keep-alive` are no headers that matter; what frames the message is not for senders to take away.
+    words.filter_map(|word| word.trim().parse().ok()).filter(|name| *name != header::CONTENT_LENGTH)
+}
+
+fn wants_trailers(value: &HeaderValue) -> bool {
+    let words = value.to_str().unwrap_or_default().split(',');
+    words.map(str::trim).any(|word| word.eq_ignore_ascii_case("trailers"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+        pairs
+            .iter()
+            .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)))
+            .collect()
+    }
+
+    #[test]
+    fn what_connection_names_stays_behind_and_the_rest_goes_on() {
+        let mut headers = map(&[
+            ("connection", "close, X-Secret, Content-Length"),
+            ("x-secret", "1"),
+            ("content-length", "3"),
+            ("keep-alive", "timeout=5"),
+            ("upgrade", "h2c"),
+            ("te", "gzip, Trailers"),
+            ("expect", "100-continue"),
+            ("accept", "text/html"),
+        ]);
+        strip_request(&mut headers);
+        assert_eq!(headers, map(&[("content-length", "3"), ("accept", "text/html"), ("te", "trailers")]));
+    }
+
+    #[test]
+    fn te_goes_on_only_where_it_asks_for_trailers() {
+        let mut headers = map(&[("te", "gzip")]);
+        strip_request(&mut headers);
+        assert!(headers.is_empty());
+    }
+}

@@ -1,0 +1,118 @@
+//! Which service a request is for.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
+
+use fairmesh_client::{Mesh, ServiceHandle, ServiceName};
+
+use crate::{Listen, metrics::Golden};
+
+/// The most services that one proxy calls: each costs a subscription and labels of metrics, and requests may name any.
+const MOST: usize = 4096;
+
+/// A service with what is counted of it.
+#[derive(Debug)]
+pub(crate) struct Target {
+    pub(crate) handle: ServiceHandle,
+    pub(crate) golden: Golden,
+}
+
+/// The services called so far, by name.
+#[derive(Debug)]
+pub(crate) struct Services {
+    mesh: Mesh,
+    known: RwLock<HashMap<ServiceName, Arc<Target>>>,
+}
+
+/// Why a request is for no service.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Nobody {
+    #[error("the request names no host; send 'Host: service.tenant'")]
+    NoHost,
+    #[error("'{0}' is no service; send 'Host: service.tenant', as cart.shop for shop/cart")]
+    NoName(String),
+    #[error("{MOST} services are called through this proxy; run another for more")]
+    TooMany,
+}
+
+impl Services {
+    pub(crate) fn new(mesh: Mesh) -> Self {
+        Self { mesh, known: RwLock::default() }
+    }
+
+    /// The service whose host this is: `cart.shop` for `shop/cart`, with or without a port.
+    pub(crate) fn by_host(&self, host: &str) -> Result<Arc<Target>, Nobody> {
+        self.by_name(&name_of(host)?)
+    }
+
+    pub(crate) fn by_name(&self, name: &ServiceName) -> Result<Arc<Target>, Nobody> {
+        if let Some(target) = self.known.read().unwrap_or_else(PoisonError::into_inner).get(name) {
+            return Ok(Arc::clone(target));
+        }
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= MOST && !known.contains_key(name) {
+            return Err(Nobody::TooMany);
+        }
+        // A name that was read is well formed.
+        let handle = self.mesh.service(name.to_string()).map_err(|_| Nobody::NoName(name.to_string()))?;
+        let target = || Arc::new(Target { handle, golden: Golden::default() });
+        Ok(Arc::clone(known.entry(name.clone()).or_insert_with(target)))
+    }
+
+    /// Nobody declared it: whoever makes names up must not fill the table.
+    pub(crate) fn forget(&self, name: &ServiceName) {
+        self.known.write().unwrap_or_else(PoisonError::into_inner).remove(name);
+    }
+
+    /// All of them, by name.
+    pub(crate) fn all(&self) -> Vec<(ServiceName, Arc<Target>)> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let mut all: Vec<_> = known.iter().map(|(name, target)| (name.clone(), Arc::clone(target))).collect();
+        all.sort_by(|(a, _), (b, _)| a.cmp(b));
+        all
+    }
+
+    /// Waits until services that have a listener can be called, at most for `patience`.
+    pub(crate) async fn first_contact(&self, listen: &[Listen], patience: Duration) {
+        let named = listen.iter().filter_map(|listen| listen.service.as_ref());
+        let targets: Vec<_> = named.filter_map(|name| self.by_name(name).ok()).collect();
+        let all = async {
+            for target in targets {
+                if let Err(fault) = target.handle.ready().await {
+                    tracing::warn!(service = %target.handle.name(), %fault, "not callable yet");
+                }
+            }
+        };
+        if tokio::time::timeout(patience, all).await.is_err() {
+            tracing::warn!(?patience, "listening although not every service is known yet");
+        }
+    }
+}
+
+fn name_of(host: &str) -> Result<ServiceName, Nobody> {
+    // A host in brackets is an address, and fails below like any other.
+    let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
+    let name = name.strip_suffix('.').unwrap_or(name);
+    let no_name = || Nobody::NoName(host.to_owned());
+    let (service, tenant) = name.rsplit_once('.').ok_or_else(no_name)?;
+    ServiceName::new(format!("{tenant}/{service}").to_ascii_lowercase()).map_err(|_| no_name())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_names_the_service_before_its_tenant() {
+        for host in ["cart.shop", "cart.shop:8080", "Cart.Shop.", "cart.shop.:80"] {
+            assert_eq!(name_of(host).unwrap().to_string(), "shop/cart", "{host}");
+        }
+        assert_eq!(name_of("v2.cart.shop").unwrap().to_string(), "shop/v2.cart");
+        for host in ["", "cart", "cart:80", "[::1]:80", ".shop", "a b.shop"] {
+            assert!(matches!(name_of(host), Err(Nobody::NoName(_))), "{host}");
+        }
+    }
+}
