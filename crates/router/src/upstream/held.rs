@@ -56,12 +56,9 @@ impl Held {
         self.slots.report_unearned(self.index, load, now);
     }
 
-    /// As [`report_unearned`](Self::report_unearned), for a server that was asked without a call: it counts all that is under way
-    /// there, while an answer leaves out the call that it belongs to, and is learnt from as such.
+    /// As [`Slots::report_asked`].
     pub fn report_asked(&self, load: LoadReport, now: u64) {
-        let own = u32::from(self.slots.outstanding(self.index) > 0);
-        let requests = load.requests.map(|requests| requests.saturating_sub(own));
-        self.report_unearned(LoadReport { requests, ..load }, now);
+        self.slots.report_asked(self.index, load, now);
     }
 
     /// Keeps how long the server took for an answer that came at `now`, both in nanoseconds, for policies that go by it.
