@@ -65,6 +65,13 @@ pub struct Report {
     pub missed: Vec<String>,
 }
 
+impl Report {
+    /// How many questions for load there were for each call, warm-up left out.
+    pub fn questions_per_call(&self) -> f64 {
+        self.estimates.questions as f64 / self.endings.calls.max(1) as f64
+    }
+}
+
 /// The share of a group of servers.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]

@@ -132,8 +132,7 @@ fn learn(line: &Line, answer: &response::Parts, now: u64) -> u64 {
         // It was taken out meanwhile, and its place among the endpoints may be another's.
         Some(Some(_)) if line.is_retired() => 0,
         Some(Some(load)) if load != LoadReport::default() => {
-            line.asked().told(now);
-            line.endpoint().report_asked(load, now);
+            line.endpoint().told(line.asked(), load, now);
             0
         }
         Some(None) => {

@@ -1,5 +1,7 @@
 //! Questions for load: who is asked, and when, is decided by the code of production.
 
+use std::sync::Arc;
+
 use fairmesh_balancer::poll::{AFTER_NONSENSE, AFTER_SILENCE, Askable, Estimate, PATIENCE, Survey};
 use fairmesh_router::LoadReport;
 
@@ -74,12 +76,12 @@ impl Engine {
         if took > PATIENCE {
             return claim.end((now + PATIENCE + AFTER_SILENCE).saturating_sub(took));
         }
-        lane.asked().took(took, now);
+        let asked = Arc::clone(lane.asked());
+        asked.took(took, now);
         if flight.report == LoadReport::default() {
             return claim.end(now + AFTER_NONSENSE);
         }
-        lane.asked().told(now);
         claim.end(now);
-        known.slots.report_asked(flight.index, flight.report, now);
+        asked.told(&known.slots, flight.index, flight.report, now);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{
     },
 };
 
-use crate::Reported;
+use crate::{LoadReport, Reported, Slots};
 
 /// How long a measured round trip is believed, in nanoseconds, and over how long the shortest is looked for.
 const BELIEVED: u64 = 60_000_000_000;
@@ -21,7 +21,7 @@ pub struct Asked {
     since: AtomicU64,
     /// When the last answer came; 0 before any.
     measured: AtomicU64,
-    /// When the last report came that was asked for; 0 before any.
+    /// When the report came that the server had to give when it was asked last; 0 before any.
     told: AtomicU64,
     /// Until when the server is left alone.
     respite: AtomicU64,
@@ -79,12 +79,19 @@ impl Asked {
         (!self.under_way.swap(true, Acquire)).then(|| Claim(Arc::clone(self)))
     }
 
-    /// A report that was asked for is kept as of `now`.
-    pub fn told(&self, now: u64) {
-        self.told.store(now, Relaxed);
+    /// Keeps what the server at `index` answered at `now`.
+    ///
+    /// A server that says what it said before may be stuck: then what is known of it goes on to age, as if nobody had asked.
+    pub fn told(&self, slots: &Slots, index: u32, load: LoadReport, now: u64) {
+        if let Some(same) = slots.reported(index).filter(|last| last.load == load) {
+            self.told.store(same.at, Relaxed);
+        } else {
+            self.told.store(now, Relaxed);
+            slots.report_asked(index, load, now);
+        }
     }
 
-    /// Whether a report was asked for, rather than part of an answer to a call.
+    /// Whether a report is the last that the server had to say when it was asked, rather than part of an answer to a call since.
     pub fn has_told(&self, reported: &Reported) -> bool {
         self.told.load(Relaxed) == reported.at
     }

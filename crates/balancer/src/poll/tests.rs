@@ -72,6 +72,24 @@ fn nobody_is_asked_who_is_not_connected_or_was_never_called_or_is_asked_already(
 }
 
 #[test]
+fn a_server_is_asked_once_between_two_calls_and_what_it_repeats_is_no_news() {
+    let (slots, asked) = (Slots::default(), Asked::default());
+    slots.admit(&[(0, 1000)], &slots.rule());
+    let load = |requests| LoadReport { requests: Some(requests), ..LoadReport::default() };
+    let reported = || slots.reported(0).unwrap();
+    slots.report(0, load(7), SECOND);
+    assert!(!asked.has_told(&reported()));
+    asked.told(&slots, 0, load(3), 2 * SECOND);
+    assert_eq!((reported().load, reported().at), (load(3), 2 * SECOND));
+    assert!(asked.has_told(&reported()), "a call has to come first now");
+    slots.report(0, load(7), 3 * SECOND);
+    assert!(!asked.has_told(&reported()));
+    asked.told(&slots, 0, load(7), 4 * SECOND);
+    assert_eq!(reported().at, 3 * SECOND, "it goes on to age");
+    assert!(asked.has_told(&reported()), "it was asked all the same");
+}
+
+#[test]
 fn a_survey_follows_a_try_in_twenty_milliseconds_once_ten_have_paid() {
     let pace = Pace::default();
     let surveys = |times: std::ops::Range<u64>| times.filter(|&at| pace.claims_survey(at * MS)).count();

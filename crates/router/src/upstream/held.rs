@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use fairmesh_balancer::{LoadReport, Outcome, Slots};
+use fairmesh_balancer::{LoadReport, Outcome, Slots, poll::Asked};
 
 use super::Upstream;
 use crate::EndpointTarget;
@@ -56,9 +56,9 @@ impl Held {
         self.slots.report_unearned(self.index, load, now);
     }
 
-    /// As [`Slots::report_asked`].
-    pub fn report_asked(&self, load: LoadReport, now: u64) {
-        self.slots.report_asked(self.index, load, now);
+    /// As [`Asked::told`].
+    pub fn told(&self, asked: &Asked, load: LoadReport, now: u64) {
+        asked.told(&self.slots, self.index, load, now);
     }
 
     /// Keeps how long the server took for an answer that came at `now`, both in nanoseconds, for policies that go by it.
