@@ -168,12 +168,9 @@ impl Survey<'_> {
         match estimate(&self.score, known) {
             Estimate::Cached if asked.has_told(&reported) => (Estimate::Poll, None),
             Estimate::Cached => (Estimate::Cached, None),
-            // One that was asked since its last call is not asked again: a server that says for ever that it is busy would never be
-            // called again, while what no question confirms ages (A12). One that is avoided for its failures gets no calls, and none
-            // needs its load.
+            // One that is avoided for its failures gets no calls, and none needs its load.
             Estimate::Poll
-                if !asked.has_told(&reported)
-                    && asked.is_free(self.now)
+                if asked.is_free(self.now)
                     && self.slots.penalised_until(index) <= self.now
                     && server.is_connected() =>
             {

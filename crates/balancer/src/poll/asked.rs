@@ -21,7 +21,7 @@ pub struct Asked {
     since: AtomicU64,
     /// When the last answer came; 0 before any.
     measured: AtomicU64,
-    /// When the report came that the server had to give when it was asked last; 0 before any.
+    /// When the last report came that was asked for; 0 before any.
     told: AtomicU64,
     /// Until when the server is left alone.
     respite: AtomicU64,
@@ -81,17 +81,16 @@ impl Asked {
 
     /// Keeps what the server at `index` answered at `now`.
     ///
-    /// A server that says what it said before may be stuck: then what is known of it goes on to age, as if nobody had asked.
+    /// A server that says what it said before may be stuck: then what is known of it goes on to age, as if nobody had asked, until
+    /// a call finds out (A12).
     pub fn told(&self, slots: &Slots, index: u32, load: LoadReport, now: u64) {
-        if let Some(same) = slots.reported(index).filter(|last| last.load == load) {
-            self.told.store(same.at, Relaxed);
-        } else {
+        if slots.reported(index).is_none_or(|last| last.load != load) {
             self.told.store(now, Relaxed);
             slots.report_asked(index, load, now);
         }
     }
 
-    /// Whether a report is the last that the server had to say when it was asked, rather than part of an answer to a call since.
+    /// Whether a report was asked for, rather than part of an answer to a call.
     pub fn has_told(&self, reported: &Reported) -> bool {
         self.told.load(Relaxed) == reported.at
     }
