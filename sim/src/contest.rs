@@ -107,6 +107,8 @@ pub struct Summary {
     pub p99_latency: Ratio,
     /// The mean of its wasted cores as a part of the other's, all fleets added up.
     pub wasted: f64,
+    /// The mean over the fleets of its questions for load, for each call.
+    pub questions: f64,
 }
 
 /// The mean over the fleets of a figure of one contender as a part of the other's on the same fleet.
@@ -149,6 +151,8 @@ impl Summary {
             p99_worst_mixes: (!worst.is_empty()).then(|| worst.iter().sum::<f64>() / worst.len() as f64),
             p99_range: (ratios().fold(f64::NAN, f64::min), ratios().fold(f64::NAN, f64::max)),
             p99_latency: Ratio::of(pairs.iter().map(|pair| latency(pair.ours) / latency(pair.theirs))),
+            questions: pairs.iter().map(|pair| pair.ours.questions_per_call()).sum::<f64>()
+                / pairs.len() as f64,
             wasted: wasted(|pair| pair.ours.wasted_cores) / wasted(|pair| pair.theirs.wasted_cores),
         }
     }

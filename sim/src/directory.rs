@@ -10,6 +10,8 @@ use fairmesh_model::{
 };
 use fairmesh_router::{Facts, Slots, Upstream};
 
+use crate::lane::Lane;
+
 /// What production knows of the service that is simulated.
 #[derive(Debug)]
 pub(crate) struct Directory {
@@ -188,6 +190,8 @@ pub(crate) struct Knowledge {
     pub(crate) slots: Arc<Slots>,
     /// Servers by the upstream's indices.
     servers: Vec<u32>,
+    /// By the same, those that were called.
+    lanes: Vec<Option<Lane>>,
     told: Vec<Endpoint>,
     version: u64,
 }
@@ -199,7 +203,7 @@ impl Knowledge {
         let slots = Arc::default();
         let upstream = Upstream::compile(&directory.facts(&told, location, client), &slots, None);
         let servers = servers_of(&upstream);
-        Self { upstream, slots, servers, told, version: directory.version }
+        Self { upstream, slots, servers, lanes: Vec::new(), told, version: directory.version }
     }
 
     /// Learns what has changed since.
@@ -211,9 +215,48 @@ impl Knowledge {
         let told = told(directory, client);
         if told != self.told {
             let facts = directory.facts(&told, location, client);
-            self.upstream = Upstream::compile(&facts, &self.slots, Some(&self.upstream));
+            let upstream = Upstream::compile(&facts, &self.slots, Some(&self.upstream));
+            self.leave(&upstream);
+            self.upstream = upstream;
             self.servers = servers_of(&self.upstream);
             self.told = told;
+        }
+    }
+
+    /// Drops the lanes to endpoints that the next snapshot does not know.
+    fn leave(&mut self, next: &Upstream) {
+        let instance = |upstream: &Upstream, index| upstream.known(index).map(|known| known.instance.clone());
+        for (index, lane) in (0..).zip(&mut self.lanes) {
+            if instance(&self.upstream, index) != instance(next, index) {
+                *lane = None;
+            }
+        }
+    }
+
+    /// The way to the endpoint at an index, where it was called.
+    #[inline]
+    pub(crate) fn lane(&self, index: u32) -> Option<&Lane> {
+        self.lanes.get(index as usize)?.as_ref()
+    }
+
+    pub(crate) fn lane_mut(&mut self, index: u32) -> Option<&mut Lane> {
+        self.lanes.get_mut(index as usize)?.as_mut()
+    }
+
+    /// A try at the endpoint at an index, then that of `server`, ended: with an answer or without one.
+    #[inline]
+    pub(crate) fn connected(&mut self, index: u32, server: u32, has_answer: bool, now: u64) {
+        let index = index as usize;
+        if self.servers.get(index) != Some(&server) {
+            return;
+        }
+        if self.lanes.len() <= index {
+            self.lanes.resize_with(self.servers.len(), || None);
+        }
+        let lane = self.lanes[index].get_or_insert_default();
+        match has_answer {
+            true => lane.used(now),
+            false => lane.close(),
         }
     }
 

@@ -3,6 +3,7 @@
 mod build;
 mod calls;
 mod happenings;
+mod polls;
 mod serving;
 
 use std::sync::Arc;
@@ -86,6 +87,8 @@ pub(crate) struct Engine {
     steps: Vec<Step>,
     deadline: u64,
     attempts: usize,
+    /// By what servers are asked for their load, where they are.
+    polled: Option<fairmesh_model::Score>,
     neighbours: Vec<Option<crate::scenario::Neighbours>>,
     /// Draws what is nobody's: neighbours, failures.
     chance: fairmesh_model::arith::Generator,

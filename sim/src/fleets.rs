@@ -252,6 +252,18 @@ impl Dice {
     }
 }
 
+/// A fleet whose callers are as far from its servers as makes a difference to questions for load (S26): the round trip takes from
+/// a five-hundredth of a request's time to twice that, within the bounds of real networks.
+pub fn distant(mut fleet: Scenario) -> Scenario {
+    let mut dice = Dice(Generator::new(mix_pair(hash_text("distance"), fleet.seed)));
+    let requests = fleet.callers.iter().flat_map(|group| &group.requests);
+    let time = |requests: &Requests| requests.cpu.mean() + requests.wait.map_or(0.0, |wait| wait.mean());
+    let longest = requests.map(time).fold(0.0, f64::max);
+    let round_trip = (longest * dice.spread(0.002, 2.0) / 1e3) as u64;
+    fleet.network.within = Span::micros(round_trip.clamp(100, 300_000));
+    fleet
+}
+
 /// By the integer logarithm, so that it is the same everywhere.
 fn natural_log(x: f64) -> f64 {
     let scaled = fairmesh_model::arith::log2((x * 1e6) as u64) as f64 / (1_u64 << 32) as f64;
@@ -327,5 +339,18 @@ mod tests {
     #[test]
     fn every_fleet_can_be_deployed() {
         TUNING.for_each(|seed| deploying(fleet(seed)).validate().unwrap());
+    }
+
+    #[test]
+    fn distant_fleets_are_near_and_far_for_what_they_do() {
+        let far = |seed| {
+            let fleet = distant(fleet(seed));
+            fleet.validate().unwrap();
+            let requests = &fleet.callers[0].requests[0];
+            let time = requests.cpu.mean() + requests.wait.map_or(0.0, |wait| wait.mean());
+            fleet.network.within.nanos() as f64 / time
+        };
+        let near = TUNING.map(far).filter(|&ratio| ratio < 0.5).count();
+        assert!((150..280).contains(&near), "{near} of 300 are near enough to be asked");
     }
 }

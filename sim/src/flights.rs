@@ -1,4 +1,4 @@
-//! Requests under way: a slab, so that none of them costs an allocation.
+//! Requests and questions under way: a slab, so that none of them costs an allocation.
 
 use fairmesh_router::LoadReport;
 
@@ -35,7 +35,7 @@ pub(crate) enum Ending {
     Late,
 }
 
-/// One call and its present try.
+/// One call and its present try, or one question.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Flight {
     /// When the call began.
@@ -55,6 +55,10 @@ pub(crate) struct Flight {
     pub(crate) streaming: bool,
     /// Whether the caller waits no more.
     pub(crate) given_up: bool,
+    /// Whether it is no call but a question for the server's load.
+    pub(crate) asks: bool,
+    /// When the present try began, where it is to be followed by a survey.
+    pub(crate) surveyed: Option<u64>,
     tries: u8,
     tried: [u32; MOST_TRIES],
 }
@@ -106,6 +110,8 @@ impl Flights {
             ending: Ending::Answered,
             streaming: false,
             given_up: false,
+            asks: false,
+            surveyed: None,
             tries: 0,
             tried: [0; MOST_TRIES],
         };

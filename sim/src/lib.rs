@@ -13,6 +13,7 @@ mod directory;
 mod engine;
 pub mod fleets;
 mod flights;
+mod lane;
 mod metrics;
 pub mod plot;
 mod queue;
@@ -23,7 +24,7 @@ pub mod sweep;
 
 pub use contest::{Contender, Pair, Ratio, Summary, compare};
 pub use engine::run;
-pub use metrics::{Endings, Recovery, Window, Worst};
+pub use metrics::{Endings, Estimated, Recovery, Window, Worst};
 pub use report::{Group, Latency, Outcome, Report};
 pub use scenario::Scenario;
 

@@ -3,6 +3,7 @@
 mod shares;
 mod windows;
 
+use fairmesh_balancer::poll::Estimates;
 use hdrhistogram::Histogram;
 
 pub(crate) use shares::Shares;
@@ -44,6 +45,20 @@ impl Endings {
     }
 }
 
+/// What surveys of callers found, warm-up left out (S26), and what they asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Estimated {
+    /// Endpoints whose last answer to a call was fresh.
+    pub cached: u64,
+    /// Endpoints that were asked for their load a moment ago, or then.
+    pub polled: u64,
+    /// Endpoints of which nothing recent was known, so that chance had to do.
+    pub random: u64,
+    /// Questions sent.
+    pub questions: u64,
+}
+
 /// Everything that is counted.
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -52,6 +67,9 @@ pub(crate) struct Metrics {
     pub(crate) endings: Endings,
     /// Calls sent where nothing better than a last resort was left.
     pub(crate) last_resort: u64,
+    /// Where estimates of load came from, while figures do not count yet, and afterwards.
+    estimates: [Estimates; 2],
+    questions: u64,
     /// Calls that ended, warm-up included.
     pub(crate) all_calls: u64,
     /// Latency in microseconds of answered calls that are no streams, before and after the first event.
@@ -70,6 +88,8 @@ impl Metrics {
             first_event,
             endings: Endings::default(),
             last_resort: 0,
+            estimates: Default::default(),
+            questions: 0,
             all_calls: 0,
             before: histogram(),
             after: histogram(),
@@ -83,6 +103,22 @@ impl Metrics {
     pub(crate) fn sent(&mut self, server: u32, last_resort: bool) {
         self.shares.sent(server);
         self.last_resort += u64::from(last_resort);
+    }
+
+    /// Counts where estimates of load come from.
+    pub(crate) fn estimates(&self, now: u64) -> &Estimates {
+        &self.estimates[usize::from(now >= self.measured_from)]
+    }
+
+    /// A question is sent.
+    pub(crate) fn asked(&mut self, now: u64) {
+        self.questions += u64::from(now >= self.measured_from);
+    }
+
+    /// What surveys found and asked.
+    pub(crate) fn estimated(&self) -> Estimated {
+        let [cached, polled, random] = self.estimates[1].counts();
+        Estimated { cached, polled, random, questions: self.questions }
     }
 
     /// A call has nowhere to go.

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::{
     engine::Engine,
-    metrics::{Endings, Recovery, Window, Worst},
+    metrics::{Endings, Estimated, Recovery, Window, Worst},
     scenario::Scenario,
 };
 
@@ -47,6 +47,8 @@ pub struct Report {
     pub failed: f64,
     /// Calls that went where nothing should go while anything else is left.
     pub last_resort: u64,
+    /// Where estimates of load came from, and how many questions that took.
+    pub estimates: Estimated,
     /// Latency of answered calls before the first event, or of all where nothing happens.
     pub latency: Option<Latency>,
     /// The same after the first event.
@@ -61,6 +63,13 @@ pub struct Report {
     pub windows: Vec<Window>,
     /// Expectations that were not met.
     pub missed: Vec<String>,
+}
+
+impl Report {
+    /// How many questions for load there were for each call, warm-up left out.
+    pub fn questions_per_call(&self) -> f64 {
+        self.estimates.questions as f64 / self.endings.calls.max(1) as f64
+    }
 }
 
 /// The share of a group of servers.
@@ -105,6 +114,7 @@ impl Latency {
 /// Draws the figures together.
 pub(crate) fn outcome(scenario: &Scenario, engine: Engine) -> Outcome {
     let metrics = engine.metrics;
+    let estimates = metrics.estimated();
     let windows = metrics.windows.all;
     let mean = |value: fn(&Window) -> f64| mean(windows.iter().map(value)).unwrap_or(0.0);
     let (wasted_cores, used) = (mean(|w| w.wasted_cores), mean(|w| w.used_cores));
@@ -123,6 +133,7 @@ pub(crate) fn outcome(scenario: &Scenario, engine: Engine) -> Outcome {
         endings,
         failed: endings.failed() as f64 / endings.calls.max(1) as f64,
         last_resort: metrics.last_resort,
+        estimates,
         latency: Latency::of(&metrics.before),
         latency_after_event: Latency::of(&metrics.after),
         worst_second: metrics.shares.worst,

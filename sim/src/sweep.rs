@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use crate::{
     Report, Scenario,
     contest::{Contender, Pair, Ratio, Summary, play},
-    fleets::{Mix, deploying, fleet, within},
+    fleets::{Mix, deploying, distant, fleet, within},
     plot::intervals,
 };
 
@@ -58,6 +58,9 @@ pub struct Fleets {
     /// Whether they are [deployed](deploying), and latency counts from then on.
     #[serde(default)]
     pub deploying: bool,
+    /// Whether servers stand at [distances](distant) of their callers that go by the time of a request, instead of near them.
+    #[serde(default)]
+    pub distant: bool,
 }
 
 impl Fleets {
@@ -74,6 +77,7 @@ impl Fleets {
         }
         let (servers, _) = size(&scenario);
         let scenario = if self.deploying { deploying(scenario) } else { scenario };
+        let scenario = if self.distant { distant(scenario) } else { scenario };
         (servers >= self.servers).then_some(scenario)
     }
 }
@@ -222,7 +226,7 @@ impl Swept {
     /// One line a fleet and contender, for spreadsheets.
     pub fn csv(&self) -> String {
         let mut text =
-            "fleet,servers,callers,contender,cv,mean,p99,wasted_cores,p99_latency_ms,failed\n".to_owned();
+            "fleet,servers,callers,contender,cv,mean,p99,wasted_cores,p99_latency_ms,failed,questions_per_call\n".to_owned();
         for (reports, (servers, callers)) in self.found.iter().zip(&self.sizes) {
             for (report, summary) in reports.iter().zip(&self.summaries) {
                 let Some(report) = report else { continue };
@@ -232,13 +236,14 @@ impl Swept {
                 // Writing to a String cannot fail.
                 let _ = writeln!(
                     text,
-                    "{},{servers},{callers},\"{}\",{cv},{:.5},{:.5},{:.3},{latency},{:.6}",
+                    "{},{servers},{callers},\"{}\",{cv},{:.5},{:.5},{:.3},{latency},{:.6},{:.5}",
                     report.scenario,
                     summary.name.replace('"', "'"),
                     report.mean_utilisation,
                     report.p99_utilisation,
                     report.wasted_cores,
-                    report.failed
+                    report.failed,
+                    report.questions_per_call()
                 );
             }
         }

@@ -51,6 +51,21 @@ fn the_same_requests_come_whatever_the_policy_decides() {
     assert!(sum(&wide).abs_diff(sum(&narrow)) < 50, "{} and {}", sum(&wide), sum(&narrow));
 }
 
+#[test]
+fn servers_that_are_near_are_asked_for_their_load_and_far_ones_are_not() {
+    let mut scenario = small();
+    scenario.events.clear();
+    let near = play(&scenario).report;
+    let share = near.questions_per_call();
+    assert!((0.05..=0.1).contains(&share), "one for ten calls at most: {share}");
+    assert!(near.estimates.polled >= near.estimates.questions && near.estimates.cached > 0);
+    scenario.network.within = fairmesh_sim::scenario::Span::micros(30_000);
+    let far = play(&scenario).report;
+    assert!(far.questions_per_call() < share / 2.0, "only to find out how far they are: {:?}", far.estimates);
+    scenario.policy.balancing = serde_json::from_str(r#"{"score": {"poll": false}}"#).unwrap();
+    assert_eq!(play(&scenario).report.estimates, fairmesh_sim::Estimated::default());
+}
+
 /// One server of one core with Poisson arrivals: under processor sharing the mean time in the house is
 /// `service / (1 - load)` for every distribution of service times.
 #[test]

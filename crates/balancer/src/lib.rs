@@ -6,11 +6,11 @@
 //! step and herd on one endpoint (A10), while two random choices stay fair with no state shared between callers.
 
 mod book;
-mod estimate;
 mod group;
 mod learn;
 mod outcome;
 mod pick;
+pub mod poll;
 pub mod rendezvous;
 mod report;
 mod rule;
@@ -18,7 +18,6 @@ mod slots;
 mod trouble;
 
 pub use book::Lease;
-pub use estimate::{Estimate, Estimates, Freshness, estimate};
 pub use group::{Few, Group, Members};
 pub use outcome::Outcome;
 pub use pick::{Contest, Handicap, SCAN_UP_TO, SCORE_BITS, Standing, Witness, pick};

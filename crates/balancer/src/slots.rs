@@ -129,6 +129,14 @@ impl Slots {
         self.take(index, load, false, now);
     }
 
+    /// As [`report_unearned`](Self::report_unearned), for a server that was asked without a call: it counts all that is under
+    /// way there, while an answer leaves out the call that it belongs to, and is learnt from as such.
+    pub fn report_asked(&self, index: u32, load: LoadReport, now: u64) {
+        let own = u32::from(self.outstanding(index) > 0);
+        let requests = load.requests.map(|requests| requests.saturating_sub(own));
+        self.report_unearned(index, LoadReport { requests, ..load }, now);
+    }
+
     #[inline]
     fn take(&self, index: u32, load: LoadReport, is_earned: bool, now: u64) {
         let Some(slot) = self.slot(index).filter(|_| load != LoadReport::default()) else { return };

@@ -5,7 +5,9 @@
 use std::time::Duration;
 
 use fairmesh_balancer::{
-    Contest, Freshness, LoadReport, Members, Outcome, Rule, Slots, estimate, pick, rendezvous,
+    Contest, LoadReport, Members, Outcome, Rule, Slots, pick,
+    poll::{Freshness, estimate},
+    rendezvous,
 };
 use fairmesh_model::{
     Balancing, BalancingPolicy, InstanceId, Score,

@@ -5,7 +5,6 @@
 //! outstanding until the call is dropped or the answer that it was [handed over](Call::hand_over) to ends, so that no way
 //! out, cancellation included, can leak a count.
 
-mod allowance;
 mod budget;
 mod call;
 mod clock;

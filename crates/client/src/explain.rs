@@ -6,7 +6,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use fairmesh_model::{Location, ServiceName};
+use fairmesh_model::{BalancingPolicy, Location, ServiceName};
 use fairmesh_router::{Ask, EndpointTarget, Explanation, Headers, RequestView, Upstream};
 use fairmesh_wire::transport::Address;
 use http::Request;
@@ -51,6 +51,8 @@ pub struct Decision {
     pub revision: u64,
     /// The version of the shard map; 0 without one.
     pub map_version: u64,
+    /// What chooses among the endpoints that are left.
+    pub policy: BalancingPolicy,
 }
 
 /// How fresh the facts are.
@@ -132,7 +134,8 @@ impl Report {
             self.endpoint = Some(Arc::clone(upstream.target(picked.index)));
         }
         let map_version = upstream.shards().map_or(0, |shards| shards.version());
-        self.decisions.push(Decision { explanation, revision, map_version });
+        let policy = upstream.policy().balancing.policy;
+        self.decisions.push(Decision { explanation, revision, map_version, policy });
     }
 
     /// The service to which a route sends the call, whose snapshot has yet to decide.
@@ -161,9 +164,10 @@ impl fmt::Display for Report {
                 (None, _) => writeln!(f, "{:<8} {} is not known", "fails", explanation.target)?,
             }
         }
-        for Decision { explanation, revision, map_version } in &self.decisions {
+        for Decision { explanation, revision, map_version, policy } in &self.decisions {
             let map = if *map_version == 0 { String::new() } else { format!(", map version {map_version}") };
-            writeln!(f, "{:<8} revision {revision} of {}{map}", "facts", explanation.target)?;
+            let (of, policy) = (&explanation.target, policy.as_str());
+            writeln!(f, "{:<8} revision {revision} of {of}{map}, balanced by {policy}", "facts")?;
         }
         self.freshness.iter().try_for_each(|freshness| writeln!(f, "{:<8} {freshness}", ""))
     }

@@ -106,7 +106,7 @@ async fn tries(
     let mut line = decide(terms, call, view, &mut now).await?;
     loop {
         // Claimed as it begins: the one that happened to end first would speak for short ones only.
-        let surveyed = call.target().claims_survey(now, poll::EVERY).then_some(now);
+        let surveyed = call.target().pace.claims_survey(now).then_some(now);
         count(&mesh.counters.tries);
         if let Some(request) = slot {
             request.left = call.left(now);

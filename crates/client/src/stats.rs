@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_balancer::Estimates;
+use fairmesh_balancer::poll::Estimates;
 
 /// What a mesh has done since it was connected, and how old what it knows is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -3,7 +3,6 @@
 //! Both do without hyper, whose client wraps every connection in a task and every request in a channel: here a call itself
 //! writes and reads, or h2 does.
 
-mod asked;
 mod h1;
 mod h2;
 mod outgoing;
@@ -19,6 +18,7 @@ use std::{
     time::Duration,
 };
 
+use fairmesh_balancer::poll::Asked;
 use fairmesh_router::{EndpointTarget, Held};
 use fairmesh_wire::transport::{Plaintext, Transport};
 use http::{HeaderMap, StatusCode, response};
@@ -28,7 +28,6 @@ use tokio::{
 };
 
 pub(crate) use self::{
-    asked::{Asked, Claim},
     h1::{Incoming, Reply as H1Reply},
     h2::{Reply as H2Reply, Stream},
     outgoing::{Outgoing, Replay},

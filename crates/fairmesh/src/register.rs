@@ -14,7 +14,7 @@ mod tests;
 use std::{ffi::OsString, future::pending, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
 use fairmesh_client::server::{Cpu, Drained, Lease, Link, Standing, UsageReports};
-use fairmesh_model::{EndpointState, InstanceId, Protocol, Region, ServiceName, spec};
+use fairmesh_model::{EndpointState, HostType, InstanceId, Protocol, Region, ServiceName, spec};
 use fairmesh_wire::transport::Address;
 use tokio::{
     sync::watch,
@@ -57,6 +57,9 @@ pub(crate) struct RegisterArgs {
     /// Where it runs; unless given, where the agent says. FAIRMESH_REGION does the same.
     #[arg(long)]
     region: Option<Region>,
+    /// The hardware that it runs on, a type of the 'kind: Hosts' record; unless given, what the agent says.
+    #[arg(long, value_name = "NAME")]
+    host_type: Option<HostType>,
     /// How to see that it answers: tcp (it takes connections) or http:/path (it answers a GET with 2xx or 3xx).
     #[arg(long, default_value = "tcp")]
     probe: Probe,

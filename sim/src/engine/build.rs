@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use fairmesh_balancer::poll::polled;
 use fairmesh_model::{
     Invalid, Location, Region, RoundTrips,
     arith::{Generator, hash_text, mix_pair},
@@ -37,6 +38,7 @@ pub(crate) fn build(scenario: &Scenario) -> Result<Engine, Invalid> {
     let callers = draft.callers(&kinds, &directory)?;
     let deadline = u64::try_from(directory.policy().timeout.as_nanos()).unwrap_or(u64::MAX);
     let attempts = directory.policy().retries.attempts as usize;
+    let polled = polled(&directory.policy().balancing);
     let mut engine = Engine {
         now: 0,
         end: scenario.duration.nanos(),
@@ -51,6 +53,7 @@ pub(crate) fn build(scenario: &Scenario) -> Result<Engine, Invalid> {
         steps: Vec::new(),
         deadline,
         attempts,
+        polled,
         neighbours: draft.neighbours(),
         chance: Generator::new(mix_pair(scenario.seed, 1)),
     };

@@ -46,6 +46,9 @@ impl Engine {
         let server = caller.known.server(picked.index);
         flight.try_at(picked.index, server);
         flight.place = Place::Network;
+        if self.polled.is_some() {
+            flight.surveyed = caller.pace.claims_survey(now).then_some(self.now);
+        }
         let from = flight.caller;
         self.metrics.sent(server, picked.last_resort);
         let way = self.way(from, server);
@@ -73,6 +76,9 @@ impl Engine {
         if flight.given_up {
             return self.flights.remove(number);
         }
+        if flight.asks {
+            return self.told(number);
+        }
         self.learn(number, flight.ending);
         let repeated = flight.ending == Ending::Unreachable && flight.tries() < self.attempts;
         if repeated {
@@ -86,8 +92,11 @@ impl Engine {
     #[inline]
     fn learn(&mut self, number: u32, ending: Ending) {
         let flight = self.flights.get(number);
-        let caller = &self.callers[flight.caller as usize];
+        let caller = &mut self.callers[flight.caller as usize];
         let now = caller.now(self.now);
+        if self.polled.is_some() {
+            caller.known.connected(flight.index, flight.server, has_answer(ending), self.now);
+        }
         let Knowledge { upstream, slots, .. } = &caller.known;
         match ending {
             Ending::Answered => upstream.report(flight.index, flight.report, now),
@@ -102,6 +111,9 @@ impl Engine {
             true => slots.finish_stream(flight.index, outcome(ending), now),
             false => upstream.finish(flight.index, outcome(ending), now),
         }
+        if has_answer(ending) {
+            self.follow(number);
+        }
     }
 
     /// The head of an answer is there, and the rest goes on for long.
@@ -109,13 +121,17 @@ impl Engine {
         let flight = self.flights.get(number);
         let caller = &self.callers[flight.caller as usize];
         flight.streaming = caller.known.slots.call_becomes_stream(flight.index);
+        self.follow(number);
     }
 
     /// Gives up the calls whose deadline has passed.
     pub(super) fn sweep(&mut self) {
         let (now, deadline) = (self.now, self.deadline);
         let late = self.flights.find(|flight| {
-            !flight.given_up && !flight.need.stream && now.saturating_sub(flight.began) > deadline
+            !flight.given_up
+                && !flight.asks
+                && !flight.need.stream
+                && now.saturating_sub(flight.began) > deadline
         });
         for number in late {
             self.learn(number, Ending::Late);
@@ -139,6 +155,11 @@ impl Engine {
 /// Looking a hundred times as often as calls may last finds late ones soon enough, and costs next to nothing.
 pub(super) fn sweep_every(deadline: u64) -> u64 {
     (deadline / 100).max(1_000_000)
+}
+
+/// Whether there was an answer, good or bad.
+fn has_answer(ending: Ending) -> bool {
+    matches!(ending, Ending::Answered | Ending::Error | Ending::Busy)
 }
 
 /// As the client library judges endings.

@@ -12,6 +12,9 @@ impl Engine {
     #[inline]
     pub(super) fn reach(&mut self, number: u32) {
         let flight = self.flights.get(number);
+        if flight.asks {
+            return self.reach_asking(number);
+        }
         let server = &mut self.servers[flight.server as usize];
         if !server.up {
             return self.answer(number, Ending::Unreachable);
@@ -50,8 +53,9 @@ impl Engine {
 
     /// Begins to work on a request.
     #[inline]
-    fn work_on(&mut self, number: u32) {
+    pub(super) fn work_on(&mut self, number: u32) {
         let flight = self.flights.get(number);
+        flight.place = Place::Server;
         let place = flight.server;
         let server = &mut self.servers[place as usize];
         server.work_on(number, flight.need.cpu, self.now);
@@ -81,6 +85,11 @@ impl Engine {
         server.due = NEVER;
         while let Some(number) = self.servers[place as usize].take_done(self.now) {
             let flight = self.flights.get(number);
+            if flight.asks {
+                self.report(number);
+                self.answer(number, Ending::Answered);
+                continue;
+            }
             let server = &mut self.servers[place as usize];
             if flight.need.stream {
                 server.calls -= 1;

@@ -1,20 +1,15 @@
 use std::{
     fmt,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
-    },
+    sync::{Arc, OnceLock},
 };
 
+use fairmesh_balancer::poll::Pace;
 use fairmesh_model::ServiceName;
 use fairmesh_router::{Held, Slots, Upstream};
 use hazarc::{ArcBorrow, AtomicArc};
 use tokio::sync::watch;
 
-use super::{Budget, allowance::Allowance};
-
-/// How many times of work the mean goes over.
-const WORK_MEMORY: u64 = 8;
+use super::Budget;
 
 /// What a transport keeps for one endpoint: a handle to its connections, usually. `()` is the transport of those that
 /// only decide.
@@ -54,15 +49,10 @@ pub struct Subscription<L> {
     pub(super) budget: Budget,
     /// Of all snapshots, so that a try needs none of them to end.
     slots: Arc<Slots>,
-    /// From when on the next try is followed by a survey, in nanoseconds of the clock.
-    survey_due: AtomicU64,
-    allowance: Allowance,
+    /// When servers are asked for their load.
+    pub(crate) pace: Pace,
     name: ServiceName,
     published: watch::Sender<u64>,
-    /// How long servers work on a request, in nanoseconds: a mean over the tries that surveys followed. 0 before any.
-    work: AtomicU64,
-    /// Places that surveys have looked at.
-    surveyed: AtomicUsize,
 }
 
 /// What is known of a service at one moment.
@@ -104,10 +94,7 @@ impl<L> Subscription<L> {
             published: watch::Sender::new(0),
             budget: Budget::default(),
             slots: Arc::default(),
-            survey_due: AtomicU64::new(0),
-            allowance: Allowance::default(),
-            work: AtomicU64::new(0),
-            surveyed: AtomicUsize::new(0),
+            pace: Pace::default(),
         }
     }
 
@@ -120,34 +107,6 @@ impl<L> Subscription<L> {
     #[inline]
     pub fn slots(&self) -> &Arc<Slots> {
         &self.slots
-    }
-
-    /// Counts a try that begins at `now`. Whether it is to be followed by a survey of the endpoints, as one is each `every`
-    /// nanoseconds while there are any.
-    #[inline]
-    pub(crate) fn claims_survey(&self, now: u64, every: u64) -> bool {
-        self.allowance.earn();
-        let due = self.survey_due.load(Relaxed);
-        now >= due && self.survey_due.compare_exchange(due, now + every, Relaxed, Relaxed).is_ok()
-    }
-
-    /// What tries have paid for.
-    pub(crate) fn allowance(&self) -> &Allowance {
-        &self.allowance
-    }
-
-    /// From which place on a survey of `places` looks, wrapping around: where the one before it stopped.
-    pub(crate) fn survey_from(&self, places: usize) -> usize {
-        self.surveyed.fetch_add(places, Relaxed)
-    }
-
-    /// Takes how long a server worked on a request, in nanoseconds, and returns the mean.
-    pub(crate) fn worked(&self, time: u64) -> u64 {
-        let before = self.work.load(Relaxed);
-        // Of two at once one is lost, as many are that no survey follows.
-        let mean = if before == 0 { time } else { before - before / WORK_MEMORY + time / WORK_MEMORY };
-        self.work.store(mean, Relaxed);
-        mean
     }
 
     /// What is known now.

@@ -381,11 +381,16 @@ async fn a_survey_looks_at_few_of_a_large_fleet() {
     );
     rig.replicated("shop/one", Protocol::Http1, &[address; 100]);
     let mesh = rig.mesh().await;
-    call(&mesh.service("shop/one").unwrap(), false).await;
+    let service = mesh.service("shop/one").unwrap();
+    for _ in 0..9 {
+        call(&service, false).await;
+    }
     let looked = || {
         let stats = mesh.stats();
         stats.estimates_cached + stats.estimates_polled + stats.estimates_random
     };
+    assert_eq!(looked(), 0, "nobody looks before calls have paid for a question");
+    call(&service, false).await;
     until("the survey that followed the call is over", || looked() >= 32).await;
     assert_eq!(looked(), 32);
 }

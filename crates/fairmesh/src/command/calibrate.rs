@@ -62,6 +62,14 @@ struct Measured {
     median: Duration,
 }
 
+/// How a type comes to count.
+fn used_by(host_type: &HostType) -> String {
+    format!(
+        "It counts for endpoints that name it: start the agents of such machines with '--host-type {host_type}', or add their \
+         addresses to the record's 'prefixes'."
+    )
+}
+
 /// Measures, and proposes or writes.
 pub(crate) async fn run(args: CalibrateArgs) -> Result<ExitCode, Failure> {
     let model = machine::cpu_model().unwrap_or_else(|| "unknown".into());
@@ -86,12 +94,13 @@ pub(crate) async fn run(args: CalibrateArgs) -> Result<ExitCode, Failure> {
     let proposal = output::yaml(&Document::from(&Plan::Hosts(hosts)))?;
     let text = format!(
         "processor  {model}\ncore       {}, {} % idle before\nrounds     {ROUNDS}, fastest {:?}, median {:?} of processor time\n\
-         speed      {speed} ({FULL_SPEED} is the reference)\n\n{}\n{proposal}",
+         speed      {speed} ({FULL_SPEED} is the reference)\n\n{}\n{proposal}# {}\n",
         measured.core,
         measured.idle / 10,
         measured.fastest,
         measured.median,
         if args.apply { "# Applied:" } else { "# To apply:" },
+        used_by(&host_type),
     );
     let item = json!({
         "hostType": host_type.to_string(),

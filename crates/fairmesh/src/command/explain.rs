@@ -152,6 +152,7 @@ fn as_json(report: &Report) -> Value {
             "address": target.address.to_string(),
             "region": target.location.region.to_string(),
             "shard": picked.shard.map(|shard| shard.0),
+            "policy": report.decisions.last().map(|decision| decision.policy.as_str()),
             "lastResort": picked.last_resort,
         }),
         (Some(Err(why)), _) => json!({ "error": why.to_string(), "reason": FaultKind::from(&**why).label() }),

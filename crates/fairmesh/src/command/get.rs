@@ -126,8 +126,10 @@ async fn list(connection: &Connection, args: &GetArgs) -> Result<Listing, Failur
         Kind::Moves => fleet::moves(connection, &view).await?,
         Kind::Watchers => fleet::watchers(connection, &view).await?,
     };
-    listing.why_empty =
-        args.service.as_ref().and_then(|name| why_empty(args.kind, name, view.service(name).ok()?));
+    listing.why_empty = match &args.service {
+        Some(name) => view.service(name).ok().and_then(|one| why_empty(args.kind, name, one)),
+        None => why_all_empty(args.kind, &view),
+    };
     Ok(listing)
 }
 
@@ -142,6 +144,13 @@ fn why_empty(kind: Kind, name: &ServiceName, one: &ServiceView) -> Option<String
         }
         _ => None,
     }
+}
+
+/// Likewise for all services.
+fn why_all_empty(kind: Kind, view: &View) -> Option<String> {
+    let checked = || view.services.values().any(|one| one.effective_policy().health_check.is_some());
+    (kind == Kind::Health && !checked())
+        .then(|| "no service is checked; add a healthCheck to the policy of one".to_owned())
 }
 
 /// The shard map of a service, one row a shard.

@@ -141,8 +141,19 @@ fn title(by: &'static str) -> &'static str {
     }
 }
 
+/// As many digits as say something: thousands of cores without a fraction, hundredths of one with three places.
+fn cores(cores: f64) -> String {
+    let places = match cores.abs() {
+        1000.0.. => 0,
+        100.0.. => 1,
+        0.1.. | 0.0 => 2,
+        _ => 3,
+    };
+    format!("{cores:.places$}")
+}
+
 fn row(line: &Figures) -> Vec<String> {
-    let cores = |cores: f64| format!("{cores:.2}");
+    let index = |index: f64| format!("{index:.2}");
     vec![
         line.name.clone(),
         format!("{:.1}", line.containers),
@@ -150,8 +161,8 @@ fn row(line: &Figures) -> Vec<String> {
         cores(line.p99_cores),
         cores(line.mean_cores),
         cores(line.wasted_cores),
-        line.index.map_or("-".into(), cores),
-        line.own_index.map_or("-".into(), cores),
+        line.index.map_or("-".into(), index),
+        line.own_index.map_or("-".into(), index),
     ]
 }
 
@@ -171,14 +182,14 @@ fn outliers(all: &[OutlierView], host_type: &str) -> String {
 fn causes(view: &View) -> String {
     let rows = view.causes.iter().map(|cause| {
         let share = cause.share.map_or("-".into(), |share| format!("{:.0} %", share * 100.0));
-        vec![cause.name.to_owned(), format!("{:.2}", cause.wasted_cores), share]
+        vec![cause.name.to_owned(), cores(cause.wasted_cores), share]
     });
     output::table(&["CAUSE", "WASTED", "SHARE"], &rows.collect::<Vec<_>>()) + &closing(view)
 }
 
 fn closing(view: &View) -> String {
     let minutes = if view.minutes == 1 { "1 minute".into() } else { format!("{} minutes", view.minutes) };
-    format!("cores on average over {minutes}; {:.2} wasted in all\n", view.total.wasted_cores)
+    format!("cores on average over {minutes}; {} wasted in all\n", cores(view.total.wasted_cores))
 }
 
 #[cfg(test)]
@@ -227,6 +238,12 @@ mod tests {
         assert_eq!(lines[2][..8], ["new", "2.0", "0.00", "0.00", "0.00", "0.00", "-", "-"]);
         assert_eq!(lines[3][..6], ["total", "12.0", "40.00", "4.17", "3.33", "10.00"]);
         assert!(text.ends_with("cores on average over 2 minutes; 10.00 wasted in all\n"), "{text}");
+    }
+
+    #[test]
+    fn cores_have_as_many_digits_as_say_something() {
+        let shown = [0.0, 0.0042, 0.25, 10.0, 123.456, 98_765.4].map(cores);
+        assert_eq!(shown, ["0.00", "0.004", "0.25", "10.00", "123.5", "98765"]);
     }
 
     #[test]

@@ -3,7 +3,7 @@ use std::{ffi::OsString, net::SocketAddr, time::Duration};
 use fairmesh_client::server::{
     Registration, default_instance, default_location, drain_deadline, registry_addresses,
 };
-use fairmesh_model::{Invalid, Location, Protocol, Service, ServiceKind};
+use fairmesh_model::{HostType, Invalid, Location, Protocol, Service, ServiceKind};
 use fairmesh_wire::transport::Address;
 
 use super::{Probe, RegisterArgs};
@@ -32,6 +32,7 @@ impl Plan {
             None => default_instance(args.address).map_err(refused)?,
         };
         let location = default_location(args.region.map(Location::in_region)).map_err(refused)?;
+        let location = on_hardware(location, args.host_type).map_err(refused)?;
         let declaration =
             Service { kind: ServiceKind::Replicated, protocol: args.protocol, virtual_address: None };
         let registration = Registration {
@@ -54,6 +55,19 @@ impl Plan {
             grace: args.grace,
             command: args.command,
         })
+    }
+}
+
+/// Adds the hardware to where the program runs. Without a region the agent says both.
+fn on_hardware(location: Option<Location>, host_type: Option<HostType>) -> Result<Option<Location>, Invalid> {
+    match (location, host_type) {
+        (Some(location), Some(host_type)) => Ok(Some(Location { host_type: Some(host_type), ..location })),
+        (None, Some(host_type)) => Err(Invalid::new(
+            "host-type",
+            format!("'{host_type}' is given and no region, so that the agent says where the program runs"),
+            "name the region too, or start the agent with --host-type",
+        )),
+        (location, None) => Ok(location),
     }
 }
 
@@ -86,4 +100,21 @@ pub(super) fn label(text: &str) -> Result<(String, String), Invalid> {
         return Err(Invalid::new("label", format!("'{text}' has no '='"), "write NAME=VALUE"));
     };
     Ok((name.to_owned(), value.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::Region;
+
+    use super::*;
+
+    #[test]
+    fn hardware_is_named_with_a_region_or_by_the_agent() {
+        let host_type = || HostType::new("milan-64").unwrap();
+        let eu = || Location::in_region(Region::new("eu").unwrap());
+        let both = on_hardware(Some(eu()), Some(host_type())).unwrap().unwrap();
+        assert_eq!(both, Location { host_type: Some(host_type()), ..eu() });
+        assert_eq!(on_hardware(None, None).unwrap(), None);
+        assert!(on_hardware(None, Some(host_type())).unwrap_err().hint.contains("region"));
+    }
 }

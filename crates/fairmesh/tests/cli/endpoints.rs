@@ -60,7 +60,9 @@ fn explain_says_step_by_step_where_a_key_goes() {
     let told = mesh.run(&["explain", "shop/cart", "--key", "618", "--region", "eu"]).ok();
     assert!(told.contains("\nregion   eu is here (0 ms): ring 0, 50.0 % of the capacity; us is "), "{told}");
     assert!(
-        told.contains("\ngoes to  shop/cart cart-1 at ") && told.contains("\nfacts    revision "),
+        told.contains("\ngoes to  shop/cart cart-1 at ")
+            && told.contains("\nfacts    revision ")
+            && told.contains(", balanced by score\n"),
         "{told}"
     );
 

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use fairmesh_balancer::{LoadReport, Outcome, Slots};
+use fairmesh_balancer::{LoadReport, Outcome, Slots, poll::Asked};
 
 use super::Upstream;
 use crate::EndpointTarget;
@@ -56,12 +56,9 @@ impl Held {
         self.slots.report_unearned(self.index, load, now);
     }
 
-    /// As [`report_unearned`](Self::report_unearned), for a server that was asked without a call: it counts all that is under way
-    /// there, while an answer leaves out the call that it belongs to, and is learnt from as such.
-    pub fn report_asked(&self, load: LoadReport, now: u64) {
-        let own = u32::from(self.slots.outstanding(self.index) > 0);
-        let requests = load.requests.map(|requests| requests.saturating_sub(own));
-        self.report_unearned(LoadReport { requests, ..load }, now);
+    /// As [`Asked::told`].
+    pub fn told(&self, asked: &Asked, load: LoadReport, now: u64) {
+        asked.told(&self.slots, self.index, load, now);
     }
 
     /// Keeps how long the server took for an answer that came at `now`, both in nanoseconds, for policies that go by it.

@@ -1,5 +1,6 @@
 use std::{collections::BTreeSet, time::Duration};
 
+use fairmesh_balancer::poll::Asked;
 use fairmesh_model::{
     Balancing, Endpoint, EndpointState, Hosts, InstanceId, KeyRange, Label, Location, Match, Region,
     RegionInfo, Regions, Replica, ReplicaState, Ring, RoundTrips, Route, Service, ServiceKind, Shard,
@@ -153,16 +154,16 @@ fn counts_survive_new_snapshots() {
 #[test]
 fn a_server_that_was_asked_counts_the_callers_own_calls_too() {
     let upstream = World::replicated(&[("a", "eu")]).compile(None);
-    let load = LoadReport { requests: Some(3), cpu: Some(500), ..LoadReport::default() };
-    let asked = |now| {
-        upstream.hold(0).report_asked(load, now);
+    let load = |cpu| LoadReport { requests: Some(3), cpu: Some(cpu), ..LoadReport::default() };
+    let asked = |cpu, now| {
+        upstream.hold(0).told(&Asked::default(), load(cpu), now);
         upstream.reported(0).unwrap().load
     };
-    assert_eq!(asked(1), load, "all three are of others");
+    assert_eq!(asked(500, 1), load(500), "all three are of others");
     upstream.begin(0);
     upstream.begin(0);
     // As an answer to one of the two would say it.
-    assert_eq!(asked(2), LoadReport { requests: Some(2), ..load });
+    assert_eq!(asked(510, 2), LoadReport { requests: Some(2), ..load(510) });
 }
 
 #[test]
@@ -172,7 +173,9 @@ fn a_server_that_was_asked_earns_no_reward() {
     let upstream = world.compile(None);
     let [a, b] = [0, 1].map(|index| upstream.hold(index));
     for now in 1..=50 {
-        a.report_asked(LoadReport { requests: Some(0), ..LoadReport::default() }, now);
+        // Nobody goes by the metric; it makes each report another one.
+        let load = LoadReport { requests: Some(0), metric: Some(now as u32), ..LoadReport::default() };
+        a.told(&Asked::default(), load, now);
     }
     assert_eq!(reached(&upstream), names(&["a", "b"]));
     (1..=50).for_each(|now| b.report(LoadReport { requests: Some(0), ..LoadReport::default() }, now));

@@ -44,6 +44,7 @@ fn rows(report: &Report) -> Vec<Vec<String>> {
         row("imbalance", format!("{:.3}", report.imbalance), "1 + wasted / used cores"),
         row("failed", percent(report.failed), &endings(report)),
     ];
+    rows.extend(asked_row(report));
     rows.extend(report.latency.map(|latency| latency_row("latency", &latency, "")));
     let after = " after the first event";
     rows.extend(report.latency_after_event.map(|latency| latency_row("latency after", &latency, after)));
@@ -61,6 +62,19 @@ fn rows(report: &Report) -> Vec<Vec<String>> {
         ));
     }
     rows
+}
+
+fn asked_row(report: &Report) -> Option<Vec<String>> {
+    let of = report.estimates;
+    let all = of.cached + of.polled + of.random;
+    let share = |count: u64| percent(count as f64 / all.max(1) as f64);
+    let about = format!(
+        "questions for load a call; estimates {} cached, {} polled, {} random",
+        share(of.cached),
+        share(of.polled),
+        share(of.random)
+    );
+    (all > 0).then(|| row("asked", format!("{:.3}", report.questions_per_call()), &about))
 }
 
 fn recovery_row(report: &Report) -> Option<Vec<String>> {

@@ -69,12 +69,24 @@ fn table(swept: &Swept) -> String {
             format!("{best:.3} to {worst:.3}"),
             ratio(summary.p99_latency),
             number(summary.wasted),
+            number(summary.questions),
         ]
     };
-    let head =
-        ["POLICY", "FLEETS", "CV", "CV BASE", "P99", "P99 WORST MIXES", "P99 RANGE", "P99 LATENCY", "WASTED"];
+    let head = [
+        "POLICY",
+        "FLEETS",
+        "CV",
+        "CV BASE",
+        "P99",
+        "P99 WORST MIXES",
+        "P99 RANGE",
+        "P99 LATENCY",
+        "WASTED",
+        "ASKED",
+    ];
     let rows: Vec<_> = swept.summaries.iter().map(row).collect();
     let note = "CV is the median over the fleets that it was played on, CV BASE the baseline's on the same ones; the \
-                others are parts of the baseline's, which comes first, as means with their standard errors.\n";
+                others are parts of the baseline's, which comes first, as means with their standard errors. ASKED is \
+                questions for load a call.\n";
     output::table(&head, &rows) + note
 }

@@ -6,14 +6,14 @@ use std::sync::{
     },
 };
 
-use fairmesh_router::Reported;
+use crate::{LoadReport, Reported, Slots};
 
 /// How long a measured round trip is believed, in nanoseconds, and over how long the shortest is looked for.
 const BELIEVED: u64 = 60_000_000_000;
 
 /// How far away a server is, and what came of asking it for its load (S26). All times are nanoseconds of the clock.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub struct Asked {
     /// The shortest time of an answer since `since`.
     shortest: AtomicU64,
     /// The shortest in the time before.
@@ -45,7 +45,7 @@ impl Default for Asked {
 impl Asked {
     /// The time of a round trip to the server. One that was not measured for long is taken for near, and so asked and measured
     /// again: how long connections took says little, as programs open them when they have most to do.
-    pub(crate) fn round_trip(&self, now: u64) -> u64 {
+    pub fn round_trip(&self, now: u64) -> u64 {
         match self.measured.load(Relaxed) {
             0 => 0,
             at if now.saturating_sub(at) >= BELIEVED => 0,
@@ -56,7 +56,7 @@ impl Asked {
     /// An answer took this long; only for whoever has the [`Claim`]. The shortest counts: what the others took longer is either
     /// end's own time, and a busy server is no further away. It is looked for anew now and then, since ways change; what it was
     /// until then counts once more, so that one late answer does not make a server seem far.
-    pub(crate) fn took(&self, time: u64, now: u64) {
+    pub fn took(&self, time: u64, now: u64) {
         if now.saturating_sub(self.since.load(Relaxed)) >= BELIEVED {
             let was_heard = now.saturating_sub(self.measured.load(Relaxed)) < BELIEVED;
             let before = if was_heard { self.shortest.load(Relaxed) } else { u64::MAX };
@@ -70,33 +70,39 @@ impl Asked {
     }
 
     /// Whether the server may be asked.
-    pub(crate) fn is_free(&self, now: u64) -> bool {
+    pub fn is_free(&self, now: u64) -> bool {
         now >= self.respite.load(Relaxed) && !self.under_way.load(Relaxed)
     }
 
     /// Claims the server, so that nobody else asks it meanwhile; `None` where somebody else has.
-    pub(crate) fn claim(self: &Arc<Self>) -> Option<Claim> {
+    pub fn claim(self: &Arc<Self>) -> Option<Claim> {
         (!self.under_way.swap(true, Acquire)).then(|| Claim(Arc::clone(self)))
     }
 
-    /// A report that was asked for is kept as of `now`.
-    pub(crate) fn told(&self, now: u64) {
-        self.told.store(now, Relaxed);
+    /// Keeps what the server at `index` answered at `now`.
+    ///
+    /// A server that says what it said before may be stuck: then what is known of it goes on to age, as if nobody had asked, until
+    /// a call finds out (A12).
+    pub fn told(&self, slots: &Slots, index: u32, load: LoadReport, now: u64) {
+        if slots.reported(index).is_none_or(|last| last.load != load) {
+            self.told.store(now, Relaxed);
+            slots.report_asked(index, load, now);
+        }
     }
 
     /// Whether a report was asked for, rather than part of an answer to a call.
-    pub(crate) fn has_told(&self, reported: &Reported) -> bool {
+    pub fn has_told(&self, reported: &Reported) -> bool {
         self.told.load(Relaxed) == reported.at
     }
 }
 
 /// The right to ask a server, until it is dropped: also where whoever asks is.
 #[derive(Debug)]
-pub(crate) struct Claim(Arc<Asked>);
+pub struct Claim(Arc<Asked>);
 
 impl Claim {
     /// The question is over, and the server is left alone until then.
-    pub(crate) fn end(self, respite: u64) {
+    pub fn end(self, respite: u64) {
         self.0.respite.store(respite, Relaxed);
     }
 }

@@ -9,21 +9,23 @@ const SAVED: u32 = 4;
 ///
 /// It begins empty, so that there are never more. While it is full a try writes nothing: where tries are frequent, it is full.
 #[derive(Debug, Default)]
-pub(crate) struct Allowance {
+pub(super) struct Allowance {
     tries: AtomicU32,
 }
 
 impl Allowance {
-    /// A try was made.
+    /// A try was made; whether tries have paid for a question now.
     #[inline]
-    pub(super) fn earn(&self) {
-        if self.tries.load(Relaxed) < SAVED * TRIES {
-            self.tries.fetch_add(1, Relaxed);
+    pub(super) fn earn(&self) -> bool {
+        let mut tries = self.tries.load(Relaxed);
+        if tries < SAVED * TRIES {
+            tries = self.tries.fetch_add(1, Relaxed) + 1;
         }
+        tries >= TRIES
     }
 
     /// Takes one question out; `false` where there is none.
-    pub(crate) fn spend(&self) -> bool {
+    pub(super) fn spend(&self) -> bool {
         self.tries.fetch_update(Relaxed, Relaxed, |tries| tries.checked_sub(TRIES)).is_ok()
     }
 }
@@ -46,7 +48,8 @@ mod tests {
         assert_eq!(asked(9), 0, "nothing is given in advance");
         assert_eq!(asked(1), 1);
         assert_eq!(asked(1000), 100);
-        (0..1000).for_each(|_| allowance.earn());
+        let paid = (1..=1000).filter(|_| allowance.earn()).min();
+        assert_eq!(paid, Some(10), "it says when it is worth to look");
         assert_eq!((0..1000).filter(|_| allowance.spend()).count(), 4, "savings are bounded");
     }
 }
