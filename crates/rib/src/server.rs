@@ -4,6 +4,8 @@ mod batch;
 mod frames;
 mod session;
 
+pub use frames::encoded_len;
+
 use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use fairmesh_model::{Cursor, Identity, Invalid, Location, Prefix, Revision};
