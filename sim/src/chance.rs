@@ -36,6 +36,11 @@ fn minus_ln(x: u64) -> f64 {
     ((64_u64 << LOG_BITS) - log2(x)) as f64 * (LN_2 / (1_u64 << LOG_BITS) as f64)
 }
 
+/// The natural logarithm of a number from 2^-31 to 2^31.
+pub(crate) fn ln(x: f64) -> f64 {
+    (log2((x * (1_u64 << 32) as f64) as u64) as f64 / (1_u64 << LOG_BITS) as f64 - 32.0) * LN_2
+}
+
 /// e to the power of `x`, for |x| below 700: a Taylor series after taking out a power of two.
 pub(crate) fn exp(x: f64) -> f64 {
     let whole = (x / LN_2).round();
@@ -73,6 +78,9 @@ mod tests {
     fn the_exponential_function_is_exact_enough() {
         for x in [-20.0, -1.0, -0.3, 0.0, 0.5, 1.0, 3.7, 40.0_f64] {
             assert!((exp(x) / x.exp() - 1.0).abs() < 1e-12, "{x}");
+        }
+        for x in [1e-6, 0.3, 1.0, 2.5, 90_000.0_f64] {
+            assert!((ln(x) - x.ln()).abs() < 1e-5, "{x}");
         }
     }
 }

@@ -21,6 +21,7 @@ mod report;
 pub mod scenario;
 mod server;
 pub mod sweep;
+pub mod tree;
 
 pub use contest::{Contender, Pair, Ratio, Summary, compare};
 pub use engine::run;

@@ -1,10 +1,12 @@
 //! Pictures as SVG, which every browser shows and every editor opens. Written by hand: lines and texts are all it takes.
 
 mod intervals;
+mod layers;
 
 use std::fmt::Write as _;
 
 pub use intervals::intervals;
+pub use layers::propagation;
 
 use crate::{Outcome, Scenario};
 

@@ -427,7 +427,7 @@ impl Network {
 }
 
 /// Refuses what lies outside, and what is no number.
-fn within_range(field: &str, value: f64, least: f64, most: f64) -> Result<(), Invalid> {
+pub(crate) fn within_range(field: &str, value: f64, least: f64, most: f64) -> Result<(), Invalid> {
     if (least..=most).contains(&value) {
         return Ok(());
     }

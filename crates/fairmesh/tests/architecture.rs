@@ -17,8 +17,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("balancer", &["model"]),
     ("imbalance", &["model"]),
     ("router", &["model", "balancer"]),
-    ("sim", &["model", "balancer", "router"]),
     ("rib", &["model", "wire"]),
+    ("sim", &["model", "balancer", "router", "rib"]),
     ("store", &["model", "wire", "rib"]),
     ("registry", &["model", "wire", "rib", "store"]),
     ("replica", &["model", "wire", "rib", "store"]),
@@ -39,7 +39,20 @@ const PURE: &[&str] = &["model", "balancer", "router", "imbalance"];
 /// Files that are as pure within a crate that is not: the core of the RIB.
 const PURE_FILES: &[(&str, &[&str])] = &[(
     "rib",
-    &["batch.rs", "prefixes.rs", "table.rs", "update.rs", "hub.rs", "hub/pull.rs", "hub/watcher.rs"],
+    &[
+        "batch.rs",
+        "prefixes.rs",
+        "table.rs",
+        "table/absorb.rs",
+        "table/size.rs",
+        "update.rs",
+        "marks.rs",
+        "plain.rs",
+        "hub.rs",
+        "hub/pull.rs",
+        "hub/size.rs",
+        "hub/watcher.rs",
+    ],
 )];
 
 /// What a pure crate may be built on: derive macros, buffers, hashing.

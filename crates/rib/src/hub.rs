@@ -11,6 +11,7 @@ use fairmesh_model::{Cursor, Identity, Prefix, StoreId};
 use crate::{About, Table, Update, covering};
 
 mod pull;
+mod size;
 mod watcher;
 
 use watcher::{Sub, Watcher};
@@ -19,7 +20,7 @@ use watcher::{Sub, Watcher};
 pub const MAX_DIRTY: usize = 4096;
 
 /// Names a watcher within its hub.
-pub(crate) type WatcherId = u64;
+pub type WatcherId = u64;
 
 /// What is known of one watcher.
 #[derive(Clone, Debug, PartialEq, Eq)]

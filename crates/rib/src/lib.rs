@@ -13,7 +13,9 @@ mod batch;
 pub mod cache;
 mod forward;
 mod hub;
+mod marks;
 mod node;
+mod plain;
 mod prefixes;
 pub mod server;
 mod table;
@@ -25,8 +27,9 @@ pub use batch::{
     Batch, Commit, Conflict, Entry, Expect, MAX_BATCH_BYTES, MAX_KEY_BYTES, MAX_OPS, MAX_VALUE_BYTES, Op,
 };
 pub use forward::Forward;
-pub use hub::{MAX_DIRTY, WatcherInfo};
+pub use hub::{MAX_DIRTY, WatcherId, WatcherInfo};
 pub use node::{Acked, Behind, Node, Values, Watcher};
+pub use plain::{PlainNode, Woken};
 pub use prefixes::covering;
 pub use table::{DEFAULT_LOG, Table};
 pub use update::{Resumed, Snapshot, Update};

@@ -9,6 +9,7 @@ use tokio::{sync::watch, time::Instant};
 use crate::{
     About, Batch, Commit, Conflict, Entry, Table, Update, WatcherInfo,
     hub::{Hub, WatcherId},
+    marks::Marks,
 };
 
 mod absent;
@@ -47,8 +48,7 @@ struct Inner {
     bells: HashMap<WatcherId, Arc<Bell>>,
     /// Who left lately and may be back.
     absent: Absent,
-    /// The count of changes at which watchers are told again where they stand.
-    next_mark: u64,
+    marks: Marks,
 }
 
 /// Keys with what is at them; `None` where there is nothing.
@@ -88,14 +88,14 @@ impl Node {
     /// A node with a table of one's own making, such as one with a shorter log.
     pub fn with_table(store: StoreId, table: Table) -> Self {
         let (applied, acks) = (watch::Sender::new(table.revision()), watch::Sender::new(0));
-        let next_mark = (table.changes().1 as u64 / 2).max(1);
+        let marks = Marks::new(table.changes());
         let inner = Inner {
             store,
             table,
             hub: Hub::default(),
             bells: HashMap::new(),
             absent: Absent::default(),
-            next_mark,
+            marks,
         };
         Self { shared: Arc::new(Shared { inner: Mutex::new(inner), applied, acks }) }
     }
@@ -285,9 +285,7 @@ impl Inner {
     /// Passes changed keys to the watchers, and tells the quiet ones where they stand before the log forgets it.
     fn touched(&mut self, keys: &[Arc<str>]) {
         let mut woken = self.hub.touch(keys);
-        let (changes, longest) = self.table.changes();
-        if changes >= self.next_mark {
-            self.next_mark = changes + (longest as u64 / 2).max(1);
+        if self.marks.due(self.table.changes()) {
             woken.append(&mut self.hub.mark_progress());
         }
         self.wake(woken);

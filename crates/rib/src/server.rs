@@ -5,6 +5,8 @@ mod deltas;
 mod frames;
 mod session;
 
+pub use frames::encoded_len;
+
 use std::{future::Future, sync::Arc, time::Duration};
 
 use deltas::Deltas;

@@ -8,6 +8,9 @@ use fairmesh_model::Prefix;
 
 use crate::{Batch, Commit, Conflict, Entry, Expect};
 
+mod absorb;
+mod size;
+
 /// How many changes a table remembers so that returning watchers need no snapshot.
 pub const DEFAULT_LOG: usize = 100_000;
 

@@ -2,6 +2,7 @@
 
 mod show;
 mod sweep;
+mod tree;
 
 use std::{
     fs,
@@ -11,8 +12,9 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
-use fairmesh_sim::{Outcome, Scenario, plot};
+use fairmesh_sim::{Outcome, Scenario, plot, scenario::Span};
 use indicatif::{ProgressBar, ProgressStyle};
+use serde::Deserialize;
 use tokio::time::Instant;
 
 use crate::{failure::Failure, manifests, output};
@@ -35,10 +37,14 @@ pub(crate) struct RunArgs {
     /// Start chance here instead of where the files say.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
+    /// Make the fleets of trees (kind: tree) larger or smaller: 0.01 is a hundredth of their services, machines and writes.
+    #[arg(long, value_name = "TIMES", value_parser = factor)]
+    factor: Option<f64>,
     /// Write the figures to this file as JSON, one object a scenario, in a list.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draw the utilisation of every server over time into this file; of several scenarios, into FILE-NAME.svg each.
+    /// Draw the utilisation of every server over time into this file, of a tree how long changes took; of several
+    /// scenarios, into FILE-NAME.svg each.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
@@ -51,51 +57,93 @@ pub(crate) fn run(command: SimCommand) -> Result<ExitCode, Failure> {
     }
 }
 
+/// A file's scenario.
+#[derive(Debug)]
+enum Loaded {
+    Fleet(Box<Scenario>),
+    Tree(Box<fairmesh_sim::tree::Scenario>),
+}
+
+/// What tells which it is.
+#[derive(Debug, Deserialize)]
+struct Kind {
+    #[serde(default)]
+    kind: Option<String>,
+}
+
 fn play_all(args: &RunArgs) -> Result<ExitCode, Failure> {
     // All files before the first simulation: a slip of the pen in the last is said at once.
-    let load = |file: &PathBuf| -> Result<Scenario, Failure> {
-        let mut scenario: Scenario = manifests::load_one(file, Scenario::validate)?;
-        scenario.seed = args.seed.unwrap_or(scenario.seed);
-        Ok(scenario)
-    };
-    let scenarios: Vec<Scenario> = args.files.iter().map(load).collect::<Result<_, _>>()?;
-    let mut reports = Vec::new();
+    let scenarios: Vec<Loaded> = args.files.iter().map(|file| load(file, args)).collect::<Result<_, _>>()?;
+    let (mut reports, mut met) = (Vec::new(), true);
     for scenario in &scenarios {
-        let (outcome, took) = play(scenario)?;
-        output::write(&show::report(scenario, &outcome.report, took))?;
-        if let Some(path) = &args.svg {
-            let path = picture_path(path, scenario, scenarios.len());
-            write_file(&path, &plot::utilisation(scenario, &outcome))?;
-        }
-        reports.push(outcome.report);
+        let (report, missed) = match scenario {
+            Loaded::Fleet(scenario) => play_fleet(scenario, args)?,
+            Loaded::Tree(scenario) => tree::play(scenario, args)?,
+        };
+        reports.push(report);
+        met &= !missed;
     }
     if let Some(path) = &args.json {
         let text = serde_json::to_string_pretty(&reports).map_err(Failure::failed)?;
         write_file(path, &(text + "\n"))?;
     }
-    let met = reports.iter().all(|report| report.missed.is_empty());
     Ok(if met { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn load(file: &Path, args: &RunArgs) -> Result<Loaded, Failure> {
+    let kind: Kind = manifests::load_one(file, |_| Ok(()))?;
+    if kind.kind.is_some() {
+        return tree::load(file, args);
+    }
+    let mut scenario: Scenario = manifests::load_one(file, Scenario::validate)?;
+    scenario.seed = args.seed.unwrap_or(scenario.seed);
+    Ok(Loaded::Fleet(Box::new(scenario)))
+}
+
+/// Its figures as JSON, and whether they are not as expected.
+fn play_fleet(scenario: &Scenario, args: &RunArgs) -> Result<(serde_json::Value, bool), Failure> {
+    let (outcome, took) = play(scenario)?;
+    output::write(&show::report(scenario, &outcome.report, took))?;
+    if let Some(path) = &args.svg {
+        let path = picture_path(path, &scenario.name, args.files.len());
+        write_file(&path, &plot::utilisation(scenario, &outcome))?;
+    }
+    let report = serde_json::to_value(&outcome.report).map_err(Failure::failed)?;
+    Ok((report, !outcome.report.missed.is_empty()))
 }
 
 /// Plays one scenario behind a progress bar; also says how long it took.
 fn play(scenario: &Scenario) -> Result<(Outcome, Duration), Failure> {
-    let bar = ProgressBar::new(scenario.duration.nanos() / 1_000_000_000);
-    let style = ProgressStyle::with_template("{prefix} {wide_bar} {pos}/{len} s, {eta} left");
-    // The template is a constant that parses; a default bar would do as well.
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar.set_prefix(scenario.name.clone());
+    let bar = progress(&scenario.name, scenario.duration);
     let began = Instant::now();
     let outcome = fairmesh_sim::run(scenario, |now| bar.set_position(now.nanos() / 1_000_000_000))?;
     bar.finish_and_clear();
     Ok((outcome, began.elapsed()))
 }
 
-fn picture_path(path: &Path, scenario: &Scenario, of: usize) -> PathBuf {
+fn progress(name: &str, duration: Span) -> ProgressBar {
+    let bar = ProgressBar::new(duration.nanos() / 1_000_000_000);
+    let style = ProgressStyle::with_template("{prefix} {wide_bar} {pos}/{len} s, {eta} left");
+    // The template is a constant that parses; a default bar would do as well.
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.set_prefix(name.to_owned());
+    bar
+}
+
+/// More than nothing, and no more than memory can hold by any means.
+fn factor(text: &str) -> Result<f64, String> {
+    text.parse()
+        .ok()
+        .filter(|times| (0.0001..=100.0).contains(times))
+        .ok_or_else(|| "write 0.0001 to 100".into())
+}
+
+fn picture_path(path: &Path, name: &str, of: usize) -> PathBuf {
     if of == 1 {
         return path.to_owned();
     }
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-    path.with_file_name(format!("{stem}-{}.svg", scenario.name))
+    path.with_file_name(format!("{stem}-{name}.svg"))
 }
 
 fn write_file(path: &Path, text: &str) -> Result<(), Failure> {

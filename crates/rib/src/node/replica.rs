@@ -1,6 +1,6 @@
 //! What a node takes that follows another one.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use fairmesh_model::{Prefix, Revision, StoreId};
 
@@ -24,8 +24,7 @@ pub struct Behind {
 impl Node {
     /// Takes what a replica's upstream sent, as one change; returns the keys that changed.
     ///
-    /// Another store's update replaces all that is held. A snapshot says what is there and not how it came to be so, so
-    /// the log starts anew with it: watchers that return from before it get snapshots.
+    /// Another store's update replaces all that is held.
     ///
     /// # Errors
     /// When the update is older than what the node holds of this store: the caller should find a better upstream.
@@ -37,21 +36,7 @@ impl Node {
         } else if number < inner.table.revision() {
             return Err(Behind { held: inner.table.revision(), offered: number });
         }
-        let anew = !update.snapshots.is_empty();
-        let mut keys = Vec::new();
-        for snapshot in update.snapshots {
-            inner.replace(snapshot.prefix, snapshot.entries, number, &mut keys);
-        }
-        for (key, entry) in update.puts.into_iter().map(|(key, entry)| (key, Some(entry))) {
-            inner.set(number, key, entry, &mut keys);
-        }
-        for key in update.deletes {
-            inner.set(number, key, None, &mut keys);
-        }
-        inner.table.advance(number);
-        if anew {
-            inner.table.compact_before(number);
-        }
+        let keys = inner.table.absorb(update);
         inner.touched(&keys);
         self.announce(&inner);
         Ok(keys)
@@ -117,30 +102,5 @@ impl Inner {
         self.bells.values().for_each(|bell| bell.reset());
         let woken = self.hub.reset();
         self.wake(woken);
-    }
-
-    /// Makes what is below `prefix` equal to `entries`, touching only what differs.
-    fn replace(
-        &mut self,
-        prefix: Prefix,
-        entries: Vec<(Arc<str>, Entry)>,
-        number: u64,
-        changed: &mut Vec<Arc<str>>,
-    ) {
-        let mut gone: BTreeSet<_> = self.table.below(&prefix).map(|(key, _)| key.clone()).collect();
-        for (key, entry) in entries {
-            gone.remove(&key);
-            if self.table.get(&key) != Some(&entry) {
-                self.set(number, key, Some(entry), changed);
-            }
-        }
-        for key in gone {
-            self.set(number, key, None, changed);
-        }
-    }
-
-    fn set(&mut self, number: u64, key: Arc<str>, entry: Option<Entry>, changed: &mut Vec<Arc<str>>) {
-        changed.push(key.clone());
-        self.table.set(number, key, entry);
     }
 }

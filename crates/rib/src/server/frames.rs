@@ -2,6 +2,7 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use fairmesh_model::{Prefix, Revision, StoreId};
 use fairmesh_wire::v1::{self, watch_response::Kind};
+use prost::Message;
 
 use crate::{Entry, Resumed, Snapshot, Update};
 
@@ -70,6 +71,11 @@ pub(super) fn milliseconds(age: Duration) -> u64 {
 
 pub(super) fn entry((key, entry): (Arc<str>, Entry)) -> v1::Entry {
     v1::Entry { key: key.to_string(), value: entry.value, revision: entry.revision }
+}
+
+/// How many bytes an update takes on a connection: its messages, with the five that gRPC puts before each.
+pub fn encoded_len(update: &Update) -> u64 {
+    cut(update.clone(), |_| Duration::ZERO).iter().map(|message| 5 + message.encoded_len() as u64).sum()
 }
 
 fn parts(snapshot: Snapshot, revision: Revision, age: Duration, kinds: &mut Vec<Kind>) {

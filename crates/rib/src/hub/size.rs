@@ -1,0 +1,47 @@
+use std::collections::BTreeSet;
+
+use fairmesh_model::Prefix;
+
+use super::{Hub, Sub, Watcher, WatcherId};
+
+/// Slots of a node of a B-tree; a small tree has one, whatever is in it.
+const SLOTS: usize = 11;
+
+impl Hub {
+    /// How much memory its watchers take, in bytes, as `tests/memory.rs` finds it by counting what is allocated.
+    pub(crate) fn size(&self) -> u64 {
+        let watchers = self.watchers.values().map(Watcher::size).sum::<usize>();
+        let table = self.watchers.capacity() * (size_of::<(WatcherId, Watcher)>() + 1);
+        let prefixes: usize =
+            self.index.iter().map(|(prefix, ids)| text(prefix) + tree::<WatcherId>(ids.len())).sum();
+        let index = tree::<(Prefix, BTreeSet<WatcherId>)>(self.index.len());
+        (watchers + table + prefixes + index) as u64
+    }
+}
+
+impl Watcher {
+    fn size(&self) -> usize {
+        let subs: usize = self.subs.keys().map(text).sum();
+        let entering: usize = self.entering.iter().map(text).sum();
+        // Dirty keys are shared with the table.
+        subs + entering
+            + self.who().0.len()
+            + tree::<(Prefix, Sub)>(self.subs.len())
+            + tree::<Prefix>(self.entering.len())
+            + tree::<std::sync::Arc<str>>(self.dirty.len())
+    }
+}
+
+fn text(prefix: &Prefix) -> usize {
+    prefix.as_str().len()
+}
+
+/// A B-tree of so many entries: whole nodes, two thirds full once there are several.
+fn tree<T>(entries: usize) -> usize {
+    let node = SLOTS * size_of::<T>() + 2 * size_of::<usize>();
+    match entries {
+        0 => 0,
+        1..=SLOTS => node,
+        _ => entries * node * 3 / (2 * SLOTS),
+    }
+}

@@ -1,0 +1,194 @@
+//! Trees of replicas: everything arrives, everything is counted, one seed gives one result.
+
+#![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
+
+use std::{fs, path::Path};
+
+use fairmesh_sim::tree::{Layer, Report, Scenario, run};
+
+/// Two regions, three replicas in each, two agents at each leaf, all played.
+const TREE: &str = "\
+kind: tree
+name: small
+duration: 8s
+warmup: 1s
+services:
+  count: 60
+  sizes: [{servers: 1, share: 1}, {servers: 40, share: 0.1}, {servers: 300, share: 0.01}]
+  endpointBytes: 400
+  sharded: 0.05
+  bytes: 2000000
+  chunkBytes: 4000
+  popularity: 0.4
+writes: {batches: 40, bytes: 200000, sharded: 2, together: 4}
+costs: {delivery: 30us, megabyte: 2ms, record: 3us}
+root: {cores: 4, gigabits: 1}
+regions: [{name: near, delay: 1ms}, {name: far, delay: 50ms}]
+replicas:
+  - {name: regional, count: 1, link: {gigabits: 1}, machine: {cores: 4, gigabits: 1}}
+  - {name: leaf, count: 2, link: {delay: 300us, gigabits: 1}, machine: {cores: 4, gigabits: 1}}
+agents:
+  count: 2
+  link: {delay: 300us, gigabits: 1}
+  machine: {cores: 1, gigabits: 1}
+  programs: 3
+  calls: 4
+  local: 50us
+compare: true
+";
+
+fn read(text: &str) -> Scenario {
+    serde_saphyr::from_str(text).unwrap()
+}
+
+fn play(text: &str) -> Report {
+    let report = run(&read(text), |_| {}).unwrap();
+    assert_eq!(report.different, Some(0), "{report:#?}");
+    for layer in &report.layers {
+        assert_eq!(layer.bytes_sent, layer.bytes_received + layer.bytes_lost, "{}", layer.name);
+    }
+    report
+}
+
+fn layer<'a>(report: &'a Report, name: &str) -> &'a Layer {
+    report.layers.iter().find(|layer| layer.name == name).unwrap()
+}
+
+#[test]
+fn every_program_ends_with_what_the_root_has_and_every_byte_is_counted() {
+    let report = play(TREE);
+    let processes: Vec<u64> = report.layers.iter().map(|layer| layer.processes).collect();
+    assert_eq!(processes, [1, 2, 4, 8, 24]);
+    assert_eq!((report.routers, report.routers_played), (24, 24));
+    assert!((250..400).contains(&report.writes.batches), "{:?}", report.writes);
+    let regional = layer(&report, "regional");
+    // Everything written goes once to each replica, and some more around it.
+    let written = report.writes.megabytes_per_second * 1e6 * report.seconds;
+    let each = regional.bytes_received as f64 / 2.0;
+    assert!(each > written * 0.98 && each < written * 1.3, "{each} of {written}");
+    assert_eq!(layer(&report, "leaf").bytes_received, 2 * regional.bytes_received);
+    assert_eq!(regional.snapshots, 0);
+    // One way, and never less than that.
+    let far = regional.propagation.unwrap();
+    assert!(far.max_ms >= 50.0 && far.p50_ms < 60.0, "{far:?}");
+    let end = layer(&report, "programs").propagation.unwrap();
+    assert!(end.p50_ms > 1.0 && end.max_ms < 200.0, "{end:?}");
+    let acknowledged = report.acknowledged.unwrap();
+    assert!(acknowledged.p50_ms > end.p50_ms && acknowledged.max_ms < 5000.0, "{acknowledged:?}");
+}
+
+#[test]
+fn one_seed_gives_one_result_and_another_seed_another() {
+    let scenario = read(TREE);
+    let report = run(&scenario, |_| {}).unwrap();
+    assert_eq!(run(&scenario, |_| {}).unwrap(), report);
+    let other = run(&Scenario { seed: 2, ..scenario }, |_| {}).unwrap();
+    assert_ne!(other.layers, report.layers);
+}
+
+#[test]
+fn those_that_are_played_stand_for_those_that_are_not() {
+    let text = TREE.replace("name: leaf, count: 2,", "name: leaf, count: 2, played: 1,");
+    let (report, whole) = (play(&text), play(TREE));
+    let (leaf, of_whole) = (layer(&report, "leaf"), layer(&whole, "leaf"));
+    assert_eq!((leaf.processes, leaf.played, of_whole.played), (4, 2, 4));
+    // The same goes to each, so that half of them says all.
+    assert_eq!(leaf.bytes_received, of_whole.bytes_received);
+    assert_eq!(layer(&report, "regional").sent.mean, layer(&whole, "regional").sent.mean);
+    assert_eq!(report.routers, 24);
+}
+
+#[test]
+fn a_slow_link_gets_later_values_and_not_a_queue_of_all() {
+    // 40 kB a second for 200 kB that are written: of what changes again and again only the last is sent.
+    let services = "count: 60\n  sizes: [{servers: 1, share: 1}, {servers: 40, share: 0.1}, {servers: 300, share: 0.01}]";
+    let few = "count: 2\n  sizes: [{servers: 1, share: 1}, {servers: 20, share: 0.5}]";
+    let text = TREE.replace(services, few).replace("sharded: 2,", "sharded: 0,");
+    let slow = text.replace(
+        "name: leaf, count: 2, link: {delay: 300us, gigabits: 1}",
+        "name: leaf, count: 2, link: {delay: 300us, gigabits: 0.00032}",
+    );
+    assert_ne!(slow, text);
+    let (slow, fast) = (play(&slow), play(&text));
+    let (slow, fast) = (layer(&slow, "leaf"), layer(&fast, "leaf"));
+    assert!(
+        slow.bytes_received * 3 < fast.bytes_received,
+        "{} of {}",
+        slow.bytes_received,
+        fast.bytes_received
+    );
+    assert!((0.035..0.0405).contains(&slow.received.mean), "the link is full: {:?}", slow.received);
+    // The table is sent in half a second, so nothing waits for longer than two messages of it.
+    assert!(slow.propagation.unwrap().max_ms < 1500.0, "{:?}", slow.propagation);
+}
+
+#[test]
+fn a_root_that_starts_anew_finds_everybody_back() {
+    let report = play(&format!("{TREE}events: [{{at: 3s, action: {{restartRoot: {{for: 2s}}}}}}]\n"));
+    let [recovery] = &report.recoveries[..] else { panic!("{report:#?}") };
+    assert_eq!(recovery.lost, 2);
+    // Six doublings of 50 ms are waited for at most, and a handshake over 50 ms.
+    assert!(recovery.seconds.unwrap() < 4.0, "{recovery:?}");
+    assert!(report.writes.refused > 50, "{:?}", report.writes);
+}
+
+#[test]
+fn a_region_that_was_cut_off_resumes_where_the_log_reaches_back() {
+    let cut = "events: [{at: 3s, action: {cut: {region: far, for: 2s}}}]\n";
+    let report = play(&format!("{TREE}{cut}"));
+    let [recovery] = &report.recoveries[..] else { panic!("{report:#?}") };
+    assert_eq!((recovery.lost, recovery.snapshots), (1, 0));
+    let later = layer(&report, "programs").propagation_later.unwrap();
+    assert!(later.max_ms > 1000.0, "what was written early in the cut came late: {later:?}");
+}
+
+#[test]
+fn more_changes_than_are_remembered_of_a_watcher_make_a_snapshot() {
+    // A link on which a batch takes 30 ms, and 20,000 changes of 12,000 records in a tenth of a second.
+    let text = TREE
+        .replace("count: 60\n", "count: 1000\n")
+        .replace("{servers: 300, share: 0.01}", "{servers: 400, share: 0.0005}")
+        .replace("link: {gigabits: 1}", "link: {gigabits: 0.1}")
+        .replace("bytes: 2000000", "bytes: 8000000");
+    let burst = "events: [{at: 3s, action: {burst: {records: 20000, over: 100ms}}}]\n";
+    let report = play(&format!("{text}{burst}"));
+    assert!(report.servers > 8000, "{}", report.servers);
+    let regional = layer(&report, "regional");
+    assert!(regional.snapshots > 0, "{regional:#?}");
+}
+
+#[test]
+fn the_largest_tree_is_valid_and_a_small_part_of_it_does_what_it_expects() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scenarios/hyperscale.yaml");
+    let mut scenario = read(&fs::read_to_string(path).unwrap());
+    scenario.validate().unwrap();
+    assert_eq!((scenario.routers(), scenario.services.count), (1_000_000, 50_000));
+    scenario.scale(0.002);
+    // As much in fewer batches, which take less time.
+    scenario.writes.batches /= 10.0;
+    scenario.compare = true;
+    let report = run(&scenario, |_| {}).unwrap();
+    assert_eq!(report.missed, [""; 0]);
+    assert_eq!((report.routers, report.different), (80 * 20, Some(0)));
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_with_its_place() {
+    for (from, to, place) in [
+        ("duration: 8s", "duration: 1s", "duration"),
+        ("servers: 1, share: 1}", "servers: 2, share: 1}", "services.sizes"),
+        ("name: far", "name: near", "regions[1].name"),
+        ("count: 2, link", "count: 2, played: 3, link", "replicas[1].played"),
+        (
+            "compare: true",
+            "events: [{at: 1s, action: {cut: {region: no, for: 1s}}}]",
+            "events[0].action.region",
+        ),
+    ] {
+        let text = TREE.replace(from, to);
+        assert_ne!(text, TREE, "{from}");
+        let refused = read(&text).validate().unwrap_err().to_string();
+        assert!(refused.contains(place), "{place}: {refused}");
+    }
+    assert!(serde_saphyr::from_str::<Scenario>(&TREE.replace("calls:", "call:")).is_err());
+}
