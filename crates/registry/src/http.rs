@@ -12,7 +12,7 @@
 //! | `POST /v1/shards/{tenant}/{service}/split` | `{shard, at}`; without `at` in the middle | `{version}` |
 //! | `POST /v1/shards/{tenant}/{service}/merge` | `{shard}`: it swallows the next | `{version}` |
 //! | `GET /v1/shards/{tenant}/{service}/moves` | | `{moves: [{shard, role, from, to, phase}]}` |
-//! | `POST /v1/shards/{tenant}/{service}/moves` | `{shard, role, from, to}` | `{}` with status 202 |
+//! | `POST /v1/shards/{tenant}/{service}/moves` | `{shard, role, from, to}`; without `from` it adds a copy, without `to` it drops one | `{}` with status 202 |
 //! | `POST /v1/shards/{tenant}/{service}/ready` | `{instance, ready: []}`: the starting shards that are loaded | `{}` |
 //!
 //! Errors are `{error, field, hint}` with 400 (wrong), 404 (not there), 409 (not now, or changed meanwhile), 413 (body

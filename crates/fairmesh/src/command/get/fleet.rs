@@ -95,8 +95,8 @@ pub(crate) async fn add_moves(
                 name.to_string(),
                 shard.to_string(),
                 role.to_string(),
-                from.to_string(),
-                to.to_string(),
+                name_of(from.as_ref()),
+                name_of(to.as_ref()),
                 phase.clone(),
             ],
             json!({
