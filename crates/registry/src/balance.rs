@@ -22,8 +22,8 @@ use fairmesh_wire::records;
 pub use plan::{Facts, Forecast, Note, Plan, Terms, plan};
 pub use pool::{Server, Work, Works};
 pub(crate) use window::Windows;
-use window::{SILENT_MS, Window};
 pub use window::{LoadReport, ShardWork, Taken};
+use window::{SILENT_MS, Window};
 
 use crate::{Claim, Registry, RegistryError};
 
@@ -173,7 +173,8 @@ fn at_ordinary_speed(work: Work, speed: u32) -> Work {
 fn check_known(service: &ServiceName, loads: &[ServerLoad]) -> Result<(), RegistryError> {
     let known = loads.iter().filter(|load| load.age.is_some()).count();
     if known == 0 || known * 2 < loads.len() {
-        let problem = format!("the load by shard is known of {known} of {} servers of {service}", loads.len());
+        let problem =
+            format!("the load by shard is known of {known} of {} servers of {service}", loads.len());
         let hint = "servers with the library's layer say it every 10 s, also after a restart of the control plane: wait a \
                     little; of programs that others register it is not known";
         return Err(RegistryError::refused("service", problem, hint));

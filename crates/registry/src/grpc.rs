@@ -166,7 +166,9 @@ impl v1::registry_server::Registry for RegistryService {
         request: Request<v1::ReadShardLoadsRequest>,
     ) -> Answer<v1::ReadShardLoadsResponse> {
         let loads = self.registry.loads(&service(&request.into_inner().service)?)?;
-        Ok(Response::new(v1::ReadShardLoadsResponse { servers: loads.into_iter().map(load::server).collect() }))
+        Ok(Response::new(v1::ReadShardLoadsResponse {
+            servers: loads.into_iter().map(load::server).collect(),
+        }))
     }
 
     async fn propose_moves(

@@ -93,7 +93,8 @@ async fn a_wish_outlives_the_process_that_took_it() {
     first.registry.register(&[registration("x"), registration("y")]).await.unwrap();
     first.registry.put_shards(&cart(), &map()).await.unwrap();
     let [from, to] = ["x", "y"].map(|name| name.parse().unwrap());
-    let wish = ShardMove { shard: ShardId(0), role: "primary".parse().unwrap(), from: Some(from), to: Some(to) };
+    let wish =
+        ShardMove { shard: ShardId(0), role: "primary".parse().unwrap(), from: Some(from), to: Some(to) };
     first.registry.move_shard(&cart(), &wish).await.unwrap();
     assert_eq!(first.registry.list_moves(&cart()).unwrap()[0].phase, Phase::Starting);
     first.stop().await;

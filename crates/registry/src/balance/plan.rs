@@ -9,11 +9,7 @@
 //! Whoever is above the threshold is brought down to midway between it and the fair share, and nobody is filled beyond
 //! that, so that what has just moved does not soon move again.
 
-use std::{
-    cmp::Reverse,
-    collections::BTreeSet,
-    fmt,
-};
+use std::{cmp::Reverse, collections::BTreeSet, fmt};
 
 use fairmesh_model::{InstanceId, Invalid, Region, Role, ShardId, ShardMap, ShardMove};
 

@@ -55,7 +55,8 @@ pub struct ShardWork {
 impl LoadReport {
     /// Checks that it can be true.
     pub fn validate(&self) -> Result<(), Invalid> {
-        let absurd = |field: &str, problem: String| Err(Invalid::new(field, problem, "send what was measured"));
+        let absurd =
+            |field: &str, problem: String| Err(Invalid::new(field, problem, "send what was measured"));
         let Self { sequence, period_ms, shards, rest_us, calls } = self;
         if *sequence == 0 {
             return absurd("sequence", "0 is none".into());
@@ -278,7 +279,8 @@ mod tests {
         assert_eq!(take(1, &report(1, 0)), Taken::Late);
         let too_long = LoadReport { period_ms: 3_600_000, ..report(3, 0) };
         let too_much = report(3, u64::MAX);
-        let too_many = LoadReport { shards: vec![report(3, 1).shards[0].clone(); SHARDS_TOLD + 1], ..report(3, 0) };
+        let too_many =
+            LoadReport { shards: vec![report(3, 1).shards[0].clone(); SHARDS_TOLD + 1], ..report(3, 0) };
         for absurd in [&too_long, &too_much, &too_many, &report(0, 0)] {
             assert_eq!(take(1, absurd), Taken::Absurd, "{absurd:?}");
         }

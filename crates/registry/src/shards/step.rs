@@ -56,7 +56,9 @@ fn drop_step(shard: &Shard, wish: &ShardMove, source: Option<ReplicaState>) -> A
     match source {
         None => Action::Undo("somebody else took the copy away"),
         Some(ReplicaState::Stopping) => Action::Finish,
-        Some(_) if !is_served_without(shard, wish) => Action::Undo("no other copy in this role serves any more"),
+        Some(_) if !is_served_without(shard, wish) => {
+            Action::Undo("no other copy in this role serves any more")
+        }
         Some(_) => Action::Publish,
     }
 }

@@ -1,4 +1,6 @@
-use fairmesh_model::{InstanceId, Invalid, KeyRange, Replica, ReplicaState, Shard, ShardId, ShardMap, ShardMove};
+use fairmesh_model::{
+    InstanceId, Invalid, KeyRange, Replica, ReplicaState, Shard, ShardId, ShardMap, ShardMove,
+};
 
 use super::{known, shard_key, shard_key_bytes};
 use crate::v1;
