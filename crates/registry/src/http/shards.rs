@@ -15,7 +15,7 @@ use crate::{InstanceRef, Registry};
 
 type Name = Path<(String, String)>;
 
-fn service(Path((tenant, service)): Name) -> Result<ServiceName, Invalid> {
+pub(super) fn service(Path((tenant, service)): Name) -> Result<ServiceName, Invalid> {
     ServiceName::new(format!("{tenant}/{service}")).map_err(|e| e.within("service"))
 }
 
