@@ -138,7 +138,7 @@ impl fmt::Display for Note {
             }
             Self::More => f.write_str("more moves would help: allow more, or plan again afterwards"),
             Self::Silent { servers } => {
-                write!(f, "the load of {servers} servers is not known; they are left alone")
+                write!(f, "servers whose load is not known, and that are left alone: {servers}")
             }
         }
     }

@@ -15,7 +15,6 @@ use fairmesh_wire::{
 };
 use serde_json::json;
 use tokio::time::{Instant, sleep_until};
-use tonic::Code;
 
 use super::{Of, wait};
 use crate::{
@@ -60,8 +59,6 @@ struct Round {
     servers: Vec<Server>,
     notes: Vec<String>,
     done: usize,
-    /// Why it ended before its last move, unless it was stopped.
-    failure: Option<Failure>,
 }
 
 /// Told to stop, or not yet.
@@ -70,30 +67,17 @@ struct Stop {
     heard: bool,
 }
 
-/// Carries the command out.
+/// Carries the command out. A watch says what fails and goes on: what is not known or not there yet may be soon.
 pub(super) async fn run(args: Balance) -> Result<ExitCode, Failure> {
-    let connection = connect::connect(&args.of.reach).await?;
     let signal: Pin<Box<Shutdown>> = Box::pin(signals::shutdown()?);
     let mut stop = Stop { signal, heard: false };
     loop {
-        match propose(&connection, &args).await {
-            Ok(plan) => {
-                let mut round = Round::of(plan)?;
-                if !args.dry_run {
-                    round.carry_out(&connection, &args, &mut stop).await;
-                }
-                let ended = round.end(&args)?;
-                if !args.watch || stop.heard {
-                    return Ok(ended);
-                }
-            }
-            // What is not known yet may be known soon.
-            Err(status)
-                if args.watch && matches!(status.code(), Code::FailedPrecondition | Code::Unavailable) =>
-            {
-                eprintln!("{}; trying again", status.message());
-            }
-            Err(status) => return Err(Failure::answered(&status)),
+        let ended = once(&args, &mut stop).await;
+        if !args.watch {
+            return ended.map(|()| ExitCode::SUCCESS);
+        }
+        if let Err(failure) = ended {
+            failure.report();
         }
         if !stop.sleeps(Instant::now() + AGAIN).await {
             return Ok(ExitCode::SUCCESS);
@@ -101,7 +85,22 @@ pub(super) async fn run(args: Balance) -> Result<ExitCode, Failure> {
     }
 }
 
-async fn propose(connection: &Connection, args: &Balance) -> Result<ProposeMovesResponse, tonic::Status> {
+/// Makes one plan and carries it out.
+async fn once(args: &Balance, stop: &mut Stop) -> Result<(), Failure> {
+    let connection = connect::connect(&args.of.reach).await?;
+    let mut round = Round::of(propose(&connection, args).await?)?;
+    let ended = match args.dry_run {
+        true => Ok(()),
+        false => round.carry_out(&connection, args, stop).await,
+    };
+    // A watch is silent where there was nothing to do.
+    if !args.watch || !round.moves.is_empty() {
+        output::print_one(args.of.seen_as.format(), &round.json(args), &round.text(args))?;
+    }
+    ended
+}
+
+async fn propose(connection: &Connection, args: &Balance) -> Result<ProposeMovesResponse, Failure> {
     let request = ProposeMovesRequest {
         service: args.of.service.to_string(),
         threshold: args.threshold,
@@ -127,41 +126,29 @@ impl Stop {
 impl Round {
     fn of(plan: ProposeMovesResponse) -> Result<Self, Failure> {
         let moves = plan.moves.into_iter().map(ShardMove::try_from).collect::<Result<_, _>>()?;
-        Ok(Self { moves, servers: plan.servers, notes: plan.notes, done: 0, failure: None })
+        Ok(Self { moves, servers: plan.servers, notes: plan.notes, done: 0 })
     }
 
-    /// Move after move; one that was begun is waited for.
-    async fn carry_out(&mut self, connection: &Connection, args: &Balance, stop: &mut Stop) {
+    /// Move after move, until one fails or it is stopped; one that was begun is waited for.
+    async fn carry_out(
+        &mut self,
+        connection: &Connection,
+        args: &Balance,
+        stop: &mut Stop,
+    ) -> Result<(), Failure> {
         let pause = Duration::from_secs(60) / args.rate;
+        let all = self.moves.len();
         for (number, wish) in (1..).zip(self.moves.clone()) {
             let began = Instant::now();
-            eprintln!("{number} of {}: {wish}", self.moves.len());
-            if let Err(failure) = carry_out(connection, args, &wish, stop).await {
-                self.failure = Some(failure);
-                return;
-            }
+            eprintln!("{number} of {all}: {wish}");
+            carry_out(connection, args, &wish, stop).await?;
             self.done += 1;
-            eprintln!("{number} of {}: done in {:.1} s", self.moves.len(), began.elapsed().as_secs_f64());
-            if stop.heard || (self.done < self.moves.len() && !stop.sleeps(began + pause).await) {
-                return;
+            eprintln!("{number} of {all}: done in {:.1} s", began.elapsed().as_secs_f64());
+            if stop.heard || (self.done < all && !stop.sleeps(began + pause).await) {
+                break;
             }
         }
-    }
-
-    /// Says what was planned and done. In a watch it is silent where there was nothing to do, and goes on after failures.
-    fn end(self, args: &Balance) -> Result<ExitCode, Failure> {
-        let format = args.of.seen_as.format();
-        if !args.watch || !self.moves.is_empty() {
-            output::print_one(format, &self.json(args), &self.text(args))?;
-        }
-        match self.failure {
-            Some(failure) if args.watch => {
-                failure.report();
-                Ok(ExitCode::SUCCESS)
-            }
-            Some(failure) => Err(failure),
-            None => Ok(ExitCode::SUCCESS),
-        }
+        Ok(())
     }
 
     fn text(&self, args: &Balance) -> String {

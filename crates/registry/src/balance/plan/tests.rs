@@ -256,7 +256,7 @@ fn any_terms() -> impl Strategy<Value = Terms> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
     fn a_plan_can_be_carried_out_keeps_its_budget_and_comes_true(fleet in fleets(), terms in any_terms()) {
