@@ -56,6 +56,7 @@ mod shards;
 #[cfg(test)]
 mod tests;
 mod usage;
+mod work;
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -95,6 +96,7 @@ struct Inner {
     drain_deadline: Duration,
     _shards: AbortOnDropHandle<()>,
     _usage: UsageReports,
+    _work: work::WorkReports,
     _meter: meter::CpuMeter,
 }
 

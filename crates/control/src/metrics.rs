@@ -32,6 +32,7 @@ pub(crate) struct Metrics {
     checkers: Gauge,
     unchecked_regions: Gauge,
     panics: Gauge,
+    load_servers: Family<Label, Gauge>,
 }
 
 /// Where what is not counted as it happens is read from.
@@ -42,6 +43,7 @@ pub(crate) struct Sources {
     pub(crate) checks: Checks,
     pub(crate) files: Vec<Arc<FileSource>>,
     pub(crate) imbalance: Arc<Imbalance>,
+    pub(crate) registry: fairmesh_registry::Registry,
 }
 
 impl Metrics {
@@ -69,6 +71,7 @@ impl Metrics {
         let mut text = String::new();
         let mut all = self.registry();
         sources.imbalance.register(all.sub_registry_with_prefix("imbalance"));
+        register_load_reports(&sources.registry, all.sub_registry_with_prefix("control"));
         encode(&mut text, &all)?;
         Ok(text)
     }
@@ -84,6 +87,10 @@ impl Metrics {
         let fleet = sources.checks.survey();
         self.unchecked_regions.set(signed(fleet.unchecked_regions as u64));
         self.panics.set(signed(fleet.panics as u64));
+        let (known, silent) = sources.registry.load_servers();
+        for (state, count) in [("known", known), ("silent", silent)] {
+            self.load_servers.get_or_create(&[("state", state)]).set(signed(count as u64));
+        }
         for (state, count) in STATES.iter().zip(sources.census.counts()) {
             self.endpoints.get_or_create(&[("state", state.as_str())]).set(signed(count as u64));
         }
@@ -126,8 +133,19 @@ impl Metrics {
         let panic = "Services times regions whose verdicts callers ignore, since too much would be left without calls";
         control.register("health_panics", panic, self.panics.clone());
         control.register("wrong_files", "Endpoint files whose newest content is refused", wrong);
+        let servers = self.load_servers.clone();
+        control.register("shard_load_servers", "Servers by whether their load by shard is known", servers);
         all
     }
+}
+
+/// What the registry counts itself.
+fn register_load_reports(registry: &fairmesh_registry::Registry, control: &mut Registry) {
+    let reports = Family::<Label, Counter>::default();
+    for (taken, count) in registry.load_reports() {
+        reports.get_or_create(&[("outcome", taken.as_str())]).inc_by(count);
+    }
+    control.register("shard_load_reports", "Reports of load by shard, by what became of them", reports);
 }
 
 fn signed(number: u64) -> i64 {

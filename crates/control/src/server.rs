@@ -168,6 +168,7 @@ impl Control {
             checks: checks.clone(),
             files,
             imbalance: imbalance.clone(),
+            registry: registry.clone(),
         };
         let shared = Arc::new(http::Shared { metrics, sources, closing: closing.clone() });
         let pages = http::router(shared, registry.router()).merge(imbalance::router(imbalance.clone()));

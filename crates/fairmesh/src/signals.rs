@@ -6,6 +6,9 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::failure::Failure;
 
+/// Ends when the program shall stop.
+pub(crate) type Shutdown = dyn Future<Output = ()> + Send;
+
 /// Ends at the first SIGTERM or SIGINT. The handlers are in place when this returns, so that none is missed.
 pub(crate) fn shutdown() -> Result<impl Future<Output = ()> + Send + 'static, Failure> {
     heard().map_err(Failure::failed)

@@ -46,5 +46,5 @@ pub use record::Record;
 pub use revision::{Cursor, Revision, StoreId};
 pub use rib_key::{ChunkHash, HistoryKind, Prefix, RecordKey, ShardPart};
 pub use service::{Protocol, Service, ServiceKind};
-pub use shard::{Replica, ReplicaState, Shard, ShardId, ShardMap, ShardMove};
+pub use shard::{Replica, ReplicaState, SHARDS_TOLD, Shard, ShardId, ShardMap, ShardMove};
 pub use topology::{RegionInfo, Regions, RoundTrips};

@@ -12,6 +12,10 @@ impl fmt::Display for ShardId {
     }
 }
 
+/// Of how many shards a server tells the load one by one, those with most; of the others together. The few hottest are what
+/// balancing moves, and a report stays as small for a map of millions.
+pub const SHARDS_TOLD: usize = 128;
+
 /// Which replicas hold which keys of a service (S9). Shards are contiguous: each ends where the next starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardMap {
@@ -60,17 +64,42 @@ pub enum ReplicaState {
     Stopping,
 }
 
-/// A wish to move one copy of a shard, kept in the RIB until it is done so that a restarted controller carries on.
+/// A wish to move one copy of a shard, to add one or to drop one, kept in the RIB until it is done so that a restarted
+/// controller carries on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardMove {
-    /// The shard that moves.
+    /// The shard that it is about.
     pub shard: ShardId,
-    /// The role of the copy that moves.
+    /// The role of the copy.
     pub role: Role,
-    /// Who gives it up.
-    pub from: InstanceId,
-    /// Who takes it.
-    pub to: InstanceId,
+    /// Who gives it up; `None` adds a copy.
+    pub from: Option<InstanceId>,
+    /// Who takes it; `None` drops the copy.
+    pub to: Option<InstanceId>,
+}
+
+impl ShardMove {
+    /// Checks that somebody gives the copy up or takes it.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        if self.from.is_some() || self.to.is_some() {
+            return Ok(());
+        }
+        let hint = "name who gives the copy up, who takes it, or both";
+        Err(Invalid::new("to", "neither 'from' nor 'to' names an instance", hint))
+    }
+}
+
+/// As people read it: `shard 5 (primary) from cart-0 to cart-1`.
+impl fmt::Display for ShardMove {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { shard, role, from, to } = self;
+        match (from, to) {
+            (Some(from), Some(to)) => write!(f, "shard {shard} ({role}) from {from} to {to}"),
+            (None, Some(to)) => write!(f, "another copy of shard {shard} ({role}) to {to}"),
+            (Some(from), None) => write!(f, "a copy of shard {shard} ({role}) away from {from}"),
+            (None, None) => write!(f, "nothing of shard {shard} ({role})"),
+        }
+    }
 }
 
 impl ShardMap {

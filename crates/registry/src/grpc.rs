@@ -2,7 +2,10 @@ use std::time::Duration;
 
 use fairmesh_model::{Invalid, Revision, ServiceName, ShardId, ShardMove};
 use fairmesh_wire::{convert, identity_of, on_behalf_of, v1};
+use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
+
+mod load;
 
 use crate::{Claim, InstanceRef, Registration, Registry, RegistryError, StateReport};
 
@@ -144,6 +147,42 @@ impl v1::registry_server::Registry for RegistryService {
         let who = claim(required("instance", who)?).map_err(|e| RegistryError::from(e.within("instance")))?;
         self.registry.report_shards(&who, ready.into_iter().map(ShardId))?;
         Ok(Response::new(v1::ReportShardsResponse {}))
+    }
+
+    async fn report_shard_load(
+        &self,
+        request: Request<v1::ReportShardLoadRequest>,
+    ) -> Answer<v1::ReportShardLoadResponse> {
+        let mut request = request.into_inner();
+        let who = required("instance", request.instance.take())?;
+        let who = claim(who).map_err(|e| RegistryError::from(e.within("instance")))?;
+        let report = load::report(request).map_err(RegistryError::from)?;
+        let outcome = self.registry.report_load(&who, &report).as_str().into();
+        Ok(Response::new(v1::ReportShardLoadResponse { outcome }))
+    }
+
+    async fn read_shard_loads(
+        &self,
+        request: Request<v1::ReadShardLoadsRequest>,
+    ) -> Answer<v1::ReadShardLoadsResponse> {
+        let loads = self.registry.loads(&service(&request.into_inner().service)?)?;
+        Ok(Response::new(v1::ReadShardLoadsResponse {
+            servers: loads.into_iter().map(load::server).collect(),
+        }))
+    }
+
+    async fn propose_moves(
+        &self,
+        request: Request<v1::ProposeMovesRequest>,
+    ) -> Answer<v1::ProposeMovesResponse> {
+        let request = open("propose_moves", request);
+        let service = service(&request.service)?;
+        let terms = load::terms(request).map_err(RegistryError::from)?;
+        let registry = self.registry.clone();
+        // A map of millions of shards takes a second or so.
+        let plan = spawn_blocking(move || registry.propose(&service, &terms)).await;
+        let plan = plan.map_err(|stopped| Status::internal(stopped.to_string()))??;
+        Ok(Response::new(load::plan(plan)))
     }
 }
 

@@ -12,7 +12,9 @@
 //! | `POST /v1/shards/{tenant}/{service}/split` | `{shard, at}`; without `at` in the middle | `{version}` |
 //! | `POST /v1/shards/{tenant}/{service}/merge` | `{shard}`: it swallows the next | `{version}` |
 //! | `GET /v1/shards/{tenant}/{service}/moves` | | `{moves: [{shard, role, from, to, phase}]}` |
-//! | `POST /v1/shards/{tenant}/{service}/moves` | `{shard, role, from, to}` | `{}` with status 202 |
+//! | `POST /v1/shards/{tenant}/{service}/moves` | `{shard, role, from, to}`; without `from` it adds a copy, without `to` it drops one | `{}` with status 202 |
+//! | `GET /v1/shards/{tenant}/{service}/loads` | | `{servers: [{instance, work, shards, …}]}` |
+//! | `GET /v1/shards/{tenant}/{service}/plan?threshold=&maxMoves=&replicate=` | | `{moves, servers, notes}` |
 //! | `POST /v1/shards/{tenant}/{service}/ready` | `{instance, ready: []}`: the starting shards that are loaded | `{}` |
 //!
 //! Errors are `{error, field, hint}` with 400 (wrong), 404 (not there), 409 (not now, or changed meanwhile), 413 (body
@@ -20,6 +22,7 @@
 
 mod answer;
 mod endpoints;
+mod loads;
 mod shards;
 
 use axum::{
@@ -52,6 +55,8 @@ impl Registry {
             .route("/v1/shards/{tenant}/{service}/split", post(shards::split))
             .route("/v1/shards/{tenant}/{service}/merge", post(shards::merge))
             .route("/v1/shards/{tenant}/{service}/moves", get(shards::moves).post(shards::begin_move))
+            .route("/v1/shards/{tenant}/{service}/loads", get(loads::loads))
+            .route("/v1/shards/{tenant}/{service}/plan", get(loads::plan))
             .route("/v1/shards/{tenant}/{service}/ready", post(shards::ready))
             .method_not_allowed_fallback(async || {
                 let reason = Invalid::new("", "this path takes another method", REFERENCE);

@@ -74,6 +74,11 @@ impl Leases {
         }
     }
 
+    /// Whether the speaker holds a lease, lost or not.
+    pub(crate) fn is_held_by(&self, who: &Claim) -> bool {
+        self.leases.get(&who.instance).is_some_and(|lease| who.fits(lease.incarnation))
+    }
+
     /// Whether its term, or its time as lost, is over.
     pub(crate) fn is_due(&self, who: &InstanceRef, now: Instant) -> bool {
         self.leases.get(who).is_some_and(|lease| lease.due <= now)

@@ -8,6 +8,7 @@
 //! was rejected: a fleet of 100,000 endpoints that renew every few seconds would be all that the store does. The price
 //! is that a restarted control plane grants everybody a full term before it may call anybody lost.
 
+mod balance;
 mod endpoints;
 mod error;
 mod file;
@@ -22,6 +23,9 @@ mod shards;
 mod testing;
 mod view;
 
+pub use balance::{
+    Facts, Forecast, LoadReport, Note, Plan, Server, ServerLoad, ShardWork, Taken, Terms, Work, Works, plan,
+};
 pub use endpoints::{Claim, Drained, InstanceRef, MAX_BATCH, Registration, StateReport};
 pub use error::RegistryError;
 pub use file::{FileSource, FileStatus, SOURCE_LABEL};

@@ -7,10 +7,14 @@ use std::{
 use fairmesh_model::RecordKey;
 use fairmesh_rib::{Batch, Node, Op};
 use fairmesh_store::{Store, WriteError};
-use tokio::sync::{Notify, watch};
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
 
 use crate::{
     InstanceRef, RegistryError,
+    balance::Windows,
     leases::Leases,
     maps::Maps,
     shards::{Outcomes, Readiness},
@@ -37,6 +41,9 @@ pub(crate) struct Shared {
     leases: Mutex<Leases>,
     readiness: Mutex<Readiness>,
     outcomes: Mutex<Outcomes>,
+    windows: Mutex<Windows>,
+    /// What the ages of load reports are counted from.
+    began: Instant,
     pub(crate) decoded: Maps,
     /// Shard maps are written one at a time by this process: the moves of one service would only conflict.
     pub(crate) maps: tokio::sync::Mutex<()>,
@@ -70,6 +77,8 @@ impl Registry {
             leases: Mutex::default(),
             readiness: Mutex::new(HashMap::new()),
             outcomes: Mutex::default(),
+            windows: Mutex::default(),
+            began: Instant::now(),
             decoded: Maps::default(),
             maps: tokio::sync::Mutex::default(),
             lease_granted: Notify::new(),
@@ -106,6 +115,15 @@ impl Registry {
         lock(&self.shared.outcomes)
     }
 
+    pub(crate) fn windows(&self) -> MutexGuard<'_, Windows> {
+        lock(&self.shared.windows)
+    }
+
+    /// Milliseconds since this registry was made.
+    pub(crate) fn now_ms(&self) -> u64 {
+        u64::try_from(self.shared.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
     pub(crate) fn wanted(&self) -> MutexGuard<'_, BTreeSet<RecordKey>> {
         lock(&self.shared.wanted)
     }
@@ -114,6 +132,7 @@ impl Registry {
     pub(crate) fn forget(&self, who: &InstanceRef) {
         self.leases().end(who);
         self.readiness().remove(who);
+        self.windows().forget(who);
     }
 
     /// Carries out what `plan` makes of the records as they are, and again when somebody else was faster.

@@ -35,7 +35,7 @@ impl Registry {
         Ok(self.map_of(service)?.map.clone())
     }
 
-    fn map_of(&self, service: &ServiceName) -> Result<Arc<HeldMap>, RegistryError> {
+    pub(crate) fn map_of(&self, service: &ServiceName) -> Result<Arc<HeldMap>, RegistryError> {
         self.shard_map(service)?.ok_or_else(|| {
             let hint = "create one with 'fairmesh apply -f' and a document of kind ShardMap";
             RegistryError::not_found("service", format!("{service} has no shard map"), hint)
@@ -113,7 +113,7 @@ impl Registry {
         let Some((_, wish, _)) = moves.iter().find(|(_, wish, _)| shards.contains(&wish.shard)) else {
             return Ok(());
         };
-        let problem = format!("shard {} is moving from {} to {}", wish.shard, wish.from, wish.to);
+        let problem = format!("a move is under way: {wish}");
         Err(RegistryError::refused("shard", problem, "wait until the move is done"))
     }
 
@@ -152,13 +152,15 @@ impl Registry {
         Ok(())
     }
 
-    /// Wishes a move and answers at once; it is carried out in the background and survives a restart. Repeating a wish
+    /// Wishes a move, another copy (from nobody) or one copy less (to nobody), and answers at once; it is carried out in the background and survives a restart. Repeating a wish
     /// that is under way is harmless.
     ///
     /// # Errors
     /// `NotFound` when the map, the shard or the target is not there, `Refused` when the copy is not where it is said to
-    /// be, the target holds one already or is going away, or another move of the shard is under way.
+    /// be, is the last one in its role and nobody takes it, the target holds one already or is going away, or another move
+    /// of the shard is under way.
     pub async fn move_shard(&self, service: &ServiceName, wish: &ShardMove) -> Result<(), RegistryError> {
+        wish.validate()?;
         self.outcomes().forget(service, wish.shard);
         self.change(|| Ok((self.wish_ops(service, wish)?, ()))).await?;
         self.wanted().insert(RecordKey::Move(service.clone(), wish.shard));

@@ -93,7 +93,8 @@ async fn a_wish_outlives_the_process_that_took_it() {
     first.registry.register(&[registration("x"), registration("y")]).await.unwrap();
     first.registry.put_shards(&cart(), &map()).await.unwrap();
     let [from, to] = ["x", "y"].map(|name| name.parse().unwrap());
-    let wish = ShardMove { shard: ShardId(0), role: "primary".parse().unwrap(), from, to };
+    let wish =
+        ShardMove { shard: ShardId(0), role: "primary".parse().unwrap(), from: Some(from), to: Some(to) };
     first.registry.move_shard(&cart(), &wish).await.unwrap();
     assert_eq!(first.registry.list_moves(&cart()).unwrap()[0].phase, Phase::Starting);
     first.stop().await;
@@ -102,7 +103,7 @@ async fn a_wish_outlives_the_process_that_took_it() {
     second.until(|registry| registry.list_moves(&cart()).unwrap().is_empty()).await;
     let moved = second.registry.shards(&cart()).unwrap();
     assert_eq!(moved.shards[0].replicas.len(), 1);
-    assert_eq!(moved.shards[0].replicas[0].instance, wish.to);
+    assert_eq!(Some(&moved.shards[0].replicas[0].instance), wish.to.as_ref());
     second.stop().await;
 
     let third = Process::start(&path, false).await;

@@ -112,6 +112,9 @@ forward! {
     move_shard: MoveShardRequest => MoveShardResponse;
     list_moves: ListMovesRequest => ListMovesResponse;
     report_shards: ReportShardsRequest => ReportShardsResponse;
+    report_shard_load: ReportShardLoadRequest => ReportShardLoadResponse;
+    read_shard_loads: ReadShardLoadsRequest => ReadShardLoadsResponse;
+    propose_moves: ProposeMovesRequest => ProposeMovesResponse;
 }
 
 forward! {

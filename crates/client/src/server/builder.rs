@@ -16,7 +16,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::{
     Cpu, DEFAULT_LEASE, HookResult, Inner, Lease, Link, Registration, SHARDS_AWARE, SHARDS_LABEL, Server,
     ServerLayer, ShardHooks, Standing, UsageReports, drain::Phase, drain_deadline, meter::CpuMeter,
-    registry_addresses, shards,
+    registry_addresses, shards, work::WorkReports,
 };
 
 /// How long `start` waits for the first registration before it goes on in the background.
@@ -182,6 +182,8 @@ impl ServerBuilder {
         let (cpu, load) = (Cpu::of_this_program(), &layer.shared.load);
         let meter = CpuMeter::start(cpu.clone(), Arc::clone(load));
         let usage = UsageReports::of_server(Arc::clone(&link), registration.clone(), cpu, Arc::clone(load));
+        let shared = Arc::clone(&layer.shared);
+        let work = WorkReports::start(Arc::clone(&link), registration.clone(), shared);
         let watching = shards::Watching {
             link,
             lease: Arc::clone(&lease),
@@ -203,6 +205,7 @@ impl ServerBuilder {
                 drain_deadline,
                 _shards: shards,
                 _usage: usage,
+                _work: work,
                 _meter: meter,
             }),
         })

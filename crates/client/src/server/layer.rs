@@ -23,6 +23,7 @@ use super::{
     load::{CallGuard, Load},
     ownership::Ownership,
     report,
+    work::Keyed,
 };
 use crate::headers::{Deadline, GRPC_STATUS, KEY, LOAD_PATH, ROLE, WRONG_SHARD, is_grpc};
 
@@ -110,27 +111,32 @@ where
             return ServerFuture { state: State::Asked { load: Arc::clone(&self.shared.load) } };
         }
         let grpc = is_grpc(request.headers());
-        if let Some(version) = self.shared.refuses(request.headers()) {
+        let key = key(request.headers());
+        if let Some(version) = key.and_then(|key| self.shared.refuses(key, request.headers())) {
             let load = Arc::clone(&self.shared.load);
             return ServerFuture { state: State::Refused { version, grpc, load } };
         }
         if let Some(deadline) = Deadline::read(request.headers()) {
             request.extensions_mut().insert(deadline);
         }
-        let guard = Some(self.shared.load.begin());
+        let guard = Some(self.shared.load.begin(key.map(|key| Keyed::begin(&self.shared, key))));
         ServerFuture { state: State::Calling { future: self.inner.call(request), guard, grpc } }
     }
 }
 
 impl Shared {
-    /// The version of the map by which the call does not belong here, or `None` where it does.
-    fn refuses(&self, headers: &HeaderMap) -> Option<u64> {
-        let key: ShardKey = str::from_utf8(headers.get(KEY)?.as_bytes()).ok()?.parse().ok()?;
+    /// The version of the map by which a call for `key` does not belong here, or `None` where it does.
+    fn refuses(&self, key: ShardKey, headers: &HeaderMap) -> Option<u64> {
         let ownership = self.ownership.load();
         let ownership = ownership.as_ref()?;
         let role = headers.get(ROLE).and_then(|role| str::from_utf8(role.as_bytes()).ok());
         (!ownership.holds(key, role)).then(|| ownership.version())
     }
+}
+
+/// The key that a call is for, where it says one.
+fn key(headers: &HeaderMap) -> Option<ShardKey> {
+    str::from_utf8(headers.get(KEY)?.as_bytes()).ok()?.parse().ok()
 }
 
 pin_project! {

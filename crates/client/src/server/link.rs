@@ -166,6 +166,17 @@ impl Link {
         self.answer(address, CALL_TIMEOUT, registry.report_shards(request)).await.map(drop)
     }
 
+    /// Says how much work calls for the keys of shards were.
+    pub(super) async fn report_shard_load(
+        &self,
+        mut report: v1::ReportShardLoadRequest,
+    ) -> Result<(), LinkError> {
+        report.instance = report.instance.map(|instance| self.own(instance));
+        let (address, connection) = self.connection().await?;
+        let mut registry = connection.registry();
+        self.answer(address, CALL_TIMEOUT, registry.report_shard_load(report)).await.map(drop)
+    }
+
     /// Says what an instance used, minute by minute.
     pub async fn report_usage(&self, usage: v1::InstanceUsage) -> Result<(), LinkError> {
         let request = v1::ReportUsageRequest { usages: vec![usage] };

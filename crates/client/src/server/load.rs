@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
-use super::metrics::Metrics;
+use super::{metrics::Metrics, work::Keyed};
 
 /// Counts the calls that a server is working on.
 ///
@@ -79,9 +79,9 @@ impl Load {
     }
 
     /// Counts a call until the guard is dropped.
-    pub(super) fn begin(self: &Arc<Self>) -> CallGuard {
+    pub(super) fn begin(self: &Arc<Self>, keyed: Option<Keyed>) -> CallGuard {
         self.calls.fetch_add(BEGIN, Ordering::Relaxed);
-        CallGuard { load: Arc::clone(self), stream: false }
+        CallGuard { load: Arc::clone(self), stream: false, keyed }
     }
 }
 
@@ -96,6 +96,8 @@ fn low(word: u64) -> u32 {
 pub(super) struct CallGuard {
     load: Arc<Load>,
     stream: bool,
+    /// The call as work of its shard, where it carries a key; what streams, does little most of the time.
+    keyed: Option<Keyed>,
 }
 
 impl CallGuard {
@@ -103,6 +105,7 @@ impl CallGuard {
     pub(super) fn becomes_stream(&mut self) {
         if !self.stream {
             self.stream = true;
+            self.keyed = None;
             self.load.streams.fetch_add(1, Ordering::Relaxed);
             self.load.calls.fetch_sub(1, Ordering::Relaxed);
         }
@@ -142,8 +145,8 @@ mod tests {
     fn calls_and_streams_are_counted_apart_and_exactly() {
         let load = Arc::new(Load::default());
         let before = load.activity();
-        let short = load.begin();
-        let mut long = load.begin();
+        let short = load.begin(None);
+        let mut long = load.begin(None);
         assert_eq!(short.report().outstanding, Outstanding { calls: 1, streams: 0 });
         long.becomes_stream();
         long.becomes_stream();

@@ -1,8 +1,10 @@
 //! Which keys this server holds, laid out for a look-up without locks.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use fairmesh_model::{InstanceId, ReplicaState, Role, ShardId, ShardKey, ShardMap};
+
+use super::work::Work;
 
 /// The keys that one instance holds at one version of its service's shard map.
 ///
@@ -12,12 +14,14 @@ pub(super) struct Ownership {
     version: u64,
     starts: Box<[ShardKey]>,
     rest: Box<[Rest]>,
+    works: Box<[Work]>,
     role_sets: Vec<Vec<Role>>,
 }
 
 #[derive(Debug)]
 struct Rest {
     last: ShardKey,
+    id: ShardId,
     roles: u32,
 }
 
@@ -42,9 +46,30 @@ impl Ownership {
                 role_sets.len() - 1
             });
             starts.push(range.first);
-            rest.push(Rest { last: range.last, roles: u32::try_from(set).unwrap_or(u32::MAX) });
+            rest.push(Rest { last: range.last, id: shard.id, roles: u32::try_from(set).unwrap_or(u32::MAX) });
         }
-        Self { version: map.version, starts: starts.into(), rest: rest.into(), role_sets }
+        let works = rest.iter().map(|_| Work::default()).collect();
+        Self { version: map.version, starts: starts.into(), rest: rest.into(), works, role_sets }
+    }
+
+    /// Goes on counting where the map before left off.
+    pub(super) fn go_on_from(&self, before: &Self) {
+        let known: HashMap<_, _> = before.rest.iter().map(|rest| rest.id).zip(&before.works).collect();
+        for (rest, work) in self.rest.iter().zip(&self.works) {
+            known.get(&rest.id).into_iter().for_each(|before| work.go_on_from(before));
+        }
+    }
+
+    /// The work of the shard that holds `key`, where that is held here.
+    pub(super) fn work(&self, key: ShardKey) -> Option<&Work> {
+        self.position(key).map(|at| &self.works[at])
+    }
+
+    /// The work of every shard that is held here, in the first of the roles in which it is.
+    pub(super) fn works(&self) -> impl Iterator<Item = (ShardId, &Role, &Work)> {
+        let role = |rest: &Rest| self.role_sets.get(rest.roles as usize).and_then(|roles| roles.first());
+        let works = self.rest.iter().zip(&self.works);
+        works.filter_map(move |(rest, work)| Some((rest.id, role(rest)?, work)))
     }
 
     /// The version of the map that this was made from.
@@ -54,18 +79,20 @@ impl Ownership {
 
     /// Whether a call for `key`, in `role` where the caller names one, is answered here. O(log own shards).
     pub(super) fn holds(&self, key: ShardKey, role: Option<&str>) -> bool {
-        let Some(at) = self.starts.partition_point(|start| *start <= key).checked_sub(1) else {
-            return false;
-        };
-        let rest = &self.rest[at];
-        key <= rest.last
-            && match role {
-                None => true,
-                Some(role) => self
-                    .role_sets
-                    .get(rest.roles as usize)
-                    .is_some_and(|set| set.iter().any(|r| r.as_str() == role)),
-            }
+        let Some(at) = self.position(key) else { return false };
+        match role {
+            None => true,
+            Some(role) => self
+                .role_sets
+                .get(self.rest[at].roles as usize)
+                .is_some_and(|set| set.iter().any(|r| r.as_str() == role)),
+        }
+    }
+
+    /// Where the shard that holds `key` stands among those held here.
+    fn position(&self, key: ShardKey) -> Option<usize> {
+        let at = self.starts.partition_point(|start| *start <= key).checked_sub(1)?;
+        (key <= self.rest[at].last).then_some(at)
     }
 }
 

@@ -161,8 +161,12 @@ impl Keeper {
 
     fn publish(&mut self) {
         let ready = self.holding.loaded();
-        let own =
-            |map: &Arc<ShardMap>| Arc::new(Ownership::new(map, &self.watching.registration.instance, ready));
+        let before = self.watching.shared.ownership.load();
+        let own = |map: &Arc<ShardMap>| {
+            let own = Ownership::new(map, &self.watching.registration.instance, ready);
+            before.iter().for_each(|before| own.go_on_from(before));
+            Arc::new(own)
+        };
         self.watching.shared.ownership.store(self.map.as_ref().map(own));
         self.report_at = (!self.holding.waiting().is_empty()).then(Instant::now);
     }

@@ -1,8 +1,10 @@
 //! `fairmesh shards`.
 
+mod balance;
+mod loads;
 mod wait;
 
-use std::process::ExitCode;
+use std::{collections::BTreeSet, process::ExitCode};
 
 use clap::{Args, Subcommand};
 use fairmesh_model::{InstanceId, Role, ServiceName, ShardId, ShardKey, ShardMove};
@@ -33,8 +35,16 @@ pub(crate) enum ShardsCommand {
     Merge(Merge),
     /// Move one copy of a shard from one instance to another, make before break.
     Move(Move),
+    /// Add a copy of a shard.
+    Add(Add),
+    /// Drop a copy of a shard; callers leave it first.
+    Drop(Drop),
     /// List the moves under way.
     Moves(Of),
+    /// Say how much work the shards of each server are.
+    Loads(Of),
+    /// Move shards, and copy hot ones, until no server is overloaded.
+    Balance(balance::Balance),
 }
 
 /// A service.
@@ -90,14 +100,71 @@ pub(crate) struct Move {
     wait: bool,
 }
 
+/// Arguments of `fairmesh shards add`.
+#[derive(Debug, Args)]
+pub(crate) struct Add {
+    #[command(flatten)]
+    of: Of,
+    /// The shard's id.
+    shard: u32,
+    /// Who takes it.
+    #[arg(long, value_name = "INSTANCE")]
+    to: InstanceId,
+    /// The role of the copy [default: the role in which the shard is held, if there is one only].
+    #[arg(long)]
+    role: Option<Role>,
+    /// Wait until callers use it.
+    #[arg(long)]
+    wait: bool,
+}
+
+/// Arguments of `fairmesh shards drop`.
+#[derive(Debug, Args)]
+pub(crate) struct Drop {
+    #[command(flatten)]
+    of: Of,
+    /// The shard's id.
+    shard: u32,
+    /// Who gives it up.
+    #[arg(long, value_name = "INSTANCE")]
+    from: InstanceId,
+    /// The role of the copy [default: the role in which it is held, if there is one only].
+    #[arg(long)]
+    role: Option<Role>,
+    /// Wait until it is gone.
+    #[arg(long)]
+    wait: bool,
+}
+
+/// What is wished, from whichever command.
+struct Wanted {
+    of: Of,
+    shard: ShardId,
+    from: Option<InstanceId>,
+    to: Option<InstanceId>,
+    role: Option<Role>,
+    wait: bool,
+}
+
 /// Carries the command out.
 pub(crate) async fn run(command: ShardsCommand) -> Result<ExitCode, Failure> {
     match command {
         ShardsCommand::Get(of) => get_map(of).await,
         ShardsCommand::Split(args) => split(args).await,
         ShardsCommand::Merge(args) => merge(args).await,
-        ShardsCommand::Move(args) => start_move(args).await,
+        ShardsCommand::Move(Move { of, shard, from, to, role, wait }) => {
+            let (from, to) = (Some(from), Some(to));
+            start_move(Wanted { of, shard: ShardId(shard), from, to, role, wait }).await
+        }
+        ShardsCommand::Add(Add { of, shard, to, role, wait }) => {
+            start_move(Wanted { of, shard: ShardId(shard), from: None, to: Some(to), role, wait }).await
+        }
+        ShardsCommand::Drop(Drop { of, shard, from, role, wait }) => {
+            start_move(Wanted { of, shard: ShardId(shard), from: Some(from), to: None, role, wait }).await
+        }
         ShardsCommand::Moves(of) => moves(of).await,
+        ShardsCommand::Loads(of) => loads::run(of).await,
+        ShardsCommand::Balance(args) => balance::run(args).await,
     }
 }
 
@@ -135,14 +202,14 @@ fn say_version(of: &Of, version: u64) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn start_move(args: Move) -> Result<ExitCode, Failure> {
+async fn start_move(args: Wanted) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.of.reach).await?;
     let role = match &args.role {
         Some(role) => role.clone(),
         None => held_role(&connection, &args).await?,
     };
-    let (service, shard) = (&args.of.service, ShardId(args.shard));
-    let wish = ShardMove { shard, role, from: args.from.clone(), to: args.to.clone() };
+    let service = &args.of.service;
+    let wish = ShardMove { shard: args.shard, role, from: args.from.clone(), to: args.to.clone() };
     let request = MoveShardRequest { service: service.to_string(), r#move: Some(wish.clone().into()) };
     connection.registry().move_shard(request).await?;
     if args.wait {
@@ -150,38 +217,43 @@ async fn start_move(args: Move) -> Result<ExitCode, Failure> {
     }
     let item = json!({
         "service": service.to_string(),
-        "shard": args.shard,
-        "role": wish.role.to_string(),
-        "from": wish.from.to_string(),
-        "to": wish.to.to_string(),
+        "shard": wish.shard.0,
+        "role": wish.role,
+        "from": wish.from,
+        "to": wish.to,
         "done": args.wait,
     });
-    let text = if args.wait {
-        format!("shard {shard} of {service} has moved to {}\n", wish.to)
-    } else {
-        format!("shard {shard} of {service} moves to {}; see 'fairmesh shards moves {service}'\n", wish.to)
-    };
+    let done = if args.wait { "done" } else { "wished" };
+    let mut text = format!("{service}: {wish} is {done}");
+    if !args.wait {
+        text += &format!("; see 'fairmesh shards moves {service}'");
+    }
+    text.push('\n');
     output::print_one(args.of.seen_as.format(), &item, &text)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The one role in which the instance holds the shard.
-async fn held_role(connection: &Connection, args: &Move) -> Result<Role, Failure> {
+/// The one role in which the instance that gives the shard up holds it, or in which it is held at all.
+async fn held_role(connection: &Connection, args: &Wanted) -> Result<Role, Failure> {
     let service = &args.of.service;
     let map = apply::stored_map(connection, service).await?;
     let shards = map.map(|map| map.shards).unwrap_or_default();
-    let held = shards.iter().filter(|shard| shard.id.0 == args.shard).flat_map(|shard| &shard.replicas);
-    let roles: Vec<&Role> =
-        held.filter(|replica| replica.instance == args.from).map(|replica| &replica.role).collect();
-    match roles[..] {
-        [role] => Ok(role.clone()),
-        [] => Err(Failure::failed_with(
-            format!("{} does not hold shard {} of {service}", args.from, args.shard),
+    let held = shards.iter().filter(|shard| shard.id == args.shard).flat_map(|shard| &shard.replicas);
+    let held = held.filter(|replica| args.from.as_ref().is_none_or(|from| replica.instance == *from));
+    let roles: BTreeSet<&Role> = held.map(|replica| &replica.role).collect();
+    match (roles.first(), &args.from) {
+        (Some(role), _) if roles.len() == 1 => Ok((*role).clone()),
+        (None, Some(from)) => Err(Failure::failed_with(
+            format!("{from} does not hold shard {} of {service}", args.shard),
             format!("see who does with 'fairmesh shards get {service}'"),
         )),
+        (None, None) => Err(Failure::failed_with(
+            format!("nobody holds shard {} of {service}", args.shard),
+            "name the role of its first copy with --role",
+        )),
         _ => Err(Failure::refused(
-            format!("{} holds shard {} in several roles", args.from, args.shard),
-            "say which copy moves with --role",
+            format!("shard {} is held in several roles", args.shard),
+            "say which one is meant with --role",
         )),
     }
 }

@@ -68,3 +68,31 @@ fn a_move_that_waits_for_a_caller_names_it() {
     });
     assert!(started.unwrap().wait().unwrap().success(), "nobody is left to wait for");
 }
+
+#[test]
+fn a_copy_is_added_and_dropped_and_the_last_one_stays() {
+    let mesh = Mesh::with_shop();
+    mesh.register("shop/cart", "cart-1", "us", 7001);
+    mesh.register("shop/cart", "cart-2", "us", 7002);
+    let change = |words: &[&str]| mesh.run(&[&["shards"], words, &["--wait"]].concat());
+    let said = change(&["add", "shop/cart", "1", "--to", "cart-2"]).ok();
+    assert_eq!(said, "shop/cart: another copy of shard 1 (primary) to cart-2 is done\n");
+    change(&["drop", "shop/cart", "1", "--from", "cart-1"]).ok();
+    let complaint = change(&["drop", "shop/cart", "1", "--from", "cart-2"]).fails(1);
+    assert!(complaint.contains("'cart-2' is the only one that serves shard 1 as primary"), "{complaint}");
+    let map = mesh.run(&["shards", "get", "shop/cart", "--json"]).json();
+    let copies = map[0]["shards"][1]["replicas"].as_array().unwrap();
+    assert!(copies.len() == 1 && copies[0]["instance"] == "cart-2", "{copies:?}");
+}
+
+#[test]
+fn shards_are_not_balanced_by_loads_that_nobody_knows() {
+    let mesh = Mesh::with_shop();
+    mesh.register("shop/cart", "cart-1", "us", 7001);
+    let complaint = mesh.run(&["shards", "balance", "shop/cart", "--dry-run"]).fails(1);
+    assert!(complaint.contains("the load by shard is known of 0 of 1 servers of shop/cart"), "{complaint}");
+    let loads = mesh.run(&["shards", "loads", "shop/cart"]).ok();
+    assert!(loads.contains("cart-1") && loads.contains("never, or long ago"), "{loads}");
+    let complaint = mesh.run(&["shards", "balance", "shop/cart", "--threshold", "90"]).fails(2);
+    assert!(complaint.contains("101..=1000"), "{complaint}");
+}

@@ -3,6 +3,7 @@
 //! afterwards.
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
+mod balance;
 mod control;
 mod demo;
 mod errors;

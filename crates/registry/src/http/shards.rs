@@ -15,7 +15,7 @@ use crate::{InstanceRef, Registry};
 
 type Name = Path<(String, String)>;
 
-fn service(Path((tenant, service)): Name) -> Result<ServiceName, Invalid> {
+pub(super) fn service(Path((tenant, service)): Name) -> Result<ServiceName, Invalid> {
     ServiceName::new(format!("{tenant}/{service}")).map_err(|e| e.within("service"))
 }
 
@@ -82,8 +82,8 @@ pub(super) async fn merge(
 pub(super) struct Move {
     shard: u32,
     role: String,
-    from: String,
-    to: String,
+    from: Option<String>,
+    to: Option<String>,
 }
 
 pub(super) async fn begin_move(
@@ -91,11 +91,12 @@ pub(super) async fn begin_move(
     name: Name,
     Spec(body): Spec<Move>,
 ) -> Result<(StatusCode, Json<Value>), Failure> {
+    let named = |instance: Option<String>| instance.map(InstanceId::new).transpose();
     let wish = ShardMove {
         shard: ShardId(body.shard),
         role: Role::new(&body.role).map_err(|e| e.within("role"))?,
-        from: InstanceId::new(&body.from).map_err(|e| e.within("from"))?,
-        to: InstanceId::new(&body.to).map_err(|e| e.within("to"))?,
+        from: named(body.from).map_err(|e| e.within("from"))?,
+        to: named(body.to).map_err(|e| e.within("to"))?,
     };
     registry.move_shard(&service(name)?, &wish).await?;
     Ok((StatusCode::ACCEPTED, Json(json!({}))))

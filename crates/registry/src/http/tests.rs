@@ -125,3 +125,29 @@ async fn errors_say_what_is_wrong_where_and_what_to_do() {
     let (status, error) = post(&bench, "/v1/register", endpoints("a")).await;
     assert!(status == 503 && error["error"].as_str().unwrap().contains("disk is full"), "{error}");
 }
+
+#[tokio::test]
+async fn loads_are_read_and_plans_asked_for_over_http() {
+    let bench = Bench::new();
+    let (status, refusal) = send(&bench, "GET", "/v1/shards/shop/cart/plan", "").await;
+    assert_eq!((status, &refusal["field"]), (404, &json!("service")), "{refusal}");
+    let (status, refusal) = send(&bench, "GET", "/v1/shards/shop/cart/plan?threshold=90", "").await;
+    assert_eq!((status, &refusal["field"]), (400, &json!("threshold")), "{refusal}");
+    let mut sharded = crate::testing::leased("a");
+    sharded.declaration = Some(fairmesh_model::Service {
+        kind: fairmesh_model::ServiceKind::Sharded,
+        protocol: Default::default(),
+        virtual_address: None,
+    });
+    bench.registry.register(&[sharded]).await.unwrap();
+    let map = json!({"service": "shop/cart", "shards": [
+        {"id": 0, "start": 0, "replicas": [{"instance": "a", "region": "eu", "role": "primary"}]},
+    ]});
+    let (status, answer) = send(&bench, "PUT", "/v1/shards/shop/cart", map.to_string()).await;
+    assert_eq!(status, 200, "{answer}");
+    let (status, loads) = send(&bench, "GET", "/v1/shards/shop/cart/loads", "").await;
+    assert_eq!((status, &loads["servers"][0]["instance"]), (200, &json!("a")), "{loads}");
+    assert_eq!(loads["servers"][0]["ageMs"], Value::Null);
+    let (status, refusal) = send(&bench, "GET", "/v1/shards/shop/cart/plan", "").await;
+    assert!(status == 409 && refusal["error"].as_str().unwrap().contains("0 of 1 servers"), "{refusal}");
+}

@@ -87,8 +87,9 @@ impl Registry {
             (Action::AwaitReady, _) => return Ok(true),
             (Action::Start, _) => {
                 // What the target said in an earlier stay does not count for this one.
-                let who = InstanceRef { service: service.clone(), instance: wish.to.clone() };
-                if let Some(ready) = self.readiness().get_mut(&who) {
+                if let Some(who) = takes(service, wish)
+                    && let Some(ready) = self.readiness().get_mut(&who)
+                {
                     ready.remove(&wish.shard);
                 }
                 self.edit_for(service, wish, action).await?;
@@ -96,7 +97,7 @@ impl Registry {
             (Action::Finish, Some(held)) => {
                 self.await_callers(service, wish, held.revision).await;
                 self.edit_for(service, wish, action).await?;
-                tracing::info!(%service, shard = %wish.shard, from = %wish.from, to = %wish.to, "moved");
+                tracing::info!(%service, %wish, "moved");
             }
             (Action::Undo(reason), held) => {
                 self.outcomes().remember(service, wish, reason);
@@ -109,7 +110,7 @@ impl Registry {
                     self.outcomes().forget(service, wish.shard);
                     return Ok(false);
                 }
-                tracing::warn!(%service, shard = %wish.shard, to = %wish.to, reason, "a move is undone");
+                tracing::warn!(%service, %wish, reason, "a move is undone");
             }
             _ => self.edit_for(service, wish, action).await?,
         }
@@ -121,8 +122,8 @@ impl Registry {
             return Facts { target_stays: false, target_ready: false };
         };
         let aware = target.endpoint.labels.get(AWARE_LABEL).is_some_and(|label| label == "aware");
-        let who = InstanceRef { service: service.clone(), instance: wish.to.clone() };
-        let reported = self.readiness().get(&who).is_some_and(|ready| ready.contains(&wish.shard));
+        let reported = takes(service, wish)
+            .is_some_and(|who| self.readiness().get(&who).is_some_and(|ready| ready.contains(&wish.shard)));
         // Callers pass over an endpoint that is itself starting.
         let serves = target.endpoint.state == EndpointState::Serving;
         Facts { target_stays: stays(&target), target_ready: serves && (!aware || reported) }
@@ -173,14 +174,14 @@ impl Registry {
     ) -> Result<(), RegistryError> {
         let Ok(position) = edit::position(map, wish.shard) else { return Ok(()) };
         let replicas = &mut map.shards[position].replicas;
-        let is = |replica: &Replica, instance: &InstanceId| {
-            replica.role == wish.role && replica.instance == *instance
+        let is = |replica: &Replica, instance: &Option<InstanceId>| {
+            replica.role == wish.role && instance.as_ref() == Some(&replica.instance)
         };
         match action {
             Action::Start => {
                 let target = self.target(service, wish).ok_or_else(gone)?;
                 replicas.push(Replica {
-                    instance: wish.to.clone(),
+                    instance: target.endpoint.instance,
                     region: target.endpoint.location.region,
                     role: wish.role.clone(),
                     state: ReplicaState::Starting,
@@ -213,4 +214,10 @@ impl Registry {
         };
         self.change(plan).await.map(|_| ())
     }
+}
+
+/// Who is to hold the copy.
+fn takes(service: &ServiceName, wish: &ShardMove) -> Option<InstanceRef> {
+    let instance = wish.to.clone()?;
+    Some(InstanceRef { service: service.clone(), instance })
 }

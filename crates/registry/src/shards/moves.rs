@@ -1,6 +1,8 @@
 use std::{collections::VecDeque, fmt};
 
-use fairmesh_model::{EndpointState, Record, RecordKey, ReplicaState, ServiceName, ShardId, ShardMove};
+use fairmesh_model::{
+    EndpointState, InstanceId, Record, RecordKey, ReplicaState, ServiceName, Shard, ShardId, ShardMove,
+};
 use fairmesh_rib::{Expect, Op};
 use fairmesh_wire::records;
 
@@ -71,13 +73,7 @@ impl Registry {
         let under_way = self.moves(service).into_iter().map(|(_, wish, _)| {
             let shards = held.iter().flat_map(|held| &held.map.shards);
             let shard = shards.into_iter().find(|shard| shard.id == wish.shard);
-            let state = |instance| shard.and_then(|shard| step::state(shard, &wish, instance));
-            let phase = match (state(&wish.from), state(&wish.to)) {
-                (Some(_), Some(ReplicaState::Serving)) => Phase::Publishing,
-                (None, Some(ReplicaState::Serving)) => Phase::Stopping,
-                _ => Phase::Starting,
-            };
-            MoveStatus { wish, phase }
+            MoveStatus { phase: shard.map_or(Phase::Starting, |shard| phase(shard, &wish)), wish }
         });
         let mut moves: Vec<_> = under_way.collect();
         let outcomes = self.outcomes();
@@ -94,44 +90,76 @@ impl Registry {
         match self.move_at(&key) {
             Some((under_way, _)) if under_way == *wish => return Ok(Vec::new()),
             Some((other, _)) => {
-                let problem = format!("shard {} moves from {} to {} now", other.shard, other.from, other.to);
+                let problem = format!("another move is under way: {other}");
                 return Err(RegistryError::refused("shard", problem, "wait until that move is done"));
             }
             None => {}
         }
         let held = self.map_of(service)?;
         let shard = &held.map.shards[edit::position(&held.map, wish.shard)?];
-        if step::state(shard, wish, &wish.from) != Some(ReplicaState::Serving) {
-            let problem = format!("'{}' does not serve shard {} as {}", wish.from, wish.shard, wish.role);
-            let holders = shard.replicas.iter().map(|r| format!("{} ({})", r.instance, r.role));
-            let hint = format!("name one that does: {}", holders.collect::<Vec<_>>().join(", "));
-            return Err(RegistryError::refused("from", problem, &hint));
+        if let Some(from) = &wish.from {
+            check_source(shard, wish, from)?;
         }
-        if step::state(shard, wish, &wish.to).is_some() {
-            let problem = format!("'{}' holds shard {} as {} already", wish.to, wish.shard, wish.role);
-            return Err(RegistryError::refused("to", problem, "name an instance that does not hold it"));
+        if let Some(to) = &wish.to {
+            self.check_target(service, shard, wish, to)?;
         }
-        self.check_target(service, wish)?;
         let value = records::encode(&Record::Move(wish.clone()));
         Ok(vec![Op::put(key.to_string(), value).expecting(Expect::Absent)])
     }
 
-    fn check_target(&self, service: &ServiceName, wish: &ShardMove) -> Result<(), RegistryError> {
+    fn check_target(
+        &self,
+        service: &ServiceName,
+        shard: &Shard,
+        wish: &ShardMove,
+        to: &InstanceId,
+    ) -> Result<(), RegistryError> {
+        if step::state(shard, &wish.role, to).is_some() {
+            let problem = format!("'{to}' holds shard {} as {} already", wish.shard, wish.role);
+            return Err(RegistryError::refused("to", problem, "name an instance that does not hold it"));
+        }
         let Some(target) = self.target(service, wish) else {
-            let problem = format!("'{}' is not registered for {service}", wish.to);
+            let problem = format!("'{to}' is not registered for {service}");
             let hint = "start it first; 'fairmesh get endpoints' lists who is registered";
             return Err(RegistryError::not_found("to", problem, hint));
         };
         if stays(&target) {
             return Ok(());
         }
-        let problem = format!("'{}' is {}", wish.to, target.endpoint.state.as_str());
+        let problem = format!("'{to}' is {}", target.endpoint.state.as_str());
         Err(RegistryError::refused("to", problem, "name an instance that stays"))
     }
 
     pub(super) fn target(&self, service: &ServiceName, wish: &ShardMove) -> Option<Held> {
-        self.endpoint(service, &wish.to)
+        self.endpoint(service, wish.to.as_ref()?)
     }
+}
+
+/// How far a move is that is under way.
+fn phase(shard: &Shard, wish: &ShardMove) -> Phase {
+    use ReplicaState::{Serving, Stopping};
+    let state = |instance: &InstanceId| step::state(shard, &wish.role, instance);
+    match (wish.from.as_ref().map(state), wish.to.as_ref().map(state)) {
+        (None, Some(Some(Serving))) | (Some(Some(Stopping)), None) => Phase::Publishing,
+        (Some(Some(_)), Some(Some(Serving))) => Phase::Publishing,
+        (Some(None), Some(Some(Serving))) => Phase::Stopping,
+        _ => Phase::Starting,
+    }
+}
+
+/// Refuses to take away what is not there, and what nobody else has.
+fn check_source(shard: &Shard, wish: &ShardMove, from: &InstanceId) -> Result<(), RegistryError> {
+    if step::state(shard, &wish.role, from) != Some(ReplicaState::Serving) {
+        let problem = format!("'{from}' does not serve shard {} as {}", wish.shard, wish.role);
+        let holders = shard.replicas.iter().map(|r| format!("{} ({})", r.instance, r.role));
+        let hint = format!("name one that does: {}", holders.collect::<Vec<_>>().join(", "));
+        return Err(RegistryError::refused("from", problem, &hint));
+    }
+    if wish.to.is_none() && !step::is_served_without(shard, wish) {
+        let problem = format!("'{from}' is the only one that serves shard {} as {}", wish.shard, wish.role);
+        return Err(RegistryError::refused("from", problem, "move the copy, or add another one first"));
+    }
+    Ok(())
 }
 
 /// Whether an endpoint may be given something to hold.

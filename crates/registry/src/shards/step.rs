@@ -1,7 +1,7 @@
 //! What to do next for a move: a pure function of the map, the wish and what is known of the two endpoints. The map
 //! itself says how far a move has come, so that any process can take it up at any point.
 
-use fairmesh_model::{InstanceId, Replica, ReplicaState, Shard, ShardMap, ShardMove};
+use fairmesh_model::{InstanceId, Replica, ReplicaState, Role, Shard, ShardMap, ShardMove};
 
 /// What is known of the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,9 +32,10 @@ pub(super) fn step(map: Option<&ShardMap>, wish: &ShardMove, facts: Facts) -> Ac
     let Some(shard) = map.and_then(|map| map.shards.iter().find(|shard| shard.id == wish.shard)) else {
         return Action::Undo("the shard is not in the map any more");
     };
-    let source = state(shard, wish, &wish.from);
-    match (source, state(shard, wish, &wish.to)) {
-        (None, None) => Action::Undo("neither instance holds the shard any more"),
+    let source = wish.from.as_ref().and_then(|from| state(shard, &wish.role, from));
+    let Some(to) = &wish.to else { return drop_step(shard, wish, source) };
+    match (source, state(shard, &wish.role, to)) {
+        (None, None) if wish.from.is_some() => Action::Undo("neither instance holds the shard any more"),
         // Published: from here on the way is forward only, since callers use the target.
         (None | Some(ReplicaState::Stopping), Some(ReplicaState::Serving)) => Action::Finish,
         (Some(_), Some(ReplicaState::Serving)) => Action::Publish,
@@ -50,10 +51,28 @@ pub(super) fn step(map: Option<&ShardMap>, wish: &ShardMove, facts: Facts) -> Ac
     }
 }
 
-/// In which state an instance holds the copy that moves.
-pub(super) fn state(shard: &Shard, wish: &ShardMove, instance: &InstanceId) -> Option<ReplicaState> {
-    let holds = |replica: &&Replica| replica.role == wish.role && replica.instance == *instance;
+/// The same where nobody takes the copy: callers leave it, and then it goes.
+fn drop_step(shard: &Shard, wish: &ShardMove, source: Option<ReplicaState>) -> Action {
+    match source {
+        None => Action::Undo("somebody else took the copy away"),
+        Some(ReplicaState::Stopping) => Action::Finish,
+        Some(_) if !is_served_without(shard, wish) => {
+            Action::Undo("no other copy in this role serves any more")
+        }
+        Some(_) => Action::Publish,
+    }
+}
+
+/// In which state an instance holds the copy of a role.
+pub(super) fn state(shard: &Shard, role: &Role, instance: &InstanceId) -> Option<ReplicaState> {
+    let holds = |replica: &&Replica| replica.role == *role && replica.instance == *instance;
     shard.replicas.iter().find(holds).map(|replica| replica.state)
+}
+
+/// Whether another copy serves in the role of the one that is given up.
+pub(super) fn is_served_without(shard: &Shard, wish: &ShardMove) -> bool {
+    let serves = |copy: &Replica| copy.role == wish.role && copy.state == ReplicaState::Serving;
+    shard.replicas.iter().any(|copy| serves(copy) && Some(&copy.instance) != wish.from.as_ref())
 }
 
 #[cfg(test)]
@@ -68,8 +87,8 @@ mod tests {
         ShardMove {
             shard: ShardId(5),
             role: "primary".parse().unwrap(),
-            from: "x".parse().unwrap(),
-            to: "y".parse().unwrap(),
+            from: Some("x".parse().unwrap()),
+            to: Some("y".parse().unwrap()),
         }
     }
 
@@ -112,6 +131,32 @@ mod tests {
             assert!(matches!(next(holders, gone), Action::Undo(_)), "{holders:?}");
         }
         assert_eq!(next(&[("x", Stopping), ("y", Serving)], gone), Action::Finish, "callers use it already");
+    }
+
+    #[test]
+    fn a_copy_is_added_as_a_move_from_nobody() {
+        use ReplicaState::{Serving, Starting};
+        let add = ShardMove { from: None, ..wish() };
+        let next = |holders: &[(&str, ReplicaState)], facts| step(Some(&map(holders)), &add, facts);
+        let loading = Facts { target_ready: false, ..READY };
+        assert_eq!(next(&[("x", Serving)], loading), Action::Start);
+        assert_eq!(next(&[("x", Serving), ("y", Starting)], loading), Action::AwaitReady);
+        assert_eq!(next(&[("x", Serving), ("y", Starting)], READY), Action::Publish);
+        assert_eq!(next(&[("x", Serving), ("y", Serving)], READY), Action::Finish);
+        let gone = Facts { target_stays: false, target_ready: true };
+        assert!(matches!(next(&[("x", Serving), ("y", Starting)], gone), Action::Undo(_)));
+    }
+
+    #[test]
+    fn a_copy_is_dropped_once_callers_have_left_and_never_the_last_one() {
+        use ReplicaState::{Serving, Starting, Stopping};
+        let drop = ShardMove { to: None, ..wish() };
+        let next = |holders: &[(&str, ReplicaState)]| step(Some(&map(holders)), &drop, READY);
+        assert_eq!(next(&[("x", Serving), ("y", Serving)]), Action::Publish);
+        assert_eq!(next(&[("x", Stopping), ("y", Serving)]), Action::Finish);
+        for last in [&[("x", Serving)][..], &[("x", Serving), ("y", Starting)], &[("y", Serving)]] {
+            assert!(matches!(next(last), Action::Undo(_)), "{last:?}");
+        }
     }
 
     #[test]

@@ -1,4 +1,6 @@
-use fairmesh_model::{Invalid, KeyRange, Replica, ReplicaState, Shard, ShardId, ShardMap, ShardMove};
+use fairmesh_model::{
+    InstanceId, Invalid, KeyRange, Replica, ReplicaState, Shard, ShardId, ShardMap, ShardMove,
+};
 
 use super::{known, shard_key, shard_key_bytes};
 use crate::v1;
@@ -116,7 +118,8 @@ impl TryFrom<v1::ShardMap> for ShardMap {
 impl From<ShardMove> for v1::ShardMove {
     fn from(wish: ShardMove) -> Self {
         let ShardMove { shard, role, from, to } = wish;
-        Self { shard: shard.0, role: role.into(), from: from.into(), to: to.into() }
+        let text = |instance: Option<InstanceId>| instance.map(Into::into).unwrap_or_default();
+        Self { shard: shard.0, role: role.into(), from: text(from), to: text(to) }
     }
 }
 
@@ -124,11 +127,14 @@ impl TryFrom<v1::ShardMove> for ShardMove {
     type Error = Invalid;
 
     fn try_from(message: v1::ShardMove) -> Result<Self, Invalid> {
-        Ok(Self {
+        let named = |instance: String| (!instance.is_empty()).then(|| instance.try_into()).transpose();
+        let wish = Self {
             shard: ShardId(message.shard),
             role: message.role.try_into().map_err(|e: Invalid| e.within("role"))?,
-            from: message.from.try_into().map_err(|e: Invalid| e.within("from"))?,
-            to: message.to.try_into().map_err(|e: Invalid| e.within("to"))?,
-        })
+            from: named(message.from).map_err(|e: Invalid| e.within("from"))?,
+            to: named(message.to).map_err(|e: Invalid| e.within("to"))?,
+        };
+        wish.validate()?;
+        Ok(wish)
     }
 }

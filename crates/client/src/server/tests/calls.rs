@@ -98,7 +98,7 @@ async fn whoever_asks_for_the_load_alone_is_told_and_not_counted() {
         Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(request.uri().path().to_owned()))))
     }));
     layer.metric("queue", 7.5).unwrap();
-    let (one, two) = (layer.shared.load.begin(), layer.shared.load.begin());
+    let (one, two) = (layer.shared.load.begin(None), layer.shared.load.begin(None));
     let activity = layer.shared.load.activity();
     // A key is no reason to refuse: the question is for this server.
     let question = Request::get(LOAD_PATH).header(KEY, "500").body(()).unwrap();

@@ -253,6 +253,28 @@ impl Registry for Facts {
         Err(Status::unimplemented(""))
     }
 
+    async fn report_shard_load(
+        &self,
+        request: Request<v1::ReportShardLoadRequest>,
+    ) -> Result<Response<v1::ReportShardLoadResponse>, Status> {
+        self.heard(&request.into_inner().instance);
+        Ok(Response::new(v1::ReportShardLoadResponse::default()))
+    }
+
+    async fn read_shard_loads(
+        &self,
+        _: Request<v1::ReadShardLoadsRequest>,
+    ) -> Result<Response<v1::ReadShardLoadsResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn propose_moves(
+        &self,
+        _: Request<v1::ProposeMovesRequest>,
+    ) -> Result<Response<v1::ProposeMovesResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
     async fn list_moves(
         &self,
         _: Request<v1::ListMovesRequest>,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fairmesh_model::{
-    Cursor, Prefix, Region, ServiceName, ShardMove,
+    Cursor, InstanceId, Prefix, Region, ServiceName, ShardMove,
     spec::{Document, Plan, write_duration},
 };
 use fairmesh_wire::{
@@ -90,21 +90,22 @@ pub(crate) async fn add_moves(
         let phase = status.phase;
         let Some(message) = status.r#move else { continue };
         let ShardMove { shard, role, from, to } = ShardMove::try_from(message)?;
+        let named = |instance: &Option<InstanceId>| instance.as_ref().map_or("-".into(), ToString::to_string);
         listing.add(
             vec![
                 name.to_string(),
                 shard.to_string(),
                 role.to_string(),
-                from.to_string(),
-                to.to_string(),
+                named(&from),
+                named(&to),
                 phase.clone(),
             ],
             json!({
                 "service": name.to_string(),
                 "shard": shard.0,
                 "role": role.to_string(),
-                "from": from.to_string(),
-                "to": to.to_string(),
+                "from": from,
+                "to": to,
                 "phase": phase,
             }),
         );

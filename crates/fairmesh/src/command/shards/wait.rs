@@ -25,8 +25,8 @@ pub(super) async fn until_moved(
     while let Some(phase) = phase(connection, service, wish).await? {
         if let Some(reason) = phase.strip_prefix("undone: ") {
             return Err(Failure::failed_with(
-                format!("the move of shard {} of {service} to {} was undone: {reason}", wish.shard, wish.to),
-                format!("'{}' holds it as before; move it again when that is mended", wish.from),
+                format!("{service}: the move of {wish} was undone: {reason}"),
+                "who held it holds it as before; ask for it again when that is mended",
             ));
         }
         if start.elapsed() >= PATIENCE {
@@ -63,8 +63,8 @@ async fn waits_for(
     wish: &ShardMove,
     phase: &str,
 ) -> Result<String, Failure> {
-    if phase == "starting" {
-        return Ok(format!("waiting until '{}' serves and has loaded it", wish.to));
+    if let Some(to) = wish.to.as_ref().filter(|_| phase == "starting") {
+        return Ok(format!("waiting until '{to}' serves and has loaded it"));
     }
     let behind = behind(connection, service).await?;
     Ok(match behind.is_empty() {

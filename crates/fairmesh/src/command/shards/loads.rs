@@ -1,0 +1,65 @@
+//! `fairmesh shards loads`: how much work the shards of each server are.
+
+use std::process::ExitCode;
+
+use fairmesh_wire::v1::{ReadShardLoadsRequest, ServerLoad};
+use serde_json::json;
+
+use super::Of;
+use crate::{connect, failure::Failure, output::Listing};
+
+/// How many shards a table names.
+const NAMED: usize = 3;
+
+/// Carries the command out.
+pub(super) async fn run(of: Of) -> Result<ExitCode, Failure> {
+    let connection = connect::connect(&of.reach).await?;
+    let request = ReadShardLoadsRequest { service: of.service.to_string() };
+    let servers = connection.registry().read_shard_loads(request).await?.into_inner().servers;
+    let mut listing =
+        Listing::new(&["INSTANCE", "REGION", "POWER", "REPORTED", "CALLS/MIN", "LOAD", "HOTTEST SHARDS"]);
+    for server in servers {
+        listing.add(row(&server), item(&server));
+    }
+    listing.print(of.seen_as.format())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn row(server: &ServerLoad) -> Vec<String> {
+    let known = |text: String| if server.age_ms.is_some() { text } else { "-".into() };
+    let mut hottest: Vec<_> = server.shards.iter().collect();
+    hottest.sort_by_key(|shard| (std::cmp::Reverse(shard.work), shard.shard));
+    let hottest =
+        hottest.iter().take(NAMED).map(|shard| format!("{}: {}", shard.shard, under_way(shard.work)));
+    vec![
+        server.instance.clone(),
+        server.region.clone(),
+        server.power.to_string(),
+        server.age_ms.map_or("never, or long ago".into(), |age| format!("{} s ago", age / 1000)),
+        known(server.calls.to_string()),
+        known(under_way(server.work)),
+        hottest.collect::<Vec<_>>().join(", "),
+    ]
+}
+
+/// Work as the number of calls that are under way on average.
+fn under_way(work: u64) -> String {
+    format!("{:.3}", work as f64 / 1e6)
+}
+
+fn item(server: &ServerLoad) -> serde_json::Value {
+    let shards = server.shards.iter();
+    let shards = shards.map(|shard| json!({ "shard": shard.shard, "role": shard.role, "work": shard.work }));
+    json!({
+        "instance": server.instance,
+        "region": server.region,
+        "zone": server.zone,
+        "power": server.power,
+        "serves": server.serves,
+        "ageMs": server.age_ms,
+        "callsPerMinute": server.calls,
+        "work": server.work,
+        "shards": shards.collect::<Vec<_>>(),
+        "rest": server.rest,
+    })
+}
