@@ -10,7 +10,7 @@ use super::{
 };
 use crate::checker::{History, State, check};
 
-const WRITERS: u64 = 6;
+const WRITERS: u64 = 10;
 /// What goes on before and after a fault, at least.
 const WRITES: u64 = 40;
 const CALLS: u64 = 20;
@@ -79,6 +79,16 @@ impl Suite {
             let goal = programs.calls() + CALLS;
             self.until("calls go on", || programs.calls() >= goal);
         }
+    }
+
+    /// Writes something for its size: batches of so many keys each with about so many bytes; without bytes, deletes it.
+    pub(crate) fn bulk(&self, batches: u64, keys: u64, (value, bytes): (u64, usize)) {
+        let mut line = Line::new(&self.fleet.control_addresses());
+        self.fleet.work.run(async move {
+            for batch in 0..batches {
+                writers::bulk(&mut line, batch * keys..(batch + 1) * keys, value, bytes).await;
+            }
+        });
     }
 
     /// Waits until something is so, and shows what processes said if it never is.
