@@ -23,7 +23,7 @@ pub(crate) const FAULTS: &[Fault] = &[
     ("the clock of a replica jumps", clock::jumps),
     ("the disk of a replica is full", replica::full_disk),
     ("a watcher is slow", slow::watcher),
-    ("the root restarts below 2,000 agents", root::restarts),
-    ("100,000 updates come at once", rush::hundred_thousand),
+    ("the root restarts below a crowd", root::restarts),
+    ("a burst of updates comes", rush::burst_of_updates),
     ("history is compacted under sleepers", rush::history_compacted),
 ];

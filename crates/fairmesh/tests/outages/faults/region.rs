@@ -18,5 +18,9 @@ pub(super) fn cut_off(suite: &Suite) -> String {
     suite.fleet.network.connect(Place::Eu, true);
     let back = now();
     suite.until("the region has caught up", || watchers.iter().all(|watcher| watcher.at() >= here));
-    format!("it was {} revisions behind, and caught up {:.1} s after", here - there, back.elapsed().as_secs_f64())
+    format!(
+        "it was {} revisions behind, and caught up {:.1} s after",
+        here - there,
+        back.elapsed().as_secs_f64()
+    )
 }

@@ -6,8 +6,9 @@ use super::{
 };
 use crate::checker::{Expect, Key, Op, Outcome, Value};
 
-/// A hundred thousand updates: so many batches, each of all the keys.
+/// So many batches, each of all the keys: a hundred thousand updates in the long form.
 const BATCHES: u64 = 100;
+const BATCHES_SHORT: u64 = 20;
 const KEYS: u64 = 1000;
 /// How many batches are under way at a time.
 const LINES: u64 = 10;
@@ -16,15 +17,17 @@ const FIRST: Key = 500_000;
 /// Where the marks of bursts begin: above those of any writer.
 const BURSTS: Key = 1000 * MARKS;
 
-/// Updates a thousand registers a hundred times, as fast as it goes, and deletes them; how long the updates took.
-pub(crate) fn burst(suite: &Suite) -> Duration {
+/// Updates a thousand registers again and again, as fast as it goes, and deletes them; how many updates that were, and how
+/// long they took.
+pub(crate) fn burst(suite: &Suite) -> (u64, Duration) {
+    let batches = if suite.is_long() { BATCHES } else { BATCHES_SHORT };
     // The marks and values of no two bursts are the same.
     let first = BURSTS + suite.recorder.time() / 1000;
     let began = now();
     let lines: Vec<_> = (0..LINES)
         .map(|number| {
             let (recorder, mut line) = (suite.recorder.clone(), Line::new(&suite.fleet.control_addresses()));
-            let numbers = (number * BATCHES / LINES)..((number + 1) * BATCHES / LINES);
+            let numbers = (number * batches / LINES)..((number + 1) * batches / LINES);
             suite.fleet.work.handle.spawn(async move {
                 let _pass = recorder.gate.read().await;
                 for number in numbers {
@@ -44,7 +47,7 @@ pub(crate) fn burst(suite: &Suite) -> Duration {
     suite.fleet.work.run(async move {
         let _pass = recorder.gate.read().await;
         let delete = |key| Op { key, value: None, expect: Expect::Any };
-        let mark = first + BATCHES;
+        let mark = first + batches;
         let mut ops = vec![Op { key: mark, value: Some(mark << 12), expect: Expect::Absent }];
         ops.extend((FIRST..FIRST + KEYS).map(delete));
         while !matches!(writers::write(&recorder, &mut line, ops.clone()).await, Some(Outcome::Done(_))) {
@@ -53,7 +56,7 @@ pub(crate) fn burst(suite: &Suite) -> Duration {
             ops[0].value = Some(ops[0].key << 12);
         }
     });
-    took
+    (batches * KEYS, took)
 }
 
 fn batch(first: Key, number: u64) -> Vec<Op> {

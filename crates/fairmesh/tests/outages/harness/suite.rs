@@ -5,7 +5,9 @@ use std::{
 };
 
 use super::{
-    Fleet, PATIENCE, Recorder, Watcher, calls::Programs, now, readers,
+    Fleet, PATIENCE, Recorder, Watcher,
+    calls::Programs,
+    now, readers,
     writers::{self, Line},
 };
 use crate::checker::{History, State, check};
@@ -14,6 +16,8 @@ const WRITERS: u64 = 10;
 /// What goes on before and after a fault, at least.
 const WRITES: u64 = 40;
 const CALLS: u64 = 20;
+/// How much longer an outage lasts in the long form.
+const STRETCH: u32 = 20;
 
 /// A fleet in use, and what its users saw.
 pub(crate) struct Suite {
@@ -21,14 +25,13 @@ pub(crate) struct Suite {
     pub(crate) watchers: Vec<Watcher>,
     pub(crate) programs: Vec<Programs>,
     pub(crate) fleet: Fleet,
-    /// How much longer an outage lasts than it has to.
-    pub(crate) stretch: u32,
+    long: bool,
 }
 
 impl Suite {
     /// # Errors
     /// Why this machine cannot be made into several.
-    pub(crate) fn start(stretch: u32) -> Result<Self, String> {
+    pub(crate) fn start(long: bool) -> Result<Self, String> {
         let fleet = Fleet::start()?;
         let (recorder, work) = (Arc::new(Recorder::new()), &fleet.work.handle);
         let start = |agent: &super::fleet::Agent| {
@@ -50,14 +53,19 @@ impl Suite {
             watch(&format!("below agent {}", agent.region), std::slice::from_ref(&agent.socket))
         }));
         writers::start(work, &recorder, &control, WRITERS);
-        let suite = Self { recorder, watchers, programs, fleet, stretch };
+        let suite = Self { recorder, watchers, programs, fleet, long };
         suite.goes_on();
         Ok(suite)
     }
 
+    /// Whether this is the long form, where outages last and crowds are large.
+    pub(crate) fn is_long(&self) -> bool {
+        self.long
+    }
+
     /// Lets an outage last.
     pub(crate) fn last(&self, short: Duration) {
-        sleep(short * self.stretch);
+        sleep(if self.long { STRETCH * short } else { short });
     }
 
     /// Waits until writes are acknowledged and calls are made everywhere.
@@ -105,7 +113,8 @@ impl Suite {
     }
 
     fn logs(&self) -> String {
-        let tail = |log: String| log.lines().rev().take(12).map(|line| format!("{line}\n")).collect::<String>();
+        let tail =
+            |log: String| log.lines().rev().take(12).map(|line| format!("{line}\n")).collect::<String>();
         let all = self.fleet.controls.iter().chain(self.fleet.steady());
         all.map(|daemon| format!("--- newest first\n{}", tail(daemon.log()))).collect()
     }
