@@ -1,0 +1,48 @@
+//! Machines, what runs on them, and who uses it.
+
+mod burst;
+mod calls;
+mod crowd;
+mod daemon;
+mod etcd;
+mod fleet;
+mod network;
+mod readers;
+mod recorder;
+pub(crate) mod registers;
+mod suite;
+mod watchers;
+mod writers;
+
+use std::{
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+pub(crate) use burst::burst;
+pub(crate) use crowd::Crowd;
+pub(crate) use daemon::{Daemon, Plan};
+pub(crate) use fleet::Fleet;
+pub(crate) use network::{Host, Network, Place};
+pub(crate) use recorder::Recorder;
+pub(crate) use suite::Suite;
+pub(crate) use watchers::Watcher;
+
+/// How long a condition may take to come true: long, since it decides nothing but when a broken test gives up.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The clock of the whole test.
+#[allow(clippy::disallowed_methods, reason = "what is measured is the time that real processes take")]
+pub(crate) fn now() -> Instant {
+    Instant::now()
+}
+
+/// Waits until something is so.
+#[track_caller]
+pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let began = now();
+    while !is_so() {
+        assert!(began.elapsed() < PATIENCE, "still not so: {what}");
+        sleep(Duration::from_millis(20));
+    }
+}

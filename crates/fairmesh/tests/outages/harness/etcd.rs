@@ -1,0 +1,111 @@
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    path::Path,
+    time::Duration,
+};
+
+use serde_json::Value;
+
+use super::{Daemon, Host, Network, Place, Plan, until};
+
+/// How long a member may take to answer a question about itself.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// A cluster of three members on hosts of their own.
+pub(crate) struct Etcd {
+    pub(crate) members: Vec<Member>,
+    /// Where one asks from.
+    asker: Host,
+}
+
+pub(crate) struct Member {
+    pub(crate) daemon: Daemon,
+    host: Host,
+}
+
+impl Etcd {
+    pub(crate) fn start(network: &Network, folder: &Path, asker: &Host) -> Self {
+        let names = ["etcd-1", "etcd-2", "etcd-3"];
+        let hosts = names.map(|name| network.host(name, Place::Core));
+        let peers: Vec<_> = names
+            .iter()
+            .zip(&hosts)
+            .map(|(name, host)| format!("{name}=http://{}:2380", host.address))
+            .collect();
+        let start = |(name, host): (&str, &Host)| {
+            let (address, data) = (host.address, folder.join(name));
+            let arguments = format!(
+                "--name={name} --data-dir={} --log-level=error --initial-cluster={} \
+                 --listen-client-urls=http://{address}:2379 --advertise-client-urls=http://{address}:2379 \
+                 --listen-peer-urls=http://{address}:2380 --initial-advertise-peer-urls=http://{address}:2380 \
+                 --max-txn-ops=10001 --max-request-bytes=8388608",
+                data.display(),
+                peers.join(",")
+            );
+            let plan = Plan::new(folder.join(format!("{name}.log")), "etcd", &arguments);
+            Member { daemon: Daemon::start(host, plan), host: host.clone() }
+        };
+        let members = names.into_iter().zip(&hosts).map(start).collect();
+        let etcd = Self { members, asker: asker.clone() };
+        until("etcd has a leader", || etcd.leader().is_some());
+        etcd
+    }
+
+    /// The addresses of its members, as a control plane is given them.
+    pub(crate) fn addresses(&self) -> String {
+        let members: Vec<_> =
+            self.members.iter().map(|member| format!("{}:2379", member.host.address)).collect();
+        members.join(",")
+    }
+
+    /// The number of the member that leads; `None` while nobody does.
+    pub(crate) fn leader(&self) -> Option<usize> {
+        self.members.iter().position(|member| {
+            let status = self.ask(member, "maintenance/status", "{}");
+            status.is_some_and(|status| {
+                status["leader"].is_string() && status["leader"] == status["header"]["member_id"]
+            })
+        })
+    }
+
+    /// Waits until every member runs and knows the leader.
+    pub(crate) fn is_whole(&self) {
+        until("every member of etcd knows its leader", || {
+            self.members.iter().all(|member| {
+                let status = self.ask(member, "maintenance/status", "{}");
+                status.is_some_and(|status| status["leader"].is_string())
+            })
+        });
+    }
+
+    /// Forgets all history up to now.
+    pub(crate) fn compact(&self) {
+        let leader = &self.members[self.leader().expect("it has a leader")];
+        let status = self.ask(leader, "maintenance/status", "{}").unwrap();
+        let revision = status["header"]["revision"].as_str().unwrap();
+        let body = format!(r#"{{"revision": "{revision}", "physical": true}}"#);
+        self.ask(leader, "kv/compaction", &body).expect("it compacts");
+    }
+
+    /// What a member answers over HTTP; `None` where it does not, or refuses.
+    fn ask(&self, member: &Member, path: &str, body: &str) -> Option<Value> {
+        let address = (member.host.address, 2379).into();
+        let answer = self.asker.within(|| -> std::io::Result<String> {
+            let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+            stream.set_read_timeout(Some(PATIENCE))?;
+            let length = body.len();
+            write!(
+                stream,
+                "POST /v3/{path} HTTP/1.0\r\nhost: etcd\r\ncontent-length: {length}\r\n\r\n{body}"
+            )?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            Ok(answer)
+        });
+        let answer = answer.ok()?;
+        let (head, body) = answer.split_once("\r\n\r\n")?;
+        head.split(' ').nth(1).filter(|code| *code == "200")?;
+        serde_json::from_str(body).ok()
+    }
+}

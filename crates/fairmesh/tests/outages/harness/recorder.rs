@@ -1,0 +1,85 @@
+use std::{
+    mem::take,
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Instant,
+};
+
+use tokio::sync::RwLock;
+
+use super::now;
+use crate::checker::{Expect, History, Outcome, Read, Revision, State, Time, Write};
+
+/// Takes down what writers and readers saw.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    began: Instant,
+    writes: Mutex<Vec<Write>>,
+    reads: Mutex<Vec<Read>>,
+    /// Held for each write and read, and alone at quiet moments.
+    pub(crate) gate: RwLock<()>,
+    /// Everything that is recorded from now on begins with this.
+    start: Mutex<State>,
+    pub(crate) acknowledged: AtomicU64,
+    /// The newest revision that any writer was told.
+    newest: AtomicU64,
+}
+
+impl Recorder {
+    pub(crate) fn new() -> Self {
+        Self {
+            began: now(),
+            writes: Mutex::default(),
+            reads: Mutex::default(),
+            gate: RwLock::default(),
+            start: Mutex::default(),
+            acknowledged: AtomicU64::new(0),
+            newest: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn time(&self) -> Time {
+        u64::try_from(self.began.elapsed().as_nanos()).unwrap()
+    }
+
+    pub(crate) fn wrote(&self, write: Write) {
+        if let Outcome::Done(revision) = write.outcome {
+            self.newest.fetch_max(revision, Relaxed);
+            self.acknowledged.fetch_add(1, Relaxed);
+        }
+        self.writes.lock().unwrap().push(write);
+    }
+
+    pub(crate) fn read(&self, read: Read) {
+        self.reads.lock().unwrap().push(read);
+    }
+
+    /// The newest revision that any writer was told.
+    pub(crate) fn newest(&self) -> Revision {
+        self.newest.load(Relaxed)
+    }
+
+    pub(crate) fn acknowledged(&self) -> u64 {
+        self.acknowledged.load(Relaxed)
+    }
+
+    /// What was recorded since the last quiet moment, which `end` is one of. Writes of which nobody knows yet what became
+    /// may be carried out still, and so are part of what follows too.
+    pub(crate) fn close(&self, end: State) -> History {
+        let start = std::mem::replace(&mut *self.start.lock().unwrap(), end.clone());
+        let (writes, reads) =
+            (take(&mut *self.writes.lock().unwrap()), take(&mut *self.reads.lock().unwrap()));
+        let open = |write: &&Write| write.outcome == Outcome::Unknown && !is_in(write, &end);
+        self.writes.lock().unwrap().extend(writes.iter().filter(open).cloned());
+        History { start, writes, reads, watches: Vec::new(), end }
+    }
+}
+
+/// Whether the mark of a batch, which nobody overwrites, is there.
+fn is_in(write: &Write, state: &State) -> bool {
+    let marks = write.ops.iter().filter(|op| op.value.is_some() && op.expect == Expect::Absent);
+    let mut found = marks.filter_map(|op| Some((op.value, state.cells.get(&op.key)?.value)));
+    found.any(|(written, there)| written == Some(there))
+}

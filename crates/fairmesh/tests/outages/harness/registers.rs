@@ -1,0 +1,55 @@
+//! Registers as records: each is a change in the history of a policy that does not exist, which nobody acts on.
+
+use bytes::Bytes;
+use fairmesh_model::{HistoryKind, Prefix, RecordKey, ServiceName};
+use fairmesh_wire::records::{self, History};
+
+use crate::checker::{Key, Value};
+
+fn service() -> ServiceName {
+    ServiceName::new("soak/registers").unwrap()
+}
+
+/// The folder of all registers.
+pub(crate) fn folder() -> Prefix {
+    Prefix::history(HistoryKind::Policies, &service())
+}
+
+pub(crate) fn key(key: Key) -> String {
+    RecordKey::History(HistoryKind::Policies, service(), key).to_string()
+}
+
+/// The register of a key of the routing information base.
+pub(crate) fn read_key(key: &str) -> Key {
+    match RecordKey::parse(key).unwrap() {
+        RecordKey::History(_, _, key) => key,
+        other => panic!("{other} is no register"),
+    }
+}
+
+pub(crate) fn value(value: Value) -> Bytes {
+    encoded(RecordKey::Policy(service()), value, 0)
+}
+
+fn encoded(key: RecordKey, value: Value, ballast: usize) -> Bytes {
+    let replaced_by = "x".repeat(ballast);
+    records::encode_history(&History { key, value: None, replaced_at_ms: value, replaced_by, revision: 0 })
+}
+
+pub(crate) fn read_value(bytes: &[u8]) -> Value {
+    records::decode_history(bytes).unwrap().replaced_at_ms
+}
+
+/// The folder of what is written for its size alone, apart from the registers, so that only replicas carry it.
+pub(crate) fn bulk_folder() -> Prefix {
+    Prefix::history(HistoryKind::Services, &service())
+}
+
+pub(crate) fn bulk_key(key: Key) -> String {
+    RecordKey::History(HistoryKind::Services, service(), key).to_string()
+}
+
+/// A value of about so many bytes.
+pub(crate) fn bulk_value(value: Value, bytes: usize) -> Bytes {
+    encoded(RecordKey::Service(service()), value, bytes)
+}

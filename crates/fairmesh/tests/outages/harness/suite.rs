@@ -1,0 +1,173 @@
+use std::{
+    sync::Arc,
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use super::{
+    Fleet, PATIENCE, Recorder, Watcher,
+    calls::Programs,
+    now, readers,
+    writers::{self, Line},
+};
+use crate::checker::{History, State, check};
+
+const WRITERS: u64 = 10;
+/// What goes on before and after a fault, at least.
+const WRITES: u64 = 40;
+const CALLS: u64 = 20;
+/// How much longer an outage lasts in the long form.
+const STRETCH: u32 = 20;
+
+/// A fleet in use, and what its users saw.
+pub(crate) struct Suite {
+    pub(crate) recorder: Arc<Recorder>,
+    pub(crate) watchers: Vec<Watcher>,
+    pub(crate) programs: Vec<Programs>,
+    pub(crate) fleet: Fleet,
+    long: bool,
+}
+
+impl Suite {
+    /// # Errors
+    /// Why this machine cannot be made into several.
+    pub(crate) fn start(long: bool) -> Result<Self, String> {
+        let fleet = Fleet::start()?;
+        let (recorder, work) = (Arc::new(Recorder::new()), &fleet.work.handle);
+        let start = |agent: &super::fleet::Agent| {
+            Programs::start(agent.region, &agent.host, &agent.socket, &fleet.path("nothing"))
+        };
+        let programs = fleet.agents.iter().map(start).collect();
+        let control = fleet.control_addresses();
+        let replicas = [("root", &fleet.root), ("eu", &fleet.eu), ("us", &fleet.us)];
+        readers::start(work, &recorder, &control, false);
+        for (_, replica) in replicas {
+            readers::start(work, &recorder, &[replica.address()], true);
+        }
+        let watch = |name: &str, addresses: &[_]| Watcher::start(work, &recorder, name, addresses);
+        let mut watchers = vec![watch("below the control plane", &control)];
+        watchers.extend(
+            replicas.map(|(name, replica)| watch(&format!("below replica {name}"), &[replica.address()])),
+        );
+        watchers.extend(fleet.agents.iter().map(|agent| {
+            watch(&format!("below agent {}", agent.region), std::slice::from_ref(&agent.socket))
+        }));
+        writers::start(work, &recorder, &control, WRITERS);
+        let suite = Self { recorder, watchers, programs, fleet, long };
+        suite.goes_on();
+        Ok(suite)
+    }
+
+    /// Whether this is the long form, where outages last and crowds are large.
+    pub(crate) fn is_long(&self) -> bool {
+        self.long
+    }
+
+    /// Lets an outage last.
+    pub(crate) fn last(&self, short: Duration) {
+        sleep(if self.long { STRETCH * short } else { short });
+    }
+
+    /// Waits until writes are acknowledged and calls are made everywhere.
+    #[track_caller]
+    pub(crate) fn goes_on(&self) {
+        self.writes_go_on();
+        self.calls_go_on();
+    }
+
+    #[track_caller]
+    pub(crate) fn writes_go_on(&self) {
+        let goal = self.recorder.acknowledged() + WRITES;
+        self.until("writes are acknowledged", || self.recorder.acknowledged() >= goal);
+    }
+
+    #[track_caller]
+    pub(crate) fn calls_go_on(&self) {
+        for programs in &self.programs {
+            let goal = programs.calls() + CALLS;
+            self.until("calls go on", || programs.calls() >= goal);
+        }
+    }
+
+    /// Writes something for its size: batches of so many keys each with about so many bytes; without bytes, deletes it.
+    pub(crate) fn bulk(&self, batches: u64, keys: u64, (value, bytes): (u64, usize)) {
+        let mut line = Line::new(&self.fleet.control_addresses());
+        self.fleet.work.run(async move {
+            for batch in 0..batches {
+                writers::bulk(&mut line, batch * keys..(batch + 1) * keys, value, bytes).await;
+            }
+        });
+    }
+
+    /// Waits until something is so, and shows what processes said if it never is.
+    #[track_caller]
+    pub(crate) fn until(&self, what: &str, mut is_so: impl FnMut() -> bool) {
+        let began = now();
+        while !is_so() {
+            if began.elapsed() > PATIENCE {
+                let logs = self.logs();
+                panic!("still not so: {what}\n{logs}");
+            }
+            sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn logs(&self) -> String {
+        let tail =
+            |log: String| log.lines().rev().take(12).map(|line| format!("{line}\n")).collect::<String>();
+        let all = self.fleet.controls.iter().chain(self.fleet.steady());
+        all.map(|daemon| format!("--- newest first\n{}", tail(daemon.log()))).collect()
+    }
+
+    /// Does one fault, and checks everything that was seen from before it until all is quiet after it.
+    pub(crate) fn run(&self, name: &str, fault: impl FnOnce(&Self) -> String) {
+        let began = now();
+        self.goes_on();
+        let ends: u32 = self.fleet.steady().map(super::Daemon::ends).sum();
+        let told = fault(self);
+        self.goes_on();
+        let history = self.quiet();
+        let (writes, reads) = (history.writes.len(), history.reads.len());
+        let steps: usize = history.watches.iter().map(|watch| watch.steps.len()).sum();
+        let found = check(&history);
+        assert!(found.is_empty(), "{name}: {found:#?}");
+        self.programs.iter().for_each(Programs::are_unharmed);
+        let ended: u32 = self.fleet.steady().map(super::Daemon::ends).sum();
+        assert_eq!(ended, ends, "{name}: a process ended by itself\n{}", self.logs());
+        let calls: u64 = self.programs.iter().map(Programs::calls).sum();
+        println!(
+            "{name}: {told}; {writes} batches, {reads} reads, {steps} steps of watchers, {calls} calls so far; \
+             {:.1} s",
+            began.elapsed().as_secs_f64()
+        );
+    }
+
+    /// Holds writers and readers, waits until every watcher has everything, and answers what was seen.
+    fn quiet(&self) -> History {
+        let _alone = self.fleet.work.handle.block_on(self.recorder.gate.write());
+        let began = now();
+        let end = self.end(began);
+        // One that does not get there is found by the checker.
+        while began.elapsed() < PATIENCE && !self.watchers.iter().all(|watcher| watcher.holds(&end)) {
+            sleep(Duration::from_millis(10));
+        }
+        let mut history = self.recorder.close(end);
+        history.watches = self.watchers.iter().map(Watcher::take).collect();
+        history
+    }
+
+    fn end(&self, began: Instant) -> State {
+        let mut line = Line::new(&self.fleet.control_addresses());
+        let end = self.fleet.work.run(async move {
+            while began.elapsed() < PATIENCE {
+                let Some(connection) = line.get().await else { continue };
+                match readers::read(&connection, None).await {
+                    Some(state) => return Some(state),
+                    None => line.turn(),
+                }
+            }
+            None
+        });
+        end.unwrap_or_else(|| panic!("nobody answers the last read\n{}", self.logs()))
+    }
+}

@@ -1,0 +1,133 @@
+use std::{
+    mem::take,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use fairmesh_model::Prefix;
+use fairmesh_rib::{
+    Entry, Update,
+    upstream::{Backoff, Handle, Sink, Upstream, UpstreamConfig},
+};
+use fairmesh_wire::transport::Address;
+use tokio::runtime;
+
+use super::{Recorder, registers};
+use crate::checker::{Cell, Key, State, Step, Watch};
+
+/// Watches all registers, as a router watches what it calls, and keeps everything that it is sent.
+pub(crate) struct Watcher {
+    pub(crate) name: String,
+    seen: Arc<Mutex<Seen>>,
+    _handle: Handle,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    from: State,
+    state: State,
+    steps: Vec<Step>,
+    /// How often everything was sent anew.
+    snapshots: usize,
+}
+
+struct Note {
+    name: String,
+    recorder: Arc<Recorder>,
+    seen: Arc<Mutex<Seen>>,
+    /// What taking an update takes: a slow reader.
+    slow: Arc<dyn Fn() + Send + Sync>,
+}
+
+impl Watcher {
+    pub(crate) fn start(
+        runtime: &runtime::Handle,
+        recorder: &Arc<Recorder>,
+        name: &str,
+        addresses: &[Address],
+    ) -> Self {
+        Self::start_slow(runtime, recorder, (name, addresses), Arc::new(|| {}))
+    }
+
+    /// One that does something, such as to wait, before it takes an update.
+    pub(crate) fn start_slow(
+        runtime: &runtime::Handle,
+        recorder: &Arc<Recorder>,
+        (name, addresses): (&str, &[Address]),
+        slow: Arc<dyn Fn() + Send + Sync>,
+    ) -> Self {
+        let config = UpstreamConfig {
+            addresses: addresses.to_vec(),
+            software: format!("test {name}"),
+            backoff: Backoff { longest: Duration::from_millis(500), ..Backoff::default() },
+            // As the library has it.
+            refuse_lagging: false,
+        };
+        let seen = Arc::<Mutex<Seen>>::default();
+        let note = Note { name: name.into(), recorder: recorder.clone(), seen: seen.clone(), slow };
+        let _within = runtime.enter();
+        let handle = Upstream::spawn(config, note);
+        handle.subscribe(registers::folder());
+        Self { name: name.into(), seen, _handle: handle }
+    }
+
+    /// Whether it holds this.
+    pub(crate) fn holds(&self, state: &State) -> bool {
+        self.seen.lock().unwrap().state.cells == state.cells
+    }
+
+    /// How far it is.
+    pub(crate) fn at(&self) -> u64 {
+        self.seen.lock().unwrap().state.at
+    }
+
+    pub(crate) fn snapshots(&self) -> usize {
+        self.seen.lock().unwrap().snapshots
+    }
+
+    /// What it was sent since the last time.
+    pub(crate) fn take(&self) -> Watch {
+        let mut seen = self.seen.lock().unwrap();
+        let state = seen.state.clone();
+        let from = std::mem::replace(&mut seen.from, state);
+        Watch { name: self.name.clone(), from, steps: take(&mut seen.steps) }
+    }
+}
+
+impl Sink for Note {
+    fn update(&mut self, update: Update) {
+        (self.slow)();
+        let time = self.recorder.time();
+        let mut seen = self.seen.lock().unwrap();
+        let whole = !update.snapshots.is_empty();
+        let snapshots = update.snapshots.into_iter().flat_map(|snapshot| snapshot.entries);
+        let puts: Vec<_> = snapshots.chain(update.puts).map(cell).collect();
+        let deletes: Vec<Key> = update.deletes.iter().map(|key| registers::read_key(key)).collect();
+        let step = Step { time, revision: update.revision.number, whole, puts, deletes };
+        seen.take(step);
+    }
+
+    fn refused(&mut self, prefix: &Prefix, reason: &str) {
+        println!("{}: {prefix} was refused: {reason}", self.name);
+    }
+}
+
+impl Seen {
+    fn take(&mut self, step: Step) {
+        self.snapshots += usize::from(step.whole);
+        if step.whole {
+            self.state.cells.clear();
+        }
+        for key in &step.deletes {
+            self.state.cells.remove(key);
+        }
+        self.state.cells.extend(step.puts.iter().copied());
+        self.state.at = step.revision;
+        self.steps.push(step);
+    }
+}
+
+fn cell((key, entry): (Arc<str>, Entry)) -> (Key, Cell) {
+    let cell = Cell { value: registers::read_value(&entry.value), revision: entry.revision };
+    (registers::read_key(&key), cell)
+}

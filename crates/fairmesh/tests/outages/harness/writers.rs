@@ -1,0 +1,208 @@
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use fairmesh_model::{Revision, arith::mix64};
+use fairmesh_wire::{
+    handshake::{self, Connection},
+    transport::Address,
+    v1::{self, condition},
+};
+use tokio::{runtime::Handle, time::timeout};
+use tonic::Code;
+
+use super::{Recorder, registers};
+use crate::checker::{Expect, Key, Op, Outcome, Value, Write};
+
+/// The registers that all writers contend for.
+const KEYS: Key = 40;
+/// Where the keys begin that one batch each writes, those of one writer after those of another.
+pub(crate) const MARKS: Key = 1_000_000;
+/// How many marks of a writer stand at a time.
+const KEPT: usize = 16;
+/// The pause of a writer between two batches.
+const PAUSE: Duration = Duration::from_millis(8);
+/// Longer than a control plane tries.
+const ANSWER: Duration = Duration::from_secs(25);
+
+/// A connection to the one of several control planes that serves.
+pub(crate) struct Line {
+    addresses: Vec<Address>,
+    next: usize,
+    connection: Option<Connection>,
+}
+
+impl Line {
+    pub(crate) fn new(addresses: &[Address]) -> Self {
+        Self { addresses: addresses.to_vec(), next: 0, connection: None }
+    }
+
+    /// A connection; `None` while the next address does not answer.
+    pub(crate) async fn get(&mut self) -> Option<Connection> {
+        if self.connection.is_none() {
+            let address = &self.addresses[self.next % self.addresses.len()];
+            match handshake::connect(address, "writer").await {
+                Ok(connection) => self.connection = Some(connection),
+                Err(_) => {
+                    self.next += 1;
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+        self.connection.clone()
+    }
+
+    /// The next call goes to another.
+    pub(crate) fn turn(&mut self) {
+        self.connection = None;
+        self.next += 1;
+    }
+}
+
+/// Sends a batch and records what became of it; `None` where it was not sent.
+pub(crate) async fn write(recorder: &Recorder, line: &mut Line, ops: Vec<Op>) -> Option<Outcome> {
+    let connection = line.get().await?;
+    let request = v1::WriteRequest { ops: ops.iter().map(message).collect() };
+    let invoked = recorder.time();
+    let answer = timeout(ANSWER, connection.rib().write(request)).await;
+    let returned = recorder.time();
+    let outcome = match answer {
+        Ok(Ok(answer)) => {
+            let revision = Revision::try_from(answer.into_inner().revision.unwrap()).unwrap();
+            Outcome::Done(revision.number)
+        }
+        Ok(Err(status)) if status.code() == Code::Aborted => Outcome::Conflict,
+        Ok(Err(status)) if status.code() == Code::InvalidArgument => panic!("{status}"),
+        Ok(Err(_)) | Err(_) => {
+            line.turn();
+            Outcome::Unknown
+        }
+    };
+    recorder.wrote(Write { invoked, returned, ops, outcome });
+    Some(outcome)
+}
+
+fn message(op: &Op) -> v1::Op {
+    let kind = match op.expect {
+        Expect::Any => None,
+        Expect::Absent => Some(condition::Kind::Absent(true)),
+        Expect::Revision(revision) => Some(condition::Kind::Revision(revision)),
+    };
+    v1::Op {
+        key: registers::key(op.key),
+        value: op.value.map(registers::value),
+        condition: kind.map(|kind| v1::Condition { kind: Some(kind) }),
+    }
+}
+
+/// What writers know of the registers, so that most of what they expect is so.
+type Known = Mutex<BTreeMap<Key, Option<u64>>>;
+
+/// Starts writers that go on for as long as the runtime.
+pub(crate) fn start(runtime: &Handle, recorder: &Arc<Recorder>, control: &[Address], count: u64) {
+    let known = Arc::new(Known::default());
+    for number in 0..count {
+        let mut writer = Writer {
+            number,
+            batches: 0,
+            marks: VecDeque::new(),
+            line: Line::new(control),
+            recorder: recorder.clone(),
+            known: known.clone(),
+        };
+        runtime.spawn(async move {
+            loop {
+                writer.step().await;
+                tokio::time::sleep(PAUSE).await;
+            }
+        });
+    }
+}
+
+struct Writer {
+    number: u64,
+    batches: u64,
+    /// The marks that are known to stand.
+    marks: VecDeque<Key>,
+    line: Line,
+    recorder: Arc<Recorder>,
+    known: Arc<Known>,
+}
+
+impl Writer {
+    async fn step(&mut self) {
+        let recorder = self.recorder.clone();
+        let _pass = recorder.gate.read().await;
+        let ops = self.batch();
+        let mark = ops[0].key;
+        match write(&recorder, &mut self.line, ops.clone()).await {
+            Some(Outcome::Done(revision)) => {
+                self.learn(&ops, Some(revision));
+                self.marks.retain(|mark| ops.iter().all(|op| op.key != *mark));
+                self.marks.push_back(mark);
+            }
+            Some(Outcome::Conflict | Outcome::Unknown) => self.learn(&ops, None),
+            None => {}
+        }
+    }
+
+    /// Takes note of what an acknowledged batch wrote, or forgets what another was about.
+    fn learn(&self, ops: &[Op], revision: Option<u64>) {
+        let mut known = self.known.lock().unwrap();
+        for op in ops.iter().filter(|op| op.key < MARKS) {
+            match revision {
+                Some(revision) => drop(known.insert(op.key, op.value.map(|_| revision))),
+                None => drop(known.remove(&op.key)),
+            }
+        }
+    }
+
+    /// A mark of its own, one to three registers, and the end of the oldest mark.
+    fn batch(&mut self) -> Vec<Op> {
+        self.batches += 1;
+        let seed = mix64(self.number << 48 | self.batches);
+        let mark = MARKS * (self.number + 1) + self.batches;
+        let value = |part: u64| -> Value { mark << 3 | part };
+        let mut ops = vec![Op { key: mark, value: Some(value(0)), expect: Expect::Absent }];
+        if self.marks.len() >= KEPT {
+            ops.push(Op { key: self.marks[0], value: None, expect: Expect::Any });
+        }
+        let known = self.known.lock().unwrap();
+        for part in 1..=1 + seed % 3 {
+            let dice = mix64(seed ^ part);
+            let key = dice % KEYS;
+            if ops.iter().any(|op| op.key == key) {
+                continue;
+            }
+            let expect = match known.get(&key) {
+                Some(Some(revision)) if dice & 1 << 32 == 0 => Expect::Revision(*revision),
+                Some(None) if dice & 1 << 32 == 0 => Expect::Absent,
+                _ => Expect::Any,
+            };
+            let value = (dice >> 40 & 7 != 0).then(|| value(part));
+            ops.push(Op { key, value, expect });
+        }
+        ops
+    }
+}
+
+/// Writes something for its size: so many keys with about so many bytes each, whatever was there.
+pub(crate) async fn bulk(line: &mut Line, keys: std::ops::Range<Key>, value: Value, bytes: usize) {
+    let op = |key: Key| v1::Op {
+        key: registers::bulk_key(key),
+        value: (bytes > 0).then(|| registers::bulk_value(value, bytes)),
+        condition: None,
+    };
+    let request = v1::WriteRequest { ops: keys.map(op).collect() };
+    loop {
+        let Some(connection) = line.get().await else { continue };
+        match timeout(ANSWER, connection.rib().write(request.clone())).await {
+            Ok(Ok(_)) => return,
+            Ok(Err(status)) => assert_ne!(status.code(), Code::InvalidArgument, "{status}"),
+            Err(_) => {}
+        }
+        line.turn();
+    }
+}
