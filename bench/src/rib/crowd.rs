@@ -124,14 +124,12 @@ fn why(ended: Option<Result<Result<(), String>, tokio::task::JoinError>>) -> Str
     }
 }
 
-/// Watches as an agent does, acknowledgements included.
-async fn fairmesh(
+/// A watch that has subscribed.
+async fn subscribed(
     address: &str,
     prefixes: &[String],
     traffic: &Arc<AtomicU64>,
-    ready: impl FnOnce(),
-    tell: &mpsc::UnboundedSender<Arrival>,
-) -> Result<(), String> {
+) -> Result<Watch<Counted>, String> {
     let socket = Counted::connect(address, traffic).await.map_err(|e| format!("{address}: {e}"))?;
     let at = Address::Tcp(address.to_owned());
     let mut watch = Watch::over(socket, &at, "bench").await.map_err(|e| e.to_string())?;
@@ -140,6 +138,18 @@ async fn fairmesh(
         let subscribe = v1::Subscribe { prefix: prefix.clone(), more, ..v1::Subscribe::default() };
         watch.send(&v1::WatchRequest { kind: Some(watch_request::Kind::Subscribe(subscribe)) });
     }
+    Ok(watch)
+}
+
+/// Watches as an agent does, acknowledgements included.
+async fn fairmesh(
+    address: &str,
+    prefixes: &[String],
+    traffic: &Arc<AtomicU64>,
+    ready: impl FnOnce(),
+    tell: &mpsc::UnboundedSender<Arrival>,
+) -> Result<(), String> {
+    let mut watch = subscribed(address, prefixes, traffic).await?;
     let (mut missing, mut ready) = (prefixes.len(), Some(ready));
     let (mut acks, mut applied) = (Gather::default(), None);
     loop {

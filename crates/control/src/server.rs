@@ -150,7 +150,7 @@ impl Control {
         let registry = Registry::new(followed.clone(), node.clone());
         let checks = Checks::new(node.clone(), followed.clone(), roll.clone());
         let admin = AdminService { node: node.clone(), store: followed.clone(), partitions };
-        let others = routes(&node, &followed, &registry, &checks, closing)
+        let others = routes(&registry, &checks, closing)
             .add_service(rpc::admin_server(admin))
             .add_service(rpc::imbalance_server(ImbalanceService { imbalance: imbalance.clone() }));
         let backend = ControlBackend { node: node.clone(), store: followed.clone() };
@@ -281,13 +281,7 @@ pub async fn renew_store_id(config: &ControlConfig) -> Result<StoreId, ControlEr
 }
 
 /// The calls of a control plane but those of its RIB.
-fn routes(
-    node: &Node,
-    store: &Arc<dyn Store>,
-    registry: &Registry,
-    checks: &Checks,
-    closing: &CancellationToken,
-) -> Routes {
+fn routes(registry: &Registry, checks: &Checks, closing: &CancellationToken) -> Routes {
     let checker = CheckerService { checks: checks.clone(), closing: closing.clone() };
     Routes::new(rpc::registry_server(RegistryService::new(registry.clone())))
         .add_service(rpc::checker_server(checker))

@@ -78,7 +78,7 @@ impl Access {
     pub(crate) fn note(&self, failed: bool, dropped: &AtomicU64, entry: impl FnOnce() -> Entry) {
         let Some(lines) = &self.lines else { return };
         let nth = self.seen.fetch_add(1, Relaxed);
-        if !failed && nth % self.log.one_in.max(1) != 0 {
+        if !failed && !nth.is_multiple_of(self.log.one_in.max(1)) {
             return;
         }
         if let Err(TrySendError::Full(_)) = lines.try_send(entry()) {
@@ -88,6 +88,7 @@ impl Access {
 }
 
 /// The time now, as [`Entry::time`] has it.
+#[allow(clippy::disallowed_methods, reason = "lines of a log say when, and nothing is decided by it")]
 pub(crate) fn now() -> f64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     since.as_millis() as f64 / 1e3

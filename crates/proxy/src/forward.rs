@@ -1,10 +1,11 @@
 //! One request: found out for whom, sent as a call of the library, answered.
 
-use std::{net::SocketAddr, sync::Arc, time::Instant};
+use std::{net::SocketAddr, sync::Arc};
 
 use fairmesh_client::{Body, FaultKind, ServiceName, headers::is_grpc};
 use http::{Method, Request, Response, StatusCode, Version, header};
 use hyper::body::Incoming;
+use tokio::time::Instant;
 
 use crate::{
     AccessLog,

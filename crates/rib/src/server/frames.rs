@@ -73,9 +73,9 @@ pub(super) fn entry((key, entry): (Arc<str>, Entry)) -> v1::Entry {
     v1::Entry { key: key.to_string(), value: entry.value, revision: entry.revision }
 }
 
-/// How many bytes an update takes on a connection: its messages, with the five that gRPC puts before each.
+/// How many bytes an update takes on a connection: its messages, with the four that say how long each is.
 pub fn encoded_len(update: &Update) -> u64 {
-    cut(update.clone(), |_| Duration::ZERO).iter().map(|message| 5 + message.encoded_len() as u64).sum()
+    cut(update.clone(), |_| Duration::ZERO).iter().map(|message| 4 + message.encoded_len() as u64).sum()
 }
 
 fn parts(snapshot: Snapshot, revision: Revision, age: Duration, kinds: &mut Vec<Kind>) {
