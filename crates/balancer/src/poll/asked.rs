@@ -80,14 +80,9 @@ impl Asked {
     }
 
     /// Keeps what the server at `index` answered at `now`.
-    ///
-    /// A server that says what it said before may be stuck: then what is known of it goes on to age, as if nobody had asked, until
-    /// a call finds out (A12).
     pub fn told(&self, slots: &Slots, index: u32, load: LoadReport, now: u64) {
-        if slots.reported(index).is_none_or(|last| last.load != load) {
-            self.told.store(now, Relaxed);
-            slots.report_asked(index, load, now);
-        }
+        self.told.store(now, Relaxed);
+        slots.report_asked(index, load, now);
     }
 
     /// Whether a report was asked for, rather than part of an answer to a call.

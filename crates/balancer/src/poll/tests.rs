@@ -72,26 +72,6 @@ fn nobody_is_asked_who_is_not_connected_or_was_never_called_or_is_asked_already(
 }
 
 #[test]
-fn what_a_server_repeats_is_no_news() {
-    let (slots, asked) = (Slots::default(), Asked::default());
-    slots.admit(&[(0, 1000)], &slots.rule());
-    let load = |requests| LoadReport { requests: Some(requests), ..LoadReport::default() };
-    let reported = || slots.reported(0).unwrap();
-    slots.report(0, load(7), SECOND);
-    assert!(!asked.has_told(&reported()));
-    asked.told(&slots, 0, load(3), 2 * SECOND);
-    assert_eq!((reported().load, reported().at), (load(3), 2 * SECOND));
-    assert!(asked.has_told(&reported()));
-    slots.report(0, load(7), 3 * SECOND);
-    assert!(!asked.has_told(&reported()));
-    asked.told(&slots, 0, load(7), 4 * SECOND);
-    assert_eq!(reported().at, 3 * SECOND, "it goes on to age");
-    assert!(!asked.has_told(&reported()));
-    asked.told(&slots, 0, load(0), 5 * SECOND);
-    assert_eq!(reported().load, load(0), "and once there is some, it is learnt");
-}
-
-#[test]
 fn a_survey_follows_a_try_in_twenty_milliseconds_once_ten_have_paid() {
     let pace = Pace::default();
     let surveys = |times: std::ops::Range<u64>| times.filter(|&at| pace.claims_survey(at * MS)).count();

@@ -173,9 +173,7 @@ fn a_server_that_was_asked_earns_no_reward() {
     let upstream = world.compile(None);
     let [a, b] = [0, 1].map(|index| upstream.hold(index));
     for now in 1..=50 {
-        // Nobody goes by the metric; it makes each report another one.
-        let load = LoadReport { requests: Some(0), metric: Some(now as u32), ..LoadReport::default() };
-        a.told(&Asked::default(), load, now);
+        a.told(&Asked::default(), LoadReport { requests: Some(0), ..LoadReport::default() }, now);
     }
     assert_eq!(reached(&upstream), names(&["a", "b"]));
     (1..=50).for_each(|now| b.report(LoadReport { requests: Some(0), ..LoadReport::default() }, now));
