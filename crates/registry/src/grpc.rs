@@ -179,7 +179,7 @@ impl v1::registry_server::Registry for RegistryService {
         let service = service(&request.service)?;
         let terms = load::terms(request).map_err(RegistryError::from)?;
         let registry = self.registry.clone();
-        // A map of millions of shards takes a second or so.
+        // A map of millions of shards takes seconds.
         let plan = spawn_blocking(move || registry.propose(&service, &terms)).await;
         let plan = plan.map_err(|stopped| Status::internal(stopped.to_string()))??;
         Ok(Response::new(load::plan(plan)))

@@ -265,7 +265,8 @@ impl<'a> Planner<'a> {
 
     /// The least full of those that may take a copy with so much work and are not filled beyond the goal by it.
     fn emptiest(&self, group: usize, from: Option<usize>, part: Work) -> Option<usize> {
-        let eligible = self.pool.eligible(group, from).into_iter().filter(|at| self.fits(*at, part));
+        let fitting = (0..self.pool.members.len()).filter(|at| self.fits(*at, part));
+        let eligible = fitting.filter(self.pool.may_take(group, from));
         eligible.min_by_key(|at| (self.pool.fullness(*at), *at))
     }
 
@@ -279,7 +280,8 @@ impl<'a> Planner<'a> {
         let (shard, role) = (self.pool.groups[group].shard, self.pool.groups[group].role.clone());
         let full = self.terms.replicate.contains(&role);
         if full {
-            let mut takers = self.pool.eligible(group, None);
+            let takers = (0..self.pool.members.len()).filter(self.pool.may_take(group, None));
+            let mut takers: Vec<_> = takers.collect();
             takers.sort_by_key(|at| (self.pool.fullness(*at), *at));
             let holders = self.pool.groups[group].holders.clone();
             for more in 1..=takers.len().min(budget) {

@@ -171,9 +171,9 @@ impl Pool {
         self.groups[group].still
     }
 
-    /// Members that may take a copy of a group that comes from `from`, or is new: they serve in its role or hold nothing,
+    /// Says of members whether they may take a copy of a group that comes from `from`, or is new: they serve in its role or hold nothing,
     /// hold no other copy of the shard, and are in a zone with no more of its copies than the one it leaves.
-    pub(super) fn eligible(&self, group: usize, from: Option<usize>) -> Vec<usize> {
+    pub(super) fn may_take(&self, group: usize, from: Option<usize>) -> impl Fn(&usize) -> bool {
         let Group { role, taken, .. } = &self.groups[group];
         let serving = self.in_role.get(role);
         let holds_nothing = |member: &usize| !self.in_role.values().any(|members| members.contains(member));
@@ -191,14 +191,13 @@ impl Pool {
             Some((_, None)) => usize::MAX,
             None => least(),
         };
-        let eligible = (0..self.members.len()).filter(move |member| {
+        move |member| {
             let Server { takes, zone, .. } = &self.members[*member].server;
             *takes
                 && !taken.contains(member)
                 && (serving.is_some_and(|serving| serving.contains(member)) || holds_nothing(member))
                 && zone.as_ref().is_none_or(|zone| beside(zone, from) <= allowed)
-        });
-        eligible.collect()
+        }
     }
 
     /// How full a member is, to order members by.
@@ -224,7 +223,10 @@ impl Pool {
         self.in_role.entry(role.clone()).or_default().extend(&holders);
         let left: Vec<_> = before.iter().filter(|holder| !holders.contains(holder)).copied().collect();
         let came: Vec<_> = holders.iter().filter(|holder| !before.contains(holder)).copied().collect();
-        for other in self.groups.iter_mut().filter(|other| other.shard == shard) {
+        // The groups of a shard stand side by side.
+        let first =
+            self.groups[..group].iter().rposition(|other| other.shard != shard).map_or(0, |at| at + 1);
+        for other in self.groups[first..].iter_mut().take_while(|other| other.shard == shard) {
             other.taken.retain(|member| !left.contains(member));
             other.taken.extend(&came);
         }

@@ -60,7 +60,7 @@ pub(super) async fn plan(
     Query(asked): Query<Asked>,
 ) -> Result<Json<Value>, Failure> {
     let (service, terms) = (service(name)?, asked.terms()?);
-    // A map of millions of shards takes a second or so.
+    // A map of millions of shards takes seconds.
     let plan = spawn_blocking(move || registry.propose(&service, &terms)).await;
     let stopped = |_| RegistryError::refused("service", "planning was stopped".into(), "ask again");
     let plan = plan.map_err(stopped)??;
