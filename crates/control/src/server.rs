@@ -13,7 +13,7 @@ use fairmesh_rib::{Node, server::RibServer};
 use fairmesh_store::{PartitionedStore, Place, RedbStore, Store, StoreError};
 use fairmesh_wire::{
     rpc,
-    transport::{self, Address, Listener, Plaintext, Transport},
+    transport::{self, Address, Listener, Plaintext, Services, Transport},
 };
 use tokio::{
     net::TcpListener,
@@ -155,11 +155,7 @@ impl Control {
             .add_service(rpc::imbalance_server(ImbalanceService { imbalance: imbalance.clone() }));
         let backend = ControlBackend { node: node.clone(), store: followed.clone() };
         let services = RibServer::new(backend, closing.clone()).beside(others);
-        for listener in grpc {
-            let serving =
-                transport::serve(services.clone(), listener, closing.clone().cancelled_owned(), DRAIN);
-            parts.spawn(async { serving.await.map_err(|e| ended("gRPC", e)) });
-        }
+        serve_grpc(parts, grpc, &services, closing);
         let files = watch_files(&config.sources, &registry, following, served);
         let sources = Sources {
             store: store.clone(),
@@ -278,6 +274,15 @@ pub async fn renew_store_id(config: &ControlConfig) -> Result<StoreId, ControlEr
         Some(etcd) => partitions::renew_id(etcd).await?,
         None => on_file(&config.data_dir, RedbStore::renew_id).await?,
     })
+}
+
+/// Answers calls and watches on every listener.
+fn serve_grpc(parts: &mut Parts, listeners: Vec<Listener>, services: &Services, closing: &CancellationToken) {
+    for listener in listeners {
+        let stop = closing.clone().cancelled_owned();
+        let serving = transport::serve(services.clone(), listener, stop, DRAIN);
+        parts.spawn(async { serving.await.map_err(|e| ended("gRPC", e)) });
+    }
 }
 
 /// The calls of a control plane but those of its RIB.
