@@ -17,7 +17,8 @@ const WINDOW: u32 = 4 << 20;
 /// A call under way. Dropping it closes its connection.
 #[derive(Debug)]
 pub(super) struct Stream {
-    send: SendStream<Bytes>,
+    /// Open, since the end of the requests would be the end of the call.
+    _send: SendStream<Bytes>,
     receive: RecvStream,
     buffer: BytesMut,
     connection: AbortHandle,
@@ -58,12 +59,7 @@ impl Stream {
         if let Some(status) = answer.headers().get("grpc-status") {
             return Err(failed(&format!("{status:?} {:?}", answer.headers().get("grpc-message"))));
         }
-        Ok(Self { send, receive: answer.into_body(), buffer: BytesMut::new(), connection })
-    }
-
-    /// Sends a further message.
-    pub(super) fn send<M: Message>(&mut self, message: &M) -> Result<(), String> {
-        self.send.send_data(frame(message), false).map_err(|e| e.to_string())
+        Ok(Self { _send: send, receive: answer.into_body(), buffer: BytesMut::new(), connection })
     }
 
     /// The next message.

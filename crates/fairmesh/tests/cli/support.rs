@@ -16,7 +16,6 @@ use fairmesh_wire::{
     v1::{Endpoint, Location, RegisterRequest, Registration, Subscribe, WatchRequest, watch_request},
 };
 use tempfile::TempDir;
-use tokio_stream::StreamExt;
 
 /// Declares a sharded service, a plain one, and where things are.
 pub(crate) const SHOP: &str = "\
