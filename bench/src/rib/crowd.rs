@@ -124,23 +124,6 @@ fn why(ended: Option<Result<Result<(), String>, tokio::task::JoinError>>) -> Str
     }
 }
 
-/// A watch that has subscribed.
-async fn subscribed(
-    address: &str,
-    prefixes: &[String],
-    traffic: &Arc<AtomicU64>,
-) -> Result<Watch<Counted>, String> {
-    let socket = Counted::connect(address, traffic).await.map_err(|e| format!("{address}: {e}"))?;
-    let at = Address::Tcp(address.to_owned());
-    let mut watch = Watch::over(socket, &at, "bench").await.map_err(|e| e.to_string())?;
-    for (i, prefix) in prefixes.iter().enumerate() {
-        let more = i + 1 < prefixes.len();
-        let subscribe = v1::Subscribe { prefix: prefix.clone(), more, ..v1::Subscribe::default() };
-        watch.send(&v1::WatchRequest { kind: Some(watch_request::Kind::Subscribe(subscribe)) });
-    }
-    Ok(watch)
-}
-
 /// Watches as an agent does, acknowledgements included.
 async fn fairmesh(
     address: &str,
@@ -149,7 +132,7 @@ async fn fairmesh(
     ready: impl FnOnce(),
     tell: &mpsc::UnboundedSender<Arrival>,
 ) -> Result<(), String> {
-    let mut watch = subscribed(address, prefixes, traffic).await?;
+    let mut watch = watching(address, prefixes, traffic).await?;
     let (mut missing, mut ready) = (prefixes.len(), Some(ready));
     let (mut acks, mut applied) = (Gather::default(), None);
     loop {
@@ -194,6 +177,23 @@ async fn fairmesh(
             applied = Some(Revision::try_from(revision).map_err(|e| e.to_string())?);
         }
     }
+}
+
+/// Connects and subscribes.
+async fn watching(
+    address: &str,
+    prefixes: &[String],
+    traffic: &Arc<AtomicU64>,
+) -> Result<Watch<Counted>, String> {
+    let socket = Counted::connect(address, traffic).await.map_err(|e| format!("{address}: {e}"))?;
+    let at = Address::Tcp(address.to_owned());
+    let mut watch = Watch::over(socket, &at, "bench").await.map_err(|e| e.to_string())?;
+    for (i, prefix) in prefixes.iter().enumerate() {
+        let more = i + 1 < prefixes.len();
+        let subscribe = v1::Subscribe { prefix: prefix.clone(), more, ..v1::Subscribe::default() };
+        watch.send(&v1::WatchRequest { kind: Some(watch_request::Kind::Subscribe(subscribe)) });
+    }
+    Ok(watch)
 }
 
 async fn etcd(

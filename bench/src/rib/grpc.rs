@@ -17,7 +17,7 @@ const WINDOW: u32 = 4 << 20;
 /// A call under way. Dropping it closes its connection.
 #[derive(Debug)]
 pub(super) struct Stream {
-    /// Held, since whoever gives it up ends the call.
+    /// Open, since the end of the requests would be the end of the call.
     _send: SendStream<Bytes>,
     receive: RecvStream,
     buffer: BytesMut,

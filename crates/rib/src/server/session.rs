@@ -177,9 +177,10 @@ impl<B: Backend> Session<B> {
     /// Up to where to ask for an acknowledgement; `None` where nobody waits, or the caller was asked.
     fn hurry(&mut self) -> Option<v1::WatchResponse> {
         let wanted = self.watcher.hurried();
-        let was = std::mem::replace(&mut self.hurried, wanted);
-        let store = self.backend.node().store().filter(|_| wanted > 0 && wanted != was)?;
-        Some(frames::hurry(store, wanted))
+        if std::mem::replace(&mut self.hurried, wanted) == wanted || wanted == 0 {
+            return None;
+        }
+        self.backend.node().store().map(|store| frames::hurry(store, wanted))
     }
 
     fn asked(&mut self, message: v1::WatchRequest) -> Result<(), Status> {

@@ -10,7 +10,7 @@ const HOLD: (Duration, Duration) = (Duration::from_secs(1), Duration::from_milli
 
 /// When to acknowledge over one connection: within a second, and at once where somebody waits.
 ///
-/// To acknowledge each update at once was rejected: reading ten thousand acknowledgements costs as much as sending the change.
+/// To acknowledge each update at once was rejected: of what a change to ten thousand costs, reading their answers was a large part.
 #[derive(Debug, Default)]
 pub struct Gather {
     /// What was said last, as long as it counts.

@@ -1,8 +1,16 @@
 use std::time::Duration;
 
-use fairmesh_model::StoreId;
-use fairmesh_rib::{Node, upstream::Backoff};
+use fairmesh_model::{Cursor, Prefix, Revision, StoreId};
+use fairmesh_rib::{
+    Node, Update,
+    upstream::{Backoff, Sink, Upstream, UpstreamConfig, acknowledge},
+};
+use fairmesh_wire::{
+    v1::{self, watch_request, watch_response::Kind},
+    watch::Watch,
+};
 use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
 
 use crate::support::{BOUND, Memory, Reader, Server, prefix};
 
@@ -101,7 +109,7 @@ async fn an_acknowledgement_of_another_store_does_not_count() {
     let mut reader = Reader::following(&[&server.address], &["/a/"]).await;
     let revision = memory.put(&[("/a/1", "x")]);
     let update = reader.update().await;
-    reader.handle.ack(fairmesh_model::Revision { store: fairmesh_model::StoreId(2), ..update.revision });
+    reader.handle.ack(Revision { store: StoreId(2), ..update.revision });
     // The snapshot comes after the server has read the acknowledgement: one stream carries both.
     reader.handle.subscribe(prefix("/b/"));
     let update = reader.update().await;
@@ -143,5 +151,62 @@ async fn acknowledgements_are_gathered_unless_somebody_waits() {
     let wait = tokio::spawn(async move { node.wait_acked(&prefix("/"), next, later()).await });
     held_back.ack(update.revision);
     assert!(timeout(BOUND, wait).await.unwrap().unwrap().all);
+    server.stop().await;
+}
+
+/// Takes what the upstream sends into a node.
+struct Absorb(Node);
+
+impl Sink for Absorb {
+    fn update(&mut self, update: Update) {
+        self.0.absorb(update).unwrap();
+    }
+
+    fn refused(&mut self, prefix: &Prefix, reason: &str) {
+        panic!("{prefix} was refused: {reason}");
+    }
+}
+
+#[tokio::test]
+async fn whoever_is_waited_for_asks_those_for_whom_it_speaks() {
+    let memory = Memory::new(1);
+    memory.put(&[("/a/1", "x")]);
+    let server = Server::start(memory.clone(), "127.0.0.1:0").await;
+    let between = Memory { node: Node::replica() };
+    let config = UpstreamConfig {
+        addresses: vec![server.address.clone()],
+        software: "between".into(),
+        backoff: Backoff::default(),
+        refuse_lagging: true,
+    };
+    let upstream = Upstream::spawn(config, Absorb(between.node.clone()));
+    upstream.subscribe(prefix("/"));
+    let stop = CancellationToken::new();
+    tokio::spawn(acknowledge(between.node.clone(), upstream, stop.clone()));
+    let replica = Server::start(between, "127.0.0.1:0").await;
+
+    let mut last = Watch::open(&replica.address, "last").await.unwrap();
+    let subscribe = v1::Subscribe { prefix: "/a/".into(), ..Default::default() };
+    last.send(&v1::WatchRequest { kind: Some(watch_request::Kind::Subscribe(subscribe)) });
+    let first = timeout(BOUND, last.next()).await.unwrap().unwrap().kind;
+    assert!(matches!(first, Some(Kind::Snapshot(_))), "{first:?}");
+    let number = memory.put(&[("/a/1", "y")]);
+    let change = timeout(BOUND, last.next()).await.unwrap().unwrap().kind;
+    assert!(matches!(change, Some(Kind::Delta(_))), "{change:?}");
+
+    let node = memory.node.clone();
+    let wait = tokio::spawn(async move { node.wait_acked(&prefix("/a/"), number, later()).await });
+    let asked = timeout(BOUND, last.next()).await.unwrap().unwrap().kind;
+    let Some(Kind::Hurry(asked)) = asked else { panic!("{asked:?}") };
+    let applied = Revision { store: StoreId(1), partition: 0, number };
+    assert_eq!(asked.revision, Some(applied.into()));
+    last.send(&v1::WatchRequest { kind: Some(watch_request::Kind::Applied(Cursor::at(applied).into())) });
+    tokio::select! {
+        waited = timeout(BOUND, wait) => assert!(waited.unwrap().unwrap().all),
+        more = last.next() => panic!("{more:?}"),
+    }
+    drop(last);
+    stop.cancel();
+    replica.stop().await;
     server.stop().await;
 }

@@ -128,7 +128,7 @@ async fn an_open_watch_does_not_hold_a_stop_past_its_drain() {
     let served = serve_stub(Stub::default(), &free_port(), Duration::from_millis(50)).await;
     let connection = soon(connect(&served.address, "tester")).await.unwrap();
     let mut watch = soon(connection.watch()).await.unwrap();
-    assert_eq!(watch.hello(), &hello(1));
+    assert!(soon(watch.next()).await.is_ok());
     soon(served.stop()).await.unwrap().unwrap();
     assert!(soon(watch.next()).await.is_err());
 }
@@ -154,10 +154,11 @@ async fn what_is_no_preamble_is_for_the_server_of_calls_however_it_comes() {
         let mut stranger = tokio::net::TcpStream::connect(&at).await.unwrap();
         for byte in first.bytes() {
             // One at a time, as the network may deliver them.
-            stranger.write_all(&[byte]).await.unwrap();
+            // It may be told to go at the first of them.
+            let _ = stranger.write_all(&[byte]).await;
             tokio::task::yield_now().await;
         }
-        stranger.shutdown().await.unwrap();
+        let _ = stranger.shutdown().await;
         let mut answer = Vec::new();
         let _ = soon(stranger.read_to_end(&mut answer)).await;
         assert!(!answer.windows(4).any(|bytes| bytes == b"stub"), "no hello for {first}");
