@@ -37,7 +37,7 @@ impl Home {
     async fn hold(&self) -> PartitionedStore {
         let Self::Partitioned(home, _) = self else { unreachable!() };
         let config = etcd_config(&[&home.client()], "");
-        PartitionedStore::open(&config, "the test", std::time::Duration::from_secs(1)).await.unwrap()
+        PartitionedStore::open(&config, "the test", std::time::Duration::from_secs(2)).await.unwrap()
     }
 
     /// Opens the store, or opens it again.
@@ -90,8 +90,22 @@ on_both! {
     a_delete_of_what_is_not_there_has_a_revision_too,
     a_subscriber_from_before_the_kept_commits_is_told_to_load_again,
     batches_out_of_bounds_are_refused_and_an_empty_one_takes_no_revision,
-    more_than_the_queue_holds_is_refused_and_what_it_took_is_written,
     a_store_of_many_pages_loads_whole,
+}
+
+/// Stores in one etcd and in several have the same queue, and filling it takes the disk's time.
+mod queue {
+    use super::{Etcd, Home, more_than_the_queue_holds_is_refused_and_what_it_took_is_written as full};
+
+    #[tokio::test]
+    async fn of_a_file_refuses_more_than_it_holds() {
+        full(Home::File(tempfile::tempdir().unwrap())).await;
+    }
+
+    #[tokio::test]
+    async fn of_an_etcd_refuses_more_than_it_holds() {
+        full(Home::Etcd(Etcd::start())).await;
+    }
 }
 
 async fn number(store: &Arc<dyn Store>) -> u64 {

@@ -33,7 +33,8 @@ use tokio::{
 
 /// How long anything may take that takes moments.
 const PATIENCE: Duration = Duration::from_secs(30);
-const TERM: Duration = Duration::from_secs(1);
+/// How long the store of a process that was killed stays held.
+const TERM: Duration = Duration::from_secs(2);
 
 async fn open(home: &str) -> PartitionedStore {
     PartitionedStore::open(&etcd_config(&[home], ""), "the test", TERM).await.unwrap()
@@ -118,6 +119,26 @@ async fn follow(commits: &mut Commits, rows: &mut Rows, (mut at, until): (u64, u
     numbers
 }
 
+/// Writes a few services of its own, and answers the numbers.
+async fn keep_writing(store: Arc<PartitionedStore>, stop: Arc<AtomicBool>, writer: u32) -> Vec<u64> {
+    let mut numbers = Vec::new();
+    for round in 0.. {
+        if stop.load(Relaxed) {
+            break;
+        }
+        let service = |i: u32| key(&format!("s{}", writer * 25 + (round + i) % 25));
+        let value = format!("{writer}/{round}");
+        // Some write two services at once, which may lie in two parts, and some take one away.
+        let ops = match round % 4 {
+            0 => vec![put(service(0), value.clone(), Expect::Any), put(service(7), value, Expect::Any)],
+            1 => vec![delete(service(3), Expect::Any)],
+            _ => vec![put(service(0), value, Expect::Any)],
+        };
+        numbers.push(store.write(batch(ops)).await.unwrap().number);
+    }
+    numbers
+}
+
 #[tokio::test]
 async fn services_that_move_under_steady_writers_lose_and_repeat_nothing_for_who_watches() {
     let (home, first, second) = (Etcd::start(), Etcd::start(), Etcd::start());
@@ -129,28 +150,8 @@ async fn services_that_move_under_steady_writers_lose_and_repeat_nothing_for_who
     }
     let stop = Arc::new(AtomicBool::new(false));
     let mut writers = JoinSet::new();
-    for writer in 0..8_u32 {
-        let (store, stop) = (store.clone(), stop.clone());
-        writers.spawn(async move {
-            let mut numbers = Vec::new();
-            for round in 0.. {
-                if stop.load(Relaxed) {
-                    break;
-                }
-                let service = |i: u32| key(&format!("s{}", (writer * 25 + (round + i) % 25)));
-                let value = format!("{writer}/{round}");
-                // Some write several services at once, which may lie in several parts, and some take one away.
-                let ops = match round % 4 {
-                    0 => {
-                        vec![put(service(0), value.clone(), Expect::Any), put(service(7), value, Expect::Any)]
-                    }
-                    1 => vec![delete(service(3), Expect::Any)],
-                    _ => vec![put(service(0), value, Expect::Any)],
-                };
-                numbers.push(store.write(batch(ops)).await.unwrap().number);
-            }
-            numbers
-        });
+    for writer in 0..8 {
+        writers.spawn(keep_writing(store.clone(), stop.clone(), writer));
     }
     let half = split(&store, &first.client(), &[]).await.unwrap();
     let named = split(&store, &second.client(), &["shop/s1", "shop/s2"]).await;
@@ -295,7 +296,7 @@ async fn a_part_that_does_not_answer_holds_nobody_else_up_and_what_it_took_is_to
         assert_eq!(commit, batch([put(key("near"), value, Expect::Any)]).into_commit(near));
         apply(&mut seen, commit);
     }
-    assert_eq!(counted(&part), before + 1, "it took the batch");
+    until(|| counted(&part) != before).await;
     way.set(Way::Cut);
     let near = write(&store, "near", "4").await;
     way.set(Way::Open);
@@ -313,6 +314,16 @@ async fn a_part_that_does_not_answer_holds_nobody_else_up_and_what_it_took_is_to
     assert_eq!(rows(&store).await, (late, seen));
     let again = store.write(batch([put(key("far"), "2", Expect::Revision(late))])).await.unwrap();
     assert_eq!(next(&mut commits).await.unwrap().unwrap().revision, again.number);
+}
+
+/// Waits for something to be so.
+async fn until(mut holds: impl FnMut() -> bool) {
+    let waiting = async {
+        while !holds() {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(PATIENCE, waiting).await.unwrap();
 }
 
 /// What an etcd counts.
@@ -366,9 +377,7 @@ async fn readers_of_what_was_told_without_a_part_are_told_to_load_by_the_next_pr
     way.set(Way::Mute);
     let (before, writer) = (counted(&part), process.store.clone());
     process.runtime.spawn(async move { write(&writer, "far", "1").await });
-    while counted(&part) == before {
-        tokio::task::yield_now().await;
-    }
+    until(|| counted(&part) != before).await;
     let told = write(&process.store, "near", "1").await;
     assert_eq!(next(&mut commits).await.unwrap().unwrap().revision, told);
     process.kill();
@@ -403,13 +412,7 @@ async fn a_batch_over_several_parts_that_was_committed_is_carried_out_by_the_nex
         let both = ["near", "far"].map(|service| put(key(service), "both", Expect::Any));
         writer.write(batch(both)).await
     });
-    timeout(PATIENCE, async {
-        while intents(&home) == 0 {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await
-    .unwrap();
+    until(|| intents(&home) > 0).await;
     process.kill();
     let store = open(&home.client()).await;
     let (newest, held) = rows(&store).await;

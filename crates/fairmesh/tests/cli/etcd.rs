@@ -106,6 +106,14 @@ fn services_move_to_another_etcd_and_everything_goes_on_as_before() {
     mesh.start_control();
     assert_eq!(services(&mesh), before);
     mesh.run(&["rib", "verify"]).ok();
+
+    // Into a new store that may have parts from the start.
+    let mut other = Mesh::empty();
+    let address = format!("etcd://{}/other", part.client());
+    other.arguments = ["--store", &address, "--partitioned"].map(Into::into).into();
+    other.start_control();
+    other.run(&["rib", "import", &export]).ok();
+    other.run(&["rib", "verify", &export]).ok();
 }
 
 #[test]

@@ -173,6 +173,9 @@ impl Store for PartitionedStore {
 
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async {
+            if timeout(FAREWELL, self.core.cross_note_out()).await.is_err() {
+                tracing::debug!(place = %self.core.place(), "a part does not answer; readers take a snapshot");
+            }
             self.keeper.abort();
             let revoked = timeout(FAREWELL, self.core.home.client.revoke(self.lease.load(Relaxed))).await;
             if !matches!(revoked, Ok(Ok(()))) {

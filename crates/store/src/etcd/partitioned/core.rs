@@ -2,10 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{
-        Arc, Mutex, PoisonError, RwLock,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::{Arc, Mutex, PoisonError, RwLock},
     time::Duration,
 };
 
@@ -19,6 +16,7 @@ use super::{
     map::PartitionMap,
     sequence::Sequence,
     split::Move,
+    sweep::carry,
 };
 use crate::{Place, WriteError};
 
@@ -45,8 +43,8 @@ pub(super) struct Core {
     pub(super) moving: tokio::sync::Mutex<()>,
     /// While records are copied to another part: what was written of them since.
     pub(super) watched: Mutex<Option<Watched>>,
-    /// Whether it stands in etcd that numbers were passed over.
-    noted: AtomicBool,
+    /// Where it stands that numbers were passed over.
+    noted: tokio::sync::Mutex<Option<Arc<Cluster>>>,
 }
 
 /// Where everything is.
@@ -85,7 +83,7 @@ impl Core {
             spanning: Semaphore::new(SPANNING),
             moving: tokio::sync::Mutex::default(),
             watched: Mutex::new(None),
-            noted: AtomicBool::new(false),
+            noted: tokio::sync::Mutex::new(None),
         }
     }
 
@@ -119,11 +117,13 @@ impl Core {
         loop {
             let overdue = self.sequence.overdue().await;
             let cluster = self.routes().clusters[overdue.alive].clone();
-            if !self.noted.load(Relaxed) {
+            let mut noted = self.noted.lock().await;
+            if noted.is_none() {
                 let value = overdue.number.to_be_bytes().to_vec();
                 match cluster.note(cluster.layout.meta(GAP), Some(value.into())).await {
-                    Ok(Verdict::Written) => self.noted.store(true, Relaxed),
+                    Ok(Verdict::Written) => *noted = Some(cluster),
                     _ => {
+                        drop(noted);
                         sleep(NOTE_PAUSE).await;
                         continue;
                     }
@@ -131,6 +131,20 @@ impl Core {
             }
             tracing::debug!(?overdue, "the other parts of the store go on without a batch");
             self.sequence.pass(overdue.number);
+        }
+    }
+
+    /// Before the store is given up: where all that was passed over has been published since, nobody has to be told of it.
+    pub(super) async fn cross_note_out(&self) {
+        let mut noted = self.noted.lock().await;
+        let Some(cluster) = noted.take() else { return };
+        let routes = self.routes();
+        let gates: Result<Vec<_>, _> =
+            routes.clusters.iter().map(|cluster| cluster.gate.clone().try_write_owned()).collect();
+        if gates.is_ok()
+            && let Err(failure) = carry(&cluster, vec![(cluster.layout.meta(GAP), None)]).await
+        {
+            tracing::debug!(problem = failure.words(), "readers take a snapshot of the next process");
         }
     }
 

@@ -1,6 +1,10 @@
 //! A batch, from the part or parts that it touches to what it became.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use fairmesh_rib::{Batch, Conflict, Expect, Op};
 use tokio::{
@@ -122,34 +126,33 @@ impl Core {
         }
     }
 
-    /// Waits until the batch can be sent: nothing moves what it touches, there are lanes, and nobody else writes its keys.
+    /// Waits until the batch can be sent: there are lanes, nothing moves what it touches, and nobody else writes its keys.
     async fn take(&self, batch: &Batch) -> Taken<'_> {
-        let (routes, parts, spanning, gates) = loop {
+        loop {
             let routes = self.routes();
             let parts = routes.divide(batch);
             let spanning = match parts.len() {
                 0 | 1 => None,
                 _ => self.spanning.acquire().await.ok(),
             };
+            let home = spanning.as_ref().map(|_| HOME);
+            let touched: BTreeSet<_> = home.into_iter().chain(parts.keys().copied()).collect();
+            // Parts in order, so that no two wait for each other; and lanes before gates, so that few hold a gate and who
+            // wants it alone waits for these only.
+            let mut turns = BTreeMap::new();
+            for part in touched {
+                turns.insert(part, routes.clusters[part].turn().await);
+            }
             let mut gates = Vec::with_capacity(parts.len());
             for part in parts.keys() {
                 gates.push(routes.clusters[*part].gate.clone().read_owned().await);
             }
-            // What moves while this waits for a gate may be what it is about.
+            // What moved while this waited may be what it is about.
             if Arc::ptr_eq(&routes, &self.routes()) {
-                break (routes, parts, spanning, gates);
-            }
-        };
-        let home = spanning.as_ref().map(|_| HOME);
-        let mut turns = BTreeMap::new();
-        // In order, so that no two wait for each other.
-        for part in home.into_iter().chain(parts.keys().copied()) {
-            if let std::collections::btree_map::Entry::Vacant(turn) = turns.entry(part) {
-                turn.insert(routes.clusters[part].turn().await);
+                let keys = self.keys.hold(batch.ops.iter().map(|op| op.key.clone()).collect()).await;
+                return Taken { routes, parts, turns, _spanning: spanning, _gates: gates, _keys: keys };
             }
         }
-        let keys = self.keys.hold(batch.ops.iter().map(|op| op.key.clone()).collect()).await;
-        Taken { routes, parts, turns, _spanning: spanning, _gates: gates, _keys: keys }
     }
 
     /// Writes the batch under a number, or nothing.
