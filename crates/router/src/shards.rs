@@ -86,6 +86,11 @@ impl Scale {
         }
     }
 
+    /// The key that was split.
+    fn join(self, word: u64, rest: u64) -> ShardKey {
+        ShardKey(self.origin.wrapping_add(u128::from(word) << self.shift | u128::from(rest)))
+    }
+
     fn has_rest(self) -> bool {
         self.shift > 0
     }

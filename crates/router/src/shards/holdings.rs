@@ -95,6 +95,8 @@ impl HoldingNumbers {
             names.extend_from_slice(role);
         }
         body.append(&mut names);
+        // Memory that is handed over has whole words.
+        body.resize(body.len().next_multiple_of(8), 0);
         let mut all = Vec::with_capacity(HEADER + body.len());
         all.put_slice(MAGIC);
         all.put_u32_le(VERSION);

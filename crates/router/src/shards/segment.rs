@@ -4,7 +4,7 @@
 //!
 //! | lines of 64 bytes | what |
 //! |---|---|
-//! | 2 | header: magic, format version and shift, checksum of all that follows, store id, first and last key, number of shards, lines of blocks, how far holders are numbered |
+//! | 2 | header: magic, format version and shift, checksum of all else, store id, first and last key, number of shards, lines of blocks, how far holders are numbered |
 //! | 2 a node | the tree over the first starts of blocks, by level from the root down; after each level its rests, where the scale cuts any off |
 //! | 1 for 16 blocks | the line at which each block starts, counted from the first |
 //! | … | blocks |
@@ -126,7 +126,7 @@ impl Rows {
 
 /// Writes the checksum.
 pub(super) fn seal(words: &mut [u64]) {
-    words[CHECKED_FROM - 1] = checksum(&words[CHECKED_FROM..]);
+    words[CHECKED_FROM - 1] = checksum(words);
 }
 
 /// Sixteen offsets a line.
@@ -151,9 +151,10 @@ fn whole(words: &[u64], at: usize) -> u128 {
 
 /// Against damage, not against malice: whoever hands a segment over could write a right one of a wrong map. Four lanes, since
 /// one would wait for itself at each step.
-fn checksum(words: &[u64]) -> u64 {
+fn checksum(segment: &[u64]) -> u64 {
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
-    let mut lanes = [1, 2, 3, words.len() as u64];
+    let words = &segment[CHECKED_FROM..];
+    let mut lanes = [segment[0], segment[1], 3, words.len() as u64];
     let (fours, rest) = words.as_chunks::<4>();
     for four in fours {
         for (lane, word) in lanes.iter_mut().zip(four) {
@@ -219,7 +220,7 @@ impl Segment {
 
     fn check(&self) -> Result<(), Unfit> {
         let words: &[u64] = (*self.words).as_ref();
-        if words[CHECKED_FROM - 1] != checksum(&words[CHECKED_FROM..]) {
+        if words[CHECKED_FROM - 1] != checksum(words) {
             return Err(Unfit("its checksum does not fit"));
         }
         let mut firsts = Vec::new();
@@ -292,14 +293,21 @@ impl Segment {
         self.holders
     }
 
-    /// Whether one of its shards is among `wanted`.
-    pub fn has_any(&self, wanted: impl Fn(ShardId) -> bool) -> bool {
-        (0..self.block_count()).any(|number| {
-            let header = self.block(number).map(|(header, _)| header);
-            header.is_some_and(|header| {
-                (0..self.inside(number)).any(|place| wanted(ShardId(block::entry(header, place).id)))
+    /// Its shards by ascending start, each with the numbers of its holders.
+    pub fn shards(&self) -> impl Iterator<Item = (ShardId, ShardKey, impl Iterator<Item = u32>)> {
+        let block = move |number: usize| {
+            let found = self.block(number).zip(self.line_of(self.lines(), number));
+            found.into_iter().flat_map(move |((header, rests), line)| {
+                (0..self.inside(number)).map(move |place| {
+                    let rest = rests.map_or(0, |rests| rests[place / 8][place % 8]);
+                    let start = self.scale.join(block::start(header, place), rest);
+                    let entry = block::entry(header, place);
+                    let copies = move |i| self.copy(line + BLOCK_HEADER as u32, (entry.from + i) as usize);
+                    (ShardId(entry.id), start, (0..entry.copies).filter_map(copies))
+                })
             })
-        })
+        };
+        (0..self.block_count()).flat_map(block)
     }
 
     /// Its size, in bytes.

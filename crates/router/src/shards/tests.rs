@@ -143,6 +143,9 @@ fn a_segment_is_read_where_it_lies_and_goes_with_its_own_list_only() {
         let map = |holdings| Shards::new(1, KeyRange::ALL, vec![segment.clone()], holdings);
         assert!(segment.len() == 1 || map(holdings(2)).is_err(), "three hold copies");
         assert_eq!(map(holdings(3)).unwrap().len(), segment.len());
+        let mut again = Rows::default();
+        segment.shards().for_each(|(id, start, copies)| again.push(id, start, copies));
+        assert!(again.encode(STORE, KeyRange::ALL) == words, "what is read is not what was written");
     }
     let half = KeyRange { first: ShardKey(0), last: ShardKey(9) };
     let mut rows = Rows::default();
