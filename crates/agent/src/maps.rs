@@ -156,7 +156,8 @@ impl Maps {
             for text in covering(key) {
                 let Some(store) = inner.stores.get_mut(text) else { continue };
                 store.set(key, entry.cloned());
-                changed.extend(Prefix::new(text));
+                // What is not complete must not be saved as if it were.
+                changed.extend(Prefix::new(text).ok().filter(|_| store.is_complete()));
             }
         }
         update.snapshots.retain(|snapshot| in_node(snapshot.prefix.as_str()));

@@ -147,6 +147,7 @@ impl Session {
             }
             Some(map_request::Kind::Unfollow(name)) => {
                 self.follows.remove(&read_name(name).map_err(|e| invalid(&e.to_string()))?);
+                self.forget_tables();
             }
             Some(map_request::Kind::Hello(_)) | None => {}
         }
@@ -192,13 +193,17 @@ impl Session {
             holders: built.holders.id,
         };
         self.send(Kind::Map(map), &[]).await?;
-        // The program forgets the others as well.
+        self.forget_tables();
+        Ok(())
+    }
+
+    /// Those that no map names any more, as the program does.
+    fn forget_tables(&mut self) {
         let told = self.follows.values().filter_map(|following| following.told.built.as_ref());
         self.sent = told
             .flat_map(|built| built.segments.iter().chain([&built.holders]))
             .map(|table| table.id)
             .collect();
-        Ok(())
     }
 
     async fn send(&self, kind: Kind, handles: &[BorrowedFd<'_>]) -> io::Result<()> {

@@ -106,9 +106,7 @@ impl Facts {
 
     /// Whether the map itself comes from the agent, or how large it is has yet to be found out.
     fn is_version_enough(&self) -> bool {
-        let arrived = self.asked.get(&self.version_key()).copied().unwrap_or(false);
-        let unknown = self.shards.large.is_none() && !arrived;
-        self.shards.offered && !self.shards.here && (unknown || self.shards.large == Some(true))
+        self.shards.offered && !self.shards.here && self.shards.large != Some(false)
     }
 
     /// The map that the agent is to hand over, also while its parts are read here because it does not.
@@ -157,6 +155,10 @@ impl Facts {
     pub(super) fn arrived(&mut self, prefix: &Prefix) {
         if let Some(arrived) = self.asked.get_mut(prefix) {
             *arrived = true;
+            if *prefix == self.version_key() {
+                // There is no map, or its size would be known.
+                self.shards.large.get_or_insert(false);
+            }
         }
     }
 
@@ -259,7 +261,8 @@ impl ShardParts {
         let elsewhere = self.offered && !self.here && self.large != Some(false);
         if std::mem::take(&mut self.changed) && !elsewhere {
             let map = shards::decode_map(self.parts.iter().map(|(key, part)| (key.clone(), part.clone())))?;
-            self.compiled = map.map(|map| Arc::new(Shards::compile(&map)));
+            // Read here after all, where the agent hands over no newer one.
+            (self.compiled, self.shared) = (map.map(|map| Arc::new(Shards::compile(&map))), None);
         }
         Ok(())
     }
@@ -280,9 +283,9 @@ impl ShardParts {
         self.read_here();
     }
 
-    /// Reads the parts here unless a map was handed over. Returns whether that is new.
+    /// Reads the parts here unless a map was handed over that is good enough. Returns whether that is new.
     pub(super) fn read_here(&mut self) -> bool {
-        self.shared.is_none() && !std::mem::replace(&mut self.here, true)
+        (self.shared.is_none() || self.lags()) && !std::mem::replace(&mut self.here, true)
     }
 
     /// Whether decisions rest on a map that is older than what is known of it, and the newer one is under way.
@@ -314,7 +317,7 @@ impl ShardParts {
 
     /// The service has no map any more.
     fn gone(&mut self) {
-        (self.shared, self.large, self.told) = (None, None, 0);
+        (self.shared, self.large, self.told) = (None, Some(false), 0);
     }
 
     fn forget(&mut self, gone: impl Fn(&str) -> bool) {

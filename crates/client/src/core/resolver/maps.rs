@@ -94,18 +94,15 @@ impl<F: Fn(Heard) + Send> Follower<F> {
                 .await
                 .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
             {
-                Ok(channel) => {
-                    failures = 0;
-                    match self.exchange(channel, &mut asks).await {
-                        Ok(()) => return,
-                        Err(error) => tracing::debug!(%error, "the agent hands no shard maps over any more"),
-                    }
-                }
+                Ok(channel) => match self.exchange(channel, &mut asks, &mut failures).await {
+                    Ok(()) => return,
+                    Err(error) => tracing::debug!(%error, "the agent hands no shard maps over any more"),
+                },
                 Err(error) => {
                     tracing::debug!(address = %self.address, %error, "no agent hands shard maps over");
-                    (self.tell)(Heard::Unavailable);
                 }
             }
+            (self.tell)(Heard::Unavailable);
             failures += 1;
             let wait = sleep(Backoff::default().delay(failures, RandomState::new().build_hasher().finish()));
             tokio::pin!(wait);
@@ -148,7 +145,12 @@ impl<F: Fn(Heard) + Send> Follower<F> {
     }
 
     /// Ends well where nobody asks any more.
-    async fn exchange(&mut self, mut channel: Channel, asks: &mut UnboundedReceiver<Ask>) -> io::Result<()> {
+    async fn exchange(
+        &mut self,
+        mut channel: Channel,
+        asks: &mut UnboundedReceiver<Ask>,
+        failures: &mut u32,
+    ) -> io::Result<()> {
         let mut received = Received::default();
         for name in &self.wanted {
             send(&channel, map_request::Kind::Follow(write_name(name))).await?;
@@ -170,7 +172,10 @@ impl<F: Fn(Heard) + Send> Follower<F> {
                     let (frame, handles) = frame?.ok_or(io::ErrorKind::UnexpectedEof)?;
                     match v1::MapResponse::decode(frame)?.kind {
                         Some(map_response::Kind::Tables(tables)) => received.keep(tables, handles)?,
-                        Some(map_response::Kind::Map(map)) => self.map(&mut received, map).await?,
+                        Some(map_response::Kind::Map(map)) => {
+                            self.map(&mut received, map).await?;
+                            *failures = 0;
+                        }
                         Some(map_response::Kind::Failure(failure)) => {
                             let name = read_name(failure.name).map_err(io::Error::other)?;
                             (self.tell)(Heard::Failed(name, failure.version, failure.reason));
