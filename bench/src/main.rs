@@ -14,6 +14,7 @@ mod pick;
 mod ratio;
 mod report;
 mod rib;
+mod shards;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -39,6 +40,8 @@ enum Bench {
     Balance(balance::BalanceArgs),
     /// From a write to everybody's hands: a tree of replicas against etcd.
     Rib(Common),
+    /// A map of 1.5 million shards at twenty programs of one machine: memory, bytes of a move, look-ups.
+    Shards(Common),
     /// One process of a benchmark.
     #[command(hide = true)]
     Part(parts::PartArgs),
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
         Bench::Pick(common) => pick::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Library(common) => library::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Rib(common) => rib::run(common.quick).and_then(|report| finish(&report, &common)),
+        Bench::Shards(common) => shards::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Balance(args) => balance::run(&args).and_then(|report| finish(&report, &args.common)),
         Bench::Part(args) => parts::run_part(args).map_err(|error| error as Box<dyn std::error::Error>),
     };

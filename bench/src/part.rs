@@ -24,12 +24,21 @@ pub(crate) struct Part {
     name: String,
     to: ChildStdin,
     from: Lines<BufReader<ChildStdout>>,
-    _child: Child,
+    child: Child,
 }
 
 impl Part {
     /// Starts it and waits for its first line, which it writes when it is ready.
     pub(crate) async fn start(dir: &Path, args: &[&str]) -> Result<(Self, String), String> {
+        Self::start_with(dir, args, &[MEMORY]).await
+    }
+
+    /// The same with the allocator as it is, where memory is what is measured.
+    pub(crate) async fn start_bare(dir: &Path, args: &[&str]) -> Result<(Self, String), String> {
+        Self::start_with(dir, args, &[]).await
+    }
+
+    async fn start_with(dir: &Path, args: &[&str], vars: &[(&str, &str)]) -> Result<(Self, String), String> {
         let name = args.join(" ");
         let failed = |e: std::io::Error| format!("cannot start part '{}': {e}", args.join(" "));
         let binary = std::env::current_exe().map_err(failed)?;
@@ -38,7 +47,7 @@ impl Part {
             .args(args)
             .arg("--dir")
             .arg(dir)
-            .env(MEMORY.0, MEMORY.1)
+            .envs(vars.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)
@@ -47,7 +56,7 @@ impl Part {
         let (Some(to), Some(from)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(format!("part '{name}' has no pipes"));
         };
-        let mut part = Self { name, to, from: BufReader::new(from).lines(), _child: child };
+        let mut part = Self { name, to, from: BufReader::new(from).lines(), child };
         let ready = part.line(PATIENCE).await?;
         Ok((part, ready))
     }
@@ -66,6 +75,16 @@ impl Part {
     pub(crate) async fn cpu_ns(&mut self) -> Result<u64, String> {
         let answer = self.ask("cpu".into(), Duration::ZERO).await?;
         answer.parse().map_err(|_| format!("part '{}' said '{answer}' for its CPU time", self.name))
+    }
+
+    /// What it answers to any order, which it may take so long to carry out.
+    pub(crate) async fn order(&mut self, line: String, length: Duration) -> Result<String, String> {
+        self.ask(line, length).await
+    }
+
+    /// Its process id; 0 where it has ended.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id().unwrap_or_default()
     }
 
     async fn run<T: DeserializeOwned>(&mut self, line: String, length: Duration) -> Result<T, String> {

@@ -19,6 +19,7 @@ use crate::{
 mod cores;
 mod fixed;
 mod servers;
+mod shards;
 mod tree;
 pub(crate) mod work;
 
@@ -57,6 +58,23 @@ enum PartKind {
     Replica {
         #[arg(long)]
         upstream: Address,
+        #[arg(long)]
+        name: String,
+    },
+    /// Where a large shard map comes from.
+    ShardSource {
+        #[arg(long)]
+        shards: usize,
+        #[arg(long)]
+        servers: usize,
+    },
+    /// An agent for it.
+    ShardAgent {
+        #[arg(long)]
+        upstream: Address,
+    },
+    /// A program that decides by it.
+    ShardCaller {
         #[arg(long)]
         name: String,
     },
@@ -109,6 +127,7 @@ pub(crate) fn run_part(args: PartArgs) -> Result<(), BoxError> {
     match args.part {
         // Workers are kept short by quotas, wherever they run.
         PartKind::Root | PartKind::Replica { .. } => {}
+        PartKind::ShardSource { .. } | PartKind::ShardAgent { .. } | PartKind::ShardCaller { .. } => {}
         PartKind::Mesh | PartKind::Worker(_) | PartKind::Callers(_) => {}
         PartKind::Client { .. } => cores::keep_to(0)?,
         PartKind::Servers { .. } => cores::keep_to(1)?,
@@ -124,6 +143,9 @@ async fn be(args: PartArgs) -> Result<(), BoxError> {
         PartKind::Mesh => servers::mesh(&args.dir, agent).await,
         PartKind::Root => tree::root(&args.dir).await,
         PartKind::Replica { upstream, name } => tree::replica(&args.dir, upstream, name).await,
+        PartKind::ShardSource { shards, servers } => shards::source(shards, servers).await,
+        PartKind::ShardAgent { upstream } => shards::agent(&args.dir, upstream).await,
+        PartKind::ShardCaller { name } => shards::caller(&args.dir, &name).await,
         PartKind::Servers { protocol, layer } => servers::serve(protocol, layer, agent).await,
         PartKind::Client { kind: Kind::Mesh, protocol, payload, .. } => {
             let region = Location::in_region(Region::new("bench")?);

@@ -2,7 +2,7 @@
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=../../proto");
-    let files = ["rib", "records", "registry", "checker", "admin", "imbalance"]
+    let files = ["rib", "records", "registry", "checker", "admin", "imbalance", "maps"]
         .map(|name| format!("fairmesh/v1/{name}.proto"));
     let descriptors = protox::compile(files, ["../../proto"])?;
     // Ordered maps, so that one record has one encoding and "unchanged" can be told from the bytes.

@@ -16,6 +16,7 @@ use crate::{
     AgentConfig,
     checker::Counts,
     feed::Shared,
+    maps::{self, MapName},
     subscriptions::{Claimed, Subscriptions},
 };
 
@@ -82,6 +83,42 @@ impl AgentBackend {
         }
     }
 
+    /// One more program follows a map.
+    pub(crate) fn join_map(&self, name: &MapName) {
+        let mut subscriptions = self.shared.subscriptions();
+        let mut full = false;
+        for prefix in name.prefixes() {
+            match subscriptions.claim_for_map(&prefix) {
+                Claimed::Known if !self.shared.maps.holds(&prefix) => {
+                    let entries = || self.shared.node.read(std::slice::from_ref(&prefix)).1;
+                    let held = subscriptions.standing(&prefix).is_some_and(Standing::holds).then(entries);
+                    self.shared.maps.hold(&prefix, self.shared.node.store(), held);
+                    self.shared.disk.jobs().save([prefix]);
+                }
+                Claimed::Known | Claimed::ForMaps => {}
+                Claimed::New { instead_of } => {
+                    instead_of.iter().for_each(|prefix| self.give_up(&mut subscriptions, prefix));
+                    self.shared.maps.hold(&prefix, None, None);
+                    self.upstream.subscribe(prefix);
+                }
+                Claimed::NoRoom => full = true,
+            }
+        }
+        drop(subscriptions);
+        maps::follow(&self.shared, &self.upstream, name);
+        if full {
+            let reason = format!("this agent follows {MAX_PREFIXES} prefixes already, all in use");
+            name.prefixes().iter().for_each(|prefix| self.shared.maps.refused(prefix, &reason));
+        }
+    }
+
+    /// One follows it no more.
+    pub(crate) fn leave_map(&self, name: &MapName) {
+        self.shared.maps.leave(name);
+        let mut subscriptions = self.shared.subscriptions();
+        name.prefixes().iter().for_each(|prefix| subscriptions.release_for_map(prefix, Instant::now()));
+    }
+
     fn give_up(&self, subscriptions: &mut Subscriptions, prefix: &Prefix) {
         tracing::debug!(%prefix, "no longer followed");
         self.upstream.unsubscribe(prefix);
@@ -127,6 +164,10 @@ impl Backend for AgentBackend {
         let mut subscriptions = self.shared.subscriptions();
         match subscriptions.claim(prefix) {
             Claimed::Known => true,
+            Claimed::ForMaps => {
+                self.shared.into_node(&mut subscriptions, prefix, &self.upstream);
+                true
+            }
             Claimed::New { instead_of } => {
                 instead_of.iter().for_each(|prefix| self.give_up(&mut subscriptions, prefix));
                 self.upstream.subscribe(prefix.clone());
@@ -181,7 +222,10 @@ impl Backend for AgentBackend {
     }
 
     fn release(&self, prefix: &Prefix) {
-        self.shared.subscriptions().release(prefix, Instant::now());
+        let mut subscriptions = self.shared.subscriptions();
+        if subscriptions.release(prefix, Instant::now()) {
+            self.shared.node.forget(prefix, |key| subscriptions.in_node(key));
+        }
     }
 
     fn age(&self, prefix: &Prefix) -> Duration {

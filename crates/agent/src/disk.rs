@@ -99,6 +99,11 @@ impl Disk {
         Ok((disk, saved))
     }
 
+    /// The folder of copies.
+    pub(crate) fn cache(&self) -> Arc<Cache> {
+        Arc::clone(&self.cache)
+    }
+
     pub(crate) fn jobs(&self) -> Jobs<'_> {
         // Nothing that runs under the lock panics.
         Jobs { jobs: self.jobs.lock().unwrap_or_else(PoisonError::into_inner), wake: &self.wake }
@@ -145,8 +150,12 @@ impl Shared {
         let round = self.round(connected);
         let cache = self.disk.cache.clone();
         let jobs = round.jobs.clone();
-        let error = match tokio::task::spawn_blocking(move || write(&cache, &round)).await {
-            Ok(Ok(())) => return true,
+        let writing = move || write(&cache, &round).map(|()| round);
+        let error = match tokio::task::spawn_blocking(writing).await {
+            Ok(Ok(round)) => {
+                round.save.iter().for_each(|saved| self.maps.saved(&saved.prefix, &saved.entries));
+                return true;
+            }
             Ok(Err(error)) => error.to_string(),
             Err(panicked) => panicked.to_string(),
         };
@@ -168,6 +177,7 @@ impl Shared {
         let saves = jobs.iter().filter(|(_, job)| **job == Job::Save);
         let save = saves.map(|(prefix, _)| {
             let (revision, entries) = self.node.read(std::slice::from_ref(prefix));
+            let entries = self.maps.to_save(prefix).unwrap_or(entries);
             Saved { prefix: prefix.clone(), revision, at, entries }
         });
         let save = save.collect();

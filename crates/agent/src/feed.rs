@@ -13,12 +13,13 @@ use fairmesh_model::{Prefix, Revision};
 use fairmesh_rib::{
     Node, Update,
     cache::Saved,
-    upstream::{Sink, Standing},
+    upstream::{Handle, Sink, Standing},
 };
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
     disk::{Disk, wall_clock},
+    maps::{self, MapName, Maps},
     subscriptions::Subscriptions,
 };
 
@@ -28,6 +29,7 @@ pub(crate) struct Shared {
     pub(crate) node: Node,
     subscriptions: Mutex<Subscriptions>,
     pub(crate) disk: Disk,
+    pub(crate) maps: Maps,
     /// Ticks when a standing changed.
     standings: watch::Sender<u64>,
     /// Ticks when something may have begun or ceased to age: unlike standings, not with every change of the data.
@@ -58,6 +60,7 @@ impl Sink for Feed {
         self.shared.subscriptions().set(prefix, Standing::Refused(reason.to_owned()));
         // The mark on disk says that all copies are current, and this one no longer is.
         self.shared.disk.jobs().remove(prefix);
+        self.shared.maps.refused(prefix, reason);
         self.shared.tick();
     }
 
@@ -78,6 +81,7 @@ impl Shared {
         Self {
             node,
             subscriptions: Mutex::default(),
+            maps: Maps::new(disk.cache()),
             disk,
             standings: watch::Sender::new(0),
             ages: watch::Sender::new(0),
@@ -115,8 +119,13 @@ impl Shared {
         let mut subscriptions = self.subscriptions();
         for copy in saved {
             let age = today.duration_since(copy.at).unwrap_or_default();
-            subscriptions.restore(copy.prefix, now, age);
-            entries.extend(copy.entries);
+            // Their values are on disk, and stay there unless somebody asks for them as they are.
+            let for_maps = copy.entries.iter().any(|(key, entry)| maps::is_left_out(key, entry));
+            subscriptions.restore(copy.prefix.clone(), now, age, !for_maps);
+            match for_maps {
+                true => self.maps.restore(copy.prefix, copy.revision.store, copy.entries),
+                false => entries.extend(copy.entries),
+            }
         }
         self.node.restore(revision, latest, entries);
     }
@@ -125,7 +134,37 @@ impl Shared {
     pub(crate) fn forget(&self, subscriptions: &mut Subscriptions, prefix: &Prefix) {
         subscriptions.remove(prefix);
         self.disk.jobs().remove(prefix);
-        self.node.forget(prefix, |key| subscriptions.of(key).next().is_some());
+        self.maps.forget(prefix);
+        self.node.forget(prefix, |key| subscriptions.in_node(key));
+    }
+
+    /// The node holds a prefix from now on that only a map was made of.
+    pub(crate) fn into_node(&self, subscriptions: &mut Subscriptions, prefix: &Prefix, upstream: &Handle) {
+        if !subscriptions.standing(prefix).is_some_and(Standing::holds) {
+            // It comes, and goes to the node then.
+            return;
+        }
+        let whole = self
+            .maps
+            .whole(prefix)
+            .map(|entries| self.node.replace(prefix.clone(), entries, self.node.revision()));
+        if !matches!(whole, Some(Ok(_))) {
+            self.fetch_prefix_again(subscriptions, prefix, upstream);
+        }
+    }
+
+    /// What a map is made of is not on disk any more.
+    pub(crate) fn fetch_again(&self, name: &MapName, upstream: &Handle) {
+        let mut subscriptions = self.subscriptions();
+        for prefix in name.prefixes() {
+            self.fetch_prefix_again(&mut subscriptions, &prefix, upstream);
+        }
+    }
+
+    fn fetch_prefix_again(&self, subscriptions: &mut Subscriptions, prefix: &Prefix, upstream: &Handle) {
+        subscriptions.set(prefix, Standing::Missing);
+        upstream.unsubscribe(prefix);
+        upstream.subscribe(prefix.clone());
     }
 
     fn update(&self, mut update: Update) {
@@ -143,6 +182,7 @@ impl Shared {
         self.snapshots.fetch_add(update.snapshots.len() as u64, Ordering::Relaxed);
         self.deltas
             .fetch_add(u64::from(!update.puts.is_empty() || !update.deletes.is_empty()), Ordering::Relaxed);
+        save.extend(self.maps.take(&mut update, |key| subscriptions.in_node(key)));
         let changed = match self.node.absorb(update) {
             Ok(changed) => changed,
             Err(behind) => {

@@ -4,6 +4,8 @@
 //! It follows a control plane with `rib`'s reader and serves what it holds with `rib`'s server on one Unix socket, where
 //! it also passes on calls to the registry. Copies on disk let it serve after a restart though no control plane answers.
 //!
+//! Large shard maps are not passed on: they are made into tables that programs read where they lie (`maps.rs`).
+//!
 //! Everything is subscribed to on first use. Holding all of it, so that first calls never wait, was rejected: the memory of
 //! a million machines would be spent on services that they never call.
 
@@ -13,6 +15,7 @@ mod disk;
 mod error;
 mod feed;
 mod http;
+mod maps;
 mod metrics;
 mod subscriptions;
 mod usage;
@@ -70,6 +73,10 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     }
     let (disk, saved) = Disk::open(config.state_dir.clone(), config.location.clone()).await?;
     let listener = Plaintext.bind(&config.listen).await?;
+    let maps = match config.listen.maps() {
+        Some(address) => Some(Plaintext.bind(&address).await?),
+        None => None,
+    };
     let http = http::bind(config.metrics).await?;
     let node = Node::replica();
     let shared = Arc::new(Shared::new(node.clone(), disk));
@@ -90,6 +97,9 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     };
     tokio::spawn(checker::seek(applicant, upstream.clone(), stopping.clone()));
     tokio::spawn(usages.clone().run(stopping.clone()));
+    if let Some(listener) = maps {
+        tokio::spawn(maps::serve(listener, backend.clone(), stopping.clone()));
+    }
     let pages = http::Pages { backend: backend.clone(), usages: usages.clone() };
     let http = http.map(|listener| tokio::spawn(http::serve(listener, pages, stopping.clone())));
     let saving = tokio::spawn(shared.clone().save_all(upstream.state(), stopping.clone()));

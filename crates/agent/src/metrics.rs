@@ -35,6 +35,9 @@ pub(crate) fn text(Pages { backend, usages }: &Pages) -> String {
     gauge(&mut registry, "usages_waiting", "Minutes of programs to be passed on", usages.waiting());
     counter(&mut registry, "usages_dropped", "Minutes of programs given up", usages.dropped());
     counter(&mut registry, "usages_refused", "Minutes of programs not taken as they are", usages.refused());
+    let (maps, bytes) = shared.maps.size();
+    gauge(&mut registry, "shared_maps", "Shard maps that programs read in shared memory", maps);
+    gauge(&mut registry, "shared_map_bytes", "The memory of those maps, held once", bytes);
     let checks = &backend.checks;
     registry.register(
         "health_checker",

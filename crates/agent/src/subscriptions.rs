@@ -18,6 +18,10 @@ pub(crate) struct Subscriptions {
 #[derive(Debug, Default)]
 struct Subscription {
     users: usize,
+    /// How many maps are made of it.
+    maps: usize,
+    /// Whether the node holds it, for those who watch.
+    in_node: bool,
     /// Since when nobody uses it.
     idle: Option<Instant>,
     standing: Standing,
@@ -28,6 +32,8 @@ struct Subscription {
 pub(crate) enum Claimed {
     /// It was followed already.
     Known,
+    /// It was followed for a map alone, and the node is to hold it from now on.
+    ForMaps,
     /// It is to be followed, in place of another that was idle where the bound was reached.
     New { instead_of: Option<Prefix> },
     /// Every place is in use.
@@ -39,8 +45,24 @@ impl Subscriptions {
         if let Some(known) = self.all.get_mut(prefix) {
             known.users += 1;
             known.idle = None;
-            return Claimed::Known;
+            let held = std::mem::replace(&mut known.in_node, true);
+            return if held { Claimed::Known } else { Claimed::ForMaps };
         }
+        let new = Subscription { users: 1, in_node: true, ..Subscription::default() };
+        self.claim_new(prefix, new)
+    }
+
+    /// Follows a prefix that a map is made of.
+    pub(crate) fn claim_for_map(&mut self, prefix: &Prefix) -> Claimed {
+        if let Some(known) = self.all.get_mut(prefix) {
+            known.maps += 1;
+            known.idle = None;
+            return if known.in_node { Claimed::Known } else { Claimed::ForMaps };
+        }
+        self.claim_new(prefix, Subscription { maps: 1, ..Subscription::default() })
+    }
+
+    fn claim_new(&mut self, prefix: &Prefix, new: Subscription) -> Claimed {
         let mut instead_of = None;
         if self.all.len() >= MAX_PREFIXES {
             let idle = self.all.iter().filter_map(|(prefix, known)| {
@@ -50,24 +72,39 @@ impl Subscriptions {
             let Some((_, _, oldest)) = idle.min() else { return Claimed::NoRoom };
             instead_of = Some(oldest.clone());
         }
-        self.all.insert(prefix.clone(), Subscription { users: 1, ..Subscription::default() });
+        self.all.insert(prefix.clone(), new);
         Claimed::New { instead_of }
     }
 
-    pub(crate) fn release(&mut self, prefix: &Prefix, now: Instant) {
+    /// Whether the node need not hold it any more, since a map alone is made of it.
+    pub(crate) fn release(&mut self, prefix: &Prefix, now: Instant) -> bool {
         // One that found no room is not there.
+        let Some(known) = self.all.get_mut(prefix) else { return false };
+        known.users = known.users.saturating_sub(1);
+        known.rest(now);
+        if known.users == 0 && known.maps > 0 {
+            known.in_node = false;
+        }
+        !known.in_node
+    }
+
+    pub(crate) fn release_for_map(&mut self, prefix: &Prefix, now: Instant) {
         if let Some(known) = self.all.get_mut(prefix) {
-            known.users = known.users.saturating_sub(1);
-            if known.users == 0 {
-                known.idle = Some(now);
-            }
+            known.maps = known.maps.saturating_sub(1);
+            known.rest(now);
         }
     }
 
-    /// Takes a saved copy that is `age` old.
-    pub(crate) fn restore(&mut self, prefix: Prefix, now: Instant, age: Duration) {
+    /// Whether somebody may watch a key, or a prefix: the node holds it.
+    pub(crate) fn in_node(&self, key: &str) -> bool {
+        self.all.get(key).is_some_and(|known| known.in_node)
+            || covering(key).any(|text| self.all.get(text).is_some_and(|known| known.in_node))
+    }
+
+    /// Takes a saved copy that is `age` old, held by the node or for maps.
+    pub(crate) fn restore(&mut self, prefix: Prefix, now: Instant, age: Duration, in_node: bool) {
         let standing = Standing::Held { at: now, age };
-        self.all.insert(prefix, Subscription { users: 0, idle: Some(now), standing });
+        self.all.insert(prefix, Subscription { users: 0, maps: 0, in_node, idle: Some(now), standing });
     }
 
     pub(crate) fn remove(&mut self, prefix: &Prefix) {
@@ -124,6 +161,15 @@ impl Subscriptions {
     }
 }
 
+impl Subscription {
+    /// Counts as idle from now on unless it is in use.
+    fn rest(&mut self, now: Instant) {
+        if self.users + self.maps == 0 {
+            self.idle = Some(now);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -150,7 +196,7 @@ mod tests {
     #[test]
     fn a_copy_is_kept_while_the_upstream_is_away_and_for_as_long_as_ever_after() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
-        all.restore(prefix(1), start, LINGER);
+        all.restore(prefix(1), start, LINGER, true);
         all.claim(&prefix(2));
         all.release(&prefix(2), start);
         assert_eq!(all.expired(start + 2 * LINGER, None), [prefix(2)], "of which there is nothing");
@@ -158,6 +204,22 @@ mod tests {
         let back = start + 3 * LINGER;
         assert!(all.expired(back + LINGER / 2, Some(back)).is_empty(), "nobody had time to use it");
         assert_eq!(all.expired(back + LINGER, Some(back)), [prefix(1)]);
+    }
+
+    #[test]
+    fn what_a_map_alone_is_made_of_is_not_in_the_node() {
+        let (mut all, start) = (Subscriptions::default(), Instant::now());
+        assert_eq!(all.claim_for_map(&prefix(1)), Claimed::New { instead_of: None });
+        assert!(!all.in_node("/1/key"));
+        assert_eq!(all.claim(&prefix(1)), Claimed::ForMaps);
+        assert!(all.in_node("/1/key"));
+        assert_eq!(all.claim_for_map(&prefix(1)), Claimed::Known);
+        assert!(all.release(&prefix(1), start), "maps alone are left");
+        assert!(!all.in_node("/1/key"));
+        all.release_for_map(&prefix(1), start);
+        assert!(all.expired(start + 2 * LINGER, Some(start)).is_empty(), "one map is left");
+        all.release_for_map(&prefix(1), start);
+        assert_eq!(all.expired(start + 2 * LINGER, Some(start)), [prefix(1)]);
     }
 
     #[test]
@@ -185,7 +247,7 @@ mod tests {
     fn data_ages_from_the_moment_that_the_upstream_is_lost() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
         let second = Duration::from_secs(1);
-        all.restore(prefix(1), start, 10 * second);
+        all.restore(prefix(1), start, 10 * second, true);
         assert_eq!(
             all.age(&prefix(1), start + second),
             11 * second,

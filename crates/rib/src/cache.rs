@@ -3,7 +3,11 @@
 //!
 //! One file a prefix, replaced whole: a subscription is small, changes seldom and is read once, at the start. A database
 //! was rejected: it would protect against nothing that a checksum and a rename do not, since the truth is upstream.
+//!
+//! Chunks of shard maps are large, many, and named by what is in them, so that each is written once, to a file of its own
+//! beside the copy that names it, and one that changes costs no writing of the others.
 
+mod chunks;
 mod file;
 
 use std::{
@@ -108,7 +112,7 @@ impl Cache {
     }
 
     /// Everything saved of the store that was saved last. What there is of others is outdated: nobody reads it again, so
-    /// whoever writes here removes it.
+    /// whoever writes here removes it. Chunks of shard maps are left where they are: their values are empty.
     pub fn load_all(&self) -> Result<Vec<Saved>, CacheError> {
         let mut all = Vec::new();
         for file in fs::read_dir(&self.folder).map_err(failed("list", &self.folder))? {
@@ -129,12 +133,25 @@ impl Cache {
     /// One subscription, or `None` where it was not saved or cannot be read.
     pub fn load(&self, prefix: &Prefix) -> Result<Option<Saved>, CacheError> {
         // Another prefix of the same hash is not this one.
-        Ok(self.read(&self.path(prefix))?.filter(|saved| saved.prefix == *prefix))
+        let Some(mut saved) = self.read(&self.path(prefix))?.filter(|saved| saved.prefix == *prefix) else {
+            return Ok(None);
+        };
+        for (key, entry) in &mut saved.entries {
+            if chunks::is_chunk(key) {
+                // Where it is not there it was replaced this moment, or lost: either way it is to be fetched.
+                let Some(value) = self.chunk(prefix, key)? else { return Ok(None) };
+                entry.value = value;
+            }
+        }
+        Ok(Some(saved))
     }
 
-    /// Saves one subscription: whole and on disk when this returns, or not at all.
+    /// Saves one subscription: whole and on disk when this returns, or not at all. A chunk of a shard map whose value is
+    /// empty is one that was saved before.
     pub fn save(&self, saved: &Saved) -> Result<(), CacheError> {
-        self.write(&self.path(&saved.prefix), &file::encode(saved))
+        self.save_chunks(saved)?;
+        self.write(&self.path(&saved.prefix), &file::encode(&chunks::left_out(saved)))?;
+        self.sweep_chunks(saved)
     }
 
     /// Says that everything saved is current at this revision, so that a copy that has not changed for long resumes
@@ -158,9 +175,12 @@ impl Cache {
     pub fn remove(&self, prefix: &Prefix) -> Result<(), CacheError> {
         let path = self.path(prefix);
         match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", &path)(error)),
-            _ => Ok(()),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(failed("remove", &path)(error));
+            }
+            _ => {}
         }
+        self.remove_chunks(prefix)
     }
 
     fn path(&self, prefix: &Prefix) -> PathBuf {

@@ -16,6 +16,8 @@ mod witness;
 pub use facts::{Candidate, EndpointTarget, Facts, Reach};
 pub use fairmesh_balancer::{LoadReport, Outcome, Reported, Slots};
 pub use request::{Ask, Headers, Picked, RequestView, Routed, Unroutable};
-pub use shards::{Holding, Located, Shards};
+pub use shards::{
+    Holding, HoldingNumbers, Holdings, Located, Rows, SEGMENT_SHARDS, Segment, Shards, Unfit, Words,
+};
 pub use upstream::{Explanation, Held, Upstream};
 pub use witness::Step;

@@ -1,42 +1,41 @@
 use std::fmt;
 
-use fairmesh_model::{InstanceId, KeyRange, ReplicaState, Role, ShardId, ShardKey, ShardMap};
+use fairmesh_model::{KeyRange, ShardId, ShardKey, ShardMap};
 
 mod block;
 mod build;
+mod holdings;
+mod segment;
 mod tree;
 
-use tree::{FAN_OUT, Line, Tree};
+pub use holdings::{Holding, HoldingNumbers, Holdings};
+pub use segment::{Rows, Segment, Words};
+
+/// How many shards a segment is made of. A change of one shard makes its segment anew, two megabytes of the millions of
+/// shards of a large map; smaller ones would make a list of them that does not stay in the nearest cache.
+pub const SEGMENT_SHARDS: usize = 65_536;
 
 /// A shard map compiled for look-ups. Independent of endpoints and caller, so compile it once a version and share it.
 ///
 /// Sixteen consecutive shards make a block: their starts, ids and copies side by side, so that a look-up in millions of
 /// shards misses the cache in one place; a small tree above finds the block. A binary search over one array of starts
-/// was rejected: it misses at each of its last eight steps. All arrays are flat, fit to be mapped from a file.
+/// was rejected: it misses at each of its last eight steps. Blocks and trees lie in [segments](Segment), which are flat, so
+/// that one process can make them and others read them where they lie; a new version shares those that did not change.
 pub struct Shards {
     version: u64,
     interval: KeyRange,
     len: u32,
-    scale: Scale,
-    tree: Tree,
-    /// The line at which each block starts.
-    blocks: Box<[u32]>,
-    lines: Box<[Line]>,
-    /// Two lines a block, or none where the scale cuts nothing off.
-    rests: Box<[Line]>,
-    holdings: Box<[Holding]>,
+    /// Where each segment starts, and how many shards lie before it.
+    firsts: Box<[u128]>,
+    before: Box<[u32]>,
+    segments: Box<[Segment]>,
+    holdings: Holdings,
 }
 
-/// Who holds copies, for what and how: each combination once, however many shards share it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Holding {
-    /// The endpoint.
-    pub instance: InstanceId,
-    /// What the copy is for.
-    pub role: Role,
-    /// Whether calls go to it.
-    pub state: ReplicaState,
-}
+/// Why a table that was handed over cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a shard table is damaged or another release's: {0}")]
+pub struct Unfit(&'static str);
 
 /// Where a key lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +44,7 @@ pub struct Located {
     pub shard: ShardId,
     /// Where it stands in the map.
     pub position: u32,
+    segment: u32,
     /// The first line of its block's copies, and its own among those.
     line: u32,
     from: u32,
@@ -68,6 +68,12 @@ struct Scale {
 }
 
 impl Scale {
+    /// By the last start, not by the interval: the interval is often "everything" where keys are small.
+    fn new(origin: ShardKey, last: ShardKey) -> Self {
+        let bits = 128 - (last.0 - origin.0).leading_zeros();
+        Self { origin: origin.0, shift: bits.saturating_sub(64) }
+    }
+
     /// The word and rest of a key; a key above every start that fits counts as the greatest.
     #[inline]
     fn split(self, key: ShardKey) -> (u64, u64) {
@@ -80,15 +86,54 @@ impl Scale {
         }
     }
 
+    /// The key that was split.
+    fn join(self, word: u64, rest: u64) -> ShardKey {
+        ShardKey(self.origin.wrapping_add(u128::from(word) << self.shift | u128::from(rest)))
+    }
+
     fn has_rest(self) -> bool {
         self.shift > 0
     }
 }
 
 impl Shards {
-    /// Compiles a valid map. Of more than 4,095 copies of one shard, the first are used.
+    /// Compiles a valid map in the memory of this process. Of more than 4,095 copies of one shard, the first are used.
+    ///
+    /// # Panics
+    /// When the map is not valid.
     pub fn compile(map: &ShardMap) -> Self {
-        build::compile(map)
+        build::compile(map).unwrap_or_else(|unfit| unreachable!("of a valid map: {unfit}"))
+    }
+
+    /// The map that segments make together.
+    ///
+    /// # Errors
+    /// When they leave keys of the interval out, overlap, come from several stores, or name holders that are not listed.
+    pub fn new(
+        version: u64,
+        interval: KeyRange,
+        segments: Vec<Segment>,
+        holdings: Holdings,
+    ) -> Result<Self, Unfit> {
+        let (mut next, mut len) = (Some(interval.first.0), 0_u32);
+        let mut before = Vec::with_capacity(segments.len());
+        for segment in &segments {
+            if Some(segment.range().first.0) != next {
+                return Err(Unfit("segments do not follow one another"));
+            }
+            if segment.holders() as usize > holdings.len() || segment.store() != holdings.store() {
+                return Err(Unfit("a segment does not go with the list of holders"));
+            }
+            next = segment.range().last.0.checked_add(1);
+            before.push(len);
+            len = len.checked_add(segment.len() as u32).ok_or(Unfit("there are too many shards"))?;
+        }
+        if segments.is_empty() || next != interval.last.0.checked_add(1) {
+            return Err(Unfit("segments do not end where the map does"));
+        }
+        let firsts = segments.iter().map(|segment| segment.range().first.0).collect();
+        let (before, segments) = (before.into(), segments.into());
+        Ok(Self { version, interval, len, firsts, before, segments, holdings })
     }
 
     /// The version of the map.
@@ -114,43 +159,38 @@ impl Shards {
     /// The shard that holds `key`, or `None` outside the interval.
     #[inline]
     pub fn locate(&self, key: ShardKey) -> Option<Located> {
-        if !self.interval.contains(key) || self.len == 0 {
+        if !self.interval.contains(key) {
             return None;
         }
-        let (word, rest) = self.scale.split(key);
-        let number = self.tree.find(word, rest);
-        let line = self.blocks[number] as usize;
-        let header = self.lines.get(line..)?.first_chunk::<{ block::HEADER }>()?;
-        let rests = self.rests.get(number * 2..number * 2 + 2);
-        let inside = (self.len as usize - number * FAN_OUT).min(FAN_OUT);
-        let place = block::count(header, rests, word, rest).min(inside).saturating_sub(1);
-        let entry = block::entry(header, place);
+        let number = self.firsts.partition_point(|first| *first <= key.0).checked_sub(1)?;
+        let found = self.segments.get(number)?.locate(key)?;
         Some(Located {
-            shard: ShardId((entry >> 32) as u32),
-            position: (number * FAN_OUT + place) as u32,
-            line: (line + block::HEADER) as u32,
-            from: (entry >> 12) as u32 & 0xf_ffff,
-            len: entry as u32 & 0xfff,
+            shard: found.id,
+            position: self.before.get(number)? + found.place,
+            segment: number as u32,
+            line: found.line,
+            from: found.from,
+            len: found.copies,
         })
     }
 
     /// The `i`-th copy of a shard that [`locate`](Self::locate) of this very map found, below its number of
-    /// [copies](Located::copies), as a position in [`holdings`](Self::holdings).
+    /// [copies](Located::copies), as the number of one of the [`holdings`](Self::holdings).
     #[inline]
     pub fn copy(&self, located: &Located, i: usize) -> u32 {
-        let i = located.from as usize + i;
-        let pair = self.lines[located.line as usize + i / 16].0[i % 16 / 2];
-        (pair >> (32 * (i % 2))) as u32
+        let copy = self.segments[located.segment as usize].copy(located.line, located.from as usize + i);
+        // There is one, as was checked when the segment was read.
+        copy.unwrap_or_default()
     }
 
     /// Every combination of endpoint, role and state that holds a copy.
-    pub fn holdings(&self) -> &[Holding] {
+    pub fn holdings(&self) -> &Holdings {
         &self.holdings
     }
 
     /// The memory that look-ups use, in bytes, without that of names.
     pub fn bytes(&self) -> usize {
-        size_of_val(&*self.lines) + size_of_val(&*self.rests) + size_of_val(&*self.blocks) + self.tree.bytes()
+        self.segments.iter().map(Segment::bytes).sum()
     }
 }
 

@@ -13,7 +13,7 @@ mod topology;
 
 use bytes::Bytes;
 use fairmesh_model::{HistoryKind, Invalid, ShardKey, StoreId};
-pub(crate) use shard::interval;
+pub use shard::interval;
 
 /// The 16 bytes, big endian, of a store id.
 pub fn store_id_bytes(id: StoreId) -> Bytes {

@@ -8,6 +8,7 @@
 
 mod cut;
 mod part;
+mod piece;
 mod ranges;
 mod replicas;
 #[cfg(test)]
@@ -18,6 +19,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use fairmesh_model::{ChunkHash, Invalid, RecordKey, ServiceName, ShardMap, ShardPart};
 use part::Part;
+pub use piece::{Copies, Manifest, read_copies, read_manifest, read_ranges};
 
 use crate::{convert, records, v1};
 

@@ -2,6 +2,7 @@
 
 mod age;
 mod facts;
+mod maps;
 mod tracked;
 mod worker;
 
@@ -82,6 +83,8 @@ enum Event<L> {
     Contact(Duration),
     /// The agent is away.
     Disconnected,
+    /// The agent said something of a large shard map.
+    Map(maps::Heard),
 }
 
 impl<L> Registered<L> {
@@ -134,7 +137,20 @@ impl<L: Lane> Resolver<L> {
             location: config.location.clone(),
             client: hash_text(&config.client_id),
         };
-        let worker = worker::Worker::new(config, handle, Arc::clone(&registered), around, age_sender);
+        let maps = maps::address(&config.upstream.addresses).map(|address| {
+            let (asks, asked) = mpsc::unbounded_channel();
+            let events = registered.events.clone();
+            let follower = maps::Follower {
+                address,
+                software: config.upstream.software.clone(),
+                // Fails only when the worker has ended, and then nobody wants to know.
+                tell: move |heard| drop(events.send(Event::Map(heard))),
+                wanted: Default::default(),
+            };
+            tokio::spawn(follower.run(asked));
+            asks
+        });
+        let worker = worker::Worker::new(config, handle, Arc::clone(&registered), around, (age_sender, maps));
         tokio::spawn(worker.run(received, stop.clone()));
         Self { registered, state, age, _worker: stop.drop_guard() }
     }

@@ -1,79 +1,52 @@
-use std::collections::HashMap;
+//! Compiles a whole map in the memory of this process.
 
-use fairmesh_model::{InstanceId, ReplicaState, Role, Shard, ShardMap};
+use std::sync::Arc;
 
-use super::{
-    Holding, Scale, Shards, block,
-    tree::{FAN_OUT, Line, Tree, lines},
-};
+use fairmesh_model::{KeyRange, ShardKey, ShardMap, StoreId};
 
-pub(super) fn compile(map: &ShardMap) -> Shards {
-    let scale = scale(map);
-    let mut builder =
-        Builder { scale, lines: Vec::new(), rests: Vec::new(), holdings: Vec::new(), known: HashMap::new() };
-    let mut blocks = Vec::with_capacity(map.shards.len() / FAN_OUT + 1);
-    let mut firsts = Vec::with_capacity(blocks.capacity());
-    for shards in map.shards.chunks(FAN_OUT) {
-        blocks.push(builder.lines.len() as u32);
-        firsts.push(scale.split(shards[0].start));
-        builder.push(shards);
-    }
-    Shards {
-        version: map.version,
-        interval: map.interval,
-        len: map.shards.len() as u32,
-        scale,
-        tree: Tree::new(&firsts, scale.has_rest()),
-        blocks: blocks.into_boxed_slice(),
-        lines: builder.lines.into_boxed_slice(),
-        rests: builder.rests.into_boxed_slice(),
-        holdings: builder.holdings.into_boxed_slice(),
-    }
-}
+use super::{HoldingNumbers, Holdings, Rows, SEGMENT_SHARDS, Segment, Shards, Unfit, Words};
 
-/// The scale by the last start, not by the interval: the interval is often "everything" where keys are small.
-fn scale(map: &ShardMap) -> Scale {
-    let origin = map.interval.first.0;
-    let last = map.shards.last().map_or(origin, |shard| shard.start.0);
-    let bits = 128 - (last - origin).leading_zeros();
-    Scale { origin, shift: bits.saturating_sub(64) }
-}
-
-struct Builder<'a> {
-    scale: Scale,
-    lines: Vec<Line>,
-    rests: Vec<Line>,
-    holdings: Vec<Holding>,
-    known: HashMap<(&'a InstanceId, &'a Role, ReplicaState), u32>,
-}
-
-impl<'a> Builder<'a> {
-    /// Appends the block of up to [`FAN_OUT`] shards.
-    fn push(&mut self, shards: &'a [Shard]) {
-        block::write(self.scale, shards, &mut self.lines);
-        self.push_copies(shards);
-        if self.scale.has_rest() {
-            self.rests.extend_from_slice(&lines(shards.iter().map(|shard| self.scale.split(shard.start).1)));
+pub(super) fn compile(map: &ShardMap) -> Result<Shards, Unfit> {
+    let mut numbers = HoldingNumbers::default();
+    let mut segments = Vec::new();
+    for (i, shards) in map.shards.chunks(SEGMENT_SHARDS).enumerate() {
+        let mut rows = Rows::default();
+        for shard in shards {
+            let copies = shard.replicas.iter();
+            let copies = copies.map(|copy| numbers.number(&copy.instance, &copy.role, copy.state));
+            rows.push(shard.id, shard.start, copies);
         }
+        let last = match map.shards.get((i + 1) * SEGMENT_SHARDS) {
+            Some(next) => ShardKey(next.start.0 - 1),
+            None => map.interval.last,
+        };
+        let range = KeyRange { first: shards[0].start, last };
+        segments.push(Segment::open(aligned(rows.encode(NOWHERE, range)))?);
     }
+    let holdings = Holdings::read(numbers.encode(NOWHERE).into())?;
+    Shards::new(map.version, map.interval, segments, holdings)
+}
 
-    fn push_copies(&mut self, shards: &'a [Shard]) {
-        let first = self.lines.len();
-        let copies = shards.iter().flat_map(|shard| shard.replicas.iter().take(block::MOST_COPIES));
-        for (i, replica) in copies.enumerate() {
-            let next = self.holdings.len() as u32;
-            let id = *self.known.entry((&replica.instance, &replica.role, replica.state)).or_insert(next);
-            if id == next {
-                self.holdings.push(Holding {
-                    instance: replica.instance.clone(),
-                    role: replica.role.clone(),
-                    state: replica.state,
-                });
-            }
-            if i % 16 == 0 {
-                self.lines.push(Line([0; 8]));
-            }
-            self.lines[first + i / 16].0[i % 16 / 2] |= u64::from(id) << (32 * (i % 2));
-        }
+/// What stands for the store in tables that do not leave the process.
+const NOWHERE: StoreId = StoreId(0);
+
+/// Words that begin where a line of the cache does.
+struct Aligned {
+    words: Vec<u64>,
+    skip: usize,
+}
+
+impl AsRef<[u64]> for Aligned {
+    fn as_ref(&self) -> &[u64] {
+        &self.words[self.skip..]
     }
+}
+
+fn aligned(words: Vec<u64>) -> Words {
+    let mut shifted: Vec<u64> = Vec::with_capacity(words.len() + 7);
+    let into_line = shifted.as_ptr().addr() % 64 / 8;
+    let skip = if into_line == 0 { 0 } else { 8 - into_line };
+    shifted.resize(skip, 0);
+    shifted.extend_from_slice(&words);
+    Arc::new(Aligned { words: shifted, skip })
 }

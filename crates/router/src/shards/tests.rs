@@ -1,4 +1,4 @@
-use fairmesh_model::{Region, Replica, Shard, arith::Generator};
+use fairmesh_model::{InstanceId, Region, Replica, ReplicaState, Role, Shard, StoreId, arith::Generator};
 use proptest::prelude::*;
 
 use super::*;
@@ -27,11 +27,11 @@ fn agrees(map: &ShardMap, shards: &Shards, key: u128) {
     let shard = &map.shards[position];
     assert_eq!(located.shard, shard.id);
     let copies: Vec<_> =
-        (0..located.copies()).map(|i| &shards.holdings()[shards.copy(&located, i) as usize]).collect();
+        (0..located.copies()).map(|i| shards.holdings().get(shards.copy(&located, i)).unwrap()).collect();
     assert_eq!(copies.len(), shard.replicas.len());
     for (copy, replica) in copies.into_iter().zip(&shard.replicas) {
-        let same =
-            (&copy.instance, &copy.role, copy.state) == (&replica.instance, &replica.role, replica.state);
+        let same = (copy.instance, copy.role, copy.state)
+            == (replica.instance.as_str(), replica.role.as_str(), replica.state);
         assert!(same, "{copy:?} is not {replica:?}");
     }
 }
@@ -106,6 +106,115 @@ proptest! {
             let key = u128::from(random.next()) << 64 | u128::from(random.next());
             agrees(&map, &shards, key);
             agrees(&map, &shards, first + (key & span));
+        }
+    }
+}
+
+const STORE: StoreId = StoreId(7);
+
+/// The words of a segment, of `n` shards with and without rests.
+fn segment(n: u128, wide: bool) -> Vec<u64> {
+    let mut rows = Rows::default();
+    for i in 0..n {
+        let start = if wide { i << 100 | i } else { i * 1000 };
+        rows.push(ShardId(i as u32), ShardKey(start), (0..i as u32 % 40).map(|copy| copy % 3));
+    }
+    rows.encode(STORE, KeyRange::ALL)
+}
+
+fn read(words: &[u64]) -> Result<Segment, Unfit> {
+    Segment::read(std::sync::Arc::new(words.to_vec()))
+}
+
+fn holdings(n: usize) -> Holdings {
+    let mut numbers = HoldingNumbers::default();
+    for i in 0..n {
+        let instance = InstanceId::new(format!("i{i}")).unwrap();
+        numbers.number(&instance, &Role::new("primary").unwrap(), ReplicaState::Serving);
+    }
+    Holdings::read(numbers.encode(STORE).into()).unwrap()
+}
+
+#[test]
+fn a_segment_is_read_where_it_lies_and_goes_with_its_own_list_only() {
+    for words in [segment(1, false), segment(1000, false), segment(5000, true)] {
+        let segment = read(&words).unwrap();
+        assert_eq!((segment.store(), segment.range()), (STORE, KeyRange::ALL));
+        let map = |holdings| Shards::new(1, KeyRange::ALL, vec![segment.clone()], holdings);
+        assert!(segment.len() == 1 || map(holdings(2)).is_err(), "three hold copies");
+        assert_eq!(map(holdings(3)).unwrap().len(), segment.len());
+        let mut again = Rows::default();
+        segment.shards().for_each(|(id, start, copies)| again.push(id, start, copies));
+        assert!(again.encode(STORE, KeyRange::ALL) == words, "what is read is not what was written");
+    }
+    let half = KeyRange { first: ShardKey(0), last: ShardKey(9) };
+    let mut rows = Rows::default();
+    rows.push(ShardId(1), ShardKey(0), []);
+    let lower = read(&rows.encode(STORE, half)).unwrap();
+    for segments in [vec![], vec![lower.clone()], vec![lower.clone(), lower]] {
+        assert!(Shards::new(1, KeyRange::ALL, segments, holdings(1)).is_err());
+    }
+}
+
+#[test]
+fn every_cut_and_every_changed_word_is_refused() {
+    let words = segment(600, true);
+    assert!(read(&words).is_ok());
+    for at in 0..words.len() {
+        assert!(read(&words[..at]).is_err(), "cut at {at}");
+        let mut changed = words.clone();
+        changed[at] ^= 1 << (at % 64);
+        assert!(read(&changed).is_err(), "word {at}");
+    }
+    let mut numbers = HoldingNumbers::default();
+    numbers.number(&InstanceId::new("a").unwrap(), &Role::new("primary").unwrap(), ReplicaState::Serving);
+    let list = numbers.encode(STORE);
+    for at in 0..list.len() {
+        assert!(Holdings::read(list[..at].to_vec().into()).is_err(), "cut at {at}");
+    }
+}
+
+proptest! {
+    /// Whoever writes a segment can make its checksum fit: what is read then must still lie inside, whatever the key.
+    #[test]
+    fn a_hostile_segment_is_refused_or_read_without_a_step_outside(
+        n in 1_u128..700, wide: bool, changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u64>()), 1..4),
+        keys in prop::collection::vec(any::<u128>(), 1..20),
+    ) {
+        let mut words = segment(n, wide);
+        for (at, value) in changes {
+            let at = at.index(words.len());
+            words[at] = value;
+        }
+        segment::seal(&mut words);
+        if let Ok(segment) = read(&words)
+            && let Ok(shards) = Shards::new(1, segment.range(), vec![segment], holdings(3))
+        {
+            for key in keys {
+                if let Some(located) = shards.locate(ShardKey(key)) {
+                    (0..located.copies()).for_each(|i| assert!(shards.copy(&located, i) < 3));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_hostile_list_of_holders_is_refused_or_read_without_a_step_outside(
+        n in 1_usize..20, changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+    ) {
+        let mut numbers = HoldingNumbers::default();
+        for i in 0..n {
+            let instance = InstanceId::new(format!("i{i}")).unwrap();
+            numbers.number(&instance, &Role::new("primary").unwrap(), ReplicaState::Stopping);
+        }
+        let mut list = numbers.encode(STORE);
+        for (at, value) in changes {
+            let at = at.index(list.len());
+            list[at] = value;
+        }
+        holdings::seal(&mut list);
+        if let Ok(holdings) = Holdings::read(list.into()) {
+            prop_assert_eq!(holdings.iter().count(), holdings.len());
         }
     }
 }

@@ -1,5 +1,5 @@
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
@@ -233,17 +233,17 @@ impl Draft<'_> {
     }
 
     fn sharding(&self, shards: &Arc<Shards>, indices: &[u32], nearest: &[usize]) -> Sharding {
-        let known: HashMap<&InstanceId, usize> =
-            self.endpoints.iter().enumerate().map(|(i, endpoint)| (&endpoint.instance, i)).collect();
-        let mut roles: Vec<Role> = shards.holdings().iter().map(|holding| holding.role.clone()).collect();
-        roles.sort_unstable();
-        roles.dedup();
-        let holder = |holding: &crate::Holding| {
-            let &position = known.get(&holding.instance)?;
+        let known: HashMap<&str, usize> =
+            self.endpoints.iter().enumerate().map(|(i, endpoint)| (endpoint.instance.as_str(), i)).collect();
+        let roles: BTreeSet<&str> = shards.holdings().iter().map(|holding| holding.role).collect();
+        // A name that is no role, which only a damaged list holds, is nobody's.
+        let roles: Vec<Role> = roles.into_iter().filter_map(|role| Role::new(role).ok()).collect();
+        let holder = |holding: crate::Holding<'_>| {
+            let &position = known.get(holding.instance)?;
             let endpoint = self.endpoints[position];
             let class = Class::of_copy(self.class(position)?, holding.state)?;
             let rank = self.horizon.rank(class, self.horizon.reach(&endpoint.location.region))?;
-            let role = roles.binary_search(&holding.role).ok()? as u32;
+            let role = roles.binary_search_by(|role| role.as_str().cmp(holding.role)).ok()? as u32;
             Some(Holder { rank, role, index: indices[position], weight: self.powers[position] })
         };
         let holders =

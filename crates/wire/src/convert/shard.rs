@@ -76,8 +76,11 @@ impl TryFrom<v1::Shard> for Shard {
     }
 }
 
-/// Reads an interval of keys from its first and its last.
-pub(crate) fn interval(first: &[u8], last: &[u8]) -> Result<KeyRange, Invalid> {
+/// Reads an interval of keys from its first and its last, 16 bytes big endian each.
+///
+/// # Errors
+/// [`Invalid`] where they are not keys, or the last lies before the first.
+pub fn interval(first: &[u8], last: &[u8]) -> Result<KeyRange, Invalid> {
     let first = shard_key(first).map_err(|e| e.within("first_key"))?;
     let last = shard_key(last).map_err(|e| e.within("last_key"))?;
     if first > last {

@@ -59,7 +59,7 @@ fn out_of_order(start: ShardKey) -> Invalid {
     Invalid::new("starts", problem, "order shards by ascending start")
 }
 
-fn rows(chunk: &RangeChunk) -> impl Iterator<Item = (ShardId, ShardKey)> {
+pub(super) fn rows(chunk: &RangeChunk) -> impl Iterator<Item = (ShardId, ShardKey)> {
     let starts = chunk.starts.as_chunks::<KEY>().0.iter().map(|start| ShardKey(u128::from_be_bytes(*start)));
     chunk.ids.iter().copied().map(ShardId).zip(starts)
 }

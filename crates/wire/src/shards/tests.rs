@@ -221,3 +221,38 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_map_read_part_by_part_is_the_map() {
+    let map = large(5000);
+    let entries = encode_map(&cart(), &map);
+    let part = |part: ShardPart| {
+        let manifest = read_manifest(&entries[&RecordKey::ShardManifest(cart(), part.clone())]).unwrap();
+        let key = move |hash: &ChunkHash| RecordKey::ShardChunk(cart(), part.clone(), *hash);
+        let chunks: Vec<_> =
+            manifest.chunks.iter().map(|hash| (*hash, entries[&key(hash)].clone())).collect();
+        (manifest, chunks)
+    };
+    let (manifest, chunks) = part(ShardPart::Ranges);
+    assert_eq!((manifest.version, manifest.interval, manifest.rows), (1, KeyRange::ALL, 5000));
+    let mut shards = Vec::new();
+    for (hash, chunk) in &chunks {
+        read_ranges(*hash, chunk, |id, start| shards.push((id, start))).unwrap();
+    }
+    assert!(shards == map.shards.iter().map(|shard| (shard.id, shard.start)).collect::<Vec<_>>());
+    let (_, chunks) = part(ShardPart::Region(Region::new("us").unwrap()));
+    let mut at = 0;
+    for (hash, chunk) in &chunks {
+        let copies = read_copies(*hash, chunk).unwrap();
+        let (first, last) = copies.span().unwrap();
+        for (shard, instance, role, state) in copies.rows() {
+            let copy = &map.shards[at].replicas[1];
+            assert_eq!((shard, instance), (map.shards[at].id, &copy.instance));
+            assert_eq!((role, state), (&copy.role, copy.state));
+            assert!((first..=last).contains(&shard));
+            at += 1;
+        }
+        assert!(read_copies(ChunkHash(1), chunk).is_err(), "it is called otherwise");
+    }
+    assert_eq!(at, 5000);
+}

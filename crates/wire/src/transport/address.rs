@@ -11,6 +11,16 @@ pub enum Address {
     Unix(PathBuf),
 }
 
+impl Address {
+    /// Where an agent that listens here hands over the tables of large shard maps; `None` over TCP, which cannot.
+    pub fn maps(&self) -> Option<Self> {
+        let Self::Unix(path) = self else { return None };
+        let mut path = path.clone().into_os_string();
+        path.push(".maps");
+        Some(Self::Unix(path.into()))
+    }
+}
+
 impl FromStr for Address {
     type Err = Invalid;
 

@@ -89,6 +89,14 @@ impl Socket {
         Ok(begins)
     }
 
+    /// The bare socket, where it is one that hands over memory. Nothing cuts it any more.
+    pub fn into_unix(self) -> Option<UnixStream> {
+        match self.stream {
+            Stream::Unix(stream) => Some(stream),
+            Stream::Tcp(_) => None,
+        }
+    }
+
     /// Who is at the other end.
     pub fn identity(&self) -> &Identity {
         &self.identity

@@ -13,6 +13,8 @@ use fairmesh_model::{
 use fairmesh_router::Shards;
 use fairmesh_wire::{records, shards};
 
+use super::maps::{LARGE, MapName};
+
 /// What has arrived of one service.
 #[derive(Debug)]
 pub(super) struct Facts {
@@ -33,23 +35,36 @@ pub(super) struct Endpoints {
     list: Vec<Endpoint>,
 }
 
-/// The parts of a shard map, and the map that they last made.
+/// A shard map: its parts, and the map that they last made; or of a large one the part that tells its version, and the map
+/// that the agent handed over.
 #[derive(Debug, Default)]
 pub(super) struct ShardParts {
     parts: BTreeMap<RecordKey, Bytes>,
     compiled: Option<Arc<Shards>>,
     changed: bool,
+    /// Whether an agent may hand maps over.
+    offered: bool,
+    /// Whether it cannot now, so that the parts are read here until it does.
+    here: bool,
+    /// Whether it is worth the while, once that is known.
+    large: Option<bool>,
+    /// The version that the parts speak of.
+    told: u64,
+    shared: Option<Arc<Shards>>,
+    /// The last version that cannot be used.
+    failed: u64,
 }
 
 impl Facts {
-    pub(super) fn new(name: ServiceName) -> Self {
+    /// `offered`: an agent may hand large shard maps over.
+    pub(super) fn new(name: ServiceName, offered: bool) -> Self {
         Self {
             name,
             service: None,
             policy: Policy::default(),
             endpoints: Endpoints::default(),
             health: Verdicts::default(),
-            shards: ShardParts::default(),
+            shards: ShardParts { offered, ..ShardParts::default() },
             asked: BTreeMap::new(),
         }
     }
@@ -71,6 +86,9 @@ impl Facts {
             needed.insert(Prefix::health(&self.name, only));
         }
         match (service.kind, only) {
+            (ServiceKind::Sharded, _) if self.is_version_enough() => {
+                needed.insert(self.version_key());
+            }
             (ServiceKind::Sharded, None) => needed.extend([Prefix::shards(&self.name, None)]),
             (ServiceKind::Sharded, Some(region)) => needed.extend([
                 Prefix::shards(&self.name, Some(&ShardPart::Ranges)),
@@ -79,6 +97,24 @@ impl Facts {
             _ => {}
         }
         needed
+    }
+
+    /// What tells the version of the shard map, which every change of it writes.
+    fn version_key(&self) -> Prefix {
+        Prefix::from(&RecordKey::ShardManifest(self.name.clone(), ShardPart::Ranges))
+    }
+
+    /// Whether the map itself comes from the agent, or how large it is has yet to be found out.
+    fn is_version_enough(&self) -> bool {
+        self.shards.offered && !self.shards.here && self.shards.large != Some(false)
+    }
+
+    /// The map that the agent is to hand over, also while its parts are read here because it does not.
+    pub(super) fn shared_map(&self, location: Option<&Location>) -> Option<MapName> {
+        let sharded = self.service.as_ref().is_some_and(|service| service.kind == ServiceKind::Sharded);
+        let only = location.map(|l| &l.region).filter(|_| self.policy.locality.local_only);
+        let wanted = sharded && self.shards.offered && self.shards.large == Some(true);
+        wanted.then(|| MapName { service: self.name.clone(), region: only.cloned() })
     }
 
     /// Changes what is asked for to `needed`; returns what to subscribe to and what to give up.
@@ -101,6 +137,10 @@ impl Facts {
 
     /// Whether everything that was asked for is there. Verdicts may come later: calls go on without them.
     pub(super) fn complete(&self) -> bool {
+        let handed_over = self.shards.last().is_some();
+        if self.asked.contains_key(&self.version_key()) && !handed_over {
+            return false;
+        }
         let health = Prefix::health(&self.name, None);
         let spared = |prefix: &Prefix| health.covers(prefix.as_str());
         self.asked.iter().all(|(prefix, arrived)| *arrived || spared(prefix))
@@ -115,6 +155,10 @@ impl Facts {
     pub(super) fn arrived(&mut self, prefix: &Prefix) {
         if let Some(arrived) = self.asked.get_mut(prefix) {
             *arrived = true;
+            if *prefix == self.version_key() {
+                // There is no map, or its size would be known.
+                self.shards.large.get_or_insert(false);
+            }
         }
     }
 
@@ -139,14 +183,16 @@ impl Facts {
         }
         self.health.by_region.retain(|_, verdicts| !verdicts.is_empty());
         self.shards.forget(gone);
+        // Given up it is not asked for any more, and says nothing about what is there.
+        if self.asked.contains_key(prefix) && gone(self.version_key().as_str()) {
+            self.shards.gone();
+        }
     }
 
     /// Takes a record in. A record that is not valid leaves the one before in place.
     pub(super) fn put(&mut self, text: &Arc<str>, key: &RecordKey, value: &Bytes) -> Result<(), Invalid> {
         if matches!(key, RecordKey::ShardManifest(..) | RecordKey::ShardChunk(..)) {
-            self.shards.parts.insert(key.clone(), value.clone());
-            self.shards.changed = true;
-            return Ok(());
+            return self.shards.put(key, value);
         }
         match records::decode(key, value)? {
             Record::Service(service) => self.service = Some(service),
@@ -169,7 +215,7 @@ impl Facts {
             RecordKey::Endpoint(..) => self.endpoints.delete(text),
             RecordKey::Health(_, region, instance) => self.health.remove(region, instance),
             RecordKey::ShardManifest(..) | RecordKey::ShardChunk(..) => {
-                self.shards.changed |= self.shards.parts.remove(key).is_some();
+                self.shards.delete(key);
             }
             _ => {}
         }
@@ -211,17 +257,67 @@ impl Endpoints {
 
 impl ShardParts {
     /// The map, put together anew only when a part of it changed; parts that do not fit leave the map before in place.
-    pub(super) fn compiled(&mut self) -> Result<Option<&Arc<Shards>>, Invalid> {
-        if std::mem::take(&mut self.changed) {
+    pub(super) fn compile(&mut self) -> Result<(), Invalid> {
+        let elsewhere = self.offered && !self.here && self.large != Some(false);
+        if std::mem::take(&mut self.changed) && !elsewhere {
             let map = shards::decode_map(self.parts.iter().map(|(key, part)| (key.clone(), part.clone())))?;
-            self.compiled = map.map(|map| Arc::new(Shards::compile(&map)));
+            // Read here after all, where the agent hands over no newer one.
+            (self.compiled, self.shared) = (map.map(|map| Arc::new(Shards::compile(&map))), None);
         }
-        Ok(self.compiled.as_ref())
+        Ok(())
     }
 
-    /// The map as it was last put together.
+    /// The map as it was last handed over or put together.
     pub(super) fn last(&self) -> Option<&Arc<Shards>> {
-        self.compiled.as_ref()
+        self.shared.as_ref().or(self.compiled.as_ref())
+    }
+
+    /// Takes the map that the agent handed over.
+    pub(super) fn share(&mut self, shards: Arc<Shards>) {
+        (self.shared, self.compiled, self.here) = (Some(shards), None, false);
+    }
+
+    /// This version cannot be used, and the one before stays; where there is none, the parts are read here.
+    pub(super) fn failed(&mut self, version: u64) {
+        self.failed = self.failed.max(version);
+        self.read_here();
+    }
+
+    /// Reads the parts here unless a map was handed over that is good enough. Returns whether that is new.
+    pub(super) fn read_here(&mut self) -> bool {
+        (self.shared.is_none() || self.lags()) && !std::mem::replace(&mut self.here, true)
+    }
+
+    /// Whether decisions rest on a map that is older than what is known of it, and the newer one is under way.
+    pub(super) fn lags(&self) -> bool {
+        self.shared.as_ref().is_some_and(|shared| shared.version() < self.told && self.failed < self.told)
+    }
+
+    fn put(&mut self, key: &RecordKey, value: &Bytes) -> Result<(), Invalid> {
+        if let RecordKey::ShardManifest(_, ShardPart::Ranges) = key {
+            let manifest = shards::read_manifest(value)?;
+            self.told = manifest.version;
+            self.large = Some(match self.large {
+                None => manifest.rows >= LARGE,
+                // One that hovers about the bound stays where it is.
+                Some(was) => was || manifest.rows >= 2 * LARGE,
+            });
+        }
+        self.parts.insert(key.clone(), value.clone());
+        self.changed = true;
+        Ok(())
+    }
+
+    fn delete(&mut self, key: &RecordKey) {
+        self.changed |= self.parts.remove(key).is_some();
+        if let RecordKey::ShardManifest(_, ShardPart::Ranges) = key {
+            self.gone();
+        }
+    }
+
+    /// The service has no map any more.
+    fn gone(&mut self) {
+        (self.shared, self.large, self.told) = (None, Some(false), 0);
     }
 
     fn forget(&mut self, gone: impl Fn(&str) -> bool) {

@@ -4,7 +4,11 @@ use fairmesh_model::{Hosts, Location, Region, Regions, RoundTrips, ServiceName};
 use fairmesh_router::{Facts as Compiled, Upstream};
 use tokio::time::Instant;
 
-use super::{Registered, facts::Facts};
+use super::{
+    Registered,
+    facts::Facts,
+    maps::{Ask, Asks, MapName},
+};
 use crate::core::{Lane, Ready, Subscription, View};
 
 /// A service that somebody in this process uses.
@@ -15,6 +19,8 @@ pub(super) struct Tracked<L> {
     pub(super) stale: bool,
     /// Since when nobody uses it.
     unused: Option<Instant>,
+    /// The large shard map that the agent was asked for.
+    pub(super) map: Option<MapName>,
 }
 
 /// What all services are compiled with.
@@ -37,9 +43,22 @@ impl Surroundings {
 }
 
 impl<L: Lane> Tracked<L> {
-    pub(super) fn new(subscription: Arc<Subscription<L>>) -> Self {
+    pub(super) fn new(subscription: Arc<Subscription<L>>, maps_offered: bool) -> Self {
         let name = subscription.name().clone();
-        Self { facts: Facts::new(name), subscription, stale: true, unused: None }
+        let facts = Facts::new(name, maps_offered);
+        Self { facts, subscription, stale: true, unused: None, map: None }
+    }
+
+    /// Asks for the large shard map that is wanted, and for none else.
+    pub(super) fn ask_for_map(&mut self, maps: &Asks, location: Option<&Location>) {
+        let wanted = self.facts.shared_map(location);
+        if wanted == self.map {
+            return;
+        }
+        let before = std::mem::replace(&mut self.map, wanted.clone());
+        let asks = before.map(Ask::Unfollow).into_iter().chain(wanted.map(Ask::Follow));
+        // Fails only when the follower has ended, with its worker.
+        asks.for_each(|ask| drop(maps.send(ask)));
     }
 
     /// Whether calls wait for a first snapshot.
@@ -84,7 +103,7 @@ impl<L: Lane> Tracked<L> {
             Some(true) if !self.facts.complete() => return,
             Some(true) => {}
         }
-        if let Err(problem) = self.facts.shards.compiled() {
+        if let Err(problem) = self.facts.shards.compile() {
             let name = &self.facts.name;
             tracing::warn!(service = %name, %problem, "shard map is not whole; the one before stays in use");
         }

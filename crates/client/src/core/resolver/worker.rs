@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Event, Registered, ResolverConfig,
     age::Age,
+    maps::{Ask, Asks, Heard},
     tracked::{Surroundings, Tracked},
 };
 use crate::core::Lane;
@@ -42,6 +43,8 @@ pub(super) struct Worker<L> {
     registered: Arc<Registered<L>>,
     around: Surroundings,
     age: watch::Sender<Age>,
+    /// Where large shard maps are asked for, if anywhere.
+    maps: Option<Asks>,
     tracked: HashMap<ServiceName, Tracked<L>>,
     /// Whose prefix a subscription is.
     owners: HashMap<Prefix, ServiceName>,
@@ -59,7 +62,7 @@ impl<L: Lane> Worker<L> {
         handle: Handle,
         registered: Arc<Registered<L>>,
         around: Surroundings,
-        age: watch::Sender<Age>,
+        (age, maps): (watch::Sender<Age>, Option<Asks>),
     ) -> Self {
         handle.subscribe(Prefix::topology());
         Self {
@@ -68,6 +71,7 @@ impl<L: Lane> Worker<L> {
             registered,
             around,
             age,
+            maps,
             tracked: HashMap::new(),
             owners: HashMap::new(),
             topology: false,
@@ -111,12 +115,36 @@ impl<L: Lane> Worker<L> {
         match event {
             Event::Track(subscription) => {
                 let name = subscription.name().clone();
-                self.tracked.insert(name, Tracked::new(subscription));
+                self.tracked.insert(name, Tracked::new(subscription, self.maps.is_some()));
             }
             Event::Update(update) => self.update(update),
             Event::Refused(prefix, reason) => self.refuse(prefix, &reason),
             Event::Contact(age) => self.age.send_modify(|known| known.told(age, Instant::now())),
+            Event::Map(heard) => self.heard(heard),
             Event::Disconnected => self.age.send_modify(|known| known.disconnected(Instant::now())),
+        }
+    }
+
+    /// Takes what the agent said of large shard maps. One that is not wanted any more is let go.
+    fn heard(&mut self, heard: Heard) {
+        let (Heard::Map(name, _) | Heard::Failed(name, ..)) = &heard else {
+            for tracked in self.tracked.values_mut().filter(|tracked| tracked.map.is_some()) {
+                tracked.stale |= tracked.facts.shards.read_here();
+            }
+            return;
+        };
+        let Some(tracked) = self.tracked.get_mut(&name.service).filter(|t| t.map.as_ref() == Some(name))
+        else {
+            return;
+        };
+        tracked.stale = true;
+        match heard {
+            Heard::Map(_, shards) => tracked.facts.shards.share(shards),
+            Heard::Failed(name, version, problem) => {
+                tracing::warn!(service = %name.service, version, problem, "a shard map cannot be used");
+                tracked.facts.shards.failed(version);
+            }
+            Heard::Unavailable => {}
         }
     }
 
@@ -276,12 +304,16 @@ impl<L: Lane> Worker<L> {
                 self.owners.insert(prefix.clone(), name.clone());
                 self.handle.subscribe(prefix);
             }
+            if let Some(maps) = &self.maps {
+                tracked.ask_for_map(maps, self.around.location.as_ref());
+            }
             if self.topology {
                 tracked.publish(&self.around, &self.registered, self.revision.map_or(0, |at| at.number));
                 tracked.stale = false;
             }
         }
-        if let Some(revision) = self.revision {
+        let lags = self.tracked.values().any(|tracked| tracked.facts.shards.lags());
+        if let Some(revision) = self.revision.filter(|_| !lags) {
             self.handle.ack(revision);
         }
     }
@@ -327,6 +359,9 @@ impl<L: Lane> Worker<L> {
                     self.owners.remove(&prefix);
                     self.refused.remove(&prefix);
                 }
+                if let Some((maps, map)) = self.maps.as_ref().zip(tracked.map.take()) {
+                    let _ = maps.send(Ask::Unfollow(map));
+                }
                 tracked.retire();
             }
         }
@@ -344,13 +379,16 @@ impl<L: Lane> Worker<L> {
             self.tracked.iter().filter(|(_, t)| t.waits()).map(|(name, _)| name.clone()).collect();
         for name in waiting {
             // The service and its policy tell which further prefixes are needed, hence several rounds.
-            for _ in 0..3 {
+            for _ in 0..4 {
                 let missing =
                     self.tracked.get(&name).map(|tracked| tracked.facts.missing()).unwrap_or_default();
                 for prefix in missing {
                     if let Some(cache) = &cache {
                         self.read_prefix(cache, prefix);
                     }
+                }
+                if let Some(tracked) = self.tracked.get_mut(&name) {
+                    tracked.stale |= tracked.facts.shards.read_here();
                 }
                 self.settle();
             }

@@ -75,7 +75,7 @@ fn rig_at(location: Option<Location>) -> Rig {
         otherwise: Some(Location::in_region(Region::new("us").unwrap())),
         cache_dir: Some(folder.path().join("cache")),
     };
-    let worker = Worker::new(config, handle, registered, around, watch::Sender::default());
+    let worker = Worker::new(config, handle, registered, around, (watch::Sender::default(), None));
     Rig { worker, events, received, folder }
 }
 

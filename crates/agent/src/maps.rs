@@ -1,0 +1,276 @@
+//! Large shard maps: each lies once in sealed memory, which every program of the machine reads where it is (S11).
+//!
+//! A program asks for a map over a socket of its own and gets the tables handed over, again whenever they change. What they
+//! are made of, the chunks, stays on disk and is read when a table is made: holding them beside the tables was rejected,
+//! since it would double what a map costs the machine, and following a map for programs through the node would hold them.
+//!
+//! A change makes the tables anew that it concerns, and new versions share the rest: a copy of all for each of many moves in
+//! a row would write tens of megabytes for each. A list of recent moves over a table that is folded in now and then was
+//! rejected: every look-up would search both.
+
+mod build;
+mod keep;
+mod serve;
+mod source;
+mod store;
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use fairmesh_model::{ChunkHash, Prefix, RecordKey, Region, ServiceName, ShardPart, StoreId};
+use fairmesh_rib::{Entry, Update, cache::Cache, covering, upstream::Handle};
+use tokio::sync::{Notify, watch};
+
+pub(crate) use build::Built;
+pub(crate) use serve::serve;
+use source::Source;
+use store::Store;
+pub(crate) use store::is_left_out;
+
+use crate::feed::Shared;
+
+/// Which map: of a service, with the copies of one region or of all.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct MapName {
+    pub(crate) service: ServiceName,
+    pub(crate) region: Option<Region>,
+}
+
+impl MapName {
+    /// What it is made of.
+    pub(crate) fn prefixes(&self) -> Vec<Prefix> {
+        let part = |part| Prefix::shards(&self.service, Some(&part));
+        match &self.region {
+            None => vec![Prefix::shards(&self.service, None)],
+            Some(region) => vec![part(ShardPart::Ranges), part(ShardPart::Region(region.clone()))],
+        }
+    }
+}
+
+/// What there is of a map.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Latest {
+    pub(crate) built: Option<Arc<Built>>,
+    /// Why the version after it cannot be used: the version, 0 where even that is not known, and the reason.
+    pub(crate) failure: Option<(u64, String)>,
+}
+
+/// Every map that programs of this machine follow, and what they are made of.
+#[derive(Debug)]
+pub(crate) struct Maps {
+    inner: Mutex<Inner>,
+    cache: Arc<Cache>,
+    /// Ticks when a map was made or could not be.
+    made: watch::Sender<u64>,
+    /// Numbers tables, so that none is handed over twice.
+    tables: Arc<AtomicU64>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    store: Option<StoreId>,
+    stores: BTreeMap<Prefix, Store>,
+    followed: BTreeMap<MapName, Followed>,
+}
+
+#[derive(Debug)]
+struct Followed {
+    users: usize,
+    latest: Latest,
+    changed: Arc<Notify>,
+}
+
+/// One more follows a map.
+pub(crate) fn follow(shared: &Arc<Shared>, upstream: &Handle, name: &MapName) {
+    if let (true, changed) = shared.maps.join(name) {
+        tokio::spawn(keep::keep(Arc::clone(shared), upstream.clone(), name.clone(), changed));
+    }
+}
+
+impl Maps {
+    pub(crate) fn new(cache: Arc<Cache>) -> Self {
+        Self { inner: Mutex::default(), cache, made: watch::Sender::new(0), tables: Arc::default() }
+    }
+
+    /// Locked last of all.
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // Nothing that runs under the lock panics.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes what was saved of a prefix; chunks are on disk.
+    pub(crate) fn restore(&self, prefix: Prefix, store: StoreId, entries: Vec<(Arc<str>, Entry)>) {
+        let mut inner = self.lock();
+        inner.store = Some(store);
+        inner.stores.entry(prefix).or_default().replace(entries);
+    }
+
+    /// From now on a prefix is held here; what there is of it already is in `entries`, where it is complete.
+    pub(crate) fn hold(
+        &self,
+        prefix: &Prefix,
+        store: Option<StoreId>,
+        entries: Option<Vec<(Arc<str>, Entry)>>,
+    ) {
+        let mut inner = self.lock();
+        inner.store = inner.store.or(store);
+        let held = inner.stores.entry(prefix.clone()).or_default();
+        if let Some(entries) = entries {
+            held.replace(entries);
+        }
+    }
+
+    pub(crate) fn holds(&self, prefix: &Prefix) -> bool {
+        self.lock().stores.contains_key(prefix)
+    }
+
+    pub(crate) fn forget(&self, prefix: &Prefix) {
+        self.lock().stores.remove(prefix);
+    }
+
+    /// Takes from an update what belongs to maps, and leaves to the node what `in_node` says is wanted there. Returns the
+    /// prefixes that changed here.
+    pub(crate) fn take(&self, update: &mut Update, in_node: impl Fn(&str) -> bool) -> Vec<Prefix> {
+        let mut inner = self.lock();
+        let inner = &mut *inner;
+        if inner.stores.is_empty() {
+            return Vec::new();
+        }
+        if inner.store.replace(update.revision.store).is_some_and(|store| store != update.revision.store) {
+            inner.stores.values_mut().for_each(|store| *store = Store::default());
+        }
+        let mut changed = Vec::new();
+        for snapshot in &update.snapshots {
+            if let Some(store) = inner.stores.get_mut(&snapshot.prefix) {
+                store.replace(snapshot.entries.clone());
+                changed.push(snapshot.prefix.clone());
+            }
+        }
+        let puts = update.puts.iter().map(|(key, entry)| (key, Some(entry)));
+        for (key, entry) in puts.chain(update.deletes.iter().map(|key| (key, None))) {
+            for text in covering(key) {
+                let Some(store) = inner.stores.get_mut(text) else { continue };
+                store.set(key, entry.cloned());
+                // What is not complete must not be saved as if it were.
+                changed.extend(Prefix::new(text).ok().filter(|_| store.is_complete()));
+            }
+        }
+        update.snapshots.retain(|snapshot| in_node(snapshot.prefix.as_str()));
+        update.puts.retain(|(key, _)| in_node(key));
+        inner
+            .followed
+            .iter()
+            .filter(|(name, _)| name.prefixes().iter().any(|prefix| changed.contains(prefix)))
+            .for_each(|(_, followed)| followed.changed.notify_one());
+        changed
+    }
+
+    /// What is to be saved of a prefix, where it is held here.
+    pub(crate) fn to_save(&self, prefix: &Prefix) -> Option<Vec<(Arc<str>, Entry)>> {
+        self.lock().stores.get(prefix).filter(|store| store.is_complete()).map(Store::entries)
+    }
+
+    /// What was saved need not be held any more.
+    pub(crate) fn saved(&self, prefix: &Prefix, entries: &[(Arc<str>, Entry)]) {
+        if let Some(store) = self.lock().stores.get_mut(prefix) {
+            store.saved(entries);
+        }
+    }
+
+    /// All of a prefix with its chunks, read back from disk; `None` where one is missing or the prefix has not come yet.
+    pub(crate) fn whole(&self, prefix: &Prefix) -> Option<Vec<(Arc<str>, Entry)>> {
+        let entries =
+            self.lock().stores.get(prefix).filter(|store| store.is_complete()).map(Store::entries)?;
+        let fill = |(key, mut entry): (Arc<str>, Entry)| {
+            if is_left_out(&key, &entry) {
+                entry.value = self.cache.chunk(prefix, &key).ok()??;
+            }
+            Some((key, entry))
+        };
+        entries.into_iter().map(fill).collect()
+    }
+
+    /// Ticks when a map was made or could not be.
+    pub(crate) fn made(&self) -> watch::Receiver<u64> {
+        self.made.subscribe()
+    }
+
+    /// What there is of a map that is followed.
+    pub(crate) fn latest(&self, name: &MapName) -> Latest {
+        self.lock().followed.get(name).map(|followed| followed.latest.clone()).unwrap_or_default()
+    }
+
+    /// One more follows a map; whether nobody did before, and what tells of changes.
+    fn join(&self, name: &MapName) -> (bool, Arc<Notify>) {
+        let mut inner = self.lock();
+        let new = || Followed { users: 0, latest: Latest::default(), changed: Arc::default() };
+        let followed = inner.followed.entry(name.clone()).or_insert_with(new);
+        followed.users += 1;
+        followed.changed.notify_one();
+        (followed.users == 1, Arc::clone(&followed.changed))
+    }
+
+    /// One follows it no more; its tables go with the last.
+    pub(crate) fn leave(&self, name: &MapName) {
+        let mut inner = self.lock();
+        let Some(followed) = inner.followed.get_mut(name) else { return };
+        followed.users -= 1;
+        if followed.users == 0 {
+            followed.changed.notify_one();
+            inner.followed.remove(name);
+        }
+    }
+
+    fn tell(&self, name: &MapName, tell: impl FnOnce(&mut Latest)) {
+        if let Some(followed) = self.lock().followed.get_mut(name) {
+            tell(&mut followed.latest);
+        }
+        self.made.send_modify(|ticks| *ticks += 1);
+    }
+
+    /// The upstream does not serve a prefix.
+    pub(crate) fn refused(&self, prefix: &Prefix, reason: &str) {
+        let names: Vec<_> = self.lock().followed.keys().cloned().collect();
+        for name in names.iter().filter(|name| name.prefixes().contains(prefix)) {
+            self.tell(name, |latest| latest.failure = Some((0, reason.to_owned())));
+        }
+    }
+
+    /// What a map is made of now; `None` while not all of it has come.
+    fn source(&self, name: &MapName) -> Option<Source> {
+        let inner = self.lock();
+        let stores: Option<Vec<_>> = name
+            .prefixes()
+            .into_iter()
+            .map(|prefix| {
+                Some((prefix.clone(), inner.stores.get(&prefix).filter(|store| store.is_complete())?))
+            })
+            .collect();
+        Some(Source::new(inner.store?, stores?, Arc::clone(&self.cache)))
+    }
+
+    /// Whether a map has this chunk now.
+    fn names(&self, name: &MapName, chunk: ChunkHash) -> bool {
+        let inner = self.lock();
+        let stores = name.prefixes().into_iter().filter_map(|prefix| inner.stores.get(&prefix));
+        stores.flat_map(Store::keys).any(
+            |key| matches!(RecordKey::parse(key), Ok(RecordKey::ShardChunk(_, _, hash)) if hash == chunk),
+        )
+    }
+
+    /// How many tables are held, and how many bytes they have, for metrics.
+    pub(crate) fn size(&self) -> (usize, usize) {
+        let inner = self.lock();
+        let built = inner.followed.values().filter_map(|followed| followed.latest.built.as_ref());
+        built.fold((0, 0), |(maps, bytes), built| (maps + 1, bytes + built.bytes()))
+    }
+
+    fn next_table(&self) -> u64 {
+        self.tables.fetch_add(1, Ordering::Relaxed)
+    }
+}

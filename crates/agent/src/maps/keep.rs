@@ -1,0 +1,68 @@
+use std::{sync::Arc, time::Duration};
+
+use fairmesh_rib::upstream::Handle;
+use tokio::{sync::Notify, time::Instant};
+
+use super::{MapName, build::Builder, source::Broken};
+use crate::feed::Shared;
+
+/// How long to wait after a version was made, at least: a burst of moves becomes one.
+const REST: Duration = Duration::from_millis(20);
+/// How many times as long as it took to make one to wait after it, so that moves without end leave most of the machine alone.
+const RESTS: u32 = 4;
+/// How long to wait until what was lost is fetched again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Makes tables of every version of a map that is followed, until nobody does.
+pub(super) async fn keep(shared: Arc<Shared>, upstream: Handle, name: MapName, changed: Arc<Notify>) {
+    let numbers = Arc::clone(&shared);
+    let mut builder = Builder::new(move || numbers.maps.next_table());
+    loop {
+        changed.notified().await;
+        // The list of followed maps holds the other one.
+        if Arc::strong_count(&changed) == 1 {
+            return;
+        }
+        let Some(source) = shared.maps.source(&name) else { continue };
+        let before = shared.maps.latest(&name);
+        let began = Instant::now();
+        let work = tokio::task::spawn_blocking(move || {
+            let built =
+                source.parts().map_err(Broken::from).and_then(|parts| match (&parts, &before.built) {
+                    (None, _) => Ok(None),
+                    (Some(parts), Some(built)) if built.is(&source, parts) => Ok(before.built.clone()),
+                    (Some(parts), built) => {
+                        builder.build(&source, parts, built.as_deref()).map(|built| Some(Arc::new(built)))
+                    }
+                });
+            let version = source.parts().ok().flatten().map_or(0, |parts| parts.version);
+            (builder, version, built)
+        });
+        let (returned, version, built) = match work.await {
+            Ok(done) => done,
+            // It panicked, which the runtime has reported; the map stays as it is.
+            Err(_) => return,
+        };
+        builder = returned;
+        let took = began.elapsed();
+        match built {
+            Ok(built) => {
+                tracing::debug!(service = %name.service, version, ?took, "shard tables are made");
+                shared.maps.tell(&name, |latest| (latest.built, latest.failure) = (built, None));
+            }
+            // Replaced meanwhile: what replaces it is there.
+            Err(Broken::Lost(hash)) if !shared.maps.names(&name, hash) => changed.notify_one(),
+            Err(Broken::Lost(hash)) => {
+                tracing::warn!(service = %name.service, %hash, "a chunk of the shard map is fetched again");
+                shared.fetch_again(&name, &upstream);
+                tokio::time::sleep(RETRY).await;
+                changed.notify_one();
+            }
+            Err(broken) => {
+                tracing::warn!(service = %name.service, version, %broken, "the shard map cannot be used; the one before stays");
+                shared.maps.tell(&name, |latest| latest.failure = Some((version, broken.to_string())));
+            }
+        }
+        tokio::time::sleep((took * RESTS).max(REST)).await;
+    }
+}

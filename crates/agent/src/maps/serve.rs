@@ -1,0 +1,227 @@
+//! Hands tables over, on a socket of their own.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    io,
+    os::fd::BorrowedFd,
+    sync::Arc,
+    time::Duration,
+};
+
+use fairmesh_model::{Invalid, Region, ServiceName};
+use fairmesh_sealed::{Channel, MAX_HANDLES};
+use fairmesh_wire::{
+    convert,
+    handshake::{Hello, negotiate},
+    transport::Listener,
+    v1::{self, map_request, map_response::Kind},
+};
+use prost::Message;
+use tokio::{net::UnixStream, sync::Semaphore, time::timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Latest, MapName,
+    build::{Built, Table},
+};
+use crate::backend::AgentBackend;
+use fairmesh_rib::server::Backend;
+
+/// How long a program may take to say hello, and to take what it is sent.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The most programs at a time, and the most maps that one may follow.
+const MOST_PROGRAMS: usize = 1024;
+const MOST_MAPS: usize = 256;
+
+/// Serves until `stopping`.
+pub(crate) async fn serve(listener: Listener, backend: AgentBackend, stopping: CancellationToken) {
+    let places = Arc::new(Semaphore::new(MOST_PROGRAMS));
+    loop {
+        let accepted = async {
+            // Never closed.
+            let place = Arc::clone(&places).acquire_owned().await;
+            (place, listener.accept().await)
+        };
+        let (place, socket) = tokio::select! {
+            accepted = accepted => accepted,
+            () = stopping.cancelled() => return,
+        };
+        let Some(stream) = socket.into_unix() else { continue };
+        let (backend, stopping) = (backend.clone(), stopping.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                ended = Session::new(stream, backend).run() => {
+                    if let Err(error) = ended {
+                        tracing::debug!(%error, "a program that follows shard maps is gone");
+                    }
+                }
+                () = stopping.cancelled() => {}
+            }
+            drop(place);
+        });
+    }
+}
+
+/// One program.
+struct Session {
+    channel: Channel,
+    backend: AgentBackend,
+    follows: BTreeMap<MapName, Following>,
+    /// The tables that the program has.
+    sent: HashSet<u64>,
+}
+
+/// A map that a program follows.
+struct Following {
+    _claim: MapClaim,
+    told: Latest,
+}
+
+/// Dropping it gives the map up.
+struct MapClaim {
+    backend: AgentBackend,
+    name: MapName,
+}
+
+impl Drop for MapClaim {
+    fn drop(&mut self) {
+        self.backend.leave_map(&self.name);
+    }
+}
+
+impl Session {
+    fn new(stream: UnixStream, backend: AgentBackend) -> Self {
+        Self { channel: Channel::new(stream), backend, follows: BTreeMap::new(), sent: HashSet::new() }
+    }
+
+    async fn run(mut self) -> io::Result<()> {
+        if timeout(PATIENCE, self.greet()).await?? {
+            self.exchange().await?;
+        }
+        Ok(())
+    }
+
+    /// Whether both speak a common version.
+    async fn greet(&mut self) -> io::Result<bool> {
+        let Some((frame, _)) = self.channel.receive().await? else { return Ok(false) };
+        let Ok(v1::MapRequest { kind: Some(map_request::Kind::Hello(hello)) }) =
+            v1::MapRequest::decode(frame)
+        else {
+            return Err(invalid("it did not say hello"));
+        };
+        let version = negotiate(&hello).map_err(|status| invalid(status.message()))?;
+        let (store, location) = (self.backend.node().store(), self.backend.location());
+        let hello = Hello { version, store, location, software: self.backend.software() };
+        self.send(Kind::Hello(hello.into()), &[]).await?;
+        Ok(true)
+    }
+
+    async fn exchange(&mut self) -> io::Result<()> {
+        let mut made = self.backend.shared.maps.made();
+        loop {
+            made.mark_unchanged();
+            self.tell().await?;
+            tokio::select! {
+                frame = self.channel.receive() => match frame? {
+                    Some((frame, _)) => self.asked(v1::MapRequest::decode(frame)?)?,
+                    None => return Ok(()),
+                },
+                // Its sender lives as long as the backend.
+                _ = made.changed() => {}
+            }
+        }
+    }
+
+    fn asked(&mut self, request: v1::MapRequest) -> io::Result<()> {
+        match request.kind {
+            Some(map_request::Kind::Follow(name)) => {
+                let name = read_name(name).map_err(|e| invalid(&e.to_string()))?;
+                if self.follows.len() >= MOST_MAPS {
+                    return Err(invalid("it follows more maps than a program may"));
+                }
+                if !self.follows.contains_key(&name) {
+                    self.backend.join_map(&name);
+                    let claim = MapClaim { backend: self.backend.clone(), name: name.clone() };
+                    self.follows.insert(name, Following { _claim: claim, told: Latest::default() });
+                }
+            }
+            Some(map_request::Kind::Unfollow(name)) => {
+                self.follows.remove(&read_name(name).map_err(|e| invalid(&e.to_string()))?);
+                self.forget_tables();
+            }
+            Some(map_request::Kind::Hello(_)) | None => {}
+        }
+        Ok(())
+    }
+
+    /// Sends what is new.
+    async fn tell(&mut self) -> io::Result<()> {
+        let names: Vec<MapName> = self.follows.keys().cloned().collect();
+        for name in names {
+            let latest = self.backend.shared.maps.latest(&name);
+            let Some(following) = self.follows.get_mut(&name) else { continue };
+            let told = std::mem::replace(&mut following.told, latest.clone());
+            if let Some(built) = &latest.built
+                && told.built.is_none_or(|told| !Arc::ptr_eq(&told, built))
+            {
+                self.hand_over(&name, built).await?;
+            }
+            if let Some((version, reason)) = latest.failure.clone()
+                && told.failure != latest.failure
+            {
+                let failure = v1::MapFailure { name: Some(write_name(&name)), version, reason };
+                self.send(Kind::Failure(failure), &[]).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn hand_over(&mut self, name: &MapName, built: &Built) -> io::Result<()> {
+        let tables = || built.segments.iter().chain([&built.holders]);
+        let new: Vec<&Arc<Table>> = tables().filter(|table| !self.sent.contains(&table.id)).collect();
+        for some in new.chunks(MAX_HANDLES) {
+            let ids = some.iter().map(|table| table.id).collect();
+            let handles: Vec<_> = some.iter().filter_map(|table| table.memory.handle()).collect();
+            self.send(Kind::Tables(v1::MapTables { ids }), &handles).await?;
+        }
+        let map = v1::SharedMap {
+            name: Some(write_name(name)),
+            version: built.version,
+            first_key: convert::shard_key_bytes(built.interval.first),
+            last_key: convert::shard_key_bytes(built.interval.last),
+            segments: built.segments.iter().map(|table| table.id).collect(),
+            holders: built.holders.id,
+        };
+        self.send(Kind::Map(map), &[]).await?;
+        self.forget_tables();
+        Ok(())
+    }
+
+    /// Those that no map names any more, as the program does.
+    fn forget_tables(&mut self) {
+        let told = self.follows.values().filter_map(|following| following.told.built.as_ref());
+        self.sent = told
+            .flat_map(|built| built.segments.iter().chain([&built.holders]))
+            .map(|table| table.id)
+            .collect();
+    }
+
+    async fn send(&self, kind: Kind, handles: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let response = v1::MapResponse { kind: Some(kind) };
+        timeout(PATIENCE, self.channel.send(&response.encode_to_vec(), handles)).await?
+    }
+}
+
+fn read_name(name: v1::MapName) -> Result<MapName, Invalid> {
+    let region = (!name.region.is_empty()).then(|| Region::new(name.region)).transpose()?;
+    Ok(MapName { service: ServiceName::new(name.service)?, region })
+}
+
+fn write_name(name: &MapName) -> v1::MapName {
+    let region = name.region.as_ref().map(ToString::to_string).unwrap_or_default();
+    v1::MapName { service: name.service.to_string(), region }
+}
+
+fn invalid(problem: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, problem)
+}

@@ -1,0 +1,118 @@
+//! Chunks of shard maps, a file each.
+
+use std::{
+    borrow::Cow,
+    collections::HashSet,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use bytes::Bytes;
+use fairmesh_model::{Prefix, RecordKey};
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::{Cache, CacheError, Saved, failed};
+
+/// How folders of chunks end.
+const FOLDER: &str = "chunks";
+
+/// Whether this is the key of a chunk, whose value is saved apart.
+pub(super) fn is_chunk(key: &str) -> bool {
+    // Parsing costs more than a look, and nearly all keys are others.
+    key.contains("/chunks/") && matches!(RecordKey::parse(key), Ok(RecordKey::ShardChunk(..)))
+}
+
+/// The copy without the values of chunks.
+pub(super) fn left_out(saved: &Saved) -> Cow<'_, Saved> {
+    if !saved.entries.iter().any(|(key, _)| is_chunk(key)) {
+        return Cow::Borrowed(saved);
+    }
+    let mut index = saved.clone();
+    let chunks = index.entries.iter_mut().filter(|(key, _)| is_chunk(key));
+    chunks.for_each(|(_, entry)| entry.value = Bytes::new());
+    Cow::Owned(index)
+}
+
+impl Cache {
+    /// The chunk at a key of a copy that was saved, or `None` where it is not there or damaged.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn chunk(&self, prefix: &Prefix, key: &str) -> Result<Option<Bytes>, CacheError> {
+        let path = self.chunk_folder(prefix).join(file_name(key));
+        match fs::read(&path) {
+            // Its name says what is in it, which whoever uses it compares.
+            Ok(bytes) => Ok(Some(bytes.into()).filter(|value: &Bytes| !value.is_empty())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(failed("read", &path)(error)),
+        }
+    }
+
+    /// Writes the chunks that are new, before the copy that names them.
+    pub(super) fn save_chunks(&self, saved: &Saved) -> Result<(), CacheError> {
+        let folder = self.chunk_folder(&saved.prefix);
+        let mut new = Vec::new();
+        for (key, entry) in saved.entries.iter().filter(|(key, _)| is_chunk(key)) {
+            let path = folder.join(file_name(key));
+            if !entry.value.is_empty() && !path.exists() {
+                new.push((path, &entry.value));
+            }
+        }
+        if new.is_empty() {
+            return Ok(());
+        }
+        fs::create_dir_all(&folder).map_err(failed("create", &folder))?;
+        for (path, value) in new {
+            // Not synced one by one: what a crash leaves of it does not fit its name, and is fetched again.
+            let beside = path.with_extension("new");
+            fs::write(&beside, value).map_err(failed("write", &beside))?;
+            fs::rename(&beside, &path).map_err(failed("rename", &path))?;
+        }
+        Ok(())
+    }
+
+    /// Removes the chunks that the copy no longer names.
+    pub(super) fn sweep_chunks(&self, saved: &Saved) -> Result<(), CacheError> {
+        let folder = self.chunk_folder(&saved.prefix);
+        let Some(files) = list(&folder)? else { return Ok(()) };
+        let kept = saved.entries.iter().filter(|(key, _)| is_chunk(key)).map(|(key, _)| file_name(key));
+        let kept: HashSet<PathBuf> = kept.map(|name| folder.join(name)).collect();
+        for path in files.into_iter().filter(|path| !kept.contains(path)) {
+            remove(&path)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn remove_chunks(&self, prefix: &Prefix) -> Result<(), CacheError> {
+        let folder = self.chunk_folder(prefix);
+        let Some(files) = list(&folder)? else { return Ok(()) };
+        files.iter().try_for_each(|path| remove(path))?;
+        fs::remove_dir(&folder).map_err(failed("remove", &folder))
+    }
+
+    fn chunk_folder(&self, prefix: &Prefix) -> PathBuf {
+        self.path(prefix).with_extension(FOLDER)
+    }
+}
+
+/// The part and the name of a chunk go into the name of its file.
+fn file_name(key: &str) -> String {
+    format!("{:032x}", xxh3_128(key.as_bytes()))
+}
+
+fn list(folder: &Path) -> Result<Option<Vec<PathBuf>>, CacheError> {
+    let files = match fs::read_dir(folder) {
+        Ok(files) => files,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed("list", folder)(error)),
+    };
+    let files: Result<Vec<_>, _> = files.map(|file| file.map(|file| file.path())).collect();
+    files.map(Some).map_err(failed("list", folder))
+}
+
+fn remove(path: &Path) -> Result<(), CacheError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path)(error)),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,95 @@
+//! Parts of a map read one by one, by those for whom the whole in memory would be too much.
+
+use fairmesh_model::{ChunkHash, InstanceId, Invalid, KeyRange, ReplicaState, Role, ShardId, ShardKey};
+
+use super::{part, ranges, replicas};
+use crate::{convert, records, v1};
+
+/// What a part of a map consists of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Manifest {
+    /// The version of the map; all parts have the same.
+    pub version: u64,
+    /// The keys that the map speaks for.
+    pub interval: KeyRange,
+    /// Its chunks, in order.
+    pub chunks: Vec<ChunkHash>,
+    /// How many rows they have in all: shards, or copies.
+    pub rows: u32,
+}
+
+/// The copies of a chunk by ascending shard.
+#[derive(Debug)]
+pub struct Copies {
+    instances: Vec<InstanceId>,
+    roles: Vec<Role>,
+    states: Vec<ReplicaState>,
+    chunk: v1::ReplicaChunk,
+}
+
+/// Reads a manifest.
+///
+/// # Errors
+/// [`Invalid`] where it is damaged or names a chunk twice.
+pub fn read_manifest(value: &[u8]) -> Result<Manifest, Invalid> {
+    let manifest = part::read_manifest(value)?;
+    let chunks = manifest.chunks.iter().map(|chunk| convert::wide("chunks", chunk).map(ChunkHash));
+    Ok(Manifest {
+        version: manifest.version,
+        interval: convert::interval(&manifest.first_key, &manifest.last_key)?,
+        chunks: chunks.collect::<Result<_, _>>()?,
+        rows: manifest.shards,
+    })
+}
+
+/// Reads a chunk of the part `ranges`: shards with their starts, which ascend.
+///
+/// # Errors
+/// [`Invalid`] where it is damaged, or not what its name says.
+pub fn read_ranges(
+    hash: ChunkHash,
+    chunk: &[u8],
+    mut each: impl FnMut(ShardId, ShardKey),
+) -> Result<(), Invalid> {
+    part::check_hash(hash, chunk)?;
+    let chunk = records::message(chunk)?;
+    ranges::check(&chunk)?;
+    ranges::rows(&chunk).for_each(|(id, start)| each(id, start));
+    Ok(())
+}
+
+/// Reads a chunk of the part of a region.
+///
+/// # Errors
+/// [`Invalid`] where it is damaged, or not what its name says.
+pub fn read_copies(hash: ChunkHash, chunk: &[u8]) -> Result<Copies, Invalid> {
+    part::check_hash(hash, chunk)?;
+    let chunk: v1::ReplicaChunk = records::message(chunk)?;
+    replicas::check(&chunk)?;
+    let state = |state: &i32| convert::known::<v1::ReplicaState>("state", *state).map(Into::into);
+    Ok(Copies {
+        instances: chunk.instances.iter().map(InstanceId::new).collect::<Result<_, _>>()?,
+        roles: chunk.roles.iter().map(Role::new).collect::<Result<_, _>>()?,
+        states: chunk.state.iter().map(state).collect::<Result<_, _>>()?,
+        chunk,
+    })
+}
+
+impl Copies {
+    /// The first and the last shard; `None` of a chunk without rows.
+    pub fn span(&self) -> Option<(ShardId, ShardId)> {
+        let shards = &self.chunk.shards;
+        Some((ShardId(*shards.first()?), ShardId(*shards.last()?)))
+    }
+
+    /// Each copy: the shard, who holds it, for what, and how.
+    pub fn rows(&self) -> impl Iterator<Item = (ShardId, &InstanceId, &Role, ReplicaState)> {
+        let v1::ReplicaChunk { shards, instance, role, .. } = &self.chunk;
+        let names = instance.iter().zip(role).zip(&self.states);
+        shards.iter().zip(names).filter_map(|(shard, ((instance, role), state))| {
+            // Every row names somebody, as was checked.
+            let names = self.instances.get(*instance as usize).zip(self.roles.get(*role as usize));
+            names.map(|(instance, role)| (ShardId(*shard), instance, role, *state))
+        })
+    }
+}
