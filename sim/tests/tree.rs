@@ -158,18 +158,22 @@ fn more_changes_than_are_remembered_of_a_watcher_make_a_snapshot() {
 }
 
 #[test]
-fn the_largest_tree_is_valid_and_a_small_part_of_it_does_what_it_expects() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scenarios/hyperscale.yaml");
-    let mut scenario = read(&fs::read_to_string(path).unwrap());
-    scenario.validate().unwrap();
-    assert_eq!((scenario.routers(), scenario.services.count), (1_000_000, 50_000));
-    scenario.scale(0.002);
-    // As much in fewer batches, which take less time.
-    scenario.writes.batches /= 10.0;
-    scenario.compare = true;
-    let report = run(&scenario, |_| {}).unwrap();
-    assert_eq!(report.missed, [""; 0]);
-    assert_eq!((report.routers, report.different), (80 * 20, Some(0)));
+fn the_largest_trees_are_valid_and_a_small_part_of_them_does_what_they_expect() {
+    for name in ["hyperscale", "hyperscale-outages"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../scenarios/{name}.yaml"));
+        let mut scenario = read(&fs::read_to_string(path).unwrap());
+        scenario.validate().unwrap();
+        assert_eq!((scenario.name.as_str(), scenario.routers()), (name, 1_000_000));
+        assert_eq!(scenario.services.count, 50_000);
+        scenario.scale(0.002);
+        // As much in fewer batches, which take less time.
+        scenario.writes.batches /= 40.0;
+        scenario.compare = true;
+        let report = run(&scenario, |_| {}).unwrap();
+        assert_eq!(report.missed, [""; 0]);
+        assert_eq!((report.routers, report.different), (80 * 20, Some(0)));
+        assert!(report.recoveries.iter().all(|recovery| recovery.lost == 0 || recovery.seconds.is_some()));
+    }
 }
 
 #[test]

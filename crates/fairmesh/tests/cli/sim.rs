@@ -79,3 +79,41 @@ grid: {subset: [5]}
     let complaint = sim(&folder, "sweep", &grid.replace("subset:", "sbset:"), &[]).fails(2);
     assert!(complaint.contains("file.yaml:4:") && complaint.contains("sbset"), "{complaint}");
 }
+
+/// A tree that is simulated in no time.
+const TREE: &str = "\
+kind: tree
+name: little
+duration: 3s
+services: {count: 20, sizes: [{servers: 1, share: 1}, {servers: 30, share: 0.01}], endpointBytes: 300, sharded: 0.1, bytes: 300000, chunkBytes: 2000, popularity: 0.4}
+writes: {batches: 20, bytes: 20000, sharded: 1, together: 2}
+costs: {delivery: 30us, megabyte: 2ms, record: 3us}
+root: {cores: 1, gigabits: 1}
+regions: [{name: near, delay: 1ms}]
+replicas: [{name: leaf, count: 2, link: {gigabits: 1}, machine: {cores: 1, gigabits: 1}}]
+agents: {count: 10, link: {delay: 1ms, gigabits: 1}, machine: {cores: 1, gigabits: 1}, programs: 2, calls: 2, local: 50us}
+";
+
+#[test]
+fn a_tree_is_played_drawn_and_judged() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (json, svg) = (path("out.json"), path("out.svg"));
+    let table = sim(&folder, "run", TREE, &["--json", &json, "--svg", &svg, "--factor", "0.5"]).ok();
+    assert!(
+        table.contains("little: 20 routers") && table.contains("leaf") && table.contains("programs"),
+        "{table}"
+    );
+    let reports: serde_json::Value = serde_json::from_slice(&fs::read(&json).unwrap()).unwrap();
+    assert_eq!(reports[0]["services"], 10);
+    assert!(reports[0]["layers"][3]["propagation"]["p50Ms"].as_f64().unwrap() > 2.0, "{reports}");
+    assert!(fs::read_to_string(&svg).unwrap().contains("programs"));
+
+    let missed = sim(&folder, "run", &format!("{TREE}expect: {{p99Below: 1ms}}\n"), &[]);
+    assert_eq!(missed.code, Some(1), "{missed:?}");
+    assert!(missed.out.contains("not as expected: the 99th percentile"), "{missed:?}");
+    let complaint = sim(&folder, "run", &TREE.replace("cores: 1,", "coers: 1,"), &[]).fails(2);
+    assert!(complaint.contains("file.yaml:7:") && complaint.contains("cores"), "{complaint}");
+    let complaint = sim(&folder, "run", &TREE.replace("kind: tree", "kind: forest"), &[]).fails(2);
+    assert!(complaint.contains("file.yaml:1:") && complaint.contains("tree"), "{complaint}");
+}

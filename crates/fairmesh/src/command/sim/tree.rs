@@ -58,6 +58,11 @@ fn show(report: &Report, took: Duration) -> String {
         "written: {} batches, {} records, {:.1} MB a second; {} batches refused\n",
         writes.batches, writes.records, writes.megabytes_per_second, writes.refused
     );
+    text + &tables(report) + &rest(report) + "\n"
+}
+
+fn tables(report: &Report) -> String {
+    let mut text = String::new();
     let head = [
         "LAYER",
         "PROCESSES",
@@ -85,6 +90,11 @@ fn show(report: &Report, took: Duration) -> String {
         "MAX LATER",
     ];
     text += &output::table(&head, &report.layers.iter().map(times).collect::<Vec<_>>());
+    text
+}
+
+fn rest(report: &Report) -> String {
+    let mut text = String::new();
     if let Some(end) = report.layers.last().and_then(|layer| layer.propagation) {
         let Propagation { p50_ms, p95_ms, p99_ms, .. } = end;
         let _ = writeln!(
@@ -109,7 +119,7 @@ fn show(report: &Report, took: Duration) -> String {
     for missed in &report.missed {
         let _ = writeln!(text, "not as expected: {missed}");
     }
-    text + "\n"
+    text
 }
 
 fn traffic(layer: &Layer) -> Vec<String> {
