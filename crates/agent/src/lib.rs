@@ -97,9 +97,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     };
     tokio::spawn(checker::seek(applicant, upstream.clone(), stopping.clone()));
     tokio::spawn(usages.clone().run(stopping.clone()));
-    if let Some(listener) = maps {
-        tokio::spawn(maps::serve(listener, backend.clone(), stopping.clone()));
-    }
+    let maps = maps.map(|listener| tokio::spawn(maps::serve(listener, backend.clone(), stopping.clone())));
     let pages = http::Pages { backend: backend.clone(), usages: usages.clone() };
     let http = http.map(|listener| tokio::spawn(http::serve(listener, pages, stopping.clone())));
     let saving = tokio::spawn(shared.clone().save_all(upstream.state(), stopping.clone()));
@@ -117,9 +115,10 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     stopping.cancel();
     // A panic in one of these has been reported by the runtime; stopping goes on.
     let _ = saving.await;
-    if let Some(http) = http {
-        let _ = http.await;
+    for task in [http, maps].into_iter().flatten() {
+        let _ = task.await;
     }
+    shared.maps.ended().await;
     served.map_err(AgentError::Serve)
 }
 
