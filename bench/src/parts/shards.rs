@@ -57,7 +57,7 @@ impl Backend for Source {
 }
 
 impl Source {
-    fn commit(&self, changes: Vec<(Arc<str>, Option<Bytes>)>) {
+    fn commit(&self, changes: Changes) {
         self.node.apply(Commit { revision: self.node.revision().number + 1, changes });
     }
 
@@ -85,8 +85,8 @@ pub(super) async fn source(shard_count: usize, servers: usize) -> Result<(), Box
     let listener = Listener::bind(&Address::Tcp(format!("{}:0", Ipv4Addr::LOCALHOST))).await?;
     println!("{}", listener.address()?);
     let closing = CancellationToken::new();
-    let routes = tonic::service::Routes::new(RibServer::new(source.clone(), closing.clone()).into_service());
-    tokio::spawn(serve(routes, listener, closing.cancelled_owned(), Duration::ZERO));
+    let services = RibServer::new(source.clone(), closing.clone()).beside(tonic::service::Routes::default());
+    tokio::spawn(serve(services, listener, closing.cancelled_owned(), Duration::ZERO));
     let mut lines = orders();
     while let Some(order) = lines.next_line().await? {
         if order == "behind" {
@@ -108,7 +108,10 @@ pub(super) async fn source(shard_count: usize, servers: usize) -> Result<(), Box
     Ok(())
 }
 
-fn declare(name: &ServiceName, servers: usize) -> Result<Vec<(Arc<str>, Option<Bytes>)>, BoxError> {
+/// Keys with what is written there; `None` deletes.
+type Changes = Vec<(Arc<str>, Option<Bytes>)>;
+
+fn declare(name: &ServiceName, servers: usize) -> Result<Changes, BoxError> {
     let declared = Service { kind: ServiceKind::Sharded, protocol: Protocol::Http1, virtual_address: None };
     let mut changes = vec![
         (RecordKey::Regions, Record::Regions(Regions::default())),

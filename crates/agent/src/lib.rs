@@ -89,13 +89,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let _stop_with_me = stopping.clone().drop_guard();
     tokio::spawn(backend.clone().sweep(stopping.clone()));
     tokio::spawn(upstream::acknowledge(node, upstream.clone(), stopping.clone()));
-    let applicant = checker::Applicant {
-        region: config.location.region.clone(),
-        name: config.name.clone(),
-        upstreams: config.upstreams.clone(),
-        counts: checks,
-    };
-    tokio::spawn(checker::seek(applicant, upstream.clone(), stopping.clone()));
+    tokio::spawn(checker::seek(applicant(&config, checks), upstream.clone(), stopping.clone()));
     tokio::spawn(usages.clone().run(stopping.clone()));
     let maps = maps.map(|listener| tokio::spawn(maps::serve(listener, backend.clone(), stopping.clone())));
     let pages = http::Pages { backend: backend.clone(), usages: usages.clone() };
@@ -120,6 +114,16 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     }
     shared.maps.ended().await;
     served.map_err(AgentError::Serve)
+}
+
+/// Who applies for the office of the region's checker.
+fn applicant(config: &AgentConfig, counts: Arc<checker::Counts>) -> checker::Applicant {
+    checker::Applicant {
+        region: config.location.region.clone(),
+        name: config.name.clone(),
+        upstreams: config.upstreams.clone(),
+        counts,
+    }
 }
 
 /// Starts from the saved copies and follows the upstream.

@@ -52,8 +52,9 @@ impl Catalogue {
         let regions: Vec<Region> =
             scenario.regions.iter().map(|region| region.name.parse()).collect::<Result<_, _>>()?;
         let sizes: Vec<u32> = (0..spec.count).map(|rank| size(&spec.sizes, rank, spec.count)).collect();
-        let sharded =
-            |rank: usize| rank % 2 == 0 && (rank as f64) < 2.0 * spec.sharded * f64::from(spec.count);
+        let sharded = |rank: usize| {
+            rank.is_multiple_of(2) && (rank as f64) < 2.0 * spec.sharded * f64::from(spec.count)
+        };
         let of = |rank: &usize| f64::from(sizes[*rank]);
         let all: f64 = (0..sizes.len()).map(|rank| of(&rank)).sum();
         let of_sharded: f64 = (0..sizes.len()).filter(|rank| sharded(*rank)).map(|rank| of(&rank)).sum();

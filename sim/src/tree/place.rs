@@ -62,6 +62,13 @@ pub(super) struct Connection {
     pub(super) lost_to: Option<usize>,
 }
 
+/// What is sent: how long it is, and how many nanoseconds of one core it takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Message {
+    pub(super) bytes: u64,
+    pub(super) nanos: f64,
+}
+
 /// How a message leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Departure {
@@ -108,8 +115,9 @@ impl Place {
     }
 
     /// Sends a message to each of the `alike` processes that a child stands for, one after the other; the played one is the
-    /// `turn`-th of them. `nanos` is the time of one core that one message takes.
-    pub(super) fn send(&mut self, now: u64, bytes: u64, nanos: f64, turn: u64, child: &Self) -> Departure {
+    /// `turn`-th of them.
+    pub(super) fn send(&mut self, now: u64, message: Message, turn: u64, child: &Self) -> Departure {
+        let Message { bytes, nanos } = message;
         let begin = now.max(self.cores_free);
         let one = (nanos / self.cores) as u64;
         let wire = (bytes as f64 / self.uplink) as u64;
@@ -141,22 +149,22 @@ mod tests {
         child.delay = 1000;
         // By the wire: two messages of 500 bytes, the second one is the played one's.
         child.alike = 2;
-        let departure = place(1.0, 8.0).send(0, 500, 10.0, 1, &child);
+        let departure = place(1.0, 8.0).send(0, Message { bytes: 500, nanos: 10.0 }, 1, &child);
         assert_eq!(departure, Departure { cores_free: 20, sent: 1010, arrives: 2010 });
         // By the processor, of which there are two.
-        let departure = place(2.0, 8.0).send(0, 5, 400.0, 1, &child);
+        let departure = place(2.0, 8.0).send(0, Message { bytes: 5, nanos: 400.0 }, 1, &child);
         assert_eq!(departure, Departure { cores_free: 400, sent: 405, arrives: 1405 });
         // By the child's own link.
         let mut slow = place(1.0, 0.8);
         slow.alike = 1;
-        assert_eq!(place(1.0, 8.0).send(0, 500, 10.0, 0, &slow).sent, 5010);
+        assert_eq!(place(1.0, 8.0).send(0, Message { bytes: 500, nanos: 10.0 }, 0, &slow).sent, 5010);
     }
 
     #[test]
     fn what_is_sent_waits_for_what_was_sent_before() {
         let (mut parent, child) = (place(1.0, 8.0), place(1.0, 8.0));
-        assert_eq!(parent.send(0, 1000, 10.0, 0, &child).sent, 1010);
-        assert_eq!(parent.send(0, 1000, 10.0, 0, &child).sent, 2010);
+        assert_eq!(parent.send(0, Message { bytes: 1000, nanos: 10.0 }, 0, &child).sent, 1010);
+        assert_eq!(parent.send(0, Message { bytes: 1000, nanos: 10.0 }, 0, &child).sent, 2010);
         assert_eq!(parent.meter.now.sent, 2000);
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use fairmesh_rib::{Update, Woken, server::encoded_len};
 
 use super::{Engine, ROOT, What};
-use crate::tree::place::Id;
+use crate::tree::place::{Id, Message};
 
 impl Engine<'_> {
     /// Those who watch a process may have something to pull.
@@ -55,7 +55,7 @@ impl Engine<'_> {
         let nanos = costs.delivery.nanos() as f64 + costs.megabyte.nanos() as f64 * bytes as f64 / 1e6;
         let (parent, child_place) = two(&mut self.places, parent, child);
         let turn = self.random.below(child_place.alike);
-        let departure = parent.send(self.now, bytes, nanos, turn, child_place);
+        let departure = parent.send(self.now, Message { bytes, nanos }, turn, child_place);
         let connection = &mut child_place.connection;
         (connection.sending, connection.arrives) = (true, departure.arrives);
         let (generation, lost_to) = (connection.generation, connection.lost_to);
