@@ -38,7 +38,7 @@ enum Bench {
     /// How evenly servers are used, simulated and real ones, against least pending.
     Balance(balance::BalanceArgs),
     /// From a write to everybody's hands: a tree of replicas against etcd.
-    Rib(Common),
+    Rib(rib::RibArgs),
     /// One process of a benchmark.
     #[command(hide = true)]
     Part(parts::PartArgs),
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().bench {
         Bench::Pick(common) => pick::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Library(common) => library::run(common.quick).and_then(|report| finish(&report, &common)),
-        Bench::Rib(common) => rib::run(common.quick).and_then(|report| finish(&report, &common)),
+        Bench::Rib(args) => rib::run(&args).and_then(|report| finish(&report, &args.common)),
         Bench::Balance(args) => balance::run(&args).and_then(|report| finish(&report, &args.common)),
         Bench::Part(args) => parts::run_part(args).map_err(|error| error as Box<dyn std::error::Error>),
     };

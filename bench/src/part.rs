@@ -24,12 +24,21 @@ pub(crate) struct Part {
     name: String,
     to: ChildStdin,
     from: Lines<BufReader<ChildStdout>>,
-    _child: Child,
+    child: Child,
 }
 
 impl Part {
     /// Starts it and waits for its first line, which it writes when it is ready.
     pub(crate) async fn start(dir: &Path, args: &[&str]) -> Result<(Self, String), String> {
+        Self::start_within(PATIENCE, dir, args).await
+    }
+
+    /// The same for one that has much to do before.
+    pub(crate) async fn start_within(
+        patience: Duration,
+        dir: &Path,
+        args: &[&str],
+    ) -> Result<(Self, String), String> {
         let name = args.join(" ");
         let failed = |e: std::io::Error| format!("cannot start part '{}': {e}", args.join(" "));
         let binary = std::env::current_exe().map_err(failed)?;
@@ -47,8 +56,8 @@ impl Part {
         let (Some(to), Some(from)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(format!("part '{name}' has no pipes"));
         };
-        let mut part = Self { name, to, from: BufReader::new(from).lines(), _child: child };
-        let ready = part.line(PATIENCE).await?;
+        let mut part = Self { name, to, from: BufReader::new(from).lines(), child };
+        let ready = part.line(patience).await?;
         Ok((part, ready))
     }
 
@@ -66,6 +75,11 @@ impl Part {
     pub(crate) async fn cpu_ns(&mut self) -> Result<u64, String> {
         let answer = self.ask("cpu".into(), Duration::ZERO).await?;
         answer.parse().map_err(|_| format!("part '{}' said '{answer}' for its CPU time", self.name))
+    }
+
+    /// The process, while it runs.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.child.id()
     }
 
     async fn run<T: DeserializeOwned>(&mut self, line: String, length: Duration) -> Result<T, String> {

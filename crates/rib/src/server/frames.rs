@@ -5,7 +5,7 @@ use fairmesh_wire::v1::{self, watch_response::Kind};
 
 use crate::{Entry, Resumed, Snapshot, Update};
 
-/// The most bytes of entries in one part of a snapshot, but that a part has at least one.
+/// The most bytes of entries in one part of a snapshot or of a delta, but that a part has at least one.
 const PART_BYTES: usize = 1024 * 1024;
 
 /// Cuts an update into messages: all but the last say that more follows, so that the reader applies them as one change.
@@ -25,9 +25,7 @@ pub(super) fn cut(update: Update, mut age: impl FnMut(&Prefix) -> Duration) -> V
         parts(snapshot, revision, age, &mut kinds);
     }
     if kinds.is_empty() || !puts.is_empty() || !deletes.is_empty() {
-        let puts = puts.into_iter().map(entry).collect();
-        let deletes = deletes.iter().map(|key| key.to_string()).collect();
-        kinds.push(Kind::Delta(v1::Delta { revision: Some(revision.into()), puts, deletes }));
+        deltas(puts, &deletes, revision, &mut kinds);
     }
     let last = kinds.len() - 1;
     kinds
@@ -54,6 +52,33 @@ pub(super) fn milliseconds(age: Duration) -> u64 {
 
 pub(super) fn entry((key, entry): (Arc<str>, Entry)) -> v1::Entry {
     v1::Entry { key: key.to_string(), value: entry.value, revision: entry.revision }
+}
+
+fn deltas(
+    puts: Vec<(Arc<str>, Entry)>,
+    deletes: &[Arc<str>],
+    revision: Revision,
+    kinds: &mut Vec<Kind>,
+) {
+    let empty = || v1::Delta { revision: Some(revision.into()), ..v1::Delta::default() };
+    let (mut part, mut bytes) = (empty(), 0);
+    // A part that is full goes, and what comes next begins another.
+    let mut room = |part: &mut v1::Delta, size: usize| {
+        if bytes + size > PART_BYTES && bytes > 0 {
+            kinds.push(Kind::Delta(std::mem::replace(part, empty())));
+            bytes = 0;
+        }
+        bytes += size;
+    };
+    for (key, value) in puts {
+        room(&mut part, key.len() + value.value.len());
+        part.puts.push(entry((key, value)));
+    }
+    for key in deletes {
+        room(&mut part, key.len());
+        part.deletes.push(key.to_string());
+    }
+    kinds.push(Kind::Delta(part));
 }
 
 fn parts(snapshot: Snapshot, revision: Revision, age: Duration, kinds: &mut Vec<Kind>) {
