@@ -31,7 +31,8 @@ fn workers(dir: &Path) -> Result<Vec<Pid>, BoxError> {
         };
         // One that ended meanwhile has none.
         let arguments = fs::read(process.path().join("cmdline")).unwrap_or_default();
-        let mut arguments = arguments.split(|&byte| byte == 0).filter_map(|text| std::str::from_utf8(text).ok());
+        let mut arguments =
+            arguments.split(|&byte| byte == 0).filter_map(|text| std::str::from_utf8(text).ok());
         if arguments.any(|argument| Path::new(argument).starts_with(dir)) {
             found.push(pid);
         }

@@ -154,7 +154,10 @@ impl Etcd {
     pub(super) async fn put(&mut self, key: &str, value: &[u8]) -> Result<u64, String> {
         let request = PutRequest { key: key.to_owned().into(), value: Bytes::copy_from_slice(value) };
         let answer: PutResponse = call(&self.channel, "/etcdserverpb.KV/Put", request).await?;
-        answer.header.map(|header| header.revision.unsigned_abs()).ok_or_else(|| "a put without revision".into())
+        answer
+            .header
+            .map(|header| header.revision.unsigned_abs())
+            .ok_or_else(|| "a put without revision".into())
     }
 
     /// The CPU time that it has used, in nanoseconds.

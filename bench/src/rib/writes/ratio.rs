@@ -2,9 +2,9 @@
 
 use std::{path::Path, time::Duration};
 
-use fairmesh_wire::{handshake, transport::Address};
+use fairmesh_wire::transport::Address;
 
-use super::{ETCD, Plan, START, full_speed};
+use super::{ETCD, Plan, START, connect, full_speed};
 use crate::{
     part::Part,
     report::Report,
@@ -30,7 +30,10 @@ impl Ratio {
     pub(crate) fn report(&self, report: &mut Report) {
         let note = format!(
             "batches a second with the store in etcd ({:.0}) ÷ in a file ({:.0}), on {:.1} GB, turns of {} s",
-            self.etcd, self.redb, self.store as f64 / 1e9, self.turn.as_secs()
+            self.etcd,
+            self.redb,
+            self.store as f64 / 1e9,
+            self.turn.as_secs()
         );
         report.figure("etcd_vs_redb_write_ratio", self.etcd / self.redb, None, note);
     }
@@ -54,8 +57,7 @@ pub(super) async fn measure(dir: &Path, plan: Plan) -> Result<Ratio, String> {
 async fn start(dir: &Path, args: &[&str], bytes: u64) -> Result<(Part, Writer), String> {
     eprintln!("{}: {:.1} GB are written", args.join(" "), bytes as f64 / 1e9);
     let (part, address) = Part::start_within(START, dir, args).await?;
-    let connection = handshake::connect(&Address::Tcp(address), "bench").await.map_err(|e| e.to_string())?;
-    let target = Target::Fairmesh(connection);
+    let target = Target::Fairmesh(connect(&Address::Tcp(address)).await?);
     let mut fleet = Fleet::of(bytes);
     fill(&mut fleet, async |batch| target.write(batch).await.map(drop)).await?;
     Ok((part, Writer::new(target, fleet)))

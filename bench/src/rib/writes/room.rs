@@ -26,7 +26,9 @@ impl Room {
             return Err(format!(
                 "this takes {:.1} GB of disk for a while, and {} has {:.1} GB free: make room, name another folder with \
                  TMPDIR, or try --quick, which takes a small part of it",
-                gb(bytes), parent.display(), gb(free),
+                gb(bytes),
+                parent.display(),
+                gb(free),
             ));
         }
         let path = parent.join(format!("fairmesh-bench-writes-{}", std::process::id()));
@@ -67,7 +69,8 @@ pub(super) fn remember(bytes: u64) -> Result<(), String> {
     Err(format!(
         "this takes {:.1} GB of memory, since a control plane holds all records there, and {:.1} GB are available: end other \
          programs, or try --quick, which takes a small part of it",
-        gb(bytes), gb(available),
+        gb(bytes),
+        gb(available),
     ))
 }
 

@@ -39,6 +39,7 @@ pub(super) struct Writer {
 /// What was acknowledged so far.
 #[derive(Debug, Default)]
 pub(super) struct Written {
+    pub(super) batches: u64,
     /// Bytes of keys and values.
     pub(super) bytes: u64,
     pub(super) revision: u64,
@@ -90,6 +91,7 @@ impl Call for Writer {
         let bytes = size(&batch);
         let revision = self.target.write(batch).await?;
         let mut written = self.written();
+        written.batches += 1;
         written.bytes += bytes;
         written.revision = written.revision.max(revision);
         // Nobody watches etcd here.

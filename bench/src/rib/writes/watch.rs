@@ -100,7 +100,10 @@ impl Watch {
         let seen = lock(&self.seen);
         match written.keys.missing_from(&seen.keys) {
             0 => Ok(seen.anew),
-            missing => Err(format!("{missing} of {} keys came to the watcher wrongly or not at all", written.keys.len())),
+            missing => Err(format!(
+                "{missing} of {} keys came to the watcher wrongly or not at all",
+                written.keys.len()
+            )),
         }
     }
 }

@@ -114,7 +114,10 @@ impl Watcher {
     /// `revision`: it is not told of changes that are none of its business.
     pub(super) fn applied(&self, revision: u64) -> u64 {
         let owes = |prefix| {
-            matches!(self.subs.get(prefix), Some(Sub::Live | Sub::Behind(_) | Sub::From(_) | Sub::Snapshot { held: true }))
+            matches!(
+                self.subs.get(prefix),
+                Some(Sub::Live | Sub::Behind(_) | Sub::From(_) | Sub::Snapshot { held: true })
+            )
         };
         let current = self.dirty.is_empty() && self.acked >= self.sent && !self.entering.iter().any(owes);
         if current { revision } else { self.acked }

@@ -54,12 +54,7 @@ pub(super) fn entry((key, entry): (Arc<str>, Entry)) -> v1::Entry {
     v1::Entry { key: key.to_string(), value: entry.value, revision: entry.revision }
 }
 
-fn deltas(
-    puts: Vec<(Arc<str>, Entry)>,
-    deletes: &[Arc<str>],
-    revision: Revision,
-    kinds: &mut Vec<Kind>,
-) {
+fn deltas(puts: Vec<(Arc<str>, Entry)>, deletes: &[Arc<str>], revision: Revision, kinds: &mut Vec<Kind>) {
     let empty = || v1::Delta { revision: Some(revision.into()), ..v1::Delta::default() };
     let (mut part, mut bytes) = (empty(), 0);
     // A part that is full goes, and what comes next begins another.

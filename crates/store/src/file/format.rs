@@ -6,7 +6,8 @@ use bytes::Bytes;
 use fairmesh_model::StoreId;
 use fairmesh_rib::Entry;
 use redb::{
-    Database, Error, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition, WriteTransaction,
+    Database, Error, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition,
+    WriteTransaction,
 };
 
 use crate::Loaded;
