@@ -2,6 +2,7 @@
 //! through its API, while one who follows everything checks that all of it arrives. Beside it plain etcd, and our control
 //! plane on a store in etcd.
 
+mod figures;
 mod fleet;
 mod ratio;
 mod room;
@@ -53,7 +54,8 @@ pub(super) struct Plan {
     /// The same of plain etcd, and of both sides of the ratio: etcd keeps what is written over until it is compacted,
     /// and all of that has to stay below its quota.
     etcd: u64,
-    /// How long each load lasts.
+    /// How long writes come at the rate of the goal, and then as fast as they go.
+    paced: Duration,
     length: Duration,
     /// Turns of each side of the ratio, and how long each lasts.
     turns: usize,
@@ -66,13 +68,15 @@ impl Plan {
             true => Self {
                 store: 500_000_000,
                 etcd: 100_000_000,
+                paced: Duration::from_secs(5),
                 length: Duration::from_secs(10),
                 turns: 1,
-                turn: Duration::from_secs(5),
+                turn: Duration::from_secs(3),
             },
             false => Self {
                 store: 12_000_000_000,
                 etcd: 1_000_000_000,
+                paced: Duration::from_secs(60),
                 length: Duration::from_secs(60),
                 turns: 3,
                 turn: Duration::from_secs(20),
@@ -80,9 +84,9 @@ impl Plan {
         }
     }
 
-    /// Bytes of disk, with some to spare: pages of the file are powers of two, and not all are full.
+    /// Bytes of disk, with some to spare: the file took 1.3 times its records, since its pages are powers of two.
     fn disk(&self) -> u64 {
-        self.store * 2 + 1_000_000_000
+        self.store * 7 / 4 + 1_000_000_000
     }
 
     /// Bytes of memory: all records, their keys twice, and this process.
@@ -106,7 +110,8 @@ struct Ours {
     pace: Pace,
     store: u64,
     start: Duration,
-    /// Bytes in memory, and on disk.
+    /// Bytes in memory once it served, the same after the writes, and bytes on disk.
+    memory_at_start: u64,
     memory: u64,
     disk: u64,
     /// How often the watcher was sent everything anew.
@@ -122,49 +127,11 @@ pub(super) async fn run(quick: bool, report: &mut Report) -> Result<(), String> 
     let room = Room::take(plan.disk())?;
     let ours = ours(&room.path().join("large"), plan).await?;
     let (etcd, version) = etcd(&room.path().join("etcd"), plan).await?;
-    figures(plan, quick, &ours, etcd, report);
+    figures::add(plan, quick, &ours, etcd, report);
     let ratio = ratio::measure(&room.path().join("ratio"), plan).await?;
     ratio.report(report);
     report.peer("etcd", version);
     Ok(())
-}
-
-fn figures(plan: Plan, quick: bool, ours: &Ours, etcd: Pace, report: &mut Report) {
-    let gb = |bytes: u64| bytes as f64 / 1e9;
-    let ms = |nanoseconds: u64| nanoseconds as f64 / 1e6;
-    let scaled = if quick { " (--quick; 12 GB without)" } else { "" };
-    let note = format!(
-        "batches for {} s, durable, on {:.1} GB{scaled}; at {WRITES} a second p50 {:.1} ms, p99 {:.1} ms; etcd on {:.1} GB {:.0}, \
-         p50 {:.1} ms, p99 {:.1} ms",
-        plan.length.as_secs(),
-        gb(ours.store),
-        ms(ours.pace.paced.p50),
-        ms(ours.pace.paced.p99),
-        gb(plan.etcd),
-        etcd.writes_per_s,
-        ms(etcd.paced.p50),
-        ms(etcd.paced.p99),
-    );
-    report.figure_at_least("writes_per_s", ours.pace.writes_per_s, WRITES as f64, note);
-    let anew = match ours.anew {
-        0 => String::new(),
-        anew => format!("; the watcher fell behind and was sent everything anew {anew} times"),
-    };
-    let note = format!(
-        "MB a second of keys and values, all of them seen by one watcher{anew}; {:.2} ms of CPU a batch; etcd {:.1}",
-        ours.cpu * 1e3,
-        etcd.mb_per_s
-    );
-    report.figure_at_least("mb_per_s", ours.pace.mb_per_s, MEGABYTES, note);
-    let note =
-        format!("GB in memory for each of records, and {:.2} GB on disk", gb(ours.disk) / gb(ours.store));
-    report.figure("memory_per_gb", ours.memory as f64 / ours.store as f64, None, note);
-    report.figure(
-        "start_s",
-        ours.start.as_secs_f64(),
-        None,
-        "seconds until the control plane serves all that",
-    );
 }
 
 /// A control plane with a file of its own, filled before it opens it.
@@ -179,24 +146,25 @@ async fn ours(dir: &Path, plan: Plan) -> Result<Ours, String> {
     let address = Address::Tcp(address);
     let connection = connect(&address).await?;
     let start = start.elapsed();
+    let pid = root.pid().ok_or("the control plane ended")?;
+    let memory_at_start = room::resident(pid)?;
     let mut watch = Watch::start(address, revision).await;
     let writer = Writer::new(Target::Fairmesh(connection), fleet);
     eprintln!("fairmesh: writes");
     let before = root.cpu_ns().await?;
     let pace = tokio::select! {
-        pace = pace(&writer, plan.length) => pace?,
+        pace = pace(&writer, plan) => pace?,
         () = watch.acknowledge() => return Err("the watcher ended".into()),
     };
     let written = std::mem::take(&mut *writer.written());
     let anew = watch.check(&written).await?;
     let cpu = (root.cpu_ns().await? - before) as f64 / 1e9 / written.batches as f64;
-    let memory = root.pid().ok_or("the control plane ended")?;
-    let memory = room::resident(memory)?;
+    let memory = room::resident(pid)?;
     let disk = fs::metadata(&file).map_err(|e| format!("{}: {e}", file.display()))?.blocks() * 512;
     drop(root);
     // So that etcd has the room.
     fs::remove_dir_all(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
-    Ok(Ours { pace, store, start, memory, disk, anew, cpu })
+    Ok(Ours { pace, store, start, memory_at_start, memory, disk, anew, cpu })
 }
 
 /// Connects to a control plane that has just begun to listen, as soon as it answers.
@@ -231,17 +199,17 @@ async fn etcd(dir: &Path, plan: Plan) -> Result<(Pace, String), String> {
     eprintln!("etcd: {:.1} GB are written", plan.etcd as f64 / 1e9);
     fill(&mut fleet, async |batch| target.write(batch).await.map(drop)).await?;
     eprintln!("etcd: writes");
-    let pace = pace(&Writer::new(target, fleet), plan.length).await?;
+    let pace = pace(&Writer::new(target, fleet), plan).await?;
     let version = etcd.version.clone();
     drop(etcd);
     fs::remove_dir_all(dir).map_err(|e| format!("{}: {e}", dir.display()))?;
     Ok((pace, version))
 }
 
-/// Writes at the rate of the goal for a while, and then as fast as it goes for as long.
-async fn pace(writer: &Writer, length: Duration) -> Result<Pace, String> {
-    let paced = Seen::of(&load::open(writer, WRITES, length).await?);
-    let (writes_per_s, mb_per_s) = full_speed(writer, length).await?;
+/// Writes at the rate of the goal for a while, and then as fast as it goes.
+async fn pace(writer: &Writer, plan: Plan) -> Result<Pace, String> {
+    let paced = Seen::of(&load::open(writer, WRITES, plan.paced).await?);
+    let (writes_per_s, mb_per_s) = full_speed(writer, plan.length).await?;
     Ok(Pace { writes_per_s, mb_per_s, paced })
 }
 
