@@ -39,7 +39,7 @@ enum Bench {
     /// How evenly servers are used, simulated and real ones, against least pending.
     Balance(balance::BalanceArgs),
     /// From a write to everybody's hands: a tree of replicas against etcd.
-    Rib(Common),
+    Rib(rib::RibArgs),
     /// A map of 1.5 million shards at twenty programs of one machine: memory, bytes of a move, look-ups.
     Shards(Common),
     /// One process of a benchmark.
@@ -62,7 +62,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().bench {
         Bench::Pick(common) => pick::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Library(common) => library::run(common.quick).and_then(|report| finish(&report, &common)),
-        Bench::Rib(common) => rib::run(common.quick).and_then(|report| finish(&report, &common)),
+        Bench::Rib(args) => rib::run(&args).and_then(|report| finish(&report, &args.common)),
         Bench::Shards(common) => shards::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Balance(args) => balance::run(&args).and_then(|report| finish(&report, &args.common)),
         Bench::Part(args) => parts::run_part(args).map_err(|error| error as Box<dyn std::error::Error>),

@@ -30,15 +30,29 @@ pub(crate) struct Part {
 impl Part {
     /// Starts it and waits for its first line, which it writes when it is ready.
     pub(crate) async fn start(dir: &Path, args: &[&str]) -> Result<(Self, String), String> {
-        Self::start_with(dir, args, &[MEMORY]).await
+        Self::start_with(PATIENCE, dir, args, &[MEMORY]).await
     }
 
     /// The same with the allocator as it is, where memory is what is measured.
     pub(crate) async fn start_bare(dir: &Path, args: &[&str]) -> Result<(Self, String), String> {
-        Self::start_with(dir, args, &[]).await
+        Self::start_with(PATIENCE, dir, args, &[]).await
     }
 
-    async fn start_with(dir: &Path, args: &[&str], vars: &[(&str, &str)]) -> Result<(Self, String), String> {
+    /// The same for one that has much to do before.
+    pub(crate) async fn start_within(
+        patience: Duration,
+        dir: &Path,
+        args: &[&str],
+    ) -> Result<(Self, String), String> {
+        Self::start_with(patience, dir, args, &[MEMORY]).await
+    }
+
+    async fn start_with(
+        patience: Duration,
+        dir: &Path,
+        args: &[&str],
+        vars: &[(&str, &str)],
+    ) -> Result<(Self, String), String> {
         let name = args.join(" ");
         let failed = |e: std::io::Error| format!("cannot start part '{}': {e}", args.join(" "));
         let binary = std::env::current_exe().map_err(failed)?;
@@ -57,7 +71,7 @@ impl Part {
             return Err(format!("part '{name}' has no pipes"));
         };
         let mut part = Self { name, to, from: BufReader::new(from).lines(), child };
-        let ready = part.line(PATIENCE).await?;
+        let ready = part.line(patience).await?;
         Ok((part, ready))
     }
 

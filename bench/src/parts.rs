@@ -6,6 +6,7 @@ use bytes::Bytes;
 use clap::{Args, Subcommand, ValueEnum};
 use fairmesh_client::Mesh;
 use fairmesh_model::{Location, Region};
+use fairmesh_store::EtcdAddress;
 use fairmesh_wire::transport::Address;
 use http_body_util::{BodyExt, Full};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines, Stdin};
@@ -20,6 +21,7 @@ mod cores;
 mod fixed;
 mod servers;
 mod shards;
+mod sweeper;
 mod tree;
 pub(crate) mod work;
 
@@ -53,7 +55,11 @@ enum PartKind {
     /// A control plane and an agent.
     Mesh,
     /// A control plane.
-    Root,
+    Root {
+        /// Where its store lies, unless in a file.
+        #[arg(long)]
+        etcd: Option<EtcdAddress>,
+    },
     /// A replica.
     Replica {
         #[arg(long)]
@@ -100,6 +106,8 @@ enum PartKind {
     Worker(work::WorkerArgs),
     /// Clients of workers that do as they are told on standard input.
     Callers(work::CallersArgs),
+    /// Takes a folder away, and whoever works in it, once its input ends.
+    Sweeper,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -126,7 +134,7 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 pub(crate) fn run_part(args: PartArgs) -> Result<(), BoxError> {
     match args.part {
         // Workers are kept short by quotas, wherever they run.
-        PartKind::Root | PartKind::Replica { .. } => {}
+        PartKind::Root { .. } | PartKind::Replica { .. } | PartKind::Sweeper => {}
         PartKind::ShardSource { .. } | PartKind::ShardAgent { .. } | PartKind::ShardCaller { .. } => {}
         PartKind::Mesh | PartKind::Worker(_) | PartKind::Callers(_) => {}
         PartKind::Client { .. } => cores::keep_to(0)?,
@@ -141,7 +149,7 @@ async fn be(args: PartArgs) -> Result<(), BoxError> {
     let agent = Address::Unix(args.dir.join("agent.sock"));
     match args.part {
         PartKind::Mesh => servers::mesh(&args.dir, agent).await,
-        PartKind::Root => tree::root(&args.dir).await,
+        PartKind::Root { etcd } => tree::root(&args.dir, etcd).await,
         PartKind::Replica { upstream, name } => tree::replica(&args.dir, upstream, name).await,
         PartKind::ShardSource { shards, servers } => shards::source(shards, servers).await,
         PartKind::ShardAgent { upstream } => shards::agent(&args.dir, upstream).await,
@@ -163,6 +171,7 @@ async fn be(args: PartArgs) -> Result<(), BoxError> {
         }
         PartKind::Worker(worker) => work::serve(worker, agent).await,
         PartKind::Callers(callers) => work::call(callers, agent).await,
+        PartKind::Sweeper => sweeper::sweep(&args.dir).await,
     }
 }
 

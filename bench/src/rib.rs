@@ -8,9 +8,11 @@ mod counted;
 mod crowd;
 mod grpc;
 mod peer;
+mod writes;
 
 use std::{error::Error, path::Path, time::Duration};
 
+use clap::{Args, ValueEnum};
 use fairmesh_model::{
     Endpoint, EndpointState, FULL_WEIGHT, InstanceId, Location, Record, RecordKey, Region, ServiceName,
 };
@@ -23,9 +25,27 @@ use fairmesh_wire::{
 use hdrhistogram::Histogram;
 use tokio::time::{Instant, sleep};
 
-use crate::{load::histogram, part::Part, report::Report};
+use crate::{Common, load::histogram, part::Part, report::Report};
 use crowd::{Crowd, Server};
 use peer::Etcd;
+
+/// What `rib` takes.
+#[derive(Debug, Args)]
+pub(crate) struct RibArgs {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// Only one part of it [default: both].
+    #[arg(long)]
+    part: Option<Measured>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Measured {
+    /// From a write to those who care.
+    Fanout,
+    /// Writes on a large store.
+    Writes,
+}
 
 /// Replicas between the control plane and the subscribers.
 const REPLICAS: usize = 2;
@@ -78,12 +98,23 @@ struct Found {
     idle_bytes: f64,
 }
 
-/// Measures both sides.
-pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
-    let plan = Plan::new(quick);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (ours, theirs, version) = runtime.block_on(measure(plan))?;
+/// Measures what is asked for.
+pub(crate) fn run(args: &RibArgs) -> Result<Report, Box<dyn Error>> {
     let mut report = Report::new("rib");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    if args.part != Some(Measured::Writes) {
+        runtime.block_on(fanout(args.common.quick, &mut report))?;
+    }
+    if args.part != Some(Measured::Fanout) {
+        runtime.block_on(writes::run(args.common.quick, &mut report))?;
+    }
+    Ok(report)
+}
+
+/// Measures deliveries on both sides.
+async fn fanout(quick: bool, report: &mut Report) -> Result<(), String> {
+    let plan = Plan::new(quick);
+    let (ours, theirs, version) = measure(plan).await?;
     let scaled = if quick { "; --quick takes a tenth of them" } else { "" };
     let layers = format!("one connection each, over {REPLICAS} replicas of one control plane{scaled}");
     report.figure("subscribers", plan.subscribers as f64, None, layers);
@@ -105,7 +136,7 @@ pub(crate) fn run(quick: bool) -> Result<Report, Box<dyn Error>> {
         format!("bytes of all subscribers together, keep-alives included; etcd {:.0}", theirs.idle_bytes);
     report.figure("idle_bytes_per_s", ours.idle_bytes, None, note);
     report.peer("etcd", version);
-    Ok(report)
+    Ok(())
 }
 
 async fn measure(plan: Plan) -> Result<(Found, Found, String), String> {
@@ -113,7 +144,7 @@ async fn measure(plan: Plan) -> Result<(Found, Found, String), String> {
     let mut mesh = Mesh::start(dir.path()).await?;
     let ours = side(&mut Writer::Fairmesh(&mut mesh), plan).await?;
     drop(mesh);
-    let mut etcd = Etcd::start(&dir.path().join("etcd")).await?;
+    let mut etcd = Etcd::start(&dir.path().join("etcd"), &[]).await?;
     let theirs = side(&mut Writer::Etcd(&mut etcd), plan).await?;
     Ok((ours, theirs, etcd.version.clone()))
 }

@@ -4,18 +4,19 @@ use std::{net::Ipv4Addr, path::Path};
 
 use fairmesh_control::{Control, ControlConfig};
 use fairmesh_replica::{Replica, ReplicaConfig};
+use fairmesh_store::{EtcdAddress, EtcdConfig};
 use fairmesh_wire::transport::Address;
 
 use super::{BoxError, orders, own_cpu_ns};
 
-/// Runs a control plane until its input ends; prints where it is reached.
-pub(super) async fn root(dir: &Path) -> Result<(), BoxError> {
+/// Runs a control plane until its input ends; prints where it is reached. Its store is a file, or lies in etcd.
+pub(super) async fn root(dir: &Path, etcd: Option<EtcdAddress>) -> Result<(), BoxError> {
     let control = Control::start(ControlConfig {
         data_dir: dir.join("control"),
         grpc: vec![anywhere()],
         http: (Ipv4Addr::LOCALHOST, 0).into(),
         sources: Vec::new(),
-        etcd: None,
+        etcd: etcd.map(|address| EtcdConfig { address, tls: None, login: None }),
     });
     let control = control.await?;
     for address in control.grpc_addresses()? {

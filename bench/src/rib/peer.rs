@@ -88,12 +88,25 @@ pub(super) fn watch(prefix: &str) -> WatchRequest {
     WatchRequest { create: Some(create) }
 }
 
+/// Asks etcd once.
+pub(super) async fn call<Q, A>(channel: &Channel, path: &'static str, request: Q) -> Result<A, String>
+where
+    Q: Message + 'static,
+    A: Message + Default + 'static,
+{
+    let mut client = tonic::client::Grpc::new(channel.clone());
+    client.ready().await.map_err(|e| e.to_string())?;
+    let codec = tonic_prost::ProstCodec::<Q, A>::default();
+    let answer = client.unary(tonic::Request::new(request), PathAndQuery::from_static(path), codec).await;
+    answer.map(tonic::Response::into_inner).map_err(|e| e.to_string())
+}
+
 /// A running etcd. Dropping it kills it.
 pub(super) struct Etcd {
     child: Child,
     pub(super) address: String,
     pub(super) version: String,
-    channel: Channel,
+    pub(super) channel: Channel,
 }
 
 impl Drop for Etcd {
@@ -105,8 +118,8 @@ impl Drop for Etcd {
 }
 
 impl Etcd {
-    /// Starts one that keeps its data below `dir`.
-    pub(super) async fn start(dir: &Path) -> Result<Self, String> {
+    /// Starts one that keeps its data below `dir`, with further arguments.
+    pub(super) async fn start(dir: &Path, arguments: &[&str]) -> Result<Self, String> {
         let output = Command::new("etcd").arg("--version").output();
         let output = output.map_err(|e| format!("cannot run etcd ({e}); install Debian's etcd-server"))?;
         let version = String::from_utf8_lossy(&output.stdout).lines().next().unwrap_or_default().to_owned();
@@ -120,6 +133,7 @@ impl Etcd {
             .args(["--listen-client-urls", &client_url, "--advertise-client-urls", &client_url])
             .args(["--listen-peer-urls", &peer_url, "--initial-advertise-peer-urls", &peer_url])
             .args(["--initial-cluster", &format!("default={peer_url}"), "--log-level", "error"])
+            .args(arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .spawn()
@@ -138,14 +152,12 @@ impl Etcd {
 
     /// Writes a key and returns the revision that wrote it.
     pub(super) async fn put(&mut self, key: &str, value: &[u8]) -> Result<u64, String> {
-        let mut client = tonic::client::Grpc::new(self.channel.clone());
-        client.ready().await.map_err(|e| e.to_string())?;
         let request = PutRequest { key: key.to_owned().into(), value: Bytes::copy_from_slice(value) };
-        let path = PathAndQuery::from_static("/etcdserverpb.KV/Put");
-        let codec = tonic_prost::ProstCodec::<PutRequest, PutResponse>::default();
-        let answer = client.unary(tonic::Request::new(request), path, codec).await;
-        let header = answer.map_err(|e| e.to_string())?.into_inner().header;
-        header.map(|header| header.revision.unsigned_abs()).ok_or_else(|| "a put without revision".into())
+        let answer: PutResponse = call(&self.channel, "/etcdserverpb.KV/Put", request).await?;
+        answer
+            .header
+            .map(|header| header.revision.unsigned_abs())
+            .ok_or_else(|| "a put without revision".into())
     }
 
     /// The CPU time that it has used, in nanoseconds.

@@ -16,7 +16,7 @@ mod watcher;
 
 use watcher::{Sub, Watcher};
 
-/// How many changed keys are remembered for one watcher; beyond it, its prefixes are sent anew as a whole.
+/// How many changed keys are remembered for one watcher; beyond it, the log of the table is.
 pub const MAX_DIRTY: usize = 4096;
 
 /// Names a watcher within its hub.

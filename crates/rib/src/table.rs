@@ -11,8 +11,11 @@ use crate::{Batch, Commit, Conflict, Entry, Expect};
 mod absorb;
 mod size;
 
-/// How many changes a table remembers so that returning watchers need no snapshot.
+/// How many changes a table remembers at least, so that returning watchers need no snapshot.
 pub const DEFAULT_LOG: usize = 100_000;
+/// A large table remembers a change for so many entries: what all entries were written by is cheaper to send than to remember,
+/// and who was away for a minute is not to be sent gigabytes for it.
+const ENTRIES_A_CHANGE: usize = 2;
 
 /// What the routing information base holds, and which keys changed lately.
 ///
@@ -36,7 +39,7 @@ impl Default for Table {
 }
 
 impl Table {
-    /// An empty table that remembers at most `longest` changes.
+    /// An empty table that remembers at most `longest` changes, or half as many as it has entries where that is more.
     pub fn new(longest: usize) -> Self {
         Self { entries: BTreeMap::new(), revision: 0, log: VecDeque::new(), longest, changes: 0, floor: 0 }
     }
@@ -149,7 +152,11 @@ impl Table {
 
     /// How many changes there ever were, and how many of them the log holds at most.
     pub(crate) fn changes(&self) -> (u64, usize) {
-        (self.changes, self.longest)
+        (self.changes, self.longest())
+    }
+
+    fn longest(&self) -> usize {
+        self.longest.max(self.entries.len() / ENTRIES_A_CHANGE)
     }
 
     /// Moves on to `revision` without saying what changed.
@@ -169,7 +176,7 @@ impl Table {
     fn note(&mut self, revision: u64, key: Arc<str>) {
         self.changes += 1;
         self.log.push_back((revision, key));
-        if self.log.len() > self.longest
+        while self.log.len() > self.longest()
             && let Some((oldest, _)) = self.log.pop_front()
         {
             // The rest of that revision, still in the log, must not pass for all of it.

@@ -1,6 +1,9 @@
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use fairmesh_rib::Commit;
@@ -10,6 +13,10 @@ use tokio::sync::watch;
 const MAX_COMMITS: usize = 4096;
 /// How many bytes of keys and values they may hold.
 const MAX_BYTES: usize = 32 << 20;
+/// How many times as much is kept for a subscriber that has yet to read it. One that loses its place has to load
+/// everything, which for a large store is gigabytes, and every write waits for it: so it may be held up for seconds
+/// under the heaviest stream of writes before that.
+const FOR_UNREAD: usize = 8;
 
 /// A subscriber asks for commits that are no longer kept; it has to load everything and subscribe again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -28,6 +35,30 @@ struct Recent {
     after: u64,
     commits: VecDeque<Commit>,
     bytes: usize,
+    /// What each subscriber has read, for as long as it is there.
+    readers: Vec<Weak<AtomicU64>>,
+}
+
+impl Recent {
+    fn after(revision: u64) -> Self {
+        Self { after: revision, commits: VecDeque::new(), bytes: 0, readers: Vec::new() }
+    }
+
+    /// Drops the oldest commits for which there is no room.
+    fn make_room(&mut self) {
+        self.readers.retain(|reader| reader.strong_count() > 0);
+        let read = self.readers.iter().filter_map(Weak::upgrade).map(|reader| reader.load(Relaxed)).min();
+        while let Some(oldest) = self.commits.front() {
+            let unread = read.is_some_and(|read| read < oldest.revision);
+            let times = if unread { FOR_UNREAD } else { 1 };
+            if self.commits.len() <= times * MAX_COMMITS && self.bytes <= times * MAX_BYTES {
+                return;
+            }
+            self.bytes -= weight(oldest);
+            self.after = oldest.revision;
+            self.commits.pop_front();
+        }
+    }
 }
 
 /// How far a history is.
@@ -48,7 +79,7 @@ pub(crate) struct History {
 impl History {
     /// A history that begins after `revision`.
     pub(crate) fn after(revision: u64) -> Self {
-        let recent = Recent { after: revision, commits: VecDeque::new(), bytes: 0 };
+        let recent = Recent::after(revision);
         let newest = watch::Sender::new(Newest { revision, closed: false });
         Self { recent: Arc::new(Mutex::new(recent)), newest }
     }
@@ -66,11 +97,7 @@ impl History {
             recent.bytes += weight(&commit);
             recent.commits.push_back(commit);
         }
-        while recent.commits.len() > MAX_COMMITS || recent.bytes > MAX_BYTES {
-            let Some(dropped) = recent.commits.pop_front() else { break };
-            recent.bytes -= weight(&dropped);
-            recent.after = dropped.revision;
-        }
+        recent.make_room();
         drop(recent);
         self.newest.send_modify(|now| now.revision = newest);
     }
@@ -81,7 +108,7 @@ impl History {
         if revision <= self.newest() {
             return;
         }
-        *recent = Recent { after: revision, commits: VecDeque::new(), bytes: 0 };
+        *recent = Recent { readers: std::mem::take(&mut recent.readers), ..Recent::after(revision) };
         drop(recent);
         self.newest.send_modify(|now| now.revision = revision);
     }
@@ -93,7 +120,9 @@ impl History {
 
     /// Every commit after `after`, past and future.
     pub(crate) fn subscribe(&self, after: u64) -> Commits {
-        Commits { recent: self.recent.clone(), newest: self.newest.subscribe(), after }
+        let read = Arc::new(AtomicU64::new(after));
+        lock(&self.recent).readers.push(Arc::downgrade(&read));
+        Commits { recent: self.recent.clone(), newest: self.newest.subscribe(), after, read }
     }
 }
 
@@ -112,6 +141,8 @@ pub struct Commits {
     recent: Arc<Mutex<Recent>>,
     newest: watch::Receiver<Newest>,
     after: u64,
+    /// The same for the history, which keeps what is unread for longer.
+    read: Arc<AtomicU64>,
 }
 
 impl Commits {
@@ -123,15 +154,18 @@ impl Commits {
         loop {
             let closed = self.newest.borrow_and_update().closed;
             if let Some(commit) = self.kept()? {
-                self.after = commit.revision;
-                return Ok(Some(commit));
+                return Ok(Some(self.took(commit)));
             }
             if closed || self.newest.changed().await.is_err() {
-                let last = self.kept()?;
-                self.after = last.as_ref().map_or(self.after, |commit| commit.revision);
-                return Ok(last);
+                return Ok(self.kept()?.map(|last| self.took(last)));
             }
         }
+    }
+
+    fn took(&mut self, commit: Commit) -> Commit {
+        self.after = commit.revision;
+        self.read.store(commit.revision, Relaxed);
+        commit
     }
 
     fn kept(&self) -> Result<Option<Commit>, Behind> {
@@ -197,5 +231,19 @@ mod tests {
         let mut late = history.subscribe(0);
         assert_eq!(late.next().await, Err(Behind { after: 0, oldest: 21 }));
         assert_eq!(history.subscribe(20).next().await, Ok(Some(commit(30))));
+    }
+
+    #[tokio::test]
+    async fn what_a_subscriber_has_yet_to_read_is_kept_for_longer_and_not_for_ever() {
+        let many = MAX_COMMITS as u64;
+        let history = History::after(0);
+        let mut slow = history.subscribe(0);
+        history.publish((1..=many * FOR_UNREAD as u64).map(commit).collect());
+        assert_eq!(slow.next().await, Ok(Some(commit(1))));
+        history.publish((1..=2).map(|i| commit(many * FOR_UNREAD as u64 + i)).collect());
+        assert_eq!(slow.next().await, Err(Behind { after: 1, oldest: 3 }));
+        drop(slow);
+        history.publish(vec![commit(many * 100)]);
+        assert_eq!(lock(&history.recent).commits.len(), MAX_COMMITS, "nobody has yet to read it");
     }
 }

@@ -149,11 +149,11 @@ impl World {
     pub(crate) async fn serve(&self, address: &Address) -> Served<()> {
         let stop = CancellationToken::new();
         let server = RibServer::new(self.source.clone(), stop.clone());
-        let routes = tonic::service::Routes::new(server.into_service());
+        let services = server.beside(tonic::service::Routes::default());
         let listener = Listener::bind(address).await.unwrap();
         let stopped = stop.clone().cancelled_owned();
         let task =
-            tokio::spawn(async move { serve(routes, listener, stopped, Duration::ZERO).await.unwrap() });
+            tokio::spawn(async move { serve(services, listener, stopped, Duration::ZERO).await.unwrap() });
         Served { stop, task }
     }
 

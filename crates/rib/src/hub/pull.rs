@@ -2,25 +2,13 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use fairmesh_model::{Revision, StoreId};
 
-use super::{
-    MAX_DIRTY,
-    watcher::{Sub, Watcher},
-};
+use super::watcher::{Sub, Watcher};
 use crate::{Resumed, Snapshot, Table, Update, covering};
-
-/// The most bytes of keys and values in one delta, above what one batch can hold; beyond it, prefixes are sent anew, since
-/// snapshots travel in parts and deltas do not.
-const MAX_DELTA_BYTES: usize = 2 * crate::MAX_BATCH_BYTES;
 
 impl Watcher {
     pub(super) fn pull(&mut self, store: StoreId, table: &Table) -> Option<Update> {
         self.compare(store, table);
-        let mut dirty = self.visible();
-        if dirty.iter().map(|key| size(key, table)).sum::<usize>() > MAX_DELTA_BYTES {
-            self.dirty = dirty;
-            self.overflow();
-            dirty = BTreeSet::new();
-        }
+        let dirty = self.visible();
         let mut update = Update::empty(Revision { store, partition: 0, number: table.revision() });
         for key in dirty {
             match table.get(&key) {
@@ -37,13 +25,24 @@ impl Watcher {
         Some(update)
     }
 
-    /// Finds out for every subscription with a cursor whether it resumes, and which keys it missed: one walk through
-    /// the log for all of them.
+    /// Finds out for every subscription with a cursor or behind whether it goes on, and which keys it missed: one walk
+    /// through the log for all of them. However many they are, all below the prefix would be more.
     fn compare(&mut self, store: StoreId, table: &Table) {
         let mut oldest = None;
         for prefix in &self.entering {
             let Some(sub) = self.subs.get_mut(prefix) else { continue };
-            let (Sub::From(cursor) | Sub::Ahead(cursor)) = sub else { continue };
+            let cursor = match sub {
+                Sub::From(cursor) | Sub::Ahead(cursor) => cursor,
+                Sub::Behind(number) if *number < table.floor() => {
+                    *sub = Sub::Snapshot { held: true };
+                    continue;
+                }
+                Sub::Behind(number) => {
+                    oldest = Some(oldest.unwrap_or(*number).min(*number));
+                    continue;
+                }
+                Sub::Live | Sub::Snapshot { .. } => continue,
+            };
             let number = cursor.number(0);
             *sub = if cursor.store != store {
                 Sub::Snapshot { held: true }
@@ -58,14 +57,14 @@ impl Watcher {
         }
         let Some(changes) = oldest.and_then(|oldest| table.changes_since(oldest)) else { return };
         for (revision, key) in changes {
-            let missed =
-                |prefix: &str| matches!(self.subs.get(prefix), Some(Sub::From(c)) if c.number(0) < *revision);
+            let missed = |prefix: &str| match self.subs.get(prefix) {
+                Some(Sub::From(cursor)) => cursor.number(0) < *revision,
+                Some(Sub::Behind(number)) => number < revision,
+                _ => false,
+            };
             if covering(key).any(missed) {
                 self.dirty.insert(key.clone());
             }
-        }
-        if self.dirty.len() > MAX_DIRTY {
-            self.overflow();
         }
     }
 
@@ -77,7 +76,7 @@ impl Watcher {
             for sub in covering(key).filter_map(|prefix| subs.get(prefix)) {
                 match sub {
                     Sub::Snapshot { .. } => return false,
-                    Sub::Live | Sub::From(_) => followed = true,
+                    Sub::Live | Sub::Behind(_) | Sub::From(_) => followed = true,
                     Sub::Ahead(_) => {}
                 }
             }
@@ -100,13 +99,9 @@ impl Watcher {
                     let entries = table.read(std::slice::from_ref(&prefix));
                     update.snapshots.push(Snapshot { prefix, entries, age: Duration::ZERO });
                 }
-                Sub::Live => continue,
+                Sub::Live | Sub::Behind(_) => {}
             }
             *sub = Sub::Live;
         }
     }
-}
-
-fn size(key: &str, table: &Table) -> usize {
-    key.len() + table.get(key).map_or(0, |entry| entry.value.len())
 }

@@ -228,28 +228,35 @@ fn live_reader(prefixes: &[&str]) -> (World, WatcherId) {
 }
 
 #[test]
-fn more_keys_than_are_remembered_bring_a_snapshot_of_their_prefix_only() {
-    let (mut world, id) = live_reader(&["/a/", "/b/"]);
-    world.table = Table::new(100_000);
-    put(&mut world, ["/b/1".to_owned()], 1);
-    put(&mut world, (0..=MAX_DIRTY).map(|i| format!("/a/{i}")), 1);
-    assert!(world.hub.watchers[&id].dirty.len() <= MAX_DIRTY);
-    let update = world.hub.pull(id, STORE, &world.table).unwrap();
-    let prefixes: Vec<_> = update.snapshots.iter().map(|snapshot| snapshot.prefix.as_str()).collect();
-    assert!(prefixes.contains(&"/a/"));
-    let covered = update.snapshots.iter().map(|snapshot| snapshot.entries.len()).sum::<usize>();
-    assert_eq!(covered + update.puts.len(), MAX_DIRTY + 2, "each key comes once");
+fn more_keys_than_are_remembered_come_from_the_log_and_all_of_their_prefix_only_when_it_is_too_short() {
+    for (log, anew) in [(100_000, false), (100, true)] {
+        let (mut world, id) = live_reader(&["/a/", "/b/"]);
+        world.table = Table::new(log);
+        put(&mut world, ["/b/1".to_owned()], 1);
+        put(&mut world, (0..=MAX_DIRTY).map(|i| format!("/a/{i}")), 1);
+        put(&mut world, ["/a/1".to_owned()], 1);
+        assert!(world.hub.watchers[&id].dirty.len() <= MAX_DIRTY);
+        assert_eq!(world.hub.least_applied(3), 0, "it has applied none of it");
+        let update = world.hub.pull(id, STORE, &world.table).unwrap();
+        let prefixes: Vec<_> = update.snapshots.iter().map(|snapshot| snapshot.prefix.as_str()).collect();
+        assert_eq!((prefixes.contains(&"/a/"), prefixes.is_empty()), (anew, !anew));
+        let covered = update.snapshots.iter().map(|snapshot| snapshot.entries.len()).sum::<usize>();
+        assert_eq!(covered + update.puts.len(), MAX_DIRTY + 2, "each key comes once");
+        assert_eq!(world.hub.pull(id, STORE, &world.table), None, "and not again");
+        put(&mut world, ["/a/2".to_owned()], 1);
+        let update = world.hub.pull(id, STORE, &world.table).unwrap();
+        assert_eq!((update.puts.len(), update.snapshots.len()), (1, 0), "it is live again");
+    }
 }
 
 #[test]
-fn a_delta_too_large_for_a_message_becomes_a_snapshot() {
+fn more_bytes_than_a_message_holds_are_a_delta_all_the_same() {
     let (mut world, id) = live_reader(&["/a/"]);
     for i in 0..12 {
         put(&mut world, [format!("/a/{i}")], crate::MAX_VALUE_BYTES);
     }
     let update = world.hub.pull(id, STORE, &world.table).unwrap();
-    assert_eq!((update.puts.len(), update.snapshots.len()), (0, 1));
-    assert_eq!(update.snapshots[0].entries.len(), 12);
+    assert_eq!((update.puts.len(), update.snapshots.len()), (12, 0));
 }
 
 #[test]

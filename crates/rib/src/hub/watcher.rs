@@ -13,6 +13,9 @@ use crate::{About, covering};
 pub(super) enum Sub {
     /// It has everything but the dirty keys.
     Live,
+    /// It has everything up to this number; more changed since than is remembered for one watcher, and the table's log
+    /// knows what.
+    Behind(u64),
     /// It holds a copy from there, not yet compared with the table's log.
     From(Cursor),
     /// It holds a copy from later than the table: the node's own copy is behind. It waits rather than go backwards.
@@ -73,14 +76,15 @@ impl Watcher {
         }
     }
 
-    /// Sends the prefixes of all dirty keys anew instead of the keys.
-    pub(super) fn overflow(&mut self) {
+    /// Remembers where the prefixes of all dirty keys stand instead of the keys.
+    ///
+    /// Sending those prefixes anew was rejected: one who follows everything of a large store and falls behind for a tenth of a
+    /// second would be sent gigabytes, and be further behind after each.
+    fn overflow(&mut self) {
         for key in std::mem::take(&mut self.dirty) {
             for text in covering(&key) {
-                let Some((prefix, Sub::Live | Sub::From(_))) = self.subs.get_key_value(text) else {
-                    continue;
-                };
-                self.enter(prefix.clone(), Sub::Snapshot { held: true });
+                let Some((prefix, Sub::Live)) = self.subs.get_key_value(text) else { continue };
+                self.enter(prefix.clone(), Sub::Behind(self.sent));
             }
         }
     }
@@ -141,7 +145,10 @@ impl Watcher {
     /// The number that it has applied and said so, where there is more that it has to apply.
     fn owes(&self) -> Option<u64> {
         let decides = |prefix| {
-            matches!(self.subs.get(prefix), Some(Sub::Live | Sub::From(_) | Sub::Snapshot { held: true }))
+            matches!(
+                self.subs.get(prefix),
+                Some(Sub::Live | Sub::Behind(_) | Sub::From(_) | Sub::Snapshot { held: true })
+            )
         };
         let current = self.dirty.is_empty() && self.acked >= self.sent && !self.entering.iter().any(decides);
         (!current).then_some(self.acked)

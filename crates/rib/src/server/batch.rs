@@ -1,3 +1,4 @@
+use bytes::Bytes;
 use fairmesh_model::{Invalid, RecordKey};
 use fairmesh_wire::{records, v1};
 
@@ -30,5 +31,8 @@ fn read_op(op: v1::Op) -> Result<Op, Invalid> {
             return Err(Invalid::new("condition", "is not known here", hint));
         }
     };
-    Ok(Op { key: op.key.into(), value: op.value, expect })
+    // A copy, since what was decoded is a slice of the whole request: as long as one of its values stood somewhere, all the bytes
+    // of the request would stay in memory.
+    let value = op.value.as_deref().map(Bytes::copy_from_slice);
+    Ok(Op { key: op.key.into(), value, expect })
 }

@@ -1,6 +1,7 @@
 use std::{
     collections::VecDeque,
     sync::{Mutex, PoisonError},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -22,9 +23,10 @@ pub(super) struct Deltas {
 }
 
 impl Deltas {
-    /// Whether others may be sent the same. What holds subscriptions' beginnings is of one watcher, and ages.
+    /// Whether others may be sent the same. What holds subscriptions' beginnings is of one watcher, and ages; what takes
+    /// several messages is of one that fell behind.
     pub(super) fn shares(update: &Update) -> bool {
-        update.snapshots.is_empty() && update.resumed.is_empty()
+        update.snapshots.is_empty() && update.resumed.is_empty() && frames::fits(update)
     }
 
     /// The frame of an update that others may be sent.
@@ -34,7 +36,8 @@ impl Deltas {
         if let Some((_, frame)) = last.iter().find(|(known, _)| *known == update) {
             return frame.clone();
         }
-        let frame = watch::frame(&frames::delta(&update));
+        let messages = frames::cut(update.clone(), |_| Duration::ZERO);
+        let frame = Bytes::from(messages.iter().map(watch::frame).collect::<Vec<_>>().concat());
         last.truncate(KEPT - 1);
         last.push_front((update, frame.clone()));
         frame

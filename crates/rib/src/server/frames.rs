@@ -6,7 +6,7 @@ use prost::Message;
 
 use crate::{Entry, Resumed, Snapshot, Update};
 
-/// The most bytes of entries in one part of a snapshot, but that a part has at least one.
+/// The most bytes of entries in one part of a snapshot or of a delta, but that a part has at least one.
 const PART_BYTES: usize = 1024 * 1024;
 
 /// Cuts an update into messages: all but the last say that more follows, so that the reader applies them as one change.
@@ -26,7 +26,7 @@ pub(super) fn cut(update: Update, mut age: impl FnMut(&Prefix) -> Duration) -> V
         parts(snapshot, revision, age, &mut kinds);
     }
     if kinds.is_empty() || !puts.is_empty() || !deletes.is_empty() {
-        kinds.push(delta_of(revision, &puts, &deletes));
+        deltas(puts, &deletes, revision, &mut kinds);
     }
     let last = kinds.len() - 1;
     kinds
@@ -36,16 +36,11 @@ pub(super) fn cut(update: Update, mut age: impl FnMut(&Prefix) -> Duration) -> V
         .collect()
 }
 
-/// The one message of an update without snapshots and resumptions.
-pub(super) fn delta(update: &Update) -> v1::WatchResponse {
-    let kind = delta_of(update.revision, &update.puts, &update.deletes);
-    v1::WatchResponse { kind: Some(kind), more: false }
-}
-
-fn delta_of(revision: Revision, puts: &[(Arc<str>, Entry)], deletes: &[Arc<str>]) -> Kind {
-    let puts = puts.iter().cloned().map(entry).collect();
-    let deletes = deletes.iter().map(|key| key.to_string()).collect();
-    Kind::Delta(v1::Delta { revision: Some(revision.into()), puts, deletes })
+/// Whether an update without snapshots and resumptions is one message.
+pub(super) fn fits(update: &Update) -> bool {
+    let puts = update.puts.iter().map(|(key, entry)| key.len() + entry.value.len());
+    let deletes = update.deletes.iter().map(|key| key.len());
+    puts.chain(deletes).sum::<usize>() <= PART_BYTES
 }
 
 pub(super) fn hurry(store: StoreId, number: u64) -> v1::WatchResponse {
@@ -76,6 +71,28 @@ pub(super) fn entry((key, entry): (Arc<str>, Entry)) -> v1::Entry {
 /// How many bytes an update takes on a connection: its messages, with the four that say how long each is.
 pub fn encoded_len(update: &Update) -> u64 {
     cut(update.clone(), |_| Duration::ZERO).iter().map(|message| 4 + message.encoded_len() as u64).sum()
+}
+
+fn deltas(puts: Vec<(Arc<str>, Entry)>, deletes: &[Arc<str>], revision: Revision, kinds: &mut Vec<Kind>) {
+    let empty = || v1::Delta { revision: Some(revision.into()), ..v1::Delta::default() };
+    let (mut part, mut bytes) = (empty(), 0);
+    // A part that is full goes, and what comes next begins another.
+    let mut room = |part: &mut v1::Delta, size: usize| {
+        if bytes + size > PART_BYTES && bytes > 0 {
+            kinds.push(Kind::Delta(std::mem::replace(part, empty())));
+            bytes = 0;
+        }
+        bytes += size;
+    };
+    for (key, value) in puts {
+        room(&mut part, key.len() + value.value.len());
+        part.puts.push(entry((key, value)));
+    }
+    for key in deletes {
+        room(&mut part, key.len());
+        part.deletes.push(key.to_string());
+    }
+    kinds.push(Kind::Delta(part));
 }
 
 fn parts(snapshot: Snapshot, revision: Revision, age: Duration, kinds: &mut Vec<Kind>) {

@@ -1,5 +1,6 @@
 use std::{sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use fairmesh_model::{Invalid, Prefix, Revision};
 use fairmesh_wire::v1::{self, watch_response::Kind};
 
@@ -94,7 +95,9 @@ impl Collector {
 }
 
 fn entry(entry: v1::Entry) -> (Arc<str>, Entry) {
-    (entry.key.into(), Entry { value: entry.value, revision: entry.revision })
+    // A copy, since what was decoded is a slice of the whole message: as long as one of its values is held, all its bytes would
+    // stay in memory.
+    (entry.key.into(), Entry { value: Bytes::copy_from_slice(&entry.value), revision: entry.revision })
 }
 
 fn unexpected(field: &str, problem: &str) -> Invalid {

@@ -73,6 +73,23 @@ async fn a_read_waits_for_the_revision_that_it_asks_for() {
 }
 
 #[tokio::test]
+async fn a_delta_larger_than_a_message_arrives_as_one_change() {
+    let memory = Memory::new(1);
+    let server = Server::start(memory.clone(), "127.0.0.1:0").await;
+    let mut reader = Reader::following(&[&server.address], &["/a/"]).await;
+    let value = "v".repeat(100_000);
+    let keys: Vec<_> = (0..100).map(|i| format!("/a/{i}")).collect();
+    memory.put(&keys.iter().map(|key| (key.as_str(), value.as_str())).collect::<Vec<_>>());
+    let update = reader.update().await;
+    assert_eq!(
+        (update.revision.number, update.puts.len(), update.snapshots.len()),
+        (1, 100, 0),
+        "10 MB at once"
+    );
+    server.stop().await;
+}
+
+#[tokio::test]
 async fn a_snapshot_larger_than_a_message_arrives_as_one_change() {
     let memory = Memory::new(1);
     let value = "v".repeat(100_000);

@@ -5,7 +5,10 @@ use std::{fs::File, io::Read, ops::Range, sync::Arc};
 use bytes::Bytes;
 use fairmesh_model::StoreId;
 use fairmesh_rib::Entry;
-use redb::{Database, Error, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
+use redb::{
+    Database, Error, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition,
+    WriteTransaction,
+};
 
 use crate::Loaded;
 
@@ -95,7 +98,8 @@ pub(super) fn set_revision(transaction: &WriteTransaction, revision: u64) -> Res
 pub(super) fn load(db: &Database) -> Result<Loaded, Error> {
     let transaction = db.begin_read()?;
     let revision = transaction.open_table(META)?.get(META_REVISION)?.map_or(0, |found| found.value());
-    let loaded = entries(transaction.open_table(ENTRIES)?.iter()?)?;
+    let table = transaction.open_table(ENTRIES)?;
+    let loaded = entries(table.iter()?, usize::try_from(table.len()?).unwrap_or(0))?;
     let revision = u64::try_from(revision).map_err(|e| Error::Corrupted(format!("revision: {e}")))?;
     Ok((revision, loaded))
 }
@@ -103,13 +107,15 @@ pub(super) fn load(db: &Database) -> Result<Loaded, Error> {
 /// The entries of some keys.
 pub(super) fn range(db: &Database, keys: Range<String>) -> Result<Vec<(Arc<str>, Entry)>, Error> {
     let table = db.begin_read()?.open_table(ENTRIES)?;
-    entries(table.range(keys.start.as_str()..keys.end.as_str())?)
+    entries(table.range(keys.start.as_str()..keys.end.as_str())?, 0)
 }
 
+/// Reads rows of which there are about so many.
 fn entries(
     rows: redb::Range<'_, &'static str, (u64, &'static [u8])>,
+    count: usize,
 ) -> Result<Vec<(Arc<str>, Entry)>, Error> {
-    let mut entries = Vec::new();
+    let mut entries = Vec::with_capacity(count);
     for row in rows {
         let (key, row) = row?;
         let (revision, value) = row.value();

@@ -1,0 +1,205 @@
+//! Who is written to: a control plane through its API, or plain etcd with the same batches as its transactions.
+
+use std::{
+    collections::HashMap,
+    future::Future,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use bytes::Bytes;
+use fairmesh_rib::Batch;
+use fairmesh_wire::{handshake::Connection, v1};
+use futures_util::{StreamExt, TryStreamExt, stream};
+use prost::{Message, Oneof};
+use tonic::transport::Channel;
+
+use super::fleet::Fleet;
+use crate::{
+    load::Call,
+    rib::peer::{self, Header},
+};
+
+/// Batches under way while a store is filled.
+const FILLING: usize = 32;
+
+#[derive(Clone, Debug)]
+pub(super) enum Target {
+    Fairmesh(Box<Connection>),
+    Etcd(Channel),
+}
+
+/// The stream of writes and whom it goes to.
+#[derive(Clone, Debug)]
+pub(super) struct Writer {
+    target: Target,
+    fleet: Arc<Mutex<Fleet>>,
+    written: Arc<Mutex<Written>>,
+}
+
+/// What was acknowledged so far.
+#[derive(Debug, Default)]
+pub(super) struct Written {
+    pub(super) batches: u64,
+    /// Bytes of keys and values.
+    pub(super) bytes: u64,
+    pub(super) revision: u64,
+    pub(super) keys: Keys,
+}
+
+/// Keys by their hashes: which revision wrote each last, and whether there is anything since.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Keys(HashMap<u64, (u64, bool)>);
+
+impl Keys {
+    /// Notes a change unless there is a later one.
+    pub(super) fn note(&mut self, key: &str, revision: u64, there: bool) {
+        let noted = self.0.entry(xxhash_rust::xxh3::xxh3_64(key.as_bytes())).or_default();
+        if noted.0 <= revision {
+            *noted = (revision, there);
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// How many of these keys are not as the other says. Which revision deleted a key, a watcher is not told.
+    pub(super) fn missing_from(&self, other: &Self) -> usize {
+        let same = |key, &(revision, there): &(u64, bool)| match other.0.get(key) {
+            Some(&(found, true)) => there && found == revision,
+            Some(&(_, false)) | None => !there,
+        };
+        self.0.iter().filter(|(key, noted)| !same(*key, noted)).count()
+    }
+}
+
+impl Writer {
+    /// Goes on where `fleet` stands.
+    pub(super) fn new(target: Target, fleet: Fleet) -> Self {
+        Self { target, fleet: Arc::new(Mutex::new(fleet)), written: Arc::default() }
+    }
+
+    pub(super) fn written(&self) -> MutexGuard<'_, Written> {
+        lock(&self.written)
+    }
+}
+
+impl Call for Writer {
+    async fn call(&self) -> Result<(), String> {
+        let batch = lock(&self.fleet).change();
+        let keys: Vec<_> = batch.ops.iter().map(|op| (op.key.clone(), op.value.is_some())).collect();
+        let bytes = size(&batch);
+        let revision = self.target.write(batch).await?;
+        let mut written = self.written();
+        written.batches += 1;
+        written.bytes += bytes;
+        written.revision = written.revision.max(revision);
+        // Nobody watches etcd here.
+        if let Target::Fairmesh(_) = self.target {
+            keys.iter().for_each(|(key, there)| written.keys.note(key, revision, *there));
+        }
+        Ok(())
+    }
+}
+
+impl Target {
+    /// Writes a batch; the revision that it became, once that is durable.
+    pub(super) async fn write(&self, batch: Batch) -> Result<u64, String> {
+        match self {
+            Self::Fairmesh(connection) => {
+                let ops = batch.ops.into_iter();
+                let ops = ops.map(|op| v1::Op { key: op.key.to_string(), value: op.value, condition: None });
+                let request = v1::WriteRequest { ops: ops.collect() };
+                let written = connection.rib().write(request).await;
+                let revision = written.map_err(|status| status.to_string())?.into_inner().revision;
+                revision.map(|revision| revision.number).ok_or_else(|| "a write without revision".into())
+            }
+            Self::Etcd(channel) => {
+                let success = batch.ops.into_iter().map(|op| {
+                    let key = op.key.to_string().into();
+                    RequestOp {
+                        request: Some(match op.value {
+                            Some(value) => Request::Put(Put { key, value }),
+                            None => Request::Delete(Delete { key }),
+                        }),
+                    }
+                });
+                let request = Txn { success: success.collect() };
+                let answer: TxnAnswer = peer::call(channel, "/etcdserverpb.KV/Txn", request).await?;
+                answer.header.map(|h| h.revision.unsigned_abs()).ok_or_else(|| "no revision".into())
+            }
+        }
+    }
+}
+
+/// Writes all of a fleet once, with some batches under way at a time; returns how many bytes that is.
+pub(super) async fn fill<W>(fleet: &mut Fleet, write: impl Fn(Batch) -> W) -> Result<u64, String>
+where
+    W: Future<Output = Result<(), String>>,
+{
+    let (mut bytes, mut told) = (0, 0);
+    let mut filling = stream::iter(fleet.filling())
+        .map(|batch| {
+            let bytes = size(&batch);
+            let written = write(batch);
+            async move { written.await.map(|()| bytes) }
+        })
+        .buffer_unordered(FILLING);
+    while let Some(more) = filling.try_next().await? {
+        bytes += more;
+        if bytes / 1_000_000_000 > told {
+            told = bytes / 1_000_000_000;
+            eprintln!("  {told} GB");
+        }
+    }
+    Ok(bytes)
+}
+
+fn size(batch: &Batch) -> u64 {
+    batch.ops.iter().map(|op| (op.key.len() + op.value.as_ref().map_or(0, Bytes::len)) as u64).sum()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// `etcdserverpb.TxnRequest`, as far as it is needed here; so are the others.
+#[derive(Clone, PartialEq, Message)]
+struct Txn {
+    #[prost(message, repeated, tag = "2")]
+    success: Vec<RequestOp>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct RequestOp {
+    #[prost(oneof = "Request", tags = "2, 3")]
+    request: Option<Request>,
+}
+
+#[derive(Clone, PartialEq, Oneof)]
+enum Request {
+    #[prost(message, tag = "2")]
+    Put(Put),
+    #[prost(message, tag = "3")]
+    Delete(Delete),
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Put {
+    #[prost(bytes = "bytes", tag = "1")]
+    key: Bytes,
+    #[prost(bytes = "bytes", tag = "2")]
+    value: Bytes,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Delete {
+    #[prost(bytes = "bytes", tag = "1")]
+    key: Bytes,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct TxnAnswer {
+    #[prost(message, optional, tag = "1")]
+    header: Option<Header>,
+}

@@ -1,0 +1,113 @@
+//! One who follows everything from the end of filling on, as a replica does, and so tells whether all writes arrive.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use fairmesh_model::{Prefix, Revision};
+use fairmesh_rib::{
+    Update,
+    upstream::{Backoff, Handle, Sink, Upstream, UpstreamConfig},
+};
+use fairmesh_wire::transport::Address;
+use tokio::sync::watch;
+
+use super::target::{Keys, Written};
+
+/// How long the last write may take to arrive.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A watch under way. Dropping it ends it.
+pub(super) struct Watch {
+    seen: Arc<Mutex<Seen>>,
+    at: watch::Receiver<u64>,
+    handle: Handle,
+}
+
+#[derive(Default)]
+struct Seen {
+    keys: Keys,
+    /// How often it was sent everything anew, since it was too far behind.
+    anew: usize,
+    revision: Option<Revision>,
+}
+
+struct Eye {
+    seen: Arc<Mutex<Seen>>,
+    at: watch::Sender<u64>,
+}
+
+impl Sink for Eye {
+    fn update(&mut self, update: Update) {
+        let number = update.revision.number;
+        let mut seen = lock(&self.seen);
+        if !update.snapshots.is_empty() {
+            // What is not among them is gone.
+            seen.keys = Keys::default();
+            seen.anew += 1;
+        }
+        let snapshots = update.snapshots.iter().flat_map(|snapshot| &snapshot.entries);
+        for (key, entry) in snapshots.chain(&update.puts) {
+            seen.keys.note(key, entry.revision, true);
+        }
+        for key in &update.deletes {
+            seen.keys.note(key, number, false);
+        }
+        seen.revision = Some(update.revision);
+        self.at.send_replace(number);
+    }
+
+    fn refused(&mut self, prefix: &Prefix, reason: &str) {
+        eprintln!("the watcher of {prefix} was refused: {reason}");
+    }
+}
+
+impl Watch {
+    /// Follows everything that is written after `revision`.
+    pub(super) async fn start(address: Address, revision: Revision) -> Self {
+        let seen = Arc::<Mutex<Seen>>::default();
+        let (tell, at) = watch::channel(0);
+        let config = UpstreamConfig {
+            addresses: vec![address],
+            software: "bench".into(),
+            backoff: Backoff::default(),
+            refuse_lagging: false,
+        };
+        let handle = Upstream::spawn(config, Eye { seen: seen.clone(), at: tell });
+        handle.subscribe_held([(Prefix::everything(), revision)]);
+        let mut began = at.clone();
+        let _ = tokio::time::timeout(PATIENCE, began.changed()).await;
+        Self { seen, at, handle }
+    }
+
+    /// Acknowledges what has come, as replicas do, until it is dropped.
+    pub(super) async fn acknowledge(&self) {
+        let mut at = self.at.clone();
+        while at.changed().await.is_ok() {
+            if let Some(revision) = lock(&self.seen).revision {
+                self.handle.ack(revision);
+            }
+        }
+    }
+
+    /// Waits for the last write and compares; how often everything was sent anew.
+    pub(super) async fn check(&mut self, written: &Written) -> Result<usize, String> {
+        let last = self.at.wait_for(|at| *at >= written.revision);
+        let Ok(Ok(_)) = tokio::time::timeout(PATIENCE, last).await else {
+            return Err(format!("revision {} did not come to the watcher", written.revision));
+        };
+        let seen = lock(&self.seen);
+        match written.keys.missing_from(&seen.keys) {
+            0 => Ok(seen.anew),
+            missing => Err(format!(
+                "{missing} of {} keys came to the watcher wrongly or not at all",
+                written.keys.len()
+            )),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
