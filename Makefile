@@ -1,7 +1,7 @@
 # What one does with a checkout. `make` lists the targets.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench fuzz fmt clean
+.PHONY: help demo test soak check bench fuzz fmt clean
 
 help: ## List these targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -12,8 +12,12 @@ demo: ## Run the shop on this machine, break it in five ways under load, and pri
 	@"$${CARGO_TARGET_DIR:-target}/release/fairmesh" demo $(ARGS)
 
 test: ## Run every test and print how many passed
-	@scripts/setup.sh build demo etcd
+	@scripts/setup.sh build demo etcd hosts
 	@scripts/test.sh
+
+soak: ## Cause outages in a random order for 10 minutes, or for SOAK_MINUTES=, and check what everybody saw
+	@scripts/setup.sh build etcd hosts
+	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --workspace --test outages -- --nocapture no_outage
 
 check: ## Check format, clippy, documentation, and the dependencies' licences and sources
 	@scripts/setup.sh build deny

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes a machine ready for what its arguments name: `build` (compile and test), `demo`, `deny`, `etcd`, `fuzz`.
+# Makes a machine ready for what its arguments name: `build` (compile and test), `demo`, `deny`, `etcd`, `fuzz`, `hosts`.
 # Installs only what is missing, says what and why before it does, and changes nothing otherwise.
 set -euo pipefail
 
@@ -68,6 +68,10 @@ setup_fuzz() {
     rm -rf "$tools/build"
 }
 
+setup_hosts() {
+    command -v ip >/dev/null || apt_install "tests of outages make network namespaces" iproute2
+}
+
 for part in "$@"; do
     case $part in
         build) setup_build ;;
@@ -75,6 +79,7 @@ for part in "$@"; do
         deny) setup_deny ;;
         etcd) setup_etcd ;;
         fuzz) setup_fuzz ;;
-        *) die "there is no part '$part'; give build, demo, deny, etcd or fuzz" ;;
+        hosts) setup_hosts ;;
+        *) die "there is no part '$part'; give build, demo, deny, etcd, fuzz or hosts" ;;
     esac
 done

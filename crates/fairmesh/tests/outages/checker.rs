@@ -176,7 +176,8 @@ fn refusable(history: &History, oracle: &Oracle, write: &Write) -> bool {
         Outcome::Conflict | Outcome::Unknown => None,
     };
     let first = history.writes.iter().filter(before).filter_map(revision).max().unwrap_or(history.start.at);
-    let later = history.writes.iter().filter(|other| other.invoked > write.returned).filter_map(revision).min();
+    let later =
+        history.writes.iter().filter(|other| other.invoked > write.returned).filter_map(revision).min();
     let last = later.map_or(Revision::MAX, |later| later - 1);
     write.ops.iter().any(|op| {
         let mut moments = std::iter::once(first).chain(oracle.writers(op.key, first, last));

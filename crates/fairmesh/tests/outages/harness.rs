@@ -1,13 +1,15 @@
 //! Machines, what runs on them, and who uses it.
 
+mod burst;
 mod calls;
+mod crowd;
 mod daemon;
 mod etcd;
 mod fleet;
 mod network;
 mod readers;
 mod recorder;
-mod registers;
+pub(crate) mod registers;
 mod suite;
 mod watchers;
 mod writers;
@@ -17,6 +19,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+pub(crate) use burst::burst;
+pub(crate) use crowd::Crowd;
 pub(crate) use daemon::{Daemon, Plan};
 pub(crate) use fleet::Fleet;
 pub(crate) use network::{Host, Network, Place};

@@ -1,34 +1,66 @@
 //! Outages of whole machines and of what they share, as real processes in network namespaces, while writers write, watchers
 //! watch and programs call. Everything that was seen is checked as one history.
 //!
-//! The short form does each fault once. `SOAK_MINUTES` makes it a long one: faults in a random order that a seed repeats
-//! (`SOAK_SEED`), each lasting longer, with the same assertions.
+//! The short form does each fault once. `SOAK_MINUTES` makes it a long one: faults in one random order after another, which
+//! `SOAK_SEED` repeats, each lasting longer, with the same assertions. `OUTAGES` names faults to do, by parts of their names.
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
 mod checker;
 mod faults;
 mod harness;
 
-use faults::FAULTS;
-use harness::Suite;
+use std::{
+    env,
+    io::Write,
+    time::{Duration, UNIX_EPOCH},
+};
 
-/// How much longer an outage lasts in the long form.
-const LONG: u32 = 10;
+use fairmesh_model::arith::mix64;
+use faults::{FAULTS, Fault};
+use harness::{Suite, now};
 
 #[test]
 fn no_outage_loses_a_write_takes_anybody_back_or_fails_a_call() {
-    let suite = match Suite::start(1) {
+    let minutes: Option<u64> =
+        env::var("SOAK_MINUTES").ok().map(|minutes| minutes.parse().expect("SOAK_MINUTES: a number"));
+    let suite = match Suite::start(minutes.is_some()) {
         Ok(suite) => suite,
         Err(reason) => return skipped(&reason),
     };
-    for (name, fault) in FAULTS {
-        suite.run(name, fault);
+    let named = env::var("OUTAGES").unwrap_or_default();
+    let faults: Vec<Fault> =
+        FAULTS.iter().filter(|(name, _)| named.split(',').any(|part| name.contains(part))).copied().collect();
+    match minutes {
+        None => faults.iter().for_each(|(name, fault)| suite.run(name, fault)),
+        Some(minutes) => soak(&suite, faults, Duration::from_secs(60 * minutes)),
     }
+}
+
+/// Does all faults in one random order after another, until the time is over.
+fn soak(suite: &Suite, mut faults: Vec<Fault>, time: Duration) {
+    let began = now();
+    let mut seed =
+        env::var("SOAK_SEED").map_or_else(|_| seed(), |seed| seed.parse().expect("SOAK_SEED: a number"));
+    println!("SOAK_SEED={seed} repeats the order");
+    while began.elapsed() < time {
+        faults.sort_by_cached_key(|_| {
+            seed = mix64(seed.wrapping_add(1));
+            seed
+        });
+        for (name, fault) in faults.iter().take_while(|_| began.elapsed() < time) {
+            suite.run(name, fault);
+        }
+    }
+}
+
+#[allow(clippy::disallowed_methods, reason = "each run has another order; the seed is printed")]
+fn seed() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    since.as_secs()
 }
 
 /// Says so past the capture of what passing tests print.
 fn skipped(reason: &str) {
-    use std::io::Write;
     let line = format!("skipped: hosts cannot be made here: {reason}\n");
     std::io::stderr().write_all(line.as_bytes()).unwrap();
 }

@@ -95,7 +95,12 @@ impl Oracle {
     }
 
     /// The revisions after the first and up to the second that wrote a key.
-    pub(super) fn writers(&self, key: Key, after: Revision, last: Revision) -> impl Iterator<Item = Revision> {
+    pub(super) fn writers(
+        &self,
+        key: Key,
+        after: Revision,
+        last: Revision,
+    ) -> impl Iterator<Item = Revision> {
         let versions = self.versions.get(&key).map_or(&[][..], Vec::as_slice);
         let first = versions.partition_point(|(from, _)| *from <= after);
         versions[first..].iter().map(|(revision, _)| *revision).take_while(move |revision| *revision <= last)
@@ -132,10 +137,14 @@ fn carried_out(history: &History, found: &mut Findings) -> Vec<Option<Revision>>
                 Some(revision) if *revision == cell.revision => {}
                 Some(revision) => found.add(
                     Kind::Doubled,
-                    format!("{who} saw write {number} as revision {} too, not only {revision}", cell.revision),
+                    format!(
+                        "{who} saw write {number} as revision {} too, not only {revision}",
+                        cell.revision
+                    ),
                 ),
                 None if history.writes[*number].outcome == Outcome::Conflict => {
-                    found.add(Kind::Phantom, format!("{who} saw write {number}, which was refused: {cell:?}"));
+                    found
+                        .add(Kind::Phantom, format!("{who} saw write {number}, which was refused: {cell:?}"));
                 }
                 unknown @ None => *unknown = Some(cell.revision),
             },

@@ -35,7 +35,10 @@ fn caught(bug: Bug, reasons: &[Kind]) {
         }
         planted += 1;
         let found: BTreeSet<Kind> = check(&run.history).iter().map(|violation| violation.kind).collect();
-        assert!(!found.is_disjoint(&reasons.iter().copied().collect()), "seed {seed}: {bug:?} gives {found:?}");
+        assert!(
+            !found.is_disjoint(&reasons.iter().copied().collect()),
+            "seed {seed}: {bug:?} gives {found:?}"
+        );
         seen.extend(found);
     }
     assert!(planted > 50, "{bug:?} came to bear {planted} times only");

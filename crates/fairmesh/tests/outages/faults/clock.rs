@@ -1,10 +1,8 @@
 //! A replica whose clock jumps.
 
-use std::{
-    fs,
-    path::Path,
-    process::Command,
-};
+use std::{fs, path::Path, process::Command};
+
+use crate::harness::Suite;
 
 /// What puts a settable clock before a process: a shared object that answers for the C library, and the file with its
 /// offset. Namespaces of time know no time of day, and setting this machine's clock would hit everybody on it.
@@ -18,4 +16,35 @@ pub(crate) fn preload(folder: &Path) -> Vec<(&'static str, String)> {
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     let text = |path: &Path| path.to_str().unwrap().to_owned();
     vec![("LD_PRELOAD", text(&object)), ("CLOCK_OFFSET", text(&offset))]
+}
+
+/// A day, in nanoseconds.
+const DAY: i64 = 86_400_000_000_000;
+
+/// The clock of the replica in `us` goes a day ahead and then two days back, and the replica restarts on a copy from what is
+/// now the future. Ages of what is held while the process runs come from a clock that cannot jump; the time of day counts
+/// for the age of a copy that is found on disk.
+pub(super) fn jumps(suite: &Suite) -> String {
+    let us = &suite.fleet.us;
+    let set = |days: i64| fs::write(suite.fleet.path("clock-offset"), (days * DAY).to_ne_bytes()).unwrap();
+    let fresh = || {
+        suite.goes_on();
+        assert_eq!(us.metric("fairmesh_replica_data_age_seconds"), Some(0.0), "it is in touch");
+    };
+    set(1);
+    fresh();
+    set(-2);
+    fresh();
+    us.daemon.kill();
+    let before = us.daemon.log().len();
+    us.daemon.revive();
+    suite.until("it follows again", || us.metric("fairmesh_replica_connected") == Some(1.0));
+    fresh();
+    let two_days_ago = Command::new("date").args(["-u", "-d", "2 days ago", "+%F"]).output().unwrap().stdout;
+    let two_days_ago = String::from_utf8(two_days_ago).unwrap();
+    let log = us.daemon.log();
+    assert!(log[before..].starts_with(two_days_ago.trim()), "its clock is not set: {}", &log[before..]);
+    set(0);
+    fresh();
+    "a day ahead, two days back, a restart, and right again".into()
 }

@@ -76,8 +76,7 @@ impl Fleet {
             Agent::start(region, network.host(&format!("{region}-agent"), place), &upstreams, path)
         };
         let agents = [agent("eu", Place::Eu, &eu), agent("us", Place::Us, &us)];
-        let fleet =
-            Self { etcd, controls, root, eu, us, agents, desk, work, control_hosts, network, folder };
+        let fleet = Self { etcd, controls, root, eu, us, agents, desk, work, control_hosts, network, folder };
         fleet.apply(TOPOLOGY);
         Ok(fleet)
     }
@@ -153,6 +152,13 @@ impl Replica {
 
     pub(crate) fn address(&self) -> Address {
         Address::Tcp(format!("{}:7403", self.host.address))
+    }
+
+    /// Kills it, if it runs, and starts it with nothing on its disk.
+    pub(crate) fn lose_disk(&self) {
+        self.daemon.kill();
+        fs::remove_dir_all(&self.state).unwrap();
+        self.daemon.revive();
     }
 
     /// One of its metrics; `None` while it does not answer.

@@ -73,7 +73,8 @@ impl Recorder {
     /// may be carried out still, and so are part of what follows too.
     pub(crate) fn close(&self, end: State) -> History {
         let start = std::mem::replace(&mut *self.start.lock().unwrap(), end.clone());
-        let (writes, reads) = (take(&mut *self.writes.lock().unwrap()), take(&mut *self.reads.lock().unwrap()));
+        let (writes, reads) =
+            (take(&mut *self.writes.lock().unwrap()), take(&mut *self.reads.lock().unwrap()));
         let open = |write: &&Write| write.outcome == Outcome::Unknown && !is_in(write, &end);
         self.writes.lock().unwrap().extend(writes.iter().filter(open).cloned());
         History { start, writes, reads, watches: Vec::new(), end }

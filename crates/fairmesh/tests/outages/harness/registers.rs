@@ -27,17 +27,29 @@ pub(crate) fn read_key(key: &str) -> Key {
     }
 }
 
-/// A value with so many bytes of ballast.
-pub(crate) fn value(value: Value, ballast: usize) -> Bytes {
-    records::encode_history(&History {
-        key: RecordKey::Policy(service()),
-        value: None,
-        replaced_at_ms: value,
-        replaced_by: "x".repeat(ballast),
-        revision: 0,
-    })
+pub(crate) fn value(value: Value) -> Bytes {
+    encoded(RecordKey::Policy(service()), value, 0)
+}
+
+fn encoded(key: RecordKey, value: Value, ballast: usize) -> Bytes {
+    let replaced_by = "x".repeat(ballast);
+    records::encode_history(&History { key, value: None, replaced_at_ms: value, replaced_by, revision: 0 })
 }
 
 pub(crate) fn read_value(bytes: &[u8]) -> Value {
     records::decode_history(bytes).unwrap().replaced_at_ms
+}
+
+/// The folder of what is written for its size alone, apart from the registers, so that only replicas carry it.
+pub(crate) fn bulk_folder() -> Prefix {
+    Prefix::history(HistoryKind::Services, &service())
+}
+
+pub(crate) fn bulk_key(key: Key) -> String {
+    RecordKey::History(HistoryKind::Services, service(), key).to_string()
+}
+
+/// A value of about so many bytes.
+pub(crate) fn bulk_value(value: Value, bytes: usize) -> Bytes {
+    encoded(RecordKey::Service(service()), value, bytes)
 }

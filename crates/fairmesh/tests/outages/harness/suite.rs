@@ -5,15 +5,19 @@ use std::{
 };
 
 use super::{
-    Fleet, PATIENCE, Recorder, Watcher, calls::Programs, now, readers,
+    Fleet, PATIENCE, Recorder, Watcher,
+    calls::Programs,
+    now, readers,
     writers::{self, Line},
 };
 use crate::checker::{History, State, check};
 
-const WRITERS: u64 = 6;
+const WRITERS: u64 = 10;
 /// What goes on before and after a fault, at least.
 const WRITES: u64 = 40;
 const CALLS: u64 = 20;
+/// How much longer an outage lasts in the long form.
+const STRETCH: u32 = 20;
 
 /// A fleet in use, and what its users saw.
 pub(crate) struct Suite {
@@ -21,14 +25,13 @@ pub(crate) struct Suite {
     pub(crate) watchers: Vec<Watcher>,
     pub(crate) programs: Vec<Programs>,
     pub(crate) fleet: Fleet,
-    /// How much longer an outage lasts than it has to.
-    pub(crate) stretch: u32,
+    long: bool,
 }
 
 impl Suite {
     /// # Errors
     /// Why this machine cannot be made into several.
-    pub(crate) fn start(stretch: u32) -> Result<Self, String> {
+    pub(crate) fn start(long: bool) -> Result<Self, String> {
         let fleet = Fleet::start()?;
         let (recorder, work) = (Arc::new(Recorder::new()), &fleet.work.handle);
         let start = |agent: &super::fleet::Agent| {
@@ -50,14 +53,19 @@ impl Suite {
             watch(&format!("below agent {}", agent.region), std::slice::from_ref(&agent.socket))
         }));
         writers::start(work, &recorder, &control, WRITERS);
-        let suite = Self { recorder, watchers, programs, fleet, stretch };
+        let suite = Self { recorder, watchers, programs, fleet, long };
         suite.goes_on();
         Ok(suite)
     }
 
+    /// Whether this is the long form, where outages last and crowds are large.
+    pub(crate) fn is_long(&self) -> bool {
+        self.long
+    }
+
     /// Lets an outage last.
     pub(crate) fn last(&self, short: Duration) {
-        sleep(short * self.stretch);
+        sleep(if self.long { STRETCH * short } else { short });
     }
 
     /// Waits until writes are acknowledged and calls are made everywhere.
@@ -81,6 +89,16 @@ impl Suite {
         }
     }
 
+    /// Writes something for its size: batches of so many keys each with about so many bytes; without bytes, deletes it.
+    pub(crate) fn bulk(&self, batches: u64, keys: u64, (value, bytes): (u64, usize)) {
+        let mut line = Line::new(&self.fleet.control_addresses());
+        self.fleet.work.run(async move {
+            for batch in 0..batches {
+                writers::bulk(&mut line, batch * keys..(batch + 1) * keys, value, bytes).await;
+            }
+        });
+    }
+
     /// Waits until something is so, and shows what processes said if it never is.
     #[track_caller]
     pub(crate) fn until(&self, what: &str, mut is_so: impl FnMut() -> bool) {
@@ -95,7 +113,8 @@ impl Suite {
     }
 
     fn logs(&self) -> String {
-        let tail = |log: String| log.lines().rev().take(12).map(|line| format!("{line}\n")).collect::<String>();
+        let tail =
+            |log: String| log.lines().rev().take(12).map(|line| format!("{line}\n")).collect::<String>();
         let all = self.fleet.controls.iter().chain(self.fleet.steady());
         all.map(|daemon| format!("--- newest first\n{}", tail(daemon.log()))).collect()
     }

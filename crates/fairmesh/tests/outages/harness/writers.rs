@@ -19,7 +19,7 @@ use crate::checker::{Expect, Key, Op, Outcome, Value, Write};
 /// The registers that all writers contend for.
 const KEYS: Key = 40;
 /// Where the keys begin that one batch each writes, those of one writer after those of another.
-const MARKS: Key = 1_000_000;
+pub(crate) const MARKS: Key = 1_000_000;
 /// How many marks of a writer stand at a time.
 const KEPT: usize = 16;
 /// The pause of a writer between two batches.
@@ -62,9 +62,9 @@ impl Line {
 }
 
 /// Sends a batch and records what became of it; `None` where it was not sent.
-pub(crate) async fn write(recorder: &Recorder, line: &mut Line, ops: Vec<Op>, ballast: usize) -> Option<Outcome> {
+pub(crate) async fn write(recorder: &Recorder, line: &mut Line, ops: Vec<Op>) -> Option<Outcome> {
     let connection = line.get().await?;
-    let request = v1::WriteRequest { ops: ops.iter().map(|op| message(op, ballast)).collect() };
+    let request = v1::WriteRequest { ops: ops.iter().map(message).collect() };
     let invoked = recorder.time();
     let answer = timeout(ANSWER, connection.rib().write(request)).await;
     let returned = recorder.time();
@@ -84,7 +84,7 @@ pub(crate) async fn write(recorder: &Recorder, line: &mut Line, ops: Vec<Op>, ba
     Some(outcome)
 }
 
-fn message(op: &Op, ballast: usize) -> v1::Op {
+fn message(op: &Op) -> v1::Op {
     let kind = match op.expect {
         Expect::Any => None,
         Expect::Absent => Some(condition::Kind::Absent(true)),
@@ -92,7 +92,7 @@ fn message(op: &Op, ballast: usize) -> v1::Op {
     };
     v1::Op {
         key: registers::key(op.key),
-        value: op.value.map(|value| registers::value(value, ballast)),
+        value: op.value.map(|value| registers::value(value)),
         condition: kind.map(|kind| v1::Condition { kind: Some(kind) }),
     }
 }
@@ -137,7 +137,7 @@ impl Writer {
         let _pass = recorder.gate.read().await;
         let ops = self.batch();
         let mark = ops[0].key;
-        match write(&recorder, &mut self.line, ops.clone(), 0).await {
+        match write(&recorder, &mut self.line, ops.clone()).await {
             Some(Outcome::Done(revision)) => {
                 self.learn(&ops, Some(revision));
                 self.marks.retain(|mark| ops.iter().all(|op| op.key != *mark));
@@ -185,5 +185,24 @@ impl Writer {
             ops.push(Op { key, value, expect });
         }
         ops
+    }
+}
+
+/// Writes something for its size: so many keys with about so many bytes each, whatever was there.
+pub(crate) async fn bulk(line: &mut Line, keys: std::ops::Range<Key>, value: Value, bytes: usize) {
+    let op = |key: Key| v1::Op {
+        key: registers::bulk_key(key),
+        value: (bytes > 0).then(|| registers::bulk_value(value, bytes)),
+        condition: None,
+    };
+    let request = v1::WriteRequest { ops: keys.map(op).collect() };
+    loop {
+        let Some(connection) = line.get().await else { continue };
+        match timeout(ANSWER, connection.rib().write(request.clone())).await {
+            Ok(Ok(_)) => return,
+            Ok(Err(status)) => assert_ne!(status.code(), Code::InvalidArgument, "{status}"),
+            Err(_) => {}
+        }
+        line.turn();
     }
 }

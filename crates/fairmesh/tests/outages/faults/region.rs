@@ -1,0 +1,26 @@
+//! A region that loses its connection to everybody else.
+
+use std::time::Duration;
+
+use crate::harness::{Place, Suite, now};
+
+/// How long it is cut off in the short form: past the first retransmissions of what was under way.
+const CUT: Duration = Duration::from_secs(6);
+
+pub(super) fn cut_off(suite: &Suite) -> String {
+    let within = |watcher: &&crate::harness::Watcher| watcher.name.ends_with("eu");
+    let watchers: Vec<_> = suite.watchers.iter().filter(within).collect();
+    suite.fleet.network.connect(Place::Eu, false);
+    suite.last(CUT);
+    suite.goes_on();
+    let (here, there) = (suite.watchers[0].at(), watchers.iter().map(|watcher| watcher.at()).max().unwrap());
+    assert!(there < here, "the region is not cut off: it is at {there}, and everybody else at {here}");
+    suite.fleet.network.connect(Place::Eu, true);
+    let back = now();
+    suite.until("the region has caught up", || watchers.iter().all(|watcher| watcher.at() >= here));
+    format!(
+        "it was {} revisions behind, and caught up {:.1} s after",
+        here - there,
+        back.elapsed().as_secs_f64()
+    )
+}

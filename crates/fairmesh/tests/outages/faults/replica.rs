@@ -1,0 +1,46 @@
+//! Replicas that lose their disks, or their room on them.
+
+use std::{fs, io::Write};
+
+use crate::harness::{Suite, now};
+
+/// Written while the disk is full, so that the copy has to grow: batches, keys of each, and bytes of each value.
+const BATCHES: u64 = 2;
+const KEYS: u64 = 500;
+const BYTES: usize = 2000;
+
+pub(super) fn wiped(suite: &Suite) -> String {
+    let us = &suite.fleet.us;
+    us.daemon.kill();
+    suite.goes_on();
+    us.lose_disk();
+    let back = now();
+    suite.until("it has fetched everything", || us.metric("fairmesh_replica_snapshots_total") == Some(1.0));
+    suite.until("it has a copy", || us.state.join("copy.redb").exists());
+    format!("it had everything again {:.1} s after its start", back.elapsed().as_secs_f64())
+}
+
+pub(super) fn full_disk(suite: &Suite) -> String {
+    let eu = &suite.fleet.eu;
+    let metric = |name: &str| eu.metric(name).expect("it answers");
+    let (failures, size) = ("fairmesh_replica_save_failures_total", "fairmesh_replica_copy_size_bytes");
+    let ballast = eu.daemon.inside(&eu.state).join("ballast");
+    let mut file = fs::File::create(&ballast).unwrap();
+    let mut left = 0;
+    while file.write_all(&[0; 4096]).is_ok() {
+        left += 4096;
+    }
+    drop(file);
+    let (failed, held) = (metric(failures), metric(size));
+    suite.bulk(BATCHES, KEYS, (1, BYTES));
+    suite.until("saving fails", || metric(failures) > failed);
+    suite.goes_on();
+    assert_eq!(metric("fairmesh_replica_connected"), 1.0, "it goes on from memory");
+    fs::remove_file(&ballast).unwrap();
+    let room = now();
+    suite.until("it saves again", || metric(size) > held);
+    let told =
+        format!("{left} bytes took all room; it saved again {:.1} s after", room.elapsed().as_secs_f64());
+    suite.bulk(BATCHES, KEYS, (2, 0));
+    told
+}

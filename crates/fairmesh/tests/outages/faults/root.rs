@@ -1,0 +1,43 @@
+//! The root of the tree restarts below a crowd.
+
+use std::{thread::sleep, time::Duration};
+
+use fairmesh_model::Prefix;
+
+use crate::harness::{Crowd, Suite, now};
+
+const AGENTS: usize = 2000;
+const AGENTS_SHORT: usize = 400;
+/// As long as a restart of the machine's service takes.
+const AWAY: Duration = Duration::from_secs(1);
+/// A while in which all of them together would be a stampede.
+const AT_ONCE: Duration = Duration::from_millis(100);
+
+pub(super) fn restarts(suite: &Suite) -> String {
+    let (root, agents) = (&suite.fleet.root, if suite.is_long() { AGENTS } else { AGENTS_SHORT });
+    let quiet = Prefix::new("/t/quiet/services/").unwrap();
+    let crowd = Crowd::start(suite.fleet.desk.runtime(), agents, &root.address(), &quiet);
+    suite.until("all agents follow", || crowd.seen().iter().all(|seen| seen.snapshots == 1));
+    let keys = crowd.seen()[0].keys;
+    root.daemon.kill();
+    suite.fleet.apply(&format!("{{kind: Service, name: quiet/service-{keys}}}"));
+    sleep(AWAY);
+    root.daemon.revive();
+    suite.until("the root is back", || root.metric("fairmesh_replica_connected") == Some(1.0));
+    let back = now();
+    suite.until("all agents have what they missed", || {
+        crowd.seen().iter().all(|seen| seen.resumed == 1 && seen.keys == keys + 1)
+    });
+    for (number, seen) in crowd.seen().into_iter().enumerate() {
+        assert_eq!(seen.snapshots, 1, "agent {number} was sent everything anew: {seen:?}");
+        assert!(!seen.backwards, "agent {number} went back");
+    }
+    let (returned, most) = crowd.returns(back, AT_ONCE);
+    assert!(most < agents / 2, "{most} of {agents} agents came back within {AT_ONCE:?}");
+    format!(
+        "of {agents} agents half were back after {:.1} s, all after {:.1} s, at most {most} within {AT_ONCE:?}, none with a \
+         snapshot",
+        returned[agents / 2].as_secs_f64(),
+        returned[agents - 1].as_secs_f64()
+    )
+}

@@ -1,0 +1,39 @@
+//! More changes at once than anybody remembers.
+
+use rustix::process::Signal;
+
+use crate::harness::{Suite, burst, now};
+
+pub(super) fn burst_of_updates(suite: &Suite) -> String {
+    let (updates, took) = burst(suite);
+    suite.goes_on();
+    format!("{updates} updates were acknowledged within {:.1} s", took.as_secs_f64())
+}
+
+/// An agent and the control plane that stands by sleep while history is written and then forgotten, by etcd, which compacts
+/// it, and by the replica that the agent follows, which loses its disk. Then the control plane that serves dies, and the one
+/// that slept takes over.
+pub(super) fn history_compacted(suite: &Suite) -> String {
+    let fleet = &suite.fleet;
+    let serving = fleet.serving().expect("one control plane serves");
+    let (active, standby, agent) =
+        (&fleet.controls[serving], &fleet.controls[1 - serving], &fleet.agents[1].daemon);
+    let watcher = suite.watchers.iter().find(|watcher| watcher.name == "below replica us").unwrap();
+    let snapshots = watcher.snapshots();
+    agent.signal(Signal::STOP);
+    standby.signal(Signal::STOP);
+    burst(suite);
+    fleet.etcd.compact();
+    fleet.us.lose_disk();
+    suite.until("what follows the replica has everything anew", || watcher.snapshots() > snapshots);
+    agent.signal(Signal::CONT);
+    standby.signal(Signal::CONT);
+    suite.goes_on();
+    active.kill();
+    let killed = now();
+    suite.goes_on();
+    let took = killed.elapsed();
+    active.revive();
+    assert_eq!(fleet.serving(), Some(1 - serving), "the one that slept serves");
+    format!("writes went on {:.1} s after the death of the control plane", took.as_secs_f64())
+}

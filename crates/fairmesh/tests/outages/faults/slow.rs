@@ -1,0 +1,129 @@
+//! A watcher that takes nothing for a while.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Condvar, Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+};
+
+use fairmesh_model::Prefix;
+use fairmesh_rib::{
+    Update,
+    upstream::{Backoff, Sink, Upstream, UpstreamConfig},
+};
+
+use crate::harness::{Suite, registers};
+
+/// More keys than a replica remembers for one watcher, each of so many bytes: what it may not keep is easily seen.
+const BATCHES: u64 = 6;
+const KEYS: u64 = 700;
+const BYTES: usize = 1000;
+/// How often all of it is written while the watcher sleeps.
+const ROUNDS: u64 = 4;
+
+/// Sleeps in the middle of an update until it is woken.
+struct Sleeper {
+    asleep: Arc<Asleep>,
+    held: BTreeMap<Arc<str>, u64>,
+    last: u64,
+    /// How many keys have the last value.
+    current: Arc<AtomicUsize>,
+    snapshots: Arc<AtomicUsize>,
+}
+
+/// Whether it is to sleep.
+#[derive(Default)]
+struct Asleep(Mutex<bool>, Condvar);
+
+/// Wakes it at the end, also of a test that fails: its thread could not end otherwise.
+struct Wake(Arc<Asleep>);
+
+impl Drop for Wake {
+    fn drop(&mut self) {
+        *self.0.0.lock().unwrap() = false;
+        self.0.1.notify_all();
+    }
+}
+
+impl Sink for Sleeper {
+    fn update(&mut self, update: Update) {
+        let Asleep(asleep, woken) = &*self.asleep;
+        drop(woken.wait_while(asleep.lock().unwrap(), |asleep| *asleep).unwrap());
+        assert!(update.revision.number >= self.last, "a slow watcher was taken back");
+        self.last = update.revision.number;
+        self.snapshots.fetch_add(update.snapshots.len(), Relaxed);
+        for snapshot in update.snapshots {
+            self.held.clear();
+            let entries = snapshot.entries.into_iter();
+            self.held.extend(entries.map(|(key, entry)| (key, registers::read_value(&entry.value))));
+        }
+        for (key, entry) in update.puts {
+            self.held.insert(key, registers::read_value(&entry.value));
+        }
+        for key in update.deletes {
+            self.held.remove(&key);
+        }
+        self.current.store(self.held.values().filter(|value| **value == ROUNDS).count(), Relaxed);
+    }
+
+    fn refused(&mut self, prefix: &Prefix, reason: &str) {
+        panic!("{prefix} was refused: {reason}");
+    }
+}
+
+pub(super) fn watcher(suite: &Suite) -> String {
+    let root = &suite.fleet.root;
+    let asleep = Arc::<Asleep>::default();
+    let (current, snapshots) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+    let sleeper = Sleeper {
+        asleep: asleep.clone(),
+        held: BTreeMap::new(),
+        last: 0,
+        current: current.clone(),
+        snapshots: snapshots.clone(),
+    };
+    // A thread of its own, since it is the thread that sleeps.
+    let runtime = suite.fleet.desk.runtime();
+    let config = UpstreamConfig {
+        addresses: vec![root.address()],
+        software: "a slow watcher".into(),
+        backoff: Backoff::default(),
+        refuse_lagging: true,
+    };
+    let within = runtime.handle.enter();
+    let handle = Upstream::spawn(config, sleeper);
+    drop(within);
+    handle.subscribe(registers::bulk_folder());
+    suite.until("the watcher follows", || snapshots.load(Relaxed) == 1);
+    let wake = Wake(asleep);
+    *wake.0.0.lock().unwrap() = true;
+    suite.bulk(BATCHES, KEYS, (0, BYTES));
+    // What any replica needs for this is not the watcher's doing.
+    let other = &suite.fleet.us;
+    let memory = || [root, other].map(|replica| replica.daemon.memory());
+    let before = memory();
+    for round in 1..=ROUNDS {
+        suite.bulk(BATCHES, KEYS, (round, BYTES));
+    }
+    suite.goes_on();
+    let [grown, usual] = [0, 1].map(|replica| memory()[replica].saturating_sub(before[replica]));
+    let written = ROUNDS * BATCHES * KEYS * BYTES as u64;
+    assert!(
+        grown < usual + written * 2 / 3,
+        "the replica grew by {grown} bytes and another by {usual}, while {written} were written"
+    );
+    drop(wake);
+    let all = usize::try_from(BATCHES * KEYS).unwrap();
+    suite.until("the slow watcher has everything", || current.load(Relaxed) == all);
+    drop(handle);
+    suite.bulk(BATCHES, KEYS, (0, 0));
+    format!(
+        "{} MB were written past it, its replica grew by {} MB and another by {} MB; it took {} snapshots in all",
+        written >> 20,
+        grown >> 20,
+        usual >> 20,
+        snapshots.load(Relaxed)
+    )
+}
