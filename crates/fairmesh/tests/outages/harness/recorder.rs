@@ -65,10 +65,6 @@ impl Recorder {
         self.acknowledged.load(Relaxed)
     }
 
-    pub(crate) fn start(&self) -> State {
-        self.start.lock().unwrap().clone()
-    }
-
     /// What was recorded since the last quiet moment, which `end` is one of. Writes of which nobody knows yet what became
     /// may be carried out still, and so are part of what follows too.
     pub(crate) fn close(&self, end: State) -> History {

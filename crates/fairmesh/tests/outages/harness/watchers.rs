@@ -1,5 +1,4 @@
 use std::{
-    collections::BTreeMap,
     mem::take,
     sync::{Arc, Mutex},
     time::Duration,
@@ -119,8 +118,10 @@ impl Seen {
         if step.whole {
             self.state.cells.clear();
         }
-        step.deletes.iter().for_each(|key| drop(self.state.cells.remove(key)));
-        self.state.cells.extend(step.puts.iter().copied().collect::<BTreeMap<_, _>>());
+        for key in &step.deletes {
+            self.state.cells.remove(key);
+        }
+        self.state.cells.extend(step.puts.iter().copied());
         self.state.at = step.revision;
         self.steps.push(step);
     }

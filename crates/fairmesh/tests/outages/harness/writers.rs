@@ -92,7 +92,7 @@ fn message(op: &Op) -> v1::Op {
     };
     v1::Op {
         key: registers::key(op.key),
-        value: op.value.map(|value| registers::value(value)),
+        value: op.value.map(registers::value),
         condition: kind.map(|kind| v1::Condition { kind: Some(kind) }),
     }
 }
