@@ -1,12 +1,15 @@
 //! What goes wrong, one file for each part that it goes wrong with.
 
 pub(crate) mod clock;
+mod control;
 mod etcd;
 mod region;
 mod replica;
 mod root;
 mod rush;
 mod slow;
+
+use std::{fs::File, io::Write, path::Path};
 
 use crate::harness::Suite;
 
@@ -22,8 +25,18 @@ pub(crate) const FAULTS: &[Fault] = &[
     ("a replica loses its disk", replica::wiped),
     ("the clock of a replica jumps", clock::jumps),
     ("the disk of a replica is full", replica::full_disk),
+    ("the disk of a control plane is full", control::full_disk),
     ("a watcher is slow", slow::watcher),
     ("the root restarts below a crowd", root::restarts),
     ("a burst of updates comes", rush::burst_of_updates),
     ("history is compacted under sleepers", rush::history_compacted),
 ];
+
+/// Writes a file until its disk is full; how many bytes that took.
+fn fill(path: &Path) -> u64 {
+    let (mut file, mut bytes) = (File::create(path).unwrap(), 0);
+    while file.write_all(&[0; 4096]).is_ok() {
+        bytes += 4096;
+    }
+    bytes
+}

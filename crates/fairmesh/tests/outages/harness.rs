@@ -11,8 +11,9 @@ mod readers;
 mod recorder;
 pub(crate) mod registers;
 mod suite;
+mod users;
 mod watchers;
-mod writers;
+pub(crate) mod writers;
 
 use std::{
     thread::sleep,
@@ -26,6 +27,7 @@ pub(crate) use fleet::Fleet;
 pub(crate) use network::{Host, Network, Place};
 pub(crate) use recorder::Recorder;
 pub(crate) use suite::Suite;
+pub(crate) use users::Users;
 pub(crate) use watchers::Watcher;
 
 /// How long a condition may take to come true: long, since it decides nothing but when a broken test gives up.

@@ -25,10 +25,10 @@ pub(super) fn minority_lost(suite: &Suite) -> String {
     let leader = etcd.leader().expect("it has a leader");
     let follower = &etcd.members[(leader + 1) % etcd.members.len()].daemon;
     follower.kill();
-    let before = suite.recorder.acknowledged();
+    let before = suite.users.recorder.acknowledged();
     suite.last(AWAY);
     suite.goes_on();
-    let written = suite.recorder.acknowledged() - before;
+    let written = suite.users.recorder.acknowledged() - before;
     follower.revive();
     etcd.is_whole();
     format!("{written} batches were written without it")
@@ -39,10 +39,10 @@ pub(super) fn majority_lost(suite: &Suite) -> String {
     let leader = etcd.leader().expect("it has a leader");
     let lost = [leader, (leader + 1) % etcd.members.len()].map(|number| &etcd.members[number].daemon);
     lost.iter().for_each(|member| member.kill());
-    let before = suite.recorder.acknowledged();
+    let before = suite.users.recorder.acknowledged();
     suite.last(AWAY);
     suite.calls_go_on();
-    let written = suite.recorder.acknowledged() - before;
+    let written = suite.users.recorder.acknowledged() - before;
     // What was under way when the second member died had been agreed on.
     assert!(written < 20, "{written} batches were acknowledged by one member of three");
     lost.iter().for_each(|member| member.revive());

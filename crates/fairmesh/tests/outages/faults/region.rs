@@ -9,11 +9,12 @@ const CUT: Duration = Duration::from_secs(6);
 
 pub(super) fn cut_off(suite: &Suite) -> String {
     let within = |watcher: &&crate::harness::Watcher| watcher.name.ends_with("eu");
-    let watchers: Vec<_> = suite.watchers.iter().filter(within).collect();
+    let watchers: Vec<_> = suite.users.watchers.iter().filter(within).collect();
     suite.fleet.network.connect(Place::Eu, false);
     suite.last(CUT);
     suite.goes_on();
-    let (here, there) = (suite.watchers[0].at(), watchers.iter().map(|watcher| watcher.at()).max().unwrap());
+    let (here, there) =
+        (suite.users.watchers[0].at(), watchers.iter().map(|watcher| watcher.at()).max().unwrap());
     assert!(there < here, "the region is not cut off: it is at {there}, and everybody else at {here}");
     suite.fleet.network.connect(Place::Eu, true);
     let back = now();

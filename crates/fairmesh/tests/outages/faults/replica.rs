@@ -1,6 +1,6 @@
 //! Replicas that lose their disks, or their room on them.
 
-use std::{fs, io::Write};
+use std::fs;
 
 use crate::harness::{Suite, now};
 
@@ -25,12 +25,7 @@ pub(super) fn full_disk(suite: &Suite) -> String {
     let metric = |name: &str| eu.metric(name).expect("it answers");
     let (failures, size) = ("fairmesh_replica_save_failures_total", "fairmesh_replica_copy_size_bytes");
     let ballast = eu.daemon.inside(&eu.state).join("ballast");
-    let mut file = fs::File::create(&ballast).unwrap();
-    let mut left = 0;
-    while file.write_all(&[0; 4096]).is_ok() {
-        left += 4096;
-    }
-    drop(file);
+    let left = super::fill(&ballast);
     let (failed, held) = (metric(failures), metric(size));
     suite.bulk(BATCHES, KEYS, (1, BYTES));
     suite.until("saving fails", || metric(failures) > failed);
@@ -39,8 +34,10 @@ pub(super) fn full_disk(suite: &Suite) -> String {
     fs::remove_file(&ballast).unwrap();
     let room = now();
     suite.until("it saves again", || metric(size) > held);
-    let told =
-        format!("{left} bytes took all room; it saved again {:.1} s after", room.elapsed().as_secs_f64());
+    let told = format!(
+        "the last {left} bytes were taken; it saved again {:.1} s after",
+        room.elapsed().as_secs_f64()
+    );
     suite.bulk(BATCHES, KEYS, (2, 0));
     told
 }

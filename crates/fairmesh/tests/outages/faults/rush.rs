@@ -18,7 +18,7 @@ pub(super) fn history_compacted(suite: &Suite) -> String {
     let serving = fleet.serving().expect("one control plane serves");
     let (active, standby, agent) =
         (&fleet.controls[serving], &fleet.controls[1 - serving], &fleet.agents[1].daemon);
-    let watcher = suite.watchers.iter().find(|watcher| watcher.name == "below replica us").unwrap();
+    let watcher = suite.users.watchers.iter().find(|watcher| watcher.name == "below replica us").unwrap();
     let snapshots = watcher.snapshots();
     agent.signal(Signal::STOP);
     standby.signal(Signal::STOP);

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use super::{
     Suite, now,
-    writers::{self, Line, MARKS},
+    writers::{self, MARKS},
 };
 use crate::checker::{Expect, Key, Op, Outcome, Value};
 
@@ -22,13 +22,13 @@ const BURSTS: Key = 1000 * MARKS;
 pub(crate) fn burst(suite: &Suite) -> (u64, Duration) {
     let batches = if suite.is_long() { BATCHES } else { BATCHES_SHORT };
     // The marks and values of no two bursts are the same.
-    let first = BURSTS + suite.recorder.time() / 1000;
+    let first = BURSTS + suite.users.recorder.time() / 1000;
     let began = now();
     let lines: Vec<_> = (0..LINES)
         .map(|number| {
-            let (recorder, mut line) = (suite.recorder.clone(), Line::new(&suite.fleet.control_addresses()));
+            let (recorder, mut line) = (suite.users.recorder.clone(), suite.users.line());
             let numbers = (number * batches / LINES)..((number + 1) * batches / LINES);
-            suite.fleet.work.handle.spawn(async move {
+            suite.users.runtime.handle.spawn(async move {
                 let _pass = recorder.gate.read().await;
                 for number in numbers {
                     // One that nobody took is sent again.
@@ -37,14 +37,14 @@ pub(crate) fn burst(suite: &Suite) -> (u64, Duration) {
             })
         })
         .collect();
-    suite.fleet.work.run(async {
+    suite.users.runtime.run(async {
         for line in lines {
             line.await.unwrap();
         }
     });
     let took = began.elapsed();
-    let (recorder, mut line) = (suite.recorder.clone(), Line::new(&suite.fleet.control_addresses()));
-    suite.fleet.work.run(async move {
+    let (recorder, mut line) = (suite.users.recorder.clone(), suite.users.line());
+    suite.users.runtime.run(async move {
         let _pass = recorder.gate.read().await;
         let delete = |key| Op { key, value: None, expect: Expect::Any };
         let mark = first + batches;

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::{Daemon, Host, Network, Place, Plan, until};
 
 /// How long a member may take to answer a question about itself.
-const PATIENCE: Duration = Duration::from_secs(3);
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A cluster of three members on hosts of their own.
 pub(crate) struct Etcd {
@@ -84,7 +84,7 @@ impl Etcd {
         let leader = &self.members[self.leader().expect("it has a leader")];
         let status = self.ask(leader, "maintenance/status", "{}").unwrap();
         let revision = status["header"]["revision"].as_str().unwrap();
-        let body = format!(r#"{{"revision": "{revision}", "physical": true}}"#);
+        let body = format!(r#"{{"revision": "{revision}"}}"#);
         self.ask(leader, "kv/compaction", &body).expect("it compacts");
     }
 

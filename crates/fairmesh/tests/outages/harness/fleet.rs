@@ -10,7 +10,7 @@ use std::{
 use fairmesh_wire::transport::Address;
 use tempfile::TempDir;
 
-use super::{Daemon, Host, Network, Place, Plan, etcd::Etcd, network::Runtime, until};
+use super::{Daemon, Host, Network, Place, Plan, etcd::Etcd, until};
 
 /// Where everybody is.
 const TOPOLOGY: &str = "\
@@ -20,7 +20,7 @@ regions: [{name: eu, neighbours: [us]}, {name: us, neighbours: [eu]}]
 kind: Service
 name: shop/front
 ";
-/// The size of the disk of the replica in `eu`, in megabytes.
+/// The size of a small disk, in megabytes.
 const DISK_MB: u32 = 16;
 
 /// Machines of a small mesh: etcd, two control planes on it, a tree of replicas, and an agent in each region.
@@ -33,9 +33,10 @@ pub(crate) struct Fleet {
     /// With a clock that can be set.
     pub(crate) us: Replica,
     pub(crate) agents: [Agent; 2],
+    /// A control plane by itself.
+    pub(crate) lone: Lone,
     /// Where writers, readers and watchers run.
     pub(crate) desk: Host,
-    pub(crate) work: Runtime,
     control_hosts: [Host; 2],
     pub(crate) network: Network,
     folder: TempDir,
@@ -44,6 +45,13 @@ pub(crate) struct Fleet {
 pub(crate) struct Replica {
     pub(crate) daemon: Daemon,
     pub(crate) state: PathBuf,
+    host: Host,
+}
+
+/// A control plane with its store in a file, on a small disk that lasts as long as the process.
+pub(crate) struct Lone {
+    pub(crate) daemon: Daemon,
+    pub(crate) data: PathBuf,
     host: Host,
 }
 
@@ -61,7 +69,6 @@ impl Fleet {
         let network = Network::new()?;
         let folder = tempfile::tempdir().unwrap();
         let (path, desk) = (folder.path(), network.host("desk", Place::Core));
-        let work = desk.runtime();
         let etcd = Etcd::start(&network, path, &desk);
         let control_hosts = ["control-1", "control-2"].map(|name| network.host(name, Place::Core));
         let control = |number: usize| control(path, number, &control_hosts[number], &etcd.addresses());
@@ -76,7 +83,8 @@ impl Fleet {
             Agent::start(region, network.host(&format!("{region}-agent"), place), &upstreams, path)
         };
         let agents = [agent("eu", Place::Eu, &eu), agent("us", Place::Us, &us)];
-        let fleet = Self { etcd, controls, root, eu, us, agents, desk, work, control_hosts, network, folder };
+        let lone = Lone::start(network.host("lone", Place::Core), path);
+        let fleet = Self { etcd, controls, root, eu, us, agents, lone, desk, control_hosts, network, folder };
         fleet.apply(TOPOLOGY);
         Ok(fleet)
     }
@@ -116,7 +124,8 @@ impl Fleet {
     pub(crate) fn steady(&self) -> impl Iterator<Item = &Daemon> {
         let members = self.etcd.members.iter().map(|member| &member.daemon);
         let replicas = [&self.root, &self.eu, &self.us].map(|replica| &replica.daemon);
-        members.chain(replicas).chain(self.agents.iter().map(|agent| &agent.daemon))
+        let rest = std::iter::once(&self.lone.daemon);
+        members.chain(replicas).chain(rest).chain(self.agents.iter().map(|agent| &agent.daemon))
     }
 }
 
@@ -129,6 +138,25 @@ fn control(folder: &Path, number: usize, host: &Host, etcd: &str) -> Daemon {
         folder.join(&name).display()
     );
     Daemon::start(host, Plan::fairmesh(folder.join(format!("{name}.log")), &arguments))
+}
+
+impl Lone {
+    fn start(host: Host, folder: &Path) -> Self {
+        let data = folder.join("lone");
+        let arguments = format!(
+            "control --grpc {}:7400 --http {}:7401 --data-dir {}",
+            host.address,
+            host.address,
+            data.display()
+        );
+        let mut plan = Plan::fairmesh(folder.join("lone.log"), &arguments);
+        plan.disk = Some((data.clone(), DISK_MB));
+        Self { daemon: Daemon::start(&host, plan), data, host }
+    }
+
+    pub(crate) fn address(&self) -> Address {
+        Address::Tcp(format!("{}:7400", self.host.address))
+    }
 }
 
 impl Replica {

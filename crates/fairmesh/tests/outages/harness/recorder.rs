@@ -22,7 +22,7 @@ pub(crate) struct Recorder {
     pub(crate) gate: RwLock<()>,
     /// Everything that is recorded from now on begins with this.
     start: Mutex<State>,
-    pub(crate) acknowledged: AtomicU64,
+    acknowledged: AtomicU64,
     /// The newest revision that any writer was told.
     newest: AtomicU64,
 }
@@ -59,6 +59,11 @@ impl Recorder {
     /// The newest revision that any writer was told.
     pub(crate) fn newest(&self) -> Revision {
         self.newest.load(Relaxed)
+    }
+
+    /// How many reads were answered since the last quiet moment.
+    pub(crate) fn reads(&self) -> usize {
+        self.reads.lock().unwrap().len()
     }
 
     pub(crate) fn acknowledged(&self) -> u64 {

@@ -1,16 +1,7 @@
-use std::{
-    sync::Arc,
-    thread::sleep,
-    time::{Duration, Instant},
-};
+use std::{thread::sleep, time::Duration};
 
-use super::{
-    Fleet, PATIENCE, Recorder, Watcher,
-    calls::Programs,
-    now, readers,
-    writers::{self, Line},
-};
-use crate::checker::{History, State, check};
+use super::{Fleet, PATIENCE, Users, calls::Programs, now, writers};
+use crate::checker::check;
 
 const WRITERS: u64 = 10;
 /// What goes on before and after a fault, at least.
@@ -21,8 +12,7 @@ const STRETCH: u32 = 20;
 
 /// A fleet in use, and what its users saw.
 pub(crate) struct Suite {
-    pub(crate) recorder: Arc<Recorder>,
-    pub(crate) watchers: Vec<Watcher>,
+    pub(crate) users: Users,
     pub(crate) programs: Vec<Programs>,
     pub(crate) fleet: Fleet,
     long: bool,
@@ -33,27 +23,19 @@ impl Suite {
     /// Why this machine cannot be made into several.
     pub(crate) fn start(long: bool) -> Result<Self, String> {
         let fleet = Fleet::start()?;
-        let (recorder, work) = (Arc::new(Recorder::new()), &fleet.work.handle);
         let start = |agent: &super::fleet::Agent| {
             Programs::start(agent.region, &agent.host, &agent.socket, &fleet.path("nothing"))
         };
         let programs = fleet.agents.iter().map(start).collect();
-        let control = fleet.control_addresses();
-        let replicas = [("root", &fleet.root), ("eu", &fleet.eu), ("us", &fleet.us)];
-        readers::start(work, &recorder, &control, false);
-        for (_, replica) in replicas {
-            readers::start(work, &recorder, &[replica.address()], true);
+        let mut users = Users::start(fleet.desk.runtime(), &fleet.control_addresses(), WRITERS);
+        for (name, replica) in [("root", &fleet.root), ("eu", &fleet.eu), ("us", &fleet.us)] {
+            users.read(&replica.address());
+            users.watch(&format!("below replica {name}"), &[replica.address()]);
         }
-        let watch = |name: &str, addresses: &[_]| Watcher::start(work, &recorder, name, addresses);
-        let mut watchers = vec![watch("below the control plane", &control)];
-        watchers.extend(
-            replicas.map(|(name, replica)| watch(&format!("below replica {name}"), &[replica.address()])),
-        );
-        watchers.extend(fleet.agents.iter().map(|agent| {
-            watch(&format!("below agent {}", agent.region), std::slice::from_ref(&agent.socket))
-        }));
-        writers::start(work, &recorder, &control, WRITERS);
-        let suite = Self { recorder, watchers, programs, fleet, long };
+        for agent in &fleet.agents {
+            users.watch(&format!("below agent {}", agent.region), std::slice::from_ref(&agent.socket));
+        }
+        let suite = Self { users, programs, fleet, long };
         suite.goes_on();
         Ok(suite)
     }
@@ -77,8 +59,8 @@ impl Suite {
 
     #[track_caller]
     pub(crate) fn writes_go_on(&self) {
-        let goal = self.recorder.acknowledged() + WRITES;
-        self.until("writes are acknowledged", || self.recorder.acknowledged() >= goal);
+        let goal = self.users.recorder.acknowledged() + WRITES;
+        self.until("writes are acknowledged", || self.users.recorder.acknowledged() >= goal);
     }
 
     #[track_caller]
@@ -91,8 +73,8 @@ impl Suite {
 
     /// Writes something for its size: batches of so many keys each with about so many bytes; without bytes, deletes it.
     pub(crate) fn bulk(&self, batches: u64, keys: u64, (value, bytes): (u64, usize)) {
-        let mut line = Line::new(&self.fleet.control_addresses());
-        self.fleet.work.run(async move {
+        let mut line = self.users.line();
+        self.users.runtime.run(async move {
             for batch in 0..batches {
                 writers::bulk(&mut line, batch * keys..(batch + 1) * keys, value, bytes).await;
             }
@@ -126,7 +108,9 @@ impl Suite {
         let ends: u32 = self.fleet.steady().map(super::Daemon::ends).sum();
         let told = fault(self);
         self.goes_on();
-        let history = self.quiet();
+        let Some(history) = self.users.quiet() else {
+            panic!("{name}: nobody answers the last read\n{}", self.logs());
+        };
         let (writes, reads) = (history.writes.len(), history.reads.len());
         let steps: usize = history.watches.iter().map(|watch| watch.steps.len()).sum();
         let found = check(&history);
@@ -140,34 +124,5 @@ impl Suite {
              {:.1} s",
             began.elapsed().as_secs_f64()
         );
-    }
-
-    /// Holds writers and readers, waits until every watcher has everything, and answers what was seen.
-    fn quiet(&self) -> History {
-        let _alone = self.fleet.work.handle.block_on(self.recorder.gate.write());
-        let began = now();
-        let end = self.end(began);
-        // One that does not get there is found by the checker.
-        while began.elapsed() < PATIENCE && !self.watchers.iter().all(|watcher| watcher.holds(&end)) {
-            sleep(Duration::from_millis(10));
-        }
-        let mut history = self.recorder.close(end);
-        history.watches = self.watchers.iter().map(Watcher::take).collect();
-        history
-    }
-
-    fn end(&self, began: Instant) -> State {
-        let mut line = Line::new(&self.fleet.control_addresses());
-        let end = self.fleet.work.run(async move {
-            while began.elapsed() < PATIENCE {
-                let Some(connection) = line.get().await else { continue };
-                match readers::read(&connection, None).await {
-                    Some(state) => return Some(state),
-                    None => line.turn(),
-                }
-            }
-            None
-        });
-        end.unwrap_or_else(|| panic!("nobody answers the last read\n{}", self.logs()))
     }
 }

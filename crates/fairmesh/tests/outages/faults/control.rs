@@ -1,0 +1,59 @@
+//! A control plane that keeps its store in a file and has no room left.
+
+use std::fs;
+
+use fairmesh_wire::v1;
+
+use crate::{
+    checker::check,
+    harness::{Suite, Users, now, registers},
+};
+
+const WRITERS: u64 = 3;
+/// What is acknowledged before and after, at least.
+const WRITES: u64 = 40;
+/// A batch for which the file has to grow: keys, and bytes of each value.
+const KEYS: u64 = 600;
+const BYTES: usize = 2000;
+
+pub(super) fn full_disk(suite: &Suite) -> String {
+    let lone = &suite.fleet.lone;
+    let users = Users::start(suite.fleet.desk.runtime(), &[lone.address()], WRITERS);
+    let goes_on = || {
+        let goal = users.recorder.acknowledged() + WRITES;
+        suite.until("writes are acknowledged", || users.recorder.acknowledged() >= goal);
+    };
+    goes_on();
+    let ballast = lone.daemon.inside(&lone.data).join("ballast");
+    let left = super::fill(&ballast);
+    let refusal = large_write(&users).expect_err("there is no room");
+    assert!(refusal.contains("the disk is full"), "{refusal}");
+    let reads = users.recorder.reads();
+    suite.until("reads go on", || users.recorder.reads() > reads + 5);
+    fs::remove_file(&ballast).unwrap();
+    let room = now();
+    suite.until("there is room", || large_write(&users).is_ok());
+    goes_on();
+    let history = users.quiet().expect("it answers");
+    let found = check(&history);
+    assert!(found.is_empty(), "{found:#?}");
+    let (batches, took) = (history.writes.len(), room.elapsed().as_secs_f64());
+    format!(
+        "the last {left} bytes were taken, and {batches} batches written in all, the last {took:.1} s after"
+    )
+}
+
+/// Writes more than fits into what the file has free; what was refused.
+fn large_write(users: &Users) -> Result<(), String> {
+    let op = |key| v1::Op {
+        key: registers::bulk_key(key),
+        value: Some(registers::bulk_value(0, BYTES)),
+        condition: None,
+    };
+    let (mut line, request) = (users.line(), v1::WriteRequest { ops: (0..KEYS).map(op).collect() });
+    users.runtime.run(async move {
+        let connection = line.get().await.ok_or("it does not listen")?;
+        let answer = connection.rib().write(request).await;
+        answer.map(drop).map_err(|status| status.message().to_owned())
+    })
+}
