@@ -12,6 +12,7 @@
 
 mod history;
 mod oracle;
+pub(crate) mod planted;
 #[cfg(test)]
 mod tests;
 

@@ -29,7 +29,7 @@ pub(super) fn jumps(suite: &Suite) -> String {
     let set = |days: i64| fs::write(suite.fleet.path("clock-offset"), (days * DAY).to_ne_bytes()).unwrap();
     let fresh = || {
         suite.goes_on();
-        assert_eq!(us.metric("fairmesh_replica_data_age_seconds"), Some(0.0), "it is in touch");
+        suite.until("it counts as fresh", || us.metric("fairmesh_replica_data_age_seconds") == Some(0.0));
     };
     set(1);
     fresh();

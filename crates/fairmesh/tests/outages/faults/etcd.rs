@@ -9,7 +9,7 @@ const AWAY: Duration = Duration::from_secs(2);
 
 pub(super) fn leader_killed(suite: &Suite) -> String {
     let etcd = &suite.fleet.etcd;
-    let leader = etcd.leader().expect("it has a leader");
+    let leader = etcd.leader();
     let daemon = &etcd.members[leader].daemon;
     daemon.kill();
     let killed = now();
@@ -22,7 +22,7 @@ pub(super) fn leader_killed(suite: &Suite) -> String {
 
 pub(super) fn minority_lost(suite: &Suite) -> String {
     let etcd = &suite.fleet.etcd;
-    let leader = etcd.leader().expect("it has a leader");
+    let leader = etcd.leader();
     let follower = &etcd.members[(leader + 1) % etcd.members.len()].daemon;
     follower.kill();
     let before = suite.users.recorder.acknowledged();
@@ -36,7 +36,7 @@ pub(super) fn minority_lost(suite: &Suite) -> String {
 
 pub(super) fn majority_lost(suite: &Suite) -> String {
     let etcd = &suite.fleet.etcd;
-    let leader = etcd.leader().expect("it has a leader");
+    let leader = etcd.leader();
     let lost = [leader, (leader + 1) % etcd.members.len()].map(|number| &etcd.members[number].daemon);
     lost.iter().for_each(|member| member.kill());
     let before = suite.users.recorder.acknowledged();

@@ -48,7 +48,7 @@ impl Etcd {
         };
         let members = names.into_iter().zip(&hosts).map(start).collect();
         let etcd = Self { members, asker: asker.clone() };
-        until("etcd has a leader", || etcd.leader().is_some());
+        etcd.leader();
         etcd
     }
 
@@ -59,14 +59,19 @@ impl Etcd {
         members.join(",")
     }
 
-    /// The number of the member that leads; `None` while nobody does.
-    pub(crate) fn leader(&self) -> Option<usize> {
-        self.members.iter().position(|member| {
-            let status = self.ask(member, "maintenance/status", "{}");
-            status.is_some_and(|status| {
-                status["leader"].is_string() && status["leader"] == status["header"]["member_id"]
-            })
-        })
+    /// The number of the member that leads, as soon as one does.
+    pub(crate) fn leader(&self) -> usize {
+        let mut leader = None;
+        until("etcd has a leader", || {
+            leader = self.members.iter().position(|member| {
+                let status = self.ask(member, "maintenance/status", "{}");
+                status.is_some_and(|status| {
+                    status["leader"].is_string() && status["leader"] == status["header"]["member_id"]
+                })
+            });
+            leader.is_some()
+        });
+        leader.unwrap()
     }
 
     /// Waits until every member runs and knows the leader.
@@ -81,7 +86,7 @@ impl Etcd {
 
     /// Forgets all history up to now.
     pub(crate) fn compact(&self) {
-        let leader = &self.members[self.leader().expect("it has a leader")];
+        let leader = &self.members[self.leader()];
         let status = self.ask(leader, "maintenance/status", "{}").unwrap();
         let revision = status["header"]["revision"].as_str().unwrap();
         let body = format!(r#"{{"revision": "{revision}"}}"#);

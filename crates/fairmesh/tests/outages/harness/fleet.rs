@@ -94,12 +94,18 @@ impl Fleet {
         self.control_hosts.each_ref().map(|host| Address::Tcp(format!("{}:7400", host.address)))
     }
 
-    /// The number of the control plane that serves.
-    pub(crate) fn serving(&self) -> Option<usize> {
-        self.control_hosts.iter().position(|host| {
+    /// The number of the control plane that serves, as soon as one does.
+    pub(crate) fn serving(&self) -> usize {
+        let listens = |host: &Host| {
             let address = (host.address, 7400).into();
             self.desk.within(|| TcpStream::connect_timeout(&address, Duration::from_secs(1)).is_ok())
-        })
+        };
+        let mut serving = None;
+        until("a control plane serves", || {
+            serving = self.control_hosts.iter().position(listens);
+            serving.is_some()
+        });
+        serving.unwrap()
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {

@@ -1,7 +1,7 @@
 use std::{thread::sleep, time::Duration};
 
 use super::{Fleet, PATIENCE, Users, calls::Programs, now, writers};
-use crate::checker::check;
+use crate::checker::{History, check};
 
 const WRITERS: u64 = 10;
 /// What goes on before and after a fault, at least.
@@ -101,8 +101,8 @@ impl Suite {
         all.map(|daemon| format!("--- newest first\n{}", tail(daemon.log()))).collect()
     }
 
-    /// Does one fault, and checks everything that was seen from before it until all is quiet after it.
-    pub(crate) fn run(&self, name: &str, fault: impl FnOnce(&Self) -> String) {
+    /// Does one fault, and checks everything that was seen from before it until all is quiet after it, which it answers.
+    pub(crate) fn run(&self, name: &str, fault: impl FnOnce(&Self) -> String) -> History {
         let began = now();
         self.goes_on();
         let ends: u32 = self.fleet.steady().map(super::Daemon::ends).sum();
@@ -124,5 +124,6 @@ impl Suite {
              {:.1} s",
             began.elapsed().as_secs_f64()
         );
+        history
     }
 }

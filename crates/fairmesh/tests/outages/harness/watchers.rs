@@ -35,8 +35,6 @@ struct Note {
     name: String,
     recorder: Arc<Recorder>,
     seen: Arc<Mutex<Seen>>,
-    /// What taking an update takes: a slow reader.
-    slow: Arc<dyn Fn() + Send + Sync>,
 }
 
 impl Watcher {
@@ -46,16 +44,6 @@ impl Watcher {
         name: &str,
         addresses: &[Address],
     ) -> Self {
-        Self::start_slow(runtime, recorder, (name, addresses), Arc::new(|| {}))
-    }
-
-    /// One that does something, such as to wait, before it takes an update.
-    pub(crate) fn start_slow(
-        runtime: &runtime::Handle,
-        recorder: &Arc<Recorder>,
-        (name, addresses): (&str, &[Address]),
-        slow: Arc<dyn Fn() + Send + Sync>,
-    ) -> Self {
         let config = UpstreamConfig {
             addresses: addresses.to_vec(),
             software: format!("test {name}"),
@@ -64,7 +52,7 @@ impl Watcher {
             refuse_lagging: false,
         };
         let seen = Arc::<Mutex<Seen>>::default();
-        let note = Note { name: name.into(), recorder: recorder.clone(), seen: seen.clone(), slow };
+        let note = Note { name: name.into(), recorder: recorder.clone(), seen: seen.clone() };
         let _within = runtime.enter();
         let handle = Upstream::spawn(config, note);
         handle.subscribe(registers::folder());
@@ -96,7 +84,6 @@ impl Watcher {
 
 impl Sink for Note {
     fn update(&mut self, update: Update) {
-        (self.slow)();
         let time = self.recorder.time();
         let mut seen = self.seen.lock().unwrap();
         let whole = !update.snapshots.is_empty();
