@@ -32,6 +32,10 @@ pub(crate) const FAULTS: &[Fault] = &[
     ("history is compacted under sleepers", rush::history_compacted),
 ];
 
+/// What is made to go wrong in the long form only: it takes its time whatever one does.
+pub(crate) const LONG_FAULTS: &[Fault] =
+    &[("the control plane is cut off from etcd", control::cut_off_from_etcd)];
+
 /// Writes a file until its disk is full; how many bytes that took.
 fn fill(path: &Path) -> u64 {
     let (mut file, mut bytes) = (File::create(path).unwrap(), 0);

@@ -17,7 +17,7 @@ use std::{
 
 use checker::planted::each_is_found;
 use fairmesh_model::arith::mix64;
-use faults::{FAULTS, Fault};
+use faults::{FAULTS, Fault, LONG_FAULTS};
 use harness::{Suite, now};
 
 #[test]
@@ -29,8 +29,13 @@ fn no_outage_loses_a_write_takes_anybody_back_or_fails_a_call() {
         Err(reason) => return skipped(&reason),
     };
     let named = env::var("OUTAGES").unwrap_or_default();
-    let faults: Vec<Fault> =
-        FAULTS.iter().filter(|(name, _)| named.split(',').any(|part| name.contains(part))).copied().collect();
+    let more = if minutes.is_some() { LONG_FAULTS } else { &[] };
+    let faults: Vec<Fault> = FAULTS
+        .iter()
+        .chain(more)
+        .filter(|(name, _)| named.split(',').any(|part| name.contains(part)))
+        .copied()
+        .collect();
     if let Some(minutes) = minutes {
         return soak(&suite, faults, Duration::from_secs(60 * minutes));
     }

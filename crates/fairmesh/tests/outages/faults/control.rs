@@ -57,3 +57,24 @@ fn large_write(users: &Users) -> Result<(), String> {
         answer.map(drop).map_err(|status| status.message().to_owned())
     })
 }
+
+/// The control plane that serves reaches etcd no longer, and everybody else still reaches it. It cannot know whether another
+/// has taken over, and so serves on what it has: reads there are stale until it reaches etcd again, and ends.
+pub(super) fn cut_off_from_etcd(suite: &Suite) -> String {
+    let fleet = &suite.fleet;
+    let serving = fleet.serving();
+    let reach = |reached| {
+        let host = &fleet.control_hosts[serving];
+        fleet.etcd.members.iter().for_each(|member| host.reach(&member.host, reached));
+    };
+    let ends = fleet.controls[serving].ends();
+    let cut = now();
+    suite.users.recorder.expect_stale(true);
+    reach(false);
+    suite.goes_on();
+    let took = cut.elapsed();
+    reach(true);
+    suite.until("the one that was deposed has ended", || fleet.controls[serving].ends() > ends);
+    suite.users.recorder.expect_stale(false);
+    format!("writes went on {:.1} s after", took.as_secs_f64())
+}

@@ -1,4 +1,5 @@
 use std::{
+    collections::BTreeSet,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -23,11 +24,9 @@ pub(crate) struct Crowd {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) snapshots: usize,
-    /// How often it carried on from where it was, and when last.
-    pub(crate) resumed: usize,
-    pub(crate) last_resumed: Option<Instant>,
-    /// How many keys it holds.
-    pub(crate) keys: usize,
+    /// When it last carried on from where it was.
+    pub(crate) last_back: Option<Instant>,
+    pub(crate) keys: BTreeSet<Arc<str>>,
     revision: u64,
     pub(crate) backwards: bool,
 }
@@ -61,7 +60,7 @@ impl Crowd {
 
     /// When each carried on last, after a moment, in order; and how many at most did so within a while.
     pub(crate) fn returns(&self, since: Instant, within: Duration) -> (Vec<Duration>, usize) {
-        let returned = self.seen().into_iter().filter_map(|seen| seen.last_resumed);
+        let returned = self.seen().into_iter().filter_map(|seen| seen.last_back);
         let mut returned: Vec<_> = returned.map(|at| at.saturating_duration_since(since)).collect();
         returned.sort_unstable();
         let together = |from: usize| returned[from..].partition_point(|at| *at < returned[from] + within);
@@ -76,14 +75,11 @@ impl Sink for Note {
         seen.backwards |= update.revision.number < seen.revision;
         seen.revision = update.revision.number;
         seen.snapshots += update.snapshots.len();
-        for snapshot in &update.snapshots {
-            seen.keys = snapshot.entries.len();
-        }
-        // Nothing here is written twice.
-        seen.keys += update.puts.len();
+        let entries = update.snapshots.into_iter().flat_map(|snapshot| snapshot.entries);
+        // Nothing here is ever deleted.
+        seen.keys.extend(entries.chain(update.puts).map(|(key, _)| key));
         if !update.resumed.is_empty() {
-            seen.resumed += 1;
-            seen.last_resumed = Some(now());
+            seen.last_back = Some(now());
         }
     }
 

@@ -21,7 +21,7 @@ pub(crate) struct Etcd {
 
 pub(crate) struct Member {
     pub(crate) daemon: Daemon,
-    host: Host,
+    pub(crate) host: Host,
 }
 
 impl Etcd {

@@ -37,7 +37,7 @@ pub(crate) struct Fleet {
     pub(crate) lone: Lone,
     /// Where writers, readers and watchers run.
     pub(crate) desk: Host,
-    control_hosts: [Host; 2],
+    pub(crate) control_hosts: [Host; 2],
     pub(crate) network: Network,
     folder: TempDir,
 }

@@ -138,6 +138,12 @@ impl Host {
         move_into_link_name_space(self.namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
     }
 
+    /// Sends nothing to another host any more, or does again.
+    pub(crate) fn reach(&self, other: &Host, reached: bool) {
+        let (change, to) = (if reached { "del" } else { "add" }, format!("{}/32", other.address));
+        self.within(|| ip(&["route", change, "blackhole", &to]));
+    }
+
     pub(crate) fn runtime(&self) -> Runtime {
         let (host, (end, ended), (tell, told)) = (self.clone(), oneshot::channel::<()>(), mpsc::channel());
         let thread = thread::spawn(move || {

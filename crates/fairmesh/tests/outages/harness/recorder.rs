@@ -2,7 +2,7 @@ use std::{
     mem::take,
     sync::{
         Mutex,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Instant,
 };
@@ -25,6 +25,8 @@ pub(crate) struct Recorder {
     acknowledged: AtomicU64,
     /// The newest revision that any writer was told.
     newest: AtomicU64,
+    /// Whether a control plane may serve that cannot know that it was deposed.
+    stale: AtomicBool,
 }
 
 impl Recorder {
@@ -37,6 +39,7 @@ impl Recorder {
             start: Mutex::default(),
             acknowledged: AtomicU64::new(0),
             newest: AtomicU64::new(0),
+            stale: AtomicBool::new(false),
         }
     }
 
@@ -52,7 +55,15 @@ impl Recorder {
         self.writes.lock().unwrap().push(write);
     }
 
-    pub(crate) fn read(&self, read: Read) {
+    /// Reads at control planes that end from now on need not be linearizable, or have to be again.
+    pub(crate) fn expect_stale(&self, stale: bool) {
+        self.stale.store(stale, Relaxed);
+    }
+
+    pub(crate) fn read(&self, mut read: Read) {
+        if self.stale.load(Relaxed) {
+            read.at_least.get_or_insert(0);
+        }
         self.reads.lock().unwrap().push(read);
     }
 
