@@ -13,7 +13,7 @@ pub(crate) mod registers;
 mod suite;
 mod users;
 mod watchers;
-pub(crate) mod writers;
+mod writers;
 
 use std::{
     thread::sleep,
@@ -31,7 +31,7 @@ pub(crate) use users::Users;
 pub(crate) use watchers::Watcher;
 
 /// How long a condition may take to come true: long, since it decides nothing but when a broken test gives up.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
 
 /// The clock of the whole test.
 #[allow(clippy::disallowed_methods, reason = "what is measured is the time that real processes take")]

@@ -8,6 +8,8 @@ use crate::harness::{Crowd, Suite, now};
 
 const AGENTS: usize = 2000;
 const AGENTS_SHORT: usize = 400;
+/// How many begin to follow at a time.
+const TOGETHER: usize = 100;
 /// As long as a restart of the machine's service takes.
 const AWAY: Duration = Duration::from_secs(1);
 /// A while in which all of them together would be a stampede.
@@ -16,8 +18,12 @@ const AT_ONCE: Duration = Duration::from_millis(100);
 pub(super) fn restarts(suite: &Suite) -> String {
     let (root, agents) = (&suite.fleet.root, if suite.is_long() { AGENTS } else { AGENTS_SHORT });
     let quiet = Prefix::new("/t/quiet/services/").unwrap();
-    let crowd = Crowd::start(suite.fleet.desk.runtime(), agents, &root.address(), &quiet);
-    suite.until("all agents follow", || crowd.seen().iter().all(|seen| seen.snapshots == 1));
+    let mut crowd = Crowd::new(suite.fleet.desk.runtime(), root.address(), quiet);
+    // A few at a time: it is their return that is tried.
+    for _ in 0..agents / TOGETHER {
+        crowd.grow(TOGETHER);
+        suite.until("all agents follow", || crowd.seen().iter().all(|seen| seen.snapshots == 1));
+    }
     let keys = crowd.seen()[0].keys.len();
     root.daemon.kill();
     suite.fleet.apply(&format!("{{kind: Service, name: quiet/service-{keys}}}"));

@@ -15,9 +15,11 @@ use super::{network::Runtime, now};
 
 /// Many agents that follow one upstream with the waits of production, all asking for the same few records.
 pub(crate) struct Crowd {
+    upstream: Address,
+    prefix: Prefix,
     seen: Vec<Arc<Mutex<Seen>>>,
-    _handles: Vec<Handle>,
-    _runtime: Runtime,
+    handles: Vec<Handle>,
+    runtime: Runtime,
 }
 
 /// What one of them saw.
@@ -34,23 +36,27 @@ pub(crate) struct Seen {
 struct Note(Arc<Mutex<Seen>>);
 
 impl Crowd {
-    pub(crate) fn start(runtime: Runtime, count: usize, upstream: &Address, prefix: &Prefix) -> Self {
-        let seen: Vec<_> = (0..count).map(|_| Arc::<Mutex<Seen>>::default()).collect();
-        let within = runtime.handle.enter();
-        let follow = |(number, seen): (usize, &Arc<Mutex<Seen>>)| {
+    /// Nobody yet.
+    pub(crate) fn new(runtime: Runtime, upstream: Address, prefix: Prefix) -> Self {
+        Self { upstream, prefix, seen: Vec::new(), handles: Vec::new(), runtime }
+    }
+
+    /// So many more begin to follow.
+    pub(crate) fn grow(&mut self, count: usize) {
+        let _within = self.runtime.handle.enter();
+        for _ in 0..count {
             let config = UpstreamConfig {
-                addresses: vec![upstream.clone()],
-                software: format!("agent {number}"),
+                addresses: vec![self.upstream.clone()],
+                software: format!("agent {}", self.seen.len()),
                 backoff: Backoff::default(),
                 refuse_lagging: true,
             };
+            let seen = Arc::<Mutex<Seen>>::default();
             let handle = Upstream::spawn(config, Note(seen.clone()));
-            handle.subscribe(prefix.clone());
-            handle
-        };
-        let handles = seen.iter().enumerate().map(follow).collect();
-        drop(within);
-        Self { seen, _handles: handles, _runtime: runtime }
+            handle.subscribe(self.prefix.clone());
+            self.handles.push(handle);
+            self.seen.push(seen);
+        }
     }
 
     /// What each saw so far.
