@@ -17,7 +17,7 @@ test: ## Run every test and print how many passed
 
 soak: ## Cause outages in a random order for 10 minutes, or for SOAK_MINUTES=, and check what everybody saw
 	@scripts/setup.sh build etcd hosts
-	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --workspace --test outages -- --nocapture no_outage
+	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test outages -- --nocapture no_outage
 
 check: ## Check format, clippy, documentation, and the dependencies' licences and sources
 	@scripts/setup.sh build deny

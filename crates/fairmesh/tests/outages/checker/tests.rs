@@ -28,7 +28,7 @@ fn a_correct_store_is_never_accused() {
 #[track_caller]
 fn caught(bug: Bug, reasons: &[Kind]) {
     let (mut planted, mut seen) = (0, BTreeSet::new());
-    for seed in 0..HISTORIES / 10 {
+    for seed in 0..HISTORIES / 5 {
         let run = Run::new(Dice(seed), Some(bug));
         if !run.planted {
             continue;
