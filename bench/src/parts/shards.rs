@@ -57,7 +57,7 @@ impl Backend for Source {
 }
 
 impl Source {
-    fn commit(&self, changes: Vec<(Arc<str>, Option<Bytes>)>) {
+    fn commit(&self, changes: Changes) {
         self.node.apply(Commit { revision: self.node.revision().number + 1, changes });
     }
 
@@ -108,7 +108,10 @@ pub(super) async fn source(shard_count: usize, servers: usize) -> Result<(), Box
     Ok(())
 }
 
-fn declare(name: &ServiceName, servers: usize) -> Result<Vec<(Arc<str>, Option<Bytes>)>, BoxError> {
+/// Keys with what is to stand there; `None` for nothing.
+type Changes = Vec<(Arc<str>, Option<Bytes>)>;
+
+fn declare(name: &ServiceName, servers: usize) -> Result<Changes, BoxError> {
     let declared = Service { kind: ServiceKind::Sharded, protocol: Protocol::Http1, virtual_address: None };
     let mut changes = vec![
         (RecordKey::Regions, Record::Regions(Regions::default())),

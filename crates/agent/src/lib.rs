@@ -35,7 +35,7 @@ use fairmesh_rib::{
 };
 use fairmesh_wire::{
     rpc,
-    transport::{Address, Plaintext, Transport, serve},
+    transport::{Address, BindError, Listener, Plaintext, Transport, serve},
 };
 use feed::{Feed, Shared};
 use tokio_util::sync::CancellationToken;
@@ -73,10 +73,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     }
     let (disk, saved) = Disk::open(config.state_dir.clone(), config.location.clone()).await?;
     let listener = Plaintext.bind(&config.listen).await?;
-    let maps = match config.listen.maps() {
-        Some(address) => Some(Plaintext.bind(&address).await?),
-        None => None,
-    };
+    let maps = bind_maps(&config.listen).await?;
     let http = http::bind(config.metrics).await?;
     let node = Node::replica();
     let shared = Arc::new(Shared::new(node.clone(), disk));
@@ -97,9 +94,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     };
     tokio::spawn(checker::seek(applicant, upstream.clone(), stopping.clone()));
     tokio::spawn(usages.clone().run(stopping.clone()));
-    if let Some(listener) = maps {
-        tokio::spawn(maps::serve(listener, backend.clone(), stopping.clone()));
-    }
+    let maps = maps.map(|listener| tokio::spawn(maps::serve(listener, backend.clone(), stopping.clone())));
     let pages = http::Pages { backend: backend.clone(), usages: usages.clone() };
     let http = http.map(|listener| tokio::spawn(http::serve(listener, pages, stopping.clone())));
     let saving = tokio::spawn(shared.clone().save_all(upstream.state(), stopping.clone()));
@@ -117,10 +112,19 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     stopping.cancel();
     // A panic in one of these has been reported by the runtime; stopping goes on.
     let _ = saving.await;
-    if let Some(http) = http {
-        let _ = http.await;
+    for task in [http, maps].into_iter().flatten() {
+        let _ = task.await;
     }
+    shared.maps.ended().await;
     served.map_err(AgentError::Serve)
+}
+
+/// The socket beside the agent's own; none beside a port.
+async fn bind_maps(listen: &Address) -> Result<Option<Listener>, BindError> {
+    match listen.maps() {
+        Some(address) => Plaintext.bind(&address).await.map(Some),
+        None => Ok(None),
+    }
 }
 
 /// Starts from the saved copies and follows the upstream.

@@ -25,6 +25,7 @@ use std::{
 use fairmesh_model::{ChunkHash, Prefix, RecordKey, Region, ServiceName, ShardPart, StoreId};
 use fairmesh_rib::{Entry, Update, cache::Cache, covering, upstream::Handle};
 use tokio::sync::{Notify, watch};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub(crate) use build::Built;
 pub(crate) use serve::serve;
@@ -65,6 +66,8 @@ pub(crate) struct Latest {
 pub(crate) struct Maps {
     inner: Mutex<Inner>,
     cache: Arc<Cache>,
+    /// Those who make maps and hand them over. The folder of copies is theirs, too, so that it is free when they are done.
+    tasks: TaskTracker,
     /// Ticks when a map was made or could not be.
     made: watch::Sender<u64>,
     /// Numbers tables, so that none is handed over twice.
@@ -83,18 +86,33 @@ struct Followed {
     users: usize,
     latest: Latest,
     changed: Arc<Notify>,
+    /// Ends the one who makes it.
+    gone: CancellationToken,
 }
 
 /// One more follows a map.
 pub(crate) fn follow(shared: &Arc<Shared>, upstream: &Handle, name: &MapName) {
-    if let (true, changed) = shared.maps.join(name) {
-        tokio::spawn(keep::keep(Arc::clone(shared), upstream.clone(), name.clone(), changed));
+    if let (true, told) = shared.maps.join(name) {
+        let keep = keep::keep(Arc::clone(shared), upstream.clone(), name.clone(), told);
+        shared.maps.tasks.spawn(keep);
     }
 }
 
 impl Maps {
     pub(crate) fn new(cache: Arc<Cache>) -> Self {
-        Self { inner: Mutex::default(), cache, made: watch::Sender::new(0), tables: Arc::default() }
+        Self {
+            inner: Mutex::default(),
+            cache,
+            tasks: TaskTracker::new(),
+            made: watch::Sender::new(0),
+            tables: Arc::default(),
+        }
+    }
+
+    /// Waits until nothing is made or handed over any more, after all were asked to stop.
+    pub(crate) async fn ended(&self) {
+        self.tasks.close();
+        self.tasks.wait().await;
     }
 
     /// Locked last of all.
@@ -205,14 +223,19 @@ impl Maps {
         self.lock().followed.get(name).map(|followed| followed.latest.clone()).unwrap_or_default()
     }
 
-    /// One more follows a map; whether nobody did before, and what tells of changes.
-    fn join(&self, name: &MapName) -> (bool, Arc<Notify>) {
+    /// One more follows a map; whether nobody did before, and what tells of changes and of the end.
+    fn join(&self, name: &MapName) -> (bool, (Arc<Notify>, CancellationToken)) {
         let mut inner = self.lock();
-        let new = || Followed { users: 0, latest: Latest::default(), changed: Arc::default() };
+        let new = || Followed {
+            users: 0,
+            latest: Latest::default(),
+            changed: Arc::default(),
+            gone: CancellationToken::new(),
+        };
         let followed = inner.followed.entry(name.clone()).or_insert_with(new);
         followed.users += 1;
         followed.changed.notify_one();
-        (followed.users == 1, Arc::clone(&followed.changed))
+        (followed.users == 1, (Arc::clone(&followed.changed), followed.gone.clone()))
     }
 
     /// One follows it no more; its tables go with the last.
@@ -221,7 +244,7 @@ impl Maps {
         let Some(followed) = inner.followed.get_mut(name) else { return };
         followed.users -= 1;
         if followed.users == 0 {
-            followed.changed.notify_one();
+            followed.gone.cancel();
             inner.followed.remove(name);
         }
     }

@@ -1,7 +1,11 @@
 use std::{sync::Arc, time::Duration};
 
 use fairmesh_rib::upstream::Handle;
-use tokio::{sync::Notify, time::Instant};
+use tokio::{
+    sync::Notify,
+    time::{Instant, timeout},
+};
+use tokio_util::sync::CancellationToken;
 
 use super::{MapName, build::Builder, source::Broken};
 use crate::feed::Shared;
@@ -14,14 +18,18 @@ const RESTS: u32 = 4;
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Makes tables of every version of a map that is followed, until nobody does.
-pub(super) async fn keep(shared: Arc<Shared>, upstream: Handle, name: MapName, changed: Arc<Notify>) {
+pub(super) async fn keep(
+    shared: Arc<Shared>,
+    upstream: Handle,
+    name: MapName,
+    (changed, gone): (Arc<Notify>, CancellationToken),
+) {
     let numbers = Arc::clone(&shared);
     let mut builder = Builder::new(move || numbers.maps.next_table());
     loop {
-        changed.notified().await;
-        // The list of followed maps holds the other one.
-        if Arc::strong_count(&changed) == 1 {
-            return;
+        tokio::select! {
+            () = changed.notified() => {}
+            () = gone.cancelled() => return,
         }
         let Some(source) = shared.maps.source(&name) else { continue };
         let before = shared.maps.latest(&name);
@@ -55,7 +63,7 @@ pub(super) async fn keep(shared: Arc<Shared>, upstream: Handle, name: MapName, c
             Err(Broken::Lost(hash)) => {
                 tracing::warn!(service = %name.service, %hash, "a chunk of the shard map is fetched again");
                 shared.fetch_again(&name, &upstream);
-                tokio::time::sleep(RETRY).await;
+                rest(&gone, RETRY).await;
                 changed.notify_one();
             }
             Err(broken) => {
@@ -63,6 +71,12 @@ pub(super) async fn keep(shared: Arc<Shared>, upstream: Handle, name: MapName, c
                 shared.maps.tell(&name, |latest| latest.failure = Some((version, broken.to_string())));
             }
         }
-        tokio::time::sleep((took * RESTS).max(REST)).await;
+        rest(&gone, (took * RESTS).max(REST)).await;
     }
+}
+
+/// Waits so long, or until nobody follows the map any more.
+async fn rest(gone: &CancellationToken, time: Duration) {
+    // Which of the two it was, the caller finds out.
+    let _ = timeout(time, gone.cancelled()).await;
 }

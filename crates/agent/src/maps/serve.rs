@@ -48,7 +48,7 @@ pub(crate) async fn serve(listener: Listener, backend: AgentBackend, stopping: C
         };
         let Some(stream) = socket.into_unix() else { continue };
         let (backend, stopping) = (backend.clone(), stopping.clone());
-        tokio::spawn(async move {
+        backend.shared.clone().maps.tasks.spawn(async move {
             tokio::select! {
                 ended = Session::new(stream, backend).run() => {
                     if let Err(error) = ended {
