@@ -108,7 +108,7 @@ pub(super) async fn source(shard_count: usize, servers: usize) -> Result<(), Box
     Ok(())
 }
 
-/// Keys with what is written there; `None` deletes.
+/// Keys with what is to stand there; `None` for nothing.
 type Changes = Vec<(Arc<str>, Option<Bytes>)>;
 
 fn declare(name: &ServiceName, servers: usize) -> Result<Changes, BoxError> {

@@ -165,7 +165,7 @@ impl Backend for AgentBackend {
         match subscriptions.claim(prefix) {
             Claimed::Known => true,
             Claimed::ForMaps => {
-                self.shared.load_into_node(&mut subscriptions, prefix, &self.upstream);
+                self.shared.hold_in_node(&mut subscriptions, prefix, &self.upstream);
                 true
             }
             Claimed::New { instead_of } => {

@@ -139,12 +139,7 @@ impl Shared {
     }
 
     /// The node holds a prefix from now on that only a map was made of.
-    pub(crate) fn load_into_node(
-        &self,
-        subscriptions: &mut Subscriptions,
-        prefix: &Prefix,
-        upstream: &Handle,
-    ) {
+    pub(crate) fn hold_in_node(&self, subscriptions: &mut Subscriptions, prefix: &Prefix, upstream: &Handle) {
         if !subscriptions.standing(prefix).is_some_and(Standing::holds) {
             // It comes, and goes to the node then.
             return;

@@ -35,7 +35,7 @@ use fairmesh_rib::{
 };
 use fairmesh_wire::{
     rpc,
-    transport::{Address, Plaintext, Transport, serve},
+    transport::{Address, BindError, Listener, Plaintext, Transport, serve},
 };
 use feed::{Feed, Shared};
 use tokio_util::sync::CancellationToken;
@@ -73,10 +73,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     }
     let (disk, saved) = Disk::open(config.state_dir.clone(), config.location.clone()).await?;
     let listener = Plaintext.bind(&config.listen).await?;
-    let maps = match config.listen.maps() {
-        Some(address) => Some(Plaintext.bind(&address).await?),
-        None => None,
-    };
+    let maps = bind_maps(&config.listen).await?;
     let http = http::bind(config.metrics).await?;
     let node = Node::replica();
     let shared = Arc::new(Shared::new(node.clone(), disk));
@@ -123,6 +120,14 @@ fn applicant(config: &AgentConfig, counts: Arc<checker::Counts>) -> checker::App
         name: config.name.clone(),
         upstreams: config.upstreams.clone(),
         counts,
+    }
+}
+
+/// The socket beside the agent's own; none beside a port.
+async fn bind_maps(listen: &Address) -> Result<Option<Listener>, BindError> {
+    match listen.maps() {
+        Some(address) => Plaintext.bind(&address).await.map(Some),
+        None => Ok(None),
     }
 }
 
