@@ -149,7 +149,7 @@ async fn ours(dir: &Path, plan: Plan) -> Result<Ours, String> {
     let pid = root.pid().ok_or("the control plane ended")?;
     let memory_at_start = room::resident(pid)?;
     let mut watch = Watch::start(address, revision).await;
-    let writer = Writer::new(Target::Fairmesh(connection), fleet);
+    let writer = Writer::new(Target::Fairmesh(Box::new(connection)), fleet);
     eprintln!("fairmesh: writes");
     let before = root.cpu_ns().await?;
     let pace = tokio::select! {

@@ -57,7 +57,7 @@ pub(super) async fn measure(dir: &Path, plan: Plan) -> Result<Ratio, String> {
 async fn start(dir: &Path, args: &[&str], bytes: u64) -> Result<(Part, Writer), String> {
     eprintln!("{}: {:.1} GB are written", args.join(" "), bytes as f64 / 1e9);
     let (part, address) = Part::start_within(START, dir, args).await?;
-    let target = Target::Fairmesh(connect(&Address::Tcp(address)).await?);
+    let target = Target::Fairmesh(Box::new(connect(&Address::Tcp(address)).await?));
     let mut fleet = Fleet::of(bytes);
     fill(&mut fleet, async |batch| target.write(batch).await.map(drop)).await?;
     Ok((part, Writer::new(target, fleet)))

@@ -24,7 +24,7 @@ const FILLING: usize = 32;
 
 #[derive(Clone, Debug)]
 pub(super) enum Target {
-    Fairmesh(Connection),
+    Fairmesh(Box<Connection>),
     Etcd(Channel),
 }
 
