@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use fairmesh_model::{Prefix, Revision};
 use fairmesh_rib::{
     Node, Update,
@@ -51,6 +52,13 @@ impl Feed {
 }
 
 impl Sink for Feed {
+    const HOLDS: bool = true;
+
+    fn held(&self, key: &str) -> Option<Bytes> {
+        let node = || self.shared.node.get(key).map(|entry| entry.value);
+        self.shared.maps.held(key).or_else(node)
+    }
+
     fn update(&mut self, update: Update) {
         self.shared.update(update);
     }
@@ -217,7 +225,6 @@ impl Shared {
 mod tests {
     use std::sync::Arc;
 
-    use bytes::Bytes;
     use fairmesh_model::{Location, Region, StoreId};
     use fairmesh_rib::{Entry, Snapshot};
 

@@ -22,6 +22,7 @@ use std::{
     },
 };
 
+use bytes::Bytes;
 use fairmesh_model::{ChunkHash, Prefix, RecordKey, Region, ServiceName, ShardPart, StoreId};
 use fairmesh_rib::{Entry, Update, cache::Cache, covering, upstream::Handle};
 use tokio::sync::{Notify, watch};
@@ -211,6 +212,22 @@ impl Maps {
             Some((key, entry))
         };
         entries.into_iter().map(fill).collect()
+    }
+
+    /// What is at a key, from memory or disk; `None` where no map that has come whole is made of it.
+    pub(crate) fn held(&self, key: &str) -> Option<Bytes> {
+        let (prefix, entry) = {
+            let inner = self.lock();
+            let held = covering(key).find_map(|text| {
+                let (prefix, store) = inner.stores.get_key_value(text)?;
+                Some((prefix.clone(), store.get(key)?.clone()))
+            });
+            held?
+        };
+        match is_left_out(key, &entry) {
+            true => self.cache.chunk(&prefix, key).ok()?,
+            false => Some(entry.value),
+        }
     }
 
     /// Ticks when a map was made or could not be.

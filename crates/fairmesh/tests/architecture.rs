@@ -46,6 +46,7 @@ const PURE_FILES: &[(&str, &[&str])] = &[
             "prefixes.rs",
             "table.rs",
             "table/absorb.rs",
+            "table/previous.rs",
             "table/size.rs",
             "update.rs",
             "marks.rs",

@@ -267,7 +267,8 @@ impl RecordKey {
 }
 
 impl ShardPart {
-    fn read(text: &str) -> Option<Self> {
+    /// Reads what [`ShardPart`] is displayed as; `None` where it is neither `ranges` nor the name of a region.
+    pub fn read(text: &str) -> Option<Self> {
         if text == "ranges" { Some(Self::Ranges) } else { Region::new(text).ok().map(Self::Region) }
     }
 }

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use fairmesh_model::Prefix;
 use fairmesh_rib::{
     Node, Update,
@@ -44,6 +45,12 @@ impl Feed {
 }
 
 impl Sink for Feed {
+    const HOLDS: bool = true;
+
+    fn held(&self, key: &str) -> Option<Bytes> {
+        self.shared.node.get(key).map(|entry| entry.value)
+    }
+
     fn update(&mut self, update: Update) {
         self.shared.update(update);
     }

@@ -8,7 +8,7 @@ use std::{
 
 use fairmesh_model::{Cursor, Identity, Prefix, StoreId};
 
-use crate::{About, Table, Update, covering};
+use crate::{About, Entry, Table, Update, covering};
 
 mod pull;
 mod size;
@@ -33,6 +33,15 @@ pub struct WatcherInfo {
     pub applied: u64,
     /// What else it says of itself; programs say nothing.
     pub about: Option<Arc<About>>,
+}
+
+/// What a watcher has yet to see.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pulled {
+    /// All of it.
+    pub update: Update,
+    /// What the watcher holds of some of the keys in it, where it is told what differs.
+    pub held: Vec<(Arc<str>, Entry)>,
 }
 
 /// The watchers of one node.
@@ -60,6 +69,13 @@ impl Hub {
     pub(crate) fn introduce(&mut self, id: WatcherId, about: About) {
         if let Some(watcher) = self.watchers.get_mut(&id) {
             watcher.about = Some(Arc::new(about));
+        }
+    }
+
+    /// The watcher can be told what differs from what it was sent.
+    pub(crate) fn take_patches(&mut self, id: WatcherId) {
+        if let Some(watcher) = self.watchers.get_mut(&id) {
+            watcher.patches = true;
         }
     }
 
@@ -133,7 +149,7 @@ impl Hub {
     }
 
     /// What the watcher has yet to see; `None` when that is nothing.
-    pub(crate) fn pull(&mut self, id: WatcherId, store: StoreId, table: &Table) -> Option<Update> {
+    pub(crate) fn pull(&mut self, id: WatcherId, store: StoreId, table: &Table) -> Option<Pulled> {
         let watcher = self.watchers.get_mut(&id)?;
         let pulled = watcher.pull(store, table);
         watcher.recount(&mut self.owing);

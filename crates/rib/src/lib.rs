@@ -27,7 +27,7 @@ pub use batch::{
     Batch, Commit, Conflict, Entry, Expect, MAX_BATCH_BYTES, MAX_KEY_BYTES, MAX_OPS, MAX_VALUE_BYTES, Op,
 };
 pub use forward::Forward;
-pub use hub::{MAX_DIRTY, WatcherId, WatcherInfo};
+pub use hub::{MAX_DIRTY, Pulled, WatcherId, WatcherInfo};
 pub use node::{Acked, Behind, Node, Values, Watcher};
 pub use plain::{PlainNode, Woken};
 pub use prefixes::covering;

@@ -7,7 +7,7 @@ use fairmesh_model::{Cursor, Identity, Prefix, Revision, StoreId};
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
-    About, Batch, Commit, Conflict, Entry, Table, Update, WatcherInfo,
+    About, Batch, Commit, Conflict, Entry, Pulled, Table, WatcherInfo,
     hub::{Hub, WatcherId},
     marks::Marks,
 };
@@ -329,12 +329,18 @@ impl Node {
         }
     }
 
-    fn pull(&self, id: WatcherId) -> Option<Update> {
+    fn pull(&self, id: WatcherId) -> Option<Pulled> {
         let inner = &mut *self.lock();
         if inner.store == NO_STORE {
             return None;
         }
         inner.hub.pull(id, inner.store, &inner.table)
+    }
+
+    fn take_patches(&self, id: WatcherId) {
+        let inner = &mut *self.lock();
+        inner.hub.take_patches(id);
+        inner.table.keep_previous();
     }
 
     fn introduce(&self, id: WatcherId, about: About) {

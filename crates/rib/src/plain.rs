@@ -74,7 +74,7 @@ impl PlainNode {
 
     /// Takes everything that the watcher has yet to see, as [`crate::Watcher::pull`].
     pub fn pull(&mut self, id: WatcherId) -> Option<Update> {
-        self.hub.pull(id, self.store, &self.table)
+        self.hub.pull(id, self.store, &self.table).map(|pulled| pulled.update)
     }
 
     /// The watcher has applied everything up to `number`.

@@ -9,7 +9,10 @@ use fairmesh_model::Prefix;
 use crate::{Batch, Commit, Conflict, Entry, Expect};
 
 mod absorb;
+mod previous;
 mod size;
+
+use previous::Previous;
 
 /// How many changes a table remembers at least, so that returning watchers need no snapshot.
 pub const DEFAULT_LOG: usize = 100_000;
@@ -30,6 +33,7 @@ pub struct Table {
     changes: u64,
     /// Changes after this number are all in the log.
     floor: u64,
+    previous: Previous,
 }
 
 impl Default for Table {
@@ -41,7 +45,15 @@ impl Default for Table {
 impl Table {
     /// An empty table that remembers at most `longest` changes, or half as many as it has entries where that is more.
     pub fn new(longest: usize) -> Self {
-        Self { entries: BTreeMap::new(), revision: 0, log: VecDeque::new(), longest, changes: 0, floor: 0 }
+        Self {
+            entries: BTreeMap::new(),
+            revision: 0,
+            log: VecDeque::new(),
+            longest,
+            changes: 0,
+            floor: 0,
+            previous: Previous::default(),
+        }
     }
 
     /// Takes what a store holds at `revision`. Watchers that stand before it need snapshots.
@@ -140,6 +152,7 @@ impl Table {
     ) {
         self.entries = entries.into_iter().collect();
         self.log.clear();
+        self.previous.clear(self.changes);
         (self.revision, self.floor) = (revision, floor);
     }
 
@@ -167,10 +180,21 @@ impl Table {
     /// Writes one key and remembers that it changed.
     pub(crate) fn set(&mut self, revision: u64, key: Arc<str>, entry: Option<Entry>) {
         self.note(revision, key.clone());
+        self.previous.replaced(self.changes, &key, self.entries.get(&key));
         match entry {
             Some(entry) => self.entries.insert(key, entry),
             None => self.entries.remove(&key),
         };
+    }
+
+    /// Remembers from now on what is replaced, for watchers who are told what differs.
+    pub(crate) fn keep_previous(&mut self) {
+        self.previous.keep(self.changes);
+    }
+
+    /// What was at a key after so many changes, and is no more: `Some(None)` is nothing. `None` where that is not known.
+    pub(crate) fn previous(&self, changes: u64, key: &str) -> Option<Option<&Entry>> {
+        self.previous.at(changes, key)
     }
 
     fn note(&mut self, revision: u64, key: Arc<str>) {

@@ -14,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use fairmesh_model::{Location, Prefix, Revision, StoreId, arith::mix64};
 use fairmesh_wire::{handshake::Connection, transport::Address};
 use follow::Follower;
@@ -77,6 +78,15 @@ pub trait Sink: Send + 'static {
 
     /// The upstream is away: what is held ages from now on.
     fn disconnected(&mut self) {}
+
+    /// Whether [`Sink::held`] finds what the upstream sent. Where it does, large values that change a little are sent as what
+    /// differs.
+    const HOLDS: bool = false;
+
+    /// What is at a key by all that the upstream sent so far; `None` where that is nothing, or not to be had.
+    fn held(&self, _key: &str) -> Option<Bytes> {
+        None
+    }
 }
 
 /// How the connection to the upstream stands.

@@ -8,6 +8,7 @@
 
 mod cut;
 mod part;
+mod patch;
 mod piece;
 mod ranges;
 mod replicas;
@@ -19,6 +20,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use fairmesh_model::{ChunkHash, Invalid, RecordKey, ServiceName, ShardMap, ShardPart};
 use part::Part;
+pub use patch::{Change, Patch, Value, differences, is_patched};
 pub use piece::{Copies, Manifest, read_copies, read_manifest, read_ranges};
 
 use crate::{convert, records, v1};

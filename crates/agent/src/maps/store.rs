@@ -29,6 +29,11 @@ impl Store {
         };
     }
 
+    /// What is at a key of a whole; an empty value is on disk.
+    pub(super) fn get(&self, key: &str) -> Option<&Entry> {
+        self.entries.get(key).filter(|_| self.complete)
+    }
+
     pub(super) fn is_complete(&self) -> bool {
         self.complete
     }

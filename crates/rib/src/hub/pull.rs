@@ -2,11 +2,17 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use fairmesh_model::{Revision, StoreId};
 
-use super::watcher::{Sub, Watcher};
-use crate::{Resumed, Snapshot, Table, Update, covering};
+use super::{
+    Pulled,
+    watcher::{Sub, Watcher},
+};
+use crate::{Entry, Resumed, Snapshot, Table, Update, covering};
 
 impl Watcher {
-    pub(super) fn pull(&mut self, store: StoreId, table: &Table) -> Option<Update> {
+    pub(super) fn pull(&mut self, store: StoreId, table: &Table) -> Option<Pulled> {
+        // Who enters holds what it says, which may be later than where it says to stand: nothing can be told by that.
+        let certain = self.patches && self.entering.is_empty();
+        let seen = std::mem::replace(&mut self.seen, table.changes().0);
         self.compare(store, table);
         let dirty = self.visible();
         let mut update = Update::empty(Revision { store, partition: 0, number: table.revision() });
@@ -22,7 +28,8 @@ impl Watcher {
             return None;
         }
         self.sent = update.revision.number;
-        Some(update)
+        let held = if certain { held(&update, seen, table) } else { Vec::new() };
+        Some(Pulled { update, held })
     }
 
     /// Finds out for every subscription with a cursor or behind whether it goes on, and which keys it missed: one walk
@@ -104,4 +111,11 @@ impl Watcher {
             *sub = Sub::Live;
         }
     }
+}
+
+/// What somebody holds of the keys of an update who had seen so many changes, as far as it is remembered.
+fn held(update: &Update, seen: u64, table: &Table) -> Vec<(Arc<str>, Entry)> {
+    let keys = update.puts.iter().map(|(key, _)| key).chain(&update.deletes);
+    let held = |key: &Arc<str>| Some((key.clone(), table.previous(seen, key)??.clone()));
+    keys.filter_map(held).collect()
 }

@@ -147,7 +147,7 @@ impl World {
 
     fn pull(&mut self, reader: usize) {
         let reader = &mut self.readers[reader];
-        let Some(update) = self.hub.pull(reader.id, self.store, &self.table) else { return };
+        let Some(Pulled { update, .. }) = self.hub.pull(reader.id, self.store, &self.table) else { return };
         assert_eq!(update.revision.number, self.table.revision(), "an update brings the reader up to date");
         for snapshot in &update.snapshots {
             reader.copy.retain(|key, _| !snapshot.prefix.covers(key));
@@ -237,14 +237,14 @@ fn more_keys_than_are_remembered_come_from_the_log_and_all_of_their_prefix_only_
         put(&mut world, ["/a/1".to_owned()], 1);
         assert!(world.hub.watchers[&id].dirty.len() <= MAX_DIRTY);
         assert_eq!(world.hub.least_applied(3), 0, "it has applied none of it");
-        let update = world.hub.pull(id, STORE, &world.table).unwrap();
+        let update = world.hub.pull(id, STORE, &world.table).unwrap().update;
         let prefixes: Vec<_> = update.snapshots.iter().map(|snapshot| snapshot.prefix.as_str()).collect();
         assert_eq!((prefixes.contains(&"/a/"), prefixes.is_empty()), (anew, !anew));
         let covered = update.snapshots.iter().map(|snapshot| snapshot.entries.len()).sum::<usize>();
         assert_eq!(covered + update.puts.len(), MAX_DIRTY + 2, "each key comes once");
         assert_eq!(world.hub.pull(id, STORE, &world.table), None, "and not again");
         put(&mut world, ["/a/2".to_owned()], 1);
-        let update = world.hub.pull(id, STORE, &world.table).unwrap();
+        let update = world.hub.pull(id, STORE, &world.table).unwrap().update;
         assert_eq!((update.puts.len(), update.snapshots.len()), (1, 0), "it is live again");
     }
 }
@@ -255,7 +255,7 @@ fn more_bytes_than_a_message_holds_are_a_delta_all_the_same() {
     for i in 0..12 {
         put(&mut world, [format!("/a/{i}")], crate::MAX_VALUE_BYTES);
     }
-    let update = world.hub.pull(id, STORE, &world.table).unwrap();
+    let update = world.hub.pull(id, STORE, &world.table).unwrap().update;
     assert_eq!((update.puts.len(), update.snapshots.len()), (12, 0));
 }
 
@@ -273,7 +273,7 @@ fn a_reader_ahead_of_the_table_waits_until_the_table_is_there() {
     put(&mut world, ["/c".to_owned()], 1);
     let woken = world.hub.touch([]);
     assert!(woken.contains(&id), "it looks again whenever the table moves");
-    let update = world.hub.pull(id, STORE, &world.table).unwrap();
+    let update = world.hub.pull(id, STORE, &world.table).unwrap().update;
     assert_eq!((update.resumed.len(), update.puts.len(), update.snapshots.len()), (1, 0, 0));
 }
 

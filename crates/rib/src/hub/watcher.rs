@@ -39,6 +39,10 @@ pub(super) struct Watcher {
     /// The number of the last thing sent, and the number that it said it has applied.
     pub(super) sent: u64,
     pub(super) acked: u64,
+    /// How many changes the table had when it was looked last what it had yet to see.
+    pub(super) seen: u64,
+    /// Whether it is told what differs from what it was sent.
+    pub(super) patches: bool,
     /// Under which number its hub counts it among those who owe; `None` while it owes nothing.
     counted: Option<u64>,
 }
@@ -55,6 +59,8 @@ impl Watcher {
             marked: false,
             sent: 0,
             acked: 0,
+            seen: 0,
+            patches: false,
             counted: None,
         }
     }

@@ -11,7 +11,7 @@ use fairmesh_model::{Cursor, Prefix};
 use futures_util::task::AtomicWaker;
 
 use super::Node;
-use crate::{About, Update, hub::WatcherId};
+use crate::{About, Pulled, Update, hub::WatcherId};
 
 /// How a node reaches one watcher outside of its lock.
 #[derive(Debug, Default)]
@@ -58,6 +58,11 @@ impl Watcher {
         self.node.introduce(self.id, about);
     }
 
+    /// Is told from now on what differs from what it was sent: it can look that up.
+    pub fn take_patches(&self) {
+        self.node.take_patches(self.id);
+    }
+
     /// Follows a prefix from where the watcher stands; without a cursor, or with one too old, it gets a snapshot first.
     /// A cursor ahead of the node waits until the node is there. Repeating it starts the subscription anew.
     pub fn subscribe(&self, prefix: Prefix, from: Option<Cursor>) {
@@ -96,6 +101,11 @@ impl Watcher {
     /// Takes everything that the watcher has yet to see, as of now; `None` when that is nothing. However much happened
     /// since the last pull, each key comes once. Ages are left at zero.
     pub fn pull(&self) -> Option<Update> {
+        self.pull_held().map(|pulled| pulled.update)
+    }
+
+    /// The same with what the watcher holds of it, where it [takes patches](Watcher::take_patches).
+    pub fn pull_held(&self) -> Option<Pulled> {
         self.node.pull(self.id)
     }
 

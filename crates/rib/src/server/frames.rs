@@ -4,13 +4,19 @@ use fairmesh_model::{Prefix, Revision, StoreId};
 use fairmesh_wire::v1::{self, watch_response::Kind};
 use prost::Message;
 
+use bytes::Bytes;
+
 use crate::{Entry, Resumed, Snapshot, Update};
 
 /// The most bytes of entries in one part of a snapshot or of a delta, but that a part has at least one.
 const PART_BYTES: usize = 1024 * 1024;
 
 /// Cuts an update into messages: all but the last say that more follows, so that the reader applies them as one change.
-pub(super) fn cut(update: Update, mut age: impl FnMut(&Prefix) -> Duration) -> VecDeque<v1::WatchResponse> {
+pub(super) fn cut(
+    update: Update,
+    patches: Vec<Bytes>,
+    mut age: impl FnMut(&Prefix) -> Duration,
+) -> VecDeque<v1::WatchResponse> {
     let Update { revision, resumed, snapshots, puts, deletes } = update;
     let mut kinds: Vec<Kind> = Vec::new();
     for Resumed { prefix, .. } in resumed {
@@ -26,7 +32,7 @@ pub(super) fn cut(update: Update, mut age: impl FnMut(&Prefix) -> Duration) -> V
         parts(snapshot, revision, age, &mut kinds);
     }
     if kinds.is_empty() || !puts.is_empty() || !deletes.is_empty() {
-        deltas(puts, &deletes, revision, &mut kinds);
+        deltas(puts, &deletes, patches, revision, &mut kinds);
     }
     let last = kinds.len() - 1;
     kinds
@@ -36,11 +42,11 @@ pub(super) fn cut(update: Update, mut age: impl FnMut(&Prefix) -> Duration) -> V
         .collect()
 }
 
-/// Whether an update without snapshots and resumptions is one message.
-pub(super) fn fits(update: &Update) -> bool {
+/// Whether an update without snapshots and resumptions takes at most about so many messages.
+pub(super) fn fits(update: &Update, messages: usize) -> bool {
     let puts = update.puts.iter().map(|(key, entry)| key.len() + entry.value.len());
     let deletes = update.deletes.iter().map(|key| key.len());
-    puts.chain(deletes).sum::<usize>() <= PART_BYTES
+    puts.chain(deletes).sum::<usize>() <= messages * PART_BYTES
 }
 
 pub(super) fn hurry(store: StoreId, number: u64) -> v1::WatchResponse {
@@ -70,10 +76,19 @@ pub(super) fn entry((key, entry): (Arc<str>, Entry)) -> v1::Entry {
 
 /// How many bytes an update takes on a connection: its messages, with the four that say how long each is.
 pub fn encoded_len(update: &Update) -> u64 {
-    cut(update.clone(), |_| Duration::ZERO).iter().map(|message| 4 + message.encoded_len() as u64).sum()
+    cut(update.clone(), Vec::new(), |_| Duration::ZERO)
+        .iter()
+        .map(|message| 4 + message.encoded_len() as u64)
+        .sum()
 }
 
-fn deltas(puts: Vec<(Arc<str>, Entry)>, deletes: &[Arc<str>], revision: Revision, kinds: &mut Vec<Kind>) {
+fn deltas(
+    puts: Vec<(Arc<str>, Entry)>,
+    deletes: &[Arc<str>],
+    patches: Vec<Bytes>,
+    revision: Revision,
+    kinds: &mut Vec<Kind>,
+) {
     let empty = || v1::Delta { revision: Some(revision.into()), ..v1::Delta::default() };
     let (mut part, mut bytes) = (empty(), 0);
     // A part that is full goes, and what comes next begins another.
@@ -91,6 +106,10 @@ fn deltas(puts: Vec<(Arc<str>, Entry)>, deletes: &[Arc<str>], revision: Revision
     for key in deletes {
         room(&mut part, key.len());
         part.deletes.push(key.to_string());
+    }
+    for patch in patches {
+        room(&mut part, patch.len());
+        part.patches.push(patch);
     }
     kinds.push(Kind::Delta(part));
 }

@@ -141,13 +141,13 @@ impl<B: Backend> Session<B> {
     fn pull(&mut self) -> bool {
         self.due = false;
         let mut sent = false;
-        if let Some(update) = self.watcher.pull() {
-            if Deltas::shares(&update) {
-                self.watched.send(self.deltas.frame(update));
+        if let Some(pulled) = self.watcher.pull_held() {
+            if Deltas::shares(&pulled) {
+                self.watched.send(self.deltas.frame(pulled));
                 sent = true;
             } else {
                 let (backend, in_touch) = (&self.backend, &mut self.in_touch);
-                self.outbox = frames::cut(update, |prefix| {
+                self.outbox = frames::cut(pulled.update, Vec::new(), |prefix| {
                     let age = backend.age(prefix);
                     *in_touch &= age.is_zero();
                     age
@@ -214,6 +214,9 @@ impl<B: Backend> Session<B> {
         let from = subscribe.from.map(Cursor::try_from).transpose().map_err(refused)?;
         self.holding = subscribe.more;
         self.hears_contact |= subscribe.contact;
+        if subscribe.patches {
+            self.watcher.take_patches();
+        }
         if let Some(known) = self.subscriptions.get_mut(&prefix) {
             known.from = from;
             if known.served {

@@ -18,7 +18,7 @@ impl Table {
         let texts: u64 = self.entries.iter().map(|one| entry(one) as u64).sum();
         let tree = self.entries.len() * (slot + slot * TREE / 100);
         let log = self.log.capacity() * size_of::<(u64, Arc<str>)>();
-        texts + (tree + log) as u64
+        texts + (tree + log + self.previous.size()) as u64
     }
 
     /// Everything in the order of keys.

@@ -9,16 +9,28 @@ use crate::{Entry, Resumed, Snapshot, Update};
 /// What one or more messages amount to.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Event {
-    Update(Update),
-    Refused { prefix: Prefix, reason: String },
-    Contact { age: Duration },
-    Hurry { revision: Revision },
+    /// All that changed, but for what the patches tell.
+    Update {
+        update: Update,
+        patches: Vec<Bytes>,
+    },
+    Refused {
+        prefix: Prefix,
+        reason: String,
+    },
+    Contact {
+        age: Duration,
+    },
+    Hurry {
+        revision: Revision,
+    },
 }
 
 /// Puts the messages of one revision together.
 #[derive(Debug, Default)]
 pub(super) struct Collector {
     update: Option<Update>,
+    patches: Vec<Bytes>,
     /// Whether the last snapshot has parts to come.
     open: bool,
 }
@@ -35,6 +47,7 @@ impl Collector {
                 let update = self.at(delta.revision)?;
                 update.puts.extend(delta.puts.into_iter().map(entry));
                 update.deletes.extend(delta.deletes.into_iter().map(Arc::from));
+                self.patches.extend(delta.patches);
             }
             Some(Kind::Resumed(resumed)) => {
                 let prefix = Prefix::new(resumed.prefix)?;
@@ -63,7 +76,8 @@ impl Collector {
         if self.open {
             return Err(unexpected("more", "is not set although a snapshot is not complete"));
         }
-        Ok(self.update.take().map(Event::Update))
+        let patches = std::mem::take(&mut self.patches);
+        Ok(self.update.take().map(|update| Event::Update { update, patches }))
     }
 
     fn snapshot(&mut self, part: v1::Snapshot) -> Result<(), Invalid> {

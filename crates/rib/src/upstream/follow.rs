@@ -1,8 +1,10 @@
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use fairmesh_model::{Invalid, Revision};
 use fairmesh_wire::{
     handshake::{ConnectError, Connection},
+    shards,
     transport::Address,
     watch::Watch,
 };
@@ -20,7 +22,7 @@ use super::{
     random,
     subscriptions::{Lag, Subscriptions},
 };
-use crate::server::MAX_PREFIXES;
+use crate::{Entry, Update, server::MAX_PREFIXES};
 
 /// Follows one upstream after another.
 pub(super) struct Follower<S> {
@@ -44,6 +46,8 @@ enum Ended {
     Status(Box<Status>),
     #[error("it sent what cannot be read: {0}")]
     Unreadable(#[from] Invalid),
+    #[error("what is held is not what it sent, and is asked for anew: {0}")]
+    Unfit(Invalid),
     #[error(transparent)]
     Lag(#[from] Lag),
 }
@@ -171,7 +175,7 @@ impl<S: Sink> Follower<S> {
     fn ask(&mut self, watch: &mut Watch) {
         let mut outbox = VecDeque::new();
         let wanted = self.shared.lock();
-        let (left_out, applied) = (self.subscriptions.reconcile(&wanted, &mut outbox), wanted.ack);
+        let (left_out, applied) = (self.subscriptions.reconcile(&wanted, S::HOLDS, &mut outbox), wanted.ack);
         drop(wanted);
         outbox.extend(applied.and_then(|ack| self.acks.take(ack, Instant::now(), random())));
         outbox.iter().for_each(|request| watch.send(request));
@@ -185,7 +189,8 @@ impl<S: Sink> Follower<S> {
 
     fn take(&mut self, event: Event) -> Result<(), Ended> {
         match event {
-            Event::Update(mut update) => {
+            Event::Update { mut update, patches } => {
+                self.patch(&mut update, &patches)?;
                 self.subscriptions.note(&mut update, self.config.refuse_lagging)?;
                 self.acks.noted();
                 self.fruitless = 0;
@@ -197,6 +202,36 @@ impl<S: Sink> Follower<S> {
                 self.acks.hurry(revision);
                 self.hurried.send_replace(Some(revision));
             }
+        }
+        Ok(())
+    }
+
+    /// Adds what patches tell of what is held.
+    ///
+    /// # Errors
+    /// Where what is held is not what the upstream says. The update must not be taken then, and the whole is asked for anew.
+    fn patch(&mut self, update: &mut Update, patches: &[Bytes]) -> Result<(), Ended> {
+        for patch in patches {
+            let patch = shards::Patch::read(patch)?;
+            let manifest = patch.manifest();
+            if !self.subscriptions.is_live(&manifest) {
+                // It was given up, or is asked for anew, while this was under way.
+                continue;
+            }
+            let told = patch.apply(update.revision.number, |key| self.sink.held(key)).map_err(|unfit| {
+                self.subscriptions.distrust(&manifest);
+                Ended::Unfit(unfit)
+            })?;
+            for (key, value) in told {
+                match value {
+                    Some((value, revision)) => update.puts.push((key.into(), Entry { value, revision })),
+                    None => update.deletes.push(key.into()),
+                }
+            }
+        }
+        if !patches.is_empty() {
+            update.puts.sort_by(|(a, _), (b, _)| a.cmp(b));
+            update.deletes.sort();
         }
         Ok(())
     }

@@ -54,6 +54,7 @@ impl Subscriptions {
     pub(super) fn reconcile(
         &mut self,
         wanted: &Wanted,
+        patches: bool,
         outbox: &mut VecDeque<v1::WatchRequest>,
     ) -> Vec<Prefix> {
         if let Some(about) = wanted.about.as_ref().filter(|_| !self.introduced) {
@@ -62,11 +63,16 @@ impl Subscriptions {
         }
         match self.compared.replace(wanted.changes) {
             Some(compared) if compared == wanted.changes => Vec::new(),
-            _ => self.compare(wanted, outbox),
+            _ => self.compare(wanted, patches, outbox),
         }
     }
 
-    fn compare(&mut self, wanted: &Wanted, outbox: &mut VecDeque<v1::WatchRequest>) -> Vec<Prefix> {
+    fn compare(
+        &mut self,
+        wanted: &Wanted,
+        patches: bool,
+        outbox: &mut VecDeque<v1::WatchRequest>,
+    ) -> Vec<Prefix> {
         let gone: Vec<Prefix> =
             self.asked.keys().filter(|prefix| !wanted.prefixes.contains_key(*prefix)).cloned().collect();
         for prefix in gone {
@@ -86,6 +92,7 @@ impl Subscriptions {
                     from,
                     more: true,
                     contact: true,
+                    patches,
                 });
             }
         }
@@ -106,6 +113,20 @@ impl Subscriptions {
         };
         self.asked.insert(prefix.clone(), Asked { wish: wish.number, sent: true, held, live: false });
         Some(held)
+    }
+
+    /// Whether the present connection sends what changes at a key.
+    pub(super) fn is_live(&self, key: &str) -> bool {
+        covering(key).any(|prefix| self.asked.get(prefix).is_some_and(|asked| asked.live))
+    }
+
+    /// What is held of a key is not what the upstream sent: it is asked for anew over the next connection.
+    pub(super) fn distrust(&mut self, key: &str) {
+        for prefix in covering(key) {
+            if let Some(asked) = self.asked.get_mut(prefix) {
+                asked.held = None;
+            }
+        }
     }
 
     /// Takes note of an update, and takes out of it what is no longer wanted.

@@ -4,6 +4,7 @@
 mod acks;
 mod calls;
 mod contact;
+mod patches;
 mod support;
 mod traffic;
 

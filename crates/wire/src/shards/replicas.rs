@@ -37,53 +37,67 @@ pub(super) fn encode(rows: &[Row<'_>]) -> Encoded<v1::ReplicaChunk> {
             chunks.push(Writer::default());
         }
         if let Some(chunk) = chunks.last_mut() {
-            chunk.push(shard, replica);
+            chunk.push(row(shard, replica));
         }
     }
     Encoded { chunks: chunks.into_iter().map(|writer| writer.chunk).collect(), rows: rows.len() }
 }
 
-/// A chunk being written, with the names that it has already.
-#[derive(Default)]
-struct Writer<'a> {
-    chunk: v1::ReplicaChunk,
-    instances: HashMap<&'a InstanceId, u32>,
-    roles: HashMap<&'a Role, u32>,
+fn row(shard: ShardId, replica: &Replica) -> RawRow<'_> {
+    let state = v1::ReplicaState::from(replica.state).into();
+    (shard.0, replica.instance.as_str(), replica.role.as_str(), state)
 }
 
+/// A row as it is written: the shard, the names of instance and role, the state.
+pub(super) type RawRow<'a> = (u32, &'a str, &'a str, i32);
+
+/// A chunk being written, with the names that it has already.
+#[derive(Default)]
+pub(super) struct Writer<'a> {
+    pub(super) chunk: v1::ReplicaChunk,
+    instances: Names<'a>,
+    roles: Names<'a>,
+}
+
+/// The numbers of names.
+type Names<'a> = HashMap<&'a str, u32>;
+
 impl<'a> Writer<'a> {
-    /// How many bytes a row would add, at most.
-    fn growth(&self, shard: ShardId, replica: &Replica) -> usize {
-        let name = |known: Option<&u32>, names: usize, text: &str| match known {
-            Some(index) => encoded_len_varint(u64::from(*index)),
-            // Its index, a tag, its length and itself.
-            None => encoded_len_varint(names as u64) + 3 + text.len(),
-        };
-        let instance = &replica.instance;
-        let instance = name(self.instances.get(instance), self.instances.len(), instance.as_str());
-        let role = name(self.roles.get(&replica.role), self.roles.len(), replica.role.as_str());
-        encoded_len_varint(shard.0.into()) + instance + role + 1
+    /// Goes on from the names of a chunk: the one that is written holds only those that this one has not.
+    pub(super) fn after(before: &'a v1::ReplicaChunk) -> Self {
+        let names = |names: &'a [String]| names.iter().map(String::as_str).zip(0..).collect();
+        let (instances, roles) = (names(&before.instances), names(&before.roles));
+        Self { chunk: v1::ReplicaChunk::default(), instances, roles }
     }
 
-    fn push(&mut self, shard: ShardId, replica: &'a Replica) {
+    /// How many bytes a row would add, at most.
+    fn growth(&self, shard: ShardId, replica: &Replica) -> usize {
+        let name = |names: &Names<'_>, text: &str| match names.get(text) {
+            Some(index) => encoded_len_varint(u64::from(*index)),
+            // Its index, a tag, its length and itself.
+            None => encoded_len_varint(names.len() as u64) + 3 + text.len(),
+        };
+        let names =
+            name(&self.instances, replica.instance.as_str()) + name(&self.roles, replica.role.as_str());
+        encoded_len_varint(shard.0.into()) + names + 1
+    }
+
+    pub(super) fn push(&mut self, (shard, instance, role, state): RawRow<'a>) {
         let Self { chunk, instances, roles } = self;
-        chunk.shards.push(shard.0);
-        chunk.instance.push(index(instances, &mut chunk.instances, &replica.instance));
-        chunk.role.push(index(roles, &mut chunk.roles, &replica.role));
-        chunk.state.push(v1::ReplicaState::from(replica.state).into());
+        chunk.shards.push(shard);
+        chunk.instance.push(index(instances, &mut chunk.instances, instance));
+        chunk.role.push(index(roles, &mut chunk.roles, role));
+        chunk.state.push(state);
     }
 }
 
 /// The index of a name, which it gets now if it has none.
-fn index<'a, N: std::hash::Hash + Eq + AsRef<str>>(
-    known: &mut HashMap<&'a N, u32>,
-    names: &mut Vec<String>,
-    name: &'a N,
-) -> u32 {
+fn index<'a>(known: &mut Names<'a>, names: &mut Vec<String>, name: &'a str) -> u32 {
+    // A chunk has fewer names than bytes.
+    let next = known.len() as u32;
     *known.entry(name).or_insert_with(|| {
-        names.push(name.as_ref().to_owned());
-        // A chunk has fewer names than bytes.
-        names.len() as u32 - 1
+        names.push(name.to_owned());
+        next
     })
 }
 

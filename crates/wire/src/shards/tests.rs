@@ -1,4 +1,4 @@
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 use fairmesh_model::{
     InstanceId, KeyRange, Region, Replica, ReplicaState, Role, Shard, ShardId, ShardKey, ShardMap,
@@ -255,4 +255,61 @@ fn a_map_read_part_by_part_is_the_map() {
         assert!(read_copies(ChunkHash(1), chunk).is_err(), "it is called otherwise");
     }
     assert_eq!(at, 5000);
+}
+
+/// What differs between two maps, as a watcher of the first is told it.
+fn changes(before: &Entries, after: &Entries) -> BTreeMap<Arc<str>, Change> {
+    let keys: BTreeSet<_> = before.keys().chain(after.keys()).collect();
+    let keys = keys.into_iter().filter(|key| before.get(*key) != after.get(*key));
+    let change = |key: &RecordKey| {
+        let after = after.get(key).map(|value| (value.clone(), 7));
+        (key.to_string().into(), Change { before: before.get(key).cloned(), after })
+    };
+    keys.map(change).collect()
+}
+
+#[test]
+fn a_move_and_a_split_are_told_by_what_differs_and_a_new_chunk_is_not() {
+    let mut map = large(20_000);
+    let before = encode_map(&cart(), &map);
+    map.version = 2;
+    map.shards[5_432].replicas[0] = replica(200, "eu", ReplicaState::Starting);
+    let after = encode_map(&cart(), &map);
+    let told = differences(&changes(&before, &after), 7);
+    let bytes: Vec<_> = told.iter().map(|(patch, keys)| (patch.encode().len(), keys.len())).collect();
+    assert!(bytes.iter().all(|(bytes, _)| *bytes < 80), "{bytes:?}");
+    assert_eq!(bytes.iter().map(|(_, keys)| keys).collect::<Vec<_>>(), [&3, &1, &1]);
+
+    let highest = (20_000..).find(|id| !is_boundary(ShardId(*id))).unwrap();
+    let cut =
+        Shard { id: ShardId(highest), start: ShardKey(map.shards[9].start.0 + 1), ..map.shards[9].clone() };
+    map.shards.insert(10, cut.clone());
+    let split = encode_map(&cart(), &map);
+    assert_eq!(differences(&changes(&after, &split), 7).len(), 3);
+
+    map.shards[10].id = ShardId((20_000..).find(|id| is_boundary(ShardId(*id))).unwrap());
+    let more = encode_map(&cart(), &map);
+    assert!(differences(&changes(&after, &more), 7).is_empty(), "every part has a chunk more");
+}
+
+#[test]
+fn a_damaged_patch_tells_nothing_wrong() {
+    let mut map = large(5_000);
+    let before = encode_map(&cart(), &map);
+    map.version = 2;
+    map.shards[1_234].replicas[0] = replica(200, "eu", ReplicaState::Starting);
+    let changes = changes(&before, &encode_map(&cart(), &map));
+    let held = |key: &str| before.get(&RecordKey::parse(key).ok()?).cloned();
+    for (patch, _) in differences(&changes, 7) {
+        let encoded = patch.encode();
+        for place in 0..encoded.len() {
+            let mut damaged = encoded.to_vec();
+            damaged[place] ^= 1 << (place % 8);
+            let Ok(told) = Patch::read(&damaged).and_then(|patch| patch.apply(7, held)) else { continue };
+            for (key, value) in told {
+                let there = changes[key.as_str()].after.as_ref().map(|(value, _)| value);
+                assert_eq!(value.as_ref().map(|(value, _)| value), there, "byte {place}");
+            }
+        }
+    }
 }
