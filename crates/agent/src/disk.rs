@@ -30,6 +30,9 @@ const SAVE_REST: u32 = 19;
 /// How long to wait after the disk refused.
 const SAVE_RETRY: Duration = Duration::from_secs(5);
 
+/// From how many bytes on what is let go is given back to the system.
+const TRIM_ABOVE: usize = 1 << 20;
+
 /// The folder of copies and what is to be done there.
 #[derive(Debug)]
 pub(crate) struct Disk {
@@ -153,7 +156,13 @@ impl Shared {
         let writing = move || write(&cache, &round).map(|()| round);
         let error = match tokio::task::spawn_blocking(writing).await {
             Ok(Ok(round)) => {
-                round.save.iter().for_each(|saved| self.maps.saved(&saved.prefix, &saved.entries));
+                let saves = round.save.iter();
+                let freed: usize = saves.map(|saved| self.maps.saved(&saved.prefix, &saved.entries)).sum();
+                drop(round);
+                if freed > TRIM_ABOVE {
+                    // Fails for no reason but the end of the runtime.
+                    let _ = tokio::task::spawn_blocking(fairmesh_sealed::trim).await;
+                }
                 return true;
             }
             Ok(Err(error)) => error.to_string(),

@@ -194,11 +194,9 @@ impl Maps {
         self.lock().stores.get(prefix).filter(|store| store.is_complete()).map(Store::entries)
     }
 
-    /// What was saved need not be held any more.
-    pub(crate) fn saved(&self, prefix: &Prefix, entries: &[(Arc<str>, Entry)]) {
-        if let Some(store) = self.lock().stores.get_mut(prefix) {
-            store.saved(entries);
-        }
+    /// What was saved need not be held any more. Returns how many bytes were let go.
+    pub(crate) fn saved(&self, prefix: &Prefix, entries: &[(Arc<str>, Entry)]) -> usize {
+        self.lock().stores.get_mut(prefix).map_or(0, |store| store.saved(entries))
     }
 
     /// All of a prefix with its chunks, read back from disk; `None` where one is missing or the prefix has not come yet.

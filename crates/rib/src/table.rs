@@ -1,5 +1,5 @@
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque},
     ops::Bound,
     sync::Arc,
 };
@@ -192,9 +192,9 @@ impl Table {
         self.previous.keep(self.changes);
     }
 
-    /// What was at a key after so many changes, and is no more: `Some(None)` is nothing. `None` where that is not known.
-    pub(crate) fn previous(&self, changes: u64, key: &str) -> Option<Option<&Entry>> {
-        self.previous.at(changes, key)
+    /// What was after so many changes at the keys that changed since, as far as it is remembered.
+    pub(crate) fn previous(&self, changes: u64) -> HashMap<&str, Option<&Entry>> {
+        self.previous.at(changes)
     }
 
     fn note(&mut self, revision: u64, key: Arc<str>) {

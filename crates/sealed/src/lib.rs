@@ -7,7 +7,9 @@
 //! kernel frees it, however that process ended.
 
 mod channel;
+mod heap;
 mod memory;
 
 pub use channel::{Channel, MAX_FRAME, MAX_HANDLES};
+pub use heap::trim;
 pub use memory::{NotSealed, Sealed};

@@ -1,4 +1,4 @@
-//! The one place with `unsafe`: a mapping as a slice.
+//! A mapping as a slice.
 
 #![allow(unsafe_code, reason = "memory that is shared between processes is mapped through raw pointers")]
 

@@ -57,12 +57,23 @@ pub(super) struct Builder {
     fresh: Option<usize>,
     /// The first and the last shard of chunks of copies.
     spans: HashMap<ChunkHash, (ShardId, ShardId)>,
+    /// The first and the last start of chunks of starts.
+    starts: HashMap<ChunkHash, (ShardKey, ShardKey)>,
 }
 
 /// The shards of a segment to be.
 struct Draft {
     range: KeyRange,
     shards: Vec<(ShardId, ShardKey)>,
+}
+
+/// What changed: where shards start, and the copies in each region.
+struct Changes {
+    /// From where to where there were shards in chunks that are gone, all of which are gone with them.
+    gone: Vec<(ShardKey, ShardKey)>,
+    /// The shards of new chunks.
+    new: Vec<(ShardId, ShardKey)>,
+    copies: Vec<Change>,
 }
 
 /// What changed of the copies in one region.
@@ -97,6 +108,7 @@ impl Builder {
             regions: Vec::new(),
             fresh: None,
             spans: HashMap::new(),
+            starts: HashMap::new(),
         }
     }
 
@@ -111,9 +123,13 @@ impl Builder {
             Some(before) => self.changes(source, parts, before)?,
             None => None,
         };
-        let mended = changes.is_some();
         let segments = match before.zip(changes) {
             Some((before, changes)) => self.mend(source, parts, before, &changes)?,
+            None => None,
+        };
+        let mended = segments.is_some();
+        let segments = match segments {
+            Some(segments) => segments,
             None => self.make(source, parts)?,
         };
         let listed = self.numbers.len();
@@ -123,6 +139,8 @@ impl Builder {
         };
         let named: HashSet<&ChunkHash> = parts.regions.values().flat_map(|part| &part.chunks).collect();
         self.spans.retain(|hash, _| named.contains(hash));
+        let named: HashSet<&ChunkHash> = parts.ranges.chunks.iter().collect();
+        self.starts.retain(|hash, _| named.contains(hash));
         Ok(Built {
             listed,
             version: parts.version,
@@ -153,9 +171,7 @@ impl Builder {
         let mut first = parts.interval.first;
         for &hash in &parts.ranges.chunks {
             let from = shards.len();
-            read(source, &ShardPart::Ranges, hash, |chunk| {
-                read_ranges(hash, chunk, |id, start| shards.push((id, start)))
-            })?;
+            self.read_ranges(source, hash, &mut shards)?;
             seen += shards.len() - from;
             check_order(&shards[from.saturating_sub(1)..], parts.interval)?;
             while shards.len() > SEGMENT_SHARDS {
@@ -183,26 +199,39 @@ impl Builder {
         Ok(segments)
     }
 
-    /// Makes the segments anew that have a shard whose copies changed.
+    /// Makes the segments anew in which something changed; `None` where all are better made anew.
+    ///
+    /// A segment grows by splits until it is twice as large as it was made.
     fn mend(
         &mut self,
         source: &Source,
         parts: &Parts,
         before: &Built,
-        changes: &[Change],
-    ) -> Result<Vec<Arc<Table>>, Broken> {
+        changes: &Changes,
+    ) -> Result<Option<Vec<Arc<Table>>>, Broken> {
         let mut segments = Vec::with_capacity(before.segments.len());
+        let mut seen = 0;
         for table in &before.segments {
-            match &table.segment {
-                Some(segment) if self.is_changed(segment, changes) => {
-                    let shards = segment.shards().map(|(id, start, _)| (id, start)).collect();
-                    let draft = Draft { range: segment.range(), shards };
-                    segments.push(self.segment(source, parts, &draft, &mut 0)?);
-                }
-                _ => segments.push(Arc::clone(table)),
+            let Some(segment) = &table.segment else { return Ok(None) };
+            let shards = changes.shards(segment);
+            let (len, range) = (shards.as_ref().map_or(segment.len(), Vec::len), segment.range());
+            seen += len;
+            let begins = shards
+                .as_ref()
+                .is_none_or(|shards| shards.first().is_some_and(|(_, start)| *start == range.first));
+            if !begins || len > 2 * SEGMENT_SHARDS {
+                return Ok(None);
             }
+            if shards.is_none() && !self.is_changed(segment, &changes.copies) {
+                segments.push(Arc::clone(table));
+                continue;
+            }
+            let as_it_was = || segment.shards().map(|(id, start, _)| (id, start)).collect();
+            let draft = Draft { range, shards: shards.unwrap_or_else(as_it_was) };
+            check_order(&draft.shards, range)?;
+            segments.push(self.segment(source, parts, &draft, &mut 0)?);
         }
-        Ok(segments)
+        Ok((seen == parts.ranges.rows as usize).then_some(segments))
     }
 
     fn is_changed(&self, segment: &Segment, changes: &[Change]) -> bool {
@@ -230,17 +259,21 @@ impl Builder {
     }
 
     /// What changed of the copies; `None` where all is better made anew.
-    fn changes(
-        &mut self,
-        source: &Source,
-        parts: &Parts,
-        before: &Built,
-    ) -> Result<Option<Vec<Change>>, Broken> {
+    fn changes(&mut self, source: &Source, parts: &Parts, before: &Built) -> Result<Option<Changes>, Broken> {
         let outgrown = self.fresh.is_none_or(|fresh| self.numbers.len() > 2 * fresh + SPARE_HOLDERS);
-        let same = (before.store, &before.ranges, before.interval)
-            == (source.store, &parts.ranges.chunks, parts.interval);
-        if outgrown || !same {
+        if outgrown || (before.store, before.interval) != (source.store, parts.interval) {
             return Ok(None);
+        }
+        let (mut gone_starts, mut new) = (Vec::new(), Vec::new());
+        for hash in missing(&before.ranges, &parts.ranges.chunks) {
+            let Some(span) = self.starts.get(&hash) else { return Ok(None) };
+            gone_starts.push(*span);
+        }
+        for hash in missing(&parts.ranges.chunks, &before.ranges) {
+            self.read_ranges(source, hash, &mut new)?;
+            if new.len() > SEGMENT_SHARDS {
+                return Ok(None);
+            }
         }
         let mut changes = Vec::new();
         let none = Vec::new();
@@ -267,7 +300,7 @@ impl Builder {
             }
             changes.push(change);
         }
-        Ok(Some(changes))
+        Ok(Some(Changes { gone: gone_starts, new, copies: changes }))
     }
 
     /// One table; adds to `copies` how many it has.
@@ -310,6 +343,23 @@ impl Builder {
         Ok(Arc::new(Table { id: (self.next_table)(), memory, segment: Some(segment) }))
     }
 
+    /// Adds the shards of a chunk.
+    fn read_ranges(
+        &mut self,
+        source: &Source,
+        hash: ChunkHash,
+        shards: &mut Vec<(ShardId, ShardKey)>,
+    ) -> Result<(), Broken> {
+        let from = shards.len();
+        read(source, &ShardPart::Ranges, hash, |chunk| {
+            read_ranges(hash, chunk, |id, start| shards.push((id, start)))
+        })?;
+        if let [(_, first), .., (_, last)] | [(_, first @ last)] = &shards[from..] {
+            self.starts.insert(hash, (*first, *last));
+        }
+        Ok(())
+    }
+
     fn read_copies(&mut self, source: &Source, region: &Region, hash: ChunkHash) -> Result<Copies, Broken> {
         let part = ShardPart::Region(region.clone());
         let copies = read(source, &part, hash, |chunk| read_copies(hash, chunk))?;
@@ -336,6 +386,25 @@ impl Builder {
             None => self.homes.push(home),
         }
         number
+    }
+}
+
+impl Changes {
+    /// The shards of a segment, where they are others than before.
+    fn shards(&self, segment: &Segment) -> Option<Vec<(ShardId, ShardKey)>> {
+        let range = segment.range();
+        let gone = self.gone.iter().any(|(first, last)| *first <= range.last && range.first <= *last);
+        let mut shards: Vec<_> =
+            self.new.iter().filter(|(_, start)| range.contains(*start)).copied().collect();
+        if !gone && shards.is_empty() {
+            return None;
+        }
+        let before: Vec<_> = segment.shards().map(|(id, start, _)| (id, start)).collect();
+        let stays =
+            |start: ShardKey| !self.gone.iter().any(|(first, last)| (*first..=*last).contains(&start));
+        shards.extend(before.iter().filter(|(_, start)| stays(*start)));
+        shards.sort_by_key(|(_, start)| *start);
+        (shards != before).then_some(shards)
     }
 }
 

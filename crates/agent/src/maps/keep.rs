@@ -43,6 +43,8 @@ pub(super) async fn keep(
                         builder.build(&source, parts, built.as_deref()).map(|built| Some(Arc::new(built)))
                     }
                 });
+            // What was read and is in tables now is freed, and would stay with this process.
+            fairmesh_sealed::trim();
             let version = source.parts().ok().flatten().map_or(0, |parts| parts.version);
             (builder, version, built)
         });

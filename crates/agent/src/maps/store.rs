@@ -1,6 +1,5 @@
 use std::{collections::BTreeMap, sync::Arc};
 
-use bytes::Bytes;
 use fairmesh_model::RecordKey;
 use fairmesh_rib::Entry;
 
@@ -46,16 +45,19 @@ impl Store {
         self.entries.iter().map(|(key, entry)| (Arc::clone(key), entry.clone())).collect()
     }
 
-    /// Lets go of the values of chunks that are on disk now. A chunk never changes: its key says what is in it.
-    pub(super) fn saved(&mut self, saved: &[(Arc<str>, Entry)]) {
+    /// Lets go of the values of chunks that are on disk now; returns how many bytes they had. A chunk never changes: its key
+    /// says what is in it.
+    pub(super) fn saved(&mut self, saved: &[(Arc<str>, Entry)]) -> usize {
+        let mut bytes = 0;
         for (key, entry) in saved.iter().filter(|(_, entry)| !entry.value.is_empty()) {
             if let Some(held) = self.entries.get_mut(key)
                 && held.value == entry.value
                 && matches!(RecordKey::parse(key), Ok(RecordKey::ShardChunk(..)))
             {
-                held.value = Bytes::new();
+                bytes += std::mem::take(&mut held.value).len();
             }
         }
+        bytes
     }
 }
 
@@ -73,7 +75,7 @@ mod tests {
         store.replace(vec![(chunk.clone(), entry("chunk")), (manifest.clone(), entry("manifest"))]);
         let saved = store.entries();
         store.set(&manifest, Some(entry("newer")));
-        store.saved(&saved);
+        assert_eq!(store.saved(&saved), "chunk".len());
         let held: Vec<_> = store.entries().into_iter().map(|(_, entry)| entry.value).collect();
         assert_eq!(held, ["", "newer"]);
         assert!(is_left_out(&chunk, &store.entries[&chunk]));

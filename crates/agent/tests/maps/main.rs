@@ -3,7 +3,7 @@
 
 mod world;
 
-use fairmesh_model::{Prefix, RecordKey, Shard, ShardId, ShardKey};
+use fairmesh_model::{Prefix, RecordKey, Shard, ShardId, ShardKey, ShardMap};
 use fairmesh_rib::server::Backend;
 use fairmesh_sealed::{Channel, Sealed};
 use fairmesh_wire::{
@@ -21,6 +21,22 @@ static ALONE: Mutex<()> = Mutex::const_new(());
 
 /// Two tables of shards, one of holders.
 const LARGE: u32 = 70_000;
+/// Cuts a shard in two.
+fn split(map: &mut ShardMap, place: usize) {
+    let id = ShardId(map.shards.iter().map(|shard| shard.id.0).max().unwrap() + 1);
+    let range = map.range(place);
+    let start = ShardKey(range.first.0 + (range.last.0 - range.first.0) / 2 + 1);
+    let replicas = map.shards[place].replicas.clone();
+    map.shards.insert(place + 1, Shard { id, start, replicas });
+}
+
+async fn agree(programs: &[world::Program], world: &World) {
+    world.acknowledged().await;
+    for program in programs {
+        program.agrees(&world.map);
+    }
+}
+
 /// One table.
 const SMALLER: u32 = 20_000;
 
@@ -57,6 +73,16 @@ async fn every_change_reaches_every_program_and_what_is_old_is_freed() {
     world.acknowledged().await;
     for program in &programs {
         program.agrees(&world.map);
+    }
+    // Splits on both sides of where one table ends and in a chunk across it, a merge inside, and one of the shard with
+    // which a table begins.
+    for place in [65_535, 65_536, 65_540, 40_000] {
+        world.change(|map| split(map, place));
+        agree(&programs, &world).await;
+    }
+    for place in [40_001, 65_537, 65_536, 65_535] {
+        world.change(|map| drop(map.shards.remove(place)));
+        agree(&programs, &world).await;
     }
     comes_to(6).await;
     let [first, second] = programs;

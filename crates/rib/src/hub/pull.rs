@@ -115,7 +115,8 @@ impl Watcher {
 
 /// What somebody holds of the keys of an update who had seen so many changes, as far as it is remembered.
 fn held(update: &Update, seen: u64, table: &Table) -> Vec<(Arc<str>, Entry)> {
+    let previous = table.previous(seen);
     let keys = update.puts.iter().map(|(key, _)| key).chain(&update.deletes);
-    let held = |key: &Arc<str>| Some((key.clone(), table.previous(seen, key)??.clone()));
+    let held = |key: &Arc<str>| Some((key.clone(), (*previous.get(&**key)?)?.clone()));
     keys.filter_map(held).collect()
 }

@@ -1,4 +1,7 @@
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
 
 use fairmesh_wire::shards;
 
@@ -46,14 +49,17 @@ impl Previous {
         }
     }
 
-    /// What was at a key after the change of this number; `None` where that is not known, or has not changed since.
-    pub(super) fn at(&self, change: u64, key: &str) -> Option<Option<&Entry>> {
-        if self.since.is_none_or(|since| change < since) {
-            return None;
-        }
-        let from = self.values.partition_point(|(number, ..)| *number <= change);
-        let first = self.values.range(from..).find(|(_, changed, _)| **changed == *key);
-        first.map(|(_, _, was)| was.as_ref())
+    /// What was after the change of this number at the keys that changed since, `None` for nothing. Without what is not
+    /// remembered.
+    pub(super) fn at(&self, change: u64) -> HashMap<&str, Option<&Entry>> {
+        let known = self.since.is_some_and(|since| change >= since);
+        let from = if known {
+            self.values.partition_point(|(number, ..)| *number <= change)
+        } else {
+            self.values.len()
+        };
+        // What was replaced first was there then.
+        self.values.range(from..).rev().map(|(_, key, was)| (&**key, was.as_ref())).collect()
     }
 
     pub(super) fn size(&self) -> usize {
@@ -79,22 +85,27 @@ mod tests {
         Entry { value: Bytes::from(vec![0; bytes]), revision: 1 }
     }
 
+    /// What is known to have been at a key.
+    fn at<'a>(previous: &'a Previous, change: u64, key: &str) -> Option<Option<&'a Entry>> {
+        previous.at(change).get(key).copied()
+    }
+
     #[test]
     fn what_was_there_is_known_as_long_as_it_is_remembered() {
         let mut previous = Previous::default();
         previous.replaced(1, &key(1), Some(&entry(1)));
-        assert_eq!(previous.at(0, &key(1)), None, "nobody asked");
+        assert_eq!(at(&previous, 0, &key(1)), None, "nobody asked");
         previous.keep(1);
         previous.replaced(2, &key(1), None);
         previous.replaced(3, &key(1), Some(&entry(3)));
-        assert_eq!(previous.at(0, &key(1)), None);
-        assert_eq!(previous.at(1, &key(1)), Some(None), "it was not there");
-        assert_eq!(previous.at(2, &key(1)), Some(Some(&entry(3))));
-        assert_eq!(previous.at(3, &key(1)), None, "it has not changed");
+        assert_eq!(at(&previous, 0, &key(1)), None);
+        assert_eq!(at(&previous, 1, &key(1)), Some(None), "it was not there");
+        assert_eq!(at(&previous, 2, &key(1)), Some(Some(&entry(3))));
+        assert_eq!(at(&previous, 3, &key(1)), None, "it has not changed");
         previous.replaced(4, &"/t/shop/policies/cart".into(), None);
-        assert_eq!(previous.at(3, "/t/shop/policies/cart"), None, "it is never told by a patch");
+        assert_eq!(at(&previous, 3, "/t/shop/policies/cart"), None, "it is never told by a patch");
         previous.clear(4);
-        assert_eq!(previous.at(2, &key(1)), None);
+        assert_eq!(at(&previous, 2, &key(1)), None);
     }
 
     #[test]
@@ -105,11 +116,11 @@ mod tests {
         for change in 1..=6 {
             previous.replaced(change, &key(change as u32), Some(&large));
         }
-        assert_eq!((previous.at(1, &key(2)), previous.at(2, &key(3))), (None, Some(Some(&large))));
+        assert_eq!((at(&previous, 1, &key(2)), at(&previous, 2, &key(3))), (None, Some(Some(&large))));
         for change in 7..7 + MAX_VALUES as u64 {
             previous.replaced(change, &key(0), None);
         }
         assert_eq!((previous.values.len(), previous.bytes), (MAX_VALUES, 0));
-        assert_eq!(previous.at(5, &key(6)), None);
+        assert_eq!(at(&previous, 5, &key(6)), None);
     }
 }
