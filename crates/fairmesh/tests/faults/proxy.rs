@@ -150,7 +150,7 @@ async fn what_cannot_be_routed_is_answered_with_why_and_counted_within_bounds() 
 
     assert_eq!(call(false, get(&proxy.by_host, "one.shop")).await.status(), StatusCode::OK);
     let metrics = proxy.page("/metrics").await;
-    assert!(!metrics.contains("nobody"), "names that nobody declared are no labels: {metrics}");
+    assert!(!metrics.contains("shop/nobody"), "names that nobody declared are no labels: {metrics}");
     assert!(
         metrics.contains("fairmesh_proxy_answers_total{service=\"shop/one\",class=\"2xx\"}"),
         "{metrics}"
