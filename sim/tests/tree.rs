@@ -151,7 +151,7 @@ fn more_changes_than_are_remembered_of_a_watcher_are_found_in_the_log() {
         .replace("link: {gigabits: 1}", "link: {gigabits: 0.1}")
         .replace("bytes: 2000000", "bytes: 8000000");
     let burst = "events: [{at: 3s, action: {burst: {records: 20000, over: 100ms}}}]\n";
-    let report = play(&format!("{text}{burst}compare: true\n"));
+    let report = play(&format!("{text}{burst}"));
     assert!(report.servers > 8000, "{}", report.servers);
     let regional = layer(&report, "regional");
     assert_eq!((regional.snapshots, report.different), (0, Some(0)), "{regional:#?}");

@@ -99,7 +99,8 @@ impl Forwarder {
             }
             Err(fault) => {
                 count(&target.golden.faults);
-                if fault.kind() == FaultKind::UnknownService && origin.service.is_none() {
+                let unknown = matches!(fault.kind(), FaultKind::UnknownService | FaultKind::Unavailable);
+                if unknown && origin.service.is_none() && !target.golden.was_answered() {
                     self.services.forget(target.handle.name());
                 }
                 (answer::of_fault(&fault, is_grpc), Some(fault.kind()))

@@ -17,7 +17,7 @@ mod metrics;
 mod serve;
 mod service;
 
-use std::{future::Future, sync::Arc};
+use std::{future::Future, sync::Arc, time::Duration};
 
 pub use access::{AccessLog, Form};
 pub use config::{Limits, Listen, ProxyConfig};
@@ -28,6 +28,9 @@ use metrics::Metrics;
 use serve::{Bound, Serving};
 use service::Services;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+/// How long pages of the admin port may take at the end.
+const LAST_PAGES: Duration = Duration::from_secs(1);
 
 /// Runs a proxy until `shutdown` completes, then drains: listeners close at once, what is under way has
 /// [`Limits::drain`] to end, and what has not by then is cut off.
@@ -65,9 +68,10 @@ pub async fn run(
     stopping.cancel();
     connections.close();
     connections.wait().await;
-    if let Some(admin) = admin {
-        // Only a panic ends it otherwise, and then there is nobody left to tell.
-        let _ = admin.await;
+    if let Some(mut admin) = admin {
+        // One that reads a page slowly, or asks for none, holds nobody up.
+        let _ = tokio::time::timeout(LAST_PAGES, &mut admin).await;
+        admin.abort();
     }
     Ok(())
 }
