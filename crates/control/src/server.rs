@@ -174,12 +174,9 @@ impl Control {
         parts.spawn(async { serving.await.map_err(|e| ended("HTTP", e)) });
 
         if let Some(hold) = hold {
-            let stop = served.clone();
-            following.spawn(async move {
-                stop.run_until_cancelled_owned(hold.keep()).await;
-                Ok(())
-            });
+            run_beside(following, served, hold.keep());
         }
+        run_beside(following, served, async move { checks.keep().await });
         let stop = served.clone();
         following.spawn(async move {
             imbalance.run(stop).await;
@@ -200,12 +197,20 @@ impl Control {
             registry.run(stop.cancelled_owned()).await;
             Ok(())
         });
-        let stop = served.clone();
-        following.spawn(async move {
-            stop.run_until_cancelled(checks.keep()).await;
-            Ok(())
-        });
     }
+}
+
+/// Runs what may be cut off anywhere, for as long as calls under way may write.
+fn run_beside(
+    following: &mut Parts,
+    served: &CancellationToken,
+    task: impl Future<Output = ()> + Send + 'static,
+) {
+    let stop = served.clone();
+    following.spawn(async move {
+        stop.run_until_cancelled(task).await;
+        Ok(())
+    });
 }
 
 /// Watches files with endpoints, each as a task of its own.

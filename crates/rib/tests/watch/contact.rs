@@ -6,6 +6,7 @@ use fairmesh_rib::{
     server::{Backend, WriteError},
 };
 use fairmesh_wire::{
+    handshake,
     transport::Address,
     v1::{self, watch_request, watch_response::Kind},
     watch::Watch,
@@ -14,6 +15,7 @@ use tokio::{
     sync::watch,
     time::{Instant, timeout},
 };
+use tonic::Code;
 
 use crate::support::{BOUND, Memory, Reader, Server, prefix};
 
@@ -53,6 +55,10 @@ impl Backend for Edge {
         self.memory.write(batch, identity).await
     }
 
+    async fn current(&self) -> Result<(), String> {
+        if self.age.borrow().is_zero() { Ok(()) } else { Err("ask the other one".into()) }
+    }
+
     fn age(&self, _: &Prefix) -> Duration {
         *self.age.borrow()
     }
@@ -89,6 +95,20 @@ async fn a_watcher_is_told_when_its_data_begins_to_age_and_when_it_ceases_to() {
     reader.handle.subscribe(prefix("/b/"));
     assert_eq!(reader.update().await.snapshots[0].age, Duration::from_secs(1));
     assert!(reader.no_more_contact());
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn who_cannot_know_that_it_has_everything_answers_no_reads() {
+    let edge = Edge::new();
+    edge.memory.put(&[("/a/1", "x")]);
+    let server = Server::start(edge.clone(), "127.0.0.1:0").await;
+    let mut rib = handshake::connect(&server.address, "test").await.unwrap().rib();
+    let request = v1::ReadRequest { prefixes: vec!["/a/".into()], at_least: None };
+    assert_eq!(rib.read(request.clone()).await.unwrap().into_inner().entries.len(), 1);
+    edge.ages(Duration::from_secs(1));
+    let refusal = rib.read(request).await.unwrap_err();
+    assert_eq!((refusal.code(), refusal.message()), (Code::Unavailable, "ask the other one"));
     server.stop().await;
 }
 
