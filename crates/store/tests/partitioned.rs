@@ -28,7 +28,7 @@ use tokio::{
     runtime::{Builder, Runtime},
     sync::mpsc,
     task::JoinSet,
-    time::timeout,
+    time::{Instant, timeout},
 };
 
 /// How long anything may take that takes moments.
@@ -463,8 +463,11 @@ async fn whoever_lost_the_home_writes_nothing_in_any_part() {
     let way = Proxy::to(home.client()).await;
     let first = open(&way.address).await;
     let mut ending = first.commits(first.load().await.unwrap().0);
+    let mut until = first.held_until().unwrap();
+    timeout(PATIENCE, until.wait_for(|until| Instant::now() < *until)).await.unwrap().unwrap();
     way.set(Way::Cut);
     let second = open(&home.client()).await;
+    assert!(*until.borrow() < Instant::now(), "it knows by itself, before another can take over");
     let taken = write(&second, "far", "2").await;
     let before = rows(&second).await;
     // Its way to that part is open.

@@ -29,9 +29,9 @@ use std::{
 use fairmesh_model::{Revision, StoreId};
 use fairmesh_rib::Batch;
 use tokio::{
-    sync::{mpsc, oneshot},
+    sync::{mpsc, oneshot, watch},
     task::AbortHandle,
-    time::timeout,
+    time::{Instant, timeout},
 };
 
 use super::{EtcdConfig, FAREWELL, failure::Failure};
@@ -169,6 +169,10 @@ impl Store for PartitionedStore {
 
     fn broken(&self) -> Option<&str> {
         self.core.home.broken()
+    }
+
+    fn held_until(&self) -> Option<watch::Receiver<Instant>> {
+        Some(self.core.home.until.subscribe())
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
