@@ -115,7 +115,7 @@ impl Core {
                     wait = (wait * 2).min(LONGEST_WAIT);
                 }
                 Err(error) => {
-                    self.sequence.settle(number, None);
+                    self.unless_unknown(number, &error);
                     if !certain || self.home.broken().is_some() {
                         return Err(error);
                     }
@@ -123,6 +123,18 @@ impl Core {
                     sleep(client::pause(1)).await;
                 }
             }
+        }
+    }
+
+    /// Settles a number that nothing is written under. Where that is not certain it stays open, and this process ends:
+    /// readers who were told of a later one would never hear of it, and the next process does not know that they lack it.
+    fn unless_unknown(&self, number: u64, error: &WriteError) {
+        if let (WriteError::Unknown { problem, .. }, None) = (error, self.home.broken()) {
+            self.home
+                .broke(format!("what became of a batch is not known ({problem}); start the process again"));
+        }
+        if self.home.broken().is_none() {
+            self.sequence.settle(number, None);
         }
     }
 
@@ -207,7 +219,7 @@ impl Core {
         for (part, ops) in expecting {
             let cluster = &routes.clusters[*part];
             let conditions = Change::default().expecting(&cluster.layout, ops).conditions();
-            let verdict = cluster.check(&conditions).await;
+            let verdict = cluster.check(&conditions).await.map_err(Failure::unsent);
             match self.judge(cluster, ops, verdict) {
                 Ok(()) => {}
                 Err(WriteError::Conflict(conflict)) => conflicts.push(conflict),
