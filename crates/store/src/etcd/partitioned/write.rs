@@ -116,10 +116,13 @@ impl Core {
                 }
                 Err(error) => {
                     self.unless_unknown(number, &error);
-                    if !certain || self.home.broken().is_some() {
+                    // What is certain is written under a former number: the caller must not be told that nothing is.
+                    if !certain {
                         return Err(error);
                     }
-                    caller.unsure(&error.to_string());
+                    if caller.unsure("it was written too late to be told of, and not anew yet") {
+                        return Err(error);
+                    }
                     sleep(client::pause(1)).await;
                 }
             }
@@ -247,7 +250,7 @@ impl Core {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             };
-            if patience.unsure(&error.to_string()) {
+            if patience.unsure("it is committed, and not carried out everywhere yet") {
                 return Err(error);
             }
             sleep(client::pause(1)).await;
