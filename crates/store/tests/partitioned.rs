@@ -483,6 +483,29 @@ async fn whoever_lost_the_home_writes_nothing_in_any_part() {
 }
 
 #[tokio::test]
+async fn who_waits_for_a_batch_that_waits_for_a_part_takes_nothing_from_who_does_not() {
+    let (home, part) = (Etcd::start(), Etcd::start());
+    let (store, way) = apart(&home, &part).await;
+    let store = Arc::new(store);
+    way.set(Way::Mute);
+    let mut waiting = JoinSet::new();
+    let near = put(key("near"), "1", Expect::Any);
+    let mut begin = |ops| {
+        let writer = store.clone();
+        waiting.spawn(async move { writer.write(batch(ops)).await })
+    };
+    begin(vec![near.clone(), put(key("far"), "1", Expect::Any)]);
+    until(|| intents(&home) > 0).await;
+    // More than can be with one part at once.
+    for _ in 0..64 {
+        begin(vec![near.clone()]);
+    }
+    tokio::task::yield_now().await;
+    write(&store, "other", "1").await;
+    assert!(waiting.try_join_next().is_none());
+}
+
+#[tokio::test]
 async fn whoever_cannot_know_whether_a_batch_is_written_tells_nothing_after_it() {
     let (home, part) = (Etcd::start(), Etcd::start());
     let (store, way) = apart(&home, &part).await;

@@ -30,6 +30,7 @@ use super::{
         layout::Layout,
         proto::{Compare, KeyValue, RangeRequest, RequestOp, TxnRequest, TxnResponse, compare},
         shared::Shared,
+        waiting::Waiting,
     },
     change::{self, Change, Unmet},
 };
@@ -47,6 +48,8 @@ pub(super) struct Cluster {
     fence: Fence,
     /// Held while a batch is under way; whoever has it alone knows that none is.
     pub(super) gate: Arc<RwLock<()>>,
+    /// For batches of this part alone: those of one that does not answer take no room from others.
+    pub(super) waiting: Waiting,
     turns: Arc<Semaphore>,
     free: Mutex<Vec<Lane>>,
     /// For what moves records as they are, one at a time.
@@ -122,6 +125,7 @@ impl Cluster {
             mark,
             fence,
             gate: Arc::default(),
+            waiting: Waiting::default(),
             turns: Arc::new(Semaphore::new(LANES)),
             free: Mutex::new(free),
             copier: tokio::sync::Mutex::new(lane("copier".into())),

@@ -141,8 +141,11 @@ impl Core {
         }
     }
 
-    /// Waits until the batch can be sent: there are lanes, nothing moves what it touches, and nobody else writes its keys.
+    /// Waits until the batch can be sent: nobody else writes its keys, there are lanes, and nothing moves what it touches.
     async fn take(&self, batch: &Batch) -> Taken<'_> {
+        // Before lanes: who waits for a key that a batch over several parts has may wait for a part that does not answer,
+        // and must not use up the lanes of one that does.
+        let keys = self.keys.hold(batch.ops.iter().map(|op| op.key.clone()).collect()).await;
         loop {
             let routes = self.routes();
             let parts = routes.divide(batch);
@@ -164,7 +167,6 @@ impl Core {
             }
             // What moved while this waited may be what it is about.
             if Arc::ptr_eq(&routes, &self.routes()) {
-                let keys = self.keys.hold(batch.ops.iter().map(|op| op.key.clone()).collect()).await;
                 return Taken { routes, parts, turns, _spanning: spanning, _gates: gates, _keys: keys };
             }
         }
