@@ -68,7 +68,7 @@ pub enum SplitEvent {
         /// The bytes of their keys and values.
         bytes: u64,
     },
-    /// So many records are copied.
+    /// So many records are copied; left out while the one before is not read.
     Copied(u64),
     /// So many records are the same in both parts, but for what was written since.
     Verified(u64),
