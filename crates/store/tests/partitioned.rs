@@ -483,6 +483,54 @@ async fn whoever_lost_the_home_writes_nothing_in_any_part() {
 }
 
 #[tokio::test]
+async fn who_waits_for_a_batch_that_waits_for_a_part_takes_nothing_from_who_does_not() {
+    let (home, part) = (Etcd::start(), Etcd::start());
+    let (store, way) = apart(&home, &part).await;
+    let store = Arc::new(store);
+    way.set(Way::Mute);
+    let mut waiting = JoinSet::new();
+    let near = put(key("near"), "1", Expect::Any);
+    let mut begin = |ops| {
+        let writer = store.clone();
+        waiting.spawn(async move { writer.write(batch(ops)).await })
+    };
+    begin(vec![near.clone(), put(key("far"), "1", Expect::Any)]);
+    until(|| intents(&home) > 0).await;
+    // More than can be with one part at once.
+    for _ in 0..64 {
+        begin(vec![near.clone()]);
+    }
+    tokio::task::yield_now().await;
+    write(&store, "other", "1").await;
+    assert!(waiting.try_join_next().is_none());
+}
+
+#[tokio::test]
+async fn whoever_cannot_know_whether_a_batch_is_written_tells_nothing_after_it() {
+    let (home, part) = (Etcd::start(), Etcd::start());
+    let (store, way) = apart(&home, &part).await;
+    let store = Arc::new(store);
+    let mut ending = store.commits(store.load().await.unwrap().0);
+    way.set(Way::Mute);
+    let (before, writer) = (counted(&part), store.clone());
+    let ops = || batch([put(key("far"), "1", Expect::Any)]);
+    let stuck = tokio::spawn(async move { writer.write(ops()).await });
+    until(|| counted(&part) != before).await;
+    // Another process takes that part over: "/fairmesh/meta/turn" is greater than any of its own.
+    part.post("kv/put", r#"{"key":"L2ZhaXJtZXNoL21ldGEvdHVybg==","value":"//////////8="}"#);
+    way.set(Way::Cut);
+    write(&store, "near", "1").await;
+    way.set(Way::Open);
+    let lost = timeout(PATIENCE, stuck).await.unwrap().unwrap();
+    assert!(matches!(lost, Err(WriteError::Unknown { .. })), "{lost:?}");
+    assert!(store.broken().is_some());
+    // What was told before has been noted: the next process has readers load again.
+    while next(&mut ending).await.unwrap().is_some() {}
+    let near = store.write(batch([put(key("near"), "2", Expect::Any)])).await;
+    assert!(matches!(near, Err(WriteError::Refused { .. })), "{near:?}");
+}
+
+#[tokio::test]
 async fn a_store_in_one_cluster_becomes_one_with_parts_and_keeps_id_records_and_revisions() {
     let (home, part) = (Etcd::start(), Etcd::start());
     let config = etcd_config(&[&home.client()], "");

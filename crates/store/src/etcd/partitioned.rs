@@ -133,7 +133,7 @@ impl PartitionedStore {
 
     async fn send(&self, batch: Batch) -> Result<u64, WriteError> {
         batch.validate()?;
-        let room = self.core.home.waiting.room(&batch, &self.core.home.client.place)?;
+        let room = self.core.room(&batch)?;
         let (answer, answered) = oneshot::channel();
         let core = self.core.clone();
         // A task of its own, so that a caller who leaves does not take the batch back half way.
