@@ -249,19 +249,27 @@ impl Maps {
         }
     }
 
-    fn tell(&self, name: &MapName, tell: impl FnOnce(&mut Latest)) {
-        if let Some(followed) = self.lock().followed.get_mut(name) {
-            tell(&mut followed.latest);
-        }
+    /// Says what has become of a map, unless whoever hears of changes by `changed` makes it no more: one who was given up
+    /// while tables were under way must not tell those who ask its successor.
+    fn tell(&self, name: &MapName, changed: &Arc<Notify>, tell: impl FnOnce(&mut Latest)) {
+        let mut inner = self.lock();
+        let followed = inner.followed.get_mut(name);
+        let Some(followed) = followed.filter(|followed| Arc::ptr_eq(&followed.changed, changed)) else {
+            return;
+        };
+        tell(&mut followed.latest);
+        drop(inner);
         self.made.send_modify(|ticks| *ticks += 1);
     }
 
     /// The upstream does not serve a prefix.
     pub(crate) fn refused(&self, prefix: &Prefix, reason: &str) {
-        let names: Vec<_> = self.lock().followed.keys().cloned().collect();
-        for name in names.iter().filter(|name| name.prefixes().contains(prefix)) {
-            self.tell(name, |latest| latest.failure = Some((0, reason.to_owned())));
+        for (name, followed) in &mut self.lock().followed {
+            if name.prefixes().contains(prefix) {
+                followed.latest.failure = Some((0, reason.to_owned()));
+            }
         }
+        self.made.send_modify(|ticks| *ticks += 1);
     }
 
     /// What a map is made of now; `None` while not all of it has come.
@@ -295,5 +303,37 @@ impl Maps {
 
     fn next_table(&self) -> u64 {
         self.tables.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::Location;
+
+    use super::*;
+    use crate::disk::Disk;
+
+    async fn maps(folder: &tempfile::TempDir) -> Maps {
+        let here = Location::in_region(Region::new("eu").unwrap());
+        let (disk, _) = Disk::open(folder.path().into(), here).await.unwrap();
+        Maps::new(disk.cache())
+    }
+
+    fn name() -> MapName {
+        MapName { service: ServiceName::new("shop/cart").unwrap(), region: None }
+    }
+
+    #[tokio::test]
+    async fn one_who_was_given_up_says_nothing_to_those_who_ask_its_successor() {
+        let folder = tempfile::tempdir().unwrap();
+        let maps = maps(&folder).await;
+        let (_, (given_up, _)) = maps.join(&name());
+        maps.leave(&name());
+        let (_, (own, _)) = maps.join(&name());
+        let fails = |version| move |latest: &mut Latest| latest.failure = Some((version, String::new()));
+        maps.tell(&name(), &given_up, fails(1));
+        assert!(maps.latest(&name()).failure.is_none());
+        maps.tell(&name(), &own, fails(2));
+        assert_eq!(maps.latest(&name()).failure, Some((2, String::new())));
     }
 }

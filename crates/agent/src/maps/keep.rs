@@ -7,7 +7,11 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{MapName, build::Builder, source::Broken};
+use super::{
+    MapName,
+    build::{Builder, Built},
+    source::Broken,
+};
 use crate::feed::Shared;
 
 /// How long to wait after a version was made, at least: a burst of moves becomes one.
@@ -26,23 +30,24 @@ pub(super) async fn keep(
 ) {
     let numbers = Arc::clone(&shared);
     let mut builder = Builder::new(move || numbers.maps.next_table());
+    // Tables of another builder number holders otherwise, and must not be mixed with those of this one.
+    let mut latest: Option<Arc<Built>> = None;
     loop {
         tokio::select! {
             () = changed.notified() => {}
             () = gone.cancelled() => return,
         }
         let Some(source) = shared.maps.source(&name) else { continue };
-        let before = shared.maps.latest(&name);
+        let before = latest.clone();
         let began = Instant::now();
         let work = tokio::task::spawn_blocking(move || {
-            let built =
-                source.parts().map_err(Broken::from).and_then(|parts| match (&parts, &before.built) {
-                    (None, _) => Ok(None),
-                    (Some(parts), Some(built)) if built.is(&source, parts) => Ok(before.built.clone()),
-                    (Some(parts), built) => {
-                        builder.build(&source, parts, built.as_deref()).map(|built| Some(Arc::new(built)))
-                    }
-                });
+            let built = source.parts().map_err(Broken::from).and_then(|parts| match (&parts, &before) {
+                (None, _) => Ok(None),
+                (Some(parts), Some(built)) if built.is(&source, parts) => Ok(before.clone()),
+                (Some(parts), built) => {
+                    builder.build(&source, parts, built.as_deref()).map(|built| Some(Arc::new(built)))
+                }
+            });
             let version = source.parts().ok().flatten().map_or(0, |parts| parts.version);
             (builder, version, built)
         });
@@ -56,7 +61,8 @@ pub(super) async fn keep(
         match built {
             Ok(built) => {
                 tracing::debug!(service = %name.service, version, ?took, "shard tables are made");
-                shared.maps.tell(&name, |latest| (latest.built, latest.failure) = (built, None));
+                latest.clone_from(&built);
+                shared.maps.tell(&name, &changed, |latest| (latest.built, latest.failure) = (built, None));
             }
             // Replaced meanwhile: what replaces it is there.
             Err(Broken::Lost(hash)) if !shared.maps.names(&name, hash) => changed.notify_one(),
@@ -68,7 +74,9 @@ pub(super) async fn keep(
             }
             Err(broken) => {
                 tracing::warn!(service = %name.service, version, %broken, "the shard map cannot be used; the one before stays");
-                shared.maps.tell(&name, |latest| latest.failure = Some((version, broken.to_string())));
+                shared.maps.tell(&name, &changed, |latest| {
+                    latest.failure = Some((version, broken.to_string()));
+                });
             }
         }
         rest(&gone, (took * RESTS).max(REST)).await;
