@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{Invalid, Region, ServiceName};
+use fairmesh_model::{Invalid, Prefix, Region, ServiceName};
 use fairmesh_sealed::{Channel, MAX_HANDLES};
 use fairmesh_wire::{
     convert,
@@ -81,11 +81,13 @@ struct Following {
 struct MapClaim {
     backend: AgentBackend,
     name: MapName,
+    /// What is held for it: less than it is made of where there was no room.
+    held: Vec<Prefix>,
 }
 
 impl Drop for MapClaim {
     fn drop(&mut self) {
-        self.backend.leave_map(&self.name);
+        self.backend.leave_map(&self.name, &self.held);
     }
 }
 
@@ -140,8 +142,8 @@ impl Session {
                     return Err(invalid("it follows more maps than a program may"));
                 }
                 if !self.follows.contains_key(&name) {
-                    self.backend.join_map(&name);
-                    let claim = MapClaim { backend: self.backend.clone(), name: name.clone() };
+                    let held = self.backend.join_map(&name);
+                    let claim = MapClaim { backend: self.backend.clone(), name: name.clone(), held };
                     self.follows.insert(name, Following { _claim: claim, told: Latest::default() });
                 }
             }
