@@ -1,9 +1,9 @@
 //! The client library behind a listener, for programs that cannot link it (S27).
 //!
-//! A request comes in, [`mod@service`] finds out which service it is for, and from there on it is a call of `client` like any
+//! A request comes in, `service` finds out which service it is for, and from there on it is a call of `client` like any
 //! other: the same records, the same picks, the same retries. What a proxy adds is what it owes to both sides as an
-//! intermediary: headers that belong to one connection stay on it ([`hops`]), faults of the mesh become answers
-//! ([`answer`]), and nothing that is under way is lost when it stops ([`serve`]).
+//! intermediary: headers that belong to one connection stay on it (`hops`), faults of the mesh become answers
+//! (`answer`), and nothing that is under way is lost when it stops (`serve`).
 
 mod access;
 mod admin;
