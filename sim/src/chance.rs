@@ -36,9 +36,12 @@ fn minus_ln(x: u64) -> f64 {
     ((64_u64 << LOG_BITS) - log2(x)) as f64 * (LN_2 / (1_u64 << LOG_BITS) as f64)
 }
 
-/// The natural logarithm of a number from 2^-31 to 2^31.
+/// The natural logarithm of a number from 2^-31 to 2^31: that of a fraction of one and more, and of its power of two.
 pub(crate) fn ln(x: f64) -> f64 {
-    (log2((x * (1_u64 << 32) as f64) as u64) as f64 / (1_u64 << LOG_BITS) as f64 - 32.0) * LN_2
+    let power = ((x.to_bits() >> 52) & 0x7ff) as i64 - 1023;
+    let fraction = f64::from_bits((x.to_bits() & ((1 << 52) - 1)) | (1023 << 52));
+    let log = log2((fraction * (1_u64 << 32) as f64) as u64) as f64 / (1_u64 << LOG_BITS) as f64 - 32.0;
+    (log + power as f64) * LN_2
 }
 
 /// e to the power of `x`, for |x| below 700: a Taylor series after taking out a power of two.

@@ -83,40 +83,43 @@ impl AgentBackend {
         }
     }
 
-    /// One more program follows a map.
-    pub(crate) fn join_map(&self, name: &MapName) {
+    /// One more program follows a map. Returns the prefixes that are held for it, which it gives up when it leaves.
+    pub(crate) fn join_map(&self, name: &MapName) -> Vec<Prefix> {
         let mut subscriptions = self.shared.subscriptions();
-        let mut full = false;
-        for prefix in name.prefixes() {
-            match subscriptions.claim_for_map(&prefix) {
-                Claimed::Known if !self.shared.maps.holds(&prefix) => {
-                    let entries = || self.shared.node.read(std::slice::from_ref(&prefix)).1;
-                    let held = subscriptions.standing(&prefix).is_some_and(Standing::holds).then(entries);
-                    self.shared.maps.hold(&prefix, self.shared.node.store(), held);
-                    self.shared.disk.jobs().save([prefix]);
+        let mut held = name.prefixes();
+        let wanted = held.len();
+        held.retain(|prefix| {
+            match subscriptions.claim_for_map(prefix) {
+                Claimed::NoRoom => return false,
+                Claimed::Known if !self.shared.maps.holds(prefix) => {
+                    let entries = || self.shared.node.read(std::slice::from_ref(prefix)).1;
+                    let whole = subscriptions.standing(prefix).is_some_and(Standing::holds).then(entries);
+                    self.shared.maps.hold(prefix, self.shared.node.store(), whole);
+                    self.shared.disk.jobs().save([prefix.clone()]);
                 }
                 Claimed::Known | Claimed::ForMaps => {}
                 Claimed::New { instead_of } => {
                     instead_of.iter().for_each(|prefix| self.give_up(&mut subscriptions, prefix));
-                    self.shared.maps.hold(&prefix, None, None);
-                    self.upstream.subscribe(prefix);
+                    self.shared.maps.hold(prefix, None, None);
+                    self.upstream.subscribe(prefix.clone());
                 }
-                Claimed::NoRoom => full = true,
             }
-        }
+            true
+        });
         drop(subscriptions);
         maps::follow(&self.shared, &self.upstream, name);
-        if full {
+        if held.len() < wanted {
             let reason = format!("this agent follows {MAX_PREFIXES} prefixes already, all in use");
             name.prefixes().iter().for_each(|prefix| self.shared.maps.refused(prefix, &reason));
         }
+        held
     }
 
-    /// One follows it no more.
-    pub(crate) fn leave_map(&self, name: &MapName) {
+    /// One follows it no more, for whom `held` was held.
+    pub(crate) fn leave_map(&self, name: &MapName, held: &[Prefix]) {
         self.shared.maps.leave(name);
         let mut subscriptions = self.shared.subscriptions();
-        name.prefixes().iter().for_each(|prefix| subscriptions.release_for_map(prefix, Instant::now()));
+        held.iter().for_each(|prefix| subscriptions.release_for_map(prefix, Instant::now()));
     }
 
     fn give_up(&self, subscriptions: &mut Subscriptions, prefix: &Prefix) {
@@ -234,5 +237,56 @@ impl Backend for AgentBackend {
 
     fn ages(&self) -> Option<watch::Receiver<u64>> {
         Some(self.shared.ages())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::{Region, ServiceName};
+    use fairmesh_rib::upstream::{Backoff, Upstream, UpstreamConfig};
+    use fairmesh_wire::transport::Address;
+
+    use super::*;
+    use crate::{disk::Disk, feed::Feed};
+
+    #[tokio::test]
+    async fn who_found_no_room_for_a_map_takes_none_from_those_who_did() {
+        let folder = tempfile::tempdir().unwrap();
+        let nobody = Address::Unix(folder.path().join("nobody"));
+        let location = Location::in_region(Region::new("eu").unwrap());
+        let config = AgentConfig {
+            upstreams: vec![nobody.clone()],
+            listen: nobody.clone(),
+            state_dir: folder.path().into(),
+            location: location.clone(),
+            name: "test".into(),
+            metrics: None,
+        };
+        let (disk, _) = Disk::open(folder.path().into(), location).await.unwrap();
+        let shared = Arc::new(Shared::new(Node::replica(), disk));
+        let upstream = UpstreamConfig {
+            addresses: vec![nobody],
+            software: "test".into(),
+            backoff: Backoff::default(),
+            refuse_lagging: true,
+        };
+        let upstream = Upstream::spawn(upstream, Feed::new(shared.clone()));
+        let backend = AgentBackend::new(shared, upstream, Arc::default(), &config);
+        let other = |i| Prefix::new(format!("/{i}/")).unwrap();
+        (0..MAX_PREFIXES).for_each(|i| assert!(backend.claim(&other(i))));
+        let name = MapName { service: ServiceName::new("shop/cart").unwrap(), region: None };
+        let early = backend.join_map(&name);
+        assert!(early.is_empty(), "every place is in use");
+        backend.release(&other(0));
+        let late = backend.join_map(&name);
+        assert_eq!(late, name.prefixes());
+        backend.leave_map(&name, &early);
+        let expired = || {
+            let ever = Instant::now() + Duration::from_secs(24 * 3600);
+            backend.shared.subscriptions().expired(ever, Some(Instant::now()))
+        };
+        assert!(expired().is_empty(), "one follows it still");
+        backend.leave_map(&name, &late);
+        assert_eq!(expired(), late);
     }
 }

@@ -20,12 +20,16 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use bytes::Bytes;
 use fairmesh_model::{ChunkHash, Prefix, RecordKey, Region, ServiceName, ShardPart, StoreId};
 use fairmesh_rib::{Entry, Update, cache::Cache, covering, upstream::Handle};
-use tokio::sync::{Notify, watch};
+use tokio::{
+    sync::{Notify, Semaphore, watch},
+    time::timeout,
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub(crate) use build::Built;
@@ -35,6 +39,13 @@ use store::Store;
 pub(crate) use store::is_left_out;
 
 use crate::feed::Shared;
+
+/// How many tables are made at a time, for all maps: each takes a core and memory for a while.
+const BUILDS: usize = 2;
+/// How long a map is kept after the last who followed it: who comes and goes does not make the machine build it each time.
+const LINGER: Duration = Duration::from_secs(5);
+/// So many maps that nobody follows are kept.
+const MOST_LINGERING: usize = 16;
 
 /// Which map: of a service, with the copies of one region or of all.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -73,6 +84,9 @@ pub(crate) struct Maps {
     made: watch::Sender<u64>,
     /// Numbers tables, so that none is handed over twice.
     tables: Arc<AtomicU64>,
+    builds: Arc<Semaphore>,
+    /// Nothing is kept any longer than it is followed.
+    ending: CancellationToken,
 }
 
 #[derive(Debug, Default)]
@@ -84,8 +98,15 @@ struct Inner {
 
 #[derive(Debug)]
 struct Followed {
-    users: usize,
+    users: watch::Sender<usize>,
     latest: Latest,
+    changed: Arc<Notify>,
+}
+
+/// What those who make a map and give it up go by.
+#[derive(Debug)]
+struct Keepers {
+    users: watch::Receiver<usize>,
     changed: Arc<Notify>,
     /// Ends the one who makes it.
     gone: CancellationToken,
@@ -93,9 +114,11 @@ struct Followed {
 
 /// One more follows a map.
 pub(crate) fn follow(shared: &Arc<Shared>, upstream: &Handle, name: &MapName) {
-    if let (true, told) = shared.maps.join(name) {
-        let keep = keep::keep(Arc::clone(shared), upstream.clone(), name.clone(), told);
-        shared.maps.tasks.spawn(keep);
+    if let Some(followed) = shared.maps.join(name) {
+        let told = (Arc::clone(&followed.changed), followed.gone.clone());
+        shared.maps.tasks.spawn(keep::keep(Arc::clone(shared), upstream.clone(), name.clone(), told));
+        let (lingering, name) = (Arc::clone(shared), name.clone());
+        shared.maps.tasks.spawn(async move { lingering.maps.linger(&name, followed).await });
     }
 }
 
@@ -107,11 +130,14 @@ impl Maps {
             tasks: TaskTracker::new(),
             made: watch::Sender::new(0),
             tables: Arc::default(),
+            builds: Arc::new(Semaphore::new(BUILDS)),
+            ending: CancellationToken::new(),
         }
     }
 
     /// Waits until nothing is made or handed over any more, after all were asked to stop.
     pub(crate) async fn ended(&self) {
+        self.ending.cancel();
         self.tasks.close();
         self.tasks.wait().await;
     }
@@ -238,45 +264,77 @@ impl Maps {
         self.lock().followed.get(name).map(|followed| followed.latest.clone()).unwrap_or_default()
     }
 
-    /// One more follows a map; whether nobody did before, and what tells of changes and of the end.
-    fn join(&self, name: &MapName) -> (bool, (Arc<Notify>, CancellationToken)) {
+    /// One more follows a map; where there was none, what its keepers go by.
+    fn join(&self, name: &MapName) -> Option<Keepers> {
         let mut inner = self.lock();
-        let new = || Followed {
-            users: 0,
-            latest: Latest::default(),
-            changed: Arc::default(),
-            gone: CancellationToken::new(),
-        };
-        let followed = inner.followed.entry(name.clone()).or_insert_with(new);
-        followed.users += 1;
-        followed.changed.notify_one();
-        (followed.users == 1, (Arc::clone(&followed.changed), followed.gone.clone()))
+        if let Some(followed) = inner.followed.get(name) {
+            followed.users.send_modify(|users| *users += 1);
+            followed.changed.notify_one();
+            return None;
+        }
+        let (users, counted) = watch::channel(1);
+        let (changed, gone) = (Arc::new(Notify::new()), CancellationToken::new());
+        changed.notify_one();
+        let keepers = Keepers { users: counted, changed: Arc::clone(&changed), gone: gone.clone() };
+        let followed = Followed { users, latest: Latest::default(), changed };
+        inner.followed.insert(name.clone(), followed);
+        Some(keepers)
     }
 
-    /// One follows it no more; its tables go with the last.
+    /// One follows it no more.
     pub(crate) fn leave(&self, name: &MapName) {
-        let mut inner = self.lock();
-        let Some(followed) = inner.followed.get_mut(name) else { return };
-        followed.users -= 1;
-        if followed.users == 0 {
-            followed.gone.cancel();
-            inner.followed.remove(name);
+        if let Some(followed) = self.lock().followed.get(name) {
+            followed.users.send_modify(|users| *users = users.saturating_sub(1));
         }
     }
 
-    fn tell(&self, name: &MapName, tell: impl FnOnce(&mut Latest)) {
-        if let Some(followed) = self.lock().followed.get_mut(name) {
-            tell(&mut followed.latest);
+    /// Gives a map up, and its tables, when nobody has followed it for a while.
+    async fn linger(&self, name: &MapName, mut keepers: Keepers) {
+        loop {
+            // Its sender goes only with the map, below.
+            let _ = keepers.users.wait_for(|users| *users == 0).await;
+            let lingering = self.lock().followed.values().filter(|f| *f.users.borrow() == 0).count();
+            if lingering <= MOST_LINGERING {
+                let came = tokio::select! {
+                    came = timeout(LINGER, keepers.users.changed()) => came.is_ok(),
+                    () = self.ending.cancelled() => false,
+                };
+                // Counts anew after each who came, also where that one is gone already.
+                if came {
+                    continue;
+                }
+            }
+            let mut inner = self.lock();
+            // Whoever joins does so under the lock.
+            if *keepers.users.borrow() == 0 {
+                inner.followed.remove(name);
+                keepers.gone.cancel();
+                return;
+            }
         }
+    }
+
+    /// Says what has become of a map, unless whoever hears of changes by `changed` makes it no more: one who was given up
+    /// while tables were under way must not tell those who ask its successor.
+    fn tell(&self, name: &MapName, changed: &Arc<Notify>, tell: impl FnOnce(&mut Latest)) {
+        let mut inner = self.lock();
+        let followed = inner.followed.get_mut(name);
+        let Some(followed) = followed.filter(|followed| Arc::ptr_eq(&followed.changed, changed)) else {
+            return;
+        };
+        tell(&mut followed.latest);
+        drop(inner);
         self.made.send_modify(|ticks| *ticks += 1);
     }
 
     /// The upstream does not serve a prefix.
     pub(crate) fn refused(&self, prefix: &Prefix, reason: &str) {
-        let names: Vec<_> = self.lock().followed.keys().cloned().collect();
-        for name in names.iter().filter(|name| name.prefixes().contains(prefix)) {
-            self.tell(name, |latest| latest.failure = Some((0, reason.to_owned())));
+        for (name, followed) in &mut self.lock().followed {
+            if name.prefixes().contains(prefix) {
+                followed.latest.failure = Some((0, reason.to_owned()));
+            }
         }
+        self.made.send_modify(|ticks| *ticks += 1);
     }
 
     /// What a map is made of now; `None` while not all of it has come.
@@ -310,5 +368,84 @@ impl Maps {
 
     fn next_table(&self) -> u64 {
         self.tables.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::Location;
+
+    use super::*;
+    use crate::disk::Disk;
+
+    async fn maps(folder: &tempfile::TempDir) -> Maps {
+        let here = Location::in_region(Region::new("eu").unwrap());
+        let (disk, _) = Disk::open(folder.path().into(), here).await.unwrap();
+        Maps::new(disk.cache())
+    }
+
+    fn name() -> MapName {
+        MapName { service: ServiceName::new("shop/cart").unwrap(), region: None }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_who_was_given_up_says_nothing_to_those_who_ask_its_successor() {
+        let folder = tempfile::tempdir().unwrap();
+        let maps = maps(&folder).await;
+        let first = maps.join(&name()).unwrap();
+        let given_up = Arc::clone(&first.changed);
+        maps.leave(&name());
+        maps.linger(&name(), first).await;
+        let own = maps.join(&name()).unwrap().changed;
+        let fails = |version| move |latest: &mut Latest| latest.failure = Some((version, String::new()));
+        maps.tell(&name(), &given_up, fails(1));
+        assert!(maps.latest(&name()).failure.is_none());
+        maps.tell(&name(), &own, fails(2));
+        assert_eq!(maps.latest(&name()).failure, Some((2, String::new())));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_map_outlives_who_comes_and_goes_and_is_given_up_when_nobody_came_for_a_while() {
+        let folder = tempfile::tempdir().unwrap();
+        let maps = maps(&folder).await;
+        let keepers = maps.join(&name()).unwrap();
+        let gone = keepers.gone.clone();
+        let came_and_went = async {
+            for _ in 0..100 {
+                maps.leave(&name());
+                tokio::time::sleep(LINGER / 2).await;
+                assert!(maps.join(&name()).is_none(), "another would make it anew");
+            }
+            maps.leave(&name());
+            assert!(!gone.is_cancelled());
+            tokio::time::Instant::now()
+        };
+        let lingers = async {
+            maps.linger(&name(), keepers).await;
+            tokio::time::Instant::now()
+        };
+        let (left, given_up) = tokio::join!(came_and_went, lingers);
+        assert!(given_up - left >= LINGER && gone.is_cancelled());
+        assert!(maps.lock().followed.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_so_many_maps_linger_and_none_beyond_the_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let maps = maps(&folder).await;
+        let named = |i| MapName { region: Some(Region::new(format!("r{i}")).unwrap()), ..name() };
+        let keepers: Vec<_> = (0..2 * MOST_LINGERING).map(|i| maps.join(&named(i)).unwrap()).collect();
+        (0..keepers.len()).for_each(|i| maps.leave(&named(i)));
+        let began = tokio::time::Instant::now();
+        for (i, keepers) in keepers.into_iter().enumerate().take(MOST_LINGERING) {
+            maps.linger(&named(i), keepers).await;
+        }
+        assert_eq!(began.elapsed(), Duration::ZERO, "too many went at one time");
+        assert_eq!(maps.lock().followed.len(), MOST_LINGERING);
+        let last = maps.join(&name()).unwrap();
+        maps.leave(&name());
+        maps.ended().await;
+        maps.linger(&name(), last).await;
+        assert_eq!(began.elapsed(), Duration::ZERO);
     }
 }

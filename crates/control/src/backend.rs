@@ -1,11 +1,14 @@
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use fairmesh_model::{Identity, Location, Revision};
+use fairmesh_model::{Identity, Location, Prefix, Revision};
 use fairmesh_rib::{
     Batch, Node,
     server::{Backend, WriteError},
 };
 use fairmesh_store::{Store, WriteError as StoreWriteError};
+use tokio::sync::watch;
+
+use crate::hold::Hold;
 
 /// What the control plane is, for people who look at its handshake.
 pub(crate) const SOFTWARE: &str = concat!("control plane ", env!("CARGO_PKG_VERSION"));
@@ -15,6 +18,8 @@ pub(crate) const SOFTWARE: &str = concat!("control plane ", env!("CARGO_PKG_VERS
 pub(crate) struct ControlBackend {
     pub(crate) node: Node,
     pub(crate) store: Arc<dyn Store>,
+    /// `None` where no other process can write the store.
+    pub(crate) hold: Option<Hold>,
 }
 
 impl Backend for ControlBackend {
@@ -33,6 +38,23 @@ impl Backend for ControlBackend {
     async fn write(&self, batch: Batch, identity: Identity) -> Result<Revision, WriteError> {
         tracing::debug!(%identity, ops = batch.ops.len(), "a batch is written");
         self.store.write(batch).await.map_err(write_error)
+    }
+
+    /// What was written by way of this process is in the node before it is acknowledged, so all is there while nobody else
+    /// can write.
+    async fn current(&self) -> Result<(), String> {
+        match &self.hold {
+            Some(hold) => hold.certain().await,
+            None => Ok(()),
+        }
+    }
+
+    fn age(&self, _: &Prefix) -> Duration {
+        self.hold.as_ref().map_or(Duration::ZERO, Hold::age)
+    }
+
+    fn ages(&self) -> Option<watch::Receiver<u64>> {
+        self.hold.as_ref().map(Hold::ages)
     }
 }
 

@@ -15,6 +15,7 @@ mod census;
 mod checks;
 mod error;
 mod following;
+mod hold;
 mod http;
 mod imbalance;
 mod metrics;

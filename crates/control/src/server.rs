@@ -29,6 +29,7 @@ use crate::{
     census::Census,
     checks::{CheckerService, Checks, Roll},
     following::{Followed, follow},
+    hold::Hold,
     http,
     imbalance::{self, Imbalance, ImbalanceService},
     metrics::{Metrics, Sources},
@@ -40,7 +41,7 @@ const STORE_FILE: &str = "rib.redb";
 /// The file of the imbalance indicator within the data directory.
 const IMBALANCE_FILE: &str = "imbalance.redb";
 /// How long after the death of a control plane another may take over its store in etcd.
-const HOLD: Duration = Duration::from_secs(5);
+const TERM: Duration = Duration::from_secs(5);
 /// How long calls under way may take to finish once the control plane is told to stop.
 const DRAIN: Duration = Duration::from_secs(5);
 
@@ -153,7 +154,8 @@ impl Control {
         let others = routes(&registry, &checks, closing)
             .add_service(rpc::admin_server(admin))
             .add_service(rpc::imbalance_server(ImbalanceService { imbalance: imbalance.clone() }));
-        let backend = ControlBackend { node: node.clone(), store: followed.clone() };
+        let hold = store.held_until().map(Hold::new);
+        let backend = ControlBackend { node: node.clone(), store: followed.clone(), hold: hold.clone() };
         let services = RibServer::new(backend, closing.clone()).beside(others);
         serve_grpc(parts, grpc, &services, closing);
         let files = watch_files(&config.sources, &registry, following, served);
@@ -171,6 +173,10 @@ impl Control {
         let serving = http::serve(pages, http, closing.clone(), DRAIN);
         parts.spawn(async { serving.await.map_err(|e| ended("HTTP", e)) });
 
+        if let Some(hold) = hold {
+            run_beside(following, served, hold.keep());
+        }
+        run_beside(following, served, async move { checks.keep().await });
         let stop = served.clone();
         following.spawn(async move {
             imbalance.run(stop).await;
@@ -191,12 +197,20 @@ impl Control {
             registry.run(stop.cancelled_owned()).await;
             Ok(())
         });
-        let stop = served.clone();
-        following.spawn(async move {
-            stop.run_until_cancelled(checks.keep()).await;
-            Ok(())
-        });
     }
+}
+
+/// Runs what may be cut off anywhere, for as long as calls under way may write.
+fn run_beside(
+    following: &mut Parts,
+    served: &CancellationToken,
+    task: impl Future<Output = ()> + Send + 'static,
+) {
+    let stop = served.clone();
+    following.spawn(async move {
+        stop.run_until_cancelled(task).await;
+        Ok(())
+    });
 }
 
 /// Watches files with endpoints, each as a task of its own.
@@ -219,7 +233,7 @@ fn watch_files(
 
 async fn open(config: &ControlConfig) -> Result<Opened, StoreError> {
     match &config.etcd {
-        Some(etcd) => partitions::open(etcd, &who(config), HOLD).await,
+        Some(etcd) => partitions::open(etcd, &who(config), TERM).await,
         None => {
             let store = on_file(&config.data_dir, RedbStore::open).await?;
             Ok(Opened { store: Arc::new(store), partitions: None })
@@ -259,7 +273,7 @@ async fn on_file<T: Send + 'static>(
 /// When etcd does not answer, or holds something else.
 pub async fn partition_store(config: &ControlConfig) -> Result<(), ControlError> {
     match &config.etcd {
-        Some(etcd) => Ok(PartitionedStore::convert(etcd, &who(config), HOLD).await?),
+        Some(etcd) => Ok(PartitionedStore::convert(etcd, &who(config), TERM).await?),
         None => Ok(()),
     }
 }

@@ -66,6 +66,12 @@ pub(crate) fn load_one<T: DeserializeOwned>(
     manifest::read(&name, &text, check).map_err(|error| refusal(error, &text))
 }
 
+/// The kind of the one document of a file, where it says one: one of those that are known.
+pub(crate) fn kind_of(path: &Path, known: &[&str]) -> Result<Option<String>, Failure> {
+    let (name, text) = read(path)?;
+    manifest::kind_of(&name, &text, known).map_err(|error| refusal(error, &text))
+}
+
 /// What a plan is about: its kind and name.
 pub(crate) fn subject(plan: &Plan) -> (&'static str, String) {
     match plan {

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use fairmesh_client::{Body, FaultKind, ServiceName, headers::is_grpc};
-use http::{Method, Request, Response, StatusCode, Version, header};
+use http::{Method, Request, Response, StatusCode, Uri, Version, header};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
@@ -60,10 +60,15 @@ impl Forwarder {
         if let Some(service) = &origin.service {
             return self.services.by_name(service);
         }
-        // By the URI first, as RFC 9112 3.2.2 has it of a proxy: HTTP/2 and requests to a proxy name the host there.
-        let named = request.uri().authority().map(|authority| authority.as_str());
+        // By the URI first, as RFC 9112 3.2.2 has it of a proxy: HTTP/2 and requests to a proxy name the host there. Where
+        // it names the proxy itself, as programs that set the header over HTTP/2 have it, the header says who is meant.
+        let named = request.uri().authority().map(|authority| self.services.by_host(authority.as_str()));
         let header = || request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
-        self.services.by_host(named.or_else(header).ok_or(Nobody::NoHost)?)
+        match (named, header()) {
+            (Some(Err(Nobody::NoName(_))) | None, Some(host)) => self.services.by_host(host),
+            (Some(found), _) => found,
+            (None, None) => Err(Nobody::NoHost),
+        }
     }
 
     async fn forward(&self, request: Request<Incoming>, origin: &Origin, target: &Target) -> Response<Body> {
@@ -73,9 +78,10 @@ impl Forwarder {
         let (method, uri) = (head.method.clone(), head.uri.clone());
         let is_grpc = is_grpc(&head.headers);
         let trace = decision::asked(&mut head.headers);
-        if uri.authority().is_some() {
-            // What the URI names counts, whatever `host` says beside it.
+        if origin.service.is_none() {
+            // The server is told the service that was called, and not what else the request may have named.
             head.headers.remove(header::HOST);
+            head.uri = uri.path_and_query().map_or_else(Uri::default, |path| Uri::from(path.clone()));
         }
         hops::strip_request(&mut head.headers);
         // Nothing of the connection it came on belongs to the call.
@@ -93,7 +99,8 @@ impl Forwarder {
             }
             Err(fault) => {
                 count(&target.golden.faults);
-                if fault.kind() == FaultKind::UnknownService && origin.service.is_none() {
+                let unknown = matches!(fault.kind(), FaultKind::UnknownService | FaultKind::Unavailable);
+                if unknown && origin.service.is_none() && !target.golden.was_answered() {
                     self.services.forget(target.handle.name());
                 }
                 (answer::of_fault(&fault, is_grpc), Some(fault.kind()))

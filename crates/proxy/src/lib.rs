@@ -1,9 +1,9 @@
 //! The client library behind a listener, for programs that cannot link it (S27).
 //!
-//! A request comes in, [`mod@service`] finds out which service it is for, and from there on it is a call of `client` like any
+//! A request comes in, `service` finds out which service it is for, and from there on it is a call of `client` like any
 //! other: the same records, the same picks, the same retries. What a proxy adds is what it owes to both sides as an
-//! intermediary: headers that belong to one connection stay on it ([`hops`]), faults of the mesh become answers
-//! ([`answer`]), and nothing that is under way is lost when it stops ([`serve`]).
+//! intermediary: headers that belong to one connection stay on it (`hops`), faults of the mesh become answers
+//! (`answer`), and nothing that is under way is lost when it stops (`serve`).
 
 mod access;
 mod admin;
@@ -17,7 +17,7 @@ mod metrics;
 mod serve;
 mod service;
 
-use std::{future::Future, sync::Arc};
+use std::{future::Future, sync::Arc, time::Duration};
 
 pub use access::{AccessLog, Form};
 pub use config::{Limits, Listen, ProxyConfig};
@@ -28,6 +28,9 @@ use metrics::Metrics;
 use serve::{Bound, Serving};
 use service::Services;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+/// How long pages of the admin port may take at the end.
+const LAST_PAGES: Duration = Duration::from_secs(1);
 
 /// Runs a proxy until `shutdown` completes, then drains: listeners close at once, what is under way has
 /// [`Limits::drain`] to end, and what has not by then is cut off.
@@ -65,9 +68,10 @@ pub async fn run(
     stopping.cancel();
     connections.close();
     connections.wait().await;
-    if let Some(admin) = admin {
-        // Only a panic ends it otherwise, and then there is nobody left to tell.
-        let _ = admin.await;
+    if let Some(mut admin) = admin {
+        // One that reads a page slowly, or asks for none, holds nobody up.
+        let _ = tokio::time::timeout(LAST_PAGES, &mut admin).await;
+        admin.abort();
     }
     Ok(())
 }

@@ -72,6 +72,11 @@ impl Golden {
         self.sum_us.fetch_add(us, Relaxed);
     }
 
+    /// Whether a server ever answered, as far as is counted.
+    pub(crate) fn was_answered(&self) -> bool {
+        self.classes().iter().sum::<u64>() >= self.faults.load(Relaxed)
+    }
+
     /// How many answers of each class there were.
     pub(crate) fn classes(&self) -> [u64; 5] {
         self.classes.each_ref().map(|class| class.load(Relaxed))

@@ -2,10 +2,14 @@
 
 use std::{
     convert::Infallible,
+    future::pending,
     io,
     net::SocketAddr,
     pin::pin,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -138,7 +142,10 @@ impl Serving {
         let _ = stream.set_nodelay(true);
         let caller = origin.caller;
         let (forwarder, origin) = (Arc::clone(&self.forwarder), Arc::new(origin));
+        let heard = Arc::new(AtomicBool::new(false));
+        let silent = silence(Arc::clone(&heard), self.limits.head);
         let service = service_fn(move |request| {
+            heard.store(true, Relaxed);
             let (forwarder, origin) = (Arc::clone(&forwarder), Arc::clone(&origin));
             async move { Ok::<_, Infallible>(forwarder.answer(request, &origin).await) }
         });
@@ -146,6 +153,10 @@ impl Serving {
         let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
         let ended = tokio::select! {
             ended = connection.as_mut() => ended,
+            () = silent => {
+                count(&metrics.broken);
+                return;
+            }
             () = stopping.cancelled() => {
                 connection.as_mut().graceful_shutdown();
                 match timeout(self.limits.drain, connection).await {
@@ -181,5 +192,14 @@ impl Serving {
             .max_header_list_size(MAX_HEAD as u32)
             .max_pending_accept_reset_streams(MAX_RESETS);
         builder
+    }
+}
+
+/// Ends where no request was heard in time, and never otherwise: hyper bounds how long heads may take only once it has seen
+/// which protocol they are of.
+async fn silence(heard: Arc<AtomicBool>, patience: Duration) {
+    sleep(patience).await;
+    if heard.load(Relaxed) {
+        pending::<()>().await;
     }
 }

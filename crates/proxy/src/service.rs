@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    net::Ipv4Addr,
     sync::{Arc, PoisonError, RwLock},
     time::Duration,
 };
@@ -62,7 +63,7 @@ impl Services {
         Ok(Arc::clone(known.entry(name.clone()).or_insert_with(target)))
     }
 
-    /// Nobody declared it: whoever makes names up must not fill the table.
+    /// Nobody knows it: whoever makes names up must not fill the table.
     pub(crate) fn forget(&self, name: &ServiceName) {
         self.known.write().unwrap_or_else(PoisonError::into_inner).remove(name);
     }
@@ -93,10 +94,13 @@ impl Services {
 }
 
 fn name_of(host: &str) -> Result<ServiceName, Nobody> {
-    // A host in brackets is an address, and fails below like any other.
+    let no_name = || Nobody::NoName(host.to_owned());
     let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
     let name = name.strip_suffix('.').unwrap_or(name);
-    let no_name = || Nobody::NoName(host.to_owned());
+    // An address of version 4 would pass for a name; one in brackets fails below like any other.
+    if name.parse::<Ipv4Addr>().is_ok() {
+        return Err(no_name());
+    }
     let (service, tenant) = name.rsplit_once('.').ok_or_else(no_name)?;
     ServiceName::new(format!("{tenant}/{service}").to_ascii_lowercase()).map_err(|_| no_name())
 }
@@ -111,7 +115,7 @@ mod tests {
             assert_eq!(name_of(host).unwrap().to_string(), "shop/cart", "{host}");
         }
         assert_eq!(name_of("v2.cart.shop").unwrap().to_string(), "shop/v2.cart");
-        for host in ["", "cart", "cart:80", "[::1]:80", ".shop", "a b.shop"] {
+        for host in ["", "cart", "cart:80", "[::1]:80", "127.0.0.1:80", "10.0.0.1", ".shop", "a b.shop"] {
             assert!(matches!(name_of(host), Err(Nobody::NoName(_))), "{host}");
         }
     }

@@ -61,6 +61,27 @@ pub fn read<T: DeserializeOwned>(
     read.map_err(|place| ManifestError::new(file, text, piece, place))
 }
 
+/// The kind that the one document of a file says it is of; `None` where it says none, or there is not one document, which
+/// [`read`] complains of.
+///
+/// # Errors
+/// [`ManifestError`] for what is not YAML, and for a kind that is not `known`.
+pub fn kind_of(file: &str, text: &str, known: &[&str]) -> Result<Option<String>, ManifestError> {
+    let pieces = pieces::split(text);
+    let [piece] = pieces.as_slice() else { return Ok(None) };
+    let head: Result<Head, Place> =
+        serde_saphyr::from_str_with_options(piece.text, options()).map_err(|e| refusal(&e));
+    let kind = head.map_err(|place| ManifestError::new(file, text, piece, place))?.kind;
+    match kind {
+        Some(kind) if !known.contains(&kind.value.as_str()) => {
+            let problem = format!("there is no kind '{}' here", kind.value);
+            let place = Place::at(kind.referenced, problem, nearest::hint(&kind.value, known));
+            Err(ManifestError::new(file, text, piece, place))
+        }
+        kind => Ok(kind.map(|kind| kind.value)),
+    }
+}
+
 /// The part of a document that says what the rest is.
 #[derive(Deserialize)]
 struct Head {

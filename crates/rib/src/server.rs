@@ -66,6 +66,15 @@ pub trait Backend: Clone + Send + Sync + 'static {
         Ok(())
     }
 
+    /// Returns at a moment at which the node holds all that was acknowledged anywhere. Nodes that follow another need not
+    /// say so: reads there ask for a revision.
+    ///
+    /// # Errors
+    /// Why that cannot be known, and where to read instead.
+    fn current(&self) -> impl Future<Output = Result<(), String>> + Send {
+        std::future::ready(Ok(()))
+    }
+
     /// The caller is done with the prefix.
     fn release(&self, _prefix: &Prefix) {}
 
@@ -180,6 +189,7 @@ impl<B: Backend> RibServer<B> {
         for prefix in &prefixes {
             self.backend.ready(prefix).await.map_err(Status::unavailable)?;
         }
+        self.backend.current().await.map_err(Status::unavailable)?;
         let node = self.backend.node();
         node.applied(at_least.unwrap_or_default()).await;
         let (revision, entries) = node.read(&prefixes);

@@ -4,6 +4,7 @@ mod acknowledge;
 mod collect;
 mod follow;
 mod gather;
+mod patience;
 mod standing;
 mod subscriptions;
 
@@ -33,7 +34,8 @@ use crate::{About, Update};
 /// Whom to follow and how.
 #[derive(Clone, Debug)]
 pub struct UpstreamConfig {
-    /// Where to connect, tried in turn; at least one.
+    /// Where to connect, tried in turn; at least one. Where there are several, one that is itself out of touch is left
+    /// after some seconds.
     pub addresses: Vec<Address>,
     /// What the reader says it is, for people: `agent host-7`.
     pub software: String,

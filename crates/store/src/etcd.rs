@@ -38,7 +38,11 @@ use std::{
 
 use fairmesh_model::{Revision, StoreId};
 use fairmesh_rib::Batch;
-use tokio::{task::AbortHandle, time::timeout};
+use tokio::{
+    sync::watch,
+    task::AbortHandle,
+    time::{Instant, timeout},
+};
 
 use crate::{BoxFuture, Commits, Loaded, Store, StoreError, WriteError};
 use client::{Again, Client};
@@ -197,6 +201,10 @@ impl Store for EtcdStore {
 
     fn broken(&self) -> Option<&str> {
         self.shared.broken()
+    }
+
+    fn held_until(&self) -> Option<watch::Receiver<Instant>> {
+        self.keeper.get().map(|_| self.shared.until.subscribe())
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

@@ -19,6 +19,7 @@ use std::{fmt::Debug, future::Future, pin::Pin, sync::Arc};
 
 use fairmesh_model::{Revision, StoreId};
 use fairmesh_rib::{Batch, Entry};
+use tokio::{sync::watch, time::Instant};
 
 pub use error::{StoreError, WriteError};
 pub use etcd::{
@@ -62,6 +63,13 @@ pub trait Store: Debug + Send + Sync + 'static {
 
     /// Why nothing can be written any more, until the process is started again; `None` while all is well.
     fn broken(&self) -> Option<&str> {
+        None
+    }
+
+    /// Until when no other process can write here, by this process's clock. It moves on for as long as that is so, and
+    /// lies in the past from when another may have written what is not seen here. `None` where no other ever can, or was
+    /// not asked to be kept from it.
+    fn held_until(&self) -> Option<watch::Receiver<Instant>> {
         None
     }
 

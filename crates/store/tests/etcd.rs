@@ -17,7 +17,7 @@ use support::{
     proxy::{Proxy, Way},
     put,
 };
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 /// How long anything may take that takes moments.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -338,10 +338,14 @@ async fn whoever_sleeps_past_its_hold_writes_nothing_and_learns_that_another_too
     let mut taking = tokio::spawn(async move { standby.hold("second", term).await });
     // Longer than the term: it is the renewals that keep the other waiting.
     assert!(timeout(term * 3, &mut taking).await.is_err(), "the first is there");
+    let mut until = first.held_until().unwrap();
+    timeout(PATIENCE, until.wait_for(|until| Instant::now() < *until)).await.unwrap().unwrap();
+    assert_eq!(second.held_until().map(|_| ()), None, "it does not hold anything");
 
     let mut ending = first.commits(held);
     proxy.set(Way::Cut);
     timeout(PATIENCE, taking).await.unwrap().unwrap().unwrap();
+    assert!(*until.borrow() < Instant::now(), "it knows by itself, before another can take over");
     let taken = write(&second, "/a", "2").await;
     let before = second.load().await.unwrap();
     proxy.set(Way::Open);
@@ -372,8 +376,11 @@ async fn a_hold_that_ran_out_while_nobody_else_wrote_is_taken_again() {
     proxy.set(Way::Cut);
     // Nobody holds it once another can take it.
     direct.hold("other", Duration::from_secs(1)).await.unwrap();
+    let mut until = store.held_until().unwrap();
+    assert!(*until.borrow_and_update() < Instant::now());
     direct.close().await;
     proxy.set(Way::Open);
+    timeout(PATIENCE, until.wait_for(|until| Instant::now() < *until)).await.unwrap().unwrap();
     let again = timeout(PATIENCE, async {
         loop {
             match store.write(batch([put("/a", "2", Expect::Any)])).await {

@@ -28,7 +28,7 @@ use tokio::{
     runtime::{Builder, Runtime},
     sync::mpsc,
     task::JoinSet,
-    time::timeout,
+    time::{Instant, timeout},
 };
 
 /// How long anything may take that takes moments.
@@ -463,8 +463,11 @@ async fn whoever_lost_the_home_writes_nothing_in_any_part() {
     let way = Proxy::to(home.client()).await;
     let first = open(&way.address).await;
     let mut ending = first.commits(first.load().await.unwrap().0);
+    let mut until = first.held_until().unwrap();
+    timeout(PATIENCE, until.wait_for(|until| Instant::now() < *until)).await.unwrap().unwrap();
     way.set(Way::Cut);
     let second = open(&home.client()).await;
+    assert!(*until.borrow() < Instant::now(), "it knows by itself, before another can take over");
     let taken = write(&second, "far", "2").await;
     let before = rows(&second).await;
     // Its way to that part is open.
@@ -477,6 +480,54 @@ async fn whoever_lost_the_home_writes_nothing_in_any_part() {
     assert_eq!(next(&mut ending).await, Ok(None), "it comes to its end");
     assert!(first.broken().is_some());
     assert!(write(&second, "far", "3").await > taken);
+}
+
+#[tokio::test]
+async fn who_waits_for_a_batch_that_waits_for_a_part_takes_nothing_from_who_does_not() {
+    let (home, part) = (Etcd::start(), Etcd::start());
+    let (store, way) = apart(&home, &part).await;
+    let store = Arc::new(store);
+    way.set(Way::Mute);
+    let mut waiting = JoinSet::new();
+    let near = put(key("near"), "1", Expect::Any);
+    let mut begin = |ops| {
+        let writer = store.clone();
+        waiting.spawn(async move { writer.write(batch(ops)).await })
+    };
+    begin(vec![near.clone(), put(key("far"), "1", Expect::Any)]);
+    until(|| intents(&home) > 0).await;
+    // More than can be with one part at once.
+    for _ in 0..64 {
+        begin(vec![near.clone()]);
+    }
+    tokio::task::yield_now().await;
+    write(&store, "other", "1").await;
+    assert!(waiting.try_join_next().is_none());
+}
+
+#[tokio::test]
+async fn whoever_cannot_know_whether_a_batch_is_written_tells_nothing_after_it() {
+    let (home, part) = (Etcd::start(), Etcd::start());
+    let (store, way) = apart(&home, &part).await;
+    let store = Arc::new(store);
+    let mut ending = store.commits(store.load().await.unwrap().0);
+    way.set(Way::Mute);
+    let (before, writer) = (counted(&part), store.clone());
+    let ops = || batch([put(key("far"), "1", Expect::Any)]);
+    let stuck = tokio::spawn(async move { writer.write(ops()).await });
+    until(|| counted(&part) != before).await;
+    // Another process takes that part over: "/fairmesh/meta/turn" is greater than any of its own.
+    part.post("kv/put", r#"{"key":"L2ZhaXJtZXNoL21ldGEvdHVybg==","value":"//////////8="}"#);
+    way.set(Way::Cut);
+    write(&store, "near", "1").await;
+    way.set(Way::Open);
+    let lost = timeout(PATIENCE, stuck).await.unwrap().unwrap();
+    assert!(matches!(lost, Err(WriteError::Unknown { .. })), "{lost:?}");
+    assert!(store.broken().is_some());
+    // What was told before has been noted: the next process has readers load again.
+    while next(&mut ending).await.unwrap().is_some() {}
+    let near = store.write(batch([put(key("near"), "2", Expect::Any)])).await;
+    assert!(matches!(near, Err(WriteError::Refused { .. })), "{near:?}");
 }
 
 #[tokio::test]

@@ -14,6 +14,7 @@ use crate::scenario::Span;
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Scenario {
     /// That it is one.
+    #[serde(default)]
     pub kind: Kind,
     /// What it is called.
     pub name: String,
@@ -57,10 +58,11 @@ pub struct Scenario {
 }
 
 /// What tells these scenarios from those of fleets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Kind {
     /// A tree of replicas.
+    #[default]
     Tree,
 }
 

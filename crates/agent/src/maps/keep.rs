@@ -7,7 +7,11 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{MapName, build::Builder, source::Broken};
+use super::{
+    MapName,
+    build::{Builder, Built},
+    source::{Broken, Source},
+};
 use crate::feed::Shared;
 
 /// How long to wait after a version was made, at least: a burst of moves becomes one.
@@ -26,39 +30,39 @@ pub(super) async fn keep(
 ) {
     let numbers = Arc::clone(&shared);
     let mut builder = Builder::new(move || numbers.maps.next_table());
+    // Tables of another builder number holders otherwise, and must not be mixed with those of this one.
+    let mut latest: Option<Arc<Built>> = None;
     loop {
-        tokio::select! {
-            () = changed.notified() => {}
+        let next = async {
+            changed.notified().await;
+            // Never closed.
+            Arc::clone(&shared.maps.builds).acquire_owned().await
+        };
+        let turn = tokio::select! {
+            biased;
             () = gone.cancelled() => return,
-        }
+            turn = next => turn,
+        };
         let Some(source) = shared.maps.source(&name) else { continue };
-        let before = shared.maps.latest(&name);
+        let before = latest.clone();
         let began = Instant::now();
+        // Its turn goes with it, and not with this keeper: it cannot be called off.
         let work = tokio::task::spawn_blocking(move || {
-            let built =
-                source.parts().map_err(Broken::from).and_then(|parts| match (&parts, &before.built) {
-                    (None, _) => Ok(None),
-                    (Some(parts), Some(built)) if built.is(&source, parts) => Ok(before.built.clone()),
-                    (Some(parts), built) => {
-                        builder.build(&source, parts, built.as_deref()).map(|built| Some(Arc::new(built)))
-                    }
-                });
+            let (version, built) = make(&mut builder, &source, before.as_ref());
             // What was read and is in tables now is freed, and would stay with this process.
             fairmesh_sealed::trim();
-            let version = source.parts().ok().flatten().map_or(0, |parts| parts.version);
+            drop(turn);
             (builder, version, built)
         });
-        let (returned, version, built) = match work.await {
-            Ok(done) => done,
-            // It panicked, which the runtime has reported; the map stays as it is.
-            Err(_) => return,
-        };
+        // Else it panicked, which the runtime has reported; the map stays as it is.
+        let Ok((returned, version, built)) = work.await else { return };
         builder = returned;
         let took = began.elapsed();
         match built {
             Ok(built) => {
                 tracing::debug!(service = %name.service, version, ?took, "shard tables are made");
-                shared.maps.tell(&name, |latest| (latest.built, latest.failure) = (built, None));
+                latest.clone_from(&built);
+                shared.maps.tell(&name, &changed, |latest| (latest.built, latest.failure) = (built, None));
             }
             // Replaced meanwhile: what replaces it is there.
             Err(Broken::Lost(hash)) if !shared.maps.names(&name, hash) => changed.notify_one(),
@@ -70,11 +74,30 @@ pub(super) async fn keep(
             }
             Err(broken) => {
                 tracing::warn!(service = %name.service, version, %broken, "the shard map cannot be used; the one before stays");
-                shared.maps.tell(&name, |latest| latest.failure = Some((version, broken.to_string())));
+                shared.maps.tell(&name, &changed, |latest| {
+                    latest.failure = Some((version, broken.to_string()));
+                });
             }
         }
         rest(&gone, (took * RESTS).max(REST)).await;
     }
+}
+
+/// The tables of what there is now, with its version.
+fn make(
+    builder: &mut Builder,
+    source: &Source,
+    before: Option<&Arc<Built>>,
+) -> (u64, Result<Option<Arc<Built>>, Broken>) {
+    let built = source.parts().map_err(Broken::from).and_then(|parts| match (&parts, before) {
+        (None, _) => Ok(None),
+        (Some(parts), Some(built)) if built.is(source, parts) => Ok(Some(Arc::clone(built))),
+        (Some(parts), built) => {
+            builder.build(source, parts, built.map(AsRef::as_ref)).map(|built| Some(Arc::new(built)))
+        }
+    });
+    let version = source.parts().ok().flatten().map_or(0, |parts| parts.version);
+    (version, built)
 }
 
 /// Waits so long, or until nobody follows the map any more.

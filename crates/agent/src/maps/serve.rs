@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{Invalid, Region, ServiceName};
+use fairmesh_model::{Invalid, Prefix, Region, ServiceName};
 use fairmesh_sealed::{Channel, MAX_HANDLES};
 use fairmesh_wire::{
     convert,
@@ -17,7 +17,11 @@ use fairmesh_wire::{
     v1::{self, map_request, map_response::Kind},
 };
 use prost::Message;
-use tokio::{net::UnixStream, sync::Semaphore, time::timeout};
+use tokio::{
+    net::UnixStream,
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, sleep_until, timeout},
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -27,15 +31,17 @@ use super::{
 use crate::backend::AgentBackend;
 use fairmesh_rib::server::Backend;
 
-/// How long a program may take to say hello, and to take what it is sent.
+/// How long a program may take to say hello, and to take what it is sent, and how long it may stay without following a map.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The most programs at a time, and the most maps that one may follow.
+/// The most programs at a time, of all users of the machine and of one, and the most maps that one program may follow.
 const MOST_PROGRAMS: usize = 1024;
+const MOST_OF_ONE: usize = MOST_PROGRAMS / 2;
 const MOST_MAPS: usize = 256;
 
 /// Serves until `stopping`.
 pub(crate) async fn serve(listener: Listener, backend: AgentBackend, stopping: CancellationToken) {
     let places = Arc::new(Semaphore::new(MOST_PROGRAMS));
+    let mut users = Users::default();
     loop {
         let accepted = async {
             // Never closed.
@@ -47,6 +53,10 @@ pub(crate) async fn serve(listener: Listener, backend: AgentBackend, stopping: C
             () = stopping.cancelled() => return,
         };
         let Some(stream) = socket.into_unix() else { continue };
+        let Some(own) = stream.peer_cred().ok().and_then(|peer| users.place(peer.uid())) else {
+            tracing::debug!("a user of this machine has as many programs that follow shard maps as one may");
+            continue;
+        };
         let (backend, stopping) = (backend.clone(), stopping.clone());
         backend.shared.clone().maps.tasks.spawn(async move {
             tokio::select! {
@@ -57,8 +67,23 @@ pub(crate) async fn serve(listener: Listener, backend: AgentBackend, stopping: C
                 }
                 () = stopping.cancelled() => {}
             }
-            drop(place);
+            drop((place, own));
         });
+    }
+}
+
+/// The places that are left to each user who has taken some.
+#[derive(Default)]
+struct Users {
+    left: BTreeMap<u32, Arc<Semaphore>>,
+}
+
+impl Users {
+    /// A place for a program of this user; `None` where the user has as many as one may.
+    fn place(&mut self, uid: u32) -> Option<OwnedSemaphorePermit> {
+        self.left.retain(|_, left| left.available_permits() < MOST_OF_ONE);
+        let left = self.left.entry(uid).or_insert_with(|| Arc::new(Semaphore::new(MOST_OF_ONE)));
+        Arc::clone(left).try_acquire_owned().ok()
     }
 }
 
@@ -69,6 +94,8 @@ struct Session {
     follows: BTreeMap<MapName, Following>,
     /// The tables that the program has.
     sent: HashSet<u64>,
+    /// Since when it has followed nothing, where it does not.
+    idle: Instant,
 }
 
 /// A map that a program follows.
@@ -81,17 +108,20 @@ struct Following {
 struct MapClaim {
     backend: AgentBackend,
     name: MapName,
+    /// What is held for it: less than it is made of where there was no room.
+    held: Vec<Prefix>,
 }
 
 impl Drop for MapClaim {
     fn drop(&mut self) {
-        self.backend.leave_map(&self.name);
+        self.backend.leave_map(&self.name, &self.held);
     }
 }
 
 impl Session {
     fn new(stream: UnixStream, backend: AgentBackend) -> Self {
-        Self { channel: Channel::new(stream), backend, follows: BTreeMap::new(), sent: HashSet::new() }
+        let channel = Channel::new(stream);
+        Self { channel, backend, follows: BTreeMap::new(), sent: HashSet::new(), idle: Instant::now() }
     }
 
     async fn run(mut self) -> io::Result<()> {
@@ -128,6 +158,9 @@ impl Session {
                 },
                 // Its sender lives as long as the backend.
                 _ = made.changed() => {}
+                () = sleep_until(self.idle + PATIENCE), if self.follows.is_empty() => {
+                    return Err(invalid("it follows nothing"));
+                }
             }
         }
     }
@@ -140,14 +173,17 @@ impl Session {
                     return Err(invalid("it follows more maps than a program may"));
                 }
                 if !self.follows.contains_key(&name) {
-                    self.backend.join_map(&name);
-                    let claim = MapClaim { backend: self.backend.clone(), name: name.clone() };
+                    let held = self.backend.join_map(&name);
+                    let claim = MapClaim { backend: self.backend.clone(), name: name.clone(), held };
                     self.follows.insert(name, Following { _claim: claim, told: Latest::default() });
                 }
             }
             Some(map_request::Kind::Unfollow(name)) => {
-                self.follows.remove(&read_name(name).map_err(|e| invalid(&e.to_string()))?);
-                self.forget_tables();
+                let name = read_name(name).map_err(|e| invalid(&e.to_string()))?;
+                if self.follows.remove(&name).is_some() {
+                    self.idle = Instant::now();
+                    self.forget_tables();
+                }
             }
             Some(map_request::Kind::Hello(_)) | None => {}
         }
@@ -224,4 +260,23 @@ fn write_name(name: &MapName) -> v1::MapName {
 
 fn invalid(problem: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, problem)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_user_leaves_places_to_others() {
+        let mut users = Users::default();
+        let mut taken: Vec<_> = (0..MOST_OF_ONE).map(|_| users.place(1000).unwrap()).collect();
+        assert!(users.place(1000).is_none());
+        let other = users.place(1001).unwrap();
+        taken.pop();
+        taken.push(users.place(1000).unwrap());
+        assert!(users.place(1000).is_none());
+        drop((taken, other));
+        assert!(users.place(1000).is_some());
+        assert_eq!(users.left.len(), 1, "who has no place is not remembered");
+    }
 }

@@ -9,7 +9,7 @@ use fairmesh_sealed::{Channel, Sealed};
 use fairmesh_wire::{
     handshake,
     shards::decode_map,
-    transport::Listener,
+    transport::{Listener, Plaintext, Transport},
     v1::{self, map_response::Kind},
 };
 use prost::Message;
@@ -200,6 +200,29 @@ async fn who_watches_the_parts_gets_them_beside_those_who_share_the_map() {
     assert!(read().await == Some(world.map.clone()), "the parts make another map");
     world.change(|map| map.shards[3].replicas[0] = replica(98, "eu"));
     program.decides_by(&world.map).await;
+    agent.stop().await.unwrap();
+    source.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_follows_nothing_keeps_no_place() {
+    let _alone = ALONE.lock().await;
+    let world = World::new(SMALLER);
+    let source = world.serve(&world.upstream()).await;
+    let agent = world.agent();
+    let program = world.program("a");
+    program.decides_by(&world.map).await;
+    let stream = Plaintext.dial(&world.socket().maps().unwrap()).await.unwrap().into_unix().unwrap();
+    let mut channel = Channel::new(stream);
+    let version = *handshake::PROTOCOL.end();
+    let hello =
+        v1::HelloRequest { oldest_version: version, newest_version: version, software: "test".into() };
+    let request = v1::MapRequest { kind: Some(v1::map_request::Kind::Hello(hello)) };
+    channel.send(&request.encode_to_vec(), &[]).await.unwrap();
+    assert!(channel.receive().await.unwrap().is_some(), "it is greeted");
+    let closed = tokio::time::timeout(BOUND, channel.receive()).await.unwrap();
+    assert!(matches!(closed, Ok(None)), "{closed:?}");
+    program.agrees(&world.map);
     agent.stop().await.unwrap();
     source.stop().await;
 }

@@ -14,7 +14,6 @@ use std::{
 use clap::{Args, Subcommand};
 use fairmesh_sim::{Outcome, Scenario, plot, scenario::Span};
 use indicatif::{ProgressBar, ProgressStyle};
-use serde::Deserialize;
 use tokio::time::Instant;
 
 use crate::{failure::Failure, manifests, output};
@@ -64,12 +63,8 @@ enum Loaded {
     Tree(Box<fairmesh_sim::tree::Scenario>),
 }
 
-/// What tells which it is.
-#[derive(Debug, Deserialize)]
-struct Kind {
-    #[serde(default)]
-    kind: Option<String>,
-}
+/// The kind of scenarios that are about trees; those about fleets say none.
+const TREE: &str = "tree";
 
 fn play_all(args: &RunArgs) -> Result<ExitCode, Failure> {
     // All files before the first simulation: a slip of the pen in the last is said at once.
@@ -91,8 +86,7 @@ fn play_all(args: &RunArgs) -> Result<ExitCode, Failure> {
 }
 
 fn load(file: &Path, args: &RunArgs) -> Result<Loaded, Failure> {
-    let kind: Kind = manifests::load_one(file, |_| Ok(()))?;
-    if kind.kind.is_some() {
+    if manifests::kind_of(file, &[TREE])?.is_some() {
         return tree::load(file, args);
     }
     let mut scenario: Scenario = manifests::load_one(file, Scenario::validate)?;

@@ -1,6 +1,6 @@
 //! Control planes whose store is in etcd.
 
-use super::support::{Mesh, SHOP, wait_until};
+use super::support::{Mesh, SHOP, fairmesh, wait_until};
 use crate::real_etcd::Etcd;
 
 /// A control plane on an etcd.
@@ -60,6 +60,29 @@ fn a_control_plane_serves_through_an_outage_of_etcd_and_writes_after_it() {
     etcd.restart();
     mesh.apply("kind: Service\nname: shop/after\n").ok();
     assert!(mesh.run(&["get", "services"]).ok().contains("shop/after"));
+}
+
+#[test]
+fn what_is_served_without_etcd_for_longer_than_the_hold_is_said_to_be_old_until_it_is_back() {
+    let mut etcd = Etcd::with(&["--max-txn-ops=10001"]);
+    let mesh = on(&etcd);
+    mesh.apply(SHOP).ok();
+    let replica = mesh.replica("below", &mesh.address());
+    let ages = || {
+        let tree = mesh.run(&["rib", "status", "--json"]).json();
+        let servers = tree["servers"].as_array().unwrap();
+        servers.iter().map(|server| server["ageMs"].as_u64().unwrap()).collect::<Vec<_>>()
+    };
+    wait_until("both are in touch", || ages() == [0, 0]);
+    etcd.kill();
+    wait_until("both are known to age", || ages().iter().filter(|age| **age > 0).count() == 2);
+    for address in [mesh.address(), replica.address()] {
+        let services = fairmesh(&address, &["get", "services"], "").ok();
+        assert!(services.contains("shop/cart"), "what is known is served");
+    }
+    etcd.restart();
+    wait_until("both are in touch again", || ages() == [0, 0]);
+    mesh.apply("kind: Service\nname: shop/after\n").ok();
 }
 
 #[test]

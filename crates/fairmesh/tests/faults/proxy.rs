@@ -33,7 +33,7 @@ impl Proxy {
         let [by_host, for_one, admin] = [(); 3].map(|()| format!("127.0.0.1:{}", free_port()));
         let args = format!(
             "proxy --agent {} --listen {by_host} --listen {for_one}=shop/one --admin {admin} --client-id proxy \
-             --access-log json",
+             --access-log json --idle-timeout 2s",
             world.agent_address()
         );
         let process = Process::start(Program::fairmesh(world.path("proxy.log"), &args));
@@ -150,7 +150,7 @@ async fn what_cannot_be_routed_is_answered_with_why_and_counted_within_bounds() 
 
     assert_eq!(call(false, get(&proxy.by_host, "one.shop")).await.status(), StatusCode::OK);
     let metrics = proxy.page("/metrics").await;
-    assert!(!metrics.contains("nobody"), "names that nobody declared are no labels: {metrics}");
+    assert!(!metrics.contains("shop/nobody"), "names that nobody declared are no labels: {metrics}");
     assert!(
         metrics.contains("fairmesh_proxy_answers_total{service=\"shop/one\",class=\"2xx\"}"),
         "{metrics}"
@@ -160,6 +160,18 @@ async fn what_cannot_be_routed_is_answered_with_why_and_counted_within_bounds() 
     assert_eq!(services.as_array().unwrap().len(), 1, "{services}");
     let log = proxy.process.log();
     assert!(log.contains(r#""service":"shop/one","method":"GET","path":"/items","status":200"#), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_connects_and_says_nothing_is_not_kept() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
+    let proxy = Proxy::start(&world).await;
+    for beginning in ["", "PRI * HT", "GET / HTTP/1.1\r\nhost: one.sh"] {
+        let ended = tokio::time::timeout(Duration::from_secs(20), raw(&proxy.by_host, beginning)).await;
+        assert!(ended.is_ok(), "still open after {beginning:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -52,7 +52,7 @@ pub(super) struct Group {
     taken: BTreeSet<usize>,
     /// Whether it stays as it is: something moves already.
     still: bool,
-    /// How many copies most shards have in this role.
+    /// How many copies half of the shards have at least in this role.
     pub(super) usual: usize,
 }
 
@@ -135,10 +135,7 @@ impl Pool {
             }
         }
         for group in &mut self.groups {
-            // The lesser number where two are as frequent.
-            let counts = counts.get(&group.role).into_iter().flatten();
-            let usual = counts.max_by_key(|(copies, shards)| (**shards, std::cmp::Reverse(**copies)));
-            group.usual = usual.map_or(1, |(copies, _)| *copies);
+            group.usual = counts.get(&group.role).map_or(1, median);
         }
     }
 
@@ -239,4 +236,17 @@ impl Pool {
         });
         moves.collect()
     }
+}
+
+/// The middle of the numbers of copies, the greater of two. A plan never makes it less, since copies are dropped down to it
+/// and not beyond; the most frequent number may become another by the plan itself, which would let the next drop more.
+fn median(shards_by_copies: &BTreeMap<usize, usize>) -> usize {
+    let all: usize = shards_by_copies.values().sum();
+    let mut passed = 0;
+    let mut upwards = shards_by_copies.iter();
+    let middle = upwards.find(|(_, shards)| {
+        passed += **shards;
+        passed > all / 2
+    });
+    middle.map_or(1, |(copies, _)| *copies)
 }

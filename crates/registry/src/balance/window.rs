@@ -92,7 +92,7 @@ pub enum Taken {
 }
 
 impl Taken {
-    /// Every one, in the order of [`Counts`].
+    /// Every one, in the order of `Counts`.
     pub const ALL: [Self; 5] = [Self::Counted, Self::Late, Self::Unknown, Self::Absurd, Self::Full];
 
     /// As metrics call it.

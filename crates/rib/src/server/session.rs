@@ -33,6 +33,8 @@ pub(super) struct Session<B: Backend> {
     /// What is left of the last pull: nothing more is pulled before the caller took it, so that a slow caller finds
     /// later values and not a queue of all.
     outbox: VecDeque<v1::WatchResponse>,
+    /// Refusals said since the outbox was last empty: what is refused is no subscription, whose number is bounded.
+    refusals: usize,
     /// Whether there may be something to pull.
     due: bool,
     /// Whether the caller announced more subscriptions to be answered together.
@@ -63,6 +65,7 @@ impl<B: Backend> Session<B> {
             subscriptions: BTreeMap::new(),
             joining: FuturesUnordered::new(),
             outbox: VecDeque::new(),
+            refusals: 0,
             due: false,
             holding: false,
             ages,
@@ -132,7 +135,10 @@ impl<B: Backend> Session<B> {
         }
         match self.outbox.pop_front() {
             Some(message) => self.watched.send(watch::frame(&message)),
-            None => return false,
+            None => {
+                self.refusals = 0;
+                return false;
+            }
         }
         true
     }
@@ -224,7 +230,10 @@ impl<B: Backend> Session<B> {
             }
             return Ok(());
         }
-        if self.subscriptions.len() >= MAX_PREFIXES || self.joining.len() >= MAX_PREFIXES {
+        if self.subscriptions.len() >= MAX_PREFIXES
+            || self.joining.len() >= MAX_PREFIXES
+            || self.refusals >= MAX_PREFIXES
+        {
             return Err(too_many_prefixes());
         }
         let claim = Claim::new(&self.backend, &prefix);
@@ -254,6 +263,7 @@ impl<B: Backend> Session<B> {
             Err(reason) => {
                 // Given up, so that whoever asks again is answered again.
                 self.subscriptions.remove(prefix);
+                self.refusals += 1;
                 self.outbox.push_back(frames::refusal(prefix, reason));
             }
         }

@@ -19,6 +19,7 @@ use super::{
     Shared, Sink, State, UpstreamConfig,
     collect::{Collector, Event},
     gather::Gather,
+    patience::Patience,
     random,
     subscriptions::{Lag, Subscriptions},
 };
@@ -31,6 +32,7 @@ pub(super) struct Follower<S> {
     shared: Arc<Shared>,
     subscriptions: Subscriptions,
     acks: Gather,
+    patience: Patience,
     /// The revision whose acknowledgement somebody waits for, for whoever acknowledges for others.
     hurried: watch::Sender<Option<Revision>>,
     /// Attempts in a row that brought nothing: one that connects and is then refused is no better than one that does not.
@@ -50,6 +52,8 @@ enum Ended {
     Unfit(Invalid),
     #[error(transparent)]
     Lag(#[from] Lag),
+    #[error("it is out of touch with its own source; looking for one that is not")]
+    OutOfTouch,
 }
 
 impl From<Status> for Ended {
@@ -65,8 +69,8 @@ impl<S: Sink> Follower<S> {
         shared: Arc<Shared>,
         hurried: watch::Sender<Option<Revision>>,
     ) -> Self {
-        let (subscriptions, acks) = Default::default();
-        Self { config, sink, shared, subscriptions, acks, hurried, fruitless: 0 }
+        let (subscriptions, acks, patience) = Default::default();
+        Self { config, sink, shared, subscriptions, acks, patience, hurried, fruitless: 0 }
     }
 
     /// Follows until `stop`.
@@ -156,9 +160,12 @@ impl<S: Sink> Follower<S> {
         let mut collector = Collector::default();
         self.subscriptions.disconnected();
         self.acks = Gather::default();
+        self.patience.connected();
+        let alone = self.config.addresses.len() < 2;
         loop {
             self.ask(&mut watch);
             let due = self.acks.due();
+            let leave = self.patience.due().filter(|_| !alone);
             tokio::select! {
                 message = watch.next() => {
                     if let Some(event) = collector.take(message?)? {
@@ -167,6 +174,10 @@ impl<S: Sink> Follower<S> {
                 }
                 () = self.shared.changed.notified() => {}
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
+                () = sleep_until(leave.unwrap_or_else(Instant::now)), if leave.is_some() => {
+                    self.patience.leave();
+                    return Err(Ended::OutOfTouch);
+                }
             }
         }
     }
@@ -193,11 +204,19 @@ impl<S: Sink> Follower<S> {
                 self.patch(&mut update, &patches)?;
                 self.subscriptions.note(&mut update, self.config.refuse_lagging)?;
                 self.acks.noted();
+                let snapshots = update.snapshots.iter().map(|snapshot| snapshot.age);
+                let entered = snapshots.chain(update.resumed.iter().map(|resumed| resumed.age)).max();
+                if let Some(age) = entered {
+                    self.patience.entered(age, Instant::now(), random());
+                }
                 self.fruitless = 0;
                 self.sink.update(update);
             }
             Event::Refused { prefix, reason } => self.sink.refused(&prefix, &reason),
-            Event::Contact { age } => self.sink.contact(age),
+            Event::Contact { age } => {
+                self.patience.contact(age, Instant::now(), random());
+                self.sink.contact(age);
+            }
             Event::Hurry { revision } => {
                 self.acks.hurry(revision);
                 self.hurried.send_replace(Some(revision));

@@ -39,6 +39,8 @@ impl Gather {
     /// if that is before more is applied or heard. `random` is any number.
     pub fn take(&mut self, applied: Revision, now: Instant, random: u64) -> Option<WatchRequest> {
         if self.said == Some(applied) {
+            // What was held back between is said already: nothing is due.
+            self.due = None;
             return None;
         }
         let (longest, shortest) = HOLD;
@@ -119,5 +121,15 @@ mod tests {
         assert!(sends(&mut acks, at(1), now, 0));
         acks.hurry(Revision { store: StoreId(2), ..at(9) });
         assert!(!sends(&mut acks, at(2), now, 0));
+    }
+
+    #[test]
+    fn nothing_is_due_once_what_was_said_last_holds_again() {
+        let (mut acks, now) = (Gather::default(), Instant::now());
+        assert!(sends(&mut acks, at(10), now, 0));
+        assert!(!sends(&mut acks, at(0), now, 0), "held back");
+        assert!(acks.due().is_some());
+        assert!(!sends(&mut acks, at(10), now, 0), "said before");
+        assert_eq!(acks.due(), None, "whoever waits for what is due would wait for ever, or never");
     }
 }

@@ -6,10 +6,16 @@ use fairmesh_rib::{
     server::{Backend, WriteError},
 };
 use fairmesh_wire::{
+    handshake,
+    transport::Address,
     v1::{self, watch_request, watch_response::Kind},
     watch::Watch,
 };
-use tokio::{sync::watch, time::timeout};
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout},
+};
+use tonic::Code;
 
 use crate::support::{BOUND, Memory, Reader, Server, prefix};
 
@@ -49,6 +55,10 @@ impl Backend for Edge {
         self.memory.write(batch, identity).await
     }
 
+    async fn current(&self) -> Result<(), String> {
+        if self.age.borrow().is_zero() { Ok(()) } else { Err("ask the other one".into()) }
+    }
+
     fn age(&self, _: &Prefix) -> Duration {
         *self.age.borrow()
     }
@@ -86,6 +96,65 @@ async fn a_watcher_is_told_when_its_data_begins_to_age_and_when_it_ceases_to() {
     assert_eq!(reader.update().await.snapshots[0].age, Duration::from_secs(1));
     assert!(reader.no_more_contact());
     server.stop().await;
+}
+
+#[tokio::test]
+async fn who_cannot_know_that_it_has_everything_answers_no_reads() {
+    let edge = Edge::new();
+    edge.memory.put(&[("/a/1", "x")]);
+    let server = Server::start(edge.clone(), "127.0.0.1:0").await;
+    let mut rib = handshake::connect(&server.address, "test").await.unwrap().rib();
+    let request = v1::ReadRequest { prefixes: vec!["/a/".into()], at_least: None };
+    assert_eq!(rib.read(request.clone()).await.unwrap().into_inner().entries.len(), 1);
+    edge.ages(Duration::from_secs(1));
+    let refusal = rib.read(request).await.unwrap_err();
+    assert_eq!((refusal.code(), refusal.message()), (Code::Unavailable, "ask the other one"));
+    server.stop().await;
+}
+
+/// Waits until one is followed; since when.
+async fn followed(reader: &Reader, address: &Address) -> Instant {
+    let mut state = reader.handle.state();
+    let there = state.wait_for(|state| state.connected && state.address.as_ref() == Some(address));
+    timeout(BOUND, there).await.unwrap().unwrap().since
+}
+
+#[tokio::test]
+async fn an_upstream_that_is_out_of_touch_is_left_for_one_that_is_not() {
+    let (old, new) = (Edge::new(), Edge::new());
+    for edge in [&old, &new] {
+        edge.memory.put(&[("/a/1", "x")]);
+    }
+    let (left, found) =
+        (Server::start(old.clone(), "127.0.0.1:0").await, Server::start(new.clone(), "127.0.0.1:0").await);
+    let mut reader = Reader::following(&[&left.address, &found.address], &["/a/"]).await;
+    followed(&reader, &left.address).await;
+    old.ages(Duration::from_secs(1));
+    reader.contact().await;
+    new.memory.put(&[("/a/1", "y")]);
+    assert_eq!(reader.update().await.revision.number, 2, "the other serves what was written since");
+    followed(&reader, &found.address).await;
+    left.stop().await;
+    found.stop().await;
+}
+
+#[tokio::test]
+async fn where_nobody_is_in_touch_a_reader_goes_round_unless_it_has_one_address_only() {
+    let (one, other) = (Edge::new(), Edge::new());
+    for edge in [&one, &other] {
+        edge.ages(Duration::from_secs(1));
+    }
+    let (first, second) =
+        (Server::start(one, "127.0.0.1:0").await, Server::start(other, "127.0.0.1:0").await);
+    let lone = Reader::following(&[&first.address], &["/a/"]).await;
+    let since = followed(&lone, &first.address).await;
+    let reader = Reader::following(&[&first.address, &second.address], &["/a/"]).await;
+    followed(&reader, &second.address).await;
+    // Two stays take longer than the longest first one, after which the other reader would have left too.
+    followed(&reader, &first.address).await;
+    assert_eq!(followed(&lone, &first.address).await, since);
+    first.stop().await;
+    second.stop().await;
 }
 
 #[tokio::test]

@@ -88,15 +88,17 @@ impl Client {
         Ok(self.repeat(Again::Always, call).await?.id)
     }
 
-    /// Renews a lease, and answers whether it is still there.
-    pub(super) async fn renew(&self, id: i64) -> Result<bool, Failure> {
+    /// Renews a lease, and answers since when at the latest it runs anew; `None` where it is not there any more.
+    pub(super) async fn renew(&self, id: i64) -> Result<Option<Instant>, Failure> {
         let call = |channel, token| async move {
+            let sent = Instant::now();
             let asked = request(tokio_stream::once(LeaseKeepAliveRequest { id }), token);
             let mut answers = LeaseClient::new(channel).lease_keep_alive(asked).await?.into_inner();
             let answer = answers.message().await?;
-            answer.map(Response::new).ok_or_else(|| Status::unavailable("the lease was not renewed"))
+            let answer = answer.ok_or_else(|| Status::unavailable("the lease was not renewed"))?;
+            Ok(Response::new((answer.ttl > 0).then_some(sent)))
         };
-        Ok(self.repeat(Again::Always, call).await?.ttl > 0)
+        self.repeat(Again::Always, call).await
     }
 
     /// Ends a lease and what goes with it.

@@ -47,6 +47,14 @@ impl Failure {
         }
     }
 
+    /// The same of a call that only read: nothing was to be carried out.
+    pub(super) fn unsent(self) -> Self {
+        match self {
+            Self::Unknown(problem) => Self::Away(problem),
+            other => other,
+        }
+    }
+
     /// For who wanted to read.
     pub(super) fn reading(self, place: &Place) -> StoreError {
         let place = place.clone();

@@ -3,6 +3,9 @@
 //! A key that goes with a lease says so, and every write compares the revision that created it: whoever was away for
 //! longer than the lease, and does not know yet that another took over, writes nothing. Trusting the clock instead, as in
 //! "my lease cannot have run out yet", was rejected: a process can be stopped between the look and the write.
+//!
+//! For reads the clock is enough, as for the leases of leaders in Raft (Ongaro 2014, 6.4.1): what was all there was at the
+//! look, after the question came, is a right answer however long the process stops before it gives it.
 
 use std::{
     sync::{
@@ -12,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::{client::Again, failure::Failure, layout::number, shared::Shared, write};
 
@@ -61,6 +64,7 @@ impl Hold {
         (who, seconds): (&str, u64),
         last: Option<u64>,
     ) -> Result<Option<Self>, Failure> {
+        let begun = Instant::now();
         let id = shared.client.grant(seconds as i64).await?;
         let claim = write::claim(shared, last, (id, who));
         // One whose answer is lost finds the store taken when it is made again; the lease, which nobody renews, frees it.
@@ -71,7 +75,16 @@ impl Hold {
             return Ok(None);
         }
         shared.fence(answer.header.map_or(0, |header| number(header.revision)));
-        Ok(Some(Self { id, seconds, who: who.to_owned() }))
+        let hold = Self { id, seconds, who: who.to_owned() };
+        hold.renewed(shared, begun);
+        Ok(Some(hold))
+    }
+
+    /// Nobody else can take the store before the lease is over, which runs since `since` or later. A tenth less, for clocks
+    /// that do not run alike.
+    fn renewed(&self, shared: &Shared, since: Instant) {
+        let term = Duration::from_secs(self.seconds);
+        shared.until.send_replace(since + (term - term / 10));
     }
 
     /// Renews until the store is lost to somebody else. While etcd is away, nobody can take it. `current` is told of a new
@@ -80,8 +93,8 @@ impl Hold {
         loop {
             sleep(Duration::from_secs(self.seconds) / 3).await;
             match shared.client.renew(self.id).await {
-                Ok(true) => {}
-                Ok(false) => match self.retake(&shared).await {
+                Ok(Some(since)) => self.renewed(&shared, since),
+                Ok(None) => match self.retake(&shared).await {
                     Ok(Some(hold)) => {
                         current.store(hold.id, Relaxed);
                         self = hold;

@@ -29,9 +29,9 @@ use std::{
 use fairmesh_model::{Revision, StoreId};
 use fairmesh_rib::Batch;
 use tokio::{
-    sync::{mpsc, oneshot},
+    sync::{mpsc, oneshot, watch},
     task::AbortHandle,
-    time::timeout,
+    time::{Instant, timeout},
 };
 
 use super::{EtcdConfig, FAREWELL, failure::Failure};
@@ -133,7 +133,7 @@ impl PartitionedStore {
 
     async fn send(&self, batch: Batch) -> Result<u64, WriteError> {
         batch.validate()?;
-        let room = self.core.home.waiting.room(&batch, &self.core.home.client.place)?;
+        let room = self.core.room(&batch)?;
         let (answer, answered) = oneshot::channel();
         let core = self.core.clone();
         // A task of its own, so that a caller who leaves does not take the batch back half way.
@@ -169,6 +169,10 @@ impl Store for PartitionedStore {
 
     fn broken(&self) -> Option<&str> {
         self.core.home.broken()
+    }
+
+    fn held_until(&self) -> Option<watch::Receiver<Instant>> {
+        Some(self.core.home.until.subscribe())
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {

@@ -6,7 +6,10 @@ use std::sync::{
 use bytes::Bytes;
 use fairmesh_model::StoreId;
 use fairmesh_rib::Batch;
-use tokio::sync::Semaphore;
+use tokio::{
+    sync::{Semaphore, watch},
+    time::Instant,
+};
 
 use super::{
     client::{Again, Client},
@@ -32,6 +35,8 @@ pub(super) struct Shared {
     sent: Semaphore,
     /// The revision that proves that this process holds the store; 0 where it was not asked to.
     fence: AtomicU64,
+    /// Until when nobody else can hold the store.
+    pub(super) until: watch::Sender<Instant>,
     /// The newest revision that this process wrote, which may not have come back yet.
     written: AtomicU64,
     /// Whether taking hold is what writes `last`, and batches do not.
@@ -51,6 +56,7 @@ impl Shared {
             waiting: Waiting::default(),
             sent: Semaphore::new(MAX_SENT),
             fence: AtomicU64::new(0),
+            until: watch::Sender::new(Instant::now()),
             written: AtomicU64::new(revision),
             traces_holds: false,
             broken: OnceLock::new(),
@@ -62,6 +68,7 @@ impl Shared {
         tracing::error!(place = %self.client.place, reason, "the store cannot be used any more");
         // The first reason is the one that matters.
         let _ = self.broken.set(reason);
+        self.until.send_modify(|until| *until = Instant::now().min(*until));
         self.history.close();
     }
 

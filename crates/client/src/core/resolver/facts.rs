@@ -1,19 +1,22 @@
 //! The records of one service as they arrive, and what they amount to.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
 };
 
 use bytes::Bytes;
 use fairmesh_model::{
-    Endpoint, Invalid, Location, Policy, Prefix, Record, RecordKey, Region, Service, ServiceKind,
+    Endpoint, Invalid, Location, Policy, Prefix, Record, RecordKey, Region, Revision, Service, ServiceKind,
     ServiceName, ShardPart, Verdicts,
 };
 use fairmesh_router::Shards;
 use fairmesh_wire::{records, shards};
 
 use super::maps::{LARGE, MapName};
+
+/// So many versions of a large map that are not in use yet are told apart.
+const COMING: usize = 64;
 
 /// What has arrived of one service.
 #[derive(Debug)]
@@ -50,6 +53,8 @@ pub(super) struct ShardParts {
     large: Option<bool>,
     /// The version that the parts speak of.
     told: u64,
+    /// Versions that were told and are not in use yet, ascending, each with the last revision before it.
+    coming: VecDeque<(u64, Option<Revision>)>,
     shared: Option<Arc<Shards>>,
     /// The last version that cannot be used.
     failed: u64,
@@ -275,11 +280,13 @@ impl ShardParts {
     /// Takes the map that the agent handed over.
     pub(super) fn share(&mut self, shards: Arc<Shards>) {
         (self.shared, self.compiled, self.here) = (Some(shards), None, false);
+        self.settled();
     }
 
     /// This version cannot be used, and the one before stays; where there is none, the parts are read here.
     pub(super) fn failed(&mut self, version: u64) {
         self.failed = self.failed.max(version);
+        self.settled();
         self.read_here();
     }
 
@@ -291,6 +298,40 @@ impl ShardParts {
     /// Whether decisions rest on a map that is older than what is known of it, and the newer one is under way.
     pub(super) fn lags(&self) -> bool {
         self.shared.as_ref().is_some_and(|shared| shared.version() < self.told && self.failed < self.told)
+    }
+
+    /// Notes that all up to `before` was known when the version came that is told now.
+    pub(super) fn came_after(&mut self, before: Option<Revision>) {
+        if self.large != Some(true) || self.told <= self.reached() {
+            return;
+        }
+        // Versions count anew where the control plane has another store.
+        if self.coming.back().is_some_and(|(version, _)| *version > self.told) {
+            self.coming.clear();
+        }
+        let full = self.coming.len() == COMING;
+        match self.coming.back_mut() {
+            Some((version, _)) if *version == self.told => {}
+            // They come into use together as far as acknowledgements go: later than they might, and never too early.
+            Some((version, _)) if full => *version = self.told,
+            _ => self.coming.push_back((self.told, before)),
+        }
+    }
+
+    /// Up to where decisions rest on what arrived, while the map lags; `None` where that is not known. Where versions come
+    /// faster than tables are made the map always lags, and what has nothing to do with it must not wait for a pause.
+    pub(super) fn known_before(&self) -> Option<Revision> {
+        self.coming.front().and_then(|(_, before)| *before)
+    }
+
+    /// The version that decisions rest on, or that was given up after it.
+    fn reached(&self) -> u64 {
+        self.shared.as_ref().map_or(0, |shared| shared.version()).max(self.failed)
+    }
+
+    fn settled(&mut self) {
+        let reached = self.reached();
+        self.coming.retain(|(version, _)| *version > reached);
     }
 
     fn put(&mut self, key: &RecordKey, value: &Bytes) -> Result<(), Invalid> {
@@ -318,6 +359,7 @@ impl ShardParts {
     /// The service has no map any more.
     fn gone(&mut self) {
         (self.shared, self.large, self.told) = (None, Some(false), 0);
+        self.coming.clear();
     }
 
     fn forget(&mut self, gone: impl Fn(&str) -> bool) {

@@ -149,7 +149,7 @@ impl<L: Lane> Worker<L> {
     }
 
     fn update(&mut self, update: Update) {
-        self.revision = Some(update.revision);
+        let before = self.revision.replace(update.revision);
         let snapshots = update.snapshots.iter().map(|snapshot| snapshot.age);
         if let Some(age) = snapshots.chain(update.resumed.iter().map(|resumed| resumed.age)).max() {
             self.age.send_modify(|known| known.arrived(age, Instant::now()));
@@ -164,6 +164,7 @@ impl<L: Lane> Worker<L> {
         for key in &update.deletes {
             self.delete(key);
         }
+        self.tracked.values_mut().for_each(|tracked| tracked.facts.shards.came_after(before));
     }
 
     fn snapshot(&mut self, snapshot: Snapshot) {
@@ -312,10 +313,18 @@ impl<L: Lane> Worker<L> {
                 tracked.stale = false;
             }
         }
-        let lags = self.tracked.values().any(|tracked| tracked.facts.shards.lags());
-        if let Some(revision) = self.revision.filter(|_| !lags) {
+        if let Some(revision) = self.applied() {
             self.handle.ack(revision);
         }
+    }
+
+    /// Up to where decisions rest on what arrived; `None` where that is not known.
+    fn applied(&self) -> Option<Revision> {
+        let latest = self.revision?;
+        let here = |at: &Revision| (at.store, at.partition) == (latest.store, latest.partition);
+        let shards = self.tracked.values().map(|tracked| &tracked.facts.shards);
+        let lagging = shards.filter(|shards| shards.lags()).map(|shards| shards.known_before().filter(here));
+        lagging.chain([Some(latest)]).min_by_key(|at| at.map(|at| at.number)).flatten()
     }
 
     fn unsettled(&self) -> bool {

@@ -58,8 +58,8 @@ fn large_write(users: &Users) -> Result<(), String> {
     })
 }
 
-/// The control plane that serves reaches etcd no longer, and everybody else still reaches it. It cannot know whether another
-/// has taken over, and so serves on what it has: reads there are stale until it reaches etcd again, and ends.
+/// The control plane that serves reaches etcd no longer, and everybody else still reaches it. It knows when another may have
+/// taken over: it answers no reads from then on, and who follows it turns to the other.
 pub(super) fn cut_off_from_etcd(suite: &Suite) -> String {
     let fleet = &suite.fleet;
     let serving = fleet.serving();
@@ -69,12 +69,17 @@ pub(super) fn cut_off_from_etcd(suite: &Suite) -> String {
     };
     let ends = fleet.controls[serving].ends();
     let cut = now();
-    suite.users.recorder.expect_stale(true);
     reach(false);
     suite.goes_on();
     let took = cut.elapsed();
+    let newest = suite.users.recorder.newest() as f64;
+    suite.until("who followed it has what was written since, and knows that it is current", || {
+        let current = fleet.root.metric("fairmesh_replica_revision").is_some_and(|at| at >= newest);
+        current && fleet.root.metric("fairmesh_replica_data_age_seconds") == Some(0.0)
+    });
+    let turned = cut.elapsed();
     reach(true);
     suite.until("the one that was deposed has ended", || fleet.controls[serving].ends() > ends);
-    suite.users.recorder.expect_stale(false);
-    format!("writes went on {:.1} s after", took.as_secs_f64())
+    let [took, turned] = [took, turned].map(|time| time.as_secs_f64());
+    format!("writes went on {took:.1} s after, and the root followed the other within {turned:.1} s")
 }

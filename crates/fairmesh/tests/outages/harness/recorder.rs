@@ -2,7 +2,7 @@ use std::{
     mem::take,
     sync::{
         Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Instant,
 };
@@ -25,8 +25,6 @@ pub(crate) struct Recorder {
     acknowledged: AtomicU64,
     /// The newest revision that any writer was told.
     newest: AtomicU64,
-    /// Whether a control plane may serve that cannot know that it was deposed.
-    stale: AtomicBool,
 }
 
 impl Recorder {
@@ -39,7 +37,6 @@ impl Recorder {
             start: Mutex::default(),
             acknowledged: AtomicU64::new(0),
             newest: AtomicU64::new(0),
-            stale: AtomicBool::new(false),
         }
     }
 
@@ -55,15 +52,7 @@ impl Recorder {
         self.writes.lock().unwrap().push(write);
     }
 
-    /// Reads at control planes that end from now on need not be linearizable, or have to be again.
-    pub(crate) fn expect_stale(&self, stale: bool) {
-        self.stale.store(stale, Relaxed);
-    }
-
-    pub(crate) fn read(&self, mut read: Read) {
-        if self.stale.load(Relaxed) {
-            read.at_least.get_or_insert(0);
-        }
+    pub(crate) fn read(&self, read: Read) {
         self.reads.lock().unwrap().push(read);
     }
 

@@ -5,6 +5,9 @@
 //! again as it is: whichever of the two etcd carries out first moves the lane, the other finds it moved, and what the lane
 //! says tells whether the batch is committed. Without it, one that was delayed on the way could overwrite a later one.
 
+#[cfg(test)]
+mod tests;
+
 use std::{
     collections::HashMap,
     fmt::Debug,
@@ -25,8 +28,9 @@ use super::{
         client::{self, Again, Client},
         failure::Failure,
         layout::Layout,
-        proto::{Compare, KeyValue, RequestOp, TxnRequest, TxnResponse, compare},
+        proto::{Compare, KeyValue, RangeRequest, RequestOp, TxnRequest, TxnResponse, compare},
         shared::Shared,
+        waiting::Waiting,
     },
     change::{self, Change, Unmet},
 };
@@ -44,10 +48,12 @@ pub(super) struct Cluster {
     fence: Fence,
     /// Held while a batch is under way; whoever has it alone knows that none is.
     pub(super) gate: Arc<RwLock<()>>,
+    /// For batches of this part alone: those of one that does not answer take no room from others.
+    pub(super) waiting: Waiting,
     turns: Arc<Semaphore>,
     free: Mutex<Vec<Lane>>,
     /// For what moves records as they are, one at a time.
-    pub(super) copier: tokio::sync::Mutex<Lane>,
+    copier: tokio::sync::Mutex<Lane>,
     /// Whether it answered lately, for the log.
     away: AtomicBool,
 }
@@ -67,6 +73,8 @@ pub(super) enum Fence {
 pub(super) struct Lane {
     name: String,
     at: u64,
+    /// The greatest number that it was asked to carry. Beyond `at` it may have carried it, or still do: none is used again.
+    tried: u64,
 }
 
 /// A lane in one batch's hands, until this is dropped.
@@ -108,7 +116,7 @@ impl Cluster {
     ) -> Self {
         let lane = |name: String| {
             let at = meta.get(&name).map_or(0, |kv| lane_at(&kv.value));
-            Lane { name, at }
+            Lane { name, at, tried: at }
         };
         let free = (0..LANES).map(|i| lane(format!("lane/{i:02}"))).collect();
         Self {
@@ -117,6 +125,7 @@ impl Cluster {
             mark,
             fence,
             gate: Arc::default(),
+            waiting: Waiting::default(),
             turns: Arc::new(Semaphore::new(LANES)),
             free: Mutex::new(free),
             copier: tokio::sync::Mutex::new(lane("copier".into())),
@@ -156,6 +165,32 @@ impl Cluster {
         let change = Change::default().and(key, value);
         let answer = self.client.txn(Again::Always, self.transaction(None, &change)).await?;
         Ok(if answer.succeeded { Verdict::Written } else { self.unguarded(&change, answer) })
+    }
+
+    /// Carries out a change that is no revision, as [`Cluster::commit`] does.
+    pub(super) async fn carry(
+        &self,
+        change: &Change,
+        patience: &mut dyn Patience,
+    ) -> Result<Verdict, Failure> {
+        let mut lane = self.copier.lock().await;
+        if lane.tried > lane.at {
+            // What became of the last one is not known: it was given up, or its future was dropped.
+            lane.at = self.stands(&lane).await.map_err(Failure::unsent)?;
+        }
+        let number = lane.next();
+        self.commit(&mut lane, number, change, patience).await
+    }
+
+    /// Where a lane stands in etcd.
+    async fn stands(&self, lane: &Lane) -> Result<u64, Failure> {
+        Ok(self.value(&lane.name).await?.map_or(0, |value| lane_at(&value)))
+    }
+
+    /// What stands at a key of `meta`.
+    pub(super) async fn value(&self, name: &str) -> Result<Option<Bytes>, Failure> {
+        let ask = RangeRequest { key: self.layout.meta(name), ..RangeRequest::default() };
+        Ok(self.client.range(ask).await?.kvs.into_iter().next().map(|kv| kv.value))
     }
 
     /// Carries a change out exactly once or not at all, under a number that the lane has not had. Tries until that is
@@ -314,9 +349,10 @@ impl Drop for Turn {
 }
 
 impl Lane {
-    /// A number that it has not had, for changes that are no revisions.
-    pub(super) fn next(&self) -> u64 {
-        self.at + 1
+    /// A number that nothing was sent under, for changes that are no revisions.
+    fn next(&mut self) -> u64 {
+        self.tried = self.tried.max(self.at) + 1;
+        self.tried
     }
 }
 

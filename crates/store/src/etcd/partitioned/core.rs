@@ -10,10 +10,10 @@ use fairmesh_rib::{Batch, Op};
 use tokio::{sync::Semaphore, time::sleep};
 
 use super::{
-    super::{EtcdConfig, shared::Shared},
+    super::{EtcdConfig, shared::Shared, waiting::Room},
     cluster::{Cluster, Verdict},
     keys::Keys,
-    map::PartitionMap,
+    map::{HOME, PartitionMap},
     sequence::Sequence,
     split::Move,
     sweep::carry,
@@ -98,6 +98,18 @@ impl Core {
 
     pub(super) fn set_routes(&self, routes: Routes) {
         *self.routes.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(routes);
+    }
+
+    /// Room for a batch to wait: in its part, or among those over several parts.
+    pub(super) fn room(&self, batch: &Batch) -> Result<Room, WriteError> {
+        let routes = self.routes();
+        let mut parts = batch.ops.iter().map(|op| routes.map.part(&op.key));
+        let first = parts.next().unwrap_or(HOME);
+        let cluster = &routes.clusters[first];
+        match parts.all(|part| part == first) {
+            true => cluster.waiting.room(batch, &cluster.client.place),
+            false => self.home.waiting.room(batch, &self.home.client.place),
+        }
     }
 
     /// Notes what a committed batch wrote, where that is being copied.

@@ -15,13 +15,14 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use tokio::{
     sync::mpsc,
-    time::{Instant, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 use super::{
-    super::failure::Failure,
+    super::{client, failure::Failure},
     change::Change,
     cluster::{Cluster, Patience, Verdict},
     core::{Core, Routes, Watched},
@@ -67,7 +68,7 @@ pub enum SplitEvent {
         /// The bytes of their keys and values.
         bytes: u64,
     },
-    /// So many records are copied.
+    /// So many records are copied; left out while the one before is not read.
     Copied(u64),
     /// So many records are the same in both parts, but for what was written since.
     Verified(u64),
@@ -184,16 +185,31 @@ impl Core {
         Ok(())
     }
 
-    /// Puts the new map in force. Once it was sent, nothing is written to that part until it is certain that it is.
+    /// Puts the new map in force. Once it was sent, nothing is written to that part until it is certain that it is: what
+    /// follows deletes what the former map led to.
     async fn flip(&self, plan: &Move) -> Result<(), StoreError> {
         let home = &plan.before.clusters[HOME];
         let reading = |failure: Failure| failure.reading(&home.client.place);
-        let map = Change::raw(vec![(home.layout.meta(MAP), Some(plan.after.encode().into()))]);
-        let mut lane = home.copier.lock().await;
-        let number = lane.next();
-        match home.commit(&mut lane, number, &map, &mut Held(self)).await.map_err(reading)? {
-            Verdict::Written => {}
-            _ => return Err(refused(&home.client.place, "this process does not hold the store any more")),
+        let map: Bytes = plan.after.encode().into();
+        let change = Change::raw(vec![(home.layout.meta(MAP), Some(map.clone()))]);
+        match home.carry(&change, &mut Held(self)).await {
+            Ok(Verdict::Written) => {}
+            Ok(_) => {
+                return Err(refused(&home.client.place, "this process does not hold the store any more"));
+            }
+            Err(failure) => {
+                if let Failure::Unknown(problem) = &failure {
+                    self.home.broke(format!(
+                        "whether services were moved is not known ({problem}); start the process again"
+                    ));
+                }
+                return Err(reading(failure));
+            }
+        }
+        if self.map_at(home).await? != Some(map) {
+            let problem = "the map of its parts is not what this process wrote; start the process again";
+            self.home.broke(problem.into());
+            return Err(refused(&home.client.place, problem));
         }
         let mut clusters = plan.before.clusters.clone();
         if plan.to == clusters.len() {
@@ -201,6 +217,21 @@ impl Core {
         }
         self.set_routes(Routes { map: plan.after.clone(), clusters });
         Ok(())
+    }
+
+    /// The map that is in force, however long it takes to read it.
+    async fn map_at(&self, home: &Cluster) -> Result<Option<Bytes>, StoreError> {
+        let mut failures = 0;
+        loop {
+            match home.value(MAP).await {
+                Err(failure) if self.home.broken().is_some() => {
+                    return Err(failure.reading(&home.client.place));
+                }
+                Err(_) => failures += 1,
+                Ok(map) => return Ok(map),
+            }
+            sleep(client::pause(failures)).await;
+        }
     }
 
     /// Keeps a part from being written, once nothing is under way there.

@@ -66,10 +66,7 @@ impl Core {
 
 /// Writes keys of one part as they are to be, exactly once.
 pub(super) async fn carry(cluster: &Cluster, writes: Vec<(Bytes, Option<Bytes>)>) -> Result<(), Failure> {
-    let mut lane = cluster.copier.lock().await;
-    let (number, change) = (lane.next(), Change::raw(writes));
-    let mut patience = Until(Instant::now() + PATIENCE);
-    match cluster.commit(&mut lane, number, &change, &mut patience).await? {
+    match cluster.carry(&Change::raw(writes), &mut Until(Instant::now() + PATIENCE)).await? {
         Verdict::Written => Ok(()),
         verdict => Err(Failure::Unknown(format!("this process may not write there any more ({verdict:?})"))),
     }

@@ -115,19 +115,37 @@ impl Core {
                     wait = (wait * 2).min(LONGEST_WAIT);
                 }
                 Err(error) => {
-                    self.sequence.settle(number, None);
-                    if !certain || self.home.broken().is_some() {
+                    self.unless_unknown(number, &error);
+                    // What is certain is written under a former number: the caller must not be told that nothing is.
+                    if !certain {
                         return Err(error);
                     }
-                    caller.unsure(&error.to_string());
+                    if caller.unsure("it was written too late to be told of, and not anew yet") {
+                        return Err(error);
+                    }
                     sleep(client::pause(1)).await;
                 }
             }
         }
     }
 
-    /// Waits until the batch can be sent: there are lanes, nothing moves what it touches, and nobody else writes its keys.
+    /// Settles a number that nothing is written under. Where that is not certain it stays open, and this process ends:
+    /// readers who were told of a later one would never hear of it, and the next process does not know that they lack it.
+    fn unless_unknown(&self, number: u64, error: &WriteError) {
+        if let (WriteError::Unknown { problem, .. }, None) = (error, self.home.broken()) {
+            self.home
+                .broke(format!("what became of a batch is not known ({problem}); start the process again"));
+        }
+        if self.home.broken().is_none() {
+            self.sequence.settle(number, None);
+        }
+    }
+
+    /// Waits until the batch can be sent: nobody else writes its keys, there are lanes, and nothing moves what it touches.
     async fn take(&self, batch: &Batch) -> Taken<'_> {
+        // Before lanes: who waits for a key that a batch over several parts has may wait for a part that does not answer,
+        // and must not use up the lanes of one that does.
+        let keys = self.keys.hold(batch.ops.iter().map(|op| op.key.clone()).collect()).await;
         loop {
             let routes = self.routes();
             let parts = routes.divide(batch);
@@ -149,7 +167,6 @@ impl Core {
             }
             // What moved while this waited may be what it is about.
             if Arc::ptr_eq(&routes, &self.routes()) {
-                let keys = self.keys.hold(batch.ops.iter().map(|op| op.key.clone()).collect()).await;
                 return Taken { routes, parts, turns, _spanning: spanning, _gates: gates, _keys: keys };
             }
         }
@@ -207,7 +224,7 @@ impl Core {
         for (part, ops) in expecting {
             let cluster = &routes.clusters[*part];
             let conditions = Change::default().expecting(&cluster.layout, ops).conditions();
-            let verdict = cluster.check(&conditions).await;
+            let verdict = cluster.check(&conditions).await.map_err(Failure::unsent);
             match self.judge(cluster, ops, verdict) {
                 Ok(()) => {}
                 Err(WriteError::Conflict(conflict)) => conflicts.push(conflict),
@@ -235,7 +252,7 @@ impl Core {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             };
-            if patience.unsure(&error.to_string()) {
+            if patience.unsure("it is committed, and not carried out everywhere yet") {
                 return Err(error);
             }
             sleep(client::pause(1)).await;

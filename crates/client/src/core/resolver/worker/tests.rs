@@ -4,21 +4,28 @@ use std::{
 };
 
 use fairmesh_model::{
-    Endpoint, EndpointState, FULL_WEIGHT, InstanceId, Location, Policy, Protocol, Region, Service,
-    ServiceKind, StoreId,
+    Endpoint, EndpointState, FULL_WEIGHT, InstanceId, KeyRange, Location, Policy, Protocol, Region, Service,
+    ServiceKind, Shard, ShardId, ShardKey, ShardMap, ShardPart, StoreId,
 };
 use fairmesh_rib::{
     Entry,
     cache::Saved,
     upstream::{Backoff, Upstream, UpstreamConfig},
 };
-use fairmesh_router::Held;
-use fairmesh_wire::transport::Address;
+use fairmesh_router::{Held, Shards};
+use fairmesh_wire::{shards::encode_map, transport::Address, v1};
+use prost::Message;
 use tempfile::TempDir;
 use tokio::time::{advance, sleep, timeout};
 
 use super::*;
-use crate::core::{Subscription, View, resolver::Follower};
+use crate::core::{
+    Subscription, View,
+    resolver::{
+        Follower,
+        maps::{LARGE, MapName},
+    },
+};
 
 /// Counts how often it was looked at, with all others.
 #[derive(Clone, Debug)]
@@ -319,4 +326,69 @@ async fn only_what_is_still_wanted_is_asked_for_again() {
     strict.locality.local_only = true;
     rig.tell(Event::Update(update([(Prefix::from(&policy), vec![entry(&policy, strict)])])));
     assert!(rig.worker.refused.keys().eq([&Prefix::topology()]), "{:?}", rig.worker.refused);
+}
+
+/// A shard map, and what tells its version and that it is large.
+fn large(version: u64) -> (Arc<Shards>, (Arc<str>, Entry)) {
+    let shard = Shard { id: ShardId(1), start: ShardKey(0), replicas: vec![] };
+    let map = ShardMap { version, interval: KeyRange::ALL, shards: vec![shard] };
+    let key = RecordKey::ShardManifest(name(), ShardPart::Ranges);
+    let manifest = v1::ShardManifest::decode(encode_map(&name(), &map).remove(&key).unwrap()).unwrap();
+    let value = v1::ShardManifest { shards: LARGE, ..manifest }.encode_to_vec().into();
+    (Arc::new(Shards::compile(&map)), (key.to_string().into(), Entry { value, revision: version }))
+}
+
+impl Rig {
+    /// Another version of the large map is told, at a revision ten times its number.
+    fn version(&mut self, version: u64) {
+        let revision = Revision { number: 10 * version, ..revision() };
+        self.tell(Event::Update(Update { puts: vec![large(version).1], ..Update::empty(revision) }));
+    }
+
+    fn hand_over(&mut self, version: u64) {
+        let name = MapName { service: name(), region: None };
+        self.tell(Event::Map(Heard::Map(name, large(version).0)));
+    }
+
+    fn applied(&self) -> Option<u64> {
+        self.worker.applied().map(|at| at.number)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn versions_that_come_faster_than_tables_hold_nothing_back_but_themselves() {
+    let mut rig = rig();
+    let (maps, _asked) = mpsc::unbounded_channel();
+    rig.worker.maps = Some(maps);
+    let _subscription = rig.follow();
+    let (service, policy) = (RecordKey::Service(name()), RecordKey::Policy(name()));
+    let declared = Service { kind: ServiceKind::Sharded, protocol: Protocol::Http2, virtual_address: None };
+    rig.tell(Event::Update(update([
+        (Prefix::topology(), vec![]),
+        (Prefix::from(&service), vec![entry(&service, declared)]),
+        (Prefix::from(&policy), vec![]),
+        (Prefix::endpoints(&name(), None), vec![]),
+    ])));
+    rig.version(1);
+    rig.hand_over(1);
+    assert_eq!(rig.applied(), Some(10));
+    // The table is always one version behind, and sometimes several.
+    for version in 2..10 {
+        rig.version(version);
+        assert_eq!(rig.applied(), Some(10 * (version - 1)), "all but the last version is in use");
+        rig.version(version + 1);
+        assert_eq!(rig.applied(), Some(10 * (version - 1)), "two are not in use");
+        rig.hand_over(version);
+        assert_eq!(rig.applied(), Some(10 * version));
+    }
+    // However many are under way, too much is never said.
+    (11..200).for_each(|version| rig.version(version));
+    assert_eq!(rig.applied(), Some(90));
+    rig.hand_over(100);
+    assert!(rig.applied().is_some_and(|at| (90..=1000).contains(&at)), "{:?}", rig.applied());
+    rig.version(200);
+    rig.hand_over(199);
+    assert_eq!(rig.applied(), Some(1990));
+    rig.hand_over(200);
+    assert_eq!(rig.applied(), Some(2000));
 }
