@@ -11,9 +11,9 @@ mod tree;
 pub use holdings::{Holding, HoldingNumbers, Holdings};
 pub use segment::{Rows, Segment, Words};
 
-/// How many shards a segment is made of. A change of one shard makes its segment anew, two megabytes of the millions of
-/// shards of a large map; smaller ones would make a list of them that does not stay in the nearest cache.
-pub const SEGMENT_SHARDS: usize = 65_536;
+/// How many shards a segment is made of. A change of one shard makes its segment anew; smaller ones would make a list of them
+/// that does not stay in the nearest cache. So many with two copies each and keys of 128 bits fill one large page of two megabytes.
+pub const SEGMENT_SHARDS: usize = 86_016;
 
 /// A shard map compiled for look-ups. Independent of endpoints and caller, so compile it once a version and share it.
 ///
@@ -178,7 +178,8 @@ impl Shards {
     /// [copies](Located::copies), as the number of one of the [`holdings`](Self::holdings).
     #[inline]
     pub fn copy(&self, located: &Located, i: usize) -> u32 {
-        let copy = self.segments[located.segment as usize].copy(located.line, located.from as usize + i);
+        let copy =
+            self.segments[located.segment as usize].copy(located.line as usize, located.from as usize + i);
         // There is one, as was checked when the segment was read.
         copy.unwrap_or_default()
     }

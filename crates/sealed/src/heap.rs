@@ -9,11 +9,8 @@
 pub fn trim() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
-        unsafe extern "C" {
-            fn malloc_trim(pad: usize) -> std::ffi::c_int;
-        }
         // SAFETY: `int malloc_trim(size_t)` of the C library that is linked anyway; it may be called by any thread at any time
         // and touches only what nobody holds.
-        unsafe { malloc_trim(0) };
+        unsafe { libc::malloc_trim(0) };
     }
 }

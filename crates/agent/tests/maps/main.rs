@@ -5,6 +5,7 @@ mod world;
 
 use fairmesh_model::{Prefix, RecordKey, Shard, ShardId, ShardKey, ShardMap};
 use fairmesh_rib::server::Backend;
+use fairmesh_router::SEGMENT_SHARDS;
 use fairmesh_sealed::{Channel, Sealed};
 use fairmesh_wire::{
     handshake,
@@ -20,7 +21,7 @@ use world::{BOUND, World, cart, comes_to, mapped, replica};
 static ALONE: Mutex<()> = Mutex::const_new(());
 
 /// Two tables of shards, one of holders.
-const LARGE: u32 = 70_000;
+const LARGE: u32 = 90_000;
 /// Cuts a shard in two.
 fn split(map: &mut ShardMap, place: usize) {
     let id = ShardId(map.shards.iter().map(|shard| shard.id.0).max().unwrap() + 1);
@@ -76,11 +77,12 @@ async fn every_change_reaches_every_program_and_what_is_old_is_freed() {
     }
     // Splits on both sides of where one table ends and in a chunk across it, a merge inside, and one of the shard with
     // which a table begins.
-    for place in [65_535, 65_536, 65_540, 40_000] {
+    let next = SEGMENT_SHARDS;
+    for place in [next - 1, next, next + 4, 40_000] {
         world.change(|map| split(map, place));
         agree(&programs, &world).await;
     }
-    for place in [40_001, 65_537, 65_536, 65_535] {
+    for place in [40_001, next + 1, next, next - 1] {
         world.change(|map| drop(map.shards.remove(place)));
         agree(&programs, &world).await;
     }
