@@ -37,7 +37,7 @@ use crate::{
     BoxError,
     core::{Clock, Lane},
     socket,
-    stats::Counters,
+    stats::{Counters, OpenConnection},
 };
 
 /// How long a connection may take to come about.
@@ -130,14 +130,29 @@ impl Line {
     }
 
     async fn connect(&self) -> Result<TcpStream, SendError> {
+        let stream = self.reach().await?;
+        if self.multiplexed {
+            socket::limit_silence(&stream);
+        }
+        Ok(stream)
+    }
+
+    /// A connection for whatever its user makes of it, whichever protocol is declared; `connected_by` as for
+    /// [`send`](Self::send).
+    pub(crate) async fn open_raw(
+        &self,
+        connected_by: Instant,
+    ) -> Result<(TcpStream, OpenConnection), SendError> {
+        let stream = by(connected_by, self.reach()).await?;
+        Ok((stream, self.counters.open_connection()))
+    }
+
+    async fn reach(&self) -> Result<TcpStream, SendError> {
         let reached = Plaintext.reach(self.address, self.local);
         let connected = tokio::time::timeout(CONNECT_TIMEOUT, reached).await;
         let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection within 2 s");
         let stream = connected.unwrap_or_else(|_| Err(late())).map_err(SendError::Unreachable)?;
         socket::prepare(&stream);
-        if self.multiplexed {
-            socket::limit_silence(&stream);
-        }
         Ok(stream)
     }
 
