@@ -3,6 +3,7 @@
 //! afterwards.
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
+mod attacks;
 mod balance;
 mod control;
 mod demo;
@@ -18,3 +19,4 @@ mod server;
 mod shards;
 mod starved;
 mod stop;
+mod tunnels;
