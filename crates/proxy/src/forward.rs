@@ -124,7 +124,7 @@ impl Forwarder {
         if let Some(trace) = &trace {
             decision::tell(target.handle.name(), trace, answer.headers_mut());
         }
-        self.note((&method, uri.path()), origin, target, (answer.status(), fault), began);
+        self.note((&method, uri.path(), began), origin, target, (answer.status(), fault));
         answer
     }
 
@@ -148,11 +148,10 @@ impl Forwarder {
     /// Counts a request that was answered with this status, and logs it.
     fn note(
         &self,
-        (method, path): (&Method, &str),
+        (method, path, began): (&Method, &str, Instant),
         origin: &Origin,
         target: &Target,
         (status, fault): (StatusCode, Option<FaultKind>),
-        began: Instant,
     ) {
         let took = began.elapsed();
         target.golden.answered(status, took);

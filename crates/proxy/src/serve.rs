@@ -102,7 +102,7 @@ impl Serving {
             };
             let Some((stream, caller, permit)) = accepted else { continue };
             let place = Arc::new(Place::new(&self.forwarder.metrics, permit));
-            let begun = self.clone().begin(stream, caller, Arc::clone(&listen), place, stopping.clone());
+            let begun = self.clone().begin((stream, caller), Arc::clone(&listen), place, stopping.clone());
             connections.spawn(begun);
         }
     }
@@ -136,8 +136,7 @@ impl Serving {
     /// Finds out who connected, and serves what is spoken here.
     async fn begin(
         self,
-        mut stream: TcpStream,
-        caller: SocketAddr,
+        (mut stream, caller): (TcpStream, SocketAddr),
         listen: Arc<Listen>,
         place: Arc<Place>,
         stopping: CancellationToken,

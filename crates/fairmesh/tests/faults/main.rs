@@ -5,6 +5,7 @@
 
 mod attacks;
 mod balance;
+mod conformance;
 mod control;
 mod demo;
 mod errors;

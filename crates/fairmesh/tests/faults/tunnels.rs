@@ -10,7 +10,9 @@ use tokio::{
 };
 
 use crate::harness::{
-    PATIENCE, Proxy, RawServer, World, beside_others, free_port, read_head, read_to_end, say, until,
+    PATIENCE, Proxy, RawServer, World, beside_others, free_port,
+    h2::{self, DATA, END_HEADERS, END_STREAM, HEADERS, frame},
+    read_head, read_to_end, say, until,
 };
 
 const SWITCH: &str =
@@ -80,8 +82,7 @@ async fn a_server_that_does_not_switch_is_answered_as_any_other() {
         .await
         .unwrap();
     assert!(read_head(&mut program).await.starts_with("http/1.1 426 "));
-    // The connections of both sides go on.
-    // A POST, which is not repeated.
+    // The connections of both sides go on. A POST, which is not repeated.
     let plain = b"POST /plain HTTP/1.1\r\nhost: one.shop\r\ncontent-length: 0\r\n\r\n";
     program.write_all(plain).await.unwrap();
     assert!(read_head(&mut served).await.starts_with("post /plain "));
@@ -151,6 +152,38 @@ async fn connect_leads_to_services_of_the_mesh_and_to_nothing_else() {
     assert_eq!(proxy.metric("requests_refused_total").await, 3.0);
     let metrics = proxy.page("/metrics").await;
     assert!(!metrics.contains("com/example"), "names that nobody declared are no labels: {metrics}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connect_over_http2_is_a_tunnel_beside_other_requests() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let server = RawServer::start(&world, "shop/one", "one").await;
+    let proxy = Proxy::start(&world).await;
+    let mut program = h2::connect(&proxy.by_host, &[]).await;
+    let asked = [&b"\x02\x07CONNECT\x01\x0c"[..], b"one.shop:443"].concat();
+    for stream in [1, 3] {
+        program.write_all(&frame(HEADERS, END_HEADERS, stream, &asked)).await.unwrap();
+        let mut served = server.accept().await;
+        program.write_all(&frame(DATA, END_STREAM, stream, b"ping")).await.unwrap();
+        assert_eq!(read_to_end(&mut served).await, b"ping");
+        served.write_all(b"pong").await.unwrap();
+        drop(served);
+        let (mut said, mut ended, mut status) = (Vec::new(), false, Vec::new());
+        while !ended {
+            let came = h2::read(&mut program).await.expect("the connection goes on");
+            ended = matches!(came.kind, DATA | HEADERS) && came.flags & END_STREAM != 0;
+            match came.kind {
+                HEADERS => status = came.payload,
+                DATA => said.extend(came.payload),
+                _ => {}
+            }
+        }
+        // 200, as the static table has it.
+        assert_eq!((status.first(), &said[..]), (Some(&0x88), &b"pong"[..]));
+    }
+    proxy.counts("tunnels_open", 0.0).await;
+    assert_eq!((proxy.metric("tunnels_total").await, proxy.metric("connections_open").await), (2.0, 1.0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

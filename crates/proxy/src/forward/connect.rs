@@ -63,7 +63,7 @@ impl Forwarder {
             }
             Err(fault) => (self.unconnected(&fault, origin, &target), Some(fault.kind())),
         };
-        self.note((&Method::CONNECT, &named), origin, &target, (answer.status(), fault), began);
+        self.note((&Method::CONNECT, &named, began), origin, &target, (answer.status(), fault));
         answer
     }
 
