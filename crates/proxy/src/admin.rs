@@ -117,7 +117,7 @@ fn text(state: &State) -> String {
 fn connections(registry: &mut Registry, metrics: &Metrics) {
     let open = ConstGauge::new(metrics.open.load(Relaxed));
     registry.register("connections_open", "Connections of programs", open);
-    let counters: [(&str, &str, &AtomicU64); 8] = [
+    let counters: [(&str, &str, &AtomicU64); 9] = [
         ("connections_accepted", "Connections of programs accepted", &metrics.accepted),
         ("connections_broken", "Connections of programs that ended early", &metrics.broken),
         ("connections_cut", "Connections cut off at the end of a drain", &metrics.cut),
@@ -127,6 +127,7 @@ fn connections(registry: &mut Registry, metrics: &Metrics) {
             "Waits for a place or a descriptor before a connection was accepted",
             &metrics.accepts_delayed,
         ),
+        ("answers_not_taken", "Answers that were dropped since nobody made room for them", &metrics.untaken),
         ("requests_for_nobody", "Requests for no service", &metrics.nobody),
         ("requests_refused", "Requests for what a proxy does not do", &metrics.refused),
         ("log_lines_dropped", "Access log lines that nobody read in time", &metrics.log_lines_dropped),

@@ -22,6 +22,7 @@ mod serve;
 mod service;
 mod tcp;
 mod tunnel;
+mod untaken;
 
 use std::{future::Future, sync::Arc, time::Duration};
 

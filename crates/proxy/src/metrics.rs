@@ -37,6 +37,8 @@ pub(crate) struct Metrics {
     pub(crate) cut: AtomicU64,
     /// Connections cut off since they took back most of what they asked.
     pub(crate) restless: AtomicU64,
+    /// Answers over HTTP/2 that were dropped since their programs made no room for them.
+    pub(crate) untaken: AtomicU64,
     /// Requests for no service.
     pub(crate) nobody: AtomicU64,
     /// Requests for what a proxy does not do.

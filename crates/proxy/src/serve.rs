@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use http::Version;
 use hyper::service::service_fn;
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -32,6 +33,7 @@ use crate::{
     place::Place,
     restless::Restless,
     tcp,
+    untaken::{AnswerBody, Answers},
 };
 
 /// How long to wait before accepting again when the system refuses, as it does when file descriptors run out.
@@ -175,14 +177,20 @@ impl Serving {
         let silent = silence(Arc::clone(&heard), self.limits.head);
         let restless = Arc::<Restless>::default();
         let requests = Arc::clone(&restless);
+        let answers = Arc::<Answers>::default();
+        let watched = Arc::clone(&answers);
         let service = service_fn(move |request| {
             heard.store(true, Relaxed);
             let (forwarder, origin) = (Arc::clone(&forwarder), Arc::clone(&origin));
-            let waiting = requests.begin();
+            let (waiting, answers) = (requests.begin(), Arc::clone(&watched));
             async move {
+                let version = request.version();
                 let answer = forwarder.answer(request, &origin).await;
                 waiting.answered();
-                Ok::<_, Infallible>(answer)
+                Ok::<_, Infallible>(match version {
+                    Version::HTTP_2 => answers.watch(answer),
+                    _ => answer.map(AnswerBody::Plain),
+                })
             }
         });
         let builder = self.builder();
@@ -193,6 +201,7 @@ impl Serving {
                 count(&metrics.broken);
                 return;
             }
+            () = answers.look(self.limits.head, metrics) => return,
             () = restless.enough() => {
                 count(&metrics.restless);
                 return;

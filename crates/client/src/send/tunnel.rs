@@ -75,6 +75,7 @@ async fn tries(handle: &Handle, parts: Parts) -> Result<Tunnel, Fault> {
 fn judge(error: SendError, call: &Call<'_, Arc<Line>>, line: &Line) -> (Ending, Fault) {
     let (ending, what) = match error {
         SendError::NoTime => (Ending::Unsent, "could not be reached in half of the time that was left"),
+        SendError::Exhausted(_) => (Ending::Abandoned, "cannot be connected to from here"),
         _ => (Ending::Unreachable, "cannot be reached"),
     };
     let (name, target) = (call.target().name(), line.target());
