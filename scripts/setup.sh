@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Makes a machine ready for what its arguments name: `build` (compile and test), `demo`, `deny`, `etcd`, `fuzz`, `hosts`.
+# Makes a machine ready for what its arguments name: `build` (compile and test), `demo`, `deny`, `etcd`, `fuzz`, `h2spec`, `hosts`.
 # Installs only what is missing, says what and why before it does, and changes nothing otherwise.
 set -euo pipefail
 
 rust_needed=1.95
 deny_version=0.20.2
 fuzz_version=0.13.2
+h2spec_version=2.2.1
 tools="${XDG_CACHE_HOME:-$HOME/.cache}/fairmesh/tools"
 
 say() { printf 'setup: %s\n' "$*" >&2; }
@@ -68,6 +69,18 @@ setup_fuzz() {
     rm -rf "$tools/build"
 }
 
+setup_h2spec() {
+    [ -x "$tools/bin/h2spec" ] && return
+    command -v h2spec >/dev/null && return
+    command -v go >/dev/null || die "h2spec, which tests how HTTP/2 is spoken, is written in Go. Install Go as https://go.dev says, then run this again"
+    say "h2spec tests how HTTP/2 is spoken: building $h2spec_version into $tools (about a minute)"
+    # In a module of its own: this one names no versions of what it needs, which `go install` would refuse.
+    local module package=github.com/summerwind/h2spec/cmd/h2spec
+    module=$(mktemp -d)
+    (cd "$module" && go mod init tools && go get "$package@v$h2spec_version+incompatible" && go build -o "$tools/bin/h2spec" "$package") >&2
+    rm -rf "$module"
+}
+
 setup_hosts() {
     command -v ip >/dev/null || apt_install "tests of outages make network namespaces" iproute2
 }
@@ -79,7 +92,8 @@ for part in "$@"; do
         deny) setup_deny ;;
         etcd) setup_etcd ;;
         fuzz) setup_fuzz ;;
+        h2spec) setup_h2spec ;;
         hosts) setup_hosts ;;
-        *) die "there is no part '$part'; give build, demo, deny, etcd, fuzz or hosts" ;;
+        *) die "there is no part '$part'; give build, demo, deny, etcd, fuzz, h2spec or hosts" ;;
     esac
 done

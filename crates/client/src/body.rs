@@ -20,6 +20,7 @@ use crate::{
     headers::GRPC_STATUS,
     send::{has_erred, learn_from_trailers, violates_protocol},
     transport::{Incoming, Line, Reply, Stream},
+    tunnel::Tunnel,
 };
 
 /// The body of an answer; also a simple body for requests.
@@ -66,10 +67,19 @@ impl Body {
                 Self { source: Source::H2 { stream, data_ended, _place: reply.stream }, attempt }
             }),
         };
-        if response.body().source.is_end() {
+        // After 101 the try goes on with what the connection carries from there on.
+        if response.body().source.is_end() && !response.body().source.is_switched() {
             response.body_mut().end();
         }
         response
+    }
+
+    /// The connection behind an answer of status 101, which carries the protocol that the request asked for; `None` of any other
+    /// answer. The call's deadline ends nothing there.
+    pub fn into_tunnel(self) -> Option<Tunnel> {
+        let (Source::H1(body), Some(attempt)) = (self.source, self.attempt) else { return None };
+        let (io, input, open) = body.into_raw()?;
+        Some(Tunnel::new(io, input, open, attempt))
     }
 
     /// The body was read to its end: the try is over, and the connection may carry another.
@@ -105,6 +115,10 @@ impl Source {
             Self::H1(body) => body.is_end_stream(),
             Self::H2 { stream, .. } => stream.is_end_stream(),
         }
+    }
+
+    fn is_switched(&self) -> bool {
+        matches!(self, Self::H1(body) if body.is_switched())
     }
 
     fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
@@ -222,6 +236,17 @@ impl Attempt {
             alarm.as_mut().reset(deadline);
         }
         false
+    }
+
+    /// Counts as a stream from now on, since nobody knows how long it will take.
+    pub(crate) fn into_stream(mut self) -> Self {
+        self.is_stream = self.line.endpoint().becomes_stream();
+        self
+    }
+
+    /// Where it goes.
+    pub(crate) fn line(&self) -> &Line {
+        &self.line
     }
 
     /// Learns what trailers say: how busy the gRPC server is, and whether it failed.

@@ -56,3 +56,8 @@ fn has_word(headers: &HeaderMap, name: header::HeaderName, word: &[u8]) -> bool 
 pub fn says_close(headers: &HeaderMap) -> bool {
     has_word(headers, header::CONNECTION, b"close")
 }
+
+/// Whether the head of a request asks to speak another protocol from its answer on (RFC 9110 7.8).
+pub fn says_upgrade(headers: &HeaderMap) -> bool {
+    has_word(headers, header::CONNECTION, b"upgrade") && headers.contains_key(header::UPGRADE)
+}

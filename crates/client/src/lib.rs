@@ -35,6 +35,7 @@ mod socket;
 mod stats;
 mod trace;
 mod transport;
+mod tunnel;
 
 pub use body::Body;
 pub use core::CallContext;
@@ -46,3 +47,4 @@ pub use mesh::{Mesh, MeshBuilder};
 pub use service::ServiceHandle;
 pub use stats::Stats;
 pub use trace::{Trace, Tried};
+pub use tunnel::Tunnel;

@@ -3,6 +3,7 @@
 mod answer;
 mod request;
 mod terms;
+mod tunnel;
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,6 +14,7 @@ use self::{answer::judge, request::Copy, terms::Terms};
 pub(crate) use self::{
     answer::{has_erred, learn_from_trailers, violates_protocol},
     request::{View as HeadersView, authority},
+    tunnel::connect,
 };
 use crate::{
     CallContext, Fault, FaultKind, Retry,

@@ -20,6 +20,7 @@ use crate::{
     mesh::Shared,
     send,
     transport::{Line, Outgoing},
+    tunnel::Tunnel,
 };
 
 /// A service to call: cheap to clone, and a `tower::Service` that is always ready.
@@ -145,6 +146,19 @@ impl ServiceHandle {
             .await
             .map_err(|error| Fault::new(FaultKind::Invalid, "the request's body failed").caused_by(error))?;
         send::call(&self.inner, head, body).await
+    }
+}
+
+impl ServiceHandle {
+    /// Connects to a server of the service, for bytes that are no HTTP. It is picked as for a request with this head, and
+    /// where it cannot be reached, another one is.
+    ///
+    /// Key, role and deadline come as for [`send`](Self::send); the deadline, like the policy's timeout, is for connecting.
+    ///
+    /// # Errors
+    /// When no server could be connected to; see [`FaultKind`].
+    pub async fn connect(&self, request: Request<()>) -> Result<Tunnel, Fault> {
+        send::connect(&self.inner, request.into_parts().0).await
     }
 }
 

@@ -37,7 +37,7 @@ use crate::{
     BoxError,
     core::{Clock, Lane},
     socket,
-    stats::Counters,
+    stats::{Counters, OpenConnection},
 };
 
 /// How long a connection may take to come about.
@@ -45,6 +45,10 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Whoever did not take a connection in this time is taken for gone. Shorter waits say more about the call's deadline.
 const ENOUGH: Duration = Duration::from_millis(250);
+
+/// What systems say that have no file descriptor left for anybody (`ENFILE`) or for this process (`EMFILE`), for which the
+/// standard library has no words.
+const NO_DESCRIPTOR: [i32; 2] = [23, 24];
 
 /// After how many rounds of tidying without a call a connection is closed. The resolver tidies every 30 s, so: 90 s.
 const IDLE_ROUNDS: u32 = 3;
@@ -97,6 +101,11 @@ pub(crate) enum SendError {
     /// No connection within the little time that the call could wait for one.
     #[error("no connection in the time that there was")]
     NoTime,
+    /// No connection, since this machine has no descriptor or port left for one: says nothing of the server.
+    #[error(
+        "this machine has no file descriptor or port left; raise its limits (ulimit -n), or have fewer connections"
+    )]
+    Exhausted(#[source] io::Error),
     /// The server refused to look at the request.
     #[error("the server refused the request unseen")]
     Refused(#[source] BoxError),
@@ -130,14 +139,29 @@ impl Line {
     }
 
     async fn connect(&self) -> Result<TcpStream, SendError> {
-        let reached = Plaintext.reach(self.address, self.local);
-        let connected = tokio::time::timeout(CONNECT_TIMEOUT, reached).await;
-        let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection within 2 s");
-        let stream = connected.unwrap_or_else(|_| Err(late())).map_err(SendError::Unreachable)?;
-        socket::prepare(&stream);
+        let stream = self.reach().await?;
         if self.multiplexed {
             socket::limit_silence(&stream);
         }
+        Ok(stream)
+    }
+
+    /// A connection for whatever its user makes of it, whichever protocol is declared; `connected_by` as for
+    /// [`send`](Self::send).
+    pub(crate) async fn open_raw(
+        &self,
+        connected_by: Instant,
+    ) -> Result<(TcpStream, OpenConnection), SendError> {
+        let stream = by(connected_by, self.reach()).await?;
+        Ok((stream, self.counters.open_connection()))
+    }
+
+    async fn reach(&self) -> Result<TcpStream, SendError> {
+        let reached = Plaintext.reach(self.address, self.local);
+        let connected = tokio::time::timeout(CONNECT_TIMEOUT, reached).await;
+        let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection within 2 s");
+        let stream = connected.unwrap_or_else(|_| Err(late())).map_err(unconnected)?;
+        socket::prepare(&stream);
         Ok(stream)
     }
 
@@ -196,6 +220,16 @@ impl Line {
     }
 }
 
+/// Who is to blame where no connection comes about.
+fn unconnected(error: io::Error) -> SendError {
+    let no_port = error.kind() == io::ErrorKind::AddrNotAvailable;
+    let no_descriptor = error.raw_os_error().is_some_and(|code| NO_DESCRIPTOR.contains(&code));
+    match no_port || no_descriptor {
+        true => SendError::Exhausted(error),
+        false => SendError::Unreachable(error),
+    }
+}
+
 /// Waits for a connection until then.
 async fn by<T>(
     then: Instant,
@@ -239,5 +273,21 @@ impl Lane for Arc<Line> {
     fn tidy(&self) {
         self.h1.tidy();
         self.h2.tidy();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_is_not_blamed_for_what_this_machine_lacks() {
+        for code in NO_DESCRIPTOR {
+            assert!(matches!(unconnected(io::Error::from_raw_os_error(code)), SendError::Exhausted(_)));
+        }
+        let no_port = io::Error::from(io::ErrorKind::AddrNotAvailable);
+        assert!(matches!(unconnected(no_port), SendError::Exhausted(_)));
+        let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
+        assert!(matches!(unconnected(refused), SendError::Unreachable(_)));
     }
 }

@@ -102,6 +102,7 @@ async fn metrics_page(extract::State(state): extract::State<State>) -> impl Into
 fn text(state: &State) -> String {
     let mut registry = Registry::with_prefix("fairmesh_proxy");
     connections(&mut registry, &state.metrics);
+    tunnels(&mut registry, &state.metrics);
     calls(&mut registry, &state.mesh.stats());
     registry.register("answers", "Answers by service and class", Answers(Arc::clone(&state.services)));
     registry.register("faults", "Requests that no server answered", Faults(Arc::clone(&state.services)));
@@ -116,15 +117,17 @@ fn text(state: &State) -> String {
 fn connections(registry: &mut Registry, metrics: &Metrics) {
     let open = ConstGauge::new(metrics.open.load(Relaxed));
     registry.register("connections_open", "Connections of programs", open);
-    let counters: [(&str, &str, &AtomicU64); 7] = [
+    let counters: [(&str, &str, &AtomicU64); 9] = [
         ("connections_accepted", "Connections of programs accepted", &metrics.accepted),
         ("connections_broken", "Connections of programs that ended early", &metrics.broken),
         ("connections_cut", "Connections cut off at the end of a drain", &metrics.cut),
+        ("connections_restless", "Connections that took back most of their requests", &metrics.restless),
         (
             "accepts_delayed",
             "Waits for a place or a descriptor before a connection was accepted",
             &metrics.accepts_delayed,
         ),
+        ("answers_not_taken", "Answers that were dropped since nobody made room for them", &metrics.untaken),
         ("requests_for_nobody", "Requests for no service", &metrics.nobody),
         ("requests_refused", "Requests for what a proxy does not do", &metrics.refused),
         ("log_lines_dropped", "Access log lines that nobody read in time", &metrics.log_lines_dropped),
@@ -132,6 +135,28 @@ fn connections(registry: &mut Registry, metrics: &Metrics) {
     for (name, help, counter) in counters {
         registry.register(name, help, ConstCounter::new(counter.load(Relaxed)));
     }
+}
+
+fn tunnels(registry: &mut Registry, metrics: &Metrics) {
+    let open = ConstGauge::new(metrics.tunnels_open.load(Relaxed));
+    registry.register("tunnels_open", "Tunnels: upgraded connections, CONNECT, TCP", open);
+    let counters: [(&str, &str, &AtomicU64); 5] = [
+        ("tunnels", "Tunnels begun", &metrics.tunnels),
+        ("tunnels_idle", "Tunnels ended since nothing came over them", &metrics.tunnels_idle),
+        ("tunnels_broken", "Tunnels that one side broke", &metrics.tunnels_broken),
+        (
+            "proxy_heads_refused",
+            "Connections without the PROXY protocol where it was due",
+            &metrics.proxy_heads_refused,
+        ),
+        ("tcp_refused", "Connections over TCP without a server to take them", &metrics.tcp_refused),
+    ];
+    for (name, help, counter) in counters {
+        registry.register(name, help, ConstCounter::new(counter.load(Relaxed)));
+    }
+    let [up, down] = metrics.bytes().map(ConstCounter::new);
+    registry.register("tunnel_sent_bytes", "Carried to servers by tunnels that have ended", up);
+    registry.register("tunnel_received_bytes", "Carried from servers by tunnels that have ended", down);
 }
 
 fn calls(registry: &mut Registry, stats: &Stats) {

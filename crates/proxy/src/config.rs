@@ -1,9 +1,6 @@
-use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
+use std::{net::SocketAddr, time::Duration};
 
-use fairmesh_client::ServiceName;
-use fairmesh_model::Invalid;
-
-use crate::AccessLog;
+use crate::{AccessLog, Listen};
 
 /// What a proxy does.
 #[derive(Clone, Debug)]
@@ -18,15 +15,6 @@ pub struct ProxyConfig {
     pub access_log: AccessLog,
 }
 
-/// One listener.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listen {
-    /// Where.
-    pub address: SocketAddr,
-    /// Whom everything that comes there is for; without one, the host of each request says it.
-    pub service: Option<ServiceName>,
-}
-
 /// Bounds of a proxy. Beyond them it sheds, and says so.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -34,6 +22,8 @@ pub struct Limits {
     pub connections: usize,
     /// How long the head of a request may take, and a kept connection may be idle.
     pub head: Duration,
+    /// How long nothing may come over a tunnel: a WebSocket, `CONNECT`, TCP.
+    pub tunnel_idle: Duration,
     /// How long what is under way may take once the proxy stops.
     pub drain: Duration,
     /// How long the start waits for the routing information of services that have listeners of their own.
@@ -46,56 +36,10 @@ impl Default for Limits {
             connections: 10_000,
             // What nginx gives idle connections: clients take care to send nothing on older ones.
             head: Duration::from_secs(75),
+            // Longer than what is usual between signs of life: those of TCP itself come every two hours.
+            tunnel_idle: Duration::from_secs(3600),
             drain: Duration::from_secs(25),
             first_contact: Duration::from_secs(15),
-        }
-    }
-}
-
-impl Listen {
-    /// Whom it is for, for people.
-    pub(crate) fn words(&self) -> String {
-        self.service.as_ref().map_or_else(|| "by host".into(), ToString::to_string)
-    }
-}
-
-impl FromStr for Listen {
-    type Err = Invalid;
-
-    /// Reads `127.0.0.1:8080=shop/cart`, or an address alone.
-    fn from_str(text: &str) -> Result<Self, Invalid> {
-        let (address, service) = match text.split_once('=') {
-            Some((address, service)) => (address, Some(ServiceName::new(service)?)),
-            None => (text, None),
-        };
-        let address = address.parse().map_err(|_| {
-            let problem = format!("'{address}' is no address with a port");
-            Invalid::new("", problem, "write IP:PORT, or IP:PORT=tenant/service")
-        })?;
-        Ok(Self { address, service })
-    }
-}
-
-impl fmt::Display for Listen {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.service {
-            Some(service) => write!(f, "{}={service}", self.address),
-            None => self.address.fmt(f),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn listeners_are_read_as_they_are_written() {
-        for text in ["127.0.0.1:8080=shop/cart", "[::1]:80"] {
-            assert_eq!(text.parse::<Listen>().unwrap().to_string(), text);
-        }
-        for wrong in ["8080", "127.0.0.1:8080=cart", "localhost:80", ""] {
-            assert!(wrong.parse::<Listen>().is_err(), "{wrong}");
         }
     }
 }

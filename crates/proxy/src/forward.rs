@@ -1,8 +1,10 @@
 //! One request: found out for whom, sent as a call of the library, answered.
 
+mod connect;
+
 use std::{net::SocketAddr, sync::Arc};
 
-use fairmesh_client::{Body, FaultKind, ServiceName, headers::is_grpc};
+use fairmesh_client::{Body, Fault, FaultKind, ServiceName, headers::is_grpc};
 use http::{Method, Request, Response, StatusCode, Uri, Version, header};
 use hyper::body::Incoming;
 use tokio::time::Instant;
@@ -12,7 +14,9 @@ use crate::{
     access::{self, Access, Entry, SharedAccess},
     answer, decision, hops,
     metrics::{Held, Metrics, count},
+    place::Place,
     service::{Nobody, Services, Target},
+    tunnel::{Switch, Tunnels},
 };
 
 /// Forwards requests of all connections.
@@ -21,6 +25,7 @@ pub(crate) struct Forwarder {
     services: Arc<Services>,
     pub(crate) metrics: Arc<Metrics>,
     access: SharedAccess,
+    tunnels: Tunnels,
 }
 
 /// Where a request came in.
@@ -29,18 +34,24 @@ pub(crate) struct Origin {
     pub(crate) caller: SocketAddr,
     /// Whom the listener is for.
     pub(crate) service: Option<ServiceName>,
+    /// What the connection holds.
+    pub(crate) place: Arc<Place>,
 }
 
 impl Forwarder {
-    pub(crate) fn new(services: Arc<Services>, metrics: Arc<Metrics>, log: AccessLog) -> Self {
-        Self { services, metrics, access: Arc::new(Access::start(log)) }
+    pub(crate) fn new(
+        services: Arc<Services>,
+        metrics: Arc<Metrics>,
+        log: AccessLog,
+        tunnels: Tunnels,
+    ) -> Self {
+        Self { services, metrics, access: Arc::new(Access::start(log)), tunnels }
     }
 
     /// Answers a request, whatever happens.
     pub(crate) async fn answer(&self, request: Request<Incoming>, origin: &Origin) -> Response<Body> {
-        if let Some(words) = beyond(&request) {
-            count(&self.metrics.refused);
-            return answer::of_http(StatusCode::NOT_IMPLEMENTED, format!("{words}\n"));
+        if request.method() == Method::CONNECT {
+            return self.connect(request, origin).await;
         }
         match self.target(&request, origin) {
             Ok(target) => self.forward(request, origin, &target).await,
@@ -78,12 +89,16 @@ impl Forwarder {
         let (method, uri) = (head.method.clone(), head.uri.clone());
         let is_grpc = is_grpc(&head.headers);
         let trace = decision::asked(&mut head.headers);
+        let switch = Switch::take(&mut head);
         if origin.service.is_none() {
             // The server is told the service that was called, and not what else the request may have named.
             head.headers.remove(header::HOST);
             head.uri = uri.path_and_query().map_or_else(Uri::default, |path| Uri::from(path.clone()));
         }
         hops::strip_request(&mut head.headers);
+        if let Some(switch) = &switch {
+            switch.ask(&mut head.headers);
+        }
         // Nothing of the connection it came on belongs to the call.
         head.extensions.clear();
         if let Some(trace) = &trace {
@@ -91,6 +106,10 @@ impl Forwarder {
         }
         let sent = target.handle.send(Request::from_parts(head, body)).await;
         let (mut answer, fault) = match sent {
+            Ok(mut answer) if answer.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                self.switch(&mut answer, switch, origin);
+                (answer, None)
+            }
             Ok(mut answer) => {
                 hops::strip_answer(answer.headers_mut());
                 // How the server spoke says nothing of how the program does.
@@ -98,60 +117,54 @@ impl Forwarder {
                 (answer, None)
             }
             Err(fault) => {
-                count(&target.golden.faults);
-                let unknown = matches!(fault.kind(), FaultKind::UnknownService | FaultKind::Unavailable);
-                if unknown && origin.service.is_none() && !target.golden.was_answered() {
-                    self.services.forget(target.handle.name());
-                }
+                self.faulted(&fault, origin, target);
                 (answer::of_fault(&fault, is_grpc), Some(fault.kind()))
             }
         };
         if let Some(trace) = &trace {
             decision::tell(target.handle.name(), trace, answer.headers_mut());
         }
-        let (status, took) = (answer.status(), began.elapsed());
+        self.note((&method, uri.path(), began), origin, target, (answer.status(), fault));
+        answer
+    }
+
+    /// Counts a fault, and forgets a service that is none.
+    fn faulted(&self, fault: &Fault, origin: &Origin, target: &Target) {
+        count(&target.golden.faults);
+        let unknown = matches!(fault.kind(), FaultKind::UnknownService | FaultKind::Unavailable);
+        if unknown && origin.service.is_none() && !target.golden.was_answered() {
+            self.services.forget(target.handle.name());
+        }
+    }
+
+    pub(crate) fn services(&self) -> &Services {
+        &self.services
+    }
+
+    pub(crate) fn tunnels(&self) -> &Tunnels {
+        &self.tunnels
+    }
+
+    /// Counts a request that was answered with this status, and logs it.
+    fn note(
+        &self,
+        (method, path, began): (&Method, &str, Instant),
+        origin: &Origin,
+        target: &Target,
+        (status, fault): (StatusCode, Option<FaultKind>),
+    ) {
+        let took = began.elapsed();
         target.golden.answered(status, took);
         let failed = fault.is_some() || status.is_server_error();
         self.access.note(failed, &self.metrics.log_lines_dropped, || Entry {
             time: access::now(),
             service: target.handle.name().to_string(),
             method: method.to_string(),
-            path: uri.path().to_owned(),
+            path: path.to_owned(),
             status: status.as_u16(),
             ms: took.as_secs_f64() * 1e3,
             caller: origin.caller.to_string(),
             fault: fault.map(FaultKind::label),
         });
-        answer
-    }
-}
-
-/// Why a request is beyond what this proxy does; `None` for the rest. Other upgrades may be ignored (RFC 9110 7.8), and are.
-fn beyond<B>(request: &Request<B>) -> Option<&'static str> {
-    if request.method() == Method::CONNECT {
-        return Some("tunnels are not made here; ask for http:// and not https://");
-    }
-    let upgrades = request.headers().get_all(header::UPGRADE);
-    let websocket = upgrades.iter().any(|value| value.as_bytes().eq_ignore_ascii_case(b"websocket"));
-    websocket.then_some("WebSocket is not passed on here; connect to the server itself")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_cannot_be_passed_on_is_refused_and_other_upgrades_are_not() {
-        let request = |method: &str, upgrade: &str| {
-            Request::builder()
-                .method(method)
-                .uri("http://cart.shop/")
-                .header("upgrade", upgrade)
-                .body(())
-                .unwrap()
-        };
-        assert!(beyond(&request("GET", "WebSocket")).is_some());
-        assert!(beyond(&request("CONNECT", "")).is_some());
-        assert!(beyond(&request("GET", "h2c")).is_none());
     }
 }

@@ -13,21 +13,30 @@ mod decision;
 mod error;
 mod forward;
 mod hops;
+mod listen;
 mod metrics;
+mod place;
+pub mod proxy_protocol;
+mod restless;
 mod serve;
 mod service;
+mod tcp;
+mod tunnel;
+mod untaken;
 
 use std::{future::Future, sync::Arc, time::Duration};
 
 pub use access::{AccessLog, Form};
-pub use config::{Limits, Listen, ProxyConfig};
+pub use config::{Limits, ProxyConfig};
 pub use error::ProxyError;
 use fairmesh_client::Mesh;
 use forward::Forwarder;
+pub use listen::{Listen, Traffic};
 use metrics::Metrics;
 use serve::{Bound, Serving};
 use service::Services;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tunnel::Tunnels;
 
 /// How long pages of the admin port may take at the end.
 const LAST_PAGES: Duration = Duration::from_secs(1);
@@ -54,12 +63,15 @@ pub async fn run(
     // Bound before the wait, so that an address that is taken is said at once.
     let bound = Bound::all(&listen).await?;
     services.first_contact(&listen, limits.first_contact).await;
-    let forwarder = Arc::new(Forwarder::new(services, Arc::clone(&metrics), access_log));
-    let serving = Serving::new(forwarder, limits);
     let connections = TaskTracker::new();
+    let tunnels = Tunnels::new(limits, Arc::clone(&metrics), stopping.clone(), connections.clone());
+    let forwarder = Arc::new(Forwarder::new(services, Arc::clone(&metrics), access_log, tunnels));
+    let serving = Serving::new(forwarder, limits);
     for (bound, listen) in bound.into_iter().zip(listen) {
         tracing::info!(address = %bound.address, service = %listen.words(), "listening");
-        connections.spawn(serving.clone().accept(bound, listen, stopping.clone(), connections.clone()));
+        let accepting =
+            serving.clone().accept(bound, Arc::new(listen), stopping.clone(), connections.clone());
+        connections.spawn(accepting);
     }
     state.set_ready(true);
     shutdown.await;

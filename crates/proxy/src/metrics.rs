@@ -5,6 +5,8 @@ use std::{
     time::Duration,
 };
 
+use crate::tunnel::Carried;
+
 /// Upper bounds of the buckets of times, in microseconds.
 pub(crate) const BOUNDS_US: [u64; 14] = [
     250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 2_500_000,
@@ -33,11 +35,41 @@ pub(crate) struct Metrics {
     pub(crate) accepts_delayed: AtomicU64,
     pub(crate) broken: AtomicU64,
     pub(crate) cut: AtomicU64,
+    /// Connections cut off since they took back most of what they asked.
+    pub(crate) restless: AtomicU64,
+    /// Answers over HTTP/2 that were dropped since their programs made no room for them.
+    pub(crate) untaken: AtomicU64,
     /// Requests for no service.
     pub(crate) nobody: AtomicU64,
     /// Requests for what a proxy does not do.
     pub(crate) refused: AtomicU64,
     pub(crate) log_lines_dropped: AtomicU64,
+    /// Tunnels begun, and those that are open.
+    pub(crate) tunnels: AtomicU64,
+    pub(crate) tunnels_open: AtomicU64,
+    /// Tunnels ended since nothing came over them, and those that broke.
+    pub(crate) tunnels_idle: AtomicU64,
+    pub(crate) tunnels_broken: AtomicU64,
+    /// Bytes that tunnels carried to servers, and from them; of those that have ended.
+    bytes_up: AtomicU64,
+    bytes_down: AtomicU64,
+    /// Connections that did not begin with a head of the PROXY protocol where one was due.
+    pub(crate) proxy_heads_refused: AtomicU64,
+    /// Connections of programs over TCP that no server could be found for.
+    pub(crate) tcp_refused: AtomicU64,
+}
+
+impl Metrics {
+    /// Counts what a tunnel carried.
+    pub(crate) fn carried(&self, Carried { up, down }: Carried) {
+        self.bytes_up.fetch_add(up, Relaxed);
+        self.bytes_down.fetch_add(down, Relaxed);
+    }
+
+    /// Bytes that tunnels carried to servers, and from them.
+    pub(crate) fn bytes(&self) -> [u64; 2] {
+        [&self.bytes_up, &self.bytes_down].map(|bytes| bytes.load(Relaxed))
+    }
 }
 
 /// A number counted up while this lives.

@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use http::Version;
 use hyper::service::service_fn;
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -26,9 +27,13 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    Limits, Listen, ProxyError,
+    Limits, Listen, ProxyError, Traffic,
     forward::{Forwarder, Origin},
-    metrics::{Held, count},
+    metrics::count,
+    place::Place,
+    restless::Restless,
+    tcp,
+    untaken::{AnswerBody, Answers},
 };
 
 /// How long to wait before accepting again when the system refuses, as it does when file descriptors run out.
@@ -88,7 +93,7 @@ impl Serving {
     pub(crate) async fn accept(
         self,
         bound: Bound,
-        listen: Listen,
+        listen: Arc<Listen>,
         stopping: CancellationToken,
         connections: TaskTracker,
     ) {
@@ -97,9 +102,10 @@ impl Serving {
                 accepted = self.next(&bound.listener) => accepted,
                 () = stopping.cancelled() => return,
             };
-            let Some((stream, caller, place)) = accepted else { continue };
-            let origin = Origin { caller, service: listen.service.clone() };
-            connections.spawn(self.clone().serve(stream, origin, stopping.clone(), place));
+            let Some((stream, caller, permit)) = accepted else { continue };
+            let place = Arc::new(Place::new(&self.forwarder.metrics, permit));
+            let begun = self.clone().begin((stream, caller), Arc::clone(&listen), place, stopping.clone());
+            connections.spawn(begun);
         }
     }
 
@@ -129,32 +135,75 @@ impl Serving {
         }
     }
 
-    async fn serve(
+    /// Finds out who connected, and serves what is spoken here.
+    async fn begin(
         self,
-        stream: TcpStream,
-        origin: Origin,
+        (mut stream, caller): (TcpStream, SocketAddr),
+        listen: Arc<Listen>,
+        place: Arc<Place>,
         stopping: CancellationToken,
-        _place: OwnedSemaphorePermit,
     ) {
-        let metrics = &self.forwarder.metrics;
-        let _open = Held::new(&metrics.open);
         // Fails only on a socket that is already broken, which the first read will say better.
         let _ = stream.set_nodelay(true);
+        let mut ends = tcp::ends_of(&stream, caller);
+        if listen.accept_proxy {
+            match tcp::read_proxy_head(&mut stream, self.limits.head).await {
+                Ok(told) => ends = told.unwrap_or(ends),
+                Err(error) => {
+                    count(&self.forwarder.metrics.proxy_heads_refused);
+                    tracing::debug!(%error, %caller, "a connection was refused");
+                    return tcp::reset(stream);
+                }
+            }
+        }
+        match &listen.traffic {
+            Traffic::Http { service } => {
+                tcp::limit_silence(&stream, self.limits.head);
+                let origin = Origin { caller: ends.source, service: service.clone(), place };
+                self.serve(stream, origin, stopping).await;
+            }
+            Traffic::Tcp { service, send_proxy } => {
+                let send_proxy = send_proxy.map(|version| (version, ends));
+                tcp::serve(&self.forwarder, stream, service, send_proxy).await;
+            }
+        }
+    }
+
+    async fn serve(self, stream: TcpStream, origin: Origin, stopping: CancellationToken) {
+        let metrics = &self.forwarder.metrics;
         let caller = origin.caller;
         let (forwarder, origin) = (Arc::clone(&self.forwarder), Arc::new(origin));
         let heard = Arc::new(AtomicBool::new(false));
         let silent = silence(Arc::clone(&heard), self.limits.head);
+        let restless = Arc::<Restless>::default();
+        let requests = Arc::clone(&restless);
+        let answers = Arc::<Answers>::default();
+        let watched = Arc::clone(&answers);
         let service = service_fn(move |request| {
             heard.store(true, Relaxed);
             let (forwarder, origin) = (Arc::clone(&forwarder), Arc::clone(&origin));
-            async move { Ok::<_, Infallible>(forwarder.answer(request, &origin).await) }
+            let (waiting, answers) = (requests.begin(), Arc::clone(&watched));
+            async move {
+                let version = request.version();
+                let answer = forwarder.answer(request, &origin).await;
+                waiting.answered();
+                Ok::<_, Infallible>(match version {
+                    Version::HTTP_2 => answers.watch(answer),
+                    _ => answer.map(AnswerBody::Plain),
+                })
+            }
         });
         let builder = self.builder();
-        let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+        let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
         let ended = tokio::select! {
             ended = connection.as_mut() => ended,
             () = silent => {
                 count(&metrics.broken);
+                return;
+            }
+            () = answers.look(self.limits.head, metrics) => return,
+            () = restless.enough() => {
+                count(&metrics.restless);
                 return;
             }
             () = stopping.cancelled() => {

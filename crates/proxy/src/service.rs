@@ -78,7 +78,7 @@ impl Services {
 
     /// Waits until services that have a listener can be called, at most for `patience`.
     pub(crate) async fn first_contact(&self, listen: &[Listen], patience: Duration) {
-        let named = listen.iter().filter_map(|listen| listen.service.as_ref());
+        let named = listen.iter().filter_map(Listen::service);
         let targets: Vec<_> = named.filter_map(|name| self.by_name(name).ok()).collect();
         let all = async {
             for target in targets {

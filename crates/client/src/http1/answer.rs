@@ -28,6 +28,8 @@ pub struct Answer {
 #[derive(Debug)]
 pub struct HeadReader {
     asked: Asked,
+    /// Whether the request asked for another protocol.
+    may_switch: bool,
     /// How many bytes of an incomplete head were looked at.
     seen: usize,
     interim: u32,
@@ -49,7 +51,14 @@ impl HeadReader {
             Method::CONNECT => Asked::Connect,
             _ => Asked::Other,
         };
-        Self { asked, seen: 0, interim: 0 }
+        Self { asked, may_switch: false, seen: 0, interim: 0 }
+    }
+
+    /// For the answer to a request that [asks for another protocol](super::says_upgrade), or does not: then one of status
+    /// 101 would have both sides disagree on what the connection carries.
+    #[must_use]
+    pub fn switching(self, may_switch: bool) -> Self {
+        Self { may_switch, ..self }
     }
 
     /// Takes a head out of what came so far; `None` where it is not complete.
@@ -61,6 +70,9 @@ impl HeadReader {
             self.seen = 0;
             // After 101 the connection speaks another protocol: that answer is the last.
             if !head.status().is_informational() || head.status() == StatusCode::SWITCHING_PROTOCOLS {
+                if head.status() == StatusCode::SWITCHING_PROTOCOLS && !self.may_switch {
+                    return Err(Malformed("another protocol, which the request did not ask for"));
+                }
                 let body = framing(&head, self.asked)?;
                 let persistent = self.asked != Asked::Connect && !body.is_until_close() && persists(&head);
                 return Ok(Some(Answer { head, body, persistent }));

@@ -53,6 +53,24 @@ fn read_both(method: &Method, text: &str) -> Result<Option<Read>, Malformed> {
 }
 
 #[test]
+fn a_protocol_is_switched_where_the_request_asked_for_it() {
+    let switch = "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\nx";
+    assert!(read_both(&Method::GET, switch).unwrap_err().to_string().contains("did not ask"));
+    let mut input = BytesMut::from(switch);
+    let answer = HeadReader::new(&Method::GET).switching(true).read(&mut input).unwrap().unwrap();
+    assert!(answer.body.is_done() && !answer.persistent);
+    assert_eq!((answer.head.status(), &input[..]), (StatusCode::SWITCHING_PROTOCOLS, &b"x"[..]));
+
+    let said = |fields: &[(HeaderName, &'static str)]| {
+        let fields = fields.iter().map(|(name, value)| (name.clone(), http::HeaderValue::from_static(value)));
+        says_upgrade(&fields.collect::<HeaderMap>())
+    };
+    let [connection, upgrade] = [(header::CONNECTION, "close, Upgrade"), (header::UPGRADE, "x")];
+    assert!(said(&[connection.clone(), upgrade.clone()]));
+    assert!(!said(&[connection]) && !said(&[upgrade]));
+}
+
+#[test]
 fn a_body_ends_where_its_head_says() {
     let get = &Method::GET;
     for (method, text, body, persistent, rest) in [
@@ -63,7 +81,6 @@ fn a_body_ends_where_its_head_says() {
         (get, "HTTP/1.1 304 Not Modified\r\ntransfer-encoding: chunked\r\n\r\n", "", true, ""),
         (&Method::HEAD, "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n", "", true, ""),
         (&Method::CONNECT, "HTTP/1.1 200 OK\r\n\r\ntunnel", "", false, "tunnel"),
-        (get, "HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\n\r\nx", "", false, "x"),
         (
             get,
             "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Hints\r\nlink: a\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",

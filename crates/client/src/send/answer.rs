@@ -43,6 +43,9 @@ pub(super) fn judge(
                 SendError::Unreachable(_) => {
                     (Ending::Unreachable, FaultKind::Unreachable, "cannot be reached")
                 }
+                SendError::Exhausted(_) => {
+                    (Ending::Abandoned, FaultKind::Unreachable, "cannot be connected to from here")
+                }
                 SendError::NoTime => (
                     Ending::Unsent,
                     FaultKind::Unreachable,

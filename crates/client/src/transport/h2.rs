@@ -24,7 +24,10 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{IDLE_ROUNDS, Line, Outgoing, Request, SendError, Slot, by};
-use crate::headers;
+use crate::{headers, http1};
+
+/// Said of a request to switch protocols on a connection that other calls share.
+const NO_UPGRADES: &str = "over HTTP/2 there are no upgrades; declare the service with protocol http1";
 
 /// Connections to one endpoint, nearly always one.
 #[derive(Default)]
@@ -239,6 +242,9 @@ impl Shared {
         let Request { head, body, left } = request;
         // A body that is not at hand is in no other copy of the request.
         let kept = body.rest.is_some().then(|| head.clone());
+        if http1::says_upgrade(&head.headers) {
+            return Err(SendError::Invalid(NO_UPGRADES.into()));
+        }
         let mut head = head.into_http2(left);
         prepare(head.headers_mut(), &body);
         let ends = body.rest.is_none() && body.whole.is_empty();

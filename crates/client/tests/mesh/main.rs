@@ -17,4 +17,6 @@ mod rig;
 #[cfg(test)]
 mod server;
 #[cfg(test)]
+mod tunnels;
+#[cfg(test)]
 mod wiring;

@@ -15,8 +15,15 @@ use crate::{failure::Failure, logging::Logging, signals};
 #[derive(Debug, Args)]
 pub(crate) struct ProxyArgs {
     /// Where programs connect: ip:port, where the host of each request names its service (cart.shop for shop/cart), or
-    /// ip:port=tenant/service, where all are for one; may be repeated.
-    #[arg(long, value_name = "ADDRESS[=SERVICE]", default_value = "127.0.0.1:7410", value_delimiter = ',')]
+    /// ip:port=tenant/service, where all are for one; tcp:ip:port=tenant/service passes connections on that are no HTTP. Behind
+    /// a balancer that says who connects, add +accept-proxy; to tell servers behind tcp:, +send-proxy or +send-proxy-v2. May be
+    /// repeated.
+    #[arg(
+        long,
+        value_name = "[tcp:]ADDRESS[=SERVICE]",
+        default_value = "127.0.0.1:7410",
+        value_delimiter = ','
+    )]
     listen: Vec<Listen>,
     /// Where /metrics, /healthz, /readyz and /services are, or 'none'.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7411")]
@@ -46,6 +53,9 @@ pub(crate) struct ProxyArgs {
     /// How long a connection may be idle, and the head of a request take.
     #[arg(long, value_parser = spec::read_duration, default_value = "75s")]
     idle_timeout: Duration,
+    /// How long nothing may come over a WebSocket, a CONNECT or a TCP connection.
+    #[arg(long, value_parser = spec::read_duration, default_value = "1h")]
+    tunnel_idle_timeout: Duration,
     /// Connections of programs at one time; further ones wait.
     #[arg(long, default_value_t = 10_000, value_name = "N")]
     max_connections: usize,
@@ -72,6 +82,7 @@ pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Failure> {
         limits: Limits {
             connections: args.max_connections,
             head: args.idle_timeout,
+            tunnel_idle: args.tunnel_idle_timeout,
             drain: args.drain_deadline,
             ..Limits::default()
         },

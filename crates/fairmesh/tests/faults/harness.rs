@@ -1,7 +1,10 @@
 //! Processes, servers and load that the tests share.
 
+pub(crate) mod h2;
 mod load;
 mod process;
+mod proxy;
+mod raw;
 mod serve;
 mod world;
 
@@ -11,6 +14,8 @@ use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 pub(crate) use load::{Caller, Kind, Load};
 pub(crate) use process::{Process, Program, Run, run};
+pub(crate) use proxy::Proxy;
+pub(crate) use raw::{RawServer, read_head, read_to_end, say};
 pub(crate) use serve::{BURN, Local, Spec, free_port};
 pub(crate) use world::World;
 

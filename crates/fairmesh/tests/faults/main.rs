@@ -3,7 +3,9 @@
 //! afterwards.
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
+mod attacks;
 mod balance;
+mod conformance;
 mod control;
 mod demo;
 mod errors;
@@ -18,3 +20,4 @@ mod server;
 mod shards;
 mod starved;
 mod stop;
+mod tunnels;

@@ -6,7 +6,7 @@ use std::{
 };
 
 use bytes::BytesMut;
-use http::Response;
+use http::{Response, StatusCode};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadHalf},
     net::TcpStream,
@@ -69,13 +69,17 @@ where
         let mut upload = Some(upload);
         let answer = poll_fn(|context| self.poll_exchange(&mut upload, &mut reader, context)).await?;
         let Answer { head, body, persistent } = answer;
+        let switched = head.status() == StatusCode::SWITCHING_PROTOCOLS;
+        if switched && upload.is_some() {
+            return Err(broken(early_switch()));
+        }
         self.persistent &= persistent;
         self.expected = usize::try_from(body.due()).unwrap_or(MOST_READ).saturating_add(HEAD);
         let connection = match upload {
             Some(upload) => Box::new(self.finish_later(upload)),
             None => self,
         };
-        Ok(head.map(|()| Incoming::new(connection, body)))
+        Ok(head.map(|()| Incoming::new(connection, body, switched)))
     }
 
     /// Sends the beginning of a request: its head and what is at hand of its body, as far as one write goes.
@@ -105,7 +109,8 @@ where
         };
         self.output.begun(body.whole.pop(), tail, written);
         self.persistent = !http1::says_close(&head.headers);
-        Ok((HeadReader::new(&head.method), Upload { body, encoder }))
+        let reader = HeadReader::new(&head.method).switching(http1::says_upgrade(&head.headers));
+        Ok((reader, Upload { body, encoder }))
     }
 
     /// Sends and reads, until the head of the answer is there. `upload` is left where something is still to be sent.
@@ -183,6 +188,14 @@ impl<I> Connection<I> {
         matches!(&self.io, Io::Reading(_, sending) if !sending.is_finished())
     }
 
+    /// The stream itself, what came on it and belongs to no message, and its count: it carries no messages any more.
+    pub(super) fn into_raw(self) -> Option<(I, BytesMut, Option<OpenConnection>)> {
+        match self.io {
+            Io::Whole(io) => Some((io, self.input, self.open)),
+            Io::Reading(..) => None,
+        }
+    }
+
     /// Gives back the memory that large messages took.
     pub(super) fn shrink(&mut self) {
         if self.input.capacity() > LEAST_READ {
@@ -223,6 +236,11 @@ fn write_head(request: &Request, out: &mut Vec<u8>) -> Result<Framing, http1::Un
 /// The server ended the connection too early.
 pub(super) fn cut(when: &str) -> io::Error {
     io::Error::new(ErrorKind::UnexpectedEof, format!("the server closed the connection {when}"))
+}
+
+/// The server speaks another protocol, and the request is not sent: which of the two its rest would be, nobody can say.
+fn early_switch() -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, "the server switched protocols before the request was sent")
 }
 
 fn broken(error: impl Into<BoxError>) -> SendError {

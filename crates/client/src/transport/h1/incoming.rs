@@ -5,7 +5,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame, SizeHint};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -19,6 +19,7 @@ use super::{
 use crate::{
     BoxError,
     http1::{Decoder, Piece},
+    stats::OpenConnection,
 };
 
 /// Pieces up to which reading an unwanted answer is cheaper than another connection.
@@ -30,11 +31,23 @@ pub(crate) struct Incoming<I = TcpStream> {
     /// Until it is given back.
     connection: Option<Box<Connection<I>>>,
     decoder: Decoder,
+    /// The answer was 101: what follows is no HTTP.
+    switched: bool,
 }
 
 impl<I> Incoming<I> {
-    pub(super) fn new(connection: Box<Connection<I>>, decoder: Decoder) -> Self {
-        Self { connection: Some(connection), decoder }
+    pub(super) fn new(connection: Box<Connection<I>>, decoder: Decoder, switched: bool) -> Self {
+        Self { connection: Some(connection), decoder, switched }
+    }
+
+    /// Whether the connection speaks another protocol from here on.
+    pub(crate) fn is_switched(&self) -> bool {
+        self.switched
+    }
+
+    /// The connection itself where it [speaks another protocol](Self::is_switched), what came on it already, and its count.
+    pub(crate) fn into_raw(self) -> Option<(I, BytesMut, Option<OpenConnection>)> {
+        self.connection.filter(|_| self.switched)?.into_raw()
     }
 }
 
@@ -88,7 +101,9 @@ where
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let Self { connection: Some(connection), decoder } = &mut *self else { return Poll::Ready(None) };
+        let Self { connection: Some(connection), decoder, .. } = &mut *self else {
+            return Poll::Ready(None);
+        };
         loop {
             match decoder.decode(connection.input())? {
                 Some(Piece::Data(data)) => return Poll::Ready(Some(Ok(Frame::data(data)))),

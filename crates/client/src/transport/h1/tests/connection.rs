@@ -284,7 +284,6 @@ async fn a_connection_that_cannot_be_relied_on_is_not_used_again() {
         (b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\nconnection: close\r\n\r\ntea", false),
         (b"HTTP/1.0 200 OK\r\ncontent-length: 3\r\n\r\ntea", false),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nteapot", false),
-        (b"HTTP/1.1 101 Switching\r\n\r\n", false),
     ] {
         let (mut body, _server) = used(answer).await;
         assert_eq!(body.connection().unwrap().is_reusable(), reusable, "{}", String::from_utf8_lossy(answer));

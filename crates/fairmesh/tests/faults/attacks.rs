@@ -1,0 +1,30 @@
+//! Programs and servers that mean harm, or are broken: each is told so or cut off, and nobody else notices.
+
+mod bodies;
+mod frames;
+mod heads;
+mod resources;
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, StatusCode};
+use http_body_util::Empty;
+use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+
+use crate::harness::{Process, Proxy};
+
+/// Another program is served as ever.
+async fn others_are_served(proxy: &Proxy) {
+    let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
+    let request = Request::get(format!("http://{}/", proxy.for_one)).body(Empty::new()).unwrap();
+    let answer = tokio::time::timeout(Duration::from_secs(10), client.request(request)).await;
+    assert_eq!(answer.expect("it waits").unwrap().status(), StatusCode::OK);
+}
+
+/// The memory that a process has, in bytes.
+fn memory(process: &Process) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", process.pid().as_raw_nonzero())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1024
+}

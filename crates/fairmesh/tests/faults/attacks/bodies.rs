@@ -1,0 +1,97 @@
+//! Bodies that are cut short, and servers that answer at the wrong time or never.
+
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    time::timeout,
+};
+
+use crate::harness::{PATIENCE, Proxy, RawServer, World, beside_others, read_head, read_to_end, say};
+
+const IMPATIENT: &str = "kind: Policy\nservice: shop/one\ntimeout: 1s\n";
+const UPLOAD: &str = "POST / HTTP/1.1\r\nhost: one.shop\r\ncontent-length: 10\r\n\r\nabc";
+const GET: &str = "GET / HTTP/1.1\r\nhost: one.shop\r\n\r\n";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_body_that_is_cut_short_is_whole_for_nobody() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let server = RawServer::start(&world, "shop/one", "one").await;
+    let proxy = Proxy::start(&world).await;
+    let program = say(&proxy.for_one, UPLOAD).await;
+    let mut served = server.accept().await;
+    read_head(&mut served).await;
+    drop(program);
+    assert_eq!(read_to_end(&mut served).await, b"abc", "the server sees that it ended too early");
+
+    for (answer, whole) in [
+        ("HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nabc", &b"abc"[..]),
+        ("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n", b"0\r\n\r\n"),
+    ] {
+        let mut program = say(&proxy.for_one, GET).await;
+        let mut served = server.accept().await;
+        read_head(&mut served).await;
+        served.write_all(answer.as_bytes()).await.unwrap();
+        read_head(&mut program).await;
+        drop(served);
+        let came = read_to_end(&mut program).await;
+        match answer.contains("chunked") {
+            true => assert!(!came.ends_with(whole), "{came:?} looks whole"),
+            false => assert_eq!(came, whole, "fewer bytes than were said"),
+        }
+    }
+    assert!(proxy.metric("connections_broken_total").await >= 2.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_does_not_answer_and_a_program_that_does_not_go_on_are_given_up() {
+    let _machine = beside_others().await;
+    let world = World::start(IMPATIENT).await;
+    let server = RawServer::start(&world, "shop/one", "one").await;
+    let proxy = Proxy::start(&world).await;
+    // The program sends all but the rest of its body, and the server waits for it as long as it may.
+    for asked in [GET, UPLOAD] {
+        let mut program = say(&proxy.for_one, asked).await;
+        let mut served = server.accept().await;
+        read_head(&mut served).await;
+        let answer = read_head(&mut program).await;
+        assert!(
+            answer.starts_with("http/1.1 504 ") && answer.contains("x-fairmesh-fault: deadline"),
+            "{answer}"
+        );
+        read_to_end(&mut served).await;
+    }
+    let services = proxy.page("/services").await;
+    assert!(services.contains("\"faults\":2") && services.contains("\"under_way\":0"), "{services}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_may_answer_early_and_close_when_it_is_idle() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let server = RawServer::start(&world, "shop/one", "one").await;
+    let proxy = Proxy::start(&world).await;
+    let mut program = say(&proxy.for_one, UPLOAD).await;
+    let mut served = server.accept().await;
+    read_head(&mut served).await;
+    served
+        .write_all(b"HTTP/1.1 413 Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        .await
+        .unwrap();
+    assert!(read_head(&mut program).await.starts_with("http/1.1 413 "));
+    drop((served, program));
+
+    let mut program = say(&proxy.for_one, "").await;
+    for _ in 0..3 {
+        program.write_all(GET.as_bytes()).await.unwrap();
+        let mut served = server.accept().await;
+        read_head(&mut served).await;
+        served.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await.unwrap();
+        assert!(
+            read_head(&mut program).await.starts_with("http/1.1 200 "),
+            "a connection that was idle is no fault"
+        );
+        let mut body = [0; 2];
+        timeout(PATIENCE, program.read_exact(&mut body)).await.unwrap().unwrap();
+        // The connection to it is idle when it is closed here.
+    }
+}

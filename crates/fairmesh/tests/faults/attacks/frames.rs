@@ -1,0 +1,178 @@
+//! Floods of HTTP/2 frames.
+
+use fairmesh_model::Protocol;
+use tokio::{
+    io::{AsyncWriteExt as _, split},
+    net::TcpStream,
+    task::JoinHandle,
+};
+
+use super::{memory, others_are_served};
+use crate::harness::{
+    Proxy, RawServer, Spec, World, beside_others,
+    h2::{
+        self, ACK, CALM, CONTINUATION, END_HEADERS, END_STREAM, HEADERS, PING, RST_STREAM, SETTINGS, frame,
+    },
+    read_head, until,
+};
+
+/// No more than this is kept of any flood.
+const LITTLE: u64 = 16 << 20;
+/// Frames of a flood.
+const MANY: u32 = 20_000;
+
+/// Sends all of these, or what is taken of them.
+fn flood(
+    stream: TcpStream,
+    frames: impl Iterator<Item = Vec<u8>> + Send + 'static,
+) -> (tokio::io::ReadHalf<TcpStream>, JoinHandle<()>) {
+    let (reader, mut writer) = split(stream);
+    let frames: Vec<u8> = frames.flatten().collect();
+    let sending = tokio::spawn(async move {
+        let _ = writer.write_all(&frames).await;
+        // Held open: whether it ends is for the proxy to say.
+        std::future::pending::<()>().await;
+    });
+    (reader, sending)
+}
+
+fn reset(stream: u32) -> Vec<u8> {
+    let cancel = 8_u32.to_be_bytes();
+    let request = frame(HEADERS, END_HEADERS | END_STREAM, stream, &h2::get("one.shop"));
+    [request, frame(RST_STREAM, 0, stream, &cancel)].concat()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_program_that_takes_back_what_it_asks_is_told_to_calm_down() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
+    let proxy = Proxy::start(&world).await;
+    let stream = h2::connect(&proxy.for_one, &[]).await;
+    let (mut reader, sending) = flood(stream, (0..MANY).map(|n| reset(2 * n + 1)));
+    let goodbye = h2::goodbye(&mut reader).await;
+    assert!(matches!(goodbye, None | Some(CALM)), "{goodbye:?}");
+    sending.abort();
+    proxy.counts("connections_open", 0.0).await;
+    assert!(proxy.metric("connections_broken_total").await >= 1.0);
+    assert!(
+        proxy.metric("tries_total").await < f64::from(MANY) / 4.0,
+        "it was stopped before much was asked"
+    );
+    others_are_served(&proxy).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_program_that_takes_back_one_request_after_the_other_is_cut_off() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let slow = std::time::Duration::from_secs(60);
+    let _one = Spec { work: slow, ..Spec::new("shop/one", "one", Protocol::Http2) }.here(&world).await;
+    let proxy = Proxy::start(&world).await;
+    let (mut reader, mut writer) = split(h2::connect(&proxy.for_one, &[]).await);
+    let ended = tokio::spawn(async move { h2::goodbye(&mut reader).await });
+    let mut number = 0;
+    // Each is under way before it is taken back, so that none waits among those that nobody has looked at.
+    while !ended.is_finished() && number < MANY {
+        let tries = proxy.metric("tries_total").await;
+        let burst: Vec<u8> = (0..32)
+            .flat_map(|n| {
+                frame(HEADERS, END_HEADERS | END_STREAM, 2 * (number + n) + 1, &h2::get("one.shop"))
+            })
+            .collect();
+        if writer.write_all(&burst).await.is_err() {
+            break;
+        }
+        until("all are under way, or it was cut off", async || {
+            ended.is_finished() || proxy.metric("tries_total").await >= tries + 32.0
+        })
+        .await;
+        let taken_back: Vec<u8> =
+            (0..32).flat_map(|n| frame(RST_STREAM, 0, 2 * (number + n) + 1, &8_u32.to_be_bytes())).collect();
+        let _ = writer.write_all(&taken_back).await;
+        number += 32;
+    }
+    assert!(ended.await.is_ok());
+    assert!(number < 2_000, "it could take back {number} requests");
+    assert_eq!(proxy.metric("connections_restless_total").await, 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn heads_without_an_end_are_cut_off() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
+    let proxy = Proxy::start(&world).await;
+    let before = memory(&proxy.process);
+    // Fields that are never indexed, a kilobyte each.
+    let field = [&[0x10, 1, b'x', 0x7f, 0x81, 0x07][..], &[b'y'; 1024]].concat();
+    let beginning = frame(HEADERS, END_STREAM, 1, &h2::get("one.shop"));
+    let goes_on = (0..MANY).map(move |_| frame(CONTINUATION, 0, 1, &field));
+    let stream = h2::connect(&proxy.for_one, &[]).await;
+    let (mut reader, sending) = flood(stream, std::iter::once(beginning).chain(goes_on));
+    let goodbye = h2::goodbye(&mut reader).await;
+    assert!(matches!(goodbye, None | Some(1..)), "{goodbye:?}");
+    sending.abort();
+    assert!(memory(&proxy.process).saturating_sub(before) < LITTLE);
+    proxy.counts("connections_open", 0.0).await;
+    assert!(proxy.metric("connections_broken_total").await >= 1.0);
+    others_are_served(&proxy).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn signs_of_life_are_answered_one_by_one_and_never_pile_up() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
+    let proxy = Proxy::start(&world).await;
+    others_are_served(&proxy).await;
+    let before = memory(&proxy.process);
+    for (kind, payload) in [(PING, &[7; 8][..]), (SETTINGS, &[0, 3, 0, 0, 0, 9])] {
+        // Nobody reads the answers at first.
+        let stream = h2::connect(&proxy.for_one, &[]).await;
+        let payload = payload.to_vec();
+        let (mut reader, sending) = flood(stream, (0..10 * MANY).map(move |_| frame(kind, 0, 0, &payload)));
+        others_are_served(&proxy).await;
+        let kept = memory(&proxy.process).saturating_sub(before);
+        assert!(kept < LITTLE, "{kept} bytes are kept of a flood of kind {kind}");
+        let mut answered = 0;
+        while answered < MANY
+            && let Some(came) = h2::read(&mut reader).await
+        {
+            answered += u32::from(came.kind == kind && came.flags & ACK != 0);
+        }
+        sending.abort();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_that_nobody_makes_room_for_are_not_kept() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let server = RawServer::start(&world, "shop/one", "one").await;
+    let proxy = Proxy::start(&world).await;
+    let before = memory(&proxy.process);
+    // A window of zero bytes for every stream.
+    let mut stream = h2::connect(&proxy.for_one, &[0, 4, 0, 0, 0, 0]).await;
+    let mut pouring = Vec::new();
+    for number in 0..64 {
+        let request = frame(HEADERS, END_HEADERS | END_STREAM, 2 * number + 1, &h2::get("one.shop"));
+        stream.write_all(&request).await.unwrap();
+        let mut served = server.accept().await;
+        read_head(&mut served).await;
+        pouring.push(tokio::spawn(async move {
+            let _ = served.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 1048576\r\n\r\n").await;
+            let _ = served.write_all(&[b'x'; 1 << 20]).await;
+            served
+        }));
+    }
+    let kept = memory(&proxy.process).saturating_sub(before);
+    assert!(kept < LITTLE, "{kept} bytes are kept of 64 MB that nobody makes room for");
+    // The program is there, and servers are not held for it.
+    proxy.counts("answers_not_taken_total", 64.0).await;
+    proxy.counts("upstream_connections_open", 0.0).await;
+    assert_eq!(proxy.metric("connections_open").await, 1.0);
+    drop(stream);
+    proxy.counts("connections_open", 0.0).await;
+    pouring.into_iter().for_each(|task| task.abort());
+}

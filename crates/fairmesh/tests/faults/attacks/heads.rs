@@ -1,0 +1,106 @@
+//! Heads of HTTP/1.1 that are too large, too slow, or mean two things.
+
+use std::time::Duration;
+
+use fairmesh_model::Protocol;
+use tokio::io::AsyncWriteExt as _;
+
+use super::others_are_served;
+use crate::harness::{Proxy, Spec, World, beside_others, read_to_end, say};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn heads_that_are_too_large_or_too_slow_are_refused() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
+    let proxy = Proxy::start(&world).await;
+    let many = "x: y\r\n".repeat(200);
+    let long = format!("x: {}\r\n", "y".repeat(100_000));
+    for bomb in [many, long] {
+        let asked = format!("GET / HTTP/1.1\r\nhost: one.shop\r\n{bomb}\r\n");
+        let (mut program, asked) = (say(&proxy.for_one, "").await, asked.into_bytes());
+        // It may be cut off before it has sent all of it.
+        let _ = program.write_all(&asked).await;
+        let answer = read_to_end(&mut program).await;
+        assert!(answer.starts_with(b"HTTP/1.1 431 "), "{}", String::from_utf8_lossy(&answer));
+    }
+    // A word now and then keeps no connection.
+    let mut program = say(&proxy.for_one, "GET / HTTP/1.1\r\nhost: one.shop\r\n").await;
+    let dribbling = async {
+        while program.write_all(b"x: y\r\n").await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), dribbling).await.expect("it is still listened to");
+    assert!(proxy.metric("connections_broken_total").await >= 1.0);
+    others_are_served(&proxy).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_two_readers_could_frame_differently_is_refused() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
+    let proxy = Proxy::start(&world).await;
+    let head = "POST / HTTP/1.1\r\nhost: one.shop\r\n";
+    for ambiguous in [
+        "content-length: 3\r\ncontent-length: 4\r\n\r\nabc",
+        "content-length: 3, 4\r\n\r\nabc",
+        "content-length: +3\r\n\r\nabc",
+        "content-length: 0x3\r\n\r\nabc",
+        "content-length: 99999999999999999999\r\n\r\nabc",
+        "transfer-encoding: gzip\r\n\r\nabc",
+        "transfer-encoding: chunked, gzip\r\n\r\n0\r\n\r\n",
+        "transfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
+        "transfer-encoding : chunked\r\n\r\n0\r\n\r\n",
+        "content-length : 3\r\n\r\nabc",
+        "x: folded\r\n content-length: 3\r\n\r\nabc",
+        "x: a\rb: c\r\n\r\n",
+        "x: a\0b\r\n\r\n",
+        "x y: z\r\n\r\n",
+        ": z\r\n\r\n",
+    ] {
+        let mut program = say(&proxy.for_one, format!("{head}{ambiguous}")).await;
+        let answer = read_to_end(&mut program).await;
+        let answer = String::from_utf8_lossy(&answer);
+        assert!(answer.starts_with("HTTP/1.1 400 "), "{ambiguous:?}: {answer}");
+        assert_eq!(answer.matches("HTTP/1.1 ").count(), 1, "{ambiguous:?}: {answer}");
+    }
+    let version = "POST / HTTP/1.0\r\nhost: one.shop\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n";
+    let answer = read_to_end(&mut say(&proxy.for_one, version).await).await;
+    assert!(answer.starts_with(b"HTTP/1.1 400 ") || answer.starts_with(b"HTTP/1.0 400 "));
+    // A chunk that ends in a way that is no end: whatever was said of it, it is no whole request.
+    for chunks in [
+        "3\nabc\r\n0\r\n\r\n",
+        "3\r\nabcd\r\n0\r\n\r\n",
+        "fffffffffffffffff\r\nabc",
+        "-1\r\nabc",
+        " 3\r\nabc",
+    ] {
+        let asked = format!("{head}transfer-encoding: chunked\r\n\r\n{chunks}");
+        let answer = read_to_end(&mut say(&proxy.for_one, asked).await).await;
+        let answer = String::from_utf8_lossy(&answer);
+        assert!(!answer.starts_with("HTTP/1.1 2"), "{chunks:?}: {answer}");
+    }
+    others_are_served(&proxy).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_smuggled_behind_a_request_that_says_its_length_twice() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
+    let proxy = Proxy::start(&world).await;
+    let [length, chunked] = ["content-length: 4\r\n", "transfer-encoding: chunked\r\n"];
+    // RFC 9112 6.3 lets one refuse these, or go by the chunks alone and close the connection behind them.
+    for fields in [[length, chunked], [chunked, length]] {
+        let asked = format!(
+            "POST / HTTP/1.1\r\nhost: one.shop\r\n{}\r\n0\r\n\r\nGET /second HTTP/1.1\r\nhost: one.shop\r\n\r\n",
+            fields.concat()
+        );
+        let answer = read_to_end(&mut say(&proxy.for_one, asked).await).await;
+        let answer = String::from_utf8_lossy(&answer);
+        assert_eq!(answer.matches("HTTP/1.1 ").count(), 1, "{answer}");
+    }
+    assert!(!proxy.process.log().contains("/second"));
+}

@@ -1,0 +1,72 @@
+//! What h2spec, which knows RFC 9113 case by case, says of the proxy's listeners. It runs where `scripts/setup.sh h2spec` has
+//! put it, or where it is on the path.
+
+use std::{convert::Infallible, env, path::PathBuf, time::Duration};
+
+use bytes::Bytes;
+use fairmesh_client::server::{Server, serve_http};
+use http::{Request, Response};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use tokio::{net::TcpListener, process::Command};
+
+use crate::harness::{Proxy, World, alone, run};
+
+/// How long all cases may take; one that hears nothing waits for two seconds.
+const PATIENCE: Duration = Duration::from_secs(400);
+
+/// The one case that listeners cannot pass which speak HTTP/1.1 as well: what begins as neither is answered with 400 in words of
+/// HTTP/1.1 before the connection is closed, and h2spec would have it closed in silence.
+const NOT_HTTP2: &str = "× 2: Sends invalid connection preface";
+
+fn h2spec() -> Option<PathBuf> {
+    let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let cache = cache.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache")));
+    let ours = cache.map(|cache| cache.join("fairmesh/tools/bin"));
+    let path = env::var_os("PATH").unwrap_or_default();
+    ours.into_iter()
+        .chain(env::split_paths(&path))
+        .map(|folder| folder.join("h2spec"))
+        .find(|file| file.is_file())
+}
+
+/// Answers everything with some bytes, since windows are filled with them.
+async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+    let _ = request.into_body().collect().await;
+    Ok(Response::new(Full::from("Here are some bytes to fill windows with.")))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn http2_is_spoken_as_its_standard_says() {
+    let Some(h2spec) = h2spec() else {
+        eprintln!("not run: there is no h2spec; `scripts/setup.sh h2spec` builds it");
+        return;
+    };
+    let _machine = alone().await;
+    let world = World::start("").await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let server = Server::builder("shop/one")
+        .instance("one")
+        .address(listener.local_addr().unwrap())
+        .agent(world.agent_address());
+    let server = server.start().await.unwrap();
+    let serving = tokio::spawn({
+        let server = server.clone();
+        async move { serve_http(listener, tower::service_fn(answer), &server).await.unwrap() }
+    });
+    world.serves("shop/one", "one").await;
+    let proxy = Proxy::start(&world).await;
+    let (host, port) = proxy.for_one.split_once(':').unwrap();
+    let mut command = Command::new(h2spec);
+    command.args(["-h", host, "-p", port, "-o", "2"]);
+    let run = run(command, "", PATIENCE).await;
+    let failed: Vec<&str> = run.out.lines().map(str::trim).filter(|line| line.starts_with('×')).collect();
+    assert!(failed.iter().all(|case| *case == NOT_HTTP2), "{}\n{}", run.out, run.err);
+    // What is not run has not failed either.
+    assert!(
+        run.out.contains("145 tests, 144 passed") || run.out.contains("145 tests, 145 passed"),
+        "{}",
+        run.out
+    );
+    serving.abort();
+}

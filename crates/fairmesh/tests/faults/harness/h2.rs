@@ -1,0 +1,76 @@
+//! HTTP/2 frame by frame (RFC 9113), for what no library would send.
+
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    time::timeout,
+};
+
+use super::PATIENCE;
+
+pub(crate) const DATA: u8 = 0;
+pub(crate) const HEADERS: u8 = 1;
+pub(crate) const RST_STREAM: u8 = 3;
+pub(crate) const SETTINGS: u8 = 4;
+pub(crate) const PING: u8 = 6;
+pub(crate) const GOAWAY: u8 = 7;
+pub(crate) const CONTINUATION: u8 = 9;
+
+pub(crate) const ACK: u8 = 1;
+pub(crate) const END_STREAM: u8 = 1;
+pub(crate) const END_HEADERS: u8 = 4;
+
+/// The error code of a peer that is asked for too much.
+pub(crate) const CALM: u32 = 0xb;
+
+/// A frame as it came.
+#[derive(Clone, Debug)]
+pub(crate) struct Frame {
+    pub(crate) kind: u8,
+    pub(crate) flags: u8,
+    pub(crate) payload: Vec<u8>,
+}
+
+pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+/// The fields of `GET /` with this host, all as literals or from the static table (RFC 7541).
+pub(crate) fn get(host: &str) -> Vec<u8> {
+    let length = u8::try_from(host.len()).unwrap();
+    [&[0x82, 0x86, 0x84, 0x01, length], host.as_bytes()].concat()
+}
+
+/// A connection that has begun with these settings, each two bytes of name and four of value.
+pub(crate) async fn connect(to: &str, settings: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(to).await.unwrap();
+    stream.set_nodelay(true).unwrap();
+    let beginning = [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &frame(SETTINGS, 0, 0, settings)[..]].concat();
+    stream.write_all(&beginning).await.unwrap();
+    stream
+}
+
+/// The next frame; `None` where the connection ended.
+pub(crate) async fn read(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> Option<Frame> {
+    let read = async {
+        let mut head = [0; 9];
+        stream.read_exact(&mut head).await.ok()?;
+        let [a, b, c, kind, flags, ..] = head;
+        let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
+        stream.read_exact(&mut payload).await.ok()?;
+        Some(Frame { kind, flags, payload })
+    };
+    timeout(PATIENCE, read).await.expect("nothing comes")
+}
+
+/// Reads until the connection ends; the error code of the last goodbye, where there was one.
+pub(crate) async fn goodbye(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> Option<u32> {
+    let mut last = None;
+    while let Some(Frame { kind, payload, .. }) = read(stream).await {
+        if kind == GOAWAY {
+            last = Some(u32::from_be_bytes(payload[4..8].try_into().unwrap()));
+        }
+    }
+    last
+}

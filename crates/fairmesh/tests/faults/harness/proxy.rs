@@ -1,0 +1,69 @@
+use http_body_util::{BodyExt as _, Empty};
+use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+
+use super::{Process, Program, World, free_port, until};
+
+/// A proxy as a process.
+pub(crate) struct Proxy {
+    pub(crate) process: Process,
+    /// Where hosts say which service is meant.
+    pub(crate) by_host: String,
+    /// Where everything is for `shop/one`.
+    pub(crate) for_one: String,
+    admin: String,
+}
+
+impl Proxy {
+    pub(crate) async fn start(world: &World) -> Self {
+        Self::with(world, "").await
+    }
+
+    /// With further arguments.
+    pub(crate) async fn with(world: &World, arguments: &str) -> Self {
+        Self::run(world, arguments, Program::fairmesh).await
+    }
+
+    /// Run by a program of the caller's making.
+    pub(crate) async fn run(
+        world: &World,
+        arguments: &str,
+        program: impl FnOnce(std::path::PathBuf, &str) -> Program,
+    ) -> Self {
+        let [by_host, for_one, admin] = [(); 3].map(|()| format!("127.0.0.1:{}", free_port()));
+        let args = format!(
+            "proxy --agent {} --listen {by_host} --listen {for_one}=shop/one --admin {admin} --client-id proxy \
+             --access-log json --idle-timeout 2s {arguments}",
+            world.agent_address()
+        );
+        let process = Process::start(program(world.path("proxy.log"), args.trim()));
+        let proxy = Self { process, by_host, for_one, admin };
+        until("the proxy is ready", async || proxy.is_ready().await).await;
+        proxy
+    }
+
+    async fn is_ready(&self) -> bool {
+        let asked = Client::builder(TokioExecutor::new()).build_http::<Empty<bytes::Bytes>>();
+        let answer = asked.get(format!("http://{}/readyz", self.admin).parse().unwrap()).await;
+        answer.is_ok_and(|answer| answer.status().is_success())
+    }
+
+    pub(crate) async fn page(&self, path: &str) -> String {
+        let asked = Client::builder(TokioExecutor::new()).build_http::<Empty<bytes::Bytes>>();
+        let answer = asked.get(format!("http://{}{path}", self.admin).parse().unwrap()).await.unwrap();
+        String::from_utf8(answer.into_body().collect().await.unwrap().to_bytes().to_vec()).unwrap()
+    }
+
+    /// A metric without labels, by its name behind `fairmesh_proxy_`.
+    pub(crate) async fn metric(&self, name: &str) -> f64 {
+        let page = self.page("/metrics").await;
+        let value = page
+            .lines()
+            .find_map(|line| line.strip_prefix("fairmesh_proxy_")?.strip_prefix(name)?.strip_prefix(' '));
+        value.unwrap_or_else(|| panic!("no {name} in {page}")).parse().unwrap()
+    }
+
+    /// Waits until a metric has this value.
+    pub(crate) async fn counts(&self, name: &str, value: f64) {
+        until(&format!("{name} is {value}"), async || self.metric(name).await == value).await;
+    }
+}

@@ -1,0 +1,70 @@
+use fairmesh_client::server::Server;
+use fairmesh_model::Protocol;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    time::timeout,
+};
+
+use super::{PATIENCE, World};
+
+/// A registered server whose connections the test itself takes, byte by byte.
+pub(crate) struct RawServer {
+    listener: TcpListener,
+    _server: Server,
+}
+
+impl RawServer {
+    pub(crate) async fn start(world: &World, service: &str, instance: &str) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = Server::builder(service)
+            .instance(instance)
+            .address(address)
+            .protocol(Protocol::Http1)
+            .agent(world.agent_address());
+        let _server = server.start().await.unwrap();
+        world.serves(service, instance).await;
+        Self { listener, _server }
+    }
+
+    /// The next connection.
+    pub(crate) async fn accept(&self) -> TcpStream {
+        timeout(PATIENCE, self.listener.accept()).await.expect("nobody connects").unwrap().0
+    }
+
+    /// Stays registered, and takes no connections any more.
+    pub(crate) fn close(self) -> Server {
+        self._server
+    }
+}
+
+/// A connection on which this was said.
+pub(crate) async fn say(to: &str, words: impl AsRef<[u8]>) -> TcpStream {
+    let mut stream = TcpStream::connect(to).await.unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream.write_all(words.as_ref()).await.unwrap();
+    stream
+}
+
+/// Reads a head and nothing beyond it, in lower case.
+pub(crate) async fn read_head(stream: &mut (impl AsyncRead + Unpin)) -> String {
+    let mut head = Vec::new();
+    let read = async {
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(stream.read_u8().await.unwrap());
+        }
+    };
+    let whole = timeout(PATIENCE, read).await.is_ok();
+    let head = String::from_utf8_lossy(&head).to_ascii_lowercase();
+    assert!(whole, "only {head:?} came");
+    head
+}
+
+/// Reads to the end, whether that is in good order or not.
+pub(crate) async fn read_to_end(stream: &mut (impl AsyncRead + Unpin)) -> Vec<u8> {
+    let mut all = Vec::new();
+    let ended = timeout(PATIENCE, stream.read_to_end(&mut all)).await;
+    assert!(ended.is_ok(), "it goes on after {:?}", String::from_utf8_lossy(&all));
+    all
+}

@@ -1,0 +1,246 @@
+//! Connections through a proxy that carry bytes and no messages: WebSocket, CONNECT, TCP.
+
+use std::io::ErrorKind;
+
+use rustix::process::Signal;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    time::timeout,
+};
+
+use crate::harness::{
+    PATIENCE, Proxy, RawServer, World, beside_others, free_port,
+    h2::{self, DATA, END_HEADERS, END_STREAM, HEADERS, frame},
+    read_head, read_to_end, say, until,
+};
+
+const SWITCH: &str =
+    "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\r\nhello";
+
+fn websocket(host: &str) -> String {
+    format!(
+        "GET /chat HTTP/1.1\r\nhost: {host}\r\nconnection: keep-alive, Upgrade\r\nupgrade: websocket\r\n\
+         sec-websocket-key: dGVhcG90IG9mIGFsaWNl\r\nkeep-alive: 5\r\n\r\n"
+    )
+}
+
+/// Both sides say something, and then nothing more, one after the other.
+async fn talk(program: &mut TcpStream, server: &mut TcpStream) {
+    program.write_all(b"ping").await.unwrap();
+    let mut said = [0; 4];
+    timeout(PATIENCE, server.read_exact(&mut said)).await.unwrap().unwrap();
+    assert_eq!(&said, b"ping");
+    program.shutdown().await.unwrap();
+    assert!(read_to_end(server).await.is_empty(), "the program's end is the server's");
+    server.write_all(b"pong").await.unwrap();
+    server.shutdown().await.unwrap();
+    assert_eq!(read_to_end(program).await, b"pong");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_websocket_is_passed_on_and_carries_bytes_both_ways() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let server = RawServer::start(&world, "shop/one", "one").await;
+    let proxy = Proxy::start(&world).await;
+    let mut program = say(&proxy.by_host, websocket("one.shop")).await;
+    let mut served = server.accept().await;
+    let asked = read_head(&mut served).await;
+    for passed_on in ["\r\nconnection: upgrade\r\n", "\r\nupgrade: websocket\r\n", "\r\nsec-websocket-key: "]
+    {
+        assert_eq!(asked.matches(passed_on).count(), 1, "{asked}");
+    }
+    assert!(!asked.contains("keep-alive"), "{asked}");
+    served.write_all(SWITCH.as_bytes()).await.unwrap();
+    let answer = read_head(&mut program).await;
+    assert!(answer.starts_with("http/1.1 101 ") && answer.contains("\r\nupgrade: websocket\r\n"), "{answer}");
+    let mut hello = [0; 5];
+    program.read_exact(&mut hello).await.unwrap();
+    assert_eq!(&hello, b"hello", "what came with the answer is not lost");
+    assert_eq!((proxy.metric("tunnels_open").await, proxy.metric("connections_open").await), (1.0, 1.0));
+    talk(&mut program, &mut served).await;
+    proxy.counts("tunnels_open", 0.0).await;
+    proxy.counts("connections_open", 0.0).await;
+    assert_eq!(proxy.metric("tunnels_total").await, 1.0);
+    assert_eq!(proxy.metric("tunnel_sent_bytes_total").await, 4.0);
+    assert_eq!(proxy.metric("tunnel_received_bytes_total").await, 9.0);
+    assert!(proxy.process.log().contains(r#""path":"/chat","status":101"#), "{}", proxy.process.log());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_does_not_switch_is_answered_as_any_other() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let server = RawServer::start(&world, "shop/one", "one").await;
+    let proxy = Proxy::start(&world).await;
+    let mut program = say(&proxy.for_one, websocket("one.shop")).await;
+    let mut served = server.accept().await;
+    read_head(&mut served).await;
+    served
+        .write_all(b"HTTP/1.1 426 Upgrade Required\r\nupgrade: other\r\ncontent-length: 0\r\n\r\n")
+        .await
+        .unwrap();
+    assert!(read_head(&mut program).await.starts_with("http/1.1 426 "));
+    // The connections of both sides go on. A POST, which is not repeated.
+    let plain = b"POST /plain HTTP/1.1\r\nhost: one.shop\r\ncontent-length: 0\r\n\r\n";
+    program.write_all(plain).await.unwrap();
+    assert!(read_head(&mut served).await.starts_with("post /plain "));
+    // It switches although nobody asked: what it says next must not be taken for an answer to anybody.
+    served.write_all(SWITCH.as_bytes()).await.unwrap();
+    let answer = read_head(&mut program).await;
+    assert!(answer.starts_with("http/1.1 502 ") && answer.contains("x-fairmesh-fault: protocol"), "{answer}");
+    assert!(read_to_end(&mut served).await.is_empty());
+    assert_eq!(proxy.metric("tunnels_total").await, 0.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tunnels_that_are_quiet_end_and_those_in_use_last_through_a_drain() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let server = RawServer::start(&world, "shop/one", "one").await;
+    let mut proxy = Proxy::with(&world, "--tunnel-idle-timeout 2s").await;
+    let open = async || {
+        let mut program = say(&proxy.for_one, websocket("one.shop")).await;
+        let mut served = server.accept().await;
+        read_head(&mut served).await;
+        served.write_all(SWITCH.as_bytes()).await.unwrap();
+        read_head(&mut program).await;
+        (program, served)
+    };
+    let (mut program, mut served) = open().await;
+    assert_eq!(read_to_end(&mut program).await, b"hello");
+    assert!(read_to_end(&mut served).await.is_empty());
+    assert_eq!(proxy.metric("tunnels_idle_total").await, 1.0);
+
+    let (mut program, mut served) = open().await;
+    proxy.process.signal(Signal::TERM);
+    until("nobody new is taken", async || TcpStream::connect(&proxy.for_one).await.is_err()).await;
+    // In use for longer than a pause ends it.
+    let begun = tokio::time::Instant::now();
+    let mut said = [0; 4];
+    while begun.elapsed().as_millis() < 1500 {
+        served.write_all(b"more").await.unwrap();
+        program.write_all(b"ping").await.unwrap();
+        timeout(PATIENCE, served.read_exact(&mut said)).await.unwrap().unwrap();
+    }
+    read_to_end(&mut program).await;
+    assert!(read_to_end(&mut served).await.is_empty());
+    assert!(proxy.process.end().await.success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connect_leads_to_services_of_the_mesh_and_to_nothing_else() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let server = RawServer::start(&world, "shop/one", "one").await;
+    let proxy = Proxy::start(&world).await;
+    for to in [&proxy.by_host, &proxy.for_one] {
+        let mut program = say(to, "CONNECT one.shop:443 HTTP/1.1\r\nhost: one.shop:443\r\n\r\n").await;
+        let mut served = server.accept().await;
+        let answer = read_head(&mut program).await;
+        assert!(answer.starts_with("http/1.1 200 ") && !answer.contains("content-length"), "{answer}");
+        talk(&mut program, &mut served).await;
+    }
+    for named in ["example.com:443", "127.0.0.1:22", "[::1]:22", "localhost:80"] {
+        let asked = format!("CONNECT {named} HTTP/1.1\r\nhost: one.shop\r\n\r\n");
+        let mut program = say(&proxy.by_host, asked).await;
+        let answer = read_head(&mut program).await;
+        assert!(answer.starts_with("http/1.1 403 "), "{named}: {answer}");
+    }
+    assert_eq!(proxy.metric("tunnels_total").await, 2.0);
+    assert_eq!(proxy.metric("requests_refused_total").await, 3.0);
+    let metrics = proxy.page("/metrics").await;
+    assert!(!metrics.contains("com/example"), "names that nobody declared are no labels: {metrics}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connect_over_http2_is_a_tunnel_beside_other_requests() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let server = RawServer::start(&world, "shop/one", "one").await;
+    let proxy = Proxy::start(&world).await;
+    let mut program = h2::connect(&proxy.by_host, &[]).await;
+    let asked = [&b"\x02\x07CONNECT\x01\x0c"[..], b"one.shop:443"].concat();
+    for stream in [1, 3] {
+        program.write_all(&frame(HEADERS, END_HEADERS, stream, &asked)).await.unwrap();
+        let mut served = server.accept().await;
+        program.write_all(&frame(DATA, END_STREAM, stream, b"ping")).await.unwrap();
+        assert_eq!(read_to_end(&mut served).await, b"ping");
+        served.write_all(b"pong").await.unwrap();
+        drop(served);
+        let (mut said, mut ended, mut status) = (Vec::new(), false, Vec::new());
+        while !ended {
+            let came = h2::read(&mut program).await.expect("the connection goes on");
+            ended = matches!(came.kind, DATA | HEADERS) && came.flags & END_STREAM != 0;
+            match came.kind {
+                HEADERS => status = came.payload,
+                DATA => said.extend(came.payload),
+                _ => {}
+            }
+        }
+        // 200, as the static table has it.
+        assert_eq!((status.first(), &said[..]), (Some(&0x88), &b"pong"[..]));
+    }
+    proxy.counts("tunnels_open", 0.0).await;
+    assert_eq!((proxy.metric("tunnels_total").await, proxy.metric("connections_open").await), (2.0, 1.0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tcp_goes_to_a_server_that_can_be_reached_and_is_reset_where_there_is_none() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let server = RawServer::start(&world, "shop/db", "db-0").await;
+    let gone = RawServer::start(&world, "shop/db", "db-1").await.close();
+    let lost = RawServer::start(&world, "shop/lost", "lost").await.close();
+    let [db, nowhere] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));
+    let listen = format!("--listen tcp:{db}=shop/db --listen tcp:{nowhere}=shop/lost");
+    let proxy = Proxy::with(&world, &listen).await;
+    for _ in 0..8 {
+        let (mut program, mut served) = tokio::join!(say(&db, ""), server.accept());
+        talk(&mut program, &mut served).await;
+    }
+    proxy.counts("tunnels_total", 8.0).await;
+    let mut program = say(&nowhere, "").await;
+    let ended = timeout(PATIENCE, program.read(&mut [0; 1])).await.unwrap();
+    assert_eq!(ended.unwrap_err().kind(), ErrorKind::ConnectionReset, "an end would look like an answer");
+    proxy.counts("tcp_refused_total", 1.0).await;
+    assert!(proxy.page("/metrics").await.contains("faults_total{service=\"shop/lost\"} 1"));
+    drop((gone, lost));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn balancers_in_front_and_servers_behind_are_told_who_connects() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let server = RawServer::start(&world, "shop/db", "db-0").await;
+    let [tcp, http] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));
+    let listen =
+        format!("--listen tcp:{tcp}=shop/db+accept-proxy+send-proxy --listen {http}=shop/db+accept-proxy");
+    let proxy = Proxy::with(&world, &listen).await;
+
+    let block = [192, 0, 2, 1, 198, 51, 100, 2, 0, 5, 0, 6];
+    let head = [&b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c"[..], &block, b"hello"].concat();
+    let (mut program, mut served) = (say(&tcp, head).await, server.accept().await);
+    program.shutdown().await.unwrap();
+    assert_eq!(read_to_end(&mut served).await, b"PROXY TCP4 192.0.2.1 198.51.100.2 5 6\r\nhello");
+
+    let asked =
+        "PROXY TCP6 2001:db8::1 ::1 7 80\r\nGET / HTTP/1.1\r\nhost: db.shop\r\nconnection: close\r\n\r\n";
+    let (mut program, mut served) = (say(&http, asked).await, server.accept().await);
+    read_head(&mut served).await;
+    served.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await.unwrap();
+    assert!(read_to_end(&mut program).await.starts_with(b"HTTP/1.1 204"));
+    until("who asked is in the log", async || proxy.process.log().contains(r#""caller":"[2001:db8::1]:7""#))
+        .await;
+
+    for (to, wrong) in
+        [(&tcp, "hello, is this a database?"), (&http, "GET / HTTP/1.1\r\nhost: db.shop\r\n\r\n")]
+    {
+        let mut program = say(to, wrong).await;
+        assert!(read_to_end(&mut program).await.is_empty());
+    }
+    // One that says nothing is not waited for.
+    assert!(read_to_end(&mut say(&tcp, "PROXY TCP4 ").await).await.is_empty());
+    assert_eq!(proxy.metric("proxy_heads_refused_total").await, 3.0);
+}

@@ -1,0 +1,91 @@
+//! Requests after which a connection carries bytes and no messages.
+
+use std::sync::Arc;
+
+use fairmesh_client::{Body, Fault, FaultKind};
+use http::{Method, Request, Response, StatusCode, Uri, header};
+use hyper::{body::Incoming, upgrade::OnUpgrade};
+use tokio::time::Instant;
+
+use super::{Forwarder, Origin};
+use crate::{
+    answer, hops,
+    metrics::{Held, count},
+    service::{Nobody, Target},
+    tunnel::{Switch, mark},
+};
+
+impl Forwarder {
+    /// The server speaks the protocol that was asked for: what both sides send from here on is carried.
+    pub(super) fn switch(&self, answer: &mut Response<Body>, switch: Option<Switch>, origin: &Origin) {
+        let protocol = answer.headers().get(header::UPGRADE).cloned();
+        hops::strip_answer(answer.headers_mut());
+        let server = std::mem::take(answer.body_mut()).into_tunnel();
+        match (switch, server, protocol) {
+            (Some(Switch { program, .. }), Some(server), Some(protocol)) => {
+                mark(answer.headers_mut(), protocol);
+                self.tunnels.begin(program, server, Arc::clone(&origin.place));
+            }
+            // The library passes on no switch that was not asked for; one to a protocol without a name is none.
+            _ => {
+                let words = "the server switched to a protocol that it did not name\n".to_owned();
+                *answer = answer::of_http(StatusCode::BAD_GATEWAY, words);
+            }
+        }
+    }
+
+    /// Makes a tunnel to a server of the service that is named, and to nothing else: a proxy that connects to whatever it is
+    /// asked for would be a way around every border of the network that it stands in.
+    pub(super) async fn connect(&self, request: Request<Incoming>, origin: &Origin) -> Response<Body> {
+        let (mut head, _) = request.into_parts();
+        let named = head.uri.authority().map(ToString::to_string).unwrap_or_default();
+        let target = match &origin.service {
+            Some(service) => self.services.by_name(service),
+            // By what is asked for alone: a header that says something else would be believed by somebody else.
+            None => self.services.by_host(&named),
+        };
+        let target = match target {
+            Ok(target) => target,
+            Err(nobody) => return self.nowhere(&nobody, &named),
+        };
+        let began = Instant::now();
+        let _under_way = Held::new(&target.golden.under_way);
+        let program = head.extensions.remove::<OnUpgrade>();
+        head.headers.remove(header::HOST);
+        head.uri = Uri::default();
+        head.extensions.clear();
+        let (answer, fault) = match target.handle.connect(Request::from_parts(head, ())).await {
+            Ok(server) => {
+                if let Some(program) = program {
+                    self.tunnels.begin(program, server, Arc::clone(&origin.place));
+                }
+                (Response::new(Body::empty()), None)
+            }
+            Err(fault) => (self.unconnected(&fault, origin, &target), Some(fault.kind())),
+        };
+        self.note((&Method::CONNECT, &named, began), origin, &target, (answer.status(), fault));
+        answer
+    }
+
+    fn unconnected(&self, fault: &Fault, origin: &Origin, target: &Target) -> Response<Body> {
+        self.faulted(fault, origin, target);
+        let mut answer = answer::of_fault(fault, false);
+        if fault.kind() == FaultKind::UnknownService {
+            *answer.status_mut() = StatusCode::FORBIDDEN;
+        }
+        answer
+    }
+
+    fn nowhere(&self, nobody: &Nobody, named: &str) -> Response<Body> {
+        count(&self.metrics.refused);
+        match nobody {
+            Nobody::TooMany => answer::of_http(StatusCode::SERVICE_UNAVAILABLE, format!("{nobody}\n")),
+            Nobody::NoHost | Nobody::NoName(_) => {
+                let words = format!(
+                    "tunnels lead to services of the mesh only, and '{named}' is none; ask for cart.shop:80 to reach shop/cart\n"
+                );
+                answer::of_http(StatusCode::FORBIDDEN, words)
+            }
+        }
+    }
+}

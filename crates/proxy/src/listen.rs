@@ -1,0 +1,156 @@
+use std::{fmt, net::SocketAddr, str::FromStr};
+
+use fairmesh_client::ServiceName;
+use fairmesh_model::Invalid;
+
+use crate::proxy_protocol::Version;
+
+/// One listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listen {
+    /// Where.
+    pub address: SocketAddr,
+    /// What is spoken there.
+    pub traffic: Traffic,
+    /// Whether each connection begins with a head of the PROXY protocol, from the balancer in front; one that does not is
+    /// refused.
+    pub accept_proxy: bool,
+}
+
+/// What programs speak to a listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Traffic {
+    /// HTTP.
+    Http {
+        /// Whom everything that comes there is for; without one, the host of each request says it.
+        service: Option<ServiceName>,
+    },
+    /// Whatever the service speaks.
+    Tcp {
+        /// Whom the connections are for.
+        service: ServiceName,
+        /// How each connection to a server begins by saying who connected here, where its servers ask for that.
+        send_proxy: Option<Version>,
+    },
+}
+
+/// What a listener's text begins with where it is not for HTTP.
+const TCP: &str = "tcp:";
+const ACCEPT_PROXY: &str = "accept-proxy";
+const SEND_PROXY: &str = "send-proxy";
+const SEND_PROXY_V2: &str = "send-proxy-v2";
+
+impl Listen {
+    /// The service that it is for, where it is for one.
+    pub fn service(&self) -> Option<&ServiceName> {
+        match &self.traffic {
+            Traffic::Http { service } => service.as_ref(),
+            Traffic::Tcp { service, .. } => Some(service),
+        }
+    }
+
+    /// Whom it is for, for people.
+    pub(crate) fn words(&self) -> String {
+        self.service().map_or_else(|| "by host".into(), ToString::to_string)
+    }
+}
+
+impl FromStr for Listen {
+    type Err = Invalid;
+
+    /// Reads `127.0.0.1:8080`, `127.0.0.1:8080=shop/cart` or `tcp:127.0.0.1:5432=shop/db`, each with the options
+    /// `+accept-proxy` and, of TCP, `+send-proxy` or `+send-proxy-v2` behind it.
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        let mut parts = text.split('+');
+        let main = parts.next().unwrap_or_default();
+        let (tcp, main) = main.strip_prefix(TCP).map_or((false, main), |rest| (true, rest));
+        let (address, service) = match main.split_once('=') {
+            Some((address, service)) => (address, Some(ServiceName::new(service)?)),
+            None => (main, None),
+        };
+        let address = address.parse().map_err(|_| {
+            let problem = format!("'{address}' is no address with a port");
+            Invalid::new("", problem, "write IP:PORT, IP:PORT=tenant/service or tcp:IP:PORT=tenant/service")
+        })?;
+        let (mut accept_proxy, mut send_proxy) = (false, None);
+        for option in parts {
+            match option {
+                ACCEPT_PROXY => accept_proxy = true,
+                SEND_PROXY if tcp => send_proxy = Some(Version::V1),
+                SEND_PROXY_V2 if tcp => send_proxy = Some(Version::V2),
+                other => return Err(no_option(other)),
+            }
+        }
+        let traffic = match (tcp, service) {
+            (false, service) => Traffic::Http { service },
+            (true, Some(service)) => Traffic::Tcp { service, send_proxy },
+            (true, None) => return Err(nobody(text)),
+        };
+        Ok(Self { address, traffic, accept_proxy })
+    }
+}
+
+fn no_option(option: &str) -> Invalid {
+    let problem = format!("'{option}' is no option of this listener");
+    let hint = "write +accept-proxy, or for tcp: also +send-proxy or +send-proxy-v2; HTTP tells servers nothing by it";
+    Invalid::new("", problem, hint)
+}
+
+fn nobody(text: &str) -> Invalid {
+    let problem = format!("'{text}' names no service, and connections over TCP name none either");
+    Invalid::new("", problem, "write tcp:IP:PORT=tenant/service")
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (tcp, send_proxy) = match &self.traffic {
+            Traffic::Http { .. } => ("", None),
+            Traffic::Tcp { send_proxy, .. } => (TCP, *send_proxy),
+        };
+        write!(f, "{tcp}{}", self.address)?;
+        if let Some(service) = self.service() {
+            write!(f, "={service}")?;
+        }
+        let send_proxy = send_proxy.map(|version| match version {
+            Version::V1 => SEND_PROXY,
+            Version::V2 => SEND_PROXY_V2,
+        });
+        let accept_proxy = self.accept_proxy.then_some(ACCEPT_PROXY);
+        accept_proxy.into_iter().chain(send_proxy).try_for_each(|option| write!(f, "+{option}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listeners_are_read_as_they_are_written() {
+        for text in [
+            "127.0.0.1:8080=shop/cart",
+            "[::1]:80",
+            "127.0.0.1:80+accept-proxy",
+            "tcp:127.0.0.1:5432=shop/db",
+            "tcp:[::1]:5432=shop/db+accept-proxy+send-proxy",
+            "tcp:127.0.0.1:5432=shop/db+send-proxy-v2",
+        ] {
+            assert_eq!(text.parse::<Listen>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn what_is_no_listener_is_refused_with_what_to_write() {
+        for (wrong, hint) in [
+            ("8080", "IP:PORT"),
+            ("127.0.0.1:8080=cart", "tenant"),
+            ("localhost:80", "IP:PORT"),
+            ("", "IP:PORT"),
+            ("tcp:127.0.0.1:5432", "tcp:IP:PORT=tenant/service"),
+            ("127.0.0.1:80+send-proxy", "+accept-proxy"),
+            ("127.0.0.1:80+tls", "+accept-proxy"),
+        ] {
+            let error = wrong.parse::<Listen>().unwrap_err();
+            assert!(error.hint.contains(hint) || error.problem.contains(hint), "{wrong}: {error:?}");
+        }
+    }
+}

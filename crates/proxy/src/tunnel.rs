@@ -1,0 +1,128 @@
+//! Connections that carry bytes and no messages: after an upgrade, after `CONNECT`, and over TCP.
+//!
+//! Each keeps its place among the connections of programs, and counts at its endpoint as a stream (A17). When the proxy
+//! stops, one that pauses is ended, so that its program connects anew, elsewhere; no other protocol than HTTP has words for it.
+
+mod asked;
+mod copy;
+
+use std::{pin::pin, sync::Arc, time::Duration};
+
+use fairmesh_client::Tunnel;
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::{Instant, interval_at, timeout},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use self::copy::Copying;
+pub(crate) use self::{
+    asked::{Switch, mark},
+    copy::Carried,
+};
+use crate::{
+    Limits,
+    metrics::{Held, Metrics, count},
+    place::Place,
+};
+
+/// How long a tunnel must be quiet to be ended when the proxy stops.
+const PAUSE: Duration = Duration::from_secs(1);
+/// How often a tunnel is looked at within the time for which it may be quiet; one ends that much too late at most.
+const LOOKS: u32 = 4;
+
+/// What tunnels share.
+#[derive(Clone, Debug)]
+pub(crate) struct Tunnels {
+    limits: Limits,
+    metrics: Arc<Metrics>,
+    stopping: CancellationToken,
+    tasks: TaskTracker,
+}
+
+/// How a tunnel ended.
+#[derive(Debug)]
+enum End {
+    /// Both sides have said all.
+    Whole,
+    /// One of them broke.
+    Broken,
+    /// Nothing came for too long.
+    Quiet,
+}
+
+impl Tunnels {
+    pub(crate) fn new(
+        limits: Limits,
+        metrics: Arc<Metrics>,
+        stopping: CancellationToken,
+        tasks: TaskTracker,
+    ) -> Self {
+        Self { limits, metrics, stopping, tasks }
+    }
+
+    /// Carries what follows the answer that `program` waits for. A task of its own, since over HTTP/2 further requests share
+    /// the program's connection.
+    pub(crate) fn begin(&self, program: OnUpgrade, server: Tunnel, place: Arc<Place>) {
+        let this = self.clone();
+        self.tasks.spawn(async move {
+            let _place = place;
+            // A program that never takes the answer must not keep a server waiting.
+            match timeout(this.limits.head, program).await {
+                Ok(Ok(program)) => this.carry(TokioIo::new(program), server).await,
+                _ => count(&this.metrics.tunnels_broken),
+            }
+        });
+    }
+
+    /// Carries bytes between a program and a server until both have said all, one breaks, or neither says anything.
+    pub(crate) async fn carry(&self, program: impl AsyncRead + AsyncWrite, server: Tunnel) {
+        let metrics = &self.metrics;
+        count(&metrics.tunnels);
+        let _open = Held::new(&metrics.tunnels_open);
+        let mut copying = pin!(Copying::new(program, server));
+        let ended = tokio::select! {
+            ended = until_quiet(copying.as_mut(), self.limits.tunnel_idle) => Some(ended),
+            () = self.stopping.cancelled() => None,
+        };
+        let counter = match ended {
+            Some(End::Whole) => None,
+            Some(End::Broken) => Some(&metrics.tunnels_broken),
+            Some(End::Quiet) => Some(&metrics.tunnels_idle),
+            None => match timeout(self.limits.drain, until_quiet(copying.as_mut(), PAUSE)).await {
+                Ok(End::Whole | End::Quiet) => None,
+                Ok(End::Broken) => Some(&metrics.tunnels_broken),
+                Err(_) => Some(&metrics.cut),
+            },
+        };
+        counter.into_iter().for_each(count);
+        metrics.carried(copying.carried());
+    }
+}
+
+/// Copies until both sides have ended or nothing was carried for this long.
+async fn until_quiet<A, B>(mut copying: std::pin::Pin<&mut Copying<A, B>>, quiet: Duration) -> End
+where
+    A: AsyncRead + AsyncWrite,
+    B: AsyncRead + AsyncWrite,
+{
+    // Looks are counted, so that no piece that is carried has to read a clock.
+    let every = (quiet / LOOKS).max(Duration::from_millis(1));
+    let mut looks = interval_at(Instant::now() + every, every);
+    let (mut before, mut in_vain) = (copying.carried(), 0);
+    loop {
+        tokio::select! {
+            ended = copying.as_mut() => return ended.map_or(End::Broken, |()| End::Whole),
+            _ = looks.tick() => {
+                let carried = copying.carried();
+                in_vain = if carried == before { in_vain + 1 } else { 0 };
+                before = carried;
+                if in_vain == LOOKS {
+                    return End::Quiet;
+                }
+            }
+        }
+    }
+}
