@@ -310,6 +310,17 @@ impl Segment {
         (0..self.block_count()).flat_map(block)
     }
 
+    /// The first key of the shard at this place, where there is one.
+    pub(super) fn start(&self, place: u32) -> Option<ShardKey> {
+        if place >= self.len {
+            return None;
+        }
+        let (number, place) = (place as usize / FAN_OUT, place as usize % FAN_OUT);
+        let (header, rests) = self.block(number)?;
+        let rest = rests.map_or(0, |rests| rests[place / 8][place % 8]);
+        Some(self.scale.join(block::start(header, place), rest))
+    }
+
     /// Its size, in bytes.
     pub fn bytes(&self) -> usize {
         size_of_val((*self.words).as_ref())
