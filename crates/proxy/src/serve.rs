@@ -3,17 +3,14 @@
 use std::{
     convert::Infallible,
     future::pending,
-    io,
     net::SocketAddr,
     pin::pin,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
 
-use hyper::service::service_fn;
+use http::Request;
+use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto,
@@ -21,14 +18,16 @@ use hyper_util::{
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::{sleep, timeout},
+    time::{Instant, sleep, sleep_until, timeout_at},
 };
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::task::TaskTracker;
 
 use crate::{
     Limits, Listen, ProxyError,
     forward::{Forwarder, Origin},
+    handover::Inherited,
     metrics::{Held, count},
+    stopping::{Heard, Stopping},
 };
 
 /// How long to wait before accepting again when the system refuses, as it does when file descriptors run out.
@@ -46,22 +45,30 @@ const MAX_RESETS: usize = 64;
 /// A listener that is bound.
 #[derive(Debug)]
 pub(crate) struct Bound {
-    listener: TcpListener,
+    pub(crate) listener: TcpListener,
     pub(crate) address: SocketAddr,
 }
 
 impl Bound {
-    pub(crate) async fn all(listen: &[Listen]) -> Result<Vec<Self>, ProxyError> {
+    pub(crate) async fn all(listen: &[Listen], inherited: &mut Inherited) -> Result<Vec<Self>, ProxyError> {
         let mut all = Vec::with_capacity(listen.len());
         for Listen { address, .. } in listen {
-            let bound = async {
-                let listener = TcpListener::bind(address).await?;
-                let address = listener.local_addr()?;
-                io::Result::Ok(Self { listener, address })
-            };
-            all.push(bound.await.map_err(|source| ProxyError::Listen { address: *address, source })?);
+            all.push(Self::at(*address, inherited).await?);
         }
         Ok(all)
+    }
+
+    /// One that was inherited, or else one of its own.
+    pub(crate) async fn at(address: SocketAddr, inherited: &mut Inherited) -> Result<Self, ProxyError> {
+        let bound = async {
+            let listener = match inherited.take(address) {
+                Some(listener) => TcpListener::from_std(listener),
+                None => TcpListener::bind(address).await,
+            }?;
+            let address = listener.local_addr()?;
+            Ok(Self { listener, address })
+        };
+        bound.await.map_err(|source| ProxyError::Listen { address, source })
     }
 }
 
@@ -70,13 +77,26 @@ impl Bound {
 pub(crate) struct Serving {
     forwarder: Arc<Forwarder>,
     places: Arc<Semaphore>,
+    stopping: Arc<Stopping>,
     limits: Limits,
 }
 
+/// One connection, as its requests need to know it.
+struct Talk {
+    origin: Origin,
+    heard: Heard,
+    stopping: Arc<Stopping>,
+}
+
 impl Serving {
-    pub(crate) fn new(forwarder: Arc<Forwarder>, limits: Limits) -> Self {
+    pub(crate) fn new(forwarder: Arc<Forwarder>, stopping: Arc<Stopping>, limits: Limits) -> Self {
         let places = Arc::new(Semaphore::new(limits.connections.clamp(1, Semaphore::MAX_PERMITS)));
-        Self { forwarder, places, limits }
+        Self { forwarder, places, stopping, limits }
+    }
+
+    /// How long one that takes over may wait for what it has to know.
+    pub(crate) fn first_contact(&self) -> Duration {
+        self.limits.first_contact
     }
 
     /// Connections of programs that are open.
@@ -84,22 +104,27 @@ impl Serving {
         self.forwarder.metrics.open.load(Relaxed)
     }
 
-    /// Accepts until `stopping`.
+    /// Accepts from when it is `known` what to do with what comes until the proxy stops.
     pub(crate) async fn accept(
         self,
         bound: Bound,
         listen: Listen,
-        stopping: CancellationToken,
+        known: impl Future<Output = ()>,
         connections: TaskTracker,
     ) {
+        tokio::select! {
+            () = known => {}
+            _ = self.stopping.begun() => return,
+        }
+        tracing::info!(address = %bound.address, service = %listen.words(), "listening");
         loop {
             let accepted = tokio::select! {
                 accepted = self.next(&bound.listener) => accepted,
-                () = stopping.cancelled() => return,
+                _ = self.stopping.begun() => return,
             };
             let Some((stream, caller, place)) = accepted else { continue };
             let origin = Origin { caller, service: listen.service.clone() };
-            connections.spawn(self.clone().serve(stream, origin, stopping.clone(), place));
+            connections.spawn(self.clone().serve(stream, origin, place));
         }
     }
 
@@ -129,25 +154,25 @@ impl Serving {
         }
     }
 
-    async fn serve(
-        self,
-        stream: TcpStream,
-        origin: Origin,
-        stopping: CancellationToken,
-        _place: OwnedSemaphorePermit,
-    ) {
+    async fn serve(self, stream: TcpStream, origin: Origin, _place: OwnedSemaphorePermit) {
         let metrics = &self.forwarder.metrics;
         let _open = Held::new(&metrics.open);
         // Fails only on a socket that is already broken, which the first read will say better.
         let _ = stream.set_nodelay(true);
         let caller = origin.caller;
-        let (forwarder, origin) = (Arc::clone(&self.forwarder), Arc::new(origin));
-        let heard = Arc::new(AtomicBool::new(false));
-        let silent = silence(Arc::clone(&heard), self.limits.head);
-        let service = service_fn(move |request| {
-            heard.store(true, Relaxed);
-            let (forwarder, origin) = (Arc::clone(&forwarder), Arc::clone(&origin));
-            async move { Ok::<_, Infallible>(forwarder.answer(request, &origin).await) }
+        let talk = Talk { origin, heard: Heard::default(), stopping: Arc::clone(&self.stopping) };
+        let (forwarder, talk) = (Arc::clone(&self.forwarder), Arc::new(talk));
+        let silent = silence(Arc::clone(&talk), self.limits.head);
+        let heard = Arc::clone(&talk);
+        let service = service_fn(move |request: Request<Incoming>| {
+            let version = request.version();
+            talk.heard.request(version);
+            let (forwarder, talk) = (Arc::clone(&forwarder), Arc::clone(&talk));
+            async move {
+                let mut answer = forwarder.answer(request, &talk.origin).await;
+                talk.stopping.mark(version, answer.headers_mut());
+                Ok::<_, Infallible>(answer)
+            }
         });
         let builder = self.builder();
         let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
@@ -157,9 +182,17 @@ impl Serving {
                 count(&metrics.broken);
                 return;
             }
-            () = stopping.cancelled() => {
-                connection.as_mut().graceful_shutdown();
-                match timeout(self.limits.drain, connection).await {
+            deadline = self.stopping.begun() => {
+                // What speaks HTTP/1.1 is told with its next answer, and else when it was given the time for one.
+                let told = if heard.heard.is_http2() { Instant::now() } else { Stopping::grace(deadline) };
+                let ended = tokio::select! {
+                    ended = connection.as_mut() => Ok(ended),
+                    () = sleep_until(told) => {
+                        connection.as_mut().graceful_shutdown();
+                        timeout_at(deadline, connection).await
+                    }
+                };
+                match ended {
                     Ok(ended) => ended,
                     Err(_) => {
                         count(&metrics.cut);
@@ -197,9 +230,9 @@ impl Serving {
 
 /// Ends where no request was heard in time, and never otherwise: hyper bounds how long heads may take only once it has seen
 /// which protocol they are of.
-async fn silence(heard: Arc<AtomicBool>, patience: Duration) {
+async fn silence(talk: Arc<Talk>, patience: Duration) {
     sleep(patience).await;
-    if heard.load(Relaxed) {
+    if !talk.heard.nothing() {
         pending::<()>().await;
     }
 }

@@ -1,6 +1,6 @@
 //! `fairmesh proxy`.
 
-use std::{process::ExitCode, time::Duration};
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Args, ValueEnum};
 use fairmesh_client::Mesh;
@@ -21,6 +21,10 @@ pub(crate) struct ProxyArgs {
     /// Where /metrics, /healthz, /readyz and /services are, or 'none'.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7411")]
     admin: Metrics,
+    /// A Unix socket for hot upgrades: a proxy started with the same path takes the listeners over from the one that runs, which
+    /// then drains and ends.
+    #[arg(long, value_name = "PATH")]
+    handover: Option<PathBuf>,
     /// The agent to follow [default: FAIRMESH_AGENT, else the agent's usual socket].
     #[arg(long, value_name = "ADDRESS")]
     agent: Option<Address>,
@@ -85,6 +89,7 @@ pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Failure> {
         },
         listen: args.listen,
         admin: args.admin.0,
+        handover: args.handover,
     };
     let mut mesh = Mesh::builder();
     if let Some(agent) = args.agent {
