@@ -3,7 +3,7 @@
 //! A request comes in, `service` finds out which service it is for, and from there on it is a call of `client` like any
 //! other: the same records, the same picks, the same retries. What a proxy adds is what it owes to both sides as an
 //! intermediary: headers that belong to one connection stay on it (`hops`), faults of the mesh become answers
-//! (`answer`), and nothing that is under way is lost when it stops (`serve`, `stopping`) or another one takes its place
+//! (`answer`), and nothing that is under way is lost when it stops (`serve`, `stopping`, `streams`) or another one takes its place
 //! (`handover`).
 
 mod access;
@@ -20,6 +20,7 @@ mod run;
 mod serve;
 mod service;
 mod stopping;
+mod streams;
 
 pub use access::{AccessLog, Form};
 pub use config::{Limits, Listen, ProxyConfig};

@@ -28,6 +28,7 @@ use crate::{
     handover::Inherited,
     metrics::{Held, count},
     stopping::{Heard, Stopping},
+    streams::{LastWord, Streamed},
 };
 
 /// How long to wait before accepting again when the system refuses, as it does when file descriptors run out.
@@ -86,6 +87,7 @@ struct Talk {
     origin: Origin,
     heard: Heard,
     stopping: Arc<Stopping>,
+    last_word: Arc<LastWord>,
 }
 
 impl Serving {
@@ -160,7 +162,12 @@ impl Serving {
         // Fails only on a socket that is already broken, which the first read will say better.
         let _ = stream.set_nodelay(true);
         let caller = origin.caller;
-        let talk = Talk { origin, heard: Heard::default(), stopping: Arc::clone(&self.stopping) };
+        let talk = Talk {
+            origin,
+            heard: Heard::default(),
+            stopping: Arc::clone(&self.stopping),
+            last_word: Arc::default(),
+        };
         let (forwarder, talk) = (Arc::clone(&self.forwarder), Arc::new(talk));
         let silent = silence(Arc::clone(&talk), self.limits.head);
         let heard = Arc::clone(&talk);
@@ -171,7 +178,7 @@ impl Serving {
             async move {
                 let mut answer = forwarder.answer(request, &talk.origin).await;
                 talk.stopping.mark(version, answer.headers_mut());
-                Ok::<_, Infallible>(answer)
+                Ok::<_, Infallible>(Streamed::answer(answer, version, &talk.last_word))
             }
         });
         let builder = self.builder();
@@ -189,7 +196,13 @@ impl Serving {
                     ended = connection.as_mut() => Ok(ended),
                     () = sleep_until(told) => {
                         connection.as_mut().graceful_shutdown();
-                        timeout_at(deadline, connection).await
+                        match timeout_at(Stopping::last_word(deadline), connection.as_mut()).await {
+                            Ok(ended) => Ok(ended),
+                            Err(_) => {
+                                heard.last_word.say();
+                                timeout_at(deadline, connection).await
+                            }
+                        }
                     }
                 };
                 match ended {

@@ -16,6 +16,9 @@ use tokio_util::sync::CancellationToken;
 /// closed while it is idle may carry a request already, which would be lost.
 const GRACE: Duration = Duration::from_secs(5);
 
+/// How long before the deadline streams are told to move, so that the word arrives.
+const LAST_WORD: Duration = Duration::from_secs(1);
+
 /// The end of a proxy: told once, with its deadline.
 #[derive(Debug, Default)]
 pub(crate) struct Stopping {
@@ -41,6 +44,11 @@ impl Stopping {
     pub(crate) fn grace(deadline: Instant) -> Instant {
         let now = Instant::now();
         now + GRACE.min(deadline.saturating_duration_since(now) / 2)
+    }
+
+    /// When streams are told to move that have not ended by themselves: a second before the deadline, or a quarter of what is left.
+    pub(crate) fn last_word(deadline: Instant) -> Instant {
+        deadline - LAST_WORD.min(deadline.saturating_duration_since(Instant::now()) / 4)
     }
 
     /// Tells the program with an answer that its connection ends. HTTP/2 has frames for that.
@@ -93,6 +101,8 @@ mod tests {
         let deadline = stopping.begun().await;
         assert_eq!(deadline - began, Duration::from_secs(4), "the first word counts");
         assert_eq!(Stopping::grace(deadline) - began, Duration::from_millis(2_500));
+        assert_eq!(Stopping::last_word(deadline) - began, Duration::from_millis(3_250));
+        assert_eq!(Stopping::last_word(began + Duration::from_secs(60)) - began, Duration::from_secs(59));
         assert_eq!(Stopping::grace(began + Duration::from_secs(60)) - began, Duration::from_secs(6));
         stopping.mark(Version::HTTP_2, &mut headers);
         assert!(headers.is_empty());

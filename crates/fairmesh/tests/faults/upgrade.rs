@@ -1,6 +1,7 @@
 //! A proxy is replaced while programs call through it, and begins with nothing or with what an agent left on disk.
 
 use std::{
+    convert::Infallible,
     os::unix::fs::symlink,
     path::PathBuf,
     sync::{
@@ -10,15 +11,20 @@ use std::{
 };
 
 use bytes::Bytes;
+use fairmesh_client::server::{Server, serve_http};
 use fairmesh_model::Protocol;
+use futures_util::{StreamExt as _, stream};
 use http::{Request, Response, StatusCode, header::CONNECTION};
-use http_body_util::{BodyExt as _, Empty};
-use hyper::client::conn::{http1, http2};
+use http_body_util::{BodyExt as _, Empty, StreamBody};
+use hyper::{
+    body::Frame,
+    client::conn::{http1, http2},
+};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustix::process::Signal;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
+    net::{TcpListener, TcpStream},
     task::JoinHandle,
 };
 
@@ -278,6 +284,41 @@ async fn who_keeps_an_idle_connection_is_told_with_the_next_answer_that_it_ends(
     };
     until("HTTP/2 is told to go", is_told).await;
     assert!(proxy.end().await.success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_would_outlast_the_proxy_is_told_to_move() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let builder = Server::builder("shop/one").protocol(Protocol::Grpc).agent(world.agent_address());
+    let server = builder.address(listener.local_addr().unwrap()).start().await.unwrap();
+    // One message, and then nothing for ever.
+    let endless = tower::service_fn(async |_: Request<hyper::body::Incoming>| {
+        let first = stream::iter([Ok::<_, Infallible>(Frame::data(Bytes::from_static(b"\0\0\0\0\0")))]);
+        let body = StreamBody::new(first.chain(stream::pending()));
+        Ok::<_, Infallible>(
+            Response::builder().header("content-type", "application/grpc").body(body).unwrap(),
+        )
+    });
+    let serving = tokio::spawn(async move { serve_http(listener, endless, &server).await });
+    let place = Place::new(&world);
+    let mut proxy = place.proxy("proxy", " --drain-deadline 2s");
+    place.ready().await;
+
+    let Connection::Http2(mut caller) = Connection::open(&place.listen, Manner::Http2).await.unwrap() else {
+        unreachable!("as it was asked for");
+    };
+    let request = Request::post(format!("http://{}/shop.v1.Shop/Watch", place.listen));
+    let request = request.header("content-type", "application/grpc").body(Empty::new()).unwrap();
+    let mut body = caller.send_request(request).await.unwrap().into_body();
+    assert!(body.frame().await.unwrap().unwrap().is_data());
+    proxy.signal(Signal::TERM);
+    let last = body.frame().await.unwrap().unwrap().into_trailers().unwrap();
+    assert_eq!(last["grpc-status"], "14", "{last:?}");
+    assert!(body.frame().await.is_none());
+    assert!(proxy.end().await.success());
+    serving.abort();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
