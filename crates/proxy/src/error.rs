@@ -1,3 +1,4 @@
+use fairmesh_model::Invalid;
 use std::{io, net::SocketAddr, path::PathBuf, time::Duration};
 
 /// Why a proxy did not start.
@@ -24,6 +25,9 @@ pub enum ProxyError {
         /// What the system, or the other side, says.
         source: io::Error,
     },
+    /// A program cannot be spoken for as was asked.
+    #[error("{}: {}; {}", .0.field, .0.problem, .0.hint)]
+    Inbound(Invalid),
     /// What to serve was not learnt in time, and the proxy before goes on.
     #[error(
         "the services with listeners of their own are not all known after {waited:?}; the proxy that runs goes on; see \

@@ -10,6 +10,7 @@ mod errors;
 mod harness;
 mod health;
 mod imbalance;
+mod inbound;
 mod lookaside;
 mod outage;
 mod proxy;

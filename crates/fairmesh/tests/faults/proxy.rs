@@ -158,8 +158,8 @@ async fn what_cannot_be_routed_is_answered_with_why_and_counted_within_bounds() 
     assert!(metrics.contains("fairmesh_proxy_requests_refused_total 2"), "{metrics}");
     let services: serde_json::Value = serde_json::from_str(&proxy.page("/services").await).unwrap();
     assert_eq!(services.as_array().unwrap().len(), 1, "{services}");
-    let log = proxy.process.log();
-    assert!(log.contains(r#""service":"shop/one","method":"GET","path":"/items","status":200"#), "{log}");
+    let line = r#""service":"shop/one","method":"GET","path":"/items","status":200"#;
+    until("it is in the log", async || proxy.process.log().contains(line)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
