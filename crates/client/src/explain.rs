@@ -105,10 +105,10 @@ impl ServiceHandle {
     }
 
     fn freshness(&self) -> Freshness {
-        let state = self.inner.mesh.resolver.state().borrow().clone();
+        let state = self.inner.mesh.source.state().borrow().clone();
         Freshness {
             connected: state.connected,
-            age: self.inner.mesh.resolver.data_age(),
+            age: self.inner.mesh.source.data_age(),
             address: state.address,
             location: state.location,
             error: state.error,

@@ -19,8 +19,10 @@ use fairmesh_wire::transport::Address;
 use crate::{
     ServiceHandle, Stats,
     core::{Clock, Resolver, ResolverConfig},
+    leases::Leases,
     places,
     server::default_location,
+    source::Source,
     stats::Counters,
     transport::{Line, Wiring},
 };
@@ -36,7 +38,7 @@ pub struct Mesh {
 
 /// What all handles of a mesh share.
 pub(crate) struct Shared {
-    pub(crate) resolver: Resolver<Arc<Line>>,
+    pub(crate) source: Source,
     pub(crate) counters: Arc<Counters>,
     pub(crate) wiring: Wiring,
     pub(crate) clock: Clock,
@@ -48,6 +50,7 @@ pub(crate) struct Shared {
 pub struct MeshBuilder {
     agent: Option<Address>,
     control: Vec<Address>,
+    lookaside: Option<Address>,
     client_id: Option<String>,
     location: Option<Location>,
     cache_dir: Option<PathBuf>,
@@ -74,13 +77,19 @@ impl Mesh {
     /// # Errors
     /// When the name is malformed. Whether there is such a service, the first call tells.
     pub fn service(&self, name: impl AsRef<str>) -> Result<ServiceHandle, Invalid> {
-        let subscription = self.shared.resolver.subscription(&ServiceName::new(name)?);
+        let subscription = self.shared.source.subscription(&ServiceName::new(name)?);
         Ok(ServiceHandle::new(Arc::clone(&self.shared), subscription))
+    }
+
+    /// Waits, however long it takes, until anything is known: from the agent, or from what it left on disk. For those who
+    /// must not begin to serve before; calls wait by themselves.
+    pub async fn informed(&self) {
+        self.shared.source.informed().await;
     }
 
     /// What this mesh has done so far.
     pub fn stats(&self) -> Stats {
-        self.shared.counters.read(self.shared.resolver.health_panics(), self.shared.resolver.data_age())
+        self.shared.counters.read(self.shared.source.health_panics(), self.shared.source.data_age())
     }
 }
 
@@ -104,6 +113,14 @@ impl MeshBuilder {
     #[must_use]
     pub fn control(mut self, address: Address) -> Self {
         self.control.push(address);
+        self
+    }
+
+    /// A lookaside that says which endpoints to call, on a machine that has no agent: records are not followed then, and what
+    /// is said of agents here does not count. It is reached with the first call.
+    #[must_use]
+    pub fn lookaside(mut self, address: Address) -> Self {
+        self.lookaside = Some(address);
         self
     }
 
@@ -148,6 +165,19 @@ impl MeshBuilder {
     /// When a variable of the environment is malformed.
     pub async fn connect(self) -> Result<Mesh, Invalid> {
         let client_id = self.client_id.clone().unwrap_or_else(default_client_id);
+        let seed = AtomicU64::new(hash_text(&client_id) ^ u64::from(std::process::id()));
+        let source = match &self.lookaside {
+            Some(address) => Source::Leases(leases(address, &client_id)?),
+            None => Source::Records(self.follow(client_id).await?),
+        };
+        let counters = Arc::<Counters>::default();
+        let wiring = Wiring { counters: Arc::clone(&counters), local: self.local_address };
+        let shared = Shared { source, counters, wiring, clock: Clock::start(), seed };
+        Ok(Mesh { shared: Arc::new(shared) })
+    }
+
+    /// Follows records.
+    async fn follow(&self, client_id: String) -> Result<Resolver<Arc<Line>>, Invalid> {
         let region = default_location(None)?;
         let (location, otherwise) = match self.is_direct() {
             // Nobody says it who could know better, so that nothing is decided before.
@@ -163,7 +193,6 @@ impl MeshBuilder {
         // Whoever follows control planes has no agent, and what one left on this machine once is nobody's copy.
         let usual = || (!self.is_direct()).then(places::agent_copy);
         let cache_dir = self.cache_dir.clone().or_else(usual);
-        let seed = AtomicU64::new(hash_text(&client_id) ^ u64::from(std::process::id()));
         let resolver =
             Resolver::start(ResolverConfig { upstream, client_id, location, otherwise, cache_dir });
         let mut state = resolver.state();
@@ -173,10 +202,7 @@ impl MeshBuilder {
             state.wait_for(|state| state.connected || state.failures > 0),
         )
         .await;
-        let counters = Arc::<Counters>::default();
-        let wiring = Wiring { counters: Arc::clone(&counters), local: self.local_address };
-        let shared = Shared { resolver, counters, wiring, clock: Clock::start(), seed };
-        Ok(Mesh { shared: Arc::new(shared) })
+        Ok(resolver)
     }
 
     /// Whether only control planes are followed.
@@ -197,6 +223,16 @@ impl MeshBuilder {
     }
 }
 
+fn leases(address: &Address, client_id: &str) -> Result<Leases, Invalid> {
+    Leases::new(address.clone(), hash_text(client_id)).map_err(|error| {
+        Invalid::new(
+            "lookaside",
+            format!("{address} cannot be called: {error}"),
+            "write host:port, or unix:/path",
+        )
+    })
+}
+
 fn default_client_id() -> String {
     if let Ok(id) = env::var("FAIRMESH_CLIENT_ID") {
         return id;
@@ -209,6 +245,6 @@ fn default_client_id() -> String {
 
 impl fmt::Debug for Shared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("resolver", &self.resolver).finish_non_exhaustive()
+        f.debug_struct("Shared").field("source", &self.source).finish_non_exhaustive()
     }
 }

@@ -125,7 +125,27 @@ impl ServiceHandle {
     /// Waits until calls can be decided, so that the first one does not have to; fails as a call would.
     pub async fn ready(&self) -> Result<(), Fault> {
         let timeout = self.inner.context.timeout.unwrap_or(send::FIRST_CONTACT);
-        send::ready(&self.inner.subscription, timeout).await.map(|_| ())
+        send::ready(&self.called(), timeout).await.map(|_| ())
+    }
+
+    /// What calls with the handle's own key and role go by.
+    fn called(&self) -> Arc<Subscription<Arc<Line>>> {
+        let Handle { mesh, subscription, context, .. } = &*self.inner;
+        match mesh.source.leases() {
+            None => Arc::clone(subscription),
+            Some(leases) => Arc::clone(&leases.called(subscription.name(), context).subscription),
+        }
+    }
+
+    /// Waits, however long it takes, until what there is to know of the service is known: calls can be decided, or nobody
+    /// declared it. For those who must not begin to serve before.
+    pub async fn known(&self) {
+        let subscription = self.called();
+        let mut view = subscription.view();
+        while matches!(&*view, View::Waiting | View::Unavailable(_)) {
+            subscription.newer(&view).await;
+            view = subscription.view();
+        }
     }
 
     /// Sends one request and waits for the head of the answer.
@@ -145,7 +165,10 @@ impl ServiceHandle {
         let body = Outgoing::take(body)
             .await
             .map_err(|error| Fault::new(FaultKind::Invalid, "the request's body failed").caused_by(error))?;
-        send::call(&self.inner, head, body).await
+        match self.inner.mesh.source.leases() {
+            None => send::call(&self.inner, head, body).await,
+            Some(leases) => leases.call(&self.inner, head, body).await,
+        }
     }
 }
 

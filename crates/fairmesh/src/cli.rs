@@ -53,6 +53,8 @@ pub(crate) enum Command {
     Agent(command::agent::AgentArgs),
     /// Run a proxy for programs that cannot link the library: they call services by host name.
     Proxy(command::proxy::ProxyArgs),
+    /// Tell programs on machines without an agent which endpoints to call, over gRPC.
+    Lookaside(command::lookaside::LookasideArgs),
     /// Run replicas of the routing information base, move it from one store to another, and look at it as a whole.
     #[command(subcommand)]
     Rib(command::rib::RibCommand),

@@ -13,6 +13,7 @@ pub(crate) mod explain;
 pub(crate) mod get;
 pub(crate) mod history;
 pub(crate) mod imbalance;
+pub(crate) mod lookaside;
 mod places;
 mod process;
 pub(crate) mod proxy;
@@ -46,6 +47,7 @@ pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Control(args) => control::run(args).await,
         Command::Agent(args) => agent::run(args).await,
         Command::Proxy(args) => proxy::run(args).await,
+        Command::Lookaside(args) => lookaside::run(args).await,
         Command::Rib(command) => rib::run(command).await,
         Command::Demo(args) => demo::run(args).await.map(|()| ExitCode::SUCCESS).map_err(Failure::failed),
         Command::Register(args) => register::run(args).await,

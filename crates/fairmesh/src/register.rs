@@ -25,6 +25,7 @@ use crate::{failure::Failure, signals};
 use child::Child;
 use health::{Change, Health};
 use plan::Plan;
+pub(crate) use plan::protocol;
 use probe::Probe;
 
 /// How often a program that does not answer yet is spoken of.

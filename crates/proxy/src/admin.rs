@@ -1,11 +1,11 @@
 //! The pages for operators: what this proxy runs, whether it is ready, and what it has counted.
 
 use std::{
-    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
 use axum::{Json, Router, extract, http::header, response::IntoResponse, routing::get};
@@ -17,13 +17,16 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 use serde::Serialize;
-use tokio::{net::TcpListener, task::JoinHandle};
+use tokio::{net::TcpListener, task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::{ProxyError, metrics::Metrics, service::Services};
+use crate::{metrics::Metrics, service::Services};
 
 /// What OpenMetrics text is called on the wire.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// How long pages may take at the end.
+const LAST_PAGES: Duration = Duration::from_secs(1);
 
 /// What the pages are about.
 #[derive(Clone, Debug)]
@@ -44,27 +47,38 @@ impl State {
     }
 }
 
-/// Serves the pages until `stopping`.
-pub(crate) async fn start(
-    address: Option<SocketAddr>,
-    state: State,
+/// The pages, served until they are told to end.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    served: JoinHandle<()>,
     stopping: CancellationToken,
-) -> Result<Option<JoinHandle<()>>, ProxyError> {
-    let Some(address) = address else { return Ok(None) };
-    let listener =
-        TcpListener::bind(address).await.map_err(|source| ProxyError::Listen { address, source })?;
+}
+
+impl Pages {
+    /// Serves no more: who reads a page slowly, or asks for none, holds nobody up.
+    pub(crate) async fn stop(mut self) {
+        self.stopping.cancel();
+        let _ = timeout(LAST_PAGES, &mut self.served).await;
+        self.served.abort();
+    }
+}
+
+/// Serves the pages.
+pub(crate) fn start(listener: TcpListener, state: State) -> Pages {
     let router = Router::new()
         .route("/metrics", get(metrics_page))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readiness))
         .route("/services", get(services_page))
         .with_state(state);
-    let served = axum::serve(listener, router).with_graceful_shutdown(stopping.cancelled_owned());
-    Ok(Some(tokio::spawn(async move {
+    let stopping = CancellationToken::new();
+    let served = axum::serve(listener, router).with_graceful_shutdown(stopping.clone().cancelled_owned());
+    let served = tokio::spawn(async move {
         if let Err(error) = served.await {
             tracing::error!(%error, "the admin pages are no longer served");
         }
-    })))
+    });
+    Pages { served, stopping }
 }
 
 async fn readiness(extract::State(state): extract::State<State>) -> (StatusCode, &'static str) {

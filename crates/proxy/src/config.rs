@@ -1,4 +1,4 @@
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use crate::{AccessLog, Listen};
 
@@ -9,6 +9,8 @@ pub struct ProxyConfig {
     pub listen: Vec<Listen>,
     /// Where `/metrics`, `/healthz`, `/readyz` and `/services` are.
     pub admin: Option<SocketAddr>,
+    /// The Unix socket at which it takes over from a proxy that runs, and is succeeded in its turn.
+    pub handover: Option<PathBuf>,
     /// Bounds.
     pub limits: Limits,
     /// What is written of each request.
@@ -26,7 +28,7 @@ pub struct Limits {
     pub tunnel_idle: Duration,
     /// How long what is under way may take once the proxy stops.
     pub drain: Duration,
-    /// How long the start waits for the routing information of services that have listeners of their own.
+    /// How long one that takes over waits for its routing information before it gives up and lets the other go on.
     pub first_contact: Duration,
 }
 

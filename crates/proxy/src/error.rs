@@ -1,4 +1,5 @@
-use std::{io, net::SocketAddr};
+use fairmesh_model::Invalid;
+use std::{io, net::SocketAddr, path::PathBuf, time::Duration};
 
 /// Why a proxy did not start.
 #[derive(Debug, thiserror::Error)]
@@ -12,5 +13,28 @@ pub enum ProxyError {
         address: SocketAddr,
         /// What the system says.
         source: io::Error,
+    },
+    /// Nobody can be succeeded, or waited for, at the path of the handover.
+    #[error(
+        "cannot take over at {}: {source}; a proxy that runs there goes on; mend it, or stop that one first",
+        path.display()
+    )]
+    Handover {
+        /// The path.
+        path: PathBuf,
+        /// What the system, or the other side, says.
+        source: io::Error,
+    },
+    /// A program cannot be spoken for as was asked.
+    #[error("{}: {}; {}", .0.field, .0.problem, .0.hint)]
+    Inbound(Invalid),
+    /// What to serve was not learnt in time, and the proxy before goes on.
+    #[error(
+        "the services with listeners of their own are not all known after {waited:?}; the proxy that runs goes on; see \
+         whether --agent or --control is right, and start again"
+    )]
+    Uninformed {
+        /// How long it waited.
+        waited: Duration,
     },
 }

@@ -3,18 +3,14 @@
 use std::{
     convert::Infallible,
     future::pending,
-    io,
     net::SocketAddr,
     pin::pin,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
 
-use http::Version;
-use hyper::service::service_fn;
+use http::{Request, Version};
+use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto,
@@ -22,16 +18,19 @@ use hyper_util::{
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::{sleep, timeout},
+    time::{Instant, sleep, sleep_until, timeout_at},
 };
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::task::TaskTracker;
 
 use crate::{
     Limits, Listen, ProxyError, Traffic,
     forward::{Forwarder, Origin},
+    handover::Inherited,
     metrics::count,
     place::Place,
     restless::Restless,
+    stopping::{Heard, Stopping},
+    streams::{LastWord, Streamed},
     tcp,
     untaken::{AnswerBody, Answers},
 };
@@ -51,22 +50,30 @@ const MAX_RESETS: usize = 64;
 /// A listener that is bound.
 #[derive(Debug)]
 pub(crate) struct Bound {
-    listener: TcpListener,
+    pub(crate) listener: TcpListener,
     pub(crate) address: SocketAddr,
 }
 
 impl Bound {
-    pub(crate) async fn all(listen: &[Listen]) -> Result<Vec<Self>, ProxyError> {
+    pub(crate) async fn all(listen: &[Listen], inherited: &mut Inherited) -> Result<Vec<Self>, ProxyError> {
         let mut all = Vec::with_capacity(listen.len());
         for Listen { address, .. } in listen {
-            let bound = async {
-                let listener = TcpListener::bind(address).await?;
-                let address = listener.local_addr()?;
-                io::Result::Ok(Self { listener, address })
-            };
-            all.push(bound.await.map_err(|source| ProxyError::Listen { address: *address, source })?);
+            all.push(Self::at(*address, inherited).await?);
         }
         Ok(all)
+    }
+
+    /// One that was inherited, or else one of its own.
+    pub(crate) async fn at(address: SocketAddr, inherited: &mut Inherited) -> Result<Self, ProxyError> {
+        let bound = async {
+            let listener = match inherited.take(address) {
+                Some(listener) => TcpListener::from_std(listener),
+                None => TcpListener::bind(address).await,
+            }?;
+            let address = listener.local_addr()?;
+            Ok(Self { listener, address })
+        };
+        bound.await.map_err(|source| ProxyError::Listen { address, source })
     }
 }
 
@@ -75,13 +82,29 @@ impl Bound {
 pub(crate) struct Serving {
     forwarder: Arc<Forwarder>,
     places: Arc<Semaphore>,
+    stopping: Arc<Stopping>,
     limits: Limits,
 }
 
+/// One connection, as its requests need to know it.
+struct Talk {
+    origin: Origin,
+    heard: Heard,
+    stopping: Arc<Stopping>,
+    last_word: Arc<LastWord>,
+    restless: Arc<Restless>,
+    answers: Answers<Streamed>,
+}
+
 impl Serving {
-    pub(crate) fn new(forwarder: Arc<Forwarder>, limits: Limits) -> Self {
+    pub(crate) fn new(forwarder: Arc<Forwarder>, stopping: Arc<Stopping>, limits: Limits) -> Self {
         let places = Arc::new(Semaphore::new(limits.connections.clamp(1, Semaphore::MAX_PERMITS)));
-        Self { forwarder, places, limits }
+        Self { forwarder, places, stopping, limits }
+    }
+
+    /// How long one that takes over may wait for what it has to know.
+    pub(crate) fn first_contact(&self) -> Duration {
+        self.limits.first_contact
     }
 
     /// Connections of programs that are open.
@@ -89,23 +112,27 @@ impl Serving {
         self.forwarder.metrics.open.load(Relaxed)
     }
 
-    /// Accepts until `stopping`.
+    /// Accepts from when it is `known` what to do with what comes until the proxy stops.
     pub(crate) async fn accept(
         self,
         bound: Bound,
         listen: Arc<Listen>,
-        stopping: CancellationToken,
+        known: impl Future<Output = ()>,
         connections: TaskTracker,
     ) {
+        tokio::select! {
+            () = known => {}
+            _ = self.stopping.begun() => return,
+        }
+        tracing::info!(address = %bound.address, service = %listen.words(), "listening");
         loop {
             let accepted = tokio::select! {
                 accepted = self.next(&bound.listener) => accepted,
-                () = stopping.cancelled() => return,
+                _ = self.stopping.begun() => return,
             };
             let Some((stream, caller, permit)) = accepted else { continue };
             let place = Arc::new(Place::new(&self.forwarder.metrics, permit));
-            let begun = self.clone().begin((stream, caller), Arc::clone(&listen), place, stopping.clone());
-            connections.spawn(begun);
+            connections.spawn(self.clone().begin((stream, caller), Arc::clone(&listen), place));
         }
     }
 
@@ -141,7 +168,6 @@ impl Serving {
         (mut stream, caller): (TcpStream, SocketAddr),
         listen: Arc<Listen>,
         place: Arc<Place>,
-        stopping: CancellationToken,
     ) {
         // Fails only on a socket that is already broken, which the first read will say better.
         let _ = stream.set_nodelay(true);
@@ -160,7 +186,7 @@ impl Serving {
             Traffic::Http { service } => {
                 tcp::limit_silence(&stream, self.limits.head);
                 let origin = Origin { caller: ends.source, service: service.clone(), place };
-                self.serve(stream, origin, stopping).await;
+                self.serve(stream, origin).await;
             }
             Traffic::Tcp { service, send_proxy } => {
                 let send_proxy = send_proxy.map(|version| (version, ends));
@@ -169,26 +195,32 @@ impl Serving {
         }
     }
 
-    async fn serve(self, stream: TcpStream, origin: Origin, stopping: CancellationToken) {
+    async fn serve(self, stream: TcpStream, origin: Origin) {
         let metrics = &self.forwarder.metrics;
         let caller = origin.caller;
-        let (forwarder, origin) = (Arc::clone(&self.forwarder), Arc::new(origin));
-        let heard = Arc::new(AtomicBool::new(false));
-        let silent = silence(Arc::clone(&heard), self.limits.head);
-        let restless = Arc::<Restless>::default();
-        let requests = Arc::clone(&restless);
-        let answers = Arc::<Answers>::default();
-        let watched = Arc::clone(&answers);
-        let service = service_fn(move |request| {
-            heard.store(true, Relaxed);
-            let (forwarder, origin) = (Arc::clone(&forwarder), Arc::clone(&origin));
-            let (waiting, answers) = (requests.begin(), Arc::clone(&watched));
+        let talk = Talk {
+            origin,
+            heard: Heard::default(),
+            stopping: Arc::clone(&self.stopping),
+            last_word: Arc::default(),
+            restless: Arc::default(),
+            answers: Answers::default(),
+        };
+        let (forwarder, talk) = (Arc::clone(&self.forwarder), Arc::new(talk));
+        let silent = silence(Arc::clone(&talk), self.limits.head);
+        let heard = Arc::clone(&talk);
+        let service = service_fn(move |request: Request<Incoming>| {
+            let version = request.version();
+            talk.heard.request(version);
+            let (forwarder, talk) = (Arc::clone(&forwarder), Arc::clone(&talk));
+            let waiting = talk.restless.begin();
             async move {
-                let version = request.version();
-                let answer = forwarder.answer(request, &origin).await;
+                let mut answer = forwarder.answer(request, &talk.origin).await;
                 waiting.answered();
+                talk.stopping.mark(version, answer.headers_mut());
+                let answer = Streamed::answer(answer, version, &talk.last_word);
                 Ok::<_, Infallible>(match version {
-                    Version::HTTP_2 => answers.watch(answer),
+                    Version::HTTP_2 => talk.answers.watch(answer),
                     _ => answer.map(AnswerBody::Plain),
                 })
             }
@@ -201,14 +233,28 @@ impl Serving {
                 count(&metrics.broken);
                 return;
             }
-            () = answers.look(self.limits.head, metrics) => return,
-            () = restless.enough() => {
+            () = heard.answers.look(self.limits.head, metrics) => return,
+            () = heard.restless.enough() => {
                 count(&metrics.restless);
                 return;
             }
-            () = stopping.cancelled() => {
-                connection.as_mut().graceful_shutdown();
-                match timeout(self.limits.drain, connection).await {
+            deadline = self.stopping.begun() => {
+                // What speaks HTTP/1.1 is told with its next answer, and else when it was given the time for one.
+                let told = if heard.heard.is_http2() { Instant::now() } else { Stopping::grace(deadline) };
+                let ended = tokio::select! {
+                    ended = connection.as_mut() => Ok(ended),
+                    () = sleep_until(told) => {
+                        connection.as_mut().graceful_shutdown();
+                        match timeout_at(Stopping::last_word(deadline), connection.as_mut()).await {
+                            Ok(ended) => Ok(ended),
+                            Err(_) => {
+                                heard.last_word.say();
+                                timeout_at(deadline, connection).await
+                            }
+                        }
+                    }
+                };
+                match ended {
                     Ok(ended) => ended,
                     Err(_) => {
                         count(&metrics.cut);
@@ -246,9 +292,9 @@ impl Serving {
 
 /// Ends where no request was heard in time, and never otherwise: hyper bounds how long heads may take only once it has seen
 /// which protocol they are of.
-async fn silence(heard: Arc<AtomicBool>, patience: Duration) {
+async fn silence(talk: Arc<Talk>, patience: Duration) {
     sleep(patience).await;
-    if heard.load(Relaxed) {
+    if !talk.heard.nothing() {
         pending::<()>().await;
     }
 }

@@ -4,7 +4,6 @@ use std::{
     collections::HashMap,
     net::Ipv4Addr,
     sync::{Arc, PoisonError, RwLock},
-    time::Duration,
 };
 
 use fairmesh_client::{Mesh, ServiceHandle, ServiceName};
@@ -76,19 +75,14 @@ impl Services {
         all
     }
 
-    /// Waits until services that have a listener can be called, at most for `patience`.
-    pub(crate) async fn first_contact(&self, listen: &[Listen], patience: Duration) {
+    /// Waits, however long it takes, until it is known what to do with what comes to these listeners.
+    pub(crate) async fn known(&self, listen: &[Listen]) {
+        self.mesh.informed().await;
         let named = listen.iter().filter_map(Listen::service);
+        // All are asked for before the first is waited for.
         let targets: Vec<_> = named.filter_map(|name| self.by_name(name).ok()).collect();
-        let all = async {
-            for target in targets {
-                if let Err(fault) = target.handle.ready().await {
-                    tracing::warn!(service = %target.handle.name(), %fault, "not callable yet");
-                }
-            }
-        };
-        if tokio::time::timeout(patience, all).await.is_err() {
-            tracing::warn!(?patience, "listening although not every service is known yet");
+        for target in targets {
+            target.handle.known().await;
         }
     }
 }

@@ -13,9 +13,9 @@ use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    time::{Instant, interval_at, timeout},
+    time::{Instant, interval_at, timeout, timeout_at},
 };
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::task::TaskTracker;
 
 use self::copy::Copying;
 pub(crate) use self::{
@@ -26,6 +26,7 @@ use crate::{
     Limits,
     metrics::{Held, Metrics, count},
     place::Place,
+    stopping::Stopping,
 };
 
 /// How long a tunnel must be quiet to be ended when the proxy stops.
@@ -38,7 +39,7 @@ const LOOKS: u32 = 4;
 pub(crate) struct Tunnels {
     limits: Limits,
     metrics: Arc<Metrics>,
-    stopping: CancellationToken,
+    stopping: Arc<Stopping>,
     tasks: TaskTracker,
 }
 
@@ -57,7 +58,7 @@ impl Tunnels {
     pub(crate) fn new(
         limits: Limits,
         metrics: Arc<Metrics>,
-        stopping: CancellationToken,
+        stopping: Arc<Stopping>,
         tasks: TaskTracker,
     ) -> Self {
         Self { limits, metrics, stopping, tasks }
@@ -84,14 +85,14 @@ impl Tunnels {
         let _open = Held::new(&metrics.tunnels_open);
         let mut copying = pin!(Copying::new(program, server));
         let ended = tokio::select! {
-            ended = until_quiet(copying.as_mut(), self.limits.tunnel_idle) => Some(ended),
-            () = self.stopping.cancelled() => None,
+            ended = until_quiet(copying.as_mut(), self.limits.tunnel_idle) => Ok(ended),
+            deadline = self.stopping.begun() => Err(deadline),
         };
         let counter = match ended {
-            Some(End::Whole) => None,
-            Some(End::Broken) => Some(&metrics.tunnels_broken),
-            Some(End::Quiet) => Some(&metrics.tunnels_idle),
-            None => match timeout(self.limits.drain, until_quiet(copying.as_mut(), PAUSE)).await {
+            Ok(End::Whole) => None,
+            Ok(End::Broken) => Some(&metrics.tunnels_broken),
+            Ok(End::Quiet) => Some(&metrics.tunnels_idle),
+            Err(deadline) => match timeout_at(deadline, until_quiet(copying.as_mut(), PAUSE)).await {
                 Ok(End::Whole | End::Quiet) => None,
                 Ok(End::Broken) => Some(&metrics.tunnels_broken),
                 Err(_) => Some(&metrics.cut),

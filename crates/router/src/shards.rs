@@ -174,6 +174,15 @@ impl Shards {
         })
     }
 
+    /// The keys of a shard that [`locate`](Self::locate) of this very map found.
+    pub fn range(&self, located: &Located) -> KeyRange {
+        let number = located.segment as usize;
+        let (segment, place) = (&self.segments[number], located.position - self.before[number]);
+        let first = segment.start(place).unwrap_or(segment.range().first);
+        let last = segment.start(place + 1).map_or(segment.range().last, |next| ShardKey(next.0 - 1));
+        KeyRange { first, last }
+    }
+
     /// The `i`-th copy of a shard that [`locate`](Self::locate) of this very map found, below its number of
     /// [copies](Located::copies), as the number of one of the [`holdings`](Self::holdings).
     #[inline]

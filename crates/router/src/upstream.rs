@@ -1,7 +1,9 @@
 use std::{sync::Arc, time::Duration};
 
 use fairmesh_balancer::{Lease, Members, Outcome, Slots, Terms};
-use fairmesh_model::{BalancingPolicy, Policy, Protocol, Region, Role, ServiceName, Verdict};
+use fairmesh_model::{
+    BalancingPolicy, KeyRange, Policy, Protocol, Region, Role, ServiceName, ShardKey, Verdict,
+};
 
 use crate::{
     Ask, Candidate, EndpointTarget, Facts, Headers, LoadReport, Picked, Reach, Reported, RequestView, Routed,
@@ -154,6 +156,18 @@ impl Upstream {
         match &self.kind {
             Kind::Sharded(Some(sharding)) => Some(&sharding.shards),
             _ => None,
+        }
+    }
+
+    /// The keys that are as good as this one: what is picked by it may get the calls of all of them.
+    pub fn alike(&self, key: ShardKey) -> KeyRange {
+        let alone = KeyRange { first: key, last: key };
+        match &self.kind {
+            Kind::Replicated { .. } => KeyRange::ALL,
+            Kind::Hashed(_) | Kind::Sharded(None) => alone,
+            Kind::Sharded(Some(Sharding { shards, .. })) => {
+                shards.locate(key).map_or(alone, |located| shards.range(&located))
+            }
         }
     }
 

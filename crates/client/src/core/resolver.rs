@@ -56,6 +56,8 @@ pub struct Resolver<L> {
 struct Registered<L> {
     by_name: Mutex<HashMap<ServiceName, Listed<L>>>,
     events: mpsc::UnboundedSender<Event<L>>,
+    /// Whether anything was learnt, from the agent or from what it left on disk: the topology, which always is there.
+    informed: watch::Sender<bool>,
 }
 
 /// A subscription on the list. The list and the worker hold it, and besides them those who use it.
@@ -125,7 +127,11 @@ impl<L: Lane> Resolver<L> {
     /// Starts to follow; must be called within a tokio runtime. Lasts until it is dropped.
     pub fn start(config: ResolverConfig) -> Self {
         let (events, received) = mpsc::unbounded_channel();
-        let registered = Arc::new(Registered { by_name: Mutex::default(), events: events.clone() });
+        let registered = Arc::new(Registered {
+            by_name: Mutex::default(),
+            events: events.clone(),
+            informed: watch::Sender::new(false),
+        });
         let handle = Upstream::spawn(config.upstream.clone(), Follower(events));
         let state = handle.state();
         let (age_sender, age) = watch::channel(Age::default());
@@ -158,6 +164,12 @@ impl<L: Lane> Resolver<L> {
     /// What is known of a service; asks for it when it is used for the first time.
     pub fn subscription(&self, name: &ServiceName) -> Arc<Subscription<L>> {
         self.registered.get(name)
+    }
+
+    /// Waits, however long it takes, until anything is known: from the agent, or from its copy on disk.
+    pub async fn informed(&self) {
+        // Fails only when the sender is gone, and `self` holds it.
+        let _ = self.registered.informed.subscribe().wait_for(|informed| *informed).await;
     }
 
     /// In how many regions of the services in use verdicts are ignored now.

@@ -51,6 +51,11 @@ pub(crate) enum Format {
 }
 
 impl SeenAs {
+    /// Whether a person reads it.
+    pub(crate) fn is_table(self) -> bool {
+        matches!(self.format(), Format::Table)
+    }
+
     /// The form that was asked for.
     pub(crate) fn format(self) -> Format {
         if self.json { Format::Json } else { self.output }

@@ -53,6 +53,9 @@ pub(crate) struct CallArgs {
     /// A control plane to follow instead of the agent.
     #[arg(long, value_name = "ADDRESS")]
     control: Option<Address>,
+    /// A lookaside to ask instead of the agent.
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "control")]
+    lookaside: Option<Address>,
     /// Where the call is made from, with --control; an agent says where it is.
     #[arg(long, env = "FAIRMESH_REGION", default_value = "local")]
     region: Region,
@@ -101,9 +104,12 @@ pub(crate) async fn run(args: CallArgs) -> Result<ExitCode, Failure> {
 
 async fn connect(args: &CallArgs) -> Result<Mesh, Invalid> {
     let mesh = Mesh::builder().client_id("fairmesh call");
-    let mesh = match &args.control {
-        Some(control) => mesh.control(control.clone()).location(Location::in_region(args.region.clone())),
-        None => mesh.agent(args.agent.address()),
+    let mesh = match (&args.control, &args.lookaside) {
+        (Some(control), _) => {
+            mesh.control(control.clone()).location(Location::in_region(args.region.clone()))
+        }
+        (None, Some(lookaside)) => mesh.lookaside(lookaside.clone()),
+        (None, None) => mesh.agent(args.agent.address()),
     };
     mesh.connect().await
 }

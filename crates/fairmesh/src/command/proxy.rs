@@ -1,15 +1,15 @@
 //! `fairmesh proxy`.
 
-use std::{process::ExitCode, time::Duration};
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Args, ValueEnum};
 use fairmesh_client::Mesh;
-use fairmesh_model::{Location, Region, spec};
-use fairmesh_proxy::{AccessLog, Form, Limits, Listen, ProxyConfig};
+use fairmesh_model::{Location, Protocol, Region, spec};
+use fairmesh_proxy::{AccessLog, Form, Inbound, InboundConfig, Limits, Listen, ProxyConfig, Spoken};
 use fairmesh_wire::transport::Address;
 
 use super::process::Metrics;
-use crate::{failure::Failure, logging::Logging, signals};
+use crate::{failure::Failure, logging::Logging, register, signals};
 
 /// Arguments of `fairmesh proxy`.
 #[derive(Debug, Args)]
@@ -28,6 +28,22 @@ pub(crate) struct ProxyArgs {
     /// Where /metrics, /healthz, /readyz and /services are, or 'none'.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7411")]
     admin: Metrics,
+    /// A Unix socket for hot upgrades: a proxy started with the same path takes the listeners over from the one that runs, which
+    /// then drains and ends.
+    #[arg(long, value_name = "PATH")]
+    handover: Option<PathBuf>,
+    /// A program on this machine that is an endpoint of a service, and the address at which callers reach it through this proxy.
+    #[arg(long, value_name = "SERVICE@IP:PORT=PROGRAM", conflicts_with = "handover")]
+    inbound: Option<Inbound>,
+    /// What that program speaks: http1, http2 or grpc. A service that nobody has declared is declared to speak it.
+    #[arg(long, value_parser = register::protocol, default_value = "http1", requires = "inbound")]
+    inbound_protocol: Protocol,
+    /// The program's identity within the service [default: the host's name and the port].
+    #[arg(long, value_name = "ID", requires = "inbound")]
+    inbound_instance: Option<String>,
+    /// Requests that the program gets at one time; further ones are refused, and callers turn to others.
+    #[arg(long, value_name = "N", default_value_t = 1024, requires = "inbound")]
+    inbound_requests: usize,
     /// The agent to follow [default: FAIRMESH_AGENT, else the agent's usual socket].
     #[arg(long, value_name = "ADDRESS")]
     agent: Option<Address>,
@@ -74,10 +90,35 @@ enum LogForm {
     Json,
 }
 
+/// The program to speak for.
+fn inbound(args: &ProxyArgs) -> Option<InboundConfig> {
+    args.inbound.clone().map(|inbound| InboundConfig {
+        inbound,
+        protocol: args.inbound_protocol,
+        instance: args.inbound_instance.clone(),
+        location: args.region.clone().map(Location::in_region),
+        requests: args.inbound_requests,
+        drain: args.drain_deadline,
+        agent: args.agent.clone(),
+        control: args.control.clone(),
+    })
+}
+
 /// Runs until SIGTERM or SIGINT, then drains.
 pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Failure> {
     args.logging.start()?;
     let shutdown = signals::shutdown()?;
+    let spoken = match inbound(&args) {
+        Some(config) => Some(Spoken::start(config).await.map_err(|error| Failure::stopped(&error))?),
+        None => None,
+    };
+    // The program may call others through this proxy while it ends what is under way.
+    let shutdown = async {
+        shutdown.await;
+        if let Some(spoken) = spoken {
+            spoken.stop().await;
+        }
+    };
     let config = ProxyConfig {
         limits: Limits {
             connections: args.max_connections,
@@ -96,6 +137,7 @@ pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Failure> {
         },
         listen: args.listen,
         admin: args.admin.0,
+        handover: args.handover,
     };
     let mut mesh = Mesh::builder();
     if let Some(agent) = args.agent {

@@ -85,7 +85,7 @@ pub(super) fn address(text: &str) -> Result<SocketAddr, Invalid> {
 }
 
 /// Reads a protocol as manifests write it.
-pub(super) fn protocol(text: &str) -> Result<Protocol, Invalid> {
+pub(crate) fn protocol(text: &str) -> Result<Protocol, Invalid> {
     match text {
         "http1" => Ok(Protocol::Http1),
         "http2" => Ok(Protocol::Http2),

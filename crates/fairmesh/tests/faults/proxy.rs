@@ -113,8 +113,8 @@ async fn what_cannot_be_routed_is_answered_with_why_and_counted_within_bounds() 
     );
     let services: serde_json::Value = serde_json::from_str(&proxy.page("/services").await).unwrap();
     assert_eq!(services.as_array().unwrap().len(), 1, "{services}");
-    let log = proxy.process.log();
-    assert!(log.contains(r#""service":"shop/one","method":"GET","path":"/items","status":200"#), "{log}");
+    let line = r#""service":"shop/one","method":"GET","path":"/items","status":200"#;
+    until("it is in the log", async || proxy.process.log().contains(line)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -329,6 +329,15 @@ impl Segment {
         (0..self.block_count()).flat_map(shards)
     }
 
+    /// The first key of the shard at this place, where there is one.
+    pub(super) fn start(&self, place: u32) -> Option<ShardKey> {
+        if place >= self.len {
+            return None;
+        }
+        let (word, rest) = self.block(place as usize / SHARDS)?.start(place as usize % SHARDS);
+        Some(self.scale.join(word, rest))
+    }
+
     /// Its size, in bytes.
     pub fn bytes(&self) -> usize {
         size_of_val((*self.words).as_ref())

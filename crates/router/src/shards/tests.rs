@@ -36,6 +36,8 @@ fn agrees(map: &ShardMap, shards: &Shards, key: u128) {
     let (Some(position), Some(located)) = (expected, located) else { return };
     let shard = &map.shards[position];
     assert_eq!(located.shard, shard.id);
+    let last = map.shards.get(position + 1).map_or(map.interval.last, |next| ShardKey(next.start.0 - 1));
+    assert_eq!(shards.range(&located), KeyRange { first: shard.start, last });
     let copies: Vec<_> =
         (0..located.copies()).map(|i| shards.holdings().get(shards.copy(&located, i)).unwrap()).collect();
     assert_eq!(copies.len(), shard.replicas.len());

@@ -32,6 +32,11 @@ impl Held {
         &self.target
     }
 
+    /// Counts a further try there, which is to be [finished](Self::finish) too.
+    pub fn begin(&self) {
+        self.slots.begin(self.index);
+    }
+
     /// Counts a try there as a stream from now on, another kind of load than a call (A17): where this is `true`, it ends
     /// with [`finish_stream`](Self::finish_stream).
     #[cold]

@@ -51,6 +51,8 @@ pub(super) struct Worker<L> {
     /// Whether regions, round trips and hosts have arrived, or never will.
     topology: bool,
     revision: Option<Revision>,
+    /// Whether the copy on disk was looked for, so that nobody waits for it who only wants to know anything.
+    sought: bool,
     /// Refused prefixes, with when.
     refused: BTreeMap<Prefix, Instant>,
     tidied: Instant,
@@ -76,6 +78,7 @@ impl<L: Lane> Worker<L> {
             owners: HashMap::new(),
             topology: false,
             revision: None,
+            sought: false,
             refused: BTreeMap::new(),
             tidied: Instant::now(),
         }
@@ -154,7 +157,10 @@ impl<L: Lane> Worker<L> {
         if let Some(age) = snapshots.chain(update.resumed.iter().map(|resumed| resumed.age)).max() {
             self.age.send_modify(|known| known.arrived(age, Instant::now()));
         }
-        update.resumed.iter().for_each(|resumed| self.arrived(&resumed.prefix));
+        for resumed in &update.resumed {
+            self.arrived(&resumed.prefix);
+            self.informed_by(&resumed.prefix);
+        }
         for snapshot in update.snapshots {
             self.snapshot(snapshot);
         }
@@ -182,6 +188,14 @@ impl<L: Lane> Worker<L> {
             self.put(key, &entry.value);
         }
         self.arrived(&snapshot.prefix);
+        self.informed_by(&snapshot.prefix);
+    }
+
+    /// Says so where this is the first that is known at all.
+    fn informed_by(&self, prefix: &Prefix) {
+        if *prefix == Prefix::topology() {
+            self.registered.informed.send_if_modified(|informed| !std::mem::replace(informed, true));
+        }
     }
 
     fn arrived(&mut self, prefix: &Prefix) {
@@ -328,7 +342,8 @@ impl<L: Lane> Worker<L> {
     }
 
     fn unsettled(&self) -> bool {
-        !self.refused.is_empty() || self.tracked.values().any(Tracked::waits)
+        let knows_nothing = !self.sought && !*self.registered.informed.borrow();
+        knows_nothing || !self.refused.is_empty() || self.tracked.values().any(Tracked::waits)
     }
 
     fn look_after(&mut self) {
@@ -378,6 +393,7 @@ impl<L: Lane> Worker<L> {
 
     /// The agent is away: whoever waits gets the copy on disk, or is told.
     fn read_disk(&mut self) {
+        self.sought = true;
         self.guess();
         let cache = self.config.cache_dir.as_deref().map(Cache::read_only);
         // What the agent last said is newer than any copy.

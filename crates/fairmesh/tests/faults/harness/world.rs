@@ -105,6 +105,13 @@ impl World {
         run(fairmesh(&args), input, Duration::from_secs(30)).await
     }
 
+    /// Asks a lookaside for endpoints.
+    pub(crate) async fn lookaside_cli(&self, lookaside: &Address, args: &[&str]) -> Run {
+        let at = lookaside.to_string();
+        run(fairmesh(&[&["lookaside", "pick", "--at", &at], args].concat()), "", Duration::from_secs(30))
+            .await
+    }
+
     /// A connection to the control plane.
     pub(crate) async fn connection(&self) -> Connection {
         handshake::connect(&self.control_address(), "test").await.unwrap()

@@ -73,7 +73,11 @@ fn rig_at(location: Option<Location>) -> Rig {
         location: location.clone(),
         client: 1,
     };
-    let registered = Arc::new(Registered { by_name: Default::default(), events: events.clone() });
+    let registered = Arc::new(Registered {
+        by_name: Default::default(),
+        events: events.clone(),
+        informed: watch::Sender::default(),
+    });
     let handle = Upstream::spawn(upstream.clone(), Follower(events.clone()));
     let config = ResolverConfig {
         upstream,

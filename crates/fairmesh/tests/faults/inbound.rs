@@ -1,0 +1,155 @@
+//! A program that knows nothing of Fairmesh is an endpoint of a service, with a proxy in front of it.
+
+use std::{
+    convert::Infallible,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+};
+
+use fairmesh_model::Protocol;
+use http::{Request, Response};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use rustix::process::Signal;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::Notify,
+};
+
+use crate::harness::{Kind, Load, Process, Program as Started, Spec, World, beside_others, free_port, until};
+
+/// A plain HTTP/1.1 server.
+struct Plain {
+    address: SocketAddr,
+    under_way: Arc<AtomicUsize>,
+    /// Calls of `/slow` wait for this.
+    go_on: Arc<Notify>,
+}
+
+impl Plain {
+    async fn start(instance: &'static str) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (under_way, go_on) = (Arc::<AtomicUsize>::default(), Arc::<Notify>::default());
+        let this = Self { address, under_way: Arc::clone(&under_way), go_on: Arc::clone(&go_on) };
+        tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                let (under_way, go_on) = (Arc::clone(&under_way), Arc::clone(&go_on));
+                let service = service_fn(move |request: Request<Incoming>| {
+                    let (under_way, go_on) = (Arc::clone(&under_way), Arc::clone(&go_on));
+                    async move {
+                        under_way.fetch_add(1, Relaxed);
+                        if request.uri().path() == "/slow" {
+                            go_on.notified().await;
+                        }
+                        under_way.fetch_sub(1, Relaxed);
+                        let host = request.headers().get("host").cloned();
+                        let mut answer = Response::new(String::from("hello"));
+                        answer.headers_mut().insert("x-instance", instance.parse().unwrap());
+                        host.map(|host| answer.headers_mut().insert("x-host", host));
+                        Ok::<_, Infallible>(answer)
+                    }
+                });
+                tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
+            }
+        });
+        this
+    }
+}
+
+/// The proxy in front of one, and where callers reach it.
+async fn in_front(
+    world: &World,
+    program: &Plain,
+    service: &str,
+    instance: &str,
+    more: &str,
+) -> (Process, String) {
+    let [address, listen] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));
+    let args = format!(
+        "proxy --agent {} --listen {listen} --admin none --inbound {service}@{address}={} --inbound-instance {instance}{more}",
+        world.agent_address(),
+        program.address
+    );
+    let process = Process::start(Started::fairmesh(world.path(&format!("{instance}.log")), &args));
+    world.serves(service, instance).await;
+    (process, address)
+}
+
+/// What comes over a connection of one's own, as it is.
+async fn raw(to: &str, path: &str, header: &str) -> String {
+    let mut stream = TcpStream::connect(to).await.unwrap();
+    let request = format!(
+        "POST {path} HTTP/1.1\r\nhost: shop.example\r\nconnection: close\r\n{header}content-length: 0\r\n\r\n"
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.unwrap();
+    text
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_plain_program_is_called_reports_its_load_and_leaves_without_a_failed_call() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let plain = Plain::start("plain").await;
+    let (mut proxy, address) = in_front(&world, &plain, "shop/one", "plain", "").await;
+    let answer = raw(&address, "/", "").await;
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("hello"), "{answer}");
+    assert!(answer.contains("endpoint-load-metrics: TEXT "), "{answer}");
+    assert!(answer.contains("x-host: shop.example"), "{answer}");
+
+    let _stays = Spec::new("shop/one", "stays", Protocol::Http1).here(&world).await;
+    let mesh = world.mesh().await;
+    let load = Load::start(Load::of(&mesh.service("shop/one").unwrap(), &[(Kind::Get, 2), (Kind::Post, 3)]));
+    load.reaches("plain").await;
+    load.reaches("stays").await;
+    proxy.signal(Signal::TERM);
+    let ended = proxy.end().await;
+    assert!(ended.success(), "{ended}: {}", proxy.log());
+    assert!(world.endpoint("shop/one", "plain").await.is_none(), "it is out of the registry");
+    load.goes_on(50).await;
+    load.stop_unharmed().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_plain_program_gets_no_more_than_it_can_bear_and_no_keys_of_others() {
+    let _machine = beside_others().await;
+    let yaml = "{kind: Service, name: shop/cart, type: sharded}\n---\n\
+        {kind: ShardMap, service: shop/cart, interval: {start: 0, end: 20}, shards: [\
+        {id: 0, start: 0, replicas: [{instance: plain, region: eu, role: primary}]}, \
+        {id: 1, start: 10, replicas: [{instance: other, region: eu, role: primary}]}]}";
+    let world = World::start(yaml).await;
+    let plain = Plain::start("plain").await;
+    let (_proxy, address) = in_front(&world, &plain, "shop/cart", "plain", " --inbound-requests 1").await;
+    let asked = async |key: u32| raw(&address, "/", &format!("x-fairmesh-key: {key}\r\n")).await;
+    until("it knows what it holds", async || asked(13).await.starts_with("HTTP/1.1 421")).await;
+    assert!(asked(3).await.starts_with("HTTP/1.1 200"), "its own");
+
+    let slow = tokio::spawn({
+        let address = address.clone();
+        async move { raw(&address, "/slow", "").await }
+    });
+    until("one is under way", async || plain.under_way.load(Relaxed) == 1).await;
+    let refused = asked(3).await;
+    assert!(
+        refused.starts_with("HTTP/1.1 503") && refused.contains("x-fairmesh-fault: unavailable"),
+        "{refused}"
+    );
+    plain.go_on.notify_one();
+    assert!(slow.await.unwrap().starts_with("HTTP/1.1 200"));
+    until("there is room again", async || asked(3).await.starts_with("HTTP/1.1 200")).await;
+
+    let gone = Plain { address: format!("127.0.0.1:{}", free_port()).parse().unwrap(), ..plain };
+    let (_proxy, address) = in_front(&world, &gone, "shop/two", "gone", "").await;
+    let refused = raw(&address, "/", "").await;
+    assert!(
+        refused.starts_with("HTTP/1.1 503") && refused.contains("x-fairmesh-fault: unreachable"),
+        "{refused}"
+    );
+}

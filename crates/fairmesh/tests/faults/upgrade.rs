@@ -1,0 +1,367 @@
+//! A proxy is replaced while programs call through it, and begins with nothing or with what an agent left on disk.
+
+use std::{
+    convert::Infallible,
+    os::unix::fs::symlink,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use bytes::Bytes;
+use fairmesh_client::server::{Server, serve_http};
+use fairmesh_model::Protocol;
+use futures_util::{StreamExt as _, stream};
+use http::{Request, Response, StatusCode, header::CONNECTION};
+use http_body_util::{BodyExt as _, Empty, StreamBody};
+use hyper::{
+    body::Frame,
+    client::conn::{http1, http2},
+};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustix::process::Signal;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    task::JoinHandle,
+};
+
+use crate::harness::{Process, Program, Spec, World, beside_others, free_port, until};
+
+/// Where proxies of one test listen, one after the other.
+#[derive(Clone)]
+struct Place {
+    listen: String,
+    admin: String,
+    agent: String,
+    folder: PathBuf,
+}
+
+impl Place {
+    fn new(world: &World) -> Self {
+        let [listen, admin] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));
+        Self { listen, admin, agent: world.agent_address().to_string(), folder: world.path("") }
+    }
+
+    fn proxy(&self, name: &str, more: &str) -> Process {
+        let Self { listen, admin, agent, folder } = self;
+        let args = format!(
+            "proxy --agent {agent} --listen {listen}=shop/one --admin {admin} --client-id proxy --handover {}{more}",
+            folder.join("proxy.sock").display()
+        );
+        let mut program = Program::fairmesh(folder.join(format!("{name}.log")), &args);
+        program.env.push(("XDG_STATE_HOME", folder.join("state").display().to_string()));
+        Process::start(program)
+    }
+
+    async fn is_ready(&self) -> bool {
+        let Ok(mut stream) = TcpStream::connect(&self.admin).await else { return false };
+        let asked =
+            stream.write_all(b"GET /readyz HTTP/1.1\r\nhost: proxy\r\nconnection: close\r\n\r\n").await;
+        let mut answer = String::new();
+        asked.is_ok()
+            && stream.read_to_string(&mut answer).await.is_ok()
+            && answer.starts_with("HTTP/1.1 200")
+    }
+
+    async fn ready(&self) {
+        until("the proxy is ready", async || self.is_ready().await).await;
+    }
+}
+
+/// How a caller uses connections.
+#[derive(Clone, Copy, Debug)]
+enum Manner {
+    /// One for each call.
+    Fresh,
+    /// One until it is told that it ends.
+    Kept,
+    /// One of HTTP/2 until it is told to go.
+    Http2,
+}
+
+/// Callers that never repeat a call: each one that got no answer counts.
+struct Callers {
+    stop: Arc<AtomicBool>,
+    answered: Arc<AtomicU64>,
+    failures: Arc<Mutex<Vec<String>>>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Callers {
+    fn start(to: &str) -> Self {
+        let mut callers = Self {
+            stop: Arc::default(),
+            answered: Arc::default(),
+            failures: Arc::default(),
+            tasks: Vec::new(),
+        };
+        for manner in [Manner::Fresh, Manner::Kept, Manner::Kept, Manner::Kept, Manner::Http2, Manner::Http2]
+        {
+            let (stop, answered, failures) =
+                (Arc::clone(&callers.stop), Arc::clone(&callers.answered), Arc::clone(&callers.failures));
+            let to = to.to_owned();
+            callers.tasks.push(tokio::spawn(async move {
+                let mut connection = None;
+                while !stop.load(Relaxed) {
+                    match call(&to, manner, &mut connection).await {
+                        Ok(()) => drop(answered.fetch_add(1, Relaxed)),
+                        Err(what) => failures.lock().unwrap().push(format!("{manner:?}: {what}")),
+                    }
+                }
+            }));
+        }
+        callers
+    }
+
+    async fn go_on(&self, calls: u64) {
+        let goal = self.answered.load(Relaxed) + calls;
+        until("calls go on", async || self.answered.load(Relaxed) >= goal).await;
+    }
+
+    async fn stop_unharmed(self) {
+        self.stop.store(true, Relaxed);
+        for task in self.tasks {
+            task.await.unwrap();
+        }
+        let failures = self.failures.lock().unwrap();
+        let first: Vec<_> = failures.iter().take(5).collect();
+        let answered = self.answered.load(Relaxed);
+        assert!(failures.is_empty(), "{} failed, {answered} did not; the first: {first:#?}", failures.len());
+    }
+}
+
+enum Connection {
+    Http1(http1::SendRequest<Empty<Bytes>>),
+    Http2(http2::SendRequest<Empty<Bytes>>),
+}
+
+impl Connection {
+    async fn open(to: &str, manner: Manner) -> Result<Self, String> {
+        let stream = TcpStream::connect(to).await.map_err(|error| format!("refused: {error}"))?;
+        let stream = TokioIo::new(stream);
+        Ok(match manner {
+            Manner::Http2 => {
+                let (sender, connection) =
+                    http2::handshake(TokioExecutor::new(), stream).await.map_err(|e| format!("{e:?}"))?;
+                tokio::spawn(connection);
+                Self::Http2(sender)
+            }
+            Manner::Fresh | Manner::Kept => {
+                let (sender, connection) = http1::handshake(stream).await.map_err(|e| format!("{e:?}"))?;
+                tokio::spawn(connection);
+                Self::Http1(sender)
+            }
+        })
+    }
+
+    /// `None` where the request was given back unsent, as it is to a connection that was told to go.
+    async fn send(&mut self, to: &str) -> Option<Result<Response<Bytes>, String>> {
+        let request =
+            Request::post(format!("http://{to}/add")).header("host", "one.shop").body(Empty::new()).unwrap();
+        let answer = match self {
+            Self::Http1(sender) => match sender.send_request(request).await {
+                Ok(answer) => answer,
+                Err(error) => return Some(Err(format!("{error:?}"))),
+            },
+            Self::Http2(sender) => match sender.try_send_request(request).await {
+                Ok(answer) => answer,
+                Err(error) if error.message().is_some() => return None,
+                Err(error) => match format!("{:?}", error.into_error()) {
+                    // The word to go came between the choice of the connection and the first frame on it: what comes after that
+                    // word is not looked at (RFC 9113 6.8).
+                    error if error.contains("GoAway(b\"\", NO_ERROR, Remote)") => return None,
+                    error => return Some(Err(error)),
+                },
+            },
+        };
+        let (head, body) = answer.into_parts();
+        let body = body.collect().await.map_err(|error| format!("{error:?}"));
+        Some(body.map(|body| Response::from_parts(head, body.to_bytes())))
+    }
+}
+
+async fn call(to: &str, manner: Manner, kept: &mut Option<Connection>) -> Result<(), String> {
+    loop {
+        let mut connection = match kept.take() {
+            Some(connection) => connection,
+            None => Connection::open(to, manner).await?,
+        };
+        let Some(answer) = connection.send(to).await else { continue };
+        let answer = answer?;
+        if answer.status() != StatusCode::OK {
+            return Err(format!("{answer:?}"));
+        }
+        let ends = answer.headers().get(CONNECTION).is_some_and(|value| value == "close");
+        if !ends && !matches!(manner, Manner::Fresh) {
+            *kept = Some(connection);
+        }
+        return Ok(());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn three_upgrades_in_a_row_refuse_no_connection_and_fail_no_request() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
+    let place = Place::new(&world);
+    let mut running = place.proxy("proxy-0", "");
+    place.ready().await;
+    let callers = Callers::start(&place.listen);
+    callers.go_on(200).await;
+    for upgrade in 1..=3 {
+        let next = place.proxy(&format!("proxy-{upgrade}"), "");
+        let ended = running.end().await;
+        assert!(ended.success(), "{ended}: {}", running.log());
+        assert!(place.is_ready().await, "whoever asks the successor finds it ready: {}", next.log());
+        callers.go_on(200).await;
+        running = next;
+    }
+    callers.stop_unharmed().await;
+    running.signal(Signal::TERM);
+    assert!(running.end().await.success());
+    assert!(TcpStream::connect(&place.listen).await.is_err(), "nobody has the listener any more");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_successor_that_fails_leaves_the_running_proxy_as_it_was() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
+    let place = Place::new(&world);
+    let mut running = place.proxy("runs", "");
+    place.ready().await;
+    let callers = Callers::start(&place.listen);
+    callers.go_on(50).await;
+
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut refused = place.proxy("refused", &format!(" --listen {}", taken.local_addr().unwrap()));
+    assert!(!refused.end().await.success(), "an address of its own is taken");
+    assert!(refused.log().contains("cannot listen on"), "{}", refused.log());
+
+    let lost = Place { agent: world.path("nobody.sock").display().to_string(), ..place.clone() };
+    let lost = Place { agent: format!("unix:{}", lost.agent), ..lost };
+    let mut uninformed = lost.proxy("uninformed", "");
+    let seen = |words: &str| running.log().matches(words).count();
+    until("it asks for the listeners", async || seen("about to take over") == 2).await;
+    callers.go_on(50).await;
+    uninformed.kill().await;
+    until("its end is noticed", async || seen("this proxy goes on") == 2).await;
+    callers.go_on(50).await;
+    assert!(running.has_ended().is_none() && place.is_ready().await);
+
+    let next = place.proxy("next", "");
+    assert!(running.end().await.success(), "{}", running.log());
+    callers.go_on(50).await;
+    callers.stop_unharmed().await;
+    drop(next);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_keeps_an_idle_connection_is_told_with_the_next_answer_that_it_ends() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
+    let place = Place::new(&world);
+    let mut proxy = place.proxy("proxy", "");
+    place.ready().await;
+    let mut idle = Connection::open(&place.listen, Manner::Kept).await.unwrap();
+    let answer = idle.send(&place.listen).await.unwrap().unwrap();
+    assert!(!answer.headers().contains_key(CONNECTION));
+    let mut told = Connection::open(&place.listen, Manner::Http2).await.unwrap();
+    assert_eq!(told.send(&place.listen).await.unwrap().unwrap().status(), StatusCode::OK);
+
+    proxy.signal(Signal::TERM);
+    until("nobody new is taken", async || TcpStream::connect(&place.listen).await.is_err()).await;
+    let answer = idle.send(&place.listen).await.unwrap().unwrap();
+    assert_eq!((answer.status(), &answer.headers()[CONNECTION]), (StatusCode::OK, &"close".parse().unwrap()));
+    let is_told = async || match &mut told {
+        Connection::Http2(sender) => sender.is_closed(),
+        Connection::Http1(_) => false,
+    };
+    until("HTTP/2 is told to go", is_told).await;
+    assert!(proxy.end().await.success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stream_that_would_outlast_the_proxy_is_told_to_move() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let builder = Server::builder("shop/one").protocol(Protocol::Grpc).agent(world.agent_address());
+    let server = builder.address(listener.local_addr().unwrap()).start().await.unwrap();
+    // One message, and then nothing for ever.
+    let endless = tower::service_fn(async |_: Request<hyper::body::Incoming>| {
+        let first = stream::iter([Ok::<_, Infallible>(Frame::data(Bytes::from_static(b"\0\0\0\0\0")))]);
+        let body = StreamBody::new(first.chain(stream::pending()));
+        Ok::<_, Infallible>(
+            Response::builder().header("content-type", "application/grpc").body(body).unwrap(),
+        )
+    });
+    let serving = tokio::spawn(async move { serve_http(listener, endless, &server).await });
+    let place = Place::new(&world);
+    let mut proxy = place.proxy("proxy", " --drain-deadline 2s");
+    place.ready().await;
+
+    let Connection::Http2(mut caller) = Connection::open(&place.listen, Manner::Http2).await.unwrap() else {
+        unreachable!("as it was asked for");
+    };
+    let request = Request::post(format!("http://{}/shop.v1.Shop/Watch", place.listen));
+    let request = request.header("content-type", "application/grpc").body(Empty::new()).unwrap();
+    let mut body = caller.send_request(request).await.unwrap().into_body();
+    assert!(body.frame().await.unwrap().unwrap().is_data());
+    proxy.signal(Signal::TERM);
+    let last = body.frame().await.unwrap().unwrap().into_trailers().unwrap();
+    assert_eq!(last["grpc-status"], "14", "{last:?}");
+    assert!(body.frame().await.is_none());
+    assert!(proxy.end().await.success());
+    serving.abort();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_proxy_that_knows_nothing_is_not_ready_and_answers_nobody_before_it_does() {
+    let _machine = beside_others().await;
+    let mut world = World::start("").await;
+    let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
+    world.agent.kill().await;
+    let place = Place::new(&world);
+    let by_host = format!("127.0.0.1:{}", free_port());
+    let proxy = place.proxy("proxy", &format!(" --listen {by_host}"));
+    until("its pages are there", async || TcpStream::connect(&place.admin).await.is_ok()).await;
+    let calls = [&place.listen, &by_host].map(|to| {
+        let to = to.clone();
+        tokio::spawn(async move { call(&to, Manner::Fresh, &mut None).await })
+    });
+    until("it says that nobody answers", async || proxy.log().contains("agent.sock")).await;
+    assert!(!place.is_ready().await, "{}", proxy.log());
+    assert!(!proxy.log().contains("listening"), "{}", proxy.log());
+    assert!(calls.iter().all(|call| !call.is_finished()), "an empty table was served");
+
+    world.agent.restart();
+    place.ready().await;
+    for call in calls {
+        call.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_proxy_that_finds_no_agent_serves_from_what_the_agent_left_on_disk() {
+    let _machine = beside_others().await;
+    let mut world = World::start("").await;
+    let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
+    let one = world.mesh().await.service("shop/one").unwrap();
+    one.ready().await.unwrap();
+    world.is_saved("shop/one", 0).await;
+    world.agent.kill().await;
+    world.control.kill().await;
+    // Where an agent of this user keeps its copy.
+    std::fs::create_dir_all(world.path("state/fairmesh")).unwrap();
+    symlink(world.path("agent-state"), world.path("state/fairmesh/agent")).unwrap();
+    let place = Place::new(&world);
+    let _proxy = place.proxy("proxy", "");
+    place.ready().await;
+    call(&place.listen, Manner::Fresh, &mut None).await.unwrap();
+}

@@ -1,0 +1,60 @@
+//! What a lookaside counts. Nothing is labelled, so that callers cannot make it grow.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use prometheus_client::{
+    encoding::text::encode,
+    metrics::{counter::ConstCounter, gauge::ConstGauge},
+    registry::{Registry, Unit},
+};
+
+/// The counters.
+#[derive(Debug, Default)]
+pub(crate) struct Metrics {
+    pub(crate) picks: AtomicU64,
+    pub(crate) lookups: AtomicU64,
+    pub(crate) faults: AtomicU64,
+    pub(crate) leases: AtomicU64,
+    /// Leases whose end nobody waited for, since there were too many.
+    pub(crate) displaced: AtomicU64,
+    pub(crate) results: AtomicU64,
+    /// Results of leases that were over.
+    pub(crate) unknown: AtomicU64,
+    pub(crate) failures: AtomicU64,
+    pub(crate) connections: AtomicU64,
+    pub(crate) cut: AtomicU64,
+}
+
+/// Counts so many.
+pub(crate) fn add(counter: &AtomicU64, more: u64) {
+    counter.fetch_add(more, Relaxed);
+}
+
+impl Metrics {
+    /// All of it, with what only others know: leases that are out, and how old the routing information is.
+    pub(crate) fn text(&self, out: usize, data_age: f64) -> String {
+        let mut registry = Registry::with_prefix("fairmesh_lookaside");
+        let counters = [
+            ("picks", "Picks answered", &self.picks),
+            ("lookups", "Route lookups answered", &self.lookups),
+            ("faults", "Picks and lookups that came to nothing", &self.faults),
+            ("leases", "Leases given", &self.leases),
+            ("leases_displaced", "Leases no longer counted since there were too many", &self.displaced),
+            ("results", "Results that callers reported", &self.results),
+            ("results_unknown", "Results of leases that were over", &self.unknown),
+            ("failures", "Failures that callers reported", &self.failures),
+            ("connections_accepted", "Connections of callers", &self.connections),
+            ("connections_cut", "Connections cut off at the end of a drain", &self.cut),
+        ];
+        for (name, help, counter) in counters {
+            registry.register(name, help, ConstCounter::new(counter.load(Relaxed)));
+        }
+        registry.register("leases_out", "Leases that have not ended", ConstGauge::new(out as u64));
+        let age = ConstGauge::new(data_age);
+        registry.register_with_unit("data_age", "How old what is known may be", Unit::Seconds, age);
+        let mut text = String::new();
+        // Writing to a string cannot fail.
+        let _ = encode(&mut text, &registry);
+        text
+    }
+}

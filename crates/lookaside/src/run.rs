@@ -1,0 +1,95 @@
+use std::{
+    future::Future,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+
+use fairmesh_client::Mesh;
+use fairmesh_wire::{
+    grpc_lookup::route_lookup_service_server::RouteLookupServiceServer,
+    lookaside::v1::lookaside_server::LookasideServer,
+    transport::{Plaintext, Transport},
+};
+use tokio::time::{MissedTickBehavior, interval};
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+
+use crate::{
+    LookasideConfig, LookasideError,
+    pages::{About, Pages},
+    picker::Picker,
+    rls::Lookups,
+    serve::serve,
+    service::Service,
+};
+
+/// How often leases that are over are ended.
+const TIDY: Duration = Duration::from_millis(200);
+/// The longest message of a caller, in bytes: a thousand results are far below.
+const MAX_MESSAGE: usize = 64 * 1024;
+
+/// Runs a lookaside until `shutdown` completes, then tells callers to go and lets what is under way end within
+/// [`Limits::drain`](crate::Limits::drain).
+///
+/// It accepts nobody before anything is known, from the agent or from what it left on disk: callers then turn to another one.
+///
+/// # Errors
+/// When an address cannot be listened on.
+pub async fn run(
+    config: LookasideConfig,
+    mesh: Mesh,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), LookasideError> {
+    let LookasideConfig { listen, admin, terms, limits } = config;
+    let picker = Arc::new(Picker::new(mesh, terms, limits));
+    let about = About { picker: Arc::clone(&picker), ready: Arc::default() };
+    let ready = Arc::clone(&about.ready);
+    let pages = match admin {
+        Some(address) => Some(Pages::start(address, about).await?),
+        None => None,
+    };
+    let stopping = CancellationToken::new();
+    let served = async {
+        if stopping.run_until_cancelled(picker.informed()).await.is_none() {
+            return Ok(());
+        }
+        let listener = Plaintext.bind(&listen).await?;
+        tracing::info!(address = %listen, "listening");
+        ready.store(true, Relaxed);
+        serve(listener, calls(&picker), &picker, limits, &stopping).await;
+        Ok(())
+    };
+    let served = async {
+        let served = served.await;
+        stopping.cancel();
+        served
+    };
+    let told = async {
+        if stopping.run_until_cancelled(shutdown).await.is_some() {
+            tracing::info!("draining");
+            ready.store(false, Relaxed);
+            stopping.cancel();
+        }
+    };
+    let (served, (), ()) = tokio::join!(served, told, tidied(&picker, &stopping));
+    if let Some(pages) = pages {
+        pages.stop().await;
+    }
+    served
+}
+
+fn calls(picker: &Arc<Picker>) -> Routes {
+    let picks = LookasideServer::new(Service(Arc::clone(picker))).max_decoding_message_size(MAX_MESSAGE);
+    let lookups =
+        RouteLookupServiceServer::new(Lookups(Arc::clone(picker))).max_decoding_message_size(MAX_MESSAGE);
+    Routes::new(picks).add_service(lookups)
+}
+
+/// Ends leases as they run out.
+async fn tidied(picker: &Picker, stopping: &CancellationToken) {
+    let mut ticks = interval(TIDY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    while stopping.run_until_cancelled(ticks.tick()).await.is_some() {
+        picker.tidy();
+    }
+}

@@ -1,0 +1,160 @@
+//! The life of a proxy: it learns what to serve, serves, and stops when it is told to or succeeded.
+
+use std::{
+    future::{Future, pending},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
+
+use fairmesh_client::Mesh;
+use tokio::{net::TcpListener, time::timeout};
+use tokio_util::task::TaskTracker;
+
+use crate::{
+    Listen, ProxyConfig, ProxyError,
+    admin::{self, Pages, State},
+    forward::Forwarder,
+    handover::{Handover, Inherited, Predecessor, Successor},
+    metrics::Metrics,
+    serve::{Bound, Serving},
+    service::Services,
+    stopping::Stopping,
+    tunnel::Tunnels,
+};
+
+/// Runs a proxy until `shutdown` completes or another one takes over, then drains: it accepts no more, tells connections to
+/// go, and what has not ended within [`Limits::drain`](crate::Limits::drain) is cut off.
+///
+/// A listener accepts once it is known what to do with what comes to it, from the agent or from what it left on disk: a
+/// program that starts beside it must not find an empty table. Where a proxy runs at [`ProxyConfig::handover`] already,
+/// this one takes its listeners over, accepts once all is known, and only then lets it stop.
+///
+/// # Errors
+/// When an address cannot be listened on, or a proxy that runs cannot be succeeded: it goes on then.
+pub async fn run(
+    config: ProxyConfig,
+    mesh: Mesh,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), ProxyError> {
+    let ProxyConfig { listen, admin, handover, limits, access_log } = config;
+    let (predecessor, mut inherited) = predecessor(handover.as_deref()).await?;
+    // Bound before anything is waited for, so that an address that is taken is said at once.
+    let bound = Bound::all(&listen, &mut inherited).await?;
+    let pages = match admin {
+        Some(address) => Some(Bound::at(address, &mut inherited).await?.listener),
+        None => None,
+    };
+    let sockets = bound.iter().map(|bound| &bound.listener).chain(&pages);
+    let handover = handover.as_deref().map(|path| wait_at(path, inherited, sockets)).transpose()?;
+
+    let metrics = Arc::new(Metrics::default());
+    let services = Arc::new(Services::new(mesh.clone()));
+    let state = State::new(mesh, Arc::clone(&services), Arc::clone(&metrics));
+    let (stopping, connections) = (Arc::new(Stopping::default()), TaskTracker::new());
+    let tunnels = Tunnels::new(limits, Arc::clone(&metrics), Arc::clone(&stopping), connections.clone());
+    let forwarder = Arc::new(Forwarder::new(Arc::clone(&services), metrics, access_log, tunnels));
+    let serving = Serving::new(forwarder, Arc::clone(&stopping), limits);
+    let lead = Lead { serving, services, state, accepting: TaskTracker::new(), connections };
+
+    let mut served = None;
+    let life = lead.lives((bound, listen), (pages, &mut served), predecessor, handover.as_ref());
+    let successor = tokio::select! {
+        successor = life => Some(successor?),
+        () = shutdown => None,
+    };
+    lead.state.set_ready(false);
+    tracing::info!(connections = lead.serving.open(), "draining");
+    stopping.begin(limits.drain);
+    lead.accepting.close();
+    lead.accepting.wait().await;
+    drop(handover);
+    if let Some(successor) = successor {
+        // The pages are the successor's from now on.
+        stop(&mut served).await;
+        successor.goes_alone().await;
+    }
+    lead.connections.close();
+    lead.connections.wait().await;
+    stop(&mut served).await;
+    Ok(())
+}
+
+/// What a proxy consists of while it serves.
+struct Lead {
+    serving: Serving,
+    services: Arc<Services>,
+    state: State,
+    accepting: TaskTracker,
+    connections: TaskTracker,
+}
+
+impl Lead {
+    /// Serves until somebody has taken over.
+    async fn lives(
+        &self,
+        (bound, listen): (Vec<Bound>, Vec<Listen>),
+        (pages, served): (Option<TcpListener>, &mut Option<Pages>),
+        predecessor: Option<Predecessor>,
+        handover: Option<&Handover>,
+    ) -> Result<Successor, ProxyError> {
+        let patience = self.serving.first_contact();
+        let show = || pages.map(|listener| admin::start(listener, self.state.clone()));
+        if let Some(predecessor) = predecessor {
+            self.is_informed(&listen, patience).await?;
+            self.accept(bound, &listen);
+            // Before the other's are gone, so that whoever watches finds them at all times.
+            self.state.set_ready(true);
+            *served = show();
+            predecessor.relieve().await;
+        } else {
+            *served = show();
+            self.accept(bound, &listen);
+            self.services.known(&listen).await;
+            self.state.set_ready(true);
+        }
+        match handover {
+            Some(handover) => Ok(handover.handed().await),
+            None => pending().await,
+        }
+    }
+
+    /// Waits until all is known. Nothing is accepted before, since a connection that is would be lost if it never came.
+    async fn is_informed(&self, listen: &[Listen], patience: Duration) -> Result<(), ProxyError> {
+        let known = timeout(patience, self.services.known(listen)).await;
+        known.map_err(|_| ProxyError::Uninformed { waited: patience })
+    }
+
+    /// Lets each listener accept as soon as it is known what to do with what comes there.
+    fn accept(&self, bound: Vec<Bound>, listen: &[Listen]) {
+        for (bound, listen) in bound.into_iter().zip(listen) {
+            let (services, own) = (Arc::clone(&self.services), listen.clone());
+            let known = async move { services.known(std::slice::from_ref(&own)).await };
+            let serving = self.serving.clone();
+            let listen = Arc::new(listen.clone());
+            self.accepting.spawn(serving.accept(bound, listen, known, self.connections.clone()));
+        }
+    }
+}
+
+async fn predecessor(path: Option<&Path>) -> Result<(Option<Predecessor>, Inherited), ProxyError> {
+    let Some(path) = path else { return Ok((None, Inherited::default())) };
+    let found = Predecessor::find(path).await;
+    let found = found.map_err(|source| ProxyError::Handover { path: path.to_owned(), source })?;
+    Ok(found.map_or_else(Default::default, |(predecessor, inherited)| (Some(predecessor), inherited)))
+}
+
+fn wait_at<'a>(
+    path: &Path,
+    inherited: Inherited,
+    sockets: impl Iterator<Item = &'a TcpListener>,
+) -> Result<Handover, ProxyError> {
+    let opened = Handover::open(path, inherited, sockets);
+    opened.map_err(|source| ProxyError::Handover { path: path.to_owned(), source })
+}
+
+async fn stop(served: &mut Option<Pages>) {
+    if let Some(pages) = served.take() {
+        pages.stop().await;
+    }
+}

@@ -1,0 +1,112 @@
+//! How a proxy and its connections end: one deadline for all, and no request lost that could be answered.
+
+use std::{
+    sync::{
+        OnceLock,
+        atomic::{AtomicU8, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use http::{HeaderMap, HeaderValue, Version, header};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// How long an HTTP/1.1 connection is kept for one more request. It can be told to go only with an answer: one that is
+/// closed while it is idle may carry a request already, which would be lost.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// How long before the deadline streams are told to move, so that the word arrives.
+const LAST_WORD: Duration = Duration::from_secs(1);
+
+/// The end of a proxy: told once, with its deadline.
+#[derive(Debug, Default)]
+pub(crate) struct Stopping {
+    told: CancellationToken,
+    deadline: OnceLock<Instant>,
+}
+
+impl Stopping {
+    /// Tells everybody to end within `drain`.
+    pub(crate) fn begin(&self, drain: Duration) {
+        self.deadline.get_or_init(|| Instant::now() + drain);
+        self.told.cancel();
+    }
+
+    /// Waits until it is told; the deadline.
+    pub(crate) async fn begun(&self) -> Instant {
+        self.told.cancelled().await;
+        // It is set before anybody is told.
+        self.deadline.get().copied().unwrap_or_else(Instant::now)
+    }
+
+    /// Until when connections that cannot be told to go are kept: half of what is left at most, so that who asks last gets its answer.
+    pub(crate) fn grace(deadline: Instant) -> Instant {
+        let now = Instant::now();
+        now + GRACE.min(deadline.saturating_duration_since(now) / 2)
+    }
+
+    /// When streams are told to move that have not ended by themselves: a second before the deadline, or a quarter of what is left.
+    pub(crate) fn last_word(deadline: Instant) -> Instant {
+        deadline - LAST_WORD.min(deadline.saturating_duration_since(Instant::now()) / 4)
+    }
+
+    /// Tells the program with an answer that its connection ends. HTTP/2 has frames for that.
+    pub(crate) fn mark(&self, version: Version, headers: &mut HeaderMap) {
+        if self.deadline.get().is_some() && version < Version::HTTP_2 {
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+    }
+}
+
+/// What was heard on a connection.
+#[derive(Debug, Default)]
+pub(crate) struct Heard(AtomicU8);
+
+impl Heard {
+    const REQUEST: u8 = 1;
+    const HTTP2: u8 = 2;
+
+    /// A request came.
+    pub(crate) fn request(&self, version: Version) {
+        let heard = if version == Version::HTTP_2 { Self::HTTP2 } else { Self::REQUEST };
+        self.0.store(heard, Relaxed);
+    }
+
+    /// Whether no request was heard yet.
+    pub(crate) fn nothing(&self) -> bool {
+        self.0.load(Relaxed) == 0
+    }
+
+    /// Whether the program can be told to go while nothing is under way.
+    pub(crate) fn is_http2(&self) -> bool {
+        self.0.load(Relaxed) == Self::HTTP2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn all_have_one_deadline_and_who_may_still_ask_half_of_it_at_most() {
+        let stopping = Stopping::default();
+        let mut headers = HeaderMap::new();
+        stopping.mark(Version::HTTP_11, &mut headers);
+        assert!(headers.is_empty(), "nobody is told to go before");
+        let began = Instant::now();
+        stopping.begin(Duration::from_secs(4));
+        tokio::time::advance(Duration::from_secs(1)).await;
+        stopping.begin(Duration::from_secs(4));
+        let deadline = stopping.begun().await;
+        assert_eq!(deadline - began, Duration::from_secs(4), "the first word counts");
+        assert_eq!(Stopping::grace(deadline) - began, Duration::from_millis(2_500));
+        assert_eq!(Stopping::last_word(deadline) - began, Duration::from_millis(3_250));
+        assert_eq!(Stopping::last_word(began + Duration::from_secs(60)) - began, Duration::from_secs(59));
+        assert_eq!(Stopping::grace(began + Duration::from_secs(60)) - began, Duration::from_secs(6));
+        stopping.mark(Version::HTTP_2, &mut headers);
+        assert!(headers.is_empty());
+        stopping.mark(Version::HTTP_11, &mut headers);
+        assert_eq!(headers[header::CONNECTION], "close");
+    }
+}
