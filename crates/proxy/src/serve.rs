@@ -177,7 +177,7 @@ impl Serving {
         let silent = silence(Arc::clone(&heard), self.limits.head);
         let restless = Arc::<Restless>::default();
         let requests = Arc::clone(&restless);
-        let answers = Arc::<Answers>::default();
+        let answers = Arc::<Answers<_>>::default();
         let watched = Arc::clone(&answers);
         let service = service_fn(move |request| {
             heard.store(true, Relaxed);
@@ -197,15 +197,9 @@ impl Serving {
         let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
         let ended = tokio::select! {
             ended = connection.as_mut() => ended,
-            () = silent => {
-                count(&metrics.broken);
-                return;
-            }
+            () = silent => return count(&metrics.broken),
             () = answers.look(self.limits.head, metrics) => return,
-            () = restless.enough() => {
-                count(&metrics.restless);
-                return;
-            }
+            () = restless.enough() => return count(&metrics.restless),
             () = stopping.cancelled() => {
                 connection.as_mut().graceful_shutdown();
                 match timeout(self.limits.drain, connection).await {
