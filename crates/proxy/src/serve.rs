@@ -229,15 +229,9 @@ impl Serving {
         let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
         let ended = tokio::select! {
             ended = connection.as_mut() => ended,
-            () = silent => {
-                count(&metrics.broken);
-                return;
-            }
+            () = silent => return count(&metrics.broken),
             () = heard.answers.look(self.limits.head, metrics) => return,
-            () = heard.restless.enough() => {
-                count(&metrics.restless);
-                return;
-            }
+            () = heard.restless.enough() => return count(&metrics.restless),
             deadline = self.stopping.begun() => {
                 // What speaks HTTP/1.1 is told with its next answer, and else when it was given the time for one.
                 let told = if heard.heard.is_http2() { Instant::now() } else { Stopping::grace(deadline) };
