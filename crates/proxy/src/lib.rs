@@ -13,7 +13,9 @@ mod decision;
 mod error;
 mod forward;
 mod hops;
+mod lean;
 mod metrics;
+mod rewound;
 mod serve;
 mod service;
 

@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    error::Error,
     future::pending,
     io,
     net::SocketAddr,
@@ -28,7 +29,9 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     Limits, Listen, ProxyError,
     forward::{Forwarder, Origin},
+    lean::{self, Ended},
     metrics::{Held, count},
+    rewound::Rewound,
 };
 
 /// How long to wait before accepting again when the system refuses, as it does when file descriptors run out.
@@ -141,6 +144,34 @@ impl Serving {
         // Fails only on a socket that is already broken, which the first read will say better.
         let _ = stream.set_nodelay(true);
         let caller = origin.caller;
+        let halves = stream.into_split();
+        let answer = |request| self.forwarder.answer(request, &origin);
+        let ended = tokio::select! {
+            biased;
+            ended = lean::serve(halves, self.limits.head, &stopping, answer) => ended,
+            () = cut_off(&stopping, self.limits.drain) => {
+                count(&metrics.cut);
+                return;
+            }
+        };
+        match ended {
+            Ended::Done => {}
+            Ended::Broken(error) => {
+                count(&metrics.broken);
+                tracing::debug!(error = &error as &dyn Error, %caller, "a connection ended early");
+            }
+            Ended::Beyond(reader, writer, read) => {
+                // Both are halves of one.
+                let Ok(stream) = reader.reunite(writer) else { return };
+                self.left_to_hyper(Rewound::new(read, stream), origin, stopping).await;
+            }
+        }
+    }
+
+    /// HTTP/2, and HTTP/1.1 from a request on that asks for another protocol.
+    async fn left_to_hyper(&self, stream: Rewound<TcpStream>, origin: Origin, stopping: CancellationToken) {
+        let metrics = &self.forwarder.metrics;
+        let caller = origin.caller;
         let (forwarder, origin) = (Arc::clone(&self.forwarder), Arc::new(origin));
         let heard = Arc::new(AtomicBool::new(false));
         let silent = silence(Arc::clone(&heard), self.limits.head);
@@ -193,6 +224,12 @@ impl Serving {
             .max_pending_accept_reset_streams(MAX_RESETS);
         builder
     }
+}
+
+/// Ends when what is under way has had its time after a stop.
+async fn cut_off(stopping: &CancellationToken, drain: Duration) {
+    stopping.cancelled().await;
+    sleep(drain).await;
 }
 
 /// Ends where no request was heard in time, and never otherwise: hyper bounds how long heads may take only once it has seen

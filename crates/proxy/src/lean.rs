@@ -1,0 +1,107 @@
+//! HTTP/1.1 served without hyper: a connection is one loop that reads a head, has it answered, and writes what comes.
+//!
+//! hyper's server hands each request over between two state machines, and each piece of a body through a channel. Here
+//! whoever answers is polled where the head was read, a body that came with its head is passed on where it lies, and the
+//! head of an answer leaves with what is at hand of its body: one read and one write a request. What is not done here
+//! (HTTP/2, tunnels, upgrades) is left to hyper as it came, so that there is one place for each.
+
+mod connection;
+mod date;
+mod upload;
+
+#[cfg(test)]
+mod tests;
+
+use std::{future::Future, io, time::Duration};
+
+use bytes::{Bytes, BytesMut};
+use fairmesh_client::{BoxError, http1::WrongLength};
+use http::{Request, Response};
+use http_body::Body;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_util::sync::CancellationToken;
+
+use connection::{Connection, Next};
+pub(crate) use upload::Upload;
+
+/// How a connection ended.
+#[derive(Debug)]
+pub(crate) enum Ended<R, W> {
+    /// As it should.
+    Done,
+    /// Early.
+    Broken(Broken),
+    /// It goes on with what is not done here: its halves, and what was read and not used.
+    Beyond(R, W, BytesMut),
+}
+
+/// Why a connection ended early.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Broken {
+    #[error("it was not HTTP/1.1 that is served: {0}")]
+    Refused(&'static str),
+    #[error("it ended in the middle of a request")]
+    Short,
+    #[error("its program had gone before it was answered")]
+    Gone,
+    #[error("its program took too long to send the head of a request, or to take an answer")]
+    Late,
+    #[error("it broke")]
+    Io(#[from] io::Error),
+    #[error("the answer broke off")]
+    Answer(#[source] BoxError),
+    #[error("the answer was not framed as it said")]
+    Length(#[from] WrongLength),
+}
+
+/// Serves a connection until it ends, idles for longer than `patience`, or `stopping` and nothing is under way on it.
+/// `patience` also bounds how long the head of a request takes to come, and a piece of an answer to be taken.
+pub(crate) async fn serve<R, W, A, F, B>(
+    (reader, writer): (R, W),
+    patience: Duration,
+    stopping: &CancellationToken,
+    answer: A,
+) -> Ended<R, W>
+where
+    R: AsyncRead + Unpin + Send + 'static,
+    W: AsyncWrite + Unpin,
+    A: Fn(Request<Upload<R>>) -> F,
+    F: Future<Output = Response<B>>,
+    B: Body<Data = Bytes, Error: Into<BoxError>>,
+{
+    run(Connection::new(reader, writer, patience), stopping, answer).await
+}
+
+async fn run<R, W, A, F, B>(
+    mut connection: Connection<R, W>,
+    stopping: &CancellationToken,
+    answer: A,
+) -> Ended<R, W>
+where
+    R: AsyncRead + Unpin + Send + 'static,
+    W: AsyncWrite + Unpin,
+    A: Fn(Request<Upload<R>>) -> F,
+    F: Future<Output = Response<B>>,
+    B: Body<Data = Bytes, Error: Into<BoxError>>,
+{
+    loop {
+        let received = match connection.next(stopping).await {
+            Next::Request(received) => received,
+            Next::Refused(status, why) => {
+                connection.refuse(status, why).await;
+                return Ended::Broken(Broken::Refused(why));
+            }
+            Next::Beyond => return connection.into_beyond(),
+            Next::Idle => return Ended::Done,
+            Next::Broken(why) => return Ended::Broken(why),
+        };
+        match connection.exchange(received, &answer, stopping).await {
+            Ok(true) => {}
+            Ok(false) => {
+                connection.close().await;
+                return Ended::Done;
+            }
+            Err(why) => return Ended::Broken(why),
+        }
+    }
+}
