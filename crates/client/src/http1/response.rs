@@ -2,7 +2,7 @@
 
 use http::{HeaderMap, Method, Request, StatusCode, Version, header};
 
-use super::{Framing, digits, end_head, field, has_word};
+use super::{Framing, digits, end_head, field, has_word, number};
 
 /// What of a request decides how it is answered.
 #[derive(Clone, Copy, Debug)]
@@ -62,9 +62,13 @@ pub fn response(
             }
         }
     }
-    // Of what was only asked about, the length is what the server says of it.
-    if let (true, Some(length)) = (asked.is_head && !is_bodiless(status), told) {
-        field(out, &header::CONTENT_LENGTH, length.as_bytes());
+    if asked.is_head && !is_bodiless(status) {
+        // Of what was only asked about, the length is what the server says of it, or that of what is not sent.
+        match (told, length) {
+            (Some(told), _) => field(out, &header::CONTENT_LENGTH, told.as_bytes()),
+            (None, Some(length @ 1..)) => number(out, &header::CONTENT_LENGTH, length),
+            (None, _) => {}
+        }
     }
     if !dated {
         field(out, &header::DATE, &date());

@@ -202,7 +202,7 @@ where
         let Source::Here(reading) = mem::replace(&mut self.source, Source::Lost) else {
             return Upload::Whole(None);
         };
-        let (upload, returned) = Upload::rest(Lent { reading, decoder }, wanted);
+        let (upload, returned) = Upload::rest(Lent { reading, decoder, broken: false }, wanted);
         self.source = Source::Lent(returned);
         upload
     }
@@ -247,9 +247,11 @@ where
     }
 
     /// Reads on after a body, of which what has come and nobody read is passed over.
-    fn take_back(&mut self, Lent { mut reading, mut decoder }: Lent<R>) {
-        while let Ok(Some(_)) = decoder.decode(&mut reading.input) {}
-        self.source = if decoder.is_done() { Source::Here(reading) } else { Source::Unread(reading) };
+    fn take_back(&mut self, lent: Lent<R>) {
+        let Lent { mut reading, mut decoder, broken } = lent;
+        while !broken && matches!(decoder.decode(&mut reading.input), Ok(Some(_))) {}
+        let ended = !broken && decoder.is_done();
+        self.source = if ended { Source::Here(reading) } else { Source::Unread(reading) };
     }
 
     /// Whether the request was read to its end, now that it is answered.

@@ -69,6 +69,8 @@ pub(crate) struct Rest<R> {
 pub(super) struct Lent<R> {
     pub(super) reading: Reading<R>,
     pub(super) decoder: Decoder,
+    /// The body broke off, or was no body: what follows is nothing that can be told.
+    pub(super) broken: bool,
 }
 
 impl<R: AsyncRead + Unpin> Upload<R> {
@@ -84,12 +86,28 @@ impl<R: AsyncRead + Unpin> Rest<R> {
         if let Some(wanted) = self.wanted.take() {
             wanted.store(true, Relaxed);
         }
-        let Some((Lent { reading, decoder }, _)) = &mut self.lent else { return Poll::Ready(None) };
-        let frame = loop {
+        let Some((lent, _)) = &mut self.lent else { return Poll::Ready(None) };
+        let frame = ready!(lent.poll_frame(context));
+        lent.broken = matches!(frame, Some(Err(_)));
+        if lent.broken || lent.decoder.is_done() {
+            self.give_back();
+        }
+        Poll::Ready(frame)
+    }
+
+    fn left(&self) -> Option<u64> {
+        self.lent.as_ref().map_or(Some(0), |(lent, _)| lent.decoder.left())
+    }
+}
+
+impl<R: AsyncRead + Unpin> Lent<R> {
+    fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let Self { reading, decoder, .. } = self;
+        loop {
             match decoder.decode(&mut reading.input)? {
-                Some(Piece::Data(data)) => break Some(Frame::data(data)),
-                Some(Piece::Trailers(trailers)) => break Some(Frame::trailers(trailers)),
-                None if decoder.is_done() => break None,
+                Some(Piece::Data(data)) => return Poll::Ready(Some(Ok(Frame::data(data)))),
+                Some(Piece::Trailers(trailers)) => return Poll::Ready(Some(Ok(Frame::trailers(trailers)))),
+                None if decoder.is_done() => return Poll::Ready(None),
                 None => {}
             }
             let due = usize::try_from(decoder.due()).unwrap_or(usize::MAX);
@@ -97,15 +115,7 @@ impl<R: AsyncRead + Unpin> Rest<R> {
                 let cut = "the program ended the connection in the middle of its request";
                 return Poll::Ready(Some(Err(io::Error::new(io::ErrorKind::UnexpectedEof, cut).into())));
             }
-        };
-        if decoder.is_done() {
-            self.give_back();
         }
-        Poll::Ready(frame.map(Ok))
-    }
-
-    fn left(&self) -> Option<u64> {
-        self.lent.as_ref().map_or(Some(0), |(lent, _)| lent.decoder.left())
     }
 }
 

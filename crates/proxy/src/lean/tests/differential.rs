@@ -148,6 +148,10 @@ fn told(answers: &[u8], seen: &[Seen]) -> Vec<Told> {
             headers.remove(header::DATE);
         }
         let (status, version) = (answer.head.status(), answer.head.version());
+        // Where the end of the connection ends the body, hyper says all the same that it is kept.
+        if version == Version::HTTP_10 && !headers.contains_key(header::CONTENT_LENGTH) {
+            headers.remove(header::CONNECTION);
+        }
         told.push(Told { status, version, headers, body: body.into(), trailers });
     }
     told
