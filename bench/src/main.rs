@@ -11,6 +11,7 @@ mod meter;
 mod part;
 mod parts;
 mod pick;
+mod proxy;
 mod ratio;
 mod report;
 mod rib;
@@ -40,6 +41,8 @@ enum Bench {
     Balance(balance::BalanceArgs),
     /// From a write to everybody's hands: a tree of replicas against etcd.
     Rib(rib::RibArgs),
+    /// A request through the proxy: CPU, throughput and latency beside Envoy, HAProxy and nginx.
+    Proxy(proxy::ProxyArgs),
     /// A map of 1.5 million shards at twenty programs of one machine: memory, bytes of a move, look-ups.
     Shards(Common),
     /// One process of a benchmark.
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         Bench::Pick(common) => pick::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Library(common) => library::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Rib(args) => rib::run(&args).and_then(|report| finish(&report, &args.common)),
+        Bench::Proxy(args) => proxy::run(&args).and_then(|report| finish(&report, &args.common)),
         Bench::Shards(common) => shards::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Balance(args) => balance::run(&args).and_then(|report| finish(&report, &args.common)),
         Bench::Part(args) => parts::run_part(args).map_err(|error| error as Box<dyn std::error::Error>),

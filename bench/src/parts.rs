@@ -1,6 +1,9 @@
 //! What the processes of the benchmarks do: the mesh, the servers, the clients.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    ffi::OsString, net::SocketAddr, os::unix::process::CommandExt as _, path::PathBuf, process::Command,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use clap::{Args, Subcommand, ValueEnum};
@@ -19,6 +22,7 @@ use crate::{
 
 mod cores;
 mod fixed;
+mod lean;
 mod servers;
 mod shards;
 mod sweeper;
@@ -91,6 +95,16 @@ enum PartKind {
         #[arg(long)]
         layer: Layer,
     },
+    /// Two endpoints behind a proxy.
+    Endpoints {
+        #[arg(long)]
+        protocol: Protocol,
+    },
+    /// Becomes another program, on the processor of proxies.
+    Launch {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        command: Vec<OsString>,
+    },
     /// A client that does as it is told on standard input.
     Client {
         #[arg(long)]
@@ -113,6 +127,7 @@ enum PartKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Protocol {
     Http1,
+    Http2,
     Grpc,
 }
 
@@ -126,19 +141,26 @@ enum Layer {
 enum Kind {
     Mesh,
     Fixed,
+    /// Does as little as it can.
+    Lean,
 }
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Is one part until its input ends.
 pub(crate) fn run_part(args: PartArgs) -> Result<(), BoxError> {
-    match args.part {
+    match &args.part {
         // Workers are kept short by quotas, wherever they run.
         PartKind::Root { .. } | PartKind::Replica { .. } | PartKind::Sweeper => {}
         PartKind::ShardSource { .. } | PartKind::ShardAgent { .. } | PartKind::ShardCaller { .. } => {}
         PartKind::Mesh | PartKind::Worker(_) | PartKind::Callers(_) => {}
-        PartKind::Client { .. } => cores::keep_to(0)?,
+        PartKind::Client { .. } | PartKind::Endpoints { .. } => cores::keep_to(0)?,
         PartKind::Servers { .. } => cores::keep_to(1)?,
+        PartKind::Launch { command } => {
+            cores::keep_to(1)?;
+            let (program, arguments) = command.split_first().ok_or("there is nothing to launch")?;
+            return Err(Command::new(program).args(arguments).exec().into());
+        }
     }
     // One thread each: client and servers share two processors, and a figure per call must not hang on how work wanders.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -154,17 +176,31 @@ async fn be(args: PartArgs) -> Result<(), BoxError> {
         PartKind::ShardSource { shards, servers } => shards::source(shards, servers).await,
         PartKind::ShardAgent { upstream } => shards::agent(&args.dir, upstream).await,
         PartKind::ShardCaller { name } => shards::caller(&args.dir, &name).await,
+        PartKind::Endpoints { protocol } => servers::endpoints(protocol).await,
+        // It is something else by now.
+        PartKind::Launch { .. } => Ok(()),
         PartKind::Servers { protocol, layer } => servers::serve(protocol, layer, agent).await,
         PartKind::Client { kind: Kind::Mesh, protocol, payload, .. } => {
             let region = Location::in_region(Region::new("bench")?);
             let mesh = Mesh::builder().agent(agent).location(region).client_id("bench").connect().await?;
             match protocol {
-                Protocol::Http1 => obey(HttpCall::new(mesh.service("bench/http1")?, payload)).await,
+                Protocol::Http1 | Protocol::Http2 => {
+                    obey(HttpCall::new(mesh.service("bench/http1")?, payload)).await
+                }
                 Protocol::Grpc => obey(GrpcCall::new(mesh.service("bench/grpc")?, payload)).await,
             }
         }
         PartKind::Client { kind: Kind::Fixed, protocol: Protocol::Http1, payload, servers } => {
             obey(HttpCall::new(fixed::Http1::new(&servers), payload)).await
+        }
+        PartKind::Client { kind: Kind::Fixed, protocol: Protocol::Http2, payload, servers } => {
+            let call = HttpCall::new(fixed::Http2::connect(&servers).await?, payload);
+            // HTTP/2 names the host in the URI.
+            obey(HttpCall { uri: http::Uri::from_static("http://http2.bench/echo"), ..call }).await
+        }
+        PartKind::Client { kind: Kind::Lean, payload, servers, .. } => {
+            let to = servers.first().ok_or("a lean client calls one server")?;
+            obey(lean::LeanCall::new(*to, payload)).await
         }
         PartKind::Client { kind: Kind::Fixed, protocol: Protocol::Grpc, payload, servers } => {
             obey(GrpcCall::new(fixed::Http2::connect(&servers).await?, payload)).await
@@ -214,12 +250,13 @@ fn own_cpu_ns() -> u128 {
 #[derive(Clone)]
 struct HttpCall<S> {
     service: S,
+    uri: http::Uri,
     payload: Bytes,
 }
 
 impl<S> HttpCall<S> {
     fn new(service: S, payload: usize) -> Self {
-        Self { service, payload: payload_of(payload) }
+        Self { service, uri: http::Uri::from_static("/echo"), payload: payload_of(payload) }
     }
 }
 
@@ -232,8 +269,9 @@ where
     B::Error: std::fmt::Display,
 {
     async fn call(&self) -> Result<(), String> {
-        let request =
-            http::Request::post("/echo").body(Full::new(self.payload.clone())).map_err(|e| e.to_string())?;
+        let request = http::Request::post(self.uri.clone())
+            .body(Full::new(self.payload.clone()))
+            .map_err(|e| e.to_string())?;
         let response = self.service.clone().call(request).await.map_err(|e| e.to_string())?;
         if !response.status().is_success() {
             return Err(format!("answered {}", response.status()));

@@ -125,13 +125,21 @@ impl http_body::Body for Returning {
 }
 
 /// HTTP/2: one connection a server, opened before the first call.
-#[derive(Clone)]
-pub(super) struct Http2 {
-    servers: Arc<[http2::SendRequest<tonic::body::Body>]>,
+pub(super) struct Http2<B> {
+    servers: Arc<[http2::SendRequest<B>]>,
     seed: Arc<AtomicU64>,
 }
 
-impl Http2 {
+impl<B> Clone for Http2<B> {
+    fn clone(&self) -> Self {
+        Self { servers: Arc::clone(&self.servers), seed: Arc::clone(&self.seed) }
+    }
+}
+
+impl<B> Http2<B>
+where
+    B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Unpin + Send + 'static,
+{
     /// Connects to these servers.
     pub(super) async fn connect(addresses: &[SocketAddr]) -> Result<Self, BoxError> {
         let mut servers = Vec::new();
@@ -148,7 +156,10 @@ impl Http2 {
     }
 }
 
-impl Service<http::Request<tonic::body::Body>> for Http2 {
+impl<B> Service<http::Request<B>> for Http2<B>
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+{
     type Response = http::Response<Incoming>;
     type Error = BoxError;
     type Future = Answer<Incoming>;
@@ -157,7 +168,7 @@ impl Service<http::Request<tonic::body::Body>> for Http2 {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: http::Request<tonic::body::Body>) -> Self::Future {
+    fn call(&mut self, request: http::Request<B>) -> Self::Future {
         let mut sender = self.servers[draw(&self.seed, self.servers.len())].clone();
         Box::pin(async move { Ok(sender.send_request(request).await?) })
     }

@@ -20,7 +20,7 @@ use tokio::net::TcpListener;
 use tonic::{Request, Response, Status};
 
 use super::{
-    BoxError, Layer, Protocol, orders, own_cpu_ns,
+    BoxError, Layer, Protocol, lean, orders, own_cpu_ns,
     v1::{
         Payload,
         echo_server::{Echo, EchoServer},
@@ -87,6 +87,23 @@ pub(super) async fn serve(protocol: Protocol, layer: Layer, agent: Address) -> R
     Ok(())
 }
 
+/// Starts the two endpoints of a proxy, prints their addresses, and serves until its input ends.
+pub(super) async fn endpoints(protocol: Protocol) -> Result<(), BoxError> {
+    let mut addresses = Vec::new();
+    for _ in 0..2 {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        addresses.push(listener.local_addr()?.to_string());
+        match protocol {
+            Protocol::Http1 => tokio::spawn(lean::serve(listener)),
+            Protocol::Http2 | Protocol::Grpc => tokio::spawn(bare(listener, routes(protocol))),
+        };
+    }
+    println!("{}", addresses.join(","));
+    let mut orders = orders();
+    while orders.next_line().await?.is_some() {}
+    Ok(())
+}
+
 /// Registers a server, and returns when callers can find it.
 async fn register(
     listener: &TcpListener,
@@ -96,6 +113,7 @@ async fn register(
 ) -> Result<Server, BoxError> {
     let (service, speaks) = match protocol {
         Protocol::Http1 => ("bench/http1", fairmesh_model::Protocol::Http1),
+        Protocol::Http2 => ("bench/http2", fairmesh_model::Protocol::Http2),
         Protocol::Grpc => ("bench/grpc", fairmesh_model::Protocol::Grpc),
     };
     let server = Server::builder(service)
@@ -125,7 +143,7 @@ async fn bare(listener: TcpListener, routes: Router) -> Result<(), BoxError> {
 
 fn routes(protocol: Protocol) -> Router {
     match protocol {
-        Protocol::Http1 => Router::new().route("/echo", post(async |body: Bytes| body)),
+        Protocol::Http1 | Protocol::Http2 => Router::new().route("/echo", post(async |body: Bytes| body)),
         Protocol::Grpc => tonic::service::Routes::new(EchoServer::new(Echoing)).into_axum_router(),
     }
 }

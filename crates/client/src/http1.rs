@@ -5,7 +5,10 @@
 
 mod answer;
 mod body;
+mod outbox;
+mod received;
 mod request;
+mod response;
 
 #[cfg(test)]
 mod tests;
@@ -14,7 +17,10 @@ use http::{HeaderMap, header};
 
 pub use answer::{Answer, HeadReader};
 pub use body::{Decoder, Piece};
+pub use outbox::Outbox;
+pub use received::{Received, RequestReader, Unserved};
 pub use request::{Encoder, Framing, Unframed, WrongLength, begin_request, end_head, field, fields, number};
+pub use response::{Asked, response};
 
 /// Bytes that are no HTTP/1.1, or that two readers could understand differently; says which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

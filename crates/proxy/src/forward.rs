@@ -4,9 +4,9 @@ mod connect;
 
 use std::{net::SocketAddr, sync::Arc};
 
-use fairmesh_client::{Body, Fault, FaultKind, ServiceName, headers::is_grpc};
+use bytes::Bytes;
+use fairmesh_client::{Body, BoxError, Fault, FaultKind, ServiceName, headers::is_grpc};
 use http::{Method, Request, Response, StatusCode, Uri, Version, header};
-use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use crate::{
@@ -49,7 +49,10 @@ impl Forwarder {
     }
 
     /// Answers a request, whatever happens.
-    pub(crate) async fn answer(&self, request: Request<Incoming>, origin: &Origin) -> Response<Body> {
+    pub(crate) async fn answer<B>(&self, request: Request<B>, origin: &Origin) -> Response<Body>
+    where
+        B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    {
         if request.method() == Method::CONNECT {
             return self.connect(request, origin).await;
         }
@@ -67,7 +70,7 @@ impl Forwarder {
         }
     }
 
-    fn target(&self, request: &Request<Incoming>, origin: &Origin) -> Result<Arc<Target>, Nobody> {
+    fn target<B>(&self, request: &Request<B>, origin: &Origin) -> Result<Arc<Target>, Nobody> {
         if let Some(service) = &origin.service {
             return self.services.by_name(service);
         }
@@ -82,7 +85,10 @@ impl Forwarder {
         }
     }
 
-    async fn forward(&self, request: Request<Incoming>, origin: &Origin, target: &Target) -> Response<Body> {
+    async fn forward<B>(&self, request: Request<B>, origin: &Origin, target: &Target) -> Response<Body>
+    where
+        B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    {
         let began = Instant::now();
         let _under_way = Held::new(&target.golden.under_way);
         let (mut head, body) = request.into_parts();

@@ -17,6 +17,9 @@ const OURS: [HeaderName; 7] = [
 
 /// Takes what belongs to the connection on which a request came.
 pub(crate) fn strip_request(headers: &mut HeaderMap) {
+    if !headers.keys().any(|name| *name == header::TE || is_ours(name)) {
+        return;
+    }
     let trailers = headers.get_all(header::TE).iter().any(wants_trailers);
     strip(headers);
     headers.remove(header::TE);
@@ -27,11 +30,18 @@ pub(crate) fn strip_request(headers: &mut HeaderMap) {
 
 /// Takes what belongs to the connection on which an answer came.
 pub(crate) fn strip_answer(headers: &mut HeaderMap) {
-    strip(headers);
+    if headers.keys().any(is_ours) {
+        strip(headers);
+    }
+}
+
+/// Whether a header is never passed on. Looked at in one pass first, since most messages have none of them, and a hash for
+/// each would be in vain.
+fn is_ours(name: &HeaderName) -> bool {
+    OURS.contains(name)
 }
 
 fn strip(headers: &mut HeaderMap) {
-    // Most messages have none of them.
     if headers.contains_key(header::CONNECTION) {
         let named: Vec<HeaderName> = headers.get_all(header::CONNECTION).iter().flat_map(names).collect();
         for name in named {

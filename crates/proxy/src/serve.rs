@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    error::Error,
     future::pending,
     net::SocketAddr,
     pin::pin,
@@ -26,9 +27,11 @@ use crate::{
     Limits, Listen, ProxyError, Traffic,
     forward::{Forwarder, Origin},
     handover::Inherited,
+    lean::{self, Ended, Leave},
     metrics::count,
     place::Place,
     restless::Restless,
+    rewound::Rewound,
     stopping::{Heard, Stopping},
     streams::{LastWord, Streamed},
     tcp,
@@ -196,6 +199,41 @@ impl Serving {
     }
 
     async fn serve(self, stream: TcpStream, origin: Origin) {
+        let metrics = &self.forwarder.metrics;
+        let caller = origin.caller;
+        let (halves, leave) = (stream.into_split(), Leave::default());
+        let answer = |request| self.forwarder.answer(request, &origin);
+        let ended = tokio::select! {
+            // First, so that the connection is polled after it was told something.
+            biased;
+            () = self.tell(&leave) => return count(&metrics.cut),
+            ended = lean::serve(halves, self.limits.head, &leave, answer) => ended,
+        };
+        match ended {
+            Ended::Done => {}
+            Ended::Broken(error) => {
+                count(&metrics.broken);
+                tracing::debug!(error = &error as &dyn Error, %caller, "a connection ended early");
+            }
+            Ended::Beyond(reader, writer, read) => {
+                // Both are halves of one.
+                let Ok(stream) = reader.reunite(writer) else { return };
+                self.left_to_hyper(Rewound::new(read, stream), origin).await;
+            }
+        }
+    }
+
+    /// Tells a connection what it has to know of the end of the proxy; ends at the deadline.
+    async fn tell(&self, leave: &Leave) {
+        let deadline = self.stopping.begun().await;
+        leave.after_the_next_answer();
+        sleep_until(Stopping::grace(deadline)).await;
+        leave.now_if_idle();
+        sleep_until(deadline).await;
+    }
+
+    /// HTTP/2, and HTTP/1.1 from a request on that asks for another protocol.
+    async fn left_to_hyper(&self, stream: Rewound<TcpStream>, origin: Origin) {
         let metrics = &self.forwarder.metrics;
         let caller = origin.caller;
         let talk = Talk {

@@ -1,6 +1,6 @@
 //! The head of an answer.
 
-use std::mem::MaybeUninit;
+use std::{mem::MaybeUninit, ops::Range};
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderName, HeaderValue, Method, Response, StatusCode, Version, header};
@@ -128,7 +128,7 @@ impl HeadReader {
 }
 
 /// Whether an empty line, which ends a head, is somewhere in these bytes.
-fn has_end(bytes: &[u8]) -> bool {
+pub(super) fn has_end(bytes: &[u8]) -> bool {
     let ends = |(at, byte): (usize, &u8)| {
         *byte == b'\n' && matches!(&bytes[at + 1..], [b'\n', ..] | [b'\r', b'\n', ..])
     };
@@ -137,23 +137,28 @@ fn has_end(bytes: &[u8]) -> bool {
 
 /// Where in a head a field lies. Values share the bytes of the head, which parser and buffer cannot both borrow.
 #[derive(Clone, Copy, Default)]
-struct Place {
+pub(super) struct Place {
     name: (u16, u16),
     value: (u16, u16),
 }
 
 impl Place {
     /// Of a field that was found in `head`. The caller has made sure that the head is no longer than 16 bits can tell.
-    fn of(field: &Header<'_>, head: &BytesMut) -> Self {
-        let start = head.as_ptr() as usize;
+    pub(super) fn of(field: &Header<'_>, head: &BytesMut) -> Self {
         let place = |part: &[u8]| {
-            let from = part.as_ptr() as usize - start;
-            (from as u16, (from + part.len()) as u16)
+            let range = Self::in_head(part, head);
+            (range.start as u16, range.end as u16)
         };
         Self { name: place(field.name.as_bytes()), value: place(field.value) }
     }
 
-    fn read(&self, head: &Bytes) -> Result<(HeaderName, HeaderValue), Malformed> {
+    /// Where in a head one of its parts lies.
+    pub(super) fn in_head(part: &[u8], head: &BytesMut) -> Range<usize> {
+        let from = part.as_ptr() as usize - head.as_ptr() as usize;
+        from..from + part.len()
+    }
+
+    pub(super) fn read(&self, head: &Bytes) -> Result<(HeaderName, HeaderValue), Malformed> {
         let range = |(from, to): (u16, u16)| usize::from(from)..usize::from(to);
         let name = HeaderName::from_bytes(&head[range(self.name)]);
         let value = HeaderValue::from_maybe_shared(head.slice(range(self.value)));

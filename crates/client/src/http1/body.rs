@@ -58,7 +58,8 @@ enum At {
 }
 
 impl Decoder {
-    pub(super) fn absent() -> Self {
+    /// Of a message that has no body.
+    pub fn absent() -> Self {
         Self(State::Done)
     }
 

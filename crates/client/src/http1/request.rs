@@ -13,6 +13,8 @@ pub enum Framing {
     Length(u64),
     /// By chunks.
     Chunked,
+    /// By the end of the connection: answers to HTTP/1.0 only.
+    UntilClose,
 }
 
 /// The caller asks for a transfer coding that the sender does not apply.
@@ -93,7 +95,7 @@ pub fn fields(out: &mut Vec<u8>, headers: &HeaderMap, own: &[HeaderName]) {
 /// Ends a head by saying how the body is framed.
 pub fn end_head(out: &mut Vec<u8>, framing: Framing) {
     match framing {
-        Framing::Absent => {}
+        Framing::Absent | Framing::UntilClose => {}
         Framing::Length(length) => number(out, &header::CONTENT_LENGTH, length),
         Framing::Chunked => field(out, &header::TRANSFER_ENCODING, b"chunked"),
     }
@@ -136,6 +138,7 @@ impl Encoder {
     pub fn data(&mut self, size: usize, last: bool, out: &mut Vec<u8>) -> Result<&'static [u8], WrongLength> {
         match &mut self.0 {
             Framing::Absent => Err(WrongLength::Longer),
+            Framing::UntilClose => Ok(b""),
             Framing::Length(left) => {
                 *left = left.checked_sub(size as u64).ok_or(WrongLength::Longer)?;
                 *self = Self::new(self.0);
@@ -159,7 +162,7 @@ impl Encoder {
     /// Where the body is shorter than was said.
     pub fn end(&mut self, trailers: &HeaderMap, out: &mut Vec<u8>) -> Result<(), WrongLength> {
         match std::mem::replace(&mut self.0, Framing::Absent) {
-            Framing::Absent => Ok(()),
+            Framing::Absent | Framing::UntilClose => Ok(()),
             Framing::Length(left) => Err(WrongLength::Shorter(left)),
             Framing::Chunked => {
                 out.extend_from_slice(b"0\r\n");

@@ -1,5 +1,5 @@
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, HeaderName, Method, StatusCode, header, uri::PathAndQuery};
+use http::{HeaderMap, HeaderName, Method, StatusCode, Version, header, uri::PathAndQuery};
 
 use super::*;
 
@@ -275,4 +275,185 @@ fn chunks_and_trailers_read_back() {
 
     let mut encoder = Encoder::new(Framing::Chunked);
     assert_eq!((encoder.data(3, true, &mut out).unwrap(), encoder.is_done()), (&b"\r\n0\r\n\r\n"[..], true));
+}
+
+/// What a server makes of all that a client sends: the requests, and why it read no further.
+fn receive<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<String>, Option<Unserved>) {
+    let (mut input, mut reader) = (BytesMut::new(), RequestReader::default());
+    let (mut requests, mut current) = (Vec::new(), None::<(Received, Vec<u8>)>);
+    for piece in pieces {
+        input.extend_from_slice(piece);
+        loop {
+            let Some((received, body)) = &mut current else {
+                match reader.read(&mut input) {
+                    Ok(Some(received)) => current = Some((received, Vec::new())),
+                    Ok(None) => break,
+                    Err(why) => return (requests, Some(why)),
+                }
+                continue;
+            };
+            match received.body.decode(&mut input) {
+                Ok(Some(Piece::Data(data))) => body.extend_from_slice(&data),
+                Ok(Some(Piece::Trailers(_))) => {}
+                Ok(None) if received.body.is_done() => {
+                    let Received { head, persistent, expects_continue, .. } = received;
+                    let body = String::from_utf8_lossy(body);
+                    let goes_on = if *persistent { "stays" } else { "closes" };
+                    let waits = if *expects_continue { " waits" } else { "" };
+                    requests.push(format!("{} {} {body} {goes_on}{waits}", head.method(), head.uri()));
+                    current = None;
+                }
+                Ok(None) => break,
+                Err(_) => return (requests, None),
+            }
+        }
+    }
+    (requests, None)
+}
+
+/// At once and byte by byte, which must come to the same.
+fn receive_both(text: &str) -> (Vec<String>, Option<Unserved>) {
+    let whole = receive(std::iter::once(text.as_bytes()));
+    assert_eq!(whole, receive(text.as_bytes().chunks(1)), "{text}");
+    whole
+}
+
+#[test]
+fn requests_end_where_their_heads_say() {
+    for (text, requests) in [
+        (
+            "GET /a HTTP/1.1\r\n\r\nGET http://x.y/b?c HTTP/1.1\r\n\r\n",
+            &["GET /a  stays", "GET http://x.y/b?c  stays"][..],
+        ),
+        (
+            "\r\n\nPOST / HTTP/1.1\r\ncontent-length: 3\r\nContent-Length: 3\r\n\r\nteaGET",
+            &["POST / tea stays"],
+        ),
+        (
+            "POST / HTTP/1.1\r\ntransfer-encoding: Chunked\r\n\r\n3\r\ntea\r\n0\r\nx: y\r\n\r\n",
+            &["POST / tea stays"],
+        ),
+        (
+            "GET / HTTP/1.0\r\n\r\nGET / HTTP/1.0\r\nconnection: x, Keep-Alive\r\n\r\n",
+            &["GET /  closes", "GET /  stays"],
+        ),
+        ("GET / HTTP/1.1\r\nconnection: Close\r\nconnection: keep-alive\r\n\r\n", &["GET /  closes"]),
+        ("PUT / HTTP/1.1\r\nexpect: 100-Continue\r\ncontent-length: 1\r\n\r\nx", &["PUT / x stays waits"]),
+        ("PUT / HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: 0\r\n\r\n", &["PUT /  stays"]),
+        ("PUT / HTTP/1.0\r\nexpect: 100-continue\r\ncontent-length: 1\r\n\r\nx", &["PUT / x closes"]),
+        ("OPTIONS * HTTP/1.1\r\nhost: a\r\n\r\n", &["OPTIONS *  stays"]),
+    ] {
+        let (read, why) = receive_both(text);
+        assert_eq!(
+            (&read[..], why),
+            (&requests.iter().map(ToString::to_string).collect::<Vec<_>>()[..], None),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn requests_that_two_servers_could_understand_differently_are_refused() {
+    let with = |fields: &str| format!("POST / HTTP/1.1\r\n{fields}\r\n\r\n3\r\ntea\r\n0\r\n\r\n");
+    for (text, status) in [
+        (with("content-length: 3\r\ntransfer-encoding: chunked"), 400),
+        (with("transfer-encoding: chunked\r\ncontent-length: 3"), 400),
+        (with("content-length: 3\r\ncontent-length: 4"), 400),
+        (with("content-length: 3, 3"), 400),
+        (with("content-length: +3"), 400),
+        (with("content-length:"), 400),
+        (with("content-length: 18446744073709551616"), 400),
+        (with("transfer-encoding: gzip, chunked"), 501),
+        (with("transfer-encoding: chunked, identity"), 501),
+        (with("transfer-encoding: chunked\r\ntransfer-encoding: chunked"), 501),
+        (with("transfer-encoding:\x0bchunked"), 400),
+        (with("host: a\r\nhost: a"), 400),
+        (with("content-length : 3"), 400),
+        (with("x: 1\r\n y: 2"), 400),
+        (with("x: a\0b"), 400),
+        ("POST / HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n".into(), 400),
+        ("GET / HTTP/2.0\r\n\r\n".into(), 400),
+        ("GET  / HTTP/1.1\r\n\r\n".into(), 400),
+        ("GET /a b HTTP/1.1\r\n\r\n".into(), 400),
+        ("G(T / HTTP/1.1\r\n\r\n".into(), 400),
+        ("\x16\x03\x01\x02\0\x01".into(), 400),
+    ] {
+        let (requests, why) = receive_both(&text);
+        let Some(Unserved::Refused { status: told, .. }) = why else {
+            panic!("{text}: {requests:?} {why:?}")
+        };
+        assert_eq!((told.as_u16(), requests.len()), (status, 0), "{text}");
+    }
+}
+
+#[test]
+fn what_is_no_request_of_http1_is_left_untouched() {
+    for text in [
+        "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nx",
+        "CONNECT a:1 HTTP/1.1\r\n\r\nx",
+        "GET / HTTP/1.1\r\nuPgrade: x\r\n\r\nx",
+    ] {
+        let mut input = BytesMut::from(text);
+        assert_eq!(RequestReader::default().read(&mut input).unwrap_err(), Unserved::Beyond, "{text}");
+        assert_eq!(input, text);
+    }
+    // Not once it has begun to speak HTTP/1.1.
+    let (requests, why) = receive_both("GET / HTTP/1.1\r\n\r\nPRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+    assert!(requests.len() == 1 && matches!(why, Some(Unserved::Refused { .. })), "{requests:?} {why:?}");
+}
+
+#[test]
+fn heads_of_requests_are_bounded() {
+    let begun = "GET / HTTP/1.1\r\n";
+    for text in [
+        format!("{begun}x: {}", "y".repeat(70_000)),
+        format!("{begun}x: {}\r\n\r\n", "y".repeat(65_530)),
+        format!("GET /{} HTTP/1.1\r\n\r\n", "y".repeat(70_000)),
+        format!("{begun}{}\r\n", "x: y\r\n".repeat(129)),
+        "\r\n".repeat(40_000),
+    ] {
+        let (requests, why) = receive(text.as_bytes().chunks(1000));
+        let Some(Unserved::Refused { status, .. }) = why else { panic!("{requests:?} {why:?}") };
+        assert_eq!(status, StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE);
+    }
+    let full = format!("{begun}{}\r\n", "x: y\r\n".repeat(128));
+    assert_eq!(receive(full.as_bytes().chunks(7)).0.len(), 1);
+}
+
+#[test]
+fn an_answer_is_framed_as_its_client_can_read_it() {
+    let headers = HeaderMap::from_iter([
+        (header::CONTENT_LENGTH, http::HeaderValue::from_static("7")),
+        (header::TRANSFER_ENCODING, http::HeaderValue::from_static("gzip")),
+        (header::SERVER, http::HeaderValue::from_static("x")),
+    ]);
+    let none = HeaderMap::new();
+    let asked = |method: &str, version: Version| {
+        Asked::by(&http::Request::builder().method(method).version(version).body(()).unwrap())
+    };
+    let new = |method| asked(method, Version::HTTP_11);
+    let old = asked("GET", Version::HTTP_10);
+    let date = || *b"Thu, 01 Jan 1970 00:00:00 GMT";
+    for (status, headers, asked, length, persistent, lines, framing) in [
+        (200, &headers, new("GET"), Some(3), true, "content-length: 3", Framing::Length(3)),
+        (200, &headers, new("GET"), None, true, "content-length: 7", Framing::Length(7)),
+        (200, &none, new("GET"), None, true, "transfer-encoding: chunked", Framing::Chunked),
+        (200, &none, new("GET"), Some(0), false, "connection: close\r\ncontent-length: 0", Framing::Absent),
+        (200, &none, old, None, true, "", Framing::UntilClose),
+        (200, &none, old, Some(3), true, "connection: keep-alive\r\ncontent-length: 3", Framing::Length(3)),
+        (200, &headers, new("HEAD"), Some(0), true, "content-length: 7", Framing::Absent),
+        (204, &headers, new("GET"), Some(0), true, "", Framing::Absent),
+        (304, &headers, new("HEAD"), Some(0), true, "", Framing::Absent),
+    ] {
+        let mut out = Vec::new();
+        let status = StatusCode::from_u16(status).unwrap();
+        assert_eq!(response(&mut out, (status, headers), asked, (length, persistent), date), framing);
+        let text = String::from_utf8(out).unwrap();
+        let told: Vec<_> = text
+            .split("\r\n")
+            .skip(1)
+            .filter(|line| !line.starts_with("server") && !line.starts_with("date"))
+            .collect();
+        assert_eq!(told.join("\r\n").trim_end(), lines, "{text}");
+    }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fairmesh_client::{Body, Fault, FaultKind};
 use http::{Method, Request, Response, StatusCode, Uri, header};
-use hyper::{body::Incoming, upgrade::OnUpgrade};
+use hyper::upgrade::OnUpgrade;
 use tokio::time::Instant;
 
 use super::{Forwarder, Origin};
@@ -36,7 +36,7 @@ impl Forwarder {
 
     /// Makes a tunnel to a server of the service that is named, and to nothing else: a proxy that connects to whatever it is
     /// asked for would be a way around every border of the network that it stands in.
-    pub(super) async fn connect(&self, request: Request<Incoming>, origin: &Origin) -> Response<Body> {
+    pub(super) async fn connect<B>(&self, request: Request<B>, origin: &Origin) -> Response<Body> {
         let (mut head, _) = request.into_parts();
         let named = head.uri.authority().map(ToString::to_string).unwrap_or_default();
         let target = match &origin.service {

@@ -15,12 +15,12 @@ use tokio_util::{io::poll_read_buf, task::AbortOnDropHandle};
 
 use super::{
     Incoming, Request, SendError, Slot,
-    upload::{Outbox, Upload, UploadError},
+    upload::{Upload, UploadError},
 };
 use crate::{
     BoxError,
     headers::{DEADLINE, GRPC_TIMEOUT, encode_grpc_timeout},
-    http1::{self, Answer, Encoder, Framing, HeadReader},
+    http1::{self, Answer, Encoder, Framing, HeadReader, Outbox},
     stats::OpenConnection,
 };
 

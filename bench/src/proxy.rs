@@ -1,0 +1,401 @@
+//! `bench/run proxy`: what a request costs through the proxy and through its peers.
+//!
+//! Everybody has two endpoints, one route by prefix, a deadline, least request and one thread on a processor of its own; callers
+//! and endpoints share the other one. Sides take turns within each round, so that the machine's moods hit all alike.
+
+mod process;
+mod sides;
+
+use std::{collections::BTreeMap, error::Error, net::SocketAddr, path::Path, time::Duration};
+
+use clap::{Args, ValueEnum};
+
+use crate::{Common, load::Seen, part::Part, ratio::Ratio, report::Report};
+use sides::{PEERS, Proxy, Spoken, Who};
+
+/// What `proxy` takes.
+#[derive(Debug, Args)]
+pub(crate) struct ProxyArgs {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    /// Only one part of it [default: all].
+    #[arg(long)]
+    part: Option<Measured>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Measured {
+    /// CPU and throughput over HTTP/1.1.
+    Http1,
+    /// Latency over HTTP/1.1.
+    Latency,
+    /// CPU over HTTP/2.
+    Http2,
+    /// CPU of gRPC.
+    Grpc,
+}
+
+/// Connections, which are callers over HTTP/1.1.
+const CONNECTIONS: [usize; 4] = [1, 16, 64, 128];
+/// Bytes of bodies, the same there and back; without any it is a `GET`.
+const BODIES: [usize; 5] = [0, 1 << 10, 4 << 10, 16 << 10, 64 << 10];
+/// Up to which size a body counts as small, and at which connections as many.
+const SMALL: usize = 4 << 10;
+const MANY: usize = 16;
+/// The body that throughput is compared with.
+const USUAL: usize = 1 << 10;
+/// Connections of HTTP/2, and how many call at a time over all of them.
+const MULTIPLEXED: (usize, usize) = (4, 64);
+/// One turn of open-loop load.
+const TURN: Duration = Duration::from_millis(150);
+
+/// How much is done.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    /// Rounds of closed-loop load, besides one to warm up.
+    rounds: usize,
+    /// How long each side is called in one of them.
+    slice: Duration,
+    /// Rounds of open-loop load.
+    turns: usize,
+    quick: bool,
+}
+
+impl Plan {
+    fn new(quick: bool) -> Self {
+        let ms = Duration::from_millis;
+        match quick {
+            true => Self { rounds: 3, slice: ms(150), turns: 12, quick },
+            false => Self { rounds: 7, slice: ms(500), turns: 100, quick },
+        }
+    }
+
+    /// With which numbers of connections a body of this size is measured.
+    fn connections(self, body: usize) -> &'static [usize] {
+        match self.quick && body != USUAL {
+            true => &CONNECTIONS[1..2],
+            false => &CONNECTIONS,
+        }
+    }
+}
+
+/// What one side did in one setting, round by round.
+#[derive(Clone, Debug, Default)]
+struct Runs {
+    /// CPU of the proxy per request, in nanoseconds.
+    cpu: Vec<f64>,
+    /// Requests a second.
+    rate: Vec<f64>,
+}
+
+/// Connections and bytes of the body.
+type Setting = (usize, usize);
+
+/// What all sides did, by who they are, in one setting.
+type Cell = Vec<(Who, Runs)>;
+
+/// What was found of one protocol.
+#[derive(Default)]
+struct Found {
+    cells: BTreeMap<Setting, Cell>,
+    rss: Vec<(Who, u64)>,
+}
+
+/// Measures.
+pub(crate) fn run(args: &ProxyArgs) -> Result<Report, Box<dyn Error>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut report = Report::new("proxy");
+    let mut missing = Vec::new();
+    for peer in PEERS {
+        match peer.version() {
+            Ok(version) => report.peer(peer.to_string(), version),
+            Err(why) => missing.push((peer, why)),
+        }
+    }
+    let bench = Bench { plan: Plan::new(args.common.quick), part: args.part, missing };
+    runtime.block_on(bench.measure(&mut report))?;
+    Ok(report)
+}
+
+struct Bench {
+    plan: Plan,
+    part: Option<Measured>,
+    /// The peers that cannot be had, and why.
+    missing: Vec<(Who, String)>,
+}
+
+impl Bench {
+    async fn measure(&self, report: &mut Report) -> Result<(), String> {
+        let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
+        let wanted = |part| self.part.is_none_or(|only| only == part);
+        if wanted(Measured::Http1) || wanted(Measured::Latency) {
+            let mut side = Sides::start(dir.path(), Spoken::Http1, &self.with(&PEERS)).await?;
+            if wanted(Measured::Http1) {
+                let found = side.http1(self.plan).await?;
+                self.tell_http1(report, &found);
+            }
+            if wanted(Measured::Latency) {
+                let turns = side.latency(self.plan).await?;
+                self.tell_latency(report, &turns);
+            }
+        }
+        for (part, spoken) in [(Measured::Http2, Spoken::Http2), (Measured::Grpc, Spoken::Grpc)] {
+            if wanted(part) {
+                let mut side = Sides::start(dir.path(), spoken, &self.with(&[Who::Envoy])).await?;
+                let found = side.multiplexed(self.plan).await?;
+                let name = if part == Measured::Grpc { "grpc_cpu_vs_envoy" } else { "h2_cpu_vs_envoy" };
+                self.ratio(report, name, (&found, Who::Envoy), 0.5, |_| true);
+            }
+        }
+        Ok(())
+    }
+
+    /// Fairmesh, and those of these peers that can be had.
+    fn with(&self, peers: &[Who]) -> Vec<Who> {
+        let has = |peer: &&Who| !self.missing.iter().any(|(missing, _)| missing == *peer);
+        [Who::Fairmesh].iter().chain(peers.iter().filter(has)).copied().collect()
+    }
+
+    fn tell_http1(&self, report: &mut Report, found: &Found) {
+        let small = |(connections, body): Setting| connections >= MANY && body <= SMALL;
+        for (peer, goal) in [(Who::Envoy, 0.33), (Who::Haproxy, 0.83), (Who::Nginx, 0.83)] {
+            self.ratio(report, &format!("cpu_vs_{peer}"), (found, peer), goal, small);
+        }
+        let large = |(connections, body): Setting| connections >= MANY && body > SMALL;
+        self.ratio(report, "cpu_vs_envoy_large", (found, Who::Envoy), 0.5, large);
+        let own =
+            |setting: Setting, cell: &Cell| small(setting).then(|| cpu_us(cell, Who::Fairmesh)).flatten();
+        let worst = found.cells.iter().filter_map(|(setting, cell)| own(*setting, cell)).fold(0.0, f64::max);
+        report.figure("cpu_us", worst, Some(13.0), "µs of CPU a request, up to 4 KB, the worst");
+        for connections in CONNECTIONS {
+            let name = format!("rps_vs_envoy_c{connections}");
+            let cell = found.cells.get(&(connections, USUAL));
+            match cell.and_then(|cell| Some((of(cell, Who::Fairmesh)?, of(cell, Who::Envoy)?))) {
+                Some((ours, theirs)) => {
+                    let ratio = Ratio::of(&paired(&ours.rate, &theirs.rate));
+                    let note =
+                        format!("requests a second over Envoy's, bodies of 1 KB: {ratio}; {}", rates(cell));
+                    report.figure(name, ratio.mean, None, note);
+                }
+                None => report.unmeasured(name, self.why(Who::Envoy)),
+            }
+        }
+        let shown = |(who, bytes): &(Who, u64)| format!("{who} {:.1}", *bytes as f64 / 1e6);
+        let all: Vec<_> = found.rss.iter().map(shown).collect();
+        if let Some((_, bytes)) = found.rss.iter().find(|(who, _)| *who == Who::Fairmesh) {
+            report.figure(
+                "rss_mb",
+                *bytes as f64 / 1e6,
+                None,
+                format!("MB after all that: {}", all.join(", ")),
+            );
+        }
+    }
+
+    /// CPU a request over a peer's, in the worst of the settings that count.
+    fn ratio(
+        &self,
+        report: &mut Report,
+        name: &str,
+        (found, peer): (&Found, Who),
+        goal: f64,
+        counts: impl Fn(Setting) -> bool,
+    ) {
+        let cells = found.cells.iter().filter(|(setting, _)| counts(**setting));
+        let ratios = cells.filter_map(|(setting, cell)| {
+            let (ours, theirs) = (of(cell, Who::Fairmesh)?, of(cell, peer)?);
+            Some((*setting, Ratio::of(&paired(&ours.cpu, &theirs.cpu)), cell))
+        });
+        match ratios.max_by(|a, b| a.1.mean.total_cmp(&b.1.mean)) {
+            Some(((connections, body), ratio, cell)) => {
+                let us = |who| cpu_us(cell, who).unwrap_or_default();
+                let note = format!(
+                    "the worst, {connections} connections and {body} B: {ratio}; {:.1} over {:.1} µs of CPU a request",
+                    us(Who::Fairmesh),
+                    us(peer)
+                );
+                report.figure(name, ratio.mean, Some(goal), note);
+            }
+            None => report.unmeasured(name, self.why(peer)),
+        }
+    }
+
+    fn tell_latency(&self, report: &mut Report, (rate, turns): &(u64, Vec<Turns>)) {
+        let ratio = |who: Who| {
+            let over = |turns: &Turns| {
+                Some(turns.first()?.1 as f64 / turns.iter().skip(1).find(|turn| turn.0 == who)?.1 as f64)
+            };
+            let ratios: Vec<f64> = turns.iter().filter_map(over).collect();
+            (ratios.len() > 1).then(|| Ratio::of(&ratios))
+        };
+        let peers = PEERS.iter().filter_map(|peer| Some((*peer, ratio(*peer)?)));
+        let all: Vec<_> = peers.collect();
+        let shown: Vec<_> = all.iter().map(|(peer, ratio)| format!("{peer} {ratio}")).collect();
+        let best = all.iter().max_by(|a, b| a.1.mean.total_cmp(&b.1.mean));
+        match best.filter(|_| self.missing.is_empty()) {
+            Some((_, worst)) => {
+                let noise = ratio(Who::Fairmesh).unwrap_or_default();
+                let note = format!(
+                    "p99 at {rate} requests a second over each peer's: {}; over itself {noise}",
+                    shown.join(", ")
+                );
+                // What lies within the bounds of both is noise.
+                report.figure("p99_vs_best", worst.mean, Some(worst.within.max(noise.within)), note);
+            }
+            None => {
+                let missing = self.missing.iter().map(|(peer, why)| format!("{peer}: {why}"));
+                report.unmeasured("p99_vs_best", missing.collect::<Vec<_>>().join("; "));
+            }
+        }
+    }
+
+    fn why(&self, peer: Who) -> String {
+        let missing = self.missing.iter().find(|(missing, _)| *missing == peer);
+        missing.map_or_else(|| "no setting that counts was measured".into(), |(_, why)| why.clone())
+    }
+}
+
+/// Proxies that run before the same endpoints.
+struct Sides<'a> {
+    dir: &'a Path,
+    spoken: Spoken,
+    proxies: Vec<(Who, Proxy)>,
+    _endpoints: Part,
+}
+
+/// The p99 of each side in one round, in nanoseconds: ours, and then everybody once more.
+type Turns = Vec<(Who, u64)>;
+
+impl<'a> Sides<'a> {
+    async fn start(dir: &'a Path, spoken: Spoken, who: &[Who]) -> Result<Self, String> {
+        let protocol = spoken.to_string();
+        let (part, addresses) = Part::start(dir, &["endpoints", "--protocol", &protocol]).await?;
+        let addresses: Vec<SocketAddr> = addresses.split(',').filter_map(|text| text.parse().ok()).collect();
+        let [a, b] = addresses[..] else { return Err("there are no two endpoints".into()) };
+        let mut proxies = Vec::new();
+        for who in who {
+            proxies.push((*who, who.start(dir, spoken, [a, b]).await?));
+        }
+        Ok(Self { dir, spoken, proxies, _endpoints: part })
+    }
+
+    /// A caller of each proxy.
+    async fn callers(&self, body: usize, connections: usize) -> Result<Vec<Part>, String> {
+        let (size, protocol) = (body.to_string(), self.spoken.to_string());
+        let mut callers = Vec::new();
+        for (_, proxy) in &self.proxies {
+            let to = vec![proxy.address.to_string(); connections].join(",");
+            let kind = if self.spoken == Spoken::Http1 { "lean" } else { "fixed" };
+            let args =
+                ["client", "--kind", kind, "--protocol", &protocol, "--payload", &size, "--servers", &to];
+            callers.push(Part::start(self.dir, &args).await?.0);
+        }
+        Ok(callers)
+    }
+
+    async fn http1(&mut self, plan: Plan) -> Result<Found, String> {
+        let mut found = Found::default();
+        for body in BODIES {
+            let mut callers = self.callers(body, 1).await?;
+            for &connections in plan.connections(body) {
+                let cell = self.cell(&mut callers, connections, plan).await?;
+                eprintln!("{} {connections:>3} connections {body:>5} B: {}", self.spoken, shown(&cell));
+                found.cells.insert((connections, body), cell);
+            }
+        }
+        found.rss = self.proxies.iter().map(|(who, proxy)| (*who, proxy.process.rss_bytes())).collect();
+        Ok(found)
+    }
+
+    async fn multiplexed(&mut self, plan: Plan) -> Result<Found, String> {
+        let mut found = Found::default();
+        let (connections, callers_at_once) = MULTIPLEXED;
+        for body in [0, USUAL, SMALL] {
+            let mut callers = self.callers(body, connections).await?;
+            let cell = self.cell(&mut callers, callers_at_once, plan).await?;
+            eprintln!("{} {body:>5} B: {}", self.spoken, shown(&cell));
+            found.cells.insert((connections, body), cell);
+        }
+        Ok(found)
+    }
+
+    /// Calls every side in turn, with so many callers at a time, round by round.
+    async fn cell(&mut self, callers: &mut [Part], at_once: usize, plan: Plan) -> Result<Cell, String> {
+        let mut cell: Cell = self.proxies.iter().map(|(who, _)| (*who, Runs::default())).collect();
+        let sides = cell.len();
+        for round in 0..=plan.rounds {
+            for turn in 0..sides {
+                // Who goes first changes, so that a machine that slows down favours nobody.
+                let side = (turn + round) % sides;
+                let process = &self.proxies[side].1.process;
+                let before = process.cpu_ns();
+                let run = callers[side]
+                    .closed(at_once, plan.slice)
+                    .await
+                    .map_err(|why| format!("{}: {why}", cell[side].0))?;
+                let cpu = process.cpu_ns().saturating_sub(before);
+                let calls = run.calls.max(1) as f64;
+                // The first round warms up.
+                if round > 0 {
+                    cell[side].1.cpu.push(cpu as f64 / calls);
+                    cell[side].1.rate.push(calls * 1e9 / run.wall_ns as f64);
+                }
+            }
+        }
+        Ok(cell)
+    }
+
+    /// The p99 of all sides at half of what the slowest can do.
+    async fn latency(&mut self, plan: Plan) -> Result<(u64, Vec<Turns>), String> {
+        let mut callers = self.callers(USUAL, 1).await?;
+        let peak = self.cell(&mut callers, MANY, Plan { rounds: 1, ..plan }).await?;
+        let slowest = peak.iter().map(|(_, runs)| median(&runs.rate)).fold(f64::INFINITY, f64::min);
+        let rate = (slowest / 2.0) as u64;
+        let mut rounds = Vec::new();
+        for round in 0..plan.turns {
+            let mut turns = Turns::new();
+            // Ours comes first in what is kept, wherever it was in the round; and once more, for what a ratio of 1 looks like.
+            for turn in 0..=callers.len() {
+                let side = (turn + round) % (callers.len() + 1);
+                let caller = &mut callers[side.saturating_sub(1)];
+                let seen = Seen::of(&caller.open(rate, TURN).await?);
+                turns.push((side, seen.p99));
+            }
+            turns.sort_unstable_by_key(|(side, _)| *side);
+            let who = |side: usize| self.proxies[side.saturating_sub(1)].0;
+            rounds.push(turns.into_iter().map(|(side, p99)| (who(side), p99)).collect());
+        }
+        Ok((rate, rounds))
+    }
+}
+
+fn of(cell: &Cell, who: Who) -> Option<&Runs> {
+    cell.iter().find(|(other, _)| *other == who).map(|(_, runs)| runs)
+}
+
+fn cpu_us(cell: &Cell, who: Who) -> Option<f64> {
+    of(cell, who).map(|runs| median(&runs.cpu) / 1e3)
+}
+
+/// The ratio within each round.
+fn paired(ours: &[f64], theirs: &[f64]) -> Vec<f64> {
+    ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs).collect()
+}
+
+fn shown(cell: &Cell) -> String {
+    let one = |(who, runs): &(Who, Runs)| {
+        format!("{who} {:.1} µs {:.0}/s", median(&runs.cpu) / 1e3, median(&runs.rate))
+    };
+    cell.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+fn rates(cell: Option<&Cell>) -> String {
+    let one = |(who, runs): &(Who, Runs)| format!("{who} {:.0}/s", median(&runs.rate));
+    cell.into_iter().flatten().map(one).collect::<Vec<_>>().join(", ")
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}

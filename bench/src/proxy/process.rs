@@ -1,0 +1,119 @@
+//! A proxy as a process, with all that it starts, and what that used.
+
+use std::{
+    ffi::OsStr,
+    fs::{self, File},
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use tokio::time::{Instant, sleep};
+
+/// How long one may take to start or to answer.
+const START: Duration = Duration::from_secs(30);
+
+/// A running process. Dropping it kills it.
+pub(super) struct Process {
+    child: Child,
+    log: String,
+}
+
+impl Process {
+    /// Starts a program on the processor of proxies, with one thread to work where it goes by how many there are.
+    pub(super) fn pinned<A: AsRef<OsStr>>(
+        dir: &Path,
+        name: &str,
+        program: &Path,
+        args: &[A],
+    ) -> Result<Self, String> {
+        let launcher = std::env::current_exe().map_err(|e| e.to_string())?;
+        let mut command = Command::new(launcher);
+        command.args(["part", "launch"]).arg(program).args(args);
+        Self::start(dir, name, command)
+    }
+
+    /// Starts a program wherever there is room.
+    pub(super) fn start(dir: &Path, name: &str, mut command: Command) -> Result<Self, String> {
+        let path = dir.join(format!("{name}.log"));
+        let failed = |e: std::io::Error| format!("cannot start {name}: {e}");
+        let log = File::create(&path).map_err(failed)?;
+        let errors = log.try_clone().map_err(failed)?;
+        let child = command.stdin(Stdio::null()).stdout(log).stderr(errors).spawn().map_err(failed)?;
+        Ok(Self { child, log: path.display().to_string() })
+    }
+
+    /// Waits until `is_ready`.
+    pub(super) async fn ready(&mut self, is_ready: impl AsyncFn() -> bool) -> Result<(), String> {
+        let until = Instant::now() + START;
+        while !is_ready().await {
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return Err(format!("ended with {status}: {}", self.last_words()));
+            }
+            if Instant::now() > until {
+                return Err(format!("is not ready within {START:?}: {}", self.last_words()));
+            }
+            sleep(Duration::from_millis(50)).await;
+        }
+        Ok(())
+    }
+
+    fn last_words(&self) -> String {
+        let log = fs::read_to_string(&self.log).unwrap_or_default();
+        let tail: Vec<&str> = log.lines().rev().take(3).collect();
+        tail.into_iter().rev().collect::<Vec<_>>().join("; ")
+    }
+
+    /// User and system time of it and what it started, in nanoseconds.
+    pub(super) fn cpu_ns(&self) -> u64 {
+        tree(self.child.id()).into_iter().flat_map(threads).filter_map(|thread| ran(&thread)).sum()
+    }
+
+    /// Memory of it and what it started, in bytes.
+    pub(super) fn rss_bytes(&self) -> u64 {
+        tree(self.child.id()).into_iter().filter_map(resident).sum()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        for pid in tree(self.child.id()).into_iter().rev() {
+            if let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) {
+                // Fails only where it has ended already.
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            }
+        }
+        let _ = self.child.wait();
+    }
+}
+
+/// A process and its descendants.
+fn tree(pid: u32) -> Vec<u32> {
+    let mut all = vec![pid];
+    let mut next = 0;
+    while let Some(&pid) = all.get(next) {
+        for thread in threads(pid) {
+            let children = fs::read_to_string(format!("{thread}/children")).unwrap_or_default();
+            all.extend(children.split_whitespace().filter_map(|pid| pid.parse::<u32>().ok()));
+        }
+        next += 1;
+    }
+    all
+}
+
+/// The directories of a process's threads.
+fn threads(pid: u32) -> Vec<String> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    threads.map(|thread| thread.path().display().to_string()).collect()
+}
+
+/// How long a thread has run, by the scheduler's own account: `stat` counts in hundredths of a second.
+fn ran(thread: &str) -> Option<u64> {
+    fs::read_to_string(format!("{thread}/schedstat")).ok()?.split(' ').next()?.parse().ok()
+}
+
+fn resident(pid: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    Some(line.trim().split(' ').next()?.parse::<u64>().ok()? * 1024)
+}

@@ -1,0 +1,282 @@
+//! Fairmesh and its peers, set up alike: one thread to work, two endpoints, one route by prefix, least request, a deadline,
+//! and what statistics each has.
+
+use std::{
+    fmt, fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
+use super::process::Process;
+use crate::parts::free_port;
+
+/// Who is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Who {
+    Fairmesh,
+    Envoy,
+    Haproxy,
+    Nginx,
+}
+
+/// The peers.
+pub(super) const PEERS: [Who; 3] = [Who::Envoy, Who::Haproxy, Who::Nginx];
+
+/// What is spoken, on both sides of a proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Spoken {
+    Http1,
+    Http2,
+    Grpc,
+}
+
+/// A proxy that runs.
+pub(super) struct Proxy {
+    pub(super) process: Process,
+    pub(super) address: SocketAddr,
+    /// What else runs for it, and is not measured.
+    _beside: Option<Process>,
+}
+
+impl fmt::Display for Who {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Fairmesh => "fairmesh",
+            Self::Envoy => "envoy",
+            Self::Haproxy => "haproxy",
+            Self::Nginx => "nginx",
+        })
+    }
+}
+
+impl fmt::Display for Spoken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Http1 => "http1",
+            Self::Http2 => "http2",
+            Self::Grpc => "grpc",
+        })
+    }
+}
+
+impl Who {
+    /// Where its program lies.
+    pub(super) fn program(self) -> Result<PathBuf, String> {
+        let name = self.to_string();
+        if self == Self::Fairmesh {
+            let own = std::env::current_exe().map_err(|e| e.to_string())?;
+            return Ok(own.with_file_name(name));
+        }
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let mut places = std::env::split_paths(&path).map(|dir| dir.join(&name));
+        places
+            .find(|place| place.is_file())
+            .ok_or_else(|| format!("{name} is not on the path; run scripts/setup.sh peers"))
+    }
+
+    /// What it says of its version.
+    pub(super) fn version(self) -> Result<String, String> {
+        let flag = if matches!(self, Self::Haproxy | Self::Nginx) { "-v" } else { "--version" };
+        let said = Command::new(self.program()?).arg(flag).output().map_err(|e| format!("{self}: {e}"))?;
+        let said = [said.stdout, said.stderr].concat();
+        let said = String::from_utf8_lossy(&said).into_owned();
+        Ok(said.lines().find(|line| !line.trim().is_empty()).unwrap_or_default().trim().to_owned())
+    }
+
+    /// Starts it in front of these endpoints, and waits until it passes requests on.
+    pub(super) async fn start(
+        self,
+        dir: &Path,
+        spoken: Spoken,
+        endpoints: [SocketAddr; 2],
+    ) -> Result<Proxy, String> {
+        let dir = dir.join(format!("{self}-{spoken}"));
+        fs::create_dir_all(&dir).map_err(|e| e.to_string())?;
+        let address = free()?;
+        let program = self.program()?;
+        let (args, beside) = match self {
+            Self::Fairmesh => fairmesh(&dir, &program, spoken, address, endpoints).await?,
+            Self::Envoy => (envoy(&dir, spoken, address, endpoints)?, None),
+            Self::Haproxy => (haproxy(&dir, address, endpoints)?, None),
+            Self::Nginx => (nginx(&dir, address, endpoints)?, None),
+        };
+        let mut process = Process::pinned(&dir, &self.to_string(), &program, &args)?;
+        let said = process.ready(async || passes_on(address).await.unwrap_or(false)).await;
+        said.map_err(|why| format!("{self} {why}"))?;
+        Ok(Proxy { process, address, _beside: beside })
+    }
+}
+
+fn free() -> Result<SocketAddr, String> {
+    free_port().map_err(|e| format!("no free port: {e}"))
+}
+
+/// Writes a file, and says where it is.
+fn write(dir: &Path, name: &str, text: &str) -> Result<String, String> {
+    let path = dir.join(name);
+    fs::write(&path, text).map_err(|e| format!("{}: {e}", path.display()))?;
+    Ok(path.display().to_string())
+}
+
+/// Whether a request comes back from an endpoint: everyone here answers programs that speak HTTP/1.1.
+async fn passes_on(address: SocketAddr) -> std::io::Result<bool> {
+    let mut stream = TcpStream::connect(address).await?;
+    stream
+        .write_all(b"POST /echo HTTP/1.1\r\nhost: bench\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok")
+        .await?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await?;
+    Ok(answer.starts_with(b"HTTP/1.1 200"))
+}
+
+async fn fairmesh(
+    dir: &Path,
+    program: &Path,
+    spoken: Spoken,
+    address: SocketAddr,
+    [a, b]: [SocketAddr; 2],
+) -> Result<(Vec<String>, Option<Process>), String> {
+    let endpoints = format!(
+        "kind: Endpoints\nservice: bench/{spoken}\nendpoints:\n  - {{instance: a, address: {a}, region: bench}}\n  - \
+         {{instance: b, address: {b}, region: bench}}\n"
+    );
+    let policy = format!(
+        "kind: Service\nname: bench/{spoken}\nprotocol: {spoken}\n---\nkind: Policy\nservice: bench/{spoken}\nroutes:\n  - name: \
+         all\n    match: {{path: {{prefix: /}}}}\nbalancing: {{policy: leastRequest}}\ntimeout: 15s\n"
+    );
+    let source = write(dir, "endpoints.yaml", &endpoints)?;
+    let policy = write(dir, "policy.yaml", &policy)?;
+    let (grpc, http, admin) = (free()?.to_string(), free()?.to_string(), free()?.to_string());
+    let mut control = Command::new(program);
+    control.args(["control", "--grpc", &grpc, "--http", &http, "--source", &source]);
+    control.arg("--data-dir").arg(dir.join("control"));
+    let mut control = Process::start(dir, "control", control)?;
+    let apply = || Command::new(program).args(["apply", "-f", &policy, "--control", &grpc]).output();
+    let applied = async || apply().is_ok_and(|done| done.status.success());
+    control.ready(applied).await.map_err(|why| format!("the control plane {why}"))?;
+    let listen = format!("{address}=bench/{spoken}");
+    let args = [
+        "proxy",
+        "--listen",
+        &listen,
+        "--admin",
+        &admin,
+        "--control",
+        &grpc,
+        "--region",
+        "bench",
+        "--client-id",
+        "bench",
+    ];
+    Ok((args.map(str::to_owned).to_vec(), Some(control)))
+}
+
+fn envoy(
+    dir: &Path,
+    spoken: Spoken,
+    address: SocketAddr,
+    endpoints: [SocketAddr; 2],
+) -> Result<Vec<String>, String> {
+    let listeners = address.port();
+    let [a, b] = endpoints.map(|at| {
+        format!(
+            "{{endpoint: {{address: {{socket_address: {{address: 127.0.0.1, port_value: {}}}}}}}}}",
+            at.port()
+        )
+    });
+    let http2 = match spoken {
+        Spoken::Http1 => "",
+        Spoken::Http2 | Spoken::Grpc => {
+            "\n    typed_extension_protocol_options:\n      envoy.extensions.upstreams.http.v3.HttpProtocolOptions:\n        \
+             '@type': type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions\n        \
+             explicit_http_config: {http2_protocol_options: {}}"
+        }
+    };
+    let config = format!(
+        "static_resources:
+  listeners:
+  - address: {{socket_address: {{address: 127.0.0.1, port_value: {listeners}}}}}
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.http_connection_manager
+        typed_config:
+          '@type': type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: bench
+          route_config:
+            virtual_hosts:
+            - {{name: bench, domains: ['*'], routes: [{{match: {{prefix: /}}, route: {{cluster: bench, timeout: 15s}}}}]}}
+          http_filters:
+          - name: envoy.filters.http.router
+            typed_config: {{'@type': type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}
+  clusters:
+  - name: bench
+    type: STATIC
+    connect_timeout: 2s
+    lb_policy: LEAST_REQUEST{http2}
+    load_assignment: {{cluster_name: bench, endpoints: [{{lb_endpoints: [{a}, {b}]}}]}}
+"
+    );
+    let config = write(dir, "envoy.yaml", &config)?;
+    let args = ["-c", &config, "--concurrency", "1", "--use-dynamic-base-id", "--log-level", "error"];
+    Ok(args.map(str::to_owned).to_vec())
+}
+
+fn haproxy(dir: &Path, address: SocketAddr, [a, b]: [SocketAddr; 2]) -> Result<Vec<String>, String> {
+    let config = format!(
+        "global
+    nbthread 1
+    maxconn 4096
+defaults
+    mode http
+    timeout connect 2s
+    timeout client 75s
+    timeout http-request 75s
+    timeout server 15s
+frontend bench
+    bind {address}
+    use_backend bench if {{ path_beg / }}
+backend bench
+    balance leastconn
+    http-reuse always
+    server a {a}
+    server b {b}
+"
+    );
+    Ok(vec!["-f".into(), write(dir, "haproxy.cfg", &config)?, "-db".into()])
+}
+
+fn nginx(dir: &Path, address: SocketAddr, [a, b]: [SocketAddr; 2]) -> Result<Vec<String>, String> {
+    let here = dir.display();
+    // Buffers hold whole bodies, as without them nginx writes those to files.
+    let config = format!(
+        "daemon off;
+worker_processes 1;
+pid {here}/pid;
+error_log stderr error;
+events {{ worker_connections 4096; }}
+http {{
+    access_log off;
+    keepalive_requests 1000000000;
+    client_body_temp_path {here}; proxy_temp_path {here}; fastcgi_temp_path {here}; uwsgi_temp_path {here}; scgi_temp_path {here};
+    client_body_buffer_size 128k;
+    proxy_buffers 16 8k;
+    upstream bench {{ least_conn; server {a}; server {b}; keepalive 256; keepalive_requests 1000000000; }}
+    server {{
+        listen {address};
+        location / {{
+            proxy_pass http://bench; proxy_http_version 1.1; proxy_set_header Connection '';
+            proxy_connect_timeout 2s; proxy_read_timeout 15s;
+        }}
+        location = /statistics {{ stub_status; }}
+    }}
+}}
+"
+    );
+    Ok(vec!["-p".into(), here.to_string(), "-c".into(), write(dir, "nginx.conf", &config)?])
+}

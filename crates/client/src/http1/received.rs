@@ -1,0 +1,218 @@
+//! The head of a request, as a server reads it.
+
+use std::mem::MaybeUninit;
+
+use bytes::BytesMut;
+use http::{HeaderMap, Method, Request, StatusCode, Uri, Version, header};
+use httparse::{ParserConfig, Status};
+
+use super::{Decoder, Malformed, answer::Place, answer::has_end, digits, says_close};
+
+/// The longest head, in bytes: places in it fit 16 bits.
+const MOST_HEAD: usize = u16::MAX as usize;
+/// Fields that the head of a request may have.
+const MOST_FIELDS: usize = 128;
+/// How a connection of HTTP/2 begins (RFC 9113 3.4).
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// The head of a request and what it says of the rest.
+#[derive(Debug)]
+pub struct Received {
+    /// Method, target, version and fields.
+    pub head: Request<()>,
+    /// Takes the body apart.
+    pub body: Decoder,
+    /// Whether the connection may carry another request.
+    pub persistent: bool,
+    /// Whether the client sends its body only once it was told to go on.
+    pub expects_continue: bool,
+}
+
+/// Why what came is no request that is served here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unserved {
+    /// It begins something else, of which nothing was taken.
+    #[error("HTTP/2, a tunnel or an upgrade")]
+    Beyond,
+    /// It is refused.
+    #[error("{why}")]
+    Refused {
+        /// The status of the answer that says so.
+        status: StatusCode,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+}
+
+/// Finds the heads of requests in what a client sends.
+///
+/// It refuses all that hyper's server does, and what two servers could understand differently, of which hyper takes the
+/// likelier reading: a length and chunks at once, a transfer coding besides chunks, several hosts.
+#[derive(Debug, Default)]
+pub struct RequestReader {
+    /// How many bytes of an incomplete head were looked at.
+    seen: usize,
+    /// Whether a request was read: HTTP/2 can only begin a connection.
+    begun: bool,
+}
+
+impl RequestReader {
+    /// Takes a head out of what came so far; `None` where it is not complete.
+    ///
+    /// # Errors
+    /// Where it will never be, where it leaves open where the body ends, or where it is of another protocol.
+    pub fn read(&mut self, input: &mut BytesMut) -> Result<Option<Received>, Unserved> {
+        if !self.begun && !input.is_empty() {
+            let both = input.len().min(PREFACE.len());
+            if input[..both] == PREFACE[..both] {
+                return if both == PREFACE.len() { Err(Unserved::Beyond) } else { Ok(None) };
+            }
+        }
+        // A head that comes byte by byte must not be parsed as often.
+        if self.seen > 0 && !has_end(&input[self.seen.saturating_sub(2)..]) {
+            return self.incomplete(input);
+        }
+        if input.is_empty() {
+            return Ok(None);
+        }
+        let mut fields = [const { MaybeUninit::uninit() }; MOST_FIELDS];
+        let mut found = httparse::Request::new(&mut []);
+        let parsed =
+            ParserConfig::default().parse_request_with_uninit_headers(&mut found, input, &mut fields);
+        let length = match parsed.map_err(refused)? {
+            Status::Complete(length) if length <= MOST_HEAD => length,
+            Status::Complete(_) => return Err(TOO_LONG),
+            Status::Partial => return self.incomplete(input),
+        };
+        let (Some(method), Some(target), Some(version)) = (found.method, found.path, found.version) else {
+            return Err(bad("the request line"));
+        };
+        if method == "CONNECT" || found.headers.iter().any(|field| field.name.eq_ignore_ascii_case("upgrade"))
+        {
+            return Err(Unserved::Beyond);
+        }
+        let method = Method::from_bytes(method.as_bytes()).map_err(|_| bad("the method"))?;
+        let target = Place::in_head(target.as_bytes(), input);
+        let count = found.headers.len();
+        let mut places = [Place::default(); MOST_FIELDS];
+        for (place, field) in places.iter_mut().zip(&*found.headers) {
+            *place = Place::of(field, input);
+        }
+        let text = input.split_to(length).freeze();
+        let mut head = Request::new(());
+        *head.method_mut() = method;
+        *head.uri_mut() = Uri::from_maybe_shared(text.slice(target)).map_err(|_| bad("the target"))?;
+        *head.version_mut() = if version == 0 { Version::HTTP_10 } else { Version::HTTP_11 };
+        let mut framing = Framing::default();
+        let headers = head.headers_mut();
+        headers.reserve(count);
+        for place in &places[..count] {
+            let (name, value) = place.read(&text).map_err(|Malformed(why)| bad(why))?;
+            if framing.heed(&name, &value)? {
+                headers.append(name, value);
+            }
+        }
+        (self.seen, self.begun) = (0, true);
+        framing.received(head).map(Some)
+    }
+
+    /// Whether a request was read.
+    pub fn has_begun(&self) -> bool {
+        self.begun
+    }
+
+    fn incomplete(&mut self, input: &BytesMut) -> Result<Option<Received>, Unserved> {
+        self.seen = input.len();
+        if input.len() > MOST_HEAD { Err(TOO_LONG) } else { Ok(None) }
+    }
+}
+
+const TOO_LONG: Unserved = Unserved::Refused {
+    status: StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+    why: "the head is longer than 64 KiB",
+};
+
+const fn bad(why: &'static str) -> Unserved {
+    Unserved::Refused { status: StatusCode::BAD_REQUEST, why }
+}
+
+fn refused(error: httparse::Error) -> Unserved {
+    match error {
+        httparse::Error::TooManyHeaders => {
+            let status = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
+            Unserved::Refused { status, why: "more than 128 fields" }
+        }
+        httparse::Error::HeaderName => bad("the name of a field"),
+        httparse::Error::HeaderValue => bad("the value of a field"),
+        httparse::Error::NewLine => bad("the end of a line"),
+        httparse::Error::Version => bad("the version"),
+        httparse::Error::Status | httparse::Error::Token => bad("the request line"),
+    }
+}
+
+/// What fields say of the message as a whole, heeded while they are read: looking them up afterwards would cost a hash each.
+#[derive(Default)]
+struct Framing {
+    length: Option<u64>,
+    codings: u32,
+    chunked: bool,
+    hosts: u32,
+    connection: bool,
+    expects_continue: bool,
+}
+
+impl Framing {
+    /// Whether the field is to be kept: a length that was told before is not.
+    fn heed(&mut self, name: &http::HeaderName, value: &http::HeaderValue) -> Result<bool, Unserved> {
+        match *name {
+            header::CONTENT_LENGTH => {
+                // No list, as hyper has it: whom it is passed on to may not know that a header may be one.
+                let told = digits(value.as_bytes()).ok_or(bad("the content-length is no number"))?;
+                if self.length.is_some_and(|length| length != told) {
+                    return Err(bad("two values of content-length differ"));
+                }
+                return Ok(self.length.replace(told).is_none());
+            }
+            header::TRANSFER_ENCODING => {
+                self.codings += 1;
+                self.chunked = value.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked");
+            }
+            header::HOST => self.hosts += 1,
+            header::CONNECTION => self.connection = true,
+            header::EXPECT => {
+                self.expects_continue = value.as_bytes().eq_ignore_ascii_case(b"100-continue");
+            }
+            _ => {}
+        }
+        Ok(true)
+    }
+
+    /// The request, with how its body is to be taken apart (RFC 9112 6.3).
+    fn received(self, head: Request<()>) -> Result<Received, Unserved> {
+        let is_old = head.version() == Version::HTTP_10;
+        let body = match (self.codings, self.length) {
+            (0, length) => length.map_or_else(Decoder::absent, Decoder::length),
+            (_, Some(_)) => return Err(bad("both a content-length and a transfer-encoding")),
+            (1, None) if self.chunked && !is_old => Decoder::chunked(),
+            (_, None) if is_old => return Err(bad("a transfer-encoding in HTTP/1.0")),
+            (_, None) => {
+                let why = "a transfer-encoding other than chunked";
+                return Err(Unserved::Refused { status: StatusCode::NOT_IMPLEMENTED, why });
+            }
+        };
+        if self.hosts > 1 {
+            return Err(bad("more than one host"));
+        }
+        let persistent = match self.connection {
+            true => persists(head.headers(), is_old),
+            false => !is_old,
+        };
+        // Without a body there is nothing to wait for, and HTTP/1.0 knows nothing of it (RFC 9110 10.1.1).
+        let expects_continue = self.expects_continue && !is_old && !body.is_done();
+        Ok(Received { head, body, persistent, expects_continue })
+    }
+}
+
+fn persists(headers: &HeaderMap, is_old: bool) -> bool {
+    !says_close(headers) && (!is_old || super::has_word(headers, header::CONNECTION, b"keep-alive"))
+}

@@ -1,0 +1,134 @@
+//! HTTP/1.1 served without hyper: a connection is one loop that reads a head, has it answered, and writes what comes.
+//!
+//! hyper's server hands each request over between two state machines, and each piece of a body through a channel. Here
+//! whoever answers is polled where the head was read, a body that came with its head is passed on where it lies, and the
+//! head of an answer leaves with what is at hand of its body: one read and one write a request. What is not done here
+//! (HTTP/2, tunnels, upgrades) is left to hyper as it came, so that there is one place for each.
+
+mod connection;
+mod date;
+mod upload;
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    future::Future,
+    io,
+    sync::atomic::{AtomicU8, Ordering::Relaxed},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use fairmesh_client::{BoxError, http1::WrongLength};
+use http::{Request, Response};
+use http_body::Body;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use connection::{Connection, Next};
+pub(crate) use upload::Upload;
+
+/// How a connection ended.
+#[derive(Debug)]
+pub(crate) enum Ended<R, W> {
+    /// As it should.
+    Done,
+    /// Early.
+    Broken(Broken),
+    /// It goes on with what is not done here: its halves, and what was read and not used.
+    Beyond(R, W, BytesMut),
+}
+
+/// Why a connection ended early.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Broken {
+    #[error("it was not HTTP/1.1 that is served: {0}")]
+    Refused(&'static str),
+    #[error("it ended in the middle of a request")]
+    Short,
+    #[error("its program had gone before it was answered")]
+    Gone,
+    #[error("its program took too long to send the head of a request, or to take an answer")]
+    Late,
+    #[error("it broke")]
+    Io(#[from] io::Error),
+    #[error("the answer broke off")]
+    Answer(#[source] BoxError),
+    #[error("the answer was not framed as it said")]
+    Length(#[from] WrongLength),
+}
+
+/// When a connection is to end, told by the task that polls it.
+#[derive(Debug, Default)]
+pub(crate) struct Leave(AtomicU8);
+
+impl Leave {
+    const AFTER_AN_ANSWER: u8 = 1;
+    const NOW: u8 = 2;
+
+    /// With the next answer, which tells the program so.
+    pub(crate) fn after_the_next_answer(&self) {
+        self.0.store(Self::AFTER_AN_ANSWER, Relaxed);
+    }
+
+    /// At once, where nothing is under way.
+    pub(crate) fn now_if_idle(&self) {
+        self.0.store(Self::NOW, Relaxed);
+    }
+
+    fn is_told(&self) -> bool {
+        self.0.load(Relaxed) >= Self::AFTER_AN_ANSWER
+    }
+
+    fn is_due(&self) -> bool {
+        self.0.load(Relaxed) == Self::NOW
+    }
+}
+
+/// Serves a connection until it ends, idles for longer than `patience`, or is told to leave.
+/// `patience` also bounds how long the head of a request takes to come, and a piece of an answer to be taken.
+pub(crate) async fn serve<R, W, A, F, B>(
+    (reader, writer): (R, W),
+    patience: Duration,
+    leave: &Leave,
+    answer: A,
+) -> Ended<R, W>
+where
+    R: AsyncRead + Unpin + Send + 'static,
+    W: AsyncWrite + Unpin,
+    A: Fn(Request<Upload<R>>) -> F,
+    F: Future<Output = Response<B>>,
+    B: Body<Data = Bytes, Error: Into<BoxError>>,
+{
+    run(Connection::new(reader, writer, patience), leave, answer).await
+}
+
+async fn run<R, W, A, F, B>(mut connection: Connection<R, W>, leave: &Leave, answer: A) -> Ended<R, W>
+where
+    R: AsyncRead + Unpin + Send + 'static,
+    W: AsyncWrite + Unpin,
+    A: Fn(Request<Upload<R>>) -> F,
+    F: Future<Output = Response<B>>,
+    B: Body<Data = Bytes, Error: Into<BoxError>>,
+{
+    loop {
+        let received = match connection.next(leave).await {
+            Next::Request(received) => received,
+            Next::Refused(status, why) => {
+                connection.refuse(status, why).await;
+                return Ended::Broken(Broken::Refused(why));
+            }
+            Next::Beyond => return connection.into_beyond(),
+            Next::Idle => return Ended::Done,
+            Next::Broken(why) => return Ended::Broken(why),
+        };
+        match connection.exchange(received, &answer, leave).await {
+            Ok(true) => {}
+            Ok(false) => {
+                connection.close().await;
+                return Ended::Done;
+            }
+            Err(why) => return Ended::Broken(why),
+        }
+    }
+}

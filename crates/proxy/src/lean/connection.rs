@@ -1,0 +1,410 @@
+use std::{
+    future::{Future, poll_fn},
+    mem,
+    pin::{Pin, pin},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use fairmesh_client::{
+    BoxError,
+    http1::{
+        Asked, Decoder, Encoder, Framing, Outbox, Received, RequestReader, Unserved,
+        response as write_response,
+    },
+};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
+use http_body::{Body, Frame};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _},
+    sync::oneshot::Receiver,
+    time::{Instant, Sleep, sleep, timeout},
+};
+
+use super::{
+    Broken, Ended, Leave,
+    date::Date,
+    upload::{Lent, Reading, Upload},
+};
+
+/// How much of later requests is read while one is answered.
+const AHEAD: usize = 64 * 1024;
+/// How long a connection is read after its last answer where its program may still be sending: closed at once, the system
+/// would reset it, and take the answer away that was not read yet.
+const LINGER: Duration = Duration::from_secs(1);
+/// Text beyond which the memory of answers is given back.
+const KEPT: usize = 8 * 1024;
+
+/// A connection of a program.
+pub(super) struct Connection<R, W> {
+    source: Source<R>,
+    requests: RequestReader,
+    writer: W,
+    output: Outbox,
+    date: Date,
+    patience: Duration,
+    /// Until when the program may take for what it is to do next.
+    due: Instant,
+    /// Rings when that is looked at again. It is not set anew for each request: most end long before.
+    alarm: Pin<Box<Sleep>>,
+    #[cfg(test)]
+    planted: Option<Planted>,
+}
+
+/// A mistake, for a test that must find it.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Planted {
+    BodyIsNextRequest,
+    NeverCloses,
+    NoChunks,
+}
+
+/// Who reads the connection.
+enum Source<R> {
+    Here(Reading<R>),
+    /// The body of the request that is being answered.
+    Lent(Receiver<Lent<R>>),
+    /// Nobody any more: nothing after the request can be told from its body.
+    Unread(Reading<R>),
+    /// Nobody: it was lost with the body.
+    Lost,
+}
+
+/// What a program does next.
+pub(super) enum Next {
+    Request(Received),
+    Refused(StatusCode, &'static str),
+    Beyond,
+    /// Nothing.
+    Idle,
+    Broken(Broken),
+}
+
+impl<R, W> Connection<R, W>
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
+    pub(super) fn new(io: R, writer: W, patience: Duration) -> Self {
+        Self {
+            source: Source::Here(Reading { io, input: BytesMut::new() }),
+            requests: RequestReader::default(),
+            writer,
+            output: Outbox::default(),
+            date: Date::new(),
+            patience,
+            due: Instant::now() + patience,
+            alarm: Box::pin(sleep(patience)),
+            #[cfg(test)]
+            planted: None,
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn plant(&mut self, planted: Option<Planted>) {
+        self.planted = planted;
+    }
+
+    /// Waits for the head of the next request.
+    pub(super) async fn next(&mut self, leave: &Leave) -> Next {
+        self.due = Instant::now() + self.patience;
+        let begun = poll_fn(|context| self.poll_next(leave, context)).await;
+        begun.unwrap_or_else(Next::Broken)
+    }
+
+    fn poll_next(&mut self, leave: &Leave, context: &mut Context<'_>) -> Poll<Result<Next, Broken>> {
+        let Source::Here(reading) = &mut self.source else { return Poll::Ready(Ok(Next::Idle)) };
+        loop {
+            match self.requests.read(&mut reading.input) {
+                Ok(Some(received)) => return Poll::Ready(Ok(Next::Request(received))),
+                Ok(None) => {}
+                Err(Unserved::Beyond) => return Poll::Ready(Ok(Next::Beyond)),
+                Err(Unserved::Refused { status, why }) => {
+                    return Poll::Ready(Ok(Next::Refused(status, why)));
+                }
+            }
+            match reading.poll_read(0, context)? {
+                Poll::Ready(0) if reading.input.is_empty() => return Poll::Ready(Ok(Next::Idle)),
+                Poll::Ready(0) => return Poll::Ready(Err(Broken::Short)),
+                Poll::Ready(_) => {}
+                Poll::Pending => break,
+            }
+        }
+        if reading.input.is_empty() && leave.is_due() {
+            return Poll::Ready(Ok(Next::Idle));
+        }
+        let begun = !reading.input.is_empty() || !self.requests.has_begun();
+        match (self.is_late(context), begun) {
+            (false, _) => Poll::Pending,
+            (true, false) => Poll::Ready(Ok(Next::Idle)),
+            (true, true) => Poll::Ready(Err(Broken::Late)),
+        }
+    }
+
+    /// Has a request answered; whether the connection may carry another.
+    pub(super) async fn exchange<A, F, B>(
+        &mut self,
+        received: Received,
+        answer: &A,
+        leave: &Leave,
+    ) -> Result<bool, Broken>
+    where
+        A: Fn(Request<Upload<R>>) -> F,
+        F: Future<Output = Response<B>>,
+        B: Body<Data = Bytes, Error: Into<BoxError>>,
+    {
+        let Received { head, body, persistent, expects_continue } = received;
+        let asked = Asked::by(&head);
+        #[cfg(test)]
+        let (body, persistent) = match self.planted {
+            Some(Planted::BodyIsNextRequest) => (Decoder::absent(), persistent),
+            Some(Planted::NeverCloses) => (body, true),
+            _ => (body, persistent),
+        };
+        let wanted = expects_continue.then(Arc::<AtomicBool>::default);
+        let upload = self.lend(body, wanted.clone());
+        let response = {
+            let mut answering = pin!(answer(head.map(|()| upload)));
+            poll_fn(|context| self.poll_answer(answering.as_mut(), wanted.as_deref(), context)).await?
+        };
+        self.flush().await?;
+        if let Source::Lent(returned) = &mut self.source
+            && let Ok(lent) = returned.try_recv()
+        {
+            self.take_back(lent);
+        }
+        let unread = matches!(self.source, Source::Unread(_));
+        let persistent = persistent && !unread && !leave.is_told();
+        Ok(self.reply(response, asked, persistent).await? && self.is_read().await)
+    }
+
+    /// The body of a request: what came with its head, or what reads the rest.
+    fn lend(&mut self, decoder: Decoder, wanted: Option<Arc<AtomicBool>>) -> Upload<R> {
+        let Source::Here(reading) = &mut self.source else { return Upload::Whole(None) };
+        if let Some(left) = decoder.left().and_then(|left| usize::try_from(left).ok())
+            && left <= reading.input.len()
+        {
+            let body = (left > 0).then(|| reading.input.split_to(left).freeze());
+            return Upload::Whole(body);
+        }
+        let Source::Here(reading) = mem::replace(&mut self.source, Source::Lost) else {
+            return Upload::Whole(None);
+        };
+        let (upload, returned) = Upload::rest(Lent { reading, decoder, broken: false }, wanted);
+        self.source = Source::Lent(returned);
+        upload
+    }
+
+    /// Waits for the answer, and for the program to give up. Tells it to send the body, where it waits for that and the
+    /// body is wanted.
+    fn poll_answer<F: Future>(
+        &mut self,
+        answering: Pin<&mut F>,
+        wanted: Option<&AtomicBool>,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<F::Output, Broken>> {
+        if let Poll::Ready(response) = answering.poll(context) {
+            return Poll::Ready(Ok(response));
+        }
+        if wanted.is_some_and(|wanted| wanted.swap(false, Relaxed)) {
+            self.output.clear().extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
+        }
+        if let Poll::Ready(Err(error)) = self.output.poll_flush(&mut self.writer, context) {
+            return Poll::Ready(Err(error.into()));
+        }
+        ready!(self.poll_gone(context));
+        Poll::Ready(Err(Broken::Gone))
+    }
+
+    /// Ready when the program has ended its side. What else it sends waits for its turn.
+    fn poll_gone(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        loop {
+            match &mut self.source {
+                Source::Here(reading) if reading.input.len() < AHEAD => {
+                    if !matches!(ready!(reading.poll_read(0, context)), Ok(1..)) {
+                        return Poll::Ready(());
+                    }
+                }
+                Source::Lent(returned) => match ready!(Pin::new(returned).poll(context)) {
+                    Ok(lent) => self.take_back(lent),
+                    Err(_) => self.source = Source::Lost,
+                },
+                Source::Here(_) | Source::Unread(_) | Source::Lost => return Poll::Pending,
+            }
+        }
+    }
+
+    /// Reads on after a body, of which what has come and nobody read is passed over.
+    fn take_back(&mut self, lent: Lent<R>) {
+        let Lent { mut reading, mut decoder, broken } = lent;
+        while !broken && matches!(decoder.decode(&mut reading.input), Ok(Some(_))) {}
+        let ended = !broken && decoder.is_done();
+        self.source = if ended { Source::Here(reading) } else { Source::Unread(reading) };
+    }
+
+    /// Whether the request was read to its end, now that it is answered.
+    async fn is_read(&mut self) -> bool {
+        if let Source::Lent(returned) = &mut self.source
+            && let Ok(Ok(lent)) = timeout(LINGER, returned).await
+        {
+            self.take_back(lent);
+        }
+        matches!(self.source, Source::Here(_))
+    }
+
+    /// Writes an answer; whether the connection may carry another.
+    async fn reply<B>(
+        &mut self,
+        response: Response<B>,
+        asked: Asked,
+        persistent: bool,
+    ) -> Result<bool, Broken>
+    where
+        B: Body<Data = Bytes, Error: Into<BoxError>>,
+    {
+        let (head, body) = response.into_parts();
+        // Of another protocol that nobody asked for: its server has gone astray.
+        let astray = head.status.is_informational();
+        let status = if astray { StatusCode::BAD_GATEWAY } else { head.status };
+        let persistent = persistent && !astray;
+        let length = if astray { Some(0) } else { body.size_hint().exact() };
+        let date = || self.date.now();
+        let framing =
+            write_response(self.output.clear(), (status, &head.headers), asked, (length, persistent), date);
+        #[cfg(test)]
+        let framing = match self.planted {
+            Some(Planted::NoChunks) if framing == Framing::Chunked => Framing::UntilClose,
+            _ => framing,
+        };
+        self.send(pin!(body), Encoder::new(framing), asked).await?;
+        self.output.shrink(KEPT);
+        Ok(persistent && framing != Framing::UntilClose)
+    }
+
+    /// Sends the head, which is written, and the body.
+    async fn send<B>(
+        &mut self,
+        mut body: Pin<&mut B>,
+        mut encoder: Encoder,
+        asked: Asked,
+    ) -> Result<(), Broken>
+    where
+        B: Body<Data = Bytes, Error: Into<BoxError>>,
+    {
+        while !encoder.is_done() {
+            // The head waits for what is at hand of the body, and not for the rest.
+            let frame = match poll_fn(|context| Poll::Ready(body.as_mut().poll_frame(context))).await {
+                Poll::Ready(frame) => frame,
+                Poll::Pending => {
+                    self.flush().await?;
+                    poll_fn(|context| self.poll_frame(body.as_mut(), context)).await?
+                }
+            };
+            let frame = frame.transpose().map_err(|error| Broken::Answer(error.into()))?;
+            match frame.map(Frame::into_data) {
+                Some(Ok(chunk)) if chunk.is_empty() => {}
+                Some(Ok(chunk)) => {
+                    let tail = encoder.data(chunk.len(), body.is_end_stream(), self.output.text())?;
+                    self.output.begun(Some(chunk), tail, 0);
+                    self.flush().await?;
+                }
+                Some(Err(frame)) => {
+                    let trailers = frame.into_trailers().ok().filter(|_| asked.wants_trailers());
+                    encoder.end(&trailers.unwrap_or_default(), self.output.text())?;
+                }
+                None => encoder.end(&HeaderMap::new(), self.output.text())?,
+            }
+        }
+        self.flush().await
+    }
+
+    /// Waits for more of an answer, and for the program to give up.
+    #[allow(clippy::type_complexity, reason = "the type is that of bodies")]
+    fn poll_frame<B: Body>(
+        &mut self,
+        body: Pin<&mut B>,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Option<Result<Frame<B::Data>, B::Error>>, Broken>> {
+        if let Poll::Ready(frame) = body.poll_frame(context) {
+            return Poll::Ready(Ok(frame));
+        }
+        ready!(self.poll_gone(context));
+        Poll::Ready(Err(Broken::Gone))
+    }
+
+    /// Sends all that is written.
+    async fn flush(&mut self) -> Result<(), Broken> {
+        let mut waited = false;
+        poll_fn(|context| {
+            if let Poll::Ready(sent) = self.output.poll_flush(&mut self.writer, context) {
+                return Poll::Ready(sent.map_err(Broken::Io));
+            }
+            if !mem::replace(&mut waited, true) {
+                self.due = Instant::now() + self.patience;
+            }
+            if self.is_late(context) { Poll::Ready(Err(Broken::Late)) } else { Poll::Pending }
+        })
+        .await?;
+        self.output.clear();
+        Ok(())
+    }
+
+    /// Whether the program has taken too long.
+    fn is_late(&mut self, context: &mut Context<'_>) -> bool {
+        while self.alarm.as_mut().poll(context).is_ready() {
+            if self.due <= Instant::now() {
+                return true;
+            }
+            self.alarm.as_mut().reset(self.due);
+        }
+        false
+    }
+
+    /// Says why what came is not served, and closes.
+    pub(super) async fn refuse(&mut self, status: StatusCode, why: &'static str) {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+        let length = Some(why.len() as u64 + 1);
+        let date = || self.date.now();
+        write_response(self.output.clear(), (status, &headers), Asked::unknown(), (length, false), date);
+        self.output.begun(Some(Bytes::from_static(why.as_bytes())), b"\n", 0);
+        if let Source::Here(reading) = mem::replace(&mut self.source, Source::Lost) {
+            self.source = Source::Unread(reading);
+        }
+        if self.flush().await.is_ok() {
+            self.close().await;
+        }
+    }
+
+    /// Ends the connection after its last answer.
+    pub(super) async fn close(&mut self) {
+        // Fails only where the program has gone.
+        let _ = self.writer.shutdown().await;
+        if let Source::Unread(reading) = &mut self.source {
+            let ended = poll_fn(|context| {
+                loop {
+                    reading.input.clear();
+                    if !matches!(ready!(reading.poll_read(0, context)), Ok(1..)) {
+                        return Poll::Ready(());
+                    }
+                }
+            });
+            let _ = timeout(LINGER, ended).await;
+        }
+    }
+
+    /// Leaves the connection as it is to whoever understands what came.
+    pub(super) fn into_beyond(self) -> Ended<R, W> {
+        match self.source {
+            Source::Here(Reading { io, input }) => Ended::Beyond(io, self.writer, input),
+            // A request was read only from here.
+            _ => Ended::Done,
+        }
+    }
+}

@@ -1,0 +1,2 @@
+mod connection;
+mod differential;

@@ -1,0 +1,164 @@
+//! The body of a request, on its way from the program to whoever answers.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    task::{Context, Poll, ready},
+};
+
+use bytes::{Bytes, BytesMut};
+use fairmesh_client::{
+    BoxError,
+    http1::{Decoder, Piece},
+};
+use http_body::{Body, Frame, SizeHint};
+use tokio::{
+    io::AsyncRead,
+    sync::oneshot::{self, Receiver, Sender},
+};
+use tokio_util::io::poll_read_buf;
+
+/// The least memory that is taken for reading at once, and the most.
+const LEAST_READ: usize = 8 * 1024;
+const MOST_READ: usize = 64 * 1024;
+
+/// The half of a connection that is read.
+#[derive(Debug)]
+pub(super) struct Reading<R> {
+    pub(super) io: R,
+    /// What came and belongs to nothing yet.
+    pub(super) input: BytesMut,
+}
+
+impl<R: AsyncRead + Unpin> Reading<R> {
+    /// Reads what comes, of which so much is due; 0 where the program ended its side.
+    pub(super) fn poll_read(&mut self, due: usize, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        // One byte more than is due: a read that does not fill its buffer shows that there is no more.
+        let room = due.saturating_add(1).min(MOST_READ);
+        if self.input.capacity() - self.input.len() < room {
+            self.input.reserve(room.max(LEAST_READ));
+        }
+        poll_read_buf(Pin::new(&mut self.io), context, &mut self.input)
+    }
+}
+
+/// The body of a request.
+#[derive(Debug)]
+pub(crate) enum Upload<R> {
+    /// It came with its head; `None` where there is none, or it was read.
+    Whole(Option<Bytes>),
+    /// It is read from the connection as its reader asks for it.
+    Rest(Rest<R>),
+}
+
+/// What is to come of a body. It holds what reads the connection, and gives it back at its end or when it is dropped: no
+/// lock is needed, since at any time one of the two reads.
+#[derive(Debug)]
+pub(crate) struct Rest<R> {
+    lent: Option<(Lent<R>, Sender<Lent<R>>)>,
+    /// Set when the body is first asked for, where the program waits for that.
+    wanted: Option<Arc<AtomicBool>>,
+}
+
+/// What reads a connection, in the middle of a body or at its end.
+#[derive(Debug)]
+pub(super) struct Lent<R> {
+    pub(super) reading: Reading<R>,
+    pub(super) decoder: Decoder,
+    /// The body broke off, or was no body: what follows is nothing that can be told.
+    pub(super) broken: bool,
+}
+
+impl<R: AsyncRead + Unpin> Upload<R> {
+    /// A body that is to be read, and who gets back what reads it.
+    pub(super) fn rest(lent: Lent<R>, wanted: Option<Arc<AtomicBool>>) -> (Self, Receiver<Lent<R>>) {
+        let (back, returned) = oneshot::channel();
+        (Self::Rest(Rest { lent: Some((lent, back)), wanted }), returned)
+    }
+}
+
+impl<R: AsyncRead + Unpin> Rest<R> {
+    fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        if let Some(wanted) = self.wanted.take() {
+            wanted.store(true, Relaxed);
+        }
+        let Some((lent, _)) = &mut self.lent else { return Poll::Ready(None) };
+        let frame = ready!(lent.poll_frame(context));
+        lent.broken = matches!(frame, Some(Err(_)));
+        if lent.broken || lent.decoder.is_done() {
+            self.give_back();
+        }
+        Poll::Ready(frame)
+    }
+
+    fn left(&self) -> Option<u64> {
+        self.lent.as_ref().map_or(Some(0), |(lent, _)| lent.decoder.left())
+    }
+}
+
+impl<R: AsyncRead + Unpin> Lent<R> {
+    fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let Self { reading, decoder, .. } = self;
+        loop {
+            match decoder.decode(&mut reading.input)? {
+                Some(Piece::Data(data)) => return Poll::Ready(Some(Ok(Frame::data(data)))),
+                Some(Piece::Trailers(trailers)) => return Poll::Ready(Some(Ok(Frame::trailers(trailers)))),
+                None if decoder.is_done() => return Poll::Ready(None),
+                None => {}
+            }
+            let due = usize::try_from(decoder.due()).unwrap_or(usize::MAX);
+            if ready!(reading.poll_read(due, context))? == 0 {
+                let cut = "the program ended the connection in the middle of its request";
+                return Poll::Ready(Some(Err(io::Error::new(io::ErrorKind::UnexpectedEof, cut).into())));
+            }
+        }
+    }
+}
+
+impl<R> Rest<R> {
+    fn give_back(&mut self) {
+        if let Some((lent, back)) = self.lent.take() {
+            // Nobody takes it where the connection has ended.
+            let _ = back.send(lent);
+        }
+    }
+}
+
+impl<R> Drop for Rest<R> {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
+
+impl<R: AsyncRead + Unpin> Body for Upload<R> {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        match &mut *self {
+            Self::Whole(body) => Poll::Ready(body.take().map(|body| Ok(Frame::data(body)))),
+            Self::Rest(rest) => rest.poll_frame(context),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Whole(body) => body.is_none(),
+            Self::Rest(rest) => rest.lent.is_none(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Whole(body) => SizeHint::with_exact(body.as_ref().map_or(0, |body| body.len() as u64)),
+            Self::Rest(rest) => rest.left().map_or_else(SizeHint::new, SizeHint::with_exact),
+        }
+    }
+}
