@@ -99,13 +99,13 @@ pub(super) fn watcher(suite: &Suite) -> String {
     suite.until("the watcher follows", || snapshots.load(Relaxed) == 1);
     let wake = Wake(asleep);
     *wake.0.0.lock().unwrap() = true;
-    suite.bulk(BATCHES, KEYS, (0, BYTES));
+    suite.bulk(0..BATCHES, KEYS, (0, BYTES));
     // What any replica needs for this is not the watcher's doing.
     let other = &suite.fleet.us;
     let memory = || [root, other].map(|replica| replica.daemon.memory());
     let before = memory();
     for round in 1..=ROUNDS {
-        suite.bulk(BATCHES, KEYS, (round, BYTES));
+        suite.bulk(0..BATCHES, KEYS, (round, BYTES));
     }
     suite.goes_on();
     let [grown, usual] = [0, 1].map(|replica| memory()[replica].saturating_sub(before[replica]));
@@ -118,7 +118,7 @@ pub(super) fn watcher(suite: &Suite) -> String {
     let all = usize::try_from(BATCHES * KEYS).unwrap();
     suite.until("the slow watcher has everything", || current.load(Relaxed) == all);
     drop(handle);
-    suite.bulk(BATCHES, KEYS, (0, 0));
+    suite.bulk(0..BATCHES, KEYS, (0, 0));
     format!(
         "{} MB were written past it, its replica grew by {} MB and another by {} MB; it took {} snapshots in all",
         written >> 20,

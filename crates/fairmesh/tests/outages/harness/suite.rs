@@ -1,4 +1,4 @@
-use std::{thread::sleep, time::Duration};
+use std::{ops::Range, thread::sleep, time::Duration};
 
 use super::{Fleet, PATIENCE, Users, calls::Programs, now, writers};
 use crate::checker::{History, check};
@@ -71,11 +71,11 @@ impl Suite {
         }
     }
 
-    /// Writes something for its size: batches of so many keys each with about so many bytes; without bytes, deletes it.
-    pub(crate) fn bulk(&self, batches: u64, keys: u64, (value, bytes): (u64, usize)) {
+    /// Writes something for its size: these batches of so many keys each with about so many bytes; without bytes, deletes it.
+    pub(crate) fn bulk(&self, batches: Range<u64>, keys: u64, (value, bytes): (u64, usize)) {
         let mut line = self.users.line();
         self.users.runtime.run(async move {
-            for batch in 0..batches {
+            for batch in batches {
                 writers::bulk(&mut line, batch * keys..(batch + 1) * keys, value, bytes).await;
             }
         });
