@@ -9,8 +9,11 @@ use std::{
     time::Duration,
 };
 
-use http::Request;
-use hyper::{body::Incoming, service::service_fn};
+use http::{Request, Response};
+use hyper::{
+    body::Incoming,
+    service::{Service, service_fn},
+};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto,
@@ -18,7 +21,7 @@ use hyper_util::{
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, sleep, sleep_until, timeout_at},
+    time::{sleep, timeout_at},
 };
 use tokio_util::task::TaskTracker;
 
@@ -116,13 +119,13 @@ impl Serving {
     ) {
         tokio::select! {
             () = known => {}
-            _ = self.stopping.begun() => return,
+            () = self.stopping.told().cancelled() => return,
         }
         tracing::info!(address = %bound.address, service = %listen.words(), "listening");
         loop {
             let accepted = tokio::select! {
                 accepted = self.next(&bound.listener) => accepted,
-                _ = self.stopping.begun() => return,
+                () = self.stopping.told().cancelled() => return,
             };
             let Some((stream, caller, place)) = accepted else { continue };
             let origin = Origin { caller, service: listen.service.clone() };
@@ -162,25 +165,10 @@ impl Serving {
         // Fails only on a socket that is already broken, which the first read will say better.
         let _ = stream.set_nodelay(true);
         let caller = origin.caller;
-        let talk = Talk {
-            origin,
-            heard: Heard::default(),
-            stopping: Arc::clone(&self.stopping),
-            last_word: Arc::default(),
-        };
-        let (forwarder, talk) = (Arc::clone(&self.forwarder), Arc::new(talk));
+        let (stopping, heard) = (Arc::clone(&self.stopping), Heard::default());
+        let talk = Arc::new(Talk { origin, heard, stopping, last_word: Arc::default() });
         let silent = silence(Arc::clone(&talk), self.limits.head);
-        let heard = Arc::clone(&talk);
-        let service = service_fn(move |request: Request<Incoming>| {
-            let version = request.version();
-            talk.heard.request(version);
-            let (forwarder, talk) = (Arc::clone(&forwarder), Arc::clone(&talk));
-            async move {
-                let mut answer = forwarder.answer(request, &talk.origin).await;
-                talk.stopping.mark(version, answer.headers_mut());
-                Ok::<_, Infallible>(Streamed::answer(answer, version, &talk.last_word))
-            }
-        });
+        let service = self.answers(Arc::clone(&talk));
         let builder = self.builder();
         let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
         let ended = tokio::select! {
@@ -191,15 +179,19 @@ impl Serving {
             }
             deadline = self.stopping.begun() => {
                 // What speaks HTTP/1.1 is told with its next answer, and else when it was given the time for one.
-                let told = if heard.heard.is_http2() { Instant::now() } else { Stopping::grace(deadline) };
+                let told = async {
+                    if !talk.heard.is_http2() {
+                        self.stopping.quiet().cancelled().await;
+                    }
+                };
                 let ended = tokio::select! {
                     ended = connection.as_mut() => Ok(ended),
-                    () = sleep_until(told) => {
+                    () = told => {
                         connection.as_mut().graceful_shutdown();
                         match timeout_at(Stopping::last_word(deadline), connection.as_mut()).await {
                             Ok(ended) => Ok(ended),
                             Err(_) => {
-                                heard.last_word.say();
+                                talk.last_word.say();
                                 timeout_at(deadline, connection).await
                             }
                         }
@@ -218,6 +210,29 @@ impl Serving {
             count(&metrics.broken);
             tracing::debug!(error, %caller, "a connection ended early");
         }
+    }
+
+    /// Answers the requests of one connection.
+    fn answers(
+        &self,
+        talk: Arc<Talk>,
+    ) -> impl Service<
+        Request<Incoming>,
+        Response = Response<Streamed>,
+        Error = Infallible,
+        Future: Send + 'static,
+    > + 'static {
+        let forwarder = Arc::clone(&self.forwarder);
+        service_fn(move |request: Request<Incoming>| {
+            let version = request.version();
+            talk.heard.request(version);
+            let (forwarder, talk) = (Arc::clone(&forwarder), Arc::clone(&talk));
+            async move {
+                let mut answer = forwarder.answer(request, &talk.origin).await;
+                talk.stopping.mark(version, answer.headers_mut());
+                Ok(Streamed::answer(answer, version, &talk.last_word))
+            }
+        })
     }
 
     fn builder(&self) -> auto::Builder<TokioExecutor> {
