@@ -2,7 +2,7 @@
 //!
 //! hyper's server hands each request over between two state machines, and each piece of a body through a channel. Here
 //! whoever answers is polled where the head was read, a body that came with its head is passed on where it lies, and the
-//! head of an answer leaves with what is at hand of its body: one read and one write a request. What is not done here
+//! head of an answer stoppings with what is at hand of its body: one read and one write a request. What is not done here
 //! (HTTP/2, tunnels, upgrades) is left to hyper as it came, so that there is one place for each.
 
 mod connection;
@@ -12,12 +12,7 @@ mod upload;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    future::Future,
-    io,
-    sync::atomic::{AtomicU8, Ordering::Relaxed},
-    time::Duration,
-};
+use std::{future::Future, io, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use fairmesh_client::{BoxError, http1::WrongLength};
@@ -27,6 +22,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use connection::{Connection, Next};
 pub(crate) use upload::Upload;
+
+use crate::stopping::Stopping;
 
 /// How a connection ended.
 #[derive(Debug)]
@@ -58,39 +55,13 @@ pub(crate) enum Broken {
     Length(#[from] WrongLength),
 }
 
-/// When a connection is to end, told by the task that polls it.
-#[derive(Debug, Default)]
-pub(crate) struct Leave(AtomicU8);
-
-impl Leave {
-    const AFTER_AN_ANSWER: u8 = 1;
-    const NOW: u8 = 2;
-
-    /// With the next answer, which tells the program so.
-    pub(crate) fn after_the_next_answer(&self) {
-        self.0.store(Self::AFTER_AN_ANSWER, Relaxed);
-    }
-
-    /// At once, where nothing is under way.
-    pub(crate) fn now_if_idle(&self) {
-        self.0.store(Self::NOW, Relaxed);
-    }
-
-    fn is_told(&self) -> bool {
-        self.0.load(Relaxed) >= Self::AFTER_AN_ANSWER
-    }
-
-    fn is_due(&self) -> bool {
-        self.0.load(Relaxed) == Self::NOW
-    }
-}
-
-/// Serves a connection until it ends, idles for longer than `patience`, or is told to leave.
+/// Serves a connection until it ends, idles for longer than `patience`, or the proxy stops: after an answer,
+/// which says so, or once no more requests are waited for. Whoever polls this must be woken when either is so.
 /// `patience` also bounds how long the head of a request takes to come, and a piece of an answer to be taken.
 pub(crate) async fn serve<R, W, A, F, B>(
     (reader, writer): (R, W),
     patience: Duration,
-    leave: &Leave,
+    stopping: &Stopping,
     answer: A,
 ) -> Ended<R, W>
 where
@@ -100,10 +71,10 @@ where
     F: Future<Output = Response<B>>,
     B: Body<Data = Bytes, Error: Into<BoxError>>,
 {
-    run(Connection::new(reader, writer, patience), leave, answer).await
+    run(Connection::new(reader, writer, patience), stopping, answer).await
 }
 
-async fn run<R, W, A, F, B>(mut connection: Connection<R, W>, leave: &Leave, answer: A) -> Ended<R, W>
+async fn run<R, W, A, F, B>(mut connection: Connection<R, W>, stopping: &Stopping, answer: A) -> Ended<R, W>
 where
     R: AsyncRead + Unpin + Send + 'static,
     W: AsyncWrite + Unpin,
@@ -112,7 +83,7 @@ where
     B: Body<Data = Bytes, Error: Into<BoxError>>,
 {
     loop {
-        let received = match connection.next(leave).await {
+        let received = match connection.next(stopping).await {
             Next::Request(received) => received,
             Next::Refused(status, why) => {
                 connection.refuse(status, why).await;
@@ -122,7 +93,7 @@ where
             Next::Idle => return Ended::Done,
             Next::Broken(why) => return Ended::Broken(why),
         };
-        match connection.exchange(received, &answer, leave).await {
+        match connection.exchange(received, &answer, stopping).await {
             Ok(true) => {}
             Ok(false) => {
                 connection.close().await;

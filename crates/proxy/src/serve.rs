@@ -10,8 +10,11 @@ use std::{
     time::Duration,
 };
 
-use http::{Request, Version};
-use hyper::{body::Incoming, service::service_fn};
+use http::{Request, Response, Version};
+use hyper::{
+    body::Incoming,
+    service::{Service, service_fn},
+};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto,
@@ -19,7 +22,7 @@ use hyper_util::{
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, sleep, sleep_until, timeout_at},
+    time::{sleep, sleep_until, timeout_at},
 };
 use tokio_util::task::TaskTracker;
 
@@ -27,7 +30,7 @@ use crate::{
     Limits, Listen, ProxyError, Traffic,
     forward::{Forwarder, Origin},
     handover::Inherited,
-    lean::{self, Ended, Leave},
+    lean::{self, Ended},
     metrics::count,
     place::Place,
     restless::Restless,
@@ -125,13 +128,13 @@ impl Serving {
     ) {
         tokio::select! {
             () = known => {}
-            _ = self.stopping.begun() => return,
+            () = self.stopping.told().cancelled() => return,
         }
         tracing::info!(address = %bound.address, service = %listen.words(), "listening");
         loop {
             let accepted = tokio::select! {
                 accepted = self.next(&bound.listener) => accepted,
-                _ = self.stopping.begun() => return,
+                () = self.stopping.told().cancelled() => return,
             };
             let Some((stream, caller, permit)) = accepted else { continue };
             let place = Arc::new(Place::new(&self.forwarder.metrics, permit));
@@ -201,13 +204,12 @@ impl Serving {
     async fn serve(self, stream: TcpStream, origin: Origin) {
         let metrics = &self.forwarder.metrics;
         let caller = origin.caller;
-        let (halves, leave) = (stream.into_split(), Leave::default());
+        let halves = stream.into_split();
         let answer = |request| self.forwarder.answer(request, &origin);
         let ended = tokio::select! {
-            // First, so that the connection is polled after it was told something.
             biased;
-            () = self.tell(&leave) => return count(&metrics.cut),
-            ended = lean::serve(halves, self.limits.head, &leave, answer) => ended,
+            ended = lean::serve(halves, self.limits.head, &self.stopping, answer) => ended,
+            () = self.cut_off() => return count(&metrics.cut),
         };
         match ended {
             Ended::Done => {}
@@ -223,12 +225,10 @@ impl Serving {
         }
     }
 
-    /// Tells a connection what it has to know of the end of the proxy; ends at the deadline.
-    async fn tell(&self, leave: &Leave) {
+    /// Ends at the deadline of a stop, and before that wakes who polls it whenever there is something to know of it.
+    async fn cut_off(&self) {
         let deadline = self.stopping.begun().await;
-        leave.after_the_next_answer();
-        sleep_until(Stopping::grace(deadline)).await;
-        leave.now_if_idle();
+        self.stopping.quiet().cancelled().await;
         sleep_until(deadline).await;
     }
 
@@ -236,51 +236,38 @@ impl Serving {
     async fn left_to_hyper(&self, stream: Rewound<TcpStream>, origin: Origin) {
         let metrics = &self.forwarder.metrics;
         let caller = origin.caller;
-        let talk = Talk {
+        let talk = Arc::new(Talk {
             origin,
             heard: Heard::default(),
             stopping: Arc::clone(&self.stopping),
             last_word: Arc::default(),
             restless: Arc::default(),
             answers: Answers::default(),
-        };
-        let (forwarder, talk) = (Arc::clone(&self.forwarder), Arc::new(talk));
-        let silent = silence(Arc::clone(&talk), self.limits.head);
-        let heard = Arc::clone(&talk);
-        let service = service_fn(move |request: Request<Incoming>| {
-            let version = request.version();
-            talk.heard.request(version);
-            let (forwarder, talk) = (Arc::clone(&forwarder), Arc::clone(&talk));
-            let waiting = talk.restless.begin();
-            async move {
-                let mut answer = forwarder.answer(request, &talk.origin).await;
-                waiting.answered();
-                talk.stopping.mark(version, answer.headers_mut());
-                let answer = Streamed::answer(answer, version, &talk.last_word);
-                Ok::<_, Infallible>(match version {
-                    Version::HTTP_2 => talk.answers.watch(answer),
-                    _ => answer.map(AnswerBody::Plain),
-                })
-            }
         });
+        let silent = silence(Arc::clone(&talk), self.limits.head);
+        let service = self.answers(Arc::clone(&talk));
         let builder = self.builder();
         let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
         let ended = tokio::select! {
             ended = connection.as_mut() => ended,
             () = silent => return count(&metrics.broken),
-            () = heard.answers.look(self.limits.head, metrics) => return,
-            () = heard.restless.enough() => return count(&metrics.restless),
+            () = talk.answers.look(self.limits.head, metrics) => return,
+            () = talk.restless.enough() => return count(&metrics.restless),
             deadline = self.stopping.begun() => {
                 // What speaks HTTP/1.1 is told with its next answer, and else when it was given the time for one.
-                let told = if heard.heard.is_http2() { Instant::now() } else { Stopping::grace(deadline) };
+                let told = async {
+                    if !talk.heard.is_http2() {
+                        self.stopping.quiet().cancelled().await;
+                    }
+                };
                 let ended = tokio::select! {
                     ended = connection.as_mut() => Ok(ended),
-                    () = sleep_until(told) => {
+                    () = told => {
                         connection.as_mut().graceful_shutdown();
                         match timeout_at(Stopping::last_word(deadline), connection.as_mut()).await {
                             Ok(ended) => Ok(ended),
                             Err(_) => {
-                                heard.last_word.say();
+                                talk.last_word.say();
                                 timeout_at(deadline, connection).await
                             }
                         }
@@ -299,6 +286,35 @@ impl Serving {
             count(&metrics.broken);
             tracing::debug!(error, %caller, "a connection ended early");
         }
+    }
+
+    /// Answers the requests of one connection.
+    fn answers(
+        &self,
+        talk: Arc<Talk>,
+    ) -> impl Service<
+        Request<Incoming>,
+        Response = Response<AnswerBody<Streamed>>,
+        Error = Infallible,
+        Future: Send + 'static,
+    > + 'static {
+        let forwarder = Arc::clone(&self.forwarder);
+        service_fn(move |request: Request<Incoming>| {
+            let version = request.version();
+            talk.heard.request(version);
+            let (forwarder, talk) = (Arc::clone(&forwarder), Arc::clone(&talk));
+            let waiting = talk.restless.begin();
+            async move {
+                let mut answer = forwarder.answer(request, &talk.origin).await;
+                waiting.answered();
+                talk.stopping.mark(version, answer.headers_mut());
+                let answer = Streamed::answer(answer, version, &talk.last_word);
+                Ok(match version {
+                    Version::HTTP_2 => talk.answers.watch(answer),
+                    _ => answer.map(AnswerBody::Plain),
+                })
+            }
+        })
     }
 
     fn builder(&self) -> auto::Builder<TokioExecutor> {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use http::{HeaderMap, HeaderValue, Version, header};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 /// How long an HTTP/1.1 connection is kept for one more request. It can be told to go only with an answer: one that is
@@ -23,14 +23,34 @@ const LAST_WORD: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(crate) struct Stopping {
     told: CancellationToken,
+    quiet: CancellationToken,
     deadline: OnceLock<Instant>,
 }
 
 impl Stopping {
-    /// Tells everybody to end within `drain`.
+    /// Tells everybody to end within `drain`. Must be called within a tokio runtime.
     pub(crate) fn begin(&self, drain: Duration) {
-        self.deadline.get_or_init(|| Instant::now() + drain);
+        self.deadline.get_or_init(|| {
+            let quiet = self.quiet.clone();
+            // Half of the time at most, so that who asks last gets its answer.
+            let grace = GRACE.min(drain / 2);
+            tokio::spawn(async move {
+                sleep(grace).await;
+                quiet.cancel();
+            });
+            Instant::now() + drain
+        });
         self.told.cancel();
+    }
+
+    /// Fires when the proxy stops: nobody new is taken, and answers say that their connections end.
+    pub(crate) fn told(&self) -> &CancellationToken {
+        &self.told
+    }
+
+    /// Fires when connections that cannot be told to go, and on which nothing is under way, have been kept for long enough.
+    pub(crate) fn quiet(&self) -> &CancellationToken {
+        &self.quiet
     }
 
     /// Waits until it is told; the deadline.
@@ -38,12 +58,6 @@ impl Stopping {
         self.told.cancelled().await;
         // It is set before anybody is told.
         self.deadline.get().copied().unwrap_or_else(Instant::now)
-    }
-
-    /// Until when connections that cannot be told to go are kept: half of what is left at most, so that who asks last gets its answer.
-    pub(crate) fn grace(deadline: Instant) -> Instant {
-        let now = Instant::now();
-        now + GRACE.min(deadline.saturating_duration_since(now) / 2)
     }
 
     /// When streams are told to move that have not ended by themselves: a second before the deadline, or a quarter of what is left.
@@ -96,17 +110,17 @@ mod tests {
         assert!(headers.is_empty(), "nobody is told to go before");
         let began = Instant::now();
         stopping.begin(Duration::from_secs(4));
-        tokio::time::advance(Duration::from_secs(1)).await;
+        sleep(Duration::from_secs(1)).await;
         stopping.begin(Duration::from_secs(4));
         let deadline = stopping.begun().await;
         assert_eq!(deadline - began, Duration::from_secs(4), "the first word counts");
-        assert_eq!(Stopping::grace(deadline) - began, Duration::from_millis(2_500));
         assert_eq!(Stopping::last_word(deadline) - began, Duration::from_millis(3_250));
         assert_eq!(Stopping::last_word(began + Duration::from_secs(60)) - began, Duration::from_secs(59));
-        assert_eq!(Stopping::grace(began + Duration::from_secs(60)) - began, Duration::from_secs(6));
         stopping.mark(Version::HTTP_2, &mut headers);
         assert!(headers.is_empty());
         stopping.mark(Version::HTTP_11, &mut headers);
         assert_eq!(headers[header::CONNECTION], "close");
+        stopping.quiet().cancelled().await;
+        assert_eq!(began.elapsed(), Duration::from_secs(2));
     }
 }

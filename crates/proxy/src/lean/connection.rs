@@ -27,10 +27,11 @@ use tokio::{
 };
 
 use super::{
-    Broken, Ended, Leave,
+    Broken, Ended,
     date::Date,
     upload::{Lent, Reading, Upload},
 };
+use crate::stopping::Stopping;
 
 /// How much of later requests is read while one is answered.
 const AHEAD: usize = 64 * 1024;
@@ -112,13 +113,13 @@ where
     }
 
     /// Waits for the head of the next request.
-    pub(super) async fn next(&mut self, leave: &Leave) -> Next {
+    pub(super) async fn next(&mut self, stopping: &Stopping) -> Next {
         self.due = Instant::now() + self.patience;
-        let begun = poll_fn(|context| self.poll_next(leave, context)).await;
+        let begun = poll_fn(|context| self.poll_next(stopping, context)).await;
         begun.unwrap_or_else(Next::Broken)
     }
 
-    fn poll_next(&mut self, leave: &Leave, context: &mut Context<'_>) -> Poll<Result<Next, Broken>> {
+    fn poll_next(&mut self, stopping: &Stopping, context: &mut Context<'_>) -> Poll<Result<Next, Broken>> {
         let Source::Here(reading) = &mut self.source else { return Poll::Ready(Ok(Next::Idle)) };
         loop {
             match self.requests.read(&mut reading.input) {
@@ -136,7 +137,7 @@ where
                 Poll::Pending => break,
             }
         }
-        if reading.input.is_empty() && leave.is_due() {
+        if reading.input.is_empty() && stopping.quiet().is_cancelled() {
             return Poll::Ready(Ok(Next::Idle));
         }
         let begun = !reading.input.is_empty() || !self.requests.has_begun();
@@ -152,7 +153,7 @@ where
         &mut self,
         received: Received,
         answer: &A,
-        leave: &Leave,
+        stopping: &Stopping,
     ) -> Result<bool, Broken>
     where
         A: Fn(Request<Upload<R>>) -> F,
@@ -180,7 +181,7 @@ where
             self.take_back(lent);
         }
         let unread = matches!(self.source, Source::Unread(_));
-        let persistent = persistent && !unread && !leave.is_told();
+        let persistent = persistent && !unread && !stopping.told().is_cancelled();
         Ok(self.reply(response, asked, persistent).await? && self.is_read().await)
     }
 

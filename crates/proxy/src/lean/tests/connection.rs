@@ -19,7 +19,10 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use crate::lean::{Broken, Ended, Leave, Upload, serve};
+use crate::{
+    lean::{Broken, Ended, Upload, serve},
+    stopping::Stopping,
+};
 
 type Near = (ReadHalf<DuplexStream>, WriteHalf<DuplexStream>);
 type Served = JoinHandle<Ended<ReadHalf<DuplexStream>, WriteHalf<DuplexStream>>>;
@@ -39,8 +42,8 @@ async fn echo(request: Request<Upload<ReadHalf<DuplexStream>>>) -> Response<Full
     Response::new(format!("{} {} {body:?}", head.method, head.uri).into())
 }
 
-fn serve_echo(near: Near, leave: Arc<Leave>) -> Served {
-    tokio::spawn(async move { serve(near, PATIENCE, &leave, echo).await })
+fn serve_echo(near: Near, stopping: Arc<Stopping>) -> Served {
+    tokio::spawn(async move { serve(near, PATIENCE, &stopping, echo).await })
 }
 
 async fn hear(far: &mut DuplexStream, until: &str) -> String {
@@ -85,7 +88,7 @@ async fn who_waits_to_send_a_body_is_told_once_it_is_wanted() {
 async fn a_body_that_nobody_wants_is_not_asked_for_and_ends_the_connection() {
     let (near, mut far) = ends(1 << 16);
     let refuse = async |_: Request<Upload<ReadHalf<DuplexStream>>>| Response::new(Full::from("no"));
-    let served = tokio::spawn(async move { serve(near, PATIENCE, &Leave::default(), refuse).await });
+    let served = tokio::spawn(async move { serve(near, PATIENCE, &Stopping::default(), refuse).await });
     far.write_all(b"PUT /a HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: 3\r\n\r\n").await.unwrap();
     let answer = hear(&mut far, "no").await;
     assert!(
@@ -143,7 +146,7 @@ async fn a_call_ends_when_its_program_has_gone() {
             pending::<Response<Full<Bytes>>>().await
         }
     };
-    let served = tokio::spawn(async move { serve(near, PATIENCE, &Leave::default(), never).await });
+    let served = tokio::spawn(async move { serve(near, PATIENCE, &Stopping::default(), never).await });
     far.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
     begun.notified().await;
     drop(far);
@@ -163,7 +166,7 @@ async fn who_does_not_read_takes_little_memory_and_not_for_ever() {
         });
         std::future::ready(Response::new(StreamBody::new(chunks)))
     };
-    let served = tokio::spawn(async move { serve(near, PATIENCE, &Leave::default(), endless).await });
+    let served = tokio::spawn(async move { serve(near, PATIENCE, &Stopping::default(), endless).await });
     far.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
     assert!(matches!(served.await.unwrap(), Ended::Broken(Broken::Late)));
     assert!(
@@ -175,19 +178,19 @@ async fn who_does_not_read_takes_little_memory_and_not_for_ever() {
 
 #[tokio::test]
 async fn who_is_to_leave_goes_after_an_answer_and_at_once_only_when_that_is_due() {
-    let leave = Arc::<Leave>::default();
+    let stopping = Arc::<Stopping>::default();
     let (near, mut far) = ends(1 << 16);
-    let served = serve_echo(near, Arc::clone(&leave));
-    leave.after_the_next_answer();
+    let served = serve_echo(near, Arc::clone(&stopping));
+    stopping.begin(10 * PATIENCE);
     tokio::task::yield_now().await;
     assert!(!served.is_finished(), "a request may be on its way");
     far.write_all(b"POST /a HTTP/1.1\r\ncontent-length: 3\r\n\r\ntea").await.unwrap();
     let answer = hear(&mut far, "Ok(b\"tea\")").await;
     assert!(answer.contains("connection: close\r\n"), "{answer}");
     assert!(matches!(served.await.unwrap(), Ended::Done));
-    leave.now_if_idle();
+    stopping.quiet().cancel();
     let (near, _far) = ends(1 << 16);
-    assert!(matches!(serve_echo(near, leave).await.unwrap(), Ended::Done));
+    assert!(matches!(serve_echo(near, stopping).await.unwrap(), Ended::Done));
 }
 
 #[tokio::test]
@@ -224,7 +227,7 @@ async fn an_answer_does_not_wait_for_the_rest_of_its_request() {
             Response::new(Full::from("no"))
         }
     };
-    let served = tokio::spawn(async move { serve(near, PATIENCE, &Leave::default(), early).await });
+    let served = tokio::spawn(async move { serve(near, PATIENCE, &Stopping::default(), early).await });
     far.write_all(b"POST / HTTP/1.1\r\ncontent-length: 9\r\n\r\ntea").await.unwrap();
     hear(&mut far, "no").await;
     assert_eq!(far.read(&mut [0]).await.unwrap(), 0, "the connection ends: what follows may be the body");

@@ -22,10 +22,12 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex, split};
 
-use crate::lean::{
-    Leave,
-    connection::{Connection, Planted},
-    run,
+use crate::{
+    lean::{
+        connection::{Connection, Planted},
+        run,
+    },
+    stopping::Stopping,
 };
 
 /// Why we refuse what hyper takes, since two servers could understand it differently.
@@ -175,7 +177,7 @@ async fn ours(pieces: Vec<Vec<u8>>, planted: Option<Planted>) -> Outcome {
         let mut connection = Connection::new(reader, writer, PATIENCE);
         connection.plant(planted);
         let answer = |request| answer(request, &seen);
-        drop(run(connection, &Leave::default(), answer).await);
+        drop(run(connection, &Stopping::default(), answer).await);
     }
     outcome(&program.await.unwrap(), seen)
 }
