@@ -2,7 +2,7 @@
 
 use std::mem::MaybeUninit;
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Method, Request, StatusCode, Uri, Version, header};
 use httparse::{ParserConfig, Status};
 
@@ -72,9 +72,10 @@ impl RequestReader {
         if self.seen > 0 && !has_end(&input[self.seen.saturating_sub(2)..]) {
             return self.incomplete(input);
         }
-        if input.is_empty() {
-            return Ok(None);
-        }
+        if input.is_empty() { Ok(None) } else { self.parse(input) }
+    }
+
+    fn parse(&mut self, input: &mut BytesMut) -> Result<Option<Received>, Unserved> {
         let mut fields = [const { MaybeUninit::uninit() }; MOST_FIELDS];
         let mut found = httparse::Request::new(&mut []);
         let parsed =
@@ -103,17 +104,8 @@ impl RequestReader {
         *head.method_mut() = method;
         *head.uri_mut() = Uri::from_maybe_shared(text.slice(target)).map_err(|_| bad("the target"))?;
         *head.version_mut() = if version == 0 { Version::HTTP_10 } else { Version::HTTP_11 };
-        let mut framing = Framing::default();
-        let headers = head.headers_mut();
-        headers.reserve(count);
-        for place in &places[..count] {
-            let (name, value) = place.read(&text).map_err(|Malformed(why)| bad(why))?;
-            if framing.heed(&name, &value)? {
-                headers.append(name, value);
-            }
-        }
         (self.seen, self.begun) = (0, true);
-        framing.received(head).map(Some)
+        received(head, &text, &places[..count]).map(Some)
     }
 
     /// Whether a request was read.
@@ -148,6 +140,20 @@ fn refused(error: httparse::Error) -> Unserved {
         httparse::Error::Version => bad("the version"),
         httparse::Error::Status | httparse::Error::Token => bad("the request line"),
     }
+}
+
+/// A request with the fields that lie at these places of its text.
+fn received(mut head: Request<()>, text: &Bytes, places: &[Place]) -> Result<Received, Unserved> {
+    let mut framing = Framing::default();
+    let headers = head.headers_mut();
+    headers.reserve(places.len());
+    for place in places {
+        let (name, value) = place.read(text).map_err(|Malformed(why)| bad(why))?;
+        if framing.heed(&name, &value)? {
+            headers.append(name, value);
+        }
+    }
+    framing.received(head)
 }
 
 /// What fields say of the message as a whole, heeded while they are read: looking them up afterwards would cost a hash each.

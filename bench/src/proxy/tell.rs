@@ -1,0 +1,125 @@
+//! What of all that was found becomes figures.
+
+use super::{
+    Bench, CONNECTIONS, Cell, Found, MANY, Runs, SMALL, Setting, Turns, USUAL, median,
+    sides::{PEERS, Who},
+};
+use crate::{ratio::Ratio, report::Report};
+
+impl Bench {
+    pub(super) fn tell_http1(&self, report: &mut Report, found: &Found) {
+        let small = |(connections, body): Setting| connections >= MANY && body <= SMALL;
+        for (peer, goal) in [(Who::Envoy, 0.33), (Who::Haproxy, 0.83), (Who::Nginx, 0.83)] {
+            self.ratio(report, &format!("cpu_vs_{peer}"), (found, peer), goal, small);
+        }
+        let large = |(connections, body): Setting| connections >= MANY && body > SMALL;
+        self.ratio(report, "cpu_vs_envoy_large", (found, Who::Envoy), 0.5, large);
+        let own =
+            |setting: Setting, cell: &Cell| small(setting).then(|| cpu_us(cell, Who::Fairmesh)).flatten();
+        let worst = found.cells.iter().filter_map(|(setting, cell)| own(*setting, cell)).fold(0.0, f64::max);
+        report.figure("cpu_us", worst, Some(13.0), "µs of CPU a request, up to 4 KB, the worst");
+        for connections in CONNECTIONS {
+            let name = format!("rps_vs_envoy_c{connections}");
+            let cell = found.cells.get(&(connections, USUAL));
+            match cell.and_then(|cell| Some((of(cell, Who::Fairmesh)?, of(cell, Who::Envoy)?))) {
+                Some((ours, theirs)) => {
+                    let ratio = Ratio::of(&paired(&ours.rate, &theirs.rate));
+                    let note =
+                        format!("requests a second over Envoy's, bodies of 1 KB: {ratio}; {}", rates(cell));
+                    report.figure(name, ratio.mean, None, note);
+                }
+                None => report.unmeasured(name, self.why(Who::Envoy)),
+            }
+        }
+        let shown = |(who, bytes): &(Who, u64)| format!("{who} {:.1}", *bytes as f64 / 1e6);
+        let all: Vec<_> = found.rss.iter().map(shown).collect();
+        if let Some((_, bytes)) = found.rss.iter().find(|(who, _)| *who == Who::Fairmesh) {
+            report.figure(
+                "rss_mb",
+                *bytes as f64 / 1e6,
+                None,
+                format!("MB after all that: {}", all.join(", ")),
+            );
+        }
+    }
+
+    /// CPU a request over a peer's, in the worst of the settings that count.
+    pub(super) fn ratio(
+        &self,
+        report: &mut Report,
+        name: &str,
+        (found, peer): (&Found, Who),
+        goal: f64,
+        counts: impl Fn(Setting) -> bool,
+    ) {
+        let cells = found.cells.iter().filter(|(setting, _)| counts(**setting));
+        let ratios = cells.filter_map(|(setting, cell)| {
+            let (ours, theirs) = (of(cell, Who::Fairmesh)?, of(cell, peer)?);
+            Some((*setting, Ratio::of(&paired(&ours.cpu, &theirs.cpu)), cell))
+        });
+        match ratios.max_by(|a, b| a.1.mean.total_cmp(&b.1.mean)) {
+            Some(((connections, body), ratio, cell)) => {
+                let us = |who| cpu_us(cell, who).unwrap_or_default();
+                let note = format!(
+                    "the worst, {connections} connections and {body} B: {ratio}; {:.1} over {:.1} µs of CPU a request",
+                    us(Who::Fairmesh),
+                    us(peer)
+                );
+                report.figure(name, ratio.mean, Some(goal), note);
+            }
+            None => report.unmeasured(name, self.why(peer)),
+        }
+    }
+
+    pub(super) fn tell_latency(&self, report: &mut Report, (rate, turns): &(u64, Vec<Turns>)) {
+        let ratio = |who: Who| {
+            let over = |turns: &Turns| {
+                Some(turns.first()?.1 as f64 / turns.iter().skip(1).find(|turn| turn.0 == who)?.1 as f64)
+            };
+            let ratios: Vec<f64> = turns.iter().filter_map(over).collect();
+            (ratios.len() > 1).then(|| Ratio::of(&ratios))
+        };
+        let peers = PEERS.iter().filter_map(|peer| Some((*peer, ratio(*peer)?)));
+        let all: Vec<_> = peers.collect();
+        let shown: Vec<_> = all.iter().map(|(peer, ratio)| format!("{peer} {ratio}")).collect();
+        let best = all.iter().max_by(|a, b| a.1.mean.total_cmp(&b.1.mean));
+        match best.filter(|_| self.missing.is_empty()) {
+            Some((_, worst)) => {
+                let noise = ratio(Who::Fairmesh).unwrap_or_default();
+                let note = format!(
+                    "p99 at {rate} requests a second over each peer's: {}; over itself {noise}",
+                    shown.join(", ")
+                );
+                // What lies within the bounds of both is noise.
+                report.figure("p99_vs_best", worst.mean, Some(worst.within.max(noise.within)), note);
+            }
+            None => {
+                let missing = self.missing.iter().map(|(peer, why)| format!("{peer}: {why}"));
+                report.unmeasured("p99_vs_best", missing.collect::<Vec<_>>().join("; "));
+            }
+        }
+    }
+
+    fn why(&self, peer: Who) -> String {
+        let missing = self.missing.iter().find(|(missing, _)| *missing == peer);
+        missing.map_or_else(|| "no setting that counts was measured".into(), |(_, why)| why.clone())
+    }
+}
+
+fn of(cell: &Cell, who: Who) -> Option<&Runs> {
+    cell.iter().find(|(other, _)| *other == who).map(|(_, runs)| runs)
+}
+
+fn cpu_us(cell: &Cell, who: Who) -> Option<f64> {
+    of(cell, who).map(|runs| median(&runs.cpu) / 1e3)
+}
+
+/// The ratio within each round.
+fn paired(ours: &[f64], theirs: &[f64]) -> Vec<f64> {
+    ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs).collect()
+}
+
+fn rates(cell: Option<&Cell>) -> String {
+    let one = |(who, runs): &(Who, Runs)| format!("{who} {:.0}/s", median(&runs.rate));
+    cell.into_iter().flatten().map(one).collect::<Vec<_>>().join(", ")
+}
