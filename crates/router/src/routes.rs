@@ -1,15 +1,20 @@
+use std::sync::Arc;
+
 use fairmesh_model::{
     Route, ServiceName,
     arith::{Generator, mix64},
 };
 
-use crate::{Headers, RequestView};
+use crate::{Headers, RequestView, Treatment};
 
 mod condition;
 mod index;
+mod texts;
 
 use condition::View;
+pub(crate) use condition::without_port;
 use index::Index;
+pub(crate) use texts::{cookie, decoded, parameter};
 
 /// Up to this many routes are simply tried in order: an index would cost more than it saves.
 const SCAN_UP_TO: usize = 6;
@@ -32,12 +37,15 @@ pub(crate) struct Rule {
     pub(crate) route: Route,
     /// Running totals of the split's weights.
     ends: Box<[u64]>,
+    /// What else happens to its calls.
+    pub(crate) treatment: Option<Arc<Treatment>>,
 }
 
 impl Routes {
-    /// Compiles the routes of a valid policy.
-    pub(crate) fn compile(routes: &[Route]) -> Self {
-        let rules: Box<[Rule]> = routes.iter().map(Rule::new).collect();
+    /// Compiles the routes of a valid policy; limits that stayed as they were `before` go on counting.
+    pub(crate) fn compile(routes: &[Route], before: Option<&Self>) -> Self {
+        let same = |route: &Route| before?.rules.iter().find(|rule| rule.route.name == route.name);
+        let rules: Box<[Rule]> = routes.iter().map(|route| Rule::new(route, same(route))).collect();
         let index = (rules.len() > SCAN_UP_TO).then(|| Box::new(Index::new(routes)));
         Self { rules, index }
     }
@@ -63,13 +71,15 @@ impl Routes {
 }
 
 impl Rule {
-    fn new(route: &Route) -> Self {
+    fn new(route: &Route, before: Option<&Self>) -> Self {
         let mut total = 0;
         let ends = route.split.iter().map(|target| {
             total += u64::from(target.weight);
             total
         });
-        Self { ends: ends.collect(), route: route.clone() }
+        let before = before.and_then(|before| before.treatment.as_deref());
+        let treatment = Treatment::compile(&route.actions, &route.matches, before).map(Arc::new);
+        Self { ends: ends.collect(), route: route.clone(), treatment }
     }
 
     /// The arm of the split for this seed, or `None` where the route has no split: the one whose stretch of the running

@@ -11,6 +11,7 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod actions;
 mod capacity;
 mod health;
 mod order;
@@ -202,12 +203,12 @@ fn routes_tell_target_class_timeout_and_idempotence() {
     let path =
         |path: &str| Match { path: Some(fairmesh_model::PathMatch::Prefix(path.into())), ..Match::default() };
     let route = |name: &str, split| Route {
-        name: Label::new(name).unwrap(),
         matches: path(&format!("/{name}")),
         split,
         class: Some(Label::new("heavy").unwrap()),
         timeout: Some(Duration::from_secs(2)),
         idempotent: true,
+        ..Route::new(Label::new(name).unwrap())
     };
     let routes = vec![route("all", Vec::new()), route("half", split([1, 1])), route("none", split([0, 1]))];
     world.policy.routes = routes;
