@@ -9,7 +9,7 @@ use fairmesh_client::{
     explain::{Question, Report},
 };
 use fairmesh_model::{Endpoint, Location, Region, Role, Service, ServiceKind, ServiceName, ShardKey, arith};
-use fairmesh_router::{Ask, Facts, RequestView, Shards, Upstream};
+use fairmesh_router::{Ask, Facts, Instead, RequestView, Shards, Upstream};
 use fairmesh_wire::handshake::Connection;
 use serde_json::{Value, json};
 
@@ -99,7 +99,8 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
         );
     }
     output::print_one(args.seen_as.format(), &as_json(&report), &report.to_string())?;
-    Ok(if report.endpoint.is_some() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let answered = report.decisions.iter().any(|decision| decision.explanation.instead.is_some());
+    Ok(if report.endpoint.is_some() || answered { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// The snapshot that the caller would have, the revision of the newest record in it, and the type of the service.
@@ -145,6 +146,10 @@ fn as_json(report: &Report) -> Value {
     let steps = report.decisions.iter().flat_map(|decision| &decision.explanation.steps);
     let steps: Vec<_> = steps.map(|step| json!({ "step": step.title, "detail": step.detail })).collect();
     let last = report.decisions.last().map(|decision| &decision.explanation);
+    let instead = last.and_then(|last| last.instead.as_ref()).map(|instead| match instead {
+        Instead::Redirect { status, location } => json!({ "status": status, "location": location }),
+        Instead::Abort { status } => json!({ "status": status }),
+    });
     let end = match (last.and_then(|last| last.picked.as_ref()), &report.endpoint) {
         (Some(Ok(picked)), Some(target)) => json!({
             "service": last.map(|last| last.target.to_string()),
@@ -158,5 +163,5 @@ fn as_json(report: &Report) -> Value {
         (Some(Err(why)), _) => json!({ "error": why.to_string(), "reason": FaultKind::from(&**why).label() }),
         _ => Value::Null,
     };
-    json!({ "steps": steps, "goesTo": end })
+    json!({ "steps": steps, "goesTo": end, "answered": instead })
 }

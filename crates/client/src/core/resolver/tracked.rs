@@ -146,8 +146,8 @@ impl<L: Lane> Tracked<L> {
     }
 }
 
-/// The services that routes send calls to, without the service itself.
+/// The services that routes send calls and copies to, without the service itself.
 fn split_targets(facts: &Facts) -> BTreeSet<&ServiceName> {
-    let targets = facts.policy.routes.iter().flat_map(|route| &route.split).map(|target| &target.service);
+    let targets = facts.policy.routes.iter().flat_map(|route| route.targets());
     targets.filter(|name| **name != facts.name).collect()
 }
