@@ -70,6 +70,7 @@ fn maybe<T>(
 
 fn a_match(u: &mut Unstructured<'_>) -> Result<Match> {
     Ok(Match {
+        clients: Vec::new(),
         hosts: some(u, 2, |u| {
             let host = joined(u, &LABELS, ".")?;
             Ok(if u.arbitrary()? { HostMatch::Exact(host) } else { HostMatch::Suffix(format!(".{host}")) })
@@ -185,6 +186,7 @@ fuzz_target!(|input: Input| {
         round_trips: &RoundTrips::default(),
         hosts: &Hosts::default(),
         health: &Verdicts::default(),
+        client_id: "",
         client: 0,
     };
     let upstream = Upstream::compile(&facts, &Default::default(), None);

@@ -12,7 +12,11 @@ use std::{sync::Arc, time::Duration};
 use http::{Response, request::Parts};
 use tokio::time::timeout_at;
 
-use self::{answer::judge, request::Copy, terms::Terms};
+use self::{
+    answer::{Sent, judge},
+    request::Copy,
+    terms::Terms,
+};
 pub(crate) use self::{
     answer::{has_erred, learn_from_trailers, violates_protocol},
     request::{View as HeadersView, authority},
@@ -132,21 +136,7 @@ async fn tries(
         // Claimed as it begins: the one that happened to end first would speak for short ones only.
         let surveyed = call.target().pace.claims_survey(now).then_some(now);
         count(&mesh.counters.tries);
-        if let Some(request) = slot {
-            request.left = call.given(now);
-        }
-        // Half, so that a server that is gone does not cost the call: the rest is for another one.
-        let connected_by = mesh.clock.instant(now + nanos(call.left(now)) / 2);
-        let until = mesh.clock.instant(call.try_ends(now));
-        let sent = match (call.hedge_after(), &copy) {
-            (Some(after), Some(copy)) => {
-                let mut attempt = hedge::Attempt { line, slot, now, until, connected_by };
-                let sent = hedge::send(terms, call, &mut attempt, copy, after).await;
-                (line, now) = (attempt.line, attempt.now);
-                sent
-            }
-            _ => timeout_at(until, line.send(slot, connected_by)).await,
-        };
+        let sent = one_try(terms, call, (&mut line, &mut now), slot, copy.as_ref()).await;
         line.answered(matches!(sent, Ok(Ok(_))), now, mesh.clock);
         let (ending, answer) = judge(sent, slot.is_some(), terms, call, &line);
         terms.trace(line.target(), now, &answer);
@@ -185,6 +175,29 @@ async fn tries(
         }
         line = decide(terms, call, call.look(), &mut now).await?;
     }
+}
+
+/// Makes one try, and another beside it where the route wants that: `line` and `now`, when it began, are then those of the one
+/// that is heard.
+async fn one_try(
+    terms: Terms<'_>,
+    call: &mut Call<'_, Arc<Line>>,
+    (line, now): (&mut Arc<Line>, &mut u64),
+    slot: &mut Slot,
+    copy: Option<&Copy>,
+) -> Sent {
+    let clock = terms.handle.mesh.clock;
+    if let Some(request) = slot {
+        request.left = call.given(*now);
+    }
+    // Half, so that a server that is gone does not cost the call: the rest is for another one.
+    let connected_by = clock.instant(*now + nanos(call.left(*now)) / 2);
+    let until = clock.instant(call.try_ends(*now));
+    let (Some(after), Some(copy)) = (call.hedge_after(), copy) else {
+        return timeout_at(until, line.send(slot, connected_by)).await;
+    };
+    let mut attempt = hedge::Attempt { line, slot, now, until, connected_by };
+    hedge::send(terms, call, &mut attempt, copy, after).await
 }
 
 /// Waits for a snapshot to decide with, at most for `timeout`.

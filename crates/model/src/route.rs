@@ -11,7 +11,7 @@ use std::time::Duration;
 pub use actions::{Abort, Actions, Delay, Mirror, RateLimit};
 pub use edits::HeaderEdits;
 pub(crate) use edits::is_token;
-pub use matches::{GrpcMatch, HeaderMatch, HostMatch, Match, PathMatch, QueryMatch, TextMatch};
+pub use matches::{ClientMatch, GrpcMatch, HeaderMatch, HostMatch, Match, PathMatch, QueryMatch, TextMatch};
 pub use path::{PathRewrite, Pattern, Redirect, Rewrite, Segment, Template};
 pub use share::Share;
 

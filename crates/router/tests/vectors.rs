@@ -18,6 +18,7 @@ mod support;
 use support::{check, hex};
 
 const CLIENT: u64 = 0x0123_4567_89ab_cdef;
+const CLIENT_ID: &str = "host-1/web";
 
 fn read<T: serde::de::DeserializeOwned>(document: &Value) -> T {
     serde_json::from_value(document.clone()).unwrap()
@@ -69,6 +70,7 @@ impl Fleet {
             round_trips: &round_trips,
             hosts: &hosts,
             health: &Verdicts::default(),
+            client_id: CLIENT_ID,
             client: CLIENT,
         };
         Upstream::compile(&facts, &Arc::default(), None)
@@ -108,6 +110,39 @@ fn topology() -> Value {
     })
 }
 
+/// Host, path, method, the header `x-canary`, and whether it is a gRPC call.
+const REQUESTS: [(&str, &str, &str, &str, bool); 29] = [
+    ("", "/cart/items", "GET", "", false),
+    ("", "/cart/items?x=/cart", "POST", "", false),
+    ("", "/cart/items/", "GET", "", false),
+    ("", "/cart", "GET", "", false),
+    ("", "/cartel", "GET", "", false),
+    ("API.example.org:8080", "/cart/a", "GET", "", false),
+    ("internal", "/cart/a", "GET", "", false),
+    ("a.b.INTERNAL", "/cart/a", "GET", "", false),
+    ("xinternal", "/cart/a", "GET", "", false),
+    ("", "/", "GET", "yes, please", false),
+    ("", "/", "GET", "no", false),
+    ("", "*", "OPTIONS", "", false),
+    ("", "/shop.v1.Cart/Add", "POST", "", true),
+    ("", "/shop.v1.Cart/Remove", "POST", "", true),
+    ("", "/shop.v1.Cart/Add", "POST", "", false),
+    ("", "/cart/x", "PUT", "", false),
+    ("", "/users/al/orders", "GET", "", false),
+    ("", "/users//orders", "GET", "", false),
+    ("", "/users/al/orders/", "GET", "", false),
+    ("", "/users/12", "GET", "", false),
+    ("", "/users/12/orders/x?page+no=1", "GET", "", false),
+    ("", "/users/x12", "GET", "", false),
+    ("", "/list?page+no=1%20of+2", "GET", "", false),
+    ("", "/list?page%20no=1+of+2&page+no=3", "GET", "", false),
+    ("", "/list?page+no=1+of+2&raw", "GET", "", false),
+    ("", "/list?page+no=3&page+no=1+of+2", "GET", "", false),
+    ("", "/me", "GET", "", false),
+    ("", "/mine", "GET", "", false),
+    ("", "/me", "GET", "no", false),
+];
+
 #[test]
 fn routes() {
     let policy = json!({"service": "shop/cart", "routes": [
@@ -123,41 +158,13 @@ fn routes() {
         {"name": "orders", "match": {"path": {"template": "/users/{id}/orders"}}},
         {"name": "numbered", "match": {"path": {"regex": "/users/[0-9]+(/.*)?"}}},
         {"name": "paged", "match": {"query": [{"name": "page no", "exact": "1 of 2"}, {"name": "raw", "present": false}]}},
+        {"name": "batch", "match": {"clients": ["batch-*", "web"], "path": {"prefix": "/mine"}}},
+        {"name": "ours", "match": {"clients": ["*/web"], "path": {"prefix": "/mine"}}},
         {"name": "anonymous", "match": {"path": {"prefix": "/me"}, "headers": [{"name": "x-canary", "present": false}]}},
     ]});
     let fleet = Fleet::replicated(policy.clone(), endpoints(&[]));
     let upstream = fleet.compile();
-    let requests = [
-        ("", "/cart/items", "GET", "", false),
-        ("", "/cart/items?x=/cart", "POST", "", false),
-        ("", "/cart/items/", "GET", "", false),
-        ("", "/cart", "GET", "", false),
-        ("", "/cartel", "GET", "", false),
-        ("API.example.org:8080", "/cart/a", "GET", "", false),
-        ("internal", "/cart/a", "GET", "", false),
-        ("a.b.INTERNAL", "/cart/a", "GET", "", false),
-        ("xinternal", "/cart/a", "GET", "", false),
-        ("", "/", "GET", "yes, please", false),
-        ("", "/", "GET", "no", false),
-        ("", "*", "OPTIONS", "", false),
-        ("", "/shop.v1.Cart/Add", "POST", "", true),
-        ("", "/shop.v1.Cart/Remove", "POST", "", true),
-        ("", "/shop.v1.Cart/Add", "POST", "", false),
-        ("", "/cart/x", "PUT", "", false),
-        ("", "/users/al/orders", "GET", "", false),
-        ("", "/users//orders", "GET", "", false),
-        ("", "/users/al/orders/", "GET", "", false),
-        ("", "/users/12", "GET", "", false),
-        ("", "/users/12/orders/x?page+no=1", "GET", "", false),
-        ("", "/users/x12", "GET", "", false),
-        ("", "/list?page+no=1%20of+2", "GET", "", false),
-        ("", "/list?page%20no=1+of+2&page+no=3", "GET", "", false),
-        ("", "/list?page+no=1+of+2&raw", "GET", "", false),
-        ("", "/list?page+no=3&page+no=1+of+2", "GET", "", false),
-        ("", "/me", "GET", "", false),
-        ("", "/me", "GET", "no", false),
-    ];
-    let cases = requests.into_iter().map(|(host, path, method, canary, grpc)| {
+    let cases = REQUESTS.into_iter().map(|(host, path, method, canary, grpc)| {
         let headers: Vec<(String, String)> = match canary {
             "" => Vec::new(),
             value => vec![("x-canary".into(), value.into())],
@@ -169,7 +176,10 @@ fn routes() {
             "route": upstream.route(&request, 0).route, "target_by_seed_0_to_7": targets,
         })
     });
-    check("routes.json", &[("policy", vec![policy]), ("requests", cases.collect())]);
+    check(
+        "routes.json",
+        &[("client", vec![json!(CLIENT_ID)]), ("policy", vec![policy]), ("requests", cases.collect())],
+    );
 }
 
 #[test]

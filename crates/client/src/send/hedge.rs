@@ -13,15 +13,15 @@ use super::{
 use crate::{
     core::{Call, Moment, nanos},
     stats::count,
-    transport::{Line, Slot},
+    transport::{Line, Request, Slot},
 };
 
 /// A try that is under way.
 pub(super) struct Attempt<'a> {
-    pub(super) line: Arc<Line>,
+    pub(super) line: &'a mut Arc<Line>,
     pub(super) slot: &'a mut Slot,
     /// When it began, in nanoseconds of the clock.
-    pub(super) now: u64,
+    pub(super) now: &'a mut u64,
     pub(super) until: Instant,
     pub(super) connected_by: Instant,
 }
@@ -41,7 +41,7 @@ pub(super) async fn send<'c>(
     copy: &Copy,
     after: Duration,
 ) -> Sent {
-    let line = Arc::clone(&attempt.line);
+    let line = Arc::clone(attempt.line);
     let unsent_second;
     let (other, other_line, begun, sent) = {
         let mut first = pin!(timeout_at(attempt.until, line.send(attempt.slot, attempt.connected_by)));
@@ -53,10 +53,7 @@ pub(super) async fn send<'c>(
         let mesh = &terms.handle.mesh;
         let begun = mesh.clock.now();
         let Some((mut other, other_line)) = beside(terms, call, begun) else { return first.await };
-        let mut slot: Slot = Some(copy.request());
-        if let Some(request) = &mut slot {
-            request.left = other.given(begun);
-        }
+        let mut slot: Slot = Some(Request { left: other.given(begun), ..copy.request() });
         let until = mesh.clock.instant(other.try_ends(begun));
         let connected_by = mesh.clock.instant(begun + nanos(other.left(begun)) / 2);
         let heard = {
@@ -89,7 +86,7 @@ pub(super) async fn send<'c>(
     };
     // What was under way here is dropped with the call that it was of.
     drop(mem::replace(call, other));
-    (attempt.line, attempt.now) = (other_line, begun);
+    (*attempt.line, *attempt.now) = (other_line, begun);
     *attempt.slot = unsent_second;
     sent
 }

@@ -66,7 +66,9 @@ pub(crate) struct ExplainArgs {
 /// Who is imagined to call.
 struct Caller {
     location: Location,
-    /// Its id, hashed.
+    /// Its id.
+    name: String,
+    /// The same, hashed.
     id: u64,
 }
 
@@ -74,7 +76,8 @@ struct Caller {
 pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.reach).await?;
     let region = region::of_caller(&connection, args.region.as_ref(), &args.agent).await?;
-    let caller = Caller { location: Location::in_region(region), id: arith::hash_text(&args.client_id) };
+    let id = arith::hash_text(&args.client_id);
+    let caller = Caller { location: Location::in_region(region), name: args.client_id.clone(), id };
     let (upstream, revision, mut kind) = compile(&connection, &args.service, &caller).await?;
     let grpc = upstream.protocol() == fairmesh_model::Protocol::Grpc;
     let request = RequestView {
@@ -133,6 +136,7 @@ async fn compile(
         round_trips: &view.round_trips,
         hosts: &view.hosts.value,
         health: &one.health,
+        client_id: &caller.name,
         client: caller.id,
     };
     let revisions = one.endpoints.iter().map(|endpoint| endpoint.revision);

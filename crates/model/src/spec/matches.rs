@@ -1,14 +1,17 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    GrpcMatch, HeaderMatch, HostMatch, Invalid, Match, PathMatch, Pattern, QueryMatch, Template, TextMatch,
-    route::is_token,
+    ClientMatch, GrpcMatch, HeaderMatch, HostMatch, Invalid, Match, PathMatch, Pattern, QueryMatch, Template,
+    TextMatch, route::is_token,
 };
 
 /// Which calls a route is for: all conditions hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MatchSpec {
+    /// Any of these callers, by their ids, such as `batch-*`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub clients: Vec<String>,
     /// Any of these hosts, exact or `*.example.org`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<String>,
@@ -81,6 +84,9 @@ impl MatchSpec {
     }
 
     pub(super) fn plan(&self) -> Result<Match, Invalid> {
+        let clients = self.clients.iter().enumerate();
+        let clients =
+            clients.map(|(i, text)| ClientMatch::new(text).map_err(|e| e.within(format!("clients[{i}]"))));
         let hosts = self.hosts.iter().enumerate();
         let hosts = hosts.map(|(i, host)| read_host(host).map_err(|e| e.within(format!("hosts[{i}]"))));
         let methods = self.methods.iter().enumerate();
@@ -95,6 +101,7 @@ impl MatchSpec {
         let query =
             query.map(|(i, parameter)| parameter.query().map_err(|e| e.within(format!("query[{i}]"))));
         Ok(Match {
+            clients: clients.collect::<Result<_, _>>()?,
             hosts: hosts.collect::<Result<_, _>>()?,
             path: self.path.as_ref().map(PathSpec::plan).transpose().map_err(|e| e.within("path"))?,
             methods: methods.collect::<Result<_, Invalid>>()?,
@@ -110,6 +117,7 @@ impl MatchSpec {
             HostMatch::Suffix(domain) => format!("*{domain}"),
         });
         Self {
+            clients: matches.clients.iter().map(|client| client.as_str().to_owned()).collect(),
             hosts: hosts.collect(),
             path: matches.path.as_ref().map(PathSpec::of),
             methods: matches.methods.clone(),

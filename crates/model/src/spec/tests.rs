@@ -2,11 +2,11 @@ use std::time::Duration;
 
 use super::*;
 use crate::{
-    Abort, Actions, Balancing, BalancingPolicy, Delay, EndpointState, GrpcMatch, HeaderEdits, HeaderMatch,
-    HealthCheck, HostMatch, HostType, InstanceId, KeyRange, KeySource, Label, LoadSignal, Locality, Location,
-    Match, Mirror, Outliers, PathMatch, PathRewrite, Pattern, Probe, Protocol, QueryMatch, RateLimit,
-    Redirect, Region, RegionInfo, Replica, ReplicaState, Retries, Rewrite, Ring, Role, Route, Score,
-    ServiceKind, Shard, ShardId, ShardKey, Share, Target, Template, TextMatch,
+    Abort, Actions, Balancing, BalancingPolicy, ClientMatch, Delay, EndpointState, GrpcMatch, HeaderEdits,
+    HeaderMatch, HealthCheck, HostMatch, HostType, InstanceId, KeyRange, KeySource, Label, LoadSignal,
+    Locality, Location, Match, Mirror, Outliers, PathMatch, PathRewrite, Pattern, Probe, Protocol,
+    QueryMatch, RateLimit, Redirect, Region, RegionInfo, Replica, ReplicaState, Retries, Rewrite, Ring, Role,
+    Route, Score, ServiceKind, Shard, ShardId, ShardKey, Share, Target, Template, TextMatch,
 };
 
 fn cart() -> ServiceName {
@@ -83,9 +83,9 @@ fn full_actions() -> Actions {
     }
 }
 
-/// A plan in which nothing has its default.
-fn full_policy() -> Policy {
-    let matches = Match {
+fn full_match() -> Match {
+    Match {
+        clients: vec![ClientMatch::new("batch-*").unwrap()],
         hosts: vec![HostMatch::Exact("cart.local".into()), HostMatch::Suffix(".example.org".into())],
         path: Some(PathMatch::Prefix(String::new())),
         methods: vec!["GET".into()],
@@ -97,10 +97,14 @@ fn full_policy() -> Policy {
         ],
         query: vec![QueryMatch { name: "page".into(), value: TextMatch::Exact("1".into()) }],
         grpc: Some(GrpcMatch { service: "shop.v1.Cart".into(), method: Some("Get".into()) }),
-    };
+    }
+}
+
+/// A plan in which nothing has its default.
+fn full_policy() -> Policy {
     let route = Route {
         name: Label::new("read").unwrap(),
-        matches,
+        matches: full_match(),
         split: vec![Target { service: cart(), weight: 3 }],
         class: Some(Label::new("bulk").unwrap()),
         timeout: Some(Duration::from_millis(250)),
@@ -269,6 +273,7 @@ fn a_refusal_names_the_field_of_an_action() {
     assert_eq!(refused(spec.plan()), "routes[0].rewrite.path.prefix", "there is no prefix to replace");
     path(&mut spec, PathSpec { template: Some("/users".into()), ..PathSpec::default() });
     assert_eq!(refused(spec.plan()), "routes[0].match.path.template");
+    assert_eq!(policy(|p| p.routes[0].matches.clients[0] = "*".into()), "routes[0].match.clients[0]");
     assert_eq!(policy(|p| p.routes[0].matches.query[0].name.clear()), "routes[0].match.query[0].name");
     let set = |name: &str| [(name.to_owned(), "1".to_owned())].into();
     let mut spec = PolicySpec::of(&cart(), &full_policy());

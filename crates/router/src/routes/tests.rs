@@ -1,12 +1,21 @@
 use fairmesh_model::{
-    GrpcMatch, HeaderMatch, HostMatch, Label, Match, PathMatch, Pattern, QueryMatch, Target, Template,
-    TextMatch,
+    ClientMatch, GrpcMatch, HeaderMatch, HostMatch, Label, Match, PathMatch, Pattern, QueryMatch, Target,
+    Template, TextMatch,
 };
 use proptest::{collection::vec, option, prelude::*, sample::select};
 
 use super::*;
 
 type Pairs = Vec<(String, String)>;
+
+fn text_fits(value: Option<&str>, wanted: &TextMatch) -> bool {
+    match wanted {
+        TextMatch::Absent => value.is_none(),
+        TextMatch::Present => value.is_some(),
+        TextMatch::Exact(text) => value == Some(text),
+        TextMatch::Prefix(text) => value.is_some_and(|value| value.starts_with(text)),
+    }
+}
 
 /// What the documentation says, read as literally as possible and sharing nothing with the compiled table.
 fn naive(wanted: &Match, request: &RequestView<'_, Pairs>) -> bool {
@@ -35,12 +44,6 @@ fn naive(wanted: &Match, request: &RequestView<'_, Pairs>) -> bool {
         HostMatch::Exact(name) => name == host,
         HostMatch::Suffix(domain) => host.ends_with(domain) && host != domain,
     });
-    let text_fits = |value: Option<&str>, wanted: &TextMatch| match wanted {
-        TextMatch::Absent => value.is_none(),
-        TextMatch::Present => value.is_some(),
-        TextMatch::Exact(text) => value == Some(text),
-        TextMatch::Prefix(text) => value.is_some_and(|value| value.starts_with(text)),
-    };
     let header_fits = |header: &HeaderMatch| {
         let value = request.headers.iter().find(|(name, _)| *name == header.name);
         text_fits(value.map(|(_, value)| value.as_str()), &header.value)
@@ -56,7 +59,9 @@ fn naive(wanted: &Match, request: &RequestView<'_, Pairs>) -> bool {
         let named = parts.len() >= 3 && parts[0].is_empty() && parts[1] == grpc.service;
         request.grpc && named && grpc.method.as_ref().is_none_or(|method| *method == parts[2..].join("/"))
     });
-    path_fits
+    let client_fits = wanted.clients.is_empty() || wanted.clients[0].as_str().starts_with("web");
+    client_fits
+        && path_fits
         && (wanted.hosts.is_empty() || host_fits)
         && (wanted.methods.is_empty() || wanted.methods.iter().any(|method| method == request.method))
         && wanted.headers.iter().all(header_fits)
@@ -103,9 +108,20 @@ fn a_match() -> impl Strategy<Value = Match> {
         .prop_map(|(service, method)| GrpcMatch { service: service.into(), method: method.map(Into::into) });
     let methods = vec(select(vec!["GET", "POST", "PUT"]).prop_map(str::to_owned), 0..2);
     let grpc = option::weighted(0.2, grpc);
-    (vec(host, 0..2), option::of(path), methods, vec(header, 0..2), vec(query, 0..2), grpc).prop_map(
-        |(hosts, path, methods, headers, query, grpc)| Match { hosts, path, methods, headers, query, grpc },
-    )
+    let clients = [vec![], vec!["web-*"], vec!["batch-*"]];
+    let clients = select(
+        clients.map(|texts| texts.into_iter().map(|text| ClientMatch::new(text).unwrap()).collect()).to_vec(),
+    );
+    ((clients, vec(host, 0..2)), option::of(path), methods, vec(header, 0..2), vec(query, 0..2), grpc)
+        .prop_map(|((clients, hosts), path, methods, headers, query, grpc)| Match {
+            clients,
+            hosts,
+            path,
+            methods,
+            headers,
+            query,
+            grpc,
+        })
 }
 
 fn route(name: usize, matches: Match, split: Vec<Target>) -> Route {
@@ -134,14 +150,14 @@ proptest! {
             host: &format!("{host}{port}"), path: &format!("{path}{query}"), method, headers: &headers, grpc,
         };
         let expected = matches.iter().position(|wanted| naive(wanted, &request));
-        let routes = Routes::compile(&routes(matches), None);
+        let routes = Routes::compile(&routes(matches), "web-1", None);
         prop_assert_eq!(routes.find(&request).map(|(i, _)| i), expected);
     }
 }
 
 fn first(matches: Vec<Match>, host: &str, path: &str) -> Option<usize> {
     let request = RequestView { host, path, method: "GET", headers: &(), grpc: false };
-    Routes::compile(&routes(matches), None).find(&request).map(|(i, _)| i)
+    Routes::compile(&routes(matches), "web-1", None).find(&request).map(|(i, _)| i)
 }
 
 #[test]
@@ -170,7 +186,7 @@ fn hosts_are_compared_without_case_and_port() {
 fn a_split_shares_by_weight_and_gives_nothing_to_weight_0() {
     let arm = |name, weight| Target { service: ServiceName::new(name).unwrap(), weight };
     let split = vec![arm("shop/off", 0), arm("shop/old", 90), arm("shop/no", 0), arm("shop/new", 10)];
-    let rule = Rule::new(&route(0, Match::default(), split), None);
+    let rule = Rule::new(&route(0, Match::default(), split), "", None);
     let mut counts = std::collections::BTreeMap::new();
     for seed in 0..100_000 {
         *counts.entry(rule.arm(seed).unwrap().service.to_string()).or_insert(0_u32) += 1;

@@ -41,7 +41,11 @@ pub(super) fn compile(facts: &Facts<'_>, slots: &Arc<Slots>, previous: Option<&U
     Upstream {
         slots: Arc::clone(slots),
         terms: rule.terms(),
-        routes: Routes::compile(&facts.policy.routes, previous.map(|previous| &previous.routes)),
+        routes: Routes::compile(
+            &facts.policy.routes,
+            facts.client_id,
+            previous.map(|previous| &previous.routes),
+        ),
         bucket: carried(facts.policy.limit, previous.and_then(|previous| previous.bucket.as_ref())),
         timeout: facts.policy.timeout,
         last_resort: horizon.last_resort(),

@@ -91,6 +91,7 @@ impl World {
             round_trips: &self.round_trips,
             hosts: &self.hosts,
             health: &self.health,
+            client_id: "web-1",
             client: self.client,
         };
         let slots = previous.map(|previous| Arc::clone(&previous.slots)).unwrap_or_default();

@@ -75,11 +75,21 @@ fn matches() -> impl Strategy<Value = Match> {
     let query = (".{1,8}", value()).prop_map(|(name, value)| QueryMatch { name, value });
     let grpc = ("[a-z.]{1,8}", option::of("[A-Za-z]{1,8}"))
         .prop_map(|(service, method)| GrpcMatch { service, method });
-    let hosts = collection::vec(host, 0..3);
+    let client =
+        select(vec!["batch-*", "*/checkout", "web"]).prop_map(|text| ClientMatch::new(text).unwrap());
+    let hosts = (collection::vec(client, 0..2), collection::vec(host, 0..3));
     let methods = collection::vec("[A-Z]{1,6}", 0..3);
     let texts = (collection::vec(header, 0..3), collection::vec(query, 0..3));
     (hosts, option::of(path), methods, texts, option::of(grpc)).prop_map(
-        |(hosts, path, methods, (headers, query), grpc)| Match { hosts, path, methods, headers, query, grpc },
+        |((clients, hosts), path, methods, (headers, query), grpc)| Match {
+            clients,
+            hosts,
+            path,
+            methods,
+            headers,
+            query,
+            grpc,
+        },
     )
 }
 

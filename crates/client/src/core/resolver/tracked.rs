@@ -30,6 +30,8 @@ pub(super) struct Surroundings {
     pub(super) round_trips: RoundTrips,
     pub(super) hosts: Hosts,
     pub(super) location: Option<Location>,
+    pub(super) client_id: String,
+    /// The same, hashed.
     pub(super) client: u64,
 }
 
@@ -136,6 +138,7 @@ impl<L: Lane> Tracked<L> {
                 round_trips: &around.round_trips,
                 hosts: &around.hosts,
                 health: &self.facts.health,
+                client_id: &around.client_id,
                 client: around.client,
             },
             self.subscription.slots(),

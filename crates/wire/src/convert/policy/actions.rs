@@ -123,7 +123,7 @@ fn read_path(message: v1::PathRewrite) -> Result<PathRewrite, Invalid> {
 }
 
 fn write_edits(edits: HeaderEdits) -> Option<v1::HeaderEdits> {
-    (!edits.is_empty()).then(|| v1::HeaderEdits { set: edits.set, add: edits.add, remove: edits.remove })
+    (!edits.is_empty()).then_some(v1::HeaderEdits { set: edits.set, add: edits.add, remove: edits.remove })
 }
 
 fn read_edits(message: v1::HeaderEdits) -> HeaderEdits {

@@ -1,5 +1,6 @@
 use fairmesh_model::{
-    GrpcMatch, HeaderMatch, HostMatch, Invalid, Match, PathMatch, Pattern, QueryMatch, Template, TextMatch,
+    ClientMatch, GrpcMatch, HeaderMatch, HostMatch, Invalid, Match, PathMatch, Pattern, QueryMatch, Template,
+    TextMatch,
 };
 
 use crate::v1::{self, header_match::Value, r#match::Path};
@@ -15,6 +16,7 @@ impl From<Match> for v1::Match {
             None => Default::default(),
         };
         Self {
+            clients: matches.clients.iter().map(|client| client.as_str().to_owned()).collect(),
             hosts: matches.hosts.into_iter().map(host).collect(),
             path: matches.path.map(|path| match path {
                 PathMatch::Exact(path) => Path::PathExact(path),
@@ -36,12 +38,14 @@ impl TryFrom<v1::Match> for Match {
 
     fn try_from(message: v1::Match) -> Result<Self, Invalid> {
         let header = |(i, header)| read_header(header).map_err(|e| e.within(format!("headers[{i}]")));
+        let client = |text| ClientMatch::new(text).map_err(|e| e.within("clients"));
         let query = |(i, query)| read_query(query).map_err(|e| e.within(format!("query[{i}]")));
         if let Some(method) = message.methods.iter().find(|method| !is_method(method)) {
             let problem = format!("'{method}' is not an HTTP method");
             return Err(Invalid::new("methods", problem, "write methods in upper case, such as GET"));
         }
         Ok(Self {
+            clients: message.clients.into_iter().map(client).collect::<Result<_, Invalid>>()?,
             hosts: message.hosts.into_iter().map(host).collect::<Result<_, _>>()?,
             path: message.path.map(path).transpose()?,
             methods: message.methods,
