@@ -260,6 +260,7 @@ fn publish(
         round_trips: &RoundTrips::default(),
         hosts: &Hosts::default(),
         health: &Verdicts::default(),
+        client_id: "bench",
         client: 7,
     };
     let upstream = Upstream::compile(&facts, known.slots(), None);

@@ -3,8 +3,9 @@
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 use fairmesh_model::{
-    GrpcMatch, HeaderMatch, HostMatch, Label, Location, Match, PathMatch, Policy, Protocol, Region, Regions,
-    Hosts, RoundTrips, Route, Service, ServiceKind, ServiceName, TextMatch, Verdicts,
+    GrpcMatch, HeaderMatch, HostMatch, Hosts, Label, Location, Match, PathMatch, Pattern, Policy, Protocol,
+    QueryMatch, Region, Regions, RoundTrips, Route, Service, ServiceKind, ServiceName, Template, TextMatch,
+    Verdicts,
 };
 use fairmesh_router::{Facts, RequestView, Upstream};
 use libfuzzer_sys::fuzz_target;
@@ -35,7 +36,7 @@ impl<'a> Arbitrary<'a> for Input {
         let path = format!("/{}", joined(u, &SEGMENTS, "/")?);
         Ok(Self {
             host: host + *u.choose(&["", ":80", ":"])?,
-            path: path + *u.choose(&["", "?", "?x=/a/b"])?,
+            path: path + *u.choose(&["", "?", "?x=/a/b", "?x=x&y", "?y=xy&x="])?,
             method: *u.choose(&METHODS)?,
             headers: some(u, 3, |u| Ok((u.choose(&NAMES)?.to_string(), u.choose(&TEXTS)?.to_string())))?,
             grpc: u.arbitrary()?,
@@ -69,31 +70,45 @@ fn maybe<T>(
 
 fn a_match(u: &mut Unstructured<'_>) -> Result<Match> {
     Ok(Match {
+        clients: Vec::new(),
         hosts: some(u, 2, |u| {
             let host = joined(u, &LABELS, ".")?;
             Ok(if u.arbitrary()? { HostMatch::Exact(host) } else { HostMatch::Suffix(format!(".{host}")) })
         })?,
         path: maybe(u, |u| {
             let path = format!("/{}", joined(u, &SEGMENTS, "/")?);
-            Ok(match u.arbitrary()? {
-                true => PathMatch::Exact(path),
-                false => PathMatch::Prefix(path.trim_end_matches('/').to_owned()),
+            Ok(match u.int_in_range(0..=3)? {
+                0 => PathMatch::Exact(path),
+                1 => PathMatch::Prefix(path.trim_end_matches('/').to_owned()),
+                2 => {
+                    let text = path.trim_end_matches('/').replace("/v1", "/{x}") + "/{y}";
+                    match Template::new(&text) {
+                        Ok(template) => PathMatch::Template(template),
+                        Err(_) => PathMatch::Exact(path),
+                    }
+                }
+                _ => PathMatch::Regex(Pattern::new("/.*/a").expect("it is an expression")),
             })
         })?,
         methods: some(u, 2, |u| Ok(u.choose(&METHODS)?.to_string()))?,
         headers: some(u, 2, |u| {
-            let text = u.choose(&TEXTS)?.to_string();
-            let value = match u.int_in_range(0..=2)? {
-                0 => TextMatch::Present,
-                1 => TextMatch::Exact(text),
-                _ => TextMatch::Prefix(text),
-            };
-            Ok(HeaderMatch { name: u.choose(&NAMES)?.to_string(), value })
+            Ok(HeaderMatch { name: u.choose(&NAMES)?.to_string(), value: a_text(u)? })
         })?,
+        query: some(u, 2, |u| Ok(QueryMatch { name: u.choose(&["x", "y"])?.to_string(), value: a_text(u)? }))?,
         grpc: maybe(u, |u| {
             let method = maybe(u, |u| Ok(u.choose(&SEGMENTS[..2])?.to_string()))?;
             Ok(GrpcMatch { service: u.choose(&SEGMENTS[..3])?.to_string(), method })
         })?,
+    })
+}
+
+fn a_text(u: &mut Unstructured<'_>) -> Result<TextMatch> {
+    let text = u.choose(&TEXTS)?.to_string();
+    Ok(match u.int_in_range(0..=3)? {
+        0 => TextMatch::Present,
+        1 => TextMatch::Absent,
+        2 => TextMatch::Exact(text),
+        _ => TextMatch::Prefix(text),
     })
 }
 
@@ -107,18 +122,35 @@ fn naive(wanted: &Match, request: &Input) -> bool {
         None => true,
         Some(PathMatch::Exact(exact)) => exact == path,
         Some(PathMatch::Prefix(prefix)) => segments(path).starts_with(&segments(prefix)),
+        Some(PathMatch::Template(template)) => {
+            let (open, parts) = (segments(&template.to_string()), segments(path));
+            let fits = |(open, part): (&String, &String)| match open.starts_with('{') {
+                true => !part.is_empty(),
+                false => open == part,
+            };
+            open.len() == parts.len() && open.iter().zip(&parts).all(fits)
+        }
+        Some(PathMatch::Regex(_)) => path[1..].ends_with("/a"),
     };
     let host_fits = wanted.hosts.iter().any(|wanted| match wanted {
         HostMatch::Exact(name) => name == host,
         HostMatch::Suffix(domain) => host.ends_with(domain) && host != domain,
     });
+    let text_fits = |value: Option<&str>, wanted: &TextMatch| match wanted {
+        TextMatch::Absent => value.is_none(),
+        TextMatch::Present => value.is_some(),
+        TextMatch::Exact(text) => value == Some(text),
+        TextMatch::Prefix(text) => value.is_some_and(|value| value.starts_with(text)),
+    };
     let header_fits = |header: &HeaderMatch| {
-        let value = request.headers.iter().find(|(name, _)| *name == header.name).map(|(_, value)| value);
-        match &header.value {
-            TextMatch::Present => value.is_some(),
-            TextMatch::Exact(text) => value == Some(text),
-            TextMatch::Prefix(text) => value.is_some_and(|value| value.starts_with(text)),
-        }
+        let value = request.headers.iter().find(|(name, _)| *name == header.name);
+        text_fits(value.map(|(_, value)| value.as_str()), &header.value)
+    };
+    let query_fits = |wanted: &QueryMatch| {
+        let query = request.path.split_once('?').map_or("", |(_, query)| query);
+        let pairs: Vec<Vec<&str>> = query.split('&').map(|pair| pair.splitn(2, '=').collect()).collect();
+        let found = pairs.iter().find(|pair| pair[0] == wanted.name);
+        text_fits(found.map(|pair| pair.get(1).copied().unwrap_or("")), &wanted.value)
     };
     let grpc_fits = wanted.grpc.as_ref().is_none_or(|grpc| {
         let parts = segments(path);
@@ -129,17 +161,14 @@ fn naive(wanted: &Match, request: &Input) -> bool {
         && (wanted.hosts.is_empty() || host_fits)
         && (wanted.methods.is_empty() || wanted.methods.iter().any(|method| method == request.method))
         && wanted.headers.iter().all(header_fits)
+        && wanted.query.iter().all(query_fits)
         && grpc_fits
 }
 
 fn policy(routes: &[Match]) -> Policy {
     let route = |(i, matches): (usize, &Match)| Route {
-        name: Label::new(format!("r{i}")).expect("the name is well formed"),
         matches: matches.clone(),
-        split: Vec::new(),
-        class: None,
-        timeout: None,
-        idempotent: false,
+        ..Route::new(Label::new(format!("r{i}")).expect("the name is well formed"))
     };
     Policy { routes: routes.iter().enumerate().map(route).collect(), ..Policy::default() }
 }
@@ -157,6 +186,7 @@ fuzz_target!(|input: Input| {
         round_trips: &RoundTrips::default(),
         hosts: &Hosts::default(),
         health: &Verdicts::default(),
+        client_id: "",
         client: 0,
     };
     let upstream = Upstream::compile(&facts, &Default::default(), None);

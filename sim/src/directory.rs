@@ -176,6 +176,8 @@ impl Directory {
             round_trips: &self.round_trips,
             hosts: &self.hosts,
             health: &self.health,
+            // Simulated policies have no routes.
+            client_id: "",
             client,
         }
     }

@@ -83,7 +83,7 @@ impl ServiceHandle {
         let authority = authority(request.uri().authority(), request.headers(), &self.inner.marks)?;
         let request = RequestView {
             host: authority.as_str(),
-            path: request.uri().path(),
+            path: request.uri().path_and_query().map_or("/", |path| path.as_str()),
             method: request.method().as_str(),
             headers: &headers,
             grpc: headers::is_grpc(request.headers()),
@@ -128,7 +128,11 @@ impl Report {
         let Question { request, ask, now, seed } = question;
         let explanation = match self.decisions.is_empty() {
             true => upstream.explain(request, ask, *now, *seed),
-            false => upstream.explain_pick(ask, *now, *seed),
+            // The key that the policy of the service asked for read in the request goes along.
+            false => {
+                let key = self.decisions[0].explanation.key;
+                upstream.explain_pick(&Ask { key, ..*ask }, *now, *seed)
+            }
         };
         if let Some(Ok(picked)) = &explanation.picked {
             self.endpoint = Some(Arc::clone(upstream.target(picked.index)));
@@ -141,7 +145,7 @@ impl Report {
     /// The service to which a route sends the call, whose snapshot has yet to decide.
     pub fn goes_on_at(&self) -> Option<&ServiceName> {
         let last = &self.decisions.last()?.explanation;
-        last.picked.is_none().then_some(&last.target)
+        (last.picked.is_none() && last.instead.is_none()).then_some(&last.target)
     }
 }
 
@@ -157,6 +161,9 @@ impl fmt::Display for Report {
                 (Some(EndpointTarget { instance, address, location, .. }), _) => {
                     let (service, region) = (&explanation.target, &location.region);
                     writeln!(f, "{:<8} {service} {instance} at {address} in {region}", "goes to")?;
+                }
+                (None, None) if explanation.instead.is_some() => {
+                    writeln!(f, "{:<8} without a server", "answered")?;
                 }
                 (None, Some(Err(why))) => {
                     writeln!(f, "{:<8} {why} ({})", "fails", FaultKind::from(&**why).label())?;

@@ -1,4 +1,4 @@
-use std::{error::Error as StdError, fmt};
+use std::{error::Error as StdError, fmt, time::Duration};
 
 use fairmesh_router::Unroutable;
 use http::StatusCode;
@@ -17,6 +17,7 @@ struct Inner {
     origin: Origin,
     retry: Retry,
     status: Status,
+    retry_after: Option<Duration>,
 }
 
 /// What went wrong; see [`FaultKind::label`] for the stable name of each.
@@ -35,6 +36,8 @@ pub enum FaultKind {
     KeyOutside,
     /// The shard has no replica of the asked role.
     NoReplica,
+    /// A limit of the policy lets no more calls through.
+    RateLimited,
     /// The time for the call ran out.
     Deadline,
     /// No connection to the chosen endpoints could be made; nothing was sent.
@@ -79,6 +82,7 @@ impl FaultKind {
             Self::KeyMissing => "key_missing",
             Self::KeyOutside => "key_outside",
             Self::NoReplica => "no_replica",
+            Self::RateLimited => "rate_limited",
             Self::Deadline => "deadline",
             Self::Unreachable => "unreachable",
             Self::Reset => "reset",
@@ -95,6 +99,7 @@ impl FaultKind {
                 StatusCode::SERVICE_UNAVAILABLE
             }
             Self::KeyMissing | Self::KeyOutside | Self::Invalid => StatusCode::BAD_REQUEST,
+            Self::RateLimited => StatusCode::TOO_MANY_REQUESTS,
             Self::Deadline => StatusCode::GATEWAY_TIMEOUT,
             Self::Reset | Self::Protocol => StatusCode::BAD_GATEWAY,
         }
@@ -109,6 +114,7 @@ impl FaultKind {
             }
             Self::KeyMissing | Self::Invalid => Code::InvalidArgument,
             Self::KeyOutside => Code::OutOfRange,
+            Self::RateLimited => Code::ResourceExhausted,
             Self::Deadline => Code::DeadlineExceeded,
             Self::Protocol => Code::Internal,
         }
@@ -117,17 +123,35 @@ impl FaultKind {
     fn origin(self) -> Origin {
         match self {
             Self::KeyMissing | Self::KeyOutside | Self::Invalid | Self::UnknownService => Origin::Caller,
-            Self::Unavailable | Self::NoEndpoints | Self::NoReplica | Self::Deadline => Origin::Mesh,
+            Self::Unavailable | Self::NoEndpoints | Self::NoReplica | Self::RateLimited | Self::Deadline => {
+                Origin::Mesh
+            }
             Self::Unreachable | Self::Reset | Self::Protocol => Origin::Server,
         }
     }
 
     fn retry(self) -> Retry {
         match self {
-            Self::Unreachable | Self::Unavailable | Self::NoEndpoints | Self::NoReplica => Retry::Unsent,
+            Self::Unreachable
+            | Self::Unavailable
+            | Self::NoEndpoints
+            | Self::NoReplica
+            | Self::RateLimited => Retry::Unsent,
             Self::Deadline | Self::Reset | Self::Protocol => Retry::MaybeSent,
             Self::UnknownService | Self::KeyMissing | Self::KeyOutside | Self::Invalid => Retry::Never,
         }
+    }
+}
+
+/// The code that a gRPC caller gets for a status of HTTP, by the mapping of the gRPC project.
+pub(crate) fn grpc_code_of(status: u16) -> Code {
+    match status {
+        400 => Code::Internal,
+        401 => Code::Unauthenticated,
+        403 => Code::PermissionDenied,
+        404 => Code::Unimplemented,
+        429 | 502 | 503 | 504 => Code::Unavailable,
+        _ => Code::Unknown,
     }
 }
 
@@ -146,7 +170,7 @@ impl Fault {
     /// A fault whose message tells the caller what happened and what to do.
     pub fn new(kind: FaultKind, message: impl Into<String>) -> Self {
         let status = Status::new(kind.grpc_code(), message);
-        Self(Box::new(Inner { kind, origin: kind.origin(), retry: kind.retry(), status }))
+        Self(Box::new(Inner { kind, origin: kind.origin(), retry: kind.retry(), status, retry_after: None }))
     }
 
     /// The same fault with what caused it.
@@ -161,6 +185,18 @@ impl Fault {
     pub fn with_retry(mut self, retry: Retry) -> Self {
         self.0.retry = retry;
         self
+    }
+
+    /// The same fault, which will be none after this time.
+    #[must_use]
+    pub fn with_retry_after(mut self, wait: Duration) -> Self {
+        self.0.retry_after = Some(wait);
+        self
+    }
+
+    /// After which time the call may go well, where that is known.
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.0.retry_after
     }
 
     /// What went wrong.

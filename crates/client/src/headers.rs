@@ -31,6 +31,9 @@ pub const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 /// In an answer 421 or `FAILED_PRECONDITION`: the server does not hold the shard. The value is the version of the map
 /// that it knows, decimal.
 pub const WRONG_SHARD: HeaderName = HeaderName::from_static("fairmesh-wrong-shard");
+/// Says, in answers that Fairmesh made itself, what went wrong: the stable name of the fault, or `injected` for a failure on
+/// purpose.
+pub const FAULT: HeaderName = HeaderName::from_static("x-fairmesh-fault");
 /// The load report in text form: `TEXT cpu_utilization=0.3,named_metrics.concurrent_requests=4` (ORCA). For HTTP answers.
 pub const LOAD: HeaderName = HeaderName::from_static("endpoint-load-metrics");
 /// The load report as an `xds.data.orca.v3.OrcaLoadReport`, base64. A trailer of gRPC answers.

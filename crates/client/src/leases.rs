@@ -43,13 +43,13 @@ struct Shared {
     channel: Channel,
     places: Mutex<Places>,
     state: watch::Sender<State>,
-    /// The caller's id, hashed.
-    client: u64,
+    /// The caller's id.
+    client_id: String,
 }
 
 impl Leases {
     /// Asks the lookaside at this address, which is reached with the first call.
-    pub(crate) fn new(address: Address, client: u64) -> Result<Self, Error> {
+    pub(crate) fn new(address: Address, client_id: String) -> Result<Self, Error> {
         let state = State {
             connected: false,
             since: Instant::now(),
@@ -61,7 +61,7 @@ impl Leases {
         };
         let channel = connect_channel_lazy(&address)?;
         let (places, state) = (Mutex::default(), watch::Sender::new(state));
-        Ok(Self(Arc::new(Shared { channel, places, state, client })))
+        Ok(Self(Arc::new(Shared { channel, places, state, client_id })))
     }
 
     /// The leases of a service that is called without a key.

@@ -15,6 +15,7 @@ use fairmesh_model::{
 };
 use fairmesh_rib::upstream::{Backoff, UpstreamConfig};
 use fairmesh_wire::transport::Address;
+use tokio::sync::Semaphore;
 
 use crate::{
     ServiceHandle, Stats,
@@ -30,6 +31,9 @@ use crate::{
 /// How long [`Mesh::connect`] waits for the agent, so that the first calls find it there.
 const FIRST_CONTACT: Duration = Duration::from_secs(1);
 
+/// The most copies of calls under way at one time: beyond it they are left out, so that they can hold up nobody.
+const MIRRORS: usize = 64;
+
 /// The entrance: one for a program, cheap to clone. Dropping the last clone and the last handle ends it.
 #[derive(Clone, Debug)]
 pub struct Mesh {
@@ -42,6 +46,8 @@ pub(crate) struct Shared {
     pub(crate) counters: Arc<Counters>,
     pub(crate) wiring: Wiring,
     pub(crate) clock: Clock,
+    /// Places for copies of calls under way.
+    pub(crate) mirrors: Arc<Semaphore>,
     seed: AtomicU64,
 }
 
@@ -172,7 +178,8 @@ impl MeshBuilder {
         };
         let counters = Arc::<Counters>::default();
         let wiring = Wiring { counters: Arc::clone(&counters), local: self.local_address };
-        let shared = Shared { source, counters, wiring, clock: Clock::start(), seed };
+        let mirrors = Arc::new(Semaphore::new(MIRRORS));
+        let shared = Shared { source, counters, wiring, clock: Clock::start(), mirrors, seed };
         Ok(Mesh { shared: Arc::new(shared) })
     }
 
@@ -224,7 +231,7 @@ impl MeshBuilder {
 }
 
 fn leases(address: &Address, client_id: &str) -> Result<Leases, Invalid> {
-    Leases::new(address.clone(), hash_text(client_id)).map_err(|error| {
+    Leases::new(address.clone(), client_id.to_owned()).map_err(|error| {
         Invalid::new(
             "lookaside",
             format!("{address} cannot be called: {error}"),

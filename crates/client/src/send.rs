@@ -1,8 +1,11 @@
 //! One call over the network: tries, each decided and finished by the core, sent over a line.
 
 mod answer;
+mod hedge;
+mod mirror;
 mod request;
 mod terms;
+mod treated;
 mod tunnel;
 
 use std::{sync::Arc, time::Duration};
@@ -10,7 +13,11 @@ use std::{sync::Arc, time::Duration};
 use http::{Response, request::Parts};
 use tokio::time::timeout_at;
 
-use self::{answer::judge, request::Copy, terms::Terms};
+use self::{
+    answer::{Sent, judge},
+    request::Copy,
+    terms::Terms,
+};
 pub(crate) use self::{
     answer::{has_erred, learn_from_trailers, violates_protocol},
     request::{View as HeadersView, authority},
@@ -60,12 +67,30 @@ async fn carry_out(
     if limit.is_some_and(|left| left.is_zero()) {
         return Err(terms.late(now, "nothing was sent").with_retry(Retry::Unsent));
     }
-    let head = Head::new(handle, parts)?;
+    let mut head = Head::new(handle, parts)?;
     let mut call = Call::new(&handle.subscription);
     let (now, view) = route(handle, &mut call, &head, &context, start).await?;
-    let copy = Copy::of(&head, &body, call.may_be_sent_twice(&view, &context));
+    if let Some(key) = call.key() {
+        head.write_key(key);
+    }
+    if let Some(treatment) = call.treatment().cloned() {
+        drop(view);
+        return treated::send(terms, &treatment, &mut call, head, body).await;
+    }
+    go(terms, (now, view), &mut call, head, body).await
+}
+
+/// Makes tries with a request as it is.
+async fn go(
+    terms: Terms<'_>,
+    (now, view): (u64, Sight<Arc<Line>>),
+    call: &mut Call<'_, Arc<Line>>,
+    head: Head,
+    body: Outgoing,
+) -> Result<Response<Body>, Fault> {
+    let copy = Copy::of(&head, &body, call.may_be_sent_twice(&view, terms.context));
     let mut slot = Some(Request { head, body, left: Duration::ZERO });
-    tries(terms, (now, view), &mut call, &mut slot, copy).await
+    tries(terms, (now, view), call, &mut slot, copy).await
 }
 
 /// Routes the call, waiting where its service is not known yet; says when that was, so that the first try need not read
@@ -84,6 +109,9 @@ async fn route(
             Ok(view) => return Ok((now, view)),
             Err(undecided) => {
                 if let Undecided::Fault(fault) = *undecided {
+                    if fault.kind() == FaultKind::RateLimited {
+                        count(&handle.mesh.counters.limited);
+                    }
                     return Err(fault);
                 }
                 let limits = [start.limit, context.timeout];
@@ -110,12 +138,7 @@ async fn tries(
         // Claimed as it begins: the one that happened to end first would speak for short ones only.
         let surveyed = call.target().pace.claims_survey(now).then_some(now);
         count(&mesh.counters.tries);
-        if let Some(request) = slot {
-            request.left = call.left(now);
-        }
-        // Half, so that a server that is gone does not cost the call: the rest is for another one.
-        let connected_by = mesh.clock.instant(now + nanos(call.left(now)) / 2);
-        let sent = timeout_at(deadline, line.send(slot, connected_by)).await;
+        let sent = one_try(terms, call, (&mut line, &mut now), slot, copy.as_ref()).await;
         line.answered(matches!(sent, Ok(Ok(_))), now, mesh.clock);
         let (ending, answer) = judge(sent, slot.is_some(), terms, call, &line);
         terms.trace(line.target(), now, &answer);
@@ -154,6 +177,29 @@ async fn tries(
         }
         line = decide(terms, call, call.look(), &mut now).await?;
     }
+}
+
+/// Makes one try, and another beside it where the route wants that: `line` and `now`, when it began, are then those of the one
+/// that is heard.
+async fn one_try(
+    terms: Terms<'_>,
+    call: &mut Call<'_, Arc<Line>>,
+    (line, now): (&mut Arc<Line>, &mut u64),
+    slot: &mut Slot,
+    copy: Option<&Copy>,
+) -> Sent {
+    let clock = terms.handle.mesh.clock;
+    if let Some(request) = slot {
+        request.left = call.given(*now);
+    }
+    // Half, so that a server that is gone does not cost the call: the rest is for another one.
+    let connected_by = clock.instant(*now + nanos(call.left(*now)) / 2);
+    let until = clock.instant(call.try_ends(*now));
+    let (Some(after), Some(copy)) = (call.hedge_after(), copy) else {
+        return timeout_at(until, line.send(slot, connected_by)).await;
+    };
+    let mut attempt = hedge::Attempt { line, slot, now, until, connected_by };
+    hedge::send(terms, call, &mut attempt, copy, after).await
 }
 
 /// Waits for a snapshot to decide with, at most for `timeout`.

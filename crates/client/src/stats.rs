@@ -22,6 +22,18 @@ pub struct Stats {
     pub retries: u64,
     /// Retries that the budget refused.
     pub retries_refused: u64,
+    /// Tries made beside one that took long, as the policy has it (`hedge`).
+    pub hedges: u64,
+    /// Calls that a limit of a policy did not let through.
+    pub limited: u64,
+    /// Calls that a policy answered with a failure on purpose (`fault.abort`).
+    pub aborted: u64,
+    /// Copies of calls that were sent to another service (`mirror`).
+    pub mirrored: u64,
+    /// Copies that got no answer.
+    pub mirrors_failed: u64,
+    /// Copies that were not sent, since too many were under way or the body was too long or not at hand.
+    pub mirrors_skipped: u64,
     /// Answers of servers that did not hold the shard.
     pub wrong_shard: u64,
     /// Tries for which no endpoint could be chosen.
@@ -61,6 +73,12 @@ pub(crate) struct Counters {
     pub(crate) tries: AtomicU64,
     pub(crate) retries: AtomicU64,
     pub(crate) retries_refused: AtomicU64,
+    pub(crate) hedges: AtomicU64,
+    pub(crate) limited: AtomicU64,
+    pub(crate) aborted: AtomicU64,
+    pub(crate) mirrored: AtomicU64,
+    pub(crate) mirrors_failed: AtomicU64,
+    pub(crate) mirrors_skipped: AtomicU64,
     pub(crate) wrong_shard: AtomicU64,
     pub(crate) unroutable: AtomicU64,
     pub(crate) last_resort: AtomicU64,
@@ -103,6 +121,12 @@ impl Counters {
             tries: of(&self.tries),
             retries: of(&self.retries),
             retries_refused: of(&self.retries_refused),
+            hedges: of(&self.hedges),
+            limited: of(&self.limited),
+            aborted: of(&self.aborted),
+            mirrored: of(&self.mirrored),
+            mirrors_failed: of(&self.mirrors_failed),
+            mirrors_skipped: of(&self.mirrors_skipped),
             wrong_shard: of(&self.wrong_shard),
             unroutable: of(&self.unroutable),
             last_resort: of(&self.last_resort),

@@ -64,8 +64,8 @@ const PURE_FILES: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// What a pure crate may be built on: derive macros, buffers, hashing.
-const PURE_MAY_USE: &[&str] = &["bytes", "serde", "thiserror", "xxhash-rust"];
+/// What a pure crate may be built on: derive macros, buffers, hashing, expressions.
+const PURE_MAY_USE: &[&str] = &["bytes", "regex", "serde", "thiserror", "xxhash-rust"];
 
 /// What the sources of a pure crate may not name.
 const IMPURE: &[&str] = &[

@@ -14,6 +14,7 @@ mod cli {
     pub(crate) mod replicas;
     pub(crate) mod restarts;
     pub(crate) mod rib;
+    pub(crate) mod routes;
     pub(crate) mod sim;
     pub(crate) mod support;
 }

@@ -22,6 +22,7 @@ mod policy;
 mod record;
 mod revision;
 mod rib_key;
+mod route;
 mod service;
 mod shard;
 pub mod spec;
@@ -38,13 +39,15 @@ pub use identity::Identity;
 pub use key::{KeyRange, ShardKey};
 pub use location::Location;
 pub use name::{Cluster, HostType, InstanceId, Label, Region, Role, ServiceName, Tenant, Zone};
-pub use policy::{
-    GrpcMatch, HeaderMatch, HostMatch, Locality, Match, PathMatch, Policy, Retries, Ring, Route, Target,
-    TextMatch,
-};
+pub use policy::{KeySource, Locality, Policy, Retries, Ring};
 pub use record::Record;
 pub use revision::{Cursor, Revision, StoreId};
 pub use rib_key::{ChunkHash, HistoryKind, Prefix, RecordKey, ShardPart};
+pub use route::{
+    Abort, Actions, ClientMatch, Delay, GrpcMatch, HeaderEdits, HeaderMatch, HostMatch, Match, Mirror,
+    PathMatch, PathRewrite, Pattern, QueryMatch, RateLimit, Redirect, Rewrite, Route, Segment, Share, Target,
+    Template, TextMatch,
+};
 pub use service::{Protocol, Service, ServiceKind};
 pub use shard::{Replica, ReplicaState, SHARDS_TOLD, Shard, ShardId, ShardMap, ShardMove};
 pub use topology::{RegionInfo, Regions, RoundTrips};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{Balancing, HealthCheck, Invalid, Label, ServiceName};
+use crate::{Balancing, HealthCheck, Invalid, RateLimit, Route, route::is_token};
 
 /// How calls to a service are routed and protected. The default is right for a service nobody wrote a policy for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,6 +17,10 @@ pub struct Policy {
     pub timeout: Duration,
     /// When a failed try is made again.
     pub retries: Retries,
+    /// How many calls each caller may make to the service in all; rules may have limits of their own besides.
+    pub limit: Option<RateLimit>,
+    /// Where the key of a call is read that names none, for services called by key: sessions stay with their endpoint.
+    pub key: Option<KeySource>,
     /// How endpoints are probed; `None` leaves that to callers' own experience.
     pub health_check: Option<HealthCheck>,
 }
@@ -29,97 +33,11 @@ impl Default for Policy {
             balancing: Balancing::default(),
             timeout: Duration::from_secs(15),
             retries: Retries::default(),
+            limit: None,
+            key: None,
             health_check: None,
         }
     }
-}
-
-/// One rule.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Route {
-    /// What users call it in `explain` and metrics; unique within the policy.
-    pub name: Label,
-    /// Which calls it is for.
-    pub matches: Match,
-    /// Where they go, by weight; empty means the service itself.
-    pub split: Vec<Target>,
-    /// The traffic class, where one is told.
-    pub class: Option<Label>,
-    /// The whole call, where it differs from the policy's.
-    pub timeout: Option<Duration>,
-    /// Whether the owner declares that a repeated call does no harm, whatever its method.
-    pub idempotent: bool,
-}
-
-/// Which calls a route is for: all conditions hold, and an empty condition always holds.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Match {
-    /// Any of these hosts.
-    pub hosts: Vec<HostMatch>,
-    /// The path.
-    pub path: Option<PathMatch>,
-    /// Any of these methods, upper case.
-    pub methods: Vec<String>,
-    /// All of these headers.
-    pub headers: Vec<HeaderMatch>,
-    /// A gRPC method; holds only for gRPC calls.
-    pub grpc: Option<GrpcMatch>,
-}
-
-/// A host, compared without case and port.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum HostMatch {
-    /// Exactly this one, lower case.
-    Exact(String),
-    /// Any name below this domain, written `*.example.org`; kept lower case without the star, as `.example.org`.
-    Suffix(String),
-}
-
-/// A path, compared to the bytes without the query.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PathMatch {
-    /// Exactly this one.
-    Exact(String),
-    /// This one or below it: `/a` matches `/a` and `/a/b` and not `/ab`; kept without a final `/`, so `/` is empty.
-    Prefix(String),
-}
-
-/// A header.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeaderMatch {
-    /// Its name, lower case.
-    pub name: String,
-    /// Its value.
-    pub value: TextMatch,
-}
-
-/// A text.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TextMatch {
-    /// Any value.
-    Present,
-    /// Exactly this one.
-    Exact(String),
-    /// Anything that starts so.
-    Prefix(String),
-}
-
-/// A gRPC method.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GrpcMatch {
-    /// The full service name, such as `shop.v1.Cart`.
-    pub service: String,
-    /// The method, or any.
-    pub method: Option<String>,
-}
-
-/// One arm of a split.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
-    /// The service that gets the calls.
-    pub service: ServiceName,
-    /// Its share, relative to the other arms; 0 gets none.
-    pub weight: u32,
 }
 
 /// Which regions a call may go to, and in which order (S14).
@@ -150,6 +68,17 @@ impl Default for Locality {
     fn default() -> Self {
         Self { rings: Self::default_rings(), local_only: false }
     }
+}
+
+/// Where the key of a call is read. A value that is a number is that key; any other is hashed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeySource {
+    /// In the header of this name, in lower case.
+    Header(String),
+    /// In the cookie of this name.
+    Cookie(String),
+    /// In the parameter of the query of this name.
+    Query(String),
 }
 
 /// When a failed try is made again: only if it provably was not sent, or the call is declared idempotent.
@@ -185,31 +114,26 @@ impl Policy {
         self.balancing.validate().map_err(|e| e.within("balancing"))?;
         check_timeout("timeout", self.timeout)?;
         self.retries.validate().map_err(|e| e.within("retries"))?;
+        self.limit.as_ref().map_or(Ok(()), RateLimit::validate).map_err(|e| e.within("limit"))?;
+        self.key.as_ref().map_or(Ok(()), KeySource::validate).map_err(|e| e.within("key"))?;
         self.health_check.as_ref().map_or(Ok(()), HealthCheck::validate).map_err(|e| e.within("healthCheck"))
     }
 }
 
-fn check_timeout(field: &str, timeout: Duration) -> Result<(), Invalid> {
+pub(crate) fn check_timeout(field: &str, timeout: Duration) -> Result<(), Invalid> {
     if (Duration::from_millis(1)..=Duration::from_secs(3600)).contains(&timeout) {
         return Ok(());
     }
     Err(Invalid::new(field, format!("{timeout:?} is out of range"), "write 1ms to 1h"))
 }
 
-impl Route {
+impl KeySource {
     fn validate(&self) -> Result<(), Invalid> {
-        if let Some(timeout) = self.timeout {
-            check_timeout("timeout", timeout)?;
+        let (Self::Header(name) | Self::Cookie(name)) = self else { return Ok(()) };
+        match is_token(name) {
+            true => Ok(()),
+            false => Err(Invalid::new("", format!("'{name}' is not a name"), "write a name without blanks")),
         }
-        let total: u64 = self.split.iter().map(|target| u64::from(target.weight)).sum();
-        if !self.split.is_empty() && (total == 0 || total > u64::from(u32::MAX)) {
-            return Err(Invalid::new(
-                "split",
-                format!("the weights add up to {total}"),
-                "give at least one arm a weight above 0; they need not add up to 100",
-            ));
-        }
-        Ok(())
     }
 }
 

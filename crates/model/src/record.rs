@@ -2,6 +2,10 @@ use crate::{Endpoint, Hosts, Policy, Regions, RoundTrips, Service, ShardMove, Ve
 
 /// What a RIB key holds, but for the parts of shard maps, which are encoded as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "one is read at a time and taken apart at once; nothing keeps them"
+)]
 pub enum Record {
     /// At `services/`.
     Service(Service),

@@ -5,10 +5,12 @@
 //! alternative, validating while deserialising, was rejected: serde keeps neither the path of a field nor a hint apart
 //! from the message.
 
+mod actions;
 mod balancing;
 mod endpoints;
 mod health;
 mod hosts;
+mod matches;
 mod policy;
 mod route;
 mod service;
@@ -18,12 +20,17 @@ mod topology;
 
 use serde::{Deserialize, Serialize};
 
+pub use actions::{
+    AbortSpec, DelaySpec, EditsSpec, FaultSpec, HeadersSpec, HedgeSpec, LimitSpec, MirrorSpec,
+    PathRewriteSpec, RedirectSpec, RewriteSpec,
+};
 pub use balancing::{BalancingSpec, OutliersSpec, ScoreSpec};
 pub use endpoints::{EndpointSpec, EndpointsSpec};
 pub use health::{GrpcProbeSpec, HealthCheckSpec, HttpProbeSpec, TcpProbeSpec};
 pub use hosts::{HostPrefixSpec, HostTypeSpec, HostsSpec};
-pub use policy::{LocalitySpec, PolicySpec, RetriesSpec};
-pub use route::{GrpcSpec, HeaderSpec, MatchSpec, PathSpec, RouteSpec, TargetSpec};
+pub use matches::{GrpcSpec, MatchSpec, PathSpec, TextSpec};
+pub use policy::{KeySpec, LocalitySpec, PolicySpec, RetriesSpec};
+pub use route::{RouteSpec, TargetSpec};
 pub use service::ServiceSpec;
 pub use shards::{IntervalSpec, ReplicaSpec, ShardMapSpec, ShardSpec};
 pub use text::{KeyText, read_duration, write_duration};

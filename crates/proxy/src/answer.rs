@@ -2,11 +2,11 @@
 
 use std::fmt::Write as _;
 
-use fairmesh_client::{Body, Fault, headers};
+use fairmesh_client::{
+    Body, Fault,
+    headers::{self, FAULT},
+};
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
-
-/// Says, in answers that the proxy made itself, what went wrong: the stable name of the fault.
-pub(crate) const FAULT: HeaderName = HeaderName::from_static("x-fairmesh-fault");
 
 /// A fault as an answer: gRPC callers get their status, the others one of HTTP, and both the words.
 pub(crate) fn of_fault(fault: &Fault, is_grpc: bool) -> Response<Body> {
@@ -16,6 +16,11 @@ pub(crate) fn of_fault(fault: &Fault, is_grpc: bool) -> Response<Body> {
         false => of_http(kind.http_status(), format!("{fault}\n")),
     };
     answer.headers_mut().insert(FAULT, HeaderValue::from_static(kind.label()));
+    if let Some(wait) = fault.retry_after() {
+        // Whole seconds (RFC 9110 10.2.3), and no caller comes back too early.
+        let seconds = wait.as_nanos().div_ceil(1_000_000_000);
+        answer.headers_mut().insert(header::RETRY_AFTER, u64::try_from(seconds).unwrap_or(u64::MAX).into());
+    }
     answer
 }
 
@@ -56,6 +61,8 @@ fn percent_encoded(words: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use fairmesh_client::FaultKind;
 
     use super::*;
@@ -72,5 +79,13 @@ mod tests {
         assert_eq!(grpc.status(), StatusCode::OK);
         assert_eq!(grpc.headers()[headers::GRPC_STATUS], "14");
         assert_eq!(grpc.headers()["grpc-message"], "nobody serves 100 %25 of it%0Anow");
+        let limited =
+            Fault::new(FaultKind::RateLimited, "later").with_retry_after(Duration::from_millis(1001));
+        let (plain, grpc) = (of_fault(&limited, false), of_fault(&limited, true));
+        assert_eq!(
+            (plain.status(), &plain.headers()["retry-after"]),
+            (StatusCode::TOO_MANY_REQUESTS, &"2".parse().unwrap())
+        );
+        assert_eq!(grpc.headers()[headers::GRPC_STATUS], "8");
     }
 }

@@ -30,6 +30,8 @@ pub struct Facts<'a> {
     pub hosts: &'a Hosts,
     /// What active checks found of the endpoints.
     pub health: &'a Verdicts,
+    /// The caller's id, as routes for certain callers name it.
+    pub client_id: &'a str,
     /// The caller's id, hashed by [`fairmesh_model::arith::hash_text`]; the same after its restart.
     pub client: u64,
 }

@@ -5,11 +5,14 @@
 //! that writes down the reasons. One mutable table updated in place was rejected: a call would see half of a change, and
 //! readers would need a lock.
 
+mod bucket;
 mod facts;
 mod horizon;
+mod key;
 mod request;
 mod routes;
 mod shards;
+mod treatment;
 mod upstream;
 mod witness;
 
@@ -19,5 +22,6 @@ pub use request::{Ask, Headers, Picked, RequestView, Routed, Unroutable};
 pub use shards::{
     Holding, HoldingNumbers, Holdings, Located, Rows, SEGMENT_SHARDS, Segment, Shards, Unfit, Words,
 };
+pub use treatment::{Instead, Treatment};
 pub use upstream::{Explanation, Held, Upstream};
 pub use witness::Step;

@@ -1,11 +1,18 @@
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use fairmesh_model::{KeyRange, Label, Region, Role, ServiceName, ShardId, ShardKey};
+
+use crate::Treatment;
 
 /// Header look-up, so that routes match whatever the caller's request type is.
 pub trait Headers {
     /// The first value of the header called `name` (lower case).
     fn get(&self, name: &str) -> Option<&[u8]>;
+
+    /// Whether `sees` is true of any value of the header called `name`, asked of one after the other.
+    fn any(&self, name: &str, sees: &mut dyn FnMut(&[u8]) -> bool) -> bool {
+        self.get(name).is_some_and(sees)
+    }
 }
 
 /// A call without headers.
@@ -33,7 +40,7 @@ impl Headers for Vec<(String, String)> {
 pub struct RequestView<'a, H: Headers + ?Sized> {
     /// The authority or `Host`, in any case, with or without port; empty when there is none.
     pub host: &'a str,
-    /// The path; a query after `?` is not looked at.
+    /// The path, and after `?` the query.
     pub path: &'a str,
     /// The method, upper case.
     pub method: &'a str,
@@ -44,7 +51,7 @@ pub struct RequestView<'a, H: Headers + ?Sized> {
 }
 
 /// What the first matching route says about a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct Routed<'a> {
     /// The service that gets the call: this one, or an arm of the route's split. Ask that service's snapshot to pick.
     pub target: &'a ServiceName,
@@ -56,6 +63,8 @@ pub struct Routed<'a> {
     pub timeout: Duration,
     /// Whether the route's owner declares that a repeated call does no harm.
     pub idempotent: bool,
+    /// What else happens to the call.
+    pub treatment: Option<&'a Arc<Treatment>>,
 }
 
 /// What a pick depends on beside the snapshot.

@@ -1,15 +1,20 @@
+use std::sync::Arc;
+
 use fairmesh_model::{
     Route, ServiceName,
     arith::{Generator, mix64},
 };
 
-use crate::{Headers, RequestView};
+use crate::{Headers, RequestView, Treatment};
 
 mod condition;
 mod index;
+mod texts;
 
 use condition::View;
+pub(crate) use condition::without_port;
 use index::Index;
+pub(crate) use texts::{cookie, decoded, parameter};
 
 /// Up to this many routes are simply tried in order: an index would cost more than it saves.
 const SCAN_UP_TO: usize = 6;
@@ -30,14 +35,19 @@ pub(crate) struct Routes {
 pub(crate) struct Rule {
     /// As the policy has it.
     pub(crate) route: Route,
+    /// Whether it is for this caller at all.
+    is_ours: bool,
     /// Running totals of the split's weights.
     ends: Box<[u64]>,
+    /// What else happens to its calls.
+    pub(crate) treatment: Option<Arc<Treatment>>,
 }
 
 impl Routes {
-    /// Compiles the routes of a valid policy.
-    pub(crate) fn compile(routes: &[Route]) -> Self {
-        let rules: Box<[Rule]> = routes.iter().map(Rule::new).collect();
+    /// Compiles the routes of a valid policy; limits that stayed as they were `before` go on counting.
+    pub(crate) fn compile(routes: &[Route], client: &str, before: Option<&Self>) -> Self {
+        let same = |route: &Route| before?.rules.iter().find(|rule| rule.route.name == route.name);
+        let rules: Box<[Rule]> = routes.iter().map(|route| Rule::new(route, client, same(route))).collect();
         let index = (rules.len() > SCAN_UP_TO).then(|| Box::new(Index::new(routes)));
         Self { rules, index }
     }
@@ -50,9 +60,13 @@ impl Routes {
         }
         let view = View::new(request);
         match &self.index {
-            None => self.rules.iter().enumerate().find(|(_, rule)| view.satisfies(&rule.route.matches)),
+            None => self
+                .rules
+                .iter()
+                .enumerate()
+                .find(|(_, rule)| rule.is_ours && view.satisfies(&rule.route.matches)),
             Some(index) => index
-                .find(&view, |i| view.satisfies(&self.rules[i].route.matches))
+                .find(&view, |i| self.rules[i].is_ours && view.satisfies(&self.rules[i].route.matches))
                 .map(|i| (i, &self.rules[i])),
         }
     }
@@ -63,13 +77,17 @@ impl Routes {
 }
 
 impl Rule {
-    fn new(route: &Route) -> Self {
+    fn new(route: &Route, client: &str, before: Option<&Self>) -> Self {
         let mut total = 0;
         let ends = route.split.iter().map(|target| {
             total += u64::from(target.weight);
             total
         });
-        Self { ends: ends.collect(), route: route.clone() }
+        let clients = &route.matches.clients;
+        let is_ours = clients.is_empty() || clients.iter().any(|wanted| wanted.matches(client));
+        let before = before.and_then(|before| before.treatment.as_deref());
+        let treatment = Treatment::compile(&route.actions, &route.matches, before).map(Arc::new);
+        Self { ends: ends.collect(), route: route.clone(), treatment, is_ours }
     }
 
     /// The arm of the split for this seed, or `None` where the route has no split: the one whose stretch of the running

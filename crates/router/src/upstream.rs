@@ -6,8 +6,8 @@ use fairmesh_model::{
 };
 
 use crate::{
-    Ask, Candidate, EndpointTarget, Facts, Headers, LoadReport, Picked, Reach, Reported, RequestView, Routed,
-    Shards, Step, Unroutable, horizon::Horizon, routes::Routes,
+    Ask, Candidate, EndpointTarget, Facts, Headers, Instead, LoadReport, Picked, Reach, Reported,
+    RequestView, Routed, Shards, Step, Unroutable, bucket::Bucket, horizon::Horizon, key, routes::Routes,
 };
 
 mod compile;
@@ -26,6 +26,8 @@ pub struct Upstream {
     slots: Arc<Slots>,
     terms: Terms,
     routes: Routes,
+    /// Counts calls against the limit of the service.
+    bucket: Option<Arc<Bucket>>,
     timeout: Duration,
     /// Ranks from here on should rather not be called.
     last_resort: u32,
@@ -124,8 +126,12 @@ pub struct Explanation {
     pub steps: Vec<Step>,
     /// The service that gets the call.
     pub target: ServiceName,
-    /// The choice, or why there is none; `None` when the call goes to another service, whose snapshot then explains
-    /// ([`Upstream::explain_pick`]).
+    /// The key of the call: the one given, or what the policy reads in the request.
+    pub key: Option<ShardKey>,
+    /// What the caller gets although nothing is chosen.
+    pub instead: Option<Instead>,
+    /// The choice, or why there is none; `None` when the caller gets something [`instead`](Self::instead), and when the call
+    /// goes to another service, whose snapshot then explains ([`Upstream::explain_pick`]).
     pub picked: Option<Result<Picked, Box<Unroutable>>>,
 }
 
@@ -175,6 +181,33 @@ impl Upstream {
     #[inline]
     pub fn route<H: Headers + ?Sized>(&self, request: &RequestView<'_, H>, seed: u64) -> Routed<'_> {
         self.decide_route(request, seed, &mut ())
+    }
+
+    /// Whether the limits of the service and of the route let a call through at `now`, which then counts; the error is how
+    /// long until they would.
+    #[inline]
+    pub fn admit(&self, routed: &Routed<'_>, now: u64) -> Result<(), Duration> {
+        match (&self.bucket, routed.treatment) {
+            (None, None) => Ok(()),
+            (bucket, treatment) => {
+                let route = treatment.and_then(|treatment| treatment.bucket());
+                route.map_or(Ok(()), |route| route.take(now))?;
+                let admitted = bucket.as_ref().map_or(Ok(()), |bucket| bucket.take(now));
+                if let (Err(_), Some(route)) = (&admitted, route) {
+                    route.give_back();
+                }
+                admitted
+            }
+        }
+    }
+
+    /// The key of a call that names none, where the service is called by key and its policy says where to read it.
+    #[inline]
+    pub fn key<H: Headers + ?Sized>(&self, request: &RequestView<'_, H>) -> Option<ShardKey> {
+        match &self.kind {
+            Kind::Replicated { .. } => None,
+            Kind::Hashed(_) | Kind::Sharded(_) => key::read(self.policy.key.as_ref()?, request),
+        }
     }
 
     /// The endpoint for one try. `now` is nanoseconds of any monotonic clock, the one that `finish` gets too.

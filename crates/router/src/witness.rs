@@ -8,7 +8,7 @@ use crate::{EndpointTarget, Upstream};
 /// One step of a decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Which step it is: `route`, `shard`, `region`, `health`, `subset`, `pick`.
+    /// Which step it is: `route`, `action`, `key`, `shard`, `region`, `health`, `subset`, `pick`.
     pub title: &'static str,
     /// What was decided and from what.
     pub detail: String,

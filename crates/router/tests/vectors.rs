@@ -9,7 +9,7 @@ use fairmesh_model::{
     arith::Generator,
     spec::{EndpointsSpec, HostsSpec, PolicySpec, ServiceSpec, ShardMapSpec, TopologySpec},
 };
-use fairmesh_router::{Ask, Facts, RequestView, Shards, Upstream};
+use fairmesh_router::{Ask, Facts, Instead, RequestView, Shards, Upstream};
 use serde_json::{Value, json};
 
 #[path = "../../../vectors/support.rs"]
@@ -18,6 +18,7 @@ mod support;
 use support::{check, hex};
 
 const CLIENT: u64 = 0x0123_4567_89ab_cdef;
+const CLIENT_ID: &str = "host-1/web";
 
 fn read<T: serde::de::DeserializeOwned>(document: &Value) -> T {
     serde_json::from_value(document.clone()).unwrap()
@@ -69,6 +70,7 @@ impl Fleet {
             round_trips: &round_trips,
             hosts: &hosts,
             health: &Verdicts::default(),
+            client_id: CLIENT_ID,
             client: CLIENT,
         };
         Upstream::compile(&facts, &Arc::default(), None)
@@ -108,6 +110,39 @@ fn topology() -> Value {
     })
 }
 
+/// Host, path, method, the header `x-canary`, and whether it is a gRPC call.
+const REQUESTS: [(&str, &str, &str, &str, bool); 29] = [
+    ("", "/cart/items", "GET", "", false),
+    ("", "/cart/items?x=/cart", "POST", "", false),
+    ("", "/cart/items/", "GET", "", false),
+    ("", "/cart", "GET", "", false),
+    ("", "/cartel", "GET", "", false),
+    ("API.example.org:8080", "/cart/a", "GET", "", false),
+    ("internal", "/cart/a", "GET", "", false),
+    ("a.b.INTERNAL", "/cart/a", "GET", "", false),
+    ("xinternal", "/cart/a", "GET", "", false),
+    ("", "/", "GET", "yes, please", false),
+    ("", "/", "GET", "no", false),
+    ("", "*", "OPTIONS", "", false),
+    ("", "/shop.v1.Cart/Add", "POST", "", true),
+    ("", "/shop.v1.Cart/Remove", "POST", "", true),
+    ("", "/shop.v1.Cart/Add", "POST", "", false),
+    ("", "/cart/x", "PUT", "", false),
+    ("", "/users/al/orders", "GET", "", false),
+    ("", "/users//orders", "GET", "", false),
+    ("", "/users/al/orders/", "GET", "", false),
+    ("", "/users/12", "GET", "", false),
+    ("", "/users/12/orders/x?page+no=1", "GET", "", false),
+    ("", "/users/x12", "GET", "", false),
+    ("", "/list?page+no=1%20of+2", "GET", "", false),
+    ("", "/list?page%20no=1+of+2&page+no=3", "GET", "", false),
+    ("", "/list?page+no=1+of+2&raw", "GET", "", false),
+    ("", "/list?page+no=3&page+no=1+of+2", "GET", "", false),
+    ("", "/me", "GET", "", false),
+    ("", "/mine", "GET", "", false),
+    ("", "/me", "GET", "no", false),
+];
+
 #[test]
 fn routes() {
     let policy = json!({"service": "shop/cart", "routes": [
@@ -120,28 +155,16 @@ fn routes() {
         {"name": "write", "match": {"methods": ["POST", "PUT"], "path": {"prefix": "/cart"}},
             "split": [{"service": "shop/off", "weight": 0}, {"service": "shop/writer", "weight": 3}]},
         {"name": "cart", "match": {"path": {"prefix": "/cart/"}}},
+        {"name": "orders", "match": {"path": {"template": "/users/{id}/orders"}}},
+        {"name": "numbered", "match": {"path": {"regex": "/users/[0-9]+(/.*)?"}}},
+        {"name": "paged", "match": {"query": [{"name": "page no", "exact": "1 of 2"}, {"name": "raw", "present": false}]}},
+        {"name": "batch", "match": {"clients": ["batch-*", "web"], "path": {"prefix": "/mine"}}},
+        {"name": "ours", "match": {"clients": ["*/web"], "path": {"prefix": "/mine"}}},
+        {"name": "anonymous", "match": {"path": {"prefix": "/me"}, "headers": [{"name": "x-canary", "present": false}]}},
     ]});
     let fleet = Fleet::replicated(policy.clone(), endpoints(&[]));
     let upstream = fleet.compile();
-    let requests = [
-        ("", "/cart/items", "GET", "", false),
-        ("", "/cart/items?x=/cart", "POST", "", false),
-        ("", "/cart/items/", "GET", "", false),
-        ("", "/cart", "GET", "", false),
-        ("", "/cartel", "GET", "", false),
-        ("API.example.org:8080", "/cart/a", "GET", "", false),
-        ("internal", "/cart/a", "GET", "", false),
-        ("a.b.INTERNAL", "/cart/a", "GET", "", false),
-        ("xinternal", "/cart/a", "GET", "", false),
-        ("", "/", "GET", "yes, please", false),
-        ("", "/", "GET", "no", false),
-        ("", "*", "OPTIONS", "", false),
-        ("", "/shop.v1.Cart/Add", "POST", "", true),
-        ("", "/shop.v1.Cart/Remove", "POST", "", true),
-        ("", "/shop.v1.Cart/Add", "POST", "", false),
-        ("", "/cart/x", "PUT", "", false),
-    ];
-    let cases = requests.into_iter().map(|(host, path, method, canary, grpc)| {
+    let cases = REQUESTS.into_iter().map(|(host, path, method, canary, grpc)| {
         let headers: Vec<(String, String)> = match canary {
             "" => Vec::new(),
             value => vec![("x-canary".into(), value.into())],
@@ -153,7 +176,54 @@ fn routes() {
             "route": upstream.route(&request, 0).route, "target_by_seed_0_to_7": targets,
         })
     });
-    check("routes.json", &[("policy", vec![policy]), ("requests", cases.collect())]);
+    check(
+        "routes.json",
+        &[("client", vec![json!(CLIENT_ID)]), ("policy", vec![policy]), ("requests", cases.collect())],
+    );
+}
+
+#[test]
+fn actions() {
+    let policy = json!({"service": "shop/cart", "key": {"cookie": "sid"}, "routes": [
+        {"name": "moved", "match": {"path": {"prefix": "/old"}}, "redirect": {"path": {"prefix": "/new"}, "status": 308}},
+        {"name": "secure", "match": {"path": {"exact": "/login"}}, "redirect": {"scheme": "https", "port": 8443}},
+        {"name": "elsewhere", "match": {"path": {"exact": "/docs"}}, "redirect": {"host": "docs.example.org", "path": {"full": "/"}}},
+        {"name": "v1", "match": {"path": {"prefix": "/v1"}}, "rewrite": {"host": "cart.internal", "path": {"prefix": "/"}}},
+        {"name": "faulty", "match": {"path": {"prefix": "/faulty"}},
+            "fault": {"abort": {"share": "25%", "status": 503}, "delay": {"share": "25%", "time": "20ms"}},
+            "mirror": {"service": "shop/shadow", "share": "25%"}},
+    ]});
+    let upstream = Fleet::replicated(policy.clone(), endpoints(&[])).compile();
+    let requests = [
+        "/old",
+        "/old/",
+        "/old/a/b?c=/old",
+        "/old//evil.example",
+        "/login?next=/",
+        "/docs?q=1",
+        "/v1",
+        "/v1/items?x",
+        "/v1//a",
+        "/faulty",
+    ];
+    let cases = requests.into_iter().map(|path| {
+        let request = RequestView { host: "cart.shop:8080", path, method: "GET", headers: &(), grpc: false };
+        let routed = upstream.route(&request, 0);
+        let treatment = routed.treatment.unwrap();
+        let instead = (0..16).map(|seed| treatment.instead(&request, seed)).map(|instead| match instead {
+            Some(Instead::Redirect { status, location }) => json!([status, location]),
+            Some(Instead::Abort { status }) => json!(status),
+            None => Value::Null,
+        });
+        let instead = instead.collect::<Vec<_>>();
+        let delays: Vec<_> = (0..16).map(|seed| treatment.delay(seed).map(|time| time.as_millis() as u64)).collect();
+        let mirrors: Vec<_> = (0..16).map(|seed| treatment.mirror(seed).map(ToString::to_string)).collect();
+        json!({
+            "path": path, "route": routed.route, "sent_path": treatment.path(path), "sent_host": treatment.host(),
+            "instead_by_seed_0_to_15": instead, "delay_ms_by_seed_0_to_15": delays, "mirror_by_seed_0_to_15": mirrors,
+        })
+    });
+    check("actions.json", &[("policy", vec![policy]), ("requests", cases.collect())]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 use std::{ptr, sync::Arc, time::Duration};
 
-use fairmesh_model::arith::mix64;
-use fairmesh_router::{Ask, Headers, Outcome, Picked, RequestView, Unroutable};
+use fairmesh_model::{ShardKey, arith::mix64};
+use fairmesh_router::{Ask, Headers, Outcome, Picked, RequestView, Treatment, Unroutable};
 use hazarc::ArcBorrow;
 
 pub use self::ending::{Ending, Next};
@@ -29,6 +29,10 @@ pub struct Call<'a, L: Lane> {
     elsewhere: Option<Arc<Subscription<L>>>,
     under_way: Option<Try>,
     deadline: u64,
+    /// What its route does with it.
+    treatment: Option<Arc<Treatment>>,
+    /// The key that the policy reads in the request, where the caller names none.
+    key: Option<ShardKey>,
     idempotent: bool,
     wrong_shard: u32,
     tries: usize,
@@ -84,6 +88,8 @@ impl<'a, L: Lane> Call<'a, L> {
             elsewhere: None,
             under_way: None,
             deadline: 0,
+            treatment: None,
+            key: None,
             idempotent: false,
             wrong_shard: 0,
             tries: 0,
@@ -95,7 +101,8 @@ impl<'a, L: Lane> Call<'a, L> {
     /// comes back.
     ///
     /// # Errors
-    /// While nothing is known of the service; try again with the same start once there is.
+    /// While nothing is known of the service; try again with the same start once there is. And where a limit lets no more
+    /// calls through.
     #[inline]
     pub fn route<H: Headers + ?Sized>(
         &mut self,
@@ -108,10 +115,17 @@ impl<'a, L: Lane> Call<'a, L> {
             return Err(undecided(self.asked, view));
         };
         let routed = ready.upstream.route(request, start.seed);
+        if let Err(wait) = ready.upstream.admit(&routed, start.now) {
+            return Err(limited(self.asked, wait));
+        }
         let timeout = shorter(shorter(routed.timeout, context.timeout), start.limit);
         self.deadline = start.now.saturating_add(nanos(timeout));
         self.idempotent = context.idempotent || routed.idempotent || is_idempotent(request);
+        self.treatment = routed.treatment.cloned();
         self.asked.budget.deposit();
+        if context.key.is_none() {
+            self.key = ready.upstream.key(request);
+        }
         // Nearly always the very same name, so that its text need not be looked at.
         if ptr::eq(routed.target, ready.upstream.name()) {
             return Ok(view);
@@ -141,7 +155,7 @@ impl<'a, L: Lane> Call<'a, L> {
             return Err(undecided(self.target(), view));
         };
         let avoid = &self.tried[..self.tries];
-        let ask = Ask { key: context.key, role: context.role.as_ref(), avoid };
+        let ask = Ask { key: context.key.or(self.key), role: context.role.as_ref(), avoid };
         match ready.upstream.pick(&ask, at.now, at.seed) {
             Ok(picked) => {
                 ready.upstream.begin(picked.index);
@@ -191,7 +205,7 @@ impl<'a, L: Lane> Call<'a, L> {
             // The server passes on what another one told it, and may have carried out the call before that.
             Ending::WrongShard { .. } if picked.shard.is_none() => return Next::Done,
             Ending::WrongShard { version } => return self.refresh(version, picked.map_version, now),
-            Ending::Busy | Ending::Broken => self.idempotent,
+            Ending::Busy | Ending::Broken | Ending::Slow => self.idempotent,
             _ => true,
         };
         let made = self.tries.saturating_sub(self.wrong_shard as usize);
@@ -200,7 +214,9 @@ impl<'a, L: Lane> Call<'a, L> {
         }
         let after = match ending {
             // Another endpoint is as good as this one was: no reason to wait for it.
-            Ending::Stale | Ending::Unreachable | Ending::Unsent if made == 1 => Duration::ZERO,
+            Ending::Stale | Ending::Unreachable | Ending::Unsent | Ending::Slow if made == 1 => {
+                Duration::ZERO
+            }
             _ => self.wait(made, seed),
         };
         if self.left(now) <= after {
@@ -241,6 +257,64 @@ impl<'a, L: Lane> Call<'a, L> {
         Duration::from_nanos(self.deadline.saturating_sub(now))
     }
 
+    /// What its route does with it besides sending it somewhere.
+    pub fn treatment(&self) -> Option<&Arc<Treatment>> {
+        self.treatment.as_ref()
+    }
+
+    /// The key that the policy read in the request.
+    pub fn key(&self) -> Option<ShardKey> {
+        self.key
+    }
+
+    /// When a try that begins now must be over, in nanoseconds of the clock.
+    #[inline]
+    pub fn try_ends(&self, now: u64) -> u64 {
+        let longest = self.treatment.as_ref().and_then(|treatment| treatment.try_timeout());
+        longest.map_or(self.deadline, |longest| self.deadline.min(now.saturating_add(nanos(longest))))
+    }
+
+    /// The time that a server is told it has.
+    #[inline]
+    pub fn given(&self, now: u64) -> Duration {
+        shorter(self.left(now), self.treatment.as_ref().and_then(|treatment| treatment.server_timeout()))
+    }
+
+    /// After which time another try is to be made beside the first one, which is under way.
+    #[inline]
+    pub fn hedge_after(&self) -> Option<Duration> {
+        let after = self.treatment.as_ref()?.hedge_after()?;
+        (self.idempotent && self.tries == 1 && self.asked.budget.attempts() > 1).then_some(after)
+    }
+
+    /// The same call for a try beside the one that is under way here, which is nothing to it but an endpoint to avoid. It is
+    /// yet to be decided, and then [paid for](Self::pay).
+    pub fn fork(&self) -> Self {
+        Self {
+            asked: self.asked,
+            elsewhere: self.elsewhere.clone(),
+            under_way: None,
+            deadline: self.deadline,
+            treatment: self.treatment.clone(),
+            key: self.key,
+            idempotent: self.idempotent,
+            wrong_shard: self.wrong_shard,
+            tries: self.tries,
+            tried: self.tried,
+        }
+    }
+
+    /// Whether the try that was decided goes to an endpoint that no earlier one went to.
+    pub fn is_elsewhere(&self) -> bool {
+        let tried = &self.tried[..self.tries];
+        tried.split_last().is_some_and(|(last, before)| !before.contains(last))
+    }
+
+    /// Takes a try beside another out of the retry budget.
+    pub fn pay(&self, now: u64) -> bool {
+        self.asked.budget.withdraw(now)
+    }
+
     /// Who gets the call.
     pub fn target(&self) -> &Arc<Subscription<L>> {
         self.elsewhere.as_ref().unwrap_or(self.asked)
@@ -254,7 +328,8 @@ impl<'a, L: Lane> Call<'a, L> {
             View::Ready(ready) => ready.upstream.protocol().is_multiplexed(),
             _ => true,
         };
-        context.key.is_some() || (self.asked.budget.attempts() > 1 && (self.idempotent || refusable))
+        context.key.or(self.key).is_some()
+            || (self.asked.budget.attempts() > 1 && (self.idempotent || refusable))
     }
 
     fn refresh(&mut self, version: u64, used: u64, now: u64) -> Next {
@@ -343,6 +418,15 @@ pub fn no_view<L>(service: &Subscription<L>, view: &View<L>) -> Option<Fault> {
         )),
         View::Unavailable(why) => Some(Fault::new(FaultKind::Unavailable, format!("{name}: {why}"))),
     }
+}
+
+#[cold]
+fn limited<L>(service: &Subscription<L>, wait: Duration) -> Box<Undecided<L>> {
+    let name = service.name();
+    let message = format!(
+        "{name}: its policy lets this caller make no more calls for {wait:?}; call later, or raise the limit"
+    );
+    Box::new(Undecided::Fault(Fault::new(FaultKind::RateLimited, message).with_retry_after(wait)))
 }
 
 #[cold]

@@ -141,6 +141,7 @@ impl<L: Lane> Resolver<L> {
             round_trips: Default::default(),
             hosts: Default::default(),
             location: config.location.clone(),
+            client_id: config.client_id.clone(),
             client: hash_text(&config.client_id),
         };
         let maps = maps::address(&config.upstream.addresses).map(|address| {

@@ -224,7 +224,7 @@ impl Task {
         let calls = response.calls.saturating_mul(u32::try_from(response.leases.len()).unwrap_or(1));
         let table = Table::read(response).map_err(|problem| Status::internal(problem.to_string()))?;
         shared.places.lock().unwrap_or_else(PoisonError::into_inner).extend(&self.wanted, cell, table.keys);
-        table.publish(&cell.subscription, shared.client);
+        table.publish(&cell.subscription, &shared.client_id);
         // Asked for again when a third is left, so that nobody waits for the answer.
         cell.good_for.store(calls - calls / 3, Relaxed);
         self.table = Some(table);

@@ -2,7 +2,7 @@ use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
 use fairmesh_model::{
     Endpoint, EndpointState, Hosts, InstanceId, Invalid, KeyRange, Location, MAX_WEIGHT, Policy, Protocol,
-    Region, Regions, RoundTrips, Service, ServiceKind, ShardKey, Verdicts,
+    Region, Regions, RoundTrips, Service, ServiceKind, ShardKey, Verdicts, arith::hash_text,
 };
 use fairmesh_router::{Facts, Upstream};
 use fairmesh_wire::{
@@ -51,7 +51,7 @@ impl Table {
     }
 
     /// Lets calls go by it. Connections to endpoints that stay are kept.
-    pub(super) fn publish(&self, subscription: &Arc<Subscription<Arc<Line>>>, client: u64) {
+    pub(super) fn publish(&self, subscription: &Arc<Subscription<Arc<Line>>>, client_id: &str) {
         let before = subscription.view();
         let before = match &*before {
             View::Ready(ready) => Some(ready),
@@ -70,7 +70,8 @@ impl Table {
             round_trips: &RoundTrips::default(),
             hosts: &Hosts::default(),
             health: &Verdicts::default(),
-            client,
+            client_id,
+            client: hash_text(client_id),
         };
         let upstream = Upstream::compile(&facts, subscription.slots(), before.map(|ready| &ready.upstream));
         subscription.publish(View::Ready(Ready::new(upstream, Vec::new(), self.revision, before)));

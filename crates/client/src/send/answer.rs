@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// The line's answer, unless time ran out first.
-type Sent = Result<Result<Reply, SendError>, tokio::time::error::Elapsed>;
+pub(super) type Sent = Result<Result<Reply, SendError>, tokio::time::error::Elapsed>;
 
 /// What a try over `line` amounts to, and what the caller gets if it is the last. `unsent`: whether the request is still at hand.
 pub(super) fn judge(
@@ -74,8 +74,19 @@ pub(super) fn judge(
             let message = format!("{name}: {} at {} {what}", target.instance, target.address);
             (ending, Err(Fault::new(kind, message).caused_by(BoxError::from(error))))
         }
+        Err(_) if !unsent && mesh.clock.now() < call.deadline() => too_slow(call, line),
         Err(_) => out_of_time(terms, call.deadline(), unsent),
     }
+}
+
+#[cold]
+fn too_slow(call: &Call<'_, Arc<Line>>, line: &Line) -> (Ending, Result<Reply, Fault>) {
+    let (name, target) = (call.target().name(), line.target());
+    let message = format!(
+        "{name}: {} at {} did not answer in the time that its route gives one try; {MAYBE}",
+        target.instance, target.address
+    );
+    (Ending::Slow, Err(Fault::new(FaultKind::Deadline, message)))
 }
 
 #[cold]

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use fairmesh_model::ShardKey;
 use fairmesh_router::{Headers, RequestView};
 use http::{
     HeaderMap, HeaderValue, header,
@@ -22,6 +23,10 @@ pub(crate) struct View<'a>(pub(crate) &'a HeaderMap);
 impl Headers for View<'_> {
     fn get(&self, name: &str) -> Option<&[u8]> {
         self.0.get(name).map(HeaderValue::as_bytes)
+    }
+
+    fn any(&self, name: &str, sees: &mut dyn FnMut(&[u8]) -> bool) -> bool {
+        self.0.get_all(name).iter().any(|value| sees(value.as_bytes()))
     }
 }
 
@@ -69,11 +74,19 @@ impl Head {
         Ok(Self { method: parts.method, authority, path, headers, grpc })
     }
 
+    /// Says the key that the policy read in the request, as if the caller had.
+    pub(super) fn write_key(&mut self, key: ShardKey) {
+        // Digits are always a header value.
+        if let Ok(key) = HeaderValue::try_from(key.to_string()) {
+            self.headers.insert(KEY, key);
+        }
+    }
+
     /// What routes look at.
     pub(super) fn view<'a>(&'a self, headers: &'a View<'a>) -> RequestView<'a, View<'a>> {
         RequestView {
             host: self.authority.as_str(),
-            path: self.path.path(),
+            path: self.path.as_str(),
             method: self.method.as_str(),
             headers,
             grpc: self.grpc,

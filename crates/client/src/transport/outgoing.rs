@@ -72,6 +72,11 @@ impl Outgoing {
         Ok(this)
     }
 
+    /// How much of the body is at hand, in bytes.
+    pub(crate) fn at_hand(&self) -> u64 {
+        self.whole.len()
+    }
+
     /// A copy to send once more, when the whole body is at hand.
     pub(crate) fn replay(&self) -> Option<Replay> {
         self.rest.is_none().then(|| Replay { chunks: self.whole.clone(), declared: self.declared })

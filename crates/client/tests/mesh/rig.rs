@@ -203,12 +203,9 @@ pub(crate) fn map(version: u64, holders: &[&str]) -> ShardMap {
 /// A policy that sends everything below a path to another service.
 pub(crate) fn split(path: &str, service: &str) -> Policy {
     let route = Route {
-        name: Label::new("split").unwrap(),
         matches: Match { path: Some(PathMatch::Prefix(path.into())), ..Match::default() },
         split: vec![Target { service: named(service), weight: 1 }],
-        class: None,
-        timeout: None,
-        idempotent: false,
+        ..Route::new(Label::new("split").unwrap())
     };
     Policy { routes: vec![route], ..Policy::default() }
 }

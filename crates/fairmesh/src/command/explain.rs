@@ -9,7 +9,7 @@ use fairmesh_client::{
     explain::{Question, Report},
 };
 use fairmesh_model::{Endpoint, Location, Region, Role, Service, ServiceKind, ServiceName, ShardKey, arith};
-use fairmesh_router::{Ask, Facts, RequestView, Shards, Upstream};
+use fairmesh_router::{Ask, Facts, Instead, RequestView, Shards, Upstream};
 use fairmesh_wire::handshake::Connection;
 use serde_json::{Value, json};
 
@@ -66,7 +66,9 @@ pub(crate) struct ExplainArgs {
 /// Who is imagined to call.
 struct Caller {
     location: Location,
-    /// Its id, hashed.
+    /// Its id.
+    name: String,
+    /// The same, hashed.
     id: u64,
 }
 
@@ -74,7 +76,8 @@ struct Caller {
 pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.reach).await?;
     let region = region::of_caller(&connection, args.region.as_ref(), &args.agent).await?;
-    let caller = Caller { location: Location::in_region(region), id: arith::hash_text(&args.client_id) };
+    let id = arith::hash_text(&args.client_id);
+    let caller = Caller { location: Location::in_region(region), name: args.client_id.clone(), id };
     let (upstream, revision, mut kind) = compile(&connection, &args.service, &caller).await?;
     let grpc = upstream.protocol() == fairmesh_model::Protocol::Grpc;
     let request = RequestView {
@@ -99,7 +102,8 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
         );
     }
     output::print_one(args.seen_as.format(), &as_json(&report), &report.to_string())?;
-    Ok(if report.endpoint.is_some() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let answered = report.decisions.iter().any(|decision| decision.explanation.instead.is_some());
+    Ok(if report.endpoint.is_some() || answered { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// The snapshot that the caller would have, the revision of the newest record in it, and the type of the service.
@@ -132,6 +136,7 @@ async fn compile(
         round_trips: &view.round_trips,
         hosts: &view.hosts.value,
         health: &one.health,
+        client_id: &caller.name,
         client: caller.id,
     };
     let revisions = one.endpoints.iter().map(|endpoint| endpoint.revision);
@@ -145,6 +150,10 @@ fn as_json(report: &Report) -> Value {
     let steps = report.decisions.iter().flat_map(|decision| &decision.explanation.steps);
     let steps: Vec<_> = steps.map(|step| json!({ "step": step.title, "detail": step.detail })).collect();
     let last = report.decisions.last().map(|decision| &decision.explanation);
+    let instead = last.and_then(|last| last.instead.as_ref()).map(|instead| match instead {
+        Instead::Redirect { status, location } => json!({ "status": status, "location": location }),
+        Instead::Abort { status } => json!({ "status": status }),
+    });
     let end = match (last.and_then(|last| last.picked.as_ref()), &report.endpoint) {
         (Some(Ok(picked)), Some(target)) => json!({
             "service": last.map(|last| last.target.to_string()),
@@ -158,5 +167,5 @@ fn as_json(report: &Report) -> Value {
         (Some(Err(why)), _) => json!({ "error": why.to_string(), "reason": FaultKind::from(&**why).label() }),
         _ => Value::Null,
     };
-    json!({ "steps": steps, "goesTo": end })
+    json!({ "steps": steps, "goesTo": end, "answered": instead })
 }

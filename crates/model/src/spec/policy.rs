@@ -1,10 +1,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BalancingSpec, HealthCheckSpec, RouteSpec,
+    BalancingSpec, HealthCheckSpec, LimitSpec, RouteSpec,
     text::{read, read_duration, read_duration_option, write_duration},
 };
-use crate::{Invalid, Locality, Policy, Retries, Ring, ServiceName};
+use crate::{Invalid, KeySource, Locality, Policy, Retries, Ring, ServiceName};
 
 /// How calls to a service are routed and protected. Whatever is left out has its default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,6 +27,12 @@ pub struct PolicySpec {
     /// When a failed try is made again.
     #[serde(default, skip_serializing_if = "is_default")]
     pub retries: RetriesSpec,
+    /// How many calls each caller may make to the service in all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<LimitSpec>,
+    /// Where the key of calls is read that name none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<KeySpec>,
     /// How endpoints are probed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health_check: Option<HealthCheckSpec>,
@@ -42,6 +48,21 @@ pub struct LocalitySpec {
     /// Whether a call would rather fail than leave its region.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub local_only: bool,
+}
+
+/// Where the key of a call is read: one of the three.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct KeySpec {
+    /// In a header.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub header: Option<String>,
+    /// In a cookie.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cookie: Option<String>,
+    /// In a parameter of the query.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub query: Option<String>,
 }
 
 /// When a failed try is made again.
@@ -80,6 +101,8 @@ impl PolicySpec {
             balancing: self.balancing.plan().map_err(|e| e.within("balancing"))?,
             timeout: read_duration_option("timeout", self.timeout.as_ref())?.unwrap_or(default.timeout),
             retries: self.retries.plan(),
+            limit: self.limit.as_ref().map(LimitSpec::plan).transpose().map_err(|e| e.within("limit"))?,
+            key: self.key.as_ref().map(KeySpec::plan).transpose().map_err(|e| e.within("key"))?,
             health_check: self
                 .health_check
                 .as_ref()
@@ -101,6 +124,8 @@ impl PolicySpec {
             balancing: BalancingSpec::of(&policy.balancing),
             timeout: unless(policy.timeout, default.timeout).map(write_duration),
             retries: RetriesSpec::of(&policy.retries),
+            limit: policy.limit.as_ref().map(LimitSpec::of),
+            key: policy.key.as_ref().map(KeySpec::of),
             health_check: policy.health_check.as_ref().map(HealthCheckSpec::of),
         }
     }
@@ -133,6 +158,30 @@ impl LocalitySpec {
 fn ring_hint(mut refusal: Invalid) -> Invalid {
     refusal.hint.push_str(", or 'any' as the last ring");
     refusal
+}
+
+impl KeySpec {
+    fn plan(&self) -> Result<KeySource, Invalid> {
+        match (&self.header, &self.cookie, &self.query) {
+            (Some(name), None, None) => Ok(KeySource::Header(name.to_ascii_lowercase())),
+            (None, Some(name), None) => Ok(KeySource::Cookie(name.clone())),
+            (None, None, Some(name)) => Ok(KeySource::Query(name.clone())),
+            _ => {
+                let problem = "has none or several of 'header', 'cookie' and 'query'";
+                Err(Invalid::new("", problem, "write one of them, such as header: x-user"))
+            }
+        }
+    }
+
+    fn of(source: &KeySource) -> Self {
+        let mut spec = Self::default();
+        match source {
+            KeySource::Header(name) => spec.header = Some(name.clone()),
+            KeySource::Cookie(name) => spec.cookie = Some(name.clone()),
+            KeySource::Query(name) => spec.query = Some(name.clone()),
+        }
+        spec
+    }
 }
 
 impl RetriesSpec {

@@ -2,10 +2,11 @@ use std::time::Duration;
 
 use super::*;
 use crate::{
-    Balancing, BalancingPolicy, EndpointState, GrpcMatch, HeaderMatch, HealthCheck, HostMatch, HostType,
-    InstanceId, KeyRange, Label, LoadSignal, Locality, Location, Match, Outliers, PathMatch, Probe, Protocol,
-    Region, RegionInfo, Replica, ReplicaState, Retries, Ring, Role, Route, Score, ServiceKind, Shard,
-    ShardId, ShardKey, Target, TextMatch,
+    Abort, Actions, Balancing, BalancingPolicy, ClientMatch, Delay, EndpointState, GrpcMatch, HeaderEdits,
+    HeaderMatch, HealthCheck, HostMatch, HostType, InstanceId, KeyRange, KeySource, Label, LoadSignal,
+    Locality, Location, Match, Mirror, Outliers, PathMatch, PathRewrite, Pattern, Probe, Protocol,
+    QueryMatch, RateLimit, Redirect, Region, RegionInfo, Replica, ReplicaState, Retries, Rewrite, Ring, Role,
+    Route, Score, ServiceKind, Shard, ShardId, ShardKey, Share, Target, Template, TextMatch,
 };
 
 fn cart() -> ServiceName {
@@ -57,9 +58,34 @@ fn full_health_check() -> HealthCheck {
     }
 }
 
-/// A plan in which nothing has its default.
-fn full_policy() -> Policy {
-    let matches = Match {
+fn full_actions() -> Actions {
+    let text = |name: &str, value: &str| [(name.to_owned(), value.to_owned())].into();
+    let share = |text: &str| text.parse::<Share>().unwrap();
+    Actions {
+        limit: Some(RateLimit { calls: 5, per: Duration::from_secs(1), burst: 5 }),
+        redirect: None,
+        abort: Some(Abort { share: share("0.5%"), status: 503 }),
+        delay: Some(Delay { share: share("100%"), time: Duration::from_millis(20) }),
+        rewrite: Rewrite {
+            host: Some("cart.internal".into()),
+            path: Some(PathRewrite::Prefix("/v2".into())),
+        },
+        request_headers: HeaderEdits {
+            set: text("x-a", "1"),
+            add: text("x-b", "2; q=1"),
+            remove: vec!["x-c".into()],
+        },
+        answer_headers: HeaderEdits { remove: vec!["server".into()], ..HeaderEdits::default() },
+        try_timeout: Some(Duration::from_millis(100)),
+        server_timeout: Some(Duration::from_millis(150)),
+        hedge_after: Some(Duration::from_millis(50)),
+        mirror: Some(Mirror { service: cart(), share: share("1%") }),
+    }
+}
+
+fn full_match() -> Match {
+    Match {
+        clients: vec![ClientMatch::new("batch-*").unwrap()],
         hosts: vec![HostMatch::Exact("cart.local".into()), HostMatch::Suffix(".example.org".into())],
         path: Some(PathMatch::Prefix(String::new())),
         methods: vec!["GET".into()],
@@ -67,19 +93,43 @@ fn full_policy() -> Policy {
             HeaderMatch { name: "a".into(), value: TextMatch::Present },
             HeaderMatch { name: "b".into(), value: TextMatch::Exact("x".into()) },
             HeaderMatch { name: "c".into(), value: TextMatch::Prefix("y".into()) },
+            HeaderMatch { name: "d".into(), value: TextMatch::Absent },
         ],
+        query: vec![QueryMatch { name: "page".into(), value: TextMatch::Exact("1".into()) }],
         grpc: Some(GrpcMatch { service: "shop.v1.Cart".into(), method: Some("Get".into()) }),
-    };
+    }
+}
+
+/// A plan in which nothing has its default.
+fn full_policy() -> Policy {
     let route = Route {
         name: Label::new("read").unwrap(),
-        matches,
+        matches: full_match(),
         split: vec![Target { service: cart(), weight: 3 }],
         class: Some(Label::new("bulk").unwrap()),
         timeout: Some(Duration::from_millis(250)),
         idempotent: true,
+        actions: full_actions(),
+    };
+    let redirect = Redirect {
+        https: Some(true),
+        host: Some("docs.example.org".into()),
+        port: Some(8443),
+        path: Some(PathRewrite::Full("/new".into())),
+        status: 308,
+    };
+    let path = |path| Match { path: Some(path), ..Match::default() };
+    let moved = Route {
+        matches: path(PathMatch::Template(Template::new("/users/{id}").unwrap())),
+        actions: Actions { redirect: Some(redirect), ..Actions::default() },
+        ..Route::new(Label::new("moved").unwrap())
+    };
+    let numbered = Route {
+        matches: path(PathMatch::Regex(Pattern::new("/[0-9]+").unwrap())),
+        ..Route::new(Label::new("numbered").unwrap())
     };
     Policy {
-        routes: vec![route],
+        routes: vec![route, moved, numbered],
         locality: Locality {
             rings: vec![Ring { within: Some(Duration::from_micros(1500)) }, Ring { within: None }],
             local_only: true,
@@ -87,6 +137,8 @@ fn full_policy() -> Policy {
         balancing: full_balancing(),
         timeout: Duration::from_secs(90),
         retries: Retries { attempts: 1, budget_percent: 0, budget_floor: 3 },
+        limit: Some(RateLimit { calls: 10, per: Duration::from_secs(2), burst: 30 }),
+        key: Some(KeySource::Cookie("sid".into())),
         health_check: Some(full_health_check()),
     }
 }
@@ -205,9 +257,56 @@ fn a_refusal_names_the_field_as_written() {
     assert_eq!(policy(|p| p.locality.rings = vec!["near".into()]), "locality.rings[0]");
     assert_eq!(policy(|p| p.routes[0].matches.hosts = vec!["a:80".into()]), "routes[0].match.hosts[0]");
     assert_eq!(policy(|p| p.routes[0].matches.path = Some(PathSpec::default())), "routes[0].match.path");
-    assert_eq!(policy(|p| p.routes[0].matches.headers[1].present = true), "routes[0].match.headers[1]");
+    assert_eq!(policy(|p| p.routes[0].matches.headers[1].present = Some(true)), "routes[0].match.headers[1]");
     assert_eq!(policy(|p| p.routes[0].split[0].service = "x".into()), "routes[0].split[0].service");
     assert_eq!(policy(|p| p.retries.attempts = Some(0)), "retries.attempts");
+}
+
+#[test]
+fn a_refusal_names_the_field_of_an_action() {
+    let path = |p: &mut PolicySpec, spec: PathSpec| p.routes[0].matches.path = Some(spec);
+    let regex = |text: &str| PathSpec { regex: Some(text.into()), ..PathSpec::default() };
+    let mut spec = PolicySpec::of(&cart(), &full_policy());
+    path(&mut spec, regex("/("));
+    assert_eq!(refused(spec.plan()), "routes[0].match.path.regex");
+    path(&mut spec, regex("/.*"));
+    assert_eq!(refused(spec.plan()), "routes[0].rewrite.path.prefix", "there is no prefix to replace");
+    path(&mut spec, PathSpec { template: Some("/users".into()), ..PathSpec::default() });
+    assert_eq!(refused(spec.plan()), "routes[0].match.path.template");
+    assert_eq!(policy(|p| p.routes[0].matches.clients[0] = "*".into()), "routes[0].match.clients[0]");
+    assert_eq!(policy(|p| p.routes[0].matches.query[0].name.clear()), "routes[0].match.query[0].name");
+    let set = |name: &str| [(name.to_owned(), "1".to_owned())].into();
+    let mut spec = PolicySpec::of(&cart(), &full_policy());
+    spec.routes[0].headers.request.set = set("Content-Length");
+    assert_eq!(refused(spec.plan()), "routes[0].headers.request.set");
+    assert_eq!(
+        policy(|p| p.routes[0].headers.answer.remove.push("Transfer-Encoding".into())),
+        "routes[0].headers.answer.remove"
+    );
+    assert_eq!(
+        policy(|p| p.routes[0].fault.abort.as_mut().unwrap().status = 200),
+        "routes[0].fault.abort.status"
+    );
+    assert_eq!(
+        policy(|p| p.routes[0].fault.delay.as_mut().unwrap().share = "101%".into()),
+        "routes[0].fault.delay.share"
+    );
+    assert_eq!(
+        policy(|p| p.routes[0].mirror.as_mut().unwrap().service = "x".into()),
+        "routes[0].mirror.service"
+    );
+    assert_eq!(policy(|p| p.routes[0].hedge.as_mut().unwrap().after = "0s".into()), "routes[0].hedge.after");
+    assert_eq!(policy(|p| p.routes[0].try_timeout = Some("2h".into())), "routes[0].tryTimeout");
+    assert_eq!(policy(|p| p.routes[0].limit.as_mut().unwrap().calls = 0), "routes[0].limit.calls");
+    assert_eq!(policy(|p| p.limit.as_mut().unwrap().burst = Some(0)), "limit.burst");
+    assert_eq!(
+        policy(|p| p.routes[1].redirect.as_mut().unwrap().status = Some(200)),
+        "routes[1].redirect.status"
+    );
+    assert_eq!(policy(|p| p.routes[1].redirect = Some(RedirectSpec::default())), "routes[1].redirect");
+    assert_eq!(policy(|p| p.routes[1].try_timeout = Some("1s".into())), "routes[1].redirect");
+    assert_eq!(policy(|p| p.routes[1].split = p.routes[0].split.clone()), "routes[1].split");
+    assert_eq!(policy(|p| p.key = Some(KeySpec::default())), "key");
 }
 
 #[test]

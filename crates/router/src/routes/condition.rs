@@ -1,5 +1,6 @@
-use fairmesh_model::{GrpcMatch, HeaderMatch, HostMatch, Match, PathMatch, TextMatch};
+use fairmesh_model::{GrpcMatch, HostMatch, Match, PathMatch};
 
+use super::texts::{decoded, parameter, text_satisfies};
 use crate::{Headers, RequestView};
 
 /// A request with its host and path cut to what conditions compare.
@@ -9,6 +10,8 @@ pub(super) struct View<'a, H: Headers + ?Sized> {
     pub(super) host: &'a str,
     /// Without query.
     pub(super) path: &'a str,
+    /// Without `?`.
+    query: &'a str,
     pub(super) method: &'a str,
     headers: &'a H,
     grpc: bool,
@@ -17,9 +20,11 @@ pub(super) struct View<'a, H: Headers + ?Sized> {
 impl<'a, H: Headers + ?Sized> View<'a, H> {
     #[inline]
     pub(super) fn new(request: &RequestView<'a, H>) -> Self {
+        let (path, query) = request.path.split_once('?').unwrap_or((request.path, ""));
         Self {
             host: without_port(request.host),
-            path: request.path.split_once('?').map_or(request.path, |(path, _)| path),
+            path,
+            query,
             method: request.method,
             headers: request.headers,
             grpc: request.grpc,
@@ -33,20 +38,19 @@ impl<'a, H: Headers + ?Sized> View<'a, H> {
             && (wanted.methods.is_empty() || wanted.methods.iter().any(|method| method == self.method))
             && (wanted.hosts.is_empty() || wanted.hosts.iter().any(|host| host_satisfies(self.host, host)))
             && wanted.grpc.as_ref().is_none_or(|grpc| self.grpc && grpc_satisfies(self.path, grpc))
-            && wanted.headers.iter().all(|header| self.has(header))
-    }
-
-    fn has(&self, wanted: &HeaderMatch) -> bool {
-        self.headers.get(&wanted.name).is_some_and(|value| match &wanted.value {
-            TextMatch::Present => true,
-            TextMatch::Exact(text) => value == text.as_bytes(),
-            TextMatch::Prefix(text) => value.starts_with(text.as_bytes()),
-        })
+            && wanted.headers.iter().all(|header| {
+                let value = self.headers.get(&header.name).map(|value| value.iter().copied());
+                text_satisfies(value, &header.value)
+            })
+            && wanted
+                .query
+                .iter()
+                .all(|query| text_satisfies(parameter(self.query, &query.name).map(decoded), &query.value))
     }
 }
 
 /// `example.org:80` → `example.org`, `[::1]:80` → `[::1]`.
-fn without_port(host: &str) -> &str {
+pub(crate) fn without_port(host: &str) -> &str {
     match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) && !within_brackets(name) => name,
         _ => host,
@@ -75,6 +79,8 @@ pub(super) fn path_satisfies(path: &str, wanted: &PathMatch) -> bool {
         PathMatch::Prefix(prefix) => {
             path.strip_prefix(prefix.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         }
+        PathMatch::Template(template) => template.matches(path),
+        PathMatch::Regex(pattern) => pattern.matches(path),
     }
 }
 

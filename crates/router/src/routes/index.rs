@@ -47,10 +47,14 @@ fn hash_path(path: &str) -> u64 {
     path.bytes().fold(FNV_START, fold)
 }
 
-/// The path condition of a route; one on a gRPC method is a narrower one on the path.
+/// What the path of a call that a route matches begins with or is; one on a gRPC method is a narrower condition on the path.
 fn path_of(wanted: &Match) -> Option<PathMatch> {
     match &wanted.grpc {
-        None => wanted.path.clone(),
+        None => match &wanted.path {
+            Some(PathMatch::Template(template)) => Some(PathMatch::Prefix(template.stem())),
+            Some(PathMatch::Regex(_)) => None,
+            path => path.clone(),
+        },
         Some(grpc) => Some(match &grpc.method {
             Some(method) => PathMatch::Exact(format!("/{}/{method}", grpc.service)),
             None => PathMatch::Prefix(format!("/{}", grpc.service)),
@@ -183,16 +187,15 @@ impl Sets {
     }
 
     /// Sets by prefix, and by whole path.
-    fn paths(&mut self, paths: &[Option<PathMatch>]) -> (Texts, Texts) {
+    fn paths<'a>(&mut self, paths: &'a [Option<PathMatch>]) -> (Texts, Texts) {
         let of = |exact: bool| {
-            let text = move |path: &'_ Option<PathMatch>| match path {
-                Some(PathMatch::Exact(_)) => exact,
-                Some(PathMatch::Prefix(_)) => !exact,
-                None => false,
+            let text = move |path: &'a Option<PathMatch>| match path {
+                Some(PathMatch::Exact(text)) => Some(text.as_str()).filter(|_| exact),
+                Some(PathMatch::Prefix(text)) => Some(text.as_str()).filter(|_| !exact),
+                // Not in the index: see `path_of`.
+                Some(PathMatch::Template(_) | PathMatch::Regex(_)) | None => None,
             };
-            paths.iter().filter(move |path| text(path)).flatten().map(|path| match path {
-                PathMatch::Exact(text) | PathMatch::Prefix(text) => text.as_str(),
-            })
+            paths.iter().filter_map(text)
         };
         let below = |path: &Option<PathMatch>, text: Option<&str>| match (path, text) {
             (None, _) => true,

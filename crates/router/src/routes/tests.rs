@@ -1,9 +1,21 @@
-use fairmesh_model::{GrpcMatch, HeaderMatch, HostMatch, Label, Match, PathMatch, Target, TextMatch};
+use fairmesh_model::{
+    ClientMatch, GrpcMatch, HeaderMatch, HostMatch, Label, Match, PathMatch, Pattern, QueryMatch, Target,
+    Template, TextMatch,
+};
 use proptest::{collection::vec, option, prelude::*, sample::select};
 
 use super::*;
 
 type Pairs = Vec<(String, String)>;
+
+fn text_fits(value: Option<&str>, wanted: &TextMatch) -> bool {
+    match wanted {
+        TextMatch::Absent => value.is_none(),
+        TextMatch::Present => value.is_some(),
+        TextMatch::Exact(text) => value == Some(text),
+        TextMatch::Prefix(text) => value.is_some_and(|value| value.starts_with(text)),
+    }
+}
 
 /// What the documentation says, read as literally as possible and sharing nothing with the compiled table.
 fn naive(wanted: &Match, request: &RequestView<'_, Pairs>) -> bool {
@@ -15,28 +27,45 @@ fn naive(wanted: &Match, request: &RequestView<'_, Pairs>) -> bool {
         None => true,
         Some(PathMatch::Exact(exact)) => exact == path,
         Some(PathMatch::Prefix(prefix)) => segments(path).starts_with(&segments(prefix)),
+        Some(PathMatch::Template(template)) => {
+            let (open, parts) = (segments(&template.to_string()), segments(path));
+            let fits = |(open, part): (&String, &String)| {
+                if open.starts_with('{') { !part.is_empty() } else { open == part }
+            };
+            open.len() == parts.len() && open.iter().zip(&parts).all(fits)
+        }
+        // The strategy makes no other ones.
+        Some(PathMatch::Regex(pattern)) => {
+            let end = pattern.as_str().strip_prefix("/.*/").unwrap();
+            path.starts_with('/') && path[1..].contains('/') && path[1..].ends_with(&format!("/{end}"))
+        }
     };
     let host_fits = wanted.hosts.iter().any(|wanted| match wanted {
         HostMatch::Exact(name) => name == host,
         HostMatch::Suffix(domain) => host.ends_with(domain) && host != domain,
     });
     let header_fits = |header: &HeaderMatch| {
-        let value = request.headers.iter().find(|(name, _)| *name == header.name).map(|(_, value)| value);
-        match &header.value {
-            TextMatch::Present => value.is_some(),
-            TextMatch::Exact(text) => value == Some(text),
-            TextMatch::Prefix(text) => value.is_some_and(|value| value.starts_with(text)),
-        }
+        let value = request.headers.iter().find(|(name, _)| *name == header.name);
+        text_fits(value.map(|(_, value)| value.as_str()), &header.value)
+    };
+    let query_fits = |wanted: &QueryMatch| {
+        let query = request.path.split_once('?').map_or("", |(_, query)| query);
+        let pairs: Vec<Vec<&str>> = query.split('&').map(|pair| pair.splitn(2, '=').collect()).collect();
+        let found = pairs.iter().find(|pair| pair[0] == wanted.name);
+        text_fits(found.map(|pair| pair.get(1).copied().unwrap_or("")), &wanted.value)
     };
     let grpc_fits = wanted.grpc.as_ref().is_none_or(|grpc| {
         let parts = segments(path);
         let named = parts.len() >= 3 && parts[0].is_empty() && parts[1] == grpc.service;
         request.grpc && named && grpc.method.as_ref().is_none_or(|method| *method == parts[2..].join("/"))
     });
-    path_fits
+    let client_fits = wanted.clients.is_empty() || wanted.clients[0].as_str().starts_with("web");
+    client_fits
+        && path_fits
         && (wanted.hosts.is_empty() || host_fits)
         && (wanted.methods.is_empty() || wanted.methods.iter().any(|method| method == request.method))
         && wanted.headers.iter().all(header_fits)
+        && wanted.query.iter().all(query_fits)
         && grpc_fits
 }
 
@@ -53,25 +82,51 @@ fn a_match() -> impl Strategy<Value = Match> {
     let host = (host(), any::<bool>()).prop_map(|(host, exact)| {
         if exact { HostMatch::Exact(host) } else { HostMatch::Suffix(format!(".{host}")) }
     });
-    let path = (path(), any::<bool>()).prop_map(|(path, exact)| match exact {
-        true => PathMatch::Exact(path),
-        false => PathMatch::Prefix(path.trim_end_matches('/').to_owned()),
-    });
-    let value = select(vec!["", "x", "xy"]).prop_flat_map(|text| {
-        select(vec![TextMatch::Present, TextMatch::Exact(text.into()), TextMatch::Prefix(text.into())])
-    });
-    let header =
-        (select(vec!["h1", "h2"]), value).prop_map(|(name, value)| HeaderMatch { name: name.into(), value });
+    let template = (vec(select(vec!["a", "b", "{x}"]), 0..3), vec(select(vec!["a", "{y}"]), 0..2))
+        .prop_map(|(before, after)| [before, vec!["{z}"], after].concat().join("/"))
+        .prop_map(|text| PathMatch::Template(Template::new(&format!("/{text}")).unwrap()));
+    // Compiled once: that takes longer than all the rest.
+    let patterns = ["/.*/a", "/.*/v1"].map(|text| PathMatch::Regex(Pattern::new(text).unwrap()));
+    let regex = select(patterns.to_vec());
+    let path = prop_oneof![
+        2 => path().prop_map(PathMatch::Exact),
+        2 => path().prop_map(|path| PathMatch::Prefix(path.trim_end_matches('/').to_owned())),
+        1 => template,
+        1 => regex,
+    ];
+    let value = || {
+        select(vec!["", "x", "xy"]).prop_flat_map(|text| {
+            let texts = [TextMatch::Exact(text.into()), TextMatch::Prefix(text.into())];
+            select([vec![TextMatch::Present, TextMatch::Absent], texts.to_vec()].concat())
+        })
+    };
+    let header = (select(vec!["h1", "h2"]), value())
+        .prop_map(|(name, value)| HeaderMatch { name: name.into(), value });
+    let query =
+        (select(vec!["x", "y"]), value()).prop_map(|(name, value)| QueryMatch { name: name.into(), value });
     let grpc = (select(vec!["a", "b", "ab"]), option::of(select(vec!["a", "b"])))
         .prop_map(|(service, method)| GrpcMatch { service: service.into(), method: method.map(Into::into) });
     let methods = vec(select(vec!["GET", "POST", "PUT"]).prop_map(str::to_owned), 0..2);
-    (vec(host, 0..2), option::of(path), methods, vec(header, 0..2), option::weighted(0.2, grpc))
-        .prop_map(|(hosts, path, methods, headers, grpc)| Match { hosts, path, methods, headers, grpc })
+    let grpc = option::weighted(0.2, grpc);
+    let clients = [vec![], vec!["web-*"], vec!["batch-*"]];
+    let clients = select(
+        clients.map(|texts| texts.into_iter().map(|text| ClientMatch::new(text).unwrap()).collect()).to_vec(),
+    );
+    ((clients, vec(host, 0..2)), option::of(path), methods, vec(header, 0..2), vec(query, 0..2), grpc)
+        .prop_map(|((clients, hosts), path, methods, headers, query, grpc)| Match {
+            clients,
+            hosts,
+            path,
+            methods,
+            headers,
+            query,
+            grpc,
+        })
 }
 
 fn route(name: usize, matches: Match, split: Vec<Target>) -> Route {
     let name = Label::new(format!("r{name}")).unwrap();
-    Route { name, matches, split, class: None, timeout: None, idempotent: false }
+    Route { matches, split, ..Route::new(name) }
 }
 
 fn routes(matches: Vec<Match>) -> Vec<Route> {
@@ -84,7 +139,7 @@ proptest! {
     fn the_table_finds_what_a_literal_reading_finds(
         matches in vec(a_match(), 0..90),
         host in host(), port in select(vec!["", ":80"]), shout: bool,
-        path in path(), query in select(vec!["", "?", "?x=/a/b"]),
+        path in path(), query in select(vec!["", "?", "?x=/a/b", "?x=x&y", "?y=xy&x="]),
         method in select(vec!["GET", "POST", "DELETE"]),
         headers in vec((select(vec!["h1", "h2"]), select(vec!["", "x", "xyz"])), 0..3),
         grpc: bool,
@@ -95,14 +150,14 @@ proptest! {
             host: &format!("{host}{port}"), path: &format!("{path}{query}"), method, headers: &headers, grpc,
         };
         let expected = matches.iter().position(|wanted| naive(wanted, &request));
-        let routes = Routes::compile(&routes(matches));
+        let routes = Routes::compile(&routes(matches), "web-1", None);
         prop_assert_eq!(routes.find(&request).map(|(i, _)| i), expected);
     }
 }
 
 fn first(matches: Vec<Match>, host: &str, path: &str) -> Option<usize> {
     let request = RequestView { host, path, method: "GET", headers: &(), grpc: false };
-    Routes::compile(&routes(matches)).find(&request).map(|(i, _)| i)
+    Routes::compile(&routes(matches), "web-1", None).find(&request).map(|(i, _)| i)
 }
 
 #[test]
@@ -131,7 +186,7 @@ fn hosts_are_compared_without_case_and_port() {
 fn a_split_shares_by_weight_and_gives_nothing_to_weight_0() {
     let arm = |name, weight| Target { service: ServiceName::new(name).unwrap(), weight };
     let split = vec![arm("shop/off", 0), arm("shop/old", 90), arm("shop/no", 0), arm("shop/new", 10)];
-    let rule = Rule::new(&route(0, Match::default(), split));
+    let rule = Rule::new(&route(0, Match::default(), split), "", None);
     let mut counts = std::collections::BTreeMap::new();
     for seed in 0..100_000 {
         *counts.entry(rule.arm(seed).unwrap().service.to_string()).or_insert(0_u32) += 1;

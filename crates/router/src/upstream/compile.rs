@@ -15,6 +15,7 @@ use crate::{
     EndpointTarget, Facts, Shards, Unroutable,
     horizon::{Class, Horizon},
     routes::Routes,
+    treatment::carried,
 };
 
 pub(super) fn compile(facts: &Facts<'_>, slots: &Arc<Slots>, previous: Option<&Upstream>) -> Upstream {
@@ -40,7 +41,12 @@ pub(super) fn compile(facts: &Facts<'_>, slots: &Arc<Slots>, previous: Option<&U
     Upstream {
         slots: Arc::clone(slots),
         terms: rule.terms(),
-        routes: Routes::compile(&facts.policy.routes),
+        routes: Routes::compile(
+            &facts.policy.routes,
+            facts.client_id,
+            previous.map(|previous| &previous.routes),
+        ),
+        bucket: carried(facts.policy.limit, previous.and_then(|previous| previous.bucket.as_ref())),
         timeout: facts.policy.timeout,
         last_resort: horizon.last_resort(),
         kind,

@@ -50,7 +50,8 @@ impl Upstream {
                 n => format!("none of {} of {} matches", counted(n, "route"), self.name),
             });
             let timeout = self.timeout;
-            return Routed { target: &self.name, route: None, class: None, timeout, idempotent: false };
+            let target = &self.name;
+            return Routed { target, route: None, class: None, timeout, idempotent: false, treatment: None };
         };
         let route = &rule.route;
         let target = rule.arm(seed).unwrap_or(&self.name);
@@ -68,6 +69,7 @@ impl Upstream {
             class: route.class.as_ref(),
             timeout: route.timeout.unwrap_or(self.timeout),
             idempotent: route.idempotent,
+            treatment: rule.treatment.as_ref(),
         }
     }
 

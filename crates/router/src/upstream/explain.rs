@@ -3,6 +3,7 @@ use fairmesh_model::{Capacities, EndpointState, Region, Verdict};
 use super::{Explanation, Upstream};
 use crate::{
     Ask, EndpointTarget, Headers, Reach, RequestView,
+    treatment::describe_limit,
     witness::{Notes, Witness},
 };
 
@@ -17,15 +18,32 @@ pub(super) fn explain<H: Headers + ?Sized>(
     seed: u64,
 ) -> Explanation {
     let mut notes = Notes { upstream, now, steps: Vec::new() };
-    let target = upstream.decide_route(request, seed, &mut notes).target;
-    let picked = (*target == upstream.name).then(|| upstream.decide(ask, now, seed, &mut notes));
-    Explanation { steps: notes.steps, target: target.clone(), picked }
+    let routed = upstream.decide_route(request, seed, &mut notes);
+    let (target, treatment) = (routed.target.clone(), routed.treatment);
+    if let Some(bucket) = upstream.bucket.as_deref() {
+        notes.note("action", || describe_limit("the service", bucket, now));
+    }
+    for words in treatment.iter().flat_map(|treatment| treatment.describe(request, now, seed)) {
+        notes.note("action", || words);
+    }
+    let instead = treatment.and_then(|treatment| treatment.instead(request, seed));
+    let key = ask.key.or_else(|| upstream.key(request));
+    if ask.key.is_none()
+        && let Some(key) = key
+    {
+        notes.note("key", || format!("the policy reads key {key} in the request"));
+    }
+    let ask = Ask { key, ..*ask };
+    let decides = instead.is_none() && target == upstream.name;
+    let picked = decides.then(|| upstream.decide(&ask, now, seed, &mut notes));
+    Explanation { steps: notes.steps, target, key, instead, picked }
 }
 
 pub(super) fn explain_pick(upstream: &Upstream, ask: &Ask<'_>, now: u64, seed: u64) -> Explanation {
     let mut notes = Notes { upstream, now, steps: Vec::new() };
     let picked = upstream.decide(ask, now, seed, &mut notes);
-    Explanation { steps: notes.steps, target: upstream.name.clone(), picked: Some(picked) }
+    let target = upstream.name.clone();
+    Explanation { steps: notes.steps, target, key: ask.key, instead: None, picked: Some(picked) }
 }
 
 impl Upstream {

@@ -11,6 +11,7 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod actions;
 mod capacity;
 mod health;
 mod order;
@@ -90,6 +91,7 @@ impl World {
             round_trips: &self.round_trips,
             hosts: &self.hosts,
             health: &self.health,
+            client_id: "web-1",
             client: self.client,
         };
         let slots = previous.map(|previous| Arc::clone(&previous.slots)).unwrap_or_default();
@@ -202,12 +204,12 @@ fn routes_tell_target_class_timeout_and_idempotence() {
     let path =
         |path: &str| Match { path: Some(fairmesh_model::PathMatch::Prefix(path.into())), ..Match::default() };
     let route = |name: &str, split| Route {
-        name: Label::new(name).unwrap(),
         matches: path(&format!("/{name}")),
         split,
         class: Some(Label::new("heavy").unwrap()),
         timeout: Some(Duration::from_secs(2)),
         idempotent: true,
+        ..Route::new(Label::new(name).unwrap())
     };
     let routes = vec![route("all", Vec::new()), route("half", split([1, 1])), route("none", split([0, 1]))];
     world.policy.routes = routes;

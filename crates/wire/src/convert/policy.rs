@@ -4,6 +4,7 @@ use fairmesh_model::{HealthCheck, Invalid, Locality, Policy, Retries, Ring, Rout
 
 use crate::v1;
 
+mod actions;
 mod balancing;
 mod matches;
 
@@ -25,6 +26,8 @@ impl From<Policy> for v1::Policy {
             attempts: policy.retries.attempts,
             retry_budget_percent: policy.retries.budget_percent,
             retry_budget_floor: policy.retries.budget_floor,
+            limit: policy.limit.map(actions::write_limit),
+            key: policy.key.map(Into::into),
             routes: policy.routes.into_iter().map(Into::into).collect(),
             health_check: policy.health_check.map(Into::into),
         }
@@ -53,6 +56,8 @@ impl TryFrom<v1::Policy> for Policy {
                 budget_percent: message.retry_budget_percent,
                 budget_floor: message.retry_budget_floor,
             },
+            limit: message.limit.map(actions::read_limit),
+            key: message.key.map(TryInto::try_into).transpose()?,
             health_check: message
                 .health_check
                 .map(HealthCheck::try_from)
@@ -74,6 +79,7 @@ impl From<Route> for v1::Route {
             class: route.class.map(Into::into).unwrap_or_default(),
             timeout_us: route.timeout.map_or(0, micros),
             idempotent: route.idempotent,
+            actions: actions::write(route.actions),
         }
     }
 }
@@ -102,6 +108,7 @@ impl TryFrom<v1::Route> for Route {
             class,
             timeout: (message.timeout_us > 0).then(|| Duration::from_micros(message.timeout_us)),
             idempotent: message.idempotent,
+            actions: actions::read(message.actions.unwrap_or_default())?,
         })
     }
 }

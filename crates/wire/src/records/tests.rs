@@ -59,32 +59,115 @@ fn matches() -> impl Strategy<Value = Match> {
     let path = prop_oneof![
         "/[a-z/]{0,8}".prop_map(PathMatch::Exact),
         "(/[a-z]{1,8}){0,2}".prop_map(PathMatch::Prefix),
+        "(/[a-z]{1,8}){0,2}/[{]id[}](/[a-z]{1,8}){0,2}"
+            .prop_map(|text| PathMatch::Template(Template::new(&text).unwrap())),
+        "/[a-z]{1,8}[+*]".prop_map(|text| PathMatch::Regex(Pattern::new(text).unwrap())),
     ];
-    let value = prop_oneof![
-        Just(TextMatch::Present),
-        ".{0,4}".prop_map(TextMatch::Exact),
-        ".{0,4}".prop_map(TextMatch::Prefix),
-    ];
-    let header = ("[a-z-]{1,8}", value).prop_map(|(name, value)| HeaderMatch { name, value });
+    let value = || {
+        prop_oneof![
+            Just(TextMatch::Present),
+            Just(TextMatch::Absent),
+            ".{0,4}".prop_map(TextMatch::Exact),
+            ".{0,4}".prop_map(TextMatch::Prefix),
+        ]
+    };
+    let header = ("[a-z-]{1,8}", value()).prop_map(|(name, value)| HeaderMatch { name, value });
+    let query = (".{1,8}", value()).prop_map(|(name, value)| QueryMatch { name, value });
     let grpc = ("[a-z.]{1,8}", option::of("[A-Za-z]{1,8}"))
         .prop_map(|(service, method)| GrpcMatch { service, method });
-    let hosts = collection::vec(host, 0..3);
+    let client =
+        select(vec!["batch-*", "*/checkout", "web"]).prop_map(|text| ClientMatch::new(text).unwrap());
+    let hosts = (collection::vec(client, 0..2), collection::vec(host, 0..3));
     let methods = collection::vec("[A-Z]{1,6}", 0..3);
-    (hosts, option::of(path), methods, collection::vec(header, 0..3), option::of(grpc))
-        .prop_map(|(hosts, path, methods, headers, grpc)| Match { hosts, path, methods, headers, grpc })
+    let texts = (collection::vec(header, 0..3), collection::vec(query, 0..3));
+    (hosts, option::of(path), methods, texts, option::of(grpc)).prop_map(
+        |((clients, hosts), path, methods, (headers, query), grpc)| Match {
+            clients,
+            hosts,
+            path,
+            methods,
+            headers,
+            query,
+            grpc,
+        },
+    )
+}
+
+fn share() -> impl Strategy<Value = Share> {
+    (0..=1_000_000_u32).prop_map(|millionths| Share::of_millionths(millionths).unwrap())
+}
+
+fn time() -> impl Strategy<Value = Duration> {
+    micros(1000..3_600_000_000)
+}
+
+fn limit() -> impl Strategy<Value = RateLimit> {
+    (1..=u32::MAX, time(), 1..=u32::MAX).prop_map(|(calls, per, burst)| RateLimit { calls, per, burst })
+}
+
+fn full_path() -> impl Strategy<Value = PathRewrite> {
+    "(/[a-z]{1,8}){1,2}".prop_map(PathRewrite::Full)
+}
+
+fn edits() -> impl Strategy<Value = HeaderEdits> {
+    let some = |name: &'static str| collection::btree_map(name, "[a-z=;]{0,8}", 0..3);
+    (some("x-s[a-z]{1,5}"), some("x-a[a-z]{1,5}"), collection::vec("x-r[a-z]{1,5}", 0..1))
+        .prop_map(|(set, add, remove)| HeaderEdits { set, add, remove })
+}
+
+fn actions() -> impl Strategy<Value = Actions> {
+    let redirect = (
+        option::of(any::<bool>()),
+        option::of(1..=u16::MAX),
+        full_path(),
+        select(vec![301, 302, 303, 307, 308]),
+    )
+        .prop_map(|(https, port, path, status)| Redirect {
+            https,
+            host: port.map(|port| format!("h{port}.org")),
+            port,
+            path: Some(path),
+            status,
+        });
+    let answered = (option::of(limit()), redirect).prop_map(|(limit, redirect)| Actions {
+        limit,
+        redirect: Some(redirect),
+        ..Actions::default()
+    });
+    let abort = (share(), 400..=599_u16).prop_map(|(share, status)| Abort { share, status });
+    let delay = (share(), time()).prop_map(|(share, time)| Delay { share, time });
+    let mirror = (service_name(), share()).prop_map(|(service, share)| Mirror { service, share });
+    let rewrite =
+        (option::of("[a-z]{1,8}"), option::of(full_path())).prop_map(|(host, path)| Rewrite { host, path });
+    let times = (option::of(time()), option::of(time()), option::of(time()));
+    let faults = (option::of(limit()), option::of(abort), option::of(delay), option::of(mirror));
+    let sent = (faults, rewrite, edits(), edits(), times).prop_map(
+        |((limit, abort, delay, mirror), rewrite, request_headers, answer_headers, times)| Actions {
+            limit,
+            redirect: None,
+            abort,
+            delay,
+            rewrite,
+            request_headers,
+            answer_headers,
+            try_timeout: times.0,
+            server_timeout: times.1,
+            hedge_after: times.2,
+            mirror,
+        },
+    );
+    prop_oneof![Just(Actions::default()), answered, sent]
 }
 
 fn route() -> impl Strategy<Value = Route> {
     let target = (service_name(), 1..1000_u32).prop_map(|(service, weight)| Target { service, weight });
     let timeout = option::of(micros(1000..3_600_000_000));
-    (name(), matches(), collection::vec(target, 0..3), option::of(name()), timeout, any::<bool>()).prop_map(
-        |(name, matches, split, class, timeout, idempotent)| Route {
-            name,
-            matches,
-            split,
-            class,
-            timeout,
-            idempotent,
+    let terms = (option::of(name()), timeout, any::<bool>());
+    (name(), matches(), collection::vec(target, 0..3), terms, actions()).prop_map(
+        |(name, matches, split, (class, timeout, idempotent), actions)| {
+            // A redirect is answered, so that nothing is split.
+            let split = if actions.redirect.is_some() { Vec::new() } else { split };
+            Route { name, matches, split, class, timeout, idempotent, actions }
         },
     )
 }
@@ -107,16 +190,25 @@ fn policy() -> impl Strategy<Value = Policy> {
     let routes = collection::vec(route(), 0..4).prop_filter("routes have unique names", unique);
     let balancing = (any::<u32>(), balancing());
     let timeouts = micros(1000..3_600_000_000);
-    (routes, locality, balancing, timeouts, retries, option::of(health_check())).prop_map(
-        |(routes, locality, (subset, balancing), timeout, retries, health_check)| Policy {
-            routes,
-            locality,
-            balancing: Balancing { subset, ..balancing },
-            timeout,
-            retries,
-            health_check,
-        },
-    )
+    let key = prop_oneof![
+        Just(None),
+        "[a-z-]{1,8}".prop_map(|name| Some(KeySource::Header(name))),
+        "[A-Za-z]{1,8}".prop_map(|name| Some(KeySource::Cookie(name))),
+        ".{1,8}".prop_map(|name| Some(KeySource::Query(name))),
+    ];
+    (routes, locality, balancing, timeouts, (retries, option::of(limit()), key), option::of(health_check()))
+        .prop_map(|(routes, locality, (subset, balancing), timeout, (retries, limit, key), health_check)| {
+            Policy {
+                routes,
+                locality,
+                balancing: Balancing { subset, ..balancing },
+                timeout,
+                retries,
+                limit,
+                key,
+                health_check,
+            }
+        })
 }
 
 fn health_check() -> impl Strategy<Value = HealthCheck> {
@@ -370,7 +462,7 @@ fn policy_of(length: usize) -> Bytes {
         let headers = vec![HeaderMatch { name: "x-user".into(), value }];
         let matches = Match { headers, ..Default::default() };
         let name = Label::new("r").unwrap();
-        let route = Route { name, matches, split: vec![], class: None, timeout: None, idempotent: false };
+        let route = Route { matches, ..Route::new(name) };
         encode(&Policy { routes: vec![route], ..Default::default() }.into())
     };
     let around = encoded(length).len() - length;

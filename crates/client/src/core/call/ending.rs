@@ -28,6 +28,8 @@ pub enum Ending {
     Broken,
     /// The deadline passed when the request was under way.
     Late,
+    /// The time for one try ran out when the request was under way.
+    Slow,
     /// No connection within the little time that there was for one: nothing was sent.
     Unsent,
     /// The caller's own request or its body failed: says nothing of the server.
@@ -62,9 +64,13 @@ impl Ending {
             Self::Answered | Self::WrongShard { .. } => Outcome::Ok,
             Self::Stale | Self::Abandoned => Outcome::Unknown,
             // One call that had too little time must not send all others to the next region.
-            Self::Erred | Self::Busy | Self::Refused | Self::Broken | Self::Late | Self::Unsent => {
-                Outcome::Failed
-            }
+            Self::Erred
+            | Self::Busy
+            | Self::Refused
+            | Self::Broken
+            | Self::Late
+            | Self::Slow
+            | Self::Unsent => Outcome::Failed,
             Self::Unreachable => Outcome::Unreachable,
         }
     }

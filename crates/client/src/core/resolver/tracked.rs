@@ -30,6 +30,8 @@ pub(super) struct Surroundings {
     pub(super) round_trips: RoundTrips,
     pub(super) hosts: Hosts,
     pub(super) location: Option<Location>,
+    pub(super) client_id: String,
+    /// The same, hashed.
     pub(super) client: u64,
 }
 
@@ -136,6 +138,7 @@ impl<L: Lane> Tracked<L> {
                 round_trips: &around.round_trips,
                 hosts: &around.hosts,
                 health: &self.facts.health,
+                client_id: &around.client_id,
                 client: around.client,
             },
             self.subscription.slots(),
@@ -146,8 +149,8 @@ impl<L: Lane> Tracked<L> {
     }
 }
 
-/// The services that routes send calls to, without the service itself.
+/// The services that routes send calls and copies to, without the service itself.
 fn split_targets(facts: &Facts) -> BTreeSet<&ServiceName> {
-    let targets = facts.policy.routes.iter().flat_map(|route| &route.split).map(|target| &target.service);
+    let targets = facts.policy.routes.iter().flat_map(|route| route.targets());
     targets.filter(|name| **name != facts.name).collect()
 }

@@ -86,7 +86,7 @@ fn mentioned(plan: &Plan) -> Vec<(ServiceName, String)> {
         Plan::Policy(of, policy) => {
             let targets = policy.routes.iter().flat_map(|route| {
                 let who = format!("route '{}' of the policy of {of}", route.name);
-                route.split.iter().map(move |target| (target.service.clone(), who.clone()))
+                route.targets().map(move |target| (target.clone(), who.clone()))
             });
             std::iter::once((of.clone(), format!("the policy of {of}"))).chain(targets).collect()
         }

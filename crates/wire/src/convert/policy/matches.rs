@@ -1,4 +1,7 @@
-use fairmesh_model::{GrpcMatch, HeaderMatch, HostMatch, Invalid, Match, PathMatch, TextMatch};
+use fairmesh_model::{
+    ClientMatch, GrpcMatch, HeaderMatch, HostMatch, Invalid, Match, PathMatch, Pattern, QueryMatch, Template,
+    TextMatch,
+};
 
 use crate::v1::{self, header_match::Value, r#match::Path};
 
@@ -13,13 +16,17 @@ impl From<Match> for v1::Match {
             None => Default::default(),
         };
         Self {
+            clients: matches.clients.iter().map(|client| client.as_str().to_owned()).collect(),
             hosts: matches.hosts.into_iter().map(host).collect(),
             path: matches.path.map(|path| match path {
                 PathMatch::Exact(path) => Path::PathExact(path),
                 PathMatch::Prefix(path) => Path::PathPrefix(path),
+                PathMatch::Template(template) => Path::PathTemplate(template.to_string()),
+                PathMatch::Regex(pattern) => Path::PathRegex(pattern.as_str().to_owned()),
             }),
             methods: matches.methods,
-            headers: matches.headers.into_iter().map(Into::into).collect(),
+            headers: matches.headers.into_iter().map(|header| text(header.name, header.value)).collect(),
+            query: matches.query.into_iter().map(|query| text(query.name, query.value)).collect(),
             grpc_service,
             grpc_method,
         }
@@ -30,18 +37,20 @@ impl TryFrom<v1::Match> for Match {
     type Error = Invalid;
 
     fn try_from(message: v1::Match) -> Result<Self, Invalid> {
-        let header = |(i, header): (usize, v1::HeaderMatch)| {
-            HeaderMatch::try_from(header).map_err(|e| e.within(format!("headers[{i}]")))
-        };
+        let header = |(i, header)| read_header(header).map_err(|e| e.within(format!("headers[{i}]")));
+        let client = |text| ClientMatch::new(text).map_err(|e| e.within("clients"));
+        let query = |(i, query)| read_query(query).map_err(|e| e.within(format!("query[{i}]")));
         if let Some(method) = message.methods.iter().find(|method| !is_method(method)) {
             let problem = format!("'{method}' is not an HTTP method");
             return Err(Invalid::new("methods", problem, "write methods in upper case, such as GET"));
         }
         Ok(Self {
+            clients: message.clients.into_iter().map(client).collect::<Result<_, Invalid>>()?,
             hosts: message.hosts.into_iter().map(host).collect::<Result<_, _>>()?,
             path: message.path.map(path).transpose()?,
             methods: message.methods,
             headers: message.headers.into_iter().enumerate().map(header).collect::<Result<_, _>>()?,
+            query: message.query.into_iter().enumerate().map(query).collect::<Result<_, Invalid>>()?,
             grpc: grpc(message.grpc_service, message.grpc_method)?,
         })
     }
@@ -75,6 +84,10 @@ fn path(message: Path) -> Result<PathMatch, Invalid> {
         Path::PathExact(path) => refuse("path_exact", &path),
         Path::PathPrefix(path) if path.is_empty() || path.starts_with('/') => Ok(PathMatch::Prefix(path)),
         Path::PathPrefix(path) => refuse("path_prefix", &path),
+        Path::PathTemplate(text) => {
+            Template::new(&text).map(PathMatch::Template).map_err(|e| e.within("path_template"))
+        }
+        Path::PathRegex(text) => Pattern::new(text).map(PathMatch::Regex).map_err(|e| e.within("path_regex")),
     }
 }
 
@@ -90,34 +103,38 @@ fn grpc(service: String, method: String) -> Result<Option<GrpcMatch>, Invalid> {
     }
 }
 
-impl From<HeaderMatch> for v1::HeaderMatch {
-    fn from(header: HeaderMatch) -> Self {
-        let value = match header.value {
-            TextMatch::Present => Value::Present(true),
-            TextMatch::Exact(text) => Value::Exact(text),
-            TextMatch::Prefix(text) => Value::Prefix(text),
-        };
-        Self { name: header.name, value: Some(value) }
-    }
+fn text(name: String, value: TextMatch) -> v1::HeaderMatch {
+    let value = match value {
+        TextMatch::Present => Value::Present(true),
+        TextMatch::Absent => Value::Present(false),
+        TextMatch::Exact(text) => Value::Exact(text),
+        TextMatch::Prefix(text) => Value::Prefix(text),
+    };
+    v1::HeaderMatch { name, value: Some(value) }
 }
 
-impl TryFrom<v1::HeaderMatch> for HeaderMatch {
-    type Error = Invalid;
+fn read_header(message: v1::HeaderMatch) -> Result<HeaderMatch, Invalid> {
+    let name = message.name;
+    if name.is_empty() || !name.bytes().all(|b| b.is_ascii_graphic() && !b.is_ascii_uppercase()) {
+        let problem = format!("'{name}' is not a header name");
+        return Err(Invalid::new("name", problem, "write the header in lower case, such as x-user"));
+    }
+    Ok(HeaderMatch { name, value: read_text(message.value)? })
+}
 
-    fn try_from(message: v1::HeaderMatch) -> Result<Self, Invalid> {
-        let name = message.name;
-        if name.is_empty() || !name.bytes().all(|b| b.is_ascii_graphic() && !b.is_ascii_uppercase()) {
-            let problem = format!("'{name}' is not a header name");
-            return Err(Invalid::new("name", problem, "write the header in lower case, such as x-user"));
-        }
-        let value = match message.value {
-            Some(Value::Present(true)) => TextMatch::Present,
-            Some(Value::Exact(text)) => TextMatch::Exact(text),
-            Some(Value::Prefix(text)) => TextMatch::Prefix(text),
-            Some(Value::Present(false)) | None => {
-                return Err(Invalid::new("value", "says nothing", "set present, exact or prefix"));
-            }
-        };
-        Ok(Self { name, value })
+fn read_query(message: v1::HeaderMatch) -> Result<QueryMatch, Invalid> {
+    if message.name.is_empty() {
+        return Err(Invalid::new("name", "the name is empty", "write the parameter's name, such as page"));
+    }
+    Ok(QueryMatch { name: message.name, value: read_text(message.value)? })
+}
+
+fn read_text(value: Option<Value>) -> Result<TextMatch, Invalid> {
+    match value {
+        Some(Value::Present(true)) => Ok(TextMatch::Present),
+        Some(Value::Present(false)) => Ok(TextMatch::Absent),
+        Some(Value::Exact(text)) => Ok(TextMatch::Exact(text)),
+        Some(Value::Prefix(text)) => Ok(TextMatch::Prefix(text)),
+        None => Err(Invalid::new("value", "says nothing", "set present, exact or prefix")),
     }
 }

@@ -71,6 +71,7 @@ fn rig_at(location: Option<Location>) -> Rig {
         round_trips: RoundTrips::default(),
         hosts: Hosts::default(),
         location: location.clone(),
+        client_id: String::new(),
         client: 1,
     };
     let registered = Arc::new(Registered {

@@ -1,0 +1,112 @@
+//! What the route of a call does with it besides sending it somewhere.
+
+use std::{sync::Arc, time::Duration};
+
+use fairmesh_model::HeaderEdits;
+use fairmesh_router::{Instead, Treatment};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
+
+use super::{HeadersView, go, mirror, terms::Terms};
+use crate::{
+    Body, Fault, FaultKind, Retry,
+    core::Call,
+    fault::grpc_code_of,
+    headers::{FAULT, GRPC_STATUS},
+    stats::count,
+    transport::{Head, Line, Outgoing},
+};
+
+/// Carries a routed call out as its route wants.
+pub(super) async fn send(
+    terms: Terms<'_>,
+    treatment: &Treatment,
+    call: &mut Call<'_, Arc<Line>>,
+    mut head: Head,
+    body: Outgoing,
+) -> Result<Response<Body>, Fault> {
+    let (mesh, seed) = (&terms.handle.mesh, terms.start.seed);
+    if let Some(instead) = treatment.instead(&head.view(&HeadersView(&head.headers)), seed) {
+        if let Instead::Abort { .. } = instead {
+            count(&mesh.counters.aborted);
+        }
+        return Ok(answer(instead, head.grpc));
+    }
+    if let Some(delay) = treatment.delay(seed) {
+        wait(terms, call, delay).await?;
+    }
+    change(&mut head, treatment)?;
+    if let Some(service) = treatment.mirror(seed) {
+        mirror::send(terms, call, service, &head, &body);
+    }
+    let mut answer = go(terms, (mesh.clock.now(), call.look()), call, head, body).await?;
+    edit(answer.headers_mut(), treatment.answer_headers());
+    Ok(answer)
+}
+
+/// Waits on purpose, at most until the deadline.
+async fn wait(terms: Terms<'_>, call: &Call<'_, Arc<Line>>, delay: Duration) -> Result<(), Fault> {
+    let left = call.left(terms.handle.mesh.clock.now());
+    tokio::time::sleep(delay.min(left)).await;
+    match delay < left {
+        true => Ok(()),
+        false => Err(terms.late(call.deadline(), "nothing was sent").with_retry(Retry::Unsent)),
+    }
+}
+
+fn change(head: &mut Head, treatment: &Treatment) -> Result<(), Fault> {
+    let refused = |what: &str| {
+        Fault::new(FaultKind::Invalid, format!("its route makes it a {what} that cannot be sent"))
+    };
+    if let Some(path) = treatment.path(head.path.as_str()) {
+        head.path = path.try_into().map_err(|_| refused("path"))?;
+    }
+    if let Some(host) = treatment.host() {
+        head.authority = host.try_into().map_err(|_| refused("host"))?;
+    }
+    edit(&mut head.headers, treatment.request_headers());
+    Ok(())
+}
+
+/// Edits headers. A policy was checked for names and values that are none, so that nothing is left out here.
+fn edit(headers: &mut HeaderMap, edits: &HeaderEdits) {
+    let header = |(name, value): (&String, &String)| {
+        Some((HeaderName::try_from(name).ok()?, HeaderValue::try_from(value).ok()?))
+    };
+    for (name, value) in edits.set.iter().filter_map(header) {
+        headers.insert(name, value);
+    }
+    for (name, value) in edits.add.iter().filter_map(header) {
+        headers.append(name, value);
+    }
+    for name in &edits.remove {
+        headers.remove(name);
+    }
+}
+
+/// What the caller gets although no server was asked.
+fn answer(instead: Instead, is_grpc: bool) -> Response<Body> {
+    let mut answer = Response::new(Body::empty());
+    match instead {
+        Instead::Redirect { status, location } => {
+            *answer.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::FOUND);
+            // A path of a request and what a policy may hold are always header values.
+            if let Ok(location) = HeaderValue::try_from(location) {
+                answer.headers_mut().insert(header::LOCATION, location);
+            }
+        }
+        Instead::Abort { status } => {
+            answer.headers_mut().insert(FAULT, HeaderValue::from_static("injected"));
+            if is_grpc {
+                let code = grpc_code_of(status) as i32;
+                answer
+                    .headers_mut()
+                    .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+                answer.headers_mut().insert(GRPC_STATUS, code.into());
+            } else {
+                *answer.status_mut() =
+                    StatusCode::from_u16(status).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
+            }
+        }
+    }
+    answer
+}

@@ -1,0 +1,359 @@
+//! What policies do with calls besides sending them somewhere.
+
+use std::time::Duration;
+
+use fairmesh_client::{Body, FaultKind, Mesh, Retry, ServiceHandle, explain::Report};
+use fairmesh_model::{
+    Abort, Actions, Delay, HeaderEdits, KeySource, Label, Match, Mirror, PathMatch, PathRewrite, Policy,
+    Protocol, RateLimit, Redirect, Retries, Rewrite, Route, ServiceKind, Share,
+};
+use http::{Request, StatusCode};
+use http_body_util::BodyExt as _;
+
+use crate::{
+    rig::{Rig, ask, get, named, post, until},
+    server::{Server, text},
+};
+
+const BOTH: [Protocol; 2] = [Protocol::Http1, Protocol::Http2];
+
+fn below(path: &str, actions: Actions) -> Policy {
+    let path = Some(PathMatch::Prefix(path.into()));
+    let matches = Match { path, ..Match::default() };
+    let route = Route { matches, actions, ..Route::new(Label::new("one").unwrap()) };
+    Policy { routes: vec![route], ..Policy::default() }
+}
+
+fn edits(set: &[(&str, &str)], add: &[(&str, &str)], remove: &[&str]) -> HeaderEdits {
+    let pairs = |pairs: &[(&str, &str)]| pairs.iter().map(|&(n, v)| (n.to_owned(), v.to_owned())).collect();
+    HeaderEdits { set: pairs(set), add: pairs(add), remove: remove.iter().map(|&n| n.to_owned()).collect() }
+}
+
+/// A service with a policy, and a mesh that knows both.
+async fn service(rig: &Rig, protocol: Protocol, server: &Server, policy: Policy) -> (Mesh, ServiceHandle) {
+    rig.policy("shop/one", policy);
+    rig.replicated("shop/one", protocol, &[server.address]);
+    let mesh = rig.mesh().await;
+    let service = mesh.service("shop/one").unwrap();
+    service.ready().await.unwrap();
+    (mesh, service)
+}
+
+async fn report(service: &ServiceHandle, request: &Request<Body>) -> Report {
+    service.explain(request, 0).await.unwrap()
+}
+
+#[tokio::test]
+async fn paths_hosts_and_headers_are_rewritten_by_either_protocol() {
+    for protocol in BOTH {
+        let rig = Rig::start().await;
+        let server = Server::start(async |request: Request<bytes::Bytes>| {
+            let host = request.uri().authority().map(|authority| authority.as_str().to_owned());
+            let header = |name| {
+                let values = request.headers().get_all(name).iter().map(|value| value.to_str().unwrap());
+                values.collect::<Vec<_>>().join("+")
+            };
+            let host = host.unwrap_or_else(|| header("host"));
+            let path = request.uri().path_and_query().unwrap();
+            let mut answer = text(
+                200,
+                format!("{host} {path} {} {} {}", header("x-set"), header("x-add"), header("x-gone")),
+            );
+            answer.headers_mut().insert("server", "tea".parse().unwrap());
+            answer
+        })
+        .await;
+        let rewrite =
+            Rewrite { host: Some("inner.example".into()), path: Some(PathRewrite::Prefix("/v2".into())) };
+        let request_headers = edits(&[("x-set", "new")], &[("x-add", "more")], &["x-gone"]);
+        let answer_headers = edits(&[("x-by", "mesh")], &[], &["server"]);
+        let actions = Actions { rewrite, request_headers, answer_headers, ..Actions::default() };
+        let (_mesh, service) = service(&rig, protocol, &server, below("/v1", actions)).await;
+        let request = Request::get("/v1/items?q=/v1").header("x-set", "old").header("x-add", "some");
+        let request = request.header("x-gone", "1").body(Body::empty()).unwrap();
+        let words = report(&service, &request).await.to_string();
+        assert!(
+            words.contains("'one', number 1 of 1") && words.contains("the path becomes /v2/items?q=/v1"),
+            "{words}"
+        );
+        let answer = service.send(request).await.unwrap();
+        assert_eq!(
+            (answer.headers().get("server"), &answer.headers()["x-by"]),
+            (None, &"mesh".parse().unwrap())
+        );
+        let told = answer.into_body().collect().await.unwrap().to_bytes();
+        assert_eq!(told, "inner.example /v2/items?q=/v1 new some+more ");
+        let (_, told) = ask(&service, get("/v10")).await.unwrap();
+        assert_eq!(told, "one.shop /v10   ", "no other call is touched");
+    }
+}
+
+#[tokio::test]
+async fn a_redirect_is_answered_without_a_call() {
+    let rig = Rig::start().await;
+    let server = Server::echo("a").await;
+    let redirect = Redirect {
+        https: Some(true),
+        host: None,
+        port: None,
+        path: Some(PathRewrite::Prefix("/new".into())),
+        status: 308,
+    };
+    let policy = below("/old", Actions { redirect: Some(redirect), ..Actions::default() });
+    let (mesh, service) = service(&rig, Protocol::Http1, &server, policy).await;
+    let answer = service.send(get("/old/a?b=c")).await.unwrap();
+    assert_eq!(answer.status(), StatusCode::PERMANENT_REDIRECT);
+    assert_eq!(answer.headers()["location"], "https://one.shop/new/a?b=c");
+    assert_eq!((server.requests(), mesh.stats().tries, mesh.stats().faults), (0, 0, 0));
+    let words = report(&service, &get("/old")).await.to_string();
+    assert!(
+        words.contains("answered with 308 to https://one.shop/new") && !words.contains("fails"),
+        "{words}"
+    );
+}
+
+#[tokio::test]
+async fn faults_on_purpose_strike_their_share_and_are_counted() {
+    let rig = Rig::start().await;
+    let server = Server::echo("a").await;
+    let half: Share = "50%".parse().unwrap();
+    let actions = Actions { abort: Some(Abort { share: half, status: 503 }), ..Actions::default() };
+    let (mesh, service) = service(&rig, Protocol::Http1, &server, below("", actions)).await;
+    let mut aborted = 0;
+    for _ in 0..200 {
+        let answer = service.send(get("/")).await.unwrap();
+        if answer.status() == 503 {
+            assert_eq!(answer.headers()["x-fairmesh-fault"], "injected");
+            aborted += 1;
+        }
+    }
+    assert!((60..140).contains(&aborted), "{aborted}");
+    assert_eq!((mesh.stats().aborted, server.requests()), (aborted, 200 - aborted as usize));
+    assert_eq!(mesh.stats().retries, 0, "what was not sent is not tried again");
+
+    let actions = Actions { abort: Some(Abort { share: Share::ALL, status: 503 }), ..Actions::default() };
+    rig.policy("shop/two", below("", actions));
+    rig.replicated("shop/two", Protocol::Grpc, &[server.address]);
+    let mut request = post("/pkg.Service/Method", "");
+    request.headers_mut().insert("content-type", "application/grpc".parse().unwrap());
+    let answer = mesh.service("shop/two").unwrap().send(request).await.unwrap();
+    assert_eq!((answer.status(), &answer.headers()["grpc-status"]), (StatusCode::OK, &"14".parse().unwrap()));
+}
+
+#[tokio::test]
+async fn a_wait_on_purpose_lasts_at_most_until_the_deadline() {
+    let rig = Rig::start().await;
+    let server = Server::echo("a").await;
+    let delay = |time| Actions { delay: Some(Delay { share: Share::ALL, time }), ..Actions::default() };
+    let policy = below("", delay(Duration::from_millis(60)));
+    let (_mesh, service) = service(&rig, Protocol::Http1, &server, policy).await;
+    let begun = tokio::time::Instant::now();
+    assert_eq!(ask(&service, get("/")).await.unwrap().0, 200);
+    assert!(begun.elapsed() >= Duration::from_millis(60));
+    let fault = ask(&service.clone().timeout(Duration::from_millis(20)), get("/")).await.unwrap_err();
+    assert_eq!((fault.kind(), fault.retry(), server.requests()), (FaultKind::Deadline, Retry::Unsent, 1));
+}
+
+#[tokio::test]
+async fn a_limit_refuses_what_is_above_it_and_says_when_to_come_back() {
+    let rig = Rig::start().await;
+    let server = Server::echo("a").await;
+    let limit = Some(RateLimit { calls: 3, per: Duration::from_secs(3600), burst: 3 });
+    let policy = below("/few", Actions { limit, ..Actions::default() });
+    let (mesh, service) = service(&rig, Protocol::Http1, &server, policy).await;
+    for _ in 0..3 {
+        assert_eq!(ask(&service, get("/few")).await.unwrap().0, 200);
+    }
+    let fault = ask(&service, get("/few")).await.unwrap_err();
+    assert_eq!((fault.kind(), fault.retry()), (FaultKind::RateLimited, Retry::Unsent));
+    let wait = fault.retry_after().unwrap();
+    assert!((Duration::from_secs(1000)..=Duration::from_secs(1200)).contains(&wait), "{wait:?}");
+    assert!(fault.to_string().contains("shop/one"), "{fault}");
+    assert_eq!(ask(&service, get("/many")).await.unwrap().0, 200, "the limit is of its route");
+    assert_eq!((mesh.stats().limited, server.requests()), (1, 4));
+}
+
+/// A server that holds the first `held` requests for long, and answers the others at once.
+async fn slow(held: usize) -> Server {
+    let seen = std::sync::atomic::AtomicUsize::new(0);
+    let seen = std::sync::Arc::new(seen);
+    let server = Server::start(move |_| {
+        let turn = seen.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        async move {
+            if turn < held {
+                tokio::time::sleep(crate::rig::PATIENCE).await;
+            }
+            text(200, "at once")
+        }
+    });
+    server.await
+}
+
+fn generous(policy: Policy) -> Policy {
+    Policy { retries: Retries { attempts: 3, budget_percent: 100, budget_floor: 100 }, ..policy }
+}
+
+#[tokio::test]
+async fn a_try_that_takes_too_long_is_made_elsewhere_where_that_does_no_harm() {
+    for protocol in BOTH {
+        let rig = Rig::start().await;
+        let (stuck, well) = (slow(usize::MAX).await, Server::echo("b").await);
+        let actions = Actions { try_timeout: Some(Duration::from_millis(100)), ..Actions::default() };
+        rig.policy("shop/one", generous(below("", actions)));
+        rig.replicated("shop/one", protocol, &[stuck.address, well.address]);
+        let mesh = rig.mesh().await;
+        let service = mesh.service("shop/one").unwrap();
+        for _ in 0..10 {
+            assert_eq!(ask(&service, get("/")).await.unwrap().0, 200);
+        }
+        assert!(mesh.stats().retries >= 1 && stuck.requests() >= 1, "{:?}", mesh.stats());
+        // Whoever goes to the stuck one and may not be repeated is told so, long before its deadline of 15 s.
+        rig.remove_endpoint("shop/one", "i1");
+        let fault = async {
+            loop {
+                if let Err(fault) = ask(&service, post("/", "")).await {
+                    return fault;
+                }
+            }
+        };
+        let fault = tokio::time::timeout(crate::rig::PATIENCE, fault).await.unwrap();
+        assert_eq!((fault.kind(), fault.retry()), (FaultKind::Deadline, Retry::MaybeSent));
+        assert!(fault.to_string().contains("one try"), "{fault}");
+    }
+}
+
+#[tokio::test]
+async fn servers_are_told_their_own_time() {
+    let rig = Rig::start().await;
+    let server = Server::start(async |request: Request<bytes::Bytes>| {
+        text(200, request.headers()["x-fairmesh-deadline"].to_str().unwrap())
+    })
+    .await;
+    let actions = Actions { server_timeout: Some(Duration::from_millis(700)), ..Actions::default() };
+    let (_mesh, service) = service(&rig, Protocol::Http1, &server, below("/short", actions)).await;
+    let told = async |path| ask(&service, get(path)).await.unwrap().1.parse::<u64>().unwrap();
+    assert_eq!(told("/short").await, 700, "the call itself has 15 s");
+    assert!(told("/long").await > 700);
+}
+
+#[tokio::test]
+async fn a_slow_call_is_made_a_second_time_beside_the_first_and_the_first_answer_counts() {
+    for protocol in BOTH {
+        let rig = Rig::start().await;
+        let (stuck, well) = (slow(usize::MAX).await, Server::echo("b").await);
+        let actions = Actions { hedge_after: Some(Duration::from_millis(50)), ..Actions::default() };
+        rig.policy("shop/one", generous(below("", actions)));
+        rig.replicated("shop/one", protocol, &[stuck.address, well.address]);
+        let mesh = rig.mesh().await;
+        let service = mesh.service("shop/one").unwrap();
+        for _ in 0..20 {
+            assert_eq!(ask(&service, get("/")).await.unwrap(), (200, "b GET / ".into()));
+        }
+        let stats = mesh.stats();
+        assert!(stats.hedges >= 1 && stats.retries == 0 && stats.tries == 20 + stats.hedges, "{stats:?}");
+        let fairmesh_client::core::View::Ready(ready) = &*service.view() else { panic!("not ready") };
+        let outstanding: u32 = ready.upstream.candidates().map(|candidate| candidate.outstanding).sum();
+        assert_eq!(outstanding, 0, "who was not heard counts nowhere any more");
+        let hedges = mesh.stats().hedges;
+        let may_not = async { ask(&service, post("/", "tea")).await };
+        let _ = tokio::time::timeout(Duration::from_millis(200), may_not).await;
+        assert_eq!(mesh.stats().hedges, hedges, "what may do harm is made once");
+    }
+}
+
+#[tokio::test]
+async fn hedges_are_paid_for_by_the_retry_budget() {
+    let rig = Rig::start().await;
+    let (one, two) = (slow(usize::MAX).await, slow(usize::MAX).await);
+    let actions = Actions { hedge_after: Some(Duration::from_millis(1)), ..Actions::default() };
+    let retries = Retries { attempts: 3, budget_percent: 0, budget_floor: 0 };
+    rig.policy("shop/one", Policy { retries, ..below("", actions) });
+    rig.replicated("shop/one", Protocol::Http1, &[one.address, two.address]);
+    let mesh = rig.mesh().await;
+    let service = mesh.service("shop/one").unwrap();
+    service.ready().await.unwrap();
+    let service = service.timeout(Duration::from_millis(300));
+    assert_eq!(ask(&service, get("/")).await.unwrap_err().kind(), FaultKind::Deadline);
+    let stats = mesh.stats();
+    assert_eq!((stats.hedges, stats.tries, stats.retries_refused), (0, 1, 1), "{stats:?}");
+}
+
+#[tokio::test]
+async fn copies_go_to_the_mirror_and_never_hold_up_the_call() {
+    let rig = Rig::start().await;
+    let (server, shadow) = (Server::echo("a").await, Server::echo("shadow").await);
+    let mirror = |service: &str| Some(Mirror { service: named(service), share: Share::ALL });
+    let actions = |service: &str| Actions { mirror: mirror(service), ..Actions::default() };
+    rig.replicated("shop/shadow", Protocol::Http1, &[shadow.address]);
+    let (mesh, service) = service(&rig, Protocol::Http1, &server, below("", actions("shop/shadow"))).await;
+    for _ in 0..10 {
+        assert_eq!(ask(&service, post("/add", "tea")).await.unwrap(), (200, "a POST /add tea".into()));
+    }
+    until("every copy has arrived", || shadow.requests() == 10).await;
+    // One that never answers is no reason to wait, and no more than some copies wait for it.
+    let stuck = slow(usize::MAX).await;
+    rig.replicated("shop/stuck", Protocol::Http1, &[stuck.address]);
+    rig.policy("shop/one", below("", actions("shop/stuck")));
+    let enough = async {
+        while mesh.stats().mirrors_skipped == 0 {
+            assert_eq!(ask(&service, post("/add", "tea")).await.unwrap().0, 200);
+        }
+    };
+    tokio::time::timeout(crate::rig::PATIENCE, enough).await.unwrap();
+    assert!(stuck.requests() <= 64, "{}", stuck.requests());
+}
+
+#[tokio::test]
+async fn long_bodies_are_not_copied_and_unknown_mirrors_harm_nobody() {
+    let rig = Rig::start().await;
+    let server =
+        Server::start(async |request: Request<bytes::Bytes>| text(200, request.body().len().to_string()))
+            .await;
+    let mirror = Some(Mirror { service: named("shop/nobody"), share: Share::ALL });
+    let policy = below("", Actions { mirror, ..Actions::default() });
+    let (mesh, service) = service(&rig, Protocol::Http1, &server, policy).await;
+    let long = Request::post("/").body(Body::from(vec![b'x'; 64 * 1024 + 1])).unwrap();
+    assert_eq!(ask(&service, long).await.unwrap(), (200, "65537".into()));
+    assert_eq!((mesh.stats().mirrored, mesh.stats().mirrors_skipped), (0, 1));
+    assert_eq!(ask(&service, post("/", "tea")).await.unwrap(), (200, "3".into()));
+    until("the copy has failed", || mesh.stats().mirrors_failed == 1).await;
+    assert_eq!(mesh.stats().mirrored, 1);
+}
+
+#[tokio::test]
+async fn a_session_stays_with_its_endpoint() {
+    let rig = Rig::start().await;
+    let servers = [Server::echo("a").await, Server::echo("b").await, Server::echo("c").await];
+    let policy = Policy { key: Some(KeySource::Cookie("sid".into())), ..Policy::default() };
+    rig.policy("shop/one", policy);
+    rig.replicated("shop/one", Protocol::Http1, &servers.each_ref().map(|server| server.address));
+    rig.service("shop/one", ServiceKind::ConsistentHash, Protocol::Http1);
+    let service = rig.mesh().await.service("shop/one").unwrap();
+    let who = async |session: &str| {
+        let request = Request::get("/").header("cookie", format!("a=b; sid={session}"));
+        ask(&service, request.body(Body::empty()).unwrap()).await.unwrap().1
+    };
+    let mut homes = std::collections::BTreeSet::new();
+    for session in ["ann", "bob", "cid", "dan", "eve", "fay", "gus", "hal"] {
+        let home = who(session).await;
+        for _ in 0..5 {
+            assert_eq!(who(session).await, home, "{session}");
+        }
+        homes.insert(home);
+    }
+    assert!(homes.len() > 1, "sessions spread: {homes:?}");
+    assert_eq!(ask(&service, get("/")).await.unwrap_err().kind(), FaultKind::KeyMissing);
+}
+
+#[tokio::test]
+async fn a_split_to_a_service_that_nobody_declared_is_a_clear_fault_and_counted() {
+    let rig = Rig::start().await;
+    let server = Server::echo("a").await;
+    let (mesh, service) =
+        service(&rig, Protocol::Http1, &server, crate::rig::split("/x", "shop/nobody")).await;
+    let fault = ask(&service, get("/x")).await.unwrap_err();
+    assert_eq!(fault.kind(), FaultKind::UnknownService);
+    assert!(fault.to_string().contains("shop/nobody"), "{fault}");
+    assert_eq!((mesh.stats().unroutable, mesh.stats().faults), (1, 1));
+    assert_eq!(ask(&service, get("/y")).await.unwrap().0, 200, "other calls go on");
+}

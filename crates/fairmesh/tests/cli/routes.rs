@@ -1,0 +1,66 @@
+//! Routes: what `apply` says of them, and what `explain` does.
+
+use serde_json::json;
+
+use super::support::Mesh;
+
+const POLICY: &str = "
+kind: Service
+name: shop/tea
+---
+kind: Policy
+service: shop/tea
+routes:
+  - name: moved
+    match: {path: {template: '/old/{id}'}, query: [{name: raw, present: false}]}
+    redirect: {path: {full: /new}, status: 308}
+  - name: next
+    match: {path: {regex: '/v[2-9](/.*)?'}}
+    split: [{service: shop/next, weight: 1}]
+    mirror: {service: shop/shadow, share: 0.5%}
+";
+
+#[test]
+fn explain_names_the_route_and_what_it_does() {
+    let mesh = Mesh::with_shop();
+    let applied = mesh.apply(POLICY);
+    for unknown in ["shop/next", "shop/shadow"] {
+        let warned = format!("route 'next' of the policy of shop/tea names {unknown}, which is not declared");
+        assert!(applied.err.contains(&warned), "{applied:?}");
+    }
+    let told = mesh.run(&["explain", "shop/tea", "--region", "eu", "--path", "/old/7?a=b"]).ok();
+    assert!(
+        told.contains("'moved', number 1 of 2") && told.contains("answered with 308 to /new?a=b"),
+        "{told}"
+    );
+    let told = mesh.run(&["explain", "shop/tea", "--region", "eu", "--path", "/old/7?a=b", "--json"]).json();
+    assert_eq!(
+        (&told["answered"], &told["goesTo"]),
+        (&json!({"status": 308, "location": "/new?a=b"}), &json!(null))
+    );
+    let told = mesh.run(&["explain", "shop/tea", "--region", "eu", "--path", "/old/7?raw"]);
+    assert!(told.out.contains("none of 2 routes"), "{told:?}");
+    let unknown = mesh.run(&["explain", "shop/tea", "--region", "eu", "--path", "/v2/x"]).fails(1);
+    assert!(unknown.contains("shop/next"), "{unknown}");
+    let written = mesh.run(&["get", "policies", "--json"]).ok();
+    assert!(written.contains("\"0.5%\"") && written.contains("/v[2-9](/.*)?"), "{written}");
+}
+
+#[test]
+fn a_route_that_cannot_be_is_refused_with_what_to_write() {
+    let mesh = Mesh::with_shop();
+    for (route, field, hint) in [
+        ("match: {path: {regex: '/('}}", "path.regex", "is not an expression"),
+        ("headers: {request: {set: {Content-Length: '1'}}}", "headers.request.set", "frames the message"),
+        ("rewrite: {path: {prefix: /x}}", "rewrite.path.prefix", "it matches none"),
+        ("fault: {abort: {share: 5, status: 503}}", "share", ""),
+        ("redirect: {status: 308}", "redirect", "leads to where the caller came from"),
+    ] {
+        let refused =
+            mesh.apply(&format!("kind: Policy\nservice: shop/tea\nroutes: [{{name: one, {route}}}]\n"));
+        assert!(
+            refused.code != Some(0) && refused.err.contains(field) && refused.err.contains(hint),
+            "{route}: {refused:?}"
+        );
+    }
+}

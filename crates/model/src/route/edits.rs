@@ -1,0 +1,149 @@
+use std::collections::BTreeMap;
+
+use crate::Invalid;
+
+/// The most headers that one rule edits in one direction.
+const MOST: usize = 32;
+/// The longest value, in bytes.
+const LONGEST: usize = 4096;
+
+/// What is done to the headers of a request or an answer. No name stands in two of the three, so that their order is nothing
+/// to know. Names are in lower case.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HeaderEdits {
+    /// Has this value alone afterwards.
+    pub set: BTreeMap<String, String>,
+    /// Has this value besides those that are there.
+    pub add: BTreeMap<String, String>,
+    /// Is not there afterwards.
+    pub remove: Vec<String>,
+}
+
+impl HeaderEdits {
+    /// Whether nothing is edited.
+    pub fn is_empty(&self) -> bool {
+        self.set.is_empty() && self.add.is_empty() && self.remove.is_empty()
+    }
+
+    pub(super) fn validate(&self) -> Result<(), Invalid> {
+        let count = self.set.len() + self.add.len() + self.remove.len();
+        if count > MOST {
+            return Err(Invalid::new("", format!("edits {count} headers"), format!("edit at most {MOST}")));
+        }
+        let named = |field: &'static str| move |name| (field, name);
+        let names = self.set.keys().map(named("set")).chain(self.add.keys().map(named("add")));
+        let mut seen = BTreeMap::new();
+        for (field, name) in names.chain(self.remove.iter().map(named("remove"))) {
+            check_name(name).map_err(|e| e.within(field))?;
+            if let Some(other) = seen.insert(name, field) {
+                let problem = format!("'{name}' stands in '{other}' as well");
+                return Err(Invalid::new(
+                    field,
+                    problem,
+                    "name a header once: 'set' takes away what was there",
+                ));
+            }
+        }
+        let value = |(field, edits): (&'static str, &BTreeMap<String, String>)| {
+            edits.iter().try_for_each(|(name, value)| {
+                check_value(value).map_err(|e| e.within(format!("{field}.{name}")))
+            })
+        };
+        [("set", &self.set), ("add", &self.add)].into_iter().try_for_each(value)
+    }
+}
+
+/// What may be edited: nothing that belongs to one connection or says where a message ends (RFC 9110 7.6.1, RFC 9112 6), since
+/// a message that two readers end at different places is how requests are smuggled; and nothing by which Fairmesh itself works.
+fn check_name(name: &str) -> Result<(), Invalid> {
+    if !is_token(name) || name.bytes().any(|b| b.is_ascii_uppercase()) {
+        return Err(Invalid::new(
+            "",
+            format!("'{name}' is not a header name"),
+            "write it in lower case, without blanks",
+        ));
+    }
+    let of_connection = [
+        "connection",
+        "content-length",
+        "expect",
+        "keep-alive",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    ];
+    if of_connection.contains(&name) {
+        let problem = format!("'{name}' belongs to the connection or frames the message");
+        return Err(Invalid::new("", problem, "leave it to Fairmesh, which writes it for each connection"));
+    }
+    if name == "host" {
+        return Err(Invalid::new("", "'host' is not edited as a header", "write 'rewrite: {host: …}'"));
+    }
+    let ours =
+        ["x-fairmesh-", "fairmesh-", "endpoint-load-metrics", "grpc-status", "grpc-timeout", "grpc-encoding"];
+    if ours.iter().any(|ours| name.starts_with(ours)) {
+        let problem = format!("'{name}' is how callers and servers talk to each other");
+        return Err(Invalid::new("", problem, "choose another name"));
+    }
+    Ok(())
+}
+
+fn check_value(value: &str) -> Result<(), Invalid> {
+    let plain = value.bytes().all(|b| b == b'\t' || (b' '..=b'~').contains(&b));
+    if plain && value.len() <= LONGEST && value.trim() == value {
+        return Ok(());
+    }
+    let hint = "write up to 4096 printable ASCII characters, without a blank at either end";
+    Err(Invalid::new("", "is not a header value", hint))
+}
+
+/// RFC 9110 section 5.6.2: what a method and a header name are made of.
+pub(crate) fn is_token(text: &str) -> bool {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
+    !text.is_empty() && text.chars().all(allowed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(name: &str, value: &str) -> HeaderEdits {
+        HeaderEdits { set: [(name.to_owned(), value.to_owned())].into(), ..HeaderEdits::default() }
+    }
+
+    #[test]
+    fn what_frames_a_message_is_not_edited() {
+        for name in [
+            "content-length",
+            "transfer-encoding",
+            "connection",
+            "te",
+            "host",
+            "x-fairmesh-key",
+            "grpc-status",
+        ] {
+            assert!(set(name, "1").validate().is_err(), "{name}");
+            let gone = HeaderEdits { remove: vec![name.to_owned()], ..HeaderEdits::default() };
+            assert!(gone.validate().is_err(), "{name}");
+        }
+        assert_eq!(set("x-team", "cart").validate(), Ok(()));
+    }
+
+    #[test]
+    fn values_and_names_cannot_carry_another_header() {
+        for value in ["a\r\nx: y", "a\nb", "\u{7f}", "é", " a", &"a".repeat(4097)] {
+            assert!(set("x-a", value).validate().is_err(), "{value}");
+        }
+        for name in ["", "X-A", "x a", "x:", "x\r\n"] {
+            assert!(set(name, "a").validate().is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_header_is_edited_once() {
+        let twice = HeaderEdits { remove: vec!["x-a".into()], ..set("x-a", "1") };
+        assert_eq!(twice.validate().unwrap_err().field, "remove");
+    }
+}

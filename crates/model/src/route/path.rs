@@ -1,0 +1,303 @@
+//! Paths that are described, and paths that are made of others.
+
+use std::fmt;
+
+use regex::bytes::{Regex, RegexBuilder};
+
+use crate::Invalid;
+
+/// The longest expression, in bytes.
+const LONGEST: usize = 1024;
+/// How much memory a compiled expression may take, in bytes, and as much again for what a search keeps.
+const MOST: usize = 256 * 1024;
+
+/// A regular expression that a whole text must match, over bytes: `\w`, `\d` and case are those of ASCII.
+///
+/// The `regex` crate searches in time that is linear in the text, so that no path, however made, is slow to look at. It has
+/// neither look-around nor back-references for that reason.
+#[derive(Clone)]
+pub struct Pattern {
+    text: String,
+    compiled: Regex,
+}
+
+impl Pattern {
+    /// Compiles an expression, which need not be anchored.
+    pub fn new(text: impl Into<String>) -> Result<Self, Invalid> {
+        let text = text.into();
+        let refused = |problem: String, hint: &str| Invalid::new("", problem, hint);
+        if text.is_empty() || text.len() > LONGEST {
+            let problem = format!("an expression of {} bytes is too short or too long", text.len());
+            return Err(refused(problem, "write 1 to 1024 bytes"));
+        }
+        let compile = |text: &str| {
+            let builder = &mut RegexBuilder::new(text);
+            builder.unicode(false).size_limit(MOST).dfa_size_limit(MOST).build()
+        };
+        // By itself first: what closes a group that it did not open must not get out of the anchors.
+        match compile(&text).and_then(|_| compile(&format!(r"\A(?:{text})\z"))) {
+            Ok(compiled) => Ok(Self { text, compiled }),
+            Err(regex::Error::CompiledTooBig(_)) => {
+                Err(refused(format!("'{text}' takes too much memory"), "write smaller counts of repetition"))
+            }
+            Err(error) => {
+                let error = error.to_string();
+                let reason = error.lines().last().unwrap_or_default().trim_start_matches("error: ");
+                let hint = "write an expression of the regex crate, such as /users/[0-9]+";
+                Err(refused(format!("'{text}' is not an expression: {reason}"), hint))
+            }
+        }
+    }
+
+    /// As it was written.
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// Whether all of the text matches.
+    pub fn matches(&self, text: &str) -> bool {
+        self.compiled.is_match(text.as_bytes())
+    }
+}
+
+impl PartialEq for Pattern {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Eq for Pattern {}
+
+impl fmt::Debug for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.text.fmt(f)
+    }
+}
+
+/// A path with segments that are left open, such as `/users/{id}/orders`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Template(Vec<Segment>);
+
+/// A part of a path between two `/`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Segment {
+    /// This very text.
+    Literal(String),
+    /// Anything that is not empty, under a name that is for readers.
+    Open(String),
+}
+
+impl Template {
+    /// Reads a template.
+    pub fn new(text: &str) -> Result<Self, Invalid> {
+        let refused = |problem: String| {
+            Invalid::new(
+                "",
+                problem,
+                "start it with '/' and write open segments whole, such as /users/{id}/orders",
+            )
+        };
+        check_path(text)?;
+        let segments = text.split('/').skip(1).map(|segment| match segment.strip_prefix('{') {
+            Some(open) => match open.strip_suffix('}') {
+                Some(name)
+                    if !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') =>
+                {
+                    Ok(Segment::Open(name.to_owned()))
+                }
+                _ => Err(refused(format!("'{segment}' is not an open segment"))),
+            },
+            None if segment.contains(['{', '}', '*']) => {
+                Err(refused(format!("'{segment}' is open in part only")))
+            }
+            None => Ok(Segment::Literal(segment.to_owned())),
+        });
+        let segments = segments.collect::<Result<Vec<_>, _>>()?;
+        match segments.iter().any(|segment| matches!(segment, Segment::Open(_))) {
+            true => Ok(Self(segments)),
+            false => Err(Invalid::new("", format!("'{text}' leaves nothing open"), "write it as 'exact'")),
+        }
+    }
+
+    /// Its segments; there is an open one.
+    pub fn segments(&self) -> &[Segment] {
+        &self.0
+    }
+
+    /// Whether a path has these segments.
+    pub fn matches(&self, path: &str) -> bool {
+        let Some(path) = path.strip_prefix('/') else { return false };
+        let mut parts = path.split('/');
+        let fits = |segment: &Segment| match (segment, parts.next()) {
+            (Segment::Literal(text), Some(part)) => text == part,
+            (Segment::Open(_), Some(part)) => !part.is_empty(),
+            (_, None) => false,
+        };
+        self.0.iter().all(fits) && parts.next().is_none()
+    }
+
+    /// What every path of this template lies below: its first segments, up to an open one; without a final `/`.
+    pub fn stem(&self) -> String {
+        let literals = self.0.iter().map_while(|segment| match segment {
+            Segment::Literal(text) => Some(format!("/{text}")),
+            Segment::Open(_) => None,
+        });
+        literals.collect()
+    }
+}
+
+impl fmt::Display for Template {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|segment| match segment {
+            Segment::Literal(text) => write!(f, "/{text}"),
+            Segment::Open(name) => write!(f, "/{{{name}}}"),
+        })
+    }
+}
+
+/// What a call is sent as instead.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rewrite {
+    /// The host that the server sees.
+    pub host: Option<String>,
+    /// The path that the server sees; the query stays.
+    pub path: Option<PathRewrite>,
+}
+
+/// A path made of another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PathRewrite {
+    /// This one, whatever the path was.
+    Full(String),
+    /// This one in place of the prefix that the rule matches; kept without a final `/`, so `/` is empty.
+    Prefix(String),
+}
+
+/// An answer that sends the caller elsewhere. What is not given stays as the caller had it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Redirect {
+    /// `true` for `https`, `false` for `http`.
+    pub https: Option<bool>,
+    /// The host, without port.
+    pub host: Option<String>,
+    /// The port; without one that of the scheme.
+    pub port: Option<u16>,
+    /// The path; the query stays.
+    pub path: Option<PathRewrite>,
+    /// 301, 302, 303, 307 or 308.
+    pub status: u16,
+}
+
+impl Redirect {
+    pub(super) fn validate(&self) -> Result<(), Invalid> {
+        if !matches!(self.status, 301 | 302 | 303 | 307 | 308) {
+            let problem = format!("{} is not a redirect that names a place", self.status);
+            return Err(Invalid::new("status", problem, "write 301, 302, 303, 307 or 308"));
+        }
+        if self.port == Some(0) {
+            return Err(Invalid::new("port", "0 is not a port", "write 1 to 65535"));
+        }
+        if (self.https, &self.host, self.port, &self.path) == (None, &None, None, &None) {
+            let hint = "write scheme, host, port or path; to send calls to another service, write 'split'";
+            return Err(Invalid::new("", "leads to where the caller came from", hint));
+        }
+        self.host.as_deref().map_or(Ok(()), |host| check_host(host).map_err(|e| e.within("host")))?;
+        self.path.as_ref().map_or(Ok(()), PathRewrite::validate).map_err(|e| e.within("path"))
+    }
+}
+
+impl Rewrite {
+    pub(super) fn validate(&self) -> Result<(), Invalid> {
+        self.host.as_deref().map_or(Ok(()), |host| check_host(host).map_err(|e| e.within("host")))?;
+        self.path.as_ref().map_or(Ok(()), PathRewrite::validate).map_err(|e| e.within("path"))
+    }
+}
+
+impl PathRewrite {
+    fn validate(&self) -> Result<(), Invalid> {
+        match self {
+            Self::Full(path) => check_path(path).map_err(|e| e.within("full")),
+            Self::Prefix(path) if path.is_empty() => Ok(()),
+            Self::Prefix(path) => check_path(path).map_err(|e| e.within("prefix")),
+        }
+    }
+}
+
+/// A path without query, as it may stand in a request line.
+pub(crate) fn check_path(path: &str) -> Result<(), Invalid> {
+    let plain =
+        path.bytes().all(|b| b.is_ascii_graphic() && !matches!(b, b'?' | b'#' | b'\\' | b'"' | b'<' | b'>'));
+    // A path that begins with two would be read as a host where it stands alone, as in a redirect.
+    if path.starts_with('/') && !path.starts_with("//") && plain {
+        return Ok(());
+    }
+    let hint =
+        "start it with one '/', leave the query out and write other characters as %20, such as /v1/carts";
+    Err(Invalid::new("", format!("'{path}' is not a path"), hint))
+}
+
+fn check_host(host: &str) -> Result<(), Invalid> {
+    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '_' | '.');
+    if (1..=253).contains(&host.len()) && !host.starts_with(['.', '-']) && host.chars().all(plain) {
+        return Ok(());
+    }
+    let hint = "write a name in lower case without port, such as cart.example.org";
+    Err(Invalid::new("", format!("'{host}' is not a host"), hint))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_expression_speaks_of_the_whole_text() {
+        let matches = |pattern: &str, text| Pattern::new(pattern).unwrap().matches(text);
+        assert!(matches("/users/[0-9]+", "/users/12"));
+        assert!(!matches("/users/[0-9]+", "/users/12/x") && !matches("/users/[0-9]+", "/a/users/12"));
+        assert!(!matches("a|b", "ab") && matches("a|b", "b"), "alternatives are anchored together");
+        assert!(matches("(?i)/A", "/a") && matches(r"\w", "x") && !matches(r"\w", "é"));
+        assert!(matches("(?x) /a # comment\n", "/a"));
+    }
+
+    #[test]
+    fn expressions_that_cannot_be_or_cost_too_much_are_refused() {
+        for wrong in [
+            "",
+            "(",
+            "a)|(?:b",
+            r"(a)\1",
+            "(?=a)",
+            "(?x)a #",
+            &"a".repeat(1025),
+            "((a{100}){100}){100}",
+            "[^a",
+        ] {
+            assert!(Pattern::new(wrong).is_err(), "{wrong}");
+        }
+        let refused = Pattern::new("a{9999}{9999}").unwrap_err();
+        assert!(refused.problem.contains("memory"), "{refused}");
+    }
+
+    #[test]
+    fn a_template_has_as_many_segments_as_its_paths() {
+        let orders = Template::new("/users/{id}/orders").unwrap();
+        assert_eq!((orders.to_string().as_str(), orders.stem().as_str()), ("/users/{id}/orders", "/users"));
+        assert!(orders.matches("/users/7/orders"));
+        for other in [
+            "/users//orders",
+            "/users/7",
+            "/users/7/orders/",
+            "/users/7/8/orders",
+            "users/7/orders",
+            "/",
+            "*",
+        ] {
+            assert!(!orders.matches(other), "{other}");
+        }
+        for wrong in
+            ["/users", "users/{id}", "/users/{}", "/users/a{id}", "/users/{id}x", "/{a b}", "/a?{id}", "/*"]
+        {
+            assert!(Template::new(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Texts of a request as they read: parameters of a query, cookies.
+
+use fairmesh_model::TextMatch;
+
+/// Whether a text, where there is one, is what is wanted.
+pub(super) fn text_satisfies(text: Option<impl Iterator<Item = u8>>, wanted: &TextMatch) -> bool {
+    match (wanted, text) {
+        (TextMatch::Absent, text) => text.is_none(),
+        (_, None) => false,
+        (TextMatch::Present, Some(_)) => true,
+        (TextMatch::Exact(wanted), Some(text)) => text.eq(wanted.bytes()),
+        (TextMatch::Prefix(wanted), Some(mut text)) => wanted.bytes().all(|byte| text.next() == Some(byte)),
+    }
+}
+
+/// The value of the first parameter of this name, as it stands in the query.
+pub(crate) fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
+    query.split('&').find_map(|pair| {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        decoded(key).eq(name.bytes()).then_some(value)
+    })
+}
+
+/// What a part of a query stands for (WHATWG URL, 5.1): `+` is a blank and `%41` a byte. A `%` without two digits is itself.
+pub(crate) fn decoded(text: &str) -> impl Iterator<Item = u8> {
+    let mut rest = text.as_bytes();
+    std::iter::from_fn(move || {
+        let (byte, taken) = match rest {
+            [] => return None,
+            [b'%', high, low, ..] => match (hex(*high), hex(*low)) {
+                (Some(high), Some(low)) => (high << 4 | low, 3),
+                _ => (b'%', 1),
+            },
+            [b'+', ..] => (b' ', 1),
+            [byte, ..] => (*byte, 1),
+        };
+        rest = &rest[taken..];
+        Some(byte)
+    })
+}
+
+fn hex(digit: u8) -> Option<u8> {
+    // A hexadecimal digit is below 16.
+    char::from(digit).to_digit(16).map(|digit| digit as u8)
+}
+
+/// The value of the cookie of this name in a header `cookie` (RFC 6265 4.2.1).
+pub(crate) fn cookie<'a>(header: &'a str, name: &str) -> Option<&'a str> {
+    let pairs = header.split(';').filter_map(|pair| pair.trim().split_once('='));
+    pairs.into_iter().find(|(key, _)| *key == name).map(|(_, value)| value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_are_found_as_they_read() {
+        let read =
+            |query, name| parameter(query, name).map(|v| String::from_utf8(decoded(v).collect()).unwrap());
+        assert_eq!(read("a=1&b=2&b=3", "b").as_deref(), Some("2"), "the first counts");
+        assert_eq!(read("%62=x%20y+z", "b").as_deref(), Some("x y z"));
+        assert_eq!(read("b", "b").as_deref(), Some(""));
+        assert_eq!(read("b=%zz%4", "b").as_deref(), Some("%zz%4"));
+        assert_eq!(read("bb=1&ab=2", "b"), None);
+        assert_eq!(read("", "b"), None);
+    }
+
+    #[test]
+    fn cookies_are_found_by_name() {
+        assert_eq!(cookie("a=1; sid=x=y; b=2", "sid"), Some("x=y"));
+        assert_eq!(cookie("a=1;sid=z", "sid"), Some("z"));
+        assert_eq!(cookie("asid=1; sid", "sid"), None);
+    }
+}
