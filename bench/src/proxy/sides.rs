@@ -3,7 +3,7 @@
 
 use std::{
     fmt, fs,
-    net::SocketAddr,
+    net::{Ipv4Addr, SocketAddr, TcpListener},
     path::{Path, PathBuf},
     process::Command,
 };
@@ -14,7 +14,6 @@ use tokio::{
 };
 
 use super::process::Process;
-use crate::parts::free_port;
 
 /// Who is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,10 +97,13 @@ impl Who {
     ) -> Result<Proxy, String> {
         let dir = dir.join(format!("{self}-{spoken}"));
         fs::create_dir_all(&dir).map_err(|e| e.to_string())?;
-        let address = free()?;
+        let [address, grpc, http, admin] = free()?;
         let program = self.program()?;
         let (args, beside) = match self {
-            Self::Fairmesh => fairmesh(&dir, &program, spoken, address, endpoints).await?,
+            Self::Fairmesh => {
+                let listen = [address, grpc, http, admin].map(|address| address.to_string());
+                fairmesh(&dir, &program, spoken, listen, endpoints).await?
+            }
             Self::Envoy => (envoy(&dir, spoken, address, endpoints)?, None),
             Self::Haproxy => (haproxy(&dir, address, endpoints)?, None),
             Self::Nginx => (nginx(&dir, address, endpoints)?, None),
@@ -113,8 +115,15 @@ impl Who {
     }
 }
 
-fn free() -> Result<SocketAddr, String> {
-    free_port().map_err(|e| format!("no free port: {e}"))
+/// Addresses that nobody listens on, no two alike: each is held until all are found.
+fn free() -> Result<[SocketAddr; 4], String> {
+    let bound = [(); 4].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)));
+    let mut free = [SocketAddr::from((Ipv4Addr::LOCALHOST, 0)); 4];
+    for (address, listener) in free.iter_mut().zip(&bound) {
+        let found = listener.as_ref().ok().and_then(|listener| listener.local_addr().ok());
+        *address = found.ok_or("there is no free port")?;
+    }
+    Ok(free)
 }
 
 /// Writes a file, and says where it is.
@@ -139,7 +148,7 @@ async fn fairmesh(
     dir: &Path,
     program: &Path,
     spoken: Spoken,
-    address: SocketAddr,
+    [address, grpc, http, admin]: [String; 4],
     [a, b]: [SocketAddr; 2],
 ) -> Result<(Vec<String>, Option<Process>), String> {
     let endpoints = format!(
@@ -152,7 +161,6 @@ async fn fairmesh(
     );
     let source = write(dir, "endpoints.yaml", &endpoints)?;
     let policy = write(dir, "policy.yaml", &policy)?;
-    let (grpc, http, admin) = (free()?.to_string(), free()?.to_string(), free()?.to_string());
     let mut control = Command::new(program);
     control.args(["control", "--grpc", &grpc, "--http", &http, "--source", &source]);
     control.arg("--data-dir").arg(dir.join("control"));
