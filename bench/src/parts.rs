@@ -180,7 +180,24 @@ async fn be(args: PartArgs) -> Result<(), BoxError> {
         // It is something else by now.
         PartKind::Launch { .. } => Ok(()),
         PartKind::Servers { protocol, layer } => servers::serve(protocol, layer, agent).await,
-        PartKind::Client { kind: Kind::Mesh, protocol, payload, .. } => {
+        PartKind::Client { kind, protocol, payload, servers } => {
+            client((kind, protocol), payload, servers, agent).await
+        }
+        PartKind::Worker(worker) => work::serve(worker, agent).await,
+        PartKind::Callers(callers) => work::call(callers, agent).await,
+        PartKind::Sweeper => sweeper::sweep(&args.dir).await,
+    }
+}
+
+/// Calls as it is told.
+async fn client(
+    kind: (Kind, Protocol),
+    payload: usize,
+    servers: Vec<SocketAddr>,
+    agent: Address,
+) -> Result<(), BoxError> {
+    match kind {
+        (Kind::Mesh, protocol) => {
             let region = Location::in_region(Region::new("bench")?);
             let mesh = Mesh::builder().agent(agent).location(region).client_id("bench").connect().await?;
             match protocol {
@@ -190,24 +207,19 @@ async fn be(args: PartArgs) -> Result<(), BoxError> {
                 Protocol::Grpc => obey(GrpcCall::new(mesh.service("bench/grpc")?, payload)).await,
             }
         }
-        PartKind::Client { kind: Kind::Fixed, protocol: Protocol::Http1, payload, servers } => {
-            obey(HttpCall::new(fixed::Http1::new(&servers), payload)).await
-        }
-        PartKind::Client { kind: Kind::Fixed, protocol: Protocol::Http2, payload, servers } => {
+        (Kind::Fixed, Protocol::Http1) => obey(HttpCall::new(fixed::Http1::new(&servers), payload)).await,
+        (Kind::Fixed, Protocol::Http2) => {
             let call = HttpCall::new(fixed::Http2::connect(&servers).await?, payload);
             // HTTP/2 names the host in the URI.
             obey(HttpCall { uri: http::Uri::from_static("http://http2.bench/echo"), ..call }).await
         }
-        PartKind::Client { kind: Kind::Lean, payload, servers, .. } => {
+        (Kind::Lean, _) => {
             let to = servers.first().ok_or("a lean client calls one server")?;
             obey(lean::LeanCall::new(*to, payload)).await
         }
-        PartKind::Client { kind: Kind::Fixed, protocol: Protocol::Grpc, payload, servers } => {
+        (Kind::Fixed, Protocol::Grpc) => {
             obey(GrpcCall::new(fixed::Http2::connect(&servers).await?, payload)).await
         }
-        PartKind::Worker(worker) => work::serve(worker, agent).await,
-        PartKind::Callers(callers) => work::call(callers, agent).await,
-        PartKind::Sweeper => sweeper::sweep(&args.dir).await,
     }
 }
 

@@ -145,7 +145,7 @@ impl Bench {
                 let mut side = Sides::start(dir.path(), spoken, &self.with(&[Who::Envoy])).await?;
                 let found = side.multiplexed(self.plan).await?;
                 let name = if part == Measured::Grpc { "grpc_cpu_vs_envoy" } else { "h2_cpu_vs_envoy" };
-                self.ratio(report, name, (&found, Who::Envoy), 0.5, |_| true);
+                self.ratio(report, (name, 0.5), (&found, Who::Envoy), |_| true);
             }
         }
         Ok(())

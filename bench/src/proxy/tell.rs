@@ -10,10 +10,10 @@ impl Bench {
     pub(super) fn tell_http1(&self, report: &mut Report, found: &Found) {
         let small = |(connections, body): Setting| connections >= MANY && body <= SMALL;
         for (peer, goal) in [(Who::Envoy, 0.33), (Who::Haproxy, 0.83), (Who::Nginx, 0.83)] {
-            self.ratio(report, &format!("cpu_vs_{peer}"), (found, peer), goal, small);
+            self.ratio(report, (&format!("cpu_vs_{peer}"), goal), (found, peer), small);
         }
         let large = |(connections, body): Setting| connections >= MANY && body > SMALL;
-        self.ratio(report, "cpu_vs_envoy_large", (found, Who::Envoy), 0.5, large);
+        self.ratio(report, ("cpu_vs_envoy_large", 0.5), (found, Who::Envoy), large);
         let own =
             |setting: Setting, cell: &Cell| small(setting).then(|| cpu_us(cell, Who::Fairmesh)).flatten();
         let worst = found.cells.iter().filter_map(|(setting, cell)| own(*setting, cell)).fold(0.0, f64::max);
@@ -47,9 +47,8 @@ impl Bench {
     pub(super) fn ratio(
         &self,
         report: &mut Report,
-        name: &str,
+        (name, goal): (&str, f64),
         (found, peer): (&Found, Who),
-        goal: f64,
         counts: impl Fn(Setting) -> bool,
     ) {
         let cells = found.cells.iter().filter(|(setting, _)| counts(**setting));

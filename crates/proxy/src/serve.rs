@@ -102,6 +102,13 @@ struct Talk {
     answers: Answers<Streamed>,
 }
 
+impl Talk {
+    fn new(origin: Origin, stopping: Arc<Stopping>) -> Self {
+        let (heard, last_word) = (Heard::default(), Arc::default());
+        Self { origin, heard, stopping, last_word, restless: Arc::default(), answers: Answers::default() }
+    }
+}
+
 impl Serving {
     pub(crate) fn new(forwarder: Arc<Forwarder>, stopping: Arc<Stopping>, limits: Limits) -> Self {
         let places = Arc::new(Semaphore::new(limits.connections.clamp(1, Semaphore::MAX_PERMITS)));
@@ -236,14 +243,7 @@ impl Serving {
     async fn left_to_hyper(&self, stream: Rewound<TcpStream>, origin: Origin) {
         let metrics = &self.forwarder.metrics;
         let caller = origin.caller;
-        let talk = Arc::new(Talk {
-            origin,
-            heard: Heard::default(),
-            stopping: Arc::clone(&self.stopping),
-            last_word: Arc::default(),
-            restless: Arc::default(),
-            answers: Answers::default(),
-        });
+        let talk = Arc::new(Talk::new(origin, Arc::clone(&self.stopping)));
         let silent = silence(Arc::clone(&talk), self.limits.head);
         let service = self.answers(Arc::clone(&talk));
         let builder = self.builder();
@@ -273,13 +273,8 @@ impl Serving {
                         }
                     }
                 };
-                match ended {
-                    Ok(ended) => ended,
-                    Err(_) => {
-                        count(&metrics.cut);
-                        return;
-                    }
-                }
+                let Ok(ended) = ended else { return count(&metrics.cut) };
+                ended
             }
         };
         if let Err(error) = ended {

@@ -39,43 +39,41 @@ pub(super) fn judge(
             (ending, Ok(reply))
         }
         Ok(Err(error)) => {
-            let (ending, kind, what) = match &error {
-                SendError::Unreachable(_) => {
-                    (Ending::Unreachable, FaultKind::Unreachable, "cannot be reached")
-                }
-                SendError::Exhausted(_) => {
-                    (Ending::Abandoned, FaultKind::Unreachable, "cannot be connected to from here")
-                }
-                SendError::NoTime => (
-                    Ending::Unsent,
-                    FaultKind::Unreachable,
-                    "could not be reached in half of the time that was left",
-                ),
-                SendError::Refused(_) => (Ending::Refused, FaultKind::Unreachable, "refused the call unseen"),
-                SendError::Stale(_) => (Ending::Stale, FaultKind::Unreachable, "was closing the connection"),
-                SendError::Broken(cause) if violates_protocol(cause) => (
-                    Ending::Broken,
-                    FaultKind::Protocol,
-                    "did not speak the protocol that is declared for it; the call may have been carried out",
-                ),
-                SendError::Broken(_) => (
-                    Ending::Broken,
-                    FaultKind::Reset,
-                    "broke off before it answered; the call may have been carried out",
-                ),
-                SendError::Body(_) => {
-                    (Ending::Abandoned, FaultKind::Invalid, "was not sent the whole request")
-                }
-                SendError::Invalid(_) => {
-                    (Ending::Abandoned, FaultKind::Invalid, "cannot be sent this request")
-                }
-            };
+            let (ending, kind, what) = meaning(&error);
             let (name, target) = (call.target().name(), line.target());
             let message = format!("{name}: {} at {} {what}", target.instance, target.address);
             (ending, Err(Fault::new(kind, message).caused_by(BoxError::from(error))))
         }
         Err(_) if !unsent && mesh.clock.now() < call.deadline() => too_slow(call, line),
         Err(_) => out_of_time(terms, call.deadline(), unsent),
+    }
+}
+
+/// What it means for the try, what it is for the caller, and what to say of the endpoint.
+#[cold]
+fn meaning(error: &SendError) -> (Ending, FaultKind, &'static str) {
+    match error {
+        SendError::Unreachable(_) => (Ending::Unreachable, FaultKind::Unreachable, "cannot be reached"),
+        SendError::Exhausted(_) => {
+            (Ending::Abandoned, FaultKind::Unreachable, "cannot be connected to from here")
+        }
+        SendError::NoTime => {
+            (Ending::Unsent, FaultKind::Unreachable, "could not be reached in half of the time that was left")
+        }
+        SendError::Refused(_) => (Ending::Refused, FaultKind::Unreachable, "refused the call unseen"),
+        SendError::Stale(_) => (Ending::Stale, FaultKind::Unreachable, "was closing the connection"),
+        SendError::Broken(cause) if violates_protocol(cause) => (
+            Ending::Broken,
+            FaultKind::Protocol,
+            "did not speak the protocol that is declared for it; the call may have been carried out",
+        ),
+        SendError::Broken(_) => (
+            Ending::Broken,
+            FaultKind::Reset,
+            "broke off before it answered; the call may have been carried out",
+        ),
+        SendError::Body(_) => (Ending::Abandoned, FaultKind::Invalid, "was not sent the whole request"),
+        SendError::Invalid(_) => (Ending::Abandoned, FaultKind::Invalid, "cannot be sent this request"),
     }
 }
 

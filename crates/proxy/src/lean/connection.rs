@@ -77,6 +77,10 @@ enum Source<R> {
 }
 
 /// What a program does next.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "requests are what comes nearly always, and a box would be an allocation for each"
+)]
 pub(super) enum Next {
     Request(Received),
     Refused(StatusCode, &'static str),
