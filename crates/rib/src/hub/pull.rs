@@ -77,6 +77,11 @@ impl Watcher {
 
     /// Takes the dirty keys that belong into a delta: those of a live or resuming subscription that no snapshot holds.
     fn visible(&mut self) -> BTreeSet<Arc<str>> {
+        let dirty = std::mem::take(&mut self.dirty);
+        if self.entering.is_empty() {
+            // All are live.
+            return dirty;
+        }
         let subs = &self.subs;
         let wanted = |key: &Arc<str>| {
             let mut followed = false;
@@ -89,7 +94,7 @@ impl Watcher {
             }
             followed
         };
-        std::mem::take(&mut self.dirty).into_iter().filter(wanted).collect()
+        dirty.into_iter().filter(wanted).collect()
     }
 
     /// Takes the snapshots; all but the subscriptions ahead are live from here.

@@ -33,6 +33,7 @@ pub(super) struct Watcher {
     pub(super) subs: BTreeMap<Prefix, Sub>,
     /// The subscriptions that are not live.
     pub(super) entering: BTreeSet<Prefix>,
+    /// What changed below its prefixes and it has yet to be sent.
     pub(super) dirty: BTreeSet<Arc<str>>,
     /// Whether it is to be told where it stands, with or without changes.
     pub(super) marked: bool,
@@ -73,6 +74,8 @@ impl Watcher {
     pub(super) fn exit(&mut self, prefix: &Prefix) {
         self.subs.remove(prefix);
         self.entering.remove(prefix);
+        let subs = &self.subs;
+        self.dirty.retain(|key| covering(key).any(|prefix| subs.contains_key(prefix)));
     }
 
     pub(super) fn touch(&mut self, key: &Arc<str>) {
