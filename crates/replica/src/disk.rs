@@ -35,6 +35,8 @@ pub(crate) struct Disk {
     wake: Notify,
     pub(crate) failures: AtomicU64,
     pub(crate) bytes: AtomicU64,
+    /// The revision that the file was last brought to.
+    pub(crate) saved: AtomicU64,
 }
 
 /// The locked keys to be written; the saver is woken when they are released.
@@ -65,6 +67,7 @@ impl Disk {
             opened.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))?;
         let disk = Self {
             bytes: AtomicU64::new(file.bytes()),
+            saved: AtomicU64::new(held.as_ref().map_or(0, |held| held.revision.number)),
             file: Arc::new(Mutex::new(file)),
             dirty: Mutex::default(),
             wake: Notify::new(),
@@ -122,6 +125,7 @@ impl Shared {
         let error = match tokio::task::spawn_blocking(write).await {
             Ok(Ok(bytes)) => {
                 self.disk.bytes.store(bytes, Relaxed);
+                self.disk.saved.store(changes.revision.number, Relaxed);
                 return true;
             }
             Ok(Err(error)) => StoreError::to_string(&error),

@@ -20,6 +20,8 @@ pub(crate) fn text(backend: &ReplicaBackend) -> String {
     let watchers = shared.node.watcher_count() as u64;
     gauge(&mut registry, "watchers", "Agents, replicas and programs that watch", watchers);
     gauge(&mut registry, "revision", "The last revision applied", shared.node.revision().number);
+    let saved = shared.disk.saved.load(Relaxed);
+    gauge(&mut registry, "saved_revision", "The revision of the copy on disk", saved);
     let acknowledged = shared.node.applied_by_all().number;
     gauge(&mut registry, "revision_of_all", "The last revision that every watcher has applied", acknowledged);
     let age = Gauge::<f64, AtomicU64>::default();

@@ -24,10 +24,10 @@ pub(super) fn wiped(suite: &Suite) -> String {
 pub(super) fn full_disk(suite: &Suite) -> String {
     let eu = &suite.fleet.eu;
     let metric = |name: &str| eu.metric(name).expect("it answers");
-    let (failures, size) = ("fairmesh_replica_save_failures_total", "fairmesh_replica_copy_size_bytes");
+    let failures = "fairmesh_replica_save_failures_total";
     let ballast = eu.daemon.inside(&eu.state).join("ballast");
     let left = super::fill(&ballast);
-    let (failed, held) = (metric(failures), metric(size));
+    let failed = metric(failures);
     let mut batches = 0;
     while metric(failures) == failed && batches < BATCHES {
         suite.bulk(batches..batches + 1, KEYS, (1, BYTES));
@@ -37,8 +37,8 @@ pub(super) fn full_disk(suite: &Suite) -> String {
     suite.until("saving fails", || metric(failures) > failed);
     assert_eq!(metric("fairmesh_replica_connected"), 1.0, "it goes on from memory");
     fs::remove_file(&ballast).unwrap();
-    let room = now();
-    suite.until("it saves again", || metric(size) > held);
+    let (room, held) = (now(), metric("fairmesh_replica_revision"));
+    suite.until("it saves again", || metric("fairmesh_replica_saved_revision") >= held);
     let told = format!(
         "the last {left} bytes were taken; it saved again {:.1} s after",
         room.elapsed().as_secs_f64()
