@@ -1,6 +1,11 @@
 //! A replica whose clock jumps.
 
-use std::{fs, path::Path, process::Command};
+use std::{
+    fs::{self, File},
+    os::unix::fs::FileExt,
+    path::Path,
+    process::Command,
+};
 
 use crate::harness::Suite;
 
@@ -26,7 +31,9 @@ const DAY: i64 = 86_400_000_000_000;
 /// for the age of a copy that is found on disk.
 pub(super) fn jumps(suite: &Suite) -> String {
     let us = &suite.fleet.us;
-    let set = |days: i64| fs::write(suite.fleet.path("clock-offset"), (days * DAY).to_ne_bytes()).unwrap();
+    // In place: the process has the file mapped, and one that is cut short, if for a moment, would end it by SIGBUS.
+    let offset = File::options().write(true).open(suite.fleet.path("clock-offset")).unwrap();
+    let set = |days: i64| offset.write_all_at(&(days * DAY).to_ne_bytes(), 0).unwrap();
     let fresh = || {
         suite.goes_on();
         suite.until("it counts as fresh", || us.metric("fairmesh_replica_data_age_seconds") == Some(0.0));
