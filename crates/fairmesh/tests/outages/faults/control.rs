@@ -18,6 +18,9 @@ const BYTES: usize = 2000;
 
 pub(super) fn full_disk(suite: &Suite) -> String {
     let lone = &suite.fleet.lone;
+    // On an empty disk, which each start gives it: its history begins here, and not with what this outage wrote before.
+    lone.daemon.kill();
+    lone.daemon.revive();
     let users = Users::start(suite.fleet.desk.runtime(), &[lone.address()], WRITERS);
     let goes_on = || {
         let goal = users.recorder.acknowledged() + WRITES;
