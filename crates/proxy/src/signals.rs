@@ -63,7 +63,7 @@ impl Signals {
     /// How many took at most so many seconds and more than the bound before, for each bound; the last is without one. And all
     /// seconds together.
     pub(crate) fn times(&self) -> (Vec<(f64, u64)>, f64) {
-        let bounds = BOUNDS_US.iter().map(|us| *us as f64 / 1e6).chain([f64::MAX]);
+        let bounds = BOUNDS_US.iter().map(|us| *us as f64 / 1e6).chain([f64::INFINITY]);
         let counts = bounds.zip(&self.buckets).map(|(bound, count)| (bound, count.load(Relaxed)));
         (counts.collect(), self.sum_us.load(Relaxed) as f64 / 1e6)
     }

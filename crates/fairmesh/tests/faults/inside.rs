@@ -154,8 +154,8 @@ async fn a_trace_begins_here_where_none_can_be_read_and_tells_of_failed_tries() 
         true
     };
     until("a call is tried twice", retried).await;
-    let exported = proxy.metric("spans_exported_total").await;
-    assert!(exported >= 6.0 && proxy.metric("spans_dropped_total").await == 0.0);
+    until("they are counted", async || proxy.metric("spans_exported_total").await >= 6.0).await;
+    assert_eq!(proxy.metric("spans_dropped_total").await, 0.0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
