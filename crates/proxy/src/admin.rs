@@ -117,6 +117,7 @@ fn text(state: &State) -> String {
     let mut registry = Registry::with_prefix("fairmesh_proxy");
     connections(&mut registry, &state.metrics);
     tunnels(&mut registry, &state.metrics);
+    state.metrics.tls.register(&mut registry);
     calls(&mut registry, &state.mesh.stats());
     registry.register("answers", "Answers by service and class", Answers(Arc::clone(&state.services)));
     registry.register("faults", "Requests that no server answered", Faults(Arc::clone(&state.services)));

@@ -1,12 +1,14 @@
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use crate::{AccessLog, Listen};
+use crate::{AccessLog, Listen, TlsFiles};
 
 /// What a proxy does.
 #[derive(Clone, Debug)]
 pub struct ProxyConfig {
     /// Where programs connect; at least one.
     pub listen: Vec<Listen>,
+    /// What listeners with TLS show; needed where there is one.
+    pub tls: Option<TlsFiles>,
     /// Where `/metrics`, `/healthz`, `/readyz` and `/services` are.
     pub admin: Option<SocketAddr>,
     /// The Unix socket at which it takes over from a proxy that runs, and is succeeded in its turn.

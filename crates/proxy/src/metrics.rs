@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use crate::tunnel::Carried;
+use crate::{tls, tunnel::Carried};
 
 /// Upper bounds of the buckets of times, in microseconds.
 pub(crate) const BOUNDS_US: [u64; 14] = [
@@ -55,6 +55,8 @@ pub(crate) struct Metrics {
     bytes_down: AtomicU64,
     /// Connections that did not begin with a head of the PROXY protocol where one was due.
     pub(crate) proxy_heads_refused: AtomicU64,
+    /// What became of TLS.
+    pub(crate) tls: tls::Counts,
     /// Connections of programs over TCP that no server could be found for.
     pub(crate) tcp_refused: AtomicU64,
 }

@@ -5,7 +5,9 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 use clap::{Args, ValueEnum};
 use fairmesh_client::Mesh;
 use fairmesh_model::{Location, Protocol, Region, spec};
-use fairmesh_proxy::{AccessLog, Form, Inbound, InboundConfig, Limits, Listen, ProxyConfig, Spoken};
+use fairmesh_proxy::{
+    AccessLog, Form, Inbound, InboundConfig, Limits, Listen, ProxyConfig, Spoken, TlsFiles,
+};
 use fairmesh_wire::transport::Address;
 
 use super::process::Metrics;
@@ -16,8 +18,8 @@ use crate::{failure::Failure, logging::Logging, register, signals};
 pub(crate) struct ProxyArgs {
     /// Where programs connect: ip:port, where the host of each request names its service (cart.shop for shop/cart), or
     /// ip:port=tenant/service, where all are for one; tcp:ip:port=tenant/service passes connections on that are no HTTP. Behind
-    /// a balancer that says who connects, add +accept-proxy; to tell servers behind tcp:, +send-proxy or +send-proxy-v2. May be
-    /// repeated.
+    /// a balancer that says who connects, add +accept-proxy; where programs speak TLS, +tls; to tell servers behind tcp:,
+    /// +send-proxy or +send-proxy-v2. May be repeated.
     #[arg(
         long,
         value_name = "[tcp:]ADDRESS[=SERVICE]",
@@ -25,6 +27,13 @@ pub(crate) struct ProxyArgs {
         value_delimiter = ','
     )]
     listen: Vec<Listen>,
+    /// What listeners with +tls show: a certificate in PEM, the proxy's own before those of authorities. It is read again when it
+    /// changes.
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// The private key of that certificate, in PEM, without a password.
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
     /// Where /metrics, /healthz, /readyz and /services are, or 'none'.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7411")]
     admin: Metrics,
@@ -136,6 +145,7 @@ pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Failure> {
             one_in: args.access_log_one_in,
         },
         listen: args.listen,
+        tls: args.tls_cert.zip(args.tls_key).map(|(certificate, key)| TlsFiles { certificate, key }),
         admin: args.admin.0,
         handover: args.handover,
     };

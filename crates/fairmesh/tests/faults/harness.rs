@@ -1,5 +1,6 @@
 //! Processes, servers and load that the tests share.
 
+mod certificates;
 pub(crate) mod h2;
 mod load;
 mod process;
@@ -12,6 +13,7 @@ use std::time::Duration;
 
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+pub(crate) use certificates::Authority;
 pub(crate) use load::{Caller, Kind, Load};
 pub(crate) use process::{Process, Program, Run, run};
 pub(crate) use proxy::Proxy;

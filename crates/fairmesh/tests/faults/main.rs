@@ -22,5 +22,6 @@ mod server;
 mod shards;
 mod starved;
 mod stop;
+mod tls;
 mod tunnels;
 mod upgrade;
