@@ -5,7 +5,7 @@ mod connect;
 use std::{net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
-use fairmesh_client::{Body, BoxError, Fault, FaultKind, ServiceName, headers::is_grpc};
+use fairmesh_client::{Body, BoxError, Fault, FaultKind, ServiceName, headers::grpc_kind};
 use http::{Method, Request, Response, StatusCode, Uri, Version, header};
 use tokio::time::Instant;
 
@@ -60,12 +60,12 @@ impl Forwarder {
             Ok(target) => self.forward(request, origin, &target).await,
             Err(nobody) => {
                 count(&self.metrics.nobody);
-                let status = match nobody {
-                    Nobody::NoHost => StatusCode::BAD_REQUEST,
-                    Nobody::NoName(_) => StatusCode::NOT_FOUND,
-                    Nobody::TooMany => StatusCode::SERVICE_UNAVAILABLE,
+                let kind = match nobody {
+                    Nobody::NoHost => FaultKind::Invalid,
+                    Nobody::NoName(_) => FaultKind::UnknownService,
+                    Nobody::TooMany => FaultKind::Unavailable,
                 };
-                answer::of_http(status, format!("{nobody}\n"))
+                answer::of_fault(&Fault::new(kind, nobody.to_string()), grpc_kind(request.headers()))
             }
         }
     }
@@ -93,7 +93,7 @@ impl Forwarder {
         let _under_way = Held::new(&target.golden.under_way);
         let (mut head, body) = request.into_parts();
         let (method, uri) = (head.method.clone(), head.uri.clone());
-        let is_grpc = is_grpc(&head.headers);
+        let grpc = grpc_kind(&head.headers);
         let trace = decision::asked(&mut head.headers);
         let switch = Switch::take(&mut head);
         if origin.service.is_none() {
@@ -124,7 +124,7 @@ impl Forwarder {
             }
             Err(fault) => {
                 self.faulted(&fault, origin, target);
-                (answer::of_fault(&fault, is_grpc), Some(fault.kind()))
+                (answer::of_fault(&fault, grpc), Some(fault.kind()))
             }
         };
         if let Some(trace) = &trace {

@@ -32,6 +32,7 @@ mod streams;
 mod tcp;
 mod tls;
 mod tunnel;
+mod unread;
 mod untaken;
 
 pub use access::{AccessLog, Form};

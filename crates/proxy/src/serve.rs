@@ -43,6 +43,7 @@ use crate::{
     streams::{LastWord, Streamed},
     tcp,
     tls::Tls,
+    unread::Unread,
     untaken::{AnswerBody, Answers},
 };
 
@@ -342,6 +343,7 @@ impl Serving {
             talk.heard.request(version);
             let (forwarder, talk) = (Arc::clone(&forwarder), Arc::clone(&talk));
             let waiting = talk.restless.begin();
+            let request = request.map(|body| Unread::new(body, version == Version::HTTP_2));
             async move {
                 let mut answer = forwarder.answer(request, &talk.origin).await;
                 waiting.answered();

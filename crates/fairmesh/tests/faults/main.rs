@@ -23,5 +23,6 @@ mod shards;
 mod starved;
 mod stop;
 mod tls;
+mod translation;
 mod tunnels;
 mod upgrade;
