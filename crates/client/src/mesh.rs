@@ -20,7 +20,7 @@ use tokio::sync::Semaphore;
 use crate::{
     ServiceHandle, Stats,
     core::{Clock, Resolver, ResolverConfig},
-    leases::Leases,
+    leases::{Leases, OwnLookasides},
     places,
     server::default_location,
     source::Source,
@@ -43,6 +43,8 @@ pub struct Mesh {
 /// What all handles of a mesh share.
 pub(crate) struct Shared {
     pub(crate) source: Source,
+    /// Those that policies name.
+    pub(crate) own_lookasides: OwnLookasides,
     pub(crate) counters: Arc<Counters>,
     pub(crate) wiring: Wiring,
     pub(crate) clock: Clock,
@@ -172,6 +174,7 @@ impl MeshBuilder {
     pub async fn connect(self) -> Result<Mesh, Invalid> {
         let client_id = self.client_id.clone().unwrap_or_else(default_client_id);
         let seed = AtomicU64::new(hash_text(&client_id) ^ u64::from(std::process::id()));
+        let own_lookasides = OwnLookasides::new(client_id.clone());
         let source = match &self.lookaside {
             Some(address) => Source::Leases(leases(address, &client_id)?),
             None => Source::Records(self.follow(client_id).await?),
@@ -179,7 +182,8 @@ impl MeshBuilder {
         let counters = Arc::<Counters>::default();
         let wiring = Wiring { counters: Arc::clone(&counters), local: self.local_address };
         let mirrors = Arc::new(Semaphore::new(MIRRORS));
-        let shared = Shared { source, counters, wiring, clock: Clock::start(), mirrors, seed };
+        let clock = Clock::start();
+        let shared = Shared { source, own_lookasides, counters, wiring, clock, mirrors, seed };
         Ok(Mesh { shared: Arc::new(shared) })
     }
 

@@ -15,6 +15,7 @@ mod imbalance;
 mod inbound;
 mod lookaside;
 mod outage;
+mod own_lookaside;
 mod proxy;
 mod refusals;
 mod restart;
