@@ -3,6 +3,7 @@
 //! One module for both sides, so that what one writes is what the other reads.
 
 mod deadline;
+mod grpc;
 mod load;
 #[cfg(test)]
 mod orca;
@@ -12,6 +13,7 @@ use http::HeaderName;
 
 pub use deadline::{Deadline, encode_grpc_timeout, grpc_timeout, read_deadline, write_deadline};
 pub use fairmesh_router::LoadReport;
+pub use grpc::{grpc_kind, is_grpc};
 pub(crate) use load::{MOST_OF_METRIC, message_of_binary};
 pub use load::{load_from_binary, load_from_text};
 #[cfg(test)]
@@ -50,13 +52,3 @@ pub const OUTSTANDING: &str = "concurrent_requests";
 
 /// The named metric of a load report that counts long streams under way (A17); left out while there is none.
 pub const STREAMS: &str = "concurrent_streams";
-
-/// Whether these headers are those of a gRPC call: its content type is `application/grpc`, or that with a suffix.
-pub fn is_grpc(headers: &http::HeaderMap) -> bool {
-    const GRPC: &[u8] = b"application/grpc";
-    let Some(kind) = headers.get(http::header::CONTENT_TYPE) else {
-        return false;
-    };
-    let kind = kind.as_bytes();
-    kind.starts_with(GRPC) && matches!(kind.get(GRPC.len()), None | Some(b'+' | b';'))
-}

@@ -6,6 +6,7 @@
 //! calls go on by what there is.
 
 mod cell;
+mod own;
 mod places;
 mod table;
 
@@ -22,10 +23,8 @@ use http::{Response, request::Parts};
 use tokio::{sync::watch, time::Instant};
 use tonic::transport::{Channel, Error};
 
-use self::{
-    cell::{Cell, Wanted},
-    places::Places,
-};
+pub(crate) use self::{cell::Cell, own::OwnLookasides};
+use self::{cell::Wanted, places::Places};
 use crate::{
     Body, CallContext, Fault,
     core::Subscription,

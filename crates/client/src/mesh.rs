@@ -21,7 +21,7 @@ use crate::{
     ServiceHandle, Stats,
     core::{Clock, Resolver, ResolverConfig},
     explain::Freshness,
-    leases::Leases,
+    leases::{Leases, OwnLookasides},
     observer::Observer,
     places,
     server::default_location,
@@ -45,6 +45,8 @@ pub struct Mesh {
 /// What all handles of a mesh share.
 pub(crate) struct Shared {
     pub(crate) source: Source,
+    /// Those that policies name.
+    pub(crate) own_lookasides: OwnLookasides,
     pub(crate) counters: Arc<Counters>,
     pub(crate) wiring: Wiring,
     pub(crate) clock: Clock,
@@ -196,6 +198,7 @@ impl MeshBuilder {
     pub async fn connect(self) -> Result<Mesh, Invalid> {
         let client_id = self.client_id.clone().unwrap_or_else(default_client_id);
         let seed = AtomicU64::new(hash_text(&client_id) ^ u64::from(std::process::id()));
+        let own_lookasides = OwnLookasides::new(client_id.clone());
         let source = match &self.lookaside {
             Some(address) => Source::Leases(leases(address, &client_id)?),
             None => Source::Records(self.follow(client_id).await?),
@@ -204,7 +207,7 @@ impl MeshBuilder {
         let wiring = Wiring { counters: Arc::clone(&counters), local: self.local_address };
         let mirrors = Arc::new(Semaphore::new(MIRRORS));
         let (clock, observer) = (Clock::start(), self.observer);
-        let shared = Shared { source, counters, wiring, clock, observer, mirrors, seed };
+        let shared = Shared { source, own_lookasides, counters, wiring, clock, observer, mirrors, seed };
         Ok(Mesh { shared: Arc::new(shared) })
     }
 

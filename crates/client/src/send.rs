@@ -2,6 +2,7 @@
 
 mod answer;
 mod hedge;
+mod leased;
 mod mirror;
 mod request;
 mod terms;
@@ -27,6 +28,7 @@ use crate::{
     CallContext, Fault, FaultKind, Retry,
     body::{Attempt, Body},
     core::{Call, Ending, Moment, Next, Sight, Start, Subscription, Undecided, View, nanos, no_view},
+    headers::WRONG_SHARD,
     mesh::Shared,
     poll,
     service::Handle,
@@ -71,16 +73,22 @@ async fn carry_out(
     let mut call = Call::new(&handle.subscription);
     let (now, view) = route(handle, &mut call, &head, &context, start).await?;
     terms.routed(&call, &head);
+    let (view, leased) = leased::turn(terms, &mut call, view).await;
     if let Some(key) = call.key() {
         head.write_key(key);
     }
-    if let Some(treatment) = call.treatment().cloned() {
+    let answer = if let Some(treatment) = call.treatment().cloned() {
         drop(view);
-        let sent = treated::send(terms, &treatment, &mut call, head, body).await;
-        return sent.map_err(|fault| fault.after(call.tries()));
+        treated::send(terms, &treatment, &mut call, head, body).await
+    } else {
+        go(terms, (now, view), &mut call, head, body).await
+    };
+    if let (Some(leased), Ok(answer)) = (leased, &answer)
+        && answer.headers().contains_key(&WRONG_SHARD)
+    {
+        leased.expire();
     }
-    let sent = go(terms, (now, view), &mut call, head, body).await;
-    sent.map_err(|fault| fault.after(call.tries()))
+    answer.map_err(|fault| fault.after(call.tries()))
 }
 
 /// Makes tries with a request as it is.

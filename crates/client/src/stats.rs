@@ -38,6 +38,8 @@ pub struct Stats {
     pub wrong_shard: u64,
     /// Tries for which no endpoint could be chosen.
     pub unroutable: u64,
+    /// Calls to services with a lookaside of their own that went by the records, since it had never answered.
+    pub lookaside_missed: u64,
     /// Tries that went to an endpoint which should not be called any more, since nothing else was left.
     pub last_resort: u64,
     /// Tries made while so many endpoints answered badly that nobody was avoided for it (panic).
@@ -81,6 +83,7 @@ pub(crate) struct Counters {
     pub(crate) mirrors_skipped: AtomicU64,
     pub(crate) wrong_shard: AtomicU64,
     pub(crate) unroutable: AtomicU64,
+    pub(crate) lookaside_missed: AtomicU64,
     pub(crate) last_resort: AtomicU64,
     pub(crate) panics: AtomicU64,
     pub(crate) reports_ignored: AtomicU64,
@@ -129,6 +132,7 @@ impl Counters {
             mirrors_skipped: of(&self.mirrors_skipped),
             wrong_shard: of(&self.wrong_shard),
             unroutable: of(&self.unroutable),
+            lookaside_missed: of(&self.lookaside_missed),
             last_resort: of(&self.last_resort),
             panics: of(&self.panics),
             health_panics,

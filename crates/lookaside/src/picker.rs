@@ -157,6 +157,7 @@ impl Picker {
                 routes: Vec::new(),
                 locality: Locality::default(),
                 health_check: None,
+                lookaside: None,
                 ..policy
             },
             revision,

@@ -23,6 +23,8 @@ pub struct Policy {
     pub key: Option<KeySource>,
     /// How endpoints are probed; `None` leaves that to callers' own experience.
     pub health_check: Option<HealthCheck>,
+    /// Where a lookaside of the service's own is asked which endpoints to call: `host:port`, or `unix:/path`.
+    pub lookaside: Option<String>,
 }
 
 impl Default for Policy {
@@ -36,6 +38,7 @@ impl Default for Policy {
             limit: None,
             key: None,
             health_check: None,
+            lookaside: None,
         }
     }
 }
@@ -116,7 +119,29 @@ impl Policy {
         self.retries.validate().map_err(|e| e.within("retries"))?;
         self.limit.as_ref().map_or(Ok(()), RateLimit::validate).map_err(|e| e.within("limit"))?;
         self.key.as_ref().map_or(Ok(()), KeySource::validate).map_err(|e| e.within("key"))?;
-        self.health_check.as_ref().map_or(Ok(()), HealthCheck::validate).map_err(|e| e.within("healthCheck"))
+        self.health_check
+            .as_ref()
+            .map_or(Ok(()), HealthCheck::validate)
+            .map_err(|e| e.within("healthCheck"))?;
+        self.lookaside.as_deref().map_or(Ok(()), check_lookaside)
+    }
+}
+
+fn check_lookaside(text: &str) -> Result<(), Invalid> {
+    let is_host = |host: &str| !host.is_empty() && !host.contains(['/', ' ', '@']);
+    let fits = match text.strip_prefix("unix:") {
+        Some(path) => path.starts_with('/') && !path.ends_with('/'),
+        None => text
+            .rsplit_once(':')
+            .is_some_and(|(host, port)| is_host(host) && port.parse::<u16>().is_ok_and(|port| port > 0)),
+    };
+    // As long as names of hosts may be, with a port.
+    match fits && text.len() <= 260 {
+        true => Ok(()),
+        false => {
+            let problem = format!("'{text}' is no address");
+            Err(Invalid::new("lookaside", problem, "write host:port, such as picks.shop:7420, or unix:/path"))
+        }
     }
 }
 

@@ -107,6 +107,7 @@ fn text(state: &State) -> String {
     let mut registry = Registry::with_prefix("fairmesh_proxy");
     connections(&mut registry, &state.metrics);
     tunnels(&mut registry, &state.metrics);
+    state.metrics.tls.register(&mut registry);
     calls(&mut registry, &state.mesh.stats());
     exposition::register(&mut registry, &state.services, &state.seeing);
     let mut text = String::new();
@@ -172,6 +173,11 @@ fn calls(registry: &mut Registry, stats: &Stats) {
         ("mirrors_failed", "Copies of calls that got no answer", stats.mirrors_failed),
         ("mirrors_skipped", "Copies of calls that were not sent", stats.mirrors_skipped),
         ("unroutable", "Tries for which there was no endpoint to choose", stats.unroutable),
+        (
+            "lookaside_missed",
+            "Calls by the records, since a service's own lookaside had never answered",
+            stats.lookaside_missed,
+        ),
         ("panics", "Tries made while nobody was avoided", stats.panics),
         ("upstream_connections_opened", "Connections to endpoints opened", stats.connections_opened),
         ("upstream_reused", "Tries over a connection that had carried another", stats.reused),

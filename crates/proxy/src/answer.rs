@@ -8,12 +8,13 @@ use fairmesh_client::{
 };
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 
-/// A fault as an answer: gRPC callers get their status, the others one of HTTP, and both the words.
-pub(crate) fn of_fault(fault: &Fault, is_grpc: bool) -> Response<Body> {
+/// A fault as an answer: callers of gRPC, whose answers are of this content type, get its status, the others one of HTTP, and
+/// both the words.
+pub(crate) fn of_fault(fault: &Fault, grpc: Option<HeaderValue>) -> Response<Body> {
     let kind = fault.kind();
-    let mut answer = match is_grpc {
-        true => of_grpc(kind.grpc_code() as i32, &fault.to_string()),
-        false => of_http(kind.http_status(), format!("{fault}\n")),
+    let mut answer = match grpc {
+        Some(grpc) => of_grpc(grpc, kind.grpc_code() as i32, &fault.to_string()),
+        None => of_http(kind.http_status(), format!("{fault}\n")),
     };
     answer.headers_mut().insert(FAULT, HeaderValue::from_static(kind.label()));
     if let Some(wait) = fault.retry_after() {
@@ -33,11 +34,11 @@ pub(crate) fn of_http(status: StatusCode, words: String) -> Response<Body> {
     answer
 }
 
-/// An answer that is over with its head, as gRPC has it.
-fn of_grpc(code: i32, words: &str) -> Response<Body> {
+/// An answer that is over with its head, as gRPC has it, and gRPC-Web too.
+fn of_grpc(content_type: HeaderValue, code: i32, words: &str) -> Response<Body> {
     let mut answer = Response::new(Body::empty());
     let headers = answer.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    headers.insert(header::CONTENT_TYPE, content_type);
     headers.insert(headers::GRPC_STATUS, code.into());
     // Percent-encoded, it holds only what a header may.
     if let Ok(message) = percent_encoded(words).try_into() {
@@ -70,18 +71,20 @@ mod tests {
     #[test]
     fn each_caller_is_told_in_its_own_words() {
         let fault = Fault::new(FaultKind::NoEndpoints, "nobody serves 100 % of it\nnow");
-        let plain = of_fault(&fault, false);
+        let plain = of_fault(&fault, None);
+        let kind = || Some(HeaderValue::from_static("application/grpc-web+proto"));
         assert_eq!(
             (plain.status(), &plain.headers()[FAULT]),
             (StatusCode::SERVICE_UNAVAILABLE, &"no_endpoints".parse().unwrap())
         );
-        let grpc = of_fault(&fault, true);
+        let grpc = of_fault(&fault, kind());
+        assert_eq!(grpc.headers()[header::CONTENT_TYPE], "application/grpc-web+proto");
         assert_eq!(grpc.status(), StatusCode::OK);
         assert_eq!(grpc.headers()[headers::GRPC_STATUS], "14");
         assert_eq!(grpc.headers()["grpc-message"], "nobody serves 100 %25 of it%0Anow");
         let limited =
             Fault::new(FaultKind::RateLimited, "later").with_retry_after(Duration::from_millis(1001));
-        let (plain, grpc) = (of_fault(&limited, false), of_fault(&limited, true));
+        let (plain, grpc) = (of_fault(&limited, None), of_fault(&limited, kind()));
         assert_eq!(
             (plain.status(), &plain.headers()["retry-after"]),
             (StatusCode::TOO_MANY_REQUESTS, &"2".parse().unwrap())

@@ -1,12 +1,14 @@
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use crate::{AccessLog, EndpointMetrics, Listen, Traces};
+use crate::{AccessLog, EndpointMetrics, Listen, TlsFiles, Traces};
 
 /// What a proxy does.
 #[derive(Clone, Debug)]
 pub struct ProxyConfig {
     /// Where programs connect; at least one.
     pub listen: Vec<Listen>,
+    /// What listeners with TLS show; needed where there is one.
+    pub tls: Option<TlsFiles>,
     /// Where the pages for operators are; `/` lists them.
     pub admin: Option<SocketAddr>,
     /// The Unix socket at which it takes over from a proxy that runs, and is succeeded in its turn.

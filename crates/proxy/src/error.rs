@@ -1,5 +1,8 @@
-use fairmesh_model::Invalid;
 use std::{io, net::SocketAddr, path::PathBuf, time::Duration};
+
+use fairmesh_model::Invalid;
+
+use crate::TlsError;
 
 /// Why a proxy did not start.
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +31,9 @@ pub enum ProxyError {
     /// A program cannot be spoken for as was asked.
     #[error("{}: {}; {}", .0.field, .0.problem, .0.hint)]
     Inbound(Invalid),
+    /// TLS cannot be spoken as was asked.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// What to serve was not learnt in time, and the proxy before goes on.
     #[error(
         "the services with listeners of their own are not all known after {waited:?}; the proxy that runs goes on; see \

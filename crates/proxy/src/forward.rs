@@ -5,7 +5,10 @@ mod connect;
 use std::{net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
-use fairmesh_client::{Body, BoxError, Fault, FaultKind, Region, ServiceName, Watch, headers::is_grpc};
+use fairmesh_client::{
+    Body, BoxError, Fault, FaultKind, Region, ServiceName, Watch,
+    headers::{grpc_kind, is_grpc},
+};
 use http::{Method, Request, Response, StatusCode, Uri, Version, header};
 use tokio::time::Instant;
 
@@ -59,12 +62,12 @@ impl Forwarder {
             Ok(target) => self.forward(request, origin, &target).await,
             Err(nobody) => {
                 count(&self.metrics.nobody);
-                let status = match nobody {
-                    Nobody::NoHost => StatusCode::BAD_REQUEST,
-                    Nobody::NoName(_) => StatusCode::NOT_FOUND,
-                    Nobody::TooMany => StatusCode::SERVICE_UNAVAILABLE,
+                let kind = match nobody {
+                    Nobody::NoHost => FaultKind::Invalid,
+                    Nobody::NoName(_) => FaultKind::UnknownService,
+                    Nobody::TooMany => FaultKind::Unavailable,
                 };
-                answer::of_http(status, format!("{nobody}\n"))
+                answer::of_fault(&Fault::new(kind, nobody.to_string()), grpc_kind(request.headers()))
             }
         }
     }
@@ -91,7 +94,7 @@ impl Forwarder {
         let began = Instant::now();
         let _under_way = Held::new(&target.golden.under_way);
         let (mut head, body) = request.into_parts();
-        let is_grpc = is_grpc(&head.headers);
+        let (is_grpc, kind) = (is_grpc(&head.headers), grpc_kind(&head.headers));
         let story = self.seeing.begin(&mut head, target, (origin, began), || body.size_hint().exact());
         let switch = Switch::take(&mut head);
         if origin.service.is_none() {
@@ -124,7 +127,7 @@ impl Forwarder {
             }
             Err(fault) => {
                 self.faulted(&fault, origin, target);
-                (answer::of_fault(&fault, is_grpc), Some(fault))
+                (answer::of_fault(&fault, kind), Some(fault))
             }
         };
         let region = switched.as_ref().or_else(|| region_of(&answer));

@@ -28,6 +28,18 @@ pub(crate) fn strip_request(headers: &mut HeaderMap) {
     }
 }
 
+/// Makes one of the fields into which HTTP/2 may have cut a cookie, as servers of HTTP/1.1 look at one (RFC 9113 8.2.3).
+pub(crate) fn join_cookies(headers: &mut HeaderMap) {
+    if headers.get_all(header::COOKIE).iter().nth(1).is_none() {
+        return;
+    }
+    let cut: Vec<&[u8]> = headers.get_all(header::COOKIE).iter().map(HeaderValue::as_bytes).collect();
+    // What values hold, and what is put between them, a value may hold.
+    if let Ok(whole) = HeaderValue::from_bytes(&cut.join(&b"; "[..])) {
+        headers.insert(header::COOKIE, whole);
+    }
+}
+
 /// Takes what belongs to the connection on which an answer came.
 pub(crate) fn strip_answer(headers: &mut HeaderMap) {
     if headers.keys().any(is_ours) {
@@ -89,6 +101,16 @@ mod tests {
         ]);
         strip_request(&mut headers);
         assert_eq!(headers, map(&[("content-length", "3"), ("accept", "text/html"), ("te", "trailers")]));
+    }
+
+    #[test]
+    fn a_cookie_is_one_field_again() {
+        let mut headers: HeaderMap = map(&[("cookie", "a=1"), ("accept", "*/*")]);
+        join_cookies(&mut headers);
+        assert_eq!(headers, map(&[("cookie", "a=1"), ("accept", "*/*")]));
+        headers.append(header::COOKIE, HeaderValue::from_static("b=2; c=3"));
+        join_cookies(&mut headers);
+        assert_eq!(headers, map(&[("cookie", "a=1; b=2; c=3"), ("accept", "*/*")]));
     }
 
     #[test]

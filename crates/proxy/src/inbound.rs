@@ -10,11 +10,11 @@ use std::{
 
 use fairmesh_client::{
     Address, Body, BoxError, Fault, FaultKind, Location, Protocol, ServiceName,
-    headers::is_grpc,
+    headers::grpc_kind,
     server::{Server, serve_http},
 };
 use fairmesh_model::Invalid;
-use http::{Request, Response, Uri, Version, uri::Scheme};
+use http::{HeaderValue, Request, Response, Uri, Version, uri::Scheme};
 use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
@@ -129,6 +129,7 @@ fn builder(config: InboundConfig) -> fairmesh_client::server::ServerBuilder {
 struct Forward {
     program: SocketAddr,
     client: Client<HttpConnector, Incoming>,
+    is_multiplexed: bool,
     places: Arc<Semaphore>,
 }
 
@@ -142,11 +143,12 @@ impl Forward {
             .pool_idle_timeout(IDLE)
             .http2_only(protocol.is_multiplexed())
             .build(connector);
-        Self { program, client, places: Arc::new(Semaphore::new(requests.clamp(1, Semaphore::MAX_PERMITS))) }
+        let places = Arc::new(Semaphore::new(requests.clamp(1, Semaphore::MAX_PERMITS)));
+        Self { program, client, is_multiplexed: protocol.is_multiplexed(), places }
     }
 
     async fn call(self, request: Request<Incoming>) -> Result<Response<Passed>, BoxError> {
-        let grpc = is_grpc(request.headers());
+        let grpc = grpc_kind(request.headers());
         let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
             let message = "as many requests are under way as the program is given at a time";
             return Ok(refused(&Fault::new(FaultKind::Unavailable, message), grpc));
@@ -165,6 +167,9 @@ impl Forward {
     fn for_program(&self, request: Request<Incoming>) -> Request<Incoming> {
         let (mut head, body) = request.into_parts();
         hops::strip_request(&mut head.headers);
+        if !self.is_multiplexed {
+            hops::join_cookies(&mut head.headers);
+        }
         let mut uri = head.uri.into_parts();
         // What it is called by stays in `host`; HTTP/2 has it here, and the program is to see it.
         if let (Some(authority), false) = (&uri.authority, head.headers.contains_key(http::header::HOST))
@@ -192,7 +197,7 @@ impl Forward {
     }
 }
 
-fn refused(fault: &Fault, grpc: bool) -> Response<Passed> {
+fn refused(fault: &Fault, grpc: Option<HeaderValue>) -> Response<Passed> {
     answer::of_fault(fault, grpc).map(Passed::Own)
 }
 

@@ -15,6 +15,8 @@ pub struct Listen {
     /// Whether each connection begins with a head of the PROXY protocol, from the balancer in front; one that does not is
     /// refused.
     pub accept_proxy: bool,
+    /// Whether programs speak TLS here, behind that head.
+    pub tls: bool,
 }
 
 /// What programs speak to a listener.
@@ -37,6 +39,7 @@ pub enum Traffic {
 /// What a listener's text begins with where it is not for HTTP.
 const TCP: &str = "tcp:";
 const ACCEPT_PROXY: &str = "accept-proxy";
+const TLS: &str = "tls";
 const SEND_PROXY: &str = "send-proxy";
 const SEND_PROXY_V2: &str = "send-proxy-v2";
 
@@ -59,7 +62,7 @@ impl FromStr for Listen {
     type Err = Invalid;
 
     /// Reads `127.0.0.1:8080`, `127.0.0.1:8080=shop/cart` or `tcp:127.0.0.1:5432=shop/db`, each with the options
-    /// `+accept-proxy` and, of TCP, `+send-proxy` or `+send-proxy-v2` behind it.
+    /// `+accept-proxy` and `+tls` and, of TCP, `+send-proxy` or `+send-proxy-v2` behind it.
     fn from_str(text: &str) -> Result<Self, Invalid> {
         let mut parts = text.split('+');
         let main = parts.next().unwrap_or_default();
@@ -72,10 +75,11 @@ impl FromStr for Listen {
             let problem = format!("'{address}' is no address with a port");
             Invalid::new("", problem, "write IP:PORT, IP:PORT=tenant/service or tcp:IP:PORT=tenant/service")
         })?;
-        let (mut accept_proxy, mut send_proxy) = (false, None);
+        let (mut accept_proxy, mut tls, mut send_proxy) = (false, false, None);
         for option in parts {
             match option {
                 ACCEPT_PROXY => accept_proxy = true,
+                TLS => tls = true,
                 SEND_PROXY if tcp => send_proxy = Some(Version::V1),
                 SEND_PROXY_V2 if tcp => send_proxy = Some(Version::V2),
                 other => return Err(no_option(other)),
@@ -86,13 +90,13 @@ impl FromStr for Listen {
             (true, Some(service)) => Traffic::Tcp { service, send_proxy },
             (true, None) => return Err(nobody(text)),
         };
-        Ok(Self { address, traffic, accept_proxy })
+        Ok(Self { address, traffic, accept_proxy, tls })
     }
 }
 
 fn no_option(option: &str) -> Invalid {
     let problem = format!("'{option}' is no option of this listener");
-    let hint = "write +accept-proxy, or for tcp: also +send-proxy or +send-proxy-v2; HTTP tells servers nothing by it";
+    let hint = "write +accept-proxy or +tls, or for tcp: also +send-proxy or +send-proxy-v2; HTTP tells servers nothing by it";
     Invalid::new("", problem, hint)
 }
 
@@ -116,7 +120,8 @@ impl fmt::Display for Listen {
             Version::V2 => SEND_PROXY_V2,
         });
         let accept_proxy = self.accept_proxy.then_some(ACCEPT_PROXY);
-        accept_proxy.into_iter().chain(send_proxy).try_for_each(|option| write!(f, "+{option}"))
+        let tls = self.tls.then_some(TLS);
+        accept_proxy.into_iter().chain(tls).chain(send_proxy).try_for_each(|option| write!(f, "+{option}"))
     }
 }
 
@@ -133,6 +138,8 @@ mod tests {
             "tcp:127.0.0.1:5432=shop/db",
             "tcp:[::1]:5432=shop/db+accept-proxy+send-proxy",
             "tcp:127.0.0.1:5432=shop/db+send-proxy-v2",
+            "127.0.0.1:443+tls",
+            "tcp:127.0.0.1:5432=shop/db+accept-proxy+tls+send-proxy",
         ] {
             assert_eq!(text.parse::<Listen>().unwrap().to_string(), text);
         }
@@ -147,7 +154,7 @@ mod tests {
             ("", "IP:PORT"),
             ("tcp:127.0.0.1:5432", "tcp:IP:PORT=tenant/service"),
             ("127.0.0.1:80+send-proxy", "+accept-proxy"),
-            ("127.0.0.1:80+tls", "+accept-proxy"),
+            ("127.0.0.1:80+ssl", "+tls"),
         ] {
             let error = wrong.parse::<Listen>().unwrap_err();
             assert!(error.hint.contains(hint) || error.problem.contains(hint), "{wrong}: {error:?}");

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::{codes::GrpcCodes, signals::ByRegion, tunnel::Carried};
+use crate::{codes::GrpcCodes, signals::ByRegion, tls, tunnel::Carried};
 
 /// What happened to requests of one service.
 #[derive(Debug, Default)]
@@ -44,6 +44,8 @@ pub(crate) struct Metrics {
     bytes_down: AtomicU64,
     /// Connections that did not begin with a head of the PROXY protocol where one was due.
     pub(crate) proxy_heads_refused: AtomicU64,
+    /// What became of TLS.
+    pub(crate) tls: tls::Counts,
     /// Connections of programs over TCP that no server could be found for.
     pub(crate) tcp_refused: AtomicU64,
 }

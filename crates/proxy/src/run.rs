@@ -24,6 +24,7 @@ use crate::{
     serve::{Bound, Serving},
     service::Services,
     stopping::Stopping,
+    tls::Tls,
     tunnel::Tunnels,
 };
 
@@ -45,7 +46,8 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ProxyError> {
     let about = About::of(&config);
-    let ProxyConfig { listen, admin, handover, limits, access_log, traces, endpoints, .. } = config;
+    let ProxyConfig { listen, tls, admin, handover, limits, access_log, traces, endpoints, .. } = config;
+    let tls = Tls::of(tls, &listen)?;
     let (predecessor, mut inherited) = predecessor(handover.as_deref()).await?;
     // Bound before anything is waited for, so that an address that is taken is said at once.
     let bound = Bound::all(&listen, &mut inherited).await?;
@@ -64,8 +66,9 @@ pub async fn run(
     let state = State::new(mesh, Arc::clone(&services), counted, about);
     let (stopping, connections) = (Arc::new(Stopping::default()), TaskTracker::new());
     let tunnels = Tunnels::new(limits, Arc::clone(&metrics), Arc::clone(&stopping), connections.clone());
+    let tls = tls.map(|opened| opened.followed(&metrics, &stopping));
     let forwarder = Arc::new(Forwarder::new(Arc::clone(&services), metrics, Arc::clone(&seeing), tunnels));
-    let serving = Serving::new(forwarder, Arc::clone(&stopping), limits);
+    let serving = Serving::new(forwarder, Arc::clone(&stopping), limits).with_tls(tls);
     let lead = Lead { serving, services, state, accepting: TaskTracker::new(), connections };
 
     let mut served = None;

@@ -20,10 +20,12 @@ use hyper_util::{
     server::conn::auto,
 };
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
     time::{sleep, sleep_until, timeout_at},
 };
+use tokio_rustls::server::TlsStream;
 use tokio_util::task::TaskTracker;
 
 use crate::{
@@ -31,13 +33,17 @@ use crate::{
     forward::{Forwarder, Origin},
     handover::Inherited,
     lean::{self, Ended},
+    link::Link,
     metrics::count,
     place::Place,
+    proxy_protocol::Ends,
     restless::Restless,
     rewound::Rewound,
     stopping::{Heard, Stopping},
     streams::{LastWord, Streamed},
     tcp,
+    tls::Tls,
+    unread::Unread,
     untaken::{AnswerBody, Answers},
 };
 
@@ -90,6 +96,7 @@ pub(crate) struct Serving {
     places: Arc<Semaphore>,
     stopping: Arc<Stopping>,
     limits: Limits,
+    tls: Option<Arc<Tls>>,
 }
 
 /// One connection, as its requests need to know it.
@@ -112,7 +119,12 @@ impl Talk {
 impl Serving {
     pub(crate) fn new(forwarder: Arc<Forwarder>, stopping: Arc<Stopping>, limits: Limits) -> Self {
         let places = Arc::new(Semaphore::new(limits.connections.clamp(1, Semaphore::MAX_PERMITS)));
-        Self { forwarder, places, stopping, limits }
+        Self { forwarder, places, stopping, limits, tls: None }
+    }
+
+    /// With a certificate for the listeners that show one.
+    pub(crate) fn with_tls(self, tls: Option<Arc<Tls>>) -> Self {
+        Self { tls, ..self }
     }
 
     /// How long one that takes over may wait for what it has to know.
@@ -175,7 +187,7 @@ impl Serving {
         }
     }
 
-    /// Finds out who connected, and serves what is spoken here.
+    /// Finds out who connected, and agrees on TLS where that is spoken here.
     async fn begin(
         self,
         (mut stream, caller): (TcpStream, SocketAddr),
@@ -195,9 +207,38 @@ impl Serving {
                 }
             }
         }
+        if listen.tls {
+            let Some(stream) = self.secured(stream, &listen, ends.source).await else { return };
+            self.take(stream, ends, &listen, place).await;
+        } else {
+            self.take(stream, ends, &listen, place).await;
+        }
+    }
+
+    /// The connection within TLS, once both sides have agreed on it.
+    async fn secured(
+        &self,
+        stream: TcpStream,
+        listen: &Listen,
+        caller: SocketAddr,
+    ) -> Option<TlsStream<TcpStream>> {
+        let (tls, counts) = (self.tls.as_ref()?, &self.forwarder.metrics.tls);
+        let shaken = tokio::select! {
+            shaken = tls.accept(stream, &listen.traffic, self.limits.head, counts) => shaken,
+            () = self.cut_off() => {
+                count(&self.forwarder.metrics.cut);
+                return None;
+            }
+        };
+        let log = |error| tracing::debug!(%error, %caller, "a connection was not secured");
+        shaken.map_err(log).ok()
+    }
+
+    /// Serves what is spoken here.
+    async fn take<L: Link>(self, stream: L, ends: Ends, listen: &Listen, place: Arc<Place>) {
         match &listen.traffic {
             Traffic::Http { service } => {
-                tcp::limit_silence(&stream, self.limits.head);
+                tcp::limit_silence(stream.socket(), self.limits.head);
                 let origin = Origin { caller: ends.source, service: service.clone(), place };
                 self.serve(stream, origin).await;
             }
@@ -208,10 +249,10 @@ impl Serving {
         }
     }
 
-    async fn serve(self, stream: TcpStream, origin: Origin) {
+    async fn serve<L: Link>(self, stream: L, origin: Origin) {
         let metrics = &self.forwarder.metrics;
         let caller = origin.caller;
-        let halves = stream.into_split();
+        let halves = stream.halves();
         let answer = |request| self.forwarder.answer(request, &origin);
         let ended = tokio::select! {
             biased;
@@ -226,7 +267,7 @@ impl Serving {
             }
             Ended::Beyond(reader, writer, read) => {
                 // Both are halves of one.
-                let Ok(stream) = reader.reunite(writer) else { return };
+                let Some(stream) = L::whole((reader, writer)) else { return };
                 self.left_to_hyper(Rewound::new(read, stream), origin).await;
             }
         }
@@ -240,7 +281,10 @@ impl Serving {
     }
 
     /// HTTP/2, and HTTP/1.1 from a request on that asks for another protocol.
-    async fn left_to_hyper(&self, stream: Rewound<TcpStream>, origin: Origin) {
+    async fn left_to_hyper<I>(&self, stream: Rewound<I>, origin: Origin)
+    where
+        I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
         let metrics = &self.forwarder.metrics;
         let caller = origin.caller;
         let talk = Arc::new(Talk::new(origin, Arc::clone(&self.stopping)));
@@ -299,6 +343,7 @@ impl Serving {
             talk.heard.request(version);
             let (forwarder, talk) = (Arc::clone(&forwarder), Arc::clone(&talk));
             let waiting = talk.restless.begin();
+            let request = request.map(|body| Unread::new(body, version == Version::HTTP_2));
             async move {
                 let mut answer = forwarder.answer(request, &talk.origin).await;
                 waiting.answered();

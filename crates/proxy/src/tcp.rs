@@ -13,6 +13,7 @@ use tokio::{
 
 use crate::{
     forward::Forwarder,
+    link::Link,
     metrics::count,
     proxy_protocol::{self, Ends, Head, Version},
 };
@@ -53,15 +54,15 @@ pub(crate) async fn read_proxy_head(stream: &mut TcpStream, patience: Duration) 
 }
 
 /// Ends a connection in a way that its program cannot take for an empty answer.
-pub(crate) fn reset(stream: TcpStream) {
+pub(crate) fn reset(stream: impl Link) {
     // Fails only on a socket that is already broken.
-    let _ = stream.set_zero_linger();
+    let _ = stream.socket().set_zero_linger();
 }
 
 /// Carries a connection to a server of the service and back.
 pub(crate) async fn serve(
     forwarder: &Forwarder,
-    stream: TcpStream,
+    stream: impl Link,
     service: &ServiceName,
     send_proxy: Option<(Version, Ends)>,
 ) {

@@ -142,6 +142,11 @@ impl<'a, L: Lane> Call<'a, L> {
         Ok(self.look())
     }
 
+    /// Gives the call to `service` instead, which is the same one as seen by somebody else. Its route stays as it is.
+    pub fn turn_to(&mut self, service: Arc<Subscription<L>>) {
+        self.elsewhere = Some(service);
+    }
+
     /// What is known now of the service that gets the call, to decide a further try by.
     #[inline]
     pub fn look(&self) -> Sight<L> {

@@ -82,6 +82,8 @@ pub struct Ready<L> {
     pub revision: u64,
     /// The version of its shard map; 0 without one.
     pub map_version: u64,
+    /// Who is asked for the pick instead, where the policy names a lookaside.
+    pub lookaside: Option<Arc<str>>,
 }
 
 impl<L> Subscription<L> {
@@ -164,7 +166,8 @@ impl<L: Lane> Ready<L> {
     ) -> Self {
         let lanes = Self::lanes_for(&upstream, before);
         let map_version = upstream.shards().map_or(0, |shards| shards.version());
-        Self { upstream, splits, lanes, revision, map_version }
+        let lookaside = upstream.policy().lookaside.as_deref().map(Into::into);
+        Self { upstream, splits, lanes, revision, map_version, lookaside }
     }
 
     /// The lane to an endpoint of this snapshot, made when it is first asked for.

@@ -82,7 +82,8 @@ impl Outbox {
             let written = ready!(write([&self.text[self.sent..], &self.chunk, self.tail], io, context))?;
             self.advance(written);
         }
-        Poll::Ready(Ok(()))
+        // A socket has nothing to flush; TLS keeps what the socket below did not take.
+        Pin::new(io).poll_flush(context)
     }
 
     fn advance(&mut self, written: usize) {

@@ -84,9 +84,20 @@ pub fn number(out: &mut Vec<u8>, name: &HeaderName, value: u64) {
 
 /// Adds the caller's fields, but for those that frame the message or have been written already: these, and the host.
 pub fn fields(out: &mut Vec<u8>, headers: &HeaderMap, own: &[HeaderName]) {
+    let mut has_cookie = false;
     for (name, value) in headers {
         let framing = matches!(*name, header::HOST | header::CONTENT_LENGTH | header::TRANSFER_ENCODING);
-        if !framing && !own.contains(name) {
+        if framing || own.contains(name) {
+            continue;
+        }
+        // HTTP/2 may cut a cookie into several fields, and servers of HTTP/1.1 look at one (RFC 9113 8.2.3). The values of a name
+        // come one after the other.
+        if *name == header::COOKIE && std::mem::replace(&mut has_cookie, true) {
+            out.truncate(out.len() - 2);
+            out.extend_from_slice(b"; ");
+            out.extend_from_slice(value.as_bytes());
+            out.extend_from_slice(b"\r\n");
+        } else {
             field(out, name, value.as_bytes());
         }
     }

@@ -45,7 +45,11 @@ impl Table {
                 v1::service::Protocol::Http2 => Protocol::Http2,
                 v1::service::Protocol::Grpc => Protocol::Grpc,
             },
-            policy: response.policy.map(Policy::try_from).transpose()?.unwrap_or_default(),
+            // It is asked already.
+            policy: Policy {
+                lookaside: None,
+                ..response.policy.map(Policy::try_from).transpose()?.unwrap_or_default()
+            },
             revision: response.revision,
         })
     }

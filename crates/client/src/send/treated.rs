@@ -11,7 +11,7 @@ use crate::{
     Body, Fault, FaultKind, Retry,
     core::Call,
     fault::grpc_code_of,
-    headers::{FAULT, GRPC_STATUS},
+    headers::{FAULT, GRPC_STATUS, grpc_kind},
     stats::count,
     transport::{Head, Line, Outgoing},
 };
@@ -29,7 +29,7 @@ pub(super) async fn send(
         if let Instead::Abort { .. } = instead {
             count(&mesh.counters.aborted);
         }
-        return Ok(answer(instead, head.grpc));
+        return Ok(answer(instead, grpc_kind(&head.headers)));
     }
     if let Some(delay) = treatment.delay(seed) {
         wait(terms, call, delay).await?;
@@ -84,7 +84,7 @@ fn edit(headers: &mut HeaderMap, edits: &HeaderEdits) {
 }
 
 /// What the caller gets although no server was asked.
-fn answer(instead: Instead, is_grpc: bool) -> Response<Body> {
+fn answer(instead: Instead, grpc: Option<HeaderValue>) -> Response<Body> {
     let mut answer = Response::new(Body::empty());
     match instead {
         Instead::Redirect { status, location } => {
@@ -96,11 +96,9 @@ fn answer(instead: Instead, is_grpc: bool) -> Response<Body> {
         }
         Instead::Abort { status } => {
             answer.headers_mut().insert(FAULT, HeaderValue::from_static("injected"));
-            if is_grpc {
+            if let Some(kind) = grpc {
                 let code = grpc_code_of(status) as i32;
-                answer
-                    .headers_mut()
-                    .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+                answer.headers_mut().insert(header::CONTENT_TYPE, kind);
                 answer.headers_mut().insert(GRPC_STATUS, code.into());
             } else {
                 *answer.status_mut() =

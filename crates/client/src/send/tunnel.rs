@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::BytesMut;
 use http::request::Parts;
 
-use super::{decide, route, terms::Terms};
+use super::{decide, leased, route, terms::Terms};
 use crate::{
     Fault, FaultKind, Retry,
     body::Attempt,
@@ -38,7 +38,8 @@ async fn tries(handle: &Handle, parts: Parts) -> Result<Tunnel, Fault> {
     }
     let head = Head::new(handle, parts)?;
     let mut call = Call::new(&handle.subscription);
-    let (mut now, mut view) = route(handle, &mut call, &head, &context, start).await?;
+    let (mut now, view) = route(handle, &mut call, &head, &context, start).await?;
+    let (mut view, _) = leased::turn(terms, &mut call, view).await;
     loop {
         let line = decide(terms, &mut call, view, &mut now).await?;
         count(&mesh.counters.tries);

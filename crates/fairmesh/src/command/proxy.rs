@@ -9,7 +9,7 @@ use fairmesh_client::Mesh;
 use fairmesh_model::{Location, Protocol, Region, spec};
 use fairmesh_proxy::{
     AccessLog, Collector, EndpointMetrics, Form, Inbound, InboundConfig, Limits, Listen, ProxyConfig, Spoken,
-    Traces,
+    TlsFiles, Traces,
 };
 use fairmesh_wire::transport::Address;
 
@@ -37,8 +37,8 @@ enum ProxyCommand {
 struct ServeArgs {
     /// Where programs connect: ip:port, where the host of each request names its service (cart.shop for shop/cart), or
     /// ip:port=tenant/service, where all are for one; tcp:ip:port=tenant/service passes connections on that are no HTTP. Behind
-    /// a balancer that says who connects, add +accept-proxy; to tell servers behind tcp:, +send-proxy or +send-proxy-v2. May be
-    /// repeated.
+    /// a balancer that says who connects, add +accept-proxy; where programs speak TLS, +tls; to tell servers behind tcp:,
+    /// +send-proxy or +send-proxy-v2. May be repeated.
     #[arg(
         long,
         value_name = "[tcp:]ADDRESS[=SERVICE]",
@@ -46,6 +46,13 @@ struct ServeArgs {
         value_delimiter = ','
     )]
     listen: Vec<Listen>,
+    /// What listeners with +tls show: a certificate in PEM, the proxy's own before those of authorities. It is read again when it
+    /// changes.
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// The private key of that certificate, in PEM, without a password.
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
     /// Where the pages for operators are (/ lists them), or 'none'.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7411")]
     admin: Metrics,
@@ -188,6 +195,7 @@ fn config(args: ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> ProxyConf
         endpoints,
         told,
         listen: args.listen,
+        tls: args.tls_cert.zip(args.tls_key).map(|(certificate, key)| TlsFiles { certificate, key }),
         admin: args.admin.0,
         handover: args.handover,
     }

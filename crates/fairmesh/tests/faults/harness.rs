@@ -1,5 +1,6 @@
 //! Processes, servers and load that the tests share.
 
+mod certificates;
 pub(crate) mod h2;
 mod load;
 pub(crate) mod openmetrics;
@@ -14,6 +15,7 @@ use std::time::Duration;
 
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+pub(crate) use certificates::Authority;
 pub(crate) use load::{Caller, Kind, Load};
 pub(crate) use process::{Process, Program, Run, run};
 pub(crate) use proxy::Proxy;

@@ -36,6 +36,9 @@ pub struct PolicySpec {
     /// How endpoints are probed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health_check: Option<HealthCheckSpec>,
+    /// Where a lookaside of the service's own is asked which endpoints to call.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lookaside: Option<String>,
 }
 
 /// Which regions a call may go to, and in which order.
@@ -109,6 +112,7 @@ impl PolicySpec {
                 .map(HealthCheckSpec::plan)
                 .transpose()
                 .map_err(|e| e.within("healthCheck"))?,
+            lookaside: self.lookaside.clone(),
         };
         policy.validate()?;
         Ok((read("service", &self.service)?, policy))
@@ -127,6 +131,7 @@ impl PolicySpec {
             limit: policy.limit.as_ref().map(LimitSpec::of),
             key: policy.key.as_ref().map(KeySpec::of),
             health_check: policy.health_check.as_ref().map(HealthCheckSpec::of),
+            lookaside: policy.lookaside.clone(),
         }
     }
 }

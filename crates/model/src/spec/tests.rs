@@ -140,6 +140,7 @@ fn full_policy() -> Policy {
         limit: Some(RateLimit { calls: 10, per: Duration::from_secs(2), burst: 30 }),
         key: Some(KeySource::Cookie("sid".into())),
         health_check: Some(full_health_check()),
+        lookaside: Some("picks.shop:7420".into()),
     }
 }
 

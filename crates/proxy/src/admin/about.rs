@@ -32,7 +32,8 @@ pub(super) struct Shown<'a> {
 impl About {
     /// A proxy that starts now.
     pub(crate) fn of(config: &ProxyConfig) -> Self {
-        let ProxyConfig { listen, admin, handover, limits, access_log, traces, endpoints, told } = config;
+        let ProxyConfig { listen, tls, admin, handover, limits, access_log, traces, endpoints, told } =
+            config;
         let none = || "none".to_owned();
         let seconds = |limit: Duration| format!("{limit:?}");
         let log = match access_log.form {
@@ -40,7 +41,9 @@ impl About {
             Form::Text => "text",
             Form::Json => "json",
         };
+        let certificate = tls.as_ref().map(|files| files.certificate.display().to_string());
         let own = [
+            ("tls-cert", certificate.unwrap_or_else(none)),
             ("admin", admin.map_or_else(none, |admin| admin.to_string())),
             ("handover", handover.as_ref().map_or_else(none, |path| path.display().to_string())),
             ("max-connections", limits.connections.to_string()),

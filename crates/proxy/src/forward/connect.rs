@@ -101,7 +101,7 @@ impl Forwarder {
 
     fn unconnected(&self, fault: &Fault, origin: &Origin, target: &Target) -> Response<Body> {
         self.faulted(fault, origin, target);
-        let mut answer = answer::of_fault(fault, false);
+        let mut answer = answer::of_fault(fault, None);
         if fault.kind() == FaultKind::UnknownService {
             *answer.status_mut() = StatusCode::FORBIDDEN;
         }

@@ -42,7 +42,11 @@ impl<R: AsyncRead + Unpin> Reading<R> {
         if self.input.capacity() - self.input.len() < room {
             self.input.reserve(room.max(LEAST_READ));
         }
-        poll_read_buf(Pin::new(&mut self.io), context, &mut self.input)
+        match ready!(poll_read_buf(Pin::new(&mut self.io), context, &mut self.input)) {
+            // TLS without a farewell: whether what was said is whole, HTTP/1.1 says itself.
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Poll::Ready(Ok(0)),
+            read => Poll::Ready(read),
+        }
     }
 }
 

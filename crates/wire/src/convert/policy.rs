@@ -30,6 +30,7 @@ impl From<Policy> for v1::Policy {
             key: policy.key.map(Into::into),
             routes: policy.routes.into_iter().map(Into::into).collect(),
             health_check: policy.health_check.map(Into::into),
+            lookaside: policy.lookaside.unwrap_or_default(),
         }
     }
 }
@@ -63,6 +64,7 @@ impl TryFrom<v1::Policy> for Policy {
                 .map(HealthCheck::try_from)
                 .transpose()
                 .map_err(|e| e.within("health_check"))?,
+            lookaside: Some(message.lookaside).filter(|address| !address.is_empty()),
         };
         policy.validate()?;
         Ok(policy)

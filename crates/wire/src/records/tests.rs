@@ -196,8 +196,17 @@ fn policy() -> impl Strategy<Value = Policy> {
         "[A-Za-z]{1,8}".prop_map(|name| Some(KeySource::Cookie(name))),
         ".{1,8}".prop_map(|name| Some(KeySource::Query(name))),
     ];
-    (routes, locality, balancing, timeouts, (retries, option::of(limit()), key), option::of(health_check()))
-        .prop_map(|(routes, locality, (subset, balancing), timeout, (retries, limit, key), health_check)| {
+    let lookaside = option::of("[a-z]{1,8}:[1-9][0-9]{1,3}");
+    let rest = (option::of(health_check()), lookaside);
+    (routes, locality, balancing, timeouts, (retries, option::of(limit()), key), rest).prop_map(
+        |(
+            routes,
+            locality,
+            (subset, balancing),
+            timeout,
+            (retries, limit, key),
+            (health_check, lookaside),
+        )| {
             Policy {
                 routes,
                 locality,
@@ -207,8 +216,10 @@ fn policy() -> impl Strategy<Value = Policy> {
                 limit,
                 key,
                 health_check,
+                lookaside,
             }
-        })
+        },
+    )
 }
 
 fn health_check() -> impl Strategy<Value = HealthCheck> {

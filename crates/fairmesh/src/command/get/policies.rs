@@ -51,6 +51,7 @@ pub(crate) fn summary(policy: &Policy, kind: Option<ServiceKind>) -> Vec<(&'stat
         ("Score", score(&policy.balancing.score)),
         ("Outliers", outliers(&policy.balancing.outliers)),
         ("Health", health(policy.health_check.as_ref())),
+        ("Lookaside", policy.lookaside.clone().unwrap_or_else(|| "none of its own".into())),
     ]
 }
 

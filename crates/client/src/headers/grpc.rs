@@ -1,0 +1,55 @@
+use http::{HeaderMap, HeaderValue, header::CONTENT_TYPE};
+
+const GRPC: &[u8] = b"application/grpc";
+/// The same for browsers: framed alike, with the trailers in the body.
+const WEB: &[u8] = b"application/grpc-web";
+/// That in base64.
+const WEB_TEXT: &[u8] = b"application/grpc-web-text";
+
+/// Whether these headers are those of a gRPC call: its content type is `application/grpc`, or that with a suffix. gRPC-Web is
+/// none, as it has no trailers of HTTP.
+pub fn is_grpc(headers: &HeaderMap) -> bool {
+    headers.get(CONTENT_TYPE).is_some_and(|kind| is(kind, GRPC))
+}
+
+/// The content type with which a call ends that no server answered, where its caller looks for `grpc-status` among the headers
+/// of such an answer: one of gRPC, or of gRPC-Web, whose callers are answered in their own form of it.
+pub fn grpc_kind(headers: &HeaderMap) -> Option<HeaderValue> {
+    let kind = headers.get(CONTENT_TYPE)?;
+    if is(kind, GRPC) {
+        return Some(HeaderValue::from_static("application/grpc"));
+    }
+    (is(kind, WEB) || is(kind, WEB_TEXT)).then(|| kind.clone())
+}
+
+/// Whether a content type is this one, maybe with a suffix or parameters.
+fn is(kind: &HeaderValue, base: &[u8]) -> bool {
+    let rest = kind.as_bytes().strip_prefix(base);
+    rest.is_some_and(|rest| matches!(rest.first(), None | Some(b'+' | b';')))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_form_of_grpc_is_told_from_the_others_and_from_what_is_none() {
+        for (kind, grpc, answered) in [
+            ("application/grpc", true, Some("application/grpc")),
+            ("application/grpc+proto", true, Some("application/grpc")),
+            ("application/grpc-web", false, Some("application/grpc-web")),
+            ("application/grpc-web+proto", false, Some("application/grpc-web+proto")),
+            ("application/grpc-web-text", false, Some("application/grpc-web-text")),
+            ("application/grpc-web-text+proto", false, Some("application/grpc-web-text+proto")),
+            ("application/grpc-webs", false, None),
+            ("application/grpcs", false, None),
+            ("application/json", false, None),
+        ] {
+            let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static(kind))]);
+            let answer = grpc_kind(&headers);
+            assert_eq!(is_grpc(&headers), grpc, "{kind}");
+            assert_eq!(answer.as_ref().map(|kind| kind.to_str().unwrap()), answered, "{kind}");
+        }
+        assert!(!is_grpc(&HeaderMap::new()) && grpc_kind(&HeaderMap::new()).is_none());
+    }
+}
