@@ -261,7 +261,8 @@ impl Attempt {
 
 impl Drop for Attempt {
     fn drop(&mut self) {
-        let now = if self.outcome == Outcome::Failed { self.clock.now() } else { 0 };
+        let is_dated = matches!(self.outcome, Outcome::Failed | Outcome::Full);
+        let now = if is_dated { self.clock.now() } else { 0 };
         match self.is_stream {
             true => self.line.endpoint().finish_stream(self.outcome, now),
             false => self.line.endpoint().finish(self.outcome, now),

@@ -9,7 +9,10 @@ use std::{
 };
 
 use axum::{Json, Router, extract, http::header, response::IntoResponse, routing::get};
-use fairmesh_client::{Mesh, Stats};
+use fairmesh_client::{
+    Mesh, Stats,
+    server::{Admission, Server},
+};
 use http::StatusCode;
 use prometheus_client::{
     encoding::{EncodeMetric, MetricEncoder, NoLabelSet, text::encode},
@@ -35,11 +38,17 @@ pub(crate) struct State {
     services: Arc<Services>,
     metrics: Arc<Metrics>,
     ready: Arc<AtomicBool>,
+    inbound: Option<Server>,
 }
 
 impl State {
     pub(crate) fn new(mesh: Mesh, services: Arc<Services>, metrics: Arc<Metrics>) -> Self {
-        Self { mesh, services, metrics, ready: Arc::default() }
+        Self { mesh, services, metrics, ready: Arc::default(), inbound: None }
+    }
+
+    /// Shows an endpoint that is served for a program, too.
+    pub(crate) fn showing(self, inbound: Option<Server>) -> Self {
+        Self { inbound, ..self }
     }
 
     pub(crate) fn set_ready(&self, ready: bool) {
@@ -118,6 +127,9 @@ fn text(state: &State) -> String {
     connections(&mut registry, &state.metrics);
     tunnels(&mut registry, &state.metrics);
     calls(&mut registry, &state.mesh.stats());
+    if let Some(server) = &state.inbound {
+        inbound(&mut registry, &server.admission());
+    }
     registry.register("answers", "Answers by service and class", Answers(Arc::clone(&state.services)));
     registry.register("faults", "Requests that no server answered", Faults(Arc::clone(&state.services)));
     let times = Times(Arc::clone(&state.services));
@@ -171,6 +183,20 @@ fn tunnels(registry: &mut Registry, metrics: &Metrics) {
     let [up, down] = metrics.bytes().map(ConstCounter::new);
     registry.register("tunnel_sent_bytes", "Carried to servers by tunnels that have ended", up);
     registry.register("tunnel_received_bytes", "Carried from servers by tunnels that have ended", down);
+}
+
+fn inbound(registry: &mut Registry, admission: &Admission) {
+    let limit = ConstGauge::new(u64::from(admission.limit.unwrap_or(u32::MAX)));
+    registry.register("inbound_limit", "Requests that the program gets at one time now", limit);
+    let under_way = ConstGauge::new(u64::from(admission.outstanding.calls));
+    registry.register("inbound_under_way", "Requests that the program works on, without streams", under_way);
+    let counters = [
+        ("inbound_refused", "Requests refused since the program had as many as it takes", admission.refused),
+        ("inbound_late", "Requests cut off since their callers' time had passed", admission.late),
+    ];
+    for (name, help, value) in counters {
+        registry.register(name, help, ConstCounter::new(value));
+    }
 }
 
 fn calls(registry: &mut Registry, stats: &Stats) {

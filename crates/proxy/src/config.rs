@@ -1,5 +1,7 @@
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
+use fairmesh_client::server::Server;
+
 use crate::{AccessLog, Listen};
 
 /// What a proxy does.
@@ -15,6 +17,8 @@ pub struct ProxyConfig {
     pub limits: Limits,
     /// What is written of each request.
     pub access_log: AccessLog,
+    /// The endpoint that it serves for a program, to be shown.
+    pub inbound: Option<Server>,
 }
 
 /// Bounds of a proxy. Beyond them it sheds, and says so.

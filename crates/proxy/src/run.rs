@@ -37,7 +37,7 @@ pub async fn run(
     mesh: Mesh,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ProxyError> {
-    let ProxyConfig { listen, admin, handover, limits, access_log } = config;
+    let ProxyConfig { listen, admin, handover, limits, access_log, inbound } = config;
     let (predecessor, mut inherited) = predecessor(handover.as_deref()).await?;
     // Bound before anything is waited for, so that an address that is taken is said at once.
     let bound = Bound::all(&listen, &mut inherited).await?;
@@ -50,7 +50,7 @@ pub async fn run(
 
     let metrics = Arc::new(Metrics::default());
     let services = Arc::new(Services::new(mesh.clone()));
-    let state = State::new(mesh, Arc::clone(&services), Arc::clone(&metrics));
+    let state = State::new(mesh, Arc::clone(&services), Arc::clone(&metrics)).showing(inbound);
     let (stopping, connections) = (Arc::new(Stopping::default()), TaskTracker::new());
     let tunnels = Tunnels::new(limits, Arc::clone(&metrics), Arc::clone(&stopping), connections.clone());
     let forwarder = Arc::new(Forwarder::new(Arc::clone(&services), metrics, access_log, tunnels));

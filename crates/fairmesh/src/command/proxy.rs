@@ -43,7 +43,10 @@ pub(crate) struct ProxyArgs {
     inbound_instance: Option<String>,
     /// Requests that the program gets at one time; further ones are refused, and callers turn to others.
     #[arg(long, value_name = "N", default_value_t = 1024, requires = "inbound")]
-    inbound_requests: usize,
+    inbound_requests: u32,
+    /// Fewer while they take too long for their number: a limit that follows the time of requests, up to --inbound-requests.
+    #[arg(long, requires = "inbound")]
+    inbound_adaptive: bool,
     /// The agent to follow [default: FAIRMESH_AGENT, else the agent's usual socket].
     #[arg(long, value_name = "ADDRESS")]
     agent: Option<Address>,
@@ -98,6 +101,7 @@ fn inbound(args: &ProxyArgs) -> Option<InboundConfig> {
         instance: args.inbound_instance.clone(),
         location: args.region.clone().map(Location::in_region),
         requests: args.inbound_requests,
+        adaptive: args.inbound_adaptive,
         drain: args.drain_deadline,
         agent: args.agent.clone(),
         control: args.control.clone(),
@@ -112,6 +116,7 @@ pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Failure> {
         Some(config) => Some(Spoken::start(config).await.map_err(|error| Failure::stopped(&error))?),
         None => None,
     };
+    let shown = spoken.as_ref().map(Spoken::server);
     // The program may call others through this proxy while it ends what is under way.
     let shutdown = async {
         shutdown.await;
@@ -138,6 +143,7 @@ pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Failure> {
         listen: args.listen,
         admin: args.admin.0,
         handover: args.handover,
+        inbound: shown,
     };
     let mut mesh = Mesh::builder();
     if let Some(agent) = args.agent {
