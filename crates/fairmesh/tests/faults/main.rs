@@ -16,6 +16,7 @@ mod inbound;
 mod lookaside;
 mod outage;
 mod proxy;
+mod quota;
 mod refusals;
 mod restart;
 mod server;
