@@ -94,7 +94,9 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let saving = tokio::spawn(shared.clone().save_all(upstream.state(), stopping.clone()));
 
     let mut routes = Routes::builder();
-    routes.add_service(rpc::registry_server(Forward::new(upstream, "agent", stopping.clone())));
+    let forward = Forward::new(upstream, "agent", stopping.clone());
+    routes.add_service(rpc::quota_server(forward.clone()));
+    routes.add_service(rpc::registry_server(forward));
     routes.add_service(rpc::imbalance_server(usages));
     tracing::info!(listen = %config.listen, region = %config.location.region, "the agent serves");
     let stopped = async {

@@ -6,6 +6,7 @@
 //! step and herd on one endpoint (A10), while two random choices stay fair with no state shared between callers.
 
 mod book;
+mod concurrency;
 mod group;
 mod learn;
 mod outcome;
@@ -18,6 +19,7 @@ mod slots;
 mod trouble;
 
 pub use book::Lease;
+pub use concurrency::{Concurrency, ConcurrencyRule, Ended};
 pub use group::{Few, Group, Members};
 pub use outcome::Outcome;
 pub use pick::{Contest, Handicap, SCAN_UP_TO, SCORE_BITS, Standing, Witness, pick};

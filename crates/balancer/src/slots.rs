@@ -112,6 +112,7 @@ impl Slots {
         match outcome {
             Outcome::Ok if slot.load().troubled => self.credit(index),
             Outcome::Ok | Outcome::Unknown => {}
+            Outcome::Full => self.pass_over(slot, index, now),
             Outcome::Failed | Outcome::Unreachable => self.blame(slot, index, outcome, now),
         }
     }
@@ -301,6 +302,16 @@ impl Slots {
             let others = u64::from(self.pool.members()).saturating_sub(1);
             trouble.compare(share, (shares - share.min(shares), others), now, rule);
         }
+    }
+
+    /// Leaves an endpoint alone for a moment that has no room. Without that, who refuses at once would look idle.
+    #[cold]
+    fn pass_over(&self, slot: &Slot, index: u32, now: u64) {
+        let Some(trouble) = self.trouble(index) else { return };
+        if slot.set_troubled(true) {
+            self.troubled.fetch_add(1, Relaxed);
+        }
+        trouble.full(now);
     }
 
     #[inline]

@@ -6,6 +6,8 @@ use crate::{Outcome, Rule};
 const WINDOW: u64 = 4;
 /// Penalties double this often.
 const MOST_DOUBLINGS: u32 = 16;
+/// For how long an endpoint is passed over that has no room, in nanoseconds, unless a call there ends before.
+const FULL: u64 = 20_000_000;
 /// How often the first penalty for a share is doubled already.
 const SHARE_DOUBLINGS: u32 = 4;
 
@@ -95,6 +97,11 @@ impl Trouble {
             self.doubtful.fetch_max(now.saturating_add(rule.penalty(over)), Relaxed);
         }
         self.tally.count(true, rule.window());
+    }
+
+    /// Has no room for another call now, which speaks neither of failures in a row nor of a share of them.
+    pub(crate) fn full(&self, now: u64) {
+        self.doubtful.fetch_max(now.saturating_add(FULL), Relaxed);
     }
 
     /// The share of failures in 1/2^16, once there are answers enough to tell and where shares are compared at all.

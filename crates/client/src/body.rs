@@ -311,7 +311,8 @@ impl Attempt {
         if mem::replace(&mut self.ended, true) {
             return;
         }
-        let now = if self.outcome == Outcome::Failed { self.clock.now() } else { 0 };
+        let is_dated = matches!(self.outcome, Outcome::Failed | Outcome::Full);
+        let now = if is_dated { self.clock.now() } else { 0 };
         match self.is_stream {
             true => self.line.endpoint().finish_stream(self.outcome, now),
             false => self.line.endpoint().finish(self.outcome, now),

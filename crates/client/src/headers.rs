@@ -38,6 +38,11 @@ pub const WRONG_SHARD: HeaderName = HeaderName::from_static("fairmesh-wrong-shar
 /// Says, in answers that Fairmesh made itself, what went wrong: the stable name of the fault, or `injected` for a failure on
 /// purpose.
 pub const FAULT: HeaderName = HeaderName::from_static("x-fairmesh-fault");
+/// In [`FAULT`], said by the server layer: it has as many calls as it takes at a time and has not looked at this one, so that
+/// it can be sent elsewhere without harm.
+pub const OVERLOADED: &str = "overloaded";
+/// In [`FAULT`], said by the server layer: the time that the caller gave has passed while the server worked on the call.
+pub const LATE: &str = "deadline";
 /// The load report in text form: `TEXT cpu_utilization=0.3,named_metrics.concurrent_requests=4` (ORCA). For HTTP answers.
 pub const LOAD: HeaderName = HeaderName::from_static("endpoint-load-metrics");
 /// The load report as an `xds.data.orca.v3.OrcaLoadReport`, base64. A trailer of gRPC answers.

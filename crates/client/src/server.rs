@@ -42,6 +42,7 @@ mod body;
 mod builder;
 mod cpu;
 mod drain;
+mod gate;
 mod layer;
 mod lease;
 mod link;
@@ -49,6 +50,7 @@ mod load;
 mod meter;
 mod metrics;
 mod ownership;
+mod refusal;
 mod registration;
 mod report;
 mod serve;
@@ -72,7 +74,7 @@ pub use drain::{drain_deadline, terminated};
 pub use layer::{ServerFuture, ServerLayer, ServerService};
 pub use lease::{Drained, Lease, Standing};
 pub use link::{Link, LinkError};
-pub use load::Outstanding;
+pub use load::{Admission, Outstanding};
 pub use registration::{DEFAULT_LEASE, Registration, SHARDS_AWARE, SHARDS_LABEL};
 pub use serve::serve_http;
 pub use shards::{HookResult, ShardHooks};
@@ -114,6 +116,11 @@ impl Server {
     /// What the service is working on now.
     pub fn outstanding(&self) -> Outstanding {
         self.inner.layer.outstanding()
+    }
+
+    /// What was let in, and what not.
+    pub fn admission(&self) -> Admission {
+        self.inner.layer.admission()
     }
 
     /// Reports a metric of the program's own, such as the length of its queue, in every answer from now on, until it is set anew;

@@ -20,6 +20,7 @@ mod http;
 mod imbalance;
 mod metrics;
 mod partitions;
+mod quotas;
 mod server;
 
 use std::{future::Future, net::SocketAddr, path::PathBuf, pin::pin};

@@ -14,6 +14,7 @@ use crate::{
     census::{Census, STATES},
     checks::Checks,
     imbalance::Imbalance,
+    quotas::Quotas,
 };
 
 type Label = [(&'static str, &'static str); 1];
@@ -44,6 +45,7 @@ pub(crate) struct Sources {
     pub(crate) files: Vec<Arc<FileSource>>,
     pub(crate) imbalance: Arc<Imbalance>,
     pub(crate) registry: fairmesh_registry::Registry,
+    pub(crate) quotas: Quotas,
 }
 
 impl Metrics {
@@ -72,6 +74,7 @@ impl Metrics {
         let mut all = self.registry();
         sources.imbalance.register(all.sub_registry_with_prefix("imbalance"));
         register_load_reports(&sources.registry, all.sub_registry_with_prefix("control"));
+        register_quotas(&sources.quotas, all.sub_registry_with_prefix("control"));
         encode(&mut text, &all)?;
         Ok(text)
     }
@@ -146,6 +149,16 @@ fn register_load_reports(registry: &fairmesh_registry::Registry, control: &mut R
         reports.get_or_create(&[("outcome", taken.as_str())]).inc_by(count);
     }
     control.register("shard_load_reports", "Reports of load by shard, by what became of them", reports);
+}
+
+/// The limits that hold for the whole mesh.
+fn register_quotas(quotas: &Quotas, control: &mut Registry) {
+    let (limits, callers) = quotas.size();
+    let (known, claimed) = (Gauge::<i64>::default(), Gauge::<i64>::default());
+    known.set(signed(limits as u64));
+    claimed.set(signed(callers as u64));
+    control.register("mesh_limits", "Limits of the whole mesh that callers share", known);
+    control.register("mesh_limit_shares", "Parts of them that callers have", claimed);
 }
 
 fn signed(number: u64) -> i64 {

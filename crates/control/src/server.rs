@@ -34,6 +34,7 @@ use crate::{
     imbalance::{self, Imbalance, ImbalanceService},
     metrics::{Metrics, Sources},
     partitions::{self, Opened},
+    quotas::Quotas,
 };
 
 /// The store file within the data directory.
@@ -150,10 +151,12 @@ impl Control {
         let followed: Arc<dyn Store> = Arc::new(Followed::new(store.clone(), node.clone(), metrics.clone()));
         let registry = Registry::new(followed.clone(), node.clone());
         let checks = Checks::new(node.clone(), followed.clone(), roll.clone());
+        let quotas = Quotas::default();
         let admin = AdminService { node: node.clone(), store: followed.clone(), partitions };
         let others = routes(&registry, &checks, closing)
             .add_service(rpc::admin_server(admin))
-            .add_service(rpc::imbalance_server(ImbalanceService { imbalance: imbalance.clone() }));
+            .add_service(rpc::imbalance_server(ImbalanceService { imbalance: imbalance.clone() }))
+            .add_service(rpc::quota_server(quotas.clone()));
         let hold = store.held_until().map(Hold::new);
         let backend = ControlBackend { node: node.clone(), store: followed.clone(), hold: hold.clone() };
         let services = RibServer::new(backend, closing.clone()).beside(others);
@@ -167,6 +170,7 @@ impl Control {
             files,
             imbalance: imbalance.clone(),
             registry: registry.clone(),
+            quotas: quotas.clone(),
         };
         let shared = Arc::new(http::Shared { metrics, sources, closing: closing.clone() });
         let pages = http::router(shared, registry.router()).merge(imbalance::router(imbalance.clone()));
@@ -177,6 +181,7 @@ impl Control {
             run_beside(following, served, hold.keep());
         }
         run_beside(following, served, async move { checks.keep().await });
+        run_beside(following, served, quotas.sweep());
         let stop = served.clone();
         following.spawn(async move {
             imbalance.run(stop).await;

@@ -19,6 +19,7 @@ mod location;
 mod name;
 pub mod nearest;
 mod policy;
+pub mod quota;
 mod record;
 mod revision;
 mod rib_key;
@@ -45,8 +46,8 @@ pub use revision::{Cursor, Revision, StoreId};
 pub use rib_key::{ChunkHash, HistoryKind, Prefix, RecordKey, ShardPart};
 pub use route::{
     Abort, Actions, ClientMatch, Delay, GrpcMatch, HeaderEdits, HeaderMatch, HostMatch, Match, Mirror,
-    PathMatch, PathRewrite, Pattern, QueryMatch, RateLimit, Redirect, Rewrite, Route, Segment, Share, Target,
-    Template, TextMatch,
+    PathMatch, PathRewrite, Pattern, QueryMatch, RateLimit, Redirect, Rewrite, Route, Scope, Segment, Share,
+    Target, Template, TextMatch,
 };
 pub use service::{Protocol, Service, ServiceKind};
 pub use shard::{Replica, ReplicaState, SHARDS_TOLD, Shard, ShardId, ShardMap, ShardMove};

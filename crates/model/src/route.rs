@@ -8,7 +8,7 @@ mod share;
 
 use std::time::Duration;
 
-pub use actions::{Abort, Actions, Delay, Mirror, RateLimit};
+pub use actions::{Abort, Actions, Delay, Mirror, RateLimit, Scope};
 pub use edits::HeaderEdits;
 pub(crate) use edits::is_token;
 pub use matches::{ClientMatch, GrpcMatch, HeaderMatch, HostMatch, Match, PathMatch, QueryMatch, TextMatch};

@@ -13,7 +13,10 @@ use std::{
 };
 
 use axum::{Router, extract, http::header, response::IntoResponse, routing::get};
-use fairmesh_client::{Mesh, Stats};
+use fairmesh_client::{
+    Mesh, Stats,
+    server::{Admission, Server},
+};
 use http::StatusCode;
 use prometheus_client::{
     encoding::text::encode,
@@ -41,6 +44,7 @@ pub(crate) struct State {
     seeing: Arc<Seeing>,
     about: Arc<About>,
     ready: Arc<AtomicBool>,
+    inbound: Option<Server>,
 }
 
 impl State {
@@ -50,7 +54,13 @@ impl State {
         (metrics, seeing): (Arc<Metrics>, Arc<Seeing>),
         about: About,
     ) -> Self {
-        Self { mesh, services, metrics, seeing, about: Arc::new(about), ready: Arc::default() }
+        let about = Arc::new(about);
+        Self { mesh, services, metrics, seeing, about, ready: Arc::default(), inbound: None }
+    }
+
+    /// Shows an endpoint that is served for a program, too.
+    pub(crate) fn showing(self, inbound: Option<Server>) -> Self {
+        Self { inbound, ..self }
     }
 
     pub(crate) fn set_ready(&self, ready: bool) {
@@ -110,6 +120,9 @@ fn text(state: &State) -> String {
     state.metrics.tls.register(&mut registry);
     calls(&mut registry, &state.mesh.stats());
     exposition::register(&mut registry, &state.services, &state.seeing);
+    if let Some(server) = &state.inbound {
+        inbound(&mut registry, &server.admission());
+    }
     let mut text = String::new();
     // Writing to a string cannot fail.
     let _ = encode(&mut text, &registry);
@@ -159,6 +172,20 @@ fn tunnels(registry: &mut Registry, metrics: &Metrics) {
     let [up, down] = metrics.bytes().map(ConstCounter::new);
     registry.register("tunnel_sent_bytes", "Carried to servers by tunnels that have ended", up);
     registry.register("tunnel_received_bytes", "Carried from servers by tunnels that have ended", down);
+}
+
+fn inbound(registry: &mut Registry, admission: &Admission) {
+    let limit = ConstGauge::new(u64::from(admission.limit.unwrap_or(u32::MAX)));
+    registry.register("inbound_limit", "Requests that the program gets at one time now", limit);
+    let under_way = ConstGauge::new(u64::from(admission.outstanding.calls));
+    registry.register("inbound_under_way", "Requests that the program works on, without streams", under_way);
+    let counters = [
+        ("inbound_refused", "Requests refused since the program had as many as it takes", admission.refused),
+        ("inbound_late", "Requests cut off since their callers' time had passed", admission.late),
+    ];
+    for (name, help, value) in counters {
+        registry.register(name, help, ConstCounter::new(value));
+    }
 }
 
 fn calls(registry: &mut Registry, stats: &Stats) {

@@ -1,5 +1,7 @@
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
+use fairmesh_client::server::Server;
+
 use crate::{AccessLog, EndpointMetrics, Listen, TlsFiles, Traces};
 
 /// What a proxy does.
@@ -23,6 +25,8 @@ pub struct ProxyConfig {
     pub endpoints: Option<Arc<EndpointMetrics>>,
     /// What else it was told, for the page `/config`; nothing secret.
     pub told: BTreeMap<&'static str, String>,
+    /// The endpoint that it serves for a program, to be shown.
+    pub inbound: Option<Server>,
 }
 
 /// Bounds of a proxy. Beyond them it sheds, and says so.

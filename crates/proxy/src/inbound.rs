@@ -4,9 +4,7 @@
 //! it: it registers and drains, reports how many requests are under way with each answer, refuses keys of shards that it
 //! does not hold, and lets no more through at a time than the program can bear.
 
-use std::{
-    fmt, net::SocketAddr, pin::Pin, str::FromStr, sync::Arc, task::Context, task::Poll, time::Duration,
-};
+use std::{fmt, net::SocketAddr, pin::Pin, str::FromStr, task::Context, task::Poll, time::Duration};
 
 use fairmesh_client::{
     Address, Body, BoxError, Fault, FaultKind, Location, Protocol, ServiceName,
@@ -20,11 +18,7 @@ use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
     rt::{TokioExecutor, TokioTimer},
 };
-use tokio::{
-    net::TcpListener,
-    sync::{OwnedSemaphorePermit, Semaphore},
-    task::JoinHandle,
-};
+use tokio::{net::TcpListener, task::JoinHandle};
 
 use crate::{ProxyError, answer, hops};
 
@@ -56,7 +50,9 @@ pub struct InboundConfig {
     /// Where it runs, where the agent does not say so.
     pub location: Option<Location>,
     /// Requests at one time; further ones are refused, and callers turn to others.
-    pub requests: usize,
+    pub requests: u32,
+    /// Fewer while they take too long for their number.
+    pub adaptive: bool,
     /// How long a planned stop may take.
     pub drain: Duration,
     /// The agent to register through, where it is not the usual one.
@@ -81,7 +77,7 @@ impl Spoken {
         let Inbound { service, address, program } = config.inbound.clone();
         let listener = TcpListener::bind(address).await;
         let listener = listener.map_err(|source| ProxyError::Listen { address, source })?;
-        let forward = Forward::new(program, config.protocol, config.requests);
+        let forward = Forward::new(program, config.protocol);
         let server = builder(config).start().await.map_err(ProxyError::Inbound)?;
         tracing::info!(%service, %address, %program, "serving for a program");
         let serving = tokio::spawn({
@@ -95,6 +91,11 @@ impl Spoken {
         Ok(Self { server, serving })
     }
 
+    /// The endpoint that is served for the program.
+    pub fn server(&self) -> Server {
+        self.server.clone()
+    }
+
     /// Drains: callers move, what is under way ends, and it is out of the registry, all within the deadline.
     pub async fn stop(self) {
         self.server.shutdown().await;
@@ -104,11 +105,16 @@ impl Spoken {
 }
 
 fn builder(config: InboundConfig) -> fairmesh_client::server::ServerBuilder {
-    let InboundConfig { inbound, protocol, instance, location, drain, agent, control, .. } = config;
+    let InboundConfig { inbound, protocol, instance, location, requests, adaptive, drain, agent, control } =
+        config;
     let mut builder = Server::builder(inbound.service.to_string())
         .address(inbound.address)
         .protocol(protocol)
+        .at_most(requests)
         .drain_deadline(drain);
+    if adaptive {
+        builder = builder.adaptive();
+    }
     if let Some(instance) = instance {
         builder = builder.instance(instance);
     }
@@ -130,11 +136,10 @@ struct Forward {
     program: SocketAddr,
     client: Client<HttpConnector, Incoming>,
     is_multiplexed: bool,
-    places: Arc<Semaphore>,
 }
 
 impl Forward {
-    fn new(program: SocketAddr, protocol: Protocol, requests: usize) -> Self {
+    fn new(program: SocketAddr, protocol: Protocol) -> Self {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
         connector.set_connect_timeout(Some(CONNECT));
@@ -143,21 +148,16 @@ impl Forward {
             .pool_idle_timeout(IDLE)
             .http2_only(protocol.is_multiplexed())
             .build(connector);
-        let places = Arc::new(Semaphore::new(requests.clamp(1, Semaphore::MAX_PERMITS)));
-        Self { program, client, is_multiplexed: protocol.is_multiplexed(), places }
+        Self { program, client, is_multiplexed: protocol.is_multiplexed() }
     }
 
     async fn call(self, request: Request<Incoming>) -> Result<Response<Passed>, BoxError> {
         let grpc = grpc_kind(request.headers());
-        let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
-            let message = "as many requests are under way as the program is given at a time";
-            return Ok(refused(&Fault::new(FaultKind::Unavailable, message), grpc));
-        };
         match self.client.request(self.for_program(request)).await {
             Ok(mut answer) => {
                 hops::strip_answer(answer.headers_mut());
                 *answer.version_mut() = Version::default();
-                Ok(answer.map(|body| Passed::Program(body, place)))
+                Ok(answer.map(Passed::Program))
             }
             Err(error) => Ok(refused(&self.fault(error), grpc)),
         }
@@ -201,9 +201,9 @@ fn refused(fault: &Fault, grpc: Option<HeaderValue>) -> Response<Passed> {
     answer::of_fault(fault, grpc).map(Passed::Own)
 }
 
-/// The body of an answer: the program's, which takes a place until it ends, or the proxy's own.
+/// The body of an answer: the program's, or the proxy's own.
 enum Passed {
-    Program(Incoming, #[allow(dead_code, reason = "held")] OwnedSemaphorePermit),
+    Program(Incoming),
     Own(Body),
 }
 
@@ -216,21 +216,21 @@ impl HttpBody for Passed {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         match self.get_mut() {
-            Self::Program(body, _) => Pin::new(body).poll_frame(context).map_err(Into::into),
+            Self::Program(body) => Pin::new(body).poll_frame(context).map_err(Into::into),
             Self::Own(body) => Pin::new(body).poll_frame(context).map_err(Into::into),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match self {
-            Self::Program(body, _) => body.is_end_stream(),
+            Self::Program(body) => body.is_end_stream(),
             Self::Own(body) => body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Self::Program(body, _) => body.size_hint(),
+            Self::Program(body) => body.size_hint(),
             Self::Own(body) => body.size_hint(),
         }
     }

@@ -46,7 +46,8 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ProxyError> {
     let about = About::of(&config);
-    let ProxyConfig { listen, tls, admin, handover, limits, access_log, traces, endpoints, .. } = config;
+    let ProxyConfig { listen, tls, admin, handover, limits, access_log, traces, endpoints, inbound, .. } =
+        config;
     let tls = Tls::of(tls, &listen)?;
     let (predecessor, mut inherited) = predecessor(handover.as_deref()).await?;
     // Bound before anything is waited for, so that an address that is taken is said at once.
@@ -63,7 +64,7 @@ pub async fn run(
     let looks = Looks { log: access_log, traces, endpoints, pages: pages.is_some() };
     let seeing = Seeing::start(looks, Arc::clone(&metrics));
     let counted = (Arc::clone(&metrics), Arc::clone(&seeing));
-    let state = State::new(mesh, Arc::clone(&services), counted, about);
+    let state = State::new(mesh, Arc::clone(&services), counted, about).showing(inbound);
     let (stopping, connections) = (Arc::new(Stopping::default()), TaskTracker::new());
     let tunnels = Tunnels::new(limits, Arc::clone(&metrics), Arc::clone(&stopping), connections.clone());
     let tls = tls.map(|opened| opened.followed(&metrics, &stopping));

@@ -176,6 +176,7 @@ fn follow(config: &ReplicaConfig, shared: &Arc<Shared>, held: Option<Copied>) ->
 fn services(backend: ReplicaBackend, forward: Forward, stopping: &CancellationToken) -> Services {
     let others = Routes::new(rpc::registry_server(forward.clone()))
         .add_service(rpc::imbalance_server(forward.clone()))
+        .add_service(rpc::quota_server(forward.clone()))
         .add_service(rpc::checker_server(forward));
     RibServer::new(backend, stopping.clone()).beside(others)
 }

@@ -5,7 +5,10 @@ use std::{error::Error, pin::Pin};
 use fairmesh_wire::{
     handshake::{Connection, is_version_refusal},
     identity_of, pass_on_for,
-    v1::{self, checker_server::Checker, imbalance_server::Imbalance, registry_server::Registry},
+    v1::{
+        self, checker_server::Checker, imbalance_server::Imbalance, quota_server::Quota,
+        registry_server::Registry,
+    },
 };
 use futures_util::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
@@ -19,7 +22,7 @@ const TIMEOUT: &str = "grpc-timeout";
 /// What streams that are passed on consist of.
 type Passed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// The registry, the health checkers' office and the imbalance indicator, as the control plane behind an upstream answers
+/// The registry, the health checkers' office, the imbalance indicator and the limits of a whole mesh, as the control plane behind an upstream answers
 /// them.
 #[derive(Clone, Debug)]
 pub struct Forward {
@@ -121,6 +124,11 @@ forward! {
     Imbalance by imbalance:
     report: ReportUsageRequest => ReportUsageResponse;
     read: ReadImbalanceRequest => ReadImbalanceResponse;
+}
+
+forward! {
+    Quota by quota:
+    claim: ClaimRequest => ClaimResponse;
 }
 
 #[tonic::async_trait]

@@ -16,6 +16,7 @@ mod treatment;
 mod upstream;
 mod witness;
 
+pub use bucket::Bucket;
 pub use facts::{Candidate, EndpointTarget, Facts, Reach};
 pub use fairmesh_balancer::{LoadReport, Outcome, Reported, Slots};
 pub use request::{Ask, Headers, Picked, RequestView, Routed, Unroutable};

@@ -5,7 +5,7 @@ use fairmesh_model::{
     arith::{Generator, mix64},
 };
 
-use crate::{Headers, RequestView, Treatment};
+use crate::{Bucket, Headers, RequestView, Treatment};
 
 mod condition;
 mod index;
@@ -69,6 +69,12 @@ impl Routes {
                 .find(&view, |i| self.rules[i].is_ours && view.satisfies(&self.rules[i].route.matches))
                 .map(|i| (i, &self.rules[i])),
         }
+    }
+
+    /// The limits of the routes for this caller, with their names.
+    pub(crate) fn buckets(&self) -> impl Iterator<Item = (&str, &Arc<Bucket>)> {
+        let ours = self.rules.iter().filter(|rule| rule.is_ours);
+        ours.filter_map(|rule| Some((rule.route.name.as_str(), rule.treatment.as_ref()?.bucket()?)))
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -3,8 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use fairmesh_model::{
-    Actions, HeaderEdits, Match, PathMatch, PathRewrite, RateLimit, Redirect, ServiceName, Share,
+    Actions, HeaderEdits, Match, PathMatch, PathRewrite, RateLimit, Redirect, Scope, ServiceName, Share,
     arith::{Generator, mix64},
+    quota::ALL_PARTS,
 };
 
 use crate::{Headers, RequestView, bucket::Bucket, routes::without_port};
@@ -54,8 +55,8 @@ impl Treatment {
         Some(Self { actions: actions.clone(), prefix, bucket })
     }
 
-    pub(crate) fn bucket(&self) -> Option<&Bucket> {
-        self.bucket.as_deref()
+    pub(crate) fn bucket(&self) -> Option<&Arc<Bucket>> {
+        self.bucket.as_ref()
     }
 
     /// What the caller gets although no server is asked.
@@ -175,7 +176,7 @@ impl Treatment {
 pub(crate) fn carried(limit: Option<RateLimit>, before: Option<&Arc<Bucket>>) -> Option<Arc<Bucket>> {
     let limit = limit?;
     let same = before.filter(|before| *before.limit() == limit);
-    Some(same.cloned().unwrap_or_else(|| Arc::new(Bucket::new(limit))))
+    Some(same.cloned().unwrap_or_else(|| Arc::new(Bucket::after(limit, before.map(Arc::as_ref)))))
 }
 
 /// Whether this call is one of the share, by a stream of chance of its own.
@@ -207,9 +208,19 @@ fn rooted(path: String) -> String {
 
 /// `at most 100 calls in 1s of this caller to the route, 20 at once; 3 may pass now`.
 pub(crate) fn describe_limit(of: &str, bucket: &Bucket, now: u64) -> String {
-    let RateLimit { calls, per, burst } = *bucket.limit();
+    let RateLimit { calls, per, burst, scope } = *bucket.limit();
     let left = bucket.left(now);
-    format!("at most {calls} calls in {per:?} of this caller to {of}, {burst} at once; {left} may pass now")
+    let whose = match (scope, bucket.parts()) {
+        (Scope::Caller, _) => String::from("of this caller"),
+        (Scope::Mesh, None) => {
+            String::from("of the whole mesh, of which this caller was told no part yet and has a tenth,")
+        }
+        (Scope::Mesh, Some(parts)) => {
+            let tenths = u64::from(parts) * 1_000 / u64::from(ALL_PARTS);
+            format!("of the whole mesh, of which this caller has {}.{} %,", tenths / 10, tenths % 10)
+        }
+    };
+    format!("at most {calls} calls in {per:?} {whose} to {of}, {burst} at once; {left} may pass now")
 }
 
 fn describe_edits(edits: &HeaderEdits) -> String {

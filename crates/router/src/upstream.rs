@@ -2,7 +2,7 @@ use std::{sync::Arc, time::Duration};
 
 use fairmesh_balancer::{Lease, Members, Outcome, Slots, Terms};
 use fairmesh_model::{
-    BalancingPolicy, KeyRange, Policy, Protocol, Region, Role, ServiceName, ShardKey, Verdict,
+    BalancingPolicy, KeyRange, Policy, Protocol, Region, Role, Scope, ServiceName, ShardKey, Verdict,
 };
 
 use crate::{
@@ -204,6 +204,12 @@ impl Upstream {
                 admitted
             }
         }
+    }
+
+    /// The limits that hold for the whole mesh, with the routes that they are of; that of the service has no name.
+    pub fn mesh_limits(&self) -> impl Iterator<Item = (&str, &Arc<Bucket>)> {
+        let own = self.bucket.iter().map(|bucket| ("", bucket));
+        own.chain(self.routes.buckets()).filter(|(_, bucket)| bucket.limit().scope == Scope::Mesh)
     }
 
     /// The key of a call that names none, where the service is called by key and its policy says where to read it.

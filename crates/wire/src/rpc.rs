@@ -9,6 +9,8 @@ use crate::{
         checker_server::{Checker, CheckerServer},
         imbalance_client::ImbalanceClient,
         imbalance_server::{Imbalance, ImbalanceServer},
+        quota_client::QuotaClient,
+        quota_server::{Quota, QuotaServer},
         registry_client::RegistryClient,
         registry_server::{Registry, RegistryServer},
         rib_client::RibClient,
@@ -44,4 +46,6 @@ limited! {
     admin_server, admin_client: Admin, AdminServer, AdminClient;
     /// Usage and waste with [`MAX_MESSAGE`] both ways.
     imbalance_server, imbalance_client: Imbalance, ImbalanceServer, ImbalanceClient;
+    /// Limits of a whole mesh with [`MAX_MESSAGE`] both ways.
+    quota_server, quota_client: Quota, QuotaServer, QuotaClient;
 }

@@ -138,3 +138,18 @@ fn it_is_known_how_many_have_failed() {
     let _ = slots.assign(&[InstanceId::new("another").unwrap()]);
     assert_eq!(slots.troubled(), 0, "whoever is gone is held nothing against");
 }
+
+#[test]
+fn who_has_no_room_is_passed_over_for_a_moment_and_nothing_is_held_against_it() {
+    let slots = Slots::default();
+    slots.ensure(0);
+    for now in 1..=10 {
+        slots.begin(0);
+        slots.finish(0, Outcome::Full, now);
+    }
+    assert_eq!((slots.failures(0), slots.outstanding(0)), (0, 0));
+    assert_eq!(slots.penalised_until(0), 20_000_010);
+    slots.begin(0);
+    slots.finish(0, Outcome::Ok, 20);
+    assert_eq!((slots.penalised_until(0), slots.troubled()), (0, 0), "a call that ends makes room");
+}

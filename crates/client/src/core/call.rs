@@ -1,4 +1,8 @@
-use std::{ptr, sync::Arc, time::Duration};
+use std::{
+    ptr,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
 
 use fairmesh_model::{ShardKey, arith::mix64};
 use fairmesh_router::{Ask, Headers, Outcome, Picked, RequestView, Step, Treatment, Unroutable};
@@ -239,6 +243,9 @@ impl<'a, L: Lane> Call<'a, L> {
         if let Some(attempt) = &mut self.under_way {
             attempt.outcome = ending.outcome();
         }
+        if ending == Ending::Full {
+            self.target().refuses.store(true, Relaxed);
+        }
     }
 
     #[cold]
@@ -266,7 +273,9 @@ impl<'a, L: Lane> Call<'a, L> {
         }
         let after = match ending {
             // Another endpoint is as good as this one was: no reason to wait for it.
-            Ending::Stale | Ending::Unreachable | Ending::Unsent | Ending::Slow if made == 1 => {
+            Ending::Stale | Ending::Unreachable | Ending::Unsent | Ending::Slow | Ending::Full
+                if made == 1 =>
+            {
                 Duration::ZERO
             }
             _ => self.wait(made, seed),
@@ -377,7 +386,9 @@ impl<'a, L: Lane> Call<'a, L> {
     pub fn may_be_sent_twice(&self, view: &View<L>, context: &CallContext) -> bool {
         // HTTP/2 lets a server refuse unseen what was sent; what a service that nothing is known of speaks may be that.
         let refusable = match view {
-            View::Ready(ready) => ready.upstream.protocol().is_multiplexed(),
+            View::Ready(ready) => {
+                ready.upstream.protocol().is_multiplexed() || self.target().refuses.load(Relaxed)
+            }
             _ => true,
         };
         context.key.or(self.key).is_some()
@@ -407,7 +418,7 @@ impl<'a, L: Lane> Call<'a, L> {
             // Only a penalty has a time, and reading the clock costs as much as the rest.
             let now = match outcome {
                 Outcome::Ok | Outcome::Unknown => 0,
-                Outcome::Failed | Outcome::Unreachable => clock.now(),
+                Outcome::Failed | Outcome::Unreachable | Outcome::Full => clock.now(),
             };
             self.target().slots().finish(picked.index, outcome, now);
         }

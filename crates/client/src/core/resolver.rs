@@ -3,12 +3,14 @@
 mod age;
 mod facts;
 mod maps;
+mod quota;
 mod tracked;
 mod worker;
 
 use std::{
     collections::HashMap,
     fmt,
+    hash::{BuildHasher as _, RandomState},
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -157,6 +159,7 @@ impl<L: Lane> Resolver<L> {
             tokio::spawn(follower.run(asked));
             asks
         });
+        tokio::spawn(quota::ask(Arc::clone(&registered), handle.clone(), caller(&config), stop.clone()));
         let worker = worker::Worker::new(config, handle, Arc::clone(&registered), around, (age_sender, maps));
         tokio::spawn(worker.run(received, stop.clone()));
         Self { registered, state, age, _worker: stop.drop_guard() }
@@ -201,6 +204,11 @@ impl<L: Lane> Resolver<L> {
             None => now.saturating_duration_since(state.since),
         }
     }
+}
+
+/// A number that no other process has, by which the control plane knows it from one claim to the next.
+fn caller(config: &ResolverConfig) -> u64 {
+    RandomState::new().hash_one(&config.client_id)
 }
 
 /// Hands what the upstream says to the worker, in order.

@@ -1,6 +1,6 @@
 use std::{
     fmt,
-    sync::{Arc, OnceLock},
+    sync::{Arc, OnceLock, atomic::AtomicBool},
 };
 
 use fairmesh_balancer::poll::Pace;
@@ -51,6 +51,8 @@ pub struct Subscription<L> {
     slots: Arc<Slots>,
     /// When servers are asked for their load.
     pub(crate) pace: Pace,
+    /// Whether a server ever refused a call unseen since it had too many: from then on copies are kept to send elsewhere.
+    pub(super) refuses: AtomicBool,
     name: ServiceName,
     published: watch::Sender<u64>,
 }
@@ -97,6 +99,7 @@ impl<L> Subscription<L> {
             budget: Budget::default(),
             slots: Arc::default(),
             pace: Pace::default(),
+            refuses: AtomicBool::default(),
         }
     }
 

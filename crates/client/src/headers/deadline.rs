@@ -19,8 +19,12 @@ pub struct Deadline(pub Instant);
 impl Deadline {
     /// The deadline of an incoming call that was read this moment, by [`read_deadline`].
     pub fn read(headers: &HeaderMap) -> Option<Self> {
-        // One so far away that no clock holds it is none.
-        Instant::now().checked_add(read_deadline(headers)?).map(Self)
+        read_deadline(headers).and_then(Self::after)
+    }
+
+    /// The moment after this time; one so far away that no clock holds it is none.
+    pub fn after(left: Duration) -> Option<Self> {
+        Instant::now().checked_add(left).map(Self)
     }
 
     /// The time that is left, zero where it has passed.

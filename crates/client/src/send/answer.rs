@@ -9,7 +9,10 @@ use super::{MAYBE, terms::Terms};
 use crate::{
     BoxError, Fault, FaultKind, Retry,
     core::{Call, Clock, Ending},
-    headers::{GRPC_STATUS, LOAD, LOAD_BIN, LoadReport, WRONG_SHARD, load_from_binary, load_from_text},
+    headers::{
+        FAULT, GRPC_STATUS, LATE, LOAD, LOAD_BIN, LoadReport, OVERLOADED, WRONG_SHARD, load_from_binary,
+        load_from_text,
+    },
     http1::Malformed,
     stats::count,
     transport::{Line, Reply, SendError},
@@ -141,9 +144,13 @@ fn verdict(status: StatusCode, headers: &HeaderMap, grpc_status: Option<&HeaderV
         let version = headers.get(&WRONG_SHARD)?.to_str().ok()?.parse().ok()?;
         Some(Ending::WrongShard { version })
     };
+    let says = |what: &str| headers.get(&FAULT).is_some_and(|fault| fault == what);
     match (status.as_u16(), grpc_status.map(HeaderValue::as_bytes)) {
         (421, _) | (_, Some(b"9")) => wrong_shard().unwrap_or(Ending::Answered),
+        (503, _) | (_, Some(b"14")) if says(OVERLOADED) => Ending::Full,
         (503, _) | (_, Some(b"14")) => Ending::Busy,
+        // A server that says so itself, and did not only hand on what another one told it.
+        (_, Some(b"4")) if says(LATE) => Ending::Erred,
         (500 | 502 | 504..=599, _) => Ending::Erred,
         (_, Some(code)) if has_erred(code) => Ending::Erred,
         _ => Ending::Answered,

@@ -3,16 +3,16 @@
 use std::{
     future::Future as _,
     pin::Pin,
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
     time::Duration,
 };
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::{load::CallGuard, report};
+use super::{layer::Call, load::CallGuard, refusal::Refusal, report};
 use crate::headers::WRONG_SHARD;
 
 /// A call whose answer has begun and is not complete after this time is a stream. Unary answers are complete with their
@@ -27,24 +27,24 @@ pin_project! {
         inner: Option<B>,
         // What the layer itself answers with, where it does.
         text: Option<Bytes>,
-        grpc: bool,
-        // Until when the call counts.
-        guard: Option<CallGuard>,
+        call: Call,
         // Boxed, since only answers that make their callers wait need one.
-        patience: Option<Pin<Box<Sleep>>>,
+        alarm: Option<Pin<Box<Sleep>>>,
     }
 }
 
 impl<B> ServerBody<B> {
     /// The service's own answer.
-    pub(super) fn of(inner: B, grpc: bool, guard: Option<CallGuard>) -> Self {
-        Self { inner: Some(inner), text: None, grpc, guard, patience: None }
+    pub(super) fn of(inner: B, mut call: Call) -> Self {
+        // Whoever reads an answer of HTTP cuts it off by itself; gRPC has a word for it.
+        call.deadline = call.deadline.filter(|_| call.grpc);
+        Self { inner: Some(inner), text: None, call, alarm: None }
     }
 
     /// An answer of the layer.
     pub(super) fn text(text: impl Into<Bytes>) -> Self {
         let text = Some(text.into()).filter(|text| !text.is_empty());
-        Self { inner: None, text, grpc: false, guard: None, patience: None }
+        Self { inner: None, text, call: Call { guard: None, grpc: false, deadline: None }, alarm: None }
     }
 }
 
@@ -56,25 +56,25 @@ impl<B: Body<Data = Bytes>> Body for ServerBody<B> {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
-        let this = self.project();
-        let Some(inner) = this.inner.as_pin_mut() else {
+        let mut this = self.project();
+        let Some(inner) = this.inner.as_mut().as_pin_mut() else {
             return Poll::Ready(this.text.take().map(|text| Ok(Frame::data(text))));
         };
         let Poll::Ready(frame) = inner.poll_frame(cx) else {
-            if let Some(guard) = this.guard.as_mut().filter(|guard| !guard.is_stream()) {
-                let patience =
-                    this.patience.get_or_insert_with(|| Box::pin(tokio::time::sleep(STREAM_AFTER)));
-                ready!(patience.as_mut().poll(cx));
-                guard.becomes_stream();
+            if !this.call.is_late(this.alarm, cx) {
+                return Poll::Pending;
             }
-            return Poll::Pending;
+            this.inner.set(None);
+            let load = this.call.guard.take().map(CallGuard::end);
+            let trailers = load.map(|load| Ok(Frame::trailers(Refusal::Late.trailers(&load))));
+            return Poll::Ready(trailers);
         };
         let frame = match frame {
             Some(Ok(frame)) if frame.is_trailers() => {
-                Some(Ok(report_in(frame, *this.grpc, this.guard.take())))
+                Some(Ok(report_in(frame, this.call.grpc, this.call.guard.take())))
             }
             None | Some(Err(_)) => {
-                *this.guard = None;
+                this.call.guard = None;
                 frame
             }
             frame => frame,
@@ -95,6 +95,32 @@ impl<B: Body<Data = Bytes>> Body for ServerBody<B> {
             (None, Some(text)) => SizeHint::with_exact(text.len() as u64),
             (None, None) => SizeHint::with_exact(0),
         }
+    }
+}
+
+impl Call {
+    /// Whether its deadline has passed while the body keeps its reader waiting. From a while on it counts as a stream, by a
+    /// timer, since one that stays silent is never read again.
+    fn is_late(&mut self, alarm: &mut Option<Pin<Box<Sleep>>>, cx: &mut Context<'_>) -> bool {
+        // One that has ended is not late.
+        let Some(guard) = &mut self.guard else { return false };
+        let deadline = self.deadline.map(|deadline| deadline.0);
+        if guard.is_stream() && deadline.is_none() {
+            return false;
+        }
+        let alarm = alarm.get_or_insert_with(|| {
+            let a_stream = Instant::now() + STREAM_AFTER;
+            Box::pin(sleep_until(deadline.map_or(a_stream, |deadline| deadline.min(a_stream))))
+        });
+        while alarm.as_mut().poll(cx).is_ready() {
+            if deadline.is_some_and(|deadline| alarm.deadline() >= deadline) {
+                return true;
+            }
+            guard.becomes_stream();
+            let Some(deadline) = deadline else { return false };
+            alarm.as_mut().reset(deadline);
+        }
+        false
     }
 }
 

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, env, fs, future::Future, net::SocketAddr, sync:
 
 use fairmesh_model::{
     EndpointState, FULL_WEIGHT, InstanceId, Invalid, KeyRange, Location, Protocol, Region, Service,
-    ServiceKind, ServiceName, ShardId,
+    ServiceKind, ServiceName, ShardId, arith::hash_text,
 };
 use fairmesh_wire::transport::Address;
 use tokio::{
@@ -15,8 +15,8 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::{
     Cpu, DEFAULT_LEASE, HookResult, Inner, Lease, Link, Registration, SHARDS_AWARE, SHARDS_LABEL, Server,
-    ServerLayer, ShardHooks, Standing, UsageReports, drain::Phase, drain_deadline, meter::CpuMeter,
-    registry_addresses, shards, work::WorkReports,
+    ServerLayer, ShardHooks, Standing, UsageReports, drain::Phase, drain_deadline, gate::Gate, layer::Shared,
+    meter::CpuMeter, registry_addresses, shards, work::WorkReports,
 };
 
 /// How long `start` waits for the first registration before it goes on in the background.
@@ -40,6 +40,9 @@ pub struct ServerBuilder {
     knows_agent: bool,
     hooks: Option<ShardHooks>,
     starting: bool,
+    finishes_late: bool,
+    at_most: Option<u32>,
+    adaptive: bool,
 }
 
 impl ServerBuilder {
@@ -58,6 +61,9 @@ impl ServerBuilder {
             knows_agent: false,
             hooks: None,
             starting: false,
+            finishes_late: false,
+            at_most: None,
+            adaptive: false,
         }
     }
 
@@ -133,6 +139,28 @@ impl ServerBuilder {
         self
     }
 
+    /// Goes on with calls after the time that their callers gave. Unless told so, they are [cut off](ServerLayer): for services
+    /// that must not be dropped halfway.
+    pub fn finish_late_calls(mut self) -> Self {
+        self.finishes_late = true;
+        self
+    }
+
+    /// Calls and streams at one time, at least 1; no bound unless given. Further ones are answered at once with 503, or gRPC
+    /// `UNAVAILABLE`, marked so that callers send them elsewhere within their retry budget and hold nothing against this server.
+    pub fn at_most(mut self, calls: u32) -> Self {
+        self.at_most = Some(calls.max(1));
+        self
+    }
+
+    /// Takes fewer calls at a time while they take too long for their number, and refuses the others
+    /// [likewise](Self::at_most); see [`Concurrency`](fairmesh_balancer::Concurrency). It begins with the bound that is
+    /// given, or 1024. Streams are not counted.
+    pub fn adaptive(mut self) -> Self {
+        self.adaptive = true;
+        self
+    }
+
     /// Loads a shard that is to be held here, before any call for it comes. A failure is logged and tried again. The
     /// endpoint takes no calls before the shards that it holds at start are loaded, and a move of a shard to it waits.
     ///
@@ -178,7 +206,7 @@ impl ServerBuilder {
             false => EndpointState::Serving,
         };
         let lease = Arc::new(Lease::keep(Arc::clone(&link), registration.clone(), state));
-        let layer = ServerLayer::default();
+        let layer = ServerLayer { shared: Arc::new(self.shared(&registration)) };
         let (cpu, load) = (Cpu::of_this_program(), &layer.shared.load);
         let meter = CpuMeter::start(cpu.clone(), Arc::clone(load));
         let usage = UsageReports::of_server(Arc::clone(&link), registration.clone(), cpu, Arc::clone(load));
@@ -209,6 +237,13 @@ impl ServerBuilder {
                 _meter: meter,
             }),
         })
+    }
+
+    fn shared(&self, registration: &Registration) -> Shared {
+        // Differs between the servers of a service, so that they do not look for their bounds in step.
+        let seed = self.adaptive.then(|| hash_text(registration.instance.as_str()));
+        let gate = Gate::new(self.at_most, seed);
+        Shared { finishes_late: self.finishes_late, gate, ..Shared::default() }
     }
 
     fn registration(&mut self) -> Result<Registration, Invalid> {

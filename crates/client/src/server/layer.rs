@@ -11,21 +11,23 @@ use std::{
 use bytes::Bytes;
 use fairmesh_model::{Invalid, ShardKey};
 use hazarc::AtomicOptionArc;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body::Body;
 use pin_project_lite::pin_project;
-use tonic::Code;
+use tokio::time::{Sleep, sleep_until};
 use tower_layer::Layer;
 use tower_service::Service;
 
 use super::{
-    Outstanding, ServerBody,
+    Admission, Outstanding, ServerBody,
+    gate::{Gate, Timed},
     load::{CallGuard, Load},
     ownership::Ownership,
+    refusal::Refusal,
     report,
     work::Keyed,
 };
-use crate::headers::{Deadline, GRPC_STATUS, KEY, LOAD_PATH, ROLE, WRONG_SHARD, is_grpc};
+use crate::headers::{Deadline, GRPC_STATUS, KEY, LOAD_PATH, ROLE, is_grpc, read_deadline};
 
 /// What every call needs, shared by all copies of the layer.
 #[derive(Debug, Default)]
@@ -33,6 +35,9 @@ pub(super) struct Shared {
     pub(super) load: Arc<Load>,
     /// `None` while no shard map is known: then every key is answered, since a refusal without a map could only hurt.
     pub(super) ownership: AtomicOptionArc<Ownership>,
+    /// Whether calls are carried on with after their deadline.
+    pub(super) finishes_late: bool,
+    pub(super) gate: Gate,
 }
 
 /// Wraps the service of a hyper, axum or tonic server; from [`Server::layer`](super::Server::layer).
@@ -49,8 +54,10 @@ pub(super) struct Shared {
 /// A `GET` for [`LOAD_PATH`] is answered by the layer with the load alone (S26), and counts nowhere.
 ///
 /// A call that says by when its caller wants the answer, in `x-fairmesh-deadline` or `grpc-timeout`, has a [`Deadline`]
-/// among its extensions. The layer ends no call by it: hand it to [`ServiceHandle::deadline`](crate::ServiceHandle::deadline)
-/// of the services called on its behalf.
+/// among its extensions: hand it to [`ServiceHandle::deadline`](crate::ServiceHandle::deadline) of the services called on its
+/// behalf. It counts from when the layer got the request, so that waiting behind it counts too. Where it passes before the head
+/// of the answer is there, or before a gRPC answer is complete, the service's future is dropped, as when a caller goes away, and
+/// the layer answers: 504, or gRPC `DEADLINE_EXCEEDED` (S32). What the service has spawned goes on.
 ///
 /// The default value counts and reports but knows no shards: for programs that something else registers.
 ///
@@ -64,6 +71,13 @@ impl ServerLayer {
     /// What the wrapped services are working on now.
     pub fn outstanding(&self) -> Outstanding {
         self.shared.load.outstanding()
+    }
+
+    /// What was let in, and what not.
+    pub fn admission(&self) -> Admission {
+        let (Shared { gate, load, .. }, refusals) = (&*self.shared, self.shared.load.refusals());
+        let outstanding = load.outstanding();
+        Admission { limit: gate.limit(), outstanding, refused: refusals.overloaded(), late: refusals.late() }
     }
 
     /// Reports a metric of the program's own, such as the length of its queue, in every answer from now on, until it is set anew.
@@ -113,14 +127,29 @@ where
         let grpc = is_grpc(request.headers());
         let key = key(request.headers());
         if let Some(version) = key.and_then(|key| self.shared.refuses(key, request.headers())) {
-            let load = Arc::clone(&self.shared.load);
-            return ServerFuture { state: State::Refused { version, grpc, load } };
+            return self.refuse(Refusal::WrongShard(version), grpc);
         }
-        if let Some(deadline) = Deadline::read(request.headers()) {
+        let left = read_deadline(request.headers());
+        if left.is_some_and(|left| left.is_zero()) && !self.shared.finishes_late {
+            return self.refuse(Refusal::Late, grpc);
+        }
+        let deadline = left.and_then(Deadline::after);
+        if let Some(deadline) = deadline {
             request.extensions_mut().insert(deadline);
         }
-        let guard = Some(self.shared.load.begin(key.map(|key| Keyed::begin(&self.shared, key))));
-        ServerFuture { state: State::Calling { future: self.inner.call(request), guard, grpc } }
+        let keyed = || key.map(|key| Keyed::begin(&self.shared, key));
+        let Some(guard) = self.shared.load.enter(&self.shared.gate, keyed) else {
+            return self.refuse(Refusal::Overloaded, grpc);
+        };
+        let deadline = deadline.filter(|_| !self.shared.finishes_late);
+        let (call, timed) = (Call { guard: Some(guard), grpc, deadline }, Timed::begin(&self.shared));
+        ServerFuture { state: State::Calling { future: self.inner.call(request), call, alarm: None, timed } }
+    }
+}
+
+impl<S> ServerService<S> {
+    fn refuse<F>(&self, refusal: Refusal, grpc: bool) -> ServerFuture<F> {
+        ServerFuture { state: State::Refused { refusal, grpc, load: Arc::clone(&self.shared.load) } }
     }
 }
 
@@ -148,13 +177,25 @@ pin_project! {
     }
 }
 
+/// What is known of a call that the service works on.
+#[derive(Debug)]
+pub(super) struct Call {
+    /// Until when it counts.
+    pub(super) guard: Option<CallGuard>,
+    pub(super) grpc: bool,
+    /// When it is cut off.
+    pub(super) deadline: Option<Deadline>,
+}
+
 pin_project! {
     #[derive(Debug)]
     #[project = StateProjection]
     enum State<F> {
-        Calling { #[pin] future: F, guard: Option<CallGuard>, grpc: bool },
-        Refused { version: u64, grpc: bool, load: Arc<Load> },
+        // The alarm is made when the service first keeps the caller waiting, which many never do.
+        Calling { #[pin] future: F, call: Call, alarm: Option<Pin<Box<Sleep>>>, timed: Option<Timed> },
+        Refused { refusal: Refusal, grpc: bool, load: Arc<Load> },
         Asked { load: Arc<Load> },
+        Over,
     }
 }
 
@@ -165,32 +206,63 @@ where
     type Output = Result<Response<ServerBody<B>>, E>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match self.project().state.project() {
-            StateProjection::Calling { future, guard, grpc } => {
-                let answer = ready!(future.poll(cx))?;
-                Poll::Ready(Ok(reported(answer, *grpc, guard.take())))
-            }
-            StateProjection::Refused { version, grpc, load } => {
-                Poll::Ready(Ok(wrong_shard(*version, *grpc, load)))
-            }
-            StateProjection::Asked { load } => Poll::Ready(Ok(load_alone(load))),
+        let mut state = self.project().state;
+        let answer = match state.as_mut().project() {
+            StateProjection::Calling { future, call, alarm, timed } => match future.poll(cx) {
+                Poll::Ready(answer) => {
+                    let answer = answer?;
+                    if let Some(timed) = timed.take() {
+                        timed.answered(answer.status(), answer.headers());
+                    }
+                    reported(answer, call.take())
+                }
+                Poll::Pending => {
+                    let Some(Deadline(deadline)) = call.deadline else { return Poll::Pending };
+                    let alarm = alarm.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
+                    ready!(alarm.as_mut().poll(cx));
+                    *timed = None;
+                    call.cut_off()
+                }
+            },
+            StateProjection::Refused { refusal, grpc, load } => refusal.answer(*grpc, load),
+            StateProjection::Asked { load } => load_alone(load),
+            // Nobody may poll a future that has ended.
+            StateProjection::Over => return Poll::Pending,
+        };
+        // The work ends here and not with whoever holds this.
+        state.set(State::Over);
+        Poll::Ready(Ok(answer))
+    }
+}
+
+impl Call {
+    fn take(&mut self) -> Self {
+        Self { guard: self.guard.take(), ..*self }
+    }
+
+    /// The answer to a call whose time is over.
+    fn cut_off<B>(&mut self) -> Response<ServerBody<B>> {
+        match self.guard.take().map(CallGuard::end) {
+            Some(load) => Refusal::Late.answer(self.grpc, &load),
+            // It counts until its answer begins.
+            None => Response::new(ServerBody::text("")),
         }
     }
 }
 
 /// Adds the report to the head where it belongs there; the body adds it to gRPC trailers.
-fn reported<B>(mut answer: Response<B>, grpc: bool, guard: Option<CallGuard>) -> Response<ServerBody<B>> {
+fn reported<B>(mut answer: Response<B>, call: Call) -> Response<ServerBody<B>> {
     let headers = answer.headers_mut();
     // The service ran. What it passes on from a server that it called itself must not read as "not carried out" here.
-    headers.remove(WRONG_SHARD);
-    if let Some(guard) = &guard {
-        if !grpc {
+    Refusal::unmark(headers);
+    if let Some(guard) = &call.guard {
+        if !call.grpc {
             report::add_text(headers, guard.report());
         } else if headers.contains_key(GRPC_STATUS) {
             report::add_binary(headers, guard.report());
         }
     }
-    answer.map(|body| ServerBody::of(body, grpc, guard))
+    answer.map(|body| ServerBody::of(body, call))
 }
 
 /// The answer to whoever asks for the load.
@@ -198,29 +270,5 @@ fn load_alone<B>(load: &Load) -> Response<ServerBody<B>> {
     let mut answer = Response::new(ServerBody::text(""));
     *answer.status_mut() = StatusCode::NO_CONTENT;
     report::add_text(answer.headers_mut(), load.report());
-    answer
-}
-
-/// The answer to a call for a key of another server.
-fn wrong_shard<B>(version: u64, grpc: bool, load: &Load) -> Response<ServerBody<B>> {
-    const TEXT: &str = "this server does not hold the shard of x-fairmesh-key in that role; \
-        fairmesh-wrong-shard names the version of the shard map that it goes by\n";
-    // gRPC percent-encodes what is not printable ASCII; this is.
-    const MESSAGE: &str = "this server does not hold the shard of x-fairmesh-key in that role";
-    let mut answer = Response::new(ServerBody::text(if grpc { "" } else { TEXT }));
-    if !grpc {
-        *answer.status_mut() = StatusCode::MISDIRECTED_REQUEST;
-    }
-    let headers = answer.headers_mut();
-    headers.insert(WRONG_SHARD, HeaderValue::from(version));
-    if grpc {
-        headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-        headers.insert(GRPC_STATUS, HeaderValue::from(Code::FailedPrecondition as i32));
-        headers.insert("grpc-message", HeaderValue::from_static(MESSAGE));
-        report::add_binary(headers, load.report());
-    } else {
-        headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-        report::add_text(headers, load.report());
-    }
     answer
 }

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
-use super::{metrics::Metrics, work::Keyed};
+use super::{gate::Gate, metrics::Metrics, refusal::Refusals, work::Keyed};
 
 /// Counts the calls that a server is working on.
 ///
@@ -18,6 +18,7 @@ pub(super) struct Load {
     /// The share of the CPU limit in use, in thousandths, plus one; 0 while it is not known.
     cpu: AtomicU32,
     metrics: Metrics,
+    refusals: Refusals,
 }
 
 const BEGIN: u64 = (1 << 32) + 1;
@@ -29,6 +30,20 @@ pub struct Outstanding {
     pub calls: u32,
     /// Calls whose answer has begun and goes on for long; another kind of load than short calls (A17).
     pub streams: u32,
+}
+
+/// How many calls a server takes at a time, and what it did not carry out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Admission {
+    /// How many calls may be under way now; `None` without a bound.
+    pub limit: Option<u32>,
+    /// What is under way.
+    pub outstanding: Outstanding,
+    /// Calls that were refused since there were as many; ever.
+    pub refused: u64,
+    /// Calls that were cut off since the time that their callers gave had passed; ever.
+    pub late: u64,
 }
 
 /// What an answer says of the server's load.
@@ -54,6 +69,11 @@ impl Load {
         &self.metrics
     }
 
+    /// What was not carried out, or not to the end.
+    pub(super) fn refusals(&self) -> &Refusals {
+        &self.refusals
+    }
+
     /// Keeps how busy the CPU is.
     pub(super) fn set_cpu(&self, share: Option<u16>) {
         self.cpu.store(share.map_or(0, |share| u32::from(share) + 1), Ordering::Relaxed);
@@ -76,6 +96,28 @@ impl Load {
     #[allow(clippy::cast_possible_truncation)] // 32 bits are left
     pub(super) fn begun(&self) -> u32 {
         (self.calls.load(Ordering::Relaxed) >> 32) as u32
+    }
+
+    /// As [`begin`](Self::begin), where the gate admits another call.
+    pub(super) fn enter(
+        self: &Arc<Self>,
+        gate: &Gate,
+        keyed: impl FnOnce() -> Option<Keyed>,
+    ) -> Option<CallGuard> {
+        if gate.is_open() {
+            return Some(self.begin(keyed()));
+        }
+        let fits = |word: u64| {
+            let outstanding = Outstanding { calls: low(word), ..self.outstanding() };
+            gate.admits(outstanding).then(|| word.wrapping_add(BEGIN))
+        };
+        match self.calls.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
+            Ok(_) => Some(CallGuard { load: Arc::clone(self), stream: false, keyed: keyed() }),
+            Err(_) => {
+                gate.refused();
+                None
+            }
+        }
     }
 
     /// Counts a call until the guard is dropped.
@@ -114,6 +156,11 @@ impl CallGuard {
     /// Whether this call counts as a stream.
     pub(super) fn is_stream(&self) -> bool {
         self.stream
+    }
+
+    /// Ends the call; what it was counted by.
+    pub(super) fn end(self) -> Arc<Load> {
+        Arc::clone(&self.load)
     }
 
     /// What to say in the answer: of what is under way all besides this call, since that is what its caller finds once

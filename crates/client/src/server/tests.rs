@@ -1,5 +1,7 @@
 mod calls;
 mod control;
 mod drain;
+mod gate;
+mod late;
 mod registration;
 mod shards;

@@ -11,6 +11,8 @@ mod load;
 #[cfg(test)]
 mod outage;
 #[cfg(test)]
+mod overload;
+#[cfg(test)]
 mod policy;
 #[cfg(test)]
 mod poll;

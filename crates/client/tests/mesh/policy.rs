@@ -5,7 +5,7 @@ use std::time::Duration;
 use fairmesh_client::{Body, FaultKind, Mesh, Retry, ServiceHandle, explain::Report};
 use fairmesh_model::{
     Abort, Actions, Delay, HeaderEdits, KeySource, Label, Match, Mirror, PathMatch, PathRewrite, Policy,
-    Protocol, RateLimit, Redirect, Retries, Rewrite, Route, ServiceKind, Share,
+    Protocol, RateLimit, Redirect, Retries, Rewrite, Route, Scope, ServiceKind, Share,
 };
 use http::{Request, StatusCode};
 use http_body_util::BodyExt as _;
@@ -158,7 +158,7 @@ async fn a_wait_on_purpose_lasts_at_most_until_the_deadline() {
 async fn a_limit_refuses_what_is_above_it_and_says_when_to_come_back() {
     let rig = Rig::start().await;
     let server = Server::echo("a").await;
-    let limit = Some(RateLimit { calls: 3, per: Duration::from_secs(3600), burst: 3 });
+    let limit = Some(RateLimit { calls: 3, per: Duration::from_secs(3600), burst: 3, scope: Scope::Caller });
     let policy = below("/few", Actions { limit, ..Actions::default() });
     let (mesh, service) = service(&rig, Protocol::Http1, &server, policy).await;
     for _ in 0..3 {

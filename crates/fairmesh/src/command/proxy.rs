@@ -71,7 +71,10 @@ struct ServeArgs {
     inbound_instance: Option<String>,
     /// Requests that the program gets at one time; further ones are refused, and callers turn to others.
     #[arg(long, value_name = "N", default_value_t = 1024, requires = "inbound")]
-    inbound_requests: usize,
+    inbound_requests: u32,
+    /// Fewer while they take too long for their number: a limit that follows the time of requests, up to --inbound-requests.
+    #[arg(long, requires = "inbound")]
+    inbound_adaptive: bool,
     /// The agent to follow [default: FAIRMESH_AGENT, else the agent's usual socket].
     #[arg(long, value_name = "ADDRESS")]
     agent: Option<Address>,
@@ -136,6 +139,7 @@ fn inbound(args: &ServeArgs) -> Option<InboundConfig> {
         instance: args.inbound_instance.clone(),
         location: args.region.clone().map(Location::in_region),
         requests: args.inbound_requests,
+        adaptive: args.inbound_adaptive,
         drain: args.drain_deadline,
         agent: args.agent.clone(),
         control: args.control.clone(),
@@ -157,6 +161,7 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
         Some(config) => Some(Spoken::start(config).await.map_err(|error| Failure::stopped(&error))?),
         None => None,
     };
+    let shown = spoken.as_ref().map(Spoken::server);
     // The program may call others through this proxy while it ends what is under way.
     let shutdown = async {
         shutdown.await;
@@ -166,7 +171,7 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
     };
     let endpoints = args.metrics_per_endpoint.then(EndpointMetrics::new);
     let mesh = mesh(&args, endpoints.clone()).await?;
-    let config = config(args, endpoints);
+    let config = ProxyConfig { inbound: shown, ..config(args, endpoints) };
     fairmesh_proxy::run(config, mesh, shutdown).await.map_err(|error| Failure::stopped(&error))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -198,6 +203,7 @@ fn config(args: ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> ProxyConf
         tls: args.tls_cert.zip(args.tls_key).map(|(certificate, key)| TlsFiles { certificate, key }),
         admin: args.admin.0,
         handover: args.handover,
+        inbound: None,
     }
 }
 

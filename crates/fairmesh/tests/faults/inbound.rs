@@ -138,12 +138,15 @@ async fn a_plain_program_gets_no_more_than_it_can_bear_and_no_keys_of_others() {
     until("one is under way", async || plain.under_way.load(Relaxed) == 1).await;
     let refused = asked(3).await;
     assert!(
-        refused.starts_with("HTTP/1.1 503") && refused.contains("x-fairmesh-fault: unavailable"),
+        refused.starts_with("HTTP/1.1 503") && refused.contains("x-fairmesh-fault: overloaded"),
         "{refused}"
     );
     plain.go_on.notify_one();
     assert!(slow.await.unwrap().starts_with("HTTP/1.1 200"));
     until("there is room again", async || asked(3).await.starts_with("HTTP/1.1 200")).await;
+    let late = raw(&address, "/slow", "x-fairmesh-deadline: 200\r\n").await;
+    assert!(late.starts_with("HTTP/1.1 504") && late.contains("x-fairmesh-fault: deadline"), "{late}");
+    until("its place is free", async || asked(3).await.starts_with("HTTP/1.1 200")).await;
 
     let gone = Plain { address: format!("127.0.0.1:{}", free_port()).parse().unwrap(), ..plain };
     let (_proxy, address) = in_front(&world, &gone, "shop/two", "gone", "").await;

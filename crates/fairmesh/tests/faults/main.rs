@@ -18,6 +18,7 @@ mod lookaside;
 mod outage;
 mod own_lookaside;
 mod proxy;
+mod quota;
 mod refusals;
 mod restart;
 mod server;

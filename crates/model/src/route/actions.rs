@@ -32,7 +32,7 @@ pub struct Actions {
     pub mirror: Option<Mirror>,
 }
 
-/// How many calls one caller may make: each program that calls, or each proxy, counts its own.
+/// How many calls may be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RateLimit {
     /// So many calls, at least 1.
@@ -41,6 +41,18 @@ pub struct RateLimit {
     pub per: Duration,
     /// So many at once after a quiet time, at least 1.
     pub burst: u32,
+    /// By whom.
+    pub scope: Scope,
+}
+
+/// Whose calls a limit counts together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Scope {
+    /// Those of one caller: each program that calls, or each proxy, has the whole limit and counts its own.
+    #[default]
+    Caller,
+    /// Those of all callers: each has a part of the limit, by what it is asked for.
+    Mesh,
 }
 
 /// Calls that are answered with a failure and not made.

@@ -9,9 +9,11 @@ use super::{
     policy::is_default,
     text::{read, read_duration, read_duration_option, write_duration},
 };
-use crate::{Abort, Actions, Delay, HeaderEdits, Invalid, Mirror, PathRewrite, RateLimit, Redirect, Rewrite};
+use crate::{
+    Abort, Actions, Delay, HeaderEdits, Invalid, Mirror, PathRewrite, RateLimit, Redirect, Rewrite, Scope,
+};
 
-/// How many calls each caller may make.
+/// How many calls may be made.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct LimitSpec {
@@ -22,6 +24,26 @@ pub struct LimitSpec {
     /// So many at once after a quiet time; as many as `calls` when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub burst: Option<u32>,
+    /// By each caller, or by the whole mesh; `caller` when left out.
+    #[serde(default, skip_serializing_if = "ScopeSpec::is_default")]
+    pub scope: ScopeSpec,
+}
+
+/// Whose calls a limit counts together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum ScopeSpec {
+    /// Those of each caller.
+    #[default]
+    Caller,
+    /// Those of all callers.
+    Mesh,
+}
+
+impl ScopeSpec {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// An answer that sends callers elsewhere. What is left out stays as they had it.
@@ -204,12 +226,20 @@ fn planned<S, P>(
 impl LimitSpec {
     pub(super) fn plan(&self) -> Result<RateLimit, Invalid> {
         let per = read_duration(&self.per).map_err(|e| e.within("per"))?;
-        Ok(RateLimit { calls: self.calls, per, burst: self.burst.unwrap_or(self.calls) })
+        let scope = match self.scope {
+            ScopeSpec::Caller => Scope::Caller,
+            ScopeSpec::Mesh => Scope::Mesh,
+        };
+        Ok(RateLimit { calls: self.calls, per, burst: self.burst.unwrap_or(self.calls), scope })
     }
 
     pub(super) fn of(limit: &RateLimit) -> Self {
         let burst = (limit.burst != limit.calls).then_some(limit.burst);
-        Self { calls: limit.calls, per: write_duration(limit.per), burst }
+        let scope = match limit.scope {
+            Scope::Caller => ScopeSpec::Caller,
+            Scope::Mesh => ScopeSpec::Mesh,
+        };
+        Self { calls: limit.calls, per: write_duration(limit.per), burst, scope }
     }
 }
 

@@ -6,7 +6,7 @@ use crate::{
     HeaderMatch, HealthCheck, HostMatch, HostType, InstanceId, KeyRange, KeySource, Label, LoadSignal,
     Locality, Location, Match, Mirror, Outliers, PathMatch, PathRewrite, Pattern, Probe, Protocol,
     QueryMatch, RateLimit, Redirect, Region, RegionInfo, Replica, ReplicaState, Retries, Rewrite, Ring, Role,
-    Route, Score, ServiceKind, Shard, ShardId, ShardKey, Share, Target, Template, TextMatch,
+    Route, Scope, Score, ServiceKind, Shard, ShardId, ShardKey, Share, Target, Template, TextMatch,
 };
 
 fn cart() -> ServiceName {
@@ -62,7 +62,7 @@ fn full_actions() -> Actions {
     let text = |name: &str, value: &str| [(name.to_owned(), value.to_owned())].into();
     let share = |text: &str| text.parse::<Share>().unwrap();
     Actions {
-        limit: Some(RateLimit { calls: 5, per: Duration::from_secs(1), burst: 5 }),
+        limit: Some(RateLimit { calls: 5, per: Duration::from_secs(1), burst: 5, scope: Scope::Caller }),
         redirect: None,
         abort: Some(Abort { share: share("0.5%"), status: 503 }),
         delay: Some(Delay { share: share("100%"), time: Duration::from_millis(20) }),
@@ -137,7 +137,7 @@ fn full_policy() -> Policy {
         balancing: full_balancing(),
         timeout: Duration::from_secs(90),
         retries: Retries { attempts: 1, budget_percent: 0, budget_floor: 3 },
-        limit: Some(RateLimit { calls: 10, per: Duration::from_secs(2), burst: 30 }),
+        limit: Some(RateLimit { calls: 10, per: Duration::from_secs(2), burst: 30, scope: Scope::Mesh }),
         key: Some(KeySource::Cookie("sid".into())),
         health_check: Some(full_health_check()),
         lookaside: Some("picks.shop:7420".into()),

@@ -32,8 +32,18 @@ pub(super) struct Shown<'a> {
 impl About {
     /// A proxy that starts now.
     pub(crate) fn of(config: &ProxyConfig) -> Self {
-        let ProxyConfig { listen, tls, admin, handover, limits, access_log, traces, endpoints, told } =
-            config;
+        let ProxyConfig {
+            listen,
+            tls,
+            admin,
+            handover,
+            limits,
+            access_log,
+            traces,
+            endpoints,
+            told,
+            inbound: _,
+        } = config;
         let none = || "none".to_owned();
         let seconds = |limit: Duration| format!("{limit:?}");
         let log = match access_log.form {

@@ -14,7 +14,8 @@ use crate::{
     transport::{Address, connect_channel, connect_channel_lazy},
     v1::{
         HelloRequest, HelloResponse, admin_client::AdminClient, checker_client::CheckerClient,
-        imbalance_client::ImbalanceClient, registry_client::RegistryClient, rib_client::RibClient,
+        imbalance_client::ImbalanceClient, quota_client::QuotaClient, registry_client::RegistryClient,
+        rib_client::RibClient,
     },
     watch::Watch,
 };
@@ -116,6 +117,11 @@ impl Connection {
     /// The administration of the answerer; agents have none.
     pub fn admin(&self) -> AdminClient<VersionedChannel> {
         rpc::admin_client(self.channel.clone())
+    }
+
+    /// Where the limits of a whole mesh are divided; agents pass it on.
+    pub fn quota(&self) -> QuotaClient<VersionedChannel> {
+        rpc::quota_client(self.channel.clone())
     }
 
     /// Where usage is reported; agents pass it on.

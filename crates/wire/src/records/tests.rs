@@ -102,7 +102,13 @@ fn time() -> impl Strategy<Value = Duration> {
 }
 
 fn limit() -> impl Strategy<Value = RateLimit> {
-    (1..=u32::MAX, time(), 1..=u32::MAX).prop_map(|(calls, per, burst)| RateLimit { calls, per, burst })
+    let scope = prop_oneof![Just(Scope::Caller), Just(Scope::Mesh)];
+    (1..=u32::MAX, time(), 1..=u32::MAX, scope).prop_map(|(calls, per, burst, scope)| RateLimit {
+        calls,
+        per,
+        burst,
+        scope,
+    })
 }
 
 fn full_path() -> impl Strategy<Value = PathRewrite> {

@@ -12,6 +12,8 @@ pub enum Ending {
     Erred,
     /// With an answer that says that the server cannot serve now: 503, `UNAVAILABLE`.
     Busy,
+    /// With an answer that says that the server has as many calls as it takes at a time, and has not looked at this one.
+    Full,
     /// With an answer that says that the server, which knows this version of the map, does not hold the shard. Where the
     /// try was not by shard, it is what the server itself was told by another one, and as [`Ending::Answered`].
     WrongShard {
@@ -71,6 +73,7 @@ impl Ending {
             | Self::Late
             | Self::Slow
             | Self::Unsent => Outcome::Failed,
+            Self::Full => Outcome::Full,
             Self::Unreachable => Outcome::Unreachable,
         }
     }

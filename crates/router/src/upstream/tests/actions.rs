@@ -1,11 +1,11 @@
-use fairmesh_model::{Abort, Actions, KeySource, PathMatch, RateLimit, Share};
+use fairmesh_model::{Abort, Actions, KeySource, PathMatch, RateLimit, Scope, Share};
 
 use super::*;
 
 const SECOND: u64 = 1_000_000_000;
 
 fn limited(calls: u32) -> RateLimit {
-    RateLimit { calls, per: Duration::from_secs(1), burst: calls }
+    RateLimit { calls, per: Duration::from_secs(1), burst: calls, scope: Scope::Caller }
 }
 
 fn below(path: &str, actions: Actions) -> Route {

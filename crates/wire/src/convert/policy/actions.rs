@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fairmesh_model::{
     Abort, Actions, Delay, HeaderEdits, Invalid, KeySource, Mirror, PathRewrite, RateLimit, Redirect,
-    Rewrite, ServiceName, Share,
+    Rewrite, Scope, ServiceName, Share,
 };
 
 use super::micros;
@@ -71,11 +71,25 @@ pub(super) fn read(message: v1::Actions) -> Result<Actions, Invalid> {
 }
 
 pub(super) fn write_limit(limit: RateLimit) -> v1::RateLimit {
-    v1::RateLimit { calls: limit.calls, per_us: micros(limit.per), burst: limit.burst }
+    let scope = match limit.scope {
+        Scope::Caller => v1::rate_limit::Scope::Unspecified,
+        Scope::Mesh => v1::rate_limit::Scope::Mesh,
+    };
+    v1::RateLimit { calls: limit.calls, per_us: micros(limit.per), burst: limit.burst, scope: scope.into() }
 }
 
 pub(super) fn read_limit(message: v1::RateLimit) -> RateLimit {
-    RateLimit { calls: message.calls, per: Duration::from_micros(message.per_us), burst: message.burst }
+    // One that only a later release knows is better kept by each caller than by nobody.
+    let scope = match message.scope() {
+        v1::rate_limit::Scope::Unspecified => Scope::Caller,
+        v1::rate_limit::Scope::Mesh => Scope::Mesh,
+    };
+    RateLimit {
+        calls: message.calls,
+        per: Duration::from_micros(message.per_us),
+        burst: message.burst,
+        scope,
+    }
 }
 
 fn write_redirect(redirect: Redirect) -> v1::Redirect {

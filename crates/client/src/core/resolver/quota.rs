@@ -1,0 +1,131 @@
+//! Asks which part of the limits of a whole mesh is this program's own.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
+
+use fairmesh_model::{ServiceName, quota::ALL_PARTS};
+use fairmesh_rib::upstream::Handle;
+use fairmesh_router::Bucket;
+use fairmesh_wire::v1;
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::{Registered, View};
+
+/// How often it is looked whether there is anything to ask.
+const LOOK: Duration = Duration::from_millis(500);
+/// How often it is asked unless the control plane wants it less often.
+const PERIOD: Duration = Duration::from_secs(2);
+/// How long the answer may take.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Limits in one question.
+const MOST: usize = 1_000;
+
+/// A service, and the route of its policy; empty is the policy itself.
+type Name = (ServiceName, String);
+
+/// Asks until told to stop. Where nobody answers, the parts stay as they are.
+pub(super) async fn ask<L>(
+    registered: Arc<Registered<L>>,
+    upstream: Handle,
+    caller: u64,
+    stop: CancellationToken,
+) {
+    let mut claims = Claims { caller, known: HashMap::new() };
+    let mut ticks = interval(LOOK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let (mut asked, mut period) = (Instant::now(), PERIOD);
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            _ = ticks.tick() => {}
+        }
+        let limits = registered.limits();
+        if limits.is_empty() || (asked.elapsed() < period && !claims.are_new(&limits)) {
+            continue;
+        }
+        asked = Instant::now();
+        match claims.make(&upstream, &limits).await {
+            Ok(again) => period = again.max(PERIOD),
+            Err(why) => tracing::debug!(why, "no part of a limit of the mesh was told; it stays as it is"),
+        }
+    }
+}
+
+/// What was asked for before.
+struct Claims {
+    caller: u64,
+    known: HashMap<Name, Seen>,
+}
+
+/// How many calls a limit had counted, and when that was.
+struct Seen {
+    bucket: Arc<Bucket>,
+    asked: u64,
+    at: Instant,
+}
+
+impl Claims {
+    /// Whether any was never asked about.
+    fn are_new(&self, limits: &[(Name, Arc<Bucket>)]) -> bool {
+        let is_known = |(name, bucket): &(Name, Arc<Bucket>)| {
+            self.known.get(name).is_some_and(|seen| Arc::ptr_eq(&seen.bucket, bucket))
+        };
+        !limits.iter().all(is_known)
+    }
+
+    /// Asks once; when to ask again.
+    async fn make(&mut self, upstream: &Handle, limits: &[(Name, Arc<Bucket>)]) -> Result<Duration, String> {
+        let connection = upstream.connection().ok_or("nobody is connected to")?;
+        let demands = limits.iter().map(|(name, bucket)| self.demand(name, bucket)).collect();
+        self.known.retain(|name, _| limits.iter().any(|(known, _)| known == name));
+        let mut client = connection.quota();
+        let question = client.claim(v1::ClaimRequest { caller: self.caller, demands });
+        let answer = timeout(PATIENCE, question).await.map_err(|_| "the answer took too long")?;
+        let v1::ClaimResponse { parts, again_ms } =
+            answer.map_err(|status| status.message().to_owned())?.into_inner();
+        for ((_, bucket), told) in limits.iter().zip(parts) {
+            if let Some(parts) = told.parts {
+                bucket.set_parts(parts.min(ALL_PARTS));
+            }
+        }
+        Ok(Duration::from_millis(again_ms.into()))
+    }
+
+    /// What was asked for since the last time.
+    fn demand(&mut self, (service, route): &Name, bucket: &Arc<Bucket>) -> v1::Demand {
+        let now = Seen { bucket: Arc::clone(bucket), asked: bucket.asked(), at: Instant::now() };
+        let (asked, at) = (now.asked, now.at);
+        let before = self.known.insert((service.clone(), route.clone()), now);
+        let rate = before.filter(|before| Arc::ptr_eq(&before.bucket, bucket)).map_or(0, |before| {
+            let millis = u64::try_from((at - before.at).as_millis()).unwrap_or(u64::MAX).max(1);
+            asked.saturating_sub(before.asked).saturating_mul(1_000_000) / millis
+        });
+        v1::Demand {
+            service: service.to_string(),
+            route: route.clone(),
+            millicalls_per_second: rate,
+            held: bucket.parts(),
+        }
+    }
+}
+
+impl<L> Registered<L> {
+    /// The limits of services in use that hold for the whole mesh.
+    fn limits(&self) -> Vec<(Name, Arc<Bucket>)> {
+        let by_name = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
+        let limits = by_name.iter().flat_map(|(service, listed)| match &*listed.subscription.view() {
+            View::Ready(ready) => {
+                let named = |(route, bucket): (&str, &Arc<Bucket>)| {
+                    ((service.clone(), route.to_owned()), Arc::clone(bucket))
+                };
+                ready.upstream.mesh_limits().map(named).collect()
+            }
+            _ => Vec::new(),
+        });
+        limits.take(MOST).collect()
+    }
+}

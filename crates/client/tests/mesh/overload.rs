@@ -1,0 +1,72 @@
+//! Servers that have too much to do, and what their callers make of it.
+
+use std::{convert::Infallible, time::Duration};
+
+use bytes::Bytes;
+use fairmesh_client::server::ServerLayer;
+use fairmesh_model::{Actions, Label, Policy, Protocol, Route};
+use http::{Request, Response};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use tower::{Layer as _, service_fn};
+
+use crate::{
+    rig::{Rig, ask, get, post},
+    server::{Server, serve, text},
+};
+
+/// A server that refuses every call as one that has too many does.
+async fn full() -> Server {
+    Server::start(|_| async {
+        let mut answer = text(503, "full");
+        answer.headers_mut().insert("x-fairmesh-fault", "overloaded".parse().unwrap());
+        answer
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_one_server_has_no_room_for_goes_to_another_and_nothing_is_held_against_the_first() {
+    let rig = Rig::start().await;
+    let (full, echo) = (full().await, Server::echo("echo").await);
+    rig.replicated("shop/cart", Protocol::Http1, &[full.address, echo.address]);
+    let mesh = rig.mesh().await;
+    let service = mesh.service("shop/cart").unwrap();
+    // Whatever a call does, it was not looked at; only the first that could not be repeated is lost, before anybody knew.
+    let mut lost = 0;
+    for _ in 0..200 {
+        let (status, _) = ask(&service, post("/", "body")).await.unwrap();
+        lost += u32::from(status == 503);
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    assert!(lost <= 1, "{lost}");
+    assert!(full.requests() > 3, "it is asked again and again: {}", full.requests());
+    // One that refuses at once is not the idlest.
+    assert!(full.requests() < 60, "{}", full.requests());
+    assert_eq!(mesh.stats().panics, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_gives_up_a_call_once_the_time_that_its_route_gives_it_has_passed() {
+    let layer = ServerLayer::default();
+    let address = serve(layer.layer(service_fn(async |_: Request<Incoming>| {
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        Ok::<_, Infallible>(Response::new(Full::new(Bytes::new())))
+    })))
+    .await;
+    for (name, protocol) in [("shop/one", Protocol::Http1), ("shop/two", Protocol::Http2)] {
+        let rig = Rig::start().await;
+        rig.replicated(name, protocol, &[address]);
+        let actions = Actions { server_timeout: Some(Duration::from_millis(100)), ..Actions::default() };
+        let route = Route { actions, ..Route::new(Label::new("short").unwrap()) };
+        rig.policy(
+            name,
+            Policy { routes: vec![route], timeout: Duration::from_secs(30), ..Policy::default() },
+        );
+        let mesh = rig.mesh().await;
+        let (status, words) = ask(&mesh.service(name).unwrap(), get("/")).await.unwrap();
+        assert_eq!(status, 504, "{words}");
+        assert!(words.contains("the time that the caller gave"), "{words}");
+    }
+    assert_eq!((layer.admission().late, layer.outstanding().calls), (2, 0));
+}

@@ -1,0 +1,94 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn claim(caller: u64, demand: u64) -> Claim {
+    Claim { caller, demand, held: None }
+}
+
+/// Everybody asks every two seconds, so many times; what each has in the end, in percent.
+fn asked(quota: &mut Quota, now: &mut u64, times: u32, demands: &[(u64, u64)]) -> Vec<u32> {
+    let mut parts = Vec::new();
+    for _ in 0..times {
+        *now += 2_000;
+        parts = demands
+            .iter()
+            .map(|(caller, demand)| quota.claim(claim(*caller, *demand), false, *now).unwrap() / 10_000_000)
+            .collect();
+        assert!(quota.told() <= ALL_PARTS.into());
+    }
+    parts
+}
+
+#[test]
+fn three_to_one_is_divided_so_and_who_is_left_gets_all() {
+    let (mut quota, mut now) = (Quota::default(), 0);
+    let parts = asked(&mut quota, &mut now, 5, &[(1, 300_000), (2, 100_000)]);
+    assert!((70..=75).contains(&parts[0]) && (23..=27).contains(&parts[1]), "{parts:?}");
+    // It is there and asks for nothing.
+    let parts = asked(&mut quota, &mut now, 5, &[(1, 300_000), (2, 0)]);
+    assert!(parts[0] >= 93 && parts[1] <= 3, "{parts:?}");
+    // It has gone.
+    let parts = asked(&mut quota, &mut now, 5, &[(1, 300_000)]);
+    assert!(parts[0] >= 93 && quota.callers() == 1, "{parts:?}");
+    // It comes back with twice as much.
+    let parts = asked(&mut quota, &mut now, 5, &[(1, 300_000), (2, 600_000)]);
+    assert!((30..=35).contains(&parts[0]) && (61..=68).contains(&parts[1]), "{parts:?}");
+}
+
+#[test]
+fn after_a_restart_nobody_gets_more_than_it_had() {
+    let mut quota = Quota::default();
+    let held = |caller, parts| Claim { held: Some(parts), ..claim(caller, 1_000) };
+    assert_eq!(quota.claim(held(1, 600_000_000), true, 0), Some(600_000_000));
+    assert_eq!(quota.claim(held(2, 600_000_000), true, 0), Some(400_000_000), "that would be too much");
+    assert_eq!(quota.claim(claim(3, 1_000), true, 0), Some(0));
+    assert_eq!(
+        Quota::default().claim(claim(3, 1_000), true, 0),
+        Some(UNTOLD_PARTS),
+        "it goes by that anyway"
+    );
+}
+
+#[test]
+fn small_changes_change_nothing_and_too_many_callers_are_left_alone() {
+    let (mut quota, mut now) = (Quota::default(), 0);
+    let before = asked(&mut quota, &mut now, 10, &[(1, 100_000), (2, 100_000)]);
+    let after = asked(&mut quota, &mut now, 10, &[(1, 104_000), (2, 100_000)]);
+    assert_eq!(before, after);
+    for caller in 3..=MOST_CALLERS as u64 {
+        assert!(quota.claim(claim(caller, 1), false, now).is_some());
+    }
+    assert_eq!(quota.claim(claim(0, 1), false, now), None);
+}
+
+proptest! {
+    #[test]
+    fn whatever_is_asked_for_in_whatever_order_all_never_have_more_than_the_whole(
+        claims in proptest::collection::vec((0..8_u64, 0..u64::MAX, proptest::option::of(0..u32::MAX), 0..3_000_u64), 1..200),
+    ) {
+        let (mut quota, mut now) = (Quota::default(), 0);
+        for (caller, demand, held, after) in claims {
+            now += after;
+            let parts = quota.claim(Claim { caller, demand, held }, now < 6_000, now).unwrap();
+            prop_assert!(parts <= ALL_PARTS && quota.told() <= u64::from(ALL_PARTS), "{}", quota.told());
+        }
+    }
+
+    #[test]
+    fn demands_that_stay_come_to_parts_in_their_proportion_and_who_asks_for_more_gets_no_less(
+        demands in proptest::collection::vec(0..10_000_000_u64, 1..20),
+    ) {
+        let (mut quota, mut now) = (Quota::default(), 0);
+        let demands: Vec<_> = (0..).zip(demands).collect();
+        asked(&mut quota, &mut now, 60, &demands);
+        let told: Vec<_> = demands.iter().map(|(caller, _)| quota.callers[caller].parts).collect();
+        prop_assert!(quota.told() >= u64::from(ALL_PARTS) * 85 / 100, "little is left over: {}", quota.told());
+        for (one, (_, less)) in told.iter().zip(&demands) {
+            for (other, (_, more)) in told.iter().zip(&demands) {
+                // Up to what is too little to be told.
+                prop_assert!(less > more || f64::from(*one) <= f64::from(*other) * 1.12 + 1e6, "{:?} {:?}", told, demands);
+            }
+        }
+    }
+}
