@@ -20,7 +20,10 @@ use serde::Serialize;
 use tokio::{net::TcpListener, task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::{metrics::Metrics, service::Services};
+use crate::{
+    metrics::{Captured, Metrics},
+    service::Services,
+};
 
 /// What OpenMetrics text is called on the wire.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -117,6 +120,7 @@ fn text(state: &State) -> String {
     let mut registry = Registry::with_prefix("fairmesh_proxy");
     connections(&mut registry, &state.metrics);
     tunnels(&mut registry, &state.metrics);
+    captured(&mut registry, &state.metrics.captured);
     calls(&mut registry, &state.mesh.stats());
     registry.register("answers", "Answers by service and class", Answers(Arc::clone(&state.services)));
     registry.register("faults", "Requests that no server answered", Faults(Arc::clone(&state.services)));
@@ -171,6 +175,36 @@ fn tunnels(registry: &mut Registry, metrics: &Metrics) {
     let [up, down] = metrics.bytes().map(ConstCounter::new);
     registry.register("tunnel_sent_bytes", "Carried to servers by tunnels that have ended", up);
     registry.register("tunnel_received_bytes", "Carried from servers by tunnels that have ended", down);
+}
+
+fn captured(registry: &mut Registry, captured: &Captured) {
+    let counters: [(&str, &str, &AtomicU64); 6] = [
+        ("captured_served", "Captured connections that were for services", &captured.served),
+        (
+            "captured_passed_on",
+            "Captured connections that went on to where they were meant to go",
+            &captured.passed_on,
+        ),
+        ("captured_in_vain", "Those of them, and requests, that nobody took there", &captured.in_vain),
+        (
+            "captured_requests_passed_on",
+            "Requests over HTTP/2 that went on to where their connections were meant to go",
+            &captured.requests_passed_on,
+        ),
+        (
+            "captured_refused",
+            "Captured connections and requests that were not let through",
+            &captured.refused,
+        ),
+        (
+            "captured_looped",
+            "Connections to be captured that were the proxy's own, or not redirected",
+            &captured.looped,
+        ),
+    ];
+    for (name, help, counter) in counters {
+        registry.register(name, help, ConstCounter::new(counter.load(Relaxed)));
+    }
 }
 
 fn calls(registry: &mut Registry, stats: &Stats) {

@@ -1,5 +1,6 @@
 //! One request: found out for whom, sent as a call of the library, answered.
 
+mod captured;
 mod connect;
 
 use std::{net::SocketAddr, sync::Arc};
@@ -14,10 +15,13 @@ use crate::{
     access::{self, Access, Entry, SharedAccess},
     answer, decision, hops,
     metrics::{Held, Metrics, count},
+    onward::Onward,
     place::Place,
     service::{Nobody, Services, Target},
     tunnel::{Switch, Tunnels},
 };
+
+pub(crate) use captured::Captured;
 
 /// Forwards requests of all connections.
 #[derive(Debug)]
@@ -26,6 +30,7 @@ pub(crate) struct Forwarder {
     pub(crate) metrics: Arc<Metrics>,
     access: SharedAccess,
     tunnels: Tunnels,
+    pub(crate) onward: Onward,
 }
 
 /// Where a request came in.
@@ -36,6 +41,8 @@ pub(crate) struct Origin {
     pub(crate) service: Option<ServiceName>,
     /// What the connection holds.
     pub(crate) place: Arc<Place>,
+    /// How it came to be here, where its program knows nothing of that.
+    pub(crate) captured: Option<Captured>,
 }
 
 impl Forwarder {
@@ -45,7 +52,8 @@ impl Forwarder {
         log: AccessLog,
         tunnels: Tunnels,
     ) -> Self {
-        Self { services, metrics, access: Arc::new(Access::start(log)), tunnels }
+        let (access, onward) = (Arc::new(Access::start(log)), Onward::default());
+        Self { services, metrics, access, tunnels, onward }
     }
 
     /// Answers a request, whatever happens.
@@ -53,6 +61,13 @@ impl Forwarder {
     where
         B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
+        let request = match &origin.captured {
+            None => request,
+            Some(captured) => match self.admit(request, captured).await {
+                Ok(request) => request,
+                Err(answer) => return answer,
+            },
+        };
         if request.method() == Method::CONNECT {
             return self.connect(request, origin).await;
         }

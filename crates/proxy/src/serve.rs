@@ -1,5 +1,7 @@
 //! Listeners, connections, and how they end.
 
+mod captured;
+
 use std::{
     convert::Infallible,
     error::Error,
@@ -198,13 +200,14 @@ impl Serving {
         match &listen.traffic {
             Traffic::Http { service } => {
                 tcp::limit_silence(&stream, self.limits.head);
-                let origin = Origin { caller: ends.source, service: service.clone(), place };
+                let origin = Origin { caller: ends.source, service: service.clone(), place, captured: None };
                 self.serve(stream, origin).await;
             }
             Traffic::Tcp { service, send_proxy } => {
                 let send_proxy = send_proxy.map(|version| (version, ends));
                 tcp::serve(&self.forwarder, stream, service, send_proxy).await;
             }
+            Traffic::Captured { only_services } => self.captured(stream, caller, *only_services, place).await,
         }
     }
 
