@@ -1,8 +1,10 @@
 //! `fairmesh proxy`.
 
+mod capture;
+
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum};
 use fairmesh_client::Mesh;
 use fairmesh_model::{Location, Protocol, Region, spec};
 use fairmesh_proxy::{AccessLog, Form, Inbound, InboundConfig, Limits, Listen, ProxyConfig, Spoken};
@@ -13,14 +15,16 @@ use crate::{failure::Failure, logging::Logging, register, signals};
 
 /// Arguments of `fairmesh proxy`.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct ProxyArgs {
     /// Where programs connect: ip:port, where the host of each request names its service (cart.shop for shop/cart), or
     /// ip:port=tenant/service, where all are for one; tcp:ip:port=tenant/service passes connections on that are no HTTP. Behind
-    /// a balancer that says who connects, add +accept-proxy; to tell servers behind tcp:, +send-proxy or +send-proxy-v2. May be
-    /// repeated.
+    /// a balancer that says who connects, add +accept-proxy; to tell servers behind tcp:, +send-proxy or +send-proxy-v2.
+    /// capture:ip:port takes what 'fairmesh proxy capture' redirects; with +only-services nothing but calls of services goes
+    /// on. May be repeated.
     #[arg(
         long,
-        value_name = "[tcp:]ADDRESS[=SERVICE]",
+        value_name = "[tcp:|capture:]ADDRESS[=SERVICE]",
         default_value = "127.0.0.1:7410",
         value_delimiter = ','
     )]
@@ -77,6 +81,15 @@ pub(crate) struct ProxyArgs {
     max_connections: usize,
     #[command(flatten)]
     logging: Logging,
+    #[command(subcommand)]
+    part: Option<Part>,
+}
+
+/// What belongs to running a proxy.
+#[derive(Debug, Subcommand)]
+enum Part {
+    /// Redirect connections of programs that know nothing of the proxy to it, with nftables, or stop that.
+    Capture(capture::CaptureArgs),
 }
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
@@ -105,7 +118,10 @@ fn inbound(args: &ProxyArgs) -> Option<InboundConfig> {
 }
 
 /// Runs until SIGTERM or SIGINT, then drains.
-pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Failure> {
+pub(crate) async fn run(mut args: ProxyArgs) -> Result<ExitCode, Failure> {
+    if let Some(Part::Capture(args)) = args.part.take() {
+        return capture::run(args).await;
+    }
     args.logging.start()?;
     let shutdown = signals::shutdown()?;
     let spoken = match inbound(&args) {

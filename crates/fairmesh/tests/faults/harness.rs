@@ -2,6 +2,7 @@
 
 pub(crate) mod h2;
 mod load;
+mod netns;
 mod process;
 mod proxy;
 mod raw;
@@ -13,6 +14,7 @@ use std::time::Duration;
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 pub(crate) use load::{Caller, Kind, Load};
+pub(crate) use netns::{Machines, THERE, path};
 pub(crate) use process::{Process, Program, Run, run};
 pub(crate) use proxy::Proxy;
 pub(crate) use raw::{RawServer, read_head, read_to_end, say};

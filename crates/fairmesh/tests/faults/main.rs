@@ -5,6 +5,7 @@
 
 mod attacks;
 mod balance;
+mod capture;
 mod conformance;
 mod control;
 mod demo;
