@@ -25,3 +25,4 @@ mod starved;
 mod stop;
 mod tunnels;
 mod upgrade;
+mod vectors;
