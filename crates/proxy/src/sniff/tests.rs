@@ -60,7 +60,8 @@ async fn between() -> (TcpStream, TcpStream, TcpListener) {
 
 async fn seen(captured: &TcpStream, server: &TcpListener, patience: Duration) -> Seen {
     let meant = server.local_addr().unwrap();
-    let seen = sniff(captured, (&Onward::default(), meant), patience);
+    let onward = Onward::default();
+    let seen = sniff(captured, (&onward, meant), patience);
     timeout(PATIENCE, seen).await.expect("it goes on to look").unwrap()
 }
 
@@ -114,6 +115,7 @@ async fn a_program_that_says_nothing_and_a_server_that_is_not_there_end_with_pat
     let (_program, captured, server) = between().await;
     let meant = server.local_addr().unwrap();
     drop(server);
-    let seen = sniff(&captured, (&Onward::default(), meant), 3 * SILENCE);
+    let onward = Onward::default();
+    let seen = sniff(&captured, (&onward, meant), 3 * SILENCE);
     assert!(matches!(timeout(PATIENCE, seen).await.unwrap().unwrap(), Seen::Other(None)));
 }
