@@ -179,7 +179,7 @@ fn tunnels(registry: &mut Registry, metrics: &Metrics) {
 
 fn captured(registry: &mut Registry, captured: &Captured) {
     let counters: [(&str, &str, &AtomicU64); 6] = [
-        ("captured_served", "Captured connections that were for services", &captured.served),
+        ("captured_served", "Captured connections that were for services, or spoke HTTP/2", &captured.served),
         (
             "captured_passed_on",
             "Captured connections that went on to where they were meant to go",

@@ -63,7 +63,7 @@ pub(crate) struct Metrics {
 /// What happened to connections that the system redirected here.
 #[derive(Debug, Default)]
 pub(crate) struct Captured {
-    /// Those that turned out to be for services.
+    /// Those that turned out to be for services, or of HTTP/2, whose requests tell it one by one.
     pub(crate) served: AtomicU64,
     /// Those that went on to where they were meant to go, and those of them that nobody took there.
     pub(crate) passed_on: AtomicU64,

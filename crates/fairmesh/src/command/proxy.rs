@@ -89,7 +89,7 @@ pub(crate) struct ProxyArgs {
 #[derive(Debug, Subcommand)]
 enum Part {
     /// Redirect connections of programs that know nothing of the proxy to it, with nftables, or stop that.
-    Capture(capture::CaptureArgs),
+    Capture(Box<capture::CaptureArgs>),
 }
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
@@ -117,11 +117,16 @@ fn inbound(args: &ProxyArgs) -> Option<InboundConfig> {
     })
 }
 
-/// Runs until SIGTERM or SIGINT, then drains.
+/// Runs a proxy, or what belongs to it.
 pub(crate) async fn run(mut args: ProxyArgs) -> Result<ExitCode, Failure> {
-    if let Some(Part::Capture(args)) = args.part.take() {
-        return capture::run(args).await;
+    match args.part.take() {
+        Some(Part::Capture(args)) => capture::run(*args).await,
+        None => serve(args).await,
     }
+}
+
+/// Runs until SIGTERM or SIGINT, then drains.
+async fn serve(args: ProxyArgs) -> Result<ExitCode, Failure> {
     args.logging.start()?;
     let shutdown = signals::shutdown()?;
     let spoken = match inbound(&args) {

@@ -29,7 +29,7 @@ const PLACE: Place = PLACES[0];
 /// Who calls, whichever program it is: subsets hang on it.
 const CLIENT: &str = "programs";
 /// How long one program, or the library, may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(20);
 /// How often each calls where several endpoints may answer, and with how many seeds that is foretold.
 const CALLS: usize = 6;
 const SEEDS: u64 = 12;

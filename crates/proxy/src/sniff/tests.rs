@@ -1,3 +1,4 @@
+use proptest::prelude::*;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,
@@ -48,6 +49,33 @@ fn a_head_that_never_ends_is_waited_for_no_further_than_one_may_be_long() {
     }
     assert_eq!(words(&head[..MOST - 1]), "more");
     assert_eq!(words(&head[..MOST]), "other");
+}
+
+/// What heads of HTTP are made of.
+const PIECES: [&str; 8] = [
+    "GET ",
+    "/",
+    " HTTP/1.1\r\n",
+    " HTTP/1.0\r\n",
+    "host: cart.shop",
+    "\r\n",
+    "http://a.b",
+    "PRI * HTTP/2.0\r\n",
+];
+
+/// Bytes that programs may say: those pieces in any order, and anything.
+fn said() -> impl Strategy<Value = Vec<u8>> {
+    let piece = proptest::sample::select(&PIECES[..]).prop_map(|piece| piece.as_bytes().to_vec());
+    let piece = prop_oneof![4 => piece, 1 => proptest::collection::vec(any::<u8>(), 1..4)];
+    proptest::collection::vec(piece, 0..12).prop_map(|pieces| pieces.concat())
+}
+
+proptest! {
+    #[test]
+    fn what_was_judged_stays_so_whatever_follows(said in said(), cut in any::<proptest::sample::Index>()) {
+        let early = words(&said[..cut.index(said.len() + 1)]);
+        prop_assert!(early == "more" || early == words(&said), "{early}: {:?}", String::from_utf8_lossy(&said));
+    }
 }
 
 /// A program, its connection as it is captured, and the server that it meant.
