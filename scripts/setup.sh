@@ -85,6 +85,8 @@ setup_h2spec() {
 
 setup_hosts() {
     command -v ip >/dev/null || apt_install "tests of outages make network namespaces" iproute2
+    command -v nft >/dev/null || [ -x /usr/sbin/nft ] || apt_install "tests of capture redirect connections" nftables
+    command -v curl >/dev/null || apt_install "tests of capture call with a program that knows nothing of it" curl
 }
 
 setup_peers() {

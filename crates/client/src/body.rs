@@ -15,6 +15,7 @@ use fairmesh_router::{EndpointTarget, Outcome};
 use h2::RecvStream;
 use http::{HeaderMap, Response};
 use http_body::{Body as _, Frame, SizeHint};
+use http_body_util::{BodyExt as _, combinators::UnsyncBoxBody};
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use self::watch::Watched;
@@ -41,6 +42,7 @@ enum Source {
     Whole(Option<Bytes>),
     H1(Incoming),
     H2 { stream: RecvStream, data_ended: bool, _place: Stream },
+    Foreign(UnsyncBoxBody<Bytes, BoxError>),
 }
 
 /// An answer that has kept its reader waiting, and goes on after this time, is a stream; servers wait as long.
@@ -65,6 +67,18 @@ impl Body {
     /// A body without bytes.
     pub fn empty() -> Self {
         Self { source: Source::Whole(None), attempt: None, watched: Watched::default() }
+    }
+
+    /// A body of an answer that was got otherwise than by a call, for those who hand on both.
+    pub fn foreign<B>(body: B) -> Self
+    where
+        B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    {
+        Self {
+            source: Source::Foreign(body.map_err(Into::into).boxed_unsync()),
+            attempt: None,
+            watched: Watched::default(),
+        }
     }
 
     /// The answer as the caller gets it.
@@ -146,6 +160,7 @@ impl Source {
             Self::Whole(bytes) => bytes.is_none(),
             Self::H1(body) => body.is_end_stream(),
             Self::H2 { stream, .. } => stream.is_end_stream(),
+            Self::Foreign(body) => body.is_end_stream(),
         }
     }
 
@@ -158,6 +173,7 @@ impl Source {
             Self::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Self::H1(body) => Pin::new(body).poll_frame(context),
             Self::H2 { stream, data_ended, .. } => poll_h2(stream, data_ended, context),
+            Self::Foreign(body) => Pin::new(body).poll_frame(context),
         }
     }
 }
@@ -217,6 +233,7 @@ impl http_body::Body for Body {
             }
             Source::H1(body) => body.size_hint(),
             Source::H2 { .. } => SizeHint::new(),
+            Source::Foreign(body) => body.size_hint(),
         }
     }
 }
@@ -366,6 +383,7 @@ impl fmt::Debug for Body {
             Source::Whole(_) => "whole",
             Source::H1(_) => "http/1.1",
             Source::H2 { .. } => "http/2",
+            Source::Foreign(_) => "foreign",
         };
         f.debug_struct("Body")
             .field("source", &kind)

@@ -1,4 +1,5 @@
-//! `fairmesh demo`: a shop over three regions on this machine, load on it, and five things that go wrong.
+//! `fairmesh demo`: a shop over three regions on this machine, load on it, and five things that go wrong; then programs that
+//! know nothing of Fairmesh, through a sidecar.
 //!
 //! Every part is a real process of this binary (and one plain Python program), so that what the demo shows is what
 //! runs elsewhere; only the distances between regions are made up, by a relay.
@@ -7,6 +8,7 @@ mod events;
 mod fleet;
 mod load;
 mod process;
+mod programs;
 mod relay;
 mod report;
 mod running;
@@ -40,7 +42,7 @@ mod v1 {
     tonic::include_proto!("fairmesh.demo.v1");
 }
 
-/// Run a shop over three regions on this machine, load it, break it, and report what callers saw.
+/// Run a shop over three regions on this machine, load it, break it, report what callers saw, and let other programs call it.
 #[derive(Args, Debug)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct DemoArgs {
@@ -83,6 +85,11 @@ pub(crate) enum DemoError {
     /// Calls failed that must not.
     #[error("{0} calls failed that should not have; the table above says when and why")]
     CallsFailed(u64),
+    /// Programs reached something else than was foretold, or nothing.
+    #[error(
+        "{0} calls of programs failed or went elsewhere than 'fairmesh explain' says; the last table says which"
+    )]
+    ProgramsDiffer(u64),
 }
 
 /// Runs the demo, or one part of it.
@@ -157,13 +164,18 @@ async fn show(fleet: &mut Running, args: &DemoArgs) -> Result<(), DemoError> {
     let (attempts, reuse) = load.stop().await;
     let totals = Totals { attempts, reuse, seconds: start.elapsed().as_secs_f64() };
     print!("{}", report::text(&tally, &story, totals));
+    let second = programs::play(fleet).await?;
+    println!("{}", second.text());
     if let Some(file) = &args.json {
-        std::fs::write(file, format!("{:#}\n", report::json(&tally, &story, totals)))?;
+        let mut figures = report::json(&tally, &story, totals);
+        figures["programs"] = second.json();
+        std::fs::write(file, format!("{figures:#}\n"))?;
     }
     let total = tally.total();
-    match total.failed - total.in_flight {
-        0 => Ok(()),
-        failed => Err(DemoError::CallsFailed(failed)),
+    match (total.failed - total.in_flight, second.differing()) {
+        (0, 0) => Ok(()),
+        (0, differing) => Err(DemoError::ProgramsDiffer(differing)),
+        (failed, _) => Err(DemoError::CallsFailed(failed)),
     }
 }
 
@@ -199,6 +211,9 @@ fn tell_of_kept(fleet: &Running, dir: &Path, stays: bool) {
     println!("  {binary} get endpoints");
     println!("  {binary} explain shop/cart --key 618 --role secondary --region {}", fleet::PLACES[0].name);
     println!("  {binary} call shop/recommend /for/apples -v");
+    if let Some(sidecar) = fleet.sidecar_address() {
+        println!("  http_proxy=http://{sidecar} curl -i http://catalog.shop/items/7");
+    }
     println!(
         "  {binary} register shop/hello --address 127.0.0.1:8000 -- python3 -m http.server 8000 --bind 127.0.0.1"
     );

@@ -27,7 +27,12 @@ use tokio::{net::TcpListener, task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::about::About;
-use crate::{exposition, insight::Seeing, metrics::Metrics, service::Services};
+use crate::{
+    exposition,
+    insight::Seeing,
+    metrics::{Captured, Metrics},
+    service::Services,
+};
 
 /// What OpenMetrics text is called on the wire.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -118,6 +123,7 @@ fn text(state: &State) -> String {
     connections(&mut registry, &state.metrics);
     tunnels(&mut registry, &state.metrics);
     state.metrics.tls.register(&mut registry);
+    captured(&mut registry, &state.metrics.captured);
     calls(&mut registry, &state.mesh.stats());
     exposition::register(&mut registry, &state.services, &state.seeing);
     if let Some(server) = &state.inbound {
@@ -185,6 +191,36 @@ fn inbound(registry: &mut Registry, admission: &Admission) {
     ];
     for (name, help, value) in counters {
         registry.register(name, help, ConstCounter::new(value));
+    }
+}
+
+fn captured(registry: &mut Registry, captured: &Captured) {
+    let counters: [(&str, &str, &AtomicU64); 6] = [
+        ("captured_served", "Captured connections that were for services, or spoke HTTP/2", &captured.served),
+        (
+            "captured_passed_on",
+            "Captured connections that went on to where they were meant to go",
+            &captured.passed_on,
+        ),
+        ("captured_in_vain", "Those of them, and requests, that nobody took there", &captured.in_vain),
+        (
+            "captured_requests_passed_on",
+            "Requests over HTTP/2 that went on to where their connections were meant to go",
+            &captured.requests_passed_on,
+        ),
+        (
+            "captured_refused",
+            "Captured connections and requests that were not let through",
+            &captured.refused,
+        ),
+        (
+            "captured_looped",
+            "Connections to be captured that were the proxy's own, or not redirected",
+            &captured.looped,
+        ),
+    ];
+    for (name, help, counter) in counters {
+        registry.register(name, help, ConstCounter::new(counter.load(Relaxed)));
     }
 }
 

@@ -1,5 +1,6 @@
 //! One request: found out for whom, sent as a call of the library, answered.
 
+mod captured;
 mod connect;
 
 use std::{net::SocketAddr, sync::Arc};
@@ -16,10 +17,13 @@ use crate::{
     answer, hops,
     insight::{Seeing, Story},
     metrics::{Held, Metrics, count},
+    onward::Onward,
     place::Place,
     service::{Nobody, Services, Target},
     tunnel::{Switch, Tunnels},
 };
+
+pub(crate) use captured::Captured;
 
 /// Forwards requests of all connections.
 #[derive(Debug)]
@@ -28,6 +32,7 @@ pub(crate) struct Forwarder {
     pub(crate) metrics: Arc<Metrics>,
     seeing: Arc<Seeing>,
     tunnels: Tunnels,
+    pub(crate) onward: Onward,
 }
 
 /// Where a request came in.
@@ -38,6 +43,8 @@ pub(crate) struct Origin {
     pub(crate) service: Option<ServiceName>,
     /// What the connection holds.
     pub(crate) place: Arc<Place>,
+    /// How it came to be here, where its program knows nothing of that.
+    pub(crate) captured: Option<Captured>,
 }
 
 impl Forwarder {
@@ -47,7 +54,7 @@ impl Forwarder {
         seeing: Arc<Seeing>,
         tunnels: Tunnels,
     ) -> Self {
-        Self { services, metrics, seeing, tunnels }
+        Self { services, metrics, seeing, tunnels, onward: Onward::default() }
     }
 
     /// Answers a request, whatever happens.
@@ -55,6 +62,13 @@ impl Forwarder {
     where
         B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
+        let request = match &origin.captured {
+            None => request,
+            Some(captured) => match self.admit(request, captured).await {
+                Ok(request) => request,
+                Err(answer) => return answer,
+            },
+        };
         if request.method() == Method::CONNECT {
             return self.connect(request, origin).await;
         }

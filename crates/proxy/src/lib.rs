@@ -3,7 +3,8 @@
 //! A request comes in, `service` finds out which service it is for, and from there on it is a call of `client` like any
 //! other: the same records, the same picks, the same retries. What a proxy adds is what it owes to both sides as an
 //! intermediary: headers that belong to one connection stay on it (`hops`), faults of the mesh become answers
-//! (`answer`), and nothing that is under way is lost when it stops (`serve`, `stopping`, `streams`) or another one takes its place
+//! (`answer`), what the system redirected here without being for a service goes on to where it was meant to go (`sniff`,
+//! `onward`), and nothing that is under way is lost when it stops (`serve`, `stopping`, `streams`) or another one takes its place
 //! (`handover`).
 
 mod access;
@@ -25,6 +26,7 @@ mod lean;
 mod link;
 mod listen;
 mod metrics;
+mod onward;
 mod place;
 pub mod proxy_protocol;
 mod restless;
@@ -33,6 +35,7 @@ mod run;
 mod serve;
 mod service;
 mod signals;
+mod sniff;
 mod spans;
 mod stopping;
 mod streams;

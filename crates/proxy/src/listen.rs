@@ -34,10 +34,18 @@ pub enum Traffic {
         /// How each connection to a server begins by saying who connected here, where its servers ask for that.
         send_proxy: Option<Version>,
     },
+    /// What programs meant for somebody else, and the system redirected: HTTP for services by host, and the rest goes on to
+    /// where it was meant to go.
+    Captured {
+        /// Whether the rest is refused.
+        only_services: bool,
+    },
 }
 
 /// What a listener's text begins with where it is not for HTTP.
 const TCP: &str = "tcp:";
+const CAPTURE: &str = "capture:";
+const ONLY_SERVICES: &str = "only-services";
 const ACCEPT_PROXY: &str = "accept-proxy";
 const TLS: &str = "tls";
 const SEND_PROXY: &str = "send-proxy";
@@ -49,12 +57,17 @@ impl Listen {
         match &self.traffic {
             Traffic::Http { service } => service.as_ref(),
             Traffic::Tcp { service, .. } => Some(service),
+            Traffic::Captured { .. } => None,
         }
     }
 
     /// Whom it is for, for people.
     pub(crate) fn words(&self) -> String {
-        self.service().map_or_else(|| "by host".into(), ToString::to_string)
+        match (&self.traffic, self.service()) {
+            (_, Some(service)) => service.to_string(),
+            (Traffic::Captured { .. }, None) => "captured".into(),
+            (_, None) => "by host".into(),
+        }
     }
 }
 
@@ -62,8 +75,12 @@ impl FromStr for Listen {
     type Err = Invalid;
 
     /// Reads `127.0.0.1:8080`, `127.0.0.1:8080=shop/cart` or `tcp:127.0.0.1:5432=shop/db`, each with the options
-    /// `+accept-proxy` and `+tls` and, of TCP, `+send-proxy` or `+send-proxy-v2` behind it.
+    /// `+accept-proxy` and `+tls` and, of TCP, `+send-proxy` or `+send-proxy-v2` behind it; or `capture:127.0.0.1:7415`, with the
+    /// option `+only-services`.
     fn from_str(text: &str) -> Result<Self, Invalid> {
+        if let Some(rest) = text.strip_prefix(CAPTURE) {
+            return captured(rest);
+        }
         let mut parts = text.split('+');
         let main = parts.next().unwrap_or_default();
         let (tcp, main) = main.strip_prefix(TCP).map_or((false, main), |rest| (true, rest));
@@ -94,6 +111,22 @@ impl FromStr for Listen {
     }
 }
 
+fn captured(text: &str) -> Result<Listen, Invalid> {
+    let (address, only_services) = match text.split_once('+') {
+        None => (text, false),
+        Some((address, ONLY_SERVICES)) => (address, true),
+        Some((_, option)) => {
+            let problem = format!("'{option}' is no option of this listener");
+            return Err(Invalid::new("", problem, "write capture:IP:PORT or capture:IP:PORT+only-services"));
+        }
+    };
+    let address = address.parse().map_err(|_| {
+        let problem = format!("'{address}' is no address with a port");
+        Invalid::new("", problem, "write capture:IP:PORT; hosts of requests say which service is meant")
+    })?;
+    Ok(Listen { address, traffic: Traffic::Captured { only_services }, accept_proxy: false, tls: false })
+}
+
 fn no_option(option: &str) -> Invalid {
     let problem = format!("'{option}' is no option of this listener");
     let hint = "write +accept-proxy or +tls, or for tcp: also +send-proxy or +send-proxy-v2; HTTP tells servers nothing by it";
@@ -107,11 +140,12 @@ fn nobody(text: &str) -> Invalid {
 
 impl fmt::Display for Listen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (tcp, send_proxy) = match &self.traffic {
-            Traffic::Http { .. } => ("", None),
-            Traffic::Tcp { send_proxy, .. } => (TCP, *send_proxy),
+        let (kind, send_proxy, only_services) = match &self.traffic {
+            Traffic::Http { .. } => ("", None, false),
+            Traffic::Tcp { send_proxy, .. } => (TCP, *send_proxy, false),
+            Traffic::Captured { only_services } => (CAPTURE, None, *only_services),
         };
-        write!(f, "{tcp}{}", self.address)?;
+        write!(f, "{kind}{}", self.address)?;
         if let Some(service) = self.service() {
             write!(f, "={service}")?;
         }
@@ -121,7 +155,9 @@ impl fmt::Display for Listen {
         });
         let accept_proxy = self.accept_proxy.then_some(ACCEPT_PROXY);
         let tls = self.tls.then_some(TLS);
-        accept_proxy.into_iter().chain(tls).chain(send_proxy).try_for_each(|option| write!(f, "+{option}"))
+        let only_services = only_services.then_some(ONLY_SERVICES);
+        let options = [accept_proxy, tls, send_proxy, only_services];
+        options.into_iter().flatten().try_for_each(|option| write!(f, "+{option}"))
     }
 }
 
@@ -140,6 +176,8 @@ mod tests {
             "tcp:127.0.0.1:5432=shop/db+send-proxy-v2",
             "127.0.0.1:443+tls",
             "tcp:127.0.0.1:5432=shop/db+accept-proxy+tls+send-proxy",
+            "capture:127.0.0.1:7415",
+            "capture:[::1]:7415+only-services",
         ] {
             assert_eq!(text.parse::<Listen>().unwrap().to_string(), text);
         }
@@ -155,6 +193,8 @@ mod tests {
             ("tcp:127.0.0.1:5432", "tcp:IP:PORT=tenant/service"),
             ("127.0.0.1:80+send-proxy", "+accept-proxy"),
             ("127.0.0.1:80+ssl", "+tls"),
+            ("capture:127.0.0.1:7415=shop/cart", "hosts of requests"),
+            ("capture:127.0.0.1:7415+accept-proxy", "+only-services"),
         ] {
             let error = wrong.parse::<Listen>().unwrap_err();
             assert!(error.hint.contains(hint) || error.problem.contains(hint), "{wrong}: {error:?}");

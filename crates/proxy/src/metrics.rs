@@ -48,6 +48,23 @@ pub(crate) struct Metrics {
     pub(crate) tls: tls::Counts,
     /// Connections of programs over TCP that no server could be found for.
     pub(crate) tcp_refused: AtomicU64,
+    pub(crate) captured: Captured,
+}
+
+/// What happened to connections that the system redirected here.
+#[derive(Debug, Default)]
+pub(crate) struct Captured {
+    /// Those that turned out to be for services, or of HTTP/2, whose requests tell it one by one.
+    pub(crate) served: AtomicU64,
+    /// Those that went on to where they were meant to go, and those of them that nobody took there.
+    pub(crate) passed_on: AtomicU64,
+    pub(crate) in_vain: AtomicU64,
+    /// Requests for no service on those that were served, of HTTP/2, that went on as well.
+    pub(crate) requests_passed_on: AtomicU64,
+    /// Those that were for no service where nothing else is let through, and requests of that kind.
+    pub(crate) refused: AtomicU64,
+    /// Those that came here directly, and those that were the proxy's own.
+    pub(crate) looped: AtomicU64,
 }
 
 impl Metrics {

@@ -1,5 +1,7 @@
 //! Listeners, connections, and how they end.
 
+mod captured;
+
 use std::{
     convert::Infallible,
     error::Error,
@@ -207,6 +209,9 @@ impl Serving {
                 }
             }
         }
+        if let Traffic::Captured { only_services } = listen.traffic {
+            return self.captured(stream, caller, only_services, place).await;
+        }
         if listen.tls {
             let Some(stream) = self.secured(stream, &listen, ends.source).await else { return };
             self.take(stream, ends, &listen, place).await;
@@ -239,13 +244,15 @@ impl Serving {
         match &listen.traffic {
             Traffic::Http { service } => {
                 tcp::limit_silence(stream.socket(), self.limits.head);
-                let origin = Origin { caller: ends.source, service: service.clone(), place };
+                let origin = Origin { caller: ends.source, service: service.clone(), place, captured: None };
                 self.serve(stream, origin).await;
             }
             Traffic::Tcp { service, send_proxy } => {
                 let send_proxy = send_proxy.map(|version| (version, ends));
                 tcp::serve(&self.forwarder, stream, service, send_proxy).await;
             }
+            // Has begun already: the socket itself knows where it was meant to go.
+            Traffic::Captured { .. } => {}
         }
     }
 

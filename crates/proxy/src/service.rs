@@ -4,14 +4,19 @@ use std::{
     collections::HashMap,
     net::Ipv4Addr,
     sync::{Arc, PoisonError, RwLock},
+    time::Duration,
 };
 
 use fairmesh_client::{Mesh, Region, ServiceHandle, ServiceName, core::View};
+use tokio::time::timeout;
 
 use crate::{Listen, lasts::Last, metrics::Golden};
 
 /// The most services that one proxy calls: each costs a subscription and labels of metrics, and requests may name any.
 const MOST: usize = 4096;
+
+/// How long it may take to learn whether there is a service of a name: the agent is asked, and at most the control plane by it.
+const LEARN: Duration = Duration::from_secs(1);
 
 /// A service with what is counted of it.
 #[derive(Debug)]
@@ -72,6 +77,18 @@ impl Services {
         let handle = self.mesh.service(name.to_string()).map_err(|_| Nobody::NoName(name.to_string()))?;
         let target = || Arc::new(Target { handle, golden: Golden::default(), last: Last::default() });
         Ok(Arc::clone(known.entry(name.clone()).or_insert_with(target)))
+    }
+
+    /// Whether this host is that of a service that somebody declared. What cannot be learnt in time is none, so that whoever
+    /// passes the rest on does not keep it waiting while there is nobody to ask.
+    pub(crate) async fn has(&self, host: &str) -> bool {
+        let Ok(target) = self.by_host(host) else { return false };
+        let known = timeout(LEARN, target.handle.known()).await.is_ok();
+        let declared = known && !matches!(*target.handle.view(), View::Unknown);
+        if !declared && target.golden.classes() == [0; 5] {
+            self.forget(target.handle.name());
+        }
+        declared
     }
 
     /// Nobody knows it: whoever makes names up must not fill the table.

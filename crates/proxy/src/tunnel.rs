@@ -79,7 +79,11 @@ impl Tunnels {
     }
 
     /// Carries bytes between a program and a server until both have said all, one breaks, or neither says anything.
-    pub(crate) async fn carry(&self, program: impl AsyncRead + AsyncWrite, server: Tunnel) {
+    pub(crate) async fn carry(
+        &self,
+        program: impl AsyncRead + AsyncWrite,
+        server: impl AsyncRead + AsyncWrite,
+    ) {
         let metrics = &self.metrics;
         count(&metrics.tunnels);
         let _open = Held::new(&metrics.tunnels_open);

@@ -1,5 +1,6 @@
 //! `fairmesh proxy`.
 
+mod capture;
 mod status;
 
 use std::{collections::BTreeMap, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
@@ -29,6 +30,8 @@ pub(crate) struct ProxyArgs {
 /// What else can be asked.
 #[derive(Debug, Subcommand)]
 enum ProxyCommand {
+    /// Redirect connections of programs that know nothing of the proxy to it, with nftables, or stop that.
+    Capture(Box<capture::CaptureArgs>),
     /// Show what a proxy that runs was told, how fresh what it knows is, and what became of its services' requests.
     Status(status::StatusArgs),
 }
@@ -38,10 +41,11 @@ struct ServeArgs {
     /// Where programs connect: ip:port, where the host of each request names its service (cart.shop for shop/cart), or
     /// ip:port=tenant/service, where all are for one; tcp:ip:port=tenant/service passes connections on that are no HTTP. Behind
     /// a balancer that says who connects, add +accept-proxy; where programs speak TLS, +tls; to tell servers behind tcp:,
-    /// +send-proxy or +send-proxy-v2. May be repeated.
+    /// +send-proxy or +send-proxy-v2. capture:ip:port takes what 'fairmesh proxy capture' redirects; with +only-services nothing
+    /// but calls of services goes on. May be repeated.
     #[arg(
         long,
-        value_name = "[tcp:]ADDRESS[=SERVICE]",
+        value_name = "[tcp:|capture:]ADDRESS[=SERVICE]",
         default_value = "127.0.0.1:7410",
         value_delimiter = ','
     )]
@@ -118,6 +122,15 @@ struct ServeArgs {
     max_connections: usize,
     #[command(flatten)]
     logging: Logging,
+    #[command(subcommand)]
+    part: Option<Part>,
+}
+
+/// What belongs to running a proxy.
+#[derive(Debug, Subcommand)]
+enum Part {
+    /// Redirect connections of programs that know nothing of the proxy to it, with nftables, or stop that.
+    Capture(Box<capture::CaptureArgs>),
 }
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
@@ -146,9 +159,10 @@ fn inbound(args: &ServeArgs) -> Option<InboundConfig> {
     })
 }
 
-/// Runs until SIGTERM or SIGINT, then drains; or asks.
+/// Runs until SIGTERM or SIGINT, then drains; or does what belongs to it.
 pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Failure> {
     match args.command {
+        Some(ProxyCommand::Capture(args)) => capture::run(*args).await,
         Some(ProxyCommand::Status(args)) => status::run(args).await,
         None => serve(args.serve).await,
     }

@@ -68,10 +68,11 @@ fn event(phase: Phase, what: &str, count: Count) -> Value {
     })
 }
 
-fn table<const N: usize>(head: [&str; N]) -> Table {
+/// A table as all of the demo look.
+pub(super) fn table(head: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED);
-    table.set_header(head);
+    table.set_header(head.iter().copied());
     table
 }
 
@@ -84,7 +85,7 @@ fn align_right(table: &mut Table, columns: std::ops::Range<usize>) {
 }
 
 fn calls(tally: &Tally) -> Table {
-    let mut table = table(["call", "calls", "failed", "p50 ms", "p99 ms"]);
+    let mut table = table(&["call", "calls", "failed", "p50 ms", "p99 ms"]);
     for (name, row) in tally.rows() {
         let quantile = |q| format!("{:.1}", row.latency.value_at_quantile(q) as f64 / 1000.0);
         let cells = [row.calls.to_string(), row.failed.to_string(), quantile(0.5), quantile(0.99)];
@@ -95,7 +96,7 @@ fn calls(tally: &Tally) -> Table {
 }
 
 fn regions(tally: &Tally) -> Table {
-    let mut table = table(["call", "from", "answered in"]);
+    let mut table = table(&["call", "from", "answered in"]);
     for (name, row) in tally.rows() {
         for place in super::fleet::PLACES {
             let here = row.regions.iter().filter(|((from, _), _)| from == place.name);
@@ -110,7 +111,7 @@ fn regions(tally: &Tally) -> Table {
 }
 
 fn events(tally: &Tally, story: &[(Phase, String)]) -> Table {
-    let mut table = table(["event", "what happened", "calls", "failed", "in flight*"]);
+    let mut table = table(&["event", "what happened", "calls", "failed", "in flight*"]);
     for (phase, what) in story {
         let count = tally.count(*phase);
         table.add_row([

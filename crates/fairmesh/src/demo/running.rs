@@ -11,7 +11,11 @@ use std::{
 
 use fairmesh_model::{EndpointState, Prefix, Record, RecordKey, ServiceName};
 use fairmesh_wire::{handshake, records, transport::Address, v1};
-use tokio::{net::TcpListener, task::JoinHandle, time::Instant};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    task::JoinHandle,
+    time::Instant,
+};
 
 use super::{
     DemoError, fleet,
@@ -41,6 +45,8 @@ pub(super) struct Running {
     pub agents: Vec<Process>,
     /// Every server.
     pub servers: Vec<Process>,
+    /// The proxy beside an agent, once there is one, and where it listens.
+    sidecar: Option<(Process, SocketAddr)>,
     /// Between agents elsewhere and the control plane.
     borders: Vec<JoinHandle<()>>,
 }
@@ -60,6 +66,7 @@ impl Running {
             control,
             agents: Vec::new(),
             servers: Vec::new(),
+            sidecar: None,
             borders: Vec::new(),
         })
     }
@@ -86,6 +93,47 @@ impl Running {
     /// The socket of a region's agent.
     pub(super) fn agent_socket(&self, place: Place) -> Address {
         Address::Unix(self.dir.join(format!("agent-{}.sock", place.name)))
+    }
+
+    /// Where sockets, data and logs are.
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Where the sidecar listens, once there is one.
+    pub(super) fn sidecar_address(&self) -> Option<SocketAddr> {
+        self.sidecar.as_ref().map(|(_, address)| *address)
+    }
+
+    /// Starts a proxy beside a region's agent, which calls as `client`; returns where it listens once it does.
+    pub(super) async fn start_sidecar(
+        &mut self,
+        place: Place,
+        client: &str,
+    ) -> Result<SocketAddr, DemoError> {
+        let address = free_port()?;
+        let program = Program {
+            name: "sidecar".into(),
+            binary: self.binary.clone(),
+            args: args([
+                "proxy".into(),
+                "--listen".into(),
+                address.to_string().into(),
+                "--admin".into(),
+                "none".into(),
+                "--agent".into(),
+                self.agent_socket(place).to_string().into(),
+                "--client-id".into(),
+                client.into(),
+            ]),
+        };
+        let (sidecar, _) = self.sidecar.insert((Process::start(program, &self.dir)?, address));
+        let deadline = Instant::now() + PATIENCE;
+        while TcpStream::connect(address).await.is_err() {
+            still_up(sidecar, deadline, "the sidecar does not listen")?;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(address)
     }
 
     /// The server process of this instance.
@@ -157,7 +205,8 @@ impl Running {
         for server in &self.servers {
             outcome = outcome.and(server.terminate());
         }
-        let then = self.agents.iter_mut().chain([&mut self.control]);
+        let sidecar = self.sidecar.iter_mut().map(|(process, _)| process);
+        let then = sidecar.chain(&mut self.agents).chain([&mut self.control]);
         for process in self.servers.iter_mut().chain(then) {
             outcome = outcome.and(process.stop(STOP).await.map(drop));
         }

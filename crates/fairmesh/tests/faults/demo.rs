@@ -65,6 +65,21 @@ async fn the_demo_fails_no_call_but_those_under_way_on_the_server_that_it_kills(
     }
     let failed: u64 = events.iter().map(|event| count(event, "failed")).sum();
     assert_eq!(figures["failed"].as_u64(), Some(failed), "calls failed between the events: {told}");
+    let programs = &figures["programs"];
+    assert_eq!(programs["differing"], 0, "{told}");
+    let calls = programs["calls"].as_array().unwrap();
+    let callers = programs["callers"].as_array().unwrap();
+    assert!(
+        calls.len() >= 5 && callers.len() >= 2,
+        "the library, and Python, which serves the shop too: {told}"
+    );
+    for call in calls {
+        assert_eq!(call["picked"].as_object().unwrap().len(), callers.len(), "{call}");
+        // Of a shard exactly one; of the others at most those that may answer.
+        let explained = call["explained"].as_array().unwrap();
+        let keyed = call["call"].as_str().unwrap().contains("key");
+        assert!(call["agree"] == true && (!keyed || explained.len() == 1), "{call}");
+    }
     // The last drain of all follows the restart of an agent.
     for log in fs::read_dir(&fleet).unwrap().map(|entry| entry.unwrap().path()) {
         let Ok(text) = fs::read_to_string(&log) else { continue };

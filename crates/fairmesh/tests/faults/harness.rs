@@ -3,6 +3,7 @@
 mod certificates;
 pub(crate) mod h2;
 mod load;
+mod netns;
 pub(crate) mod openmetrics;
 pub(crate) mod otlp;
 mod process;
@@ -17,6 +18,7 @@ use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 pub(crate) use certificates::Authority;
 pub(crate) use load::{Caller, Kind, Load};
+pub(crate) use netns::{Machines, THERE, path};
 pub(crate) use process::{Process, Program, Run, run};
 pub(crate) use proxy::Proxy;
 pub(crate) use raw::{RawServer, read_head, read_to_end, say};

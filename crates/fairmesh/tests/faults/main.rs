@@ -5,6 +5,7 @@
 
 mod attacks;
 mod balance;
+mod capture;
 mod conformance;
 mod control;
 mod demo;
@@ -29,3 +30,4 @@ mod tls;
 mod translation;
 mod tunnels;
 mod upgrade;
+mod vectors;

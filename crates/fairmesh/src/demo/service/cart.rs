@@ -8,9 +8,15 @@ use std::{
     time::Duration,
 };
 
-use axum::Router;
+use axum::{
+    Json, Router,
+    extract::{Path, State},
+    response::IntoResponse,
+    routing::get,
+};
 use fairmesh_client::{Mesh, server::ServerBuilder};
 use fairmesh_model::{KeyRange, ShardId};
+use serde_json::json;
 use tonic::{Request, Response, Status};
 
 use super::{Place, REGION_HEADER};
@@ -48,9 +54,15 @@ pub(super) fn take_over_shards(server: ServerBuilder, carts: Arc<Carts>) -> Serv
     })
 }
 
-/// The gRPC service.
+/// The gRPC service, and a page a cart for programs that do not speak it.
 pub(super) fn routes(carts: Arc<Carts>) -> Router {
-    tonic::service::Routes::new(CartServer::from_arc(carts)).into_axum_router()
+    let page = Router::new().route("/carts/{customer}", get(page)).with_state(carts.clone());
+    tonic::service::Routes::new(CartServer::from_arc(carts)).into_axum_router().merge(page)
+}
+
+async fn page(State(carts): State<Arc<Carts>>, Path(customer): Path<u64>) -> impl IntoResponse {
+    let items = carts.carts().get(&customer).cloned().unwrap_or_default();
+    ([(REGION_HEADER, carts.place.name)], Json(json!({ "customer": customer, "items": items })))
 }
 
 impl Carts {

@@ -1,0 +1,143 @@
+//! `fairmesh proxy capture`: connections of programs that know nothing of a proxy are redirected to one.
+//!
+//! The proxy's own connections are told apart by its user or its cgroup, as every socket of a process has these. A mark would
+//! have to be set on each socket by whoever opens it, and takes a right (CAP_NET_ADMIN) that the proxy needs for nothing else.
+
+mod nft;
+mod rules;
+mod who;
+
+use std::{net::SocketAddr, process::ExitCode, time::Duration};
+
+use clap::Args;
+use serde_json::{Value, json};
+
+use self::rules::{Net, Ports, Rules, TABLE};
+use crate::{cli::SeenAs, failure::Failure, output, signals};
+
+/// How often `--watch` looks whether the proxy listens.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Arguments of `fairmesh proxy capture`.
+#[derive(Debug, Args)]
+pub(crate) struct CaptureArgs {
+    /// Stop capturing: remove what this command set up in this network namespace, and nothing else.
+    #[arg(long, conflicts_with_all = ["port", "to", "uid", "cgroup", "except_uid", "except_cgroup", "loopback", "watch", "dry_run"])]
+    undo: bool,
+    /// Where the proxy listens for what is captured (--listen capture:IP:PORT): one address of IPv4, one of IPv6, or both.
+    #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:7415", value_delimiter = ',')]
+    at: Vec<SocketAddr>,
+    /// Only connections to this port, or to ports FROM-TO; may be repeated [default: 80; with --to, every port].
+    #[arg(long, value_name = "N[-N]", value_delimiter = ',')]
+    port: Vec<Ports>,
+    /// Only connections to these addresses; may be repeated.
+    #[arg(long, value_name = "CIDR", value_delimiter = ',')]
+    to: Vec<Net>,
+    /// Only connections of this user's programs, by name or number; may be repeated.
+    #[arg(long, value_name = "USER")]
+    uid: Vec<String>,
+    /// Only connections of programs in this cgroup (version 2), and of those in cgroups within; may be repeated.
+    #[arg(long, value_name = "PATH")]
+    cgroup: Vec<String>,
+    /// Never connections of this user; may be repeated. The proxy's own user is found by its listener, and is always excepted
+    /// unless cgroups tell it from the programs.
+    #[arg(long, value_name = "USER")]
+    except_uid: Vec<String>,
+    /// Never connections of programs in this cgroup: that of the proxy, where it runs as the same user as the programs.
+    #[arg(long, value_name = "PATH")]
+    except_cgroup: Vec<String>,
+    /// Also connections to addresses of this machine.
+    #[arg(long)]
+    loopback: bool,
+    /// Stay until SIGTERM, and capture only while the proxy listens: while it does not, programs connect directly.
+    #[arg(long, conflicts_with = "dry_run")]
+    watch: bool,
+    /// Print the rules, for 'nft -f', and change nothing.
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    seen_as: SeenAs,
+}
+
+/// Sets up, or undoes.
+pub(crate) async fn run(args: CaptureArgs) -> Result<ExitCode, Failure> {
+    if args.undo {
+        let removed = nft::remove()?;
+        let words = if removed { "nothing is captured any more\n" } else { "nothing was captured\n" };
+        let state = json!({ "table": TABLE, "captured": false, "changed": removed });
+        return tell(&args, &state, words);
+    }
+    if args.watch {
+        return watch(&args).await;
+    }
+    let rules = rules(&args, who::listens(&args.at))?;
+    let script = rules.script();
+    if args.dry_run {
+        return tell(&args, &state(&rules, false), &script);
+    }
+    nft::load(&script)?;
+    tell(&args, &state(&rules, true), &format!("{}\n", rules.words()))
+}
+
+fn tell(args: &CaptureArgs, state: &Value, words: &str) -> Result<ExitCode, Failure> {
+    output::print_one(args.seen_as.format(), state, words).map(|()| ExitCode::SUCCESS)
+}
+
+fn state(rules: &Rules, captured: bool) -> Value {
+    json!({
+        "table": TABLE,
+        "captured": captured,
+        "at": rules.at,
+        "exceptUids": rules.except_uids,
+        "exceptCgroups": rules.except_cgroups.iter().map(|cgroup| &cgroup.path).collect::<Vec<_>>(),
+        "rules": rules.script(),
+    })
+}
+
+/// Captures whenever the proxy listens, and not when it does not.
+async fn watch(args: &CaptureArgs) -> Result<ExitCode, Failure> {
+    let shutdown = signals::shutdown()?;
+    tokio::pin!(shutdown);
+    // Not known at first: an earlier one may have been killed.
+    let mut captured = None;
+    loop {
+        let listens = who::listens(&args.at);
+        if captured != Some(listens) {
+            match listens {
+                Some(_) => {
+                    let rules = rules(args, listens)?;
+                    nft::load(&rules.script())?;
+                    eprintln!("{}", rules.words());
+                }
+                None => {
+                    nft::remove()?;
+                    eprintln!("the proxy does not listen; programs connect directly");
+                }
+            }
+            captured = Some(listens);
+        }
+        tokio::select! {
+            () = &mut shutdown => break,
+            () = tokio::time::sleep(LOOK) => {}
+        }
+    }
+    nft::remove()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What to capture, given as whom the proxy listens.
+fn rules(args: &CaptureArgs, proxy: Option<u32>) -> Result<Rules, Failure> {
+    let mut rules = Rules {
+        at: rules::places(&args.at)?,
+        ports: rules::merged(&args.port),
+        to: args.to.iter().copied().collect(),
+        uids: who::uids(&args.uid)?,
+        cgroups: who::cgroups(&args.cgroup)?,
+        except_uids: who::uids(&args.except_uid)?,
+        except_cgroups: who::cgroups(&args.except_cgroup)?,
+        loopback: args.loopback,
+    };
+    rules.reach()?;
+    rules.except(proxy)?;
+    Ok(rules)
+}

@@ -1,0 +1,263 @@
+//! What is captured, and the rules of nftables for it.
+
+use std::{
+    collections::BTreeSet,
+    fmt::{self, Write as _},
+    net::{IpAddr, SocketAddr},
+    str::FromStr,
+};
+
+use crate::failure::Failure;
+
+/// The table that is ours. Everything we set up is in it, so that removing it removes everything.
+pub(super) const TABLE: &str = "inet fairmesh_capture";
+/// What is captured where nothing is said: the port of HTTP.
+const HTTP: Ports = Ports { first: 80, last: 80 };
+
+/// Ports, of which both are meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Ports {
+    first: u16,
+    last: u16,
+}
+
+/// Addresses that begin alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Net {
+    address: IpAddr,
+    bits: u8,
+}
+
+/// A cgroup, as rules name it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Cgroup {
+    /// Below /sys/fs/cgroup.
+    pub(super) path: String,
+    /// How far below the root of its hierarchy.
+    pub(super) level: usize,
+}
+
+/// What is captured.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Rules {
+    /// Where it goes: one place a family at most.
+    pub(super) at: Vec<SocketAddr>,
+    pub(super) ports: Vec<Ports>,
+    pub(super) to: BTreeSet<Net>,
+    /// Whose connections; of neither users nor cgroups: everybody's.
+    pub(super) uids: BTreeSet<u32>,
+    pub(super) cgroups: Vec<Cgroup>,
+    pub(super) except_uids: BTreeSet<u32>,
+    pub(super) except_cgroups: Vec<Cgroup>,
+    pub(super) loopback: bool,
+}
+
+impl Rules {
+    /// Every address that is named must have somewhere to go.
+    pub(super) fn reach(&self) -> Result<(), Failure> {
+        let lost = self.to.iter().find(|net| !self.at.iter().any(|at| at.is_ipv4() == net.address.is_ipv4()));
+        match lost {
+            None => Ok(()),
+            Some(net) => Err(Failure::refused(
+                format!("--to {net}: no --at is of its family, so there is nowhere to redirect it to"),
+                "give --at 127.0.0.1:7415 and --at [::1]:7415, and the proxy a listener at each",
+            )),
+        }
+    }
+
+    /// Takes care that the proxy does not capture itself; `proxy` is as whom it listens.
+    pub(super) fn except(&mut self, proxy: Option<u32>) -> Result<(), Failure> {
+        if !self.cgroups.is_empty() || !self.except_cgroups.is_empty() {
+            return Ok(());
+        }
+        match proxy {
+            Some(proxy) if self.uids.contains(&proxy) => Err(Failure::refused(
+                format!("--uid {proxy}: the proxy runs as the same user, and would capture itself"),
+                "run it as a user of its own, or name its cgroup with --except-cgroup",
+            )),
+            Some(proxy) => {
+                self.except_uids.insert(proxy);
+                Ok(())
+            }
+            None if self.uids.is_empty() && self.except_uids.is_empty() => Err(Failure::refused(
+                format!("nobody listens at {}, so that everybody's connections would fail", list(&self.at)),
+                "start 'fairmesh proxy --listen capture:IP:PORT' first, or say as whom it will run: --except-uid USER",
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// One transaction that puts the rules in the place of earlier ones.
+    pub(super) fn script(&self) -> String {
+        let mut text = format!("table {TABLE}\ndelete table {TABLE}\n\ntable {TABLE} {{\n");
+        text.push_str("\tchain output {\n\t\ttype nat hook output priority -100; policy accept;\n");
+        if !self.loopback {
+            text.push_str("\t\toifname \"lo\" return\n");
+        }
+        // Writing to a string cannot fail.
+        for (from, verdict) in [
+            (from(&self.except_uids, &self.except_cgroups), "return"),
+            (from(&self.uids, &self.cgroups), "jump to_proxy"),
+        ] {
+            for from in from {
+                let _ = writeln!(text, "\t\t{from} {verdict}");
+            }
+        }
+        if self.uids.is_empty() && self.cgroups.is_empty() {
+            text.push_str("\t\tjump to_proxy\n");
+        }
+        text.push_str("\t}\n\n\tchain to_proxy {\n");
+        for at in &self.at {
+            let family = if at.is_ipv4() { "ip" } else { "ip6" };
+            for to in self.targets(at.is_ipv4()) {
+                let _ = writeln!(text, "\t\t{to} {} dnat {family} to {at}", self.ports());
+            }
+        }
+        text.push_str("\t}\n}\n");
+        text
+    }
+
+    fn targets(&self, ipv4: bool) -> Vec<String> {
+        let (named, family) = if ipv4 { ("ip", "ipv4") } else { ("ip6", "ipv6") };
+        if self.to.is_empty() {
+            return vec![format!("meta nfproto {family}")];
+        }
+        let of_family = self.to.iter().filter(|net| net.address.is_ipv4() == ipv4);
+        of_family.map(|net| format!("{named} daddr {net}")).collect()
+    }
+
+    fn ports(&self) -> String {
+        match (&*self.ports, self.to.is_empty()) {
+            ([], true) => format!("tcp dport {HTTP}"),
+            ([], false) => "meta l4proto tcp".into(),
+            (ports, _) => format!("tcp dport {{ {} }}", list(ports)),
+        }
+    }
+
+    /// The same for people.
+    pub(super) fn words(&self) -> String {
+        let ports = match (&*self.ports, self.to.is_empty()) {
+            ([], true) => "port 80".into(),
+            ([], false) => "every port".into(),
+            (ports, _) => format!("port {}", list(ports)),
+        };
+        let mut words = format!("captured: TCP to {ports}");
+        let mut add = |what: &str, of: String| {
+            if !of.is_empty() {
+                let _ = write!(words, "{what}{of}");
+            }
+        };
+        add(" of ", list(&self.to));
+        add(", by ", people(&self.uids, &self.cgroups));
+        add(", goes to ", list(&self.at));
+        add("; not by ", people(&self.except_uids, &self.except_cgroups));
+        words.push_str("\nundo it with 'fairmesh proxy capture --undo'");
+        if self.except_uids.contains(&0) {
+            words.push_str("\nnote: the proxy is root, so that no program of root is captured; give it a user of its own");
+        }
+        words
+    }
+}
+
+/// Conditions, any of which says whose a connection is.
+fn from(uids: &BTreeSet<u32>, cgroups: &[Cgroup]) -> Vec<String> {
+    let uids = (!uids.is_empty()).then(|| format!("meta skuid {{ {} }}", list(uids)));
+    let cgroup = |Cgroup { path, level }: &Cgroup| format!("socket cgroupv2 level {level} \"{path}\"");
+    uids.into_iter().chain(cgroups.iter().map(cgroup)).collect()
+}
+
+fn people(uids: &BTreeSet<u32>, cgroups: &[Cgroup]) -> String {
+    let uids = uids.iter().map(|uid| format!("uid {uid}"));
+    let all: Vec<_> = uids.chain(cgroups.iter().map(|cgroup| format!("cgroup {}", cgroup.path))).collect();
+    all.join(" or ")
+}
+
+fn list<T: fmt::Display>(all: impl IntoIterator<Item = T>) -> String {
+    let all: Vec<_> = all.into_iter().map(|one| one.to_string()).collect();
+    all.join(", ")
+}
+
+/// Ports in order, each in one range: nftables refuses ranges that overlap.
+pub(super) fn merged(ports: &[Ports]) -> Vec<Ports> {
+    let mut sorted = ports.to_vec();
+    sorted.sort_unstable();
+    let mut merged: Vec<Ports> = Vec::new();
+    for ports in sorted {
+        match merged.last_mut() {
+            Some(last) if ports.first <= last.last.saturating_add(1) => last.last = last.last.max(ports.last),
+            _ => merged.push(ports),
+        }
+    }
+    merged
+}
+
+/// Where captured connections go.
+pub(super) fn places(at: &[SocketAddr]) -> Result<Vec<SocketAddr>, Failure> {
+    for (number, place) in at.iter().enumerate() {
+        if place.ip().is_unspecified() || place.port() == 0 {
+            let problem = format!("--at {place}: connections cannot be redirected to it");
+            return Err(Failure::refused(problem, "name one address and port, such as 127.0.0.1:7415"));
+        }
+        if at[..number].iter().any(|other| other.is_ipv4() == place.is_ipv4()) {
+            let problem = format!("--at {place}: another --at is of the same family");
+            return Err(Failure::refused(problem, "give one for IPv4, one for IPv6, or one of each"));
+        }
+    }
+    Ok(at.to_vec())
+}
+
+impl fmt::Display for Ports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { first, last } = self;
+        if first == last { write!(f, "{first}") } else { write!(f, "{first}-{last}") }
+    }
+}
+
+impl FromStr for Ports {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        let ports = first.parse().ok().zip(last.parse().ok()).map(|(first, last)| Self { first, last });
+        let sound = ports.filter(|ports| ports.first > 0 && ports.first <= ports.last);
+        sound.ok_or_else(|| format!("'{text}' is no port; write one as 80, or a range as 8000-8099"))
+    }
+}
+
+impl fmt::Display for Net {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.bits)
+    }
+}
+
+impl FromStr for Net {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("'{text}' names no addresses; write 10.0.0.0/8, fd00::/8 or a single address");
+        let (address, bits) =
+            text.split_once('/').map_or((text, None), |(address, bits)| (address, Some(bits)));
+        let address: IpAddr = address.parse().map_err(|_| wrong())?;
+        let most = if address.is_ipv4() { 32 } else { 128 };
+        let bits = bits.map_or(Ok(most), |bits| bits.parse().map_err(|_| wrong()))?;
+        if bits > most {
+            return Err(wrong());
+        }
+        Ok(Self { address: network(address, bits), bits })
+    }
+}
+
+/// An address without what is behind its first bits.
+fn network(address: IpAddr, bits: u8) -> IpAddr {
+    match address {
+        IpAddr::V4(v4) => {
+            IpAddr::V4((v4.to_bits() & u32::MAX.checked_shl(32 - u32::from(bits)).unwrap_or(0)).into())
+        }
+        IpAddr::V6(v6) => {
+            IpAddr::V6((v6.to_bits() & u128::MAX.checked_shl(128 - u32::from(bits)).unwrap_or(0)).into())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

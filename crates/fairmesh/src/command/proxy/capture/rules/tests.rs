@@ -1,0 +1,91 @@
+use super::*;
+
+fn rules(at: &[&str]) -> Rules {
+    Rules { at: at.iter().map(|at| at.parse().unwrap()).collect(), ..Rules::default() }
+}
+
+fn lines(rules: &Rules) -> Vec<String> {
+    let script = rules.script();
+    let (_, inside) = script.split_once("policy accept;\n").unwrap();
+    inside.lines().map(|line| line.trim().to_owned()).filter(|line| line.len() > 1).collect()
+}
+
+#[test]
+fn unless_told_otherwise_the_port_of_http_is_captured_of_everybody_but_the_proxy() {
+    let mut rules = rules(&["127.0.0.1:7415"]);
+    rules.except(Some(998)).unwrap();
+    assert_eq!(
+        lines(&rules),
+        [
+            r#"oifname "lo" return"#,
+            "meta skuid { 998 } return",
+            "jump to_proxy",
+            "chain to_proxy {",
+            "meta nfproto ipv4 tcp dport 80 dnat ip to 127.0.0.1:7415",
+        ]
+    );
+    assert!(
+        rules.script().starts_with(&format!("table {TABLE}\ndelete table {TABLE}\n")),
+        "replaced at once"
+    );
+    assert!(!rules.words().contains("root"));
+}
+
+#[test]
+fn what_is_named_narrows_what_is_captured() {
+    let mut rules = rules(&["127.0.0.1:7415", "[::1]:7415"]);
+    rules.ports = merged(&["8000-8010", "443", "8005-8020", "8021"].map(|ports| ports.parse().unwrap()));
+    rules.to = ["10.1.2.3/8", "fd00::1", "10.9.9.9/8"].iter().map(|net| net.parse().unwrap()).collect();
+    rules.uids = [1000].into();
+    rules.cgroups = vec![Cgroup { path: "a.slice/b".into(), level: 2 }];
+    rules.loopback = true;
+    rules.reach().unwrap();
+    rules.except(Some(1000)).unwrap();
+    assert_eq!(
+        lines(&rules),
+        [
+            "meta skuid { 1000 } jump to_proxy",
+            r#"socket cgroupv2 level 2 "a.slice/b" jump to_proxy"#,
+            "chain to_proxy {",
+            "ip daddr 10.0.0.0/8 tcp dport { 443, 8000-8021 } dnat ip to 127.0.0.1:7415",
+            "ip6 daddr fd00::1/128 tcp dport { 443, 8000-8021 } dnat ip6 to [::1]:7415",
+        ]
+    );
+}
+
+#[test]
+fn addresses_without_ports_are_captured_whole() {
+    let mut rules = rules(&["127.0.0.1:7415"]);
+    rules.to = ["0.0.0.0/0".parse().unwrap()].into();
+    assert!(rules.script().contains("ip daddr 0.0.0.0/0 meta l4proto tcp dnat"), "{}", rules.script());
+}
+
+#[test]
+fn a_proxy_that_would_capture_itself_or_nobody_is_refused() {
+    let of = |uids: &[u32], proxy| {
+        let mut rules = rules(&["127.0.0.1:7415"]);
+        rules.uids = uids.iter().copied().collect();
+        rules.except(proxy).map(|()| rules)
+    };
+    assert!(format!("{:?}", of(&[0], Some(0)).unwrap_err()).contains("--except-cgroup"));
+    assert!(format!("{:?}", of(&[], None).unwrap_err()).contains("--except-uid"));
+    assert!(of(&[1000], None).is_ok(), "others were chosen");
+    assert!(of(&[], Some(0)).unwrap().words().contains("note: the proxy is root"));
+    let mut lost = rules(&["127.0.0.1:7415"]);
+    lost.to = ["fd00::/8".parse().unwrap()].into();
+    assert!(format!("{:?}", lost.reach().unwrap_err()).contains("[::1]:7415"));
+}
+
+#[test]
+fn what_is_no_port_address_or_place_is_refused() {
+    for wrong in ["", "0", "90-80", "http", "1-", "65536"] {
+        assert!(wrong.parse::<Ports>().is_err(), "{wrong}");
+    }
+    for wrong in ["", "10.0.0.0/33", "fd00::/129", "10.0.0", "a.b/8", "10.0.0.0/-1"] {
+        assert!(wrong.parse::<Net>().is_err(), "{wrong}");
+    }
+    for wrong in [&["0.0.0.0:7415"][..], &["127.0.0.1:0"], &["127.0.0.1:1", "127.0.0.2:1"]] {
+        let at: Vec<_> = wrong.iter().map(|at| at.parse().unwrap()).collect();
+        assert!(places(&at).is_err(), "{wrong:?}");
+    }
+}

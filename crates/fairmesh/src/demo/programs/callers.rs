@@ -1,0 +1,68 @@
+//! The programs, as anybody has them.
+
+use std::{env, fs, io, net::SocketAddr, path::Path, process::Stdio};
+
+use tokio::{process::Command, time::timeout};
+
+use super::{PATIENCE, Probe, picks, picks::Picks};
+
+/// A program that calls what it is told to, and prints heads of answers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Caller {
+    /// What people call it, and the shell.
+    pub(super) name: &'static str,
+    /// What it runs, where it is an interpreter: the name of a file and its text.
+    script: Option<(&'static str, &'static str)>,
+}
+
+pub(super) const CALLERS: [Caller; 3] = [
+    Caller { name: "curl", script: None },
+    Caller { name: "python3", script: Some(("caller.py", include_str!("caller.py"))) },
+    Caller { name: "node", script: Some(("caller.js", include_str!("caller.js"))) },
+];
+
+impl Caller {
+    /// Whether this machine has it.
+    pub(super) fn is_here(&self) -> bool {
+        let path = env::var_os("PATH").unwrap_or_default();
+        env::split_paths(&path).any(|folder| folder.join(self.name).is_file())
+    }
+
+    /// Writes its script.
+    pub(super) fn prepare(&self, folder: &Path) -> io::Result<()> {
+        self.script.map_or(Ok(()), |(file, text)| fs::write(folder.join(file), text))
+    }
+
+    /// Has it call through a proxy.
+    pub(super) async fn call(&self, folder: &Path, proxy: SocketAddr, probe: &Probe) -> Picks {
+        let mut command = self.command(folder, probe);
+        command.env("http_proxy", format!("http://{proxy}"));
+        for exception in ["no_proxy", "NO_PROXY"] {
+            command.env_remove(exception);
+        }
+        let output = command.stdin(Stdio::null()).kill_on_drop(true).output();
+        let output = timeout(PATIENCE, output).await.map_err(|_| format!("{} took too long", self.name))?;
+        let output = output.map_err(|error| format!("{}: {error}", self.name))?;
+        if !output.status.success() {
+            return Err(format!("{}: {}", self.name, String::from_utf8_lossy(&output.stderr).trim()));
+        }
+        let heads = String::from_utf8_lossy(&output.stdout);
+        picks::read(&heads, probe.calls()).map_err(|problem| format!("{}: {problem}", self.name))
+    }
+
+    fn command(&self, folder: &Path, probe: &Probe) -> Command {
+        let mut command = Command::new(self.name);
+        let (url, headers, calls) = (probe.url(), probe.headers(), probe.calls());
+        match self.script {
+            Some((script, _)) => {
+                command.arg(folder.join(script)).args([url, calls.to_string()]).args(headers);
+            }
+            None => {
+                command.args(["--silent", "--show-error", "--dump-header", "-"]);
+                command.args(headers.iter().flat_map(|header| ["--header", header]));
+                command.args((0..calls).flat_map(|_| ["--output", "/dev/null", &url]));
+            }
+        }
+        command
+    }
+}

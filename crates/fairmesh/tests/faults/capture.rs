@@ -1,0 +1,359 @@
+//! Programs that know nothing of a proxy are captured by one: their connections are redirected by the system.
+
+use std::{
+    convert::Infallible,
+    fs,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use fairmesh_client::server::Server;
+use fairmesh_model::Protocol;
+use http::{Request, Response};
+use hyper::{body::Incoming, server::conn::http2, service::service_fn};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rustix::process::Signal;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    process::Command,
+};
+
+use crate::harness::{
+    Machines, Process, Program, Proxy, Run, Spec, THERE, World, beside_others, free_port, path, run, until,
+};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Of the user `nobody`, as whom programs run while the proxy is root.
+const NOBODY: &str = "65534";
+
+/// Programs on the machine, whose names of hosts are in a file like everywhere.
+struct Programs {
+    folder: PathBuf,
+    user: &'static str,
+}
+
+impl Programs {
+    fn new(world: &World, user: &'static str) -> Self {
+        // Nobody has these addresses but the second machine: they only have to be routed somewhere.
+        let hosts = format!(
+            "10.78.0.9 one.shop two.shop far.shop\nfd00:78::9 one.shop\n{THERE} elsewhere.example\n127.0.0.1 localhost\n"
+        );
+        fs::write(world.path("hosts"), hosts).unwrap();
+        Self { folder: world.path(""), user }
+    }
+
+    /// Runs a program, as it is; it may read what root may, wherever it is installed.
+    async fn run(&self, program: &[&str]) -> Run {
+        let rights = "+dac_override,+dac_read_search";
+        let mut command = Command::new("/bin/sh");
+        command.arg("-c");
+        command.arg(format!(
+            "PATH={}; export PATH; exec unshare --mount sh -c 'mount --bind \"$0\" /etc/hosts && \
+             exec setpriv --reuid {} --clear-groups --inh-caps {rights} --ambient-caps {rights} \"$@\"' \"$0\" \"$@\"",
+            path(),
+            self.user,
+        ));
+        command.arg(self.folder.join("hosts")).args(program);
+        run(command, "", PATIENCE).await
+    }
+
+    async fn curl(&self, arguments: &[&str]) -> Run {
+        self.run(&[&["curl", "--silent", "--include", "--max-time", "20"], arguments].concat()).await
+    }
+
+    async fn python(&self, script: &str) -> String {
+        self.run(&["python3", "-c", script]).await.ok()
+    }
+}
+
+/// Runs `fairmesh proxy capture`.
+async fn capture(arguments: &str) -> Run {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+    command.args(["proxy", "capture"]).args(arguments.split_whitespace());
+    run(command, "", PATIENCE).await
+}
+
+/// All rules that the machine has.
+async fn rules() -> String {
+    nft(&["list", "ruleset"], "").await
+}
+
+async fn nft(arguments: &[&str], input: &str) -> String {
+    let mut command = Command::new("/usr/bin/env");
+    command.arg(format!("PATH={}", path())).arg("nft").args(arguments);
+    run(command, input, PATIENCE).await.ok()
+}
+
+/// What programs said to a server that is none of the mesh: HTTP is answered, all else given back.
+#[derive(Clone, Default)]
+struct Heard(Arc<Mutex<Vec<String>>>);
+
+impl Heard {
+    fn serve(&self, listener: std::net::TcpListener, greeting: &'static str) {
+        let (listener, heard) = (TcpListener::from_std(listener).unwrap(), self.clone());
+        tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                tokio::spawn(heard.clone().answer(stream, greeting));
+            }
+        });
+    }
+
+    async fn answer(self, mut stream: TcpStream, greeting: &'static str) {
+        let _ = stream.write_all(greeting.as_bytes()).await;
+        let mut said = vec![0; 4096];
+        let Ok(length) = stream.read(&mut said).await else { return };
+        said.truncate(length);
+        self.0.lock().unwrap().push(String::from_utf8_lossy(&said).into_owned());
+        let http = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\nconnection: close\r\n\r\nelsewhere";
+        let answer = if said.starts_with(b"GET / ") { &http[..] } else { &said };
+        let _ = stream.write_all(answer).await;
+    }
+
+    fn all(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+/// A server of the other machine that speaks HTTP/2 alone, and is none of the mesh: it says whom it was asked for.
+fn serve_http2(listener: std::net::TcpListener) {
+    let listener = TcpListener::from_std(listener).unwrap();
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let answer = service_fn(async |request: Request<Incoming>| {
+                let asked = format!("asked for {}", request.uri());
+                let marked = request.headers().keys().any(|name| name.as_str().contains("fairmesh"));
+                assert!(!marked, "it is passed on as it was: {:?}", request.headers());
+                Ok::<_, Infallible>(Response::new(asked))
+            });
+            let connection = http2::Builder::new(TokioExecutor::new());
+            tokio::spawn(connection.serve_connection(TokioIo::new(stream), answer));
+        }
+    });
+}
+
+/// A proxy that waits for what is captured, of both families.
+async fn capturing(world: &World, more: &str) -> (Proxy, u16) {
+    let port = free_port();
+    let listen = format!("--listen capture:127.0.0.1:{port}{more} --listen capture:[::1]:{port}{more}");
+    (Proxy::with(world, &listen).await, port)
+}
+
+#[test]
+fn unmodified_programs_reach_services_and_everybody_else_and_no_trace_is_left() {
+    let Some(machines) = Machines::new(&["ip", "nft", "curl", "python3", "unshare", "setpriv"]) else {
+        return;
+    };
+    machines.run(|| async {
+        let _machine = beside_others().await;
+        let world = World::start("").await;
+        let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
+        let _two = Spec::new("shop/two", "two", Protocol::Http2).here(&world).await;
+        let heard = Heard::default();
+        heard.serve(machines.listen_there(80), "");
+        heard.serve(machines.listen_there(2525), "220 hello\r\n");
+        serve_http2(machines.listen_there(8080));
+        let (proxy, port) = capturing(&world, "").await;
+        let programs = Programs::new(&world, NOBODY);
+
+        let before = rules().await;
+        let set_up = format!("--at 127.0.0.1:{port},[::1]:{port} --port 80,2525,8080");
+        let told = capture(&set_up).await.ok();
+        assert!(told.contains("not by uid 0") && told.contains("--undo"), "{told}");
+        let captured = rules().await;
+        assert!(captured.contains("table inet fairmesh_capture"), "{captured}");
+        assert_eq!(capture(&format!("{set_up} --json")).await.json()["captured"], true);
+        assert_eq!(rules().await, captured, "twice is as once");
+
+        services_are_called(&programs).await;
+        proxy.counts("captured_served_total", 5.0).await;
+        the_rest_goes_on(&programs, &heard).await;
+        // Over HTTP/2 each request tells by itself whom it is for.
+        proxy.counts("captured_served_total", 7.0).await;
+        proxy.counts("captured_requests_passed_on_total", 1.0).await;
+        proxy.counts("captured_passed_on_total", 5.0).await;
+        proxy.counts("captured_looped_total", 0.0).await;
+
+        let mut direct = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+        assert!(direct.read(&mut [0]).await.is_err(), "nobody redirected this one");
+        proxy.counts("captured_looped_total", 1.0).await;
+
+        assert!(capture("--undo").await.ok().contains("any more"));
+        assert_eq!(rules().await, before);
+        assert!(capture("--undo").await.ok().contains("nothing was captured"));
+        assert_eq!(
+            programs.curl(&["--max-time", "1", "http://one.shop/"]).await.code,
+            Some(28),
+            "nobody is there"
+        );
+    });
+}
+
+async fn services_are_called(programs: &Programs) {
+    for (arguments, instance) in [
+        (&["-4", "http://one.shop/items"][..], "x-instance: one"),
+        (&["-6", "http://one.shop/items"], "x-instance: one"),
+        (&["http://two.shop/"], "x-instance: two"),
+        (&["--http2-prior-knowledge", "http://two.shop/"], "x-instance: two"),
+    ] {
+        let answer = programs.curl(arguments).await.ok();
+        assert!(answer.contains(instance), "{arguments:?}: {answer}");
+    }
+    let python = "import urllib.request as u; print(u.urlopen('http://two.shop/').headers['x-instance'])";
+    assert_eq!(programs.python(python).await, "two\n");
+}
+
+async fn the_rest_goes_on(programs: &Programs, heard: &Heard) {
+    for url in ["http://elsewhere.example/", "http://10.78.0.2/"] {
+        let answer = programs.curl(&[url]).await.ok();
+        assert!(answer.ends_with("\r\n\r\nelsewhere"), "{answer}");
+    }
+    let answer = programs.curl(&["--http2-prior-knowledge", "http://elsewhere.example:8080/a"]).await.ok();
+    assert!(answer.ends_with("asked for http://elsewhere.example:8080/a"), "{answer}");
+    let first = heard.all()[0].clone();
+    assert!(
+        first.starts_with("GET / HTTP/1.1\r\nHost: elsewhere.example\r\n") && !first.contains("fairmesh"),
+        "{first}"
+    );
+    // No HTTP, what may yet become a head of it, and a protocol in which the server speaks first.
+    for (port, say, hear) in [(80, "\\x16\\x03\\x01", "b'\\x16\\x03\\x01'\n"), (80, "HELO", "b'HELO'\n")] {
+        let script = format!(
+            "import socket; s = socket.create_connection(('{THERE}', {port})); s.sendall(b'{say}'); print(s.recv(99))"
+        );
+        assert_eq!(programs.python(&script).await, hear);
+    }
+    let script = format!(
+        "import socket; s = socket.create_connection(('{THERE}', 2525)); print(s.recv(99)); s.sendall(b'QUIT'); print(s.recv(99))"
+    );
+    assert_eq!(programs.python(&script).await, "b'220 hello\\r\\n'\nb'QUIT'\n");
+    // A connection that carries calls of services carries nothing else.
+    let script = "import http.client as h; c = h.HTTPConnection('one.shop')\n\
+        for host in ['one.shop', 'elsewhere.example']:\n \
+        c.request('GET', '/', headers={'Host': host}); a = c.getresponse(); a.read(); print(a.status)";
+    assert_eq!(programs.python(script).await, "200\n421\n");
+}
+
+#[test]
+fn a_proxy_that_is_made_to_capture_itself_ends_the_loop() {
+    let Some(machines) = Machines::new(&["ip", "nft", "curl", "unshare", "setpriv"]) else { return };
+    machines.run(|| async {
+        let _machine = beside_others().await;
+        let world = World::start("").await;
+        // Behind the cable, where its calls are captured too.
+        let far = Server::builder("shop/far").instance("far").address("10.78.0.9:80".parse().unwrap());
+        let far = far.protocol(Protocol::Http1).agent(world.agent_address()).start().await.unwrap();
+        world.serves("shop/far", "far").await;
+        let heard = Heard::default();
+        heard.serve(machines.listen_there(80), "");
+        let (proxy, port) = capturing(&world, "").await;
+        let programs = Programs::new(&world, NOBODY);
+
+        let at = format!("--at 127.0.0.1:{port}");
+        let script = capture(&format!("{at} --dry-run")).await.ok();
+        assert_eq!(rules().await, "", "a dry run changes nothing");
+        let excepted = "\t\tmeta skuid { 0 } return\n";
+        assert!(script.contains(excepted), "{script}");
+        nft(&["-f", "-"], &script.replace(excepted, "")).await;
+
+        let answer = programs.curl(&["http://far.shop/"]).await.ok();
+        assert!(answer.starts_with("HTTP/1.1 508 ") && answer.contains("except the proxy"), "{answer}");
+        proxy.counts("captured_looped_total", 1.0).await;
+        assert_ne!(programs.curl(&["http://elsewhere.example/"]).await.code, Some(0));
+        proxy.counts("captured_looped_total", 2.0).await;
+        assert!(heard.all().is_empty());
+
+        capture(&at).await.ok();
+        let answer = programs.curl(&["http://elsewhere.example/"]).await.ok();
+        assert!(answer.ends_with("elsewhere"), "{answer}");
+        far.shutdown().await;
+    });
+}
+
+#[test]
+fn capture_that_is_watched_ends_with_the_proxy_and_what_cannot_be_is_refused() {
+    let Some(machines) = Machines::new(&["ip", "nft", "curl", "unshare", "setpriv"]) else { return };
+    machines.run(|| async {
+        let _machine = beside_others().await;
+        let world = World::start("").await;
+        let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
+        let heard = Heard::default();
+        heard.serve(machines.listen_there(80), "");
+        let (mut proxy, port) = capturing(&world, "+only-services").await;
+        let programs = Programs::new(&world, NOBODY);
+        let at = format!("--at 127.0.0.1:{port}");
+
+        let nobody =
+            programs.run(&[env!("CARGO_BIN_EXE_fairmesh"), "proxy", "capture", "--except-uid", "1"]).await;
+        assert!(nobody.fails().contains("CAP_NET_ADMIN"));
+        for (arguments, hint) in
+            [(format!("{at} --uid root"), "--except-cgroup"), ("--at 127.0.0.1:1".into(), "--except-uid")]
+        {
+            let refused = capture(&arguments).await;
+            assert_eq!(refused.code, Some(2), "{refused:?}");
+            assert!(refused.err.contains(hint), "{refused:?}");
+        }
+
+        let before = rules().await;
+        let watch = Program::fairmesh(world.path("watch.log"), &format!("proxy capture --watch {at}"));
+        let mut watch = Process::start(watch);
+        until("it is captured", async || rules().await != before).await;
+        assert!(programs.curl(&["http://one.shop/"]).await.ok().contains("x-instance: one"));
+        let answer =
+            programs.curl(&["http://nobody.shop/", "--resolve", "nobody.shop:80:10.78.0.2"]).await.ok();
+        assert!(answer.starts_with("HTTP/1.1 404 "), "only services: {answer}");
+        proxy.process.kill().await;
+        until("nothing is captured", async || rules().await == before).await;
+        assert!(programs.curl(&["http://elsewhere.example/"]).await.ok().ends_with("elsewhere"));
+        proxy.process.restart();
+        until("it is captured again", async || rules().await != before).await;
+        watch.signal(Signal::TERM);
+        assert!(watch.end().await.success());
+        assert_eq!(rules().await, before);
+    });
+}
+
+/// A cgroup of version 2, where this machine has them.
+struct Group(PathBuf);
+
+impl Group {
+    fn new() -> Option<Self> {
+        let roots = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(Path::new);
+        let root = roots.into_iter().find(|root| root.join("cgroup.controllers").exists())?;
+        let folder = root.join(format!("fairmesh-capture-{}", std::process::id()));
+        fs::create_dir(&folder).ok().map(|()| Self(folder))
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir(&self.0) {
+            eprintln!("{} is left: {error}", self.0.display());
+        }
+    }
+}
+
+#[test]
+fn a_proxy_is_told_by_its_cgroup_from_programs_of_the_same_user() {
+    let Some(machines) = Machines::new(&["ip", "nft", "curl", "unshare", "setpriv"]) else { return };
+    let Some(group) = Group::new() else {
+        return eprintln!("skipped: there are no cgroups of version 2 here");
+    };
+    machines.run(|| async {
+        let _machine = beside_others().await;
+        let world = World::start("").await;
+        let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
+        let heard = Heard::default();
+        heard.serve(machines.listen_there(80), "");
+        let (mut proxy, port) = capturing(&world, "").await;
+        fs::write(group.0.join("cgroup.procs"), proxy.process.pid().as_raw_nonzero().to_string()).unwrap();
+        let programs = Programs::new(&world, "0");
+        capture(&format!("--at 127.0.0.1:{port} --except-cgroup {}", group.0.display())).await.ok();
+        assert!(programs.curl(&["http://one.shop/"]).await.ok().contains("x-instance: one"));
+        assert!(programs.curl(&["http://elsewhere.example/"]).await.ok().ends_with("elsewhere"));
+        proxy.counts("captured_looped_total", 0.0).await;
+        proxy.process.kill().await;
+    });
+}

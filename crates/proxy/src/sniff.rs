@@ -1,0 +1,153 @@
+//! What a connection carries that was meant for somebody else: found out without taking a byte of it.
+//!
+//! Bytes are looked at and left where they are, so that whoever gets the connection gets all of it, and HTTP that is for a
+//! service is served as if it had come directly. Who is silent for a moment may be waiting for the server to speak first: then the
+//! server is connected to, and whoever speaks first decides. Ports that are known for such protocols need no list.
+
+use std::{io, net::SocketAddr, time::Duration};
+
+use http::Uri;
+use rustix::net::{RecvFlags, recv};
+use tokio::{
+    io::Interest,
+    net::TcpStream,
+    time::{Instant, sleep, sleep_until},
+};
+
+use crate::onward::{Onward, Passage};
+
+/// How long a program is waited for before the server is given the chance to speak first.
+const SILENCE: Duration = Duration::from_millis(100);
+/// How long something that may become a head of HTTP is waited for. It was sent from this machine, in one piece as a rule;
+/// what takes longer is taken for another protocol, in which it is the server's turn.
+const HEAD: Duration = Duration::from_secs(5);
+/// The most that is looked at, which is the most that a head may have.
+const MOST: usize = 64 * 1024;
+const FIRST_LOOK: usize = 4 * 1024;
+const MAX_HEADERS: usize = 128;
+/// What HTTP/2 without an upgrade begins with (RFC 9113 3.4).
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// What a connection carries.
+#[derive(Debug)]
+pub(crate) enum Seen {
+    /// HTTP/1.1, and first a request for this host.
+    Http1(String),
+    Http2,
+    /// Something else, and where it is a server that spoke first, the connection over which it did.
+    Other(Option<Passage>),
+}
+
+/// Finds it out, within `patience` where both sides are silent. What is not HTTP has to be registered anew with the runtime: that
+/// there is something to read was taken note of here.
+///
+/// # Errors
+/// When the connection broke.
+pub(crate) async fn sniff(
+    stream: &TcpStream,
+    (onward, original): (&Onward, SocketAddr),
+    patience: Duration,
+) -> io::Result<Seen> {
+    let until = Instant::now() + patience;
+    let seen = judged(stream);
+    tokio::pin!(seen);
+    tokio::select! {
+        biased;
+        seen = &mut seen => return seen,
+        () = sleep(SILENCE) => {}
+    }
+    let server = async {
+        let passage = onward.connect(original).await?;
+        // A broken one is found out by who carries it.
+        let _ = passage.speaks().await;
+        Ok::<_, io::Error>(passage)
+    };
+    tokio::pin!(server);
+    let mut alone = false;
+    loop {
+        tokio::select! {
+            biased;
+            seen = &mut seen => return seen,
+            spoke = &mut server, if !alone => match spoke {
+                Ok(passage) => return Ok(Seen::Other(Some(passage))),
+                // Nobody is there: what the program says may be for a service all the same.
+                Err(_) => alone = true,
+            },
+            () = sleep_until(until) => return Ok(Seen::Other(None)),
+        }
+    }
+}
+
+/// What the program says.
+async fn judged(stream: &TcpStream) -> io::Result<Seen> {
+    let mut buffer = vec![0; FIRST_LOOK];
+    let mut begun: Option<Instant> = None;
+    loop {
+        let late = async {
+            match begun {
+                Some(begun) => sleep_until(begun + HEAD).await,
+                None => std::future::pending().await,
+            }
+        };
+        let ready = tokio::select! {
+            ready = stream.ready(Interest::READABLE) => ready?,
+            () = late => return Ok(Seen::Other(None)),
+        };
+        let mut read = 0;
+        let judged = stream.try_io(Interest::READABLE, || {
+            read = peek(stream, &mut buffer)?;
+            match judge(&buffer[..read]) {
+                Some(seen) => Ok(seen),
+                None if read == 0 || ready.is_read_closed() => Ok(Seen::Other(None)),
+                // Only when more has come is it looked at again.
+                None => Err(io::ErrorKind::WouldBlock.into()),
+            }
+        });
+        match judged {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            judged => return judged,
+        }
+        if read > 0 {
+            begun.get_or_insert_with(Instant::now);
+        }
+    }
+}
+
+/// Looks at all that has come, as far as it may matter.
+fn peek(stream: &TcpStream, buffer: &mut Vec<u8>) -> io::Result<usize> {
+    loop {
+        let (read, _) = recv(stream, buffer.as_mut_slice(), RecvFlags::PEEK)?;
+        if read < buffer.len() || read >= MOST {
+            return Ok(read);
+        }
+        buffer.resize((2 * buffer.len()).min(MOST), 0);
+    }
+}
+
+/// Judges what has come so far; `None` where it takes more to tell.
+fn judge(bytes: &[u8]) -> Option<Seen> {
+    let begun = bytes.len().min(PREFACE.len());
+    if bytes[..begun] == PREFACE[..begun] {
+        return (begun == PREFACE.len()).then_some(Seen::Http2);
+    }
+    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
+    let mut request = httparse::Request::new(&mut headers);
+    match request.parse(bytes) {
+        Ok(httparse::Status::Partial) if bytes.len() < MOST => None,
+        Ok(httparse::Status::Complete(_)) => Some(host(&request).map_or(Seen::Other(None), Seen::Http1)),
+        _ => Some(Seen::Other(None)),
+    }
+}
+
+/// Whom a request is for, by its target first (RFC 9112 3.2.2).
+fn host(request: &httparse::Request<'_, '_>) -> Option<String> {
+    let target: Option<Uri> = request.path.and_then(|path| path.parse().ok());
+    if let Some(authority) = target.as_ref().and_then(Uri::authority) {
+        return Some(authority.to_string());
+    }
+    let header = request.headers.iter().find(|header| header.name.eq_ignore_ascii_case("host"))?;
+    std::str::from_utf8(header.value).ok().map(|host| host.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests;
