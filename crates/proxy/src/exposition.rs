@@ -130,15 +130,16 @@ fn count<const N: usize>(
 impl EncodeMetric for Tries {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
         for row in self.endpoints.rows() {
-            let labels = [("service", &*row.service), ("instance", &*row.instance), ("region", &*row.region)];
+            // Not `instance`, which is what Prometheus calls the proxy that it asked.
+            let labels = [("service", &*row.service), ("endpoint", &*row.instance), ("region", &*row.region)];
             if self.is_time {
                 let mut encoder = encoder.encode_family(&labels)?;
                 encoder.encode_counter::<NoLabelSet, _, u64>(&row.seconds, None)?;
                 continue;
             }
             for (outcome, tries) in row.outcomes {
-                let [service, instance, region] = labels;
-                count(&mut encoder, &[service, instance, region, ("outcome", outcome)], tries)?;
+                let [service, endpoint, region] = labels;
+                count(&mut encoder, &[service, endpoint, region, ("outcome", outcome)], tries)?;
             }
         }
         Ok(())

@@ -102,12 +102,9 @@ impl Lasts {
         kept.push_front(record);
     }
 
-    /// Those of one service that are kept, newest first; at least the last one, where there is any.
-    pub(crate) fn of(&self, target: &Target) -> Vec<Arc<Record>> {
-        let name = target.handle.name().to_string();
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let kept: Vec<_> = kept.iter().filter(|record| record.service == name).cloned().collect();
-        if kept.is_empty() { target.last.record().into_iter().collect() } else { kept }
+    /// Those that are kept, newest first.
+    pub(crate) fn all(&self) -> Vec<Arc<Record>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 }
 

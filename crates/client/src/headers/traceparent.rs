@@ -122,7 +122,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_context_survives(trace in 1u128.., span in 1u64.., sampled: bool) {
+        fn any_context_survives(trace in 1_u128.., span in 1_u64.., sampled: bool) {
             let context = SpanContext { trace, span, sampled };
             prop_assert_eq!(read(&[context.header().to_str().unwrap()]), Some(context));
         }

@@ -61,9 +61,9 @@ async fn counters_are_told_by_service_class_and_regions_and_can_be_read() {
     assert_eq!(sum(&samples, "fairmesh_proxy_head_duration_seconds_count", &[("to_region", "eu")]), 4.0);
     let code = [("service", "shop/two"), ("code", "OK")];
     assert_eq!(sum(&samples, "fairmesh_proxy_grpc_answers_total", &code), 1.0);
-    let tries = [("instance", "one"), ("region", "eu"), ("outcome", "2xx")];
+    let tries = [("endpoint", "one"), ("region", "eu"), ("outcome", "2xx")];
     assert_eq!(sum(&samples, "fairmesh_proxy_endpoint_tries_total", &tries), 3.0);
-    assert!(sum(&samples, "fairmesh_proxy_endpoint_try_time_seconds_total", &[("instance", "one")]) > 0.0);
+    assert!(sum(&samples, "fairmesh_proxy_endpoint_try_time_seconds_total", &[("endpoint", "one")]) > 0.0);
 
     let plain = Proxy::start(&world).await;
     call(false, &plain.for_one, &[]).await;
@@ -138,8 +138,10 @@ async fn a_trace_begins_here_where_none_can_be_read_and_tells_of_failed_tries() 
     assert!(b3.headers().get("x-traceparent").is_none(), "a trace of another kind is left alone");
 
     // Nobody is there, so that the call is tried again at the other one.
-    let mut gone = Spec::new("shop/both", "gone", Protocol::Http1).apart(&world).await;
+    let lease = Duration::from_secs(60);
+    let mut gone = Spec { lease, ..Spec::new("shop/both", "gone", Protocol::Http1) }.apart(&world).await;
     gone.kill().await;
+    world.apply("{kind: Policy, service: shop/both, balancing: {policy: roundRobin}}").await.ok();
     let _other = Spec::new("shop/both", "other", Protocol::Http1).here(&world).await;
     let retried = async || {
         let answer = call(false, &proxy.by_host, &[("host", "both.shop")]).await;
@@ -197,6 +199,11 @@ async fn the_pages_tell_what_runs_and_why_the_last_request_went_where_it_went() 
     assert!(record["tries"][0]["revision"].as_u64().unwrap() > 0);
     let text = proxy.page("/last").await;
     assert!(text.contains("GET \"/items\"") && text.contains("by revision"), "{text}");
+
+    // Of a name that nobody declared nothing is kept but this.
+    assert_eq!(call(false, &proxy.by_host, &[("host", "none.shop")]).await.status(), StatusCode::NOT_FOUND);
+    let text = proxy.page("/services/shop/none/last").await;
+    assert!(text.contains("404") && text.contains("nobody declared"), "{text}");
 
     let shown = Proxy::status(&proxy.admin, &[]).await.ok();
     for words in ["connected", "shop/one", "1 (1 near)", "eu 1", "one in eu (200)", "drain-deadline"] {

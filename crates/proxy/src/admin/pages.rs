@@ -1,6 +1,11 @@
 //! Pages about this very proxy, for people as text and for programs as JSON.
 
-use std::{convert::Infallible, fmt::Write as _, sync::atomic::Ordering::Relaxed};
+use std::{
+    collections::HashSet,
+    convert::Infallible,
+    fmt::Write as _,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
 
 use axum::{
     Json, Router,
@@ -14,7 +19,10 @@ use http::StatusCode;
 use serde::Serialize;
 
 use super::{State, about::Shown};
-use crate::{lasts::Record, service::Target};
+use crate::{
+    lasts::{Lasts, Record},
+    service::Target,
+};
 
 const INDEX: &str = "\
 /config                      what this proxy runs, what it was told, and how fresh what it knows is
@@ -147,9 +155,9 @@ fn routing(state: &State, revision: u64) -> Routing {
 }
 
 async fn last(extract::State(state): extract::State<State>, form: Form) -> Response {
-    let services = state.services.all();
-    let mut records: Vec<_> = services.iter().filter_map(|(_, target)| target.last.record()).collect();
-    records.sort_by(|a, b| b.time.total_cmp(&a.time));
+    let mut records = kept(&state);
+    let mut told = HashSet::new();
+    records.retain(|record| told.insert(record.service.clone()));
     shown(&records, form)
 }
 
@@ -158,19 +166,31 @@ async fn last_of(
     Path((tenant, name)): Path<(String, String)>,
     form: Form,
 ) -> Response {
-    let services = state.services.all();
-    let name = ServiceName::new(format!("{tenant}/{name}")).ok();
-    let found = services.iter().find(|(called, _)| Some(called) == name.as_ref());
-    match (found, &state.seeing.lasts) {
-        (Some((_, target)), Some(lasts)) => shown(&lasts.of(target), form),
-        _ => {
-            let words = "this service was not called through this proxy; /services lists those that were\n";
+    let name = format!("{tenant}/{name}");
+    let mut records = kept(&state);
+    records.retain(|record| record.service == name);
+    match records.is_empty() {
+        false => shown(&records, form),
+        true => {
+            let words = "this service was not called through this proxy; /last names those that were\n";
             (StatusCode::NOT_FOUND, words).into_response()
         }
     }
 }
 
-fn shown(records: &[std::sync::Arc<Record>], form: Form) -> Response {
+/// What is kept of requests, newest first: the last ones of all, services that nobody declared included, and the last one of
+/// each.
+fn kept(state: &State) -> Vec<Arc<Record>> {
+    let mut records = state.seeing.lasts.as_ref().map(Lasts::all).unwrap_or_default();
+    for (_, target) in state.services.all() {
+        let last = target.last.record();
+        records.extend(last.filter(|last| !records.iter().any(|record| Arc::ptr_eq(record, last))));
+    }
+    records.sort_by(|a, b| b.time.total_cmp(&a.time));
+    records
+}
+
+fn shown(records: &[Arc<Record>], form: Form) -> Response {
     let records: Vec<&Record> = records.iter().map(|record| &**record).collect();
     match form {
         Form::Json => Json(records).into_response(),
