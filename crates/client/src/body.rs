@@ -1,6 +1,9 @@
+mod watch;
+
 use std::{
     fmt,
     future::Future,
+    mem,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -8,12 +11,14 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_router::Outcome;
+use fairmesh_router::{EndpointTarget, Outcome};
 use h2::RecvStream;
 use http::{HeaderMap, Response};
 use http_body::{Body as _, Frame, SizeHint};
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use self::watch::Watched;
+pub use self::watch::{BodyEnd, Watch};
 use crate::{
     BoxError, Fault, FaultKind,
     core::{Call, Clock},
@@ -29,6 +34,7 @@ use crate::{
 pub struct Body {
     source: Source,
     attempt: Option<Attempt>,
+    watched: Watched,
 }
 
 enum Source {
@@ -50,21 +56,32 @@ pub(crate) struct Attempt {
     /// most never do.
     alarm: Option<Pin<Box<Sleep>>>,
     is_stream: bool,
+    /// Whether the try is over, and this is kept for what it tells.
+    ended: bool,
+    tries: usize,
 }
 
 impl Body {
     /// A body without bytes.
     pub fn empty() -> Self {
-        Self { source: Source::Whole(None), attempt: None }
+        Self { source: Source::Whole(None), attempt: None, watched: Watched::default() }
     }
 
     /// The answer as the caller gets it.
     pub(crate) fn answer(reply: Reply, attempt: Option<Attempt>) -> Response<Self> {
         let mut response = match reply {
-            Reply::H1(reply) => reply.response.map(|body| Self { source: Source::H1(body), attempt }),
+            Reply::H1(reply) => reply.response.map(|body| Self {
+                source: Source::H1(body),
+                attempt,
+                watched: Watched::default(),
+            }),
             Reply::H2(reply) => reply.response.map(|stream| {
                 let data_ended = stream.is_end_stream();
-                Self { source: Source::H2 { stream, data_ended, _place: reply.stream }, attempt }
+                Self {
+                    source: Source::H2 { stream, data_ended, _place: reply.stream },
+                    attempt,
+                    watched: Watched::default(),
+                }
             }),
         };
         // After 101 the try goes on with what the connection carries from there on.
@@ -84,8 +101,23 @@ impl Body {
 
     /// The body was read to its end: the try is over, and the connection may carry another.
     fn end(&mut self) {
-        if let (Source::H1(body), Some(attempt)) = (&mut self.source, self.attempt.take()) {
+        let Some(attempt) = self.attempt.as_mut().filter(|attempt| !attempt.ended) else { return };
+        if let Source::H1(body) = &mut self.source {
             body.give_back(&attempt.line);
+        }
+        attempt.end();
+    }
+
+    /// The server whose answer this is, and how many tries it took; `None` of a body that is no answer, or broke off.
+    pub fn answered_by(&self) -> Option<(&EndpointTarget, usize)> {
+        self.attempt.as_ref().map(|attempt| (attempt.line.target(), attempt.tries))
+    }
+
+    /// Has somebody see it go by, to its end. One that is at its end already is seen to end at once.
+    pub fn watch(&mut self, watch: Arc<dyn Watch>) {
+        match self.source.is_end() {
+            true => watch.ended(BodyEnd::Whole),
+            false => self.watched = Watched(Some(watch)),
         }
     }
 
@@ -161,9 +193,37 @@ impl http_body::Body for Body {
     type Error = Fault;
 
     fn poll_frame(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Fault>>> {
+        let this = self.get_mut();
+        let polled = this.poll(context);
+        if let Poll::Ready(polled) = &polled
+            && this.watched.0.is_some()
+        {
+            this.watched.see(polled.as_ref(), this.source.is_end());
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.source.is_end()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.source {
+            Source::Whole(bytes) => {
+                SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
+            }
+            Source::H1(body) => body.size_hint(),
+            Source::H2 { .. } => SizeHint::new(),
+        }
+    }
+}
+
+impl Body {
+    #[inline]
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Fault>>> {
         match self.source.poll_frame(context) {
             Poll::Ready(Some(Ok(frame))) => {
                 if let (Some(attempt), Some(trailers)) = (&mut self.attempt, frame.trailers_ref()) {
@@ -194,20 +254,6 @@ impl http_body::Body for Body {
             Poll::Pending => Poll::Pending,
         }
     }
-
-    fn is_end_stream(&self) -> bool {
-        self.source.is_end()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match &self.source {
-            Source::Whole(bytes) => {
-                SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
-            }
-            Source::H1(body) => body.size_hint(),
-            Source::H2 { .. } => SizeHint::new(),
-        }
-    }
 }
 
 impl Attempt {
@@ -218,8 +264,8 @@ impl Attempt {
         deadline: Instant,
         clock: Clock,
     ) -> Option<Self> {
-        let outcome = call.hand_over()?;
-        Some(Self { line, clock, outcome, deadline, alarm: None, is_stream: false })
+        let (outcome, tries) = (call.hand_over()?, call.tries());
+        Some(Self { line, clock, outcome, deadline, alarm: None, is_stream: false, ended: false, tries })
     }
 
     /// Whether the deadline has passed while the body keeps its reader waiting. From a while on it counts as a stream, as on
@@ -259,13 +305,23 @@ impl Attempt {
     }
 }
 
-impl Drop for Attempt {
-    fn drop(&mut self) {
+impl Attempt {
+    /// Counts the end of the try, once.
+    fn end(&mut self) {
+        if mem::replace(&mut self.ended, true) {
+            return;
+        }
         let now = if self.outcome == Outcome::Failed { self.clock.now() } else { 0 };
         match self.is_stream {
             true => self.line.endpoint().finish_stream(self.outcome, now),
             false => self.line.endpoint().finish(self.outcome, now),
         }
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
@@ -277,7 +333,11 @@ impl Default for Body {
 
 impl From<Bytes> for Body {
     fn from(bytes: Bytes) -> Self {
-        Self { source: Source::Whole(Some(bytes).filter(|bytes| !bytes.is_empty())), attempt: None }
+        Self {
+            source: Source::Whole(Some(bytes).filter(|bytes| !bytes.is_empty())),
+            attempt: None,
+            watched: Watched::default(),
+        }
     }
 }
 

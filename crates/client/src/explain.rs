@@ -12,7 +12,7 @@ use fairmesh_wire::transport::Address;
 use http::Request;
 
 use crate::{
-    Fault, FaultKind, ServiceHandle,
+    Fault, FaultKind, Mesh, ServiceHandle,
     core::View,
     headers,
     send::{self, HeadersView, authority},
@@ -105,14 +105,7 @@ impl ServiceHandle {
     }
 
     fn freshness(&self) -> Freshness {
-        let state = self.inner.mesh.source.state().borrow().clone();
-        Freshness {
-            connected: state.connected,
-            age: self.inner.mesh.source.data_age(),
-            address: state.address,
-            location: state.location,
-            error: state.error,
-        }
+        Mesh { shared: Arc::clone(&self.inner.mesh) }.freshness()
     }
 }
 

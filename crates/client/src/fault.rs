@@ -18,6 +18,7 @@ struct Inner {
     retry: Retry,
     status: Status,
     retry_after: Option<Duration>,
+    tries: usize,
 }
 
 /// What went wrong; see [`FaultKind::label`] for the stable name of each.
@@ -170,7 +171,8 @@ impl Fault {
     /// A fault whose message tells the caller what happened and what to do.
     pub fn new(kind: FaultKind, message: impl Into<String>) -> Self {
         let status = Status::new(kind.grpc_code(), message);
-        Self(Box::new(Inner { kind, origin: kind.origin(), retry: kind.retry(), status, retry_after: None }))
+        let (origin, retry) = (kind.origin(), kind.retry());
+        Self(Box::new(Inner { kind, origin, retry, status, retry_after: None, tries: 0 }))
     }
 
     /// The same fault with what caused it.
@@ -192,6 +194,17 @@ impl Fault {
     pub fn with_retry_after(mut self, wait: Duration) -> Self {
         self.0.retry_after = Some(wait);
         self
+    }
+
+    /// The same fault, after so many tries.
+    pub(crate) fn after(mut self, tries: usize) -> Self {
+        self.0.tries = tries;
+        self
+    }
+
+    /// How many tries were made of the call.
+    pub fn tries(&self) -> usize {
+        self.0.tries
     }
 
     /// After which time the call may go well, where that is known.

@@ -6,6 +6,7 @@ mod deadline;
 mod load;
 #[cfg(test)]
 mod orca;
+mod traceparent;
 
 use http::HeaderName;
 
@@ -15,6 +16,7 @@ pub(crate) use load::{MOST_OF_METRIC, message_of_binary};
 pub use load::{load_from_binary, load_from_text};
 #[cfg(test)]
 pub(crate) use orca::OrcaReport;
+pub use traceparent::{SpanContext, TRACEPARENT, TRACESTATE};
 
 /// The key of a call to a sharded service: decimal, or hexadecimal after `0x`.
 pub const KEY: HeaderName = HeaderName::from_static("x-fairmesh-key");

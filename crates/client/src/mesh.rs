@@ -20,7 +20,9 @@ use tokio::sync::Semaphore;
 use crate::{
     ServiceHandle, Stats,
     core::{Clock, Resolver, ResolverConfig},
+    explain::Freshness,
     leases::Leases,
+    observer::Observer,
     places,
     server::default_location,
     source::Source,
@@ -46,6 +48,8 @@ pub(crate) struct Shared {
     pub(crate) counters: Arc<Counters>,
     pub(crate) wiring: Wiring,
     pub(crate) clock: Clock,
+    /// Who is told of every try.
+    pub(crate) observer: Option<Arc<dyn Observer>>,
     /// Places for copies of calls under way.
     pub(crate) mirrors: Arc<Semaphore>,
     seed: AtomicU64,
@@ -61,6 +65,7 @@ pub struct MeshBuilder {
     location: Option<Location>,
     cache_dir: Option<PathBuf>,
     local_address: Option<IpAddr>,
+    observer: Option<Arc<dyn Observer>>,
 }
 
 impl Mesh {
@@ -91,6 +96,18 @@ impl Mesh {
     /// must not begin to serve before; calls wait by themselves.
     pub async fn informed(&self) {
         self.shared.source.informed().await;
+    }
+
+    /// How fresh what is known is, and from whom it comes.
+    pub fn freshness(&self) -> Freshness {
+        let state = self.shared.source.state().borrow().clone();
+        Freshness {
+            connected: state.connected,
+            age: self.shared.source.data_age(),
+            address: state.address,
+            location: state.location,
+            error: state.error,
+        }
     }
 
     /// What this mesh has done so far.
@@ -164,6 +181,13 @@ impl MeshBuilder {
         self
     }
 
+    /// Who is told of every try of every call.
+    #[must_use]
+    pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
+        self.observer = Some(observer);
+        self
+    }
+
     /// Connects, and waits up to a second for the agent. One that does not answer is no error: calls go by its copy on
     /// disk or say that there is none, and everything goes on when it comes. Must be called within a tokio runtime.
     ///
@@ -179,7 +203,8 @@ impl MeshBuilder {
         let counters = Arc::<Counters>::default();
         let wiring = Wiring { counters: Arc::clone(&counters), local: self.local_address };
         let mirrors = Arc::new(Semaphore::new(MIRRORS));
-        let shared = Shared { source, counters, wiring, clock: Clock::start(), mirrors, seed };
+        let (clock, observer) = (Clock::start(), self.observer);
+        let shared = Shared { source, counters, wiring, clock, observer, mirrors, seed };
         Ok(Mesh { shared: Arc::new(shared) })
     }
 

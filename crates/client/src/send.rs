@@ -70,14 +70,17 @@ async fn carry_out(
     let mut head = Head::new(handle, parts)?;
     let mut call = Call::new(&handle.subscription);
     let (now, view) = route(handle, &mut call, &head, &context, start).await?;
+    terms.routed(&call, &head);
     if let Some(key) = call.key() {
         head.write_key(key);
     }
     if let Some(treatment) = call.treatment().cloned() {
         drop(view);
-        return treated::send(terms, &treatment, &mut call, head, body).await;
+        let sent = treated::send(terms, &treatment, &mut call, head, body).await;
+        return sent.map_err(|fault| fault.after(call.tries()));
     }
-    go(terms, (now, view), &mut call, head, body).await
+    let sent = go(terms, (now, view), &mut call, head, body).await;
+    sent.map_err(|fault| fault.after(call.tries()))
 }
 
 /// Makes tries with a request as it is.
@@ -141,7 +144,7 @@ async fn tries(
         let sent = one_try(terms, call, (&mut line, &mut now), slot, copy.as_ref()).await;
         line.answered(matches!(sent, Ok(Ok(_))), now, mesh.clock);
         let (ending, answer) = judge(sent, slot.is_some(), terms, call, &line);
-        terms.trace(line.target(), now, &answer);
+        terms.tried(call, (&line, now), &answer);
         poll::follow(surveyed.filter(|_| ending == Ending::Answered), mesh, call.target(), &line);
         let next = match slot.is_some() || copy.is_some() || ending == Ending::Late {
             true => call.finish(ending, mesh.seed()),
@@ -192,6 +195,7 @@ async fn one_try(
     if let Some(request) = slot {
         request.left = call.given(*now);
     }
+    terms.mark(slot);
     // Half, so that a server that is gone does not cost the call: the rest is for another one.
     let connected_by = clock.instant(*now + nanos(call.left(*now)) / 2);
     let until = clock.instant(call.try_ends(*now));
@@ -245,6 +249,7 @@ async fn decide(
     let mesh = &terms.handle.mesh;
     loop {
         let at = Moment { clock: mesh.clock, now: *now, seed: mesh.seed() };
+        terms.decides(call, &view, at);
         let undecided = match call.decide(view, terms.context, at) {
             Ok(chosen) => {
                 if call.picked().is_some_and(|picked| picked.last_resort) {
@@ -253,7 +258,9 @@ async fn decide(
                 if call.picked().is_some_and(|picked| picked.panic) {
                     count(&mesh.counters.panics);
                 }
-                return Ok(chosen.lane(&mesh.wiring));
+                let line = chosen.lane(&mesh.wiring);
+                terms.chose(call, &line, &chosen);
+                return Ok(line);
             }
             Err(undecided) => *undecided,
         };

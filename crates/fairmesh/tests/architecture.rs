@@ -25,7 +25,9 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("replica", &["model", "wire", "rib", "store"]),
     ("agent", &["model", "wire", "rib", "router", "sealed", "imbalance"]),
     ("client", &["model", "wire", "rib", "balancer", "router", "sealed", "imbalance"]),
-    ("proxy", &["model", "sealed", "client"]),
+    // Says what it saw to a collector, and knows nothing of the mesh.
+    ("otlp", &[]),
+    ("proxy", &["model", "sealed", "client", "otlp"]),
     ("lookaside", &["model", "wire", "router", "client"]),
     ("control", &["model", "wire", "rib", "store", "registry", "imbalance"]),
     // A newcomer's program needs the library and nothing else of ours.

@@ -1,17 +1,17 @@
 //! The access log: a line a request, for people or for machines, of all or of some.
 
+mod entry;
+
 use std::{
     io::{self, Write},
     sync::{
-        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
         mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
     },
     thread,
-    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use serde::Serialize;
+pub(crate) use entry::{Entry, millis, seconds};
 
 /// Lines that wait to be written; the next ones are dropped and counted, since a reader that has stopped reading must
 /// not stop calls.
@@ -38,24 +38,6 @@ pub enum Form {
     Json,
 }
 
-/// What is logged of a request.
-#[derive(Debug, Serialize)]
-pub(crate) struct Entry {
-    /// Seconds since 1970, with milliseconds.
-    pub(crate) time: f64,
-    pub(crate) service: String,
-    pub(crate) method: String,
-    /// Without its query, which may hold what is secret.
-    pub(crate) path: String,
-    pub(crate) status: u16,
-    /// To the head of the answer, in milliseconds.
-    pub(crate) ms: f64,
-    pub(crate) caller: String,
-    /// Why no server answered.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) fault: Option<&'static str>,
-}
-
 /// Writes the log.
 #[derive(Debug)]
 pub(crate) struct Access {
@@ -74,24 +56,21 @@ impl Access {
         Self { log, seen: AtomicU64::new(0), lines }
     }
 
-    /// Logs a request, if it is one of those to be logged. `entry` is made only then.
-    pub(crate) fn note(&self, failed: bool, dropped: &AtomicU64, entry: impl FnOnce() -> Entry) {
-        let Some(lines) = &self.lines else { return };
-        let nth = self.seen.fetch_add(1, Relaxed);
-        if !failed && !nth.is_multiple_of(self.log.one_in.max(1)) {
-            return;
-        }
-        if let Err(TrySendError::Full(_)) = lines.try_send(entry()) {
-            dropped.fetch_add(1, Relaxed);
-        }
+    /// Whether anything is logged.
+    pub(crate) fn is_on(&self) -> bool {
+        self.lines.is_some()
     }
-}
 
-/// The time now, as [`Entry::time`] has it.
-#[allow(clippy::disallowed_methods, reason = "lines of a log say when, and nothing is decided by it")]
-pub(crate) fn now() -> f64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
-    since.as_millis() as f64 / 1e3
+    /// Whether a request is one of those to be logged; to be asked once of each.
+    pub(crate) fn wants(&self, failed: bool) -> bool {
+        self.is_on() && (self.seen.fetch_add(1, Relaxed).is_multiple_of(self.log.one_in.max(1)) || failed)
+    }
+
+    /// Writes a line; `false` where it was dropped, since so many wait already.
+    pub(crate) fn write(&self, entry: Entry) -> bool {
+        let Some(lines) = &self.lines else { return true };
+        !matches!(lines.try_send(entry), Err(TrySendError::Full(_)))
+    }
 }
 
 fn write(form: Form, lines: &Receiver<Entry>, out: impl Write) {
@@ -111,67 +90,33 @@ fn write_one(form: Form, entry: &Entry, out: &mut impl Write) -> io::Result<()> 
     match form {
         Form::Off => return Ok(()),
         Form::Json => serde_json::to_writer(&mut *out, entry)?,
-        Form::Text => {
-            let Entry { time, service, method, path, status, ms, caller, fault } = entry;
-            // Debug, since a path may hold anything.
-            write!(out, "{time:.3} {service} {method} {path:?} {status} {ms:.1} ms from {caller}")?;
-            if let Some(fault) = fault {
-                write!(out, " ({fault})")?;
-            }
-        }
+        Form::Text => write!(out, "{entry}")?,
     }
     out.write_all(b"\n")
 }
 
-/// Shared by all connections.
-pub(crate) type SharedAccess = Arc<Access>;
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn entry() -> Entry {
-        Entry {
-            time: 1.5,
-            service: "shop/cart".into(),
-            method: "GET".into(),
-            path: "/a\n".into(),
-            status: 503,
-            ms: 2.25,
-            caller: "127.0.0.1:1".into(),
-            fault: Some("no_endpoints"),
-        }
-    }
-
-    #[test]
-    fn a_line_is_one_line_in_either_form() {
-        let line = |form| {
-            let mut out = Vec::new();
-            write_one(form, &entry(), &mut out).unwrap();
-            String::from_utf8(out).unwrap()
-        };
-        assert_eq!(
-            line(Form::Text),
-            "1.500 shop/cart GET \"/a\\n\" 503 2.2 ms from 127.0.0.1:1 (no_endpoints)\n"
-        );
-        let json: serde_json::Value = serde_json::from_str(&line(Form::Json)).unwrap();
-        assert_eq!((&json["path"], &json["status"]), (&"/a\n".into(), &503.into()));
-        assert_eq!(line(Form::Json).lines().count(), 1);
-    }
 
     #[test]
     fn one_of_so_many_is_logged_and_every_failure() {
         let (lines, written) = sync_channel(100);
         let log = AccessLog { form: Form::Text, one_in: 10 };
         let access = Access { log, seen: AtomicU64::new(0), lines: Some(lines) };
-        let dropped = AtomicU64::new(0);
         for number in 0..100 {
-            access.note(number == 55, &dropped, entry);
+            if access.wants(number == 55) {
+                assert!(access.write(Entry::default()));
+            }
         }
-        assert_eq!((written.try_iter().count(), dropped.load(Relaxed)), (11, 0));
-        for _ in 0..2_000 {
-            access.note(false, &dropped, entry);
-        }
-        assert_eq!(dropped.load(Relaxed), 100, "nobody reads");
+        assert_eq!(written.try_iter().count(), 11);
+        let dropped = (0..200).filter(|_| !access.write(Entry::default())).count();
+        assert_eq!(dropped, 100, "nobody reads");
+    }
+
+    #[test]
+    fn nothing_is_counted_while_it_is_off() {
+        let access = Access::start(AccessLog::default());
+        assert!(!access.wants(true) && access.seen.load(Relaxed) == 0);
     }
 }

@@ -1,4 +1,8 @@
-//! The pages for operators: what this proxy runs, whether it is ready, and what it has counted.
+//! The pages for operators: what this proxy runs, whether it is ready, what it has counted, and why requests went where they
+//! went.
+
+mod about;
+mod pages;
 
 use std::{
     sync::{
@@ -8,19 +12,19 @@ use std::{
     time::Duration,
 };
 
-use axum::{Json, Router, extract, http::header, response::IntoResponse, routing::get};
+use axum::{Router, extract, http::header, response::IntoResponse, routing::get};
 use fairmesh_client::{Mesh, Stats};
 use http::StatusCode;
 use prometheus_client::{
-    encoding::{EncodeMetric, MetricEncoder, NoLabelSet, text::encode},
-    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
+    encoding::text::encode,
+    metrics::{counter::ConstCounter, gauge::ConstGauge},
     registry::{Registry, Unit},
 };
-use serde::Serialize;
 use tokio::{net::TcpListener, task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::{metrics::Metrics, service::Services};
+pub(crate) use self::about::About;
+use crate::{exposition, insight::Seeing, metrics::Metrics, service::Services};
 
 /// What OpenMetrics text is called on the wire.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -34,12 +38,19 @@ pub(crate) struct State {
     mesh: Mesh,
     services: Arc<Services>,
     metrics: Arc<Metrics>,
+    seeing: Arc<Seeing>,
+    about: Arc<About>,
     ready: Arc<AtomicBool>,
 }
 
 impl State {
-    pub(crate) fn new(mesh: Mesh, services: Arc<Services>, metrics: Arc<Metrics>) -> Self {
-        Self { mesh, services, metrics, ready: Arc::default() }
+    pub(crate) fn new(
+        mesh: Mesh,
+        services: Arc<Services>,
+        (metrics, seeing): (Arc<Metrics>, Arc<Seeing>),
+        about: About,
+    ) -> Self {
+        Self { mesh, services, metrics, seeing, about: Arc::new(about), ready: Arc::default() }
     }
 
     pub(crate) fn set_ready(&self, ready: bool) {
@@ -69,7 +80,7 @@ pub(crate) fn start(listener: TcpListener, state: State) -> Pages {
         .route("/metrics", get(metrics_page))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readiness))
-        .route("/services", get(services_page))
+        .merge(pages::router())
         .with_state(state);
     let stopping = CancellationToken::new();
     let served = axum::serve(listener, router).with_graceful_shutdown(stopping.clone().cancelled_owned());
@@ -88,27 +99,6 @@ async fn readiness(extract::State(state): extract::State<State>) -> (StatusCode,
     }
 }
 
-/// One service, for people and programs.
-#[derive(Serialize)]
-struct Row {
-    service: String,
-    /// Answers by the first digit of their status.
-    answers: [u64; 5],
-    /// Those of them that the proxy gave, since no server did.
-    faults: u64,
-    under_way: u64,
-}
-
-async fn services_page(extract::State(state): extract::State<State>) -> Json<Vec<Row>> {
-    let rows = state.services.all().into_iter().map(|(name, target)| Row {
-        service: name.to_string(),
-        answers: target.golden.classes(),
-        faults: target.golden.faults.load(Relaxed),
-        under_way: target.golden.under_way.load(Relaxed),
-    });
-    Json(rows.collect())
-}
-
 async fn metrics_page(extract::State(state): extract::State<State>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, OPEN_METRICS)], text(&state))
 }
@@ -118,10 +108,7 @@ fn text(state: &State) -> String {
     connections(&mut registry, &state.metrics);
     tunnels(&mut registry, &state.metrics);
     calls(&mut registry, &state.mesh.stats());
-    registry.register("answers", "Answers by service and class", Answers(Arc::clone(&state.services)));
-    registry.register("faults", "Requests that no server answered", Faults(Arc::clone(&state.services)));
-    let times = Times(Arc::clone(&state.services));
-    registry.register_with_unit("head_duration", "Time to the head of the answer", Unit::Seconds, times);
+    exposition::register(&mut registry, &state.services, &state.seeing);
     let mut text = String::new();
     // Writing to a string cannot fail.
     let _ = encode(&mut text, &registry);
@@ -196,65 +183,4 @@ fn calls(registry: &mut Registry, stats: &Stats) {
     registry.register("upstream_connections_open", "Connections to endpoints", open);
     let age = ConstGauge::new(stats.data_age.as_secs_f64());
     registry.register_with_unit("data_age", "How old what is known may be", Unit::Seconds, age);
-}
-
-/// Counters by service and class.
-#[derive(Debug)]
-struct Answers(Arc<Services>);
-
-/// Counters by service.
-#[derive(Debug)]
-struct Faults(Arc<Services>);
-
-/// Histograms by service.
-#[derive(Debug)]
-struct Times(Arc<Services>);
-
-type Encoded = Result<(), std::fmt::Error>;
-
-impl EncodeMetric for Answers {
-    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Encoded {
-        for (name, target) in self.0.all() {
-            for (class, count) in (1..).zip(target.golden.classes()) {
-                let labels = [("service", name.to_string()), ("class", format!("{class}xx"))];
-                encoder.encode_family(&labels)?.encode_counter::<NoLabelSet, _, u64>(&count, None)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn metric_type(&self) -> MetricType {
-        MetricType::Counter
-    }
-}
-
-impl EncodeMetric for Faults {
-    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Encoded {
-        for (name, target) in self.0.all() {
-            let labels = [("service", name.to_string())];
-            let count = target.golden.faults.load(Relaxed);
-            encoder.encode_family(&labels)?.encode_counter::<NoLabelSet, _, u64>(&count, None)?;
-        }
-        Ok(())
-    }
-
-    fn metric_type(&self) -> MetricType {
-        MetricType::Counter
-    }
-}
-
-impl EncodeMetric for Times {
-    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Encoded {
-        for (name, target) in self.0.all() {
-            let (buckets, sum) = target.golden.times();
-            let count = buckets.iter().map(|(_, count)| count).sum();
-            let labels = [("service", name.to_string())];
-            encoder.encode_family(&labels)?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
-        }
-        Ok(())
-    }
-
-    fn metric_type(&self) -> MetricType {
-        MetricType::Histogram
-    }
 }

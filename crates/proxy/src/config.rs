@@ -1,13 +1,13 @@
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use crate::{AccessLog, Listen};
+use crate::{AccessLog, EndpointMetrics, Listen, Traces};
 
 /// What a proxy does.
 #[derive(Clone, Debug)]
 pub struct ProxyConfig {
     /// Where programs connect; at least one.
     pub listen: Vec<Listen>,
-    /// Where `/metrics`, `/healthz`, `/readyz` and `/services` are.
+    /// Where the pages for operators are; `/` lists them.
     pub admin: Option<SocketAddr>,
     /// The Unix socket at which it takes over from a proxy that runs, and is succeeded in its turn.
     pub handover: Option<PathBuf>,
@@ -15,6 +15,12 @@ pub struct ProxyConfig {
     pub limits: Limits,
     /// What is written of each request.
     pub access_log: AccessLog,
+    /// Which requests are told as spans, and whom.
+    pub traces: Option<Traces>,
+    /// What is counted by endpoint; it observes the mesh that the proxy calls by.
+    pub endpoints: Option<Arc<EndpointMetrics>>,
+    /// What else it was told, for the page `/config`; nothing secret.
+    pub told: BTreeMap<&'static str, String>,
 }
 
 /// Bounds of a proxy. Beyond them it sheds, and says so.

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use fairmesh_client::{ServiceName, Trace};
+use fairmesh_client::{ServiceName, Tried};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 /// In a request: `true` asks for [`DECISION`] in the answer. It is not passed on.
@@ -11,16 +11,14 @@ pub(crate) const EXPLAIN: HeaderName = HeaderName::from_static("x-fairmesh-expla
 pub(crate) const DECISION: HeaderName = HeaderName::from_static("x-fairmesh-decision");
 
 /// Takes the wish to be told from a request.
-pub(crate) fn asked(headers: &mut HeaderMap) -> Option<Trace> {
-    // Looked up first: removing takes a hash even where there is nothing.
-    let asked = headers.remove(EXPLAIN).is_some_and(|value| value == "true");
-    asked.then(Trace::new)
+pub(crate) fn asked(headers: &mut HeaderMap) -> bool {
+    headers.remove(EXPLAIN).is_some_and(|value| value == "true")
 }
 
 /// Tells it in an answer.
-pub(crate) fn tell(service: &ServiceName, trace: &Trace, headers: &mut HeaderMap) {
+pub(crate) fn tell(service: &ServiceName, tries: &[Tried], headers: &mut HeaderMap) {
     let mut words = service.to_string();
-    for tried in trace.take() {
+    for tried in tries {
         let target = &tried.endpoint;
         let outcome = match &tried.outcome {
             Ok(status) => status.as_u16().to_string(),

@@ -5,14 +5,13 @@ mod connect;
 use std::{net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
-use fairmesh_client::{Body, BoxError, Fault, FaultKind, ServiceName, headers::is_grpc};
+use fairmesh_client::{Body, BoxError, Fault, FaultKind, Region, ServiceName, Watch, headers::is_grpc};
 use http::{Method, Request, Response, StatusCode, Uri, Version, header};
 use tokio::time::Instant;
 
 use crate::{
-    AccessLog,
-    access::{self, Access, Entry, SharedAccess},
-    answer, decision, hops,
+    answer, hops,
+    insight::{Seeing, Story},
     metrics::{Held, Metrics, count},
     place::Place,
     service::{Nobody, Services, Target},
@@ -24,7 +23,7 @@ use crate::{
 pub(crate) struct Forwarder {
     services: Arc<Services>,
     pub(crate) metrics: Arc<Metrics>,
-    access: SharedAccess,
+    seeing: Arc<Seeing>,
     tunnels: Tunnels,
 }
 
@@ -42,10 +41,10 @@ impl Forwarder {
     pub(crate) fn new(
         services: Arc<Services>,
         metrics: Arc<Metrics>,
-        log: AccessLog,
+        seeing: Arc<Seeing>,
         tunnels: Tunnels,
     ) -> Self {
-        Self { services, metrics, access: Arc::new(Access::start(log)), tunnels }
+        Self { services, metrics, seeing, tunnels }
     }
 
     /// Answers a request, whatever happens.
@@ -85,21 +84,20 @@ impl Forwarder {
         }
     }
 
-    async fn forward<B>(&self, request: Request<B>, origin: &Origin, target: &Target) -> Response<Body>
+    async fn forward<B>(&self, request: Request<B>, origin: &Origin, target: &Arc<Target>) -> Response<Body>
     where
         B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
         let began = Instant::now();
         let _under_way = Held::new(&target.golden.under_way);
         let (mut head, body) = request.into_parts();
-        let (method, uri) = (head.method.clone(), head.uri.clone());
         let is_grpc = is_grpc(&head.headers);
-        let trace = decision::asked(&mut head.headers);
+        let story = self.seeing.begin(&mut head, target, (origin, began), || body.size_hint().exact());
         let switch = Switch::take(&mut head);
         if origin.service.is_none() {
             // The server is told the service that was called, and not what else the request may have named.
             head.headers.remove(header::HOST);
-            head.uri = uri.path_and_query().map_or_else(Uri::default, |path| Uri::from(path.clone()));
+            head.uri = head.uri.path_and_query().map_or_else(Uri::default, |path| Uri::from(path.clone()));
         }
         hops::strip_request(&mut head.headers);
         if let Some(switch) = &switch {
@@ -107,12 +105,14 @@ impl Forwarder {
         }
         // Nothing of the connection it came on belongs to the call.
         head.extensions.clear();
-        if let Some(trace) = &trace {
+        if let Some(trace) = story.as_ref().and_then(|story| story.trace()) {
             head.extensions.insert(trace.clone());
         }
         let sent = target.handle.send(Request::from_parts(head, body)).await;
+        let mut switched = None;
         let (mut answer, fault) = match sent {
             Ok(mut answer) if answer.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                switched = region_of(&answer).cloned();
                 self.switch(&mut answer, switch, origin);
                 (answer, None)
             }
@@ -124,13 +124,15 @@ impl Forwarder {
             }
             Err(fault) => {
                 self.faulted(&fault, origin, target);
-                (answer::of_fault(&fault, is_grpc), Some(fault.kind()))
+                (answer::of_fault(&fault, is_grpc), Some(fault))
             }
         };
-        if let Some(trace) = &trace {
-            decision::tell(target.handle.name(), trace, answer.headers_mut());
+        let region = switched.as_ref().or_else(|| region_of(&answer));
+        target.golden.answers.answered(region, answer.status(), began.elapsed());
+        let awaits_code = is_grpc && !target.golden.codes.read(answer.headers());
+        if story.is_some() || awaits_code {
+            watch(story, target, (&mut answer, fault.as_ref()), awaits_code);
         }
-        self.note((&method, uri.path(), began), origin, target, (answer.status(), fault));
         answer
     }
 
@@ -150,27 +152,23 @@ impl Forwarder {
     pub(crate) fn tunnels(&self) -> &Tunnels {
         &self.tunnels
     }
+}
 
-    /// Counts a request that was answered with this status, and logs it.
-    fn note(
-        &self,
-        (method, path, began): (&Method, &str, Instant),
-        origin: &Origin,
-        target: &Target,
-        (status, fault): (StatusCode, Option<FaultKind>),
-    ) {
-        let took = began.elapsed();
-        target.golden.answered(status, took);
-        let failed = fault.is_some() || status.is_server_error();
-        self.access.note(failed, &self.metrics.log_lines_dropped, || Entry {
-            time: access::now(),
-            service: target.handle.name().to_string(),
-            method: method.to_string(),
-            path: path.to_owned(),
-            status: status.as_u16(),
-            ms: took.as_secs_f64() * 1e3,
-            caller: origin.caller.to_string(),
-            fault: fault.map(FaultKind::label),
-        });
+/// Where the server is that answered, if one did.
+#[inline]
+fn region_of(answer: &Response<Body>) -> Option<&Region> {
+    answer.body().answered_by().map(|(server, _)| &server.location.region)
+}
+
+/// Has an answer seen by those who want to.
+fn watch(
+    story: Option<Box<Story>>,
+    target: &Arc<Target>,
+    (answer, fault): (&mut Response<Body>, Option<&Fault>),
+    awaits_code: bool,
+) {
+    match story {
+        Some(story) => story.answered(answer, fault, awaits_code),
+        None => answer.body_mut().watch(Arc::clone(target) as Arc<dyn Watch>),
     }
 }

@@ -1,29 +1,18 @@
 //! What a proxy counts. Labels are names of services that exist, and classes: their number is bounded.
 
-use std::{
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
-    time::Duration,
-};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::tunnel::Carried;
-
-/// Upper bounds of the buckets of times, in microseconds.
-pub(crate) const BOUNDS_US: [u64; 14] = [
-    250, 500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 2_500_000,
-    10_000_000,
-];
+use crate::{codes::GrpcCodes, signals::ByRegion, tunnel::Carried};
 
 /// What happened to requests of one service.
 #[derive(Debug, Default)]
 pub(crate) struct Golden {
-    /// By class of the answer: 1xx to 5xx.
-    classes: [AtomicU64; 5],
+    pub(crate) answers: ByRegion,
+    /// By status, where they are answers to calls of gRPC.
+    pub(crate) codes: GrpcCodes,
     /// Those of them that the proxy answered itself, since no server did.
     pub(crate) faults: AtomicU64,
     pub(crate) under_way: AtomicU64,
-    /// Times to the head of the answer: in each bucket, and beyond the last.
-    buckets: [AtomicU64; BOUNDS_US.len() + 1],
-    sum_us: AtomicU64,
 }
 
 /// What happened to the rest.
@@ -95,48 +84,8 @@ pub(crate) fn count(counter: &AtomicU64) {
 }
 
 impl Golden {
-    pub(crate) fn answered(&self, status: http::StatusCode, took: Duration) {
-        if let Some(class) = self.classes.get(usize::from(status.as_u16() / 100).wrapping_sub(1)) {
-            count(class);
-        }
-        let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-        count(&self.buckets[BOUNDS_US.partition_point(|bound| *bound < us)]);
-        self.sum_us.fetch_add(us, Relaxed);
-    }
-
     /// Whether a server ever answered, as far as is counted.
     pub(crate) fn was_answered(&self) -> bool {
-        self.classes().iter().sum::<u64>() >= self.faults.load(Relaxed)
-    }
-
-    /// How many answers of each class there were.
-    pub(crate) fn classes(&self) -> [u64; 5] {
-        self.classes.each_ref().map(|class| class.load(Relaxed))
-    }
-
-    /// How many took at most so many seconds, for each bound; the last is without one.
-    pub(crate) fn times(&self) -> (Vec<(f64, u64)>, f64) {
-        let bounds = BOUNDS_US.iter().map(|us| *us as f64 / 1e6).chain([f64::MAX]);
-        let counts = bounds.zip(&self.buckets).map(|(bound, count)| (bound, count.load(Relaxed)));
-        (counts.collect(), self.sum_us.load(Relaxed) as f64 / 1e6)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use http::StatusCode;
-
-    use super::*;
-
-    #[test]
-    fn answers_are_counted_by_class_and_time() {
-        let golden = Golden::default();
-        golden.answered(StatusCode::OK, Duration::from_micros(250));
-        golden.answered(StatusCode::NOT_FOUND, Duration::from_micros(251));
-        golden.answered(StatusCode::from_u16(999).unwrap(), Duration::from_secs(60));
-        assert_eq!(golden.classes(), [0, 1, 0, 1, 0]);
-        let (times, sum) = golden.times();
-        assert_eq!((times[0].1, times[1].1, times[BOUNDS_US.len()].1), (1, 1, 1));
-        assert!((sum - 60.000_501).abs() < 1e-9, "{sum}");
+        self.answers.classes().iter().sum::<u64>() >= self.faults.load(Relaxed)
     }
 }

@@ -8,20 +8,27 @@ use std::{
 };
 
 use fairmesh_client::Mesh;
-use tokio::{net::TcpListener, time::timeout};
+use tokio::{
+    net::TcpListener,
+    time::{Instant, timeout},
+};
 use tokio_util::task::TaskTracker;
 
 use crate::{
     Listen, ProxyConfig, ProxyError,
-    admin::{self, Pages, State},
+    admin::{self, About, Pages, State},
     forward::Forwarder,
     handover::{Handover, Inherited, Predecessor, Successor},
+    insight::{Looks, Seeing},
     metrics::Metrics,
     serve::{Bound, Serving},
     service::Services,
     stopping::Stopping,
     tunnel::Tunnels,
 };
+
+/// How long the last spans may take at the end: within the deadline, but for a moment that they get even after it.
+const LAST_SPANS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 
 /// Runs a proxy until `shutdown` completes or another one takes over, then drains: it accepts no more, tells connections to
 /// go, and what has not ended within [`Limits::drain`](crate::Limits::drain) is cut off.
@@ -37,7 +44,8 @@ pub async fn run(
     mesh: Mesh,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ProxyError> {
-    let ProxyConfig { listen, admin, handover, limits, access_log } = config;
+    let about = About::of(&config);
+    let ProxyConfig { listen, admin, handover, limits, access_log, traces, endpoints, .. } = config;
     let (predecessor, mut inherited) = predecessor(handover.as_deref()).await?;
     // Bound before anything is waited for, so that an address that is taken is said at once.
     let bound = Bound::all(&listen, &mut inherited).await?;
@@ -50,10 +58,13 @@ pub async fn run(
 
     let metrics = Arc::new(Metrics::default());
     let services = Arc::new(Services::new(mesh.clone()));
-    let state = State::new(mesh, Arc::clone(&services), Arc::clone(&metrics));
+    let looks = Looks { log: access_log, traces, endpoints, pages: pages.is_some() };
+    let seeing = Seeing::start(looks, Arc::clone(&metrics));
+    let counted = (Arc::clone(&metrics), Arc::clone(&seeing));
+    let state = State::new(mesh, Arc::clone(&services), counted, about);
     let (stopping, connections) = (Arc::new(Stopping::default()), TaskTracker::new());
     let tunnels = Tunnels::new(limits, Arc::clone(&metrics), Arc::clone(&stopping), connections.clone());
-    let forwarder = Arc::new(Forwarder::new(Arc::clone(&services), metrics, access_log, tunnels));
+    let forwarder = Arc::new(Forwarder::new(Arc::clone(&services), metrics, Arc::clone(&seeing), tunnels));
     let serving = Serving::new(forwarder, Arc::clone(&stopping), limits);
     let lead = Lead { serving, services, state, accepting: TaskTracker::new(), connections };
 
@@ -66,6 +77,7 @@ pub async fn run(
     lead.state.set_ready(false);
     tracing::info!(connections = lead.serving.open(), "draining");
     stopping.begin(limits.drain);
+    let deadline = Instant::now() + limits.drain;
     lead.accepting.close();
     lead.accepting.wait().await;
     drop(handover);
@@ -76,6 +88,9 @@ pub async fn run(
     }
     lead.connections.close();
     lead.connections.wait().await;
+    let (least, most) = LAST_SPANS;
+    let now = Instant::now();
+    seeing.stop(deadline.clamp(now + least, now + most)).await;
     stop(&mut served).await;
     Ok(())
 }

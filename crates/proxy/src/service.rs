@@ -6,9 +6,9 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
-use fairmesh_client::{Mesh, ServiceHandle, ServiceName};
+use fairmesh_client::{Mesh, Region, ServiceHandle, ServiceName, core::View};
 
-use crate::{Listen, metrics::Golden};
+use crate::{Listen, lasts::Last, metrics::Golden};
 
 /// The most services that one proxy calls: each costs a subscription and labels of metrics, and requests may name any.
 const MOST: usize = 4096;
@@ -18,6 +18,18 @@ const MOST: usize = 4096;
 pub(crate) struct Target {
     pub(crate) handle: ServiceHandle,
     pub(crate) golden: Golden,
+    /// The last request of it that was looked at.
+    pub(crate) last: Last,
+}
+
+impl Target {
+    /// What is known of it now: the region from which it is called, and the revision that this is by.
+    pub(crate) fn known(&self) -> Option<(Region, u64)> {
+        match &*self.handle.view() {
+            View::Ready(ready) => Some((ready.upstream.home().clone(), ready.revision)),
+            _ => None,
+        }
+    }
 }
 
 /// The services called so far, by name.
@@ -58,7 +70,7 @@ impl Services {
         }
         // A name that was read is well formed.
         let handle = self.mesh.service(name.to_string()).map_err(|_| Nobody::NoName(name.to_string()))?;
-        let target = || Arc::new(Target { handle, golden: Golden::default() });
+        let target = || Arc::new(Target { handle, golden: Golden::default(), last: Last::default() });
         Ok(Arc::clone(known.entry(name.clone()).or_insert_with(target)))
     }
 

@@ -147,6 +147,11 @@ impl Upstream {
         &self.name
     }
 
+    /// The region of the caller for whom it was compiled.
+    pub fn home(&self) -> &Region {
+        self.horizon.home()
+    }
+
     /// Its policy.
     pub fn policy(&self) -> &Policy {
         &self.policy
@@ -318,6 +323,17 @@ impl Upstream {
         seed: u64,
     ) -> Explanation {
         explain::explain(self, request, ask, now, seed)
+    }
+
+    /// Decides as [`route`](Self::route) does, and says why; nothing is picked.
+    pub fn explain_route<H: Headers + ?Sized>(
+        &self,
+        request: &RequestView<'_, H>,
+        ask: &Ask<'_>,
+        now: u64,
+        seed: u64,
+    ) -> Explanation {
+        explain::explain_route(self, request, ask, now, seed)
     }
 
     /// Decides as [`pick`](Self::pick) does, and says why: for a call that another service's route sent here.

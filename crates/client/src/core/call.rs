@@ -1,11 +1,11 @@
 use std::{ptr, sync::Arc, time::Duration};
 
 use fairmesh_model::{ShardKey, arith::mix64};
-use fairmesh_router::{Ask, Headers, Outcome, Picked, RequestView, Treatment, Unroutable};
+use fairmesh_router::{Ask, Headers, Outcome, Picked, RequestView, Step, Treatment, Unroutable};
 use hazarc::ArcBorrow;
 
 pub use self::ending::{Ending, Next};
-use super::{CallContext, Clock, Lane, Subscription, View, clock::nanos};
+use super::{CallContext, Clock, Lane, Ready, Subscription, View, clock::nanos};
 use crate::{Fault, FaultKind};
 
 mod ending;
@@ -59,6 +59,14 @@ pub struct Chosen<L> {
 }
 
 impl<L: Lane> Chosen<L> {
+    /// The revision of the RIB that it was chosen by.
+    pub(crate) fn revision(&self) -> u64 {
+        match &**self.by {
+            View::Ready(ready) => ready.revision,
+            _ => 0,
+        }
+    }
+
     /// The transport's lane to the endpoint; `shared` is for one that has to be opened.
     #[inline]
     pub fn lane(&self, shared: &L::Shared) -> L {
@@ -154,9 +162,7 @@ impl<'a, L: Lane> Call<'a, L> {
         let View::Ready(ready) = &**view else {
             return Err(undecided(self.target(), view));
         };
-        let avoid = &self.tried[..self.tries];
-        let ask = Ask { key: context.key.or(self.key), role: context.role.as_ref(), avoid };
-        match ready.upstream.pick(&ask, at.now, at.seed) {
+        match ready.upstream.pick(&self.ask(context), at.now, at.seed) {
             Ok(picked) => {
                 ready.upstream.begin(picked.index);
                 if let Some(place) = self.tried.get_mut(self.tries) {
@@ -168,6 +174,47 @@ impl<'a, L: Lane> Call<'a, L> {
             }
             Err(why) => Err(unroutable(self.target(), &why)),
         }
+    }
+
+    /// What the next pick depends on.
+    #[inline]
+    fn ask<'b>(&'b self, context: &'b CallContext) -> Ask<'b> {
+        let avoid = &self.tried[..self.tries];
+        Ask { key: context.key.or(self.key), role: context.role.as_ref(), avoid }
+    }
+
+    /// Why [`route`](Self::route) found what it found, for whoever wants to read it.
+    #[cold]
+    pub(crate) fn explain_route<H: Headers + ?Sized>(
+        &self,
+        request: &RequestView<'_, H>,
+        context: &CallContext,
+        start: Start,
+    ) -> Vec<Step> {
+        match &**self.asked.look() {
+            View::Ready(Ready { upstream, .. }) => {
+                let ask = Ask { key: context.key, role: context.role.as_ref(), avoid: &[] };
+                upstream.explain_route(request, &ask, start.now, start.seed).steps
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Why [`decide`](Self::decide) is about to choose as it will; to be asked before it counts its choice.
+    #[cold]
+    pub(crate) fn explain_pick(&self, view: &View<L>, context: &CallContext, at: Moment) -> Vec<Step> {
+        match view {
+            View::Ready(Ready { upstream, .. }) => {
+                upstream.explain_pick(&self.ask(context), at.now, at.seed).steps
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// How many tries were begun.
+    #[inline]
+    pub(crate) fn tries(&self) -> usize {
+        self.tries
     }
 
     /// Learns how the try ended and says what comes next. A retry that is granted is paid for, and what was tried is no

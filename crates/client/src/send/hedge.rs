@@ -54,6 +54,7 @@ pub(super) async fn send<'c>(
         let begun = mesh.clock.now();
         let Some((mut other, other_line)) = beside(terms, call, begun) else { return first.await };
         let mut slot: Slot = Some(Request { left: other.given(begun), ..copy.request() });
+        terms.mark(&mut slot);
         let until = mesh.clock.instant(other.try_ends(begun));
         let connected_by = mesh.clock.instant(begun + nanos(other.left(begun)) / 2);
         let heard = {
@@ -63,14 +64,14 @@ pub(super) async fn send<'c>(
                 sent = &mut first => match failed(&sent) {
                     false => Heard::First(sent),
                     true => {
-                        call.end(judge(sent, false, terms, call, &line).0);
+                        lost(terms, call, (&line, *attempt.now), sent);
                         Heard::Second(second.await)
                     }
                 },
                 sent = &mut second => match failed(&sent) {
                     false => Heard::Second(sent),
                     true => {
-                        other.end(judge(sent, false, terms, &other, &other_line).0);
+                        lost(terms, &mut other, (&other_line, begun), sent);
                         Heard::First(first.await)
                     }
                 },
@@ -100,7 +101,8 @@ fn beside<'c>(
     let mesh = &terms.handle.mesh;
     let mut other = call.fork();
     let at = Moment { clock: mesh.clock, now, seed: mesh.seed() };
-    let line = other.decide(call.look(), terms.context, at).ok()?.lane(&mesh.wiring);
+    let chosen = other.decide(call.look(), terms.context, at).ok()?;
+    let line = chosen.lane(&mesh.wiring);
     if !other.is_elsewhere() {
         return None;
     }
@@ -110,7 +112,15 @@ fn beside<'c>(
     }
     count(&mesh.counters.tries);
     count(&mesh.counters.hedges);
+    terms.chose(&other, &line, &chosen);
     Some((other, line))
+}
+
+/// One of the two has failed, and the other one is waited for.
+fn lost(terms: Terms<'_>, call: &mut Call<'_, Arc<Line>>, (line, begun): (&Line, u64), sent: Sent) {
+    let (ending, answer) = judge(sent, false, terms, call, line);
+    terms.tried(call, (line, begun), &answer);
+    call.end(ending);
 }
 
 fn failed(sent: &Sent) -> bool {

@@ -1,15 +1,19 @@
 //! What a call was begun with, for what is said of it later: which limit ended it, and what became of its tries.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
+use fairmesh_model::ServiceName;
 use fairmesh_router::EndpointTarget;
 
+use super::HeadersView;
 use crate::{
     CallContext, Fault, FaultKind,
-    core::{Start, View, nanos},
+    core::{Call, Chosen, Moment, Start, View, nanos},
+    headers::TRACEPARENT,
+    observer::TryEnded,
     service::Handle,
-    trace::{Trace, Tried},
-    transport::Reply,
+    trace::Trace,
+    transport::{Head, Line, Reply, Slot},
 };
 
 /// What one call was begun with.
@@ -41,16 +45,68 @@ impl Terms<'_> {
         Fault::new(FaultKind::Deadline, format!("{name}: {limit}; {sent}"))
     }
 
+    /// Writes down why the call is routed as it is, where anybody wants to know.
+    #[inline]
+    pub(super) fn routed(&self, call: &Call<'_, Arc<Line>>, head: &Head) {
+        if let Some(trace) = self.trace.filter(|trace| trace.wants_reasons()) {
+            let headers = HeadersView(&head.headers);
+            trace.reasoned(call.explain_route(&head.view(&headers), self.context, self.start));
+        }
+    }
+
+    /// Writes down why the next try is about to go where it goes, where anybody wants to know.
+    #[inline]
+    pub(super) fn decides(&self, call: &Call<'_, Arc<Line>>, view: &View<Arc<Line>>, at: Moment) {
+        if let Some(trace) = self.trace.filter(|trace| trace.wants_reasons()) {
+            trace.reasoned(call.explain_pick(view, self.context, at));
+        }
+    }
+
+    /// Keeps where a try is about to go, where anybody wants to know.
+    #[inline]
+    pub(super) fn chose(&self, call: &Call<'_, Arc<Line>>, line: &Line, chosen: &Chosen<Arc<Line>>) {
+        if let Some(trace) = self.trace {
+            let now = self.handle.mesh.clock.now();
+            let after = Duration::from_nanos(now.saturating_sub(self.start.now));
+            trace.begins((call.target().name(), line.target()), chosen.revision(), after);
+        }
+    }
+
+    /// Tells the server which span is its parent, where there is one for this try.
+    #[inline]
+    pub(super) fn mark(&self, slot: &mut Slot) {
+        if let (Some(told), Some(request)) = (self.trace.and_then(Trace::told), slot) {
+            request.head.headers.insert(TRACEPARENT, told.header());
+        }
+    }
+
     /// Keeps what became of a try that was decided at `begun`, in nanoseconds of the clock, where anybody wants to know.
     #[inline]
-    pub(super) fn trace(&self, endpoint: &EndpointTarget, begun: u64, answer: &Result<Reply, Fault>) {
+    pub(super) fn tried(
+        &self,
+        call: &Call<'_, Arc<Line>>,
+        (line, begun): (&Line, u64),
+        answer: &Result<Reply, Fault>,
+    ) {
+        if self.trace.is_some() || self.handle.mesh.observer.is_some() {
+            self.tell(call.target().name(), (line.target(), begun), answer);
+        }
+    }
+
+    #[cold]
+    fn tell(
+        &self,
+        service: &ServiceName,
+        (endpoint, begun): (&EndpointTarget, u64),
+        answer: &Result<Reply, Fault>,
+    ) {
+        let took = Duration::from_nanos(self.handle.mesh.clock.now().saturating_sub(begun));
+        if let Some(observer) = &self.handle.mesh.observer {
+            let outcome = answer.as_ref().map(|reply| reply.head().0).map_err(Fault::kind);
+            observer.tried(&TryEnded { service, endpoint, outcome, took });
+        }
         if let Some(trace) = self.trace {
-            let took = Duration::from_nanos(self.handle.mesh.clock.now().saturating_sub(begun));
-            let outcome = match answer {
-                Ok(reply) => Ok(reply.head().0),
-                Err(fault) => Err(fault.to_string()),
-            };
-            trace.note(Tried { endpoint: endpoint.clone(), took, outcome });
+            trace.ended(endpoint, took, answer.as_ref().map(|reply| reply.head().0));
         }
     }
 

@@ -1,19 +1,40 @@
 //! `fairmesh proxy`.
 
-use std::{path::PathBuf, process::ExitCode, time::Duration};
+mod status;
 
-use clap::{Args, ValueEnum};
+use std::{collections::BTreeMap, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
+
+use clap::{Args, Subcommand, ValueEnum};
 use fairmesh_client::Mesh;
 use fairmesh_model::{Location, Protocol, Region, spec};
-use fairmesh_proxy::{AccessLog, Form, Inbound, InboundConfig, Limits, Listen, ProxyConfig, Spoken};
+use fairmesh_proxy::{
+    AccessLog, Collector, EndpointMetrics, Form, Inbound, InboundConfig, Limits, Listen, ProxyConfig, Spoken,
+    Traces,
+};
 use fairmesh_wire::transport::Address;
 
-use super::process::Metrics;
+use super::process::{Metrics, host_name};
 use crate::{failure::Failure, logging::Logging, register, signals};
 
 /// Arguments of `fairmesh proxy`.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct ProxyArgs {
+    #[command(subcommand)]
+    command: Option<ProxyCommand>,
+    #[command(flatten)]
+    serve: ServeArgs,
+}
+
+/// What else can be asked.
+#[derive(Debug, Subcommand)]
+enum ProxyCommand {
+    /// Show what a proxy that runs was told, how fresh what it knows is, and what became of its services' requests.
+    Status(status::StatusArgs),
+}
+
+#[derive(Debug, Args)]
+struct ServeArgs {
     /// Where programs connect: ip:port, where the host of each request names its service (cart.shop for shop/cart), or
     /// ip:port=tenant/service, where all are for one; tcp:ip:port=tenant/service passes connections on that are no HTTP. Behind
     /// a balancer that says who connects, add +accept-proxy; to tell servers behind tcp:, +send-proxy or +send-proxy-v2. May be
@@ -25,7 +46,7 @@ pub(crate) struct ProxyArgs {
         value_delimiter = ','
     )]
     listen: Vec<Listen>,
-    /// Where /metrics, /healthz, /readyz and /services are, or 'none'.
+    /// Where the pages for operators are (/ lists them), or 'none'.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7411")]
     admin: Metrics,
     /// A Unix socket for hot upgrades: a proxy started with the same path takes the listeners over from the one that runs, which
@@ -63,6 +84,16 @@ pub(crate) struct ProxyArgs {
     /// Log one of so many requests; those that failed are all logged.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     access_log_one_in: u64,
+    /// Count tries by endpoint too, of a thousand endpoints at most.
+    #[arg(long)]
+    metrics_per_endpoint: bool,
+    /// A collector of traces: http://ip:4318 for OTLP over HTTP, grpc://ip:4317 for OTLP over gRPC. Requests with a 'traceparent'
+    /// that says they are recorded are told to it.
+    #[arg(long, value_name = "URL")]
+    trace_to: Option<Collector>,
+    /// Of requests without a trace of their own, begin one for one of so many; 0 for none.
+    #[arg(long, default_value_t = 100, value_name = "N", requires = "trace_to")]
+    trace_one_in: u64,
     /// How long requests under way may take once it is told to stop.
     #[arg(long, value_parser = spec::read_duration, default_value = "25s")]
     drain_deadline: Duration,
@@ -91,7 +122,7 @@ enum LogForm {
 }
 
 /// The program to speak for.
-fn inbound(args: &ProxyArgs) -> Option<InboundConfig> {
+fn inbound(args: &ServeArgs) -> Option<InboundConfig> {
     args.inbound.clone().map(|inbound| InboundConfig {
         inbound,
         protocol: args.inbound_protocol,
@@ -104,8 +135,15 @@ fn inbound(args: &ProxyArgs) -> Option<InboundConfig> {
     })
 }
 
-/// Runs until SIGTERM or SIGINT, then drains.
+/// Runs until SIGTERM or SIGINT, then drains; or asks.
 pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Failure> {
+    match args.command {
+        Some(ProxyCommand::Status(args)) => status::run(args).await,
+        None => serve(args.serve).await,
+    }
+}
+
+async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
     args.logging.start()?;
     let shutdown = signals::shutdown()?;
     let spoken = match inbound(&args) {
@@ -119,7 +157,18 @@ pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Failure> {
             spoken.stop().await;
         }
     };
-    let config = ProxyConfig {
+    let endpoints = args.metrics_per_endpoint.then(EndpointMetrics::new);
+    let mesh = mesh(&args, endpoints.clone()).await?;
+    let config = config(args, endpoints);
+    fairmesh_proxy::run(config, mesh, shutdown).await.map_err(|error| Failure::stopped(&error))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn config(args: ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> ProxyConfig {
+    let told = told(&args);
+    let instance = args.client_id.unwrap_or_else(host_name);
+    let one_in = args.trace_one_in;
+    ProxyConfig {
         limits: Limits {
             connections: args.max_connections,
             head: args.idle_timeout,
@@ -135,24 +184,44 @@ pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Failure> {
             },
             one_in: args.access_log_one_in,
         },
+        traces: args.trace_to.map(|to| Traces { to, one_in, instance }),
+        endpoints,
+        told,
         listen: args.listen,
         admin: args.admin.0,
         handover: args.handover,
-    };
+    }
+}
+
+/// What the library was told, and not the proxy itself.
+fn told(args: &ServeArgs) -> BTreeMap<&'static str, String> {
+    let inbound = args.inbound.as_ref().map(|_| format!("{:?}", args.inbound_protocol).to_lowercase());
+    let told = [
+        ("agent", args.agent.as_ref().map(ToString::to_string)),
+        ("control", args.control.as_ref().map(ToString::to_string)),
+        ("region", args.region.as_ref().map(ToString::to_string)),
+        ("client-id", args.client_id.clone()),
+        ("inbound-protocol", inbound),
+    ];
+    told.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+}
+
+async fn mesh(args: &ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> Result<Mesh, Failure> {
     let mut mesh = Mesh::builder();
-    if let Some(agent) = args.agent {
-        mesh = mesh.agent(agent);
+    if let Some(agent) = &args.agent {
+        mesh = mesh.agent(agent.clone());
     }
-    if let Some(control) = args.control {
-        mesh = mesh.control(control);
+    if let Some(control) = &args.control {
+        mesh = mesh.control(control.clone());
     }
-    if let Some(region) = args.region {
-        mesh = mesh.location(Location::in_region(region));
+    if let Some(region) = &args.region {
+        mesh = mesh.location(Location::in_region(region.clone()));
     }
-    if let Some(id) = args.client_id {
+    if let Some(id) = &args.client_id {
         mesh = mesh.client_id(id);
     }
-    let mesh = mesh.connect().await.map_err(|error| Failure::refused(error.problem, error.hint))?;
-    fairmesh_proxy::run(config, mesh, shutdown).await.map_err(|error| Failure::stopped(&error))?;
-    Ok(ExitCode::SUCCESS)
+    if let Some(endpoints) = endpoints {
+        mesh = mesh.observer(endpoints);
+    }
+    mesh.connect().await.map_err(|error| Failure::refused(error.problem, error.hint))
 }

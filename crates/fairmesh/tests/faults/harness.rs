@@ -2,6 +2,8 @@
 
 pub(crate) mod h2;
 mod load;
+pub(crate) mod openmetrics;
+pub(crate) mod otlp;
 mod process;
 mod proxy;
 mod raw;

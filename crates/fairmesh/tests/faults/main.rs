@@ -13,6 +13,7 @@ mod harness;
 mod health;
 mod imbalance;
 mod inbound;
+mod inside;
 mod lookaside;
 mod outage;
 mod proxy;

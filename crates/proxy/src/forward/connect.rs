@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
-use fairmesh_client::{Body, Fault, FaultKind};
+use fairmesh_client::{Body, Fault, FaultKind, InstanceId, Region, Tunnel};
 use http::{Method, Request, Response, StatusCode, Uri, header};
 use hyper::upgrade::OnUpgrade;
 use tokio::time::Instant;
 
 use super::{Forwarder, Origin};
 use crate::{
+    access::{Entry, millis, seconds},
     answer, hops,
+    insight::wall,
     metrics::{Held, count},
     service::{Nobody, Target},
     tunnel::{Switch, mark},
@@ -54,7 +56,10 @@ impl Forwarder {
         head.headers.remove(header::HOST);
         head.uri = Uri::default();
         head.extensions.clear();
-        let (answer, fault) = match target.handle.connect(Request::from_parts(head, ())).await {
+        let connected = target.handle.connect(Request::from_parts(head, ())).await;
+        let server = connected.as_ref().ok().map(Tunnel::endpoint);
+        let server = server.map(|server| (server.instance.clone(), server.location.region.clone()));
+        let (answer, fault) = match connected {
             Ok(server) => {
                 if let Some(program) = program {
                     self.tunnels.begin(program, server, Arc::clone(&origin.place));
@@ -63,8 +68,35 @@ impl Forwarder {
             }
             Err(fault) => (self.unconnected(&fault, origin, &target), Some(fault.kind())),
         };
-        self.note((&Method::CONNECT, &named, began), origin, &target, (answer.status(), fault));
+        self.connected(&named, (origin, began), &target, (answer.status(), fault, server));
         answer
+    }
+
+    /// Counts a tunnel that was asked for, and logs it.
+    fn connected(
+        &self,
+        named: &str,
+        (origin, began): (&Origin, Instant),
+        target: &Target,
+        (status, fault, server): (StatusCode, Option<FaultKind>, Option<(InstanceId, Region)>),
+    ) {
+        let took = began.elapsed();
+        let (instance, region) = server.unzip();
+        target.golden.answers.answered(region.as_ref(), status, took);
+        self.seeing.tunnel(fault.is_some(), || Entry {
+            time: seconds(wall().saturating_sub(took)),
+            service: target.handle.name().to_string(),
+            method: Method::CONNECT.to_string(),
+            path: named.to_owned(),
+            status: status.as_u16(),
+            ms: millis(took),
+            total_ms: millis(took),
+            caller: origin.caller.to_string(),
+            fault: fault.map(FaultKind::label),
+            instance: instance.map(|instance| instance.to_string()),
+            region: region.map(|region| region.to_string()),
+            ..Entry::default()
+        });
     }
 
     fn unconnected(&self, fault: &Fault, origin: &Origin, target: &Target) -> Response<Body> {

@@ -17,6 +17,23 @@ pub(super) fn explain<H: Headers + ?Sized>(
     now: u64,
     seed: u64,
 ) -> Explanation {
+    let mut explanation = explain_route(upstream, request, ask, now, seed);
+    if explanation.instead.is_none() && explanation.target == upstream.name {
+        let ask = Ask { key: explanation.key, ..*ask };
+        let pick = explain_pick(upstream, &ask, now, seed);
+        explanation.steps.extend(pick.steps);
+        explanation.picked = pick.picked;
+    }
+    explanation
+}
+
+pub(super) fn explain_route<H: Headers + ?Sized>(
+    upstream: &Upstream,
+    request: &RequestView<'_, H>,
+    ask: &Ask<'_>,
+    now: u64,
+    seed: u64,
+) -> Explanation {
     let mut notes = Notes { upstream, now, steps: Vec::new() };
     let routed = upstream.decide_route(request, seed, &mut notes);
     let (target, treatment) = (routed.target.clone(), routed.treatment);
@@ -33,10 +50,7 @@ pub(super) fn explain<H: Headers + ?Sized>(
     {
         notes.note("key", || format!("the policy reads key {key} in the request"));
     }
-    let ask = Ask { key, ..*ask };
-    let decides = instead.is_none() && target == upstream.name;
-    let picked = decides.then(|| upstream.decide(&ask, now, seed, &mut notes));
-    Explanation { steps: notes.steps, target, key, instead, picked }
+    Explanation { steps: notes.steps, target, key, instead, picked: None }
 }
 
 pub(super) fn explain_pick(upstream: &Upstream, ask: &Ask<'_>, now: u64, seed: u64) -> Explanation {

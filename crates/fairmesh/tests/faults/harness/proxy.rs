@@ -1,7 +1,7 @@
 use http_body_util::{BodyExt as _, Empty};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 
-use super::{Process, Program, World, free_port, until};
+use super::{PATIENCE, Process, Program, Run, World, free_port, process::fairmesh, run, until};
 
 /// A proxy as a process.
 pub(crate) struct Proxy {
@@ -10,7 +10,7 @@ pub(crate) struct Proxy {
     pub(crate) by_host: String,
     /// Where everything is for `shop/one`.
     pub(crate) for_one: String,
-    admin: String,
+    pub(crate) admin: String,
 }
 
 impl Proxy {
@@ -45,6 +45,12 @@ impl Proxy {
         let asked = Client::builder(TokioExecutor::new()).build_http::<Empty<bytes::Bytes>>();
         let answer = asked.get(format!("http://{}/readyz", self.admin).parse().unwrap()).await;
         answer.is_ok_and(|answer| answer.status().is_success())
+    }
+
+    /// What `fairmesh proxy status` says of the proxy at this admin port.
+    pub(crate) async fn status(admin: &str, args: &[&str]) -> Run {
+        let command = fairmesh(&[&["proxy", "status", "--admin", admin], args].concat());
+        run(command, "", PATIENCE).await
     }
 
     pub(crate) async fn page(&self, path: &str) -> String {

@@ -3,7 +3,7 @@ use std::{convert::Infallible, env, net::SocketAddr, time::Duration};
 use fairmesh_client::server::{Drained, Server, serve_http};
 use fairmesh_model::Protocol;
 use fairmesh_wire::transport::Address;
-use http::{HeaderValue, Request, Response};
+use http::{HeaderName, HeaderValue, Request, Response};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use tokio::{net::TcpListener, task::JoinHandle};
@@ -130,12 +130,15 @@ async fn answer(
     work: Duration,
 ) -> Result<Response<String>, Infallible> {
     let kind = request.headers().get(http::header::CONTENT_TYPE).cloned();
+    let context = request.headers().get("traceparent").cloned();
     let burn = request.headers().get(BURN).and_then(|steps| steps.to_str().ok()?.parse().ok());
     let _ = request.into_body().collect().await;
     tokio::time::sleep(work).await;
     std::hint::black_box(burnt(burn.unwrap_or(0)));
     let mut answer = Response::new(String::new());
     answer.headers_mut().insert("x-instance", name);
+    // Told back, for tests that want to see what came.
+    answer.headers_mut().extend(context.map(|context| (HeaderName::from_static("x-traceparent"), context)));
     if let Some(kind) = kind.filter(|kind| kind.as_bytes().starts_with(b"application/grpc")) {
         answer.headers_mut().insert(http::header::CONTENT_TYPE, kind);
         answer.headers_mut().insert("grpc-status", HeaderValue::from_static("0"));

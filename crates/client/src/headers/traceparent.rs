@@ -1,0 +1,135 @@
+//! The context of a trace, as W3C Trace Context has it (Recommendation of 2021, version 00).
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+/// In which trace a request is made, by which span, and whether that is recorded.
+pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+/// What tracing systems add to it; belongs to a [`TRACEPARENT`] that can be read, and means nothing without one.
+pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
+
+/// The flag of a trace that is recorded.
+const SAMPLED: u8 = 1;
+/// Two digits, 32, 16 and two, with dashes in between.
+const LENGTH: usize = 55;
+
+/// A span of a trace, as a request names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpanContext {
+    /// The trace; not zero.
+    pub trace: u128,
+    /// The span; not zero.
+    pub span: u64,
+    /// Whether who made the span records it.
+    pub sampled: bool,
+}
+
+impl SpanContext {
+    /// The span that made this request; `None` where there is none, or none that can be read: two of them, digits in upper case,
+    /// numbers that are zero.
+    pub fn read(headers: &HeaderMap) -> Option<Self> {
+        let mut values = headers.get_all(TRACEPARENT).iter();
+        match (values.next(), values.next()) {
+            (Some(value), None) => Self::parse(value.as_bytes()),
+            _ => None,
+        }
+    }
+
+    fn parse(text: &[u8]) -> Option<Self> {
+        let fields = text.get(..LENGTH)?;
+        let [version, trace, span, flags] = [0..2, 3..35, 36..52, 53..55].map(|range| &fields[range]);
+        let dashes = [2, 35, 52].iter().all(|at| fields[*at] == b'-');
+        // A later version may say more behind a further dash, and keeps what is before it.
+        let length = match number(version)? {
+            0 => text.len() == LENGTH,
+            255 => false,
+            _ => matches!(text.get(LENGTH), None | Some(b'-')),
+        };
+        let (trace, flags) = (number(trace)?, number(flags)?);
+        let span = u64::try_from(number(span)?).ok()?;
+        let sampled = flags as u8 & SAMPLED != 0;
+        (dashes && length && trace != 0 && span != 0).then_some(Self { trace, span, sampled })
+    }
+
+    /// As the header has it.
+    pub fn header(&self) -> HeaderValue {
+        let flags = u8::from(self.sampled);
+        let text = format!("00-{:032x}-{:016x}-{flags:02x}", self.trace, self.span);
+        // Digits and dashes are always a header value.
+        HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static(""))
+    }
+}
+
+/// Digits of base 16, in lower case; 32 at most.
+fn number(digits: &[u8]) -> Option<u128> {
+    digits.iter().try_fold(0, |number, digit| {
+        let digit = match digit {
+            b'0'..=b'9' => digit - b'0',
+            b'a'..=b'f' => digit - b'a' + 10,
+            _ => return None,
+        };
+        Some(number << 4 | u128::from(digit))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const WELL_FORMED: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
+    fn read(values: &[&str]) -> Option<SpanContext> {
+        let mut headers = HeaderMap::new();
+        for value in values {
+            headers.append(TRACEPARENT, value.parse().unwrap());
+        }
+        SpanContext::read(&headers)
+    }
+
+    #[test]
+    fn what_is_read_is_written_alike() {
+        let context = read(&[WELL_FORMED]).unwrap();
+        assert_eq!((context.trace, context.sampled), (0x4bf92f3577b34da6a3ce929d0e0e4736, true));
+        assert_eq!(context.header(), WELL_FORMED);
+        let unsampled = read(&[&WELL_FORMED.replace("-01", "-02")]).unwrap();
+        assert!(!unsampled.sampled, "the second flag says something else");
+        let later = format!("cc{}-what-will-be", &WELL_FORMED[2..]);
+        assert_eq!(read(&[&later]), Some(context), "a later version says more");
+    }
+
+    #[test]
+    fn what_is_malformed_is_none() {
+        let with = |from: &str, to: &str| WELL_FORMED.replace(from, to);
+        for wrong in [
+            String::new(),
+            "garbage".into(),
+            with("00-4bf", "ff-4bf"),
+            with("4bf92f3577b34da6a3ce929d0e0e4736", &"0".repeat(32)),
+            with("00f067aa0ba902b7", &"0".repeat(16)),
+            with("4bf9", "4BF9"),
+            with("-01", "-0"),
+            with("-01", "-01-more"),
+            with("-01", "-0g"),
+            with("-", "_"),
+            with("00-4bf", "0-04bf"),
+            format!("cc{}x", &WELL_FORMED[2..]),
+        ] {
+            assert_eq!(read(&[&wrong]), None, "{wrong}");
+        }
+        assert_eq!(read(&[WELL_FORMED, WELL_FORMED]), None, "nobody knows which is meant");
+    }
+
+    proptest! {
+        #[test]
+        fn any_context_survives(trace in 1_u128.., span in 1_u64.., sampled: bool) {
+            let context = SpanContext { trace, span, sampled };
+            prop_assert_eq!(read(&[context.header().to_str().unwrap()]), Some(context));
+        }
+
+        #[test]
+        fn whatever_comes_is_read_or_not(text in "[ -~]{0,80}") {
+            let _ = read(&[&text]);
+        }
+    }
+}

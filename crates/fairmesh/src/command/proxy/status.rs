@@ -1,0 +1,144 @@
+//! `fairmesh proxy status`: the pages of a proxy that runs, as tables.
+
+use std::{net::SocketAddr, process::ExitCode, time::Duration};
+
+use bytes::Bytes;
+use clap::Args;
+use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use crate::{cli::SeenAs, failure::Failure, output};
+
+/// A proxy on this machine answers at once.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// More than the pages of thousands of services hold.
+const LONGEST: usize = 64 << 20;
+
+/// Arguments of `fairmesh proxy status`.
+#[derive(Debug, Args)]
+pub(super) struct StatusArgs {
+    /// The admin port of the proxy.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7411")]
+    admin: SocketAddr,
+    #[command(flatten)]
+    seen_as: SeenAs,
+}
+
+pub(super) async fn run(args: StatusArgs) -> Result<ExitCode, Failure> {
+    let config = page(args.admin, "/config?json").await?;
+    let last = page(args.admin, "/last?json").await?;
+    let text = text(&config, &last);
+    let mut whole = config;
+    whole["last"] = last;
+    output::print_one(args.seen_as.format(), &whole, &text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn page(admin: SocketAddr, path: &str) -> Result<Value, Failure> {
+    let hint = "see that a proxy runs, and which --admin it was given";
+    let failed = |why: &dyn std::fmt::Display| {
+        Failure::failed_with(format!("no proxy tells of itself at {admin}: {why}"), hint)
+    };
+    let uri = format!("http://{admin}{path}").parse().map_err(|error| failed(&error))?;
+    let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
+    let read = async {
+        let answer = client.get(uri).await.map_err(|error| failed(&error))?;
+        if !answer.status().is_success() {
+            return Err(failed(&answer.status()));
+        }
+        let body = Limited::new(answer.into_body(), LONGEST).collect().await;
+        Ok(body.map_err(|error| failed(&error))?.to_bytes())
+    };
+    let read =
+        timeout(PATIENCE, read).await.map_err(|_| failed(&format!("no answer within {PATIENCE:?}")))?;
+    serde_json::from_slice(&read?).map_err(|error| failed(&error))
+}
+
+/// What it is, what it was told, its services, and where the last request of each went.
+fn text(config: &Value, last: &Value) -> String {
+    let word = |value: &Value| match value {
+        Value::String(text) => text.clone(),
+        Value::Null => "-".to_owned(),
+        other => other.to_string(),
+    };
+    let routing = &config["routing"];
+    let connected = if routing["connected"] == json!(true) { "connected" } else { "not connected" };
+    let mut rows = vec![
+        vec!["version".into(), word(&config["version"])],
+        vec!["process".into(), format!("{}, since {}", config["pid"], word(&config["started"]))],
+        vec!["ready".into(), word(&config["ready"])],
+        vec!["routing".into(), format!("{} ({connected})", word(&routing["from"]))],
+        vec!["revision".into(), word(&routing["revision"])],
+        vec!["data age".into(), format!("{:.1} s", routing["data_age_seconds"].as_f64().unwrap_or(0.0))],
+        vec!["region".into(), word(&routing["region"])],
+    ];
+    let each = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    rows.extend(each(&config["listen"]).iter().map(|listen| vec!["listen".into(), word(listen)]));
+    let options = config["options"].as_object().into_iter().flatten();
+    rows.extend(options.map(|(name, value)| vec![name.clone(), word(value)]));
+    let mut text = output::table(&["PROXY", ""], &rows);
+    let services: Vec<_> = each(&config["services"]).iter().map(|row| service(row, &word)).collect();
+    if !services.is_empty() {
+        let head = [
+            "SERVICE",
+            "STATE",
+            "REVISION",
+            "ENDPOINTS",
+            "UNDER WAY",
+            "2XX",
+            "4XX",
+            "5XX",
+            "FAULTS",
+            "MEAN",
+            "REGIONS",
+        ];
+        text += &format!("\n{}", output::table(&head, &services));
+    }
+    let last: Vec<_> = each(last).iter().map(|record| request(record, &word)).collect();
+    if !last.is_empty() {
+        let head = ["LAST REQUEST OF", "REQUEST", "STATUS", "TOOK", "WENT TO"];
+        text += &format!("\n{}", output::table(&head, &last));
+    }
+    text
+}
+
+fn service(row: &Value, word: &dyn Fn(&Value) -> String) -> Vec<String> {
+    let answers = &row["answers"];
+    let mean = row["mean_ms"].as_f64().map_or_else(|| "-".into(), |mean| format!("{mean:.2} ms"));
+    let regions = row["regions"].as_array().cloned().unwrap_or_default();
+    let regions = regions.iter().map(|region| {
+        let answers: u64 = region[1].as_array().into_iter().flatten().filter_map(Value::as_u64).sum();
+        format!("{} {answers}", word(&region[0]))
+    });
+    vec![
+        word(&row["service"]),
+        word(&row["state"]),
+        word(&row["revision"]),
+        format!("{} ({} near)", row["endpoints"], row["nearest"]),
+        word(&row["under_way"]),
+        word(&answers[1]),
+        word(&answers[3]),
+        word(&answers[4]),
+        word(&row["faults"]),
+        mean,
+        regions.collect::<Vec<_>>().join(", "),
+    ]
+}
+
+fn request(record: &Value, word: &dyn Fn(&Value) -> String) -> Vec<String> {
+    let tries = record["tries"].as_array().cloned().unwrap_or_default();
+    let went = tries.iter().map(|tried| {
+        format!("{} in {} ({})", word(&tried["instance"]), word(&tried["region"]), word(&tried["outcome"]))
+    });
+    let went = went.collect::<Vec<_>>().join(", ");
+    vec![
+        word(&record["service"]),
+        // Debug, since a path may hold anything.
+        format!("{} {:?}", word(&record["method"]), word(&record["path"])),
+        word(&record["status"]),
+        format!("{:.2} ms", record["ms"].as_f64().unwrap_or(0.0)),
+        if went.is_empty() { word(&record["fault"]) } else { went },
+    ]
+}

@@ -1,0 +1,71 @@
+//! A collector of traces.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
+
+use axum::{Router, body::Bytes, routing::post};
+use fairmesh_otlp::v1::{ExportTraceServiceRequest, Span, any_value};
+use prost::Message as _;
+use tokio::net::TcpListener;
+
+use super::until;
+
+/// Takes spans by OTLP over HTTP.
+pub(crate) struct TraceCollector {
+    pub(crate) address: String,
+    spans: Arc<Mutex<Vec<Span>>>,
+}
+
+impl TraceCollector {
+    pub(crate) async fn start() -> Self {
+        let spans = Arc::<Mutex<Vec<Span>>>::default();
+        let kept = Arc::clone(&spans);
+        let take = move |body: Bytes| async move {
+            let batch = ExportTraceServiceRequest::decode(body).unwrap();
+            let scopes = batch.resource_spans.into_iter().flat_map(|resource| resource.scope_spans);
+            kept.lock().unwrap().extend(scopes.flat_map(|scope| scope.spans));
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let router = Router::new().route("/v1/traces", post(take));
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        Self { address, spans }
+    }
+
+    /// The spans of a trace once there are so many: those that were asked first, then by their beginning.
+    pub(crate) async fn trace(&self, trace: &str, count: usize) -> Vec<Span> {
+        let of = |spans: &[Span]| -> Vec<Span> {
+            spans.iter().filter(|span| hex(&span.trace_id) == trace).cloned().collect()
+        };
+        until("the spans are told", async || of(&self.spans.lock().unwrap()).len() >= count).await;
+        let mut spans = of(&self.spans.lock().unwrap());
+        spans.sort_by_key(|span| (span.kind, span.start_time_unix_nano));
+        spans
+    }
+
+    /// How many spans came.
+    pub(crate) fn count(&self) -> usize {
+        self.spans.lock().unwrap().len()
+    }
+}
+
+/// The attributes of a span as text.
+pub(crate) fn attributes(span: &Span) -> BTreeMap<String, String> {
+    let text = |value: &any_value::Value| match value {
+        any_value::Value::StringValue(text) => text.clone(),
+        any_value::Value::IntValue(number) => number.to_string(),
+        other => format!("{other:?}"),
+    };
+    let pairs = span.attributes.iter();
+    pairs
+        .map(|pair| {
+            (pair.key.clone(), text(pair.value.as_ref().and_then(|value| value.value.as_ref()).unwrap()))
+        })
+        .collect()
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

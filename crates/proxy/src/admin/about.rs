@@ -1,0 +1,84 @@
+//! What this proxy is and was told.
+
+use std::{collections::BTreeMap, fmt, time::Duration};
+
+use jiff::Timestamp;
+use serde::Serialize;
+use tokio::time::Instant;
+
+use crate::{Form, ProxyConfig, insight::wall};
+
+/// What stays the same while it runs.
+#[derive(Debug)]
+pub(crate) struct About {
+    start: Instant,
+    /// Since 1970.
+    started: Duration,
+    listen: Vec<String>,
+    options: BTreeMap<&'static str, String>,
+}
+
+/// The same as it is shown.
+#[derive(Debug, Serialize)]
+pub(super) struct Shown<'a> {
+    version: &'static str,
+    pid: u32,
+    started: String,
+    up_seconds: u64,
+    listen: &'a [String],
+    options: &'a BTreeMap<&'static str, String>,
+}
+
+impl About {
+    /// A proxy that starts now.
+    pub(crate) fn of(config: &ProxyConfig) -> Self {
+        let ProxyConfig { listen, admin, handover, limits, access_log, traces, endpoints, told } = config;
+        let none = || "none".to_owned();
+        let seconds = |limit: Duration| format!("{limit:?}");
+        let log = match access_log.form {
+            Form::Off => "off",
+            Form::Text => "text",
+            Form::Json => "json",
+        };
+        let own = [
+            ("admin", admin.map_or_else(none, |admin| admin.to_string())),
+            ("handover", handover.as_ref().map_or_else(none, |path| path.display().to_string())),
+            ("max-connections", limits.connections.to_string()),
+            ("idle-timeout", seconds(limits.head)),
+            ("tunnel-idle-timeout", seconds(limits.tunnel_idle)),
+            ("drain-deadline", seconds(limits.drain)),
+            ("access-log", log.to_owned()),
+            ("access-log-one-in", access_log.one_in.to_string()),
+            ("trace-to", traces.as_ref().map_or_else(none, |traces| traces.to.to_string())),
+            ("trace-one-in", traces.as_ref().map_or_else(none, |traces| traces.one_in.to_string())),
+            ("metrics-per-endpoint", endpoints.is_some().to_string()),
+        ];
+        Self {
+            start: Instant::now(),
+            started: wall(),
+            listen: listen.iter().map(ToString::to_string).collect(),
+            options: told.clone().into_iter().chain(own).collect(),
+        }
+    }
+
+    pub(super) fn shown(&self) -> Shown<'_> {
+        let started = i64::try_from(self.started.as_millis()).unwrap_or_default();
+        Shown {
+            version: env!("CARGO_PKG_VERSION"),
+            pid: std::process::id(),
+            started: Timestamp::from_millisecond(started).unwrap_or_default().to_string(),
+            up_seconds: self.start.elapsed().as_secs(),
+            listen: &self.listen,
+            options: &self.options,
+        }
+    }
+}
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { version, pid, started, up_seconds, listen, options } = self;
+        writeln!(f, "fairmesh proxy {version}, process {pid}, since {started} ({up_seconds} s)")?;
+        listen.iter().try_for_each(|listen| writeln!(f, "{:<22} {listen}", "listen"))?;
+        options.iter().try_for_each(|(name, value)| writeln!(f, "{name:<22} {value}"))
+    }
+}

@@ -1,0 +1,151 @@
+//! What is counted by service, region, status or endpoint, as series.
+
+use std::{fmt, sync::Arc};
+
+use prometheus_client::{
+    encoding::{EncodeMetric, MetricEncoder, NoLabelSet},
+    metrics::{MetricType, counter::ConstCounter},
+    registry::{Registry, Unit},
+};
+
+use crate::{
+    endpoints::EndpointMetrics,
+    insight::Seeing,
+    service::{Services, Target},
+};
+
+/// The region of a caller that knows nothing yet.
+const UNKNOWN: &str = "(unknown)";
+
+/// Registers all of them.
+pub(crate) fn register(registry: &mut Registry, services: &Arc<Services>, seeing: &Seeing) {
+    let of = |kind| Family { kind, services: Arc::clone(services) };
+    registry.register("answers", "Answers by service, class and regions", of(Kind::Answers));
+    registry.register("grpc_answers", "Answers to calls of gRPC by service and status", of(Kind::Codes));
+    registry.register("faults", "Requests that no server answered", of(Kind::Faults));
+    let times = of(Kind::Times);
+    registry.register_with_unit("head_duration", "Time to the head of the answer", Unit::Seconds, times);
+    if let Some(endpoints) = &seeing.endpoints {
+        let of = |is_time| Tries { is_time, endpoints: Arc::clone(endpoints) };
+        registry.register("endpoint_tries", "Tries by endpoint and outcome", of(false));
+        let help = "Time of tries until their outcome, by endpoint";
+        registry.register_with_unit("endpoint_try_time", help, Unit::Seconds, of(true));
+    }
+    if let Some(counts) = seeing.spans() {
+        for (name, help, count) in [
+            ("spans_exported", "Spans that the collector took", counts.exported),
+            ("spans_dropped", "Spans dropped since too many waited", counts.dropped),
+            ("spans_refused", "Spans that the collector did not take", counts.refused),
+        ] {
+            registry.register(name, help, ConstCounter::new(count));
+        }
+    }
+}
+
+/// Series of services.
+#[derive(Debug)]
+struct Family {
+    kind: Kind,
+    services: Arc<Services>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Answers,
+    Codes,
+    Faults,
+    Times,
+}
+
+/// Counters of endpoints.
+#[derive(Debug)]
+struct Tries {
+    is_time: bool,
+    endpoints: Arc<EndpointMetrics>,
+}
+
+impl EncodeMetric for Family {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        for (name, target) in self.services.all() {
+            let name = name.to_string();
+            match self.kind {
+                Kind::Faults => {
+                    let faults = target.golden.faults.load(std::sync::atomic::Ordering::Relaxed);
+                    count(&mut encoder, &[("service", &name)], faults)?;
+                }
+                Kind::Codes => {
+                    for (code, answers) in target.golden.codes.each() {
+                        count(&mut encoder, &[("service", &name), ("code", code)], answers)?;
+                    }
+                }
+                Kind::Answers => answers(&mut encoder, &name, &target)?,
+                Kind::Times => times(&mut encoder, &name, &target)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn metric_type(&self) -> MetricType {
+        match self.kind {
+            Kind::Times => MetricType::Histogram,
+            _ => MetricType::Counter,
+        }
+    }
+}
+
+fn answers(encoder: &mut MetricEncoder<'_>, name: &str, target: &Target) -> fmt::Result {
+    let from = home(target);
+    for (to, signals) in target.golden.answers.each() {
+        for (class, answers) in ["1xx", "2xx", "3xx", "4xx", "5xx"].into_iter().zip(signals.classes()) {
+            let labels = [("service", name), ("class", class), ("from_region", &from), ("to_region", to)];
+            count(encoder, &labels, answers)?;
+        }
+    }
+    Ok(())
+}
+
+fn times(encoder: &mut MetricEncoder<'_>, name: &str, target: &Target) -> fmt::Result {
+    let from = home(target);
+    for (to, signals) in target.golden.answers.each() {
+        let (buckets, sum) = signals.times();
+        let count = buckets.iter().map(|(_, count)| count).sum();
+        let labels = [("service", name), ("from_region", &from), ("to_region", to)];
+        encoder.encode_family(&labels)?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
+    }
+    Ok(())
+}
+
+fn home(target: &Target) -> String {
+    target.known().map_or_else(|| UNKNOWN.to_owned(), |(home, _)| home.to_string())
+}
+
+fn count<const N: usize>(
+    encoder: &mut MetricEncoder<'_>,
+    labels: &[(&str, &str); N],
+    count: u64,
+) -> fmt::Result {
+    encoder.encode_family(labels)?.encode_counter::<NoLabelSet, _, u64>(&count, None)
+}
+
+impl EncodeMetric for Tries {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        for row in self.endpoints.rows() {
+            // Not `instance`, which is what Prometheus calls the proxy that it asked.
+            let labels = [("service", &*row.service), ("endpoint", &*row.instance), ("region", &*row.region)];
+            if self.is_time {
+                let mut encoder = encoder.encode_family(&labels)?;
+                encoder.encode_counter::<NoLabelSet, _, u64>(&row.seconds, None)?;
+                continue;
+            }
+            for (outcome, tries) in row.outcomes {
+                let [service, endpoint, region] = labels;
+                count(&mut encoder, &[service, endpoint, region, ("outcome", outcome)], tries)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Counter
+    }
+}
