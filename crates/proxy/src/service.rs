@@ -85,7 +85,7 @@ impl Services {
         let Ok(target) = self.by_host(host) else { return false };
         let known = timeout(LEARN, target.handle.known()).await.is_ok();
         let declared = known && !matches!(*target.handle.view(), View::Unknown);
-        if !declared && target.golden.classes() == [0; 5] {
+        if !declared && target.golden.answers.classes() == [0; 5] {
             self.forget(target.handle.name());
         }
         declared

@@ -108,7 +108,7 @@ impl Tls {
         let current = self.current.read().unwrap_or_else(PoisonError::into_inner).clone();
         let config = match traffic {
             Traffic::Http { .. } => current.http,
-            Traffic::Tcp { .. } => current.bytes,
+            Traffic::Tcp { .. } | Traffic::Captured { .. } => current.bytes,
         };
         let shaken = timeout(patience.min(HANDSHAKE), TlsAcceptor::from(config).accept(stream)).await;
         let shaken = shaken.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
