@@ -156,7 +156,7 @@ async fn a_trace_begins_here_where_none_can_be_read_and_tells_of_failed_tries() 
         true
     };
     until("a call is tried twice", retried).await;
-    until("they are counted", async || proxy.metric("spans_exported_total").await >= 6.0).await;
+    until("they are counted", async || proxy.metric("spans_exported_total").await >= 5.0).await;
     assert_eq!(proxy.metric("spans_dropped_total").await, 0.0);
 }
 
@@ -210,7 +210,8 @@ async fn the_pages_tell_what_runs_and_why_the_last_request_went_where_it_went() 
         assert!(shown.contains(words), "no {words} in\n{shown}");
     }
     let shown = Proxy::status(&proxy.admin, &["--json"]).await.json();
-    assert_eq!(shown["last"][0]["service"], "shop/one");
+    let last = shown["last"].as_array().unwrap().iter().map(|record| record["service"].as_str().unwrap());
+    assert_eq!(last.collect::<Vec<_>>(), ["shop/none", "shop/one"], "newest first");
     let nobody = format!("127.0.0.1:{}", free_port());
     let fails = Proxy::status(&nobody, &[]).await.fails();
     assert!(fails.contains("no proxy tells of itself") && fails.contains("--admin"), "{fails}");
