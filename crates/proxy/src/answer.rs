@@ -8,6 +8,9 @@ use fairmesh_client::{
 };
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 
+/// What gRPC says of messages that are too large.
+const RESOURCE_EXHAUSTED: i32 = 8;
+
 /// A fault as an answer: gRPC callers get their status, the others one of HTTP, and both the words.
 pub(crate) fn of_fault(fault: &Fault, is_grpc: bool) -> Response<Body> {
     let kind = fault.kind();
@@ -21,6 +24,17 @@ pub(crate) fn of_fault(fault: &Fault, is_grpc: bool) -> Response<Body> {
         let seconds = wait.as_nanos().div_ceil(1_000_000_000);
         answer.headers_mut().insert(header::RETRY_AFTER, u64::try_from(seconds).unwrap_or(u64::MAX).into());
     }
+    answer
+}
+
+/// Of a request whose body is longer than `most` bytes.
+pub(crate) fn of_too_large(most: u64, is_grpc: bool) -> Response<Body> {
+    let words = format!("the request's body is longer than {most} bytes, which is what the proxy passes on");
+    let mut answer = match is_grpc {
+        true => of_grpc(RESOURCE_EXHAUSTED, &words),
+        false => of_http(StatusCode::PAYLOAD_TOO_LARGE, format!("{words}\n")),
+    };
+    answer.headers_mut().insert(FAULT, HeaderValue::from_static("too_large"));
     answer
 }
 

@@ -13,6 +13,7 @@ use crate::{
     AccessLog,
     access::{self, Access, Entry, SharedAccess},
     answer, decision, hops,
+    max_body::{self, Limited},
     metrics::{Held, Metrics, count},
     place::Place,
     service::{Nobody, Services, Target},
@@ -26,6 +27,7 @@ pub(crate) struct Forwarder {
     pub(crate) metrics: Arc<Metrics>,
     access: SharedAccess,
     tunnels: Tunnels,
+    max_body: u64,
 }
 
 /// Where a request came in.
@@ -45,13 +47,19 @@ impl Forwarder {
         log: AccessLog,
         tunnels: Tunnels,
     ) -> Self {
-        Self { services, metrics, access: Arc::new(Access::start(log)), tunnels }
+        Self { services, metrics, access: Arc::new(Access::start(log)), tunnels, max_body: max_body::ANY }
+    }
+
+    /// The same, for bodies of requests no longer than this.
+    pub(crate) fn limited(mut self, max_body: Option<u64>) -> Self {
+        self.max_body = max_body.unwrap_or(max_body::ANY);
+        self
     }
 
     /// Answers a request, whatever happens.
     pub(crate) async fn answer<B>(&self, request: Request<B>, origin: &Origin) -> Response<Body>
     where
-        B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+        B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
     {
         if request.method() == Method::CONNECT {
             return self.connect(request, origin).await;
@@ -87,13 +95,14 @@ impl Forwarder {
 
     async fn forward<B>(&self, request: Request<B>, origin: &Origin, target: &Target) -> Response<Body>
     where
-        B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+        B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
     {
         let began = Instant::now();
         let _under_way = Held::new(&target.golden.under_way);
         let (mut head, body) = request.into_parts();
         let (method, uri) = (head.method.clone(), head.uri.clone());
         let is_grpc = is_grpc(&head.headers);
+        let (body, too_long) = Limited::new(body, self.max_body);
         let trace = decision::asked(&mut head.headers);
         let switch = Switch::take(&mut head);
         if origin.service.is_none() {
@@ -122,6 +131,7 @@ impl Forwarder {
                 *answer.version_mut() = Version::default();
                 (answer, None)
             }
+            Err(_) if too_long.is_so() => (self.too_large(is_grpc), None),
             Err(fault) => {
                 self.faulted(&fault, origin, target);
                 (answer::of_fault(&fault, is_grpc), Some(fault.kind()))
@@ -132,6 +142,11 @@ impl Forwarder {
         }
         self.note((&method, uri.path(), began), origin, target, (answer.status(), fault));
         answer
+    }
+
+    fn too_large(&self, is_grpc: bool) -> Response<Body> {
+        count(&self.metrics.too_large);
+        answer::of_too_large(self.max_body, is_grpc)
     }
 
     /// Counts a fault, and forgets a service that is none.

@@ -12,12 +12,16 @@ mod answer;
 mod config;
 mod decision;
 mod error;
+mod flood;
 mod forward;
+#[doc(hidden)]
+pub mod fuzzing;
 mod handover;
 mod hops;
 mod inbound;
 mod lean;
 mod listen;
+mod max_body;
 mod metrics;
 mod place;
 pub mod proxy_protocol;

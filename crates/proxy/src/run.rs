@@ -53,7 +53,8 @@ pub async fn run(
     let state = State::new(mesh, Arc::clone(&services), Arc::clone(&metrics));
     let (stopping, connections) = (Arc::new(Stopping::default()), TaskTracker::new());
     let tunnels = Tunnels::new(limits, Arc::clone(&metrics), Arc::clone(&stopping), connections.clone());
-    let forwarder = Arc::new(Forwarder::new(Arc::clone(&services), metrics, access_log, tunnels));
+    let forwarder = Forwarder::new(Arc::clone(&services), metrics, access_log, tunnels).limited(limits.body);
+    let forwarder = Arc::new(forwarder);
     let serving = Serving::new(forwarder, Arc::clone(&stopping), limits);
     let lead = Lead { serving, services, state, accepting: TaskTracker::new(), connections };
 
