@@ -1,40 +1,36 @@
 //! What a peer writes into headers never makes a call panic, and what we write ourselves we read as it was meant.
-#![no_main]
 
 use std::time::Duration;
 
+use arbitrary::{Arbitrary as _, Unstructured};
 use fairmesh_client::headers::{
-    DEADLINE, GRPC_TIMEOUT, OrcaReport, encode_grpc_timeout, grpc_timeout, read_deadline, write_deadline,
+    DEADLINE, GRPC_TIMEOUT, encode_grpc_timeout, grpc_timeout, load_from_binary, load_from_text,
+    read_deadline, write_deadline,
 };
 use http::{HeaderMap, HeaderValue};
-use libfuzzer_sys::fuzz_target;
 
 /// The longest time that a `grpc-timeout` of eight digits can tell.
 const LONGEST: Duration = Duration::from_secs(99_999_999 * 3600);
 
-fuzz_target!(|input: (&[u8], &[u8], u64, u32)| {
-    let (first, second, seconds, nanos) = input;
-    orca(first);
+/// What must hold of these bytes.
+pub fn run(data: &[u8]) {
+    let taken = <(&[u8], &[u8], u64, u32)>::arbitrary_take_rest(Unstructured::new(data));
+    let Ok((first, second, seconds, nanos)) = taken else { return };
+    load(first);
     incoming(first, second);
     outgoing(Duration::new(seconds, nanos % 1_000_000_000));
-});
+}
 
-fn orca(bytes: &[u8]) {
-    if let Some(report) = std::str::from_utf8(bytes).ok().and_then(OrcaReport::from_text) {
-        let _ = report.outstanding();
-        let text = report.to_text();
-        // Zero means not reported, so a report of zeros only has no text.
-        if report != OrcaReport::default() {
-            assert_eq!(OrcaReport::from_text(&text), Some(report.clone()), "{text}");
+/// What one report says is read by whoever asks for a metric of it as well.
+fn load(bytes: &[u8]) {
+    for read in [load_from_text, load_from_binary] {
+        let (plain, named) = (read(bytes, None), read(bytes, Some("x")));
+        if let (Some(plain), Some(named)) = (plain, named) {
+            assert_eq!(
+                (plain.requests, plain.streams, plain.cpu),
+                (named.requests, named.streams, named.cpu)
+            );
         }
-        assert_eq!(OrcaReport::from_binary(&report.to_binary()), Some(report));
-    }
-    if let Some(report) = OrcaReport::from_binary(bytes) {
-        let _ = report.outstanding();
-        let _ = OrcaReport::from_text(&report.to_text());
-        // By bytes, since a peer may send NaN.
-        let binary = report.to_binary();
-        assert_eq!(OrcaReport::from_binary(&binary).map(|again| again.to_binary()), Some(binary));
     }
 }
 

@@ -1,12 +1,12 @@
 //! Reading a manifest never panics, a refusal points into the text, and what was accepted is accepted again, with the
 //! same meaning, as `fairmesh get -o yaml` prints it.
-#![no_main]
 
 use fairmesh_model::spec::{Document, Plan};
 use fairmesh_registry::manifest;
-use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|text: &str| {
+/// What must hold of these bytes.
+pub fn run(data: &[u8]) {
+    let Ok(text) = str::from_utf8(data) else { return };
     let documents = match manifest::parse("fuzz.yaml", text) {
         Ok(documents) => documents,
         Err(error) => {
@@ -29,4 +29,4 @@ fuzz_target!(|text: &str| {
         assert_eq!(again.len(), 1, "{printed}");
         assert_eq!(again[0].plan, plan, "{printed}");
     }
-});
+}

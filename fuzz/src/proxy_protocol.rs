@@ -1,11 +1,10 @@
 //! Whatever comes first on a connection, reading it as a head of the PROXY protocol neither panics nor depends on how it was
 //! cut into pieces, takes nothing that is not the head's, and what was read is written so that it is read again.
-#![no_main]
 
 use fairmesh_proxy::proxy_protocol::{Head, Malformed, Version, read, write};
-use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|sent: &[u8]| {
+/// What must hold of these bytes.
+pub fn run(sent: &[u8]) {
     match (read(sent), stepwise(sent)) {
         (Ok(Head::More(_)), Ok(None)) => {}
         (Ok(whole @ Head::Whole { length, ends }), Ok(Some(same))) => {
@@ -14,14 +13,16 @@ fuzz_target!(|sent: &[u8]| {
             for version in [Version::V1, Version::V2] {
                 let Some(ends) = ends else { break };
                 let again = write(version, ends);
-                assert!(matches!(read(&again), Ok(Head::Whole { length, ends: Some(_) }) if length == again.len()));
+                assert!(
+                    matches!(read(&again), Ok(Head::Whole { length, ends: Some(_) }) if length == again.len())
+                );
             }
         }
         // In pieces, what is wrong may not have been reached yet.
         (Err(_), Err(_) | Ok(None)) => {}
         (whole, pieces) => panic!("at once {whole:?}, in pieces {pieces:?}"),
     }
-});
+}
 
 /// Reads as a connection does, never more than is sure to be the head's.
 fn stepwise(sent: &[u8]) -> Result<Option<Head>, Malformed> {

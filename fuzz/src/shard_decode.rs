@@ -1,14 +1,12 @@
 //! Reading parts of a shard map never panics whatever stands there, and a valid map is written and read again unchanged.
-#![no_main]
 
-use arbitrary::Arbitrary;
+use arbitrary::{Arbitrary, Unstructured};
 use bytes::Bytes;
 use fairmesh_model::{
     ChunkHash, InstanceId, KeyRange, RecordKey, Region, Replica, ReplicaState, Role, ServiceName, Shard,
     ShardId, ShardKey, ShardMap, ShardPart,
 };
 use fairmesh_wire::{records, shards};
-use libfuzzer_sys::fuzz_target;
 
 #[derive(Arbitrary, Debug)]
 enum Input {
@@ -75,43 +73,52 @@ fn map(version: u64, mut shards: Vec<(u32, u64, Vec<Copy>)>) -> Option<ShardMap>
     map.validate().ok().map(|()| map)
 }
 
-fuzz_target!(|input: Input| match input {
-    Input::Raw(entries) => {
-        let entries: Vec<_> = entries.into_iter().map(raw).collect();
-        for (key, value) in &entries {
-            let _ = records::check(&key.to_string(), value);
-        }
-        if let Ok(Some(map)) = shards::decode_map(entries) {
-            assert_eq!(map.validate(), Ok(()));
-        }
+/// What must hold of these bytes.
+pub fn run(data: &[u8]) {
+    if let Ok(input) = Input::arbitrary_take_rest(Unstructured::new(data)) {
+        of(input);
     }
-    Input::Map { version, shards, damage } => {
-        let Some(map) = map(version, shards) else { return };
-        // Through texts, as it travels.
-        let mut entries: Vec<_> = shards::encode_map(&service(), &map)
-            .into_iter()
-            .map(|(key, value)| (key.to_string(), value))
-            .collect();
-        for (key, value) in &entries {
-            assert!(records::check(key, value).is_ok(), "{key}: {:?}", records::check(key, value));
-        }
-        if let Some((entry, byte, change)) = damage {
-            let count = entries.len();
-            let value = &mut entries[entry % count].1;
-            let mut bytes = value.to_vec();
-            let length = bytes.len().max(1);
-            if let Some(byte) = bytes.get_mut(byte % length) {
-                *byte ^= change;
+}
+
+fn of(input: Input) {
+    match input {
+        Input::Raw(entries) => {
+            let entries: Vec<_> = entries.into_iter().map(raw).collect();
+            for (key, value) in &entries {
+                let _ = records::check(&key.to_string(), value);
             }
-            *value = bytes.into();
+            if let Ok(Some(map)) = shards::decode_map(entries) {
+                assert_eq!(map.validate(), Ok(()));
+            }
         }
-        let parsed = entries
-            .iter()
-            .map(|(key, value)| (RecordKey::parse(key).expect("a key reads back"), value.clone()));
-        let decoded = shards::decode_map(parsed.collect::<Vec<_>>());
-        match damage {
-            Some(_) => drop(decoded),
-            None => assert_eq!(decoded, Ok(Some(grouped(map)))),
+        Input::Map { version, shards, damage } => {
+            let Some(map) = map(version, shards) else { return };
+            // Through texts, as it travels.
+            let mut entries: Vec<_> = shards::encode_map(&service(), &map)
+                .into_iter()
+                .map(|(key, value)| (key.to_string(), value))
+                .collect();
+            for (key, value) in &entries {
+                assert!(records::check(key, value).is_ok(), "{key}: {:?}", records::check(key, value));
+            }
+            if let Some((entry, byte, change)) = damage {
+                let count = entries.len();
+                let value = &mut entries[entry % count].1;
+                let mut bytes = value.to_vec();
+                let length = bytes.len().max(1);
+                if let Some(byte) = bytes.get_mut(byte % length) {
+                    *byte ^= change;
+                }
+                *value = bytes.into();
+            }
+            let parsed = entries
+                .iter()
+                .map(|(key, value)| (RecordKey::parse(key).expect("a key reads back"), value.clone()));
+            let decoded = shards::decode_map(parsed.collect::<Vec<_>>());
+            match damage {
+                Some(_) => drop(decoded),
+                None => assert_eq!(decoded, Ok(Some(grouped(map)))),
+            }
         }
     }
-});
+}
