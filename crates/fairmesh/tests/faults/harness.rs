@@ -1,5 +1,7 @@
 //! Processes, servers and load that the tests share.
 
+mod connection;
+mod echo;
 pub(crate) mod h2;
 mod load;
 mod process;
@@ -12,6 +14,8 @@ use std::time::Duration;
 
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+pub(crate) use connection::{Answer, Connection, Manner};
+pub(crate) use echo::{Echo, NUMBER};
 pub(crate) use load::{Caller, Kind, Load};
 pub(crate) use process::{Process, Program, Run, run};
 pub(crate) use proxy::Proxy;

@@ -8,6 +8,7 @@ mod balance;
 mod conformance;
 mod control;
 mod demo;
+mod endurance;
 mod errors;
 mod harness;
 mod health;
