@@ -15,9 +15,10 @@ test: ## Run every test and print how many passed
 	@scripts/setup.sh build demo etcd hosts
 	@scripts/test.sh
 
-soak: ## Cause outages in a random order for 10 minutes, or for SOAK_MINUTES=, and check what everybody saw
+soak: ## Cause outages, and replace all there is under full load, for 10 minutes each or SOAK_MINUTES=, and check what everybody saw
 	@scripts/setup.sh build etcd hosts
 	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test outages -- --nocapture no_outage
+	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test faults -- --nocapture no_request_fails_under_full_load
 
 check: ## Check format, clippy, documentation, and the dependencies' licences and sources
 	@scripts/setup.sh build deny

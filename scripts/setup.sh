@@ -63,7 +63,7 @@ setup_etcd() {
 }
 
 setup_fuzz() {
-    cargo +nightly --version >/dev/null 2>&1 || die "fuzz targets need sanitizers, which only a nightly compiler has. Run: rustup toolchain install nightly"
+    command -v c++ >/dev/null || apt_install "libFuzzer is compiled from C++" g++
     [ -x "$tools/bin/cargo-fuzz" ] && return
     command -v cargo-fuzz >/dev/null && return
     say "cargo-fuzz builds and runs fuzz targets: building $fuzz_version into $tools (about a minute)"

@@ -23,6 +23,8 @@ mod body;
 pub mod core;
 pub mod explain;
 mod fault;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod headers;
 pub mod http1;
 mod leases;

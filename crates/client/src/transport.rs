@@ -28,8 +28,8 @@ use tokio::{
 };
 
 pub(crate) use self::{
-    h1::{Incoming, Reply as H1Reply},
-    h2::{Reply as H2Reply, Stream},
+    h1::{Incoming, Reply as H1Reply, call_over},
+    h2::{Reply as H2Reply, Shared, Stream, over},
     outgoing::{Outgoing, Replay},
     request::{Head, Request, Slot},
 };

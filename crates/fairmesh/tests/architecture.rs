@@ -34,8 +34,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("examples", &["client"]),
 ];
 
-/// Binaries, which wire everything.
-const MAY_USE_ALL: &[&str] = &["fairmesh", "bench"];
+/// What wires everything: binaries, and what is tried on all that reads bytes of others.
+const MAY_USE_ALL: &[&str] = &["fairmesh", "bench", "fuzz"];
 
 /// Crates that hold no clock, no chance and no I/O, so that simulation and production run the same code.
 const PURE: &[&str] = &["model", "balancer", "router", "imbalance"];

@@ -138,11 +138,16 @@ fn text(state: &State) -> String {
 fn connections(registry: &mut Registry, metrics: &Metrics) {
     let open = ConstGauge::new(metrics.open.load(Relaxed));
     registry.register("connections_open", "Connections of programs", open);
-    let counters: [(&str, &str, &AtomicU64); 9] = [
+    let counters: [(&str, &str, &AtomicU64); 11] = [
         ("connections_accepted", "Connections of programs accepted", &metrics.accepted),
         ("connections_broken", "Connections of programs that ended early", &metrics.broken),
         ("connections_cut", "Connections cut off at the end of a drain", &metrics.cut),
         ("connections_restless", "Connections that took back most of their requests", &metrics.restless),
+        (
+            "connections_flooding",
+            "Connections that sent little but frames that ask for nothing",
+            &metrics.flooding,
+        ),
         (
             "accepts_delayed",
             "Waits for a place or a descriptor before a connection was accepted",
@@ -151,6 +156,7 @@ fn connections(registry: &mut Registry, metrics: &Metrics) {
         ("answers_not_taken", "Answers that were dropped since nobody made room for them", &metrics.untaken),
         ("requests_for_nobody", "Requests for no service", &metrics.nobody),
         ("requests_refused", "Requests for what a proxy does not do", &metrics.refused),
+        ("requests_too_large", "Requests with bodies that are too long", &metrics.too_large),
         ("log_lines_dropped", "Access log lines that nobody read in time", &metrics.log_lines_dropped),
     ];
     for (name, help, counter) in counters {

@@ -8,6 +8,9 @@ use fairmesh_client::{
 };
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 
+/// What gRPC says of messages that are too large.
+const RESOURCE_EXHAUSTED: i32 = 8;
+
 /// A fault as an answer: callers of gRPC, whose answers are of this content type, get its status, the others one of HTTP, and
 /// both the words.
 pub(crate) fn of_fault(fault: &Fault, grpc: Option<HeaderValue>) -> Response<Body> {
@@ -22,6 +25,17 @@ pub(crate) fn of_fault(fault: &Fault, grpc: Option<HeaderValue>) -> Response<Bod
         let seconds = wait.as_nanos().div_ceil(1_000_000_000);
         answer.headers_mut().insert(header::RETRY_AFTER, u64::try_from(seconds).unwrap_or(u64::MAX).into());
     }
+    answer
+}
+
+/// Of a request whose body is longer than `most` bytes.
+pub(crate) fn of_too_large(most: u64, grpc: Option<HeaderValue>) -> Response<Body> {
+    let words = format!("the request's body is longer than {most} bytes, which is what the proxy passes on");
+    let mut answer = match grpc {
+        Some(grpc) => of_grpc(grpc, RESOURCE_EXHAUSTED, &words),
+        None => of_http(StatusCode::PAYLOAD_TOO_LARGE, format!("{words}\n")),
+    };
+    answer.headers_mut().insert(FAULT, HeaderValue::from_static("too_large"));
     answer
 }
 

@@ -34,6 +34,8 @@ pub struct ProxyConfig {
 pub struct Limits {
     /// Connections of programs at one time; the next ones wait to be accepted.
     pub connections: usize,
+    /// Bytes of the body of a request; without one, as many as come.
+    pub body: Option<u64>,
     /// How long the head of a request may take, and a kept connection may be idle.
     pub head: Duration,
     /// How long nothing may come over a tunnel: a WebSocket, `CONNECT`, TCP.
@@ -48,6 +50,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             connections: 10_000,
+            body: None,
             // What nginx gives idle connections: clients take care to send nothing on older ones.
             head: Duration::from_secs(75),
             // Longer than what is usual between signs of life: those of TCP itself come every two hours.

@@ -10,12 +10,13 @@ use fairmesh_client::{
     Body, BoxError, Fault, FaultKind, Region, ServiceName, Watch,
     headers::{grpc_kind, is_grpc},
 };
-use http::{Method, Request, Response, StatusCode, Uri, Version, header};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, Version, header};
 use tokio::time::Instant;
 
 use crate::{
     answer, hops,
     insight::{Seeing, Story},
+    max_body::{self, Limited},
     metrics::{Held, Metrics, count},
     onward::Onward,
     place::Place,
@@ -33,6 +34,7 @@ pub(crate) struct Forwarder {
     seeing: Arc<Seeing>,
     tunnels: Tunnels,
     pub(crate) onward: Onward,
+    max_body: u64,
 }
 
 /// Where a request came in.
@@ -54,13 +56,19 @@ impl Forwarder {
         seeing: Arc<Seeing>,
         tunnels: Tunnels,
     ) -> Self {
-        Self { services, metrics, seeing, tunnels, onward: Onward::default() }
+        Self { services, metrics, seeing, tunnels, onward: Onward::default(), max_body: max_body::ANY }
+    }
+
+    /// The same, for bodies of requests no longer than this.
+    pub(crate) fn limited(mut self, max_body: Option<u64>) -> Self {
+        self.max_body = max_body.unwrap_or(max_body::ANY);
+        self
     }
 
     /// Answers a request, whatever happens.
     pub(crate) async fn answer<B>(&self, request: Request<B>, origin: &Origin) -> Response<Body>
     where
-        B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+        B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
     {
         let request = match &origin.captured {
             None => request,
@@ -103,13 +111,14 @@ impl Forwarder {
 
     async fn forward<B>(&self, request: Request<B>, origin: &Origin, target: &Arc<Target>) -> Response<Body>
     where
-        B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+        B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
     {
         let began = Instant::now();
         let _under_way = Held::new(&target.golden.under_way);
         let (mut head, body) = request.into_parts();
         let (is_grpc, kind) = (is_grpc(&head.headers), grpc_kind(&head.headers));
         let story = self.seeing.begin(&mut head, target, (origin, began), || body.size_hint().exact());
+        let (body, too_long) = Limited::new(body, self.max_body);
         let switch = Switch::take(&mut head);
         if origin.service.is_none() {
             // The server is told the service that was called, and not what else the request may have named.
@@ -139,6 +148,7 @@ impl Forwarder {
                 *answer.version_mut() = Version::default();
                 (answer, None)
             }
+            Err(_) if too_long.is_so() => (self.too_large(kind), None),
             Err(fault) => {
                 self.faulted(&fault, origin, target);
                 (answer::of_fault(&fault, kind), Some(fault))
@@ -151,6 +161,11 @@ impl Forwarder {
             watch(story, target, (&mut answer, fault.as_ref()), awaits_code);
         }
         answer
+    }
+
+    fn too_large(&self, grpc: Option<HeaderValue>) -> Response<Body> {
+        count(&self.metrics.too_large);
+        answer::of_too_large(self.max_body, grpc)
     }
 
     /// Counts a fault, and forgets a service that is none.

@@ -16,7 +16,10 @@ mod decision;
 mod endpoints;
 mod error;
 mod exposition;
+mod flood;
 mod forward;
+#[doc(hidden)]
+pub mod fuzzing;
 mod handover;
 mod hops;
 mod inbound;
@@ -25,6 +28,7 @@ mod lasts;
 mod lean;
 mod link;
 mod listen;
+mod max_body;
 mod metrics;
 mod onward;
 mod place;

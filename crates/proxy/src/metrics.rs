@@ -26,12 +26,16 @@ pub(crate) struct Metrics {
     pub(crate) cut: AtomicU64,
     /// Connections cut off since they took back most of what they asked.
     pub(crate) restless: AtomicU64,
+    /// Connections cut off since they sent frames that ask for nothing, and hardly any others.
+    pub(crate) flooding: AtomicU64,
     /// Answers over HTTP/2 that were dropped since their programs made no room for them.
     pub(crate) untaken: AtomicU64,
     /// Requests for no service.
     pub(crate) nobody: AtomicU64,
     /// Requests for what a proxy does not do.
     pub(crate) refused: AtomicU64,
+    /// Requests whose bodies were longer than they may be.
+    pub(crate) too_large: AtomicU64,
     pub(crate) log_lines_dropped: AtomicU64,
     /// Tunnels begun, and those that are open.
     pub(crate) tunnels: AtomicU64,

@@ -68,7 +68,8 @@ pub async fn run(
     let (stopping, connections) = (Arc::new(Stopping::default()), TaskTracker::new());
     let tunnels = Tunnels::new(limits, Arc::clone(&metrics), Arc::clone(&stopping), connections.clone());
     let tls = tls.map(|opened| opened.followed(&metrics, &stopping));
-    let forwarder = Arc::new(Forwarder::new(Arc::clone(&services), metrics, Arc::clone(&seeing), tunnels));
+    let forwarder = Forwarder::new(Arc::clone(&services), metrics, Arc::clone(&seeing), tunnels);
+    let forwarder = Arc::new(forwarder.limited(limits.body));
     let serving = Serving::new(forwarder, Arc::clone(&stopping), limits).with_tls(tls);
     let lead = Lead { serving, services, state, accepting: TaskTracker::new(), connections };
 

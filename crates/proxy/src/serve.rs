@@ -32,6 +32,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::{
     Limits, Listen, ProxyError, Traffic,
+    flood::{Counted, Flood},
     forward::{Forwarder, Origin},
     handover::Inherited,
     lean::{self, Ended},
@@ -295,15 +296,14 @@ impl Serving {
         let metrics = &self.forwarder.metrics;
         let caller = origin.caller;
         let talk = Arc::new(Talk::new(origin, Arc::clone(&self.stopping)));
-        let silent = silence(Arc::clone(&talk), self.limits.head);
+        let flood = Arc::<Flood>::default();
+        let stream = Counted::new(stream, Arc::clone(&flood));
         let service = self.answers(Arc::clone(&talk));
-        let builder = self.builder();
+        let builder = builder(self.limits.head);
         let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
         let ended = tokio::select! {
             ended = connection.as_mut() => ended,
-            () = silent => return count(&metrics.broken),
-            () = talk.answers.look(self.limits.head, metrics) => return,
-            () = talk.restless.enough() => return count(&metrics.restless),
+            () = self.has_enough(&talk, &flood) => return,
             deadline = self.stopping.begun() => {
                 // What speaks HTTP/1.1 is told with its next answer, and else when it was given the time for one.
                 let told = async {
@@ -331,6 +331,17 @@ impl Serving {
         if let Err(error) = ended {
             count(&metrics.broken);
             tracing::debug!(error, %caller, "a connection ended early");
+        }
+    }
+
+    /// Ends where a connection is to be cut off for what its program does, and counts why.
+    async fn has_enough(&self, talk: &Arc<Talk>, flood: &Flood) {
+        let metrics = &self.forwarder.metrics;
+        tokio::select! {
+            () = silence(Arc::clone(talk), self.limits.head) => count(&metrics.broken),
+            () = talk.answers.look(self.limits.head, metrics) => {}
+            () = talk.restless.enough() => count(&metrics.restless),
+            () = flood.enough() => count(&metrics.flooding),
         }
     }
 
@@ -363,26 +374,27 @@ impl Serving {
             }
         })
     }
+}
 
-    fn builder(&self) -> auto::Builder<TokioExecutor> {
-        let (interval, patience) = KEEP_ALIVE;
-        let mut builder = auto::Builder::new(TokioExecutor::new());
-        builder
-            .http1()
-            .timer(TokioTimer::new())
-            .header_read_timeout(self.limits.head)
-            .max_headers(MAX_HEADERS)
-            .max_buf_size(MAX_HEAD);
-        builder
-            .http2()
-            .timer(TokioTimer::new())
-            .keep_alive_interval(interval)
-            .keep_alive_timeout(patience)
-            .max_concurrent_streams(MAX_STREAMS)
-            .max_header_list_size(MAX_HEAD as u32)
-            .max_pending_accept_reset_streams(MAX_RESETS);
-        builder
-    }
+/// How hyper serves, where a head may take so long.
+pub(crate) fn builder(head: Duration) -> auto::Builder<TokioExecutor> {
+    let (interval, patience) = KEEP_ALIVE;
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(head)
+        .max_headers(MAX_HEADERS)
+        .max_buf_size(MAX_HEAD);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(interval)
+        .keep_alive_timeout(patience)
+        .max_concurrent_streams(MAX_STREAMS)
+        .max_header_list_size(MAX_HEAD as u32)
+        .max_pending_accept_reset_streams(MAX_RESETS);
+    builder
 }
 
 /// Ends where no request was heard in time, and never otherwise: hyper bounds how long heads may take only once it has seen

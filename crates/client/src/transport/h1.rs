@@ -19,7 +19,10 @@ use std::{
 };
 
 use http::{Response, response};
-use tokio::time::Instant;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::Instant,
+};
 
 use self::connection::Connection;
 pub(crate) use self::incoming::Incoming;
@@ -128,6 +131,14 @@ impl Pool {
     pub(super) fn retire(&self) {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
+}
+
+/// A first call over a connection of whatever kind.
+pub(crate) async fn call_over<I>(stream: I, slot: &mut Slot) -> Result<Response<Incoming<I>>, SendError>
+where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    Box::new(Connection::new(stream, None)).exchange(slot).await
 }
 
 async fn open(line: &Arc<Line>) -> Result<Box<Connection>, SendError> {

@@ -20,7 +20,10 @@ use h2::{
 };
 use hazarc::AtomicArc;
 use http::{HeaderMap, HeaderValue, Response, header, response};
-use tokio::time::Instant;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::Instant,
+};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{IDLE_ROUNDS, Line, Outgoing, Request, SendError, Slot, by};
@@ -40,7 +43,7 @@ pub(super) struct Pool {
 }
 
 /// A connection that calls share.
-pub(super) struct Shared {
+pub(crate) struct Shared {
     /// Never holds back a request: see [`Shared::begin`].
     sender: Mutex<SendRequest<Bytes>>,
     /// Calls on it.
@@ -208,6 +211,14 @@ impl Pool {
     }
 }
 
+/// Speaks over a connection of whatever kind.
+pub(crate) async fn over<I>(stream: I) -> Result<Arc<Shared>, SendError>
+where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    connection::start(stream, ()).await
+}
+
 fn limit_of(sender: &SendRequest<Bytes>) -> u32 {
     u32::try_from(sender.current_max_send_streams()).unwrap_or(u32::MAX)
 }
@@ -219,6 +230,14 @@ impl Shared {
         match error {
             SendError::Stale(cause) if !self.proven.load(Relaxed) => SendError::Refused(cause),
             other => other,
+        }
+    }
+
+    /// One call on this connection; `None` where it takes no more.
+    pub(crate) async fn call(self: &Arc<Self>, slot: &mut Slot) -> Result<Option<Reply>, SendError> {
+        match self.begin(slot)? {
+            Some(opened) => upload::send(opened).await.map(Some),
+            None => Ok(None),
         }
     }
 

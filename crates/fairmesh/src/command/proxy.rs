@@ -120,6 +120,9 @@ struct ServeArgs {
     /// Connections of programs at one time; further ones wait.
     #[arg(long, default_value_t = 10_000, value_name = "N")]
     max_connections: usize,
+    /// The longest body of a request, in bytes; longer ones are answered with 413 [default: any].
+    #[arg(long, value_name = "BYTES")]
+    max_body: Option<u64>,
     #[command(flatten)]
     logging: Logging,
     #[command(subcommand)]
@@ -197,6 +200,7 @@ fn config(args: ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> ProxyConf
     ProxyConfig {
         limits: Limits {
             connections: args.max_connections,
+            body: args.max_body,
             head: args.idle_timeout,
             tunnel_idle: args.tunnel_idle_timeout,
             drain: args.drain_deadline,

@@ -1,9 +1,12 @@
 //! Programs and servers that mean harm, or are broken: each is told so or cut off, and nobody else notices.
 
 mod bodies;
+mod crosstalk;
 mod frames;
 mod heads;
+mod many;
 mod resources;
+mod servers;
 
 use std::time::Duration;
 
@@ -23,7 +26,7 @@ async fn others_are_served(proxy: &Proxy) {
 }
 
 /// The memory that a process has, in bytes.
-fn memory(process: &Process) -> u64 {
+pub(crate) fn memory(process: &Process) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", process.pid().as_raw_nonzero())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().strip_suffix(" kB").unwrap().parse::<u64>().unwrap() * 1024

@@ -1,6 +1,8 @@
 //! Processes, servers and load that the tests share.
 
 mod certificates;
+mod connection;
+mod echo;
 pub(crate) mod h2;
 mod load;
 mod netns;
@@ -17,6 +19,8 @@ use std::time::Duration;
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 pub(crate) use certificates::Authority;
+pub(crate) use connection::{Answer, Connection, Manner};
+pub(crate) use echo::{Echo, NUMBER};
 pub(crate) use load::{Caller, Kind, Load};
 pub(crate) use netns::{Machines, THERE, path};
 pub(crate) use process::{Process, Program, Run, run};

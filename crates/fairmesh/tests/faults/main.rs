@@ -9,6 +9,7 @@ mod capture;
 mod conformance;
 mod control;
 mod demo;
+mod endurance;
 mod errors;
 mod harness;
 mod health;

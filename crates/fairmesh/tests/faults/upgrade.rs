@@ -15,12 +15,8 @@ use fairmesh_client::server::{Server, serve_http};
 use fairmesh_model::Protocol;
 use futures_util::{StreamExt as _, stream};
 use http::{Request, Response, StatusCode, header::CONNECTION};
-use http_body_util::{BodyExt as _, Empty, StreamBody};
-use hyper::{
-    body::Frame,
-    client::conn::{http1, http2},
-};
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use http_body_util::{BodyExt as _, Full, StreamBody};
+use hyper::body::Frame;
 use rustix::process::Signal;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -28,27 +24,28 @@ use tokio::{
     task::JoinHandle,
 };
 
-use crate::harness::{Process, Program, Spec, World, beside_others, free_port, until};
+use crate::harness::{Connection, Manner, Process, Program, Spec, World, beside_others, free_port, until};
 
 /// Where proxies of one test listen, one after the other.
 #[derive(Clone)]
-struct Place {
-    listen: String,
+pub(crate) struct Place {
+    pub(crate) listen: String,
+    pub(crate) by_host: String,
     admin: String,
     agent: String,
     folder: PathBuf,
 }
 
 impl Place {
-    fn new(world: &World) -> Self {
-        let [listen, admin] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));
-        Self { listen, admin, agent: world.agent_address().to_string(), folder: world.path("") }
+    pub(crate) fn new(world: &World) -> Self {
+        let [listen, by_host, admin] = [(); 3].map(|()| format!("127.0.0.1:{}", free_port()));
+        Self { listen, by_host, admin, agent: world.agent_address().to_string(), folder: world.path("") }
     }
 
-    fn proxy(&self, name: &str, more: &str) -> Process {
-        let Self { listen, admin, agent, folder } = self;
+    pub(crate) fn proxy(&self, name: &str, more: &str) -> Process {
+        let Self { listen, by_host, admin, agent, folder } = self;
         let args = format!(
-            "proxy --agent {agent} --listen {listen}=shop/one --admin {admin} --client-id proxy --handover {}{more}",
+            "proxy --agent {agent} --listen {listen}=shop/one --listen {by_host} --admin {admin} --client-id proxy --handover {}{more}",
             folder.join("proxy.sock").display()
         );
         let mut program = Program::fairmesh(folder.join(format!("{name}.log")), &args);
@@ -66,20 +63,9 @@ impl Place {
             && answer.starts_with("HTTP/1.1 200")
     }
 
-    async fn ready(&self) {
+    pub(crate) async fn ready(&self) {
         until("the proxy is ready", async || self.is_ready().await).await;
     }
-}
-
-/// How a caller uses connections.
-#[derive(Clone, Copy, Debug)]
-enum Manner {
-    /// One for each call.
-    Fresh,
-    /// One until it is told that it ends.
-    Kept,
-    /// One of HTTP/2 until it is told to go.
-    Http2,
 }
 
 /// Callers that never repeat a call: each one that got no answer counts.
@@ -133,72 +119,15 @@ impl Callers {
     }
 }
 
-enum Connection {
-    Http1(http1::SendRequest<Empty<Bytes>>),
-    Http2(http2::SendRequest<Empty<Bytes>>),
-}
-
-impl Connection {
-    async fn open(to: &str, manner: Manner) -> Result<Self, String> {
-        let stream = TcpStream::connect(to).await.map_err(|error| format!("refused: {error}"))?;
-        let stream = TokioIo::new(stream);
-        Ok(match manner {
-            Manner::Http2 => {
-                let (sender, connection) =
-                    http2::handshake(TokioExecutor::new(), stream).await.map_err(|e| format!("{e:?}"))?;
-                tokio::spawn(connection);
-                Self::Http2(sender)
-            }
-            Manner::Fresh | Manner::Kept => {
-                let (sender, connection) = http1::handshake(stream).await.map_err(|e| format!("{e:?}"))?;
-                tokio::spawn(connection);
-                Self::Http1(sender)
-            }
-        })
-    }
-
-    /// `None` where the request was given back unsent, as it is to a connection that was told to go.
-    async fn send(&mut self, to: &str) -> Option<Result<Response<Bytes>, String>> {
-        let request =
-            Request::post(format!("http://{to}/add")).header("host", "one.shop").body(Empty::new()).unwrap();
-        let answer = match self {
-            Self::Http1(sender) => match sender.send_request(request).await {
-                Ok(answer) => answer,
-                Err(error) => return Some(Err(format!("{error:?}"))),
-            },
-            Self::Http2(sender) => match sender.try_send_request(request).await {
-                Ok(answer) => answer,
-                Err(error) if error.message().is_some() => return None,
-                Err(error) => match format!("{:?}", error.into_error()) {
-                    // The word to go came between the choice of the connection and the first frame on it: what comes after that
-                    // word is not looked at (RFC 9113 6.8).
-                    error if error.contains("GoAway(b\"\", NO_ERROR, Remote)") => return None,
-                    error => return Some(Err(error)),
-                },
-            },
-        };
-        let (head, body) = answer.into_parts();
-        let body = body.collect().await.map_err(|error| format!("{error:?}"));
-        Some(body.map(|body| Response::from_parts(head, body.to_bytes())))
-    }
+fn post(to: &str) -> Request<Full<Bytes>> {
+    Request::post(format!("http://{to}/add")).header("host", "one.shop").body(Full::default()).unwrap()
 }
 
 async fn call(to: &str, manner: Manner, kept: &mut Option<Connection>) -> Result<(), String> {
-    loop {
-        let mut connection = match kept.take() {
-            Some(connection) => connection,
-            None => Connection::open(to, manner).await?,
-        };
-        let Some(answer) = connection.send(to).await else { continue };
-        let answer = answer?;
-        if answer.status() != StatusCode::OK {
-            return Err(format!("{answer:?}"));
-        }
-        let ends = answer.headers().get(CONNECTION).is_some_and(|value| value == "close");
-        if !ends && !matches!(manner, Manner::Fresh) {
-            *kept = Some(connection);
-        }
-        return Ok(());
+    let (answer, _) = Connection::call(kept, (to, manner), || post(to)).await?;
+    match answer.status() {
+        StatusCode::OK => Ok(()),
+        _ => Err(format!("{answer:?}")),
     }
 }
 
@@ -269,14 +198,14 @@ async fn who_keeps_an_idle_connection_is_told_with_the_next_answer_that_it_ends(
     let mut proxy = place.proxy("proxy", "");
     place.ready().await;
     let mut idle = Connection::open(&place.listen, Manner::Kept).await.unwrap();
-    let answer = idle.send(&place.listen).await.unwrap().unwrap();
+    let (answer, _) = idle.send(post(&place.listen)).await.unwrap().unwrap();
     assert!(!answer.headers().contains_key(CONNECTION));
     let mut told = Connection::open(&place.listen, Manner::Http2).await.unwrap();
-    assert_eq!(told.send(&place.listen).await.unwrap().unwrap().status(), StatusCode::OK);
+    assert_eq!(told.send(post(&place.listen)).await.unwrap().unwrap().0.status(), StatusCode::OK);
 
     proxy.signal(Signal::TERM);
     until("nobody new is taken", async || TcpStream::connect(&place.listen).await.is_err()).await;
-    let answer = idle.send(&place.listen).await.unwrap().unwrap();
+    let (answer, _) = idle.send(post(&place.listen)).await.unwrap().unwrap();
     assert_eq!((answer.status(), &answer.headers()[CONNECTION]), (StatusCode::OK, &"close".parse().unwrap()));
     let is_told = async || match &mut told {
         Connection::Http2(sender) => sender.is_closed(),
@@ -310,7 +239,7 @@ async fn a_stream_that_would_outlast_the_proxy_is_told_to_move() {
         unreachable!("as it was asked for");
     };
     let request = Request::post(format!("http://{}/shop.v1.Shop/Watch", place.listen));
-    let request = request.header("content-type", "application/grpc").body(Empty::new()).unwrap();
+    let request = request.header("content-type", "application/grpc").body(Full::default()).unwrap();
     let mut body = caller.send_request(request).await.unwrap().into_body();
     assert!(body.frame().await.unwrap().unwrap().is_data());
     proxy.signal(Signal::TERM);
@@ -328,10 +257,9 @@ async fn a_proxy_that_knows_nothing_is_not_ready_and_answers_nobody_before_it_do
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
     world.agent.kill().await;
     let place = Place::new(&world);
-    let by_host = format!("127.0.0.1:{}", free_port());
-    let proxy = place.proxy("proxy", &format!(" --listen {by_host}"));
+    let proxy = place.proxy("proxy", "");
     until("its pages are there", async || TcpStream::connect(&place.admin).await.is_ok()).await;
-    let calls = [&place.listen, &by_host].map(|to| {
+    let calls = [&place.listen, &place.by_host].map(|to| {
         let to = to.clone();
         tokio::spawn(async move { call(&to, Manner::Fresh, &mut None).await })
     });

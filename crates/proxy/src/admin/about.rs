@@ -57,6 +57,7 @@ impl About {
             ("admin", admin.map_or_else(none, |admin| admin.to_string())),
             ("handover", handover.as_ref().map_or_else(none, |path| path.display().to_string())),
             ("max-connections", limits.connections.to_string()),
+            ("max-body", limits.body.map_or_else(none, |bytes| bytes.to_string())),
             ("idle-timeout", seconds(limits.head)),
             ("tunnel-idle-timeout", seconds(limits.tunnel_idle)),
             ("drain-deadline", seconds(limits.drain)),

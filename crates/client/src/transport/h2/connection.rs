@@ -40,7 +40,7 @@ pub(super) async fn open(line: &Line) -> Result<Arc<Shared>, SendError> {
 }
 
 /// Drives a connection, which counts as open meanwhile, until it ends.
-async fn start<I, O>(stream: I, open: O) -> Result<Arc<Shared>, SendError>
+pub(super) async fn start<I, O>(stream: I, open: O) -> Result<Arc<Shared>, SendError>
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     O: Send + 'static,

@@ -1,11 +1,12 @@
 //! Bodies that are cut short, and servers that answer at the wrong time or never.
 
+use fairmesh_model::Protocol;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     time::timeout,
 };
 
-use crate::harness::{PATIENCE, Proxy, RawServer, World, beside_others, read_head, read_to_end, say};
+use crate::harness::{Echo, PATIENCE, Proxy, RawServer, World, beside_others, read_head, read_to_end, say};
 
 const IMPATIENT: &str = "kind: Policy\nservice: shop/one\ntimeout: 1s\n";
 const UPLOAD: &str = "POST / HTTP/1.1\r\nhost: one.shop\r\ncontent-length: 10\r\n\r\nabc";
@@ -94,4 +95,38 @@ async fn a_server_may_answer_early_and_close_when_it_is_idle() {
         timeout(PATIENCE, program.read_exact(&mut body)).await.unwrap().unwrap();
         // The connection to it is idle when it is closed here.
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_body_that_is_longer_than_it_may_be_is_refused_however_it_is_told() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let _one = Echo::start(&world, "shop/one", "one", Protocol::Http1).await;
+    let proxy = Proxy::with(&world, "--max-body 10").await;
+    let head = "POST / HTTP/1.1\r\nhost: one.shop\r\n";
+    for whole in [
+        "content-length: 10\r\n\r\n0123456789",
+        "transfer-encoding: chunked\r\n\r\n5\r\n01234\r\n5\r\n56789\r\n0\r\n\r\n",
+    ] {
+        let mut program = say(&proxy.for_one, format!("{head}{whole}")).await;
+        assert!(read_head(&mut program).await.starts_with("http/1.1 200 "), "{whole}");
+        let mut body = [0; 10];
+        timeout(PATIENCE, program.read_exact(&mut body)).await.unwrap().unwrap();
+        assert_eq!(&body, b"0123456789");
+    }
+    for long in [
+        // Not even asked for.
+        "content-length: 11\r\nexpect: 100-continue\r\n\r\n",
+        "content-length: 11\r\n\r\n0123456789a",
+        "transfer-encoding: chunked\r\n\r\nb\r\n0123456789a\r\n0\r\n\r\n",
+        "transfer-encoding: chunked\r\n\r\n5\r\n01234\r\n5\r\n56789\r\n1\r\na\r\n0\r\n\r\n",
+    ] {
+        let mut program = say(&proxy.for_one, format!("{head}{long}")).await;
+        let answer = String::from_utf8(read_to_end(&mut program).await).unwrap();
+        assert!(
+            answer.starts_with("HTTP/1.1 413 ") && answer.contains("x-fairmesh-fault: too_large"),
+            "{answer}"
+        );
+    }
+    assert_eq!(proxy.metric("requests_too_large_total").await, 4.0);
 }

@@ -11,7 +11,8 @@ use super::{memory, others_are_served};
 use crate::harness::{
     Proxy, RawServer, Spec, World, beside_others,
     h2::{
-        self, ACK, CALM, CONTINUATION, END_HEADERS, END_STREAM, HEADERS, PING, RST_STREAM, SETTINGS, frame,
+        self, ACK, CALM, CONTINUATION, END_HEADERS, END_STREAM, HEADERS, PING, PRIORITY, RST_STREAM,
+        SETTINGS, UNKNOWN, WINDOW_UPDATE, frame,
     },
     read_head, until,
 };
@@ -120,14 +121,15 @@ async fn heads_without_an_end_are_cut_off() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn signs_of_life_are_answered_one_by_one_and_never_pile_up() {
+async fn frames_that_ask_for_nothing_never_pile_up_and_are_taken_for_so_long_only() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
     let proxy = Proxy::start(&world).await;
     others_are_served(&proxy).await;
     let before = memory(&proxy.process);
-    for (kind, payload) in [(PING, &[7; 8][..]), (SETTINGS, &[0, 3, 0, 0, 0, 9])] {
+    for (n, (kind, payload)) in [(PING, &[7; 8][..]), (SETTINGS, &[0, 3, 0, 0, 0, 9])].into_iter().enumerate()
+    {
         // Nobody reads the answers at first.
         let stream = h2::connect(&proxy.for_one, &[]).await;
         let payload = payload.to_vec();
@@ -136,13 +138,66 @@ async fn signs_of_life_are_answered_one_by_one_and_never_pile_up() {
         let kept = memory(&proxy.process).saturating_sub(before);
         assert!(kept < LITTLE, "{kept} bytes are kept of a flood of kind {kind}");
         let mut answered = 0;
-        while answered < MANY
-            && let Some(came) = h2::read(&mut reader).await
-        {
+        while let Some(came) = h2::read(&mut reader).await {
             answered += u32::from(came.kind == kind && came.flags & ACK != 0);
         }
         sending.abort();
+        assert!(answered < MANY, "{answered} of a flood were answered");
+        proxy.counts("connections_flooding_total", n as f64 + 1.0).await;
     }
+    for (kind, stream, payload) in
+        [(WINDOW_UPDATE, 0, &[0, 0, 0, 1][..]), (PRIORITY, 1, &[0, 0, 0, 0, 1]), (UNKNOWN, 1, &[0; 4])]
+    {
+        let before = proxy.metric("connections_flooding_total").await;
+        let stream_of = h2::connect(&proxy.for_one, &[]).await;
+        let payload = payload.to_vec();
+        let (mut reader, sending) =
+            flood(stream_of, (0..MANY).map(move |_| frame(kind, 0, stream, &payload)));
+        while h2::read(&mut reader).await.is_some() {}
+        sending.abort();
+        proxy.counts("connections_flooding_total", before + 1.0).await;
+    }
+    proxy.counts("connections_open", 0.0).await;
+    others_are_served(&proxy).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_head_that_is_small_on_the_wire_and_large_in_memory_is_refused() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
+    let proxy = Proxy::start(&world).await;
+    others_are_served(&proxy).await;
+    let before = memory(&proxy.process);
+    let mut stream = h2::connect(&proxy.for_one, &[]).await;
+    // A field of 3 KB that the table keeps, and then a byte for each time that it is there again.
+    let field = [&[0x40, 1, b'x', 0x7f, 0x81, 0x16][..], &[b'y'; 2944]].concat();
+    for number in 0..64_u32 {
+        let mut head = h2::get("one.shop");
+        if number == 0 {
+            head.extend_from_slice(&field);
+        }
+        head.extend(std::iter::repeat_n(0xbe, 10_000));
+        let sent = stream.write_all(&frame(HEADERS, END_HEADERS | END_STREAM, 2 * number + 1, &head)).await;
+        if sent.is_err() {
+            break;
+        }
+    }
+    let mut refused = false;
+    let reading = async {
+        while let Some(came) = h2::read(&mut stream).await {
+            // With 431, by a reset, or by a goodbye to all.
+            refused |= matches!(came.kind, HEADERS | RST_STREAM | h2::GOAWAY);
+        }
+    };
+    // The connection may also stay, for those who ask what can be answered.
+    let _ = tokio::time::timeout(std::time::Duration::from_secs(1), reading).await;
+    assert!(refused);
+    let kept = memory(&proxy.process).saturating_sub(before);
+    assert!(kept < LITTLE, "{kept} bytes are kept of heads of 30 MB each");
+    assert_eq!(proxy.metric("tries_total").await, 1.0, "no server was asked");
+    drop(stream);
+    others_are_served(&proxy).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -10,11 +10,15 @@ use super::PATIENCE;
 
 pub(crate) const DATA: u8 = 0;
 pub(crate) const HEADERS: u8 = 1;
+pub(crate) const PRIORITY: u8 = 2;
 pub(crate) const RST_STREAM: u8 = 3;
 pub(crate) const SETTINGS: u8 = 4;
 pub(crate) const PING: u8 = 6;
 pub(crate) const GOAWAY: u8 = 7;
+pub(crate) const WINDOW_UPDATE: u8 = 8;
 pub(crate) const CONTINUATION: u8 = 9;
+/// Of a kind that nobody has given a meaning.
+pub(crate) const UNKNOWN: u8 = 0xbb;
 
 pub(crate) const ACK: u8 = 1;
 pub(crate) const END_STREAM: u8 = 1;

@@ -30,9 +30,10 @@ impl Proxy {
         program: impl FnOnce(std::path::PathBuf, &str) -> Program,
     ) -> Self {
         let [by_host, for_one, admin] = [(); 3].map(|()| format!("127.0.0.1:{}", free_port()));
+        let idle = if arguments.contains("--idle-timeout") { "" } else { "--idle-timeout 2s " };
         let args = format!(
             "proxy --agent {} --listen {by_host} --listen {for_one}=shop/one --admin {admin} --client-id proxy \
-             --access-log json --idle-timeout 2s {arguments}",
+             --access-log json {idle}{arguments}",
             world.agent_address()
         );
         let process = Process::start(program(world.path("proxy.log"), args.trim()));

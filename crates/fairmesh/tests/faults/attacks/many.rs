@@ -1,0 +1,91 @@
+//! As many connections as a proxy takes by itself.
+
+use std::time::Duration;
+
+use fairmesh_model::Protocol;
+use rustix::process::{Resource, getrlimit};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    task::JoinSet,
+    time::timeout,
+};
+
+use super::{memory, others_are_served};
+use crate::harness::{Proxy, Spec, World, alone, read_head};
+
+const MANY: u64 = 10_000;
+/// What one may cost that is idle after a request: its buffers are its own, and mostly given back.
+const EACH: u64 = 24 * 1024;
+/// Connections that are made at one time: fewer than a queue holds that nobody accepts from.
+const AT_ONCE: usize = 64;
+const GET: &[u8] = b"GET / HTTP/1.1\r\nhost: one.shop\r\n\r\n";
+
+/// Has something done so many times, some at one time.
+async fn each<T: Send + 'static>(all: impl Iterator<Item: Future<Output = T> + Send + 'static>) -> Vec<T> {
+    let (mut done, mut doing) = (Vec::new(), JoinSet::new());
+    for one in all {
+        if doing.len() == AT_ONCE {
+            done.push(doing.join_next().await.unwrap().unwrap());
+        }
+        doing.spawn(one);
+    }
+    done.extend(doing.join_all().await);
+    done
+}
+
+/// Asks once on a connection, which is kept.
+async fn asks(mut stream: TcpStream) -> TcpStream {
+    stream.write_all(GET).await.unwrap();
+    assert!(read_head(&mut stream).await.starts_with("http/1.1 200 "));
+    stream
+}
+
+/// Connections that were each answered once, kept by their programs.
+async fn served(to: &str, count: u64) -> Vec<TcpStream> {
+    each((0..count).map(|_| {
+        let to = to.to_owned();
+        async move { asks(TcpStream::connect(to).await.unwrap()).await }
+    }))
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_connections_are_kept_and_one_more_waits_until_one_has_gone() {
+    // Both sides of each are on this machine, in two processes with a limit each.
+    let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    if descriptors < MANY + 1000 {
+        eprintln!("left out: {descriptors} descriptors are too few for {MANY} connections (ulimit -n)");
+        return;
+    }
+    let _machine = alone().await;
+    let world = World::start("").await;
+    let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
+    // The other listener keeps a place for whoever connects to it next.
+    let proxy = Proxy::with(&world, "--max-connections 10001 --idle-timeout 300s").await;
+    let first = served(&proxy.for_one, 100).await;
+    let before = memory(&proxy.process);
+    let mut rest = served(&proxy.for_one, MANY - 100).await;
+    let cost = memory(&proxy.process).saturating_sub(before) / (MANY - 100);
+    println!("{cost} bytes for each connection that is idle after a request");
+    assert!(cost < EACH, "{cost} bytes are kept for each connection");
+    assert_eq!(proxy.metric("connections_open").await, MANY as f64);
+
+    let mut waits = TcpStream::connect(&proxy.for_one).await.unwrap();
+    waits.write_all(GET).await.unwrap();
+    let soon = timeout(Duration::from_millis(300), waits.read(&mut [0; 1])).await;
+    assert!(soon.is_err(), "it was served beyond the bound");
+    assert!(proxy.metric("accepts_delayed_total").await >= 1.0);
+    drop(rest.pop());
+    assert!(read_head(&mut waits).await.starts_with("http/1.1 200 "));
+
+    // Each is still served.
+    let all = each(first.into_iter().chain(rest).map(asks)).await;
+    // Gone at once, and no port is taken for a minute by each.
+    all.iter().for_each(|stream| stream.set_zero_linger().unwrap());
+    drop(all);
+    waits.set_zero_linger().unwrap();
+    drop(waits);
+    proxy.counts("connections_open", 0.0).await;
+    others_are_served(&proxy).await;
+}

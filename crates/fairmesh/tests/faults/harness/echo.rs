@@ -1,0 +1,67 @@
+use std::convert::Infallible;
+
+use bytes::Bytes;
+use fairmesh_client::server::{Server, serve_http};
+use fairmesh_model::Protocol;
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, header::CONTENT_TYPE};
+use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
+use hyper::body::Incoming;
+use tokio::{net::TcpListener, task::JoinHandle};
+
+use super::World;
+
+/// What a request is told apart by; its answer bears the same.
+pub(crate) const NUMBER: HeaderName = HeaderName::from_static("x-number");
+
+/// A server in this process that answers with what it was sent, so that it shows whose an answer is.
+pub(crate) struct Echo {
+    server: Server,
+    serving: JoinHandle<()>,
+}
+
+impl Echo {
+    /// Returns once callers can learn of it.
+    pub(crate) async fn start(world: &World, service: &str, instance: &str, protocol: Protocol) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let builder = Server::builder(service).instance(instance).address(address).protocol(protocol);
+        let server = builder.agent(world.agent_address()).start().await.unwrap();
+        let serving = tokio::spawn({
+            let server = server.clone();
+            async move { serve_http(listener, tower::service_fn(echo), &server).await.unwrap() }
+        });
+        world.serves(service, instance).await;
+        Self { server, serving }
+    }
+
+    /// A planned stop; returns when its last connection is closed.
+    pub(crate) async fn stop(self) {
+        self.server.shutdown().await;
+        self.serving.await.unwrap();
+    }
+}
+
+type Body = UnsyncBoxBody<Bytes, Infallible>;
+
+async fn echo(request: Request<Incoming>) -> Result<Response<Body>, hyper::Error> {
+    let (head, body) = request.into_parts();
+    let body = Full::new(body.collect().await?.to_bytes());
+    let kind = head.headers.get(CONTENT_TYPE);
+    let is_grpc = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
+    let body = match is_grpc {
+        true => body.with_trailers(std::future::ready(Some(Ok(done())))).boxed_unsync(),
+        false => body.boxed_unsync(),
+    };
+    let mut answer = Response::new(body);
+    for name in [CONTENT_TYPE, NUMBER] {
+        if let Some(value) = head.headers.get(&name) {
+            answer.headers_mut().insert(name, value.clone());
+        }
+    }
+    Ok(answer)
+}
+
+/// The status of a gRPC call that went well.
+fn done() -> HeaderMap {
+    HeaderMap::from_iter([(HeaderName::from_static("grpc-status"), HeaderValue::from_static("0"))])
+}

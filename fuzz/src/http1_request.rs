@@ -1,0 +1,87 @@
+//! Whatever a client sends over HTTP/1.1, reading it neither panics nor depends on how it was cut into pieces, no body is
+//! longer than what was sent, and what is left to another reader is left as it came.
+
+use bytes::BytesMut;
+use fairmesh_client::http1::{Piece, Received, RequestReader, Unserved};
+use http::{HeaderMap, Request};
+
+use crate::cut;
+
+/// A request that was read to its end.
+#[derive(Debug)]
+#[allow(dead_code, reason = "compared as it is shown, since heads cannot be compared")]
+struct Read {
+    head: Request<()>,
+    persistent: bool,
+    expects_continue: bool,
+    body: Vec<u8>,
+    trailers: Option<HeaderMap>,
+}
+
+/// All that was read, and what ended it.
+type Outcome = (Vec<Read>, End);
+
+#[derive(Debug, PartialEq)]
+enum End {
+    /// The input, so many bytes of which were not used.
+    Input,
+    Malformed,
+    Refused,
+    Beyond(Vec<u8>),
+}
+
+/// What must hold of these bytes.
+pub fn run(sent: &[u8]) {
+    for pieces in cut::ways(sent) {
+        compare(sent, read([sent].into_iter()), read(pieces.into_iter()));
+    }
+}
+
+fn compare(sent: &[u8], (whole, ended): Outcome, (pieces, broke): Outcome) {
+    let bodies: usize = whole.iter().map(|read| read.body.len()).sum();
+    assert!(bodies <= sent.len());
+    if let End::Beyond(rest) = &ended {
+        assert!(sent.ends_with(rest));
+    }
+    match (&ended, &broke) {
+        // What follows an incomplete head in pieces is looked at only once it may be whole; of what is left beyond, no more
+        // had come by then.
+        (End::Refused, End::Input) => assert!(pieces.len() <= whole.len()),
+        (End::Beyond(rest), End::Beyond(came)) => assert!(rest.starts_with(came)),
+        _ => assert_eq!(ended, broke),
+    }
+    let both = whole.len().min(pieces.len());
+    assert_eq!(format!("{:?}", &whole[..both]), format!("{:?}", &pieces[..both]));
+    assert!(whole.len() == pieces.len() || ended != broke);
+}
+
+fn read<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Outcome {
+    let (mut input, mut reader) = (BytesMut::new(), RequestReader::default());
+    let (mut all, mut current) = (Vec::new(), None::<(Received, Vec<u8>, Option<HeaderMap>)>);
+    for piece in pieces {
+        input.extend_from_slice(piece);
+        loop {
+            let Some((received, body, trailers)) = &mut current else {
+                match reader.read(&mut input) {
+                    Ok(Some(received)) => current = Some((received, Vec::new(), None)),
+                    Ok(None) => break,
+                    Err(Unserved::Beyond) => return (all, End::Beyond(input.to_vec())),
+                    Err(Unserved::Refused { .. }) => return (all, End::Refused),
+                }
+                continue;
+            };
+            match received.body.decode(&mut input) {
+                Ok(Some(Piece::Data(data))) => body.extend_from_slice(&data),
+                Ok(Some(Piece::Trailers(map))) => *trailers = Some(map),
+                Ok(None) if !received.body.is_done() => break,
+                Ok(None) => {
+                    let Some((received, body, trailers)) = current.take() else { break };
+                    let Received { head, persistent, expects_continue, .. } = received;
+                    all.push(Read { head, persistent, expects_continue, body, trailers });
+                }
+                Err(_) => return (all, End::Malformed),
+            }
+        }
+    }
+    (all, End::Input)
+}

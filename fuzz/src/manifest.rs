@@ -1,0 +1,32 @@
+//! Reading a manifest never panics, a refusal points into the text, and what was accepted is accepted again, with the
+//! same meaning, as `fairmesh get -o yaml` prints it.
+
+use fairmesh_model::spec::{Document, Plan};
+use fairmesh_registry::manifest;
+
+/// What must hold of these bytes.
+pub fn run(data: &[u8]) {
+    let Ok(text) = str::from_utf8(data) else { return };
+    let documents = match manifest::parse("fuzz.yaml", text) {
+        Ok(documents) => documents,
+        Err(error) => {
+            let span = error.offset..error.offset + error.length;
+            assert!(text.get(span.clone()).is_some(), "{error}: {span:?} is no part of the text");
+            assert!(error.line >= 1 && error.column >= 1, "{error}");
+            assert!(!error.hint.is_empty(), "{error}: nothing says what to do");
+            return;
+        }
+    };
+    for document in documents {
+        let mut plan = document.plan;
+        let printed = serde_saphyr::to_string(&Document::from(&plan)).expect("a plan can be printed");
+        let again =
+            manifest::parse("printed.yaml", &printed).unwrap_or_else(|error| panic!("{error}\n{printed}"));
+        // The version is the store's and is not printed.
+        if let Plan::ShardMap(_, map) = &mut plan {
+            map.version = 0;
+        }
+        assert_eq!(again.len(), 1, "{printed}");
+        assert_eq!(again[0].plan, plan, "{printed}");
+    }
+}

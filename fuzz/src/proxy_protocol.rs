@@ -1,0 +1,45 @@
+//! Whatever comes first on a connection, reading it as a head of the PROXY protocol neither panics nor depends on how it was
+//! cut into pieces, takes nothing that is not the head's, and what was read is written so that it is read again.
+
+use fairmesh_proxy::proxy_protocol::{Head, Malformed, Version, read, write};
+
+/// What must hold of these bytes.
+pub fn run(sent: &[u8]) {
+    match (read(sent), stepwise(sent)) {
+        (Ok(Head::More(_)), Ok(None)) => {}
+        (Ok(whole @ Head::Whole { length, ends }), Ok(Some(same))) => {
+            assert_eq!(whole, same);
+            assert!(length <= sent.len());
+            for version in [Version::V1, Version::V2] {
+                let Some(ends) = ends else { break };
+                let again = write(version, ends);
+                assert!(
+                    matches!(read(&again), Ok(Head::Whole { length, ends: Some(_) }) if length == again.len())
+                );
+            }
+        }
+        // In pieces, what is wrong may not have been reached yet.
+        (Err(_), Err(_) | Ok(None)) => {}
+        (whole, pieces) => panic!("at once {whole:?}, in pieces {pieces:?}"),
+    }
+}
+
+/// Reads as a connection does, never more than is sure to be the head's.
+fn stepwise(sent: &[u8]) -> Result<Option<Head>, Malformed> {
+    let mut have = 0;
+    loop {
+        match read(&sent[..have])? {
+            Head::More(more) => {
+                assert!(more > 0);
+                have += more;
+                if have > sent.len() {
+                    return Ok(None);
+                }
+            }
+            whole @ Head::Whole { length, .. } => {
+                assert_eq!(length, have);
+                return Ok(Some(whole));
+            }
+        }
+    }
+}

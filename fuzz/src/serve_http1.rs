@@ -1,0 +1,94 @@
+//! Whatever bytes a program sends, its connection is served to an end, and answered by messages of HTTP/1.1, one for each
+//! request and in their order, of which those that broke off look so.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::BytesMut;
+use fairmesh_client::http1::{HeadReader, Piece};
+use fairmesh_proxy::fuzzing::{self, RequestBody};
+use http::{HeaderValue, Method, Request, Response, Version};
+use tokio::io::duplex;
+
+use crate::{
+    cut,
+    echo::{self, Steps, Wish},
+    known,
+    pipe::{self, Act, ROOM},
+};
+
+const NUMBER: &str = "x-number";
+const MANNER: &str = "x-manner";
+
+/// Requests as they were heard.
+type Heard = Arc<Mutex<Vec<(Method, Version)>>>;
+
+/// What must hold of these bytes: one that chooses how the program reads, and what it sends.
+pub fn run(data: &[u8]) {
+    let Some((begins, sent)) = data.split_first() else { return };
+    let acts = cut::pieces(sent).into_iter().map(|piece| Act::Send(piece.to_vec())).collect();
+    let heard = Heard::default();
+    let hearing = Arc::clone(&heard);
+    let came = known::but_for(|| {
+        pipe::run(async {
+            let (near, far) = duplex(ROOM);
+            let answer = move |request| answer(request, Arc::clone(&hearing));
+            let (_, came) =
+                tokio::join!(fuzzing::serve(near, answer), pipe::play(far, acts, begins & 1 == 1));
+            came
+        })
+    });
+    let Some(came) = came else { return };
+    let heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
+    // What is answered to HTTP/2 is for another target, and what a tunnel carries is no message.
+    let other =
+        heard.iter().any(|(method, version)| *version == Version::HTTP_2 || method == Method::CONNECT);
+    let begins_http2 = sent.windows(14).any(|bytes| bytes == b"PRI * HTTP/2.0");
+    if !other && !begins_http2 {
+        check(&heard, &came);
+    }
+}
+
+async fn answer(request: Request<RequestBody>, heard: Heard) -> Response<Steps> {
+    let number = {
+        let mut heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
+        heard.push((request.method().clone(), request.version()));
+        heard.len() - 1
+    };
+    let manner = Wish::of(request.uri().path()).manner;
+    let mut answer = echo::answer(request).await;
+    answer.headers_mut().insert(NUMBER, number.into());
+    answer.headers_mut().insert(MANNER, HeaderValue::from(u16::from(manner)));
+    answer
+}
+
+fn check(heard: &[(Method, Version)], came: &[u8]) {
+    let mut input = BytesMut::from(came);
+    for number in 0.. {
+        if input.is_empty() {
+            return;
+        }
+        // A request that was refused was not heard.
+        let method = heard.get(number).map_or(Method::GET, |(method, _)| method.clone());
+        let read = HeadReader::new(&method).read(&mut input).expect("an answer is HTTP/1.1");
+        // The program may have gone, or been given up, before it was whole.
+        let Some(mut answer) = read else { return };
+        while let Some(piece) = answer.body.decode(&mut input).expect("a body is framed as its head says") {
+            drop::<Piece>(piece);
+        }
+        let Some(own) = answer.head.headers().get(NUMBER) else {
+            assert!(!answer.head.status().is_success(), "who answered? {:?}", answer.head);
+            assert!(input.is_empty(), "something follows a refusal: {input:?}");
+            return;
+        };
+        assert_eq!(*own, HeaderValue::from(number), "answers change places: {:?}", answer.head);
+        let broke_off = answer.head.headers()[MANNER] == HeaderValue::from(u16::from(b'e'));
+        let has_body = method != Method::HEAD;
+        // What ends with the connection cannot look any other way: such a program speaks HTTP/1.0.
+        let framed = answer.head.headers().contains_key(http::header::TRANSFER_ENCODING);
+        assert!(
+            !(broke_off && has_body && framed && answer.body.is_done()),
+            "it looks whole: {:?}",
+            answer.head
+        );
+    }
+}

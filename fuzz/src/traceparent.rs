@@ -1,0 +1,14 @@
+//! Whatever a caller sends as `traceparent`, reading it never panics, and what was read is written so that it is read alike.
+
+use fairmesh_client::headers::{SpanContext, TRACEPARENT};
+use http::{HeaderMap, HeaderValue};
+
+/// What must hold of these bytes.
+pub fn run(sent: &[u8]) {
+    let read = |value| SpanContext::read(&HeaderMap::from_iter([(TRACEPARENT, value)]));
+    let Ok(value) = HeaderValue::from_bytes(sent) else { return };
+    if let Some(context) = read(value) {
+        assert!(context.trace != 0 && context.span != 0);
+        assert_eq!(read(context.header()), Some(context));
+    }
+}
