@@ -21,6 +21,7 @@
 
 mod body;
 pub mod core;
+mod cores;
 pub mod explain;
 mod fault;
 pub mod headers;
@@ -41,6 +42,7 @@ mod tunnel;
 
 pub use body::Body;
 pub use core::CallContext;
+pub use cores::on_core;
 pub use fairmesh_model::{InstanceId, Invalid, Location, Protocol, Region, ServiceName, ShardId, ShardKey};
 pub use fairmesh_wire::transport::Address;
 pub use fault::{BoxError, Fault, FaultKind, Origin, Retry};

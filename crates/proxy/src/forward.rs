@@ -15,6 +15,7 @@ use crate::{
     answer, decision, hops,
     metrics::{Held, Metrics, count},
     place::Place,
+    recent::Recent,
     service::{Nobody, Services, Target},
     tunnel::{Switch, Tunnels},
 };
@@ -29,13 +30,20 @@ pub(crate) struct Forwarder {
 }
 
 /// Where a request came in.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Origin {
     pub(crate) caller: SocketAddr,
     /// Whom the listener is for.
     pub(crate) service: Option<ServiceName>,
     /// What the connection holds.
     pub(crate) place: Arc<Place>,
+    recent: Recent,
+}
+
+impl Origin {
+    pub(crate) fn new(caller: SocketAddr, service: Option<ServiceName>, place: Arc<Place>) -> Self {
+        Self { caller, service, place, recent: Recent::default() }
+    }
 }
 
 impl Forwarder {
@@ -51,10 +59,10 @@ impl Forwarder {
     /// Answers a request, whatever happens.
     pub(crate) async fn answer<B>(&self, request: Request<B>, origin: &Origin) -> Response<Body>
     where
-        B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+        B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Unpin + Send + 'static,
     {
         if request.method() == Method::CONNECT {
-            return self.connect(request, origin).await;
+            return Box::pin(self.connect(request, origin)).await;
         }
         match self.target(&request, origin) {
             Ok(target) => self.forward(request, origin, &target).await,
@@ -72,14 +80,15 @@ impl Forwarder {
 
     fn target<B>(&self, request: &Request<B>, origin: &Origin) -> Result<Arc<Target>, Nobody> {
         if let Some(service) = &origin.service {
-            return self.services.by_name(service);
+            return origin.recent.get("", &self.services, || self.services.by_name(service));
         }
+        let by_host = |host: &str| origin.recent.get(host, &self.services, || self.services.by_host(host));
         // By the URI first, as RFC 9112 3.2.2 has it of a proxy: HTTP/2 and requests to a proxy name the host there. Where
         // it names the proxy itself, as programs that set the header over HTTP/2 have it, the header says who is meant.
-        let named = request.uri().authority().map(|authority| self.services.by_host(authority.as_str()));
+        let named = request.uri().authority().map(|authority| by_host(authority.as_str()));
         let header = || request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
         match (named, header()) {
-            (Some(Err(Nobody::NoName(_))) | None, Some(host)) => self.services.by_host(host),
+            (Some(Err(Nobody::NoName(_))) | None, Some(host)) => by_host(host),
             (Some(found), _) => found,
             (None, None) => Err(Nobody::NoHost),
         }
@@ -87,7 +96,7 @@ impl Forwarder {
 
     async fn forward<B>(&self, request: Request<B>, origin: &Origin, target: &Target) -> Response<Body>
     where
-        B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+        B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Unpin + Send + 'static,
     {
         let began = Instant::now();
         let _under_way = Held::new(&target.golden.under_way);
@@ -110,7 +119,7 @@ impl Forwarder {
         if let Some(trace) = &trace {
             head.extensions.insert(trace.clone());
         }
-        let sent = target.handle.send(Request::from_parts(head, body)).await;
+        let sent = target.handle.send_movable(Request::from_parts(head, body)).await;
         let (mut answer, fault) = match sent {
             Ok(mut answer) if answer.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 self.switch(&mut answer, switch, origin);

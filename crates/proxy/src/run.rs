@@ -14,6 +14,7 @@ use tokio_util::task::TaskTracker;
 use crate::{
     Listen, ProxyConfig, ProxyError,
     admin::{self, Pages, State},
+    cores::Cores,
     forward::Forwarder,
     handover::{Handover, Inherited, Predecessor, Successor},
     metrics::Metrics,
@@ -37,7 +38,7 @@ pub async fn run(
     mesh: Mesh,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ProxyError> {
-    let ProxyConfig { listen, admin, handover, limits, access_log } = config;
+    let ProxyConfig { listen, admin, handover, cores, limits, access_log } = config;
     let (predecessor, mut inherited) = predecessor(handover.as_deref()).await?;
     // Bound before anything is waited for, so that an address that is taken is said at once.
     let bound = Bound::all(&listen, &mut inherited).await?;
@@ -54,7 +55,8 @@ pub async fn run(
     let (stopping, connections) = (Arc::new(Stopping::default()), TaskTracker::new());
     let tunnels = Tunnels::new(limits, Arc::clone(&metrics), Arc::clone(&stopping), connections.clone());
     let forwarder = Arc::new(Forwarder::new(Arc::clone(&services), metrics, access_log, tunnels));
-    let serving = Serving::new(forwarder, Arc::clone(&stopping), limits);
+    let cores = Cores::start(cores).map_err(|source| ProxyError::Cores { count: cores, source })?;
+    let serving = Serving::new(forwarder, Arc::clone(&stopping), cores, limits);
     let lead = Lead { serving, services, state, accepting: TaskTracker::new(), connections };
 
     let mut served = None;

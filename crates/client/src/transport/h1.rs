@@ -18,12 +18,10 @@ use std::{
     },
 };
 
-use http::{Response, response};
-use tokio::time::Instant;
-
 use self::connection::Connection;
 pub(crate) use self::incoming::Incoming;
-use super::{IDLE_ROUNDS, Line, Outgoing, Request, SendError, Slot, by};
+use super::{Alarm, IDLE_ROUNDS, Line, Outgoing, Request, SendError, Slot, Times, by};
+use http::{Response, response};
 
 /// Idle connections that are kept to one endpoint: as many calls as one client has at once with a server it likes.
 const MOST_IDLE: usize = 256;
@@ -52,14 +50,15 @@ impl Pool {
         &self,
         line: &Arc<Line>,
         slot: &mut Slot,
-        connected_by: Instant,
+        times: Times,
     ) -> Result<Reply, SendError> {
         loop {
             let (connection, reused) = match self.take() {
                 Some(idle) => (idle.connection, true),
-                None => (by(connected_by, open(line)).await?, false),
+                // Boxed, as all that is rare on the way of a call: it would make the future of each larger, which is moved.
+                None => (Box::pin(by(times.connected_by, open(line))).await?, false),
             };
-            match connection.exchange(slot).await {
+            match connection.exchange(slot, Some(times.until)).await {
                 Ok(response) => {
                     if reused {
                         line.counters.reused();
@@ -79,7 +78,7 @@ impl Pool {
     /// sent.
     pub(super) async fn ask(&self, slot: &mut Slot) -> Option<Result<response::Parts, SendError>> {
         let Idle { connection, since } = self.take()?;
-        let (head, body) = match connection.exchange(slot).await {
+        let (head, body) = match connection.exchange(slot, None).await {
             Ok(response) => response.into_parts(),
             Err(error) => return slot.is_none().then_some(Err(error)),
         };

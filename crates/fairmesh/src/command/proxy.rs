@@ -1,6 +1,6 @@
 //! `fairmesh proxy`.
 
-use std::{path::PathBuf, process::ExitCode, time::Duration};
+use std::{path::PathBuf, process::ExitCode, thread, time::Duration};
 
 use clap::{Args, ValueEnum};
 use fairmesh_client::Mesh;
@@ -75,6 +75,9 @@ pub(crate) struct ProxyArgs {
     /// Connections of programs at one time; further ones wait.
     #[arg(long, default_value_t = 10_000, value_name = "N")]
     max_connections: usize,
+    /// Threads that serve connections [default: as many as there are processors to use].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=512))]
+    cores: Option<u16>,
     #[command(flatten)]
     logging: Logging,
 }
@@ -88,6 +91,11 @@ enum LogForm {
     Text,
     /// One JSON object a line.
     Json,
+}
+
+/// Processors that this process may use.
+fn processors() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// The program to speak for.
@@ -119,7 +127,9 @@ pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Failure> {
             spoken.stop().await;
         }
     };
+    let cores = args.cores.map_or_else(processors, usize::from);
     let config = ProxyConfig {
+        cores,
         limits: Limits {
             connections: args.max_connections,
             head: args.idle_timeout,
@@ -139,7 +149,7 @@ pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Failure> {
         admin: args.admin.0,
         handover: args.handover,
     };
-    let mut mesh = Mesh::builder();
+    let mut mesh = Mesh::builder().cores(cores);
     if let Some(agent) = args.agent {
         mesh = mesh.agent(agent);
     }
