@@ -57,3 +57,10 @@ pub const OUTSTANDING: &str = "concurrent_requests";
 
 /// The named metric of a load report that counts long streams under way (A17); left out while there is none.
 pub const STREAMS: &str = "concurrent_streams";
+
+/// Whether there may be a header by which a caller tells what is wanted of its call: asked in one pass, since most calls have
+/// none, and looking each up would cost a hash.
+pub(crate) fn may_tell(headers: &http::HeaderMap) -> bool {
+    let tells = |name: &str| name.starts_with("x-fairmesh-") || name == GRPC_TIMEOUT;
+    headers.keys().any(|name| tells(name.as_str()))
+}

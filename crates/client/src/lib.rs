@@ -21,6 +21,7 @@
 
 mod body;
 pub mod core;
+mod cores;
 pub mod explain;
 mod fault;
 #[doc(hidden)]
@@ -44,6 +45,7 @@ mod tunnel;
 
 pub use body::{Body, BodyEnd, Watch};
 pub use core::CallContext;
+pub use cores::on_core;
 pub use fairmesh_model::{InstanceId, Invalid, Location, Protocol, Region, ServiceName, ShardId, ShardKey};
 pub use fairmesh_router::{EndpointTarget, Step};
 pub use fairmesh_wire::transport::Address;

@@ -68,6 +68,7 @@ pub struct MeshBuilder {
     cache_dir: Option<PathBuf>,
     local_address: Option<IpAddr>,
     observer: Option<Arc<dyn Observer>>,
+    cores: usize,
 }
 
 impl Mesh {
@@ -190,6 +191,14 @@ impl MeshBuilder {
         self
     }
 
+    /// How many event loops call, where each is one thread's own and that thread has [said which](crate::on_core): each then
+    /// has connections of its own. Without it, all that call share connections.
+    #[must_use]
+    pub fn cores(mut self, cores: usize) -> Self {
+        self.cores = cores;
+        self
+    }
+
     /// Connects, and waits up to a second for the agent. One that does not answer is no error: calls go by its copy on
     /// disk or say that there is none, and everything goes on when it comes. Must be called within a tokio runtime.
     ///
@@ -204,7 +213,7 @@ impl MeshBuilder {
             None => Source::Records(self.follow(client_id).await?),
         };
         let counters = Arc::<Counters>::default();
-        let wiring = Wiring { counters: Arc::clone(&counters), local: self.local_address };
+        let wiring = Wiring { counters: Arc::clone(&counters), local: self.local_address, cores: self.cores };
         let mirrors = Arc::new(Semaphore::new(MIRRORS));
         let (clock, observer) = (Clock::start(), self.observer);
         let shared = Shared { source, own_lookasides, counters, wiring, clock, observer, mirrors, seed };

@@ -12,13 +12,8 @@ mod tunnel;
 use std::{sync::Arc, time::Duration};
 
 use http::{Response, request::Parts};
-use tokio::time::timeout_at;
 
-use self::{
-    answer::{Sent, judge},
-    request::Copy,
-    terms::Terms,
-};
+use self::{answer::judge, request::Copy, terms::Terms};
 pub(crate) use self::{
     answer::{has_erred, learn_from_trailers, violates_protocol},
     request::{View as HeadersView, authority},
@@ -34,7 +29,7 @@ use crate::{
     service::Handle,
     stats::count,
     trace::Trace,
-    transport::{Head, Line, Outgoing, Request, Slot},
+    transport::{Head, Line, Outgoing, Request, Sent, Slot, Times},
 };
 
 /// How long a call waits for the first snapshot when nothing shortens it: no policy can be known yet.
@@ -61,8 +56,7 @@ async fn carry_out(
     body: Outgoing,
 ) -> Result<Response<Body>, Fault> {
     let now = mesh.clock.now();
-    let context = handle.context(&parts.headers)?;
-    let limit = handle.limit(&parts);
+    let (context, limit) = handle.terms(&parts)?;
     let start = Start { now, limit, seed: mesh.seed() };
     let trace = parts.extensions.get::<Trace>().cloned();
     let terms = Terms { handle, context: &context, start, trace: trace.as_ref() };
@@ -79,7 +73,7 @@ async fn carry_out(
     }
     let answer = if let Some(treatment) = call.treatment().cloned() {
         drop(view);
-        treated::send(terms, &treatment, &mut call, head, body).await
+        Box::pin(treated::send(terms, &treatment, &mut call, head, body)).await
     } else {
         go(terms, (now, view), &mut call, head, body).await
     };
@@ -127,7 +121,7 @@ async fn route(
                 }
                 let limits = [start.limit, context.timeout];
                 let first = limits.into_iter().flatten().min().unwrap_or(FIRST_CONTACT);
-                ready(&handle.subscription, first).await?;
+                Box::pin(ready(&handle.subscription, first)).await?;
                 now = handle.mesh.clock.now();
             }
         }
@@ -150,7 +144,7 @@ async fn tries(
         let surveyed = call.target().pace.claims_survey(now).then_some(now);
         count(&mesh.counters.tries);
         let sent = one_try(terms, call, (&mut line, &mut now), slot, copy.as_ref()).await;
-        line.answered(matches!(sent, Ok(Ok(_))), now, mesh.clock);
+        line.answered(sent.is_ok(), now, mesh.clock);
         let (ending, answer) = judge(sent, slot.is_some(), terms, call, &line);
         terms.tried(call, (&line, now), &answer);
         poll::follow(surveyed.filter(|_| ending == Ending::Answered), mesh, call.target(), &line);
@@ -172,13 +166,14 @@ async fn tries(
             Next::Retry { after } => {
                 drop((line, answer));
                 if !after.is_zero() {
-                    tokio::time::sleep(after).await;
+                    Box::pin(tokio::time::sleep(after)).await;
                 }
             }
             Next::Refresh { version, at_most } => {
                 drop((line, answer));
                 // Whatever is known by then is tried.
-                let _ = tokio::time::timeout(at_most, call.target().map_reaches(version)).await;
+                let reached = tokio::time::timeout(at_most, call.target().map_reaches(version));
+                let _ = Box::pin(reached).await;
             }
         }
         count(&mesh.counters.retries);
@@ -206,12 +201,12 @@ async fn one_try(
     terms.mark(slot);
     // Half, so that a server that is gone does not cost the call: the rest is for another one.
     let connected_by = clock.instant(*now + nanos(call.left(*now)) / 2);
-    let until = clock.instant(call.try_ends(*now));
+    let times = Times { connected_by, until: clock.instant(call.try_ends(*now)) };
     let (Some(after), Some(copy)) = (call.hedge_after(), copy) else {
-        return timeout_at(until, line.send(slot, connected_by)).await;
+        return line.send(slot, times).await;
     };
-    let mut attempt = hedge::Attempt { line, slot, now, until, connected_by };
-    hedge::send(terms, call, &mut attempt, copy, after).await
+    let mut attempt = hedge::Attempt { line, slot, now, times };
+    Box::pin(hedge::send(terms, call, &mut attempt, copy, after)).await
 }
 
 /// Waits for a snapshot to decide with, at most for `timeout`.
@@ -279,7 +274,7 @@ async fn decide(
             }
             Undecided::Waiting(subscription, seen) => {
                 let left = call.left(*now);
-                if tokio::time::timeout(left, subscription.newer(&seen)).await.is_err() {
+                if Box::pin(tokio::time::timeout(left, subscription.newer(&seen))).await.is_err() {
                     return Err(terms.late(call.deadline(), MAYBE));
                 }
                 *now = mesh.clock.now();

@@ -16,7 +16,7 @@ use crate::{
     BoxError, CallContext, Fault, FaultKind,
     body::Body,
     core::{Lane, Subscription, View},
-    headers::{Deadline, IDEMPOTENT, KEY, ROLE, read_deadline},
+    headers::{Deadline, IDEMPOTENT, KEY, ROLE, may_tell, read_deadline},
     mesh::Shared,
     send,
     transport::{Line, Outgoing},
@@ -162,12 +162,32 @@ impl ServiceHandle {
         B::Error: Into<BoxError>,
     {
         let (head, body) = request.into_parts();
-        let body = Outgoing::take(body)
-            .await
+        self.call_with(head, Outgoing::take(body).await).await
+    }
+
+    /// The same for a body that can be moved, which costs no memory of its own where it is all at hand.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub async fn send_movable<B>(&self, request: Request<B>) -> Result<Response<Body>, Fault>
+    where
+        B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let (head, body) = request.into_parts();
+        self.call_with(head, Outgoing::take_movable(body).await).await
+    }
+
+    async fn call_with(
+        &self,
+        head: Parts,
+        body: Result<Outgoing, BoxError>,
+    ) -> Result<Response<Body>, Fault> {
+        let body = body
             .map_err(|error| Fault::new(FaultKind::Invalid, "the request's body failed").caused_by(error))?;
         match self.inner.mesh.source.leases() {
             None => send::call(&self.inner, head, body).await,
-            Some(leases) => leases.call(&self.inner, head, body).await,
+            Some(leases) => Box::pin(leases.call(&self.inner, head, body)).await,
         }
     }
 }
@@ -186,11 +206,15 @@ impl ServiceHandle {
 }
 
 impl Handle {
-    /// The time that the handle and the request leave, by deadlines alone.
-    pub(crate) fn limit(&self, parts: &Parts) -> Option<Duration> {
+    /// What the handle and the request say together, and the time that they leave by deadlines alone.
+    pub(crate) fn terms(&self, parts: &Parts) -> Result<(Cow<'_, CallContext>, Option<Duration>), Fault> {
         let deadlines = [self.deadline, parts.extensions.get().copied()];
         let left = deadlines.into_iter().flatten().min().map(Deadline::left);
-        [left, read_deadline(&parts.headers)].into_iter().flatten().min()
+        if !may_tell(&parts.headers) {
+            return Ok((Cow::Borrowed(&self.context), left));
+        }
+        let limit = [left, read_deadline(&parts.headers)].into_iter().flatten().min();
+        Ok((self.context(&parts.headers)?, limit))
     }
 
     /// What the handle and the request's headers say together; the handle wins.

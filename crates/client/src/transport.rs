@@ -3,6 +3,7 @@
 //! Both do without hyper, whose client wraps every connection in a task and every request in a channel: here a call itself
 //! writes and reads, or h2 does.
 
+mod alarm;
 mod h1;
 mod h2;
 mod outgoing;
@@ -27,6 +28,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
+use self::alarm::Alarm;
 pub(crate) use self::{
     h1::{Incoming, Reply as H1Reply, call_over},
     h2::{Reply as H2Reply, Shared, Stream, over},
@@ -36,6 +38,7 @@ pub(crate) use self::{
 use crate::{
     BoxError,
     core::{Clock, Lane},
+    cores::PerCore,
     socket,
     stats::{Counters, OpenConnection},
 };
@@ -59,6 +62,8 @@ pub(crate) struct Wiring {
     pub(crate) counters: Arc<Counters>,
     /// The address that connections are made from; the system's choice where none is given.
     pub(crate) local: Option<IpAddr>,
+    /// Event loops that call.
+    pub(crate) cores: usize,
 }
 
 /// All connections to one endpoint.
@@ -67,8 +72,8 @@ pub(crate) struct Line {
     address: SocketAddr,
     local: Option<IpAddr>,
     multiplexed: bool,
-    h1: h1::Pool,
-    h2: h2::Pool,
+    h1: PerCore<h1::Pool>,
+    h2: PerCore<h2::Pool>,
     retired: AtomicBool,
     counters: Arc<Counters>,
     asked: Arc<Asked>,
@@ -91,6 +96,18 @@ impl Reply {
         }
     }
 }
+
+/// Until when steps of a try may take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Times {
+    /// To have a connection.
+    pub(crate) connected_by: Instant,
+    /// To be answered.
+    pub(crate) until: Instant,
+}
+
+/// What came of a try.
+pub(crate) type Sent = Result<Reply, SendError>;
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
@@ -115,6 +132,9 @@ pub(crate) enum SendError {
     /// The connection broke when the request may have been carried out.
     #[error("the connection broke")]
     Broken(#[source] BoxError),
+    /// There was none in the time that the try has.
+    #[error("no answer in time")]
+    OutOfTime,
     /// The caller's body failed.
     #[error("the request's body failed")]
     Body(#[source] BoxError),
@@ -126,16 +146,12 @@ pub(crate) enum SendError {
 impl Line {
     /// Sends a request as the protocol wants it, and waits for the head of the answer. Dropping the future cancels the
     /// request. Where no connection comes about until `connected_by`, which leaves time to try elsewhere, it gives up.
-    pub(crate) async fn send(
-        self: &Arc<Self>,
-        request: &mut Slot,
-        connected_by: Instant,
-    ) -> Result<Reply, SendError> {
-        if self.multiplexed {
-            self.h2.send(self, request, connected_by).await.map(Reply::H2)
-        } else {
-            self.h1.send(self, request, connected_by).await.map(Reply::H1)
+    pub(crate) async fn send(self: &Arc<Self>, request: &mut Slot, times: Times) -> Sent {
+        if !self.multiplexed {
+            return self.h1.here().send(self, request, times).await.map(Reply::H1);
         }
+        let sent = timeout_at(times.until, self.h2.here().send(self, request, times.connected_by)).await;
+        sent.unwrap_or(Err(SendError::OutOfTime)).map(Reply::H2)
     }
 
     async fn connect(&self) -> Result<TcpStream, SendError> {
@@ -176,7 +192,7 @@ impl Line {
 
     /// Whether a request could be sent at once, over a connection that is open already.
     pub(crate) fn is_connected(&self) -> bool {
-        if self.multiplexed { self.h2.has_room() } else { self.h1.has_idle() }
+        if self.multiplexed { self.h2.here().has_room() } else { self.h1.here().has_idle() }
     }
 
     /// Sends a request that is no try over a connection that is open already, and waits for the head of the answer; `None`
@@ -184,12 +200,12 @@ impl Line {
     pub(crate) async fn ask(&self, request: Request) -> Option<Result<response::Parts, SendError>> {
         let mut slot = Some(request);
         if self.multiplexed {
-            return self.h2.ask(&mut slot).await;
+            return self.h2.here().ask(&mut slot).await;
         }
-        let answer = self.h1.ask(&mut slot).await;
+        let answer = self.h1.here().ask(&mut slot).await;
         if self.is_retired() {
             // It was not, maybe, when the connection was put back.
-            self.h1.retire();
+            self.h1.here().retire();
         }
         answer
     }
@@ -256,8 +272,8 @@ impl Lane for Arc<Line> {
             local: wiring.local,
             multiplexed: target.protocol.is_multiplexed(),
             endpoint,
-            h1: h1::Pool::default(),
-            h2: h2::Pool::default(),
+            h1: PerCore::new(wiring.cores),
+            h2: PerCore::new(wiring.cores),
             retired: AtomicBool::new(false),
             counters: Arc::clone(&wiring.counters),
             asked: Arc::default(),
@@ -266,13 +282,13 @@ impl Lane for Arc<Line> {
 
     fn retire(&self) {
         self.retired.store(true, Relaxed);
-        self.h1.retire();
-        self.h2.retire();
+        self.h1.all().for_each(h1::Pool::retire);
+        self.h2.all().for_each(h2::Pool::retire);
     }
 
     fn tidy(&self) {
-        self.h1.tidy();
-        self.h2.tidy();
+        self.h1.all().for_each(h1::Pool::tidy);
+        self.h2.all().for_each(h2::Pool::tidy);
     }
 }
 

@@ -15,6 +15,9 @@ pub struct ProxyConfig {
     pub admin: Option<SocketAddr>,
     /// The Unix socket at which it takes over from a proxy that runs, and is succeeded in its turn.
     pub handover: Option<PathBuf>,
+    /// Threads that serve connections, each with an event loop of its own; 0 to serve on the runtime that runs the proxy. The mesh
+    /// has to be [built for as many](fairmesh_client::MeshBuilder::cores).
+    pub cores: usize,
     /// Bounds.
     pub limits: Limits,
     /// What is written of each request.

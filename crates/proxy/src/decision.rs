@@ -12,7 +12,9 @@ pub(crate) const DECISION: HeaderName = HeaderName::from_static("x-fairmesh-deci
 
 /// Takes the wish to be told from a request.
 pub(crate) fn asked(headers: &mut HeaderMap) -> bool {
-    headers.remove(EXPLAIN).is_some_and(|value| value == "true")
+    // Looked for first: removing takes a hash even where there is nothing.
+    headers.keys().any(|name| *name == EXPLAIN)
+        && headers.remove(EXPLAIN).is_some_and(|value| value == "true")
 }
 
 /// Tells it in an answer.

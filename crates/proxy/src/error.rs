@@ -17,6 +17,16 @@ pub enum ProxyError {
         /// What the system says.
         source: io::Error,
     },
+    /// Threads cannot be started.
+    #[error(
+        "cannot start {count} threads to serve connections: {source}; give fewer --cores, or raise the limits on processes and open files"
+    )]
+    Cores {
+        /// How many.
+        count: usize,
+        /// What the system says.
+        source: io::Error,
+    },
     /// Nobody can be succeeded, or waited for, at the path of the handover.
     #[error(
         "cannot take over at {}: {source}; a proxy that runs there goes on; mend it, or stop that one first",

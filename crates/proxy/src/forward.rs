@@ -20,6 +20,7 @@ use crate::{
     metrics::{Held, Metrics, count},
     onward::Onward,
     place::Place,
+    recent::Recent,
     service::{Nobody, Services, Target},
     tunnel::{Switch, Tunnels},
 };
@@ -38,7 +39,7 @@ pub(crate) struct Forwarder {
 }
 
 /// Where a request came in.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Origin {
     pub(crate) caller: SocketAddr,
     /// Whom the listener is for.
@@ -47,6 +48,18 @@ pub(crate) struct Origin {
     pub(crate) place: Arc<Place>,
     /// How it came to be here, where its program knows nothing of that.
     pub(crate) captured: Option<Captured>,
+    recent: Recent,
+}
+
+impl Origin {
+    pub(crate) fn new(caller: SocketAddr, service: Option<ServiceName>, place: Arc<Place>) -> Self {
+        Self { caller, service, place, captured: None, recent: Recent::default() }
+    }
+
+    /// One whose program meant somebody else.
+    pub(crate) fn captured(caller: SocketAddr, place: Arc<Place>, captured: Captured) -> Self {
+        Self { captured: Some(captured), ..Self::new(caller, None, place) }
+    }
 }
 
 impl Forwarder {
@@ -78,7 +91,7 @@ impl Forwarder {
             },
         };
         if request.method() == Method::CONNECT {
-            return self.connect(request, origin).await;
+            return Box::pin(self.connect(request, origin)).await;
         }
         match self.target(&request, origin) {
             Ok(target) => self.forward(request, origin, &target).await,
@@ -96,14 +109,15 @@ impl Forwarder {
 
     fn target<B>(&self, request: &Request<B>, origin: &Origin) -> Result<Arc<Target>, Nobody> {
         if let Some(service) = &origin.service {
-            return self.services.by_name(service);
+            return origin.recent.get("", &self.services, || self.services.by_name(service));
         }
+        let by_host = |host: &str| origin.recent.get(host, &self.services, || self.services.by_host(host));
         // By the URI first, as RFC 9112 3.2.2 has it of a proxy: HTTP/2 and requests to a proxy name the host there. Where
         // it names the proxy itself, as programs that set the header over HTTP/2 have it, the header says who is meant.
-        let named = request.uri().authority().map(|authority| self.services.by_host(authority.as_str()));
+        let named = request.uri().authority().map(|authority| by_host(authority.as_str()));
         let header = || request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
         match (named, header()) {
-            (Some(Err(Nobody::NoName(_))) | None, Some(host)) => self.services.by_host(host),
+            (Some(Err(Nobody::NoName(_))) | None, Some(host)) => by_host(host),
             (Some(found), _) => found,
             (None, None) => Err(Nobody::NoHost),
         }
@@ -134,7 +148,7 @@ impl Forwarder {
         if let Some(trace) = story.as_ref().and_then(|story| story.trace()) {
             head.extensions.insert(trace.clone());
         }
-        let sent = target.handle.send(Request::from_parts(head, body)).await;
+        let sent = target.handle.send_movable(Request::from_parts(head, body)).await;
         let mut switched = None;
         let (mut answer, fault) = match sent {
             Ok(mut answer) if answer.status() == StatusCode::SWITCHING_PROTOCOLS => {

@@ -17,6 +17,7 @@ use tokio_util::task::TaskTracker;
 use crate::{
     Listen, ProxyConfig, ProxyError,
     admin::{self, About, Pages, State},
+    cores::Cores,
     forward::Forwarder,
     handover::{Handover, Inherited, Predecessor, Successor},
     insight::{Looks, Seeing},
@@ -46,8 +47,19 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ProxyError> {
     let about = About::of(&config);
-    let ProxyConfig { listen, tls, admin, handover, limits, access_log, traces, endpoints, inbound, .. } =
-        config;
+    let ProxyConfig {
+        listen,
+        tls,
+        admin,
+        handover,
+        cores,
+        limits,
+        access_log,
+        traces,
+        endpoints,
+        inbound,
+        ..
+    } = config;
     let tls = Tls::of(tls, &listen)?;
     let (predecessor, mut inherited) = predecessor(handover.as_deref()).await?;
     // Bound before anything is waited for, so that an address that is taken is said at once.
@@ -70,7 +82,8 @@ pub async fn run(
     let tls = tls.map(|opened| opened.followed(&metrics, &stopping));
     let forwarder = Forwarder::new(Arc::clone(&services), metrics, Arc::clone(&seeing), tunnels);
     let forwarder = Arc::new(forwarder.limited(limits.body));
-    let serving = Serving::new(forwarder, Arc::clone(&stopping), limits).with_tls(tls);
+    let cores = Cores::start(cores).map_err(|source| ProxyError::Cores { count: cores, source })?;
+    let serving = Serving::new(forwarder, Arc::clone(&stopping), cores, limits).with_tls(tls);
     let lead = Lead { serving, services, state, accepting: TaskTracker::new(), connections };
 
     let mut served = None;

@@ -5,10 +5,12 @@ mod captured;
 use std::{
     convert::Infallible,
     error::Error,
-    future::pending,
+    future::{pending, poll_fn},
+    mem,
     net::SocketAddr,
     pin::pin,
     sync::{Arc, atomic::Ordering::Relaxed},
+    task::Poll,
     time::Duration,
 };
 
@@ -32,6 +34,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::{
     Limits, Listen, ProxyError, Traffic,
+    cores::Cores,
     flood::{Counted, Flood},
     forward::{Forwarder, Origin},
     handover::Inherited,
@@ -98,6 +101,7 @@ pub(crate) struct Serving {
     forwarder: Arc<Forwarder>,
     places: Arc<Semaphore>,
     stopping: Arc<Stopping>,
+    cores: Cores,
     limits: Limits,
     tls: Option<Arc<Tls>>,
 }
@@ -120,9 +124,14 @@ impl Talk {
 }
 
 impl Serving {
-    pub(crate) fn new(forwarder: Arc<Forwarder>, stopping: Arc<Stopping>, limits: Limits) -> Self {
+    pub(crate) fn new(
+        forwarder: Arc<Forwarder>,
+        stopping: Arc<Stopping>,
+        cores: Cores,
+        limits: Limits,
+    ) -> Self {
         let places = Arc::new(Semaphore::new(limits.connections.clamp(1, Semaphore::MAX_PERMITS)));
-        Self { forwarder, places, stopping, limits, tls: None }
+        Self { forwarder, places, stopping, cores, limits, tls: None }
     }
 
     /// With a certificate for the listeners that show one.
@@ -160,7 +169,9 @@ impl Serving {
             };
             let Some((stream, caller, permit)) = accepted else { continue };
             let place = Arc::new(Place::new(&self.forwarder.metrics, permit));
-            connections.spawn(self.clone().begin((stream, caller), Arc::clone(&listen), place));
+            let (own, listen) = (self.clone(), Arc::clone(&listen));
+            let serve = move |stream| own.begin((stream, caller), listen, place);
+            self.cores.spawn(&connections, stream, serve);
         }
     }
 
@@ -245,7 +256,7 @@ impl Serving {
         match &listen.traffic {
             Traffic::Http { service } => {
                 tcp::limit_silence(stream.socket(), self.limits.head);
-                let origin = Origin { caller: ends.source, service: service.clone(), place, captured: None };
+                let origin = Origin::new(ends.source, service.clone(), place);
                 self.serve(stream, origin).await;
             }
             Traffic::Tcp { service, send_proxy } => {
@@ -262,11 +273,8 @@ impl Serving {
         let caller = origin.caller;
         let halves = stream.halves();
         let answer = |request| self.forwarder.answer(request, &origin);
-        let ended = tokio::select! {
-            biased;
-            ended = lean::serve(halves, self.limits.head, &self.stopping, answer) => ended,
-            () = self.cut_off() => return count(&metrics.cut),
-        };
+        let served = lean::serve(halves, self.limits.head, &self.stopping, answer);
+        let Some(ended) = self.unless_cut_off(served).await else { return count(&metrics.cut) };
         match ended {
             Ended::Done => {}
             Ended::Broken(error) => {
@@ -279,6 +287,22 @@ impl Serving {
                 self.left_to_hyper(Rewound::new(read, stream), origin).await;
             }
         }
+    }
+
+    /// What comes of serving a connection, unless the deadline of a stop comes first.
+    async fn unless_cut_off<T>(&self, served: impl Future<Output = T>) -> Option<T> {
+        let (mut served, mut cut_off) = (pin!(served), pin!(self.cut_off()));
+        let mut listens = false;
+        poll_fn(|context| {
+            if let Poll::Ready(ended) = served.as_mut().poll(context) {
+                return Poll::Ready(Some(ended));
+            }
+            // Polled once it wakes this task, which is always the same; there is nothing to hear before it has.
+            let listened = mem::replace(&mut listens, true);
+            let hears = !listened || self.stopping.is_told();
+            if hears && cut_off.as_mut().poll(context).is_ready() { Poll::Ready(None) } else { Poll::Pending }
+        })
+        .await
     }
 
     /// Ends at the deadline of a stop, and before that wakes who polls it whenever there is something to know of it.
@@ -362,7 +386,8 @@ impl Serving {
             let (forwarder, talk) = (Arc::clone(&forwarder), Arc::clone(&talk));
             let waiting = talk.restless.begin();
             let request = request.map(|body| Unread::new(body, version == Version::HTTP_2));
-            async move {
+            // Boxed, since hyper moves it several times on its way to a task, and it is large.
+            Box::pin(async move {
                 let mut answer = forwarder.answer(request, &talk.origin).await;
                 waiting.answered();
                 talk.stopping.mark(version, answer.headers_mut());
@@ -371,7 +396,7 @@ impl Serving {
                     Version::HTTP_2 => talk.answers.watch(answer),
                     _ => answer.map(AnswerBody::Plain),
                 })
-            }
+            })
         })
     }
 }

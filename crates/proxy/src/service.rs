@@ -3,7 +3,13 @@
 use std::{
     collections::HashMap,
     net::Ipv4Addr,
-    sync::{Arc, PoisonError, RwLock},
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{
+            AtomicU64,
+            Ordering::{Acquire, Release},
+        },
+    },
     time::Duration,
 };
 
@@ -42,6 +48,8 @@ impl Target {
 pub(crate) struct Services {
     mesh: Mesh,
     known: RwLock<HashMap<ServiceName, Arc<Target>>>,
+    /// How often a service was forgotten: what was found before has to be looked up again.
+    forgotten: AtomicU64,
 }
 
 /// Why a request is for no service.
@@ -57,7 +65,7 @@ pub(crate) enum Nobody {
 
 impl Services {
     pub(crate) fn new(mesh: Mesh) -> Self {
-        Self { mesh, known: RwLock::default() }
+        Self { mesh, known: RwLock::default(), forgotten: AtomicU64::new(0) }
     }
 
     /// The service whose host this is: `cart.shop` for `shop/cart`, with or without a port.
@@ -94,6 +102,12 @@ impl Services {
     /// Nobody knows it: whoever makes names up must not fill the table.
     pub(crate) fn forget(&self, name: &ServiceName) {
         self.known.write().unwrap_or_else(PoisonError::into_inner).remove(name);
+        self.forgotten.fetch_add(1, Release);
+    }
+
+    /// What changes with every service that is forgotten.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.forgotten.load(Acquire)
     }
 
     /// All of them, by name.

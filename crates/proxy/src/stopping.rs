@@ -53,6 +53,17 @@ impl Stopping {
         &self.quiet
     }
 
+    /// Whether the proxy stops; without the lock that the token has.
+    pub(crate) fn is_told(&self) -> bool {
+        // It is set just before anybody is told.
+        self.deadline.get().is_some()
+    }
+
+    /// Whether [`quiet`](Self::quiet) has fired.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.is_told() && self.quiet.is_cancelled()
+    }
+
     /// Waits until it is told; the deadline.
     pub(crate) async fn begun(&self) -> Instant {
         self.told.cancelled().await;
@@ -67,7 +78,7 @@ impl Stopping {
 
     /// Tells the program with an answer that its connection ends. HTTP/2 has frames for that.
     pub(crate) fn mark(&self, version: Version, headers: &mut HeaderMap) {
-        if self.deadline.get().is_some() && version < Version::HTTP_2 {
+        if self.is_told() && version < Version::HTTP_2 {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
     }

@@ -9,6 +9,9 @@ use std::{
 use bytes::{Buf as _, Bytes};
 use tokio::io::AsyncWrite;
 
+/// Up to this length a piece of a body is copied behind the text: the system takes one part sooner than several.
+const COPIED: usize = 4 * 1024;
+
 /// What is encoded and not sent: some text, a piece of the body that is not copied, and what goes after that.
 #[derive(Debug, Default)]
 pub struct Outbox {
@@ -48,6 +51,24 @@ impl Outbox {
         W: AsyncWrite + Unpin,
     {
         write([&self.text, chunk, tail], io, context)
+    }
+
+    /// Adds what is to follow the text, of which nothing is sent yet: copied where it is short.
+    pub fn follow(&mut self, chunk: Bytes, tail: &'static [u8]) {
+        match self.copy(&chunk, tail) {
+            true => {}
+            false => self.begun(Some(chunk), tail, 0),
+        }
+    }
+
+    /// Copies what is to follow the text behind it, where it is short; whether it is.
+    pub fn copy(&mut self, chunk: &[u8], tail: &'static [u8]) -> bool {
+        let is_short = chunk.len() <= COPIED;
+        if is_short {
+            self.text.extend_from_slice(chunk);
+            self.text.extend_from_slice(tail);
+        }
+        is_short
     }
 
     /// Takes over what is to follow the text; of all three, so many bytes are sent already.

@@ -15,11 +15,8 @@ use crate::{
     },
     http1::Malformed,
     stats::count,
-    transport::{Line, Reply, SendError},
+    transport::{Line, Reply, SendError, Sent},
 };
-
-/// The line's answer, unless time ran out first.
-pub(super) type Sent = Result<Result<Reply, SendError>, tokio::time::error::Elapsed>;
 
 /// What a try over `line` amounts to, and what the caller gets if it is the last. `unsent`: whether the request is still at hand.
 pub(super) fn judge(
@@ -31,7 +28,7 @@ pub(super) fn judge(
 ) -> (Ending, Result<Reply, Fault>) {
     let mesh = &terms.handle.mesh;
     match sent {
-        Ok(Ok(reply)) => {
+        Ok(reply) => {
             let (status, headers) = reply.head();
             let grpc_status = headers.get(&GRPC_STATUS);
             let ending = verdict(status, headers, grpc_status);
@@ -41,14 +38,14 @@ pub(super) fn judge(
             }
             (ending, Ok(reply))
         }
-        Ok(Err(error)) => {
+        Err(SendError::OutOfTime) if !unsent && mesh.clock.now() < call.deadline() => too_slow(call, line),
+        Err(SendError::OutOfTime) => out_of_time(terms, call.deadline(), unsent),
+        Err(error) => {
             let (ending, kind, what) = meaning(&error);
             let (name, target) = (call.target().name(), line.target());
             let message = format!("{name}: {} at {} {what}", target.instance, target.address);
             (ending, Err(Fault::new(kind, message).caused_by(BoxError::from(error))))
         }
-        Err(_) if !unsent && mesh.clock.now() < call.deadline() => too_slow(call, line),
-        Err(_) => out_of_time(terms, call.deadline(), unsent),
     }
 }
 
@@ -75,6 +72,7 @@ fn meaning(error: &SendError) -> (Ending, FaultKind, &'static str) {
             FaultKind::Reset,
             "broke off before it answered; the call may have been carried out",
         ),
+        SendError::OutOfTime => (Ending::Late, FaultKind::Deadline, "did not answer in time"),
         SendError::Body(_) => (Ending::Abandoned, FaultKind::Invalid, "was not sent the whole request"),
         SendError::Invalid(_) => (Ending::Abandoned, FaultKind::Invalid, "cannot be sent this request"),
     }

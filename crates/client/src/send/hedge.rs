@@ -3,17 +3,13 @@
 
 use std::{mem, pin::pin, sync::Arc, time::Duration};
 
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::sleep;
 
-use super::{
-    answer::{Sent, judge},
-    request::Copy,
-    terms::Terms,
-};
+use super::{answer::judge, request::Copy, terms::Terms};
 use crate::{
     core::{Call, Moment, nanos},
     stats::count,
-    transport::{Line, Request, Slot},
+    transport::{Line, Request, Sent, Slot, Times},
 };
 
 /// A try that is under way.
@@ -22,8 +18,7 @@ pub(super) struct Attempt<'a> {
     pub(super) slot: &'a mut Slot,
     /// When it began, in nanoseconds of the clock.
     pub(super) now: &'a mut u64,
-    pub(super) until: Instant,
-    pub(super) connected_by: Instant,
+    pub(super) times: Times,
 }
 
 /// Which of the two is heard.
@@ -44,7 +39,7 @@ pub(super) async fn send<'c>(
     let line = Arc::clone(attempt.line);
     let unsent_second;
     let (other, other_line, begun, sent) = {
-        let mut first = pin!(timeout_at(attempt.until, line.send(attempt.slot, attempt.connected_by)));
+        let mut first = pin!(line.send(attempt.slot, attempt.times));
         tokio::select! {
             biased;
             sent = &mut first => return sent,
@@ -55,10 +50,12 @@ pub(super) async fn send<'c>(
         let Some((mut other, other_line)) = beside(terms, call, begun) else { return first.await };
         let mut slot: Slot = Some(Request { left: other.given(begun), ..copy.request() });
         terms.mark(&mut slot);
-        let until = mesh.clock.instant(other.try_ends(begun));
-        let connected_by = mesh.clock.instant(begun + nanos(other.left(begun)) / 2);
+        let times = Times {
+            connected_by: mesh.clock.instant(begun + nanos(other.left(begun)) / 2),
+            until: mesh.clock.instant(other.try_ends(begun)),
+        };
         let heard = {
-            let mut second = pin!(timeout_at(until, other_line.send(&mut slot, connected_by)));
+            let mut second = pin!(other_line.send(&mut slot, times));
             tokio::select! {
                 biased;
                 sent = &mut first => match failed(&sent) {
@@ -124,5 +121,5 @@ fn lost(terms: Terms<'_>, call: &mut Call<'_, Arc<Line>>, (line, begun): (&Line,
 }
 
 fn failed(sent: &Sent) -> bool {
-    !matches!(sent, Ok(Ok(_)))
+    sent.is_err()
 }

@@ -47,6 +47,8 @@ pub(crate) fn authority(
         Fault::new(FaultKind::Invalid, "the header host is no host").caused_by(error)
     };
     let authority = match (headers.get(header::HOST), named) {
+        // Nearly always the one that the handle has, and then nothing needs to be made of it.
+        (Some(host), _) if *host == *marks.authority.as_str() => return Ok(marks.authority.clone()),
         (Some(host), _) => Authority::try_from(host.as_bytes()).map_err(invalid)?,
         (None, Some(named)) => named.clone(),
         (None, None) => return Ok(marks.authority.clone()),

@@ -29,8 +29,7 @@ pub(crate) async fn connect(handle: &Handle, parts: Parts) -> Result<Tunnel, Fau
 
 async fn tries(handle: &Handle, parts: Parts) -> Result<Tunnel, Fault> {
     let mesh = &handle.mesh;
-    let context = handle.context(&parts.headers)?;
-    let limit = handle.limit(&parts);
+    let (context, limit) = handle.terms(&parts)?;
     let start = Start { now: mesh.clock.now(), limit, seed: mesh.seed() };
     let terms = Terms { handle, context: &context, start, trace: None };
     if limit.is_some_and(|left| left.is_zero()) {

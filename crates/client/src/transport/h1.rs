@@ -19,14 +19,11 @@ use std::{
 };
 
 use http::{Response, response};
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    time::Instant,
-};
+use tokio::io::{AsyncRead, AsyncWrite};
 
 use self::connection::Connection;
 pub(crate) use self::incoming::Incoming;
-use super::{IDLE_ROUNDS, Line, Outgoing, Request, SendError, Slot, by};
+use super::{Alarm, IDLE_ROUNDS, Line, Outgoing, Request, SendError, Slot, Times, by};
 
 /// Idle connections that are kept to one endpoint: as many calls as one client has at once with a server it likes.
 const MOST_IDLE: usize = 256;
@@ -55,14 +52,15 @@ impl Pool {
         &self,
         line: &Arc<Line>,
         slot: &mut Slot,
-        connected_by: Instant,
+        times: Times,
     ) -> Result<Reply, SendError> {
         loop {
             let (connection, reused) = match self.take() {
                 Some(idle) => (idle.connection, true),
-                None => (by(connected_by, open(line)).await?, false),
+                // Boxed, as all that is rare on the way of a call: it would make the future of each larger, which is moved.
+                None => (Box::pin(by(times.connected_by, open(line))).await?, false),
             };
-            match connection.exchange(slot).await {
+            match connection.exchange(slot, Some(times.until)).await {
                 Ok(response) => {
                     if reused {
                         line.counters.reused();
@@ -82,7 +80,7 @@ impl Pool {
     /// sent.
     pub(super) async fn ask(&self, slot: &mut Slot) -> Option<Result<response::Parts, SendError>> {
         let Idle { connection, since } = self.take()?;
-        let (head, body) = match connection.exchange(slot).await {
+        let (head, body) = match connection.exchange(slot, None).await {
             Ok(response) => response.into_parts(),
             Err(error) => return slot.is_none().then_some(Err(error)),
         };
@@ -138,7 +136,7 @@ pub(crate) async fn call_over<I>(stream: I, slot: &mut Slot) -> Result<Response<
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    Box::new(Connection::new(stream, None)).exchange(slot).await
+    Box::new(Connection::new(stream, None)).exchange(slot, None).await
 }
 
 async fn open(line: &Arc<Line>) -> Result<Box<Connection>, SendError> {

@@ -89,7 +89,7 @@ impl Pool {
         loop {
             let (shared, fresh) = match self.roomiest(true) {
                 Some(shared) => (shared, false),
-                None => (by(connected_by, self.connection(line)).await?, true),
+                None => (Box::pin(by(connected_by, self.connection(line))).await?, true),
             };
             match shared.begin(slot)? {
                 Some(opened) => {
@@ -139,7 +139,7 @@ impl Pool {
         let line = Arc::clone(line);
         let connecting = tokio::spawn(async move {
             let _opening = opening;
-            line.h2.open(&line).await
+            line.h2.here().open(&line).await
         });
         connecting.await.unwrap_or_else(|error| Err(SendError::Stale(error.into())))
     }

@@ -72,6 +72,25 @@ impl Outgoing {
         Ok(this)
     }
 
+    /// The same for a body that can be moved: it is only boxed where something is still to come of it.
+    pub(crate) async fn take_movable<B>(mut body: B) -> Result<Self, BoxError>
+    where
+        B: Body<Data = Bytes> + Unpin + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let declared = body.size_hint().exact();
+        let mut this = Self { whole: Chunks::default(), rest: None, declared };
+        if body.is_end_stream() {
+            return Ok(this);
+        }
+        let ended =
+            poll_fn(|context| Poll::Ready(drain(Pin::new(&mut body), &mut this.whole, context))).await?;
+        if !ended {
+            this.rest = Some(Box::pin(Erased(Box::pin(body))));
+        }
+        Ok(this)
+    }
+
     /// How much of the body is at hand, in bytes.
     pub(crate) fn at_hand(&self) -> u64 {
         self.whole.len()

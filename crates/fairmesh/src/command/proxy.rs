@@ -3,7 +3,7 @@
 mod capture;
 mod status;
 
-use std::{collections::BTreeMap, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, process::ExitCode, sync::Arc, thread, time::Duration};
 
 use clap::{Args, Subcommand, ValueEnum};
 use fairmesh_client::Mesh;
@@ -123,17 +123,11 @@ struct ServeArgs {
     /// The longest body of a request, in bytes; longer ones are answered with 413 [default: any].
     #[arg(long, value_name = "BYTES")]
     max_body: Option<u64>,
+    /// Threads that serve connections [default: as many as there are processors to use].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=512))]
+    cores: Option<u16>,
     #[command(flatten)]
     logging: Logging,
-    #[command(subcommand)]
-    part: Option<Part>,
-}
-
-/// What belongs to running a proxy.
-#[derive(Debug, Subcommand)]
-enum Part {
-    /// Redirect connections of programs that know nothing of the proxy to it, with nftables, or stop that.
-    Capture(Box<capture::CaptureArgs>),
 }
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
@@ -145,6 +139,12 @@ enum LogForm {
     Text,
     /// One JSON object a line.
     Json,
+}
+
+/// Threads that serve connections: as many as processors that this process may use, unless it was told.
+fn cores(args: &ServeArgs) -> usize {
+    let processors = || thread::available_parallelism().map_or(1, usize::from);
+    args.cores.map_or_else(processors, usize::from)
 }
 
 /// The program to speak for.
@@ -195,9 +195,11 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
 
 fn config(args: ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> ProxyConfig {
     let told = told(&args);
+    let cores = cores(&args);
     let instance = args.client_id.unwrap_or_else(host_name);
     let one_in = args.trace_one_in;
     ProxyConfig {
+        cores,
         limits: Limits {
             connections: args.max_connections,
             body: args.max_body,
@@ -239,7 +241,7 @@ fn told(args: &ServeArgs) -> BTreeMap<&'static str, String> {
 }
 
 async fn mesh(args: &ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> Result<Mesh, Failure> {
-    let mut mesh = Mesh::builder();
+    let mut mesh = Mesh::builder().cores(cores(args));
     if let Some(agent) = &args.agent {
         mesh = mesh.agent(agent.clone());
     }

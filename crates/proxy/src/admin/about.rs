@@ -37,6 +37,7 @@ impl About {
             tls,
             admin,
             handover,
+            cores,
             limits,
             access_log,
             traces,
@@ -54,6 +55,7 @@ impl About {
         let certificate = tls.as_ref().map(|files| files.certificate.display().to_string());
         let own = [
             ("tls-cert", certificate.unwrap_or_else(none)),
+            ("cores", cores.to_string()),
             ("admin", admin.map_or_else(none, |admin| admin.to_string())),
             ("handover", handover.as_ref().map_or_else(none, |path| path.display().to_string())),
             ("max-connections", limits.connections.to_string()),

@@ -48,6 +48,24 @@ impl<R: AsyncRead + Unpin> Reading<R> {
             read => Poll::Ready(read),
         }
     }
+
+    /// Reads what comes of a head. One that begins gets as much memory as there ever is for heads, which is nearly always
+    /// that of the head before: a request that were cut in two would cost a second read.
+    pub(super) fn poll_head(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        self.poll_read(if self.input.is_empty() { LEAST_READ - 1 } else { 0 }, context)
+    }
+
+    /// Reads what has come of a body that is not long, so that it need not be lent to whoever answers.
+    pub(super) fn complete(&mut self, body: &Decoder, context: &mut Context<'_>) {
+        let Some(left) = body.left().and_then(|left| usize::try_from(left).ok()) else { return };
+        while left <= MOST_READ && self.input.len() < left {
+            let due = left - self.input.len();
+            // Whoever reads on learns of the end, and of what broke.
+            if !matches!(self.poll_read(due, context), Poll::Ready(Ok(1..))) {
+                break;
+            }
+        }
+    }
 }
 
 /// The body of a request.

@@ -49,8 +49,8 @@ impl Serving {
         if serves {
             count(&counts.served);
             tcp::limit_silence(&stream, self.limits.head);
-            let captured = Some(Captured::new(original, only_services));
-            self.serve(stream, Origin { caller, service: None, place, captured }).await;
+            let captured = Captured::new(original, only_services);
+            self.serve(stream, Origin::captured(caller, place, captured)).await;
         } else if only_services {
             count(&counts.refused);
             tcp::reset(stream);

@@ -10,11 +10,12 @@ use http::{Response, StatusCode};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadHalf},
     net::TcpStream,
+    time::Instant,
 };
 use tokio_util::{io::poll_read_buf, task::AbortOnDropHandle};
 
 use super::{
-    Incoming, Request, SendError, Slot,
+    Alarm, Incoming, Request, SendError, Slot,
     upload::{Upload, UploadError},
 };
 use crate::{
@@ -40,6 +41,7 @@ pub(super) struct Connection<I = TcpStream> {
     /// The size of the last answer: the next one may be alike.
     expected: usize,
     persistent: bool,
+    alarm: Alarm,
     open: Option<OpenConnection>,
 }
 
@@ -55,19 +57,24 @@ where
 {
     /// Of a fresh stream, which counts as open as long as this is.
     pub(super) fn new(io: I, open: Option<OpenConnection>) -> Self {
-        let (input, output) = (BytesMut::new(), Outbox::default());
-        Self { io: Io::Whole(io), input, output, expected: 0, persistent: true, open }
+        let (input, output, alarm) = (BytesMut::new(), Outbox::default(), Alarm::default());
+        Self { io: Io::Whole(io), input, output, expected: 0, persistent: true, alarm, open }
     }
 
-    /// Sends the request in the slot and waits for the head of the answer, which may come before all of the request is
-    /// sent. While the request stays in the slot, nothing of it was sent.
+    /// Sends the request in the slot and waits for the head of the answer, at most `until` then; it may come before all of the
+    /// request is sent. While the request stays in the slot, nothing of it was sent.
     pub(super) async fn exchange(
         mut self: Box<Self>,
         slot: &mut Slot,
+        until: Option<Instant>,
     ) -> Result<Response<Incoming<I>>, SendError> {
-        let (mut reader, upload) = self.begin(slot).await?;
+        let (mut reader, upload) = self.begin(slot, until).await?;
         let mut upload = Some(upload);
-        let answer = poll_fn(|context| self.poll_exchange(&mut upload, &mut reader, context)).await?;
+        let answer = poll_fn(|context| {
+            let polled = self.poll_exchange(&mut upload, &mut reader, context);
+            self.alarm.bound(polled, until, context)
+        });
+        let answer = answer.await?;
         let Answer { head, body, persistent } = answer;
         let switched = head.status() == StatusCode::SWITCHING_PROTOCOLS;
         if switched && upload.is_some() {
@@ -83,7 +90,11 @@ where
     }
 
     /// Sends the beginning of a request: its head and what is at hand of its body, as far as one write goes.
-    async fn begin(&mut self, slot: &mut Slot) -> Result<(HeadReader, Upload), SendError> {
+    async fn begin(
+        &mut self,
+        slot: &mut Slot,
+        until: Option<Instant>,
+    ) -> Result<(HeadReader, Upload), SendError> {
         let Io::Whole(io) = &mut self.io else {
             return Err(SendError::Invalid("the connection is in use".into()));
         };
@@ -100,14 +111,21 @@ where
                 .data(size, false, self.output.text())
                 .map_err(|error| SendError::Body(error.into()))?,
         };
-        let output = &self.output;
-        let begun = poll_fn(|context| output.poll_begin(io, chunk, tail, context)).await;
-        let written = begun.map_err(|error| SendError::Stale(error.into()))?;
+        let copied = self.output.copy(chunk, tail);
+        let (chunk, tail) = if copied { Default::default() } else { (chunk, tail) };
+        let (output, alarm) = (&self.output, &mut self.alarm);
+        let begun = poll_fn(|context| {
+            let begun = output.poll_begin(io, chunk, tail, context);
+            let begun = begun.map_err(|error| SendError::Stale(error.into()));
+            alarm.bound(begun, until, context)
+        });
+        let written = begun.await?;
         // Something was sent: from here on it belongs to this connection.
         let Some(Request { head, mut body, .. }) = slot.take() else {
             return Err(SendError::Invalid("there is no request to send".into()));
         };
-        self.output.begun(body.whole.pop(), tail, written);
+        let chunk = body.whole.pop().filter(|_| !copied);
+        self.output.begun(chunk, tail, written);
         self.persistent = !http1::says_close(&head.headers);
         let reader = HeadReader::new(&head.method).switching(http1::says_upgrade(&head.headers));
         Ok((reader, Upload { body, encoder }))
@@ -146,7 +164,7 @@ where
 
     /// Lets a task send what is left of the request, since the caller may not read the answer before it has been sent.
     fn finish_later(self, upload: Upload) -> Self {
-        let Self { io, input, output, expected, open, .. } = self;
+        let Self { io, input, output, expected, alarm, open, .. } = self;
         let io = match io {
             Io::Whole(io) => {
                 let (reading, writing) = tokio::io::split(io);
@@ -155,7 +173,7 @@ where
             }
             reading => reading,
         };
-        Self { io, input, output: Outbox::default(), expected, persistent: false, open }
+        Self { io, input, output: Outbox::default(), expected, persistent: false, alarm, open }
     }
 
     /// Reads what comes, which may be more than is due; 0 where the server ended the connection.

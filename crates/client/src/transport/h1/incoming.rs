@@ -68,7 +68,7 @@ impl Incoming {
         if let Some(connection) = self.reusable()
             && !line.is_retired()
         {
-            line.h1.put_used(connection);
+            line.h1.here().put_used(connection);
         }
     }
 

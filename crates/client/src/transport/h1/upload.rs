@@ -56,7 +56,7 @@ impl Upload {
             Some(Ok(chunk)) => {
                 let last = self.body.is_end_stream();
                 let tail = self.encoder.data(chunk.len(), last, output.clear())?;
-                output.begun(Some(chunk), tail, 0);
+                output.follow(chunk, tail);
             }
             Some(Err(frame)) => {
                 self.encoder.end(&frame.into_trailers().unwrap_or_default(), output.clear())?;

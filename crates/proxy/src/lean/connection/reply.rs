@@ -85,7 +85,9 @@ where
                 Some(Ok(chunk)) if chunk.is_empty() => {}
                 Some(Ok(chunk)) => {
                     let tail = encoder.data(chunk.len(), body.is_end_stream(), self.output.text())?;
-                    self.output.begun(Some(chunk), tail, 0);
+                    #[cfg(test)]
+                    let tail = if self.planted == Some(Planted::NoTail) { b"" } else { tail };
+                    self.output.follow(chunk, tail);
                     self.flush().await?;
                 }
                 Some(Err(frame)) => {

@@ -37,6 +37,15 @@ const STRICTER: [&str; 3] = [
     "more than one host",
 ];
 
+/// What must be found.
+const PLANTED: [Planted; 5] = [
+    Planted::BodyIsNextRequest,
+    Planted::NeverCloses,
+    Planted::NoChunks,
+    Planted::OneMessageARead,
+    Planted::NoTail,
+];
+
 /// Far longer than a test takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -259,7 +268,8 @@ impl Script {
         for _ in 0..self.below(4) {
             text += &format!("{}\r\n", self.one(&FIELDS));
         }
-        let size = self.below(40);
+        // Sometimes beyond what is copied, or read at once.
+        let size = if self.below(8) == 0 { 3_000 + self.below(9_000) } else { self.below(40) };
         match self.below(16) {
             0..5 => return text + "\r\n",
             5..9 => text += &format!("content-length: {size}\r\n\r\n"),
@@ -362,7 +372,7 @@ async fn where_a_request_is_cut_makes_no_difference() {
 
 #[tokio::test]
 async fn mistakes_that_were_planted_would_be_found() {
-    for planted in [Planted::BodyIsNextRequest, Planted::NeverCloses, Planted::NoChunks] {
+    for planted in PLANTED {
         let mut found = 0;
         for seed in 0..200 {
             let pieces = draw(seed);

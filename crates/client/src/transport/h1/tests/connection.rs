@@ -11,7 +11,7 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex},
     net::{TcpListener, TcpStream},
     sync::mpsc,
-    time::timeout,
+    time::{Instant, timeout},
 };
 
 use crate::{
@@ -93,7 +93,7 @@ async fn a_request_is_written_as_its_body_is_and_the_answer_read() {
         "tea",
     ));
     server.write_all(ANSWER).await.unwrap();
-    let response = connection.exchange(&mut slot).await.unwrap();
+    let response = connection.exchange(&mut slot, None).await.unwrap();
     assert_eq!((response.status().as_u16(), response.body().size_hint().exact()), (200, Some(3)));
     assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "tea");
     assert!(slot.is_none());
@@ -124,7 +124,7 @@ async fn a_body_of_unknown_length_goes_in_chunks_with_its_trailers() {
         assert_eq!(read_until(&mut server, "\r\n\r\n").await, "0\r\nx-sum: 9\r\n\r\n");
         server.write_all(ANSWER).await.unwrap();
     };
-    let (response, ()) = tokio::join!(connection.exchange(&mut slot), server);
+    let (response, ()) = tokio::join!(connection.exchange(&mut slot, None), server);
     assert_eq!(response.unwrap().into_body().collect().await.unwrap().to_bytes(), "tea");
 }
 
@@ -137,7 +137,7 @@ async fn a_body_that_breaks_its_callers_word_is_not_taken_for_whole() {
             Some(Request { head: request(&Method::POST, &[("content-length", said)], "").head, ..body });
         frames.send(Frame::data(text.into())).unwrap();
         drop(frames);
-        let failed = timeout(PATIENCE, connection.exchange(&mut slot)).await.unwrap();
+        let failed = timeout(PATIENCE, connection.exchange(&mut slot, None)).await.unwrap();
         assert!(matches!(failed, Err(SendError::Body(_))));
         let seen = read_to_end(server).await;
         let (head, body) = seen.split_once("\r\n\r\n").unwrap();
@@ -153,7 +153,7 @@ async fn a_request_of_which_nothing_was_sent_is_still_there() {
     let (connection, server) = connected(1 << 16);
     drop(server);
     let mut slot = Some(request(&Method::POST, &[], "tea"));
-    assert!(matches!(connection.exchange(&mut slot).await, Err(SendError::Stale(_))));
+    assert!(matches!(connection.exchange(&mut slot, None).await, Err(SendError::Stale(_))));
     let body = slot.unwrap().body.collect().await.unwrap();
     assert_eq!(body.to_bytes(), "tea");
 
@@ -161,8 +161,45 @@ async fn a_request_of_which_nothing_was_sent_is_still_there() {
     let (mut near, _server) = duplex(1);
     near.write_all(b"x").await.unwrap();
     let mut slot = Some(request(&Method::POST, &[], "tea"));
-    assert!(Box::new(Connection::new(near, None)).exchange(&mut slot).now_or_never().is_none());
+    assert!(Box::new(Connection::new(near, None)).exchange(&mut slot, None).now_or_never().is_none());
     assert!(slot.is_some());
+}
+
+#[tokio::test]
+async fn a_body_goes_out_whole_whether_or_not_it_is_copied_and_however_little_goes_at_a_time() {
+    for size in [1, 4095, 4096, 4097, 70_000] {
+        for room in [7, 4096, 1 << 20] {
+            let (connection, mut server) = connected(room);
+            let sent: Bytes = (0..size).map(|at: usize| (at % 251) as u8).collect();
+            let body = Outgoing::take_movable(Full::from(sent.clone())).await.unwrap();
+            let mut slot = Some(with_body(&Method::POST, &[], body));
+            let server = async {
+                let head = read_until(&mut server, "\r\n\r\n").await;
+                assert!(head.ends_with(&format!("\r\ncontent-length: {size}\r\n\r\n")), "{head}");
+                let mut came = vec![0; size];
+                timeout(PATIENCE, server.read_exact(&mut came)).await.unwrap().unwrap();
+                assert!(came == sent, "{size} bytes in pieces of {room}");
+                server.write_all(ANSWER).await.unwrap();
+            };
+            let (response, ()) = tokio::join!(connection.exchange(&mut slot, None), server);
+            assert_eq!(response.unwrap().into_body().collect().await.unwrap().to_bytes(), "tea");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_exchange_ends_in_time_and_says_whether_anything_was_sent() {
+    for (room, unsent) in [(1 << 16, false), (1, true)] {
+        let (mut near, _server) = duplex(room);
+        near.write_all(b"x").await.unwrap();
+        let mut slot = Some(request(&Method::POST, &[], "tea"));
+        let begun = Instant::now();
+        let until = Some(begun + Duration::from_millis(100));
+        let ended = Box::new(Connection::new(near, None)).exchange(&mut slot, until).await;
+        assert!(matches!(ended, Err(SendError::OutOfTime)));
+        assert!(begun.elapsed() < Duration::from_millis(110));
+        assert_eq!(slot.is_some(), unsent);
+    }
 }
 
 #[tokio::test]
@@ -172,7 +209,9 @@ async fn what_was_begun_to_be_sent_may_have_been_carried_out() {
         let mut slot = Some(request(&Method::POST, &[], "tea"));
         server.write_all(said.as_bytes()).await.unwrap();
         server.shutdown().await.unwrap();
-        let Err(SendError::Broken(error)) = connection.exchange(&mut slot).await else { panic!("{said}") };
+        let Err(SendError::Broken(error)) = connection.exchange(&mut slot, None).await else {
+            panic!("{said}")
+        };
         assert_eq!((error.is::<Malformed>(), slot.is_some()), (refused, false), "{said}");
     }
 }
@@ -183,7 +222,7 @@ async fn an_answer_that_comes_first_is_handed_out_and_the_rest_is_sent_meanwhile
     let (frames, request) = upload(&[]).await;
     let mut slot = Some(request);
     server.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await.unwrap();
-    let response = connection.exchange(&mut slot).await.unwrap();
+    let response = connection.exchange(&mut slot, None).await.unwrap();
     read_until(&mut server, "\r\n\r\n").await;
     // Nobody reads the answer.
     for text in ["green ", "tea"] {
@@ -203,7 +242,7 @@ async fn an_answer_that_is_dropped_ends_the_request_that_is_still_sent() {
     let (frames, request) = upload(&[]).await;
     let mut slot = Some(request);
     server.write_all(ANSWER).await.unwrap();
-    let response = connection.exchange(&mut slot).await.unwrap();
+    let response = connection.exchange(&mut slot, None).await.unwrap();
     drop(response);
     timeout(PATIENCE, frames.closed()).await.unwrap();
     assert!(!read_to_end(server).await.ends_with("0\r\n\r\n"), "the server must not take it for whole");
@@ -228,7 +267,8 @@ async fn long_bodies_in_both_directions_do_not_wait_for_each_other() {
             left -= read;
         }
     };
-    let client = async { connection.exchange(&mut slot).await.unwrap().into_body().collect().await.unwrap() };
+    let client =
+        async { connection.exchange(&mut slot, None).await.unwrap().into_body().collect().await.unwrap() };
     let (body, ()) = timeout(PATIENCE, async { tokio::join!(client, server) }).await.unwrap();
     assert_eq!(body.to_bytes().len(), SIZE - 5);
 }
@@ -243,7 +283,7 @@ async fn a_server_that_answers_and_closes_before_it_has_read_everything_is_heard
         server.write_all(b"HTTP/1.1 413 Too Large\r\ncontent-length: 0\r\n\r\n").await.unwrap();
         drop(server);
     };
-    let (response, ()) = tokio::join!(connection.exchange(&mut slot), server);
+    let (response, ()) = tokio::join!(connection.exchange(&mut slot, None), server);
     assert_eq!(response.unwrap().status(), 413);
 }
 
@@ -255,7 +295,7 @@ async fn used(answer: &'static [u8]) -> (Incoming, TcpStream) {
     far.write_all(answer).await.unwrap();
     let connection = Box::new(Connection::new(near.unwrap(), None));
     let mut slot = Some(request(&Method::GET, &[], ""));
-    let mut body = connection.exchange(&mut slot).await.unwrap().into_body();
+    let mut body = connection.exchange(&mut slot, None).await.unwrap().into_body();
     while body.frame().await.is_some() {}
     (body, far)
 }

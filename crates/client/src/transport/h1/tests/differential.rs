@@ -74,7 +74,7 @@ async fn ours(
     let (near, far) = duplex(1 << 20);
     let server = tokio::spawn(serve(far, pieces));
     let mut slot = Some(request(method, &[], ""));
-    let answer = match Box::new(Connection::new(near, None)).exchange(&mut slot).await {
+    let answer = match Box::new(Connection::new(near, None)).exchange(&mut slot, None).await {
         Ok(mut response) => {
             change(response.body_mut());
             Understood::of(response).await
