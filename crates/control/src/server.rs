@@ -183,10 +183,7 @@ impl Control {
         run_beside(following, served, async move { checks.keep().await });
         run_beside(following, served, quotas.sweep());
         let stop = served.clone();
-        following.spawn(async move {
-            imbalance.run(stop).await;
-            Ok(())
-        });
+        run_to_its_end(following, async move { imbalance.run(stop).await });
         let stop = served.clone();
         following.spawn(async move {
             tokio::select! {
@@ -198,11 +195,16 @@ impl Control {
             }
         });
         let stop = served.clone();
-        following.spawn(async move {
-            registry.run(stop.cancelled_owned()).await;
-            Ok(())
-        });
+        run_to_its_end(following, async move { registry.run(stop.cancelled_owned()).await });
     }
+}
+
+/// Runs what ends by itself once it is told to.
+fn run_to_its_end(following: &mut Parts, task: impl Future<Output = ()> + Send + 'static) {
+    following.spawn(async move {
+        task.await;
+        Ok(())
+    });
 }
 
 /// Runs what may be cut off anywhere, for as long as calls under way may write.

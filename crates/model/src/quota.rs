@@ -18,6 +18,8 @@ const SPREAD: u64 = ALL_PARTS as u64 / 25;
 const HALF: u64 = 1_000;
 /// A caller that was not heard of for so many milliseconds, or three times its own period, has gone.
 const GONE: u64 = 7_000;
+/// How often those are looked for, at most.
+const SWEEP: u64 = 500;
 /// A part that would change by less than this fraction stays.
 const STEADY: u32 = 20;
 /// Callers that share one limit; further ones go by what they have.
@@ -27,6 +29,11 @@ const MOST_CALLERS: usize = 10_000;
 #[derive(Debug, Default)]
 pub struct Quota {
     callers: BTreeMap<u64, Caller>,
+    /// Sums over the callers, so that a claim costs no look at all of them.
+    told: u64,
+    demand: u128,
+    /// When those who had gone were last looked for.
+    swept: u64,
 }
 
 #[derive(Debug)]
@@ -53,34 +60,43 @@ impl Quota {
     /// The part of `claim`'s caller from now on, in [`ALL_PARTS`]; `now` in milliseconds. `None` where too many share this limit
     /// already. While `settling`, as after a restart, nobody gets more than it has: others hold parts that are not known yet.
     pub fn claim(&mut self, claim: Claim, settling: bool, now: u64) -> Option<u32> {
-        self.expire(now);
+        if now.saturating_sub(self.swept) >= SWEEP {
+            self.expire(now);
+        }
         if !self.callers.contains_key(&claim.caller) && self.callers.len() >= MOST_CALLERS {
             return None;
         }
-        let taken: u64 = self.others(claim.caller).map(|other| u64::from(other.parts)).sum();
-        let free = u64::from(ALL_PARTS).saturating_sub(taken);
+        let before = self.callers.get(&claim.caller).map(|caller| (caller.parts, caller.demand));
+        let (mine, demand) = before.unwrap_or_default();
+        let others = self.told - u64::from(mine);
+        let free = u64::from(ALL_PARTS).saturating_sub(others);
         let caller = self.callers.entry(claim.caller).or_insert_with(|| {
             let untold = if settling { UNTOLD_PARTS } else { 0 };
             let held = u64::from(claim.held.unwrap_or(untold)).min(free) as u32;
             Caller { demand: claim.demand, parts: held, heard: now, period: 0 }
         });
         caller.hear(claim.demand, now);
-        let before = caller.parts;
+        self.demand = self.demand - u128::from(demand) + u128::from(caller.demand);
+        let (before, own) = (caller.parts, caller.demand);
         let target = match settling {
             true => u64::from(before),
-            false => self.target(claim.caller),
+            false => self.target(own),
         };
         // No more than the whole, since it is at most what is free.
         let parts = target.min(free) as u32;
         let changes = parts.abs_diff(before) > before / STEADY;
         let parts = if changes { parts } else { before };
         self.callers.entry(claim.caller).and_modify(|caller| caller.parts = parts);
+        self.told = others + u64::from(parts);
         Some(parts)
     }
 
     /// Forgets callers that were not heard of for long; whether any are left.
     pub fn expire(&mut self, now: u64) -> bool {
         self.callers.retain(|_, caller| now.saturating_sub(caller.heard) <= GONE.max(3 * caller.period));
+        self.told = self.callers.values().map(|caller| u64::from(caller.parts)).sum();
+        self.demand = self.callers.values().map(|caller| u128::from(caller.demand)).sum();
+        self.swept = now;
         !self.callers.is_empty()
     }
 
@@ -91,17 +107,12 @@ impl Quota {
 
     /// What all of them have been told, together.
     pub fn told(&self) -> u64 {
-        self.callers.values().map(|caller| u64::from(caller.parts)).sum()
+        self.told
     }
 
-    fn others(&self, caller: u64) -> impl Iterator<Item = &Caller> {
-        self.callers.iter().filter(move |(id, _)| **id != caller).map(|(_, caller)| caller)
-    }
-
-    /// What it should have: nearly all by demand, and a little for everybody, one to come included.
-    fn target(&self, caller: u64) -> u64 {
-        let own = self.callers.get(&caller).map_or(0, |caller| u128::from(caller.demand));
-        let all: u128 = self.callers.values().map(|caller| u128::from(caller.demand)).sum();
+    /// What a caller with this demand should have: nearly all by demand, and a little for everybody, one to come included.
+    fn target(&self, demand: u64) -> u64 {
+        let (own, all) = (u128::from(demand), self.demand);
         let (by_demand, count) = (u128::from(u64::from(ALL_PARTS) - SPREAD), self.callers.len() as u128);
         let share = match all {
             0 => by_demand / count.max(1),

@@ -10,6 +10,8 @@ use fairmesh_model::{
 
 /// In place of the part of a limit that was never told.
 const UNTOLD: u32 = u32::MAX;
+/// After this time a part of a limit is another one, or may be.
+const RETOLD: Duration = Duration::from_secs(2);
 
 /// Counts calls against a limit: the generic cell rate algorithm of ITU-T I.371, a token bucket in one number.
 ///
@@ -94,9 +96,16 @@ impl Bucket {
         let (interval, tolerance) = (self.interval.load(Relaxed), self.tolerance.load(Relaxed));
         let mut full_at = self.full_at.load(Relaxed);
         loop {
+            // More than is ever taken ahead was taken of a smaller part: it is let go, once.
+            let most = now.saturating_add(tolerance).saturating_add(interval);
+            if full_at > most {
+                let _ = self.full_at.compare_exchange(full_at, most, Relaxed, Relaxed);
+                full_at = most;
+            }
             let begin = full_at.max(now);
             if let Some(wait) = (begin - now).checked_sub(tolerance).filter(|wait| *wait > 0) {
-                return Err(Duration::from_nanos(wait));
+                let wait = Duration::from_nanos(wait);
+                return Err(if self.limit.scope == Scope::Mesh { wait.min(RETOLD) } else { wait });
             }
             let next = begin.saturating_add(interval);
             match self.full_at.compare_exchange_weak(full_at, next, Relaxed, Relaxed) {
@@ -148,6 +157,10 @@ mod tests {
         bucket.set_parts(0);
         assert_eq!(passed(&bucket, 20 * SECOND), 1);
         assert_eq!(passed(&bucket, 2_000 * SECOND), 0, "next to nothing");
+        assert_eq!(bucket.take(2_000 * SECOND), Err(RETOLD));
+        bucket.set_parts(ALL_PARTS / 4);
+        assert_eq!(passed(&bucket, 2_001 * SECOND), 0);
+        assert_eq!(passed(&bucket, 2_002 * SECOND), 5, "what was held back before is not held back for ever");
     }
 
     fn passed(bucket: &Bucket, now: u64) -> u32 {
