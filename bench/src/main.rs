@@ -13,6 +13,7 @@ mod parts;
 mod pick;
 mod proxy;
 mod ratio;
+mod remote;
 mod report;
 mod rib;
 mod shards;
@@ -43,6 +44,8 @@ enum Bench {
     Rib(rib::RibArgs),
     /// A request through the proxy: CPU, throughput and latency beside Envoy, HAProxy and nginx.
     Proxy(proxy::ProxyArgs),
+    /// Rare calls to another region, with a connection each and through a shared proxy.
+    Remote(Common),
     /// A map of 1.5 million shards at twenty programs of one machine: memory, bytes of a move, look-ups.
     Shards(Common),
     /// One process of a benchmark.
@@ -67,6 +70,7 @@ fn main() -> ExitCode {
         Bench::Library(common) => library::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Rib(args) => rib::run(&args).and_then(|report| finish(&report, &args.common)),
         Bench::Proxy(args) => proxy::run(&args).and_then(|report| finish(&report, &args.common)),
+        Bench::Remote(common) => remote::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Shards(common) => shards::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Balance(args) => balance::run(&args).and_then(|report| finish(&report, &args.common)),
         Bench::Part(args) => parts::run_part(args).map_err(|error| error as Box<dyn std::error::Error>),

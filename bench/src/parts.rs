@@ -1,7 +1,11 @@
 //! What the processes of the benchmarks do: the mesh, the servers, the clients.
 
 use std::{
-    ffi::OsString, net::SocketAddr, os::unix::process::CommandExt as _, path::PathBuf, process::Command,
+    ffi::OsString,
+    net::{IpAddr, SocketAddr},
+    os::unix::process::CommandExt as _,
+    path::PathBuf,
+    process::Command,
     time::Duration,
 };
 
@@ -17,12 +21,13 @@ use tower::Service;
 
 use crate::{
     load::{self, Call},
-    meter,
+    meter, remote,
 };
 
 mod cores;
 mod fixed;
 mod lean;
+mod rare;
 mod servers;
 mod shards;
 mod sweeper;
@@ -52,6 +57,9 @@ pub(crate) struct PartArgs {
     /// Where sockets and data lie.
     #[arg(long, global = true, default_value = ".")]
     dir: PathBuf,
+    /// The network in which it is, where it has one of its own.
+    #[arg(long, global = true)]
+    place: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -120,6 +128,13 @@ enum PartKind {
     Worker(work::WorkerArgs),
     /// Clients of workers that do as they are told on standard input.
     Callers(work::CallersArgs),
+    /// Servers in another region.
+    Far {
+        #[arg(long)]
+        address: IpAddr,
+    },
+    /// Programs that call them, as they are told on standard input.
+    Rare(rare::RareArgs),
     /// Takes a folder away, and whoever works in it, once its input ends.
     Sweeper,
 }
@@ -149,11 +164,15 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Is one part until its input ends.
 pub(crate) fn run_part(args: PartArgs) -> Result<(), BoxError> {
+    if let Some(place) = &args.place {
+        remote::link::enter(place)?;
+    }
     match &args.part {
         // Workers are kept short by quotas, wherever they run.
         PartKind::Root { .. } | PartKind::Replica { .. } | PartKind::Sweeper => {}
         PartKind::ShardSource { .. } | PartKind::ShardAgent { .. } | PartKind::ShardCaller { .. } => {}
         PartKind::Mesh | PartKind::Worker(_) | PartKind::Callers(_) => {}
+        PartKind::Far { .. } | PartKind::Rare(_) => {}
         PartKind::Client { .. } | PartKind::Endpoints { .. } => cores::keep_to(0)?,
         PartKind::Servers { .. } => cores::keep_to(1)?,
         PartKind::Launch { command } => {
@@ -185,6 +204,8 @@ async fn be(args: PartArgs) -> Result<(), BoxError> {
         }
         PartKind::Worker(worker) => work::serve(worker, agent).await,
         PartKind::Callers(callers) => work::call(callers, agent).await,
+        PartKind::Far { address } => rare::serve(address, agent).await,
+        PartKind::Rare(rare) => rare::call(rare, agent).await,
         PartKind::Sweeper => sweeper::sweep(&args.dir).await,
     }
 }

@@ -3,7 +3,7 @@
 //! Everybody has two endpoints, one route by prefix, a deadline, least request and one thread on a processor of its own; callers
 //! and endpoints share the other one. Sides take turns within each round, so that the machine's moods hit all alike.
 
-mod process;
+pub(crate) mod process;
 mod sides;
 mod tell;
 

@@ -14,14 +14,14 @@ use tokio::time::{Instant, sleep};
 const START: Duration = Duration::from_secs(30);
 
 /// A running process. Dropping it kills it.
-pub(super) struct Process {
+pub(crate) struct Process {
     child: Child,
     log: String,
 }
 
 impl Process {
     /// Starts a program on the processor of proxies, with one thread to work where it goes by how many there are.
-    pub(super) fn pinned<A: AsRef<OsStr>>(
+    pub(crate) fn pinned<A: AsRef<OsStr>>(
         dir: &Path,
         name: &str,
         program: &Path,
@@ -34,7 +34,7 @@ impl Process {
     }
 
     /// Starts a program wherever there is room.
-    pub(super) fn start(dir: &Path, name: &str, mut command: Command) -> Result<Self, String> {
+    pub(crate) fn start(dir: &Path, name: &str, mut command: Command) -> Result<Self, String> {
         let path = dir.join(format!("{name}.log"));
         let failed = |e: std::io::Error| format!("cannot start {name}: {e}");
         let log = File::create(&path).map_err(failed)?;
@@ -44,7 +44,7 @@ impl Process {
     }
 
     /// Waits until `is_ready`.
-    pub(super) async fn ready(&mut self, is_ready: impl AsyncFn() -> bool) -> Result<(), String> {
+    pub(crate) async fn ready(&mut self, is_ready: impl AsyncFn() -> bool) -> Result<(), String> {
         let until = Instant::now() + START;
         while !is_ready().await {
             if let Ok(Some(status)) = self.child.try_wait() {
@@ -65,12 +65,12 @@ impl Process {
     }
 
     /// User and system time of it and what it started, in nanoseconds.
-    pub(super) fn cpu_ns(&self) -> u64 {
+    pub(crate) fn cpu_ns(&self) -> u64 {
         tree(self.child.id()).into_iter().flat_map(threads).filter_map(|thread| ran(&thread)).sum()
     }
 
     /// Memory of it and what it started, in bytes.
-    pub(super) fn rss_bytes(&self) -> u64 {
+    pub(crate) fn rss_bytes(&self) -> u64 {
         tree(self.child.id()).into_iter().filter_map(resident).sum()
     }
 }
