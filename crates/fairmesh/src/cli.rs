@@ -52,7 +52,7 @@ pub(crate) enum Command {
     /// Run this machine's agent: the copy of the routing information that local programs read.
     Agent(command::agent::AgentArgs),
     /// Run a proxy for programs that cannot link the library: they call services by host name.
-    Proxy(command::proxy::ProxyArgs),
+    Proxy(Box<command::proxy::ProxyArgs>),
     /// Tell programs on machines without an agent which endpoints to call, over gRPC.
     Lookaside(command::lookaside::LookasideArgs),
     /// Run replicas of the routing information base, move it from one store to another, and look at it as a whole.

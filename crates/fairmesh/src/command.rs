@@ -46,7 +46,7 @@ pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
     match cli.command {
         Command::Control(args) => control::run(args).await,
         Command::Agent(args) => agent::run(args).await,
-        Command::Proxy(args) => proxy::run(args).await,
+        Command::Proxy(args) => proxy::run(*args).await,
         Command::Lookaside(args) => lookaside::run(args).await,
         Command::Rib(command) => rib::run(command).await,
         Command::Demo(args) => demo::run(args).await.map(|()| ExitCode::SUCCESS).map_err(Failure::failed),

@@ -25,7 +25,7 @@ use crate::{
     serve::{Bound, Serving},
     service::Services,
     stopping::Stopping,
-    tls::Tls,
+    tls::{Opened, Tls},
     tunnel::Tunnels,
 };
 
@@ -46,45 +46,18 @@ pub async fn run(
     mesh: Mesh,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ProxyError> {
-    let about = About::of(&config);
-    let ProxyConfig {
-        listen,
-        tls,
-        admin,
-        handover,
-        cores,
-        limits,
-        access_log,
-        traces,
-        endpoints,
-        inbound,
-        ..
-    } = config;
-    let tls = Tls::of(tls, &listen)?;
-    let (predecessor, mut inherited) = predecessor(handover.as_deref()).await?;
+    let tls = Tls::of(config.tls.clone(), &config.listen)?;
+    let (predecessor, mut inherited) = predecessor(config.handover.as_deref()).await?;
     // Bound before anything is waited for, so that an address that is taken is said at once.
-    let bound = Bound::all(&listen, &mut inherited).await?;
-    let pages = match admin {
+    let bound = Bound::all(&config.listen, &mut inherited).await?;
+    let pages = match config.admin {
         Some(address) => Some(Bound::at(address, &mut inherited).await?.listener),
         None => None,
     };
     let sockets = bound.iter().map(|bound| &bound.listener).chain(&pages);
-    let handover = handover.as_deref().map(|path| wait_at(path, inherited, sockets)).transpose()?;
-
-    let metrics = Arc::new(Metrics::default());
-    let services = Arc::new(Services::new(mesh.clone()));
-    let looks = Looks { log: access_log, traces, endpoints, pages: pages.is_some() };
-    let seeing = Seeing::start(looks, Arc::clone(&metrics));
-    let counted = (Arc::clone(&metrics), Arc::clone(&seeing));
-    let state = State::new(mesh, Arc::clone(&services), counted, about).showing(inbound);
-    let (stopping, connections) = (Arc::new(Stopping::default()), TaskTracker::new());
-    let tunnels = Tunnels::new(limits, Arc::clone(&metrics), Arc::clone(&stopping), connections.clone());
-    let tls = tls.map(|opened| opened.followed(&metrics, &stopping));
-    let forwarder = Forwarder::new(Arc::clone(&services), metrics, Arc::clone(&seeing), tunnels);
-    let forwarder = Arc::new(forwarder.limited(limits.body));
-    let cores = Cores::start(cores).map_err(|source| ProxyError::Cores { count: cores, source })?;
-    let serving = Serving::new(forwarder, Arc::clone(&stopping), cores, limits).with_tls(tls);
-    let lead = Lead { serving, services, state, accepting: TaskTracker::new(), connections };
+    let handover = config.handover.as_deref().map(|path| wait_at(path, inherited, sockets)).transpose()?;
+    let (listen, drain) = (config.listen.clone(), config.limits.drain);
+    let lead = Lead::of(config, mesh, tls, pages.is_some())?;
 
     let mut served = None;
     let life = lead.lives((bound, listen), (pages, &mut served), predecessor, handover.as_ref());
@@ -94,8 +67,8 @@ pub async fn run(
     };
     lead.state.set_ready(false);
     tracing::info!(connections = lead.serving.open(), "draining");
-    stopping.begin(limits.drain);
-    let deadline = Instant::now() + limits.drain;
+    lead.stopping.begin(drain);
+    let deadline = Instant::now() + drain;
     lead.accepting.close();
     lead.accepting.wait().await;
     drop(handover);
@@ -108,7 +81,7 @@ pub async fn run(
     lead.connections.wait().await;
     let (least, most) = LAST_SPANS;
     let now = Instant::now();
-    seeing.stop(deadline.clamp(now + least, now + most)).await;
+    lead.seeing.stop(deadline.clamp(now + least, now + most)).await;
     stop(&mut served).await;
     Ok(())
 }
@@ -118,11 +91,34 @@ struct Lead {
     serving: Serving,
     services: Arc<Services>,
     state: State,
+    seeing: Arc<Seeing>,
+    stopping: Arc<Stopping>,
     accepting: TaskTracker,
     connections: TaskTracker,
 }
 
 impl Lead {
+    /// All of it but sockets.
+    fn of(config: ProxyConfig, mesh: Mesh, tls: Option<Opened>, has_pages: bool) -> Result<Self, ProxyError> {
+        let about = About::of(&config);
+        let ProxyConfig { cores, limits, access_log, traces, endpoints, inbound, .. } = config;
+        let metrics = Arc::new(Metrics::default());
+        let services = Arc::new(Services::new(mesh.clone()));
+        let looks = Looks { log: access_log, traces, endpoints, pages: has_pages };
+        let seeing = Seeing::start(looks, Arc::clone(&metrics));
+        let counted = (Arc::clone(&metrics), Arc::clone(&seeing));
+        let state = State::new(mesh, Arc::clone(&services), counted, about).showing(inbound);
+        let (stopping, connections) = (Arc::new(Stopping::default()), TaskTracker::new());
+        let tunnels = Tunnels::new(limits, Arc::clone(&metrics), Arc::clone(&stopping), connections.clone());
+        let tls = tls.map(|opened| opened.followed(&metrics, &stopping));
+        let forwarder = Forwarder::new(Arc::clone(&services), metrics, Arc::clone(&seeing), tunnels);
+        let forwarder = Arc::new(forwarder.limited(limits.body));
+        let cores = Cores::start(cores).map_err(|source| ProxyError::Cores { count: cores, source })?;
+        let serving = Serving::new(forwarder, Arc::clone(&stopping), cores, limits).with_tls(tls);
+        let accepting = TaskTracker::new();
+        Ok(Self { serving, services, state, seeing, stopping, accepting, connections })
+    }
+
     /// Serves until somebody has taken over.
     async fn lives(
         &self,

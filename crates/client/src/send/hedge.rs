@@ -1,7 +1,12 @@
 //! A second try beside one that takes long (hedged requests: Dean and Barroso, The Tail at Scale, 2013). Only for calls that
 //! may be repeated, within the retry budget, to another endpoint; whoever answers first is heard, and the other is cancelled.
 
-use std::{mem, pin::pin, sync::Arc, time::Duration};
+use std::{
+    mem,
+    pin::{Pin, pin},
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::time::sleep;
 
@@ -37,56 +42,72 @@ pub(super) async fn send<'c>(
     after: Duration,
 ) -> Sent {
     let line = Arc::clone(attempt.line);
-    let unsent_second;
-    let (other, other_line, begun, sent) = {
+    let (second, sent) = {
         let mut first = pin!(line.send(attempt.slot, attempt.times));
         tokio::select! {
             biased;
             sent = &mut first => return sent,
             () = sleep(after) => {}
         }
-        let mesh = &terms.handle.mesh;
-        let begun = mesh.clock.now();
-        let Some((mut other, other_line)) = beside(terms, call, begun) else { return first.await };
-        let mut slot: Slot = Some(Request { left: other.given(begun), ..copy.request() });
-        terms.mark(&mut slot);
+        let begun = terms.handle.mesh.clock.now();
+        let Some((other, line_beside)) = beside(terms, call, begun) else { return first.await };
+        let slot: Slot = Some(Request { left: other.given(begun), ..copy.request() });
+        let second = Second { call: other, line: line_beside, slot, begun };
+        match second.race(terms, (call, (&line, *attempt.now)), first.as_mut()).await {
+            (Heard::First(sent), _) => return sent,
+            (Heard::Second(sent), second) => (second, sent),
+        }
+    };
+    // What was under way here is dropped with the call that it was of.
+    drop(mem::replace(call, second.call));
+    (*attempt.line, *attempt.now, *attempt.slot) = (second.line, second.begun, second.slot);
+    sent
+}
+
+/// The try beside it.
+struct Second<'c> {
+    call: Call<'c, Arc<Line>>,
+    line: Arc<Line>,
+    slot: Slot,
+    begun: u64,
+}
+
+impl Second<'_> {
+    /// Makes it, and answers which of the two is heard: who answers first, or who is left.
+    async fn race(
+        mut self,
+        terms: Terms<'_>,
+        (call, tried): (&mut Call<'_, Arc<Line>>, (&Line, u64)),
+        mut first: Pin<&mut impl Future<Output = Sent>>,
+    ) -> (Heard, Self) {
+        terms.mark(&mut self.slot);
+        let clock = terms.handle.mesh.clock;
         let times = Times {
-            connected_by: mesh.clock.instant(begun + nanos(other.left(begun)) / 2),
-            until: mesh.clock.instant(other.try_ends(begun)),
+            connected_by: clock.instant(self.begun + nanos(self.call.left(self.begun)) / 2),
+            until: clock.instant(self.call.try_ends(self.begun)),
         };
         let heard = {
-            let mut second = pin!(other_line.send(&mut slot, times));
+            let mut second = pin!(self.line.send(&mut self.slot, times));
             tokio::select! {
                 biased;
                 sent = &mut first => match failed(&sent) {
                     false => Heard::First(sent),
                     true => {
-                        lost(terms, call, (&line, *attempt.now), sent);
+                        lost(terms, call, tried, sent);
                         Heard::Second(second.await)
                     }
                 },
                 sent = &mut second => match failed(&sent) {
                     false => Heard::Second(sent),
                     true => {
-                        lost(terms, &mut other, (&other_line, begun), sent);
+                        lost(terms, &mut self.call, (&self.line, self.begun), sent);
                         Heard::First(first.await)
                     }
                 },
             }
         };
-        match heard {
-            Heard::First(sent) => return sent,
-            Heard::Second(sent) => {
-                unsent_second = slot;
-                (other, other_line, begun, sent)
-            }
-        }
-    };
-    // What was under way here is dropped with the call that it was of.
-    drop(mem::replace(call, other));
-    (*attempt.line, *attempt.now) = (other_line, begun);
-    *attempt.slot = unsent_second;
-    sent
+        (heard, self)
+    }
 }
 
 /// The same call on its way to another endpoint, where there is one and the budget pays for it.
