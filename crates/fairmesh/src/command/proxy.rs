@@ -107,6 +107,17 @@ fn inbound(args: &ProxyArgs) -> Option<InboundConfig> {
     })
 }
 
+fn limits(args: &ProxyArgs) -> Limits {
+    Limits {
+        connections: args.max_connections,
+        body: args.max_body,
+        head: args.idle_timeout,
+        tunnel_idle: args.tunnel_idle_timeout,
+        drain: args.drain_deadline,
+        ..Limits::default()
+    }
+}
+
 /// Runs until SIGTERM or SIGINT, then drains.
 pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Failure> {
     args.logging.start()?;
@@ -123,14 +134,7 @@ pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Failure> {
         }
     };
     let config = ProxyConfig {
-        limits: Limits {
-            connections: args.max_connections,
-            body: args.max_body,
-            head: args.idle_timeout,
-            tunnel_idle: args.tunnel_idle_timeout,
-            drain: args.drain_deadline,
-            ..Limits::default()
-        },
+        limits: limits(&args),
         access_log: AccessLog {
             form: match args.access_log {
                 LogForm::Off => Form::Off,
