@@ -18,6 +18,9 @@ use tokio::time::{Sleep, sleep};
 /// More than any window that nobody has enlarged.
 const LARGE: usize = 100_000;
 
+/// How long a call may take.
+const DEADLINE: Duration = Duration::from_secs(3600);
+
 /// The body of an answer, step by step.
 #[derive(Debug)]
 pub(crate) struct Steps {
@@ -66,14 +69,15 @@ impl Wish {
     }
 }
 
-/// Answers; with manner `d`, never.
+/// Answers; with manner `d`, only when nobody waits any more.
 pub(crate) async fn answer(request: Request<RequestBody>) -> Response<Steps> {
     let (head, mut body) = request.into_parts();
     let wish = Wish::of(head.uri.path());
     let mut steps = wish.steps();
     match wish.manner {
         b'c' | b'b' => drop(body),
-        b'd' => std::future::pending().await,
+        // With the body unread: only the deadline of a call ends this.
+        b'd' => sleep(DEADLINE).await,
         b'h' => {
             let _ = body.frame().await;
             // Somebody holds on to the rest for a while.

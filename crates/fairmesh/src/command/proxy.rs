@@ -162,6 +162,17 @@ fn inbound(args: &ServeArgs) -> Option<InboundConfig> {
     })
 }
 
+fn limits(args: &ServeArgs) -> Limits {
+    Limits {
+        connections: args.max_connections,
+        body: args.max_body,
+        head: args.idle_timeout,
+        tunnel_idle: args.tunnel_idle_timeout,
+        drain: args.drain_deadline,
+        ..Limits::default()
+    }
+}
+
 /// Runs until SIGTERM or SIGINT, then drains; or does what belongs to it.
 pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Failure> {
     match args.command {
@@ -194,20 +205,12 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
 }
 
 fn config(args: ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> ProxyConfig {
-    let told = told(&args);
-    let cores = cores(&args);
+    let (told, cores, limits) = (told(&args), cores(&args), limits(&args));
     let instance = args.client_id.unwrap_or_else(host_name);
     let one_in = args.trace_one_in;
     ProxyConfig {
         cores,
-        limits: Limits {
-            connections: args.max_connections,
-            body: args.max_body,
-            head: args.idle_timeout,
-            tunnel_idle: args.tunnel_idle_timeout,
-            drain: args.drain_deadline,
-            ..Limits::default()
-        },
+        limits,
         access_log: AccessLog {
             form: match args.access_log {
                 LogForm::Off => Form::Off,

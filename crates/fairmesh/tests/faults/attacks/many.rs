@@ -15,8 +15,8 @@ use super::{memory, others_are_served};
 use crate::harness::{Proxy, Spec, World, alone, read_head};
 
 const MANY: u64 = 10_000;
-/// What one may cost that is idle after a request: its buffers are its own, and mostly given back.
-const EACH: u64 = 24 * 1024;
+/// What one may cost that is idle after a request.
+const EACH: u64 = 32 * 1024;
 /// Connections that are made at one time: fewer than a queue holds that nobody accepts from.
 const AT_ONCE: usize = 64;
 const GET: &[u8] = b"GET / HTTP/1.1\r\nhost: one.shop\r\n\r\n";
