@@ -5,9 +5,9 @@ use std::{mem, pin::pin, sync::Arc, time::Duration};
 
 use tokio::time::sleep;
 
-use super::{answer::judge, request::Copy, terms::Terms};
+use super::{answer::judge, request::Copy, terms::Terms, times};
 use crate::{
-    core::{Call, Moment, nanos},
+    core::{Call, Moment},
     stats::count,
     transport::{Line, Request, Sent, Slot, Times},
 };
@@ -49,10 +49,7 @@ pub(super) async fn send<'c>(
         let begun = mesh.clock.now();
         let Some((mut other, other_line)) = beside(terms, call, begun) else { return first.await };
         let mut slot: Slot = Some(Request { left: other.given(begun), ..copy.request() });
-        let times = Times {
-            connected_by: mesh.clock.instant(begun + nanos(other.left(begun)) / 2),
-            until: mesh.clock.instant(other.try_ends(begun)),
-        };
+        let times = times(&other, begun, mesh.clock);
         let heard = {
             let mut second = pin!(other_line.send(&mut slot, times));
             tokio::select! {
