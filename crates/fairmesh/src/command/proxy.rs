@@ -93,6 +93,16 @@ enum LogForm {
     Json,
 }
 
+impl From<LogForm> for Form {
+    fn from(form: LogForm) -> Self {
+        match form {
+            LogForm::Off => Self::Off,
+            LogForm::Text => Self::Text,
+            LogForm::Json => Self::Json,
+        }
+    }
+}
+
 /// Processors that this process may use.
 fn processors() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
@@ -137,14 +147,7 @@ pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Failure> {
             drain: args.drain_deadline,
             ..Limits::default()
         },
-        access_log: AccessLog {
-            form: match args.access_log {
-                LogForm::Off => Form::Off,
-                LogForm::Text => Form::Text,
-                LogForm::Json => Form::Json,
-            },
-            one_in: args.access_log_one_in,
-        },
+        access_log: AccessLog { form: args.access_log.into(), one_in: args.access_log_one_in },
         listen: args.listen,
         admin: args.admin.0,
         handover: args.handover,
