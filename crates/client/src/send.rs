@@ -22,7 +22,7 @@ pub(crate) use self::{
 use crate::{
     CallContext, Fault, FaultKind, Retry,
     body::{Attempt, Body},
-    core::{Call, Ending, Moment, Next, Sight, Start, Subscription, Undecided, View, nanos, no_view},
+    core::{Call, Clock, Ending, Moment, Next, Sight, Start, Subscription, Undecided, View, nanos, no_view},
     headers::WRONG_SHARD,
     mesh::Shared,
     poll,
@@ -199,14 +199,19 @@ async fn one_try(
         request.left = call.given(*now);
     }
     terms.mark(slot);
-    // Half, so that a server that is gone does not cost the call: the rest is for another one.
-    let connected_by = clock.instant(*now + nanos(call.left(*now)) / 2);
-    let times = Times { connected_by, until: clock.instant(call.try_ends(*now)) };
+    let times = times(call, *now, clock);
     let (Some(after), Some(copy)) = (call.hedge_after(), copy) else {
         return line.send(slot, times).await;
     };
     let mut attempt = hedge::Attempt { line, slot, now, times };
     Box::pin(hedge::send(terms, call, &mut attempt, copy, after)).await
+}
+
+/// Until when the steps of a try that begins now may take.
+fn times(call: &Call<'_, Arc<Line>>, now: u64, clock: Clock) -> Times {
+    // Half, so that a server that is gone does not cost the call: the rest is for another one.
+    let connected_by = clock.instant(now + nanos(call.left(now)) / 2);
+    Times { connected_by, until: clock.instant(call.try_ends(now)) }
 }
 
 /// Waits for a snapshot to decide with, at most for `timeout`.

@@ -10,9 +10,9 @@ use std::{
 
 use tokio::time::sleep;
 
-use super::{answer::judge, request::Copy, terms::Terms};
+use super::{answer::judge, request::Copy, terms::Terms, times};
 use crate::{
-    core::{Call, Moment, nanos},
+    core::{Call, Moment},
     stats::count,
     transport::{Line, Request, Sent, Slot, Times},
 };
@@ -81,11 +81,7 @@ impl Second<'_> {
         mut first: Pin<&mut impl Future<Output = Sent>>,
     ) -> (Heard, Self) {
         terms.mark(&mut self.slot);
-        let clock = terms.handle.mesh.clock;
-        let times = Times {
-            connected_by: clock.instant(self.begun + nanos(self.call.left(self.begun)) / 2),
-            until: clock.instant(self.call.try_ends(self.begun)),
-        };
+        let times = times(&self.call, self.begun, terms.handle.mesh.clock);
         let heard = {
             let mut second = pin!(self.line.send(&mut self.slot, times));
             tokio::select! {

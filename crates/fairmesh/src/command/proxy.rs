@@ -141,6 +141,16 @@ enum LogForm {
     Json,
 }
 
+impl From<LogForm> for Form {
+    fn from(form: LogForm) -> Self {
+        match form {
+            LogForm::Off => Self::Off,
+            LogForm::Text => Self::Text,
+            LogForm::Json => Self::Json,
+        }
+    }
+}
+
 /// Threads that serve connections: as many as processors that this process may use, unless it was told.
 fn cores(args: &ServeArgs) -> usize {
     let processors = || thread::available_parallelism().map_or(1, usize::from);
@@ -211,14 +221,7 @@ fn config(args: ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> ProxyConf
     ProxyConfig {
         cores,
         limits,
-        access_log: AccessLog {
-            form: match args.access_log {
-                LogForm::Off => Form::Off,
-                LogForm::Text => Form::Text,
-                LogForm::Json => Form::Json,
-            },
-            one_in: args.access_log_one_in,
-        },
+        access_log: AccessLog { form: args.access_log.into(), one_in: args.access_log_one_in },
         traces: args.trace_to.map(|to| Traces { to, one_in, instance }),
         endpoints,
         told,
