@@ -35,8 +35,9 @@ struct Core {
     connections: Arc<AtomicUsize>,
 }
 
-/// Counts a connection on its loop.
-struct Counted(Arc<AtomicUsize>);
+/// Counts a connection on its loop, with what becomes of it, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Counted(Arc<AtomicUsize>);
 
 impl Cores {
     /// Starts so many; with none, connections are served where they are accepted.
@@ -46,17 +47,17 @@ impl Cores {
         Ok(Self { cores, _running: Some(Arc::new(stop.drop_guard())) })
     }
 
-    /// Serves a connection.
+    /// Serves a connection, which counts on its loop for as long as what it is served with is kept.
     pub(crate) fn spawn<F>(
         &self,
         connections: &TaskTracker,
         stream: TcpStream,
-        serve: impl FnOnce(TcpStream) -> F + Send + 'static,
+        serve: impl FnOnce(TcpStream, Option<Counted>) -> F + Send + 'static,
     ) where
         F: Future<Output = ()> + Send + 'static,
     {
         let Some(core) = self.cores.iter().min_by_key(|core| core.connections.load(Relaxed)) else {
-            connections.spawn(serve(stream));
+            connections.spawn(serve(stream, None));
             return;
         };
         core.connections.fetch_add(1, Relaxed);
@@ -64,9 +65,8 @@ impl Cores {
         // Fails only on a socket that is broken already.
         let Ok(stream) = stream.into_std() else { return };
         let served = async move {
-            let _counted = counted;
             if let Ok(stream) = TcpStream::from_std(stream) {
-                serve(stream).await;
+                serve(stream, Some(counted)).await;
             }
         };
         connections.spawn_on(served, &core.runtime);
@@ -115,7 +115,7 @@ mod tests {
                 tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), listener.accept());
             programs.push(program.unwrap());
             let told = told.clone();
-            cores.spawn(&tracker, accepted.unwrap().0, async move |mut stream| {
+            cores.spawn(&tracker, accepted.unwrap().0, async move |mut stream, _counted| {
                 told.send(thread::current().name().unwrap_or_default().to_owned()).unwrap();
                 let byte = stream.read_u8().await.unwrap();
                 stream.write_u8(byte).await.unwrap();

@@ -90,7 +90,10 @@ where
                 return Ended::Broken(Broken::Refused(why));
             }
             Next::Beyond => return connection.into_beyond(),
-            Next::Idle => return Ended::Done,
+            Next::Idle => {
+                connection.close().await;
+                return Ended::Done;
+            }
             Next::Broken(why) => return Ended::Broken(why),
         };
         match connection.exchange(received, &answer, stopping).await {

@@ -168,9 +168,11 @@ impl Serving {
                 () = self.stopping.told().cancelled() => return,
             };
             let Some((stream, caller, permit)) = accepted else { continue };
-            let place = Arc::new(Place::new(&self.forwarder.metrics, permit));
             let (own, listen) = (self.clone(), Arc::clone(&listen));
-            let serve = move |stream| own.begin((stream, caller), listen, place);
+            let serve = move |stream, on_core| {
+                let place = Arc::new(Place::new(&own.forwarder.metrics, permit, on_core));
+                own.begin((stream, caller), listen, place)
+            };
             self.cores.spawn(&connections, stream, serve);
         }
     }

@@ -79,12 +79,20 @@ impl Services {
         }
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         if known.len() >= MOST && !known.contains_key(name) {
-            return Err(Nobody::TooMany);
+            self.make_room(&mut known)?;
         }
         // A name that was read is well formed.
         let handle = self.mesh.service(name.to_string()).map_err(|_| Nobody::NoName(name.to_string()))?;
         let target = || Arc::new(Target { handle, golden: Golden::default(), last: Last::default() });
         Ok(Arc::clone(known.entry(name.clone()).or_insert_with(target)))
+    }
+
+    /// Lets go of names that turned out to be nobody's, however the requests for them ended: whoever makes names up must not
+    /// keep others out.
+    fn make_room(&self, known: &mut HashMap<ServiceName, Arc<Target>>) -> Result<(), Nobody> {
+        known.retain(|_, target| !matches!(*target.handle.view(), View::Unknown));
+        self.forgotten.fetch_add(1, Release);
+        if known.len() < MOST { Ok(()) } else { Err(Nobody::TooMany) }
     }
 
     /// Whether this host is that of a service that somebody declared. What cannot be learnt in time is none, so that whoever

@@ -25,6 +25,10 @@ use crate::{answer, metrics::count, onward::Onward};
 /// In requests that came by capture: which proxies captured them.
 const CAPTURED_BY: HeaderName = HeaderName::from_static("x-fairmesh-captured-by");
 
+/// How often a request may come by: programs that call each other in a chain pass headers on, so that once more says nothing.
+/// A loop comes by without end.
+const MOST_TIMES: usize = 8;
+
 /// What this process calls itself there: it need not be told from anybody but other proxies that the request meets.
 static OURSELVES: LazyLock<HeaderValue> = LazyLock::new(|| RandomState::new().build_hasher().finish().into());
 
@@ -76,7 +80,8 @@ impl Forwarder {
     where
         B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
-        if request.headers().get_all(CAPTURED_BY).iter().any(|by| *by == *OURSELVES) {
+        let times = request.headers().get_all(CAPTURED_BY).iter().filter(|by| *by == *OURSELVES).count();
+        if times >= MOST_TIMES {
             count(&self.metrics.captured.looped);
             let words = "the proxy's own call was redirected to it; except the proxy from what is captured\n";
             return Err(answer::of_http(StatusCode::LOOP_DETECTED, words.to_owned()));

@@ -7,7 +7,7 @@ use std::sync::{
 
 use bytes::Bytes;
 use fairmesh_client::{BodyEnd, Watch, headers::GRPC_STATUS};
-use http::HeaderMap;
+use http::{HeaderMap, header::CONTENT_LENGTH};
 use http_body::Frame;
 
 use super::story::{Answered, Subject};
@@ -23,6 +23,8 @@ pub(super) struct Ending {
     codes: Option<Arc<Target>>,
     code: OnceLock<u16>,
     sent: AtomicU64,
+    /// How long the answer's body is, where it says so.
+    told: Option<u64>,
 }
 
 /// All that there is to tell.
@@ -66,8 +68,9 @@ impl Ending {
         headers: &HeaderMap,
     ) -> Self {
         let codes = awaits_code.then(|| Arc::clone(&subject.target));
-        let ending =
-            Self { subject, answered, is_logged, codes, code: OnceLock::new(), sent: AtomicU64::new(0) };
+        let told = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+        let (code, sent) = (OnceLock::new(), AtomicU64::new(0));
+        let ending = Self { subject, answered, is_logged, codes, code, sent, told };
         ending.read(headers);
         ending
     }
@@ -95,6 +98,9 @@ impl Watch for Ending {
 
     fn ended(&self, end: BodyEnd) {
         let Self { subject, answered, .. } = self;
+        let sent = self.sent.load(Relaxed);
+        // Who reads by the length stops there, and does not wait to hear that nothing follows.
+        let end = if end == BodyEnd::GivenUp && self.told == Some(sent) { BodyEnd::Whole } else { end };
         if let Some(target) = &self.codes {
             target.ended(end);
         }
@@ -102,7 +108,7 @@ impl Watch for Ending {
             service: subject.target.handle.name().to_string(),
             answered,
             code: self.code.get().copied(),
-            sent: self.sent.load(Relaxed),
+            sent,
             end,
             took: subject.asked.began.elapsed(),
         };
