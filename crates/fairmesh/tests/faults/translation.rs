@@ -304,11 +304,16 @@ async fn cookies_that_http2_cut_are_whole_again_for_servers_of_http1() {
     }
 }
 
+/// The path of calls that the proxy answers at once.
+const NOWHERE: &str = "/nowhere";
+
 /// What curl gets for a call of gRPC-Web: the answer's head and body.
 async fn grpc_web(to: &str, version: &str, kind: &str, (host, path): (&str, &str), more: &[&str]) -> String {
+    // curl 7.88 waits for ever, over HTTP/2, where the whole answer is there before it has sent its body.
+    let body = if path == NOWHERE { "" } else { "\u{1}\u{2}web" };
     let output = Command::new("curl")
         .args(["-sSi", "--max-time", "20", version, "-H", &format!("content-type: {kind}")])
-        .args(["-H", &format!("host: {host}"), "--data-binary", "\u{1}\u{2}web"])
+        .args(["-H", &format!("host: {host}"), "--data-binary", body])
         .arg(format!("http://{to}{path}"))
         .args(more)
         .output()
@@ -339,7 +344,7 @@ async fn grpc_web_is_passed_on_and_its_callers_understand_the_faults_of_the_prox
             }
             // Unknown, and no name at all.
             for host in ["nobody.shop", "localhost"] {
-                let answer = grpc_web(to, version, kind, (host, "/echo"), &[]).await;
+                let answer = grpc_web(to, version, kind, (host, NOWHERE), &[]).await;
                 assert!(answer.contains(" 200") && answer.contains("\r\ngrpc-status: 5\r\n"), "{answer}");
                 assert!(answer.contains(&format!("\r\ncontent-type: {kind}\r\n")), "{answer}");
                 assert!(answer.contains("\r\ngrpc-message: ") && answer.ends_with("\r\n\r\n"), "{answer}");
