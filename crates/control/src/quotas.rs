@@ -7,7 +7,10 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -20,8 +23,10 @@ use tonic::{Request, Response, Status};
 const PERIOD: Duration = Duration::from_secs(2);
 /// How many claims a second are wanted at most.
 const CLAIMS: u64 = 1_000;
-/// For how long after a start nobody gets more than it has.
+/// For how long after a start nobody gets more than it has; where callers are so many that they ask seldom, up to the second,
+/// which is longer than any of them waits.
 const SETTLING: Duration = Duration::from_secs(6);
+const LONG_SETTLING: Duration = Duration::from_secs(12);
 /// Limits that are divided; others are not.
 const MOST_LIMITS: usize = 10_000;
 /// Limits in one claim.
@@ -39,12 +44,15 @@ pub(crate) struct Quotas {
 #[derive(Debug)]
 struct Shared {
     began: Instant,
+    /// The longest that any was told to wait, in milliseconds.
+    longest: AtomicU64,
     limits: Mutex<BTreeMap<Name, quota::Quota>>,
 }
 
 impl Default for Quotas {
     fn default() -> Self {
-        Self { shared: Arc::new(Shared { began: Instant::now(), limits: Mutex::default() }) }
+        let (began, longest, limits) = (Instant::now(), AtomicU64::default(), Mutex::default());
+        Self { shared: Arc::new(Shared { began, longest, limits }) }
     }
 }
 
@@ -69,6 +77,13 @@ impl Quotas {
         u64::try_from(self.shared.began.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
+    /// Whether callers may hold parts that they have not told of yet. Those of a limit ask evenly over the longest time that they
+    /// wait: of whom half that time has passed, more than half have asked, which tells how long it is.
+    fn settling(&self) -> bool {
+        let longest = Duration::from_millis(2 * self.shared.longest.load(Relaxed));
+        self.shared.began.elapsed() < longest.clamp(SETTLING, LONG_SETTLING)
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Name, quota::Quota>> {
         self.shared.limits.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -84,7 +99,7 @@ impl Quotas {
             Ok((name, demand))
         });
         let named = named.collect::<Result<Vec<_>, Invalid>>()?;
-        let (now, settling) = (self.now(), self.shared.began.elapsed() < SETTLING);
+        let (now, settling) = (self.now(), self.settling());
         let (mut limits, mut most) = (self.lock(), 0);
         let parts = named.into_iter().map(|(name, demand)| {
             if !limits.contains_key(&name) && limits.len() >= MOST_LIMITS {
@@ -98,6 +113,7 @@ impl Quotas {
         });
         let parts = parts.collect();
         let spread = Duration::from_millis(most * 1_000 / CLAIMS);
+        self.shared.longest.fetch_max(u64::try_from(spread.as_millis()).unwrap_or(u64::MAX), Relaxed);
         let again_ms = u32::try_from(PERIOD.max(spread).as_millis()).unwrap_or(u32::MAX);
         Ok(v1::ClaimResponse { parts, again_ms })
     }

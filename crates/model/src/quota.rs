@@ -1,8 +1,8 @@
 //! How one limit for a whole mesh is divided among its callers, by what each was seen to ask for.
 //!
 //! A caller says now and then how many calls it was asked for, and is told which part of the limit is its own until it asks
-//! again. What all have been told never adds up to more than the whole: who asks for more gets only what others have been told
-//! they no longer have. Counting every call in one place was rejected: each would wait for it, and none could be made without it.
+//! again. What all hold never adds up to more than the whole: who asks for more gets only what others have said that they no longer
+//! have. Counting every call in one place was rejected: each would wait for it, and none could be made without it.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ const HALF: u64 = 1_000;
 const GONE: u64 = 7_000;
 /// How often those are looked for, at most.
 const SWEEP: u64 = 500;
-/// A part that would change by less than this fraction stays.
+/// A part that would grow by less than this fraction stays.
 const STEADY: u32 = 20;
 /// Callers that share one limit; further ones go by what they have.
 const MOST_CALLERS: usize = 10_000;
@@ -31,6 +31,7 @@ pub struct Quota {
     callers: BTreeMap<u64, Caller>,
     /// Sums over the callers, so that a claim costs no look at all of them.
     told: u64,
+    taken: u64,
     demand: u128,
     /// When those who had gone were last looked for.
     swept: u64,
@@ -41,6 +42,9 @@ struct Caller {
     /// Thousandths of calls a second, smoothed.
     demand: u64,
     parts: u32,
+    /// What it went by when it was last heard of. The answer that told it less may have been lost: until it says that it has less,
+    /// this is not free.
+    held: u32,
     heard: u64,
     period: u64,
 }
@@ -66,28 +70,32 @@ impl Quota {
         if !self.callers.contains_key(&claim.caller) && self.callers.len() >= MOST_CALLERS {
             return None;
         }
-        let before = self.callers.get(&claim.caller).map(|caller| (caller.parts, caller.demand));
-        let (mine, demand) = before.unwrap_or_default();
-        let others = self.told - u64::from(mine);
-        let free = u64::from(ALL_PARTS).saturating_sub(others);
+        let known = self.callers.get(&claim.caller);
+        let (told, taken, demand) =
+            known.map(|known| (known.parts, known.taken(), known.demand)).unwrap_or_default();
+        let free = u64::from(ALL_PARTS).saturating_sub(self.taken - taken);
+        let held = claim.held.unwrap_or(UNTOLD_PARTS).min(ALL_PARTS);
         let caller = self.callers.entry(claim.caller).or_insert_with(|| {
-            let untold = if settling { UNTOLD_PARTS } else { 0 };
-            let held = u64::from(claim.held.unwrap_or(untold)).min(free) as u32;
-            Caller { demand: claim.demand, parts: held, heard: now, period: 0 }
+            let had = if settling { held } else { claim.held.unwrap_or(0) };
+            let parts = u64::from(had).min(free) as u32;
+            Caller { demand: claim.demand, parts, held, heard: now, period: 0 }
         });
         caller.hear(claim.demand, now);
-        self.demand = self.demand - u128::from(demand) + u128::from(caller.demand);
+        caller.held = held;
         let (before, own) = (caller.parts, caller.demand);
+        self.demand = self.demand - u128::from(demand) + u128::from(own);
         let target = match settling {
             true => u64::from(before),
             false => self.target(own),
         };
         // No more than the whole, since it is at most what is free.
         let parts = target.min(free) as u32;
-        let changes = parts.abs_diff(before) > before / STEADY;
+        // Less is always told: where each of many keeps a little too much, nothing is left for those who come.
+        let changes = parts < before || parts - before > before / STEADY;
         let parts = if changes { parts } else { before };
         self.callers.entry(claim.caller).and_modify(|caller| caller.parts = parts);
-        self.told = others + u64::from(parts);
+        self.told = self.told - u64::from(told) + u64::from(parts);
+        self.taken = self.taken - taken + u64::from(parts.max(held));
         Some(parts)
     }
 
@@ -95,6 +103,7 @@ impl Quota {
     pub fn expire(&mut self, now: u64) -> bool {
         self.callers.retain(|_, caller| now.saturating_sub(caller.heard) <= GONE.max(3 * caller.period));
         self.told = self.callers.values().map(|caller| u64::from(caller.parts)).sum();
+        self.taken = self.callers.values().map(Caller::taken).sum();
         self.demand = self.callers.values().map(|caller| u128::from(caller.demand)).sum();
         self.swept = now;
         !self.callers.is_empty()
@@ -124,6 +133,11 @@ impl Quota {
 }
 
 impl Caller {
+    /// What nobody else can have.
+    fn taken(&self) -> u64 {
+        self.parts.max(self.held).into()
+    }
+
     /// Moves what is known of its demand by the time for which the news speaks.
     fn hear(&mut self, demand: u64, now: u64) {
         let elapsed = now.saturating_sub(self.heard);

@@ -6,18 +6,21 @@ fn claim(caller: u64, demand: u64) -> Claim {
     Claim { caller, demand, held: None }
 }
 
-/// Everybody asks every two seconds, so many times; what each has in the end, in percent.
+/// Everybody asks every two seconds, so many times, and hears what it is told; what each has in the end, in percent.
 fn asked(quota: &mut Quota, now: &mut u64, times: u32, demands: &[(u64, u64)]) -> Vec<u32> {
     let mut parts = Vec::new();
     for _ in 0..times {
         *now += 2_000;
-        parts = demands
-            .iter()
-            .map(|(caller, demand)| quota.claim(claim(*caller, *demand), false, *now).unwrap() / 10_000_000)
-            .collect();
+        parts = demands.iter().map(|one| told(quota, *now, *one) / 10_000_000).collect();
         assert!(quota.told() <= ALL_PARTS.into());
     }
     parts
+}
+
+/// What a caller is told that holds what it was told before.
+fn told(quota: &mut Quota, now: u64, (caller, demand): (u64, u64)) -> u32 {
+    let held = quota.callers.get(&caller).map(|known| known.parts);
+    quota.claim(Claim { caller, demand, held }, false, now).unwrap()
 }
 
 #[test]
@@ -51,15 +54,43 @@ fn after_a_restart_nobody_gets_more_than_it_had() {
 }
 
 #[test]
-fn small_changes_change_nothing_and_too_many_callers_are_left_alone() {
+fn little_more_changes_nothing_and_too_many_callers_are_left_alone() {
     let (mut quota, mut now) = (Quota::default(), 0);
-    let before = asked(&mut quota, &mut now, 10, &[(1, 100_000), (2, 100_000)]);
-    let after = asked(&mut quota, &mut now, 10, &[(1, 104_000), (2, 100_000)]);
-    assert_eq!(before, after);
+    asked(&mut quota, &mut now, 10, &[(1, 100_000), (2, 100_000)]);
+    let (one, two) = (quota.callers[&1].parts, quota.callers[&2].parts);
+    asked(&mut quota, &mut now, 10, &[(1, 104_000), (2, 100_000)]);
+    assert_eq!(quota.callers[&1].parts, one);
+    assert!(quota.callers[&2].parts < two, "what is given back is there for others, be it little");
     for caller in 3..=MOST_CALLERS as u64 {
         assert!(quota.claim(claim(caller, 1), false, now).is_some());
     }
     assert_eq!(quota.claim(claim(0, 1), false, now), None);
+}
+
+#[test]
+fn those_who_come_late_and_ask_for_little_get_something() {
+    let (mut quota, mut now) = (Quota::default(), 0);
+    let mut demands: Vec<_> = (0..10).map(|caller| (caller, 100_000)).collect();
+    asked(&mut quota, &mut now, 50, &demands);
+    demands.extend((10..15).map(|caller| (caller, 2_000)));
+    asked(&mut quota, &mut now, 10, &demands);
+    let late: Vec<_> = (10..15).map(|caller| quota.callers[&caller].parts).collect();
+    assert!(late.iter().all(|parts| *parts > 0), "{late:?}");
+}
+
+#[test]
+fn what_a_caller_was_told_to_give_back_is_free_once_it_says_so() {
+    let mut quota = Quota::default();
+    let held = |caller, demand, held| Claim { held: Some(held), ..claim(caller, demand) };
+    let all = quota.claim(claim(1, 100_000), false, 0).unwrap();
+    let first = quota.claim(claim(2, 100_000), false, 0).unwrap();
+    assert!(quota.claim(held(1, 100_000, all), false, 2_000).unwrap() < all / 10 * 6);
+    // That may have been lost.
+    assert_eq!(quota.claim(held(2, 100_000, first), false, 2_000), Some(ALL_PARTS - all));
+    let less = quota.claim(held(1, 100_000, all), false, 4_000).unwrap();
+    assert_eq!(quota.claim(held(2, 100_000, ALL_PARTS - all), false, 4_000), Some(ALL_PARTS - all));
+    quota.claim(held(1, 100_000, less), false, 6_000).unwrap();
+    assert!(quota.claim(held(2, 100_000, ALL_PARTS - all), false, 6_000).unwrap() > ALL_PARTS / 10 * 4);
 }
 
 proptest! {
@@ -72,6 +103,26 @@ proptest! {
             now += after;
             let parts = quota.claim(Claim { caller, demand, held }, now < 6_000, now).unwrap();
             prop_assert!(parts <= ALL_PARTS && quota.told() <= u64::from(ALL_PARTS), "{}", quota.told());
+        }
+    }
+
+    #[test]
+    fn whatever_answers_are_lost_all_never_hold_more_than_the_whole(
+        claims in proptest::collection::vec((0..8_u64, 0..10_000_000_u64, any::<bool>(), 0..500_u64), 1..300),
+    ) {
+        let (mut quota, mut now, mut holds) = (Quota::default(), 0, std::collections::BTreeMap::new());
+        for (caller, demand, arrives, after) in claims {
+            now += after;
+            // Those who were forgotten have gone.
+            let _ = quota.expire(now);
+            holds.retain(|caller, _| quota.callers.contains_key(caller));
+            let held = holds.get(&caller).copied();
+            let parts = quota.claim(Claim { caller, demand, held }, false, now).unwrap();
+            if arrives {
+                holds.insert(caller, parts);
+            }
+            let all = holds.values().copied().map(u64::from).sum::<u64>();
+            prop_assert!(all <= u64::from(ALL_PARTS), "{all} {holds:?}");
         }
     }
 

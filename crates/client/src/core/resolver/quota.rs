@@ -37,14 +37,16 @@ pub(super) async fn ask<L>(
     let mut claims = Claims { caller, known: HashMap::new() };
     let mut ticks = interval(LOOK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut asked, mut period) = (Instant::now(), PERIOD);
+    let (mut asked, mut looked, mut period) = (Instant::now(), Instant::now(), PERIOD);
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
             _ = ticks.tick() => {}
         }
         let limits = registered.limits();
-        if limits.is_empty() || (asked.elapsed() < period && !claims.are_new(&limits)) {
+        let news = claims.note(&limits, looked);
+        looked = Instant::now();
+        if limits.is_empty() || (asked.elapsed() < period && !news) {
             continue;
         }
         asked = Instant::now();
@@ -55,7 +57,7 @@ pub(super) async fn ask<L>(
     }
 }
 
-/// What was asked for before.
+/// What was seen and asked for before.
 struct Claims {
     caller: u64,
     known: HashMap<Name, Seen>,
@@ -66,22 +68,28 @@ struct Seen {
     bucket: Arc<Bucket>,
     asked: u64,
     at: Instant,
+    /// Whether it was ever asked about.
+    claimed: bool,
 }
 
 impl Claims {
-    /// Whether any was never asked about.
-    fn are_new(&self, limits: &[(Name, Arc<Bucket>)]) -> bool {
-        let is_known = |(name, bucket): &(Name, Arc<Bucket>)| {
-            self.known.get(name).is_some_and(|seen| Arc::ptr_eq(&seen.bucket, bucket))
-        };
-        !limits.iter().all(is_known)
+    /// Takes down what began after the last look, at `looked`, so that a first claim says what was asked for since; whether any
+    /// was never asked about.
+    fn note(&mut self, limits: &[(Name, Arc<Bucket>)], looked: Instant) -> bool {
+        self.known.retain(|name, _| limits.iter().any(|(known, _)| known == name));
+        for (name, bucket) in limits {
+            if !self.known.get(name).is_some_and(|seen| Arc::ptr_eq(&seen.bucket, bucket)) {
+                let seen = Seen { bucket: Arc::clone(bucket), asked: 0, at: looked, claimed: false };
+                self.known.insert(name.clone(), seen);
+            }
+        }
+        self.known.values().any(|seen| !seen.claimed)
     }
 
     /// Asks once; when to ask again.
     async fn make(&mut self, upstream: &Handle, limits: &[(Name, Arc<Bucket>)]) -> Result<Duration, String> {
         let connection = upstream.connection().ok_or("nobody is connected to")?;
         let demands = limits.iter().map(|(name, bucket)| self.demand(name, bucket)).collect();
-        self.known.retain(|name, _| limits.iter().any(|(known, _)| known == name));
         let mut client = connection.quota();
         let question = client.claim(v1::ClaimRequest { caller: self.caller, demands });
         let answer = timeout(PATIENCE, question).await.map_err(|_| "the answer took too long")?;
@@ -97,11 +105,11 @@ impl Claims {
 
     /// What was asked for since the last time.
     fn demand(&mut self, (service, route): &Name, bucket: &Arc<Bucket>) -> v1::Demand {
-        let now = Seen { bucket: Arc::clone(bucket), asked: bucket.asked(), at: Instant::now() };
-        let (asked, at) = (now.asked, now.at);
+        let (asked, at) = (bucket.asked(), Instant::now());
+        let now = Seen { bucket: Arc::clone(bucket), asked, at, claimed: true };
         let before = self.known.insert((service.clone(), route.clone()), now);
-        let rate = before.filter(|before| Arc::ptr_eq(&before.bucket, bucket)).map_or(0, |before| {
-            let millis = u64::try_from((at - before.at).as_millis()).unwrap_or(u64::MAX).max(1);
+        let rate = before.map_or(0, |before| {
+            let millis = u64::try_from((at - before.at).max(LOOK).as_millis()).unwrap_or(u64::MAX);
             asked.saturating_sub(before.asked).saturating_mul(1_000_000) / millis
         });
         v1::Demand {
