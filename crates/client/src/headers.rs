@@ -41,6 +41,9 @@ pub const FAULT: HeaderName = HeaderName::from_static("x-fairmesh-fault");
 /// In [`FAULT`], said by the server layer: it has as many calls as it takes at a time and has not looked at this one, so that
 /// it can be sent elsewhere without harm.
 pub const OVERLOADED: &str = "overloaded";
+/// In an answer with [`OVERLOADED`]: which server that is, `SERVICE/INSTANCE`. Whoever hands on the headers of an answer that it got
+/// itself names another one, and has carried out the call.
+pub const FULL: HeaderName = HeaderName::from_static("x-fairmesh-full");
 /// In [`FAULT`], said by the server layer: the time that the caller gave has passed while the server worked on the call.
 pub const LATE: &str = "deadline";
 /// The load report in text form: `TEXT cpu_utilization=0.3,named_metrics.concurrent_requests=4` (ORCA). For HTTP answers.

@@ -111,6 +111,12 @@ impl Leases {
         self.0.state.subscribe()
     }
 
+    /// Whether the lookaside was asked and did not answer, the last time.
+    fn is_lost(&self) -> bool {
+        let state = self.0.state.borrow();
+        !state.connected && state.failures > 0
+    }
+
     /// How long the lookaside has not answered.
     pub(crate) fn data_age(&self) -> Duration {
         let state = self.0.state.borrow();

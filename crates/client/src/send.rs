@@ -65,9 +65,9 @@ async fn carry_out(
     }
     let mut head = Head::new(handle, parts)?;
     let mut call = Call::new(&handle.subscription);
-    let (now, view) = route(handle, &mut call, &head, &context, start).await?;
+    let routed = route(handle, &mut call, &head, &context, start).await?;
     terms.routed(&call, &head);
-    let (view, leased) = leased::turn(terms, &mut call, view).await;
+    let ((now, view), leased) = leased::turn(terms, &mut call, routed, Some(&head)).await;
     if let Some(key) = call.key() {
         head.write_key(key);
     }

@@ -31,7 +31,7 @@ impl OwnLookasides {
     }
 
     /// The leases by which a call goes that begins now, of the service, and for the key that it has or that its policy reads.
-    /// `None` where there never were any: the first call waits as long as the lookaside may take.
+    /// `None` where there never were any: the first call waits as long as the lookaside may take, unless it is known not to answer.
     pub(crate) async fn called(
         &self,
         address: &Arc<str>,
@@ -47,6 +47,10 @@ impl OwnLookasides {
         let mut view = cell.subscription.view();
         // A cell says within a bound what became of its first question.
         while matches!(*view, View::Waiting) {
+            // Every further key would wait as long for nothing. The cell goes on asking.
+            if leases.is_lost() {
+                return None;
+            }
             cell.subscription.newer(&view).await;
             view = cell.subscription.view();
         }

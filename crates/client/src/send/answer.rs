@@ -10,8 +10,8 @@ use crate::{
     BoxError, Fault, FaultKind, Retry,
     core::{Call, Clock, Ending},
     headers::{
-        FAULT, GRPC_STATUS, LATE, LOAD, LOAD_BIN, LoadReport, OVERLOADED, WRONG_SHARD, load_from_binary,
-        load_from_text,
+        FAULT, FULL, GRPC_STATUS, LATE, LOAD, LOAD_BIN, LoadReport, OVERLOADED, WRONG_SHARD,
+        load_from_binary, load_from_text,
     },
     http1::Malformed,
     stats::count,
@@ -31,7 +31,8 @@ pub(super) fn judge(
         Ok(reply) => {
             let (status, headers) = reply.head();
             let grpc_status = headers.get(&GRPC_STATUS);
-            let ending = verdict(status, headers, grpc_status);
+            let is_own = |name: &HeaderValue| names(name, call, line);
+            let ending = verdict(status, headers, grpc_status, is_own);
             learn((line, mesh.clock), headers, grpc_status.is_some(), ending == Ending::Answered);
             if matches!(ending, Ending::WrongShard { .. }) && call.is_by_shard() {
                 count(&mesh.counters.wrong_shard);
@@ -136,8 +137,20 @@ fn keep((line, clock): (&Line, Clock), load: Option<Option<LoadReport>>, is_good
     }
 }
 
-/// What the head of an answer says about trying elsewhere.
-fn verdict(status: StatusCode, headers: &HeaderMap, grpc_status: Option<&HeaderValue>) -> Ending {
+/// Whether a server that refuses a call is the one that was called. One that hands on what it was told when it called another one may
+/// have carried out the call before that.
+#[cold]
+fn names(refuses: &HeaderValue, call: &Call<'_, Arc<Line>>, line: &Line) -> bool {
+    *refuses == format!("{}/{}", call.target().name(), line.target().instance)[..]
+}
+
+/// What the head of an answer says about trying elsewhere; `is_own`: whether who refuses the call is who was called.
+fn verdict(
+    status: StatusCode,
+    headers: &HeaderMap,
+    grpc_status: Option<&HeaderValue>,
+    is_own: impl Fn(&HeaderValue) -> bool,
+) -> Ending {
     let wrong_shard = || {
         let version = headers.get(&WRONG_SHARD)?.to_str().ok()?.parse().ok()?;
         Some(Ending::WrongShard { version })
@@ -145,7 +158,9 @@ fn verdict(status: StatusCode, headers: &HeaderMap, grpc_status: Option<&HeaderV
     let says = |what: &str| headers.get(&FAULT).is_some_and(|fault| fault == what);
     match (status.as_u16(), grpc_status.map(HeaderValue::as_bytes)) {
         (421, _) | (_, Some(b"9")) => wrong_shard().unwrap_or(Ending::Answered),
-        (503, _) | (_, Some(b"14")) if says(OVERLOADED) => Ending::Full,
+        (503, _) | (_, Some(b"14")) if says(OVERLOADED) && headers.get(&FULL).is_some_and(&is_own) => {
+            Ending::Full
+        }
         (503, _) | (_, Some(b"14")) => Ending::Busy,
         // A server that says so itself, and did not only hand on what another one told it.
         (_, Some(b"4")) if says(LATE) => Ending::Erred,

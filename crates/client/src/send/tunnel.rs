@@ -37,8 +37,8 @@ async fn tries(handle: &Handle, parts: Parts) -> Result<Tunnel, Fault> {
     }
     let head = Head::new(handle, parts)?;
     let mut call = Call::new(&handle.subscription);
-    let (mut now, view) = route(handle, &mut call, &head, &context, start).await?;
-    let (mut view, _) = leased::turn(terms, &mut call, view).await;
+    let routed = route(handle, &mut call, &head, &context, start).await?;
+    let ((mut now, mut view), _) = leased::turn(terms, &mut call, routed, None).await;
     loop {
         let line = decide(terms, &mut call, view, &mut now).await?;
         count(&mesh.counters.tries);

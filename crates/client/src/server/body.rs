@@ -60,7 +60,9 @@ impl<B: Body<Data = Bytes>> Body for ServerBody<B> {
         let Some(inner) = this.inner.as_mut().as_pin_mut() else {
             return Poll::Ready(this.text.take().map(|text| Ok(Frame::data(text))));
         };
-        let Poll::Ready(frame) = inner.poll_frame(cx) else {
+        // One that always has a message is late as well.
+        let frame = if this.call.is_over() { Poll::Pending } else { inner.poll_frame(cx) };
+        let Poll::Ready(frame) = frame else {
             if !this.call.is_late(this.alarm, cx) {
                 return Poll::Pending;
             }
@@ -99,6 +101,11 @@ impl<B: Body<Data = Bytes>> Body for ServerBody<B> {
 }
 
 impl Call {
+    /// Whether its deadline has passed before it has ended.
+    fn is_over(&self) -> bool {
+        self.guard.is_some() && self.deadline.is_some_and(|deadline| deadline.0 <= Instant::now())
+    }
+
     /// Whether its deadline has passed while the body keeps its reader waiting. From a while on it counts as a stream, by a
     /// timer, since one that stays silent is never read again.
     fn is_late(&mut self, alarm: &mut Option<Pin<Box<Sleep>>>, cx: &mut Context<'_>) -> bool {

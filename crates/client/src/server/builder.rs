@@ -16,7 +16,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::{
     Cpu, DEFAULT_LEASE, HookResult, Inner, Lease, Link, Registration, SHARDS_AWARE, SHARDS_LABEL, Server,
     ServerLayer, ShardHooks, Standing, UsageReports, drain::Phase, drain_deadline, gate::Gate, layer::Shared,
-    meter::CpuMeter, registry_addresses, shards, work::WorkReports,
+    load::Load, meter::CpuMeter, registry_addresses, shards, work::WorkReports,
 };
 
 /// How long `start` waits for the first registration before it goes on in the background.
@@ -243,7 +243,9 @@ impl ServerBuilder {
         // Differs between the servers of a service, so that they do not look for their bounds in step.
         let seed = self.adaptive.then(|| hash_text(registration.instance.as_str()));
         let gate = Gate::new(self.at_most, seed);
-        Shared { finishes_late: self.finishes_late, gate, ..Shared::default() }
+        let name = format!("{}/{}", registration.service, registration.instance);
+        let load = Arc::new(Load::of(&name));
+        Shared { load, finishes_late: self.finishes_late, gate, ..Shared::default() }
     }
 
     fn registration(&mut self) -> Result<Registration, Invalid> {

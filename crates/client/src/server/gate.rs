@@ -18,15 +18,17 @@ use crate::{headers::GRPC_STATUS, send::has_erred};
 /// How many calls may be under way at one time.
 #[derive(Debug)]
 pub(super) struct Gate {
-    /// Calls and streams.
+    /// Calls and streams, until their answers are complete.
     most: u32,
-    /// A limit for calls alone, which follows how long they take.
+    /// A limit for calls whose answer has not begun, which follows how long that takes.
     adaptive: Option<Adaptive>,
 }
 
 #[derive(Debug)]
 struct Adaptive {
     limit: AtomicU32,
+    /// Calls whose answer has not begun: what readers that take theirs slowly hold costs nobody else a place.
+    working: AtomicU32,
     /// How many were refused since it last learnt.
     refused: AtomicU32,
     began: Instant,
@@ -49,6 +51,7 @@ impl Gate {
             let learning = Concurrency::new(rule, seed);
             Adaptive {
                 limit: learning.limit().into(),
+                working: AtomicU32::default(),
                 refused: AtomicU32::default(),
                 began: Instant::now(),
                 learning: learning.into(),
@@ -57,9 +60,9 @@ impl Gate {
         Self { most: most.unwrap_or(u32::MAX), adaptive }
     }
 
-    /// Whether there is a bound at all.
+    /// Whether there is no fixed bound.
     pub(super) fn is_open(&self) -> bool {
-        self.most == u32::MAX && self.adaptive.is_none()
+        self.most == u32::MAX
     }
 
     /// How many calls may be under way now; `None` without a bound.
@@ -68,10 +71,9 @@ impl Gate {
         adaptive.or(Some(self.most).filter(|most| *most < u32::MAX))
     }
 
-    /// Whether another call may begin beside what is under way.
+    /// Whether the fixed bound lets another call begin beside what is under way.
     pub(super) fn admits(&self, Outstanding { calls, streams }: Outstanding) -> bool {
-        let adapted = self.adaptive.as_ref().is_none_or(|adaptive| calls < adaptive.limit.load(Relaxed));
-        adapted && calls.saturating_add(streams) < self.most
+        calls.saturating_add(streams) < self.most
     }
 
     /// A call was refused.
@@ -82,8 +84,8 @@ impl Gate {
     }
 }
 
-/// The time that a call takes until the head of its answer, where anybody learns from it. Readers who take an answer
-/// slowly are no load.
+/// A call until the head of its answer, which has its place by the adaptive bound and from whose time that is learnt. Readers
+/// who take an answer slowly are no load.
 #[derive(Debug)]
 pub(super) struct Timed {
     shared: Arc<Shared>,
@@ -91,10 +93,20 @@ pub(super) struct Timed {
     is_good: bool,
 }
 
+/// The adaptive bound is met.
+#[derive(Debug)]
+pub(super) struct NoPlace;
+
 impl Timed {
-    pub(super) fn begin(shared: &Arc<Shared>) -> Option<Self> {
-        shared.gate.adaptive.as_ref()?;
-        Some(Self { shared: Arc::clone(shared), began: Instant::now(), is_good: false })
+    /// Takes a place, where the bound is adaptive.
+    pub(super) fn begin(shared: &Arc<Shared>) -> Result<Option<Self>, NoPlace> {
+        let Some(adaptive) = &shared.gate.adaptive else { return Ok(None) };
+        let fits = |working| (working < adaptive.limit.load(Relaxed)).then_some(working + 1);
+        if adaptive.working.fetch_update(Relaxed, Relaxed, fits).is_err() {
+            shared.gate.refused();
+            return Err(NoPlace);
+        }
+        Ok(Some(Self { shared: Arc::clone(shared), began: Instant::now(), is_good: false }))
     }
 
     /// The call is answered. A failure may have taken less than the work does.
@@ -107,10 +119,11 @@ impl Timed {
 impl Drop for Timed {
     fn drop(&mut self) {
         let Some(adaptive) = &self.shared.gate.adaptive else { return };
+        let working = adaptive.working.fetch_sub(1, Relaxed);
         let Ok(mut learning) = adaptive.learning.try_lock() else { return };
         let ended = Ended {
             took: nanos(self.began.elapsed()),
-            under_way: self.shared.load.outstanding().calls,
+            under_way: working,
             refused: adaptive.refused.swap(0, Relaxed),
             now: nanos(adaptive.began.elapsed()),
         };
@@ -124,4 +137,49 @@ impl Drop for Timed {
 
 fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use bytes::Bytes;
+    use http::{Request, Response};
+    use http_body_util::Full;
+    use tokio::sync::Semaphore;
+    use tower::{Layer as _, Service as _, service_fn};
+
+    use super::*;
+    use crate::server::ServerLayer;
+
+    #[tokio::test]
+    async fn answers_that_nobody_reads_take_no_place_by_the_adaptive_bound() {
+        let gate = Gate { most: u32::MAX, ..Gate::new(Some(4), Some(7)) };
+        let layer = ServerLayer { shared: Arc::new(Shared { gate, ..Shared::default() }) };
+        let go_on = Arc::new(Semaphore::new(0));
+        let mut service = layer.layer(service_fn(|_: Request<()>| {
+            let go_on = Arc::clone(&go_on);
+            async move {
+                go_on.acquire().await.unwrap().forget();
+                Ok::<_, Infallible>(Response::new(Full::new(Bytes::from("unread"))))
+            }
+        }));
+        let four = [(); 4].map(|()| service.call(Request::new(())));
+        assert_eq!(service.call(Request::new(())).await.unwrap().status(), 503);
+        go_on.add_permits(5);
+        let mut unread = Vec::new();
+        for call in four {
+            unread.push(call.await.unwrap());
+        }
+        assert_eq!((layer.admission().limit, layer.outstanding().calls), (Some(4), 4));
+        assert_eq!(service.call(Request::new(())).await.unwrap().status(), 200);
+        let given_up = [(); 4].map(|()| service.call(Request::new(())));
+        drop(given_up);
+        go_on.add_permits(1);
+        assert_eq!(
+            service.call(Request::new(())).await.unwrap().status(),
+            200,
+            "whoever went left its place"
+        );
+    }
 }

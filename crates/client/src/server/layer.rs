@@ -138,11 +138,11 @@ where
             request.extensions_mut().insert(deadline);
         }
         let keyed = || key.map(|key| Keyed::begin(&self.shared, key));
-        let Some(guard) = self.shared.load.enter(&self.shared.gate, keyed) else {
+        let Some((guard, timed)) = self.shared.enter(keyed) else {
             return self.refuse(Refusal::Overloaded, grpc);
         };
         let deadline = deadline.filter(|_| !self.shared.finishes_late);
-        let (call, timed) = (Call { guard: Some(guard), grpc, deadline }, Timed::begin(&self.shared));
+        let call = Call { guard: Some(guard), grpc, deadline };
         ServerFuture { state: State::Calling { future: self.inner.call(request), call, alarm: None, timed } }
     }
 }
@@ -154,6 +154,12 @@ impl<S> ServerService<S> {
 }
 
 impl Shared {
+    /// Lets a call in where both bounds do.
+    fn enter(self: &Arc<Self>, keyed: impl FnOnce() -> Option<Keyed>) -> Option<(CallGuard, Option<Timed>)> {
+        let timed = Timed::begin(self).ok()?;
+        Some((self.load.enter(&self.gate, keyed)?, timed))
+    }
+
     /// The version of the map by which a call for `key` does not belong here, or `None` where it does.
     fn refuses(&self, key: ShardKey, headers: &HeaderMap) -> Option<u64> {
         let ownership = self.ownership.load();

@@ -5,6 +5,8 @@ use std::sync::{
     atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
+use http::HeaderValue;
+
 use super::{gate::Gate, metrics::Metrics, refusal::Refusals, work::Keyed};
 
 /// Counts the calls that a server is working on.
@@ -19,6 +21,8 @@ pub(super) struct Load {
     cpu: AtomicU32,
     metrics: Metrics,
     refusals: Refusals,
+    /// Which server this is, as it says where it refuses a call; `None` where nothing registers it.
+    name: Option<HeaderValue>,
 }
 
 const BEGIN: u64 = (1 << 32) + 1;
@@ -57,6 +61,16 @@ pub(super) struct Report<'a> {
 }
 
 impl Load {
+    /// Nothing yet, of this server.
+    pub(super) fn of(name: &str) -> Self {
+        Self { name: HeaderValue::from_str(name).ok(), ..Self::default() }
+    }
+
+    /// Which server it is of.
+    pub(super) fn name(&self) -> Option<&HeaderValue> {
+        self.name.as_ref()
+    }
+
     /// What to say now in an answer to a call that is not counted.
     pub(super) fn report(&self) -> Report<'_> {
         let cpu = self.cpu.load(Ordering::Relaxed).checked_sub(1);
@@ -98,7 +112,7 @@ impl Load {
         (self.calls.load(Ordering::Relaxed) >> 32) as u32
     }
 
-    /// As [`begin`](Self::begin), where the gate admits another call.
+    /// As [`begin`](Self::begin), where the fixed bound of the gate admits another call.
     pub(super) fn enter(
         self: &Arc<Self>,
         gate: &Gate,

@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use tonic::Code;
 
 use super::{ServerBody, load::Load, report};
-use crate::headers::{FAULT, GRPC_STATUS, LATE, OVERLOADED, WRONG_SHARD};
+use crate::headers::{FAULT, FULL, GRPC_STATUS, LATE, OVERLOADED, WRONG_SHARD};
 
 /// Why the layer answers itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,16 +74,20 @@ impl Refusal {
     /// Takes out of an answer of the service what only the layer may say, since callers would believe it of this server.
     pub(super) fn unmark(headers: &mut HeaderMap) {
         headers.remove(WRONG_SHARD);
+        headers.remove(FULL);
         if headers.get(FAULT).is_some_and(|fault| fault == OVERLOADED || fault == LATE) {
             headers.remove(FAULT);
         }
     }
 
     /// What callers that know of Fairmesh go by.
-    fn mark(self, headers: &mut HeaderMap) {
+    fn mark(self, headers: &mut HeaderMap, name: Option<&HeaderValue>) {
         match self {
             Self::WrongShard(version) => headers.insert(WRONG_SHARD, HeaderValue::from(version)),
-            Self::Overloaded => headers.insert(FAULT, HeaderValue::from_static(OVERLOADED)),
+            Self::Overloaded => {
+                name.and_then(|name| headers.insert(FULL, name.clone()));
+                headers.insert(FAULT, HeaderValue::from_static(OVERLOADED))
+            }
             Self::Late => headers.insert(FAULT, HeaderValue::from_static(LATE)),
         };
     }
@@ -97,10 +101,10 @@ impl Refusal {
         let headers = answer.headers_mut();
         if grpc {
             headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-            self.end_grpc(headers, load.report());
+            self.end_grpc(headers, load);
         } else {
             headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-            self.mark(headers);
+            self.mark(headers, load.name());
             report::add_text(headers, load.report());
             *answer.status_mut() = status;
         }
@@ -111,15 +115,15 @@ impl Refusal {
     pub(super) fn trailers(self, load: &Load) -> HeaderMap {
         load.refusals().count(self);
         let mut trailers = HeaderMap::new();
-        self.end_grpc(&mut trailers, load.report());
+        self.end_grpc(&mut trailers, load);
         trailers
     }
 
-    fn end_grpc(self, headers: &mut HeaderMap, load: super::load::Report<'_>) {
+    fn end_grpc(self, headers: &mut HeaderMap, load: &Load) {
         let (_, code, words) = self.says();
         headers.insert(GRPC_STATUS, HeaderValue::from(code as i32));
         headers.insert("grpc-message", HeaderValue::from_static(words));
-        self.mark(headers);
-        report::add_binary(headers, load);
+        self.mark(headers, load.name());
+        report::add_binary(headers, load.report());
     }
 }

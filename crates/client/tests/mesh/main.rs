@@ -13,6 +13,8 @@ mod outage;
 #[cfg(test)]
 mod overload;
 #[cfg(test)]
+mod own_lookaside;
+#[cfg(test)]
 mod policy;
 #[cfg(test)]
 mod poll;

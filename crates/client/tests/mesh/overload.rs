@@ -15,11 +15,12 @@ use crate::{
     server::{Server, serve, text},
 };
 
-/// A server that refuses every call as one that has too many does.
-async fn full() -> Server {
-    Server::start(|_| async {
+/// A server that refuses every call as `who` does that has too many.
+async fn full(who: &'static str) -> Server {
+    Server::start(move |_| async move {
         let mut answer = text(503, "full");
         answer.headers_mut().insert("x-fairmesh-fault", "overloaded".parse().unwrap());
+        answer.headers_mut().insert("x-fairmesh-full", who.parse().unwrap());
         answer
     })
     .await
@@ -28,7 +29,7 @@ async fn full() -> Server {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_that_one_server_has_no_room_for_goes_to_another_and_nothing_is_held_against_the_first() {
     let rig = Rig::start().await;
-    let (full, echo) = (full().await, Server::echo("echo").await);
+    let (full, echo) = (full("shop/cart/i0").await, Server::echo("echo").await);
     rig.replicated("shop/cart", Protocol::Http1, &[full.address, echo.address]);
     let mesh = rig.mesh().await;
     let service = mesh.service("shop/cart").unwrap();
@@ -44,6 +45,25 @@ async fn a_call_that_one_server_has_no_room_for_goes_to_another_and_nothing_is_h
     // One that refuses at once is not the idlest.
     assert!(full.requests() < 60, "{}", full.requests());
     assert_eq!(mesh.stats().panics, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refusal_that_a_server_hands_on_does_not_have_its_own_call_repeated() {
+    // What an instance of another service said, or this one's neighbour.
+    for who in ["shop/stock/i0", "shop/cart/i1", "i0"] {
+        let rig = Rig::start().await;
+        let (relay, echo) = (full(who).await, Server::echo("echo").await);
+        rig.replicated("shop/cart", Protocol::Http2, &[relay.address, echo.address]);
+        let mesh = rig.mesh().await;
+        let service = mesh.service("shop/cart").unwrap();
+        let mut failed = 0;
+        for _ in 0..50 {
+            let (status, _) = ask(&service, post("/", "body")).await.unwrap();
+            failed += usize::from(status == 503);
+        }
+        assert!(failed > 0, "it was never called");
+        assert_eq!((relay.requests(), echo.requests()), (failed, 50 - failed), "{who}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -132,6 +132,21 @@ async fn a_grpc_stream_ends_at_its_deadline_and_one_of_http_is_left_to_its_reade
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_grpc_stream_that_always_has_a_message_ends_at_its_deadline_all_the_same() {
+    let layer = ServerLayer::default();
+    let service = layer.layer(service_fn(async |_: Request<()>| {
+        let messages = stream::repeat_with(|| Ok::<_, Infallible>(Frame::data(Bytes::from("one"))));
+        Ok::<_, Infallible>(Response::new(StreamBody::new(messages)))
+    }));
+    let mut body = service.oneshot(grpc("5S")).await.unwrap().into_body();
+    assert!(body.frame().await.unwrap().unwrap().is_data());
+    tokio::time::advance(Duration::from_secs(6)).await;
+    let last = body.frame().await.unwrap().unwrap();
+    assert_eq!(last.trailers_ref().unwrap()[GRPC_STATUS], "4");
+    assert_eq!((layer.admission().late, layer.outstanding()), (1, Outstanding::default()));
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_another_server_was_too_late_for_is_not_said_of_this_one() {
     let service = ServerLayer::default().layer(service_fn(async |_: Request<()>| {
         let answer = Response::builder().status(504).header(FAULT, "deadline");

@@ -1,0 +1,68 @@
+//! A lookaside of a service's own that takes connections and never answers.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use fairmesh_client::ServiceHandle;
+use fairmesh_model::{Actions, Label, Match, PathMatch, Policy, Protocol, Redirect, Route};
+use http::Request;
+use tokio::{net::TcpListener, time::Instant};
+
+use crate::{
+    rig::{Rig, ask, get},
+    server::{Server, text},
+};
+
+/// A server that answers with the time that it was told it has, in milliseconds.
+async fn told() -> Server {
+    Server::start(|request: Request<Bytes>| async move {
+        text(200, request.headers()["x-fairmesh-deadline"].to_str().unwrap().to_owned())
+    })
+    .await
+}
+
+async fn timed(service: &ServiceHandle, path: &str) -> (u16, String, Duration) {
+    let began = Instant::now();
+    let (status, text) = ask(service, get(path)).await.unwrap();
+    (status, text, began.elapsed())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lookaside_that_is_silent_takes_half_of_a_calls_time_at_most_and_later_none() {
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let rig = Rig::start().await;
+    let server = told().await;
+    let redirect = Redirect { https: None, host: Some("new".into()), port: None, path: None, status: 302 };
+    let route = Route {
+        matches: Match { path: Some(PathMatch::Prefix("/old".into())), ..Match::default() },
+        actions: Actions { redirect: Some(redirect), ..Actions::default() },
+        ..Route::new(Label::new("old").unwrap())
+    };
+    let lookaside = Some(silent.local_addr().unwrap().to_string());
+    let timeout = Duration::from_secs(1);
+    rig.policy("shop/one", Policy { lookaside, timeout, routes: vec![route], ..Policy::default() });
+    rig.replicated("shop/one", Protocol::Http1, &[server.address]);
+    let mesh = rig.mesh().await;
+    let service = mesh.service("shop/one").unwrap();
+    service.ready().await.unwrap();
+
+    let (status, _, took) = timed(&service, "/old").await;
+    assert!(status == 302 && took < Duration::from_millis(400), "nobody is to be chosen: {status} {took:?}");
+
+    let (status, given, took) = timed(&service.clone().key(0), "/").await;
+    assert!(status == 200 && took >= Duration::from_millis(500), "{status} {took:?}");
+    assert!(given.parse::<u64>().unwrap() <= 500, "half of it is gone: {given}");
+
+    // It is known after 2 s that it does not answer: then no key waits that was never asked for.
+    let mut last = took;
+    for key in 1..20 {
+        let (status, _, took) = timed(&service.clone().key(key), "/").await;
+        assert_eq!(status, 200);
+        last = took;
+        if took < Duration::from_millis(400) {
+            break;
+        }
+    }
+    assert!(last < Duration::from_millis(400), "{last:?}");
+    assert!(mesh.stats().lookaside_missed >= 2, "{:?}", mesh.stats());
+}
