@@ -134,3 +134,27 @@ impl quota_server::Quota for Quotas {
         divided.map(Response::new).map_err(|problem| Status::invalid_argument(problem.to_string()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn after_a_start_nobody_gets_more_than_it_has_until_those_who_ask_seldom_have_asked() {
+        for (callers, settled) in [(10, SETTLING), (6_000, LONG_SETTLING)] {
+            let quotas = Quotas::default();
+            let ask = |caller, held| {
+                let service = "shop/one".to_owned();
+                let demand = v1::Demand { service, route: String::new(), millicalls_per_second: 1, held };
+                quotas.divide(v1::ClaimRequest { caller, demands: vec![demand] }).unwrap().parts[0].parts
+            };
+            for caller in 0..callers {
+                ask(caller, Some(1_000));
+            }
+            tokio::time::advance(settled - Duration::from_millis(1)).await;
+            assert_eq!(ask(0, Some(1_000)), Some(1_000));
+            tokio::time::advance(Duration::from_millis(1)).await;
+            assert!(ask(0, Some(1_000)) > Some(1_000), "{callers} callers");
+        }
+    }
+}

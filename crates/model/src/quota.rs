@@ -18,6 +18,8 @@ const SPREAD: u64 = ALL_PARTS as u64 / 25;
 const HALF: u64 = 1_000;
 /// A caller that was not heard of for so many milliseconds, or three times its own period, has gone.
 const GONE: u64 = 7_000;
+/// One that was heard of once has after so many: its period is not known, and is ten seconds at most.
+const ONCE: u64 = 12_000;
 /// How often those are looked for, at most.
 const SWEEP: u64 = 500;
 /// A part that would grow by less than this fraction stays.
@@ -101,7 +103,7 @@ impl Quota {
 
     /// Forgets callers that were not heard of for long; whether any are left.
     pub fn expire(&mut self, now: u64) -> bool {
-        self.callers.retain(|_, caller| now.saturating_sub(caller.heard) <= GONE.max(3 * caller.period));
+        self.callers.retain(|_, caller| now.saturating_sub(caller.heard) <= caller.patience());
         self.told = self.callers.values().map(|caller| u64::from(caller.parts)).sum();
         self.taken = self.callers.values().map(Caller::taken).sum();
         self.demand = self.callers.values().map(|caller| u128::from(caller.demand)).sum();
@@ -136,6 +138,14 @@ impl Caller {
     /// What nobody else can have.
     fn taken(&self) -> u64 {
         self.parts.max(self.held).into()
+    }
+
+    /// After which time without news it has gone.
+    fn patience(&self) -> u64 {
+        match self.period {
+            0 => ONCE,
+            period => GONE.max(period.saturating_mul(3)),
+        }
     }
 
     /// Moves what is known of its demand by the time for which the news speaks.

@@ -79,6 +79,15 @@ fn those_who_come_late_and_ask_for_little_get_something() {
 }
 
 #[test]
+fn who_was_heard_of_once_is_not_forgotten_before_it_may_have_been_told_to_ask_again() {
+    let mut quota = Quota::default();
+    quota.claim(claim(1, 1_000), false, 0).unwrap();
+    assert!(quota.expire(10_000));
+    quota.claim(claim(1, 1_000), false, 10_000).unwrap();
+    assert!(quota.expire(40_000) && !quota.expire(40_001), "three of its periods");
+}
+
+#[test]
 fn what_a_caller_was_told_to_give_back_is_free_once_it_says_so() {
     let mut quota = Quota::default();
     let held = |caller, demand, held| Claim { held: Some(held), ..claim(caller, demand) };

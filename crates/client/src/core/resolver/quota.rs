@@ -137,3 +137,67 @@ impl<L> Registered<L> {
         limits.take(MOST).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_model::{
+        Hosts, Location, Policy, Protocol, RateLimit, Region, Regions, RoundTrips, Scope, Service,
+        ServiceKind, Verdicts,
+    };
+    use fairmesh_router::{Facts, RequestView, Upstream};
+
+    use super::*;
+
+    fn upstream(calls: u32, before: Option<&Upstream>) -> Upstream {
+        let limit = RateLimit { calls, per: Duration::from_secs(1), burst: 1, scope: Scope::Mesh };
+        let facts = Facts {
+            name: &ServiceName::new("shop/one").unwrap(),
+            service: &Service {
+                kind: ServiceKind::Replicated,
+                protocol: Protocol::Http1,
+                virtual_address: None,
+            },
+            policy: &Policy { limit: Some(limit), ..Policy::default() },
+            endpoints: &[],
+            shards: None,
+            location: &Location::in_region(Region::new("eu").unwrap()),
+            regions: &Regions::default(),
+            round_trips: &RoundTrips::default(),
+            hosts: &Hosts::default(),
+            health: &Verdicts::default(),
+            client_id: "web-1",
+            client: 1,
+        };
+        Upstream::compile(&facts, &Arc::default(), before)
+    }
+
+    /// Calls so many times; the limit then.
+    fn called(upstream: &Upstream, times: u32) -> Vec<(Name, Arc<Bucket>)> {
+        let request = RequestView { host: "", path: "/", method: "GET", headers: &(), grpc: false };
+        for _ in 0..times {
+            let _ = upstream.admit(&upstream.route(&request, 0), 0);
+        }
+        let name = ServiceName::new("shop/one").unwrap();
+        let named =
+            |(route, bucket): (&str, &Arc<Bucket>)| ((name.clone(), route.to_owned()), Arc::clone(bucket));
+        upstream.mesh_limits().map(named).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_first_claim_says_what_was_asked_for_since_the_limit_began() {
+        let mut claims = Claims { caller: 1, known: HashMap::new() };
+        let mut rate = |limits: &[(Name, Arc<Bucket>)], looked, new| {
+            assert_eq!(claims.note(limits, looked), new);
+            claims.demand(&limits[0].0, &limits[0].1).millicalls_per_second
+        };
+        let (first, began) = (upstream(10, None), Instant::now());
+        tokio::time::advance(LOOK).await;
+        assert_eq!(rate(&called(&first, 50), began, true), 100_000);
+        tokio::time::advance(PERIOD).await;
+        assert_eq!(rate(&called(&first, 20), began, false), 10_000);
+        // The policy changes.
+        let (second, looked) = (upstream(20, Some(&first)), Instant::now());
+        tokio::time::advance(PERIOD).await;
+        assert_eq!(rate(&called(&second, 60), looked, true), 30_000, "it was away, and saw it late");
+    }
+}
