@@ -138,18 +138,17 @@ impl Concurrency {
         let too_long = |least: f64| (ended.took.max(1) as f64).log2() > least + TOLERANCE;
         match self.least_time.is_some_and(too_long) {
             true => self.ended(ended),
-            false => self.window.refused = self.window.refused.saturating_add(ended.refused),
+            false => {
+                self.end_long_probe(ended.now);
+                self.window.refused = self.window.refused.saturating_add(ended.refused);
+            }
         }
     }
 
     /// Learns from a request that ended well.
     pub fn ended(&mut self, ended: Ended) {
         let Ended { took, under_way, refused, now } = ended;
-        if self.probes.since.is_some_and(|since| now.saturating_sub(since) > LONGEST_WINDOW) {
-            // Those who were to be refused anyhow have gone.
-            self.probes.next(now, Some(LONGEST_WINDOW), self.seed);
-            self.window = Window::default();
-        }
+        self.end_long_probe(now);
         let window = &mut self.window;
         window.refused = window.refused.saturating_add(refused);
         if window.skip > 0 {
@@ -164,6 +163,14 @@ impl Concurrency {
         if window.samples >= self.rule.min_samples && span >= WINDOW {
             self.judge(span, now);
             self.window = Window { skip: under_way.saturating_sub(1), ..Window::default() };
+        }
+    }
+
+    /// Looks no further for the least time where that takes too long: those who were to be refused anyhow have gone, or all fail.
+    fn end_long_probe(&mut self, now: u64) {
+        if self.probes.since.is_some_and(|since| now.saturating_sub(since) > LONGEST_WINDOW) {
+            self.probes.next(now, Some(LONGEST_WINDOW), self.seed);
+            self.window = Window::default();
         }
     }
 

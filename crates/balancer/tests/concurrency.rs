@@ -247,3 +247,21 @@ fn a_slow_database_is_no_overload_for_long() {
     }
     assert!(bad.is_empty(), "{bad:#?}");
 }
+
+#[test]
+fn a_look_for_the_least_time_ends_where_every_request_fails() {
+    let mut server = Server::new(4, Work::Same(10 * MS), ConcurrencyRule::default(), 1);
+    // Below its least it is only while it looks.
+    let looks = |limit: &Concurrency| limit.limit() < ConcurrencyRule::default().least;
+    let rate = server.capacity() * 3.0;
+    let found = (0..12_000).any(|_| {
+        server.run(rate, 1, 0.01);
+        looks(&server.limit)
+    });
+    assert!(found, "it never looked");
+    let failed = |now| Ended { took: 1, under_way: 1, refused: 0, now };
+    server.limit.gave_up(failed(server.now + 9 * SECOND));
+    assert!(looks(&server.limit));
+    server.limit.gave_up(failed(server.now + 11 * SECOND));
+    assert!(!looks(&server.limit));
+}

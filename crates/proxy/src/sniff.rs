@@ -45,7 +45,8 @@ pub(crate) enum Seen {
 /// When the connection broke.
 pub(crate) async fn sniff(
     stream: &TcpStream,
-    (onward, original): (&Onward, SocketAddr),
+    (caller, original): (SocketAddr, SocketAddr),
+    onward: &Onward,
     patience: Duration,
 ) -> io::Result<Seen> {
     let until = Instant::now() + patience;
@@ -55,6 +56,10 @@ pub(crate) async fn sniff(
         biased;
         seen = &mut seen => return seen,
         () = sleep(SILENCE) => {}
+    }
+    // One of the proxy's own is known as such by now, and one more onward would come back here just the same.
+    if onward.made(caller) {
+        return Ok(Seen::Other(None));
     }
     let server = async {
         let passage = onward.connect(original).await?;

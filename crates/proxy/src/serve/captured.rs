@@ -31,7 +31,7 @@ impl Serving {
             return tcp::reset(stream);
         };
         let seen = tokio::select! {
-            seen = sniff(&stream, (&forwarder.onward, original), self.limits.head) => seen,
+            seen = sniff(&stream, (caller, original), &forwarder.onward, self.limits.head) => seen,
             () = self.stopping.quiet().cancelled() => return,
         };
         // Only now: by the time one of its own connections says something, it is known as such.

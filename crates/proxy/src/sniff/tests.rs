@@ -89,7 +89,8 @@ async fn between() -> (TcpStream, TcpStream, TcpListener) {
 async fn seen(captured: &TcpStream, server: &TcpListener, patience: Duration) -> Seen {
     let meant = server.local_addr().unwrap();
     let onward = Onward::default();
-    let seen = sniff(captured, (&onward, meant), patience);
+    let caller = captured.peer_addr().unwrap();
+    let seen = sniff(captured, (caller, meant), &onward, patience);
     timeout(PATIENCE, seen).await.expect("it goes on to look").unwrap()
 }
 
@@ -144,6 +145,19 @@ async fn a_program_that_says_nothing_and_a_server_that_is_not_there_end_with_pat
     let meant = server.local_addr().unwrap();
     drop(server);
     let onward = Onward::default();
-    let seen = sniff(&captured, (&onward, meant), 3 * SILENCE);
+    let caller = captured.peer_addr().unwrap();
+    let seen = sniff(&captured, (caller, meant), &onward, 3 * SILENCE);
     assert!(matches!(timeout(PATIENCE, seen).await.unwrap().unwrap(), Seen::Other(None)));
+}
+
+#[tokio::test]
+async fn a_silent_connection_of_the_proxys_own_is_carried_no_further() {
+    let [captures, server] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0"));
+    let (captures, server) = (captures.await.unwrap(), server.await.unwrap());
+    let onward = Onward::default();
+    let _own = onward.connect(captures.local_addr().unwrap()).await.unwrap();
+    let (captured, caller) = captures.accept().await.unwrap();
+    let seen = sniff(&captured, (caller, server.local_addr().unwrap()), &onward, 10 * PATIENCE);
+    assert!(matches!(timeout(PATIENCE, seen).await.unwrap().unwrap(), Seen::Other(None)));
+    assert!(timeout(SILENCE, server.accept()).await.is_err(), "it was connected to");
 }

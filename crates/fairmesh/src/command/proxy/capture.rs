@@ -94,9 +94,23 @@ fn state(rules: &Rules, captured: bool) -> Value {
     })
 }
 
-/// Captures whenever the proxy listens, and not when it does not.
+/// Captures whenever the proxy listens, and not when it does not. Nothing is captured when it ends, however it does.
 async fn watch(args: &CaptureArgs) -> Result<ExitCode, Failure> {
     let shutdown = signals::shutdown()?;
+    // A mistake in what was given is told before an earlier command's rules are touched.
+    if let Some(proxy) = who::listens(&args.at) {
+        rules(args, Some(proxy))?;
+    }
+    let watched = follow(args, shutdown).await;
+    // Why it ended says more than that there was nothing to remove it with.
+    let removed = nft::remove();
+    watched?;
+    removed?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Captures and stops capturing, until `shutdown` or an error.
+async fn follow(args: &CaptureArgs, shutdown: impl Future<Output = ()>) -> Result<(), Failure> {
     tokio::pin!(shutdown);
     // Not known at first: an earlier one may have been killed.
     let mut captured = None;
@@ -117,12 +131,10 @@ async fn watch(args: &CaptureArgs) -> Result<ExitCode, Failure> {
             captured = Some(listens);
         }
         tokio::select! {
-            () = &mut shutdown => break,
+            () = &mut shutdown => return Ok(()),
             () = tokio::time::sleep(LOOK) => {}
         }
     }
-    nft::remove()?;
-    Ok(ExitCode::SUCCESS)
 }
 
 /// What to capture, given as whom the proxy listens.
