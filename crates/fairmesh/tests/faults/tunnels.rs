@@ -62,9 +62,9 @@ async fn a_websocket_is_passed_on_and_carries_bytes_both_ways() {
     talk(&mut program, &mut served).await;
     proxy.counts("tunnels_open", 0.0).await;
     proxy.counts("connections_open", 0.0).await;
-    assert_eq!(proxy.metric("tunnels_total").await, 1.0);
-    assert_eq!(proxy.metric("tunnel_sent_bytes_total").await, 4.0);
-    assert_eq!(proxy.metric("tunnel_received_bytes_total").await, 9.0);
+    proxy.counts("tunnels_total", 1.0).await;
+    proxy.counts("tunnel_sent_bytes_total", 4.0).await;
+    proxy.counts("tunnel_received_bytes_total", 9.0).await;
     assert!(proxy.process.log().contains(r#""path":"/chat","status":101"#), "{}", proxy.process.log());
 }
 
@@ -111,7 +111,7 @@ async fn tunnels_that_are_quiet_end_and_those_in_use_last_through_a_drain() {
     let (mut program, mut served) = open().await;
     assert_eq!(read_to_end(&mut program).await, b"hello");
     assert!(read_to_end(&mut served).await.is_empty());
-    assert_eq!(proxy.metric("tunnels_idle_total").await, 1.0);
+    proxy.counts("tunnels_idle_total", 1.0).await;
 
     let (mut program, mut served) = open().await;
     proxy.process.signal(Signal::TERM);
@@ -148,8 +148,8 @@ async fn connect_leads_to_services_of_the_mesh_and_to_nothing_else() {
         let answer = read_head(&mut program).await;
         assert!(answer.starts_with("http/1.1 403 "), "{named}: {answer}");
     }
-    assert_eq!(proxy.metric("tunnels_total").await, 2.0);
-    assert_eq!(proxy.metric("requests_refused_total").await, 3.0);
+    proxy.counts("tunnels_total", 2.0).await;
+    proxy.counts("requests_refused_total", 3.0).await;
     let metrics = proxy.page("/metrics").await;
     assert!(!metrics.contains("com/example"), "names that nobody declared are no labels: {metrics}");
 }
@@ -242,5 +242,5 @@ async fn balancers_in_front_and_servers_behind_are_told_who_connects() {
     }
     // One that says nothing is not waited for.
     assert!(read_to_end(&mut say(&tcp, "PROXY TCP4 ").await).await.is_empty());
-    assert_eq!(proxy.metric("proxy_heads_refused_total").await, 3.0);
+    proxy.counts("proxy_heads_refused_total", 3.0).await;
 }

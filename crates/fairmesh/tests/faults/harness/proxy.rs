@@ -69,6 +69,12 @@ impl Proxy {
         value.unwrap_or_else(|| panic!("no {name} in {page}")).parse().unwrap()
     }
 
+    /// Waits until a metric has at least this value. What ends a connection is counted on the loop of that connection, perhaps
+    /// after its program has seen the end.
+    pub(crate) async fn reaches(&self, name: &str, least: f64) {
+        until(&format!("{name} is {least} at least"), async || self.metric(name).await >= least).await;
+    }
+
     /// Waits until a metric has this value.
     pub(crate) async fn counts(&self, name: &str, value: f64) {
         until(&format!("{name} is {value}"), async || self.metric(name).await == value).await;
