@@ -218,8 +218,8 @@ async fn tls_ends_here_for_what_is_no_http_too() {
 async fn an_upgrade_and_a_stop_fail_no_request_over_tls() {
     let _machine = beside_others().await;
     let world = World::start("").await;
-    let work = Duration::from_millis(300);
-    let _one = Spec { work, ..Spec::new("shop/one", "one", Protocol::Http1) }.here(&world).await;
+    let work = Duration::from_secs(1);
+    let one = Spec { work, ..Spec::new("shop/one", "one", Protocol::Http1) }.here(&world).await;
     let folder = tempfile::tempdir().unwrap();
     let authority = Authority::new(folder.path());
     authority.issue("proxy", "ec");
@@ -244,9 +244,9 @@ async fn an_upgrade_and_a_stop_fail_no_request_over_tls() {
         calls += 1;
         assert!(calls < 200, "it does not end: {}", running.log());
     }
-    // Calls that are under way when it is told to stop.
+    let under_way = || one.server.admission().outstanding.calls;
     let (one, two, ended) = tokio::join!(call("--http1.1"), call("--http2"), async {
-        tokio::time::sleep(Duration::from_millis(150)).await;
+        until("both are under way when it is told to stop", async || under_way() == 2).await;
         next.signal(Signal::TERM);
         next.end().await
     });
