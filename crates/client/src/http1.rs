@@ -6,6 +6,7 @@
 mod answer;
 mod body;
 mod outbox;
+mod plain;
 mod received;
 mod request;
 mod response;
@@ -18,6 +19,7 @@ use http::{HeaderMap, header};
 pub use answer::{Answer, HeadReader};
 pub use body::{Decoder, Piece};
 pub use outbox::Outbox;
+pub use plain::{Looked, PlainAnswer, PlainRequest, Room, pass_over, room};
 pub use received::{Received, RequestReader, Unserved};
 pub use request::{Encoder, Framing, Unframed, WrongLength, begin_request, end_head, field, fields, number};
 pub use response::{Asked, response};

@@ -53,6 +53,7 @@ pub use fault::{BoxError, Fault, FaultKind, Origin, Retry};
 pub use headers::Deadline;
 pub use mesh::{Mesh, MeshBuilder};
 pub use observer::{Observer, TryEnded};
+pub use send::{Apart, Passage};
 pub use service::ServiceHandle;
 pub use stats::Stats;
 pub use trace::{Trace, Tried};

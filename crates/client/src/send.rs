@@ -4,6 +4,7 @@ mod answer;
 mod hedge;
 mod leased;
 mod mirror;
+mod passage;
 mod request;
 mod terms;
 mod treated;
@@ -14,15 +15,17 @@ use std::{sync::Arc, time::Duration};
 use http::{Response, request::Parts};
 
 use self::{answer::judge, request::Copy, terms::Terms};
+pub use self::passage::{Apart, Passage};
 pub(crate) use self::{
     answer::{has_erred, learn_from_trailers, violates_protocol},
+    passage::begin as pass,
     request::{View as HeadersView, authority},
     tunnel::connect,
 };
 use crate::{
     CallContext, Fault, FaultKind, Retry,
     body::{Attempt, Body},
-    core::{Call, Clock, Ending, Moment, Next, Sight, Start, Subscription, Undecided, View, nanos, no_view},
+    core::{Call, Chosen, Clock, Ending, Moment, Next, Sight, Start, Subscription, Undecided, View, nanos, no_view},
     headers::WRONG_SHARD,
     mesh::Shared,
     poll,
@@ -63,19 +66,30 @@ async fn carry_out(
     if limit.is_some_and(|left| left.is_zero()) {
         return Err(terms.late(now, "nothing was sent").with_retry(Retry::Unsent));
     }
-    let mut head = Head::new(handle, parts)?;
+    let head = Head::new(handle, parts)?;
     let mut call = Call::new(&handle.subscription);
     let routed = route(handle, &mut call, &head, &context, start).await?;
     terms.routed(&call, &head);
-    let ((now, view), leased) = leased::turn(terms, &mut call, routed, Some(&head)).await;
+    carry_on(terms, &mut call, routed, head, body).await
+}
+
+/// Carries out a call that is routed, by what is known of its service and since when.
+async fn carry_on(
+    terms: Terms<'_>,
+    call: &mut Call<'_, Arc<Line>>,
+    routed: (u64, Sight<Arc<Line>>),
+    mut head: Head,
+    body: Outgoing,
+) -> Result<Response<Body>, Fault> {
+    let ((now, view), leased) = leased::turn(terms, call, routed, Some(&head)).await;
     if let Some(key) = call.key() {
         head.write_key(key);
     }
     let answer = if let Some(treatment) = call.treatment().cloned() {
         drop(view);
-        Box::pin(treated::send(terms, &treatment, &mut call, head, body)).await
+        Box::pin(treated::send(terms, &treatment, call, head, body)).await
     } else {
-        go(terms, (now, view), &mut call, head, body).await
+        go(terms, (now, view), call, head, body).await
     };
     if let (Some(leased), Ok(answer)) = (leased, &answer)
         && answer.headers().contains_key(&WRONG_SHARD)
@@ -94,8 +108,24 @@ async fn go(
     body: Outgoing,
 ) -> Result<Response<Body>, Fault> {
     let copy = Copy::of(&head, &body, call.may_be_sent_twice(&view, terms.context));
-    let mut slot = Some(Request { head, body, left: Duration::ZERO });
-    tries(terms, (now, view), call, &mut slot, copy).await
+    let mut slot = Some(Request::new(head, body));
+    tries(terms, First::Undecided(now, view), call, &mut slot, copy).await
+}
+
+/// How far the first try has come.
+enum First {
+    /// It is to be decided at this time by this.
+    Undecided(u64, Sight<Arc<Line>>),
+    /// It was decided at this time, and goes there.
+    Chosen(Arc<Line>, u64),
+    /// It was made: where, when, whether a survey follows it, and what came of it.
+    Tried(Box<(Arc<Line>, u64, Option<u64>, Sent)>),
+}
+
+impl First {
+    fn is_unsent(&self) -> bool {
+        !matches!(self, Self::Tried(_))
+    }
 }
 
 /// Routes the call, waiting where its service is not known yet; says when that was, so that the first try need not read
@@ -131,19 +161,31 @@ async fn route(
 /// Makes tries until one ends the call.
 async fn tries(
     terms: Terms<'_>,
-    (mut now, view): (u64, Sight<Arc<Line>>),
+    first: First,
     call: &mut Call<'_, Arc<Line>>,
     slot: &mut Slot,
     copy: Option<Copy>,
 ) -> Result<Response<Body>, Fault> {
     let mesh = &terms.handle.mesh;
     let deadline = mesh.clock.instant(call.deadline());
-    let mut line = decide(terms, call, view, &mut now).await?;
+    let (mut line, mut now, mut tried) = match first {
+        First::Undecided(mut now, view) => (decide(terms, call, view, &mut now).await?, now, None),
+        First::Chosen(line, now) => (line, now, None),
+        First::Tried(tried) => {
+            let (line, now, surveyed, sent) = *tried;
+            (line, now, Some((surveyed, sent)))
+        }
+    };
     loop {
-        // Claimed as it begins: the one that happened to end first would speak for short ones only.
-        let surveyed = call.target().pace.claims_survey(now).then_some(now);
-        count(&mesh.counters.tries);
-        let sent = one_try(terms, call, (&mut line, &mut now), slot, copy.as_ref()).await;
+        let (surveyed, sent) = match tried.take() {
+            Some(tried) => tried,
+            None => {
+                // Claimed as it begins: the one that happened to end first would speak for short ones only.
+                let surveyed = call.target().pace.claims_survey(now).then_some(now);
+                count(&mesh.counters.tries);
+                (surveyed, one_try(terms, call, (&mut line, &mut now), slot, copy.as_ref()).await)
+            }
+        };
         line.answered(sent.is_ok(), now, mesh.clock);
         let (ending, answer) = judge(sent, slot.is_some(), terms, call, &line);
         terms.tried(call, (&line, now), &answer);
@@ -260,13 +302,7 @@ async fn decide(
         terms.decides(call, &view, at);
         let undecided = match call.decide(view, terms.context, at) {
             Ok(chosen) => {
-                if call.picked().is_some_and(|picked| picked.last_resort) {
-                    count(&mesh.counters.last_resort);
-                }
-                if call.picked().is_some_and(|picked| picked.panic) {
-                    count(&mesh.counters.panics);
-                }
-                let line = chosen.lane(&mesh.wiring);
+                let line = line_of(mesh, call, &chosen);
                 terms.chose(call, &line, &chosen);
                 return Ok(line);
             }
@@ -287,4 +323,16 @@ async fn decide(
             }
         }
     }
+}
+
+/// Where the next try goes, which is counted where the choice was not a usual one.
+#[inline]
+fn line_of(mesh: &Shared, call: &Call<'_, Arc<Line>>, chosen: &Chosen<Arc<Line>>) -> Arc<Line> {
+    if call.picked().is_some_and(|picked| picked.last_resort) {
+        count(&mesh.counters.last_resort);
+    }
+    if call.picked().is_some_and(|picked| picked.panic) {
+        count(&mesh.counters.panics);
+    }
+    chosen.lane(&mesh.wiring)
 }

@@ -17,8 +17,9 @@ use crate::{
     body::Body,
     core::{Lane, Subscription, View},
     headers::{Deadline, IDEMPOTENT, KEY, ROLE, may_tell, read_deadline},
+    http1::PlainRequest,
     mesh::Shared,
-    send,
+    send::{self, Apart, Passage},
     transport::{Line, Outgoing},
     tunnel::Tunnel,
 };
@@ -176,6 +177,18 @@ impl ServiceHandle {
     {
         let (head, body) = request.into_parts();
         self.call_with(head, Outgoing::take_movable(body).await).await
+    }
+
+    /// Begins a call with a request that is passed on as it lies in memory, to the host that it names or, unless it
+    /// `keeps_host`, to the service's own. `None` where it has to be taken apart before anything is decided, and nothing was
+    /// counted.
+    #[inline]
+    pub fn pass(
+        &self,
+        request: &PlainRequest<'_>,
+        keeps_host: bool,
+    ) -> Option<Result<Passage<'_>, Box<Apart<'_>>>> {
+        send::pass(&self.inner, request, keeps_host)
     }
 
     async fn call_with(

@@ -30,7 +30,7 @@ use tokio::{
 
 use self::alarm::Alarm;
 pub(crate) use self::{
-    h1::{Incoming, Reply as H1Reply, call_over},
+    h1::{Got, Incoming, Plain, Reply as H1Reply, call_over},
     h2::{Reply as H2Reply, Shared, Stream, over},
     outgoing::{Outgoing, Replay},
     request::{Head, Request, Slot},

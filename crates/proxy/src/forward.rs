@@ -2,6 +2,7 @@
 
 mod captured;
 mod connect;
+mod plain;
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -10,7 +11,7 @@ use fairmesh_client::{
     Body, BoxError, Fault, FaultKind, Region, ServiceName, Watch,
     headers::{grpc_kind, is_grpc},
 };
-use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, Version, header};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, Version, header, request::Parts};
 use tokio::time::Instant;
 
 use crate::{
@@ -26,6 +27,7 @@ use crate::{
 };
 
 pub(crate) use captured::Captured;
+pub(crate) use plain::Answering;
 
 /// Forwards requests of all connections.
 #[derive(Debug)]
@@ -108,10 +110,10 @@ impl Forwarder {
     }
 
     fn target<B>(&self, request: &Request<B>, origin: &Origin) -> Result<Arc<Target>, Nobody> {
-        if let Some(service) = &origin.service {
-            return origin.recent.get("", &self.services, || self.services.by_name(service));
+        if origin.service.is_some() {
+            return self.target_of("", origin);
         }
-        let by_host = |host: &str| origin.recent.get(host, &self.services, || self.services.by_host(host));
+        let by_host = |host: &str| self.target_of(host, origin);
         // By the URI first, as RFC 9112 3.2.2 has it of a proxy: HTTP/2 and requests to a proxy name the host there. Where
         // it names the proxy itself, as programs that set the header over HTTP/2 have it, the header says who is meant.
         let named = request.uri().authority().map(|authority| by_host(authority.as_str()));
@@ -120,6 +122,14 @@ impl Forwarder {
             (Some(Err(Nobody::NoName(_))) | None, Some(host)) => by_host(host),
             (Some(found), _) => found,
             (None, None) => Err(Nobody::NoHost),
+        }
+    }
+
+    /// The service that the listener is for, or else that of this host.
+    fn target_of(&self, host: &str, origin: &Origin) -> Result<Arc<Target>, Nobody> {
+        match &origin.service {
+            Some(service) => origin.recent.get("", &self.services, || self.services.by_name(service)),
+            None => origin.recent.get(host, &self.services, || self.services.by_host(host)),
         }
     }
 
@@ -134,17 +144,10 @@ impl Forwarder {
         let story = self.seeing.begin(&mut head, target, (origin, began), || body.size_hint().exact());
         let (body, too_long) = Limited::new(body, self.max_body);
         let switch = Switch::take(&mut head);
-        if origin.service.is_none() {
-            // The server is told the service that was called, and not what else the request may have named.
-            head.headers.remove(header::HOST);
-            head.uri = head.uri.path_and_query().map_or_else(Uri::default, |path| Uri::from(path.clone()));
-        }
-        hops::strip_request(&mut head.headers);
+        for_server(&mut head, origin);
         if let Some(switch) = &switch {
             switch.ask(&mut head.headers);
         }
-        // Nothing of the connection it came on belongs to the call.
-        head.extensions.clear();
         if let Some(trace) = story.as_ref().and_then(|story| story.trace()) {
             head.extensions.insert(trace.clone());
         }
@@ -157,9 +160,7 @@ impl Forwarder {
                 (answer, None)
             }
             Ok(mut answer) => {
-                hops::strip_answer(answer.headers_mut());
-                // How the server spoke says nothing of how the program does.
-                *answer.version_mut() = Version::default();
+                for_program(&mut answer);
                 (answer, None)
             }
             Err(_) if too_long.is_so() => (self.too_large(kind), None),
@@ -198,6 +199,25 @@ impl Forwarder {
     pub(crate) fn tunnels(&self) -> &Tunnels {
         &self.tunnels
     }
+}
+
+/// Takes what a request says of the connection on which it came.
+fn for_server(head: &mut Parts, origin: &Origin) {
+    if origin.service.is_none() {
+        // The server is told the service that was called, and not what else the request may have named.
+        head.headers.remove(header::HOST);
+        head.uri = head.uri.path_and_query().map_or_else(Uri::default, |path| Uri::from(path.clone()));
+    }
+    hops::strip_request(&mut head.headers);
+    // Nothing of the connection it came on belongs to the call.
+    head.extensions.clear();
+}
+
+/// Takes what an answer says of the connection on which it came.
+fn for_program(answer: &mut Response<Body>) {
+    hops::strip_answer(answer.headers_mut());
+    // How the server spoke says nothing of how the program does.
+    *answer.version_mut() = Version::default();
 }
 
 /// Where the server is that answered, if one did.

@@ -38,7 +38,7 @@ where
 {
     let stopping = Stopping::default();
     let own = |request: Request<lean::Upload<ReadHalf<I>>>| answer(boxed(request));
-    if let Ended::Beyond(reader, writer, read) = lean::serve(split(stream), PATIENCE, &stopping, own).await {
+    if let Ended::Beyond(reader, writer, read) = lean::serve(split(stream), PATIENCE, &stopping, &own).await {
         hyper(reader.unsplit(writer), read, answer).await;
     }
 }

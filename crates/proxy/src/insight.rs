@@ -84,6 +84,14 @@ impl Seeing {
         Some(Box::new(Story { subject: Some(subject), trace, tell, keep }))
     }
 
+    /// Whether a request that comes now is to be seen whatever it says, so that [`begin`](Self::begin) has to be asked.
+    #[inline]
+    pub(crate) fn wants(&self, target: &Target, now: Instant) -> bool {
+        self.access.is_on()
+            || self.tracer.is_some()
+            || self.lasts.as_ref().is_some_and(|lasts| lasts.nears(&target.last, now))
+    }
+
     /// Logs a connection that became a tunnel, or none.
     pub(crate) fn tunnel(&self, failed: bool, entry: impl FnOnce() -> Entry) {
         if self.access.wants(failed) {

@@ -94,6 +94,12 @@ impl Lasts {
         ms >= due && last.due.compare_exchange(due, ms + EVERY_MS, Relaxed, Relaxed).is_ok()
     }
 
+    /// Whether [`is_due`](Self::is_due) may say so.
+    #[inline]
+    pub(crate) fn nears(&self, last: &Last, now: Instant) -> bool {
+        now.saturating_duration_since(self.start).as_millis() as u64 >= last.due.load(Relaxed)
+    }
+
     pub(crate) fn keep(&self, target: &Target, asked: &Asked, answered: &Answered) {
         let record = Arc::new(Record::of(target, asked, answered));
         *target.last.record.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&record));

@@ -12,7 +12,7 @@ mod upload;
 #[cfg(test)]
 mod tests;
 
-use std::{future::Future, io, time::Duration};
+use std::{io, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use fairmesh_client::{BoxError, http1::WrongLength};
@@ -20,7 +20,8 @@ use http::{Request, Response};
 use http_body::Body;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use connection::{Connection, Next};
+use connection::Next;
+pub(crate) use connection::Connection;
 pub(crate) use upload::Upload;
 
 use crate::stopping::Stopping;
@@ -55,36 +56,74 @@ pub(crate) enum Broken {
     Length(#[from] WrongLength),
 }
 
+/// Who answers the requests of a connection.
+pub(crate) trait Answer<R> {
+    type Body: Body<Data = Bytes, Error: Into<BoxError>>;
+
+    async fn answer(&self, request: Request<Upload<R>>) -> Response<Self::Body>;
+
+    /// Answers the request that lies first in what came, without taking it apart; whether the connection may carry another.
+    /// `None` where that is not done, and nothing was.
+    async fn pass<W>(
+        &self,
+        _connection: &mut Connection<R, W>,
+        _stopping: &Stopping,
+    ) -> Result<Option<bool>, Broken>
+    where
+        R: AsyncRead + Unpin + Send + 'static,
+        W: AsyncWrite + Unpin,
+    {
+        Ok(None)
+    }
+}
+
+/// Whoever takes every request apart.
+impl<R, A, F, B> Answer<R> for A
+where
+    A: Fn(Request<Upload<R>>) -> F,
+    F: Future<Output = Response<B>>,
+    B: Body<Data = Bytes, Error: Into<BoxError>>,
+{
+    type Body = B;
+
+    async fn answer(&self, request: Request<Upload<R>>) -> Response<B> {
+        self(request).await
+    }
+}
+
 /// Serves a connection until it ends, idles for longer than `patience`, or the proxy stops: after an answer,
 /// which says so, or once no more requests are waited for. Whoever polls this must be woken when either is so.
 /// `patience` also bounds how long the head of a request takes to come, and a piece of an answer to be taken.
-pub(crate) async fn serve<R, W, A, F, B>(
+pub(crate) async fn serve<R, W, A>(
     (reader, writer): (R, W),
     patience: Duration,
     stopping: &Stopping,
-    answer: A,
+    answers: &A,
 ) -> Ended<R, W>
 where
     R: AsyncRead + Unpin + Send + 'static,
     W: AsyncWrite + Unpin,
-    A: Fn(Request<Upload<R>>) -> F,
-    F: Future<Output = Response<B>>,
-    B: Body<Data = Bytes, Error: Into<BoxError>>,
+    A: Answer<R>,
 {
-    run(Connection::new(reader, writer, patience), stopping, answer).await
+    run(Connection::new(reader, writer, patience), stopping, answers).await
 }
 
-async fn run<R, W, A, F, B>(mut connection: Connection<R, W>, stopping: &Stopping, answer: A) -> Ended<R, W>
+async fn run<R, W, A>(mut connection: Connection<R, W>, stopping: &Stopping, answers: &A) -> Ended<R, W>
 where
     R: AsyncRead + Unpin + Send + 'static,
     W: AsyncWrite + Unpin,
-    A: Fn(Request<Upload<R>>) -> F,
-    F: Future<Output = Response<B>>,
-    B: Body<Data = Bytes, Error: Into<BoxError>>,
+    A: Answer<R>,
 {
     loop {
-        let received = match connection.next(stopping).await {
-            Next::Request(received) => received,
+        let answered = match connection.next(stopping).await {
+            Next::Begun => match answers.pass(&mut connection, stopping).await {
+                Ok(Some(persistent)) => Ok(persistent),
+                Ok(None) => continue,
+                Err(why) => Err(why),
+            },
+            Next::Request(received) => {
+                connection.exchange(received, |request| answers.answer(request), stopping).await
+            }
             Next::Refused(status, why) => {
                 connection.refuse(status, why).await;
                 return Ended::Broken(Broken::Refused(why));
@@ -96,7 +135,7 @@ where
             }
             Next::Broken(why) => return Ended::Broken(why),
         };
-        match connection.exchange(received, &answer, stopping).await {
+        match answered {
             Ok(true) => {}
             Ok(false) => {
                 connection.close().await;

@@ -36,7 +36,7 @@ use crate::{
     Limits, Listen, ProxyError, Traffic,
     cores::Cores,
     flood::{Counted, Flood},
-    forward::{Forwarder, Origin},
+    forward::{Answering, Forwarder, Origin},
     handover::Inherited,
     lean::{self, Ended},
     link::Link,
@@ -274,8 +274,8 @@ impl Serving {
         let metrics = &self.forwarder.metrics;
         let caller = origin.caller;
         let halves = stream.halves();
-        let answer = |request| self.forwarder.answer(request, &origin);
-        let served = lean::serve(halves, self.limits.head, &self.stopping, answer);
+        let answering = Answering::new(&self.forwarder, &origin);
+        let served = lean::serve(halves, self.limits.head, &self.stopping, &answering);
         let Some(ended) = self.unless_cut_off(served).await else { return count(&metrics.cut) };
         match ended {
             Ended::Done => {}

@@ -81,7 +81,7 @@ pub fn response(
 }
 
 /// Which version the client knows is which it is answered with, as hyper has it.
-fn status_line(out: &mut Vec<u8>, status: StatusCode, asked: Asked) {
+pub(super) fn status_line(out: &mut Vec<u8>, status: StatusCode, asked: Asked) {
     if status == StatusCode::OK && !asked.is_old {
         return out.extend_from_slice(b"HTTP/1.1 200 OK\r\n");
     }

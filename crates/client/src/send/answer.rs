@@ -13,7 +13,7 @@ use crate::{
         FAULT, FULL, GRPC_STATUS, LATE, LOAD, LOAD_BIN, LoadReport, OVERLOADED, WRONG_SHARD,
         load_from_binary, load_from_text,
     },
-    http1::Malformed,
+    http1::{Malformed, PlainAnswer},
     stats::count,
     transport::{Line, Reply, SendError, Sent},
 };
@@ -126,6 +126,16 @@ pub(crate) fn learn_from_trailers(from: (&Line, Clock), trailers: &HeaderMap, is
     let metric = from.0.target().metric.as_deref();
     let load = trailers.get(&LOAD_BIN).map(|value| load_from_binary(value.as_bytes(), metric));
     keep(from, load, is_good);
+}
+
+/// Keeps what a plain answer says of the server's load.
+#[inline]
+pub(super) fn learn_from_plain(from: (&Line, Clock), answer: &PlainAnswer<'_>) {
+    if from.0.target().protocol == Protocol::Http1
+        && let Some(value) = answer.value(&LOAD)
+    {
+        keep(from, Some(load_from_text(value, from.0.target().metric.as_deref())), true);
+    }
 }
 
 fn keep((line, clock): (&Line, Clock), load: Option<Option<LoadReport>>, is_good: bool) {

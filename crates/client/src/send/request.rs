@@ -1,7 +1,5 @@
 //! The head of a request on its way out.
 
-use std::time::Duration;
-
 use fairmesh_model::ShardKey;
 use fairmesh_router::{Headers, RequestView};
 use http::{
@@ -103,8 +101,8 @@ impl Copy {
         Some(Self { head: head.clone(), body })
     }
 
-    /// The request once more; each try says how much time is left.
+    /// The request once more.
     pub(super) fn request(&self) -> Request {
-        Request { head: self.head.clone(), body: self.body.again(), left: Duration::ZERO }
+        Request::new(self.head.clone(), self.body.again())
     }
 }

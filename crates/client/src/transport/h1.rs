@@ -22,7 +22,10 @@ use http::{Response, response};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use self::connection::Connection;
-pub(crate) use self::incoming::Incoming;
+pub(crate) use self::{
+    connection::{Got, Plain},
+    incoming::Incoming,
+};
 use super::{Alarm, IDLE_ROUNDS, Line, Outgoing, Request, SendError, Slot, Times, by};
 
 /// Idle connections that are kept to one endpoint: as many calls as one client has at once with a server it likes.

@@ -16,6 +16,13 @@ pub(crate) struct Request {
     pub(crate) left: Duration,
 }
 
+impl Request {
+    /// One that was not sent yet: each try says how much time is left.
+    pub(crate) fn new(head: Head, body: Outgoing) -> Self {
+        Self { head, body, left: Duration::ZERO }
+    }
+}
+
 /// A request that waits to be sent. It is taken when a connection has begun to send it: whoever finds it here may send it
 /// elsewhere.
 pub(crate) type Slot = Option<Request>;

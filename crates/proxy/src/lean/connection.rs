@@ -1,5 +1,6 @@
 //! One connection: what is read of it, and by whom.
 
+mod plain;
 mod reply;
 
 use std::{
@@ -41,9 +42,11 @@ const AHEAD: usize = 64 * 1024;
 const LINGER: Duration = Duration::from_secs(1);
 
 /// A connection of a program.
-pub(super) struct Connection<R, W> {
+pub(crate) struct Connection<R, W> {
     source: Source<R>,
     requests: RequestReader,
+    /// Whether nothing that came of the next request was looked at.
+    fresh: bool,
     writer: W,
     output: Outbox,
     date: Date,
@@ -84,6 +87,8 @@ enum Source<R> {
     reason = "requests are what comes nearly always, and a box would be an allocation for each"
 )]
 pub(super) enum Next {
+    /// It has begun to send a request, of which nothing was looked at; said once of each.
+    Begun,
     Request(Received),
     Refused(StatusCode, &'static str),
     Beyond,
@@ -101,6 +106,7 @@ where
         Self {
             source: Source::Here(Reading { io, input: BytesMut::new() }),
             requests: RequestReader::default(),
+            fresh: true,
             writer,
             output: Outbox::default(),
             date: Date::new(),
@@ -119,7 +125,9 @@ where
 
     /// Waits for the head of the next request.
     pub(super) async fn next(&mut self, stopping: &Stopping) -> Next {
-        self.due = Instant::now() + self.patience;
+        if self.fresh {
+            self.due = Instant::now() + self.patience;
+        }
         let begun = poll_fn(|context| self.poll_next(stopping, context)).await;
         begun.unwrap_or_else(Next::Broken)
     }
@@ -127,6 +135,9 @@ where
     fn poll_next(&mut self, stopping: &Stopping, context: &mut Context<'_>) -> Poll<Result<Next, Broken>> {
         let Source::Here(reading) = &mut self.source else { return Poll::Ready(Ok(Next::Idle)) };
         loop {
+            if !reading.input.is_empty() && mem::replace(&mut self.fresh, false) {
+                return Poll::Ready(Ok(Next::Begun));
+            }
             match self.requests.read(&mut reading.input) {
                 Ok(Some(received)) => {
                     reading.complete(&received.body, context);
@@ -166,14 +177,15 @@ where
     pub(super) async fn exchange<A, F, B>(
         &mut self,
         received: Received,
-        answer: &A,
+        answer: A,
         stopping: &Stopping,
     ) -> Result<bool, Broken>
     where
-        A: Fn(Request<Upload<R>>) -> F,
+        A: FnOnce(Request<Upload<R>>) -> F,
         F: Future<Output = Response<B>>,
         B: Body<Data = Bytes, Error: Into<BoxError>>,
     {
+        self.fresh = true;
         let Received { head, body, persistent, expects_continue } = received;
         let asked = Asked::by(&head);
         #[cfg(test)]

@@ -6,7 +6,7 @@ use jiff::{Timestamp, fmt::rfc2822};
 
 /// The time now as HTTP writes it (RFC 9110 5.6.7), worked out once a second.
 #[derive(Debug)]
-pub(super) struct Date {
+pub(crate) struct Date {
     second: u64,
     text: [u8; 29],
 }
@@ -20,7 +20,7 @@ impl Date {
         clippy::disallowed_methods,
         reason = "an answer says when it was made, and nothing is decided by it"
     )]
-    pub(super) fn now(&mut self) -> [u8; 29] {
+    pub(crate) fn now(&mut self) -> [u8; 29] {
         self.at(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()))
     }
 

@@ -1,3 +1,5 @@
+mod plain;
+
 use std::{
     future::poll_fn,
     io::{self, ErrorKind},
@@ -14,6 +16,7 @@ use tokio::{
 };
 use tokio_util::{io::poll_read_buf, task::AbortOnDropHandle};
 
+pub(crate) use self::plain::{Got, Plain};
 use super::{
     Alarm, Incoming, Request, SendError, Slot,
     upload::{Upload, UploadError},
@@ -21,7 +24,7 @@ use super::{
 use crate::{
     BoxError,
     headers::{DEADLINE, GRPC_TIMEOUT, encode_grpc_timeout},
-    http1::{self, Answer, Encoder, Framing, HeadReader, Outbox},
+    http1::{self, Answer, Decoder, Encoder, Framing, HeadReader, Outbox},
     stats::OpenConnection,
 };
 
@@ -81,7 +84,7 @@ where
             return Err(broken(early_switch()));
         }
         self.persistent &= persistent;
-        self.expected = usize::try_from(body.due()).unwrap_or(MOST_READ).saturating_add(HEAD);
+        self.expect(&body);
         let connection = match upload {
             Some(upload) => Box::new(self.finish_later(upload)),
             None => self,
@@ -160,6 +163,11 @@ where
                 return Poll::Ready(Err(broken(cut("before it answered"))));
             }
         }
+    }
+
+    /// Makes room for the next answer as for this one, which has such a body.
+    fn expect(&mut self, body: &Decoder) {
+        self.expected = usize::try_from(body.due()).unwrap_or(MOST_READ).saturating_add(HEAD);
     }
 
     /// Lets a task send what is left of the request, since the caller may not read the answer before it has been sent.

@@ -25,7 +25,7 @@ use super::{Connection, LINGER, Source};
 use crate::lean::Broken;
 
 /// Text beyond which the memory of answers is given back.
-const KEPT: usize = 8 * 1024;
+pub(super) const KEPT: usize = 8 * 1024;
 
 impl<R, W> Connection<R, W>
 where

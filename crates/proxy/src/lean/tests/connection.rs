@@ -43,7 +43,7 @@ async fn echo(request: Request<Upload<ReadHalf<DuplexStream>>>) -> Response<Full
 }
 
 fn serve_echo(near: Near, stopping: Arc<Stopping>) -> Served {
-    tokio::spawn(async move { serve(near, PATIENCE, &stopping, echo).await })
+    tokio::spawn(async move { serve(near, PATIENCE, &stopping, &echo).await })
 }
 
 async fn hear(far: &mut DuplexStream, until: &str) -> String {
@@ -88,7 +88,7 @@ async fn who_waits_to_send_a_body_is_told_once_it_is_wanted() {
 async fn a_body_that_nobody_wants_is_not_asked_for_and_ends_the_connection() {
     let (near, mut far) = ends(1 << 16);
     let refuse = async |_: Request<Upload<ReadHalf<DuplexStream>>>| Response::new(Full::from("no"));
-    let served = tokio::spawn(async move { serve(near, PATIENCE, &Stopping::default(), refuse).await });
+    let served = tokio::spawn(async move { serve(near, PATIENCE, &Stopping::default(), &refuse).await });
     far.write_all(b"PUT /a HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: 3\r\n\r\n").await.unwrap();
     let answer = hear(&mut far, "no").await;
     assert!(
@@ -146,7 +146,7 @@ async fn a_call_ends_when_its_program_has_gone() {
             pending::<Response<Full<Bytes>>>().await
         }
     };
-    let served = tokio::spawn(async move { serve(near, PATIENCE, &Stopping::default(), never).await });
+    let served = tokio::spawn(async move { serve(near, PATIENCE, &Stopping::default(), &never).await });
     far.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
     begun.notified().await;
     drop(far);
@@ -166,7 +166,7 @@ async fn who_does_not_read_takes_little_memory_and_not_for_ever() {
         });
         std::future::ready(Response::new(StreamBody::new(chunks)))
     };
-    let served = tokio::spawn(async move { serve(near, PATIENCE, &Stopping::default(), endless).await });
+    let served = tokio::spawn(async move { serve(near, PATIENCE, &Stopping::default(), &endless).await });
     far.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
     assert!(matches!(served.await.unwrap(), Ended::Broken(Broken::Late)));
     assert!(
@@ -227,7 +227,7 @@ async fn an_answer_does_not_wait_for_the_rest_of_its_request() {
             Response::new(Full::from("no"))
         }
     };
-    let served = tokio::spawn(async move { serve(near, PATIENCE, &Stopping::default(), early).await });
+    let served = tokio::spawn(async move { serve(near, PATIENCE, &Stopping::default(), &early).await });
     far.write_all(b"POST / HTTP/1.1\r\ncontent-length: 9\r\n\r\ntea").await.unwrap();
     hear(&mut far, "no").await;
     assert_eq!(far.read(&mut [0]).await.unwrap(), 0, "the connection ends: what follows may be the body");

@@ -186,7 +186,7 @@ async fn ours(pieces: Vec<Vec<u8>>, planted: Option<Planted>) -> Outcome {
         let mut connection = Connection::new(reader, writer, PATIENCE);
         connection.plant(planted);
         let answer = |request| answer(request, &seen);
-        drop(run(connection, &Stopping::default(), answer).await);
+        drop(run(connection, &Stopping::default(), &answer).await);
     }
     outcome(&program.await.unwrap(), seen)
 }

@@ -1,0 +1,318 @@
+//! Messages that are passed on as they lie in memory, without being taken apart.
+//!
+//! Most of what programs and servers send says nothing to whoever passes it on: a head without surprises, and a body that came
+//! with it. For these a map of fields, a URI and a body of its own would cost more than all the rest of passing them on.
+//! What is not plain is no error: it is left to [`RequestReader`](super::RequestReader) and [`HeadReader`](super::HeadReader),
+//! so that what anything unusual means, and what is refused, is decided in one place.
+
+use std::mem::MaybeUninit;
+
+use bytes::BytesMut;
+use http::{HeaderName, StatusCode, header};
+use httparse::{Header, ParserConfig, Status};
+
+use super::{Asked, Framing, digits, end_head, number, response::status_line};
+
+/// Fields of a plain message.
+const MOST_FIELDS: usize = 48;
+/// The longest body of a plain message, in bytes: it is copied once.
+const MOST_BODY: usize = 16 * 1024;
+
+/// Room for the fields of a message, which need not be cleared.
+pub type Room<'a> = [MaybeUninit<Header<'a>>; MOST_FIELDS];
+
+/// Room for the fields of a message.
+pub const fn room<'a>() -> Room<'a> {
+    [const { MaybeUninit::uninit() }; MOST_FIELDS]
+}
+
+/// A request of HTTP/1.1 that is for a server alone: nothing in it belongs to the connection, frames it in another way than by
+/// its length, or tells Fairmesh anything.
+#[derive(Debug)]
+pub struct PlainRequest<'a> {
+    /// One of those whose answers have bodies like any other.
+    pub method: &'a str,
+    /// Path and query.
+    pub path: &'a str,
+    /// The one header `host`, which is among the fields as well.
+    pub host: &'a str,
+    /// All that go on.
+    fields: &'a [Header<'a>],
+    /// The body, all of it.
+    pub body: &'a [u8],
+    /// How many bytes the whole request has.
+    pub length: usize,
+}
+
+/// An answer whose body came with its head, and of which nothing needs to be known but what is here.
+#[derive(Debug)]
+pub struct PlainAnswer<'a> {
+    /// From 200 to 499.
+    pub status: StatusCode,
+    fields: &'a [Header<'a>],
+    /// The body, all of it.
+    pub body: &'a [u8],
+    /// How many bytes the whole answer has.
+    pub length: usize,
+}
+
+/// What the beginning of an answer is.
+#[derive(Debug)]
+pub enum Looked<'a> {
+    /// All of a plain one.
+    Plain(PlainAnswer<'a>),
+    /// Part of one, or of another: more is to come.
+    Part,
+    /// No plain one.
+    Other,
+}
+
+/// What is to be done with a field.
+enum Field {
+    GoesOn,
+    /// It belongs to the connection and says what is understood anyway.
+    Stays,
+    Host,
+    Length,
+    Cookie,
+    /// The message is not plain.
+    Unusual,
+}
+
+impl<'a> PlainRequest<'a> {
+    /// Reads a request that lies at the beginning of `input`; `None` where it is not plain, or not all of it is there.
+    pub fn read(input: &'a [u8], room: &'a mut Room<'a>) -> Option<Self> {
+        let mut found = httparse::Request::new(&mut []);
+        let parsed = ParserConfig::default().parse_request_with_uninit_headers(&mut found, input, room);
+        let Ok(Status::Complete(head)) = parsed else { return None };
+        let (method, path) = (found.method?, found.path?);
+        let usual = matches!(method, "GET" | "POST" | "PUT" | "DELETE" | "PATCH" | "OPTIONS");
+        if !usual || found.version != Some(1) || !is_path(path) {
+            return None;
+        }
+        let (mut host, mut length, mut cookies, mut kept) = (None, None, 0, 0);
+        let fields = found.headers;
+        for at in 0..fields.len() {
+            let field = fields[at];
+            match of_request(&field) {
+                Field::GoesOn => {}
+                Field::Stays => continue,
+                Field::Host if host.is_none() && is_host(field.value) => host = Some(field.value),
+                Field::Length if length.is_none() => length = Some(digits(field.value)?),
+                Field::Cookie if cookies == 0 => cookies = 1,
+                _ => return None,
+            }
+            fields[kept] = field;
+            kept += 1;
+        }
+        let end = head.checked_add(length_of(length.unwrap_or(0))?)?;
+        // It was checked to be of the characters that a host has.
+        let host = std::str::from_utf8(host?).ok()?;
+        let body = input.get(head..end)?;
+        let fields: &'a [Header<'a>] = fields;
+        Some(Self { method, path, host, fields: &fields[..kept], body, length: end })
+    }
+
+    /// The values of a field, whose name is in lower case.
+    pub fn values(&self, name: &str) -> impl Iterator<Item = &'a [u8]> {
+        let fields = self.fields.iter();
+        fields.filter(move |field| field.name.eq_ignore_ascii_case(name)).map(|field| field.value)
+    }
+
+    /// Writes the head as it goes on to this host, with a field that holds this number.
+    pub fn write(&self, host: &str, (name, value): (&HeaderName, u64), out: &mut Vec<u8>) {
+        out.reserve(self.length - self.body.len() + 128);
+        out.extend_from_slice(self.method.as_bytes());
+        out.push(b' ');
+        out.extend_from_slice(self.path.as_bytes());
+        out.extend_from_slice(b" HTTP/1.1\r\nhost: ");
+        out.extend_from_slice(host.as_bytes());
+        out.extend_from_slice(b"\r\n");
+        number(out, name, value);
+        for field in self.fields.iter().filter(|field| !is_host_or_length(field)) {
+            write(field, out);
+        }
+        // Of these, servers expect a body (RFC 9110 8.6).
+        let may_be_empty = matches!(self.method, "POST" | "PUT" | "PATCH");
+        let length = self.body.len() as u64;
+        end_head(out, if length > 0 || may_be_empty { Framing::Length(length) } else { Framing::Absent });
+    }
+}
+
+impl<'a> PlainAnswer<'a> {
+    /// Looks at what has come of the answer to a plain request.
+    pub fn look(input: &'a [u8], room: &'a mut Room<'a>) -> Looked<'a> {
+        if input.is_empty() {
+            return Looked::Part;
+        }
+        let mut found = httparse::Response::new(&mut []);
+        let parsed = ParserConfig::default().parse_response_with_uninit_headers(&mut found, input, room);
+        match parsed {
+            Ok(Status::Complete(head)) => Self::of(found, input, head).unwrap_or(Looked::Other),
+            // A head that comes in pieces must not be parsed as often as there are pieces.
+            Ok(Status::Partial) | Err(_) => Looked::Other,
+        }
+    }
+
+    fn of(found: httparse::Response<'a, 'a>, input: &'a [u8], head: usize) -> Option<Looked<'a>> {
+        let status = StatusCode::from_u16(found.code?).ok()?;
+        let bodiless = matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+        let usual = (200..500).contains(&status.as_u16()) && status != StatusCode::MISDIRECTED_REQUEST;
+        if !usual || bodiless || found.version != Some(1) {
+            return None;
+        }
+        let (mut length, mut kept) = (None, 0);
+        let fields = found.headers;
+        for at in 0..fields.len() {
+            let field = fields[at];
+            match of_answer(&field) {
+                Field::GoesOn => {}
+                Field::Stays => continue,
+                Field::Length if length.is_none() => {
+                    length = Some(digits(field.value)?);
+                    continue;
+                }
+                _ => return None,
+            }
+            fields[kept] = field;
+            kept += 1;
+        }
+        let end = head.checked_add(length_of(length?)?)?;
+        // What is beyond its end nobody asked for.
+        let body = input.get(head..end).filter(|_| input.len() == end)?;
+        let fields: &'a [Header<'a>] = fields;
+        Some(Looked::Plain(Self { status, fields: &fields[..kept], body, length: end }))
+    }
+
+    /// The value of a field, whose name is in lower case.
+    pub fn value(&self, name: &HeaderName) -> Option<&'a [u8]> {
+        let mut fields = self.fields.iter();
+        fields.find(|field| field.name.eq_ignore_ascii_case(name.as_str())).map(|field| field.value)
+    }
+
+    /// Writes the answer as it goes on, body and all; `date` is the time now, where it does not tell it, and `closes` whether
+    /// the connection ends with it.
+    pub fn write(&self, out: &mut Vec<u8>, date: impl FnOnce() -> [u8; 29], closes: bool) {
+        out.reserve(self.length + 128);
+        status_line(out, self.status, Asked::unknown());
+        let mut dated = false;
+        for field in self.fields {
+            dated |= field.name.eq_ignore_ascii_case("date");
+            write(field, out);
+        }
+        if !dated {
+            super::field(out, &header::DATE, &date());
+        }
+        if closes {
+            super::field(out, &header::CONNECTION, b"close");
+        }
+        end_head(out, Framing::Length(self.body.len() as u64));
+        out.extend_from_slice(self.body);
+    }
+}
+
+/// Takes a plain message, which has this length, out of what came.
+pub fn pass_over(input: &mut BytesMut, length: usize) {
+    use bytes::Buf as _;
+    if length == input.len() { input.clear() } else { input.advance(length) }
+}
+
+fn write(field: &Header<'_>, out: &mut Vec<u8>) {
+    out.extend_from_slice(field.name.as_bytes());
+    out.extend_from_slice(b": ");
+    out.extend_from_slice(field.value);
+    out.extend_from_slice(b"\r\n");
+}
+
+fn length_of(told: u64) -> Option<usize> {
+    usize::try_from(told).ok().filter(|length| *length <= MOST_BODY)
+}
+
+fn is_host_or_length(field: &Header<'_>) -> bool {
+    let is = |name: &str| field.name.eq_ignore_ascii_case(name);
+    match field.name.len() {
+        4 => is("host"),
+        14 => is("content-length"),
+        _ => false,
+    }
+}
+
+fn of_request(field: &Header<'_>) -> Field {
+    let is = |name: &str| field.name.eq_ignore_ascii_case(name);
+    match field.name.len() {
+        2 if is("te") => Field::Unusual,
+        4 if is("host") => Field::Host,
+        6 if is("cookie") => Field::Cookie,
+        6 if is("expect") => Field::Unusual,
+        12 if is("content-type") && is_grpc(field.value) => Field::Unusual,
+        12 if is("grpc-timeout") => Field::Unusual,
+        14 if is("content-length") => Field::Length,
+        11.. if field.name.get(..11).is_some_and(|begin| begin.eq_ignore_ascii_case("x-fairmesh-")) => {
+            Field::Unusual
+        }
+        _ => of_either(field),
+    }
+}
+
+fn of_answer(field: &Header<'_>) -> Field {
+    let is = |name: &str| field.name.eq_ignore_ascii_case(name);
+    match field.name.len() {
+        6 if is("expect") => Field::Unusual,
+        11 if is("grpc-status") => Field::Unusual,
+        14 if is("content-length") => Field::Length,
+        _ => of_either(field),
+    }
+}
+
+/// What belongs to connections (RFC 9110 7.6.1), and how messages are framed.
+fn of_either(field: &Header<'_>) -> Field {
+    let is = |name: &str| field.name.eq_ignore_ascii_case(name);
+    let unusual = match field.name.len() {
+        7 => is("upgrade") || is("trailer"),
+        10 if is("keep-alive") => return Field::Stays,
+        10 if is("connection") && field.value.eq_ignore_ascii_case(b"keep-alive") => return Field::Stays,
+        10 => is("connection"),
+        16 => is("proxy-connection"),
+        17 => is("transfer-encoding"),
+        19 => is("proxy-authorization"),
+        _ => false,
+    };
+    if unusual { Field::Unusual } else { Field::GoesOn }
+}
+
+fn is_grpc(kind: &[u8]) -> bool {
+    kind.get(..16).is_some_and(|begin| begin.eq_ignore_ascii_case(b"application/grpc"))
+}
+
+/// Whether it begins with a slash and has only what paths and queries are made of (RFC 3986 3.3, 3.4).
+fn is_path(path: &str) -> bool {
+    const USUAL: [bool; 256] = usual(b"-._~!$&'()*+,;=:@%/?");
+    path.starts_with('/') && path.bytes().all(|byte| USUAL[usize::from(byte)])
+}
+
+/// Whether it is the name of a host, with or without a port; addresses in brackets are not looked at here.
+fn is_host(host: &[u8]) -> bool {
+    const USUAL: [bool; 256] = usual(b"-._");
+    let (name, port) = match host.iter().position(|byte| *byte == b':') {
+        Some(at) => (&host[..at], &host[at + 1..]),
+        None => (host, &b"0"[..]),
+    };
+    let is_port = matches!(port.len(), 1..=5) && port.iter().all(u8::is_ascii_digit);
+    is_port && !name.is_empty() && name.iter().all(|byte| USUAL[usize::from(*byte)])
+}
+
+/// Letters, digits and these.
+const fn usual(more: &[u8]) -> [bool; 256] {
+    let mut usual = [false; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        usual[byte] = (byte as u8).is_ascii_alphanumeric();
+        byte += 1;
+    }
+    let mut at = 0;
+    while at < more.len() {
+        usual[more[at] as usize] = true;
+        at += 1;
+    }
+    usual
+}

@@ -1,0 +1,228 @@
+//! A call whose request is passed on as it lies in memory.
+//!
+//! It is decided, counted and ended by the same core as every call. As soon as anything is unusual, it goes on where it is as one
+//! whose request is taken apart: what was decided stays, what was counted is not counted again.
+
+use std::{
+    fmt,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use fairmesh_router::{EndpointTarget, Headers, RequestView};
+use http::{Request, Response};
+use tokio::time::Instant;
+
+use super::{
+    First, Terms, answer::learn_from_plain, carry_on, line_of, request::Copy, tries,
+};
+use crate::{
+    BoxError, Fault, FaultKind,
+    body::Body,
+    core::{Call, Ending, Moment, Start, View},
+    headers::DEADLINE,
+    http1::{Answer, PlainAnswer, PlainRequest},
+    poll,
+    service::Handle,
+    stats::count,
+    transport::{Got, Head, Line, Outgoing, Plain, SendError},
+};
+
+/// A call whose plain request was sent.
+pub struct Passage<'a> {
+    handle: &'a Handle,
+    call: Call<'a, Arc<Line>>,
+    start: Start,
+    line: Arc<Line>,
+    plain: Plain,
+    /// When it was decided, in nanoseconds of the clock.
+    now: u64,
+    until: Instant,
+    surveyed: Option<u64>,
+    /// What came and was no plain answer.
+    other: Option<Result<Answer, SendError>>,
+}
+
+/// A call that has begun with a plain request and goes on with one that is taken apart.
+pub struct Apart<'a> {
+    handle: &'a Handle,
+    call: Call<'a, Arc<Line>>,
+    start: Start,
+    stage: Stage,
+}
+
+/// How far it came.
+enum Stage {
+    Routed,
+    Begun(First),
+}
+
+/// Fields as routes see them. A host that is not the server's is not among them.
+struct PlainHeaders<'a> {
+    request: &'a PlainRequest<'a>,
+    keeps_host: bool,
+}
+
+impl Headers for PlainHeaders<'_> {
+    fn get(&self, name: &str) -> Option<&[u8]> {
+        self.has(name).then(|| self.request.values(name).next()).flatten()
+    }
+
+    fn any(&self, name: &str, sees: &mut dyn FnMut(&[u8]) -> bool) -> bool {
+        self.has(name) && self.request.values(name).any(sees)
+    }
+}
+
+impl PlainHeaders<'_> {
+    fn has(&self, name: &str) -> bool {
+        self.keeps_host || name != "host"
+    }
+}
+
+/// Begins a call with a plain request, which is sent to the host that it names or, unless it `keeps_host`, to the service's
+/// own; `None` where it cannot be passed on, and nothing was counted.
+#[inline]
+pub(crate) fn begin<'a>(
+    handle: &'a Handle,
+    request: &PlainRequest<'_>,
+    keeps_host: bool,
+) -> Option<Result<Passage<'a>, Box<Apart<'a>>>> {
+    let (mesh, context) = (&handle.mesh, &handle.context);
+    let is_own = handle.deadline.is_some() || handle.marks.key.is_some() || handle.marks.role.is_some();
+    if is_own || mesh.observer.is_some() || mesh.source.leases().is_some() {
+        return None;
+    }
+    let own = handle.marks.authority.as_str();
+    let host = if keeps_host { request.host } else { own };
+    let headers = PlainHeaders { request, keeps_host };
+    let view = RequestView { host, path: request.path, method: request.method, headers: &headers, grpc: false };
+    let start = Start { now: mesh.clock.now(), limit: None, seed: mesh.seed() };
+    let mut call = Call::new(&handle.subscription);
+    let view = call.route(&view, context, start).ok()?;
+    count(&mesh.counters.calls);
+    let usual = matches!(&**view, View::Ready(ready)
+        if ready.lookaside.is_none() && !ready.upstream.protocol().is_multiplexed());
+    let apart = |call, stage| Some(Err(Box::new(Apart { handle, call, start, stage })));
+    if !usual || call.treatment().is_some() || call.key().is_some() {
+        return apart(call, Stage::Routed);
+    }
+    let now = start.now;
+    let Ok(picked) = call.decide(view, context, Moment { clock: mesh.clock, now, seed: mesh.seed() }) else {
+        return apart(call, Stage::Routed);
+    };
+    let line = line_of(mesh, &call, &picked);
+    drop(picked);
+    let left = u64::try_from(call.given(now).as_millis()).unwrap_or(u64::MAX);
+    let Some(plain) = Plain::begin(&line, |out| request.write(host, (&DEADLINE, left), out), request.body)
+    else {
+        return apart(call, Stage::Begun(First::Chosen(line, now)));
+    };
+    let surveyed = call.target().pace.claims_survey(now).then_some(now);
+    count(&mesh.counters.tries);
+    let until = mesh.clock.instant(call.try_ends(now));
+    Some(Ok(Passage { handle, call, start, line, plain, now, until, surveyed, other: None }))
+}
+
+impl fmt::Debug for Passage<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Passage").field("endpoint", self.line.target()).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Apart<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Apart").field("service", self.call.target().name()).finish_non_exhaustive()
+    }
+}
+
+impl<'a> Passage<'a> {
+    /// Waits for the answer; what `take` made of a plain one, and else `None`.
+    #[inline]
+    pub fn poll<T>(
+        &mut self,
+        take: impl FnOnce(&PlainAnswer<'_>, &EndpointTarget) -> T,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<T>> {
+        let (line, clock) = (&*self.line, self.handle.mesh.clock);
+        let take = |answer: &PlainAnswer<'_>| {
+            learn_from_plain((line, clock), answer);
+            take(answer, line.target())
+        };
+        self.other = Some(match ready!(self.plain.poll(self.until, take, context)) {
+            Ok(Got::Plain(taken)) => return Poll::Ready(Some(taken)),
+            Ok(Got::Other(answer)) => Ok(answer),
+            Err(error) => Err(error),
+        });
+        Poll::Ready(None)
+    }
+
+    /// The call is over: its plain answer was taken.
+    #[inline]
+    pub fn end(self) {
+        let Self { handle, mut call, line, plain, now, surveyed, .. } = self;
+        let mesh = &handle.mesh;
+        line.answered(true, now, mesh.clock);
+        poll::follow(surveyed, mesh, call.target(), &line);
+        call.end(Ending::Answered);
+        plain.give_back(&line);
+    }
+
+    /// The call with its request, of which a copy may be sent once more, taken apart: what was waited for was no plain answer.
+    #[cold]
+    pub fn into_apart(self) -> Apart<'a> {
+        let Self { handle, call, start, line, plain, now, surveyed, other, .. } = self;
+        let sent = match other {
+            Some(Ok(answer)) => Ok(plain.into_reply(answer)),
+            Some(Err(error)) => Err(error),
+            None => Err(SendError::OutOfTime),
+        };
+        Apart { handle, call, start, stage: Stage::Begun(First::Tried(Box::new((line, now, surveyed, sent)))) }
+    }
+}
+
+impl Apart<'_> {
+    /// Goes on, as [`ServiceHandle::send`](crate::ServiceHandle::send) does.
+    ///
+    /// # Errors
+    /// As that has them.
+    pub async fn go_on<B>(self, request: Request<B>) -> Result<Response<Body>, Fault>
+    where
+        B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let mesh = &self.handle.mesh;
+        let answered = self.carry_out(request).await;
+        if answered.is_err() {
+            count(&mesh.counters.faults);
+        }
+        answered
+    }
+
+    async fn carry_out<B>(self, request: Request<B>) -> Result<Response<Body>, Fault>
+    where
+        B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let Self { handle, mut call, start, stage } = self;
+        let (parts, body) = request.into_parts();
+        let body = Outgoing::take_movable(body).await;
+        let body = body
+            .map_err(|error| Fault::new(FaultKind::Invalid, "the request's body failed").caused_by(error))?;
+        let head = Head::new(handle, parts)?;
+        let terms = Terms { handle, context: &handle.context, start, trace: None };
+        let answer = match stage {
+            Stage::Routed => {
+                let known = (start.now, call.look());
+                return carry_on(terms, &mut call, known, head, body).await;
+            }
+            Stage::Begun(first) => {
+                let wanted = call.may_be_sent_twice(&call.look(), terms.context);
+                let copy = Copy::of(&head, &body, wanted);
+                let mut slot = first.is_unsent().then(|| super::Request::new(head, body));
+                tries(terms, first, &mut call, &mut slot, copy).await
+            }
+        };
+        answer.map_err(|fault| fault.after(call.tries()))
+    }
+}

@@ -1,0 +1,140 @@
+//! Requests of one connection, passed on without being taken apart where nobody needs that.
+
+use std::sync::Arc;
+
+use fairmesh_client::{
+    Apart, Body, EndpointTarget, Passage,
+    http1::{PlainAnswer, PlainRequest, room},
+};
+use http::{Request, Response};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::Instant,
+};
+
+use super::{Forwarder, Origin, for_program, for_server, region_of};
+use crate::{
+    answer,
+    lean::{Answer, Broken, Connection, Upload},
+    metrics::Held,
+    service::Target,
+    stopping::Stopping,
+};
+
+/// Answers what comes over one connection.
+#[derive(Debug)]
+pub(crate) struct Answering<'a> {
+    forwarder: &'a Forwarder,
+    origin: &'a Origin,
+}
+
+/// A call that has begun with a plain request: passed on, or to go on otherwise.
+type Begun<'a> = Result<Passage<'a>, Box<Apart<'a>>>;
+
+impl<'a> Answering<'a> {
+    pub(crate) fn new(forwarder: &'a Forwarder, origin: &'a Origin) -> Self {
+        Self { forwarder, origin }
+    }
+
+    /// Begins a call with the request that lies first in `input`, and says how long that is; `None` where it is not plain or
+    /// somebody wants to see more of it.
+    #[inline]
+    fn begin<'b>(
+        &self,
+        input: &[u8],
+        target: &'b mut Option<Arc<Target>>,
+        began: Instant,
+    ) -> Option<(Begun<'b>, &'b Arc<Target>, usize)> {
+        let Self { forwarder, origin } = self;
+        if origin.captured.is_some() {
+            return None;
+        }
+        let mut room = room();
+        let request = PlainRequest::read(input, &mut room)?;
+        let target = &*target.insert(forwarder.target_of(request.host, origin).ok()?);
+        if request.body.len() as u64 > forwarder.max_body || forwarder.seeing.wants(target, began) {
+            return None;
+        }
+        let begun = target.handle.pass(&request, origin.service.is_some())?;
+        Some((begun, target, request.length))
+    }
+}
+
+impl<R: AsyncRead + Unpin + Send + 'static> Answer<R> for Answering<'_> {
+    type Body = Body;
+
+    async fn answer(&self, request: Request<Upload<R>>) -> Response<Body> {
+        self.forwarder.answer(request, self.origin).await
+    }
+
+    async fn pass<W>(
+        &self,
+        connection: &mut Connection<R, W>,
+        stopping: &Stopping,
+    ) -> Result<Option<bool>, Broken>
+    where
+        W: AsyncWrite + Unpin,
+    {
+        let (began, mut target) = (Instant::now(), None);
+        let Some((begun, target, length)) = self.begin(connection.input(), &mut target, began) else {
+            return Ok(None);
+        };
+        let apart = {
+            let _under_way = Held::new(&target.golden.under_way);
+            match begun {
+                Err(apart) => *apart,
+                Ok(mut passage) => {
+                    let passed = connection.wait(|out, date, context| {
+                        let take = |answer: &PlainAnswer<'_>, server: &EndpointTarget| {
+                            let closes = stopping.is_told();
+                            answer.write(out, || date.now(), closes);
+                            let region = Some(&server.location.region);
+                            target.golden.answers.answered(region, answer.status, began.elapsed());
+                            !closes
+                        };
+                        passage.poll(take, context)
+                    });
+                    if let Some(persistent) = passed.await? {
+                        passage.end();
+                        connection.answered(length).await?;
+                        return Ok(Some(persistent));
+                    }
+                    passage.into_apart()
+                }
+            }
+        };
+        let (forwarder, origin) = (self.forwarder, self.origin);
+        let answer = |request| forwarder.go_on(request, origin, target, (apart, began));
+        Box::pin(connection.take_apart(answer, stopping)).await.map(Some)
+    }
+}
+
+impl Forwarder {
+    /// Answers a plain request whose call goes on as one that is taken apart.
+    async fn go_on<R>(
+        &self,
+        request: Request<Upload<R>>,
+        origin: &Origin,
+        target: &Target,
+        (apart, began): (Apart<'_>, Instant),
+    ) -> Response<Body>
+    where
+        R: AsyncRead + Unpin + Send + 'static,
+    {
+        let _under_way = Held::new(&target.golden.under_way);
+        let (mut head, body) = request.into_parts();
+        for_server(&mut head, origin);
+        let answer = match apart.go_on(Request::from_parts(head, body)).await {
+            Ok(mut answer) => {
+                for_program(&mut answer);
+                answer
+            }
+            Err(fault) => {
+                self.faulted(&fault, origin, target);
+                answer::of_fault(&fault, None)
+            }
+        };
+        target.golden.answers.answered(region_of(&answer), answer.status(), began.elapsed());
+        answer
+    }
+}
