@@ -10,6 +10,7 @@ mod plain;
 mod received;
 mod request;
 mod response;
+pub mod scratch;
 
 #[cfg(test)]
 mod tests;
@@ -19,7 +20,7 @@ use http::{HeaderMap, header};
 pub use answer::{Answer, HeadReader};
 pub use body::{Decoder, Piece};
 pub use outbox::Outbox;
-pub use plain::{Looked, PlainAnswer, PlainRequest, Room, pass_over, room};
+pub use plain::{PlainAnswer, PlainRequest, Room, no_fields, pass_over};
 pub use received::{Received, RequestReader, Unserved};
 pub use request::{Encoder, Framing, Unframed, WrongLength, begin_request, end_head, field, fields, number};
 pub use response::{Asked, response};

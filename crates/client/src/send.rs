@@ -14,8 +14,8 @@ use std::{sync::Arc, time::Duration};
 
 use http::{Response, request::Parts};
 
-use self::{answer::judge, request::Copy, terms::Terms};
 pub use self::passage::{Apart, Passage};
+use self::{answer::judge, request::Copy, terms::Terms};
 pub(crate) use self::{
     answer::{has_erred, learn_from_trailers, violates_protocol},
     passage::begin as pass,
@@ -25,7 +25,10 @@ pub(crate) use self::{
 use crate::{
     CallContext, Fault, FaultKind, Retry,
     body::{Attempt, Body},
-    core::{Call, Chosen, Clock, Ending, Moment, Next, Sight, Start, Subscription, Undecided, View, nanos, no_view},
+    core::{
+        Call, Chosen, Clock, Ending, Moment, Next, Sight, Start, Subscription, Undecided, View, nanos,
+        no_view,
+    },
     headers::WRONG_SHARD,
     mesh::Shared,
     poll,

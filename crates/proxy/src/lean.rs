@@ -20,8 +20,8 @@ use http::{Request, Response};
 use http_body::Body;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use connection::Next;
 pub(crate) use connection::Connection;
+use connection::Next;
 pub(crate) use upload::Upload;
 
 use crate::stopping::Stopping;

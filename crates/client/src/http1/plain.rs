@@ -22,7 +22,7 @@ const MOST_BODY: usize = 16 * 1024;
 pub type Room<'a> = [MaybeUninit<Header<'a>>; MOST_FIELDS];
 
 /// Room for the fields of a message.
-pub const fn room<'a>() -> Room<'a> {
+pub const fn no_fields<'a>() -> Room<'a> {
     [const { MaybeUninit::uninit() }; MOST_FIELDS]
 }
 
@@ -50,21 +50,7 @@ pub struct PlainAnswer<'a> {
     /// From 200 to 499.
     pub status: StatusCode,
     fields: &'a [Header<'a>],
-    /// The body, all of it.
-    pub body: &'a [u8],
-    /// How many bytes the whole answer has.
-    pub length: usize,
-}
-
-/// What the beginning of an answer is.
-#[derive(Debug)]
-pub enum Looked<'a> {
-    /// All of a plain one.
-    Plain(PlainAnswer<'a>),
-    /// Part of one, or of another: more is to come.
-    Part,
-    /// No plain one.
-    Other,
+    body: &'a [u8],
 }
 
 /// What is to be done with a field.
@@ -119,9 +105,9 @@ impl<'a> PlainRequest<'a> {
         fields.filter(move |field| field.name.eq_ignore_ascii_case(name)).map(|field| field.value)
     }
 
-    /// Writes the head as it goes on to this host, with a field that holds this number.
+    /// Writes the request as it goes on to this host, body and all, with a field that holds this number.
     pub fn write(&self, host: &str, (name, value): (&HeaderName, u64), out: &mut Vec<u8>) {
-        out.reserve(self.length - self.body.len() + 128);
+        out.reserve(self.length + 128);
         out.extend_from_slice(self.method.as_bytes());
         out.push(b' ');
         out.extend_from_slice(self.path.as_bytes());
@@ -136,25 +122,22 @@ impl<'a> PlainRequest<'a> {
         let may_be_empty = matches!(self.method, "POST" | "PUT" | "PATCH");
         let length = self.body.len() as u64;
         end_head(out, if length > 0 || may_be_empty { Framing::Length(length) } else { Framing::Absent });
+        out.extend_from_slice(self.body);
     }
 }
 
 impl<'a> PlainAnswer<'a> {
-    /// Looks at what has come of the answer to a plain request.
-    pub fn look(input: &'a [u8], room: &'a mut Room<'a>) -> Looked<'a> {
-        if input.is_empty() {
-            return Looked::Part;
-        }
+    /// Reads the answer to a plain request; `None` where it is not plain, or not all of it is there.
+    pub fn read(input: &'a [u8], room: &'a mut Room<'a>) -> Option<Self> {
         let mut found = httparse::Response::new(&mut []);
         let parsed = ParserConfig::default().parse_response_with_uninit_headers(&mut found, input, room);
         match parsed {
-            Ok(Status::Complete(head)) => Self::of(found, input, head).unwrap_or(Looked::Other),
-            // A head that comes in pieces must not be parsed as often as there are pieces.
-            Ok(Status::Partial) | Err(_) => Looked::Other,
+            Ok(Status::Complete(head)) => Self::of(found, input, head),
+            Ok(Status::Partial) | Err(_) => None,
         }
     }
 
-    fn of(found: httparse::Response<'a, 'a>, input: &'a [u8], head: usize) -> Option<Looked<'a>> {
+    fn of(found: httparse::Response<'a, 'a>, input: &'a [u8], head: usize) -> Option<Self> {
         let status = StatusCode::from_u16(found.code?).ok()?;
         let bodiless = matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
         let usual = (200..500).contains(&status.as_u16()) && status != StatusCode::MISDIRECTED_REQUEST;
@@ -181,7 +164,7 @@ impl<'a> PlainAnswer<'a> {
         // What is beyond its end nobody asked for.
         let body = input.get(head..end).filter(|_| input.len() == end)?;
         let fields: &'a [Header<'a>] = fields;
-        Some(Looked::Plain(Self { status, fields: &fields[..kept], body, length: end }))
+        Some(Self { status, fields: &fields[..kept], body })
     }
 
     /// The value of a field, whose name is in lower case.
@@ -193,7 +176,6 @@ impl<'a> PlainAnswer<'a> {
     /// Writes the answer as it goes on, body and all; `date` is the time now, where it does not tell it, and `closes` whether
     /// the connection ends with it.
     pub fn write(&self, out: &mut Vec<u8>, date: impl FnOnce() -> [u8; 29], closes: bool) {
-        out.reserve(self.length + 128);
         status_line(out, self.status, Asked::unknown());
         let mut dated = false;
         for field in self.fields {

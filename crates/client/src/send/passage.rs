@@ -14,9 +14,7 @@ use fairmesh_router::{EndpointTarget, Headers, RequestView};
 use http::{Request, Response};
 use tokio::time::Instant;
 
-use super::{
-    First, Terms, answer::learn_from_plain, carry_on, line_of, request::Copy, tries,
-};
+use super::{First, Terms, answer::learn_from_plain, carry_on, line_of, request::Copy, tries};
 use crate::{
     BoxError, Fault, FaultKind,
     body::Body,
@@ -96,7 +94,8 @@ pub(crate) fn begin<'a>(
     let own = handle.marks.authority.as_str();
     let host = if keeps_host { request.host } else { own };
     let headers = PlainHeaders { request, keeps_host };
-    let view = RequestView { host, path: request.path, method: request.method, headers: &headers, grpc: false };
+    let view =
+        RequestView { host, path: request.path, method: request.method, headers: &headers, grpc: false };
     let start = Start { now: mesh.clock.now(), limit: None, seed: mesh.seed() };
     let mut call = Call::new(&handle.subscription);
     let view = call.route(&view, context, start).ok()?;
@@ -114,8 +113,7 @@ pub(crate) fn begin<'a>(
     let line = line_of(mesh, &call, &picked);
     drop(picked);
     let left = u64::try_from(call.given(now).as_millis()).unwrap_or(u64::MAX);
-    let Some(plain) = Plain::begin(&line, |out| request.write(host, (&DEADLINE, left), out), request.body)
-    else {
+    let Some(plain) = Plain::begin(&line, |out| request.write(host, (&DEADLINE, left), out)) else {
         return apart(call, Stage::Begun(First::Chosen(line, now)));
     };
     let surveyed = call.target().pace.claims_survey(now).then_some(now);
@@ -177,7 +175,12 @@ impl<'a> Passage<'a> {
             Some(Err(error)) => Err(error),
             None => Err(SendError::OutOfTime),
         };
-        Apart { handle, call, start, stage: Stage::Begun(First::Tried(Box::new((line, now, surveyed, sent)))) }
+        Apart {
+            handle,
+            call,
+            start,
+            stage: Stage::Begun(First::Tried(Box::new((line, now, surveyed, sent)))),
+        }
     }
 }
 

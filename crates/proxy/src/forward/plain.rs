@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fairmesh_client::{
     Apart, Body, EndpointTarget, Passage,
-    http1::{PlainAnswer, PlainRequest, room},
+    http1::{PlainAnswer, PlainRequest, no_fields},
 };
 use http::{Request, Response};
 use tokio::{
@@ -49,7 +49,7 @@ impl<'a> Answering<'a> {
         if origin.captured.is_some() {
             return None;
         }
-        let mut room = room();
+        let mut room = no_fields();
         let request = PlainRequest::read(input, &mut room)?;
         let target = &*target.insert(forwarder.target_of(request.host, origin).ok()?);
         if request.body.len() as u64 > forwarder.max_body || forwarder.seeing.wants(target, began) {
@@ -96,7 +96,7 @@ impl<R: AsyncRead + Unpin + Send + 'static> Answer<R> for Answering<'_> {
                     });
                     if let Some(persistent) = passed.await? {
                         passage.end();
-                        connection.answered(length).await?;
+                        connection.answered(length);
                         return Ok(Some(persistent));
                     }
                     passage.into_apart()

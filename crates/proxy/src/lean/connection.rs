@@ -35,6 +35,8 @@ use super::{
 };
 use crate::stopping::Stopping;
 
+/// What the head of a request may well need, besides its body.
+const HEAD: usize = 1024;
 /// How much of later requests is read while one is answered.
 const AHEAD: usize = 64 * 1024;
 /// How long a connection is read after its last answer where its program may still be sending: closed at once, the system
@@ -47,6 +49,8 @@ pub(crate) struct Connection<R, W> {
     requests: RequestReader,
     /// Whether nothing that came of the next request was looked at.
     fresh: bool,
+    /// The length of the last request, body and all: the next one may be alike.
+    expected: usize,
     writer: W,
     output: Outbox,
     date: Date,
@@ -107,6 +111,7 @@ where
             source: Source::Here(Reading { io, input: BytesMut::new() }),
             requests: RequestReader::default(),
             fresh: true,
+            expected: 0,
             writer,
             output: Outbox::default(),
             date: Date::new(),
@@ -155,7 +160,7 @@ where
                     return Poll::Ready(Ok(Next::Refused(status, why)));
                 }
             }
-            match reading.poll_head(context)? {
+            match reading.poll_head(self.expected, context)? {
                 Poll::Ready(0) if reading.input.is_empty() => return Poll::Ready(Ok(Next::Idle)),
                 Poll::Ready(0) => return Poll::Ready(Err(Broken::Short)),
                 Poll::Ready(_) => {}
@@ -187,6 +192,8 @@ where
     {
         self.fresh = true;
         let Received { head, body, persistent, expects_continue } = received;
+        let body_length = body.left().and_then(|left| usize::try_from(left).ok());
+        self.expected = body_length.map_or(0, |length| length.saturating_add(HEAD));
         let asked = Asked::by(&head);
         #[cfg(test)]
         let (body, persistent) = match self.planted {

@@ -50,9 +50,13 @@ impl<R: AsyncRead + Unpin> Reading<R> {
     }
 
     /// Reads what comes of a head. One that begins gets as much memory as there ever is for heads, which is nearly always
-    /// that of the head before: a request that were cut in two would cost a second read.
-    pub(super) fn poll_head(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        self.poll_read(if self.input.is_empty() { LEAST_READ - 1 } else { 0 }, context)
+    /// that of the head before, or as a whole request is expected to have: one that were cut in two would cost a second read.
+    pub(super) fn poll_head(
+        &mut self,
+        expected: usize,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<usize>> {
+        self.poll_read(if self.input.is_empty() { expected.max(LEAST_READ - 1) } else { 0 }, context)
     }
 
     /// Reads what has come of a body that is not long, so that it need not be lent to whoever answers.

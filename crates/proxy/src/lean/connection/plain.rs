@@ -2,6 +2,8 @@
 
 use std::{
     future::{Future, poll_fn},
+    io,
+    pin::Pin,
     task::{Context, Poll, ready},
 };
 
@@ -30,39 +32,57 @@ where
         }
     }
 
-    /// Waits until `poll` has written an answer, or has nothing more to wait for, and for the program to give up.
+    /// Waits until `poll` has written an answer to the first request, and sends that, or has nothing more to wait for; and for
+    /// the program to give up.
     pub(crate) async fn wait<T>(
         &mut self,
         mut poll: impl FnMut(&mut Vec<u8>, &mut Date, &mut Context<'_>) -> Poll<T>,
     ) -> Result<T, Broken> {
-        self.output.clear();
-        poll_fn(|context| {
-            if let Poll::Ready(answered) = poll(self.output.text(), &mut self.date, context) {
-                return Poll::Ready(Ok(answered));
+        let (answered, sent) = poll_fn(|context| {
+            let polled = http1::scratch::text(|text| {
+                let answered = ready!(poll(text, &mut self.date, context));
+                Poll::Ready(self.begin_sending(text, context).map(|sent| (answered, sent)))
+            });
+            if let Poll::Ready(answered) = polled {
+                return Poll::Ready(answered.map_err(Broken::Io));
             }
             ready!(self.poll_gone(context));
             Poll::Ready(Err(Broken::Gone))
         })
-        .await
+        .await?;
+        if !sent {
+            self.flush().await?;
+            self.output.shrink(KEPT);
+        }
+        Ok(answered)
     }
 
-    /// Sends the answer that is written to the first request, which has this length.
-    pub(crate) async fn answered(&mut self, length: usize) -> Result<(), Broken> {
-        self.flush().await?;
-        self.output.shrink(KEPT);
+    /// Sends text as far as that goes now, and keeps what does not; whether that was all.
+    fn begin_sending(&mut self, text: &[u8], context: &mut Context<'_>) -> io::Result<bool> {
+        let mut left = text;
+        while !left.is_empty()
+            && let Poll::Ready(written) = Pin::new(&mut self.writer).poll_write(context, left)?
+        {
+            left = match written {
+                0 => return Err(io::ErrorKind::WriteZero.into()),
+                written => &left[written..],
+            };
+        }
+        self.output.clear().extend_from_slice(left);
+        // A socket has nothing to flush; TLS keeps what the socket below did not take.
+        Ok(left.is_empty() && Pin::new(&mut self.writer).poll_flush(context)?.is_ready())
+    }
+
+    /// Passes over the first request, which was answered and has this length.
+    pub(crate) fn answered(&mut self, length: usize) {
         if let Source::Here(reading) = &mut self.source {
             http1::pass_over(&mut reading.input, length);
         }
-        self.fresh = true;
-        Ok(())
+        (self.fresh, self.expected) = (true, length);
     }
 
     /// Has the first request, which is whole, answered as one that is taken apart; whether the connection may carry another.
-    pub(crate) async fn take_apart<A, F, B>(
-        &mut self,
-        answer: A,
-        stopping: &Stopping,
-    ) -> Result<bool, Broken>
+    pub(crate) async fn take_apart<A, F, B>(&mut self, answer: A, stopping: &Stopping) -> Result<bool, Broken>
     where
         A: FnOnce(Request<Upload<R>>) -> F,
         F: Future<Output = Response<B>>,

@@ -1,18 +1,21 @@
 //! A plain request and its answer, on a connection of its own for that long.
 
 use std::{
-    io::{self, ErrorKind, IoSlice},
-    mem,
+    io::{self, ErrorKind},
+    pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
 };
 
 use http::Method;
-use tokio::time::Instant;
+use tokio::{
+    io::{AsyncRead as _, ReadBuf},
+    time::Instant,
+};
 
 use super::{Connection, Io, broken, cut};
 use crate::{
-    http1::{Answer, HeadReader, Looked, PlainAnswer, pass_over, room},
+    http1::{Answer, HeadReader, PlainAnswer, no_fields, scratch},
     transport::{Line, Reply, SendError, h1},
 };
 
@@ -32,18 +35,18 @@ pub(crate) enum Got<T> {
 }
 
 impl Plain {
-    /// Sends a request over a connection to the server that waits for one; `None` where there is none. `head` writes its head.
-    pub(crate) fn begin(line: &Line, head: impl FnOnce(&mut Vec<u8>), body: &[u8]) -> Option<Self> {
+    /// Sends a request over a connection to the server that waits for one; `None` where there is none. `write` writes it.
+    pub(crate) fn begin(line: &Line, write: impl FnOnce(&mut Vec<u8>)) -> Option<Self> {
         let pool = line.h1.here();
         let mut connection = pool.take()?.connection;
-        head(connection.output.clear());
-        let rest = if connection.output.copy(body, b"") { &[] } else { body };
-        // One that the server closed while it was idle took nothing: the next one is as good.
-        while connection.send_plain(rest).is_err() {
-            let mut next = pool.take()?.connection;
-            mem::swap(&mut next.output, &mut connection.output);
-            connection = next;
-        }
+        scratch::text(|text| {
+            write(text);
+            // One that the server closed while it was idle took nothing: the next one is as good.
+            while connection.send_plain(text).is_err() {
+                connection = pool.take()?.connection;
+            }
+            Some(())
+        })?;
         line.counters.reused();
         Some(Self { connection, apart: None })
     }
@@ -64,30 +67,22 @@ impl Plain {
         take: impl FnOnce(&PlainAnswer<'_>) -> T,
         context: &mut Context<'_>,
     ) -> Poll<Result<Got<T>, SendError>> {
-        let Self { connection, apart } = self;
-        connection.send_rest(context);
-        loop {
-            if let Some(reader) = apart {
-                if let Some(answer) = reader.read(&mut connection.input).map_err(broken)? {
-                    return Poll::Ready(Ok(Got::Other(answer)));
-                }
-            } else {
-                match PlainAnswer::look(&connection.input, &mut room()) {
-                    Looked::Plain(answer) => {
-                        let (taken, length) = (take(&answer), answer.length);
-                        pass_over(&mut connection.input, length);
-                        connection.expected = length;
-                        return Poll::Ready(Ok(Got::Plain(taken)));
-                    }
-                    Looked::Part => {}
-                    Looked::Other => {
-                        // As of every method whose answers have bodies like any other.
-                        *apart = Some(HeadReader::new(&Method::GET));
-                        continue;
-                    }
-                }
+        self.connection.send_rest(context);
+        if self.apart.is_none() {
+            let connection = &mut *self.connection;
+            let taken = scratch::room(|room| connection.poll_plain(room, take, context));
+            if let Some(taken) = ready!(taken).map_err(broken)? {
+                return Poll::Ready(Ok(Got::Plain(taken)));
             }
-            if ready!(connection.poll_read(connection.expected, context)).map_err(broken)? == 0 {
+        }
+        // As of every method whose answers have bodies like any other.
+        let reader = self.apart.get_or_insert_with(|| HeadReader::new(&Method::GET));
+        loop {
+            if let Some(answer) = reader.read(&mut self.connection.input).map_err(broken)? {
+                return Poll::Ready(Ok(Got::Other(answer)));
+            }
+            let due = self.connection.expected;
+            if ready!(self.connection.poll_read(due, context)).map_err(broken)? == 0 {
                 return Poll::Ready(Err(broken(cut("before it answered"))));
             }
         }
@@ -112,25 +107,37 @@ impl Plain {
 }
 
 impl Connection {
-    /// Sends the text and what follows it, as far as one write goes, and keeps what does not; an error where nothing was sent.
-    fn send_plain(&mut self, rest: &[u8]) -> io::Result<()> {
+    /// Sends a request as far as one write goes, and keeps what does not; an error where nothing was sent.
+    fn send_plain(&mut self, text: &[u8]) -> io::Result<()> {
         let Io::Whole(io) = &mut self.io else { return Err(ErrorKind::NotConnected.into()) };
-        let text = self.output.text();
-        let wrote = match rest {
-            [] => io.try_write(text),
-            rest => io.try_write_vectored(&[IoSlice::new(text), IoSlice::new(rest)]),
-        };
-        let written = match wrote {
+        let written = match io.try_write(text) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => 0,
             wrote => wrote?,
         };
-        if written < text.len() + rest.len() {
-            text.extend_from_slice(rest);
-        }
-        let written = written.min(text.len());
-        self.output.begun(None, b"", written);
+        self.output.clear().extend_from_slice(&text[written..]);
         self.persistent = true;
         Ok(())
+    }
+
+    /// Reads what comes of an answer, and makes what `take` does of one that is plain; what is not is kept.
+    fn poll_plain<T>(
+        &mut self,
+        room: &mut [u8],
+        take: impl FnOnce(&PlainAnswer<'_>) -> T,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<Option<T>>> {
+        let Io::Whole(io) = &mut self.io else { return Poll::Ready(Ok(None)) };
+        let mut read = ReadBuf::new(room);
+        ready!(Pin::new(io).poll_read(context, &mut read))?;
+        let came = read.filled();
+        if came.is_empty() {
+            return Poll::Ready(Err(cut("before it answered")));
+        }
+        if let Some(answer) = PlainAnswer::read(came, &mut no_fields()) {
+            return Poll::Ready(Ok(Some(take(&answer))));
+        }
+        self.input.extend_from_slice(came);
+        Poll::Ready(Ok(None))
     }
 
     /// Sends what is left of a plain request. A server that takes no more of it may have answered, and the answer says why; else
