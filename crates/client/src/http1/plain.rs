@@ -5,6 +5,9 @@
 //! What is not plain is no error: it is left to [`RequestReader`](super::RequestReader) and [`HeadReader`](super::HeadReader),
 //! so that what anything unusual means, and what is refused, is decided in one place.
 
+#[cfg(test)]
+mod tests;
+
 use std::mem::MaybeUninit;
 
 use bytes::BytesMut;
@@ -73,7 +76,10 @@ impl<'a> PlainRequest<'a> {
         let Ok(Status::Complete(head)) = parsed else { return None };
         let (method, path) = (found.method?, found.path?);
         let usual = matches!(method, "GET" | "POST" | "PUT" | "DELETE" | "PATCH" | "OPTIONS");
-        if !usual || found.version != Some(1) || !is_path(path) {
+        let is_path = is_path(path);
+        #[cfg(test)]
+        let is_path = is_path || is_planted(Planted::TakesAnyPath);
+        if !usual || found.version != Some(1) || !is_path {
             return None;
         }
         let (mut host, mut length, mut cookies, mut kept) = (None, None, 0, 0);
@@ -85,6 +91,8 @@ impl<'a> PlainRequest<'a> {
                 Field::Stays => continue,
                 Field::Host if host.is_none() && is_host(field.value) => host = Some(field.value),
                 Field::Length if length.is_none() => length = Some(digits(field.value)?),
+                #[cfg(test)]
+                Field::Host if is_planted(Planted::TakesAnyHost) => {}
                 Field::Cookie if cookies == 0 => cookies = 1,
                 _ => return None,
             }
@@ -141,6 +149,8 @@ impl<'a> PlainAnswer<'a> {
         let status = StatusCode::from_u16(found.code?).ok()?;
         let bodiless = matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
         let usual = (200..500).contains(&status.as_u16()) && status != StatusCode::MISDIRECTED_REQUEST;
+        #[cfg(test)]
+        let usual = usual || is_planted(Planted::TakesAnyStatus);
         if !usual || bodiless || found.version != Some(1) {
             return None;
         }
@@ -207,6 +217,8 @@ fn write(field: &Header<'_>, out: &mut Vec<u8>) {
 }
 
 fn length_of(told: u64) -> Option<usize> {
+    #[cfg(test)]
+    let told = if is_planted(Planted::CutsBodies) { told.saturating_sub(1) } else { told };
     usize::try_from(told).ok().filter(|length| *length <= MOST_BODY)
 }
 
@@ -249,6 +261,12 @@ fn of_answer(field: &Header<'_>) -> Field {
 /// What belongs to connections (RFC 9110 7.6.1), and how messages are framed.
 fn of_either(field: &Header<'_>) -> Field {
     let is = |name: &str| field.name.eq_ignore_ascii_case(name);
+    #[cfg(test)]
+    if is_planted(Planted::KeepsConnection) && is("connection")
+        || is_planted(Planted::IgnoresCodings) && is("transfer-encoding")
+    {
+        return Field::Stays;
+    }
     let unusual = match field.name.len() {
         7 => is("upgrade") || is("trailer"),
         10 if is("keep-alive") => return Field::Stays,
@@ -297,4 +315,27 @@ const fn usual(more: &[u8]) -> [bool; 256] {
         at += 1;
     }
     usual
+}
+
+/// A mistake, for a test that must find it.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Planted {
+    KeepsConnection,
+    IgnoresCodings,
+    TakesAnyHost,
+    CutsBodies,
+    TakesAnyPath,
+    TakesAnyStatus,
+}
+
+#[cfg(test)]
+thread_local! {
+    static PLANTED_HERE: std::cell::Cell<Option<Planted>> = const { std::cell::Cell::new(None) };
+}
+
+/// Whether this mistake is to be made.
+#[cfg(test)]
+fn is_planted(planted: Planted) -> bool {
+    PLANTED_HERE.get() == Some(planted)
 }

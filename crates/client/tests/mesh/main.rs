@@ -15,6 +15,8 @@ mod overload;
 #[cfg(test)]
 mod own_lookaside;
 #[cfg(test)]
+mod plain;
+#[cfg(test)]
 mod policy;
 #[cfg(test)]
 mod poll;

@@ -1,0 +1,242 @@
+//! The same requests are called with twice, taken apart and passed on as they lie, where servers answer in every way: both must
+//! be answered alike, have sent servers the same, and have counted the same.
+
+use std::{
+    collections::HashSet,
+    future::poll_fn,
+    sync::{Arc, Mutex},
+};
+
+use bytes::BytesMut;
+use fairmesh_client::{
+    Fault, Mesh, ServiceHandle,
+    http1::{PlainRequest, Received, RequestReader, no_fields},
+};
+use fairmesh_model::{Policy, Protocol, Retries, arith::Generator};
+use http::{HeaderMap, Request, header};
+use http_body_util::{BodyExt as _, Full};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+};
+
+use crate::rig::Rig;
+
+/// How a server answers, by path; the second part is sent after a while, and without a third the connection goes on.
+const WAYS: [(&str, &[&str]); 17] = [
+    ("/plain", &["HTTP/1.1 200 OK\r\nServer: x\r\ncontent-length: 3\r\n\r\ntea"]),
+    ("/dated", &["HTTP/1.1 201 Made\r\nDate: then\r\nConnection: keep-alive\r\nContent-Length: 0\r\n\r\n"]),
+    ("/404", &["HTTP/1.1 404 Not Found\r\nx: 1\r\nx: 2\r\ncontent-length: 3\r\n\r\ntea"]),
+    ("/500", &["HTTP/1.1 500 Oh\r\ncontent-length: 3\r\n\r\ntea"]),
+    ("/503", &["HTTP/1.1 503 Later\r\ncontent-length: 0\r\n\r\n"]),
+    ("/chunked", &["HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\ntea\r\n0\r\nx: 1\r\n\r\n"]),
+    ("/pieces", &["HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\ntea", "tea"]),
+    ("/head", &["HTTP/1.1 200 OK\r\ncontent-le", "ngth: 3\r\n\r\ntea"]),
+    ("/204", &["HTTP/1.1 204 No Content\r\n\r\n"]),
+    ("/interim", &["HTTP/1.1 102 Wait\r\n\r\n", "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\ntea"]),
+    (
+        "/load",
+        &["HTTP/1.1 200 OK\r\nendpoint-load-metrics: TEXT cpu_utilization=0.3\r\ncontent-length: 0\r\n\r\n"],
+    ),
+    ("/nonsense", &["HTTP/1.1 200 OK\r\nendpoint-load-metrics: much\r\ncontent-length: 0\r\n\r\n"]),
+    ("/101", &["HTTP/1.1 101 Switching Protocols\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n", "", ""]),
+    ("/close", &["HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 3\r\n\r\ntea", "", ""]),
+    ("/cut", &["HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\ntea", "", ""]),
+    ("/gone", &["", "", ""]),
+    ("/garbage", &["SSH-2.0\r\n\r\n", "", ""]),
+];
+
+/// What one call came to.
+#[derive(Debug, PartialEq)]
+struct Outcome {
+    /// Status, fields and body; a body that broke off has no end.
+    answer: Result<(u16, HeaderMap, Option<String>), String>,
+    /// What servers saw.
+    seen: Vec<String>,
+    counted: [u64; 6],
+}
+
+/// What a server saw since it was last asked, and whom it has answered.
+type Log = Arc<Mutex<(Vec<String>, HashSet<String>)>>;
+
+async fn server(log: Log) -> std::net::SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            tokio::spawn(serve(stream, Arc::clone(&log)));
+        }
+    });
+    address
+}
+
+async fn serve(mut stream: TcpStream, log: Log) -> Option<()> {
+    let (mut input, mut requests) = (BytesMut::new(), RequestReader::default());
+    loop {
+        let Received { head, body, .. } = loop {
+            if let Some(received) = requests.read(&mut input).ok()? {
+                break received;
+            }
+            (stream.read_buf(&mut input).await.ok()? > 0).then_some(())?;
+        };
+        let size = usize::try_from(body.left()?).ok()?;
+        while input.len() < size {
+            (stream.read_buf(&mut input).await.ok()? > 0).then_some(())?;
+        }
+        let body = String::from_utf8(input.split_to(size).to_vec()).unwrap();
+        let id = head.headers()["x-id"].to_str().unwrap().to_owned();
+        let fields = fields(head.headers());
+        let first = {
+            let mut log = log.lock().unwrap();
+            log.0.push(format!("{} {} {fields:?} {body}", head.method(), head.uri()));
+            log.1.insert(id)
+        };
+        let path = head.uri().path();
+        // What fails once only is answered when it is asked for again.
+        let path = path.strip_prefix("/once").map_or(path, |path| if first { path } else { "/plain" });
+        let (_, parts) = WAYS.iter().find(|(own, _)| *own == path).unwrap();
+        for part in *parts {
+            stream.write_all(part.as_bytes()).await.ok()?;
+            for _ in 0..8 {
+                tokio::task::yield_now().await;
+            }
+        }
+        if parts.len() == 3 {
+            return Some(());
+        }
+    }
+}
+
+/// But for those that differ from call to call, in an order of their own.
+fn fields(headers: &HeaderMap) -> Vec<String> {
+    let own = ["x-fairmesh-deadline", "date"];
+    let told = headers.iter().filter(|(name, value)| !own.contains(&name.as_str()) || *value == "then");
+    let mut told: Vec<_> = told.map(|(name, value)| format!("{name}: {value:?}")).collect();
+    told.sort();
+    told
+}
+
+fn draw(seed: u64) -> String {
+    let mut chance = Generator::new(seed);
+    let mut below = |count: usize| chance.below(count as u64) as usize;
+    let method = ["GET", "POST", "PUT", "OPTIONS"][below(4)];
+    // What is plain more often, so that connections are kept.
+    let way = WAYS[if below(2) == 0 { below(3) } else { below(WAYS.len()) }].0;
+    let once = ["", "/once"][below(2)];
+    let size = [0, 0, 5, 5_000, 16_384][below(5)];
+    let field = ["", "x: 1\r\n", "X-Long: a b  c\r\ncookie: d\r\n"][below(3)];
+    let length =
+        if size > 0 || below(2) == 0 { format!("Content-Length: {size}\r\n") } else { String::new() };
+    format!(
+        "{method} {once}{way}?n={seed} HTTP/1.1\r\nHost: cart.shop\r\n{field}X-Id: {seed}\r\n{length}\r\n{}",
+        "t".repeat(size)
+    )
+}
+
+/// The request as a proxy that takes it apart has it.
+fn taken_apart(text: &str) -> Request<Full<bytes::Bytes>> {
+    let mut input = BytesMut::from(text);
+    let received = RequestReader::default().read(&mut input).unwrap().unwrap();
+    let mut request = received.head.map(|()| Full::new(input.freeze()));
+    request.headers_mut().remove(header::HOST);
+    request
+}
+
+async fn called(service: &ServiceHandle, text: &str) -> Result<(u16, HeaderMap, Option<String>), Fault> {
+    let answer = service.send_movable(taken_apart(text)).await?;
+    Ok(read(answer).await)
+}
+
+async fn read(answer: http::Response<fairmesh_client::Body>) -> (u16, HeaderMap, Option<String>) {
+    let (head, body) = answer.into_parts();
+    let body = body.collect().await.ok().map(|body| String::from_utf8(body.to_bytes().into()).unwrap());
+    (head.status.as_u16(), head.headers, body)
+}
+
+/// Passes it on, and counts it where it was answered so.
+async fn passed(
+    service: &ServiceHandle,
+    text: &str,
+    plainly: &mut usize,
+) -> Result<(u16, HeaderMap, Option<String>), Fault> {
+    let begun = {
+        let mut room = no_fields();
+        let request = PlainRequest::read(text.as_bytes(), &mut room).expect("all are plain");
+        service.pass(&request, false).expect("it is routed")
+    };
+    let apart = match begun {
+        Err(apart) => *apart,
+        Ok(mut passage) => {
+            let take = |answer: &fairmesh_client::http1::PlainAnswer<'_>, _: &_| {
+                let mut out = Vec::new();
+                answer.write(&mut out, || *b"Sun, 06 Nov 1994 08:49:37 GMT", false);
+                out
+            };
+            if let Some(out) = poll_fn(|context| passage.poll(take, context)).await {
+                passage.end();
+                *plainly += 1;
+                let mut input = BytesMut::from(&out[..]);
+                let reader = &mut fairmesh_client::http1::HeadReader::new(&http::Method::GET);
+                let head = reader.read(&mut input).unwrap().unwrap().head;
+                let body = String::from_utf8(input.to_vec()).unwrap();
+                return Ok((head.status().as_u16(), head.headers().clone(), Some(body)));
+            }
+            passage.into_apart()
+        }
+    };
+    Ok(read(apart.go_on(taken_apart(text)).await?).await)
+}
+
+fn counted(mesh: &Mesh) -> [u64; 6] {
+    let stats = mesh.stats();
+    [stats.calls, stats.faults, stats.tries, stats.retries, stats.reports_ignored, stats.unroutable]
+}
+
+/// Calls with all of them, one after the other, in one of both ways.
+async fn outcomes(plainly: Option<&mut usize>) -> Vec<Outcome> {
+    let (rig, log) = (Rig::start().await, Log::default());
+    rig.replicated("shop/cart", Protocol::Http1, &[server(Arc::clone(&log)).await]);
+    let retries = Retries { attempts: 3, budget_percent: 100, budget_floor: 1000 };
+    rig.policy("shop/cart", Policy { retries, ..Policy::default() });
+    let mesh = rig.mesh().await;
+    let service = mesh.service("shop/cart").unwrap();
+    service.ready().await.unwrap();
+    let (mut none, mut all) = (0, Vec::new());
+    let passes = plainly.is_some();
+    let plainly = plainly.unwrap_or(&mut none);
+    for seed in 0..600 {
+        let (text, before) = (draw(seed), counted(&mesh));
+        let answer = match passes {
+            true => passed(&service, &text, plainly).await,
+            false => called(&service, &text).await,
+        };
+        let answer = answer.map_err(|fault| format!("{:?} {:?}", fault.kind(), fault.retry()));
+        let answer = answer.map(|(status, mut headers, body)| {
+            headers.remove(header::CONNECTION);
+            headers.remove(header::CONTENT_LENGTH);
+            if headers.get(header::DATE).is_some_and(|date| date != "then") {
+                headers.remove(header::DATE);
+            }
+            (status, headers, body)
+        });
+        let now = counted(&mesh);
+        let counted = std::array::from_fn(|at| now[at] - before[at]);
+        all.push(Outcome { answer, seen: std::mem::take(&mut log.lock().unwrap().0), counted });
+    }
+    all
+}
+
+#[tokio::test]
+async fn what_is_passed_on_ends_as_what_is_taken_apart() {
+    let mut plainly = 0;
+    let (apart, passed) = (outcomes(None).await, outcomes(Some(&mut plainly)).await);
+    for (seed, (apart, passed)) in apart.iter().zip(&passed).enumerate() {
+        assert_eq!(passed, apart, "{}", draw(seed as u64).chars().take(200).collect::<String>());
+    }
+    let failed = apart.iter().filter(|outcome| outcome.answer.is_err()).count();
+    let retried = apart.iter().filter(|outcome| outcome.counted[3] > 0).count();
+    assert!(
+        plainly > 200 && failed > 30 && retried > 30,
+        "{plainly} plain, {failed} failed, {retried} retried"
+    );
+}
