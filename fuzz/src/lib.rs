@@ -9,6 +9,7 @@
 pub mod headers;
 pub mod http1_answer;
 pub mod http1_call;
+pub mod http1_plain;
 pub mod http1_request;
 pub mod http2_call;
 pub mod known;
@@ -33,10 +34,11 @@ mod pipe;
 pub type Target = fn(&[u8]);
 
 /// All of them, by the names of their corpora.
-pub const TARGETS: [(&str, Target); 15] = [
+pub const TARGETS: [(&str, Target); 16] = [
     ("headers", headers::run),
     ("http1_answer", http1_answer::run),
     ("http1_call", http1_call::run),
+    ("http1_plain", http1_plain::run),
     ("http1_request", http1_request::run),
     ("http2_call", http2_call::run),
     ("manifest", manifest::run),

@@ -1,0 +1,75 @@
+//! Whatever comes over HTTP/1.1, what is passed on as it lies is what those who take it apart read, to the last byte, and goes
+//! on as that.
+
+use bytes::{Bytes, BytesMut};
+use fairmesh_client::{
+    headers::DEADLINE,
+    http1::{Decoder, HeadReader, Piece, PlainAnswer, PlainRequest, RequestReader, no_fields},
+};
+use http::{HeaderMap, HeaderName, Method, header};
+
+/// The time that an answer is given that tells none.
+const DATE: &[u8; 29] = b"Sun, 06 Nov 1994 08:49:37 GMT";
+/// What is the connection's, and what is written anew.
+const OURS: [HeaderName; 5] = [
+    header::CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    header::CONTENT_LENGTH,
+    header::DATE,
+    DEADLINE,
+];
+
+/// A message to its end: its first line, fields and body, and how many bytes follow it.
+#[derive(Debug, PartialEq)]
+struct Read {
+    line: String,
+    headers: HeaderMap,
+    body: Bytes,
+    rest: usize,
+}
+
+/// What must hold of these bytes: one that says which side sends, and what it sends.
+pub fn run(data: &[u8]) {
+    let Some((side, sent)) = data.split_first() else { return };
+    let mut written = Vec::new();
+    let (length, read): (_, fn(&[u8]) -> Option<Read>) = if side % 2 == 0 {
+        let mut room = no_fields();
+        let Some(plain) = PlainRequest::read(sent, &mut room) else { return };
+        plain.write(plain.host, (&DEADLINE, 7), &mut written);
+        (plain.length, request)
+    } else {
+        let mut room = no_fields();
+        let Some(plain) = PlainAnswer::read(sent, &mut room) else { return };
+        plain.write(&mut written, || *DATE, false);
+        (sent.len(), answer)
+    };
+    let apart = read(sent).expect("what is plain is a message that leaves its connection open");
+    assert_eq!(apart.rest, sent.len() - length);
+    assert_eq!(read(&written), Some(Read { rest: 0, ..apart }));
+}
+
+fn request(sent: &[u8]) -> Option<Read> {
+    let mut input = BytesMut::from(sent);
+    let received = RequestReader::default().read(&mut input).ok()??;
+    let head = received.head;
+    let line = format!("{} {} {:?}", head.method(), head.uri(), head.version());
+    let plain = received.persistent && !received.expects_continue;
+    plain.then(|| whole(line, head.headers(), received.body, input)).flatten()
+}
+
+fn answer(sent: &[u8]) -> Option<Read> {
+    let mut input = BytesMut::from(sent);
+    let answer = HeadReader::new(&Method::GET).read(&mut input).ok()??;
+    let line = format!("{} {:?}", answer.head.status(), answer.head.version());
+    answer.persistent.then(|| whole(line, answer.head.headers(), answer.body, input)).flatten()
+}
+
+fn whole(line: String, headers: &HeaderMap, mut decoder: Decoder, mut input: BytesMut) -> Option<Read> {
+    let mut body = Vec::new();
+    while let Some(Piece::Data(data)) = decoder.decode(&mut input).ok()? {
+        body.extend_from_slice(&data);
+    }
+    let mut headers = headers.clone();
+    OURS.iter().for_each(|name| drop(headers.remove(name)));
+    decoder.is_done().then(|| Read { line, headers, body: body.into(), rest: input.len() })
+}
