@@ -18,7 +18,7 @@ use super::{First, Terms, answer::learn_from_plain, carry_on, line_of, request::
 use crate::{
     BoxError, Fault, FaultKind,
     body::Body,
-    core::{Call, Ending, Moment, Start, View},
+    core::{Call, Ending, Moment, Start, Undecided, View},
     headers::DEADLINE,
     http1::{Answer, PlainAnswer, PlainRequest},
     poll,
@@ -52,6 +52,8 @@ pub struct Apart<'a> {
 
 /// How far it came.
 enum Stage {
+    /// A limit lets no more through; asked once more, it would count the call once more.
+    Refused(Fault),
     Routed,
     Begun(First),
 }
@@ -98,11 +100,21 @@ pub(crate) fn begin<'a>(
         RequestView { host, path: request.path, method: request.method, headers: &headers, grpc: false };
     let start = Start { now: mesh.clock.now(), limit: None, seed: mesh.seed() };
     let mut call = Call::new(&handle.subscription);
-    let view = call.route(&view, context, start).ok()?;
+    let apart = |call, stage| Some(Err(Box::new(Apart { handle, call, start, stage })));
+    let view = match call.route(&view, context, start) {
+        Ok(view) => view,
+        Err(undecided) => match *undecided {
+            Undecided::Fault(fault) if fault.kind() == FaultKind::RateLimited => {
+                count(&mesh.counters.calls);
+                count(&mesh.counters.limited);
+                return apart(call, Stage::Refused(fault));
+            }
+            Undecided::Fault(_) | Undecided::Waiting(..) => return None,
+        },
+    };
     count(&mesh.counters.calls);
     let usual = matches!(&**view, View::Ready(ready)
         if ready.lookaside.is_none() && !ready.upstream.protocol().is_multiplexed());
-    let apart = |call, stage| Some(Err(Box::new(Apart { handle, call, start, stage })));
     if !usual || call.treatment().is_some() || call.key().is_some() {
         return apart(call, Stage::Routed);
     }
@@ -215,6 +227,7 @@ impl Apart<'_> {
         let head = Head::new(handle, parts)?;
         let terms = Terms { handle, context: &handle.context, start, trace: None };
         let answer = match stage {
+            Stage::Refused(fault) => return Err(fault),
             Stage::Routed => {
                 let known = (start.now, call.look());
                 return carry_on(terms, &mut call, known, head, body).await;

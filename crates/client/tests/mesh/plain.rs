@@ -5,14 +5,15 @@ use std::{
     collections::HashSet,
     future::poll_fn,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use bytes::BytesMut;
 use fairmesh_client::{
-    Fault, Mesh, ServiceHandle,
+    Fault, FaultKind, Mesh, ServiceHandle,
     http1::{PlainRequest, Received, RequestReader, no_fields},
 };
-use fairmesh_model::{Policy, Protocol, Retries, arith::Generator};
+use fairmesh_model::{Policy, Protocol, RateLimit, Retries, Scope, arith::Generator};
 use http::{HeaderMap, Request, header};
 use http_body_util::{BodyExt as _, Full};
 use tokio::{
@@ -239,4 +240,25 @@ async fn what_is_passed_on_ends_as_what_is_taken_apart() {
         plainly > 200 && failed > 30 && retried > 30,
         "{plainly} plain, {failed} failed, {retried} retried"
     );
+}
+
+#[tokio::test]
+async fn a_limit_counts_what_is_passed_on_once() {
+    let (rig, log) = (Rig::start().await, Log::default());
+    rig.replicated("shop/cart", Protocol::Http1, &[server(Arc::clone(&log)).await]);
+    let limit = RateLimit { calls: 2, per: Duration::from_secs(3600), burst: 2, scope: Scope::Caller };
+    rig.policy("shop/cart", Policy { limit: Some(limit), ..Policy::default() });
+    let mesh = rig.mesh().await;
+    let service = mesh.service("shop/cart").unwrap();
+    service.ready().await.unwrap();
+    let text = "GET /plain HTTP/1.1\r\nhost: cart.shop\r\nx-id: 1\r\n\r\n";
+    let mut plainly = 0;
+    let mut call = async || passed(&service, text, &mut plainly).await.map(|(status, ..)| status);
+    assert_eq!([call().await.unwrap(), call().await.unwrap()], [200, 200]);
+    let fault = call().await.unwrap_err();
+    assert_eq!(fault.kind(), FaultKind::RateLimited);
+    assert!(fault.retry_after().is_some_and(|wait| wait > Duration::from_secs(60)));
+    let stats = mesh.stats();
+    assert_eq!((stats.calls, stats.limited, stats.faults, stats.tries), (3, 1, 1, 2));
+    assert_eq!((plainly, log.lock().unwrap().0.len()), (1, 2), "the first one had to connect");
 }
