@@ -28,11 +28,14 @@ struct Read {
     rest: usize,
 }
 
+/// Takes a message apart that leaves its connection open.
+type Reader = fn(&[u8]) -> Option<Read>;
+
 /// What must hold of these bytes: one that says which side sends, and what it sends.
 pub fn run(data: &[u8]) {
     let Some((side, sent)) = data.split_first() else { return };
     let mut written = Vec::new();
-    let (length, read): (_, fn(&[u8]) -> Option<Read>) = if side % 2 == 0 {
+    let (length, read): (_, Reader) = if side % 2 == 0 {
         let mut room = no_fields();
         let Some(plain) = PlainRequest::read(sent, &mut room) else { return };
         plain.write(plain.host, (&DEADLINE, 7), &mut written);

@@ -121,9 +121,12 @@ enum First {
     Undecided(u64, Sight<Arc<Line>>),
     /// It was decided at this time, and goes there.
     Chosen(Arc<Line>, u64),
-    /// It was made: where, when, whether a survey follows it, and what came of it.
-    Tried(Box<(Arc<Line>, u64, Option<u64>, Sent)>),
+    /// It was made: where and when, and what came of it.
+    Tried(Box<(Arc<Line>, u64, Made)>),
 }
+
+/// What came of a try, and when it began where a survey follows it.
+type Made = (Option<u64>, Sent);
 
 impl First {
     fn is_unsent(&self) -> bool {
@@ -171,14 +174,7 @@ async fn tries(
 ) -> Result<Response<Body>, Fault> {
     let mesh = &terms.handle.mesh;
     let deadline = mesh.clock.instant(call.deadline());
-    let (mut line, mut now, mut tried) = match first {
-        First::Undecided(mut now, view) => (decide(terms, call, view, &mut now).await?, now, None),
-        First::Chosen(line, now) => (line, now, None),
-        First::Tried(tried) => {
-            let (line, now, surveyed, sent) = *tried;
-            (line, now, Some((surveyed, sent)))
-        }
-    };
+    let (mut line, mut now, mut tried) = begun(terms, call, first).await?;
     loop {
         let (surveyed, sent) = match tried.take() {
             Some(tried) => tried,
@@ -208,17 +204,9 @@ async fn tries(
                 return answer
                     .map(|reply| Body::answer(reply, Attempt::of(call, line, deadline, mesh.clock)));
             }
-            Next::Retry { after } => {
+            again => {
                 drop((line, answer));
-                if !after.is_zero() {
-                    Box::pin(tokio::time::sleep(after)).await;
-                }
-            }
-            Next::Refresh { version, at_most } => {
-                drop((line, answer));
-                // Whatever is known by then is tried.
-                let reached = tokio::time::timeout(at_most, call.target().map_reaches(version));
-                let _ = Box::pin(reached).await;
+                pause(again, call).await;
             }
         }
         count(&mesh.counters.retries);
@@ -227,6 +215,35 @@ async fn tries(
             *slot = copy.as_ref().map(Copy::request);
         }
         line = decide(terms, call, call.look(), &mut now).await?;
+    }
+}
+
+/// The first try as far as it has come: where it goes, when it was decided, and what came of it where it was made.
+async fn begun(
+    terms: Terms<'_>,
+    call: &mut Call<'_, Arc<Line>>,
+    first: First,
+) -> Result<(Arc<Line>, u64, Option<Made>), Fault> {
+    Ok(match first {
+        First::Undecided(mut now, view) => (decide(terms, call, view, &mut now).await?, now, None),
+        First::Chosen(line, now) => (line, now, None),
+        First::Tried(tried) => {
+            let (line, now, made) = *tried;
+            (line, now, Some(made))
+        }
+    })
+}
+
+/// Waits before another try as long as there is to be waited.
+async fn pause(again: Next, call: &Call<'_, Arc<Line>>) {
+    match again {
+        Next::Retry { after } if !after.is_zero() => Box::pin(tokio::time::sleep(after)).await,
+        Next::Refresh { version, at_most } => {
+            // Whatever is known by then is tried.
+            let reached = tokio::time::timeout(at_most, call.target().map_reaches(version));
+            let _ = Box::pin(reached).await;
+        }
+        Next::Retry { .. } | Next::Done | Next::Exhausted => {}
     }
 }
 

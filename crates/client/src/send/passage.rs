@@ -191,7 +191,7 @@ impl<'a> Passage<'a> {
             handle,
             call,
             start,
-            stage: Stage::Begun(First::Tried(Box::new((line, now, surveyed, sent)))),
+            stage: Stage::Begun(First::Tried(Box::new((line, now, (surveyed, sent))))),
         }
     }
 }
