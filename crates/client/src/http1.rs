@@ -5,6 +5,7 @@
 
 mod answer;
 mod body;
+mod inbox;
 mod outbox;
 mod received;
 mod request;
@@ -17,6 +18,7 @@ use http::{HeaderMap, header};
 
 pub use answer::{Answer, HeadReader};
 pub use body::{Decoder, Piece};
+pub use inbox::{Inbox, LEAST_READ, MOST_READ};
 pub use outbox::Outbox;
 pub use received::{Received, RequestReader, Unserved};
 pub use request::{Encoder, Framing, Unframed, WrongLength, begin_request, end_head, field, fields, number};

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use fairmesh_client::{
     BoxError,
     http1::{Asked, Decoder, Outbox, Received, RequestReader, Unserved},
@@ -99,7 +99,7 @@ where
 {
     pub(super) fn new(io: R, writer: W, patience: Duration) -> Self {
         Self {
-            source: Source::Here(Reading { io, input: BytesMut::new() }),
+            source: Source::Here(Reading::new(io)),
             requests: RequestReader::default(),
             writer,
             output: Outbox::default(),
@@ -287,7 +287,7 @@ where
     /// Leaves the connection as it is to whoever understands what came.
     pub(super) fn into_beyond(self) -> Ended<R, W> {
         match self.source {
-            Source::Here(Reading { io, input }) => Ended::Beyond(io, self.writer, input),
+            Source::Here(Reading { io, input, .. }) => Ended::Beyond(io, self.writer, input.into_bytes()),
             // A request was read only from here.
             _ => Ended::Done,
         }
