@@ -39,11 +39,13 @@ pub fn run(data: &[u8]) {
         let mut room = no_fields();
         let Some(plain) = PlainRequest::read(sent, &mut room) else { return };
         plain.write(plain.host, (&DEADLINE, 7), &mut written);
+        written.extend_from_slice(plain.body);
         (plain.length, request)
     } else {
         let mut room = no_fields();
         let Some(plain) = PlainAnswer::read(sent, &mut room) else { return };
         plain.write(&mut written, || *DATE, false);
+        written.extend_from_slice(plain.body);
         (sent.len(), answer)
     };
     let apart = read(sent).expect("what is plain is a message that leaves its connection open");

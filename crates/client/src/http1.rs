@@ -5,6 +5,7 @@
 
 mod answer;
 mod body;
+mod inbox;
 mod outbox;
 mod plain;
 mod received;
@@ -19,8 +20,10 @@ use http::{HeaderMap, header};
 
 pub use answer::{Answer, HeadReader};
 pub use body::{Decoder, Piece};
+pub use inbox::{Inbox, LEAST_READ, MOST_READ};
 pub use outbox::Outbox;
-pub use plain::{PlainAnswer, PlainRequest, Room, no_fields, pass_over};
+pub(crate) use plain::plain_answer_lacks;
+pub use plain::{PlainAnswer, PlainRequest, Room, no_fields, pass_over, plain_request_lacks};
 pub use received::{Received, RequestReader, Unserved};
 pub use request::{Encoder, Framing, Unframed, WrongLength, begin_request, end_head, field, fields, number};
 pub use response::{Asked, response};

@@ -112,6 +112,10 @@ impl Outbox {
         self.sent += text;
         let chunk = (written - text).min(self.chunk.len());
         self.chunk.advance(chunk);
+        if self.chunk.is_empty() {
+            // An empty piece would keep its memory from whoever reads next.
+            self.chunk = Bytes::new();
+        }
         self.tail = &self.tail[written - text - chunk..];
     }
 }

@@ -8,7 +8,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::mem::MaybeUninit;
+use std::{mem::MaybeUninit, ops::Range};
 
 use bytes::BytesMut;
 use http::{HeaderName, StatusCode, header};
@@ -18,8 +18,8 @@ use super::{Asked, Framing, digits, end_head, number, response::status_line};
 
 /// Fields of a plain message.
 const MOST_FIELDS: usize = 48;
-/// The longest body of a plain message, in bytes: it is copied once.
-const MOST_BODY: usize = 16 * 1024;
+/// The longest body of a plain message, in bytes.
+const MOST_BODY: usize = 64 * 1024;
 
 /// Room for the fields of a message, which need not be cleared.
 pub type Room<'a> = [MaybeUninit<Header<'a>>; MOST_FIELDS];
@@ -43,6 +43,7 @@ pub struct PlainRequest<'a> {
     fields: &'a [Header<'a>],
     /// The body, all of it.
     pub body: &'a [u8],
+    body_length: usize,
     /// How many bytes the whole request has.
     pub length: usize,
 }
@@ -53,7 +54,8 @@ pub struct PlainAnswer<'a> {
     /// From 200 to 499.
     pub status: StatusCode,
     fields: &'a [Header<'a>],
-    body: &'a [u8],
+    /// The body, all of it.
+    pub body: &'a [u8],
 }
 
 /// What is to be done with a field.
@@ -71,6 +73,13 @@ enum Field {
 impl<'a> PlainRequest<'a> {
     /// Reads a request that lies at the beginning of `input`; `None` where it is not plain, or not all of it is there.
     pub fn read(input: &'a [u8], room: &'a mut Room<'a>) -> Option<Self> {
+        let mut head = Self::head(input, room)?;
+        head.body = input.get(head.length - head.body_length..head.length)?;
+        Some(head)
+    }
+
+    /// Reads the head of a request.
+    fn head(input: &'a [u8], room: &'a mut Room<'a>) -> Option<Self> {
         let mut found = httparse::Request::new(&mut []);
         let parsed = ParserConfig::default().parse_request_with_uninit_headers(&mut found, input, room);
         let Ok(Status::Complete(head)) = parsed else { return None };
@@ -99,12 +108,12 @@ impl<'a> PlainRequest<'a> {
             fields[kept] = field;
             kept += 1;
         }
-        let end = head.checked_add(length_of(length.unwrap_or(0))?)?;
+        let body_length = length_of(length.unwrap_or(0))?;
         // It was checked to be of the characters that a host has.
         let host = std::str::from_utf8(host?).ok()?;
-        let body = input.get(head..end)?;
         let fields: &'a [Header<'a>] = fields;
-        Some(Self { method, path, host, fields: &fields[..kept], body, length: end })
+        let length = head + body_length;
+        Some(Self { method, path, host, fields: &fields[..kept], body: &[], body_length, length })
     }
 
     /// The values of a field, whose name is in lower case.
@@ -113,9 +122,8 @@ impl<'a> PlainRequest<'a> {
         fields.filter(move |field| field.name.eq_ignore_ascii_case(name)).map(|field| field.value)
     }
 
-    /// Writes the request as it goes on to this host, body and all, with a field that holds this number.
+    /// Writes the head as it goes on to this host, with a field that holds this number; the body follows it.
     pub fn write(&self, host: &str, (name, value): (&HeaderName, u64), out: &mut Vec<u8>) {
-        out.reserve(self.length + 128);
         out.extend_from_slice(self.method.as_bytes());
         out.push(b' ');
         out.extend_from_slice(self.path.as_bytes());
@@ -130,22 +138,29 @@ impl<'a> PlainRequest<'a> {
         let may_be_empty = matches!(self.method, "POST" | "PUT" | "PATCH");
         let length = self.body.len() as u64;
         end_head(out, if length > 0 || may_be_empty { Framing::Length(length) } else { Framing::Absent });
-        out.extend_from_slice(self.body);
     }
 }
 
 impl<'a> PlainAnswer<'a> {
     /// Reads the answer to a plain request; `None` where it is not plain, or not all of it is there.
     pub fn read(input: &'a [u8], room: &'a mut Room<'a>) -> Option<Self> {
+        let (mut answer, body) = Self::head(input, room)?;
+        // What is beyond its end nobody asked for.
+        answer.body = input.get(body.clone()).filter(|_| input.len() == body.end)?;
+        Some(answer)
+    }
+
+    /// Reads the head of an answer, and where its body lies.
+    fn head(input: &'a [u8], room: &'a mut Room<'a>) -> Option<(Self, Range<usize>)> {
         let mut found = httparse::Response::new(&mut []);
         let parsed = ParserConfig::default().parse_response_with_uninit_headers(&mut found, input, room);
         match parsed {
-            Ok(Status::Complete(head)) => Self::of(found, input, head),
+            Ok(Status::Complete(head)) => Self::of(found, head),
             Ok(Status::Partial) | Err(_) => None,
         }
     }
 
-    fn of(found: httparse::Response<'a, 'a>, input: &'a [u8], head: usize) -> Option<Self> {
+    fn of(found: httparse::Response<'a, 'a>, head: usize) -> Option<(Self, Range<usize>)> {
         let status = StatusCode::from_u16(found.code?).ok()?;
         let bodiless = matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
         let usual = (200..500).contains(&status.as_u16()) && status != StatusCode::MISDIRECTED_REQUEST;
@@ -170,11 +185,9 @@ impl<'a> PlainAnswer<'a> {
             fields[kept] = field;
             kept += 1;
         }
-        let end = head.checked_add(length_of(length?)?)?;
-        // What is beyond its end nobody asked for.
-        let body = input.get(head..end).filter(|_| input.len() == end)?;
+        let body = head..head + length_of(length?)?;
         let fields: &'a [Header<'a>] = fields;
-        Some(Self { status, fields: &fields[..kept], body })
+        Some((Self { status, fields: &fields[..kept], body: &[] }, body))
     }
 
     /// The value of a field, whose name is in lower case.
@@ -183,7 +196,7 @@ impl<'a> PlainAnswer<'a> {
         fields.find(|field| field.name.eq_ignore_ascii_case(name.as_str())).map(|field| field.value)
     }
 
-    /// Writes the answer as it goes on, body and all; `date` is the time now, where it does not tell it, and `closes` whether
+    /// Writes the head as it goes on, which the body follows; `date` is the time now, where it does not tell it, and `closes` whether
     /// the connection ends with it.
     pub fn write(&self, out: &mut Vec<u8>, date: impl FnOnce() -> [u8; 29], closes: bool) {
         status_line(out, self.status, Asked::unknown());
@@ -199,8 +212,22 @@ impl<'a> PlainAnswer<'a> {
             super::field(out, &header::CONNECTION, b"close");
         }
         end_head(out, Framing::Length(self.body.len() as u64));
-        out.extend_from_slice(self.body);
     }
+}
+
+/// Whether this is most of a plain request, the rest of which has not come.
+pub fn plain_request_lacks(input: &[u8]) -> bool {
+    PlainRequest::head(input, &mut no_fields()).is_some_and(|request| is_most(input.len(), request.length))
+}
+
+/// Whether this is most of a plain answer, the rest of which has not come.
+pub(crate) fn plain_answer_lacks(input: &[u8]) -> bool {
+    PlainAnswer::head(input, &mut no_fields()).is_some_and(|(_, body)| is_most(input.len(), body.end))
+}
+
+/// Whether so much is at least half of the whole, and not all of it.
+fn is_most(came: usize, whole: usize) -> bool {
+    (whole.div_ceil(2)..whole).contains(&came)
 }
 
 /// Takes a plain message, which has this length, out of what came.

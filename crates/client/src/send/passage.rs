@@ -125,7 +125,8 @@ pub(crate) fn begin<'a>(
     let line = line_of(mesh, &call, &picked);
     drop(picked);
     let left = u64::try_from(call.given(now).as_millis()).unwrap_or(u64::MAX);
-    let Some(plain) = Plain::begin(&line, |out| request.write(host, (&DEADLINE, left), out)) else {
+    let head = |out: &mut Vec<u8>| request.write(host, (&DEADLINE, left), out);
+    let Some(plain) = Plain::begin(&line, head, request.body) else {
         return apart(call, Stage::Begun(First::Chosen(line, now)));
     };
     let surveyed = call.target().pace.claims_survey(now).then_some(now);
@@ -151,13 +152,13 @@ impl<'a> Passage<'a> {
     #[inline]
     pub fn poll<T>(
         &mut self,
-        take: impl FnOnce(&PlainAnswer<'_>, &EndpointTarget) -> T,
+        take: impl FnOnce(&PlainAnswer<'_>, &EndpointTarget, &mut Context<'_>) -> T,
         context: &mut Context<'_>,
     ) -> Poll<Option<T>> {
         let (line, clock) = (&*self.line, self.handle.mesh.clock);
-        let take = |answer: &PlainAnswer<'_>| {
+        let take = |answer: &PlainAnswer<'_>, context: &mut Context<'_>| {
             learn_from_plain((line, clock), answer);
-            take(answer, line.target())
+            take(answer, line.target(), context)
         };
         self.other = Some(match ready!(self.plain.poll(self.until, take, context)) {
             Ok(Got::Plain(taken)) => return Poll::Ready(Some(taken)),

@@ -5,13 +5,14 @@ use std::{
     collections::HashSet,
     future::poll_fn,
     sync::{Arc, Mutex},
+    task::Context,
     time::Duration,
 };
 
 use bytes::BytesMut;
 use fairmesh_client::{
     Fault, FaultKind, Mesh, ServiceHandle,
-    http1::{PlainRequest, Received, RequestReader, no_fields},
+    http1::{PlainAnswer, PlainRequest, Received, RequestReader, no_fields},
 };
 use fairmesh_model::{Policy, Protocol, RateLimit, Retries, Scope, arith::Generator};
 use http::{HeaderMap, Request, header};
@@ -124,7 +125,7 @@ fn draw(seed: u64) -> String {
     // What is plain more often, so that connections are kept.
     let way = WAYS[if below(2) == 0 { below(3) } else { below(WAYS.len()) }].0;
     let once = ["", "/once"][below(2)];
-    let size = [0, 0, 5, 5_000, 16_384][below(5)];
+    let size = [0, 0, 5, 5_000, 65_536][below(5)];
     let field = ["", "x: 1\r\n", "X-Long: a b  c\r\ncookie: d\r\n"][below(3)];
     let length =
         if size > 0 || below(2) == 0 { format!("Content-Length: {size}\r\n") } else { String::new() };
@@ -168,9 +169,10 @@ async fn passed(
     let apart = match begun {
         Err(apart) => *apart,
         Ok(mut passage) => {
-            let take = |answer: &fairmesh_client::http1::PlainAnswer<'_>, _: &_| {
+            let take = |answer: &PlainAnswer<'_>, _: &_, _: &mut Context<'_>| {
                 let mut out = Vec::new();
                 answer.write(&mut out, || *b"Sun, 06 Nov 1994 08:49:37 GMT", false);
+                out.extend_from_slice(answer.body);
                 out
             };
             if let Some(out) = poll_fn(|context| passage.poll(take, context)).await {

@@ -1,6 +1,6 @@
 //! Requests of one connection, passed on without being taken apart where nobody needs that.
 
-use std::sync::Arc;
+use std::{sync::Arc, task::Context};
 
 use fairmesh_client::{
     Apart, Body, EndpointTarget, Passage,
@@ -84,14 +84,14 @@ impl<R: AsyncRead + Unpin + Send + 'static> Answer<R> for Answering<'_> {
             match begun {
                 Err(apart) => *apart,
                 Ok(mut passage) => {
-                    let passed = connection.wait(|out, date, context| {
-                        let take = |answer: &PlainAnswer<'_>, server: &EndpointTarget| {
-                            let closes = stopping.is_told();
-                            answer.write(out, || date.now(), closes);
-                            let region = Some(&server.location.region);
-                            target.golden.answers.answered(region, answer.status, began.elapsed());
-                            !closes
-                        };
+                    let passed = connection.wait(|mut reply, context| {
+                        let take =
+                            |answer: &PlainAnswer<'_>, server: &EndpointTarget, context: &mut Context<'_>| {
+                                let closes = stopping.is_told();
+                                let region = Some(&server.location.region);
+                                target.golden.answers.answered(region, answer.status, began.elapsed());
+                                (!closes, reply.send(answer, closes, context))
+                            };
                         passage.poll(take, context)
                     });
                     if let Some(persistent) = passed.await? {

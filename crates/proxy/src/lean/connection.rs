@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use fairmesh_client::{
     BoxError,
     http1::{Asked, Decoder, Outbox, Received, RequestReader, Unserved},
@@ -35,8 +35,6 @@ use super::{
 };
 use crate::stopping::Stopping;
 
-/// What the head of a request may well need, besides its body.
-const HEAD: usize = 1024;
 /// How much of later requests is read while one is answered.
 const AHEAD: usize = 64 * 1024;
 /// How long a connection is read after its last answer where its program may still be sending: closed at once, the system
@@ -49,8 +47,6 @@ pub(crate) struct Connection<R, W> {
     requests: RequestReader,
     /// Whether nothing that came of the next request was looked at.
     fresh: bool,
-    /// The length of the last request, body and all: the next one may be alike.
-    expected: usize,
     writer: W,
     output: Outbox,
     date: Date,
@@ -108,10 +104,9 @@ where
 {
     pub(super) fn new(io: R, writer: W, patience: Duration) -> Self {
         Self {
-            source: Source::Here(Reading { io, input: BytesMut::new() }),
+            source: Source::Here(Reading::new(io)),
             requests: RequestReader::default(),
             fresh: true,
-            expected: 0,
             writer,
             output: Outbox::default(),
             date: Date::new(),
@@ -140,10 +135,12 @@ where
     fn poll_next(&mut self, stopping: &Stopping, context: &mut Context<'_>) -> Poll<Result<Next, Broken>> {
         let Source::Here(reading) = &mut self.source else { return Poll::Ready(Ok(Next::Idle)) };
         loop {
-            if !reading.input.is_empty() && mem::replace(&mut self.fresh, false) {
+            if !reading.input.is_empty() && self.fresh && !reading.is_nearly_whole() {
+                self.fresh = false;
                 return Poll::Ready(Ok(Next::Begun));
             }
-            match self.requests.read(&mut reading.input) {
+            let read = if self.fresh { Ok(None) } else { self.requests.read(&mut reading.input) };
+            match read {
                 Ok(Some(received)) => {
                     reading.complete(&received.body, context);
                     #[cfg(test)]
@@ -160,7 +157,7 @@ where
                     return Poll::Ready(Ok(Next::Refused(status, why)));
                 }
             }
-            match reading.poll_head(self.expected, context)? {
+            match reading.poll_head(context)? {
                 Poll::Ready(0) if reading.input.is_empty() => return Poll::Ready(Ok(Next::Idle)),
                 Poll::Ready(0) => return Poll::Ready(Err(Broken::Short)),
                 Poll::Ready(_) => {}
@@ -192,8 +189,6 @@ where
     {
         self.fresh = true;
         let Received { head, body, persistent, expects_continue } = received;
-        let body_length = body.left().and_then(|left| usize::try_from(left).ok());
-        self.expected = body_length.map_or(0, |length| length.saturating_add(HEAD));
         let asked = Asked::by(&head);
         #[cfg(test)]
         let (body, persistent) = match self.planted {
@@ -306,7 +301,7 @@ where
     /// Leaves the connection as it is to whoever understands what came.
     pub(super) fn into_beyond(self) -> Ended<R, W> {
         match self.source {
-            Source::Here(Reading { io, input }) => Ended::Beyond(io, self.writer, input),
+            Source::Here(Reading { io, input, .. }) => Ended::Beyond(io, self.writer, input.into_bytes()),
             // A request was read only from here.
             _ => Ended::Done,
         }

@@ -10,39 +10,42 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use fairmesh_client::{
     BoxError,
-    http1::{Decoder, Piece},
+    http1::{self, Decoder, Inbox, LEAST_READ, Piece, plain_request_lacks},
 };
 use http_body::{Body, Frame, SizeHint};
 use tokio::{
     io::AsyncRead,
     sync::oneshot::{self, Receiver, Sender},
 };
-use tokio_util::io::poll_read_buf;
 
-/// The least memory that is taken for reading at once, and the most.
-const LEAST_READ: usize = 8 * 1024;
-const MOST_READ: usize = 64 * 1024;
+/// What the head of a request may well need, besides its body.
+const HEAD: usize = 1024;
+/// The longest body that is awaited where the connection is read, and not lent.
+const MOST_WHOLE: usize = 64 * 1024;
 
 /// The half of a connection that is read.
 #[derive(Debug)]
 pub(super) struct Reading<R> {
     pub(super) io: R,
     /// What came and belongs to nothing yet.
-    pub(super) input: BytesMut,
+    pub(super) input: Inbox,
+    /// The size of the last request, where it was large: the next one may be alike.
+    expected: usize,
+}
+
+impl<R> Reading<R> {
+    pub(super) fn new(io: R) -> Self {
+        Self { io, input: Inbox::default(), expected: 0 }
+    }
 }
 
 impl<R: AsyncRead + Unpin> Reading<R> {
     /// Reads what comes, of which so much is due; 0 where the program ended its side.
     pub(super) fn poll_read(&mut self, due: usize, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        // One byte more than is due: a read that does not fill its buffer shows that there is no more.
-        let room = due.saturating_add(1).min(MOST_READ);
-        if self.input.capacity() - self.input.len() < room {
-            self.input.reserve(room.max(LEAST_READ));
-        }
-        match ready!(poll_read_buf(Pin::new(&mut self.io), context, &mut self.input)) {
+        match ready!(self.input.poll_read(&mut self.io, due, context)) {
             // TLS without a farewell: whether what was said is whole, HTTP/1.1 says itself.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Poll::Ready(Ok(0)),
             read => Poll::Ready(read),
@@ -51,18 +54,27 @@ impl<R: AsyncRead + Unpin> Reading<R> {
 
     /// Reads what comes of a head. One that begins gets as much memory as there ever is for heads, which is nearly always
     /// that of the head before, or as a whole request is expected to have: one that were cut in two would cost a second read.
-    pub(super) fn poll_head(
-        &mut self,
-        expected: usize,
-        context: &mut Context<'_>,
-    ) -> Poll<io::Result<usize>> {
-        self.poll_read(if self.input.is_empty() { expected.max(LEAST_READ - 1) } else { 0 }, context)
+    pub(super) fn poll_head(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        self.poll_read(if self.input.is_empty() { self.expected.max(LEAST_READ - 1) } else { 0 }, context)
+    }
+
+    /// Whether what came is most of a request that is large and need not be taken apart: its sender is about to send the rest,
+    /// which were otherwise sent on by itself.
+    pub(super) fn is_nearly_whole(&self) -> bool {
+        self.input.len() > LEAST_READ && plain_request_lacks(&self.input)
+    }
+
+    /// Takes the first request out of what came, which has this length.
+    pub(super) fn pass_over(&mut self, length: usize) {
+        http1::pass_over(&mut self.input, length);
+        self.expected = if length > LEAST_READ { length } else { 0 };
     }
 
     /// Reads what has come of a body that is not long, so that it need not be lent to whoever answers.
     pub(super) fn complete(&mut self, body: &Decoder, context: &mut Context<'_>) {
         let Some(left) = body.left().and_then(|left| usize::try_from(left).ok()) else { return };
-        while left <= MOST_READ && self.input.len() < left {
+        self.expected = if left > LEAST_READ { left.saturating_add(HEAD) } else { 0 };
+        while left <= MOST_WHOLE && self.input.len() < left {
             let due = left - self.input.len();
             // Whoever reads on learns of the end, and of what broke.
             if !matches!(self.poll_read(due, context), Poll::Ready(Ok(1..))) {

@@ -163,6 +163,7 @@ fn request_plain(text: &[u8]) -> Option<Seen> {
     let plain = PlainRequest::read(text, &mut room)?;
     let mut out = Vec::new();
     plain.write(plain.host, (&DEADLINE, 7), &mut out);
+    out.extend_from_slice(plain.body);
     let seen = request_apart(&out);
     let seen = seen.map(|seen| Seen { length: plain.length, target: plain.path.to_owned(), ..seen });
     // What is no request any more is none that the other one is.
@@ -196,6 +197,7 @@ fn answer_plain(text: &[u8]) -> Option<Seen> {
     let plain = PlainAnswer::read(text, &mut room)?;
     let mut out = Vec::new();
     plain.write(&mut out, || *b"Sun, 06 Nov 1994 08:49:37 GMT", false);
+    out.extend_from_slice(plain.body);
     let seen = answer_apart(&out).map(|seen| Seen { length: text.len(), ..seen });
     Some(seen.unwrap_or(Seen {
         method: Method::TRACE,
@@ -251,7 +253,7 @@ fn what_is_usual_is_plain() {
     assert_eq!((plain.body, plain.length), (&b"tea"[..], request.len() - 3));
     let mut out = Vec::new();
     plain.write("own", (&DEADLINE, 15_000), &mut out);
-    let text = "POST /a?b=c HTTP/1.1\r\nhost: own\r\nx-fairmesh-deadline: 15000\r\nUser-Agent: x\r\ncontent-length: 3\r\n\r\ntea";
+    let text = "POST /a?b=c HTTP/1.1\r\nhost: own\r\nx-fairmesh-deadline: 15000\r\nUser-Agent: x\r\ncontent-length: 3\r\n\r\n";
     assert_eq!(String::from_utf8(out).unwrap(), text);
     let answer = b"HTTP/1.1 404 Nope\r\nServer: x\r\nKeep-Alive: timeout=5\r\nConnection: keep-alive\r\nContent-Length: 3\r\n\r\ntea";
     let mut room = no_fields();
@@ -259,7 +261,7 @@ fn what_is_usual_is_plain() {
     assert_eq!(plain.value(&header::SERVER), Some(&b"x"[..]));
     let mut out = Vec::new();
     plain.write(&mut out, || *b"Sun, 06 Nov 1994 08:49:37 GMT", true);
-    let text = "HTTP/1.1 404 Not Found\r\nServer: x\r\ndate: Sun, 06 Nov 1994 08:49:37 GMT\r\nconnection: close\r\ncontent-length: 3\r\n\r\ntea";
+    let text = "HTTP/1.1 404 Not Found\r\nServer: x\r\ndate: Sun, 06 Nov 1994 08:49:37 GMT\r\nconnection: close\r\ncontent-length: 3\r\n\r\n";
     assert_eq!(String::from_utf8(out).unwrap(), text);
 }
 

@@ -3,7 +3,6 @@ mod plain;
 use std::{
     future::poll_fn,
     io::{self, ErrorKind},
-    pin::Pin,
     task::{Context, Poll, ready},
 };
 
@@ -14,7 +13,7 @@ use tokio::{
     net::TcpStream,
     time::Instant,
 };
-use tokio_util::{io::poll_read_buf, task::AbortOnDropHandle};
+use tokio_util::task::AbortOnDropHandle;
 
 pub(crate) use self::plain::{Got, Plain};
 use super::{
@@ -24,14 +23,10 @@ use super::{
 use crate::{
     BoxError,
     headers::{DEADLINE, GRPC_TIMEOUT, encode_grpc_timeout},
-    http1::{self, Answer, Decoder, Encoder, Framing, HeadReader, Outbox},
+    http1::{self, Answer, Decoder, Encoder, Framing, HeadReader, Inbox, LEAST_READ, MOST_READ, Outbox},
     stats::OpenConnection,
 };
 
-/// The least memory that is taken for reading at once: several small answers fit.
-const LEAST_READ: usize = 8 * 1024;
-/// The most: what is larger comes in pieces of this size.
-const MOST_READ: usize = 64 * 1024;
 /// What the head of an answer may well need, besides its body.
 const HEAD: usize = 1024;
 
@@ -39,7 +34,7 @@ const HEAD: usize = 1024;
 pub(super) struct Connection<I = TcpStream> {
     io: Io<I>,
     /// What came and belongs to nothing yet.
-    input: BytesMut,
+    input: Inbox,
     output: Outbox,
     /// The size of the last answer: the next one may be alike.
     expected: usize,
@@ -60,7 +55,7 @@ where
 {
     /// Of a fresh stream, which counts as open as long as this is.
     pub(super) fn new(io: I, open: Option<OpenConnection>) -> Self {
-        let (input, output, alarm) = (BytesMut::new(), Outbox::default(), Alarm::default());
+        let (input, output, alarm) = (Inbox::default(), Outbox::default(), Alarm::default());
         Self { io: Io::Whole(io), input, output, expected: 0, persistent: true, alarm, open }
     }
 
@@ -186,14 +181,9 @@ where
 
     /// Reads what comes, which may be more than is due; 0 where the server ended the connection.
     pub(super) fn poll_read(&mut self, due: usize, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        // One byte more than is due: a read that does not fill its buffer shows that there is no more.
-        let room = due.saturating_add(1).min(MOST_READ);
-        if self.input.capacity() - self.input.len() < room {
-            self.input.reserve(room.max(LEAST_READ));
-        }
         match &mut self.io {
-            Io::Whole(io) => poll_read_buf(Pin::new(io), context, &mut self.input),
-            Io::Reading(io, _) => poll_read_buf(Pin::new(io), context, &mut self.input),
+            Io::Whole(io) => self.input.poll_read(io, due, context),
+            Io::Reading(io, _) => self.input.poll_read(io, due, context),
         }
     }
 }
@@ -217,15 +207,20 @@ impl<I> Connection<I> {
     /// The stream itself, what came on it and belongs to no message, and its count: it carries no messages any more.
     pub(super) fn into_raw(self) -> Option<(I, BytesMut, Option<OpenConnection>)> {
         match self.io {
-            Io::Whole(io) => Some((io, self.input, self.open)),
+            Io::Whole(io) => Some((io, self.input.into_bytes(), self.open)),
             Io::Reading(..) => None,
         }
+    }
+
+    /// Gives back the memory that only one call at a time needs.
+    pub(super) fn rest(&mut self) {
+        self.input.rest();
     }
 
     /// Gives back the memory that large messages took.
     pub(super) fn shrink(&mut self) {
         if self.input.capacity() > LEAST_READ {
-            self.input = BytesMut::new();
+            self.input = Inbox::default();
         }
         self.output.shrink(LEAST_READ);
     }

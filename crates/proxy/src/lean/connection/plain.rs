@@ -2,13 +2,16 @@
 
 use std::{
     future::{Future, poll_fn},
-    io,
+    io::{self, IoSlice},
     pin::Pin,
     task::{Context, Poll, ready},
 };
 
 use bytes::Bytes;
-use fairmesh_client::{BoxError, http1};
+use fairmesh_client::{
+    BoxError,
+    http1::{Outbox, PlainAnswer, scratch},
+};
 use http::{Request, Response};
 use http_body::Body;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -18,6 +21,47 @@ use crate::{
     lean::{Broken, Upload, date::Date},
     stopping::Stopping,
 };
+
+/// Where an answer goes.
+pub(crate) struct Reply<'a, W> {
+    writer: &'a mut W,
+    output: &'a mut Outbox,
+    date: &'a mut Date,
+}
+
+impl<W: AsyncWrite + Unpin> Reply<'_, W> {
+    /// Sends an answer as far as that goes now, and keeps what does not; whether that was all. `closes`: whether the connection
+    /// ends with it.
+    pub(crate) fn send(
+        &mut self,
+        answer: &PlainAnswer<'_>,
+        closes: bool,
+        context: &mut Context<'_>,
+    ) -> io::Result<bool> {
+        scratch::text(|text| {
+            answer.write(text, || self.date.now(), closes);
+            let rest = scratch::follow(text, answer.body);
+            self.write([text, rest], context)
+        })
+    }
+
+    fn write(&mut self, parts: [&[u8]; 2], context: &mut Context<'_>) -> io::Result<bool> {
+        let mut writer = Pin::new(&mut *self.writer);
+        let wrote = match parts {
+            [text, []] => writer.as_mut().poll_write(context, text),
+            parts => writer.as_mut().poll_write_vectored(context, &parts.map(IoSlice::new)),
+        };
+        let written = match wrote? {
+            Poll::Ready(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Poll::Ready(written) => written,
+            Poll::Pending => 0,
+        };
+        let kept = self.output.clear();
+        scratch::unsent(kept, parts, written);
+        // A socket has nothing to flush; TLS keeps what the socket below did not take.
+        Ok(kept.is_empty() && writer.poll_flush(context)?.is_ready())
+    }
+}
 
 impl<R, W> Connection<R, W>
 where
@@ -32,53 +76,34 @@ where
         }
     }
 
-    /// Waits until `poll` has written an answer to the first request, and sends that, or has nothing more to wait for; and for
-    /// the program to give up.
+    /// Waits until `poll` has sent an answer to the first request, or has nothing more to wait for; and for the program to give
+    /// up. What is left to be sent of the answer is sent.
     pub(crate) async fn wait<T>(
         &mut self,
-        mut poll: impl FnMut(&mut Vec<u8>, &mut Date, &mut Context<'_>) -> Poll<T>,
-    ) -> Result<T, Broken> {
-        let (answered, sent) = poll_fn(|context| {
-            let polled = http1::scratch::text(|text| {
-                let answered = ready!(poll(text, &mut self.date, context));
-                Poll::Ready(self.begin_sending(text, context).map(|sent| (answered, sent)))
-            });
-            if let Poll::Ready(answered) = polled {
-                return Poll::Ready(answered.map_err(Broken::Io));
+        mut poll: impl FnMut(Reply<'_, W>, &mut Context<'_>) -> Poll<Option<(T, io::Result<bool>)>>,
+    ) -> Result<Option<T>, Broken> {
+        let answered = poll_fn(|context| {
+            let Self { writer, output, date, .. } = self;
+            if let Poll::Ready(answered) = poll(Reply { writer, output, date }, context) {
+                return Poll::Ready(Ok(answered));
             }
             ready!(self.poll_gone(context));
             Poll::Ready(Err(Broken::Gone))
-        })
-        .await?;
-        if !sent {
+        });
+        let Some((answered, sent)) = answered.await? else { return Ok(None) };
+        if !sent? {
             self.flush().await?;
             self.output.shrink(KEPT);
         }
-        Ok(answered)
-    }
-
-    /// Sends text as far as that goes now, and keeps what does not; whether that was all.
-    fn begin_sending(&mut self, text: &[u8], context: &mut Context<'_>) -> io::Result<bool> {
-        let mut left = text;
-        while !left.is_empty()
-            && let Poll::Ready(written) = Pin::new(&mut self.writer).poll_write(context, left)?
-        {
-            left = match written {
-                0 => return Err(io::ErrorKind::WriteZero.into()),
-                written => &left[written..],
-            };
-        }
-        self.output.clear().extend_from_slice(left);
-        // A socket has nothing to flush; TLS keeps what the socket below did not take.
-        Ok(left.is_empty() && Pin::new(&mut self.writer).poll_flush(context)?.is_ready())
+        Ok(Some(answered))
     }
 
     /// Passes over the first request, which was answered and has this length.
     pub(crate) fn answered(&mut self, length: usize) {
         if let Source::Here(reading) = &mut self.source {
-            http1::pass_over(&mut reading.input, length);
+            reading.pass_over(length);
         }
-        (self.fresh, self.expected) = (true, length);
+        self.fresh = true;
     }
 
     /// Has the first request, which is whole, answered as one that is taken apart; whether the connection may carry another.

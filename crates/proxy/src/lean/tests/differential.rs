@@ -272,7 +272,8 @@ impl Script {
         for _ in 0..self.below(4) {
             text += &format!("{}\r\n", self.one(&FIELDS));
         }
-        let size = if self.long { 3_000 + self.below(9_000) } else { self.below(40) };
+        let most = if self.long && self.below(4) == 0 { 180_000 } else { 9_000 };
+        let size = if self.long { 3_000 + self.below(most) } else { self.below(40) };
         match self.below(16) {
             0..5 => return text + "\r\n",
             5..9 => text += &format!("content-length: {size}\r\n\r\n"),

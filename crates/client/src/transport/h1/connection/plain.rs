@@ -1,7 +1,7 @@
 //! A plain request and its answer, on a connection of its own for that long.
 
 use std::{
-    io::{self, ErrorKind},
+    io::{self, ErrorKind, IoSlice},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -15,7 +15,7 @@ use tokio::{
 
 use super::{Connection, Io, broken, cut};
 use crate::{
-    http1::{Answer, HeadReader, PlainAnswer, no_fields, scratch},
+    http1::{Answer, HeadReader, PlainAnswer, no_fields, plain_answer_lacks, scratch},
     transport::{Line, Reply, SendError, h1},
 };
 
@@ -35,14 +35,15 @@ pub(crate) enum Got<T> {
 }
 
 impl Plain {
-    /// Sends a request over a connection to the server that waits for one; `None` where there is none. `write` writes it.
-    pub(crate) fn begin(line: &Line, write: impl FnOnce(&mut Vec<u8>)) -> Option<Self> {
+    /// Sends a request over a connection to the server that waits for one; `None` where there is none. `head` writes its head.
+    pub(crate) fn begin(line: &Line, head: impl FnOnce(&mut Vec<u8>), body: &[u8]) -> Option<Self> {
         let pool = line.h1.here();
         let mut connection = pool.take()?.connection;
         scratch::text(|text| {
-            write(text);
+            head(text);
+            let rest = scratch::follow(text, body);
             // One that the server closed while it was idle took nothing: the next one is as good.
-            while connection.send_plain(text).is_err() {
+            while connection.send_plain(text, rest).is_err() {
                 connection = pool.take()?.connection;
             }
             Some(())
@@ -55,7 +56,7 @@ impl Plain {
     pub(crate) fn poll<T>(
         &mut self,
         until: Instant,
-        take: impl FnOnce(&PlainAnswer<'_>) -> T,
+        take: impl FnOnce(&PlainAnswer<'_>, &mut Context<'_>) -> T,
         context: &mut Context<'_>,
     ) -> Poll<Result<Got<T>, SendError>> {
         let polled = self.poll_answer(take, context);
@@ -64,13 +65,17 @@ impl Plain {
 
     fn poll_answer<T>(
         &mut self,
-        take: impl FnOnce(&PlainAnswer<'_>) -> T,
+        take: impl FnOnce(&PlainAnswer<'_>, &mut Context<'_>) -> T,
         context: &mut Context<'_>,
     ) -> Poll<Result<Got<T>, SendError>> {
         self.connection.send_rest(context);
         if self.apart.is_none() {
             let connection = &mut *self.connection;
-            let taken = scratch::room(|room| connection.poll_plain(room, take, context));
+            let taken = if connection.expected < scratch::ROOM && connection.input.is_empty() {
+                scratch::room(|room| connection.poll_small(room, take, context))
+            } else {
+                connection.poll_large(take, context)
+            };
             if let Some(taken) = ready!(taken).map_err(broken)? {
                 return Poll::Ready(Ok(Got::Plain(taken)));
             }
@@ -107,23 +112,27 @@ impl Plain {
 }
 
 impl Connection {
-    /// Sends a request as far as one write goes, and keeps what does not; an error where nothing was sent.
-    fn send_plain(&mut self, text: &[u8]) -> io::Result<()> {
+    /// Sends a text and what follows it as far as one write goes, and keeps what does not; an error where nothing was sent.
+    fn send_plain(&mut self, text: &[u8], rest: &[u8]) -> io::Result<()> {
         let Io::Whole(io) = &mut self.io else { return Err(ErrorKind::NotConnected.into()) };
-        let written = match io.try_write(text) {
+        let wrote = match rest {
+            [] => io.try_write(text),
+            rest => io.try_write_vectored(&[IoSlice::new(text), IoSlice::new(rest)]),
+        };
+        let written = match wrote {
             Err(error) if error.kind() == ErrorKind::WouldBlock => 0,
             wrote => wrote?,
         };
-        self.output.clear().extend_from_slice(&text[written..]);
+        scratch::unsent(self.output.clear(), [text, rest], written);
         self.persistent = true;
         Ok(())
     }
 
-    /// Reads what comes of an answer, and makes what `take` does of one that is plain; what is not is kept.
-    fn poll_plain<T>(
+    /// Reads an answer that is likely to be small, and makes what `take` does of it where it is plain; else it is kept.
+    fn poll_small<T>(
         &mut self,
         room: &mut [u8],
-        take: impl FnOnce(&PlainAnswer<'_>) -> T,
+        take: impl FnOnce(&PlainAnswer<'_>, &mut Context<'_>) -> T,
         context: &mut Context<'_>,
     ) -> Poll<io::Result<Option<T>>> {
         let Io::Whole(io) = &mut self.io else { return Poll::Ready(Ok(None)) };
@@ -134,10 +143,36 @@ impl Connection {
             return Poll::Ready(Err(cut("before it answered")));
         }
         if let Some(answer) = PlainAnswer::read(came, &mut no_fields()) {
-            return Poll::Ready(Ok(Some(take(&answer))));
+            self.expected = came.len();
+            return Poll::Ready(Ok(Some(take(&answer, context))));
         }
         self.input.extend_from_slice(came);
-        Poll::Ready(Ok(None))
+        if plain_answer_lacks(came) { self.poll_large(take, context) } else { Poll::Ready(Ok(None)) }
+    }
+
+    /// Reads on in an answer that is likely to be large, as [`poll_small`](Self::poll_small) does; waits for the rest where most
+    /// of it has come, which were otherwise sent on by itself.
+    fn poll_large<T>(
+        &mut self,
+        take: impl FnOnce(&PlainAnswer<'_>, &mut Context<'_>) -> T,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<Option<T>>> {
+        loop {
+            let due = self.expected.saturating_sub(self.input.len());
+            if ready!(self.poll_read(due, context))? == 0 {
+                return Poll::Ready(Err(cut("before it answered")));
+            }
+            if let Some(answer) = PlainAnswer::read(&self.input, &mut no_fields()) {
+                self.expected = self.input.len();
+                let taken = take(&answer, context);
+                self.input.clear();
+                self.input.rest();
+                return Poll::Ready(Ok(Some(taken)));
+            }
+            if !plain_answer_lacks(&self.input) {
+                return Poll::Ready(Ok(None));
+            }
+        }
     }
 
     /// Sends what is left of a plain request. A server that takes no more of it may have answered, and the answer says why; else

@@ -157,7 +157,7 @@ impl Script {
         for _ in 0..self.below(4) {
             text += &format!("{}\r\n", self.one(&FIELDS));
         }
-        let size = self.below(40);
+        let size = if self.below(16) == 0 { self.below(200_000) } else { self.below(40) };
         match self.below(6) {
             0 => text += "\r\n",
             1 => text += &format!("{}\r\n\r\n", self.one(&LENGTHS)),
