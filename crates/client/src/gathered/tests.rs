@@ -1,4 +1,6 @@
-use std::{future::pending, pin::pin, sync::atomic::AtomicUsize, sync::atomic::Ordering::Relaxed, task::Wake};
+use std::{
+    future::pending, pin::pin, sync::atomic::AtomicUsize, sync::atomic::Ordering::Relaxed, task::Wake,
+};
 
 use tokio::io::AsyncWriteExt as _;
 
