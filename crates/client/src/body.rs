@@ -1,9 +1,7 @@
 mod watch;
 
 use std::{
-    fmt,
-    future::Future,
-    mem,
+    fmt, mem,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
@@ -16,7 +14,7 @@ use h2::RecvStream;
 use http::{HeaderMap, Response};
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::{BodyExt as _, combinators::UnsyncBoxBody};
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::time::Instant;
 
 use self::watch::Watched;
 pub use self::watch::{BodyEnd, Watch};
@@ -25,7 +23,7 @@ use crate::{
     core::{Call, Clock},
     headers::GRPC_STATUS,
     send::{has_erred, learn_from_trailers, violates_protocol},
-    transport::{Incoming, Line, Reply, Stream},
+    transport::{Incoming, Lent, Line, Reply, Stream},
     tunnel::Tunnel,
 };
 
@@ -54,9 +52,9 @@ pub(crate) struct Attempt {
     clock: Clock,
     outcome: Outcome,
     deadline: Instant,
-    /// Rings when the answer is a stream, and again at the deadline. Made when the body first keeps its reader waiting, which
+    /// Rings when the answer is a stream, and again at the deadline. Taken when the body first keeps its reader waiting, which
     /// most never do.
-    alarm: Option<Pin<Box<Sleep>>>,
+    alarm: Option<(Lent, Instant)>,
     is_stream: bool,
     /// Whether the try is over, and this is kept for what it tells.
     ended: bool,
@@ -289,14 +287,14 @@ impl Attempt {
     /// the server's side (A17); by a timer, since one that stays silent is never read again.
     fn is_late(&mut self, context: &mut Context<'_>) -> bool {
         let deadline = self.deadline;
-        let first = || Box::pin(sleep_until(deadline.min(Instant::now() + STREAM_AFTER)));
-        let alarm = self.alarm.get_or_insert_with(first);
-        while alarm.as_mut().poll(context).is_ready() {
-            if alarm.deadline() >= deadline {
+        let first = || (Lent::take(), deadline.min(Instant::now() + STREAM_AFTER));
+        let (alarm, rings) = self.alarm.get_or_insert_with(first);
+        while alarm.has_rung(*rings, context) {
+            if *rings >= deadline {
                 return true;
             }
             self.is_stream = self.line.endpoint().becomes_stream();
-            alarm.as_mut().reset(deadline);
+            *rings = deadline;
         }
         false
     }

@@ -7,12 +7,20 @@ use std::{cell::Cell, iter};
 
 thread_local! {
     static CORE: Cell<usize> = const { Cell::new(0) };
+    static RUNS_ONE: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Says that this thread runs the event loop of this number, from 0, of those that
 /// [`MeshBuilder::cores`](crate::MeshBuilder::cores) told of.
 pub fn on_core(number: usize) {
     CORE.set(number);
+    RUNS_ONE.set(true);
+}
+
+/// Whether this thread runs an event loop of its own, and no other as long as it lives.
+#[inline]
+pub(crate) fn runs_one() -> bool {
+    RUNS_ONE.get()
 }
 
 /// One of something for each event loop.

@@ -26,6 +26,7 @@ pub mod explain;
 mod fault;
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod gathered;
 pub mod headers;
 pub mod http1;
 mod leases;

@@ -10,8 +10,10 @@ mod outgoing;
 mod request;
 
 use std::{
+    future::poll_fn,
     io,
     net::{IpAddr, SocketAddr},
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -30,6 +32,7 @@ use tokio::{
 
 use self::alarm::Alarm;
 pub(crate) use self::{
+    alarm::Lent,
     h1::{Got, Incoming, Plain, Reply as H1Reply, call_over},
     h2::{Reply as H2Reply, Shared, Stream, over},
     outgoing::{Outgoing, Replay},
@@ -150,8 +153,10 @@ impl Line {
         if !self.multiplexed {
             return self.h1.here().send(self, request, times).await.map(Reply::H1);
         }
-        let sent = timeout_at(times.until, self.h2.here().send(self, request, times.connected_by)).await;
-        sent.unwrap_or(Err(SendError::OutOfTime)).map(Reply::H2)
+        let mut sending = pin!(self.h2.here().send(self, request, times.connected_by));
+        let mut alarm = Lent::take();
+        let sent = poll_fn(|context| alarm.bound(sending.as_mut().poll(context), times.until, context)).await;
+        sent.map(Reply::H2)
     }
 
     async fn connect(&self) -> Result<TcpStream, SendError> {

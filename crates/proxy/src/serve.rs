@@ -14,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+use fairmesh_client::gathered::gathered;
 use http::{Request, Response, Version};
 use hyper::{
     body::Incoming,
@@ -323,12 +324,12 @@ impl Serving {
         let caller = origin.caller;
         let talk = Arc::new(Talk::new(origin, Arc::clone(&self.stopping)));
         let flood = Arc::<Flood>::default();
-        let stream = Counted::new(stream, Arc::clone(&flood));
+        let (stream, outlet) = gathered(Counted::new(stream, Arc::clone(&flood)));
         let service = self.answers(Arc::clone(&talk));
         let builder = builder(self.limits.head);
         let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
         let ended = tokio::select! {
-            ended = connection.as_mut() => ended,
+            ended = outlet.drive(connection.as_mut()) => ended,
             () = self.has_enough(&talk, &flood) => return,
             deadline = self.stopping.begun() => {
                 // What speaks HTTP/1.1 is told with its next answer, and else when it was given the time for one.
@@ -338,14 +339,14 @@ impl Serving {
                     }
                 };
                 let ended = tokio::select! {
-                    ended = connection.as_mut() => Ok(ended),
+                    ended = outlet.drive(connection.as_mut()) => Ok(ended),
                     () = told => {
                         connection.as_mut().graceful_shutdown();
-                        match timeout_at(Stopping::last_word(deadline), connection.as_mut()).await {
+                        match timeout_at(Stopping::last_word(deadline), outlet.drive(connection.as_mut())).await {
                             Ok(ended) => Ok(ended),
                             Err(_) => {
                                 talk.last_word.say();
-                                timeout_at(deadline, connection).await
+                                timeout_at(deadline, outlet.drive(connection)).await
                             }
                         }
                     }

@@ -14,7 +14,7 @@ use bytes::BytesMut;
 use http::{HeaderName, StatusCode, header};
 use httparse::{Header, ParserConfig, Status};
 
-use super::{Asked, Framing, digits, end_head, number, response::status_line};
+use super::{Asked, Framing, LEAST_READ, digits, end_head, number, response::status_line};
 
 /// Fields of a plain message.
 const MOST_FIELDS: usize = 48;
@@ -217,7 +217,10 @@ impl<'a> PlainAnswer<'a> {
 
 /// Whether this is most of a plain request, the rest of which has not come.
 pub fn plain_request_lacks(input: &[u8]) -> bool {
-    PlainRequest::head(input, &mut no_fields()).is_some_and(|request| is_most(input.len(), request.length))
+    // Asked of every request: the small ones are not to be read once more.
+    input.len() > LEAST_READ
+        && PlainRequest::head(input, &mut no_fields())
+            .is_some_and(|request| is_most(input.len(), request.length))
 }
 
 /// Whether this is most of a plain answer, the rest of which has not come.
@@ -225,9 +228,10 @@ pub(crate) fn plain_answer_lacks(input: &[u8]) -> bool {
     PlainAnswer::head(input, &mut no_fields()).is_some_and(|(_, body)| is_most(input.len(), body.end))
 }
 
-/// Whether so much is at least half of the whole, and not all of it.
+/// Whether so much is at least half of the whole, and not all of it. Of what is small nothing is held back: who sends that in
+/// pieces means it.
 fn is_most(came: usize, whole: usize) -> bool {
-    (whole.div_ceil(2)..whole).contains(&came)
+    came > LEAST_READ && (whole.div_ceil(2)..whole).contains(&came)
 }
 
 /// Takes a plain message, which has this length, out of what came.

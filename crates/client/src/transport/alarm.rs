@@ -1,4 +1,6 @@
 use std::{
+    cell::RefCell,
+    mem,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -6,12 +8,24 @@ use std::{
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::SendError;
+use crate::cores;
+
+/// Alarms that a thread keeps for its next calls.
+const SPARE: usize = 64;
+
+thread_local! {
+    /// Only of threads that run one event loop for life: an alarm rings on the loop that it was made on.
+    static ALARMS: RefCell<Vec<Alarm>> = const { RefCell::new(Vec::new()) };
+}
 
 /// Rings when a call's time is over. It stays with the connection and is set anew only where it would ring too late: nearly
 /// every call ends long before, and setting a timer for each and taking it back costs two locks. One that was set for
 /// an earlier call wakes a later one once, for nothing.
 #[derive(Default)]
 pub(super) struct Alarm(Option<Pin<Box<Sleep>>>);
+
+/// An alarm that the next calls of this event loop get, whatever their connections.
+pub(crate) struct Lent(Alarm);
 
 impl Alarm {
     /// Whether it is `until`; the task is woken then at the latest.
@@ -45,6 +59,43 @@ impl Alarm {
     }
 }
 
+impl Lent {
+    pub(crate) fn take() -> Self {
+        Self(ALARMS.with_borrow_mut(Vec::pop).unwrap_or_default())
+    }
+
+    /// As of [`Alarm`].
+    pub(crate) fn has_rung(&mut self, until: Instant, context: &mut Context<'_>) -> bool {
+        self.0.has_rung(until, context)
+    }
+
+    /// As of [`Alarm`].
+    pub(super) fn bound<T>(
+        &mut self,
+        polled: Poll<Result<T, SendError>>,
+        until: Instant,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<T, SendError>> {
+        self.0.bound(polled, Some(until), context)
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if !cores::runs_one() || self.0.0.is_none() {
+            return;
+        }
+        let alarm = mem::take(&mut self.0);
+        // Fails only where the thread ends.
+        let _ = ALARMS.try_with(|alarms| {
+            let mut alarms = alarms.borrow_mut();
+            if alarms.len() < SPARE {
+                alarms.push(alarm);
+            }
+        });
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::{future::poll_fn, time::Duration};
@@ -74,5 +125,40 @@ mod tests {
         assert!(!alarm.has_rung(in_ms(1000), &mut context));
         assert!(is_about(rings(&mut alarm, in_ms(300)).await, 100), "it was set to a later time");
         assert!(alarm.has_rung(now, &mut context), "a time that has passed");
+    }
+
+    async fn runs_out(ms: u64) {
+        let begun = Instant::now();
+        let until = begun + Duration::from_millis(ms);
+        let mut alarm = Lent::take();
+        let sent = poll_fn(|context| alarm.bound(Poll::<Result<(), _>>::Pending, until, context)).await;
+        assert!(matches!(sent, Err(SendError::OutOfTime)));
+        assert!(is_about(begun.elapsed(), ms), "{:?}", begun.elapsed());
+    }
+
+    /// Makes calls one after another; how many alarms the thread keeps then.
+    fn calls() -> usize {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
+        runtime.unwrap().block_on(async {
+            for ms in [200, 50, 300] {
+                runs_out(ms).await;
+            }
+            let until = Instant::now() + Duration::from_secs(1);
+            assert!(!Lent::take().has_rung(until, &mut Context::from_waker(std::task::Waker::noop())));
+            for ms in [1500, 20] {
+                runs_out(ms).await;
+            }
+        });
+        ALARMS.with_borrow(Vec::len)
+    }
+
+    #[test]
+    fn an_event_loop_lends_one_alarm_to_call_after_call_and_another_thread_keeps_none() {
+        assert_eq!(calls(), 0);
+        let on_core = std::thread::spawn(|| {
+            crate::on_core(0);
+            calls()
+        });
+        assert_eq!(on_core.join().unwrap(), 1);
     }
 }

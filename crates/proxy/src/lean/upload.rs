@@ -61,7 +61,7 @@ impl<R: AsyncRead + Unpin> Reading<R> {
     /// Whether what came is most of a request that is large and need not be taken apart: its sender is about to send the rest,
     /// which were otherwise sent on by itself.
     pub(super) fn is_nearly_whole(&self) -> bool {
-        self.input.len() > LEAST_READ && plain_request_lacks(&self.input)
+        plain_request_lacks(&self.input)
     }
 
     /// Takes the first request out of what came, which has this length.

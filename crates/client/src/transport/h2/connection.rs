@@ -16,6 +16,7 @@ use tokio::{
 };
 
 use super::{Line, SendError, Shared, last_words::LastWords, limit_of};
+use crate::gathered::gathered;
 
 /// What a server may send ahead on one call, in bytes: with HTTP/2's own 64 KB, one call over 100 ms gets 640 KB/s.
 const STREAM_WINDOW: u32 = 1 << 20;
@@ -45,13 +46,14 @@ where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     O: Send + 'static,
 {
+    let (stream, outlet) = gathered(LastWords(stream));
     let shaken = client::Builder::new()
         .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_frame_size(FRAME)
         .initial_max_send_streams(FIRST_STREAMS)
         .enable_push(false)
-        .handshake::<_, Bytes>(LastWords(stream))
+        .handshake::<_, Bytes>(stream)
         .await;
     let (sender, mut connection) = shaken.map_err(|error| SendError::Refused(error.into()))?;
     let shared = Arc::new(Shared {
@@ -67,7 +69,8 @@ where
     // Weak, since a connection closes when the last handle to it, which `shared` holds, is dropped.
     let weak = Arc::downgrade(&shared);
     tokio::spawn(async move {
-        drive(connection, pings, &weak).await;
+        let connection = pin!(connection);
+        drive(outlet.drive(connection), pings, &weak).await;
         if let Some(shared) = weak.upgrade() {
             shared.gone.store(true, Relaxed);
         }
@@ -76,10 +79,7 @@ where
     Ok(shared)
 }
 
-async fn drive<I>(connection: client::Connection<I, Bytes>, pings: Option<PingPong>, shared: &Weak<Shared>)
-where
-    I: AsyncRead + AsyncWrite + Unpin,
-{
+async fn drive(connection: impl Future, pings: Option<PingPong>, shared: &Weak<Shared>) {
     let mut connection = pin!(connection);
     let Some(mut pings) = pings else {
         let _ = connection.await;
