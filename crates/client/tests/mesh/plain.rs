@@ -96,8 +96,13 @@ async fn serve(mut stream: TcpStream, log: Log) -> Option<()> {
         let path = head.uri().path();
         // What fails once only is answered when it is asked for again.
         let path = path.strip_prefix("/once").map_or(path, |path| if first { path } else { "/plain" });
-        let (_, parts) = WAYS.iter().find(|(own, _)| *own == path).unwrap();
-        for part in *parts {
+        let large = [
+            format!("HTTP/1.1 200 OK\r\ncontent-length: 60000\r\n\r\n{}", "t".repeat(40_000)),
+            "e".repeat(20_000),
+        ];
+        let large = large.each_ref().map(|part| &part[..]);
+        let parts = WAYS.iter().find(|(own, _)| *own == path).map_or(&large[..], |(_, parts)| parts);
+        for part in parts {
             stream.write_all(part.as_bytes()).await.ok()?;
             for _ in 0..8 {
                 tokio::task::yield_now().await;
@@ -263,4 +268,21 @@ async fn a_limit_counts_what_is_passed_on_once() {
     let stats = mesh.stats();
     assert_eq!((stats.calls, stats.limited, stats.faults, stats.tries), (3, 1, 1, 2));
     assert_eq!((plainly, log.lock().unwrap().0.len()), (1, 2), "the first one had to connect");
+}
+
+#[tokio::test]
+async fn a_large_answer_is_passed_on_when_its_last_part_has_come() {
+    let (rig, log) = (Rig::start().await, Log::default());
+    rig.replicated("shop/cart", Protocol::Http1, &[server(Arc::clone(&log)).await]);
+    let mesh = rig.mesh().await;
+    let service = mesh.service("shop/cart").unwrap();
+    service.ready().await.unwrap();
+    let body = Some("t".repeat(40_000) + &"e".repeat(20_000));
+    let mut plainly = 0;
+    for id in 0..4 {
+        let text = format!("PUT /large HTTP/1.1\r\nhost: cart.shop\r\nx-id: {id}\r\n\r\n");
+        let (status, _, told) = passed(&service, &text, &mut plainly).await.unwrap();
+        assert!(status == 200 && told == body, "{id}");
+    }
+    assert_eq!(plainly, 3, "all but the first one, which had to connect");
 }

@@ -235,3 +235,26 @@ async fn an_answer_does_not_wait_for_the_rest_of_its_request() {
     assert!(matches!(served.await.unwrap(), Ended::Done));
     assert!(dropped.load(Relaxed));
 }
+
+#[tokio::test(start_paused = true)]
+async fn most_of_a_large_request_waits_for_the_rest_and_not_for_ever() {
+    let request = |id: u32| {
+        format!("POST /{id} HTTP/1.1\r\nhost: a.b\r\ncontent-length: 50000\r\n\r\n{}", "t".repeat(50_000))
+    };
+    let (near, mut far) = ends(1 << 17);
+    let served = serve_echo(near, Arc::default());
+    for id in 0..3 {
+        let request = request(id);
+        let (most, rest) = request.as_bytes().split_at(30_000);
+        far.write_all(most).await.unwrap();
+        sleep(Duration::from_secs(1)).await;
+        far.write_all(rest).await.unwrap();
+        let answer = hear(&mut far, "ttt\")").await;
+        assert!(answer.contains(&format!("POST /{id} Ok(b\"ttt")), "{}", &answer[..200]);
+        assert!(answer.len() > 50_000);
+    }
+    far.write_all(&request(3).as_bytes()[..30_000]).await.unwrap();
+    let begun = Instant::now();
+    assert!(matches!(served.await.unwrap(), Ended::Broken(Broken::Late)));
+    assert!(begun.elapsed() < PATIENCE + Duration::from_secs(1), "{:?}", begun.elapsed());
+}
