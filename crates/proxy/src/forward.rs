@@ -109,9 +109,9 @@ impl Forwarder {
 
     fn target<B>(&self, request: &Request<B>, origin: &Origin) -> Result<Arc<Target>, Nobody> {
         if let Some(service) = &origin.service {
-            return origin.recent.get("", &self.services, || self.services.by_name(service));
+            return origin.recent.get("", || self.services.by_name(service));
         }
-        let by_host = |host: &str| origin.recent.get(host, &self.services, || self.services.by_host(host));
+        let by_host = |host: &str| origin.recent.get(host, || self.services.by_host(host));
         // By the URI first, as RFC 9112 3.2.2 has it of a proxy: HTTP/2 and requests to a proxy name the host there. Where
         // it names the proxy itself, as programs that set the header over HTTP/2 have it, the header says who is meant.
         let named = request.uri().authority().map(|authority| by_host(authority.as_str()));
