@@ -10,7 +10,7 @@ use std::{
     net::SocketAddr,
     pin::pin,
     sync::{Arc, atomic::Ordering::Relaxed},
-    task::Poll,
+    task::{Poll, ready},
     time::Duration,
 };
 
@@ -30,7 +30,7 @@ use tokio::{
     time::{sleep, sleep_until, timeout_at},
 };
 use tokio_rustls::server::TlsStream;
-use tokio_util::task::TaskTracker;
+use tokio_util::{sync::PollSemaphore, task::TaskTracker};
 
 use crate::{
     Limits, Listen, ProxyError, Traffic,
@@ -178,21 +178,24 @@ impl Serving {
     }
 
     /// The next connection, once there is a place for it: those beyond the bound wait unaccepted, which their programs see as
-    /// a slow connect, where a refusal would be an error.
+    /// a slow connect, where a refusal would be an error. Of several listeners the one that has waited longest takes a place,
+    /// and one to which nobody comes holds none.
     async fn next(&self, listener: &TcpListener) -> Option<(TcpStream, SocketAddr, OwnedSemaphorePermit)> {
         let metrics = &self.forwarder.metrics;
-        let place = match Arc::clone(&self.places).try_acquire_owned() {
-            Ok(place) => place,
-            Err(_) => {
-                count(&metrics.accepts_delayed);
-                // The semaphore is never closed.
-                Arc::clone(&self.places).acquire_owned().await.ok()?
-            }
-        };
-        match listener.accept().await {
-            Ok((stream, caller)) => {
+        if self.places.available_permits() == 0 {
+            count(&metrics.accepts_delayed);
+        }
+        let mut places = PollSemaphore::new(Arc::clone(&self.places));
+        let accepted = poll_fn(|context| {
+            // The semaphore is never closed.
+            let Some(place) = ready!(places.poll_acquire(context)) else { return Poll::Ready(None) };
+            let accepted = ready!(listener.poll_accept(context));
+            Poll::Ready(Some(accepted.map(|(stream, caller)| (stream, caller, place))))
+        });
+        match accepted.await? {
+            Ok(accepted) => {
                 count(&metrics.accepted);
-                Some((stream, caller, place))
+                Some(accepted)
             }
             Err(error) => {
                 count(&metrics.accepts_delayed);
