@@ -330,33 +330,32 @@ impl Serving {
         let service = self.answers(Arc::clone(&talk));
         let builder = builder(self.limits.head);
         let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
-        let ended = tokio::select! {
-            ended = connection.as_mut() => ended,
-            () = self.has_enough(&talk, &flood) => return,
-            deadline = self.stopping.begun() => {
-                // What speaks HTTP/1.1 is told with its next answer, and else when it was given the time for one.
-                let told = async {
-                    if !talk.heard.is_http2() {
-                        self.stopping.quiet().cancelled().await;
-                    }
-                };
-                let ended = tokio::select! {
-                    ended = connection.as_mut() => Ok(ended),
-                    () = told => {
-                        connection.as_mut().graceful_shutdown();
-                        match timeout_at(Stopping::last_word(deadline), connection.as_mut()).await {
-                            Ok(ended) => Ok(ended),
-                            Err(_) => {
-                                talk.last_word.say();
-                                timeout_at(deadline, connection).await
-                            }
-                        }
-                    }
-                };
-                let Ok(ended) = ended else { return count(&metrics.cut) };
-                ended
+        let served = async {
+            let deadline = tokio::select! {
+                ended = connection.as_mut() => return Some(ended),
+                deadline = self.stopping.begun() => deadline,
+            };
+            // What speaks HTTP/1.1 is told with its next answer, and else when it was given the time for one.
+            let told = async {
+                if !talk.heard.is_http2() {
+                    self.stopping.quiet().cancelled().await;
+                }
+            };
+            tokio::select! {
+                ended = connection.as_mut() => return Some(ended),
+                () = told => connection.as_mut().graceful_shutdown(),
             }
+            if let Ok(ended) = timeout_at(Stopping::last_word(deadline), connection.as_mut()).await {
+                return Some(ended);
+            }
+            talk.last_word.say();
+            timeout_at(deadline, connection.as_mut()).await.ok()
         };
+        let ended = tokio::select! {
+            ended = served => ended,
+            () = self.has_enough(&talk, &flood) => return,
+        };
+        let Some(ended) = ended else { return count(&metrics.cut) };
         if let Err(error) = ended {
             count(&metrics.broken);
             tracing::debug!(error, %caller, "a connection ended early");
