@@ -46,6 +46,8 @@ pub(crate) struct Origin {
     pub(crate) service: Option<ServiceName>,
     /// What the connection holds.
     pub(crate) place: Arc<Place>,
+    /// Whether its program speaks TLS.
+    pub(crate) over_tls: bool,
     /// How it came to be here, where its program knows nothing of that.
     pub(crate) captured: Option<Captured>,
     recent: Recent,
@@ -53,7 +55,12 @@ pub(crate) struct Origin {
 
 impl Origin {
     pub(crate) fn new(caller: SocketAddr, service: Option<ServiceName>, place: Arc<Place>) -> Self {
-        Self { caller, service, place, captured: None, recent: Recent::default() }
+        Self { caller, service, place, over_tls: false, captured: None, recent: Recent::default() }
+    }
+
+    /// The same, over TLS or not.
+    pub(crate) fn over_tls(self, over_tls: bool) -> Self {
+        Self { over_tls, ..self }
     }
 
     /// One whose program meant somebody else.
@@ -140,6 +147,7 @@ impl Forwarder {
             head.uri = head.uri.path_and_query().map_or_else(Uri::default, |path| Uri::from(path.clone()));
         }
         hops::strip_request(&mut head.headers);
+        hops::tell_scheme(&mut head.headers, origin.over_tls);
         if let Some(switch) = &switch {
             switch.ask(&mut head.headers);
         }

@@ -261,7 +261,7 @@ impl Serving {
         match &listen.traffic {
             Traffic::Http { service } => {
                 tcp::limit_silence(stream.socket(), self.limits.head);
-                let origin = Origin::new(ends.source, service.clone(), place);
+                let origin = Origin::new(ends.source, service.clone(), place).over_tls(listen.tls);
                 self.serve(stream, origin).await;
             }
             Traffic::Tcp { service, send_proxy } => {
