@@ -37,7 +37,8 @@ async fn each<T: Send + 'static>(all: impl Iterator<Item: Future<Output = T> + S
 /// Asks once on a connection, which is kept.
 async fn asks(mut stream: TcpStream) -> TcpStream {
     stream.write_all(GET).await.unwrap();
-    assert!(read_head(&mut stream).await.starts_with("http/1.1 200 "));
+    let head = read_head(&mut stream).await;
+    assert!(head.starts_with("http/1.1 200 "), "{head}");
     stream
 }
 
