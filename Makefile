@@ -13,6 +13,7 @@ demo: ## Run the shop on this machine, break it in five ways under load, and pri
 
 test: ## Run every test and print how many passed
 	@scripts/setup.sh build demo etcd hosts
+	@if command -v go >/dev/null; then scripts/setup.sh h2spec || true; fi
 	@scripts/test.sh
 
 soak: ## Cause outages, and replace all there is under full load, for 10 minutes each or SOAK_MINUTES=, and check what everybody saw

@@ -1,5 +1,8 @@
 //! The compiled table of routes chooses what a literal reading of the documentation chooses.
 
+#[path = "../../crates/router/src/routes/tests/oracle.rs"]
+mod oracle;
+
 use arbitrary::{Arbitrary, Result, Unstructured};
 use fairmesh_model::{
     GrpcMatch, HeaderMatch, HostMatch, Hosts, Label, Location, Match, PathMatch, Pattern, Policy, Protocol,
@@ -7,8 +10,7 @@ use fairmesh_model::{
     Verdicts,
 };
 use fairmesh_router::{Facts, RequestView, Upstream};
-
-type Pairs = Vec<(String, String)>;
+use oracle::Pairs;
 
 /// Few words, so that conditions and requests often meet.
 const SEGMENTS: [&str; 6] = ["a", "b", "ab", "v1", "", "A"];
@@ -110,59 +112,6 @@ fn a_text(u: &mut Unstructured<'_>) -> Result<TextMatch> {
     })
 }
 
-/// What the documentation says, read as literally as possible and sharing nothing with the compiled table.
-fn naive(wanted: &Match, request: &Input) -> bool {
-    let host = request.host.to_lowercase();
-    let host = host.split(':').next().unwrap_or_default();
-    let path = request.path.split('?').next().unwrap_or_default();
-    let segments = |text: &str| text.split('/').map(str::to_owned).collect::<Vec<_>>();
-    let path_fits = match &wanted.path {
-        None => true,
-        Some(PathMatch::Exact(exact)) => exact == path,
-        Some(PathMatch::Prefix(prefix)) => segments(path).starts_with(&segments(prefix)),
-        Some(PathMatch::Template(template)) => {
-            let (open, parts) = (segments(&template.to_string()), segments(path));
-            let fits = |(open, part): (&String, &String)| match open.starts_with('{') {
-                true => !part.is_empty(),
-                false => open == part,
-            };
-            open.len() == parts.len() && open.iter().zip(&parts).all(fits)
-        }
-        Some(PathMatch::Regex(_)) => path[1..].ends_with("/a"),
-    };
-    let host_fits = wanted.hosts.iter().any(|wanted| match wanted {
-        HostMatch::Exact(name) => name == host,
-        HostMatch::Suffix(domain) => host.ends_with(domain) && host != domain,
-    });
-    let text_fits = |value: Option<&str>, wanted: &TextMatch| match wanted {
-        TextMatch::Absent => value.is_none(),
-        TextMatch::Present => value.is_some(),
-        TextMatch::Exact(text) => value == Some(text),
-        TextMatch::Prefix(text) => value.is_some_and(|value| value.starts_with(text)),
-    };
-    let header_fits = |header: &HeaderMatch| {
-        let value = request.headers.iter().find(|(name, _)| *name == header.name);
-        text_fits(value.map(|(_, value)| value.as_str()), &header.value)
-    };
-    let query_fits = |wanted: &QueryMatch| {
-        let query = request.path.split_once('?').map_or("", |(_, query)| query);
-        let pairs: Vec<Vec<&str>> = query.split('&').map(|pair| pair.splitn(2, '=').collect()).collect();
-        let found = pairs.iter().find(|pair| pair[0] == wanted.name);
-        text_fits(found.map(|pair| pair.get(1).copied().unwrap_or("")), &wanted.value)
-    };
-    let grpc_fits = wanted.grpc.as_ref().is_none_or(|grpc| {
-        let parts = segments(path);
-        let named = parts.len() >= 3 && parts[0].is_empty() && parts[1] == grpc.service;
-        request.grpc && named && grpc.method.as_ref().is_none_or(|method| *method == parts[2..].join("/"))
-    });
-    path_fits
-        && (wanted.hosts.is_empty() || host_fits)
-        && (wanted.methods.is_empty() || wanted.methods.iter().any(|method| method == request.method))
-        && wanted.headers.iter().all(header_fits)
-        && wanted.query.iter().all(query_fits)
-        && grpc_fits
-}
-
 fn policy(routes: &[Match]) -> Policy {
     let route = |(i, matches): (usize, &Match)| Route {
         matches: matches.clone(),
@@ -193,6 +142,7 @@ pub fn run(data: &[u8]) {
     let Input { host, path, method, headers, grpc, .. } = &input;
     let request = RequestView { host, path, method, headers, grpc: *grpc };
     let chosen = upstream.route(&request, 0).route.map(ToString::to_string);
-    let expected = input.routes.iter().position(|wanted| naive(wanted, &input)).map(|i| format!("r{i}"));
+    let expected =
+        input.routes.iter().position(|wanted| oracle::fits(wanted, &request)).map(|i| format!("r{i}"));
     assert_eq!(chosen, expected, "{input:?}");
 }

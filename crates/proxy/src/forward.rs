@@ -48,6 +48,8 @@ pub(crate) struct Origin {
     pub(crate) service: Option<ServiceName>,
     /// What the connection holds.
     pub(crate) place: Arc<Place>,
+    /// Whether its program speaks TLS.
+    pub(crate) over_tls: bool,
     /// How it came to be here, where its program knows nothing of that.
     pub(crate) captured: Option<Captured>,
     recent: Recent,
@@ -55,7 +57,12 @@ pub(crate) struct Origin {
 
 impl Origin {
     pub(crate) fn new(caller: SocketAddr, service: Option<ServiceName>, place: Arc<Place>) -> Self {
-        Self { caller, service, place, captured: None, recent: Recent::default() }
+        Self { caller, service, place, over_tls: false, captured: None, recent: Recent::default() }
+    }
+
+    /// The same, over TLS or not.
+    pub(crate) fn over_tls(self, over_tls: bool) -> Self {
+        Self { over_tls, ..self }
     }
 
     /// One whose program meant somebody else.
@@ -128,8 +135,8 @@ impl Forwarder {
     /// The service that the listener is for, or else that of this host.
     fn target_of(&self, host: &str, origin: &Origin) -> Result<Arc<Target>, Nobody> {
         match &origin.service {
-            Some(service) => origin.recent.get("", &self.services, || self.services.by_name(service)),
-            None => origin.recent.get(host, &self.services, || self.services.by_host(host)),
+            Some(service) => origin.recent.get("", || self.services.by_name(service)),
+            None => origin.recent.get(host, || self.services.by_host(host)),
         }
     }
 
@@ -209,6 +216,7 @@ fn for_server(head: &mut Parts, origin: &Origin) {
         head.uri = head.uri.path_and_query().map_or_else(Uri::default, |path| Uri::from(path.clone()));
     }
     hops::strip_request(&mut head.headers);
+    hops::tell_scheme(&mut head.headers, origin.over_tls);
     // Nothing of the connection it came on belongs to the call.
     head.extensions.clear();
 }

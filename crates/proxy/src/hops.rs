@@ -15,6 +15,8 @@ const OURS: [HeaderName; 7] = [
     header::EXPECT,
 ];
 
+const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+
 /// Takes what belongs to the connection on which a request came.
 pub(crate) fn strip_request(headers: &mut HeaderMap) {
     if !headers.keys().any(|name| *name == header::TE || is_ours(name)) {
@@ -37,6 +39,15 @@ pub(crate) fn join_cookies(headers: &mut HeaderMap) {
     // What values hold, and what is put between them, a value may hold.
     if let Ok(whole) = HeaderValue::from_bytes(&cut.join(&b"; "[..])) {
         headers.insert(header::COOKIE, whole);
+    }
+}
+
+/// Tells the server whether a request came over TLS. Where it did not, somebody before this proxy may have known better.
+pub(crate) fn tell_scheme(headers: &mut HeaderMap, over_tls: bool) {
+    if over_tls {
+        headers.insert(FORWARDED_PROTO, HeaderValue::from_static("https"));
+    } else if !headers.contains_key(FORWARDED_PROTO) {
+        headers.insert(FORWARDED_PROTO, HeaderValue::from_static("http"));
     }
 }
 
@@ -101,6 +112,21 @@ mod tests {
         ]);
         strip_request(&mut headers);
         assert_eq!(headers, map(&[("content-length", "3"), ("accept", "text/html"), ("te", "trailers")]));
+    }
+
+    #[test]
+    fn who_spoke_tls_is_told_here_and_otherwise_by_whoever_was_first() {
+        for (over_tls, said, told) in [
+            (true, None, "https"),
+            (true, Some("http"), "https"),
+            (false, None, "http"),
+            (false, Some("https"), "https"),
+        ] {
+            let mut headers: HeaderMap =
+                said.map(|said| ("x-forwarded-proto", said)).map_or_else(HeaderMap::new, |pair| map(&[pair]));
+            tell_scheme(&mut headers, over_tls);
+            assert_eq!(headers, map(&[("x-forwarded-proto", told)]), "{over_tls} {said:?}");
+        }
     }
 
     #[test]

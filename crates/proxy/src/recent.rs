@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::service::{Nobody, Services, Target};
+use crate::service::{Nobody, Target};
 
 /// What was found last; its lock is the connection's own, where the table of services is everybody's.
 #[derive(Debug, Default)]
@@ -11,28 +11,57 @@ pub(crate) struct Recent(Mutex<Option<Found>>);
 #[derive(Debug)]
 struct Found {
     host: Box<str>,
-    epoch: u64,
     target: Arc<Target>,
 }
 
 impl Recent {
-    /// The target of this host, looked up where it was not the last one or a service was forgotten since.
+    /// The target of this host, looked up where it was not the last one or was forgotten since.
     pub(crate) fn get(
         &self,
         host: &str,
-        services: &Services,
         look_up: impl FnOnce() -> Result<Arc<Target>, Nobody>,
     ) -> Result<Arc<Target>, Nobody> {
-        let epoch = services.epoch();
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = &*last
-            && found.epoch == epoch
             && *found.host == *host
+            && !found.target.is_forgotten()
         {
             return Ok(Arc::clone(&found.target));
         }
         let target = look_up()?;
-        *last = Some(Found { host: host.into(), epoch, target: Arc::clone(&target) });
+        *last = Some(Found { host: host.into(), target: Arc::clone(&target) });
         Ok(target)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use fairmesh_client::Mesh;
+
+    use super::*;
+    use crate::service::Services;
+
+    #[tokio::test]
+    async fn a_service_is_looked_up_again_once_it_was_forgotten_itself() {
+        let nowhere = "127.0.0.1:1".parse().unwrap();
+        let mesh = Mesh::builder().agent(nowhere).client_id("test").connect().await.unwrap();
+        let (services, recent, looked_up) = (Services::new(mesh), Recent::default(), Cell::new(0));
+        let get = || {
+            let look_up = || {
+                looked_up.set(looked_up.get() + 1);
+                services.by_host("one.shop")
+            };
+            recent.get("one.shop", look_up).unwrap()
+        };
+        let one = get();
+        let made_up = services.by_host("nobody.shop").unwrap();
+        services.forget(made_up.handle.name());
+        assert!(Arc::ptr_eq(&get(), &one));
+        assert_eq!(looked_up.get(), 1);
+        services.forget(one.handle.name());
+        assert!(!Arc::ptr_eq(&get(), &one));
+        assert_eq!(looked_up.get(), 2);
     }
 }

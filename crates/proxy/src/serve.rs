@@ -10,7 +10,7 @@ use std::{
     net::SocketAddr,
     pin::pin,
     sync::{Arc, atomic::Ordering::Relaxed},
-    task::Poll,
+    task::{Poll, ready},
     time::Duration,
 };
 
@@ -31,7 +31,7 @@ use tokio::{
     time::{sleep, sleep_until, timeout_at},
 };
 use tokio_rustls::server::TlsStream;
-use tokio_util::task::TaskTracker;
+use tokio_util::{sync::PollSemaphore, task::TaskTracker};
 
 use crate::{
     Limits, Listen, ProxyError, Traffic,
@@ -179,21 +179,24 @@ impl Serving {
     }
 
     /// The next connection, once there is a place for it: those beyond the bound wait unaccepted, which their programs see as
-    /// a slow connect, where a refusal would be an error.
+    /// a slow connect, where a refusal would be an error. Of several listeners the one that has waited longest takes a place,
+    /// and one to which nobody comes holds none.
     async fn next(&self, listener: &TcpListener) -> Option<(TcpStream, SocketAddr, OwnedSemaphorePermit)> {
         let metrics = &self.forwarder.metrics;
-        let place = match Arc::clone(&self.places).try_acquire_owned() {
-            Ok(place) => place,
-            Err(_) => {
-                count(&metrics.accepts_delayed);
-                // The semaphore is never closed.
-                Arc::clone(&self.places).acquire_owned().await.ok()?
-            }
-        };
-        match listener.accept().await {
-            Ok((stream, caller)) => {
+        if self.places.available_permits() == 0 {
+            count(&metrics.accepts_delayed);
+        }
+        let mut places = PollSemaphore::new(Arc::clone(&self.places));
+        let accepted = poll_fn(|context| {
+            // The semaphore is never closed.
+            let Some(place) = ready!(places.poll_acquire(context)) else { return Poll::Ready(None) };
+            let accepted = ready!(listener.poll_accept(context));
+            Poll::Ready(Some(accepted.map(|(stream, caller)| (stream, caller, place))))
+        });
+        match accepted.await? {
+            Ok(accepted) => {
                 count(&metrics.accepted);
-                Some((stream, caller, place))
+                Some(accepted)
             }
             Err(error) => {
                 count(&metrics.accepts_delayed);
@@ -259,7 +262,7 @@ impl Serving {
         match &listen.traffic {
             Traffic::Http { service } => {
                 tcp::limit_silence(stream.socket(), self.limits.head);
-                let origin = Origin::new(ends.source, service.clone(), place);
+                let origin = Origin::new(ends.source, service.clone(), place).over_tls(listen.tls);
                 self.serve(stream, origin).await;
             }
             Traffic::Tcp { service, send_proxy } => {
@@ -328,33 +331,34 @@ impl Serving {
         let service = self.answers(Arc::clone(&talk));
         let builder = builder(self.limits.head);
         let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
-        let ended = tokio::select! {
-            ended = outlet.drive(connection.as_mut()) => ended,
-            () = self.has_enough(&talk, &flood) => return,
-            deadline = self.stopping.begun() => {
-                // What speaks HTTP/1.1 is told with its next answer, and else when it was given the time for one.
-                let told = async {
-                    if !talk.heard.is_http2() {
-                        self.stopping.quiet().cancelled().await;
-                    }
-                };
-                let ended = tokio::select! {
-                    ended = outlet.drive(connection.as_mut()) => Ok(ended),
-                    () = told => {
-                        connection.as_mut().graceful_shutdown();
-                        match timeout_at(Stopping::last_word(deadline), outlet.drive(connection.as_mut())).await {
-                            Ok(ended) => Ok(ended),
-                            Err(_) => {
-                                talk.last_word.say();
-                                timeout_at(deadline, outlet.drive(connection)).await
-                            }
-                        }
-                    }
-                };
-                let Ok(ended) = ended else { return count(&metrics.cut) };
-                ended
+        let served = async {
+            let deadline = tokio::select! {
+                ended = outlet.drive(connection.as_mut()) => return Some(ended),
+                deadline = self.stopping.begun() => deadline,
+            };
+            // What speaks HTTP/1.1 is told with its next answer, and else when it was given the time for one.
+            let told = async {
+                if !talk.heard.is_http2() {
+                    self.stopping.quiet().cancelled().await;
+                }
+            };
+            tokio::select! {
+                ended = outlet.drive(connection.as_mut()) => return Some(ended),
+                () = told => connection.as_mut().graceful_shutdown(),
             }
+            if let Ok(ended) =
+                timeout_at(Stopping::last_word(deadline), outlet.drive(connection.as_mut())).await
+            {
+                return Some(ended);
+            }
+            talk.last_word.say();
+            timeout_at(deadline, outlet.drive(connection.as_mut())).await.ok()
         };
+        let ended = tokio::select! {
+            ended = served => ended,
+            () = self.has_enough(&talk, &flood) => return,
+        };
+        let Some(ended) = ended else { return count(&metrics.cut) };
         if let Err(error) = ended {
             count(&metrics.broken);
             tracing::debug!(error, %caller, "a connection ended early");

@@ -6,7 +6,7 @@ use std::{
     sync::{
         Arc, PoisonError, RwLock,
         atomic::{
-            AtomicU64,
+            AtomicBool,
             Ordering::{Acquire, Release},
         },
     },
@@ -31,9 +31,19 @@ pub(crate) struct Target {
     pub(crate) golden: Golden,
     /// The last request of it that was looked at.
     pub(crate) last: Last,
+    forgotten: AtomicBool,
 }
 
 impl Target {
+    fn new(handle: ServiceHandle) -> Self {
+        Self { handle, golden: Golden::default(), last: Last::default(), forgotten: AtomicBool::new(false) }
+    }
+
+    /// Whether its name has to be looked up again.
+    pub(crate) fn is_forgotten(&self) -> bool {
+        self.forgotten.load(Acquire)
+    }
+
     /// What is known of it now: the region from which it is called, and the revision that this is by.
     pub(crate) fn known(&self) -> Option<(Region, u64)> {
         match &*self.handle.view() {
@@ -48,8 +58,6 @@ impl Target {
 pub(crate) struct Services {
     mesh: Mesh,
     known: RwLock<HashMap<ServiceName, Arc<Target>>>,
-    /// How often a service was forgotten: what was found before has to be looked up again.
-    forgotten: AtomicU64,
 }
 
 /// Why a request is for no service.
@@ -65,7 +73,7 @@ pub(crate) enum Nobody {
 
 impl Services {
     pub(crate) fn new(mesh: Mesh) -> Self {
-        Self { mesh, known: RwLock::default(), forgotten: AtomicU64::new(0) }
+        Self { mesh, known: RwLock::default() }
     }
 
     /// The service whose host this is: `cart.shop` for `shop/cart`, with or without a port.
@@ -83,15 +91,19 @@ impl Services {
         }
         // A name that was read is well formed.
         let handle = self.mesh.service(name.to_string()).map_err(|_| Nobody::NoName(name.to_string()))?;
-        let target = || Arc::new(Target { handle, golden: Golden::default(), last: Last::default() });
-        Ok(Arc::clone(known.entry(name.clone()).or_insert_with(target)))
+        Ok(Arc::clone(known.entry(name.clone()).or_insert_with(|| Arc::new(Target::new(handle)))))
     }
 
     /// Lets go of names that turned out to be nobody's, however the requests for them ended: whoever makes names up must not
     /// keep others out.
     fn make_room(&self, known: &mut HashMap<ServiceName, Arc<Target>>) -> Result<(), Nobody> {
-        known.retain(|_, target| !matches!(*target.handle.view(), View::Unknown));
-        self.forgotten.fetch_add(1, Release);
+        known.retain(|_, target| {
+            let unknown = matches!(*target.handle.view(), View::Unknown);
+            if unknown {
+                target.forgotten.store(true, Release);
+            }
+            !unknown
+        });
         if known.len() < MOST { Ok(()) } else { Err(Nobody::TooMany) }
     }
 
@@ -109,13 +121,10 @@ impl Services {
 
     /// Nobody knows it: whoever makes names up must not fill the table.
     pub(crate) fn forget(&self, name: &ServiceName) {
-        self.known.write().unwrap_or_else(PoisonError::into_inner).remove(name);
-        self.forgotten.fetch_add(1, Release);
-    }
-
-    /// What changes with every service that is forgotten.
-    pub(crate) fn epoch(&self) -> u64 {
-        self.forgotten.load(Acquire)
+        let forgotten = self.known.write().unwrap_or_else(PoisonError::into_inner).remove(name);
+        if let Some(target) = forgotten {
+            target.forgotten.store(true, Release);
+        }
     }
 
     /// All of them, by name.

@@ -41,6 +41,8 @@ pub struct PlainRequest<'a> {
     pub host: &'a str,
     /// All that go on.
     fields: &'a [Header<'a>],
+    /// What is added to them.
+    also: Option<(&'static str, &'static str)>,
     /// The body, all of it.
     pub body: &'a [u8],
     body_length: usize,
@@ -113,13 +115,20 @@ impl<'a> PlainRequest<'a> {
         let host = std::str::from_utf8(host?).ok()?;
         let fields: &'a [Header<'a>] = fields;
         let length = head + body_length;
-        Some(Self { method, path, host, fields: &fields[..kept], body: &[], body_length, length })
+        Some(Self { method, path, host, fields: &fields[..kept], also: None, body: &[], body_length, length })
+    }
+
+    /// The same with another field, whose name is in lower case.
+    #[must_use]
+    pub fn with(self, name: &'static str, value: &'static str) -> Self {
+        Self { also: Some((name, value)), ..self }
     }
 
     /// The values of a field, whose name is in lower case.
     pub fn values(&self, name: &str) -> impl Iterator<Item = &'a [u8]> {
         let fields = self.fields.iter();
-        fields.filter(move |field| field.name.eq_ignore_ascii_case(name)).map(|field| field.value)
+        let told = fields.filter(move |field| field.name.eq_ignore_ascii_case(name)).map(|field| field.value);
+        told.chain(self.also.filter(|(own, _)| *own == name).map(|(_, value)| value.as_bytes()))
     }
 
     /// Writes the head as it goes on to this host, with a field that holds this number; the body follows it.
@@ -133,6 +142,9 @@ impl<'a> PlainRequest<'a> {
         number(out, name, value);
         for field in self.fields.iter().filter(|field| !is_host_or_length(field)) {
             write(field, out);
+        }
+        if let Some((name, value)) = self.also {
+            write(&Header { name, value: value.as_bytes() }, out);
         }
         // Of these, servers expect a body (RFC 9110 8.6).
         let may_be_empty = matches!(self.method, "POST" | "PUT" | "PATCH");

@@ -316,6 +316,39 @@ fn capture_that_is_watched_ends_with_the_proxy_and_what_cannot_be_is_refused() {
     });
 }
 
+#[test]
+fn capture_that_is_watched_and_cannot_go_on_leaves_nothing_captured() {
+    let Some(machines) = Machines::new(&["ip", "nft", "python3", "unshare", "setpriv"]) else { return };
+    machines.run(|| async {
+        let _machine = beside_others().await;
+        let world = World::start("").await;
+        let (mut proxy, port) = capturing(&world, "").await;
+        let programs = Programs::new(&world, NOBODY);
+        let before = rules().await;
+        let watch = format!("proxy capture --watch --at 127.0.0.1:{port} --uid {NOBODY}");
+        let mut watch = Process::start(Program::fairmesh(world.path("watch.log"), &watch));
+        until("it is captured", async || rules().await != before).await;
+        proxy.process.kill().await;
+        // Who listens now cannot be told from those who are to be captured.
+        let script = format!(
+            "import socket, sys; s = socket.create_server(('127.0.0.1', {port})); s.settimeout(20); s.accept()"
+        );
+        let instead = async {
+            let _ = programs.run(&["python3", "-c", &script]).await;
+        };
+        let ends = async {
+            let status = watch.end().await;
+            // Lets the program end.
+            let _ = TcpStream::connect(("127.0.0.1", port)).await;
+            status
+        };
+        let (status, ()) = tokio::join!(ends, instead);
+        assert_eq!(status.code(), Some(2), "{}", watch.log());
+        assert!(watch.log().contains("--except-cgroup"), "{}", watch.log());
+        assert_eq!(rules().await, before);
+    });
+}
+
 /// A cgroup of version 2, where this machine has them.
 struct Group(PathBuf);
 

@@ -123,6 +123,33 @@ async fn a_large_answer_arrives_whole_however_slowly_it_is_read() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn servers_are_told_whether_a_program_spoke_tls() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let server = RawServer::start(&world, "shop/one", "one").await;
+    let folder = tempfile::tempdir().unwrap();
+    let authority = Authority::new(folder.path());
+    authority.issue("proxy", "ec");
+    let secured = Secured::start(&world, &authority, "proxy", "=shop/one+tls").await;
+    let asked = async || {
+        let mut stream = server.accept().await;
+        let head = read_head(&mut stream).await;
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").await.unwrap();
+        head.lines().filter_map(|line| line.strip_prefix("x-forwarded-proto: ")).collect::<Vec<_>>().join(",")
+    };
+    for words in ["--http1.1", "--http2", "--http2 -H x-forwarded-proto:http"] {
+        let (_, told) = tokio::join!(secured.get(words), asked());
+        assert_eq!(told, "https", "{words}");
+    }
+    // A balancer that ends TLS knows better.
+    for (said, told) in [("", "http"), ("x-forwarded-proto: https\r\n", "https")] {
+        let _program =
+            say(&secured.proxy.for_one, format!("GET / HTTP/1.1\r\nhost: one.shop\r\n{said}\r\n")).await;
+        assert_eq!(asked().await, told, "{said}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_certificate_is_replaced_while_programs_call_and_a_broken_one_is_not_taken() {
     let _machine = beside_others().await;
     let world = World::start("").await;

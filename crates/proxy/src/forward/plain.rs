@@ -51,12 +51,25 @@ impl<'a> Answering<'a> {
         }
         let mut room = no_fields();
         let request = PlainRequest::read(input, &mut room)?;
+        let request = tell_scheme(request, origin.over_tls)?;
         let target = &*target.insert(forwarder.target_of(request.host, origin).ok()?);
         if request.body.len() as u64 > forwarder.max_body || forwarder.seeing.wants(target, began) {
             return None;
         }
         let begun = target.handle.pass(&request, origin.service.is_some())?;
         Some((begun, target, request.length))
+    }
+}
+
+/// Tells the server what [`hops::tell_scheme`](crate::hops::tell_scheme) does; `None` where something is to be taken away for that.
+fn tell_scheme(request: PlainRequest<'_>, over_tls: bool) -> Option<PlainRequest<'_>> {
+    const NAME: &str = "x-forwarded-proto";
+    let is_told = request.values(NAME).next().is_some();
+    match (over_tls, is_told) {
+        (true, true) => None,
+        (false, true) => Some(request),
+        (true, false) => Some(request.with(NAME, "https")),
+        (false, false) => Some(request.with(NAME, "http")),
     }
 }
 

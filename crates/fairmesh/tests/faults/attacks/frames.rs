@@ -1,6 +1,7 @@
 //! Floods of HTTP/2 frames.
 
 use fairmesh_model::Protocol;
+use rustix::process::Signal;
 use tokio::{
     io::{AsyncWriteExt as _, split},
     net::TcpStream,
@@ -159,6 +160,26 @@ async fn frames_that_ask_for_nothing_never_pile_up_and_are_taken_for_so_long_onl
     }
     proxy.counts("connections_open", 0.0).await;
     others_are_served(&proxy).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_is_cut_off_while_the_proxy_drains_too() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let server = RawServer::start(&world, "shop/one", "one").await;
+    let mut proxy = Proxy::with(&world, "--drain-deadline 300s").await;
+    let mut stream = h2::connect(&proxy.for_one, &[]).await;
+    // What is under way keeps the connection.
+    stream.write_all(&frame(HEADERS, END_HEADERS | END_STREAM, 1, &h2::get("one.shop"))).await.unwrap();
+    let mut served = server.accept().await;
+    read_head(&mut served).await;
+    proxy.process.signal(Signal::TERM);
+    while h2::read(&mut stream).await.expect("it goes on until all is answered").kind != h2::GOAWAY {}
+    let (mut reader, sending) = flood(stream, (0..MANY).map(|_| frame(PING, 0, 0, &[7; 8])));
+    while h2::read(&mut reader).await.is_some() {}
+    sending.abort();
+    // Nothing else was under way, and it need not wait until the deadline.
+    assert!(proxy.process.end().await.success());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

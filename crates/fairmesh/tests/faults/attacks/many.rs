@@ -37,7 +37,8 @@ async fn each<T: Send + 'static>(all: impl Iterator<Item: Future<Output = T> + S
 /// Asks once on a connection, which is kept.
 async fn asks(mut stream: TcpStream) -> TcpStream {
     stream.write_all(GET).await.unwrap();
-    assert!(read_head(&mut stream).await.starts_with("http/1.1 200 "));
+    let head = read_head(&mut stream).await;
+    assert!(head.starts_with("http/1.1 200 "), "{head}");
     stream
 }
 
@@ -61,8 +62,8 @@ async fn ten_thousand_connections_are_kept_and_one_more_waits_until_one_has_gone
     let _machine = alone().await;
     let world = World::start("").await;
     let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
-    // The other listener keeps a place for whoever connects to it next.
-    let proxy = Proxy::with(&world, "--max-connections 10001 --idle-timeout 300s").await;
+    // The other listener, to which nobody connects, holds no place.
+    let proxy = Proxy::with(&world, "--max-connections 10000 --idle-timeout 300s").await;
     let first = served(&proxy.for_one, 100).await;
     let before = memory(&proxy.process);
     let mut rest = served(&proxy.for_one, MANY - 100).await;
@@ -78,6 +79,9 @@ async fn ten_thousand_connections_are_kept_and_one_more_waits_until_one_has_gone
     proxy.reaches("accepts_delayed_total", 1.0).await;
     drop(rest.pop());
     assert!(read_head(&mut waits).await.starts_with("http/1.1 200 "));
+    // Nor does one where everybody is served.
+    drop(rest.pop());
+    rest.push(asks(TcpStream::connect(&proxy.by_host).await.unwrap()).await);
 
     // Each is still served.
     let all = each(first.into_iter().chain(rest).map(asks)).await;
