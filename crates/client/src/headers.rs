@@ -13,6 +13,7 @@ use http::HeaderName;
 
 pub use deadline::{Deadline, encode_grpc_timeout, grpc_timeout, read_deadline, write_deadline};
 pub use fairmesh_router::LoadReport;
+pub(crate) use grpc::Caller;
 pub use grpc::{grpc_kind, is_grpc};
 pub(crate) use load::{MOST_OF_METRIC, message_of_binary};
 pub use load::{load_from_binary, load_from_text};

@@ -112,7 +112,8 @@ async fn go(
 ) -> Result<Response<Body>, Fault> {
     let copy = Copy::of(&head, &body, call.may_be_sent_twice(&view, terms.context));
     let mut slot = Some(Request::new(head, body));
-    tries(terms, First::Undecided(now, view), call, &mut slot, copy).await
+    // In a box, as the largest part: every future around it is moved several times on its way to where it is polled.
+    Box::pin(tries(terms, First::Undecided(now, view), call, &mut slot, copy)).await
 }
 
 /// How far the first try has come.

@@ -22,6 +22,34 @@ pub fn grpc_kind(headers: &HeaderMap) -> Option<HeaderValue> {
     (is(kind, WEB) || is(kind, WEB_TEXT)).then(|| kind.clone())
 }
 
+/// How whoever makes a call looks at its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Caller {
+    /// At its status.
+    Http,
+    /// At `grpc-status`, in trailers or, where there is no body, among the headers.
+    Grpc,
+    /// The same within the body, or among the headers; the content type is this.
+    GrpcWeb(&'static str),
+}
+
+impl Caller {
+    /// Whose call this is.
+    pub(crate) fn of(headers: &HeaderMap) -> Self {
+        match headers.get(CONTENT_TYPE) {
+            Some(kind) if is(kind, GRPC) => Self::Grpc,
+            Some(kind) if is(kind, WEB) => Self::GrpcWeb("application/grpc-web"),
+            Some(kind) if is(kind, WEB_TEXT) => Self::GrpcWeb("application/grpc-web-text"),
+            _ => Self::Http,
+        }
+    }
+
+    /// Whether trailers of HTTP end its answers.
+    pub(crate) fn is_grpc(self) -> bool {
+        self == Self::Grpc
+    }
+}
+
 /// Whether a content type is this one, maybe with a suffix or parameters.
 fn is(kind: &HeaderValue, base: &[u8]) -> bool {
     let rest = kind.as_bytes().strip_prefix(base);

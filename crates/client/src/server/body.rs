@@ -13,7 +13,7 @@ use pin_project_lite::pin_project;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::{layer::Call, load::CallGuard, refusal::Refusal, report};
-use crate::headers::WRONG_SHARD;
+use crate::headers::{Caller, WRONG_SHARD};
 
 /// A call whose answer has begun and is not complete after this time is a stream. Unary answers are complete with their
 /// first poll; the exact value only decides for how long a young stream weighs as a call.
@@ -37,14 +37,19 @@ impl<B> ServerBody<B> {
     /// The service's own answer.
     pub(super) fn of(inner: B, mut call: Call) -> Self {
         // Whoever reads an answer of HTTP cuts it off by itself; gRPC has a word for it.
-        call.deadline = call.deadline.filter(|_| call.grpc);
+        call.deadline = call.deadline.filter(|_| call.caller.is_grpc());
         Self { inner: Some(inner), text: None, call, alarm: None }
     }
 
     /// An answer of the layer.
     pub(super) fn text(text: impl Into<Bytes>) -> Self {
         let text = Some(text.into()).filter(|text| !text.is_empty());
-        Self { inner: None, text, call: Call { guard: None, grpc: false, deadline: None }, alarm: None }
+        Self {
+            inner: None,
+            text,
+            call: Call { guard: None, caller: Caller::Http, deadline: None },
+            alarm: None,
+        }
     }
 }
 
@@ -73,7 +78,7 @@ impl<B: Body<Data = Bytes>> Body for ServerBody<B> {
         };
         let frame = match frame {
             Some(Ok(frame)) if frame.is_trailers() => {
-                Some(Ok(report_in(frame, this.call.grpc, this.call.guard.take())))
+                Some(Ok(report_in(frame, this.call.caller.is_grpc(), this.call.guard.take())))
             }
             None | Some(Err(_)) => {
                 this.call.guard = None;

@@ -27,7 +27,7 @@ use super::{
     report,
     work::Keyed,
 };
-use crate::headers::{Deadline, GRPC_STATUS, KEY, LOAD_PATH, ROLE, is_grpc, read_deadline};
+use crate::headers::{Caller, Deadline, GRPC_STATUS, KEY, LOAD_PATH, ROLE, read_deadline};
 
 /// What every call needs, shared by all copies of the layer.
 #[derive(Debug, Default)]
@@ -124,14 +124,14 @@ where
         if request.uri().path() == LOAD_PATH && request.method() == Method::GET {
             return ServerFuture { state: State::Asked { load: Arc::clone(&self.shared.load) } };
         }
-        let grpc = is_grpc(request.headers());
+        let caller = Caller::of(request.headers());
         let key = key(request.headers());
         if let Some(version) = key.and_then(|key| self.shared.refuses(key, request.headers())) {
-            return self.refuse(Refusal::WrongShard(version), grpc);
+            return self.refuse(Refusal::WrongShard(version), caller);
         }
         let left = read_deadline(request.headers());
         if left.is_some_and(|left| left.is_zero()) && !self.shared.finishes_late {
-            return self.refuse(Refusal::Late, grpc);
+            return self.refuse(Refusal::Late, caller);
         }
         let deadline = left.and_then(Deadline::after);
         if let Some(deadline) = deadline {
@@ -139,17 +139,17 @@ where
         }
         let keyed = || key.map(|key| Keyed::begin(&self.shared, key));
         let Some((guard, timed)) = self.shared.enter(keyed) else {
-            return self.refuse(Refusal::Overloaded, grpc);
+            return self.refuse(Refusal::Overloaded, caller);
         };
         let deadline = deadline.filter(|_| !self.shared.finishes_late);
-        let call = Call { guard: Some(guard), grpc, deadline };
+        let call = Call { guard: Some(guard), caller, deadline };
         ServerFuture { state: State::Calling { future: self.inner.call(request), call, alarm: None, timed } }
     }
 }
 
 impl<S> ServerService<S> {
-    fn refuse<F>(&self, refusal: Refusal, grpc: bool) -> ServerFuture<F> {
-        ServerFuture { state: State::Refused { refusal, grpc, load: Arc::clone(&self.shared.load) } }
+    fn refuse<F>(&self, refusal: Refusal, caller: Caller) -> ServerFuture<F> {
+        ServerFuture { state: State::Refused { refusal, caller, load: Arc::clone(&self.shared.load) } }
     }
 }
 
@@ -188,7 +188,7 @@ pin_project! {
 pub(super) struct Call {
     /// Until when it counts.
     pub(super) guard: Option<CallGuard>,
-    pub(super) grpc: bool,
+    pub(super) caller: Caller,
     /// When it is cut off.
     pub(super) deadline: Option<Deadline>,
 }
@@ -199,7 +199,7 @@ pin_project! {
     enum State<F> {
         // The alarm is made when the service first keeps the caller waiting, which many never do.
         Calling { #[pin] future: F, call: Call, alarm: Option<Pin<Box<Sleep>>>, timed: Option<Timed> },
-        Refused { refusal: Refusal, grpc: bool, load: Arc<Load> },
+        Refused { refusal: Refusal, caller: Caller, load: Arc<Load> },
         Asked { load: Arc<Load> },
         Over,
     }
@@ -230,7 +230,7 @@ where
                     call.cut_off()
                 }
             },
-            StateProjection::Refused { refusal, grpc, load } => refusal.answer(*grpc, load),
+            StateProjection::Refused { refusal, caller, load } => refusal.answer(*caller, load),
             StateProjection::Asked { load } => load_alone(load),
             // Nobody may poll a future that has ended.
             StateProjection::Over => return Poll::Pending,
@@ -249,7 +249,7 @@ impl Call {
     /// The answer to a call whose time is over.
     fn cut_off<B>(&mut self) -> Response<ServerBody<B>> {
         match self.guard.take().map(CallGuard::end) {
-            Some(load) => Refusal::Late.answer(self.grpc, &load),
+            Some(load) => Refusal::Late.answer(self.caller, &load),
             // It counts until its answer begins.
             None => Response::new(ServerBody::text("")),
         }
@@ -262,7 +262,7 @@ fn reported<B>(mut answer: Response<B>, call: Call) -> Response<ServerBody<B>> {
     // The service ran. What it passes on from a server that it called itself must not read as "not carried out" here.
     Refusal::unmark(headers);
     if let Some(guard) = &call.guard {
-        if !call.grpc {
+        if !call.caller.is_grpc() {
             report::add_text(headers, guard.report());
         } else if headers.contains_key(GRPC_STATUS) {
             report::add_binary(headers, guard.report());

@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use tonic::Code;
 
 use super::{ServerBody, load::Load, report};
-use crate::headers::{FAULT, FULL, GRPC_STATUS, LATE, OVERLOADED, WRONG_SHARD};
+use crate::headers::{Caller, FAULT, FULL, GRPC_STATUS, LATE, OVERLOADED, WRONG_SHARD};
 
 /// Why the layer answers itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,21 +92,26 @@ impl Refusal {
         };
     }
 
-    /// All of the answer.
-    pub(super) fn answer<B>(self, grpc: bool, load: &Load) -> Response<ServerBody<B>> {
+    /// All of the answer, as its caller understands it.
+    pub(super) fn answer<B>(self, caller: Caller, load: &Load) -> Response<ServerBody<B>> {
         load.refusals().count(self);
         let (status, _, words) = self.says();
-        let body = if grpc { String::new() } else { format!("{words}\n") };
-        let mut answer = Response::new(ServerBody::text(body));
+        let kind = match caller {
+            Caller::Grpc => "application/grpc",
+            Caller::GrpcWeb(kind) => kind,
+            Caller::Http => "text/plain; charset=utf-8",
+        };
+        let is_http = caller == Caller::Http;
+        let mut answer =
+            Response::new(ServerBody::text(if is_http { format!("{words}\n") } else { String::new() }));
         let headers = answer.headers_mut();
-        if grpc {
-            headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-            self.end_grpc(headers, load);
-        } else {
-            headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+        if is_http {
             self.mark(headers, load.name());
             report::add_text(headers, load.report());
             *answer.status_mut() = status;
+        } else {
+            self.end_grpc(headers, load);
         }
         answer
     }
