@@ -84,12 +84,15 @@ impl Seeing {
         Some(Box::new(Story { subject: Some(subject), trace, tell, keep }))
     }
 
+    /// Whether every request is to be seen.
+    pub(crate) fn sees_all(&self) -> bool {
+        self.access.is_on() || self.tracer.is_some()
+    }
+
     /// Whether a request that comes now is to be seen whatever it says, so that [`begin`](Self::begin) has to be asked.
     #[inline]
     pub(crate) fn wants(&self, target: &Target, now: Instant) -> bool {
-        self.access.is_on()
-            || self.tracer.is_some()
-            || self.lasts.as_ref().is_some_and(|lasts| lasts.nears(&target.last, now))
+        self.sees_all() || self.lasts.as_ref().is_some_and(|lasts| lasts.nears(&target.last, now))
     }
 
     /// Logs a connection that became a tunnel, or none.

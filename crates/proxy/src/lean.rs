@@ -62,6 +62,11 @@ pub(crate) trait Answer<R> {
 
     async fn answer(&self, request: Request<Upload<R>>) -> Response<Self::Body>;
 
+    /// Whether [`pass`](Self::pass) may do anything.
+    fn passes(&self) -> bool {
+        false
+    }
+
     /// Answers the request that lies first in what came, without taking it apart; whether the connection may carry another.
     /// `None` where that is not done, and nothing was.
     async fn pass<W>(
@@ -115,7 +120,7 @@ where
     A: Answer<R>,
 {
     loop {
-        let answered = match connection.next(stopping).await {
+        let answered = match connection.next(answers.passes(), stopping).await {
             Next::Begun => match answers.pass(&mut connection, stopping).await {
                 Ok(Some(persistent)) => Ok(persistent),
                 Ok(None) => continue,

@@ -18,6 +18,8 @@ use super::{Asked, Framing, LEAST_READ, digits, end_head, number, response::stat
 
 /// Fields of a plain message.
 const MOST_FIELDS: usize = 48;
+/// The longest head, in bytes, as for those who take it apart.
+const MOST_HEAD: usize = u16::MAX as usize;
 /// The longest body of a plain message, in bytes.
 const MOST_BODY: usize = 64 * 1024;
 
@@ -84,7 +86,7 @@ impl<'a> PlainRequest<'a> {
     fn head(input: &'a [u8], room: &'a mut Room<'a>) -> Option<Self> {
         let mut found = httparse::Request::new(&mut []);
         let parsed = ParserConfig::default().parse_request_with_uninit_headers(&mut found, input, room);
-        let Ok(Status::Complete(head)) = parsed else { return None };
+        let Ok(Status::Complete(head @ ..=MOST_HEAD)) = parsed else { return None };
         let (method, path) = (found.method?, found.path?);
         let usual = matches!(method, "GET" | "POST" | "PUT" | "DELETE" | "PATCH" | "OPTIONS");
         let is_path = is_path(path);
@@ -128,7 +130,11 @@ impl<'a> PlainRequest<'a> {
     pub fn values(&self, name: &str) -> impl Iterator<Item = &'a [u8]> {
         let fields = self.fields.iter();
         let told = fields.filter(move |field| field.name.eq_ignore_ascii_case(name)).map(|field| field.value);
-        told.chain(self.also.filter(|(own, _)| *own == name).map(|(_, value)| value.as_bytes()))
+        told.chain(
+            self.also
+                .filter(move |(own, _)| own.eq_ignore_ascii_case(name))
+                .map(|(_, value)| value.as_bytes()),
+        )
     }
 
     /// Writes the head as it goes on to this host, with a field that holds this number; the body follows it.
@@ -167,8 +173,8 @@ impl<'a> PlainAnswer<'a> {
         let mut found = httparse::Response::new(&mut []);
         let parsed = ParserConfig::default().parse_response_with_uninit_headers(&mut found, input, room);
         match parsed {
-            Ok(Status::Complete(head)) => Self::of(found, head),
-            Ok(Status::Partial) | Err(_) => None,
+            Ok(Status::Complete(head @ ..=MOST_HEAD)) => Self::of(found, head),
+            Ok(_) | Err(_) => None,
         }
     }
 
@@ -227,12 +233,14 @@ impl<'a> PlainAnswer<'a> {
     }
 }
 
-/// Whether this is most of a plain request, the rest of which has not come.
-pub fn plain_request_lacks(input: &[u8]) -> bool {
+/// The length of a plain request of which this is most, and not all.
+pub fn plain_request_lacks(input: &[u8]) -> Option<usize> {
     // Asked of every request: the small ones are not to be read once more.
-    input.len() > LEAST_READ
-        && PlainRequest::head(input, &mut no_fields())
-            .is_some_and(|request| is_most(input.len(), request.length))
+    if input.len() <= LEAST_READ {
+        return None;
+    }
+    let length = PlainRequest::head(input, &mut no_fields())?.length;
+    is_most(input.len(), length).then_some(length)
 }
 
 /// Whether this is most of a plain answer, the rest of which has not come.

@@ -108,6 +108,11 @@ impl RequestReader {
         received(head, &text, &places[..count]).map(Some)
     }
 
+    /// A request was taken otherwise.
+    pub fn passed(&mut self) {
+        self.begun = true;
+    }
+
     /// Whether a request was read.
     pub fn has_begun(&self) -> bool {
         self.begun

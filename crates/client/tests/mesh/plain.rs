@@ -73,6 +73,7 @@ async fn server(log: Log) -> std::net::SocketAddr {
 }
 
 async fn serve(mut stream: TcpStream, log: Log) -> Option<()> {
+    stream.set_nodelay(true).ok()?;
     let (mut input, mut requests) = (BytesMut::new(), RequestReader::default());
     loop {
         let Received { head, body, .. } = loop {

@@ -80,6 +80,10 @@ impl<R: AsyncRead + Unpin + Send + 'static> Answer<R> for Answering<'_> {
         self.forwarder.answer(request, self.origin).await
     }
 
+    fn passes(&self) -> bool {
+        self.origin.captured.is_none() && !self.forwarder.seeing.sees_all()
+    }
+
     async fn pass<W>(
         &self,
         connection: &mut Connection<R, W>,
@@ -97,7 +101,7 @@ impl<R: AsyncRead + Unpin + Send + 'static> Answer<R> for Answering<'_> {
             match begun {
                 Err(apart) => *apart,
                 Ok(mut passage) => {
-                    let passed = connection.wait(|mut reply, context| {
+                    let passed = connection.wait(length, |mut reply, context| {
                         let take =
                             |answer: &PlainAnswer<'_>, server: &EndpointTarget, context: &mut Context<'_>| {
                                 let closes = stopping.is_told();
@@ -107,9 +111,10 @@ impl<R: AsyncRead + Unpin + Send + 'static> Answer<R> for Answering<'_> {
                             };
                         passage.poll(take, context)
                     });
-                    if let Some(persistent) = passed.await? {
+                    if let Some((persistent, sent)) = passed.await? {
+                        // The server has done its part, however long the program takes for its own.
                         passage.end();
-                        connection.answered(length);
+                        connection.answered(sent?, length).await?;
                         return Ok(Some(persistent));
                     }
                     passage.into_apart()

@@ -35,6 +35,8 @@ use super::{
 };
 use crate::stopping::Stopping;
 
+/// How long the rest of a large request is waited for, when most of it has come.
+const REST: Duration = Duration::from_millis(20);
 /// How much of later requests is read while one is answered.
 const AHEAD: usize = 64 * 1024;
 /// How long a connection is read after its last answer where its program may still be sending: closed at once, the system
@@ -47,6 +49,10 @@ pub(crate) struct Connection<R, W> {
     requests: RequestReader,
     /// Whether nothing that came of the next request was looked at.
     fresh: bool,
+    /// Until when the rest of a request is waited for, most of which has come.
+    rest_by: Option<Instant>,
+    /// How much of what came belongs to the request that is being passed on.
+    passing: usize,
     writer: W,
     output: Outbox,
     date: Date,
@@ -107,6 +113,8 @@ where
             source: Source::Here(Reading::new(io)),
             requests: RequestReader::default(),
             fresh: true,
+            rest_by: None,
+            passing: 0,
             writer,
             output: Outbox::default(),
             date: Date::new(),
@@ -123,20 +131,29 @@ where
         self.planted = planted;
     }
 
-    /// Waits for the head of the next request.
-    pub(super) async fn next(&mut self, stopping: &Stopping) -> Next {
+    /// Waits for the head of the next request, and of one that `passes` without being taken apart for a moment for the rest where
+    /// most of it has come.
+    pub(super) async fn next(&mut self, passes: bool, stopping: &Stopping) -> Next {
         if self.fresh {
             self.due = Instant::now() + self.patience;
+            self.rest_by = None;
         }
-        let begun = poll_fn(|context| self.poll_next(stopping, context)).await;
+        let begun = poll_fn(|context| self.poll_next(passes, stopping, context)).await;
         begun.unwrap_or_else(Next::Broken)
     }
 
-    fn poll_next(&mut self, stopping: &Stopping, context: &mut Context<'_>) -> Poll<Result<Next, Broken>> {
+    fn poll_next(
+        &mut self,
+        passes: bool,
+        stopping: &Stopping,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Next, Broken>> {
+        let gives_up = passes && self.gives_up(context);
         let Source::Here(reading) = &mut self.source else { return Poll::Ready(Ok(Next::Idle)) };
         loop {
-            if !reading.input.is_empty() && self.fresh && !reading.is_nearly_whole() {
-                self.fresh = false;
+            let waits = passes && !gives_up && self.fresh && reading.is_nearly_whole();
+            if !reading.input.is_empty() && !waits && mem::replace(&mut self.fresh, false) {
+                reading.begun();
                 return Poll::Ready(Ok(Next::Begun));
             }
             let read = if self.fresh { Ok(None) } else { self.requests.read(&mut reading.input) };
@@ -161,6 +178,10 @@ where
                 Poll::Ready(0) if reading.input.is_empty() => return Poll::Ready(Ok(Next::Idle)),
                 Poll::Ready(0) => return Poll::Ready(Err(Broken::Short)),
                 Poll::Ready(_) => {}
+                Poll::Pending if waits && self.rest_by.is_none() => {
+                    self.rest_by = Some(Instant::now() + REST);
+                    return self.poll_next(passes, stopping, context);
+                }
                 Poll::Pending => break,
             }
         }
@@ -255,7 +276,7 @@ where
     fn poll_gone(&mut self, context: &mut Context<'_>) -> Poll<()> {
         loop {
             match &mut self.source {
-                Source::Here(reading) if reading.input.len() < AHEAD => {
+                Source::Here(reading) if reading.input.len() < AHEAD + self.passing => {
                     if !matches!(ready!(reading.poll_read(0, context)), Ok(1..)) {
                         return Poll::Ready(());
                     }
@@ -289,11 +310,26 @@ where
 
     /// Whether the program has taken too long.
     fn is_late(&mut self, context: &mut Context<'_>) -> bool {
+        let due = self.due;
+        self.has_rung(due, context)
+    }
+
+    /// Whether the rest of a request is waited for no longer: it is taken as it is.
+    fn gives_up(&mut self, context: &mut Context<'_>) -> bool {
+        let Some(by) = self.rest_by else { return false };
+        if self.alarm.deadline() > by {
+            self.alarm.as_mut().reset(by);
+        }
+        self.has_rung(by, context)
+    }
+
+    /// Whether it is `due`; the alarm may ring before.
+    fn has_rung(&mut self, due: Instant, context: &mut Context<'_>) -> bool {
         while self.alarm.as_mut().poll(context).is_ready() {
-            if self.due <= Instant::now() {
+            if due <= Instant::now() {
                 return true;
             }
-            self.alarm.as_mut().reset(self.due);
+            self.alarm.as_mut().reset(due);
         }
         false
     }

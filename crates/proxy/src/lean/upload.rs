@@ -34,11 +34,13 @@ pub(super) struct Reading<R> {
     pub(super) input: Inbox,
     /// The size of the last request, where it was large: the next one may be alike.
     expected: usize,
+    /// The length of a request that has begun to come, where the rest of it is waited for.
+    whole: Option<usize>,
 }
 
 impl<R> Reading<R> {
     pub(super) fn new(io: R) -> Self {
-        Self { io, input: Inbox::default(), expected: 0 }
+        Self { io, input: Inbox::default(), expected: 0, whole: None }
     }
 }
 
@@ -55,13 +57,26 @@ impl<R: AsyncRead + Unpin> Reading<R> {
     /// Reads what comes of a head. One that begins gets as much memory as there ever is for heads, which is nearly always
     /// that of the head before, or as a whole request is expected to have: one that were cut in two would cost a second read.
     pub(super) fn poll_head(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
-        self.poll_read(if self.input.is_empty() { self.expected.max(LEAST_READ - 1) } else { 0 }, context)
+        let due = match self.whole {
+            Some(whole) => whole.saturating_sub(self.input.len()),
+            None if self.input.is_empty() => self.expected.max(LEAST_READ - 1),
+            None => 0,
+        };
+        self.poll_read(due, context)
     }
 
     /// Whether what came is most of a request that is large and need not be taken apart: its sender is about to send the rest,
     /// which were otherwise sent on by itself.
-    pub(super) fn is_nearly_whole(&self) -> bool {
-        plain_request_lacks(&self.input)
+    pub(super) fn is_nearly_whole(&mut self) -> bool {
+        if self.whole.is_none() {
+            self.whole = plain_request_lacks(&self.input);
+        }
+        self.whole.is_some_and(|whole| self.input.len() < whole)
+    }
+
+    /// The first request is looked at, whole or not.
+    pub(super) fn begun(&mut self) {
+        self.whole = None;
     }
 
     /// Takes the first request out of what came, which has this length.

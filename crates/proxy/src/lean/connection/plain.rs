@@ -76,12 +76,14 @@ where
         }
     }
 
-    /// Waits until `poll` has sent an answer to the first request, or has nothing more to wait for; and for the program to give
-    /// up. What is left to be sent of the answer is sent.
+    /// Waits until `poll` has begun to send an answer to the first request, which has this length, or has nothing more to wait
+    /// for; and for the program to give up.
     pub(crate) async fn wait<T>(
         &mut self,
-        mut poll: impl FnMut(Reply<'_, W>, &mut Context<'_>) -> Poll<Option<(T, io::Result<bool>)>>,
-    ) -> Result<Option<T>, Broken> {
+        length: usize,
+        mut poll: impl FnMut(Reply<'_, W>, &mut Context<'_>) -> Poll<T>,
+    ) -> Result<T, Broken> {
+        self.passing = length;
         let answered = poll_fn(|context| {
             let Self { writer, output, date, .. } = self;
             if let Poll::Ready(answered) = poll(Reply { writer, output, date }, context) {
@@ -90,20 +92,24 @@ where
             ready!(self.poll_gone(context));
             Poll::Ready(Err(Broken::Gone))
         });
-        let Some((answered, sent)) = answered.await? else { return Ok(None) };
-        if !sent? {
+        let answered = answered.await;
+        self.passing = 0;
+        answered
+    }
+
+    /// Sends the rest of the answer to the first request, which has this length, where not all of it is `sent`, and goes on to
+    /// the next one.
+    pub(crate) async fn answered(&mut self, sent: bool, length: usize) -> Result<(), Broken> {
+        if !sent {
             self.flush().await?;
             self.output.shrink(KEPT);
         }
-        Ok(Some(answered))
-    }
-
-    /// Passes over the first request, which was answered and has this length.
-    pub(crate) fn answered(&mut self, length: usize) {
         if let Source::Here(reading) = &mut self.source {
             reading.pass_over(length);
         }
+        self.requests.passed();
         self.fresh = true;
+        Ok(())
     }
 
     /// Has the first request, which is whole, answered as one that is taken apart; whether the connection may carry another.

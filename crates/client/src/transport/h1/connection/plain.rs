@@ -5,6 +5,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use http::Method;
@@ -15,15 +16,23 @@ use tokio::{
 
 use super::{Connection, Io, broken, cut};
 use crate::{
-    http1::{Answer, HeadReader, PlainAnswer, no_fields, plain_answer_lacks, scratch},
-    transport::{Line, Reply, SendError, h1},
+    http1::{Answer, Encoder, Framing, HeadReader, PlainAnswer, no_fields, plain_answer_lacks, scratch},
+    transport::{
+        Line, Outgoing, Reply, SendError,
+        h1::{self, upload::Upload},
+    },
 };
+
+/// How long the rest of a large answer is waited for, when most of it has come.
+const REST: Duration = Duration::from_millis(20);
 
 /// A connection that waits for the answer to a plain request.
 pub(crate) struct Plain {
     connection: Box<Connection>,
     /// Reads an answer that is not plain.
     apart: Option<HeadReader>,
+    /// Until when the rest of a large one is waited for.
+    rest_by: Option<Instant>,
 }
 
 /// What came.
@@ -49,7 +58,7 @@ impl Plain {
             Some(())
         })?;
         line.counters.reused();
-        Some(Self { connection, apart: None })
+        Some(Self { connection, apart: None, rest_by: None })
     }
 
     /// Waits for the answer, at most until then; of a plain one, makes what `take` does of it.
@@ -76,8 +85,11 @@ impl Plain {
             } else {
                 connection.poll_large(take, context)
             };
-            if let Some(taken) = ready!(taken).map_err(broken)? {
-                return Poll::Ready(Ok(Got::Plain(taken)));
+            match taken.map_err(broken)? {
+                Poll::Ready(Some(taken)) => return Poll::Ready(Ok(Got::Plain(taken))),
+                Poll::Ready(None) => {}
+                Poll::Pending if !self.gives_up(context) => return Poll::Pending,
+                Poll::Pending => {}
             }
         }
         // As of every method whose answers have bodies like any other.
@@ -93,13 +105,27 @@ impl Plain {
         }
     }
 
+    /// Whether the rest of an answer, most of which has come, is waited for no longer: what there is goes on alone.
+    fn gives_up(&mut self, context: &mut Context<'_>) -> bool {
+        let Self { connection, rest_by, .. } = self;
+        if connection.input.is_empty() {
+            return false;
+        }
+        let by = *rest_by.get_or_insert_with(|| Instant::now() + REST);
+        connection.alarm.has_rung(by, context)
+    }
+
     /// The answer that was not plain: its body is read as it comes.
     pub(crate) fn into_reply(self, answer: Answer) -> Reply {
         let Answer { head, body, persistent } = answer;
         let mut connection = self.connection;
-        // What is not sent by now is not waited for.
-        connection.persistent = persistent && connection.output.is_empty();
+        connection.persistent &= persistent;
         connection.expect(&body);
+        if !connection.output.is_empty() {
+            // The server may wait for it before it answers on.
+            let upload = Upload { body: Outgoing::empty(), encoder: Encoder::new(Framing::Absent) };
+            connection = Box::new(connection.finish_later(upload));
+        }
         Reply::H1(h1::Reply { response: head.map(|()| h1::Incoming::new(connection, body, false)) })
     }
 
