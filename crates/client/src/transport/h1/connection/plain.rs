@@ -213,3 +213,51 @@ impl Connection {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use http_body_util::BodyExt as _;
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpSocket,
+    };
+
+    use super::*;
+
+    /// Begins to answer before it has read more than a head of a body of so many bytes, and ends once it has read that.
+    async fn answer_early(mut stream: tokio::net::TcpStream, head: usize, body: usize) -> io::Result<()> {
+        let mut read = vec![0; head];
+        stream.read_exact(&mut read).await?;
+        stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n").await?;
+        read.resize(body, 0);
+        stream.read_exact(&mut read).await?;
+        stream.write_all(b"3\r\ntea\r\n0\r\n\r\n").await
+    }
+
+    #[tokio::test]
+    async fn the_rest_of_a_request_is_sent_whose_answer_begins_early() {
+        // So small that a request does not fit on the way.
+        let (server, client) = (TcpSocket::new_v4().unwrap(), TcpSocket::new_v4().unwrap());
+        server.set_recv_buffer_size(2 << 10).unwrap();
+        client.set_send_buffer_size(2 << 10).unwrap();
+        server.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let listener = server.listen(1).unwrap();
+        let connecting = client.connect(listener.local_addr().unwrap());
+        let (stream, accepted) = tokio::join!(connecting, listener.accept());
+        let (head, body) = (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 65536\r\n\r\n", vec![7; 65_536]);
+        let answering = tokio::spawn(answer_early(accepted.unwrap().0, head.len(), body.len()));
+        let mut connection = Box::new(Connection::new(stream.unwrap(), None));
+        connection.send_plain(head, &body).unwrap();
+        assert!(!connection.output.is_empty(), "all of it was sent at once");
+        let mut plain = Plain { connection, apart: None, rest_by: None };
+        let until = Instant::now() + Duration::from_secs(20);
+        let got = poll_fn(|context| plain.poll(until, |_, _| (), context)).await;
+        let Ok(Got::Other(answer)) = got else { panic!("it is in chunks") };
+        let Reply::H1(reply) = plain.into_reply(answer) else { panic!("it is of HTTP/1.1") };
+        let told = tokio::time::timeout_at(until, reply.response.into_body().collect()).await;
+        assert_eq!(told.expect("the server waits for the rest").unwrap().to_bytes(), "tea");
+        answering.await.unwrap().unwrap();
+    }
+}
