@@ -110,7 +110,9 @@ impl Tracer {
     /// Tells of a request that has ended.
     pub(crate) fn ended(&self, span: &Begun, asked: &Asked, ended: &Ended<'_>) {
         let tries = ended.answered.tried.iter().enumerate();
-        let tries = tries.map(|(nth, tried)| of_try(span, asked, nth, tried));
+        // By another clock: a try that the request ended with may seem to end some microseconds after it.
+        let by = asked.time + ended.took;
+        let tries = tries.map(|(nth, tried)| of_try(span, asked, (nth, tried), by));
         self.exporter.export(std::iter::once(of_request(span, asked, ended)).chain(tries));
     }
 
@@ -155,8 +157,9 @@ fn of_request(span: &Begun, asked: &Asked, ended: &Ended<'_>) -> Span {
     }
 }
 
-fn of_try(span: &Begun, asked: &Asked, nth: usize, tried: &Tried) -> Span {
-    let (endpoint, begun) = (&tried.endpoint, asked.time + tried.after);
+/// A try of a request that ended then.
+fn of_try(span: &Begun, asked: &Asked, (nth, tried): (usize, &Tried), by: Duration) -> Span {
+    let (endpoint, begun) = (&tried.endpoint, (asked.time + tried.after).min(by));
     let mut attributes = of_method(&asked.method);
     attributes.push(("url.full", format!("http://{}{}", endpoint.address, asked.path()).into()));
     attributes.push(("server.address", endpoint.address.ip().to_string().into()));
@@ -185,7 +188,7 @@ fn of_try(span: &Begun, asked: &Asked, nth: usize, tried: &Tried) -> Span {
         name: format!("{} {}", method(&asked.method), tried.service),
         kind: Kind::Client,
         begun: nanos(begun),
-        ended: nanos(begun + tried.took),
+        ended: nanos((begun + tried.took).min(by)),
         attributes,
         error: error.map(|(_, words)| words),
     }
