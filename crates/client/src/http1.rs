@@ -23,7 +23,7 @@ pub use body::{Decoder, Piece};
 pub use inbox::{Inbox, LEAST_READ, MOST_READ};
 pub use outbox::Outbox;
 pub(crate) use plain::plain_answer_lacks;
-pub use plain::{PlainAnswer, PlainRequest, Room, no_fields, pass_over, plain_request_lacks};
+pub use plain::{PlainAnswer, PlainRequest, REST, Room, no_fields, plain_request_lacks};
 pub use received::{Received, RequestReader, Unserved};
 pub use request::{Encoder, Framing, Unframed, WrongLength, begin_request, end_head, field, fields, number};
 pub use response::{Asked, response};

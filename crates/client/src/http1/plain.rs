@@ -8,9 +8,8 @@
 #[cfg(test)]
 mod tests;
 
-use std::{mem::MaybeUninit, ops::Range};
+use std::{mem::MaybeUninit, ops::Range, time::Duration};
 
-use bytes::BytesMut;
 use http::{HeaderName, StatusCode, header};
 use httparse::{Header, ParserConfig, Status};
 
@@ -22,6 +21,9 @@ const MOST_FIELDS: usize = 48;
 const MOST_HEAD: usize = u16::MAX as usize;
 /// The longest body of a plain message, in bytes.
 const MOST_BODY: usize = 64 * 1024;
+
+/// How long the rest of a large message is waited for, when most of it has come.
+pub const REST: Duration = Duration::from_millis(20);
 
 /// Room for the fields of a message, which need not be cleared.
 pub type Room<'a> = [MaybeUninit<Header<'a>>; MOST_FIELDS];
@@ -252,12 +254,6 @@ pub(crate) fn plain_answer_lacks(input: &[u8]) -> bool {
 /// pieces means it.
 fn is_most(came: usize, whole: usize) -> bool {
     came > LEAST_READ && (whole.div_ceil(2)..whole).contains(&came)
-}
-
-/// Takes a plain message, which has this length, out of what came.
-pub fn pass_over(input: &mut BytesMut, length: usize) {
-    use bytes::Buf as _;
-    if length == input.len() { input.clear() } else { input.advance(length) }
 }
 
 fn write(field: &Header<'_>, out: &mut Vec<u8>) {

@@ -18,7 +18,7 @@ use std::{
 use bytes::Bytes;
 use fairmesh_client::{
     BoxError,
-    http1::{Asked, Decoder, Outbox, Received, RequestReader, Unserved},
+    http1::{Asked, Decoder, Outbox, REST, Received, RequestReader, Unserved},
 };
 use http::{Request, Response, StatusCode};
 use http_body::Body;
@@ -35,8 +35,6 @@ use super::{
 };
 use crate::stopping::Stopping;
 
-/// How long the rest of a large request is waited for, when most of it has come.
-const REST: Duration = Duration::from_millis(20);
 /// How much of later requests is read while one is answered.
 const AHEAD: usize = 64 * 1024;
 /// How long a connection is read after its last answer where its program may still be sending: closed at once, the system

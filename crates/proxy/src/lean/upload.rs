@@ -10,10 +10,10 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes};
 use fairmesh_client::{
     BoxError,
-    http1::{self, Decoder, Inbox, LEAST_READ, Piece, plain_request_lacks},
+    http1::{Decoder, Inbox, LEAST_READ, Piece, plain_request_lacks},
 };
 use http_body::{Body, Frame, SizeHint};
 use tokio::{
@@ -81,7 +81,12 @@ impl<R: AsyncRead + Unpin> Reading<R> {
 
     /// Takes the first request out of what came, which has this length.
     pub(super) fn pass_over(&mut self, length: usize) {
-        http1::pass_over(&mut self.input, length);
+        // Emptied, memory can be read into from its beginning.
+        if length == self.input.len() {
+            self.input.clear()
+        } else {
+            self.input.advance(length)
+        }
         self.expected = if length > LEAST_READ { length } else { 0 };
     }
 

@@ -5,7 +5,6 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use http::Method;
@@ -16,15 +15,14 @@ use tokio::{
 
 use super::{Connection, Io, broken, cut};
 use crate::{
-    http1::{Answer, Encoder, Framing, HeadReader, PlainAnswer, no_fields, plain_answer_lacks, scratch},
+    http1::{
+        Answer, Encoder, Framing, HeadReader, PlainAnswer, REST, no_fields, plain_answer_lacks, scratch,
+    },
     transport::{
         Line, Outgoing, Reply, SendError,
         h1::{self, upload::Upload},
     },
 };
-
-/// How long the rest of a large answer is waited for, when most of it has come.
-const REST: Duration = Duration::from_millis(20);
 
 /// A connection that waits for the answer to a plain request.
 pub(crate) struct Plain {
@@ -216,7 +214,7 @@ impl Connection {
 
 #[cfg(test)]
 mod tests {
-    use std::future::poll_fn;
+    use std::{future::poll_fn, time::Duration};
 
     use http_body_util::BodyExt as _;
     use tokio::{
