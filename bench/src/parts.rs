@@ -234,9 +234,12 @@ async fn client(
             // HTTP/2 names the host in the URI.
             obey(HttpCall { uri: http::Uri::from_static("http://http2.bench/echo"), ..call }).await
         }
-        (Kind::Lean, _) => {
+        (Kind::Lean, Protocol::Http1) => {
             let to = servers.first().ok_or("a lean client calls one server")?;
-            obey(lean::LeanCall::new(*to, payload)).await
+            obey(lean::http1::Caller::new(*to, payload)).await
+        }
+        (Kind::Lean, protocol) => {
+            obey(lean::http2::Caller::connect(protocol, &servers, payload).await?).await
         }
         (Kind::Fixed, Protocol::Grpc) => {
             obey(GrpcCall::new(fixed::Http2::connect(&servers).await?, payload)).await

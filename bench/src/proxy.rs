@@ -188,9 +188,8 @@ impl<'a> Sides<'a> {
         let mut callers = Vec::new();
         for (_, proxy) in &self.proxies {
             let to = vec![proxy.address.to_string(); connections].join(",");
-            let kind = if self.spoken == Spoken::Http1 { "lean" } else { "fixed" };
             let args =
-                ["client", "--kind", kind, "--protocol", &protocol, "--payload", &size, "--servers", &to];
+                ["client", "--kind", "lean", "--protocol", &protocol, "--payload", &size, "--servers", &to];
             callers.push(Part::start(self.dir, &args).await?.0);
         }
         Ok(callers)

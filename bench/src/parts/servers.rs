@@ -94,8 +94,8 @@ pub(super) async fn endpoints(protocol: Protocol) -> Result<(), BoxError> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         addresses.push(listener.local_addr()?.to_string());
         match protocol {
-            Protocol::Http1 => tokio::spawn(lean::serve(listener)),
-            Protocol::Http2 | Protocol::Grpc => tokio::spawn(bare(listener, routes(protocol))),
+            Protocol::Http1 => tokio::spawn(lean::http1::serve(listener)),
+            Protocol::Http2 | Protocol::Grpc => tokio::spawn(lean::http2::serve(listener, protocol)),
         };
     }
     println!("{}", addresses.join(","));

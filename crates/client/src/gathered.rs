@@ -1,8 +1,10 @@
-//! Writes of one turn of an event loop that go out together.
+//! A connection that is read and written once in a turn of its event loop.
 //!
 //! h2 writes each body of 256 bytes or more by itself, without a copy: right for large ones, but a system call, a segment and a
 //! wake of the other end for each of the small ones that most calls have. So what is written is kept while the connection is
 //! polled and goes out when it has been, in one piece. Rejected: letting h2 hold back its flush, which it has no setting for.
+
+mod ahead;
 
 use std::{
     cell::Cell,
@@ -14,6 +16,8 @@ use std::{
 };
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use self::ahead::Ahead;
 
 /// The most that is kept, in bytes: what the kernel takes as one piece.
 const ROOM: usize = 64 * 1024;
@@ -34,7 +38,7 @@ pub struct Gathered<I>(Arc<Mutex<Kept<I>>>);
 pub struct Outlet<I>(Arc<Mutex<Kept<I>>>);
 
 struct Kept<I> {
-    io: I,
+    ahead: Ahead<I>,
     bytes: Vec<u8>,
     /// How many of the bytes have gone out.
     gone: usize,
@@ -55,7 +59,14 @@ pub struct Driven<'a, F, I> {
 
 /// A connection for one who writes in small pieces, and what its driver polls it by.
 pub fn gathered<I>(io: I) -> (Gathered<I>, Outlet<I>) {
-    let kept = Kept { io, bytes: Vec::new(), gone: 0, unflushed: false, failed: None, direct: false };
+    let kept = Kept {
+        ahead: Ahead::new(io),
+        bytes: Vec::new(),
+        gone: 0,
+        unflushed: false,
+        failed: None,
+        direct: false,
+    };
     let kept = Arc::new(Mutex::new(kept));
     (Gathered(Arc::clone(&kept)), Outlet(kept))
 }
@@ -105,7 +116,7 @@ impl<I: AsyncWrite + Unpin> Kept<I> {
         while self.gone < self.bytes.len() {
             ready!(self.poll_write_with(context, &[]))?;
         }
-        ready!(Pin::new(&mut self.io).poll_flush(context))?;
+        ready!(Pin::new(&mut self.ahead.io).poll_flush(context))?;
         self.unflushed = false;
         Poll::Ready(Ok(()))
     }
@@ -126,7 +137,7 @@ impl<I: AsyncWrite + Unpin> Kept<I> {
                 return Poll::Ready(Ok(beyond));
             }
         }
-        Pin::new(&mut self.io).poll_write_vectored(context, parts)
+        Pin::new(&mut self.ahead.io).poll_write_vectored(context, parts)
     }
 
     fn keep(&mut self, parts: &[IoSlice<'_>]) {
@@ -149,8 +160,8 @@ impl<I: AsyncWrite + Unpin> Kept<I> {
         let count = parts.len().min(SLICES - 1);
         slices[1..=count].copy_from_slice(&parts[..count]);
         let written = match parts.is_empty() {
-            true => ready!(Pin::new(&mut self.io).poll_write(context, waiting))?,
-            false => ready!(Pin::new(&mut self.io).poll_write_vectored(context, &slices[..=count]))?,
+            true => ready!(Pin::new(&mut self.ahead.io).poll_write(context, waiting))?,
+            false => ready!(Pin::new(&mut self.ahead.io).poll_write_vectored(context, &slices[..=count]))?,
         };
         if written == 0 {
             return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
@@ -172,7 +183,7 @@ impl<I: AsyncRead + Unpin> AsyncRead for Gathered<I> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut lock(&self.0).io).poll_read(context, buffer)
+        lock(&self.0).ahead.poll_read(context, buffer)
     }
 }
 
@@ -206,7 +217,7 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Gathered<I> {
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut kept = lock(&self.0);
         ready!(kept.poll_out(context))?;
-        Pin::new(&mut kept.io).poll_shutdown(context)
+        Pin::new(&mut kept.ahead.io).poll_shutdown(context)
     }
 }
 

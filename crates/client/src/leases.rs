@@ -74,13 +74,13 @@ impl Leases {
     pub(crate) async fn call(
         &self,
         handle: &Handle,
-        head: Parts,
-        body: Outgoing,
+        parts: &mut Parts,
+        body: &mut Outgoing,
     ) -> Result<Response<Body>, Fault> {
-        let context = handle.context(&head.headers)?.into_owned();
+        let context = handle.context(&parts.headers)?.into_owned();
         let cell = self.called(handle.subscription.name(), &context);
         let handle = Handle { subscription: Arc::clone(&cell.subscription), ..handle.clone() };
-        let answer = send::call(&handle, head, body).await?;
+        let answer = send::call(&handle, parts, body).await?;
         if answer.headers().contains_key(&WRONG_SHARD) {
             cell.expire();
         }

@@ -10,7 +10,7 @@ mod terms;
 mod treated;
 mod tunnel;
 
-use std::{sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use http::{Response, request::Parts};
 
@@ -23,7 +23,7 @@ pub(crate) use self::{
     tunnel::connect,
 };
 use crate::{
-    CallContext, Fault, FaultKind, Retry,
+    BoxError, Fault, FaultKind, Retry,
     body::{Attempt, Body},
     core::{
         Call, Chosen, Clock, Ending, Moment, Next, Sight, Start, Subscription, Undecided, View, nanos,
@@ -44,36 +44,48 @@ pub(crate) const FIRST_CONTACT: Duration = Duration::from_secs(15);
 /// What a caller is told of a call that may have reached a server.
 const MAYBE: &str = "it may have been carried out";
 
-/// Carries a call out. `body` was taken over already.
-pub(crate) async fn call(handle: &Handle, parts: Parts, body: Outgoing) -> Result<Response<Body>, Fault> {
+/// Carries a call out. Its body was taken over already.
+///
+/// Whatever is large is borrowed from here on: a future holds what it was given beside what it makes of it, and is moved with
+/// all of it to where it is polled.
+pub(crate) async fn call(
+    handle: &Handle,
+    parts: &mut Parts,
+    body: &mut Outgoing,
+) -> Result<Response<Body>, Fault> {
     let mesh = &handle.mesh;
     count(&mesh.counters.calls);
-    let answered = carry_out(handle, mesh, parts, body).await;
+    let answered = carry_out(handle, parts, body).await;
     if answered.is_err() {
         count(&mesh.counters.faults);
     }
     answered
 }
 
-async fn carry_out(
-    handle: &Handle,
-    mesh: &Shared,
-    parts: Parts,
-    body: Outgoing,
-) -> Result<Response<Body>, Fault> {
-    let now = mesh.clock.now();
-    let (context, limit) = handle.terms(&parts)?;
-    let start = Start { now, limit, seed: mesh.seed() };
+async fn carry_out(handle: &Handle, parts: &mut Parts, body: &mut Outgoing) -> Result<Response<Body>, Fault> {
+    let now = handle.mesh.clock.now();
+    let (context, limit) = handle.terms(parts)?;
+    let start = Start { now, limit, seed: handle.mesh.seed() };
     let trace = parts.extensions.get::<Trace>().cloned();
     let terms = Terms { handle, context: &context, start, trace: trace.as_ref() };
     if limit.is_some_and(|left| left.is_zero()) {
         return Err(terms.late(now, "nothing was sent").with_retry(Retry::Unsent));
     }
-    let head = Head::new(handle, parts)?;
+    let body = mem::replace(body, Outgoing::empty());
+    let mut slot = Some(Request::new(Head::take(handle, parts)?, body));
     let mut call = Call::new(&handle.subscription);
-    let routed = route(handle, &mut call, &head, &context, start).await?;
-    terms.routed(&call, &head);
-    carry_on(terms, &mut call, routed, head, body).await
+    let routed = route(terms, &mut call, &unsent(&mut slot)?.head).await?;
+    carry_on(terms, &mut call, routed, &mut slot).await
+}
+
+/// What is to be sent.
+fn unsent(slot: &mut Slot) -> Result<&mut Request, Fault> {
+    slot.as_mut().ok_or_else(|| Fault::new(FaultKind::Invalid, "there is no request to send"))
+}
+
+/// What is said of a body that could not be taken over.
+pub(crate) fn untaken(error: BoxError) -> Fault {
+    Fault::new(FaultKind::Invalid, "the request's body failed").caused_by(error)
 }
 
 /// Carries out a call that is routed, by what is known of its service and since when.
@@ -81,18 +93,17 @@ async fn carry_on(
     terms: Terms<'_>,
     call: &mut Call<'_, Arc<Line>>,
     routed: (u64, Sight<Arc<Line>>),
-    mut head: Head,
-    body: Outgoing,
+    slot: &mut Slot,
 ) -> Result<Response<Body>, Fault> {
-    let ((now, view), leased) = leased::turn(terms, call, routed, Some(&head)).await;
+    let (known, leased) = leased::turn(terms, call, routed, slot.as_ref().map(|request| &request.head)).await;
     if let Some(key) = call.key() {
-        head.write_key(key);
+        unsent(slot)?.head.write_key(key);
     }
     let answer = if let Some(treatment) = call.treatment().cloned() {
-        drop(view);
-        Box::pin(treated::send(terms, &treatment, call, head, body)).await
+        drop(known);
+        Box::pin(treated::send(terms, &treatment, call, slot)).await
     } else {
-        go(terms, (now, view), call, head, body).await
+        go(terms, known, call, slot).await
     };
     if let (Some(leased), Ok(answer)) = (leased, &answer)
         && answer.headers().contains_key(&WRONG_SHARD)
@@ -107,13 +118,11 @@ async fn go(
     terms: Terms<'_>,
     (now, view): (u64, Sight<Arc<Line>>),
     call: &mut Call<'_, Arc<Line>>,
-    head: Head,
-    body: Outgoing,
+    slot: &mut Slot,
 ) -> Result<Response<Body>, Fault> {
-    let copy = Copy::of(&head, &body, call.may_be_sent_twice(&view, terms.context));
-    let mut slot = Some(Request::new(head, body));
+    let copy = Copy::of(unsent(slot)?, call.may_be_sent_twice(&view, terms.context));
     // In a box, as the largest part: every future around it is moved several times on its way to where it is polled.
-    Box::pin(tries(terms, First::Undecided(now, view), call, &mut slot, copy)).await
+    Box::pin(tries(terms, First::Undecided(now, view), call, slot, copy.as_ref())).await
 }
 
 /// How far the first try has come.
@@ -138,17 +147,19 @@ impl First {
 /// Routes the call, waiting where its service is not known yet; says when that was, so that the first try need not read
 /// the clock again, and what that is decided by.
 async fn route(
-    handle: &Handle,
+    terms: Terms<'_>,
     call: &mut Call<'_, Arc<Line>>,
     head: &Head,
-    context: &CallContext,
-    start: Start,
 ) -> Result<(u64, Sight<Arc<Line>>), Fault> {
+    let Terms { handle, context, start, .. } = terms;
     let headers = HeadersView(&head.headers);
     let mut now = start.now;
     loop {
         match call.route(&head.view(&headers), context, start) {
-            Ok(view) => return Ok((now, view)),
+            Ok(view) => {
+                terms.routed(call, head);
+                return Ok((now, view));
+            }
             Err(undecided) => {
                 if let Undecided::Fault(fault) = *undecided {
                     if fault.kind() == FaultKind::RateLimited {
@@ -171,7 +182,7 @@ async fn tries(
     first: First,
     call: &mut Call<'_, Arc<Line>>,
     slot: &mut Slot,
-    copy: Option<Copy>,
+    copy: Option<&Copy>,
 ) -> Result<Response<Body>, Fault> {
     let mesh = &terms.handle.mesh;
     let deadline = mesh.clock.instant(call.deadline());
@@ -183,7 +194,7 @@ async fn tries(
                 // Claimed as it begins: the one that happened to end first would speak for short ones only.
                 let surveyed = call.target().pace.claims_survey(now).then_some(now);
                 count(&mesh.counters.tries);
-                (surveyed, one_try(terms, call, (&mut line, &mut now), slot, copy.as_ref()).await)
+                (surveyed, one_try(terms, call, (&mut line, &mut now), slot, copy).await)
             }
         };
         line.answered(sent.is_ok(), now, mesh.clock);
@@ -213,7 +224,7 @@ async fn tries(
         count(&mesh.counters.retries);
         now = mesh.clock.now();
         if slot.is_none() {
-            *slot = copy.as_ref().map(Copy::request);
+            *slot = copy.map(Copy::request);
         }
         line = decide(terms, call, call.look(), &mut now).await?;
     }

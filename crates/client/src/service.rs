@@ -162,8 +162,9 @@ impl ServiceHandle {
         B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        let (head, body) = request.into_parts();
-        self.call_with(head, Outgoing::take(body).await).await
+        let (mut parts, body) = request.into_parts();
+        let mut body = Outgoing::take(body).await.map_err(send::untaken)?;
+        self.call_with(&mut parts, &mut body).await
     }
 
     /// The same for a body that can be moved, which costs no memory of its own where it is all at hand.
@@ -175,8 +176,9 @@ impl ServiceHandle {
         B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        let (head, body) = request.into_parts();
-        self.call_with(head, Outgoing::take_movable(body).await).await
+        let (mut parts, body) = request.into_parts();
+        let mut body = Outgoing::take_movable(body).await.map_err(send::untaken)?;
+        self.call_with(&mut parts, &mut body).await
     }
 
     /// Begins a call with a request that is passed on as it lies in memory, to the host that it names or, unless it
@@ -191,16 +193,10 @@ impl ServiceHandle {
         send::pass(&self.inner, request, keeps_host)
     }
 
-    async fn call_with(
-        &self,
-        head: Parts,
-        body: Result<Outgoing, BoxError>,
-    ) -> Result<Response<Body>, Fault> {
-        let body = body
-            .map_err(|error| Fault::new(FaultKind::Invalid, "the request's body failed").caused_by(error))?;
+    async fn call_with(&self, parts: &mut Parts, body: &mut Outgoing) -> Result<Response<Body>, Fault> {
         match self.inner.mesh.source.leases() {
-            None => send::call(&self.inner, head, body).await,
-            Some(leases) => Box::pin(leases.call(&self.inner, head, body)).await,
+            None => send::call(&self.inner, parts, body).await,
+            Some(leases) => Box::pin(leases.call(&self.inner, parts, body)).await,
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::{
     core::{Call, Start, View},
     service::{Handle, ServiceHandle},
     stats::count,
-    transport::{Head, Line, Outgoing},
+    transport::{Head, Line, Outgoing, Request},
 };
 
 /// The longest body that is copied, in bytes.
@@ -70,8 +70,8 @@ async fn carry_out(
 
 async fn answer(terms: Terms<'_>, head: Head, body: Outgoing) -> Result<Body, Fault> {
     let mut call = Call::new(&terms.handle.subscription);
-    let decided = route(terms.handle, &mut call, &head, terms.context, terms.start).await?;
-    Ok(go(terms, decided, &mut call, head, body).await?.into_body())
+    let decided = route(terms, &mut call, &head).await?;
+    Ok(go(terms, decided, &mut call, &mut Some(Request::new(head, body))).await?.into_body())
 }
 
 /// Reads what is short; what is longer, or comes late, is given up.

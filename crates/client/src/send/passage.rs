@@ -14,7 +14,9 @@ use fairmesh_router::{EndpointTarget, Headers, RequestView};
 use http::{Request, Response};
 use tokio::time::Instant;
 
-use super::{First, Terms, answer::learn_from_plain, carry_on, line_of, request::Copy, tries};
+use super::{
+    First, Terms, answer::learn_from_plain, carry_on, line_of, request::Copy, tries, unsent, untaken,
+};
 use crate::{
     BoxError, Fault, FaultKind,
     body::Body,
@@ -221,23 +223,23 @@ impl Apart<'_> {
         B::Error: Into<BoxError>,
     {
         let Self { handle, mut call, start, stage } = self;
-        let (parts, body) = request.into_parts();
-        let body = Outgoing::take_movable(body).await;
-        let body = body
-            .map_err(|error| Fault::new(FaultKind::Invalid, "the request's body failed").caused_by(error))?;
-        let head = Head::new(handle, parts)?;
+        let (mut parts, body) = request.into_parts();
+        let body = Outgoing::take_movable(body).await.map_err(untaken)?;
         let terms = Terms { handle, context: &handle.context, start, trace: None };
+        let mut slot = Some(super::Request::new(Head::take(handle, &mut parts)?, body));
         let answer = match stage {
             Stage::Refused(fault) => return Err(fault),
             Stage::Routed => {
                 let known = (start.now, call.look());
-                return carry_on(terms, &mut call, known, head, body).await;
+                return carry_on(terms, &mut call, known, &mut slot).await;
             }
             Stage::Begun(first) => {
                 let wanted = call.may_be_sent_twice(&call.look(), terms.context);
-                let copy = Copy::of(&head, &body, wanted);
-                let mut slot = first.is_unsent().then(|| super::Request::new(head, body));
-                tries(terms, first, &mut call, &mut slot, copy).await
+                let copy = Copy::of(unsent(&mut slot)?, wanted);
+                if !first.is_unsent() {
+                    slot = None;
+                }
+                tries(terms, first, &mut call, &mut slot, copy.as_ref()).await
             }
         };
         answer.map_err(|fault| fault.after(call.tries()))

@@ -1,5 +1,7 @@
 //! The head of a request on its way out.
 
+use std::mem;
+
 use fairmesh_model::ShardKey;
 use fairmesh_router::{Headers, RequestView};
 use http::{
@@ -12,7 +14,7 @@ use crate::{
     Fault, FaultKind, headers,
     headers::{KEY, ROLE},
     service::{Handle, Marks},
-    transport::{Head, Outgoing, Replay, Request},
+    transport::{Head, Replay, Request},
 };
 
 /// Headers as routes see them.
@@ -58,9 +60,10 @@ pub(crate) fn authority(
 }
 
 impl Head {
-    pub(super) fn new(handle: &Handle, parts: Parts) -> Result<Self, Fault> {
-        let uri = parts.uri.into_parts();
-        let mut headers = parts.headers;
+    /// Takes what is sent of a request.
+    pub(super) fn take(handle: &Handle, parts: &mut Parts) -> Result<Self, Fault> {
+        let uri = mem::take(&mut parts.uri).into_parts();
+        let mut headers = mem::take(&mut parts.headers);
         let marks = &handle.marks;
         let authority = authority(uri.authority.as_ref(), &headers, marks)?;
         if let Some(key) = &marks.key {
@@ -71,7 +74,7 @@ impl Head {
         }
         let path = uri.path_and_query.unwrap_or_else(|| PathAndQuery::from_static("/"));
         let grpc = headers::is_grpc(&headers);
-        Ok(Self { method: parts.method, authority, path, headers, grpc })
+        Ok(Self { method: mem::take(&mut parts.method), authority, path, headers, grpc })
     }
 
     /// Says the key that the policy read in the request, as if the caller had.
@@ -96,9 +99,9 @@ impl Head {
 
 impl Copy {
     /// A copy where one may be needed and can be made.
-    pub(super) fn of(head: &Head, body: &Outgoing, wanted: bool) -> Option<Self> {
-        let body = wanted.then(|| body.replay()).flatten()?;
-        Some(Self { head: head.clone(), body })
+    pub(super) fn of(request: &Request, wanted: bool) -> Option<Self> {
+        let body = wanted.then(|| request.body.replay()).flatten()?;
+        Some(Self { head: request.head.clone(), body })
     }
 
     /// The request once more.

@@ -6,14 +6,14 @@ use fairmesh_model::HeaderEdits;
 use fairmesh_router::{Instead, Treatment};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 
-use super::{HeadersView, go, mirror, terms::Terms};
+use super::{HeadersView, go, mirror, terms::Terms, unsent};
 use crate::{
     Body, Fault, FaultKind, Retry,
     core::Call,
     fault::grpc_code_of,
     headers::{FAULT, GRPC_STATUS, grpc_kind},
     stats::count,
-    transport::{Head, Line, Outgoing},
+    transport::{Head, Line, Request, Slot},
 };
 
 /// Carries a routed call out as its route wants.
@@ -21,10 +21,10 @@ pub(super) async fn send(
     terms: Terms<'_>,
     treatment: &Treatment,
     call: &mut Call<'_, Arc<Line>>,
-    mut head: Head,
-    body: Outgoing,
+    slot: &mut Slot,
 ) -> Result<Response<Body>, Fault> {
     let (mesh, seed) = (&terms.handle.mesh, terms.start.seed);
+    let Request { head, body, .. } = unsent(slot)?;
     if let Some(instead) = treatment.instead(&head.view(&HeadersView(&head.headers)), seed) {
         if let Instead::Abort { .. } = instead {
             count(&mesh.counters.aborted);
@@ -34,11 +34,11 @@ pub(super) async fn send(
     if let Some(delay) = treatment.delay(seed) {
         wait(terms, call, delay).await?;
     }
-    change(&mut head, treatment)?;
+    change(head, treatment)?;
     if let Some(service) = treatment.mirror(seed) {
-        mirror::send(terms, call, service, &head, &body);
+        mirror::send(terms, call, service, head, body);
     }
-    let mut answer = go(terms, (mesh.clock.now(), call.look()), call, head, body).await?;
+    let mut answer = go(terms, (mesh.clock.now(), call.look()), call, slot).await?;
     edit(answer.headers_mut(), treatment.answer_headers());
     Ok(answer)
 }

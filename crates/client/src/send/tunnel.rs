@@ -27,7 +27,7 @@ pub(crate) async fn connect(handle: &Handle, parts: Parts) -> Result<Tunnel, Fau
     connected
 }
 
-async fn tries(handle: &Handle, parts: Parts) -> Result<Tunnel, Fault> {
+async fn tries(handle: &Handle, mut parts: Parts) -> Result<Tunnel, Fault> {
     let mesh = &handle.mesh;
     let (context, limit) = handle.terms(&parts)?;
     let start = Start { now: mesh.clock.now(), limit, seed: mesh.seed() };
@@ -35,9 +35,9 @@ async fn tries(handle: &Handle, parts: Parts) -> Result<Tunnel, Fault> {
     if limit.is_some_and(|left| left.is_zero()) {
         return Err(terms.late(start.now, "nothing was sent").with_retry(Retry::Unsent));
     }
-    let head = Head::new(handle, parts)?;
+    let head = Head::take(handle, &mut parts)?;
     let mut call = Call::new(&handle.subscription);
-    let routed = route(handle, &mut call, &head, &context, start).await?;
+    let routed = route(terms, &mut call, &head).await?;
     let ((mut now, mut view), _) = leased::turn(terms, &mut call, routed, None).await;
     loop {
         let line = decide(terms, &mut call, view, &mut now).await?;

@@ -1,0 +1,136 @@
+//! HTTP/1.1.
+
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use bytes::Bytes;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+
+use super::super::{BoxError, payload_of};
+use crate::load::Call;
+
+/// The head of an answer, without its length: as much as servers usually say.
+const HEAD: &str =
+    "HTTP/1.1 200 OK\r\nserver: bench\r\ndate: Sun, 06 Nov 1994 08:49:37 GMT\r\ncontent-type: text/plain\r\n";
+
+/// Calls one address over connections that are kept, as many as calls there ever were at a time.
+#[derive(Clone)]
+pub(crate) struct Caller(Arc<Told>);
+
+struct Told {
+    to: SocketAddr,
+    request: Vec<u8>,
+    payload: Bytes,
+    idle: Mutex<Vec<Connection>>,
+}
+
+struct Connection {
+    stream: TcpStream,
+    answer: Vec<u8>,
+}
+
+impl Caller {
+    /// Sends and expects so many bytes; without any it is a `GET`.
+    pub(crate) fn new(to: SocketAddr, payload: usize) -> Self {
+        let payload = payload_of(payload);
+        let head = "HTTP/1.1\r\nhost: http1.bench\r\nuser-agent: bench\r\naccept: */*\r\n";
+        let mut request = match payload.len() {
+            0 => format!("GET /echo {head}\r\n").into_bytes(),
+            size => format!("POST /echo {head}content-length: {size}\r\n\r\n").into_bytes(),
+        };
+        request.extend_from_slice(&payload);
+        Self(Arc::new(Told { to, request, payload, idle: Mutex::default() }))
+    }
+}
+
+impl Call for Caller {
+    async fn call(&self) -> Result<(), String> {
+        let idle = self.0.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mut connection = match idle {
+            Some(connection) => connection,
+            None => Connection::open(self.0.to).await.map_err(|e| format!("cannot connect: {e}"))?,
+        };
+        connection.exchange(&self.0).await?;
+        self.0.idle.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
+        Ok(())
+    }
+}
+
+impl Connection {
+    async fn open(to: SocketAddr) -> std::io::Result<Self> {
+        let stream = TcpStream::connect(to).await?;
+        stream.set_nodelay(true)?;
+        Ok(Self { stream, answer: Vec::new() })
+    }
+
+    async fn exchange(&mut self, caller: &Told) -> Result<(), String> {
+        self.stream.write_all(&caller.request).await.map_err(|e| format!("cannot send: {e}"))?;
+        self.answer.clear();
+        let body = loop {
+            if self.stream.read_buf(&mut self.answer).await.map_err(|e| format!("cannot read: {e}"))? == 0 {
+                return Err(format!("cut off: {:?}", String::from_utf8_lossy(&self.answer)));
+            }
+            match end_of_head(&self.answer) {
+                Some(head) if self.answer.len() >= head + caller.payload.len() => break head,
+                _ => {}
+            }
+        };
+        let right = self.answer.starts_with(b"HTTP/1.1 200") && self.answer[body..] == caller.payload;
+        if right { Ok(()) } else { Err(format!("answered {:?}", String::from_utf8_lossy(&self.answer))) }
+    }
+}
+
+/// Accepts for ever, and answers each request with its body.
+pub(crate) async fn serve(listener: TcpListener) -> Result<(), BoxError> {
+    loop {
+        let (stream, _) = listener.accept().await?;
+        stream.set_nodelay(true)?;
+        tokio::spawn(async move {
+            // Whoever is not understood, or goes away, is cut off, and the caller says so.
+            let _ = answer(stream).await;
+        });
+    }
+}
+
+async fn answer(mut stream: TcpStream) -> Result<(), BoxError> {
+    let (mut request, mut answer) = (Vec::new(), Vec::new());
+    loop {
+        let (body, size) = loop {
+            if stream.read_buf(&mut request).await? == 0 {
+                return Ok(());
+            }
+            if let Some(head) = end_of_head(&request) {
+                let size = length(&request[..head])?;
+                if request.len() >= head + size {
+                    break (head, size);
+                }
+            }
+        };
+        answer.clear();
+        answer.extend_from_slice(format!("{HEAD}content-length: {size}\r\n\r\n").as_bytes());
+        answer.extend_from_slice(&request[body..body + size]);
+        stream.write_all(&answer).await?;
+        request.drain(..body + size);
+    }
+}
+
+fn end_of_head(bytes: &[u8]) -> Option<usize> {
+    // From where it may be, and not from the beginning: a body is long, and a head is not.
+    bytes.iter().take(4096).position(|byte| *byte == b'\r').and_then(|first| {
+        let within = &bytes[first..bytes.len().min(4096)];
+        within.windows(4).position(|four| four == b"\r\n\r\n").map(|at| first + at + 4)
+    })
+}
+
+/// What a head says of the length of its body; nothing is none.
+fn length(head: &[u8]) -> Result<usize, BoxError> {
+    let text = std::str::from_utf8(head)?;
+    let mut fields = text.lines().filter_map(|line| line.split_once(':'));
+    let length = fields.find(|(name, _)| name.eq_ignore_ascii_case("content-length"));
+    Ok(length.map_or(Ok(0), |(_, length)| length.trim().parse())?)
+}
