@@ -128,7 +128,7 @@ async fn register(
 }
 
 /// The same server without anything of Fairmesh.
-async fn bare(listener: TcpListener, routes: Router) -> Result<(), BoxError> {
+pub(super) async fn bare(listener: TcpListener, routes: Router) -> Result<(), BoxError> {
     loop {
         let (socket, _) = listener.accept().await?;
         socket.set_nodelay(true)?;
@@ -141,7 +141,7 @@ async fn bare(listener: TcpListener, routes: Router) -> Result<(), BoxError> {
     }
 }
 
-fn routes(protocol: Protocol) -> Router {
+pub(super) fn routes(protocol: Protocol) -> Router {
     match protocol {
         Protocol::Http1 | Protocol::Http2 => Router::new().route("/echo", post(async |body: Bytes| body)),
         Protocol::Grpc => tonic::service::Routes::new(EchoServer::new(Echoing)).into_axum_router(),

@@ -35,6 +35,7 @@ mod onward;
 mod place;
 pub mod proxy_protocol;
 mod recent;
+mod recycled;
 mod restless;
 mod rewound;
 mod run;

@@ -44,6 +44,7 @@ use crate::{
     metrics::count,
     place::Place,
     proxy_protocol::Ends,
+    recycled::Recycled,
     restless::Restless,
     rewound::Rewound,
     stopping::{Heard, Stopping},
@@ -393,16 +394,15 @@ impl Serving {
             let (forwarder, talk) = (Arc::clone(&forwarder), Arc::clone(&talk));
             let waiting = talk.restless.begin();
             let request = request.map(|body| Unread::new(body, version == Version::HTTP_2));
-            // Boxed, since hyper moves it several times on its way to a task, and it is large.
-            Box::pin(async move {
+            Recycled::new(async move {
                 let mut answer = forwarder.answer(request, &talk.origin).await;
                 waiting.answered();
                 talk.stopping.mark(version, answer.headers_mut());
                 let answer = Streamed::answer(answer, version, &talk.last_word);
-                Ok(match version {
+                match version {
                     Version::HTTP_2 => talk.answers.watch(answer),
                     _ => answer.map(AnswerBody::Plain),
-                })
+                }
             })
         })
     }

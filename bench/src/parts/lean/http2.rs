@@ -10,3 +10,6 @@ mod link;
 mod server;
 
 pub(crate) use self::{caller::Caller, server::serve};
+
+#[cfg(test)]
+mod tests;

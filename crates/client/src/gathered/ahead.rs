@@ -6,7 +6,7 @@ use std::{
     cell::Cell,
     io, mem,
     pin::Pin,
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
 };
 
 use bytes::{Buf, BytesMut};
@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, ReadBuf};
 use tokio_util::io::poll_read_buf;
 
 /// The most that is read at once, in bytes.
-const PIECE: usize = 32 * 1024;
+const PIECE: usize = 64 * 1024;
 
 thread_local! {
     /// Lent to the connection that is read: those that wait hold no memory.
@@ -25,7 +25,7 @@ thread_local! {
 pub(super) struct Ahead<I> {
     pub(super) io: I,
     /// Read, and not taken yet.
-    bytes: BytesMut,
+    pub(super) bytes: BytesMut,
 }
 
 impl<I> Ahead<I> {
@@ -60,8 +60,8 @@ impl<I: AsyncRead + Unpin> Ahead<I> {
             let read = poll_read_buf(Pin::new(&mut self.io), context, &mut self.bytes);
             if !matches!(read, Poll::Ready(Ok(1..))) {
                 self.lend();
+                return read.map_ok(|_| ());
             }
-            ready!(read)?;
         }
         self.take(buffer);
         Poll::Ready(Ok(()))

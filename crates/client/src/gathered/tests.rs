@@ -1,5 +1,6 @@
 use std::{
-    future::pending, pin::pin, sync::atomic::AtomicUsize, sync::atomic::Ordering::Relaxed, task::Wake,
+    collections::VecDeque, future::pending, pin::pin, sync::atomic::AtomicUsize,
+    sync::atomic::Ordering::Relaxed, task::Wake,
 };
 
 use tokio::io::AsyncWriteExt as _;
@@ -55,6 +56,26 @@ impl AsyncWrite for Log {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Gives these pieces, at most one at a time, counts how often it is asked, and then waits; an empty one is its end.
+struct Pieces(VecDeque<Vec<u8>>, usize);
+
+impl AsyncRead for Pieces {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.1 += 1;
+        let Some(mut piece) = self.0.pop_front() else { return Poll::Pending };
+        let rest = piece.split_off(piece.len().min(buffer.remaining()));
+        buffer.put_slice(&piece);
+        if !rest.is_empty() {
+            self.0.push_front(rest);
+        }
         Poll::Ready(Ok(()))
     }
 }
@@ -177,4 +198,40 @@ async fn whoever_goes_on_with_the_connection_writes_at_once() {
     assert_eq!(log.writes(), [b"switched"]);
     io.write_all(b"tea").await.unwrap();
     assert_eq!(log.writes()[1], b"tea");
+}
+
+#[test]
+fn what_has_come_is_read_at_once_and_given_as_it_is_asked_for() {
+    let sent: Vec<u8> = (0..50_000_u32).map(|at| (at % 251) as u8).collect();
+    let (one, other) = sent.split_at(40_000);
+    let pieces = Pieces([one.to_vec(), other.to_vec()].into(), 0);
+    let (mut io, outlet) = gathered(pieces);
+    let mut got = Vec::new();
+    loop {
+        let mut room = [0; 8192];
+        let mut room = ReadBuf::new(&mut room);
+        if Pin::new(&mut io).poll_read(&mut context(), &mut room).is_pending() {
+            break;
+        }
+        got.extend_from_slice(room.filled());
+    }
+    assert_eq!(got, sent);
+    let kept = lock(&outlet.0);
+    assert_eq!(kept.ahead.io.1, 3, "once for each piece, and once in vain");
+    assert_eq!(kept.ahead.bytes.capacity(), 0, "one that waits holds no memory");
+}
+
+#[test]
+fn the_end_is_told_after_everything_before_it() {
+    let (mut io, _outlet) = gathered(Pieces([b"tea".to_vec(), Vec::new()].into(), 0));
+    let mut read = |room: usize| {
+        let mut room = vec![0; room];
+        let mut room = ReadBuf::new(&mut room);
+        let polled = Pin::new(&mut io).poll_read(&mut context(), &mut room);
+        polled.map(|read| (read.unwrap(), room.filled().to_vec()).1)
+    };
+    assert_eq!(read(2), Poll::Ready(b"te".to_vec()));
+    assert_eq!(read(2), Poll::Ready(b"a".to_vec()));
+    assert_eq!(read(2), Poll::Ready(Vec::new()));
+    assert_eq!(read(2), Poll::Pending);
 }

@@ -1,0 +1,59 @@
+use std::net::{Ipv4Addr, SocketAddr};
+
+use tokio::net::TcpListener;
+
+use super::{
+    super::super::{
+        BoxError, GrpcCall, HttpCall, Protocol, fixed,
+        servers::{bare, routes},
+    },
+    Caller, serve,
+};
+use crate::load::Call;
+
+async fn listen() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
+}
+
+/// Enough calls that windows have to be opened again and heads come from the table.
+async fn calls(call: impl Call) {
+    for _ in 0..300 {
+        call.call().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn servers_of_others_understand_what_is_called() {
+    for (protocol, payload) in
+        [(Protocol::Http2, 1), (Protocol::Http2, 4096), (Protocol::Grpc, 0), (Protocol::Grpc, 4096)]
+    {
+        let (listener, address) = listen().await;
+        tokio::spawn(bare(listener, routes(protocol)));
+        calls(Caller::connect(protocol, &[address], payload).await.unwrap()).await;
+    }
+}
+
+#[tokio::test]
+async fn callers_of_others_understand_what_is_answered() -> Result<(), BoxError> {
+    for payload in [0, 4096] {
+        let (listener, address) = listen().await;
+        tokio::spawn(serve(listener, Protocol::Http2));
+        let call = HttpCall::new(fixed::Http2::connect(&[address]).await?, payload);
+        calls(HttpCall { uri: http::Uri::from_static("http://http2.bench/echo"), ..call }).await;
+        let (listener, address) = listen().await;
+        tokio::spawn(serve(listener, Protocol::Grpc));
+        calls(GrpcCall::new(fixed::Http2::connect(&[address]).await?, payload)).await;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn answers_that_are_wrong_are_no_answers() {
+    // A server of gRPC ends what is no message with trailers, and sends nothing back.
+    let (listener, address) = listen().await;
+    tokio::spawn(bare(listener, routes(Protocol::Grpc)));
+    let call = Caller::connect(Protocol::Http2, &[address], 16).await.unwrap();
+    call.call().await.unwrap_err();
+}
