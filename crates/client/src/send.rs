@@ -132,8 +132,11 @@ enum First {
     /// It was decided at this time, and goes there.
     Chosen(Arc<Line>, u64),
     /// It was made: where and when, and what came of it.
-    Tried(Box<(Arc<Line>, u64, Made)>),
+    Tried(Box<Tried>),
 }
+
+/// A try that was made: where and when it was decided, and what came of it.
+type Tried = (Arc<Line>, u64, Made);
 
 /// What came of a try, and when it began where a survey follows it.
 type Made = (Option<u64>, Sent);
@@ -189,7 +192,7 @@ async fn tries(
     let (mut line, mut now, mut tried) = begun(terms, call, first).await?;
     loop {
         let (surveyed, sent) = match tried.take() {
-            Some(tried) => tried,
+            Some(tried) => tried.2,
             None => {
                 // Claimed as it begins: the one that happened to end first would speak for short ones only.
                 let surveyed = call.target().pace.claims_survey(now).then_some(now);
@@ -230,19 +233,17 @@ async fn tries(
     }
 }
 
-/// The first try as far as it has come: where it goes, when it was decided, and what came of it where it was made.
+/// The first try as far as it has come: where it goes, when it was decided, and the same with what came of it where it was
+/// made.
 async fn begun(
     terms: Terms<'_>,
     call: &mut Call<'_, Arc<Line>>,
     first: First,
-) -> Result<(Arc<Line>, u64, Option<Made>), Fault> {
+) -> Result<(Arc<Line>, u64, Option<Box<Tried>>), Fault> {
     Ok(match first {
         First::Undecided(mut now, view) => (decide(terms, call, view, &mut now).await?, now, None),
         First::Chosen(line, now) => (line, now, None),
-        First::Tried(tried) => {
-            let (line, now, made) = *tried;
-            (line, now, Some(made))
-        }
+        First::Tried(tried) => (Arc::clone(&tried.0), tried.1, Some(tried)),
     })
 }
 

@@ -91,16 +91,16 @@ impl Pool {
                 Some(shared) => (shared, false),
                 None => (Box::pin(by(connected_by, self.connection(line))).await?, true),
             };
-            match shared.begin(slot)? {
-                Some(opened) => {
-                    shared.idle_rounds.store(0, Relaxed);
-                    if shared.used.swap(true, Relaxed) {
-                        line.counters.reused();
-                    }
-                    return upload::send(opened).await.map_err(|error| shared.judge(error));
+            // Taken out first: what is matched is held for as long as what is awaited.
+            let opened = shared.begin(slot)?;
+            if let Some(opened) = opened {
+                shared.idle_rounds.store(0, Relaxed);
+                if shared.used.swap(true, Relaxed) {
+                    line.counters.reused();
                 }
-                None => self.discard(&shared),
+                return upload::send(opened).await.map_err(|error| shared.judge(error));
             }
+            self.discard(&shared);
             // A server that ends connections before anything is sent on them would be connected to for ever.
             if fresh && !shared.used.load(Relaxed) {
                 return Err(SendError::Refused("it ended a new connection at once".into()));

@@ -1,26 +1,28 @@
 use std::{future::poll_fn, pin::Pin};
 
 use bytes::Bytes;
-use h2::{Reason, SendStream};
+use h2::{Reason, SendStream, client::ResponseFuture};
 use http_body::Body as _;
 use http_body_util::BodyExt as _;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{Opened, Outgoing, Reply, SendError, classify};
+use super::{Opened, Outgoing, Reply, SendError, Stream, classify};
 use crate::BoxError;
 
 /// Sends the body and waits for the head of the answer. A body that is all there costs no task; one that is still being
 /// made when the answer begins, as two-way streams are, gets one until the answer is dropped.
 pub(super) async fn send(opened: Opened) -> Result<Reply, SendError> {
-    let Opened { mut place, answer, mut sender, mut body } = opened;
-    if body.rest.is_none() {
-        // Where this fails the stream was reset, and the answer says why.
-        let _ = send_whole(&mut body, &mut sender);
-        drop(sender);
-        let response = answer.await.map_err(classify)?;
-        return Ok(place.answered(response));
+    if opened.body.rest.is_some() {
+        // Boxed, so that the others, which are most, are small.
+        return Box::pin(send_parts(opened)).await;
     }
-    let mut answer = answer;
+    let (place, answer) = send_whole(opened);
+    let response = answer.await.map_err(classify)?;
+    Ok(place.answered(response))
+}
+
+async fn send_parts(opened: Opened) -> Result<Reply, SendError> {
+    let Opened { mut place, mut answer, sender, body } = opened;
     let mut upload = Box::pin(pump(body, sender));
     let response = tokio::select! {
         biased;
@@ -45,7 +47,15 @@ fn finish_later(
     }))
 }
 
-fn send_whole(body: &mut Outgoing, sender: &mut SendStream<Bytes>) -> Result<(), h2::Error> {
+/// Sends a body that is all there; where the answer is to come from.
+fn send_whole(opened: Opened) -> (Stream, ResponseFuture) {
+    let Opened { place, answer, mut sender, mut body } = opened;
+    // Where this fails the stream was reset, and the answer says why.
+    let _ = send_chunks(&mut body, &mut sender);
+    (place, answer)
+}
+
+fn send_chunks(body: &mut Outgoing, sender: &mut SendStream<Bytes>) -> Result<(), h2::Error> {
     while let Some(chunk) = body.whole.pop() {
         sender.send_data(chunk, body.whole.is_empty())?;
     }
