@@ -183,7 +183,12 @@ impl<I: AsyncRead + Unpin> AsyncRead for Gathered<I> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        lock(&self.0).ahead.poll_read(context, buffer)
+        let mut kept = lock(&self.0);
+        // Whoever goes on with the connection reads as much as there is room for.
+        if kept.direct && kept.ahead.is_empty() {
+            return Pin::new(&mut kept.ahead.io).poll_read(context, buffer);
+        }
+        kept.ahead.poll_read(context, buffer)
     }
 }
 

@@ -122,7 +122,8 @@ async fn go(
 ) -> Result<Response<Body>, Fault> {
     let copy = Copy::of(unsent(slot)?, call.may_be_sent_twice(&view, terms.context));
     // In a box, as the largest part: every future around it is moved several times on its way to where it is polled.
-    Box::pin(tries(terms, First::Undecided(now, view), call, slot, copy.as_ref())).await
+    let first = First::Undecided(now, view);
+    Box::pin(async move { tries(terms, first, call, slot, copy.as_ref()).await }).await
 }
 
 /// How far the first try has come.

@@ -94,7 +94,7 @@ impl Forwarder {
     {
         let request = match &origin.captured {
             None => request,
-            Some(captured) => match Box::pin(self.admit(request, captured)).await {
+            Some(captured) => match self.admit(request, captured).await {
                 Ok(request) => request,
                 Err(answer) => return answer,
             },

@@ -5,7 +5,8 @@
 use http::{HeaderMap, HeaderName, HeaderValue, header};
 
 /// Never passed on, whether or not `connection` names them. `expect` is answered here, when the body is first read.
-const OURS: [HeaderName; 7] = [
+/// No constant: each use would make them anew.
+static OURS: [HeaderName; 7] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
     HeaderName::from_static("proxy-connection"),

@@ -17,7 +17,7 @@ use crate::{streams::Streamed, untaken::AnswerBody};
 
 type Answer = Response<AnswerBody<Streamed>>;
 
-/// The most places that a thread keeps: a megabyte.
+/// The most places that a thread keeps, of a few KB each: as many as one connection may have requests under way.
 const MOST: usize = 256;
 
 thread_local! {
@@ -67,13 +67,9 @@ mod tests {
 
     use super::*;
 
-    fn making(held: Arc<()>) -> impl Future<Output = Answer> + Send + 'static {
-        async move {
-            let answer =
-                Streamed::answer(Response::new(Body::empty()), http::Version::HTTP_11, &Arc::default());
-            drop(held);
-            answer.map(AnswerBody::Plain)
-        }
+    async fn making(_held: Arc<()>) -> Answer {
+        let answer = Streamed::answer(Response::new(Body::empty()), http::Version::HTTP_11, &Arc::default());
+        answer.map(AnswerBody::Plain)
     }
 
     fn poll(making: &mut Recycled) -> Poll<Result<Answer, Infallible>> {

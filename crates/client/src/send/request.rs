@@ -62,6 +62,8 @@ pub(crate) fn authority(
 impl Head {
     /// Takes what is sent of a request.
     pub(super) fn take(handle: &Handle, parts: &mut Parts) -> Result<Self, Fault> {
+        // They are the caller's own, and nobody needs them any more.
+        drop(mem::take(&mut parts.extensions));
         let uri = mem::take(&mut parts.uri).into_parts();
         let mut headers = mem::take(&mut parts.headers);
         let marks = &handle.marks;

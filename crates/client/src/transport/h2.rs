@@ -308,8 +308,8 @@ impl Drop for Stream {
     }
 }
 
-/// What HTTP/2 forbids (RFC 9113 8.2.2), and the host, which it says elsewhere.
-const FORBIDDEN: [HeaderName; 6] = [
+/// What HTTP/2 forbids (RFC 9113 8.2.2), and the host, which it says elsewhere. No constant: each use would make them anew.
+static FORBIDDEN: [HeaderName; 6] = [
     header::CONNECTION,
     header::TRANSFER_ENCODING,
     header::UPGRADE,

@@ -95,7 +95,8 @@ impl Forwarder {
             return Ok(request);
         }
         if request.version() == Version::HTTP_2 {
-            return Err(self.pass_on(request, captured).await);
+            // Boxed, since most are for services, and hold the memory for it as well.
+            return Err(Box::pin(self.pass_on(request, captured)).await);
         }
         count(&self.metrics.captured.refused);
         let words = format!(

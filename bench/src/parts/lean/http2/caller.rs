@@ -18,7 +18,7 @@ use super::{
     super::super::{BoxError, Protocol, payload_of},
     frames::{DATA, END_HEADERS, END_STREAM, Frame, HEADERS, PREFACE, RST_STREAM, WINDOW_UPDATE, push},
     heads::{Head, is_ok},
-    link::{LARGEST, Link, hear_all},
+    link::{LARGEST, Link, ROOM, hear_all},
 };
 use crate::load::Call;
 
@@ -69,6 +69,9 @@ impl Caller {
         servers: &[SocketAddr],
         payload: usize,
     ) -> Result<Self, BoxError> {
+        if servers.is_empty() {
+            return Err("a lean client calls a server".into());
+        }
         let mut all = Vec::new();
         for server in servers {
             let stream = TcpStream::connect(server).await?;
@@ -168,7 +171,7 @@ impl Connection {
     }
 
     async fn exchange(&self, mut stream: TcpStream) -> Result<(), String> {
-        let mut come = Vec::new();
+        let mut come = Vec::with_capacity(ROOM);
         loop {
             let out = std::mem::take(&mut self.lock().link.out);
             stream.write_all(&out).await.map_err(|e| format!("cannot send: {e}"))?;

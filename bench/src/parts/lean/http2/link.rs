@@ -8,10 +8,16 @@ const FIRST_WINDOW: u32 = 65_535;
 /// RFC 9113 6.5.2.
 const HEADER_TABLE_SIZE: u16 = 0x1;
 const INITIAL_WINDOW_SIZE: u16 = 0x4;
+const MAX_CONCURRENT_STREAMS: u16 = 0x3;
 /// The table that heads are written for.
 const TABLE: u32 = 4096;
 /// The largest body there is: it is one frame, and fits into the window of a stream.
 pub(super) const LARGEST: usize = 16 * 1024;
+
+/// Calls at a time on a connection, at most.
+const STREAMS: u32 = 64;
+/// What is read at once: all that a few dozen calls have to say.
+pub(super) const ROOM: usize = 256 * 1024;
 
 /// One side of a connection, as both sides need it.
 #[derive(Debug)]
@@ -47,6 +53,7 @@ impl Link {
                     let least = match number {
                         HEADER_TABLE_SIZE => TABLE,
                         INITIAL_WINDOW_SIZE => LARGEST as u32,
+                        MAX_CONCURRENT_STREAMS => STREAMS,
                         _ => 0,
                     };
                     if value < least {

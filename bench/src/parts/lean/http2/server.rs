@@ -12,7 +12,7 @@ use super::{
     super::super::{BoxError, Protocol},
     frames::{DATA, END_HEADERS, END_STREAM, Frame, HEADERS, PREFACE, RST_STREAM, WINDOW_UPDATE, push},
     heads::{Head, OK},
-    link::{Link, hear_all},
+    link::{Link, ROOM, hear_all},
 };
 
 /// What every answer begins and ends with.
@@ -73,7 +73,8 @@ impl Connection {
     }
 
     async fn serve(mut self, mut stream: TcpStream) -> Result<(), BoxError> {
-        let mut come = vec![0; PREFACE.len()];
+        let mut come = Vec::with_capacity(ROOM);
+        come.resize(PREFACE.len(), 0);
         stream.read_exact(&mut come).await?;
         if come != PREFACE {
             return Err("not HTTP/2".into());
