@@ -168,6 +168,7 @@ async fn route(
                 if let Undecided::Fault(fault) = *undecided {
                     if fault.kind() == FaultKind::RateLimited {
                         count(&handle.mesh.counters.limited);
+                        terms.routed(call, head);
                     }
                     return Err(fault);
                 }

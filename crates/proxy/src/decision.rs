@@ -24,7 +24,8 @@ pub(crate) fn tell(service: &ServiceName, tries: &[Tried], headers: &mut HeaderM
         let target = &tried.endpoint;
         let outcome = match &tried.outcome {
             Ok(status) => status.as_u16().to_string(),
-            Err(problem) => problem.chars().filter(|c| matches!(c, ' '..='~') && *c != ';').collect(),
+            // What divides tries divides no words.
+            Err(problem) => problem.replace(';', ",").chars().filter(|c| matches!(c, ' '..='~')).collect(),
         };
         let ms = tried.took.as_secs_f64() * 1e3;
         // Writing to a string cannot fail.

@@ -46,8 +46,8 @@ pub enum ProxyError {
     Tls(#[from] TlsError),
     /// What to serve was not learnt in time, and the proxy before goes on.
     #[error(
-        "the services with listeners of their own are not all known after {waited:?}; the proxy that runs goes on; see \
-         whether --agent or --control is right, and start again"
+        "what is to be served is not known after {waited:?}: nobody answers, or somebody does who does not know it; the proxy \
+         that runs goes on; see whether --agent or --control is right, and start again"
     )]
     Uninformed {
         /// How long it waited.

@@ -196,6 +196,8 @@ impl Forwarder {
         let unknown = matches!(fault.kind(), FaultKind::UnknownService | FaultKind::Unavailable);
         if unknown && origin.service.is_none() && !target.golden.was_answered() {
             self.services.forget(target.handle.name());
+            // What was counted of it is forgotten as well.
+            count(&self.metrics.nobody);
         }
     }
 

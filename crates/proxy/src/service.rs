@@ -143,6 +143,9 @@ impl Services {
         let targets: Vec<_> = named.filter_map(|name| self.by_name(name).ok()).collect();
         for target in targets {
             target.handle.known().await;
+            if matches!(*target.handle.view(), View::Unknown) {
+                tracing::warn!(service = %target.handle.name(), "not declared: calls to it fail until it is");
+            }
         }
     }
 }

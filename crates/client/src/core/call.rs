@@ -486,8 +486,10 @@ pub fn no_view<L>(service: &Subscription<L>, view: &View<L>) -> Option<Fault> {
 #[cold]
 fn limited<L>(service: &Subscription<L>, wait: Duration) -> Box<Undecided<L>> {
     let name = service.name();
+    // No finer than anybody waits.
+    let rest = Duration::from_millis(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX).saturating_add(1));
     let message = format!(
-        "{name}: its policy lets this caller make no more calls for {wait:?}; call later, or raise the limit"
+        "{name}: its policy lets this caller make no more calls for {rest:?}; call later, or raise the limit"
     );
     Box::new(Undecided::Fault(Fault::new(FaultKind::RateLimited, message).with_retry_after(wait)))
 }

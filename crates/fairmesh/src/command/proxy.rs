@@ -194,6 +194,10 @@ pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Failure> {
 
 async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
     args.logging.start()?;
+    if args.listen.iter().any(|listen| listen.tls) && args.tls_cert.is_none() {
+        let hint = "add --tls-cert FILE --tls-key FILE, or take +tls away";
+        return Err(Failure::refused("a listener has TLS, and there is no certificate", hint));
+    }
     let shutdown = signals::shutdown()?;
     let spoken = match inbound(&args) {
         Some(config) => Some(Spoken::start(config).await.map_err(|error| Failure::stopped(&error))?),

@@ -22,7 +22,7 @@ pub fn read_duration(text: &str) -> Result<Duration, Invalid> {
     nanos.map(Duration::from_nanos).ok_or_else(|| {
         let hint = match number {
             "" => "write a whole number and us, ms, s, m or h, such as 35ms".to_owned(),
-            number => format!("write a whole number and us, ms, s, m or h, such as {number}ms"),
+            number => format!("write a whole number and us, ms, s, m or h, such as {number}s"),
         };
         Invalid::new("", format!("'{text}' is not a duration"), hint)
     })
