@@ -154,7 +154,11 @@ fn connections(registry: &mut Registry, metrics: &Metrics) {
             &metrics.accepts_delayed,
         ),
         ("answers_not_taken", "Answers that were dropped since nobody made room for them", &metrics.untaken),
-        ("requests_for_nobody", "Requests for hosts of no service, or of one that nobody declared", &metrics.nobody),
+        (
+            "requests_for_nobody",
+            "Requests for hosts of no service, or of one that nobody declared",
+            &metrics.nobody,
+        ),
         ("requests_refused", "Requests for what a proxy does not do", &metrics.refused),
         ("requests_too_large", "Requests with bodies that are too long", &metrics.too_large),
         ("log_lines_dropped", "Access log lines that nobody read in time", &metrics.log_lines_dropped),

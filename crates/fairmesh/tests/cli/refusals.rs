@@ -15,7 +15,7 @@ const WRONG: &[(&str, &str, u32, &str)] = &[
     ("unknown kind", "kind: Polcy\n", 1, "Policy"),
     ("no kind", "service: shop/cart\n", 1, "kind"),
     ("wrong form of name", "kind: Service\nname: cart\n", 2, "tenant/service"),
-    ("not a duration", "kind: Policy\nservice: shop/cart\ntimeout: 5\n", 3, "5ms"),
+    ("not a duration", "kind: Policy\nservice: shop/cart\ntimeout: 5\n", 3, "5s"),
     (
         "rings out of order",
         "kind: Policy\nservice: shop/cart\nlocality:\n  rings: [35ms, 5ms]\n",
@@ -165,7 +165,7 @@ fn what_is_typed_wrong_exits_2_and_says_what_to_type() {
         (&["register", "shop/cart", "--address", "localhost:7000"], "write 127.0.0.1:7000"),
         (&["get", "endpoints", "cart"], "tenant/service"),
         (&["explain", "shop/cart", "--key", "-1"], "decimal or hexadecimal"),
-        (&["drain", "shop/cart", "cart-0", "--deadline", "30"], "30ms"),
+        (&["drain", "shop/cart", "cart-0", "--deadline", "30"], "30s"),
         (&["describe", "endpoint", "cart"], "tenant/service/instance"),
         (&["apply"], "--file"),
         (&["delete", "endpoint", "shop/cart"], "possible values: service, policy"),

@@ -52,7 +52,7 @@ fn a_scenario_that_is_wrong_is_refused_with_file_and_line() {
     let folder = tempfile::tempdir().unwrap();
     for (what, text, line, hint) in [
         ("unknown field", FLEET.replace("cores: 2", "coers: 2"), 6, "cores"),
-        ("not a duration", FLEET.replace("20s", "20"), 2, "20ms"),
+        ("not a duration", FLEET.replace("20s", "20"), 2, "such as 20s"),
         ("no such host", FLEET.replace("cores: 2", "host: new"), 6, "hosts"),
         ("no such distribution", FLEET.replace("exponential", "normal"), 11, "exponential"),
     ] {

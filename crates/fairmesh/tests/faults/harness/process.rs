@@ -112,7 +112,12 @@ impl Run {
     /// Its complaint, when it failed; line breaks and frames of the report are left out.
     #[track_caller]
     pub(crate) fn fails(self) -> String {
-        assert_eq!(self.code, Some(1), "{self:?}");
+        self.fails_with(1)
+    }
+
+    #[track_caller]
+    pub(crate) fn fails_with(self, code: i32) -> String {
+        assert_eq!(self.code, Some(code), "{self:?}");
         self.err.split_whitespace().filter(|word| *word != "│").collect::<Vec<_>>().join(" ")
     }
 
