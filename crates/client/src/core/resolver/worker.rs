@@ -440,8 +440,8 @@ impl<L: Lane> Worker<L> {
         let addresses: Vec<_> = self.config.upstream.addresses.iter().map(ToString::to_string).collect();
         let error = self.handle.state().borrow().error.clone().unwrap_or_default();
         format!(
-            "nobody answers at {} and there is no copy on disk; start what listens there, or say where an agent does \
-             (FAIRMESH_AGENT, --agent), or a control plane (--control) ({error})",
+            "nobody answers at {} and there is no copy on disk; start `fairmesh agent` there, or say where one listens \
+             (FAIRMESH_AGENT, --agent), or where a control plane does (--control) ({error})",
             addresses.join(", ")
         )
     }
