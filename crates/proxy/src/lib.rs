@@ -61,4 +61,4 @@ pub use inbound::{Inbound, InboundConfig, Spoken};
 pub use listen::{Listen, Traffic};
 pub use run::run;
 pub use spans::Traces;
-pub use tls::{TlsError, TlsFiles};
+pub use tls::{TlsError, TlsFiles, check as check_tls};

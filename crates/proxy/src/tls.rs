@@ -49,6 +49,18 @@ const HTTP: [&[u8]; 2] = [b"h2", b"http/1.1"];
 /// What was read at the start.
 pub(crate) struct Opened(Tls, Fingerprint);
 
+/// Whether there is a certificate where a listener shows one, and none where none does.
+///
+/// # Errors
+/// Where it is not so.
+pub fn check(listen: &[Listen], has_certificate: bool) -> Result<(), TlsError> {
+    match (listen.iter().any(|listen| listen.tls), has_certificate) {
+        (true, false) => Err(TlsError::Missing),
+        (false, true) => Err(TlsError::Unused),
+        (true, true) | (false, false) => Ok(()),
+    }
+}
+
 /// The side of TLS that has the certificate.
 #[derive(Debug)]
 pub(crate) struct Tls {
@@ -82,12 +94,8 @@ impl Tls {
     /// # Errors
     /// Where they cannot be used, with what to do.
     pub(crate) fn of(files: Option<TlsFiles>, listen: &[Listen]) -> Result<Option<Opened>, TlsError> {
-        let files = match (files, listen.iter().any(|listen| listen.tls)) {
-            (Some(files), true) => files,
-            (None, false) => return Ok(None),
-            (None, true) => return Err(TlsError::Missing),
-            (Some(_), false) => return Err(TlsError::Unused),
-        };
+        check(listen, files.is_some())?;
+        let Some(files) = files else { return Ok(None) };
         let tickets = Ticketer::new().map_err(TlsError::Unusable)?;
         let (read, fingerprint) = files.read();
         let current = RwLock::new(Current::new(read?, &tickets)?);

@@ -10,7 +10,7 @@ use fairmesh_client::Mesh;
 use fairmesh_model::{Location, Protocol, Region, spec};
 use fairmesh_proxy::{
     AccessLog, Collector, EndpointMetrics, Form, Inbound, InboundConfig, Limits, Listen, ProxyConfig, Spoken,
-    TlsFiles, Traces,
+    TlsFiles, Traces, check_tls,
 };
 use fairmesh_wire::transport::Address;
 
@@ -194,7 +194,9 @@ pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Failure> {
 
 async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
     args.logging.start()?;
-    has_what_tls_needs(&args)?;
+    // Typed wrong, and so said before anything is begun.
+    check_tls(&args.listen, args.tls_cert.is_some())
+        .map_err(|wrong| Failure::refused(wrong, "see 'fairmesh proxy --help'"))?;
     let shutdown = signals::shutdown()?;
     let spoken = match inbound(&args) {
         Some(config) => Some(Spoken::start(config).await.map_err(|error| Failure::stopped(&error))?),
@@ -213,21 +215,6 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
     let config = ProxyConfig { inbound: shown, ..config(args, endpoints) };
     fairmesh_proxy::run(config, mesh, shutdown).await.map_err(|error| Failure::stopped(&error))?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// What is typed wrong is said before anything is begun.
-fn has_what_tls_needs(args: &ServeArgs) -> Result<(), Failure> {
-    match (args.listen.iter().any(|listen| listen.tls), args.tls_cert.is_some()) {
-        (true, false) => {
-            let hint = "add --tls-cert FILE --tls-key FILE, or take +tls away";
-            Err(Failure::refused("a listener has TLS, and there is no certificate", hint))
-        }
-        (false, true) => {
-            let hint = "add +tls behind one: --listen 0.0.0.0:443+tls";
-            Err(Failure::refused("--tls-cert is of no use, since no listener speaks TLS", hint))
-        }
-        (true, true) | (false, false) => Ok(()),
-    }
 }
 
 fn config(args: ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> ProxyConfig {
