@@ -109,11 +109,12 @@ impl Inbox {
 /// Memory that nothing lies in any more.
 fn spare() -> BytesMut {
     SPARE.with_borrow_mut(|spare| {
-        while let Some(mut large) = spare.pop() {
-            // Not where a piece that was taken out of it is still on its way.
+        // Where a piece that was taken out of one is still on its way, it waits for its turn.
+        for at in (0..spare.len()).rev() {
+            let large = &mut spare[at];
             large.clear();
             if large.try_reclaim(MOST_READ) {
-                return large;
+                return spare.remove(at);
             }
         }
         BytesMut::with_capacity(MOST_READ)
