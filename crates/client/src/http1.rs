@@ -37,7 +37,7 @@ pub struct Malformed(&'static str);
 const MOST_FIELDS: usize = 100;
 
 /// The length that a head tells; it may do so several times, but only ever the same.
-fn content_length(headers: &HeaderMap) -> Result<Option<u64>, Malformed> {
+pub(crate) fn content_length(headers: &HeaderMap) -> Result<Option<u64>, Malformed> {
     let mut length = None;
     for value in headers.get_all(header::CONTENT_LENGTH) {
         for text in value.as_bytes().split(|byte| *byte == b',') {

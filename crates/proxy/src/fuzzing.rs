@@ -1,18 +1,20 @@
 //! What fuzz targets reach and nobody else should: a connection of a program over a stream of the caller's making, served as
 //! by a proxy but for who answers.
 
-use std::{convert::Infallible, pin::pin, sync::Arc, time::Duration};
+use std::{convert::Infallible, pin::Pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use fairmesh_client::{BoxError, Fault};
-use http::{Request, Response, Version};
+use fairmesh_client::{
+    BoxError, Fault,
+    http2::{Connection, PREFACE},
+};
+use http::{Request, Response};
 use http_body::Body;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadHalf, split};
 
 use crate::{
-    flood::{Counted, Flood},
     lean::{self, Ended},
     metrics::Metrics,
     restless::Restless,
@@ -39,7 +41,41 @@ where
     let stopping = Stopping::default();
     let own = |request: Request<lean::Upload<ReadHalf<I>>>| answer(boxed(request));
     if let Ended::Beyond(reader, writer, read) = lean::serve(split(stream), PATIENCE, &stopping, &own).await {
-        hyper(reader.unsplit(writer), read, answer).await;
+        let whole = reader.unsplit(writer);
+        match read.starts_with(PREFACE) {
+            true => http2(whole, read, answer).await,
+            false => hyper(whole, read, answer).await,
+        }
+    }
+}
+
+/// As the proxy serves HTTP/2.
+async fn http2<I, A, F, B>(stream: I, read: bytes::BytesMut, answer: A)
+where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    A: Fn(Request<RequestBody>) -> F + Clone + Send + 'static,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data = Bytes, Error = Fault> + Unpin + Send + 'static,
+{
+    type Answer<B> = Pin<Box<dyn Future<Output = Response<AnswerBody<B>>> + Send>>;
+
+    let (metrics, answers, restless) =
+        (Metrics::default(), Arc::new(Answers::default()), Arc::<Restless>::default());
+    let (watched, begun) = (Arc::clone(&answers), Arc::clone(&restless));
+    let service = move |request: Request<fairmesh_client::http2::RequestBody>| -> Answer<B> {
+        let (answers, waiting) = (Arc::clone(&watched), begun.begin());
+        let answer = answer(boxed(request));
+        Box::pin(async move {
+            let answer = answer.await;
+            waiting.answered();
+            answers.watch(answer)
+        })
+    };
+    tokio::select! {
+        // How it ended is for the other side to see.
+        _ = Connection::new(stream, read, service) => {}
+        never = answers.look(PATIENCE, &metrics) => match never {},
+        () = restless.enough() => {}
     }
 }
 
@@ -51,32 +87,13 @@ where
     F: Future<Output = Response<B>> + Send + 'static,
     B: Body<Data = Bytes, Error = Fault> + Unpin + Send + 'static,
 {
-    let (metrics, flood, restless) =
-        (Metrics::default(), Arc::<Flood>::default(), Arc::<Restless>::default());
-    let answers = Arc::new(Answers::default());
-    let stream = Counted::new(Rewound::new(read, stream), Arc::clone(&flood));
-    let (watched, begun) = (Arc::clone(&answers), Arc::clone(&restless));
     let service = service_fn(move |request: Request<Incoming>| {
-        let (answers, waiting, version) = (Arc::clone(&watched), begun.begin(), request.version());
         let answer = answer(boxed(request));
-        async move {
-            let answer = answer.await;
-            waiting.answered();
-            Ok::<_, Infallible>(match version {
-                Version::HTTP_2 => answers.watch(answer),
-                _ => answer.map(AnswerBody::Plain),
-            })
-        }
+        async move { Ok::<_, Infallible>(answer.await) }
     });
-    let builder = builder(PATIENCE);
-    let connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
-    tokio::select! {
-        // How it ended is for the other side to see.
-        _ = connection => {}
-        () = answers.look(PATIENCE, &metrics) => {}
-        () = restless.enough() => {}
-        () = flood.enough() => {}
-    }
+    // How it ended is for the other side to see.
+    let stream = TokioIo::new(Rewound::new(read, stream));
+    let _ = builder(PATIENCE).serve_connection(stream, service).with_upgrades().await;
 }
 
 fn boxed<B>(request: Request<B>) -> Request<RequestBody>

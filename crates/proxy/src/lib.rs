@@ -17,7 +17,6 @@ mod decision;
 mod endpoints;
 mod error;
 mod exposition;
-mod flood;
 mod forward;
 #[doc(hidden)]
 pub mod fuzzing;
@@ -49,7 +48,6 @@ mod streams;
 mod tcp;
 mod tls;
 mod tunnel;
-mod unread;
 mod untaken;
 
 pub use access::{AccessLog, Form};

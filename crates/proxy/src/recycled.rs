@@ -1,11 +1,10 @@
 //! Memory of requests that were answered, for those that come.
 //!
-//! A request in the making is larger than what allocators keep at hand, and hyper moves it several times on its way to a task,
-//! so that it has to lie in memory of its own.
+//! A request in the making is larger than what allocators keep at hand, and lies in memory of its own, so that those that are
+//! under way are small where they wait.
 
 use std::{
     cell::RefCell,
-    convert::Infallible,
     pin::Pin,
     task::{Context, Poll, ready},
 };
@@ -42,9 +41,9 @@ impl Recycled {
 }
 
 impl Future for Recycled {
-    type Output = Result<Answer, Infallible>;
+    type Output = Answer;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Answer> {
         // Not asked again once it is there.
         let Some(making) = &mut self.0 else { return Poll::Pending };
         let answer = ready!(making.poll(context));
@@ -55,7 +54,7 @@ impl Future for Recycled {
                 }
             });
         }
-        Poll::Ready(Ok(answer))
+        Poll::Ready(answer)
     }
 }
 
@@ -68,11 +67,11 @@ mod tests {
     use super::*;
 
     async fn making(_held: Arc<()>) -> Answer {
-        let answer = Streamed::answer(Response::new(Body::empty()), http::Version::HTTP_11, &Arc::default());
+        let answer = Streamed::answer(Response::new(Body::empty()), &Arc::default());
         answer.map(AnswerBody::Plain)
     }
 
-    fn poll(making: &mut Recycled) -> Poll<Result<Answer, Infallible>> {
+    fn poll(making: &mut Recycled) -> Poll<Answer> {
         Pin::new(making).poll(&mut Context::from_waker(Waker::noop()))
     }
 

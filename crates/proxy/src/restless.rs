@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 /// A connection that has taken back so many requests, and more than half of all, is cut off. Below, it is a program that
 /// changes its mind; above, one that has servers work for nothing, as it costs itself next to nothing (CVE-2023-44487). What
-/// is taken back before anybody looked at it hyper counts itself.
+/// is taken back before anybody looked at it is counted where it comes.
 const MOST: u32 = 256;
 
 /// What a connection's program did with its requests.

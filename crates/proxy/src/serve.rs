@@ -1,11 +1,12 @@
 //! Listeners, connections, and how they end.
 
 mod captured;
+mod http2;
+mod upgrades;
 
 use std::{
-    convert::Infallible,
     error::Error,
-    future::{pending, poll_fn},
+    future::poll_fn,
     mem,
     net::SocketAddr,
     pin::pin,
@@ -14,21 +15,11 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::gathered::gathered;
-use http::{Request, Response, Version};
-use hyper::{
-    body::Incoming,
-    service::{Service, service_fn},
-};
-use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::conn::auto,
-};
+use fairmesh_client::http2::PREFACE;
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::{sleep, sleep_until, timeout_at},
+    time::{sleep, sleep_until},
 };
 use tokio_rustls::server::TlsStream;
 use tokio_util::{sync::PollSemaphore, task::TaskTracker};
@@ -36,7 +27,6 @@ use tokio_util::{sync::PollSemaphore, task::TaskTracker};
 use crate::{
     Limits, Listen, ProxyError, Traffic,
     cores::Cores,
-    flood::{Counted, Flood},
     forward::{Answering, Forwarder, Origin},
     handover::Inherited,
     lean::{self, Ended},
@@ -44,28 +34,16 @@ use crate::{
     metrics::count,
     place::Place,
     proxy_protocol::Ends,
-    recycled::Recycled,
-    restless::Restless,
     rewound::Rewound,
-    stopping::{Heard, Stopping},
-    streams::{LastWord, Streamed},
+    stopping::Stopping,
     tcp,
     tls::Tls,
-    unread::Unread,
-    untaken::{AnswerBody, Answers},
 };
+
+pub(crate) use upgrades::builder;
 
 /// How long to wait before accepting again when the system refuses, as it does when file descriptors run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How often a quiet HTTP/2 connection is probed, and how long the answer may take.
-const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(10));
-/// The most headers of a request, and the most bytes of its head.
-const MAX_HEADERS: usize = 128;
-const MAX_HEAD: usize = 64 * 1024;
-/// Requests under way on one HTTP/2 connection.
-const MAX_STREAMS: u32 = 256;
-/// Streams that a peer may open and reset before they are looked at (CVE-2023-44487).
-const MAX_RESETS: usize = 64;
 
 /// A listener that is bound.
 #[derive(Debug)]
@@ -106,23 +84,6 @@ pub(crate) struct Serving {
     cores: Cores,
     limits: Limits,
     tls: Option<Arc<Tls>>,
-}
-
-/// One connection, as its requests need to know it.
-struct Talk {
-    origin: Origin,
-    heard: Heard,
-    stopping: Arc<Stopping>,
-    last_word: Arc<LastWord>,
-    restless: Arc<Restless>,
-    answers: Answers<Streamed>,
-}
-
-impl Talk {
-    fn new(origin: Origin, stopping: Arc<Stopping>) -> Self {
-        let (heard, last_word) = (Heard::default(), Arc::default());
-        Self { origin, heard, stopping, last_word, restless: Arc::default(), answers: Answers::default() }
-    }
 }
 
 impl Serving {
@@ -291,7 +252,10 @@ impl Serving {
             Ended::Beyond(reader, writer, read) => {
                 // Both are halves of one.
                 let Some(stream) = L::whole((reader, writer)) else { return };
-                self.left_to_hyper(Rewound::new(read, stream), origin).await;
+                match read.starts_with(PREFACE) {
+                    true => self.http2(stream, read, origin).await,
+                    false => self.upgraded(Rewound::new(read, stream), origin).await,
+                }
             }
         }
     }
@@ -317,123 +281,5 @@ impl Serving {
         let deadline = self.stopping.begun().await;
         self.stopping.quiet().cancelled().await;
         sleep_until(deadline).await;
-    }
-
-    /// HTTP/2, and HTTP/1.1 from a request on that asks for another protocol.
-    async fn left_to_hyper<I>(&self, stream: Rewound<I>, origin: Origin)
-    where
-        I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    {
-        let metrics = &self.forwarder.metrics;
-        let caller = origin.caller;
-        let talk = Arc::new(Talk::new(origin, Arc::clone(&self.stopping)));
-        let flood = Arc::<Flood>::default();
-        let (stream, outlet) = gathered(Counted::new(stream, Arc::clone(&flood)));
-        let service = self.answers(Arc::clone(&talk));
-        let builder = builder(self.limits.head);
-        let mut connection = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), service));
-        let served = async {
-            let deadline = tokio::select! {
-                ended = outlet.drive(connection.as_mut()) => return Some(ended),
-                deadline = self.stopping.begun() => deadline,
-            };
-            // What speaks HTTP/1.1 is told with its next answer, and else when it was given the time for one.
-            let told = async {
-                if !talk.heard.is_http2() {
-                    self.stopping.quiet().cancelled().await;
-                }
-            };
-            tokio::select! {
-                ended = outlet.drive(connection.as_mut()) => return Some(ended),
-                () = told => connection.as_mut().graceful_shutdown(),
-            }
-            if let Ok(ended) =
-                timeout_at(Stopping::last_word(deadline), outlet.drive(connection.as_mut())).await
-            {
-                return Some(ended);
-            }
-            talk.last_word.say();
-            timeout_at(deadline, outlet.drive(connection.as_mut())).await.ok()
-        };
-        let ended = tokio::select! {
-            ended = served => ended,
-            () = self.has_enough(&talk, &flood) => return,
-        };
-        let Some(ended) = ended else { return count(&metrics.cut) };
-        if let Err(error) = ended {
-            count(&metrics.broken);
-            tracing::debug!(error, %caller, "a connection ended early");
-        }
-    }
-
-    /// Ends where a connection is to be cut off for what its program does, and counts why.
-    async fn has_enough(&self, talk: &Arc<Talk>, flood: &Flood) {
-        let metrics = &self.forwarder.metrics;
-        tokio::select! {
-            () = silence(Arc::clone(talk), self.limits.head) => count(&metrics.broken),
-            () = talk.answers.look(self.limits.head, metrics) => {}
-            () = talk.restless.enough() => count(&metrics.restless),
-            () = flood.enough() => count(&metrics.flooding),
-        }
-    }
-
-    /// Answers the requests of one connection.
-    fn answers(
-        &self,
-        talk: Arc<Talk>,
-    ) -> impl Service<
-        Request<Incoming>,
-        Response = Response<AnswerBody<Streamed>>,
-        Error = Infallible,
-        Future: Send + 'static,
-    > + 'static {
-        let forwarder = Arc::clone(&self.forwarder);
-        service_fn(move |request: Request<Incoming>| {
-            let version = request.version();
-            talk.heard.request(version);
-            let (forwarder, talk) = (Arc::clone(&forwarder), Arc::clone(&talk));
-            let waiting = talk.restless.begin();
-            let request = request.map(|body| Unread::new(body, version == Version::HTTP_2));
-            Recycled::new(async move {
-                let mut answer = forwarder.answer(request, &talk.origin).await;
-                waiting.answered();
-                talk.stopping.mark(version, answer.headers_mut());
-                let answer = Streamed::answer(answer, version, &talk.last_word);
-                match version {
-                    Version::HTTP_2 => talk.answers.watch(answer),
-                    _ => answer.map(AnswerBody::Plain),
-                }
-            })
-        })
-    }
-}
-
-/// How hyper serves, where a head may take so long.
-pub(crate) fn builder(head: Duration) -> auto::Builder<TokioExecutor> {
-    let (interval, patience) = KEEP_ALIVE;
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder
-        .http1()
-        .timer(TokioTimer::new())
-        .header_read_timeout(head)
-        .max_headers(MAX_HEADERS)
-        .max_buf_size(MAX_HEAD);
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .keep_alive_interval(interval)
-        .keep_alive_timeout(patience)
-        .max_concurrent_streams(MAX_STREAMS)
-        .max_header_list_size(MAX_HEAD as u32)
-        .max_pending_accept_reset_streams(MAX_RESETS);
-    builder
-}
-
-/// Ends where no request was heard in time, and never otherwise: hyper bounds how long heads may take only once it has seen
-/// which protocol they are of.
-async fn silence(talk: Arc<Talk>, patience: Duration) {
-    sleep(patience).await;
-    if !talk.heard.nothing() {
-        pending::<()>().await;
     }
 }

@@ -1,14 +1,8 @@
 //! How a proxy and its connections end: one deadline for all, and no request lost that could be answered.
 
-use std::{
-    sync::{
-        OnceLock,
-        atomic::{AtomicU8, Ordering::Relaxed},
-    },
-    time::Duration,
-};
+use std::{sync::OnceLock, time::Duration};
 
-use http::{HeaderMap, HeaderValue, Version, header};
+use http::{HeaderMap, HeaderValue, header};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -76,36 +70,11 @@ impl Stopping {
         deadline - LAST_WORD.min(deadline.saturating_duration_since(Instant::now()) / 4)
     }
 
-    /// Tells the program with an answer that its connection ends. HTTP/2 has frames for that.
-    pub(crate) fn mark(&self, version: Version, headers: &mut HeaderMap) {
-        if self.is_told() && version < Version::HTTP_2 {
+    /// Tells the program with an answer of HTTP/1.1 that its connection ends.
+    pub(crate) fn mark(&self, headers: &mut HeaderMap) {
+        if self.is_told() {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
-    }
-}
-
-/// What was heard on a connection.
-#[derive(Debug, Default)]
-pub(crate) struct Heard(AtomicU8);
-
-impl Heard {
-    const REQUEST: u8 = 1;
-    const HTTP2: u8 = 2;
-
-    /// A request came.
-    pub(crate) fn request(&self, version: Version) {
-        let heard = if version == Version::HTTP_2 { Self::HTTP2 } else { Self::REQUEST };
-        self.0.store(heard, Relaxed);
-    }
-
-    /// Whether no request was heard yet.
-    pub(crate) fn nothing(&self) -> bool {
-        self.0.load(Relaxed) == 0
-    }
-
-    /// Whether the program can be told to go while nothing is under way.
-    pub(crate) fn is_http2(&self) -> bool {
-        self.0.load(Relaxed) == Self::HTTP2
     }
 }
 
@@ -117,7 +86,7 @@ mod tests {
     async fn all_have_one_deadline_and_who_may_still_ask_half_of_it_at_most() {
         let stopping = Stopping::default();
         let mut headers = HeaderMap::new();
-        stopping.mark(Version::HTTP_11, &mut headers);
+        stopping.mark(&mut headers);
         assert!(headers.is_empty(), "nobody is told to go before");
         let began = Instant::now();
         stopping.begin(Duration::from_secs(4));
@@ -127,9 +96,7 @@ mod tests {
         assert_eq!(deadline - began, Duration::from_secs(4), "the first word counts");
         assert_eq!(Stopping::last_word(deadline) - began, Duration::from_millis(3_250));
         assert_eq!(Stopping::last_word(began + Duration::from_secs(60)) - began, Duration::from_secs(59));
-        stopping.mark(Version::HTTP_2, &mut headers);
-        assert!(headers.is_empty());
-        stopping.mark(Version::HTTP_11, &mut headers);
+        stopping.mark(&mut headers);
         assert_eq!(headers[header::CONNECTION], "close");
         stopping.quiet().cancelled().await;
         assert_eq!(began.elapsed(), Duration::from_secs(2));

@@ -14,7 +14,7 @@ use fairmesh_client::{
     Body, Fault,
     headers::{GRPC_STATUS, is_grpc},
 };
-use http::{HeaderMap, HeaderName, HeaderValue, Response, Version};
+use http::{HeaderMap, HeaderName, HeaderValue, Response};
 use hyper::body::{Body as HttpBody, Bytes, Frame, SizeHint};
 use tokio::sync::{Notify, futures::OwnedNotified};
 
@@ -48,10 +48,9 @@ impl LastWord {
 }
 
 impl Streamed {
-    /// The answer to a request of this version.
-    pub(crate) fn answer(answer: Response<Body>, version: Version, word: &Arc<LastWord>) -> Response<Self> {
-        let has_trailers = version == Version::HTTP_2 && is_grpc(answer.headers());
-        let word = has_trailers.then(|| Arc::clone(word));
+    /// The answer to a request over HTTP/2.
+    pub(crate) fn answer(answer: Response<Body>, word: &Arc<LastWord>) -> Response<Self> {
+        let word = is_grpc(answer.headers()).then(|| Arc::clone(word));
         answer.map(|body| Self { body, word, heard: None })
     }
 

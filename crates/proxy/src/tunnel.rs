@@ -9,7 +9,6 @@ mod copy;
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use fairmesh_client::Tunnel;
-use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -19,7 +18,7 @@ use tokio_util::task::TaskTracker;
 
 use self::copy::Copying;
 pub(crate) use self::{
-    asked::{Switch, mark},
+    asked::{Program, Switch, mark},
     copy::Carried,
 };
 use crate::{
@@ -66,14 +65,21 @@ impl Tunnels {
 
     /// Carries what follows the answer that `program` waits for. A task of its own, since over HTTP/2 further requests share
     /// the program's connection.
-    pub(crate) fn begin(&self, program: OnUpgrade, server: Tunnel, place: Arc<Place>) {
+    pub(crate) fn begin(&self, program: Program, server: Tunnel, place: Arc<Place>) {
         let this = self.clone();
         self.tasks.spawn(async move {
             let _place = place;
             // A program that never takes the answer must not keep a server waiting.
-            match timeout(this.limits.head, program).await {
-                Ok(Ok(program)) => this.carry(TokioIo::new(program), server).await,
-                _ => count(&this.metrics.tunnels_broken),
+            let patience = this.limits.head;
+            match program {
+                Program::Whole(whole) => match timeout(patience, whole).await {
+                    Ok(Ok(program)) => this.carry(TokioIo::new(program), server).await,
+                    _ => count(&this.metrics.tunnels_broken),
+                },
+                Program::Stream(stream) => match timeout(patience, stream.begun()).await {
+                    Ok(Some(program)) => this.carry(program, server).await,
+                    _ => count(&this.metrics.tunnels_broken),
+                },
             }
         });
     }

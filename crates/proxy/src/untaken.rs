@@ -1,10 +1,11 @@
 //! Answers that their program does not take (HTTP/2).
 //!
 //! A stream without a window is nothing to the system, which sees a connection on which pings are answered; but its answer
-//! holds a connection to a server. hyper asks a body for more only when there is room, so that no timer in the body itself is
+//! holds a connection to a server. A body is asked for more only when there is room, so that no timer in the body itself is
 //! ever looked at: the connection looks at all of its answers now and then.
 
 use std::{
+    convert::Infallible,
     pin::Pin,
     sync::{
         Arc, Mutex, PoisonError, Weak,
@@ -49,7 +50,7 @@ const STILL: u8 = 2;
 /// The body of an answer.
 #[derive(Debug)]
 pub(crate) enum AnswerBody<B> {
-    /// One that is over, or whose connection the system looks after.
+    /// One that is over.
     Plain(B),
     /// One that is looked at.
     Watched(Watched<B>),
@@ -83,7 +84,7 @@ impl<B: Body> Answers<B> {
     }
 
     /// Takes away, as long as this is polled, what nobody has asked for in this time; in half of it at the earliest.
-    pub(crate) async fn look(&self, patience: Duration, metrics: &Metrics) {
+    pub(crate) async fn look(&self, patience: Duration, metrics: &Metrics) -> Infallible {
         let every = (patience / 2).max(Duration::from_millis(1));
         let mut looks = interval_at(Instant::now() + every, every);
         loop {

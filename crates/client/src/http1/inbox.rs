@@ -121,6 +121,12 @@ fn spare() -> BytesMut {
     })
 }
 
+impl From<BytesMut> for Inbox {
+    fn from(bytes: BytesMut) -> Self {
+        Self { bytes, is_large: false }
+    }
+}
+
 impl Deref for Inbox {
     type Target = BytesMut;
 

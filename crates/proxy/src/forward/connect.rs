@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use fairmesh_client::{Body, Fault, FaultKind, InstanceId, Region, Tunnel};
 use http::{Method, Request, Response, StatusCode, Uri, header};
-use hyper::upgrade::OnUpgrade;
 use tokio::time::Instant;
 
 use super::{Forwarder, Origin};
@@ -14,7 +13,7 @@ use crate::{
     insight::wall,
     metrics::{Held, count},
     service::{Nobody, Target},
-    tunnel::{Switch, mark},
+    tunnel::{Program, Switch, mark},
 };
 
 impl Forwarder {
@@ -52,7 +51,7 @@ impl Forwarder {
         };
         let began = Instant::now();
         let _under_way = Held::new(&target.golden.under_way);
-        let program = head.extensions.remove::<OnUpgrade>();
+        let program = Program::take(&mut head.extensions);
         head.headers.remove(header::HOST);
         head.uri = Uri::default();
         head.extensions.clear();

@@ -1,8 +1,20 @@
 //! The time that answers carry.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::{
+    cell::RefCell,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
+use http::HeaderValue;
 use jiff::{Timestamp, fmt::rfc2822};
+
+/// What a clock says that tells no time.
+const EPOCH: &str = "Thu, 01 Jan 1970 00:00:00 GMT";
+
+thread_local! {
+    static VALUE: RefCell<(Date, HeaderValue)> =
+        RefCell::new((Date::new(), HeaderValue::from_static(EPOCH)));
+}
 
 /// The time now as HTTP writes it (RFC 9110 5.6.7), worked out once a second.
 #[derive(Debug)]
@@ -14,6 +26,18 @@ pub(crate) struct Date {
 impl Date {
     pub(super) fn new() -> Self {
         Self { second: 0, text: *b"Thu, 01 Jan 1970 00:00:00 GMT" }
+    }
+
+    /// The same as a field of a head has it, which answers of the same second share.
+    pub(crate) fn value() -> HeaderValue {
+        VALUE.with_borrow_mut(|(date, value)| {
+            let text = date.now();
+            if value.as_bytes() != text {
+                // Letters, digits, commas and colons are what a field may have.
+                *value = HeaderValue::from_bytes(&text).unwrap_or_else(|_| HeaderValue::from_static(EPOCH));
+            }
+            value.clone()
+        })
     }
 
     #[allow(

@@ -1,23 +1,40 @@
 //! What a request says of another protocol than HTTP.
 
-use fairmesh_client::http1::says_upgrade;
-use http::{HeaderMap, HeaderValue, Version, header, request::Parts};
+use fairmesh_client::{http1::says_upgrade, http2};
+use http::{Extensions, HeaderMap, HeaderValue, Version, header, request::Parts};
 use hyper::upgrade::OnUpgrade;
 
 /// Protocols that concern one connection alone and not what it is used for; they are ignored, as RFC 9110 7.8 allows.
 const OF_CONNECTIONS: [&str; 3] = ["h2c", "http", "tls"];
 
+/// A program's side of a connection that is to carry bytes.
+#[derive(Debug)]
+pub(crate) enum Program {
+    /// All of a connection.
+    Whole(OnUpgrade),
+    /// One stream of it.
+    Stream(http2::Switch),
+}
+
+impl Program {
+    /// Takes it from a request that may become one.
+    pub(crate) fn take(extensions: &mut Extensions) -> Option<Self> {
+        let whole = extensions.remove().map(Self::Whole);
+        whole.or_else(|| extensions.remove().map(Self::Stream))
+    }
+}
+
 /// A wish to speak another protocol with the server.
 #[derive(Debug)]
 pub(crate) struct Switch {
     protocol: HeaderValue,
-    pub(crate) program: OnUpgrade,
+    pub(crate) program: Program,
 }
 
 impl Switch {
     /// Takes the wish from a request, where it has one that is passed on.
     pub(crate) fn take(head: &mut Parts) -> Option<Self> {
-        let program = head.extensions.remove::<OnUpgrade>()?;
+        let program = Program::Whole(head.extensions.remove()?);
         let protocol = protocol(head)?.clone();
         Some(Self { protocol, program })
     }

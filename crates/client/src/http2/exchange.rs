@@ -1,0 +1,164 @@
+//! One request answered, whatever becomes of it.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{HeaderValue, Method, Request, Response, header};
+use http_body::Body;
+use tokio::time::{Sleep, sleep};
+
+use super::{
+    Came, Reason, RequestBody, Responder,
+    session::Rest,
+    tunnel::{Begins, Switch},
+};
+
+/// How long the rest of a request may take that nobody reads, once it is answered.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Asks for an answer, and says it as the program takes it. Done when the stream has ended.
+#[derive(Debug)]
+pub(super) struct Exchange<F, B> {
+    state: State<F, B>,
+    /// Until the stream has ended, or is a tunnel's.
+    responder: Option<Responder>,
+    tunnel: Option<Begins>,
+}
+
+#[derive(Debug)]
+enum State<F, B> {
+    Making(F),
+    Saying {
+        body: B,
+        /// What was not said of it.
+        piece: Bytes,
+        /// Nothing follows.
+        is_last: bool,
+    },
+    /// All is said, and the request may not be over.
+    Said,
+    /// Nobody reads what still comes.
+    Waiting(Pin<Box<Sleep>>),
+}
+
+impl<F, B> Exchange<F, B>
+where
+    F: Future<Output = Response<B>> + Unpin,
+    B: Body<Data = Bytes> + Unpin,
+{
+    pub(super) fn new(came: Came, answer: impl FnOnce(Request<RequestBody>) -> F) -> Self {
+        let Came { mut request, responder } = came;
+        let tunnel = (request.method() == Method::CONNECT).then(|| Switch::begin(&mut request));
+        Self { state: State::Making(answer(request)), responder: Some(responder), tunnel }
+    }
+
+    /// What comes after the head of an answer.
+    fn head(&mut self, answer: Response<B>) -> State<F, B> {
+        let Some(responder) = &mut self.responder else { return State::Said };
+        let (mut head, body) = answer.into_parts();
+        let tunnel = self.tunnel.take().filter(|tunnel| head.status.is_success() && tunnel.is_wanted());
+        let is_tunnel = tunnel.is_some();
+        let ends = !is_tunnel && body.is_end_stream();
+        if !ends
+            && !is_tunnel
+            && let Some(length) = body.size_hint().exact()
+            && !head.headers.contains_key(header::CONTENT_LENGTH)
+        {
+            head.headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+        }
+        responder.head(Response::from_parts(head, ()), ends);
+        if let (Some(tunnel), Some(responder)) = (tunnel, self.responder.take_if(|_| is_tunnel)) {
+            tunnel.begin(responder);
+            return State::Said;
+        }
+        match ends {
+            true => State::Said,
+            false => State::Saying { body, piece: Bytes::new(), is_last: false },
+        }
+    }
+}
+
+/// Says a body; whether it broke off.
+fn poll_say<B>(
+    responder: &mut Responder,
+    (body, piece, is_last): (&mut B, &mut Bytes, &mut bool),
+    context: &mut Context<'_>,
+) -> Poll<bool>
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    loop {
+        if !piece.is_empty() || *is_last {
+            match ready!(responder.poll_data(piece, *is_last, context)) {
+                Ok(()) if *is_last => return Poll::Ready(false),
+                Ok(()) => {}
+                Err(_) => return Poll::Ready(false),
+            }
+        }
+        match ready!(Pin::new(&mut *body).poll_frame(context)) {
+            Some(Ok(frame)) => match frame.into_data() {
+                Ok(data) => {
+                    *piece = data;
+                    *is_last = body.is_end_stream();
+                }
+                Err(frame) => {
+                    if let Ok(trailers) = frame.into_trailers() {
+                        responder.trailers(trailers);
+                        return Poll::Ready(false);
+                    }
+                }
+            },
+            Some(Err(_)) => return Poll::Ready(true),
+            None => *is_last = true,
+        }
+    }
+}
+
+impl<F, B> Future for Exchange<F, B>
+where
+    F: Future<Output = Response<B>> + Unpin,
+    B: Body<Data = Bytes> + Unpin,
+{
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let this = self.get_mut();
+        loop {
+            let Some(responder) = &mut this.responder else { return Poll::Ready(()) };
+            this.state = match &mut this.state {
+                State::Making(making) => {
+                    if responder.poll_gone(context).is_ready() {
+                        return Poll::Ready(());
+                    }
+                    let answer = ready!(Pin::new(making).poll(context));
+                    this.head(answer)
+                }
+                State::Saying { body, piece, is_last } => {
+                    if responder.poll_gone(context).is_ready() {
+                        return Poll::Ready(());
+                    }
+                    let broke_off = ready!(poll_say(responder, (body, piece, is_last), context));
+                    if broke_off {
+                        responder.reset(Reason::INTERNAL_ERROR);
+                        return Poll::Ready(());
+                    }
+                    State::Said
+                }
+                State::Said => match ready!(responder.poll_rest(context)) {
+                    Rest::Nothing => return Poll::Ready(()),
+                    Rest::Unread => State::Waiting(Box::pin(sleep(PATIENCE))),
+                },
+                State::Waiting(patience) => {
+                    if patience.as_mut().poll(context).is_pending() {
+                        ready!(responder.poll_wasted(context));
+                    }
+                    return Poll::Ready(());
+                }
+            };
+        }
+    }
+}

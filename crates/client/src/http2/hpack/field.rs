@@ -1,0 +1,181 @@
+//! Fields as they are understood.
+
+use bytes::Bytes;
+use http::{
+    HeaderName, HeaderValue, Method, StatusCode,
+    uri::{Authority, PathAndQuery, Scheme},
+};
+
+use super::OVERHEAD;
+
+/// A field of a head, as it is understood once and then kept in the dynamic table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Field {
+    /// `:method`
+    Method(Method),
+    /// `:scheme`
+    Scheme(Scheme),
+    /// `:authority`
+    Authority(Authority),
+    /// `:path`, which begins with a slash or is an asterisk.
+    Path(PathAndQuery),
+    /// `:status`
+    Status(StatusCode),
+    /// `:protocol` of an extended CONNECT (RFC 8441).
+    Protocol(Bytes),
+    /// Any other. One that must never be put into a table, here or further on, has a sensitive value.
+    Header(HeaderName, HeaderValue),
+    /// Well formed for HPACK and not for HTTP: its [size](Field::size), and what is wrong. Only its message is lost.
+    Malformed(usize, &'static str),
+}
+
+/// What a field is called, which a later field may refer to.
+#[derive(Clone, Debug)]
+pub(super) enum Name {
+    Method,
+    Scheme,
+    Authority,
+    Path,
+    Status,
+    Protocol,
+    Header(HeaderName),
+    /// Its length, and what is wrong.
+    Malformed(usize, &'static str),
+}
+
+/// A field of a table.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) field: Field,
+    /// Of a malformed field, which does not tell: others may share its name and not its mistake.
+    name: Option<Name>,
+}
+
+impl Field {
+    /// What it counts in a dynamic table (RFC 7541 4.1).
+    pub fn size(&self) -> usize {
+        let text = match self {
+            Self::Method(method) => Name::Method.len() + method.as_str().len(),
+            Self::Scheme(scheme) => Name::Scheme.len() + scheme.as_str().len(),
+            Self::Authority(authority) => Name::Authority.len() + authority.as_str().len(),
+            Self::Path(path) => Name::Path.len() + path.as_str().len(),
+            Self::Status(status) => Name::Status.len() + status.as_str().len(),
+            Self::Protocol(protocol) => Name::Protocol.len() + protocol.len(),
+            Self::Header(name, value) => name.as_str().len() + value.len(),
+            Self::Malformed(size, _) => return *size,
+        };
+        text + OVERHEAD
+    }
+}
+
+impl Name {
+    pub(super) fn read(text: &[u8]) -> Self {
+        match text {
+            b":method" => Self::Method,
+            b":scheme" => Self::Scheme,
+            b":authority" => Self::Authority,
+            b":path" => Self::Path,
+            b":status" => Self::Status,
+            b":protocol" => Self::Protocol,
+            [b':', ..] => Self::Malformed(text.len(), "an unknown pseudo-header"),
+            _ => match HeaderName::from_lowercase(text) {
+                Ok(name) => Self::Header(name),
+                Err(_) if text.iter().any(u8::is_ascii_uppercase) => {
+                    Self::Malformed(text.len(), "a name is not in lower case")
+                }
+                Err(_) => Self::Malformed(text.len(), "a name is not made of what names are"),
+            },
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::Method => ":method".len(),
+            Self::Scheme => ":scheme".len(),
+            Self::Authority => ":authority".len(),
+            Self::Path => ":path".len(),
+            Self::Status => ":status".len(),
+            Self::Protocol => ":protocol".len(),
+            Self::Header(name) => name.as_str().len(),
+            Self::Malformed(length, _) => *length,
+        }
+    }
+
+    /// A field of this name; otherwise the name again, and what is wrong.
+    fn field(self, value: &[u8]) -> Result<Field, (Self, &'static str)> {
+        let field = match &self {
+            Self::Method => Method::from_bytes(value).map(Field::Method).map_err(|_| "a method is none"),
+            Self::Scheme => Scheme::try_from(value).map(Field::Scheme).map_err(|_| "a scheme is none"),
+            Self::Authority => {
+                Authority::try_from(value).map(Field::Authority).map_err(|_| "an authority is none")
+            }
+            Self::Path => path(value).map(Field::Path),
+            Self::Status => StatusCode::from_bytes(value).map(Field::Status).map_err(|_| "a status is none"),
+            Self::Protocol => protocol(value).map(Field::Protocol),
+            Self::Header(_) => return self.header(value),
+            Self::Malformed(_, why) => Err(*why),
+        };
+        field.map_err(|why| (self, why))
+    }
+
+    /// Apart from the others, since the name becomes part of the field.
+    fn header(self, value: &[u8]) -> Result<Field, (Self, &'static str)> {
+        match (HeaderValue::from_maybe_shared(Bytes::copy_from_slice(value)), self) {
+            (Ok(value), Self::Header(name)) => Ok(Field::Header(name, value)),
+            (_, name) => Err((name, "a value is not made of what values are")),
+        }
+    }
+}
+
+impl Entry {
+    /// One whose field is not malformed.
+    pub(super) const fn of(field: Field) -> Self {
+        Self { field, name: None }
+    }
+
+    pub(super) const fn malformed(name: Name, size: usize, why: &'static str) -> Self {
+        Self { field: Field::Malformed(size, why), name: Some(name) }
+    }
+
+    pub(super) fn read(name: Name, value: &[u8]) -> Self {
+        let size = name.len() + value.len() + OVERHEAD;
+        let entry = match name.field(value) {
+            Ok(field) => Self::of(field),
+            Err((name, why)) => Self::malformed(name, size, why),
+        };
+        debug_assert_eq!(entry.field.size(), size);
+        entry
+    }
+
+    pub(super) fn name(&self) -> Name {
+        match (&self.field, &self.name) {
+            (_, Some(name)) => name.clone(),
+            (Field::Method(_), None) => Name::Method,
+            (Field::Scheme(_), None) => Name::Scheme,
+            (Field::Authority(_), None) => Name::Authority,
+            (Field::Path(_), None) => Name::Path,
+            (Field::Status(_), None) => Name::Status,
+            (Field::Protocol(_), None) => Name::Protocol,
+            (Field::Header(name, _), None) => Name::Header(name.clone()),
+            // Of these, none is made without a name.
+            (Field::Malformed(_, why), None) => Name::Malformed(0, why),
+        }
+    }
+}
+
+/// What RFC 9113 8.3.1 has of paths. `http` takes more: it drops a fragment, and lets a query stand alone.
+fn path(value: &[u8]) -> Result<PathAndQuery, &'static str> {
+    match value {
+        [] => Err("a path is empty"),
+        [b'/', ..] | b"*" if !value.contains(&b'#') => {
+            PathAndQuery::try_from(value).map_err(|_| "a path is not made of what paths are")
+        }
+        _ => Err("a path is none"),
+    }
+}
+
+/// The name of a protocol, a token (RFC 8441 4) that is compared as it stands.
+fn protocol(value: &[u8]) -> Result<Bytes, &'static str> {
+    let is_name = !value.is_empty() && value.iter().all(u8::is_ascii_graphic);
+    is_name.then(|| Bytes::copy_from_slice(value)).ok_or("a protocol is none")
+}

@@ -1,0 +1,52 @@
+mod encoding;
+mod examples;
+mod hashes;
+mod malformed;
+mod rounds;
+
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, Method, StatusCode};
+
+use super::*;
+
+/// Bytes of hexadecimal digits, and spaces between them.
+fn hex(text: &str) -> Vec<u8> {
+    let digits: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
+    let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
+    digits.chunks(2).map(byte).collect()
+}
+
+fn decode(decoder: &mut Decoder, block: &[u8]) -> Result<Vec<Field>, Broken> {
+    let mut fields = Vec::new();
+    decoder.decode(block, |field| fields.push(field))?;
+    Ok(fields)
+}
+
+/// A field that is not malformed.
+fn field(name: &str, value: &str) -> Field {
+    match name {
+        ":method" => Field::Method(value.parse().unwrap()),
+        ":scheme" => Field::Scheme(value.parse().unwrap()),
+        ":authority" => Field::Authority(value.parse().unwrap()),
+        ":path" => Field::Path(value.parse().unwrap()),
+        ":status" => Field::Status(value.parse().unwrap()),
+        ":protocol" => Field::Protocol(Bytes::copy_from_slice(value.as_bytes())),
+        _ => Field::Header(name.parse().unwrap(), value.parse().unwrap()),
+    }
+}
+
+fn fields(of: &[(&str, &str)]) -> Vec<Field> {
+    of.iter().map(|(name, value)| field(name, value)).collect()
+}
+
+fn header(name: &'static str, value: &'static str) -> (HeaderName, HeaderValue) {
+    (HeaderName::from_static(name), HeaderValue::from_static(value))
+}
+
+/// A literal field in full that is put into the table.
+fn literal(name: &[u8], value: &[u8]) -> Vec<u8> {
+    let mut block = vec![0x40];
+    primitives::string(&mut block, name);
+    primitives::string(&mut block, value);
+    block
+}
