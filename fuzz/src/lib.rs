@@ -7,6 +7,7 @@
 //! Rejected: bodies in the files of libFuzzer's targets, which no test would ever run, and few machines compile.
 
 pub mod headers;
+pub mod hpack;
 pub mod http1_answer;
 pub mod http1_call;
 pub mod http1_plain;
@@ -34,8 +35,9 @@ mod pipe;
 pub type Target = fn(&[u8]);
 
 /// All of them, by the names of their corpora.
-pub const TARGETS: [(&str, Target); 16] = [
+pub const TARGETS: [(&str, Target); 17] = [
     ("headers", headers::run),
+    ("hpack", hpack::run),
     ("http1_answer", http1_answer::run),
     ("http1_call", http1_call::run),
     ("http1_plain", http1_plain::run),
