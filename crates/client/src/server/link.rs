@@ -40,7 +40,9 @@ pub enum LinkError {
         status: Box<Status>,
     },
     /// Neither the program nor an agent says where it runs.
-    #[error("no region is known for this program; set FAIRMESH_REGION, or connect to an agent that knows it")]
+    #[error(
+        "no region is known for this program; set FAIRMESH_REGION, give `fairmesh register` one with --region, or connect to an agent that knows it"
+    )]
     NoRegion,
 }
 
