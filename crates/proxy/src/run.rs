@@ -79,6 +79,13 @@ pub async fn run(
     }
     lead.connections.close();
     lead.connections.wait().await;
+    match lead.serving.cut() {
+        0 => tracing::info!("drained"),
+        cut => tracing::warn!(
+            connections = cut,
+            "cut off at the deadline, with what was under way on them; --drain-deadline gives them longer"
+        ),
+    }
     let (least, most) = LAST_SPANS;
     let now = Instant::now();
     lead.seeing.stop(deadline.clamp(now + least, now + most)).await;

@@ -112,6 +112,11 @@ impl Serving {
         self.forwarder.metrics.open.load(Relaxed)
     }
 
+    /// Connections that were cut off at the deadline of a stop.
+    pub(crate) fn cut(&self) -> u64 {
+        self.forwarder.metrics.cut.load(Relaxed)
+    }
+
     /// Accepts from when it is `known` what to do with what comes until the proxy stops.
     pub(crate) async fn accept(
         self,

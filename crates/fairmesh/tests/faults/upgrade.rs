@@ -24,7 +24,9 @@ use tokio::{
     task::JoinHandle,
 };
 
-use crate::harness::{Connection, Manner, Process, Program, Spec, World, beside_others, free_port, until};
+use crate::harness::{
+    Connection, Manner, Process, Program, Proxy, RawServer, Spec, World, beside_others, free_port, h2, until,
+};
 
 /// Where proxies of one test listen, one after the other.
 #[derive(Clone)]
@@ -248,6 +250,26 @@ async fn a_stream_that_would_outlast_the_proxy_is_told_to_move() {
     assert!(body.frame().await.is_none());
     assert!(proxy.end().await.success());
     serving.abort();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_cut_off_at_the_deadline_is_told_of() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let server = RawServer::start(&world, "shop/one", "one").await;
+    let mut proxy = Proxy::with(&world, "--drain-deadline 1s").await;
+    let mut old = TcpStream::connect(&proxy.for_one).await.unwrap();
+    old.write_all(b"GET / HTTP/1.1\r\nhost: one.shop\r\n\r\n").await.unwrap();
+    let mut new = h2::connect(&proxy.for_one, &[]).await;
+    let get = h2::frame(h2::HEADERS, h2::END_HEADERS | h2::END_STREAM, 1, &h2::get("one.shop"));
+    new.write_all(&get).await.unwrap();
+    // Both are under way, and nobody ever answers.
+    let served = [server.accept().await, server.accept().await];
+    proxy.process.signal(Signal::TERM);
+    assert!(proxy.process.end().await.success());
+    let log = proxy.process.log();
+    assert!(log.contains("connections=2") && log.contains("--drain-deadline"), "{log}");
+    drop(served);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
