@@ -166,3 +166,25 @@ async fn a_program_is_told_that_a_head_is_too_large() {
     program.hears([head(5, 431, &[], true), Heard::Reset(5, Reason::NO_ERROR)]).await;
     program.goes_on(7).await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_program_that_gets_too_much_wrong_is_cut_off() {
+    let mut program = Program::new().await;
+    for stream in (0..1024).map(|number| 2 * number + 1) {
+        program.send(&said(HEADERS, END_HEADERS | END_STREAM, stream, block(&[(":method", "GET")]))).await;
+        program.hears([Heard::Reset(stream, Reason::PROTOCOL_ERROR)]).await;
+    }
+    program.goes_on(2049).await;
+    program.send(&said(HEADERS, END_HEADERS | END_STREAM, 2051, block(&[(":method", "GET")]))).await;
+    let reset = Heard::Reset(2051, Reason::PROTOCOL_ERROR);
+    program.hears([reset, Heard::Goodbye(2051, Reason::ENHANCE_YOUR_CALM), Heard::End]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_length_is_handed_on_as_one_number() {
+    let mut program = Program::new().await;
+    let fields = [("content-length", "3, 3"), ("content-length", " 3")];
+    let asked = program.asks(&[post(1, &fields), said(DATA, END_STREAM, 1, "tea")].concat()).await;
+    let told: Vec<_> = asked.request.headers().get_all("content-length").iter().collect();
+    assert_eq!(told, ["3"]);
+}

@@ -212,3 +212,27 @@ async fn a_program_that_waits_may_be_answered_at_once() {
     assert_eq!(in_time(reading).await.unwrap().unwrap().to_bytes(), "body");
     program.goes_on(3).await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_nobody_reads_on_one_stream_holds_up_no_other() {
+    let mut program = Program::new().await;
+    let unread = program.asks(&post(1, &[])).await;
+    program.send(&bytes(1, 600 << 10)).await;
+    let asked = program.asks(&post(3, &[])).await;
+    let reading = tokio::spawn(asked.request.into_body().collect());
+    let (mut left, mut room) = (2_000_000, WINDOW - (600 << 10));
+    while left > 0 {
+        let size = left.min(USUAL).min(room);
+        if size == 0 {
+            // Of the stream itself it is told as well.
+            if let Heard::Room(0, more) = program.hear().await {
+                room += more as usize;
+            }
+            continue;
+        }
+        (left, room) = (left - size, room - size);
+        program.send(&said(DATA, if left == 0 { END_STREAM } else { 0 }, 3, vec![b'a'; size])).await;
+    }
+    assert_eq!(in_time(reading).await.unwrap().unwrap().to_bytes().len(), 2_000_000);
+    drop(unread);
+}
