@@ -50,14 +50,14 @@ impl Head {
         self.flags & flag != 0
     }
 
+    pub(super) fn bytes(&self) -> [u8; HEAD] {
+        let [_, l0, l1, l2] = (self.length as u32).to_be_bytes();
+        let [s0, s1, s2, s3] = self.stream.to_be_bytes();
+        [l0, l1, l2, self.kind, self.flags, s0, s1, s2, s3]
+    }
+
     pub(super) fn write(&self, out: &mut Vec<u8>) {
-        let [_, length @ ..] = (self.length as u32).to_be_bytes();
-        let mut head = [0; HEAD];
-        head[..3].copy_from_slice(&length);
-        head[3] = self.kind;
-        head[4] = self.flags;
-        head[5..].copy_from_slice(&self.stream.to_be_bytes());
-        out.extend_from_slice(&head);
+        out.extend_from_slice(&self.bytes());
     }
 }
 

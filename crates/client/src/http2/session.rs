@@ -26,8 +26,8 @@ use super::{
     Reason, RequestBody, Responder, Shared, Violation,
     allowance::Allowance,
     frame::{
-        CONTINUATION, DATA, GOAWAY, HEAD, HEADERS, HIGHEST, Head, PING, PRIORITY, PUSH_PROMISE, RST_STREAM,
-        SETTINGS, USUAL, WINDOW_UPDATE, push,
+        CONTINUATION, DATA, END_STREAM, GOAWAY, HEAD, HEADERS, HIGHEST, Head, PING, PRIORITY, PUSH_PROMISE,
+        RST_STREAM, SETTINGS, USUAL, WINDOW_UPDATE, push,
     },
     hpack::{Decoder, Encoder},
     lock,
@@ -176,7 +176,7 @@ impl Session {
         control::settle(out.text());
         Self {
             out,
-            decoder: Decoder::new(4096),
+            decoder: Decoder::default(),
             encoder: Encoder::default(),
             beginning: None,
             first_room: FIRST_WINDOW.into(),
@@ -234,9 +234,7 @@ impl Session {
         input: &mut BytesMut,
         now: &impl Fn() -> Instant,
     ) -> Result<(), Violation> {
-        if head.kind == HEADERS
-            || head.kind == DATA && (head.length > 0 || head.has(super::frame::END_STREAM))
-        {
+        if head.kind == HEADERS || head.kind == DATA && (head.length > 0 || head.has(END_STREAM)) {
             self.allowance.earn();
         } else if !self.allowance.pay(now) {
             return Err(Violation::FLOOD);

@@ -8,12 +8,13 @@ use super::{
     super::{
         Reason, Violation,
         frame::{
-            CONTINUATION, END_HEADERS, END_STREAM, HEADERS, Head, PRIORITIZED, RST_STREAM, number, push,
-            unpadded,
+            CONTINUATION, END_HEADERS, END_STREAM, HEADERS, Head, PRIORITIZED, RST_STREAM, USUAL, number,
+            push, unpadded,
         },
+        hpack::Block,
         message::{Asked, Fields, MOST, Made},
     },
-    Ended, Goodbye, MOST_KNOWN, MOST_STREAMS, Piece, STREAM_WINDOW, Session, Wrong,
+    Ended, Goodbye, HEAD, MOST_KNOWN, MOST_STREAMS, Piece, STREAM_WINDOW, Session, Wrong,
 };
 
 /// The most bytes of a head that comes in several frames. What it holds may be a little more than is allowed, so that its
@@ -191,30 +192,32 @@ impl Session {
 
     /// Tells a program that the head of its request is too large (RFC 6585 5).
     fn too_large(&mut self, stream: u32, ends: bool) {
-        let out = self.out.text();
-        let mut block = Vec::new();
-        self.encoder.block(&mut block).status(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE);
-        push(out, HEADERS, END_HEADERS | END_STREAM, stream, &block);
+        self.say_block(stream, END_STREAM, |block| block.status(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE));
         if !ends {
-            push(out, RST_STREAM, 0, stream, &Reason::NO_ERROR.0.to_be_bytes());
+            push(self.out.text(), RST_STREAM, 0, stream, &Reason::NO_ERROR.0.to_be_bytes());
         }
         self.remember(stream, Ended::Here);
         self.wake_driver();
     }
 
-    /// Writes a block of fields that was encoded behind room for the head of its frame.
-    pub(super) fn frame_block(out: &mut Vec<u8>, begins: usize, (stream, flags, most): (u32, u8, usize)) {
-        let length = out.len() - begins - super::HEAD;
-        let mut head = Vec::with_capacity(super::HEAD);
-        if length <= most {
-            Head { length, kind: HEADERS, flags: flags | END_HEADERS, stream }.write(&mut head);
-            out[begins..begins + super::HEAD].copy_from_slice(&head);
+    /// Writes a block of fields, in as many frames as it takes.
+    pub(super) fn say_block(&mut self, stream: u32, flags: u8, write: impl FnOnce(&mut Block<'_>)) {
+        let out = self.out.text();
+        let begins = out.len();
+        // How long it gets is known when it is there.
+        let fields = begins + HEAD;
+        out.resize(fields, 0);
+        write(&mut self.encoder.block(out));
+        let length = out.len() - fields;
+        if length <= USUAL {
+            let head = Head { length, kind: HEADERS, flags: flags | END_HEADERS, stream };
+            out[begins..fields].copy_from_slice(&head.bytes());
             return;
         }
-        let block = out.split_off(begins + super::HEAD);
+        let block = out.split_off(fields);
         out.truncate(begins);
-        let last = block.len().div_ceil(most) - 1;
-        for (n, piece) in block.chunks(most).enumerate() {
+        let last = block.len().div_ceil(USUAL) - 1;
+        for (n, piece) in block.chunks(USUAL).enumerate() {
             let (kind, flags) = if n == 0 { (HEADERS, flags) } else { (CONTINUATION, 0) };
             push(out, kind, if n == last { flags | END_HEADERS } else { flags }, stream, piece);
         }

@@ -13,9 +13,9 @@ use super::Planted;
 use super::{
     super::{
         Reason, Violation,
-        frame::{END_STREAM, Head, PADDED, USUAL, WINDOW_UPDATE, push},
+        frame::{END_STREAM, Head, PADDED, WINDOW_UPDATE, push},
     },
-    Ended, Goodbye, HEAD, Piece, SPARE, STREAM_WINDOW, Session, WINDOW, Wrong,
+    Ended, Goodbye, Piece, SPARE, STREAM_WINDOW, Session, WINDOW, Wrong,
     stream::register,
 };
 
@@ -216,11 +216,7 @@ impl Session {
 
     /// Tells a program that waits for it that its body is wanted.
     fn go_on(&mut self, number: u32) {
-        let out = self.out.text();
-        let begins = out.len();
-        out.resize(begins + HEAD, 0);
-        self.encoder.block(out).status(StatusCode::CONTINUE);
-        Self::frame_block(out, begins, (number, 0, USUAL));
+        self.say_block(number, 0, |block| block.status(StatusCode::CONTINUE));
         self.wake_driver();
     }
 

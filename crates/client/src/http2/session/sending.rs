@@ -14,7 +14,7 @@ use super::Planted;
 use super::{
     super::{
         Reason,
-        frame::{DATA, END_STREAM, HEAD, Head, USUAL},
+        frame::{DATA, END_STREAM, Head, USUAL},
     },
     BUFFERED, CROWDED, Ended, Session, WOKEN,
     stream::register,
@@ -36,13 +36,10 @@ impl Session {
             return;
         };
         stream.expects = false;
-        let out = self.out.text();
-        let begins = out.len();
-        out.resize(begins + HEAD, 0);
-        let mut block = self.encoder.block(out);
-        block.status(head.status);
-        block.headers(&head.headers);
-        Self::frame_block(out, begins, (number, if ends { END_STREAM } else { 0 }, USUAL));
+        self.say_block(number, if ends { END_STREAM } else { 0 }, |block| {
+            block.status(head.status);
+            block.headers(&head.headers);
+        });
         self.said(number, ends);
     }
 
@@ -51,11 +48,7 @@ impl Session {
         if self.streams.get(&number).is_none_or(|stream| stream.reset.is_some()) {
             return;
         }
-        let out = self.out.text();
-        let begins = out.len();
-        out.resize(begins + HEAD, 0);
-        self.encoder.block(out).headers(trailers);
-        Self::frame_block(out, begins, (number, END_STREAM, USUAL));
+        self.say_block(number, END_STREAM, |block| block.headers(trailers));
         self.said(number, true);
     }
 
