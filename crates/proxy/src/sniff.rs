@@ -6,6 +6,7 @@
 
 use std::{io, net::SocketAddr, time::Duration};
 
+use fairmesh_client::http2::PREFACE;
 use http::Uri;
 use rustix::net::{RecvFlags, recv};
 use tokio::{
@@ -25,8 +26,6 @@ const HEAD: Duration = Duration::from_secs(5);
 const MOST: usize = 64 * 1024;
 const FIRST_LOOK: usize = 4 * 1024;
 const MAX_HEADERS: usize = 128;
-/// What HTTP/2 without an upgrade begins with (RFC 9113 3.4).
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// What a connection carries.
 #[derive(Debug)]

@@ -7,13 +7,12 @@ use http::{HeaderMap, Method, Request, StatusCode, Uri, Version, header};
 use httparse::{ParserConfig, Status};
 
 use super::{Decoder, Malformed, answer::Place, answer::has_end, digits, says_close};
+use crate::http2::PREFACE;
 
 /// The longest head, in bytes: places in it fit 16 bits.
 const MOST_HEAD: usize = u16::MAX as usize;
 /// Fields that the head of a request may have.
 const MOST_FIELDS: usize = 128;
-/// How a connection of HTTP/2 begins (RFC 9113 3.4).
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// The head of a request and what it says of the rest.
 #[derive(Debug)]
