@@ -106,6 +106,13 @@ pub(crate) enum Command {
     Version(SeenAs),
 }
 
+impl Command {
+    /// Whether it is served best by a process of a single thread.
+    pub(crate) fn runs_on_one_thread(&self) -> bool {
+        matches!(self, Self::Proxy(args) if args.runs_on_one_thread())
+    }
+}
+
 /// Where YAML comes from.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Files {

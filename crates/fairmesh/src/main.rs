@@ -17,7 +17,11 @@ mod rib;
 mod signals;
 mod view;
 
-use std::process::ExitCode;
+use std::{io, process::ExitCode};
+
+use cli::Command;
+use fairmesh_client::on_core;
+use tokio::runtime::{Builder, Runtime};
 
 fn main() -> ExitCode {
     failure::shape_reports();
@@ -25,7 +29,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(failure) => return failure.report(),
     };
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let runtime = match runtime(&cli.command) {
         Ok(runtime) => runtime,
         Err(error) => {
             eprintln!(
@@ -38,4 +42,15 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(failure) => failure.report(),
     }
+}
+
+/// One thread for what needs no more, and else as many as there are processors.
+fn runtime(command: &Command) -> io::Result<Runtime> {
+    let mut builder = if command.runs_on_one_thread() {
+        on_core(0);
+        Builder::new_current_thread()
+    } else {
+        Builder::new_multi_thread()
+    };
+    builder.enable_all().build()
 }

@@ -99,7 +99,8 @@ async fn replace_proxies(
         );
         all.push(memory);
         if reign < REIGNS {
-            let next = place.proxy(&format!("proxy-{reign}"), "");
+            // One of them with a single thread.
+            let next = place.proxy(&format!("proxy-{reign}"), &format!(" --cores {}", 1 + reign % 2));
             let ended = running.end().await;
             assert!(ended.success(), "{ended}: {}", running.log());
             callers.go_on(SOME).await;

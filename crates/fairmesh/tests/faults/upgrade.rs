@@ -133,6 +133,11 @@ async fn call(to: &str, manner: Manner, kept: &mut Option<Connection>) -> Result
     }
 }
 
+fn threads(process: &Process) -> usize {
+    let tasks = format!("/proc/{}/task", process.pid().as_raw_nonzero());
+    std::fs::read_dir(tasks).unwrap().count()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_upgrades_in_a_row_refuse_no_connection_and_fail_no_request() {
     let _machine = beside_others().await;
@@ -144,11 +149,16 @@ async fn three_upgrades_in_a_row_refuse_no_connection_and_fail_no_request() {
     let callers = Callers::start(&place.listen);
     callers.go_on(200).await;
     for upgrade in 1..=3 {
-        let next = place.proxy(&format!("proxy-{upgrade}"), "");
+        // With several event loops, and with one that does all the rest too.
+        let cores = if upgrade == 2 { 1 } else { 2 };
+        let next = place.proxy(&format!("proxy-{upgrade}"), &format!(" --cores {cores}"));
         let ended = running.end().await;
         assert!(ended.success(), "{ended}: {}", running.log());
         assert!(place.is_ready().await, "whoever asks the successor finds it ready: {}", next.log());
         callers.go_on(200).await;
+        if cores == 1 {
+            until("it has no other thread", async || threads(&next) == 1).await;
+        }
         running = next;
     }
     callers.stop_unharmed().await;
