@@ -12,6 +12,7 @@ use fairmesh_rib::{Snapshot, Update, cache::Cache, upstream::Handle};
 use fairmesh_wire::records;
 use tokio::{
     sync::{mpsc, watch},
+    task::yield_now,
     time::{Instant, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
@@ -107,10 +108,10 @@ impl<L: Lane> Worker<L> {
                 Ok(()) = state.changed() => self.locate(),
                 () = sleep_until(look) => {
                     looked = Instant::now();
-                    self.look_after();
+                    self.look_after().await;
                 }
             }
-            self.settle();
+            self.settle().await;
         }
     }
 
@@ -306,8 +307,8 @@ impl<L: Lane> Worker<L> {
     }
 
     /// Asks for what is missing, publishes what is whole, and only then says that it is applied: decisions made from
-    /// now on rest on it.
-    fn settle(&mut self) {
+    /// now on rest on it. Between two services, whatever else runs on this thread has its turn.
+    async fn settle(&mut self) {
         for (name, tracked) in self.tracked.iter_mut().filter(|(_, tracked)| tracked.stale) {
             let (new, old) = tracked.facts.ask(tracked.facts.needed(self.around.location.as_ref()));
             for prefix in old {
@@ -325,6 +326,7 @@ impl<L: Lane> Worker<L> {
             if self.topology {
                 tracked.publish(&self.around, &self.registered, self.revision.map_or(0, |at| at.number));
                 tracked.stale = false;
+                yield_now().await;
             }
         }
         if let Some(revision) = self.applied() {
@@ -346,7 +348,7 @@ impl<L: Lane> Worker<L> {
         knows_nothing || !self.refused.is_empty() || self.tracked.values().any(Tracked::waits)
     }
 
-    fn look_after(&mut self) {
+    async fn look_after(&mut self) {
         let now = Instant::now();
         if now - self.tidied >= TIDY {
             self.tidied = now;
@@ -361,7 +363,7 @@ impl<L: Lane> Worker<L> {
         }
         let state = self.handle.state().borrow().clone();
         if !state.connected && now.saturating_duration_since(state.since) >= PATIENCE {
-            self.read_disk();
+            self.read_disk().await;
         }
     }
 
@@ -392,7 +394,7 @@ impl<L: Lane> Worker<L> {
     }
 
     /// The agent is away: whoever waits gets the copy on disk, or is told.
-    fn read_disk(&mut self) {
+    async fn read_disk(&mut self) {
         self.sought = true;
         self.guess();
         let cache = self.config.cache_dir.as_deref().map(Cache::read_only);
@@ -415,7 +417,7 @@ impl<L: Lane> Worker<L> {
                 if let Some(tracked) = self.tracked.get_mut(&name) {
                     tracked.stale |= tracked.facts.shards.read_here();
                 }
-                self.settle();
+                self.settle().await;
             }
             if let Some(tracked) = self.tracked.get(&name).filter(|tracked| tracked.waits()) {
                 tracked.despair(&self.unreachable());

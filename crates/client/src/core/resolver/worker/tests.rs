@@ -1,5 +1,7 @@
 use std::{
+    pin::pin,
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    task::{Context, Poll, Waker},
     time::SystemTime,
 };
 
@@ -125,10 +127,20 @@ fn update(snapshots: impl IntoIterator<Item = (Prefix, Vec<(Arc<str>, Entry)>)>)
     Update { revision: revision(), resumed: vec![], snapshots, puts: vec![], deletes: vec![] }
 }
 
+/// What comes of work that waits for nothing but its turn.
+fn at_once<T>(work: impl Future<Output = T>) -> T {
+    let (mut work, mut context) = (pin!(work), Context::from_waker(Waker::noop()));
+    loop {
+        if let Poll::Ready(done) = work.as_mut().poll(&mut context) {
+            return done;
+        }
+    }
+}
+
 impl Rig {
     fn tell(&mut self, event: Event<Counting>) {
         self.worker.take(event);
-        self.worker.settle();
+        at_once(self.worker.settle());
     }
 
     /// Begins to use the service.
@@ -159,7 +171,7 @@ impl Rig {
     async fn pass(&mut self, looks: u32) {
         for _ in 0..looks {
             advance(TIDY).await;
-            self.worker.look_after();
+            self.worker.look_after().await;
         }
     }
 }
@@ -199,11 +211,11 @@ async fn a_copy_on_disk_never_replaces_what_the_agent_said() {
     let cache = Cache::open(rig.folder.path().join("cache")).unwrap();
     let prefix = Prefix::topology();
     cache.save(&Saved { prefix, revision: revision(), at: SystemTime::UNIX_EPOCH, entries: saved }).unwrap();
-    rig.worker.read_disk();
+    at_once(rig.worker.read_disk());
     assert_eq!(rig.worker.around.regions, regions("copy"), "better than nothing");
     let live = of(regions("live"));
     rig.tell(Event::Update(update([(Prefix::topology(), live)])));
-    rig.worker.read_disk();
+    at_once(rig.worker.read_disk());
     assert_eq!(rig.worker.around.regions, regions("live"));
 }
 
@@ -301,17 +313,17 @@ async fn without_an_agent_a_program_is_where_the_agent_was_or_else_where_the_env
     let cache = |rig: &Rig| Cache::open(rig.folder.path().join("cache")).unwrap();
     let mut rig = rig_at(None);
     cache(&rig).save_location(&here()).unwrap();
-    rig.worker.read_disk();
+    at_once(rig.worker.read_disk());
     assert_eq!(rig.worker.around.location, Some(here()));
 
     let mut rig = rig_at(None);
-    rig.worker.read_disk();
+    at_once(rig.worker.read_disk());
     assert_eq!(rig.worker.around.location, rig.worker.config.otherwise, "the agent left no word");
 
     let told = Location::in_region(Region::new("ap").unwrap());
     let mut rig = rig_at(Some(told.clone()));
     cache(&rig).save_location(&here()).unwrap();
-    rig.worker.read_disk();
+    at_once(rig.worker.read_disk());
     assert_eq!(rig.worker.around.location, Some(told));
 }
 
