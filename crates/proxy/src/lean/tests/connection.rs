@@ -1,10 +1,12 @@
 use std::{
     future::pending,
+    io, mem,
+    pin::Pin,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
-    task::Poll,
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -16,7 +18,8 @@ use http_body::Frame;
 use http_body_util::{BodyExt as _, Full, StreamBody};
 use tokio::{
     io::{
-        AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream, ReadHalf, WriteHalf, duplex, split,
+        AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream, ReadBuf, ReadHalf,
+        WriteHalf, duplex, split,
     },
     sync::Notify,
     task::JoinHandle,
@@ -328,4 +331,44 @@ async fn a_connection_whose_requests_were_passed_on_is_as_any_other() {
     far.write_all(&[&get[..], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"].concat()).await.unwrap();
     assert!(hear(&mut far, "\n").await.contains("teaHTTP/1.1 400 "));
     assert!(matches!(served.await.unwrap(), Ended::Broken(Broken::Refused(_))));
+}
+
+type Log = Arc<Mutex<Vec<String>>>;
+
+/// Writes down that something was read.
+struct Logged(ReadHalf<DuplexStream>, &'static str, Log);
+
+impl AsyncRead for Logged {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let Self(io, name, log) = &mut *self;
+        ready!(Pin::new(io).poll_read(context, buffer))?;
+        log.lock().unwrap().push(format!("read {name}"));
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[tokio::test]
+async fn requests_that_come_together_are_all_read_before_one_is_answered() {
+    let log = Log::default();
+    let mut connections = Vec::new();
+    for name in ["a", "b"] {
+        let ((reader, writer), mut far) = ends(1 << 16);
+        far.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+        let answered = Arc::clone(&log);
+        let answer = move |_: Request<Upload<Logged>>| {
+            answered.lock().unwrap().push(format!("answer {name}"));
+            std::future::ready(Response::new(Full::from("done")))
+        };
+        let near = (Logged(reader, name, Arc::clone(&log)), writer);
+        tokio::spawn(async move { serve(near, PATIENCE, &Stopping::default(), &answer).await });
+        connections.push(far);
+    }
+    for far in &mut connections {
+        hear(far, "done").await;
+    }
+    assert_eq!(mem::take(&mut *log.lock().unwrap()), ["read a", "read b", "answer a", "answer b"]);
 }
