@@ -33,7 +33,7 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => {
             eprintln!(
-                "fairmesh: cannot start its threads: {error}; raise the limit on processes (ulimit -u)"
+                "fairmesh: cannot begin: {error}; raise the limits on processes (ulimit -u) and open files (ulimit -n)"
             );
             return ExitCode::FAILURE;
         }

@@ -15,8 +15,8 @@ pub struct ProxyConfig {
     pub admin: Option<SocketAddr>,
     /// The Unix socket at which it takes over from a proxy that runs, and is succeeded in its turn.
     pub handover: Option<PathBuf>,
-    /// Threads that serve connections, each with an event loop of its own; 0 to serve on the runtime that runs the proxy. The mesh
-    /// has to be [built for as many](fairmesh_client::MeshBuilder::cores).
+    /// Threads that serve connections, each with an event loop of its own; 0 to serve on the runtime that runs the proxy, as 1 does where
+    /// that has a single thread. The mesh has to be [built for as many](fairmesh_client::MeshBuilder::cores).
     pub cores: usize,
     /// Bounds.
     pub limits: Limits,

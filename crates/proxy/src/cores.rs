@@ -16,7 +16,10 @@ use std::{
 };
 
 use fairmesh_client::on_core;
-use tokio::{net::TcpStream, runtime};
+use tokio::{
+    net::TcpStream,
+    runtime::{self, Handle, RuntimeFlavor},
+};
 use tokio_util::{
     sync::{CancellationToken, DropGuard},
     task::TaskTracker,
@@ -40,8 +43,11 @@ struct Core {
 pub(crate) struct Counted(Arc<AtomicUsize>);
 
 impl Cores {
-    /// Starts so many; with none, connections are served where they are accepted.
+    /// Starts so many; with none, or one that a runtime of a single thread already is, connections are served where they are accepted.
     pub(crate) fn start(count: usize) -> io::Result<Self> {
+        if count == 1 && Handle::current().runtime_flavor() == RuntimeFlavor::CurrentThread {
+            return Ok(Self::default());
+        }
         let stop = CancellationToken::new();
         let cores = (0..count).map(|number| Core::start(number, stop.clone())).collect::<io::Result<_>>()?;
         Ok(Self { cores, _running: Some(Arc::new(stop.drop_guard())) })
@@ -140,6 +146,12 @@ mod tests {
         let on = served(3, 6).await;
         assert_eq!(on, (0..3).map(|number| (format!("core-{number}"), 2)).collect());
         let own = thread::current().name().unwrap_or_default().to_owned();
-        assert_eq!(served(0, 2).await, HashMap::from([(own, 2)]));
+        assert_eq!(served(0, 2).await, HashMap::from([(own.clone(), 2)]));
+        assert_eq!(served(1, 2).await, HashMap::from([(own, 2)]), "this runtime is a single loop already");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn one_loop_beside_several_threads_has_one_of_its_own() {
+        assert_eq!(served(1, 2).await, HashMap::from([("core-0".to_owned(), 2)]));
     }
 }

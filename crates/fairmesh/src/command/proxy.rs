@@ -152,9 +152,9 @@ impl From<LogForm> for Form {
 }
 
 impl ProxyArgs {
-    /// Whether the thread that serves connections does all the rest too. On one processor a second one would only take turns with it,
-    /// and as long as no other thread shares its files, the system finds each socket without atomic operations: both were 4 % of the CPU
-    /// of a request over HTTP/1.1, side by side.
+    /// Whether the thread that serves connections does all the rest too. Beside a second one that seldom has anything to do it would
+    /// share its files, and the system would find each socket with atomic operations only: 4 % of the CPU of a request over HTTP/1.1,
+    /// both side by side.
     pub(crate) fn runs_on_one_thread(&self) -> bool {
         self.command.is_none() && cores(&self.serve) == 1
     }
@@ -227,12 +227,7 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
 }
 
 fn config(args: ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> ProxyConfig {
-    let (told, limits) = (told(&args), limits(&args));
-    let cores = match cores(&args) {
-        // The thread that runs the proxy.
-        1 => 0,
-        several => several,
-    };
+    let (told, cores, limits) = (told(&args), cores(&args), limits(&args));
     let instance = args.client_id.unwrap_or_else(host_name);
     let one_in = args.trace_one_in;
     ProxyConfig {

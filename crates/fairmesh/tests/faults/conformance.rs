@@ -55,7 +55,7 @@ async fn http2_is_spoken_as_its_standard_says() {
         async move { serve_http(listener, tower::service_fn(answer), &server).await.unwrap() }
     });
     world.serves("shop/one", "one").await;
-    let proxy = Proxy::start(&world).await;
+    let proxy = Proxy::with(&world, "--cores 1").await;
     let (host, port) = proxy.for_one.split_once(':').unwrap();
     let mut command = Command::new(h2spec);
     command.args(["-h", host, "-p", port, "-o", "2"]);

@@ -25,7 +25,7 @@ impl Secured {
     /// Shows this certificate; `listen` is what stands behind the address.
     async fn start(world: &World, authority: &Authority<'_>, name: &str, listen: &str) -> Self {
         let port = free_port();
-        let arguments = format!("--listen 127.0.0.1:{port}{listen} {}", shown(authority, name));
+        let arguments = format!("--cores 1 --listen 127.0.0.1:{port}{listen} {}", shown(authority, name));
         let proxy = Proxy::with(world, &arguments).await;
         Self { proxy, port, ca: authority.path("ca.pem") }
     }

@@ -244,7 +244,7 @@ async fn a_stream_that_would_outlast_the_proxy_is_told_to_move() {
     });
     let serving = tokio::spawn(async move { serve_http(listener, endless, &server).await });
     let place = Place::new(&world);
-    let mut proxy = place.proxy("proxy", " --drain-deadline 2s");
+    let mut proxy = place.proxy("proxy", " --cores 1 --drain-deadline 2s");
     place.ready().await;
 
     let Connection::Http2(mut caller) = Connection::open(&place.listen, Manner::Http2).await.unwrap() else {
@@ -267,7 +267,7 @@ async fn what_is_cut_off_at_the_deadline_is_told_of() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;
-    let mut proxy = Proxy::with(&world, "--drain-deadline 1s").await;
+    let mut proxy = Proxy::with(&world, "--cores 1 --drain-deadline 1s").await;
     let mut old = TcpStream::connect(&proxy.for_one).await.unwrap();
     old.write_all(b"GET / HTTP/1.1\r\nhost: one.shop\r\n\r\n").await.unwrap();
     let mut new = h2::connect(&proxy.for_one, &[]).await;
@@ -321,7 +321,7 @@ async fn a_proxy_that_finds_no_agent_serves_from_what_the_agent_left_on_disk() {
     std::fs::create_dir_all(world.path("state/fairmesh")).unwrap();
     symlink(world.path("agent-state"), world.path("state/fairmesh/agent")).unwrap();
     let place = Place::new(&world);
-    let _proxy = place.proxy("proxy", "");
+    let _proxy = place.proxy("proxy", " --cores 1");
     place.ready().await;
     call(&place.listen, Manner::Fresh, &mut None).await.unwrap();
 }

@@ -102,7 +102,7 @@ async fn a_body_that_is_longer_than_it_may_be_is_refused_however_it_is_told() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let _one = Echo::start(&world, "shop/one", "one", Protocol::Http1).await;
-    let proxy = Proxy::with(&world, "--max-body 10").await;
+    let proxy = Proxy::with(&world, "--cores 1 --max-body 10").await;
     let head = "POST / HTTP/1.1\r\nhost: one.shop\r\n";
     for whole in [
         "content-length: 10\r\n\r\n0123456789",

@@ -167,7 +167,7 @@ async fn a_flood_is_cut_off_while_the_proxy_drains_too() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;
-    let mut proxy = Proxy::with(&world, "--drain-deadline 300s").await;
+    let mut proxy = Proxy::with(&world, "--cores 1 --drain-deadline 300s").await;
     let mut stream = h2::connect(&proxy.for_one, &[]).await;
     // What is under way keeps the connection.
     stream.write_all(&frame(HEADERS, END_HEADERS | END_STREAM, 1, &h2::get("one.shop"))).await.unwrap();
