@@ -1,7 +1,7 @@
 # What one does with a checkout. `make` lists the targets.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak check bench fuzz fmt clean
+.PHONY: help demo release test soak check bench fuzz fmt clean
 
 help: ## List these targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -10,6 +10,9 @@ demo: ## Run the shop on this machine, break it in five ways under load, and pri
 	@scripts/setup.sh build demo
 	cargo build --release --workspace --bin fairmesh
 	@"$${CARGO_TARGET_DIR:-target}/release/fairmesh" demo $(ARGS)
+
+release: ## Build the binary for production, guided by a profile of what runs most, and say where it is
+	@scripts/release.sh
 
 test: ## Run every test and print how many passed
 	@scripts/setup.sh build demo etcd hosts

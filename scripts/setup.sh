@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes a machine ready for what its arguments name: `build` (compile and test), `demo`, `deny`, `etcd`, `fuzz`, `h2spec`, `hosts`,
-# `peers` (the proxies that `bench/run proxy` measures beside ours).
+# `peers` (the proxies that `bench/run proxy` measures beside ours), `profile` (builds guided by one).
 # Installs only what is missing, says what and why before it does, and changes nothing otherwise.
 set -euo pipefail
 
@@ -106,6 +106,15 @@ setup_peers() {
     rm -rf "$wheel"
 }
 
+setup_profile() {
+    local host
+    host=$(rustc -vV | sed -n 's/^host: //p')
+    [ -x "$(rustc --print sysroot)/lib/rustlib/$host/bin/llvm-profdata" ] && return
+    command -v rustup >/dev/null || die "llvm-profdata is missing, which has to be that of rustc. Install Rust as https://rustup.rs says, then run this again"
+    say "a build guided by a profile needs llvm-profdata: adding the component llvm-tools to Rust"
+    rustup --quiet component add llvm-tools >&2
+}
+
 for part in "$@"; do
     case $part in
         build) setup_build ;;
@@ -116,6 +125,7 @@ for part in "$@"; do
         h2spec) setup_h2spec ;;
         hosts) setup_hosts ;;
         peers) setup_peers ;;
-        *) die "there is no part '$part'; give build, demo, deny, etcd, fuzz, h2spec, hosts or peers" ;;
+        profile) setup_profile ;;
+        *) die "there is no part '$part'; give build, demo, deny, etcd, fuzz, h2spec, hosts, peers or profile" ;;
     esac
 done

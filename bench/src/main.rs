@@ -48,6 +48,9 @@ enum Bench {
     Remote(Common),
     /// A map of 1.5 million shards at twenty programs of one machine: memory, bytes of a move, look-ups.
     Shards(Common),
+    /// Call through a proxy over every protocol, for a build to learn from (scripts/release.sh).
+    #[command(hide = true)]
+    Train(proxy::Ours),
     /// One process of a benchmark.
     #[command(hide = true)]
     Part(parts::PartArgs),
@@ -73,6 +76,7 @@ fn main() -> ExitCode {
         Bench::Remote(common) => remote::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Shards(common) => shards::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Balance(args) => balance::run(&args).and_then(|report| finish(&report, &args.common)),
+        Bench::Train(ours) => proxy::train(&ours),
         Bench::Part(args) => parts::run_part(args).map_err(|error| error as Box<dyn std::error::Error>),
     };
     match outcome {

@@ -6,13 +6,21 @@
 pub(crate) mod process;
 mod sides;
 mod tell;
+mod train;
 
-use std::{collections::BTreeMap, error::Error, net::SocketAddr, path::Path, time::Duration};
+use std::{
+    collections::BTreeMap,
+    error::Error,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use clap::{Args, ValueEnum};
 
 use crate::{Common, load::Seen, part::Part, report::Report};
 use sides::{PEERS, Proxy, Spoken, Who};
+pub(crate) use train::run as train;
 
 /// What `proxy` takes.
 #[derive(Debug, Args)]
@@ -22,6 +30,25 @@ pub(crate) struct ProxyArgs {
     /// Only one part of it [default: all].
     #[arg(long)]
     part: Option<Measured>,
+    #[command(flatten)]
+    pub(crate) ours: Ours,
+}
+
+/// What is measured.
+#[derive(Debug, Args)]
+pub(crate) struct Ours {
+    /// The program to measure [default: the fairmesh that lies beside this program].
+    #[arg(long, value_name = "PROGRAM")]
+    fairmesh: Option<PathBuf>,
+}
+
+impl Ours {
+    fn program(&self) -> Result<PathBuf, String> {
+        let beside = || std::env::current_exe().map(|own| own.with_file_name("fairmesh"));
+        let program = self.fairmesh.clone().map_or_else(beside, Ok).map_err(|e| e.to_string())?;
+        let lacks = || format!("there is no {}; build the whole workspace", program.display());
+        if program.is_file() { Ok(program) } else { Err(lacks()) }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -113,7 +140,8 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<Report, Box<dyn Error>> {
             Err(why) => missing.push((peer, why)),
         }
     }
-    let bench = Bench { plan: Plan::new(args.common.quick), part: args.part, missing };
+    let program = args.ours.program()?;
+    let bench = Bench { plan: Plan::new(args.common.quick), part: args.part, program, missing };
     runtime.block_on(bench.measure(&mut report))?;
     Ok(report)
 }
@@ -121,6 +149,8 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<Report, Box<dyn Error>> {
 struct Bench {
     plan: Plan,
     part: Option<Measured>,
+    /// Ours.
+    program: PathBuf,
     /// The peers that cannot be had, and why.
     missing: Vec<(Who, String)>,
 }
@@ -130,7 +160,8 @@ impl Bench {
         let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
         let wanted = |part| self.part.is_none_or(|only| only == part);
         if wanted(Measured::Http1) || wanted(Measured::Latency) {
-            let mut side = Sides::start(dir.path(), Spoken::Http1, &self.with(&PEERS)).await?;
+            let mut side =
+                Sides::start((dir.path(), &self.program), Spoken::Http1, &self.with(&PEERS)).await?;
             if wanted(Measured::Http1) {
                 let found = side.http1(self.plan).await?;
                 self.tell_http1(report, &found);
@@ -142,7 +173,8 @@ impl Bench {
         }
         for (part, spoken) in [(Measured::Http2, Spoken::Http2), (Measured::Grpc, Spoken::Grpc)] {
             if wanted(part) {
-                let mut side = Sides::start(dir.path(), spoken, &self.with(&[Who::Envoy])).await?;
+                let mut side =
+                    Sides::start((dir.path(), &self.program), spoken, &self.with(&[Who::Envoy])).await?;
                 let found = side.multiplexed(self.plan).await?;
                 let name = if part == Measured::Grpc { "grpc_cpu_vs_envoy" } else { "h2_cpu_vs_envoy" };
                 self.ratio(report, (name, 0.5), (&found, Who::Envoy), |_| true);
@@ -170,14 +202,15 @@ struct Sides<'a> {
 type Turns = Vec<(Who, u64)>;
 
 impl<'a> Sides<'a> {
-    async fn start(dir: &'a Path, spoken: Spoken, who: &[Who]) -> Result<Self, String> {
+    /// Starts them in this folder; `program` is ours.
+    async fn start((dir, program): (&'a Path, &Path), spoken: Spoken, who: &[Who]) -> Result<Self, String> {
         let protocol = spoken.to_string();
         let (part, addresses) = Part::start(dir, &["endpoints", "--protocol", &protocol]).await?;
         let addresses: Vec<SocketAddr> = addresses.split(',').filter_map(|text| text.parse().ok()).collect();
         let [a, b] = addresses[..] else { return Err("there are no two endpoints".into()) };
         let mut proxies = Vec::new();
         for who in who {
-            proxies.push((*who, who.start(dir, spoken, [a, b]).await?));
+            proxies.push((*who, who.start((dir, program), spoken, [a, b]).await?));
         }
         Ok(Self { dir, spoken, proxies, _endpoints: part })
     }

@@ -8,10 +8,13 @@ use std::{
     time::Duration,
 };
 
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::{Instant, sleep};
 
 /// How long one may take to start or to answer.
 const START: Duration = Duration::from_secs(30);
+/// How long one may take to end: beyond what a proxy gives requests under way by default.
+const END: Duration = Duration::from_secs(30);
 
 /// A running process. Dropping it kills it.
 pub(crate) struct Process {
@@ -58,6 +61,20 @@ impl Process {
         Ok(())
     }
 
+    /// Has it end by itself, which a program that was told to count what it runs needs in order to write that down.
+    pub(crate) async fn stop(mut self) -> Result<(), String> {
+        kill(self.child.id(), Signal::TERM);
+        let until = Instant::now() + END;
+        loop {
+            match self.child.try_wait().map_err(|e| e.to_string())? {
+                Some(status) if status.success() => return Ok(()),
+                Some(status) => return Err(format!("ended with {status}: {}", self.last_words())),
+                None if Instant::now() > until => return Err(format!("does not end within {END:?}")),
+                None => sleep(Duration::from_millis(50)).await,
+            }
+        }
+    }
+
     fn last_words(&self) -> String {
         let log = fs::read_to_string(&self.log).unwrap_or_default();
         let tail: Vec<&str> = log.lines().rev().take(3).collect();
@@ -77,13 +94,21 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
+        // Of one that has ended, the number may be another's by now.
+        if !matches!(self.child.try_wait(), Ok(None)) {
+            return;
+        }
         for pid in tree(self.child.id()).into_iter().rev() {
-            if let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) {
-                // Fails only where it has ended already.
-                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-            }
+            kill(pid, Signal::KILL);
         }
         let _ = self.child.wait();
+    }
+}
+
+fn kill(pid: u32, signal: Signal) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        // Fails only where it has ended already.
+        let _ = kill_process(pid, signal);
     }
 }
 

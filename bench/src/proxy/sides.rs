@@ -40,7 +40,18 @@ pub(super) struct Proxy {
     pub(super) process: Process,
     pub(super) address: SocketAddr,
     /// What else runs for it, and is not measured.
-    _beside: Option<Process>,
+    beside: Option<Process>,
+}
+
+impl Proxy {
+    /// Ends it, and what runs for it.
+    pub(super) async fn stop(self) -> Result<(), String> {
+        self.process.stop().await?;
+        match self.beside {
+            Some(beside) => beside.stop().await,
+            None => Ok(()),
+        }
+    }
 }
 
 impl fmt::Display for Who {
@@ -65,13 +76,9 @@ impl fmt::Display for Spoken {
 }
 
 impl Who {
-    /// Where its program lies.
-    pub(super) fn program(self) -> Result<PathBuf, String> {
+    /// Where the program of a peer lies.
+    fn program(self) -> Result<PathBuf, String> {
         let name = self.to_string();
-        if self == Self::Fairmesh {
-            let own = std::env::current_exe().map_err(|e| e.to_string())?;
-            return Ok(own.with_file_name(name));
-        }
         let path = std::env::var_os("PATH").unwrap_or_default();
         let mut places = std::env::split_paths(&path).map(|dir| dir.join(&name));
         places
@@ -88,17 +95,17 @@ impl Who {
         Ok(said.lines().find(|line| !line.trim().is_empty()).unwrap_or_default().trim().to_owned())
     }
 
-    /// Starts it in front of these endpoints, and waits until it passes requests on.
+    /// Starts it in front of these endpoints, and waits until it passes requests on; `ours` is the program of Fairmesh.
     pub(super) async fn start(
         self,
-        dir: &Path,
+        (dir, ours): (&Path, &Path),
         spoken: Spoken,
         endpoints: [SocketAddr; 2],
     ) -> Result<Proxy, String> {
         let dir = dir.join(format!("{self}-{spoken}"));
         fs::create_dir_all(&dir).map_err(|e| e.to_string())?;
         let [address, grpc, http, admin] = free()?;
-        let program = self.program()?;
+        let program = if self == Self::Fairmesh { ours.to_owned() } else { self.program()? };
         let (args, beside) = match self {
             Self::Fairmesh => {
                 let listen = [address, grpc, http, admin].map(|address| address.to_string());
@@ -111,7 +118,7 @@ impl Who {
         let mut process = Process::pinned(&dir, &self.to_string(), &program, &args)?;
         let said = process.ready(async || passes_on(address).await.unwrap_or(false)).await;
         said.map_err(|why| format!("{self} {why}"))?;
-        Ok(Proxy { process, address, _beside: beside })
+        Ok(Proxy { process, address, beside })
     }
 }
 

@@ -1,0 +1,38 @@
+//! Load for a build to learn from: what proxies do most, without peers and without a figure.
+
+use std::{error::Error, path::Path, time::Duration};
+
+use super::{BODIES, MANY, MULTIPLEXED, Ours, SMALL, Sides, Spoken, Who};
+
+/// How long each protocol is called with each size of bodies.
+const SLICE: Duration = Duration::from_millis(600);
+
+/// Calls through a proxy over every protocol, with every size of bodies that is measured; its processes end by themselves.
+pub(crate) fn run(ours: &Ours) -> Result<(), Box<dyn Error>> {
+    let program = ours.program()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let dir = tempfile::tempdir()?;
+    runtime.block_on(async {
+        for spoken in [Spoken::Http1, Spoken::Http2, Spoken::Grpc] {
+            let calls = train((dir.path(), &program), spoken).await?;
+            eprintln!("{spoken}: {calls} calls");
+        }
+        Ok(())
+    })
+}
+
+async fn train(places: (&Path, &Path), spoken: Spoken) -> Result<u64, String> {
+    let mut sides = Sides::start(places, spoken, &[Who::Fairmesh]).await?;
+    let is_multiplexed = spoken != Spoken::Http1;
+    let (connections, at_once) = if is_multiplexed { MULTIPLEXED } else { (1, MANY) };
+    let mut calls = 0;
+    for body in BODIES.into_iter().filter(|body| !is_multiplexed || *body <= SMALL) {
+        for mut caller in sides.callers(body, connections).await? {
+            calls += caller.closed(at_once, SLICE).await?.calls;
+        }
+    }
+    for (_, proxy) in sides.proxies.drain(..) {
+        proxy.stop().await?;
+    }
+    Ok(calls)
+}
