@@ -57,7 +57,6 @@ pub use mesh::{Mesh, MeshBuilder};
 pub use observer::{Observer, TryEnded};
 pub use send::{Apart, Passage};
 pub use service::ServiceHandle;
-pub use socket::control_congestion;
 pub use stats::Stats;
 pub use trace::{Trace, Tried};
 pub use tunnel::Tunnel;

@@ -1,6 +1,6 @@
 //! Options of the sockets that calls go over, at both ends.
 
-use std::{net::SocketAddr, time::Duration};
+use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
@@ -21,18 +21,6 @@ pub(crate) fn prepare(stream: &TcpStream) {
     // Both fail only on a socket that is already broken, which the first write will say better.
     let _ = stream.set_nodelay(true);
     let _ = SockRef::from(stream).set_tcp_keepalive(&alive);
-    if let Ok(peer) = stream.peer_addr() {
-        control_congestion(stream, peer);
-    }
-}
-
-/// Has a connection over loopback controlled by the algorithm that costs least: there is no path that could be congested.
-/// Where the system's choice is BBR, that models one all the same: 1.6 % of the CPU of a request through a proxy, with both side by side.
-pub fn control_congestion(stream: &TcpStream, peer: SocketAddr) {
-    if peer.ip().to_canonical().is_loopback() {
-        // Where it cannot be had, it stays as the system chose.
-        let _ = SockRef::from(stream).set_tcp_congestion(b"reno");
-    }
 }
 
 /// Breaks a connection on which nothing arrives any more. Only for HTTP/2: its peers read at all times, while one of
@@ -58,20 +46,5 @@ mod tests {
         let asked = socket.tcp_keepalive_interval().unwrap() * socket.tcp_keepalive_retries().unwrap();
         assert!(socket.tcp_keepalive_time().unwrap() + asked < Duration::from_secs(60));
         assert_eq!(socket.tcp_user_timeout().unwrap(), Some(UNACKNOWLEDGED));
-    }
-
-    #[tokio::test]
-    async fn congestion_is_controlled_at_least_cost_over_loopback_and_nowhere_else() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let algorithm = |stream: &TcpStream| SockRef::from(stream).tcp_congestion().unwrap();
-        let (stream, other) = tokio::join!(TcpStream::connect(address), TcpStream::connect(address));
-        let (stream, other) = (stream.unwrap(), other.unwrap());
-        let usual = algorithm(&other);
-        control_congestion(&other, "192.0.2.1:80".parse().unwrap());
-        assert_eq!(algorithm(&other), usual);
-        control_congestion(&other, "[::ffff:127.0.0.1]:80".parse().unwrap());
-        prepare(&stream);
-        assert!([&stream, &other].iter().all(|stream| algorithm(stream).starts_with(b"reno")));
     }
 }

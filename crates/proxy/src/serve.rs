@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::{control_congestion, http2::PREFACE};
+use fairmesh_client::http2::PREFACE;
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -183,7 +183,6 @@ impl Serving {
     ) {
         // Fails only on a socket that is already broken, which the first read will say better.
         let _ = stream.set_nodelay(true);
-        control_congestion(&stream, caller);
         let mut ends = tcp::ends_of(&stream, caller);
         if listen.accept_proxy {
             match tcp::read_proxy_head(&mut stream, self.limits.head).await {
