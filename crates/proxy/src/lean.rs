@@ -123,7 +123,9 @@ where
     loop {
         let answered = match connection.next(answers.passes(), stopping).await {
             Next::Begun => {
-                after_others().await;
+                if connection.input().len() <= SMALL {
+                    after_others().await;
+                }
                 match answers.pass(&mut connection, stopping).await {
                     Ok(Some(persistent)) => Ok(persistent),
                     Ok(None) => continue,
@@ -154,6 +156,10 @@ where
         }
     }
 }
+
+/// Up to which length requests that come together are sent on together. Larger ones would have left the processor's nearest cache by
+/// then: with bodies of 64 KB that costs 2 % and more.
+const SMALL: usize = 8 * 1024;
 
 /// Lets the tasks that were woken with this one read first. Requests that come together are sent on together, and a server on this
 /// host that sleeps is woken once for several of them: about 1 % less CPU for a request. `yield_now` would ask the system for more
