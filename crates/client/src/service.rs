@@ -11,6 +11,7 @@ use std::{
 use bytes::Bytes;
 use fairmesh_model::{Invalid, Role, ServiceName, ShardKey};
 use http::{HeaderMap, HeaderValue, Request, Response, request::Parts, uri::Authority};
+use tokio::time::Instant;
 
 use crate::{
     BoxError, CallContext, Fault, FaultKind,
@@ -182,15 +183,16 @@ impl ServiceHandle {
     }
 
     /// Begins a call with a request that is passed on as it lies in memory, to the host that it names or, unless it
-    /// `keeps_host`, to the service's own. `None` where it has to be taken apart before anything is decided, and nothing was
-    /// counted.
+    /// `keeps_host`, to the service's own; it `began` when its request came. `None` where it has to be taken apart before anything is
+    /// decided, and nothing was counted.
     #[inline]
     pub fn pass(
         &self,
         request: &PlainRequest<'_>,
         keeps_host: bool,
+        began: Instant,
     ) -> Option<Result<Passage<'_>, Box<Apart<'_>>>> {
-        send::pass(&self.inner, request, keeps_host)
+        send::pass(&self.inner, request, keeps_host, began)
     }
 
     async fn call_with(&self, parts: &mut Parts, body: &mut Outgoing) -> Result<Response<Body>, Fault> {

@@ -20,6 +20,12 @@ impl Clock {
         nanos(self.base.elapsed())
     }
 
+    /// Nanoseconds from the start to `instant`; 0 for one before.
+    #[inline]
+    pub fn at(&self, instant: Instant) -> u64 {
+        nanos(instant.saturating_duration_since(self.base))
+    }
+
     /// The instant that lies `nanoseconds` after the start.
     pub fn instant(&self, nanoseconds: u64) -> Instant {
         self.base + Duration::from_nanos(nanoseconds)

@@ -83,12 +83,13 @@ impl PlainHeaders<'_> {
 }
 
 /// Begins a call with a plain request, which is sent to the host that it names or, unless it `keeps_host`, to the service's
-/// own; `None` where it cannot be passed on, and nothing was counted.
+/// own; it `began` when its request came. `None` where it cannot be passed on, and nothing was counted.
 #[inline]
 pub(crate) fn begin<'a>(
     handle: &'a Handle,
     request: &PlainRequest<'_>,
     keeps_host: bool,
+    began: Instant,
 ) -> Option<Result<Passage<'a>, Box<Apart<'a>>>> {
     let (mesh, context) = (&handle.mesh, &handle.context);
     let is_own = handle.deadline.is_some() || handle.marks.key.is_some() || handle.marks.role.is_some();
@@ -100,7 +101,7 @@ pub(crate) fn begin<'a>(
     let headers = PlainHeaders { request, keeps_host };
     let view =
         RequestView { host, path: request.path, method: request.method, headers: &headers, grpc: false };
-    let start = Start { now: mesh.clock.now(), limit: None, seed: mesh.seed() };
+    let start = Start { now: mesh.clock.at(began), limit: None, seed: mesh.seed() };
     let mut call = Call::new(&handle.subscription);
     let apart = |call, stage| Some(Err(Box::new(Apart { handle, call, start, stage })));
     let view = match call.route(&view, context, start) {

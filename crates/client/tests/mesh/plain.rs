@@ -20,6 +20,7 @@ use http_body_util::{BodyExt as _, Full};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
+    time::Instant,
 };
 
 use crate::rig::Rig;
@@ -170,7 +171,7 @@ async fn passed(
     let begun = {
         let mut room = no_fields();
         let request = PlainRequest::read(text.as_bytes(), &mut room).expect("all are plain");
-        service.pass(&request, false).expect("it is routed")
+        service.pass(&request, false, Instant::now()).expect("it is routed")
     };
     let apart = match begun {
         Err(apart) => *apart,

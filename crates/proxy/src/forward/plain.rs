@@ -56,7 +56,7 @@ impl<'a> Answering<'a> {
         if request.body.len() as u64 > forwarder.max_body || forwarder.seeing.wants(target, began) {
             return None;
         }
-        let begun = target.handle.pass(&request, origin.service.is_some())?;
+        let begun = target.handle.pass(&request, origin.service.is_some(), began)?;
         Some((begun, target, request.length))
     }
 }
