@@ -158,12 +158,11 @@ where
 }
 
 /// Up to which length requests that come together are sent on together. Larger ones would have left the processor's nearest cache by
-/// then: with bodies of 64 KB that costs 2 % and more.
+/// then, and cost more than that saves.
 const SMALL: usize = 8 * 1024;
 
 /// Lets the tasks that were woken with this one read first. Requests that come together are sent on together, and a server on this
-/// host that sleeps is woken once for several of them: about 1 % less CPU for a request. `yield_now` would ask the system for more
-/// events before that.
+/// host that sleeps is woken once for several of them. `yield_now` would ask the system for more events before that.
 async fn after_others() {
     let mut waited = false;
     poll_fn(|context| {

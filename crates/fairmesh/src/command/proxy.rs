@@ -153,8 +153,7 @@ impl From<LogForm> for Form {
 
 impl ProxyArgs {
     /// Whether the thread that serves connections does all the rest too. Beside a second one that seldom has anything to do it would
-    /// share its files, and the system would find each socket with atomic operations only: 4 % of the CPU of a request over HTTP/1.1,
-    /// both side by side.
+    /// share its files, and the system would find each socket with atomic operations only, which takes some percent of a request.
     pub(crate) fn runs_on_one_thread(&self) -> bool {
         self.command.is_none() && cores(&self.serve) == 1
     }
