@@ -134,13 +134,14 @@ pub(crate) fn run(args: &ProxyArgs) -> Result<Report, Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut report = Report::new("proxy");
     let mut missing = Vec::new();
+    let program = args.ours.program()?;
+    report.candidate(format!("{} {}", program.display(), Who::Fairmesh.version(&program)?));
     for peer in PEERS {
-        match peer.version() {
+        match peer.version(&program) {
             Ok(version) => report.peer(peer.to_string(), version),
             Err(why) => missing.push((peer, why)),
         }
     }
-    let program = args.ours.program()?;
     let bench = Bench { plan: Plan::new(args.common.quick), part: args.part, program, missing };
     runtime.block_on(bench.measure(&mut report))?;
     Ok(report)

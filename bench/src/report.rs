@@ -9,6 +9,7 @@ use serde_json::json;
 pub(crate) struct Report {
     name: &'static str,
     figures: Vec<Figure>,
+    candidate: Option<String>,
     peers: BTreeMap<String, String>,
 }
 
@@ -52,7 +53,7 @@ impl fmt::Display for Goal {
 impl Report {
     /// A report without figures of the benchmark called `name`.
     pub(crate) fn new(name: &'static str) -> Self {
-        Self { name, figures: Vec::new(), peers: BTreeMap::new() }
+        Self { name, figures: Vec::new(), candidate: None, peers: BTreeMap::new() }
     }
 
     /// Adds a figure. `goal`, where there is one, is the greatest value that counts as reached; `note` gives the unit
@@ -107,17 +108,27 @@ impl Report {
         if missing.is_empty() { Ok(()) } else { Err(format!("not measured: {}", missing.join(", "))) }
     }
 
+    /// Says which program of Fairmesh was measured, where that is one of several.
+    pub(crate) fn candidate(&mut self, program: impl Into<String>) {
+        self.candidate = Some(program.into());
+    }
+
     /// Says what was measured beside Fairmesh, with its version.
     pub(crate) fn peer(&mut self, name: impl Into<String>, version: impl Into<String>) {
         self.peers.insert(name.into(), version.into());
     }
 
-    /// Writes `{"name", "figures", "peers", "machine"}`.
+    /// Writes `{"name", "figures", "candidate", "peers", "machine"}`.
     pub(crate) fn write_json(&self, path: &Path) -> io::Result<()> {
         let figures: serde_json::Map<_, _> =
             self.figures.iter().map(|figure| (figure.name.clone(), json!(figure.value))).collect();
-        let object =
-            json!({ "name": self.name, "figures": figures, "peers": self.peers, "machine": machine() });
+        let object = json!({
+            "name": self.name,
+            "figures": figures,
+            "candidate": self.candidate,
+            "peers": self.peers,
+            "machine": machine(),
+        });
         fs::write(path, format!("{object:#}\n"))
     }
 }
@@ -134,6 +145,9 @@ impl fmt::Display for Report {
             };
             let goal = goal.map(|goal| goal.to_string()).unwrap_or_default();
             writeln!(f, "{name:<24} {shown:>12} {goal:>10}  {reached:<7}  {note}")?;
+        }
+        if let Some(program) = &self.candidate {
+            writeln!(f, "measured: {program}")?;
         }
         for (peer, version) in &self.peers {
             writeln!(f, "beside: {peer} {version}")?;

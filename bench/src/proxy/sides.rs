@@ -76,8 +76,11 @@ impl fmt::Display for Spoken {
 }
 
 impl Who {
-    /// Where the program of a peer lies.
-    fn program(self) -> Result<PathBuf, String> {
+    /// Where its program lies; `ours` is that of Fairmesh.
+    fn program(self, ours: &Path) -> Result<PathBuf, String> {
+        if self == Self::Fairmesh {
+            return Ok(ours.to_owned());
+        }
         let name = self.to_string();
         let path = std::env::var_os("PATH").unwrap_or_default();
         let mut places = std::env::split_paths(&path).map(|dir| dir.join(&name));
@@ -87,9 +90,10 @@ impl Who {
     }
 
     /// What it says of its version.
-    pub(super) fn version(self) -> Result<String, String> {
+    pub(super) fn version(self, ours: &Path) -> Result<String, String> {
         let flag = if matches!(self, Self::Haproxy | Self::Nginx) { "-v" } else { "--version" };
-        let said = Command::new(self.program()?).arg(flag).output().map_err(|e| format!("{self}: {e}"))?;
+        let said =
+            Command::new(self.program(ours)?).arg(flag).output().map_err(|e| format!("{self}: {e}"))?;
         let said = [said.stdout, said.stderr].concat();
         let said = String::from_utf8_lossy(&said).into_owned();
         Ok(said.lines().find(|line| !line.trim().is_empty()).unwrap_or_default().trim().to_owned())
@@ -105,7 +109,7 @@ impl Who {
         let dir = dir.join(format!("{self}-{spoken}"));
         fs::create_dir_all(&dir).map_err(|e| e.to_string())?;
         let [address, grpc, http, admin] = free()?;
-        let program = if self == Self::Fairmesh { ours.to_owned() } else { self.program()? };
+        let program = self.program(ours)?;
         let (args, beside) = match self {
             Self::Fairmesh => {
                 let listen = [address, grpc, http, admin].map(|address| address.to_string());
