@@ -2,7 +2,7 @@
 //!
 //! hyper's server hands each request over between two state machines, and each piece of a body through a channel. Here
 //! whoever answers is polled where the head was read, a body that came with its head is passed on where it lies, and the
-//! head of an answer stoppings with what is at hand of its body: one read and one write a request. What is not done here
+//! head of an answer goes out with what is at hand of its body: one read and one write a request. What is not done here
 //! (HTTP/2, tunnels, upgrades) is left to others as it came, so that there is one place for each.
 
 mod connection;
