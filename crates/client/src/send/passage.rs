@@ -36,10 +36,10 @@ pub struct Passage<'a> {
     start: Start,
     line: Arc<Line>,
     plain: Plain,
-    /// When it was decided, in nanoseconds of the clock.
-    now: u64,
     until: Instant,
     surveyed: Option<u64>,
+    /// Whether its body is gone.
+    is_forgotten: bool,
     /// What came and was no plain answer.
     other: Option<Result<Answer, SendError>>,
 }
@@ -50,6 +50,8 @@ pub struct Apart<'a> {
     call: Call<'a, Arc<Line>>,
     start: Start,
     stage: Stage,
+    /// Whether the body of its request is gone, which was sent once and is not to be sent again.
+    is_forgotten: bool,
 }
 
 /// How far it came.
@@ -103,7 +105,7 @@ pub(crate) fn begin<'a>(
         RequestView { host, path: request.path, method: request.method, headers: &headers, grpc: false };
     let start = Start { now: mesh.clock.at(began), limit: None, seed: mesh.seed() };
     let mut call = Call::new(&handle.subscription);
-    let apart = |call, stage| Some(Err(Box::new(Apart { handle, call, start, stage })));
+    let apart = |call, stage| Some(Err(Box::new(Apart { handle, call, start, stage, is_forgotten: false })));
     let view = match call.route(&view, context, start) {
         Ok(view) => view,
         Err(undecided) => match *undecided {
@@ -116,9 +118,7 @@ pub(crate) fn begin<'a>(
         },
     };
     count(&mesh.counters.calls);
-    let usual = matches!(&**view, View::Ready(ready)
-        if ready.lookaside.is_none() && !ready.upstream.protocol().is_multiplexed());
-    if !usual || call.treatment().is_some() || call.key().is_some() {
+    if !is_usual(&view, &call) {
         return apart(call, Stage::Routed);
     }
     let now = start.now;
@@ -135,7 +135,14 @@ pub(crate) fn begin<'a>(
     let surveyed = call.target().pace.claims_survey(now).then_some(now);
     count(&mesh.counters.tries);
     let until = mesh.clock.instant(call.try_ends(now));
-    Some(Ok(Passage { handle, call, start, line, plain, now, until, surveyed, other: None }))
+    Some(Ok(Passage { handle, call, start, line, plain, until, surveyed, is_forgotten: false, other: None }))
+}
+
+/// Whether a call is of the kind that is passed on.
+fn is_usual(view: &View<Arc<Line>>, call: &Call<'_, Arc<Line>>) -> bool {
+    let is_passed = matches!(view, View::Ready(ready)
+        if ready.lookaside.is_none() && !ready.upstream.protocol().is_multiplexed());
+    is_passed && call.treatment().is_none() && call.key().is_none()
 }
 
 impl fmt::Debug for Passage<'_> {
@@ -151,6 +158,13 @@ impl fmt::Debug for Apart<'_> {
 }
 
 impl<'a> Passage<'a> {
+    /// Whether the body of the request is needed no more, and its memory is better used for the next one. It was sent, and is
+    /// not to be sent once more: that is decided here for the whole call.
+    pub fn forgets_body(&mut self) -> bool {
+        self.is_forgotten = !self.call.may_be_sent_twice(&self.call.look(), &self.handle.context);
+        self.is_forgotten
+    }
+
     /// Waits for the answer; what `take` made of a plain one, and else `None`.
     #[inline]
     pub fn poll<T>(
@@ -174,9 +188,9 @@ impl<'a> Passage<'a> {
     /// The call is over: its plain answer was taken.
     #[inline]
     pub fn end(self) {
-        let Self { handle, mut call, line, plain, now, surveyed, .. } = self;
+        let Self { handle, mut call, start, line, plain, surveyed, .. } = self;
         let mesh = &handle.mesh;
-        line.answered(true, now, mesh.clock);
+        line.answered(true, start.now, mesh.clock);
         poll::follow(surveyed, mesh, call.target(), &line);
         call.end(Ending::Answered);
         plain.give_back(&line);
@@ -185,7 +199,7 @@ impl<'a> Passage<'a> {
     /// The call with its request, of which a copy may be sent once more, taken apart: what was waited for was no plain answer.
     #[cold]
     pub fn into_apart(self) -> Apart<'a> {
-        let Self { handle, call, start, line, plain, now, surveyed, other, .. } = self;
+        let Self { handle, call, start, line, plain, surveyed, is_forgotten, other, .. } = self;
         let sent = match other {
             Some(Ok(answer)) => Ok(plain.into_reply(answer)),
             Some(Err(error)) => Err(error),
@@ -195,13 +209,14 @@ impl<'a> Passage<'a> {
             handle,
             call,
             start,
-            stage: Stage::Begun(First::Tried(Box::new((line, now, (surveyed, sent))))),
+            stage: Stage::Begun(First::Tried(Box::new((line, start.now, (surveyed, sent))))),
+            is_forgotten,
         }
     }
 }
 
 impl Apart<'_> {
-    /// Goes on, as [`ServiceHandle::send`](crate::ServiceHandle::send) does.
+    /// Goes on, as [`ServiceHandle::send`](crate::ServiceHandle::send) does; the request has no body where that was forgotten.
     ///
     /// # Errors
     /// As that has them.
@@ -223,7 +238,7 @@ impl Apart<'_> {
         B: http_body::Body<Data = Bytes> + Unpin + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        let Self { handle, mut call, start, stage } = self;
+        let Self { handle, mut call, start, stage, is_forgotten } = self;
         let (mut parts, body) = request.into_parts();
         let body = Outgoing::take_movable(body).await.map_err(untaken)?;
         let terms = Terms { handle, context: &handle.context, start, trace: None };
@@ -235,7 +250,7 @@ impl Apart<'_> {
                 return carry_on(terms, &mut call, known, &mut slot).await;
             }
             Stage::Begun(first) => {
-                let wanted = call.may_be_sent_twice(&call.look(), terms.context);
+                let wanted = !is_forgotten && call.may_be_sent_twice(&call.look(), terms.context);
                 let copy = Copy::of(unsent(&mut slot)?, wanted);
                 if !first.is_unsent() {
                     slot = None;

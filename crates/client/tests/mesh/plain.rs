@@ -162,20 +162,32 @@ async fn read(answer: http::Response<fairmesh_client::Body>) -> (u16, HeaderMap,
     (head.status.as_u16(), head.headers, body)
 }
 
-/// Passes it on, and counts it where it was answered so.
+/// How many were answered without being taken apart, and how many were sent and then had no body any more.
+#[derive(Debug, Default)]
+struct Passed {
+    plainly: usize,
+    forgotten: usize,
+}
+
+/// Passes it on, and counts how.
 async fn passed(
     service: &ServiceHandle,
     text: &str,
-    plainly: &mut usize,
+    counts: &mut Passed,
 ) -> Result<(u16, HeaderMap, Option<String>), Fault> {
     let begun = {
         let mut room = no_fields();
         let request = PlainRequest::read(text.as_bytes(), &mut room).expect("all are plain");
         service.pass(&request, false, Instant::now()).expect("it is routed")
     };
+    let mut request = taken_apart(text);
     let apart = match begun {
         Err(apart) => *apart,
         Ok(mut passage) => {
+            if passage.forgets_body() {
+                *request.body_mut() = Full::default();
+                counts.forgotten += usize::from(text.ends_with('t'));
+            }
             let take = |answer: &PlainAnswer<'_>, _: &_, _: &mut Context<'_>| {
                 let mut out = Vec::new();
                 answer.write(&mut out, || *b"Sun, 06 Nov 1994 08:49:37 GMT", false);
@@ -184,7 +196,7 @@ async fn passed(
             };
             if let Some(out) = poll_fn(|context| passage.poll(take, context)).await {
                 passage.end();
-                *plainly += 1;
+                counts.plainly += 1;
                 let mut input = BytesMut::from(&out[..]);
                 let reader = &mut fairmesh_client::http1::HeadReader::new(&http::Method::GET);
                 let head = reader.read(&mut input).unwrap().unwrap().head;
@@ -194,7 +206,7 @@ async fn passed(
             passage.into_apart()
         }
     };
-    Ok(read(apart.go_on(taken_apart(text)).await?).await)
+    Ok(read(apart.go_on(request).await?).await)
 }
 
 fn counted(mesh: &Mesh) -> [u64; 6] {
@@ -203,7 +215,7 @@ fn counted(mesh: &Mesh) -> [u64; 6] {
 }
 
 /// Calls with all of them, one after the other, in one of both ways.
-async fn outcomes(plainly: Option<&mut usize>) -> Vec<Outcome> {
+async fn outcomes(counts: Option<&mut Passed>) -> Vec<Outcome> {
     let (rig, log) = (Rig::start().await, Log::default());
     rig.replicated("shop/cart", Protocol::Http1, &[server(Arc::clone(&log)).await]);
     let retries = Retries { attempts: 3, budget_percent: 100, budget_floor: 1000 };
@@ -211,13 +223,13 @@ async fn outcomes(plainly: Option<&mut usize>) -> Vec<Outcome> {
     let mesh = rig.mesh().await;
     let service = mesh.service("shop/cart").unwrap();
     service.ready().await.unwrap();
-    let (mut none, mut all) = (0, Vec::new());
-    let passes = plainly.is_some();
-    let plainly = plainly.unwrap_or(&mut none);
+    let (mut none, mut all) = (Passed::default(), Vec::new());
+    let passes = counts.is_some();
+    let counts = counts.unwrap_or(&mut none);
     for seed in 0..600 {
         let (text, before) = (draw(seed), counted(&mesh));
         let answer = match passes {
-            true => passed(&service, &text, plainly).await,
+            true => passed(&service, &text, counts).await,
             false => called(&service, &text).await,
         };
         let answer = answer.map_err(|fault| format!("{:?} {:?}", fault.kind(), fault.retry()));
@@ -238,16 +250,16 @@ async fn outcomes(plainly: Option<&mut usize>) -> Vec<Outcome> {
 
 #[tokio::test]
 async fn what_is_passed_on_ends_as_what_is_taken_apart() {
-    let mut plainly = 0;
-    let (apart, passed) = (outcomes(None).await, outcomes(Some(&mut plainly)).await);
+    let mut counts = Passed::default();
+    let (apart, passed) = (outcomes(None).await, outcomes(Some(&mut counts)).await);
     for (seed, (apart, passed)) in apart.iter().zip(&passed).enumerate() {
         assert_eq!(passed, apart, "{}", draw(seed as u64).chars().take(200).collect::<String>());
     }
     let failed = apart.iter().filter(|outcome| outcome.answer.is_err()).count();
     let retried = apart.iter().filter(|outcome| outcome.counted[3] > 0).count();
     assert!(
-        plainly > 200 && failed > 30 && retried > 30,
-        "{plainly} plain, {failed} failed, {retried} retried"
+        counts.plainly > 200 && counts.forgotten > 50 && failed > 30 && retried > 30,
+        "{counts:?}, {failed} failed, {retried} retried"
     );
 }
 
@@ -261,15 +273,15 @@ async fn a_limit_counts_what_is_passed_on_once() {
     let service = mesh.service("shop/cart").unwrap();
     service.ready().await.unwrap();
     let text = "GET /plain HTTP/1.1\r\nhost: cart.shop\r\nx-id: 1\r\n\r\n";
-    let mut plainly = 0;
-    let mut call = async || passed(&service, text, &mut plainly).await.map(|(status, ..)| status);
+    let mut counts = Passed::default();
+    let mut call = async || passed(&service, text, &mut counts).await.map(|(status, ..)| status);
     assert_eq!([call().await.unwrap(), call().await.unwrap()], [200, 200]);
     let fault = call().await.unwrap_err();
     assert_eq!(fault.kind(), FaultKind::RateLimited);
     assert!(fault.retry_after().is_some_and(|wait| wait > Duration::from_secs(60)));
     let stats = mesh.stats();
     assert_eq!((stats.calls, stats.limited, stats.faults, stats.tries), (3, 1, 1, 2));
-    assert_eq!((plainly, log.lock().unwrap().0.len()), (1, 2), "the first one had to connect");
+    assert_eq!((counts.plainly, log.lock().unwrap().0.len()), (1, 2), "the first one had to connect");
 }
 
 #[tokio::test]
@@ -280,11 +292,11 @@ async fn a_large_answer_is_passed_on_when_its_last_part_has_come() {
     let service = mesh.service("shop/cart").unwrap();
     service.ready().await.unwrap();
     let body = Some("t".repeat(40_000) + &"e".repeat(20_000));
-    let mut plainly = 0;
+    let mut counts = Passed::default();
     for id in 0..4 {
         let text = format!("PUT /large HTTP/1.1\r\nhost: cart.shop\r\nx-id: {id}\r\n\r\n");
-        let (status, _, told) = passed(&service, &text, &mut plainly).await.unwrap();
+        let (status, _, told) = passed(&service, &text, &mut counts).await.unwrap();
         assert!(status == 200 && told == body, "{id}");
     }
-    assert_eq!(plainly, 3, "all but the first one, which had to connect");
+    assert_eq!(counts.plainly, 3, "all but the first one, which had to connect");
 }

@@ -1,10 +1,10 @@
 //! Requests of one connection, passed on without being taken apart where nobody needs that.
 
-use std::{sync::Arc, task::Context};
+use std::{ops::Range, sync::Arc, task::Context};
 
 use fairmesh_client::{
     Apart, Body, EndpointTarget, Passage,
-    http1::{PlainAnswer, PlainRequest, no_fields},
+    http1::{LEAST_READ, PlainAnswer, PlainRequest, no_fields},
 };
 use http::{Request, Response};
 use tokio::{
@@ -36,15 +36,15 @@ impl<'a> Answering<'a> {
         Self { forwarder, origin }
     }
 
-    /// Begins a call with the request that lies first in `input`, and says how long that is; `None` where it is not plain or
-    /// somebody wants to see more of it.
+    /// Begins a call with the request that lies first in `input`, and says where its body lies, which it ends with; `None` where it
+    /// is not plain or somebody wants to see more of it.
     #[inline]
     fn begin<'b>(
         &self,
         input: &[u8],
         target: &'b mut Option<Arc<Target>>,
         began: Instant,
-    ) -> Option<(Begun<'b>, &'b Arc<Target>, usize)> {
+    ) -> Option<(Begun<'b>, &'b Arc<Target>, Range<usize>)> {
         let Self { forwarder, origin } = self;
         if origin.captured.is_some() {
             return None;
@@ -57,7 +57,7 @@ impl<'a> Answering<'a> {
             return None;
         }
         let begun = target.handle.pass(&request, origin.service.is_some(), began)?;
-        Some((begun, target, request.length))
+        Some((begun, target, request.length - request.body.len()..request.length))
     }
 }
 
@@ -93,7 +93,7 @@ impl<R: AsyncRead + Unpin + Send + 'static> Answer<R> for Answering<'_> {
         W: AsyncWrite + Unpin,
     {
         let (began, mut target) = (Instant::now(), None);
-        let Some((begun, target, length)) = self.begin(connection.input(), &mut target, began) else {
+        let Some((begun, target, body)) = self.begin(connection.input(), &mut target, began) else {
             return Ok(None);
         };
         let apart = {
@@ -101,6 +101,10 @@ impl<R: AsyncRead + Unpin + Send + 'static> Answer<R> for Answering<'_> {
             match begun {
                 Err(apart) => *apart,
                 Ok(mut passage) => {
+                    let length = body.end;
+                    if body.len() > LEAST_READ && passage.forgets_body() {
+                        connection.forget(body);
+                    }
                     let passed = connection.wait(length, |mut reply, context| {
                         let take =
                             |answer: &PlainAnswer<'_>, server: &EndpointTarget, context: &mut Context<'_>| {

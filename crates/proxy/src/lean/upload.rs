@@ -1,7 +1,8 @@
 //! The body of a request, on its way from the program to whoever answers.
 
 use std::{
-    io,
+    io, mem,
+    ops::Range,
     pin::Pin,
     sync::{
         Arc,
@@ -13,7 +14,7 @@ use std::{
 use bytes::{Buf as _, Bytes};
 use fairmesh_client::{
     BoxError,
-    http1::{Decoder, Inbox, LEAST_READ, Piece, plain_request_lacks},
+    http1::{Decoder, Inbox, LEAST_READ, Piece, Received, plain_request_lacks},
 };
 use http_body::{Body, Frame, SizeHint};
 use tokio::{
@@ -36,11 +37,13 @@ pub(super) struct Reading<R> {
     expected: usize,
     /// The length of a request that has begun to come, where the rest of it is waited for.
     whole: Option<usize>,
+    /// How much of the first request is gone, the end of it.
+    forgotten: usize,
 }
 
 impl<R> Reading<R> {
     pub(super) fn new(io: R) -> Self {
-        Self { io, input: Inbox::default(), expected: 0, whole: None }
+        Self { io, input: Inbox::default(), expected: 0, whole: None, forgotten: 0 }
     }
 }
 
@@ -79,13 +82,37 @@ impl<R: AsyncRead + Unpin> Reading<R> {
         self.whole = None;
     }
 
+    /// Forgets the body of the first request, which lies there and ends it.
+    pub(super) fn forget(&mut self, body: Range<usize>) {
+        self.forgotten = body.len();
+        self.input.copy_within(body.end.., body.start);
+        let left = self.input.len() - body.len();
+        self.input.truncate(left);
+        self.input.rest();
+    }
+
+    /// How much lies here of the first request, which has this length.
+    pub(super) fn lies(&self, length: usize) -> usize {
+        length - self.forgotten
+    }
+
+    /// The first request as it was read, with no body where that was forgotten.
+    pub(super) fn without_forgotten(&mut self, received: Received) -> Received {
+        match mem::take(&mut self.forgotten) {
+            0 => received,
+            _ => Received { body: Decoder::absent(), ..received },
+        }
+    }
+
     /// Takes the first request out of what came, which has this length.
     pub(super) fn pass_over(&mut self, length: usize) {
+        let lies = self.lies(length);
+        self.forgotten = 0;
         // Emptied, memory can be read into from its beginning.
-        if length == self.input.len() {
+        if lies == self.input.len() {
             self.input.clear()
         } else {
-            self.input.advance(length)
+            self.input.advance(lies)
         }
         self.expected = if length > LEAST_READ { length } else { 0 };
     }

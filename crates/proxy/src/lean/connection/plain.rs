@@ -3,6 +3,7 @@
 use std::{
     future::{Future, poll_fn},
     io::{self, IoSlice},
+    ops::Range,
     pin::Pin,
     task::{Context, Poll, ready},
 };
@@ -76,6 +77,13 @@ where
         }
     }
 
+    /// Forgets the body of the first request, which lies there, and gives its memory back: it is needed no more.
+    pub(crate) fn forget(&mut self, body: Range<usize>) {
+        if let Source::Here(reading) = &mut self.source {
+            reading.forget(body);
+        }
+    }
+
     /// Waits until `poll` has begun to send an answer to the first request, which has this length, or has nothing more to wait
     /// for; and for the program to give up.
     pub(crate) async fn wait<T>(
@@ -83,7 +91,10 @@ where
         length: usize,
         mut poll: impl FnMut(Reply<'_, W>, &mut Context<'_>) -> Poll<T>,
     ) -> Result<T, Broken> {
-        self.passing = length;
+        self.passing = match &self.source {
+            Source::Here(reading) => reading.lies(length),
+            Source::Lent(_) | Source::Unread(_) | Source::Lost => 0,
+        };
         let answered = poll_fn(|context| {
             let Self { writer, output, date, .. } = self;
             if let Poll::Ready(answered) = poll(Reply { writer, output, date }, context) {
@@ -112,7 +123,8 @@ where
         Ok(())
     }
 
-    /// Has the first request, which is whole, answered as one that is taken apart; whether the connection may carry another.
+    /// Has the first request, which is whole but for what was forgotten, answered as one that is taken apart; whether the connection
+    /// may carry another.
     pub(crate) async fn take_apart<A, F, B>(&mut self, answer: A, stopping: &Stopping) -> Result<bool, Broken>
     where
         A: FnOnce(Request<Upload<R>>) -> F,
@@ -120,7 +132,10 @@ where
         B: Body<Data = Bytes, Error: Into<BoxError>>,
     {
         let received = match &mut self.source {
-            Source::Here(reading) => self.requests.read(&mut reading.input),
+            Source::Here(reading) => {
+                let received = self.requests.read(&mut reading.input);
+                received.map(|found| found.map(|received| reading.without_forgotten(received)))
+            }
             Source::Lent(_) | Source::Unread(_) | Source::Lost => Ok(None),
         };
         match received {

@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_client::http1::{PlainAnswer, PlainRequest, no_fields};
+use fairmesh_client::http1::{LEAST_READ, PlainAnswer, PlainRequest, no_fields};
 use futures_util::stream;
 use http::{Request, Response};
 use http_body::Frame;
@@ -248,7 +248,8 @@ async fn an_answer_does_not_wait_for_the_rest_of_its_request() {
     assert!(dropped.load(Relaxed));
 }
 
-/// Passes on what is plain, and answers the rest by echo; counts what it has begun to answer.
+/// Passes on what is plain, and answers the rest by echo; counts what it has begun to answer. Forgets large bodies, and takes apart
+/// what is asked of `/apart`.
 #[derive(Default)]
 struct Passes(AtomicUsize);
 
@@ -267,12 +268,19 @@ impl Answer<ReadHalf<DuplexStream>> for Passes {
     async fn pass<W: AsyncWrite + Unpin>(
         &self,
         connection: &mut Connection<ReadHalf<DuplexStream>, W>,
-        _: &Stopping,
+        stopping: &Stopping,
     ) -> Result<Option<bool>, Broken> {
-        let Some(length) = PlainRequest::read(connection.input(), &mut no_fields()).map(|plain| plain.length)
-        else {
-            return Ok(None);
+        let (length, body, is_apart) = {
+            let mut room = no_fields();
+            let Some(plain) = PlainRequest::read(connection.input(), &mut room) else { return Ok(None) };
+            (plain.length, plain.body.len(), plain.path == "/apart")
         };
+        if body > LEAST_READ {
+            connection.forget(length - body..length);
+        }
+        if is_apart {
+            return connection.take_apart(|request| self.answer(request), stopping).await.map(Some);
+        }
         let sent = connection.wait(length, |mut reply, context| {
             let mut room = no_fields();
             let answer = PlainAnswer::read(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\ntea", &mut room);
@@ -313,6 +321,41 @@ async fn most_of_a_large_request_waits_for_the_rest_and_not_for_long() {
     sleep(2 * PATIENCE).await;
     far.write_all(rest).await.unwrap();
     assert!(hear(&mut far, "ttt\")").await.contains("POST /a Ok(b\"ttt"));
+}
+
+#[tokio::test]
+async fn what_follows_a_body_that_was_forgotten_is_the_next_request() {
+    let (near, mut far) = ends(1 << 18);
+    let answers = Arc::<Passes>::default();
+    let served = serve_passing(near, Arc::clone(&answers));
+    let post = |path: &str, size: usize| {
+        format!("POST {path} HTTP/1.1\r\nhost: a.b\r\ncontent-length: {size}\r\n\r\n{}", "t".repeat(size))
+    };
+    // The first one is not known to be so large.
+    far.write_all(post("/a", 60_000).as_bytes()).await.unwrap();
+    hear(&mut far, "ttt\")").await;
+    let tea = "\r\n\r\ntea";
+    let all = [
+        (post("/a", 60_000), tea),
+        (post("/apart", 20_000), "POST /apart Ok(b\"\")"),
+        (post("/apart", 5), "POST /apart Ok(b\"ttttt\")"),
+        (post("/a", 9_000), tea),
+        (post("/apart", 3), "POST /apart Ok(b\"ttt\")"),
+    ];
+    for (request, answer) in &all {
+        far.write_all(request.as_bytes()).await.unwrap();
+        hear(&mut far, answer).await;
+    }
+    assert_eq!(answers.0.load(Relaxed), 4, "the others were passed on");
+    // At once: little of what follows a body is moved, and much stays where it is.
+    let sent: String = all.iter().map(|(request, _)| request.as_str()).collect();
+    far.write_all(sent.as_bytes()).await.unwrap();
+    far.shutdown().await.unwrap();
+    let mut heard = String::new();
+    far.read_to_string(&mut heard).await.unwrap();
+    assert_eq!(heard.matches("HTTP/1.1 200").count(), all.len(), "{heard}");
+    assert!(heard.starts_with("HTTP/1.1 200 OK") && heard.ends_with(all[4].1), "{heard}");
+    assert!(matches!(served.await.unwrap(), Ended::Done));
 }
 
 #[tokio::test(start_paused = true)]
