@@ -93,8 +93,8 @@ impl Plan {
     fn new(quick: bool) -> Self {
         let ms = Duration::from_millis;
         match quick {
-            true => Self { rounds: 3, slice: ms(150), turns: 12, quick },
-            false => Self { rounds: 7, slice: ms(500), turns: 100, quick },
+            true => Self { rounds: 9, slice: ms(60), turns: 12, quick },
+            false => Self { rounds: 25, slice: ms(150), turns: 100, quick },
         }
     }
 

@@ -27,9 +27,69 @@ impl fmt::Display for Ratio {
     }
 }
 
+/// A median, and between which values of the rounds it lies 19 times in 20, whatever they are distributed like: of a machine with neighbours,
+/// some rounds are far off.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Median {
+    /// The median over rounds.
+    pub(crate) value: f64,
+    least: f64,
+    most: f64,
+}
+
+impl Median {
+    /// What the ratios of several rounds come to; `None` of none.
+    pub(crate) fn of(ratios: &[f64]) -> Option<Self> {
+        let mut sorted = ratios.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let (first, last) = (*sorted.first()?, *sorted.last()?);
+        let count = sorted.len();
+        // How many lie below a median is binomial, here by its normal approximation.
+        let beyond = ((count as f64 - 1.96 * (count as f64).sqrt()) / 2.0).max(0.0) as usize;
+        let (least, most) = match beyond {
+            0 => (first, last),
+            _ => (sorted[beyond], sorted[count - 1 - beyond]),
+        };
+        Some(Self { value: f64::midpoint(sorted[(count - 1) / 2], sorted[count / 2]), least, most })
+    }
+}
+
+impl fmt::Display for Median {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.3} ({:.3} to {:.3})", self.value, self.least, self.most)
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use fairmesh_model::arith::Generator;
+
     use super::*;
+
+    #[test]
+    fn rounds_that_went_astray_move_no_median() {
+        let rounds: Vec<f64> =
+            (0..25).map(|round| if round % 5 == 0 { 9.0 } else { 0.5 + f64::from(round) / 100.0 }).collect();
+        let median = Median::of(&rounds).unwrap();
+        assert!((0.6..0.7).contains(&median.value) && median.most < 1.0 && median.least > 0.5, "{median}");
+        assert_eq!(Median::of(&[]), None);
+        assert_eq!(Median::of(&[3.0, 1.0]), Some(Median { value: 2.0, least: 1.0, most: 3.0 }));
+    }
+
+    /// Of many draws whose median is known, the bounds hold it as often as they say.
+    #[test]
+    fn a_median_lies_within_its_bounds_19_times_in_20() {
+        let mut chance = Generator::new(7);
+        let mut one = || chance.below(1 << 20) as f64;
+        for (rounds, least) in [(9, 940), (25, 930)] {
+            let held = (0..1000).filter(|_| {
+                let median = Median::of(&(0..rounds).map(|_| one()).collect::<Vec<_>>()).unwrap();
+                (median.least..=median.most).contains(&f64::from(1 << 19))
+            });
+            let held = held.count();
+            assert!((least..=990).contains(&held), "{held} of 1000 with {rounds} rounds");
+        }
+    }
 
     #[test]
     fn a_round_that_went_astray_widens_the_bounds_more_than_it_moves_the_mean() {

@@ -4,7 +4,10 @@ use super::{
     Bench, CONNECTIONS, Cell, Found, MANY, Runs, SMALL, Setting, Turns, USUAL, median,
     sides::{PEERS, Who},
 };
-use crate::{ratio::Ratio, report::Report};
+use crate::{
+    ratio::{Median, Ratio},
+    report::Report,
+};
 
 impl Bench {
     pub(super) fn tell_http1(&self, report: &mut Report, found: &Found) {
@@ -21,12 +24,15 @@ impl Bench {
         for connections in CONNECTIONS {
             let name = format!("rps_vs_envoy_c{connections}");
             let cell = found.cells.get(&(connections, USUAL));
-            match cell.and_then(|cell| Some((of(cell, Who::Fairmesh)?, of(cell, Who::Envoy)?))) {
-                Some((ours, theirs)) => {
-                    let ratio = Ratio::of(&paired(&ours.rate, &theirs.rate));
+            let ratio = |cell| {
+                let (ours, theirs): (&Runs, &Runs) = (of(cell, Who::Fairmesh)?, of(cell, Who::Envoy)?);
+                Median::of(&paired(&ours.rate, &theirs.rate))
+            };
+            match cell.and_then(ratio) {
+                Some(ratio) => {
                     let note =
                         format!("requests a second over Envoy's, bodies of 1 KB: {ratio}; {}", rates(cell));
-                    report.figure(name, ratio.mean, None, note);
+                    report.figure(name, ratio.value, None, note);
                 }
                 None => report.unmeasured(name, self.why(Who::Envoy)),
             }
@@ -54,9 +60,9 @@ impl Bench {
         let cells = found.cells.iter().filter(|(setting, _)| counts(**setting));
         let ratios = cells.filter_map(|(setting, cell)| {
             let (ours, theirs) = (of(cell, Who::Fairmesh)?, of(cell, peer)?);
-            Some((*setting, Ratio::of(&paired(&ours.cpu, &theirs.cpu)), cell))
+            Some((*setting, Median::of(&paired(&ours.cpu, &theirs.cpu))?, cell))
         });
-        match ratios.max_by(|a, b| a.1.mean.total_cmp(&b.1.mean)) {
+        match ratios.max_by(|a, b| a.1.value.total_cmp(&b.1.value)) {
             Some(((connections, body), ratio, cell)) => {
                 let us = |who| cpu_us(cell, who).unwrap_or_default();
                 let note = format!(
@@ -64,7 +70,7 @@ impl Bench {
                     us(Who::Fairmesh),
                     us(peer)
                 );
-                report.figure(name, ratio.mean, Some(goal), note);
+                report.figure(name, ratio.value, Some(goal), note);
             }
             None => report.unmeasured(name, self.why(peer)),
         }
