@@ -17,6 +17,17 @@ pub enum ProxyError {
         /// What the system says.
         source: io::Error,
     },
+    /// A listener cannot take connections that were meant for others.
+    #[error(
+        "cannot take connections as they are on {address}: {source}; +transparent needs the right CAP_NET_RAW or CAP_NET_ADMIN, such as \
+         AmbientCapabilities=CAP_NET_RAW of a unit gives it"
+    )]
+    Transparent {
+        /// Where.
+        address: SocketAddr,
+        /// What the system says.
+        source: io::Error,
+    },
     /// Threads cannot be started.
     #[error(
         "cannot start {count} threads to serve connections: {source}; give fewer --cores, or raise the limits on processes and open files"

@@ -39,6 +39,9 @@ pub enum Traffic {
     Captured {
         /// Whether the rest is refused.
         only_services: bool,
+        /// Whether connections may also come here as they are, to the address that they were meant for (`IP_TRANSPARENT`): those
+        /// that this machine only passes on, as a router does.
+        transparent: bool,
     },
 }
 
@@ -46,6 +49,7 @@ pub enum Traffic {
 const TCP: &str = "tcp:";
 const CAPTURE: &str = "capture:";
 const ONLY_SERVICES: &str = "only-services";
+const TRANSPARENT: &str = "transparent";
 const ACCEPT_PROXY: &str = "accept-proxy";
 const TLS: &str = "tls";
 const SEND_PROXY: &str = "send-proxy";
@@ -76,7 +80,7 @@ impl FromStr for Listen {
 
     /// Reads `127.0.0.1:8080`, `127.0.0.1:8080=shop/cart` or `tcp:127.0.0.1:5432=shop/db`, each with the options
     /// `+accept-proxy` and `+tls` and, of TCP, `+send-proxy` or `+send-proxy-v2` behind it; or `capture:127.0.0.1:7415`, with the
-    /// option `+only-services`.
+    /// options `+only-services` and `+transparent`.
     fn from_str(text: &str) -> Result<Self, Invalid> {
         if let Some(rest) = text.strip_prefix(CAPTURE) {
             return captured(rest);
@@ -112,19 +116,35 @@ impl FromStr for Listen {
 }
 
 fn captured(text: &str) -> Result<Listen, Invalid> {
-    let (address, only_services) = match text.split_once('+') {
-        None => (text, false),
-        Some((address, ONLY_SERVICES)) => (address, true),
-        Some((_, option)) => {
-            let problem = format!("'{option}' is no option of this listener");
-            return Err(Invalid::new("", problem, "write capture:IP:PORT or capture:IP:PORT+only-services"));
-        }
-    };
-    let address = address.parse().map_err(|_| {
-        let problem = format!("'{address}' is no address with a port");
+    let mut parts = text.split('+');
+    let main = parts.next().unwrap_or_default();
+    let address: SocketAddr = main.parse().map_err(|_| {
+        let problem = format!("'{main}' is no address with a port");
         Invalid::new("", problem, "write capture:IP:PORT; hosts of requests say which service is meant")
     })?;
-    Ok(Listen { address, traffic: Traffic::Captured { only_services }, accept_proxy: false, tls: false })
+    let (mut only_services, mut transparent) = (false, false);
+    for option in parts {
+        match option {
+            ONLY_SERVICES => only_services = true,
+            TRANSPARENT => transparent = true,
+            other => {
+                let problem = format!("'{other}' is no option of this listener");
+                let hint = "write capture:IP:PORT, and behind it +only-services or +transparent";
+                return Err(Invalid::new("", problem, hint));
+            }
+        }
+    }
+    if transparent && (address.ip().is_unspecified() || address.port() == 0) {
+        let problem =
+            format!("'{address}' does not tell connections that come here from those that were meant for it");
+        return Err(Invalid::new(
+            "",
+            problem,
+            "name one address and port, such as capture:127.0.0.1:7415+transparent",
+        ));
+    }
+    let traffic = Traffic::Captured { only_services, transparent };
+    Ok(Listen { address, traffic, accept_proxy: false, tls: false })
 }
 
 fn no_option(option: &str) -> Invalid {
@@ -140,10 +160,12 @@ fn nobody(text: &str) -> Invalid {
 
 impl fmt::Display for Listen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (kind, send_proxy, only_services) = match &self.traffic {
-            Traffic::Http { .. } => ("", None, false),
-            Traffic::Tcp { send_proxy, .. } => (TCP, *send_proxy, false),
-            Traffic::Captured { only_services } => (CAPTURE, None, *only_services),
+        let (kind, send_proxy, (only_services, transparent)) = match &self.traffic {
+            Traffic::Http { .. } => ("", None, (false, false)),
+            Traffic::Tcp { send_proxy, .. } => (TCP, *send_proxy, (false, false)),
+            Traffic::Captured { only_services, transparent } => {
+                (CAPTURE, None, (*only_services, *transparent))
+            }
         };
         write!(f, "{kind}{}", self.address)?;
         if let Some(service) = self.service() {
@@ -156,7 +178,8 @@ impl fmt::Display for Listen {
         let accept_proxy = self.accept_proxy.then_some(ACCEPT_PROXY);
         let tls = self.tls.then_some(TLS);
         let only_services = only_services.then_some(ONLY_SERVICES);
-        let options = [accept_proxy, tls, send_proxy, only_services];
+        let transparent = transparent.then_some(TRANSPARENT);
+        let options = [accept_proxy, tls, send_proxy, only_services, transparent];
         options.into_iter().flatten().try_for_each(|option| write!(f, "+{option}"))
     }
 }
@@ -178,6 +201,7 @@ mod tests {
             "tcp:127.0.0.1:5432=shop/db+accept-proxy+tls+send-proxy",
             "capture:127.0.0.1:7415",
             "capture:[::1]:7415+only-services",
+            "capture:127.0.0.1:7415+only-services+transparent",
         ] {
             assert_eq!(text.parse::<Listen>().unwrap().to_string(), text);
         }
@@ -195,6 +219,8 @@ mod tests {
             ("127.0.0.1:80+ssl", "+tls"),
             ("capture:127.0.0.1:7415=shop/cart", "hosts of requests"),
             ("capture:127.0.0.1:7415+accept-proxy", "+only-services"),
+            ("capture:0.0.0.0:7415+transparent", "one address"),
+            ("capture:127.0.0.1:0+transparent", "one address"),
         ] {
             let error = wrong.parse::<Listen>().unwrap_err();
             assert!(error.hint.contains(hint) || error.problem.contains(hint), "{wrong}: {error:?}");

@@ -7,7 +7,7 @@ mod upgrades;
 use std::{
     error::Error,
     future::poll_fn,
-    mem,
+    io, mem,
     net::SocketAddr,
     pin::pin,
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -16,6 +16,7 @@ use std::{
 };
 
 use fairmesh_client::http2::PREFACE;
+use socket2::SockRef;
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -55,8 +56,13 @@ pub(crate) struct Bound {
 impl Bound {
     pub(crate) async fn all(listen: &[Listen], inherited: &mut Inherited) -> Result<Vec<Self>, ProxyError> {
         let mut all = Vec::with_capacity(listen.len());
-        for Listen { address, .. } in listen {
-            all.push(Self::at(*address, inherited).await?);
+        for Listen { address, traffic, .. } in listen {
+            let bound = Self::at(*address, inherited).await?;
+            if matches!(traffic, Traffic::Captured { transparent: true, .. }) {
+                let opened = open_to_all(&bound.listener);
+                opened.map_err(|source| ProxyError::Transparent { address: *address, source })?;
+            }
+            all.push(bound);
         }
         Ok(all)
     }
@@ -73,6 +79,13 @@ impl Bound {
         };
         bound.await.map_err(|source| ProxyError::Listen { address, source })
     }
+}
+
+/// Lets it take connections that were meant for other machines. One that was inherited does so already, whatever its heir may do.
+fn open_to_all(listener: &TcpListener) -> io::Result<()> {
+    let socket = SockRef::from(listener);
+    // Of IPv6 as well: the system has one flag for both.
+    if socket.ip_transparent_v4()? { Ok(()) } else { socket.set_ip_transparent_v4(true) }
 }
 
 /// What all listeners share.
@@ -194,8 +207,8 @@ impl Serving {
                 }
             }
         }
-        if let Traffic::Captured { only_services } = listen.traffic {
-            return self.captured(stream, caller, only_services, place).await;
+        if let Traffic::Captured { .. } = listen.traffic {
+            return self.captured(stream, caller, &listen, place).await;
         }
         if listen.tls {
             let Some(stream) = self.secured(stream, &listen, ends.source).await else { return };

@@ -42,7 +42,7 @@ struct ServeArgs {
     /// ip:port=tenant/service, where all are for one; tcp:ip:port=tenant/service passes connections on that are no HTTP. Behind
     /// a balancer that says who connects, add +accept-proxy; where programs speak TLS, +tls; to tell servers behind tcp:,
     /// +send-proxy or +send-proxy-v2. capture:ip:port takes what 'fairmesh proxy capture' redirects; with +only-services nothing
-    /// but calls of services goes on. May be repeated.
+    /// but calls of services goes on, and +transparent takes what 'capture --from' does. May be repeated.
     #[arg(
         long,
         value_name = "[tcp:|capture:]ADDRESS[=SERVICE]",

@@ -349,6 +349,82 @@ fn capture_that_is_watched_and_cannot_go_on_leaves_nothing_captured() {
     });
 }
 
+#[test]
+fn what_passes_through_a_router_is_captured_as_it_is_and_no_trace_is_left() {
+    let Some(machines) = Machines::new(&["ip", "nft", "curl", "unshare", "setpriv"]) else { return };
+    let behind = machines.behind();
+    machines.run(|| async {
+        let _machine = beside_others().await;
+        let world = World::start("").await;
+        let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
+        let heard = Heard::default();
+        heard.serve(machines.listen_there(80), "");
+        let (proxy, port) = capturing(&world, "+transparent").await;
+        let before = (rules().await, routes().await);
+        let (to_service, elsewhere) =
+            (["--connect-to", "one.shop:80:10.78.0.9:80", "http://one.shop/"], "http://10.78.0.2/");
+        let to_service_6 = ["--connect-to", "one.shop:80:[fd00:78::9]:80", "http://one.shop/"];
+        let straight = behind.curl(&[elsewhere]).await.ok();
+        assert!(straight.ends_with("elsewhere"), "it is a router already: {straight}");
+
+        let set_up = format!("--at 127.0.0.1:{port},[::1]:{port} --from 10.79.0.0/24,fd00:79::/64");
+        let script = capture(&format!("{set_up} --dry-run")).await.ok();
+        assert!(
+            script.starts_with("# ip -4 rule add ") && script.contains("tproxy ip6 to [::1]"),
+            "{script}"
+        );
+        assert_eq!((rules().await, routes().await), before, "a dry run changes nothing");
+        let told = capture(&set_up).await;
+        if told.err.contains("CONFIG_NFT_TPROXY") {
+            return eprintln!("skipped: {}", told.err);
+        }
+        assert!(told.ok().contains("from 10.79.0.0/24"));
+        let captured = (rules().await, routes().await);
+        capture(&set_up).await.ok();
+        assert_eq!((rules().await, routes().await), captured, "twice is as once");
+
+        for arguments in [to_service, to_service_6] {
+            let answer = behind.curl(&arguments).await.ok();
+            assert!(answer.contains("x-instance: one"), "{answer}");
+        }
+        proxy.counts("captured_served_total", 2.0).await;
+        assert!(behind.curl(&[elsewhere]).await.ok().ends_with("elsewhere"));
+        proxy.counts("captured_passed_on_total", 1.0).await;
+        // For a server of the router itself, which nobody is.
+        assert_eq!(behind.curl(&["http://10.79.0.1/"]).await.code, Some(7));
+        proxy.counts("captured_passed_on_total", 1.0).await;
+
+        // Programs of the router are captured as before.
+        let programs = Programs::new(&world, NOBODY);
+        assert!(programs.curl(&["http://elsewhere.example/"]).await.ok().ends_with("elsewhere"));
+        proxy.counts("captured_passed_on_total", 2.0).await;
+        proxy.counts("captured_looped_total", 0.0).await;
+
+        capture(&format!("--at 127.0.0.1:{port} --from 10.79.0.0/24")).await.ok();
+        assert!(!routes().await.contains("IPv6: 7415"), "of the other family nothing is left");
+        assert!(capture("--undo").await.ok().contains("any more"));
+        assert_eq!((rules().await, routes().await), before);
+        assert!(behind.curl(&[elsewhere]).await.ok().ends_with("elsewhere"));
+        proxy.counts("captured_passed_on_total", 2.0).await;
+    });
+}
+
+/// How the machine routes by more than addresses.
+async fn routes() -> String {
+    let mut all = String::new();
+    for family in ["-4", "-6"] {
+        for of in ["rule", "route show table all type local"] {
+            let mut command = Command::new("/usr/bin/env");
+            command.arg(format!("PATH={}", path())).arg("ip").arg(family).args(of.split(' '));
+            all += &run(command, "", PATIENCE)
+                .await
+                .ok()
+                .replace("7415:", &format!("IPv{}: 7415", &family[1..]));
+        }
+    }
+    all
+}
+
 /// A cgroup of version 2, where this machine has them.
 struct Group(PathBuf);
 

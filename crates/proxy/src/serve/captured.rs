@@ -7,6 +7,7 @@ use tokio::net::TcpStream;
 
 use super::Serving;
 use crate::{
+    Listen, Traffic,
     forward::{Captured, Origin},
     metrics::count,
     onward::Passage,
@@ -21,11 +22,13 @@ impl Serving {
         self,
         stream: TcpStream,
         caller: SocketAddr,
-        only_services: bool,
+        listen: &Listen,
         place: Arc<Place>,
     ) {
         let (forwarder, counts) = (&self.forwarder, &self.forwarder.metrics.captured);
-        let Some(original) = original_of(&stream) else {
+        let Traffic::Captured { only_services, transparent } = listen.traffic else { return };
+        let own = transparent.then_some(listen.address);
+        let Some(original) = original_of(&stream, own) else {
             count(&counts.looped);
             tracing::debug!(%caller, "a connection that nobody redirected was refused");
             return tcp::reset(stream);
@@ -84,10 +87,14 @@ impl Serving {
     }
 }
 
-/// Where a connection was meant to go; `None` where it was meant to come here.
-fn original_of(stream: &TcpStream) -> Option<SocketAddr> {
+/// Where a connection was meant to go; `None` where it was meant to come here. `own` is where a listener is to whom some come as they
+/// are.
+fn original_of(stream: &TcpStream, own: Option<SocketAddr>) -> Option<SocketAddr> {
     let socket = SockRef::from(stream);
     let here = stream.local_addr().ok()?;
+    if own.is_some_and(|own| own != here) {
+        return Some(here);
+    }
     let original = if here.is_ipv4() { socket.original_dst_v4() } else { socket.original_dst_v6() };
     original.ok()?.as_socket().filter(|original| *original != here)
 }

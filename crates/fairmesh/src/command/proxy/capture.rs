@@ -4,6 +4,7 @@
 //! have to be set on each socket by whoever opens it, and takes a right (CAP_NET_ADMIN) that the proxy needs for nothing else.
 
 mod nft;
+mod route;
 mod rules;
 mod who;
 
@@ -22,7 +23,7 @@ const LOOK: Duration = Duration::from_millis(200);
 #[derive(Debug, Args)]
 pub(crate) struct CaptureArgs {
     /// Stop capturing: remove what this command set up in this network namespace, and nothing else.
-    #[arg(long, conflicts_with_all = ["port", "to", "uid", "cgroup", "except_uid", "except_cgroup", "loopback", "watch", "dry_run"])]
+    #[arg(long, conflicts_with_all = ["port", "to", "from", "uid", "cgroup", "except_uid", "except_cgroup", "loopback", "watch", "dry_run"])]
     undo: bool,
     /// Where the proxy listens for what is captured (--listen capture:IP:PORT): one address of IPv4, one of IPv6, or both.
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:7415", value_delimiter = ',')]
@@ -33,6 +34,10 @@ pub(crate) struct CaptureArgs {
     /// Only connections to these addresses; may be repeated.
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     to: Vec<Net>,
+    /// Also connections from these addresses, of containers or other machines, that only pass through this one, which routes for
+    /// them; may be repeated. The proxy's listener needs +transparent.
+    #[arg(long, value_name = "CIDR", value_delimiter = ',')]
+    from: Vec<Net>,
     /// Only connections of this user's programs, by name or number; may be repeated.
     #[arg(long, value_name = "USER")]
     uid: Vec<String>,
@@ -62,7 +67,7 @@ pub(crate) struct CaptureArgs {
 /// Sets up, or undoes.
 pub(crate) async fn run(args: CaptureArgs) -> Result<ExitCode, Failure> {
     if args.undo {
-        let removed = nft::remove()?;
+        let removed = remove()?;
         let words = if removed { "nothing is captured any more\n" } else { "nothing was captured\n" };
         let state = json!({ "table": TABLE, "captured": false, "changed": removed });
         return tell(&args, &state, words);
@@ -71,11 +76,11 @@ pub(crate) async fn run(args: CaptureArgs) -> Result<ExitCode, Failure> {
         return watch(&args).await;
     }
     let rules = rules(&args, who::listens(&args.at))?;
-    let script = rules.script();
     if args.dry_run {
-        return tell(&args, &state(&rules, false), &script);
+        let routes = route::script(&rules.passing_families());
+        return tell(&args, &state(&rules, false), &format!("{routes}{}", rules.script()));
     }
-    nft::load(&script)?;
+    load(&rules)?;
     tell(&args, &state(&rules, true), &format!("{}\n", rules.words()))
 }
 
@@ -91,7 +96,21 @@ fn state(rules: &Rules, captured: bool) -> Value {
         "exceptUids": rules.except_uids,
         "exceptCgroups": rules.except_cgroups.iter().map(|cgroup| &cgroup.path).collect::<Vec<_>>(),
         "rules": rules.script(),
+        "routes": route::script(&rules.passing_families()),
     })
+}
+
+/// Puts rules, and the routes that they need, in the place of earlier ones. Routes come first: without them what is marked would go
+/// nowhere, and without marks they are nothing to anybody.
+fn load(rules: &Rules) -> Result<(), Failure> {
+    route::set_up(&rules.passing_families())?;
+    nft::load(&rules.script())
+}
+
+/// Removes all of it; whether there was any.
+fn remove() -> Result<bool, Failure> {
+    let removed = nft::remove()?;
+    Ok(route::remove()? || removed)
 }
 
 /// Captures whenever the proxy listens, and not when it does not. Nothing is captured when it ends, however it does.
@@ -103,7 +122,7 @@ async fn watch(args: &CaptureArgs) -> Result<ExitCode, Failure> {
     }
     let watched = follow(args, shutdown).await;
     // Why it ended says more than that there was nothing to remove it with.
-    let removed = nft::remove();
+    let removed = remove();
     watched?;
     removed?;
     Ok(ExitCode::SUCCESS)
@@ -120,11 +139,11 @@ async fn follow(args: &CaptureArgs, shutdown: impl Future<Output = ()>) -> Resul
             match listens {
                 Some(_) => {
                     let rules = rules(args, listens)?;
-                    nft::load(&rules.script())?;
+                    load(&rules)?;
                     eprintln!("{}", rules.words());
                 }
                 None => {
-                    nft::remove()?;
+                    remove()?;
                     eprintln!("the proxy does not listen; programs connect directly");
                 }
             }
@@ -143,6 +162,7 @@ fn rules(args: &CaptureArgs, proxy: Option<u32>) -> Result<Rules, Failure> {
         at: rules::places(&args.at)?,
         ports: rules::merged(&args.port),
         to: args.to.iter().copied().collect(),
+        from: args.from.iter().copied().collect(),
         uids: who::uids(&args.uid)?,
         cgroups: who::cgroups(&args.cgroup)?,
         except_uids: who::uids(&args.except_uid)?,

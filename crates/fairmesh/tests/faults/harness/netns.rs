@@ -6,9 +6,12 @@ use std::{
     process::Command,
     sync::atomic::{AtomicU32, Ordering::Relaxed},
     thread,
+    time::Duration,
 };
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use super::{Run, run};
 
 /// Two machines with a cable between them: network namespaces, which vanish with the value.
 pub(crate) struct Machines {
@@ -17,6 +20,9 @@ pub(crate) struct Machines {
     there: File,
 }
 
+/// Addresses of the third one, and of the first one where that is its router.
+const BEHIND: [&str; 2] = ["10.79.0.2/24", "fd00:79::2/64"];
+const ROUTER: [&str; 2] = ["10.79.0.1/24", "fd00:79::1/64"];
 /// The address of the one where a test runs, and of the other; what else is in their network is nobody.
 const HERE: &str = "10.78.0.1";
 pub(crate) const THERE: &str = "10.78.0.2";
@@ -58,6 +64,28 @@ impl Machines {
         Ok(machines)
     }
 
+    /// A third machine, for which the first one is the router: network namespaces that vanish as these do.
+    pub(crate) fn behind(&self) -> Behind {
+        let [here, there] = &self.names;
+        let behind = Behind { name: format!("{here}-behind") };
+        let name = &behind.name;
+        let done = |arguments: &str| ip(&arguments.split(' ').collect::<Vec<_>>()).unwrap();
+        done(&format!("netns add {name}"));
+        done(&format!("-n {name} link add eth0 type veth peer name eth1 netns {here}"));
+        for (of, link, addresses) in [(name, "eth0", BEHIND), (here, "eth1", ROUTER)] {
+            for address in addresses {
+                done(&format!("-n {of} addr add {address} dev {link} nodad"));
+            }
+            done(&format!("-n {of} link set {link} up"));
+        }
+        let [v4, v6] = ROUTER.map(|address| address.split('/').next().unwrap());
+        done(&format!("-n {name} route add default via {v4}"));
+        done(&format!("-n {name} -6 route add default via {v6}"));
+        done(&format!("-n {there} route add 10.79.0.0/24 via {HERE}"));
+        within(&self.here, || std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap());
+        behind
+    }
+
     /// Runs a test on the first machine: its sockets are there, and the processes that it starts.
     pub(crate) fn run<F: Future<Output = ()>>(&self, test: impl FnOnce() -> F + Send) {
         within(&self.here, || {
@@ -71,6 +99,40 @@ impl Machines {
         let listener = within(&self.there, || TcpListener::bind((THERE, port)).unwrap());
         listener.set_nonblocking(true).unwrap();
         listener
+    }
+}
+
+/// A machine behind the first one.
+pub(crate) struct Behind {
+    name: String,
+}
+
+impl Behind {
+    /// Runs curl there.
+    pub(crate) async fn curl(&self, arguments: &[&str]) -> Run {
+        let mut command = tokio::process::Command::new("/usr/bin/env");
+        command.arg(format!("PATH={}", path()));
+        command.args([
+            "ip",
+            "netns",
+            "exec",
+            &self.name,
+            "curl",
+            "--silent",
+            "--include",
+            "--max-time",
+            "20",
+        ]);
+        command.args(arguments);
+        run(command, "", Duration::from_secs(30)).await
+    }
+}
+
+impl Drop for Behind {
+    fn drop(&mut self) {
+        if let Err(problem) = ip(&["netns", "del", &self.name]) {
+            eprintln!("the network namespace {} is left: {problem}", self.name);
+        }
     }
 }
 

@@ -83,7 +83,8 @@ fn refused(complaint: &str) -> Failure {
     ]) {
         return Failure::failed_with(
             format!("this kernel's nf_tables lacks something that the rules need: {complaint}"),
-            "it needs CONFIG_NFT_NAT, and CONFIG_NFT_SOCKET for cgroups: as modules nft_chain_nat, nft_nat and nft_socket",
+            "it needs CONFIG_NFT_NAT, CONFIG_NFT_SOCKET for cgroups, and CONFIG_NFT_TPROXY and CONFIG_NFT_FIB_INET for --from: as modules \
+             nft_chain_nat, nft_nat, nft_socket, nft_tproxy and nft_fib_inet",
         );
     }
     Failure::failed(format!("nft refused the rules: {complaint}"))

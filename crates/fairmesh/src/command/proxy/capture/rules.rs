@@ -11,6 +11,8 @@ use crate::failure::Failure;
 
 /// The table that is ours. Everything we set up is in it, so that removing it removes everything.
 pub(super) const TABLE: &str = "inet fairmesh_capture";
+/// What the packets are marked with that come here though they are meant for others, and the number of the table that routes them.
+pub(super) const MARK: u32 = 7415;
 /// What is captured where nothing is said: the port of HTTP.
 const HTTP: Ports = Ports { first: 80, last: 80 };
 
@@ -44,6 +46,8 @@ pub(super) struct Rules {
     pub(super) at: Vec<SocketAddr>,
     pub(super) ports: Vec<Ports>,
     pub(super) to: BTreeSet<Net>,
+    /// From where connections are captured that only pass through this machine.
+    pub(super) from: BTreeSet<Net>,
     /// Whose connections; of neither users nor cgroups: everybody's.
     pub(super) uids: BTreeSet<u32>,
     pub(super) cgroups: Vec<Cgroup>,
@@ -55,11 +59,14 @@ pub(super) struct Rules {
 impl Rules {
     /// Every address that is named must have somewhere to go.
     pub(super) fn reach(&self) -> Result<(), Failure> {
-        let lost = self.to.iter().find(|net| !self.at.iter().any(|at| at.is_ipv4() == net.address.is_ipv4()));
-        match lost {
+        let named =
+            self.to.iter().map(|net| ("--to", net)).chain(self.from.iter().map(|net| ("--from", net)));
+        let mut lost =
+            named.filter(|(_, net)| !self.at.iter().any(|at| at.is_ipv4() == net.address.is_ipv4()));
+        match lost.next() {
             None => Ok(()),
-            Some(net) => Err(Failure::refused(
-                format!("--to {net}: no --at is of its family, so there is nowhere to redirect it to"),
+            Some((option, net)) => Err(Failure::refused(
+                format!("{option} {net}: no --at is of its family, so there is nowhere to redirect it to"),
                 "give --at 127.0.0.1:7415 and --at [::1]:7415, and the proxy a listener at each",
             )),
         }
@@ -113,8 +120,47 @@ impl Rules {
                 let _ = writeln!(text, "\t\t{to} {} dnat {family} to {at}", self.ports());
             }
         }
-        text.push_str("\t}\n}\n");
+        text.push_str("\t}\n");
+        if !self.from.is_empty() {
+            self.passing(&mut text);
+        }
+        text.push_str("}\n");
         text
+    }
+
+    /// Rules for connections that only pass through: left as they are, and taken nevertheless (TPROXY). Redirected, they would need a
+    /// listener at an address that those machines reach, which anybody could call.
+    fn passing(&self, text: &mut String) {
+        text.push_str(
+            "\n\tchain passing {\n\t\ttype filter hook prerouting priority mangle; policy accept;\n",
+        );
+        text.push_str("\t\tiifname \"lo\" return\n");
+        if !self.loopback {
+            text.push_str("\t\tfib daddr type local return\n");
+        }
+        for at in &self.at {
+            let family = if at.is_ipv4() { "ip" } else { "ip6" };
+            let from = self.from.iter().filter(|net| net.address.is_ipv4() == at.is_ipv4());
+            let (from, ports) = (list(from), self.ports());
+            // Writing to a string cannot fail.
+            for to in self.targets(at.is_ipv4()).iter().filter(|_| !from.is_empty()) {
+                let _ = writeln!(
+                    text,
+                    "\t\t{family} saddr {{ {from} }} {to} {ports} tproxy {family} to {at} meta mark set {MARK} accept"
+                );
+            }
+        }
+        text.push_str("\t}\n");
+    }
+
+    /// Of which families connections are captured that only pass through, as `ip` names them.
+    pub(super) fn passing_families(&self) -> Vec<&'static str> {
+        let has = |ipv4: bool| self.from.iter().any(|net| net.address.is_ipv4() == ipv4);
+        [(true, "-4"), (false, "-6")]
+            .into_iter()
+            .filter(|(ipv4, _)| has(*ipv4))
+            .map(|(_, name)| name)
+            .collect()
     }
 
     fn targets(&self, ipv4: bool) -> Vec<String> {
@@ -151,6 +197,10 @@ impl Rules {
         add(", by ", people(&self.uids, &self.cgroups));
         add(", goes to ", list(&self.at));
         add("; not by ", people(&self.except_uids, &self.except_cgroups));
+        add("\nand what passes through this machine from ", list(&self.from));
+        if !self.from.is_empty() {
+            words.push_str(", which goes past a listener without +transparent");
+        }
         words.push_str("\nundo it with 'fairmesh proxy capture --undo'");
         if self.except_uids.contains(&0) {
             words.push_str("\nnote: the proxy is root, so that no program of root is captured; give it a user of its own");

@@ -54,6 +54,39 @@ fn what_is_named_narrows_what_is_captured() {
 }
 
 #[test]
+fn what_passes_through_is_captured_where_it_comes_from_there() {
+    let mut rules = rules(&["127.0.0.1:7415", "[::1]:7415"]);
+    rules.except(Some(998)).unwrap();
+    assert!(!rules.script().contains("tproxy") && rules.passing_families().is_empty());
+    rules.from = ["10.1.2.3/8", "192.168.0.0/16"].iter().map(|net| net.parse().unwrap()).collect();
+    rules.to = ["10.9.0.0/16", "fd00::/8"].iter().map(|net| net.parse().unwrap()).collect();
+    rules.reach().unwrap();
+    let all = lines(&rules);
+    let passing = all.iter().position(|line| line == "chain passing {").unwrap();
+    assert_eq!(
+        all[passing + 1..],
+        [
+            "type filter hook prerouting priority mangle; policy accept;",
+            r#"iifname "lo" return"#,
+            "fib daddr type local return",
+            "ip saddr { 10.0.0.0/8, 192.168.0.0/16 } ip daddr 10.9.0.0/16 meta l4proto tcp tproxy ip to 127.0.0.1:7415 \
+             meta mark set 7415 accept",
+        ]
+    );
+    assert_eq!(rules.passing_families(), ["-4"]);
+    assert!(
+        rules
+            .words()
+            .contains("from 10.0.0.0/8, 192.168.0.0/16, which goes past a listener without +transparent")
+    );
+    rules.from.insert("fd00::/8".parse().unwrap());
+    assert_eq!(rules.passing_families(), ["-4", "-6"]);
+    rules.at.pop();
+    rules.to.clear();
+    assert!(format!("{:?}", rules.reach().unwrap_err()).contains("--from fd00::/8"));
+}
+
+#[test]
 fn addresses_without_ports_are_captured_whole() {
     let mut rules = rules(&["127.0.0.1:7415"]);
     rules.to = ["0.0.0.0/0".parse().unwrap()].into();
