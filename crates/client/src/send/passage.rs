@@ -158,9 +158,10 @@ impl fmt::Debug for Apart<'_> {
 }
 
 impl<'a> Passage<'a> {
-    /// Whether the body of the request is needed no more, and its memory is better used for the next one. It was sent, and is
-    /// not to be sent once more: that is decided here for the whole call.
-    pub fn forgets_body(&mut self) -> bool {
+    /// Decides for the whole call that its request, which was sent, is not sent once more, where that is so anyway; whether the body
+    /// is needed no more, and its memory is better used for the next one.
+    #[must_use]
+    pub fn give_up_body(&mut self) -> bool {
         self.is_forgotten = !self.call.may_be_sent_twice(&self.call.look(), &self.handle.context);
         self.is_forgotten
     }

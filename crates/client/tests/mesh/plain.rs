@@ -184,7 +184,7 @@ async fn passed(
     let apart = match begun {
         Err(apart) => *apart,
         Ok(mut passage) => {
-            if passage.forgets_body() {
+            if passage.give_up_body() {
                 *request.body_mut() = Full::default();
                 counts.forgotten += usize::from(text.ends_with('t'));
             }

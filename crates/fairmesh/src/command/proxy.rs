@@ -45,7 +45,7 @@ struct ServeArgs {
     /// but calls of services goes on, and +transparent takes what 'capture --from' does. May be repeated.
     #[arg(
         long,
-        value_name = "[tcp:|capture:]ADDRESS[=SERVICE]",
+        value_name = "[tcp:|capture:]ADDRESS[=SERVICE][+OPTION]",
         default_value = "127.0.0.1:7410",
         value_delimiter = ','
     )]

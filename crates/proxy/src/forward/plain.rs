@@ -21,6 +21,9 @@ use crate::{
     stopping::Stopping,
 };
 
+/// How much may follow a large body, in bytes, for it to be forgotten: what follows is moved for that.
+const FEW: usize = 4 * 1024;
+
 /// Answers what comes over one connection.
 #[derive(Debug)]
 pub(crate) struct Answering<'a> {
@@ -102,7 +105,8 @@ impl<R: AsyncRead + Unpin + Send + 'static> Answer<R> for Answering<'_> {
                 Err(apart) => *apart,
                 Ok(mut passage) => {
                     let length = body.end;
-                    if body.len() > LEAST_READ && passage.forgets_body() {
+                    let worthwhile = body.len() > LEAST_READ && connection.input().len() - length <= FEW;
+                    if worthwhile && passage.give_up_body() {
                         connection.forget(body);
                     }
                     let passed = connection.wait(length, |mut reply, context| {

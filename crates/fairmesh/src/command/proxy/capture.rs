@@ -23,7 +23,7 @@ const LOOK: Duration = Duration::from_millis(200);
 #[derive(Debug, Args)]
 pub(crate) struct CaptureArgs {
     /// Stop capturing: remove what this command set up in this network namespace, and nothing else.
-    #[arg(long, conflicts_with_all = ["port", "to", "from", "uid", "cgroup", "except_uid", "except_cgroup", "loopback", "watch", "dry_run"])]
+    #[arg(long, conflicts_with_all = ["port", "to", "from", "own", "uid", "cgroup", "except_uid", "except_cgroup", "loopback", "watch", "dry_run"])]
     undo: bool,
     /// Where the proxy listens for what is captured (--listen capture:IP:PORT): one address of IPv4, one of IPv6, or both.
     #[arg(long, value_name = "IP:PORT", default_value = "127.0.0.1:7415", value_delimiter = ',')]
@@ -34,10 +34,13 @@ pub(crate) struct CaptureArgs {
     /// Only connections to these addresses; may be repeated.
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     to: Vec<Net>,
-    /// Also connections from these addresses, of containers or other machines, that only pass through this one, which routes for
-    /// them; may be repeated. The proxy's listener needs +transparent.
+    /// Connections from these addresses, of containers or other machines, that pass through this one, which routes for them; may be
+    /// repeated. The proxy's listener needs +transparent. Of this machine's own programs, then only those that are named are captured.
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     from: Vec<Net>,
+    /// With --from: also connections of all of this machine's own programs.
+    #[arg(long, requires = "from", conflicts_with_all = ["uid", "cgroup"])]
+    own: bool,
     /// Only connections of this user's programs, by name or number; may be repeated.
     #[arg(long, value_name = "USER")]
     uid: Vec<String>,
@@ -68,16 +71,15 @@ pub(crate) struct CaptureArgs {
 pub(crate) async fn run(args: CaptureArgs) -> Result<ExitCode, Failure> {
     if args.undo {
         let removed = remove()?;
-        let words = if removed { "nothing is captured any more\n" } else { "nothing was captured\n" };
-        let state = json!({ "table": TABLE, "captured": false, "changed": removed });
-        return tell(&args, &state, words);
+        return tell_removed(&args, removed);
     }
     if args.watch {
         return watch(&args).await;
     }
     let rules = rules(&args, who::listens(&args.at))?;
     if args.dry_run {
-        let routes = route::script(&rules.passing_families());
+        let routes = route::steps(&rules.passing_families());
+        let routes: String = routes.iter().map(|step| format!("# ip {step}\n")).collect();
         return tell(&args, &state(&rules, false), &format!("{routes}{}", rules.script()));
     }
     load(&rules)?;
@@ -88,29 +90,52 @@ fn tell(args: &CaptureArgs, state: &Value, words: &str) -> Result<ExitCode, Fail
     output::print_one(args.seen_as.format(), state, words).map(|()| ExitCode::SUCCESS)
 }
 
+fn tell_removed(args: &CaptureArgs, removed: bool) -> Result<ExitCode, Failure> {
+    let words = if removed { "nothing is captured any more\n" } else { "nothing was captured\n" };
+    tell(args, &json!({ "table": TABLE, "captured": false, "changed": removed }), words)
+}
+
 fn state(rules: &Rules, captured: bool) -> Value {
     json!({
         "table": TABLE,
         "captured": captured,
         "at": rules.at,
+        "from": rules.from.iter().map(ToString::to_string).collect::<Vec<_>>(),
         "exceptUids": rules.except_uids,
         "exceptCgroups": rules.except_cgroups.iter().map(|cgroup| &cgroup.path).collect::<Vec<_>>(),
         "rules": rules.script(),
-        "routes": route::script(&rules.passing_families()),
+        "routes": route::steps(&rules.passing_families()),
     })
 }
 
 /// Puts rules, and the routes that they need, in the place of earlier ones. Routes come first: without them what is marked would go
 /// nowhere, and without marks they are nothing to anybody.
 fn load(rules: &Rules) -> Result<(), Failure> {
-    route::set_up(&rules.passing_families())?;
-    nft::load(&rules.script())
+    let families = rules.passing_families();
+    let loaded = route::add(&families).and_then(|()| nft::load(&rules.script()));
+    if let Err(failure) = loaded {
+        // Earlier rules may be there, which need theirs.
+        if !nft::has_table()? {
+            route::keep(&[])?;
+        }
+        return Err(failure);
+    }
+    route::keep(&families).map(drop)
 }
 
 /// Removes all of it; whether there was any.
 fn remove() -> Result<bool, Failure> {
-    let removed = nft::remove()?;
-    Ok(route::remove()? || removed)
+    let (rules, routes) = (nft::remove(), route::keep(&[]));
+    Ok(rules? | routes?)
+}
+
+/// Captures no more; whether anything was. A proxy that stops listens no longer, and has yet to end what is under way.
+fn pause() -> Result<bool, Failure> {
+    let captured = nft::has_table()?;
+    if captured {
+        nft::load(&rules::rest())?;
+    }
+    Ok(captured)
 }
 
 /// Captures whenever the proxy listens, and not when it does not. Nothing is captured when it ends, however it does.
@@ -124,8 +149,7 @@ async fn watch(args: &CaptureArgs) -> Result<ExitCode, Failure> {
     // Why it ended says more than that there was nothing to remove it with.
     let removed = remove();
     watched?;
-    removed?;
-    Ok(ExitCode::SUCCESS)
+    tell_removed(args, removed?)
 }
 
 /// Captures and stops capturing, until `shutdown` or an error.
@@ -140,11 +164,11 @@ async fn follow(args: &CaptureArgs, shutdown: impl Future<Output = ()>) -> Resul
                 Some(_) => {
                     let rules = rules(args, listens)?;
                     load(&rules)?;
-                    eprintln!("{}", rules.words());
+                    tell(args, &state(&rules, true), &format!("{}\n", rules.words()))?;
                 }
                 None => {
-                    remove()?;
-                    eprintln!("the proxy does not listen; programs connect directly");
+                    let state = json!({ "table": TABLE, "captured": false, "changed": pause()? });
+                    tell(args, &state, "the proxy does not listen; programs connect directly\n")?;
                 }
             }
             captured = Some(listens);
@@ -163,6 +187,7 @@ fn rules(args: &CaptureArgs, proxy: Option<u32>) -> Result<Rules, Failure> {
         ports: rules::merged(&args.port),
         to: args.to.iter().copied().collect(),
         from: args.from.iter().copied().collect(),
+        own: args.own,
         uids: who::uids(&args.uid)?,
         cgroups: who::cgroups(&args.cgroup)?,
         except_uids: who::uids(&args.except_uid)?,

@@ -1,7 +1,7 @@
 use std::{
     fs::File,
     io::Write as _,
-    net::TcpListener,
+    net::{SocketAddr, TcpListener, TcpStream},
     os::fd::AsFd,
     process::Command,
     sync::atomic::{AtomicU32, Ordering::Relaxed},
@@ -67,10 +67,12 @@ impl Machines {
     /// A third machine, for which the first one is the router: network namespaces that vanish as these do.
     pub(crate) fn behind(&self) -> Behind {
         let [here, there] = &self.names;
-        let behind = Behind { name: format!("{here}-behind") };
-        let name = &behind.name;
+        let name = format!("{here}-behind");
         let done = |arguments: &str| ip(&arguments.split(' ').collect::<Vec<_>>()).unwrap();
         done(&format!("netns add {name}"));
+        let space = File::open(format!("/run/netns/{name}")).unwrap();
+        let behind = Behind { name, space };
+        let name = &behind.name;
         done(&format!("-n {name} link add eth0 type veth peer name eth1 netns {here}"));
         for (of, link, addresses) in [(name, "eth0", BEHIND), (here, "eth1", ROUTER)] {
             for address in addresses {
@@ -100,14 +102,30 @@ impl Machines {
         listener.set_nonblocking(true).unwrap();
         listener
     }
+
+    /// A connection from the second machine.
+    pub(crate) fn connect_there(&self, to: SocketAddr) -> TcpStream {
+        connect(&self.there, to)
+    }
 }
 
 /// A machine behind the first one.
 pub(crate) struct Behind {
     name: String,
+    space: File,
 }
 
 impl Behind {
+    /// A connection from there.
+    pub(crate) fn connect(&self, to: SocketAddr) -> TcpStream {
+        connect(&self.space, to)
+    }
+
+    /// Listens there.
+    pub(crate) fn listen(&self) -> TcpListener {
+        within(&self.space, || TcpListener::bind("10.79.0.2:0").unwrap())
+    }
+
     /// Runs curl there.
     pub(crate) async fn curl(&self, arguments: &[&str]) -> Run {
         let mut command = tokio::process::Command::new("/usr/bin/env");
@@ -155,6 +173,10 @@ fn within<T: Send>(machine: &File, work: impl FnOnce() -> T + Send) -> T {
         });
         there.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
+}
+
+fn connect(machine: &File, to: SocketAddr) -> TcpStream {
+    within(machine, || TcpStream::connect_timeout(&to, Duration::from_secs(20)).unwrap())
 }
 
 /// Where programs are looked for, also those of the system where a user's path has them not.

@@ -27,6 +27,11 @@ pub(super) fn remove() -> Result<bool, Failure> {
     if is_absent(&complaint) { Ok(false) } else { Err(refused(&complaint)) }
 }
 
+/// Whether our table is there.
+pub(super) fn has_table() -> Result<bool, Failure> {
+    Ok(run(&["-f", "-"], &format!("list table {TABLE}\n"))?.status.success())
+}
+
 fn run(arguments: &[&str], script: &str) -> Result<Output, Failure> {
     match feed("nft", arguments, script) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => feed(USUAL, arguments, script),
@@ -62,14 +67,19 @@ fn is_absent(complaint: &str) -> bool {
     complaint.contains("No such file or directory") && complaint.contains("delete table")
 }
 
+/// Whoever runs it lacks the right to.
+pub(super) fn not_permitted() -> Failure {
+    Failure::failed_with(
+        "this user may not change where connections go",
+        "run it as root, or with CAP_NET_ADMIN in this network namespace",
+    )
+}
+
 /// Why nft did not do it, and what to do.
 fn refused(complaint: &str) -> Failure {
     let has = |words: &[&str]| words.iter().any(|words| complaint.contains(words));
     if has(&["Operation not permitted", "Permission denied"]) {
-        return Failure::failed_with(
-            "this user may not change where connections go",
-            "run it as root, or with CAP_NET_ADMIN in this network namespace",
-        );
+        return not_permitted();
     }
     if has(&["Protocol not supported", "Unable to initialize Netlink socket"]) {
         return Failure::failed_with(
@@ -83,8 +93,8 @@ fn refused(complaint: &str) -> Failure {
     ]) {
         return Failure::failed_with(
             format!("this kernel's nf_tables lacks something that the rules need: {complaint}"),
-            "it needs CONFIG_NFT_NAT, CONFIG_NFT_SOCKET for cgroups, and CONFIG_NFT_TPROXY and CONFIG_NFT_FIB_INET for --from: as modules \
-             nft_chain_nat, nft_nat, nft_socket, nft_tproxy and nft_fib_inet",
+            "it needs CONFIG_NFT_NAT; CONFIG_NFT_SOCKET for cgroups; and for --from also CONFIG_NFT_TPROXY, CONFIG_NFT_FIB_INET and \
+             CONFIG_NFT_REJECT: as modules nft_chain_nat, nft_nat, nft_socket, nft_tproxy, nft_fib_inet and nft_reject_inet",
         );
     }
     Failure::failed(format!("nft refused the rules: {complaint}"))

@@ -6,35 +6,28 @@ use std::{
     process::{Command, Output},
 };
 
-use super::rules::MARK;
+use super::{
+    nft::not_permitted,
+    rules::{FAMILIES, Family, MARK},
+};
 use crate::failure::Failure;
 
 /// Where it is on machines whose users do not have it in their path.
 const USUAL: &str = "/usr/sbin/ip";
-/// Of addresses, as `ip` names them.
-const FAMILIES: [&str; 2] = ["-4", "-6"];
-
-/// What is carried out for one family of addresses: `-4` or `-6`.
-fn steps(family: &str) -> [String; 2] {
-    let everywhere = if family == "-4" { "0.0.0.0/0" } else { "::/0" };
-    [
-        format!("{family} rule add pref {MARK} fwmark {MARK} lookup {MARK}"),
-        format!("{family} route replace local {everywhere} dev lo table {MARK}"),
-    ]
+/// What `ip` is given, line by line.
+pub(super) fn steps(families: &[Family]) -> Vec<String> {
+    let of_one = |Family { option, everywhere, .. }: &Family| {
+        [
+            format!("{option} rule add pref {MARK} fwmark {MARK} lookup {MARK}"),
+            format!("{option} route replace local {everywhere} dev lo table {MARK}"),
+        ]
+    };
+    families.iter().flat_map(of_one).collect()
 }
 
-/// The same as lines that a shell takes, as comments for nft.
-pub(super) fn script(families: &[&str]) -> String {
-    let lines = families.iter().flat_map(|family| steps(family)).map(|step| format!("# ip {step}\n"));
-    lines.collect()
-}
-
-/// Has these families routed so, and no other.
-pub(super) fn set_up(families: &[&str]) -> Result<(), Failure> {
-    for family in FAMILIES.iter().filter(|family| !families.contains(family)) {
-        remove_of(family)?;
-    }
-    for step in families.iter().flat_map(|family| steps(family)) {
+/// Has these families routed so.
+pub(super) fn add(families: &[Family]) -> Result<(), Failure> {
+    for step in steps(families) {
         let output = run(&step).map_err(|error| missing(&error))?;
         // As it is when this is done once more; connections under way go on.
         let is_there = complaint(&output).contains("File exists");
@@ -45,23 +38,24 @@ pub(super) fn set_up(families: &[&str]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Removes them; whether there were any.
-pub(super) fn remove() -> Result<bool, Failure> {
-    let removed = FAMILIES.map(remove_of);
-    removed.into_iter().try_fold(false, |any, removed| Ok(removed? || any))
+/// Removes the routes of all other families; whether there were any.
+pub(super) fn keep(families: &[Family]) -> Result<bool, Failure> {
+    let others = FAMILIES.into_iter().filter(|family| !families.contains(family));
+    others.map(remove_of).try_fold(false, |any, removed| Ok(removed? || any))
 }
 
-fn remove_of(family: &str) -> Result<bool, Failure> {
-    match run(&format!("{family} rule del pref {MARK} fwmark {MARK} lookup {MARK}")) {
+fn remove_of(Family { option, .. }: Family) -> Result<bool, Failure> {
+    match run(&format!("{option} rule del pref {MARK} fwmark {MARK} lookup {MARK}")) {
         Ok(output) if output.status.success() => {}
         // There is none. Who may not change them was told so by nft.
         Ok(_) => return Ok(false),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(missing(&error)),
     }
-    let step = format!("{family} route flush table {MARK}");
+    let step = format!("{option} route flush table {MARK}");
     let output = run(&step).map_err(|error| missing(&error))?;
-    if output.status.success() { Ok(true) } else { Err(refused(&step, &output)) }
+    let is_empty = complaint(&output).contains("FIB table does not exist");
+    if output.status.success() || is_empty { Ok(true) } else { Err(refused(&step, &output)) }
 }
 
 fn run(step: &str) -> io::Result<Output> {
@@ -87,8 +81,11 @@ fn complaint(output: &Output) -> String {
 }
 
 fn refused(step: &str, output: &Output) -> Failure {
+    if complaint(output).contains("Operation not permitted") {
+        return not_permitted();
+    }
     Failure::failed_with(
         format!("'ip {step}' failed: {}", complaint(output)),
-        "run it as root, on a kernel with CONFIG_IP_MULTIPLE_TABLES (and CONFIG_IPV6_MULTIPLE_TABLES)",
+        "it needs a kernel with CONFIG_IP_MULTIPLE_TABLES, and CONFIG_IPV6_MULTIPLE_TABLES for IPv6",
     )
 }

@@ -9,12 +9,30 @@ use std::{
 
 use crate::failure::Failure;
 
-/// The table that is ours. Everything we set up is in it, so that removing it removes everything.
+/// The table that is ours. All rules that we set up are in it, so that removing it removes them; beside it there are only routes.
 pub(super) const TABLE: &str = "inet fairmesh_capture";
 /// What the packets are marked with that come here though they are meant for others, and the number of the table that routes them.
 pub(super) const MARK: u32 = 7415;
 /// What is captured where nothing is said: the port of HTTP.
 const HTTP: Ports = Ports { first: 80, last: 80 };
+
+/// A family of addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Family {
+    is_ipv4: bool,
+    /// As rules of nftables name it.
+    named: &'static str,
+    /// As `ip` does.
+    pub(super) option: &'static str,
+    /// All of its addresses.
+    pub(super) everywhere: &'static str,
+}
+
+/// Both.
+pub(super) const FAMILIES: [Family; 2] = [
+    Family { is_ipv4: true, named: "ip", option: "-4", everywhere: "0.0.0.0/0" },
+    Family { is_ipv4: false, named: "ip6", option: "-6", everywhere: "::/0" },
+];
 
 /// Ports, of which both are meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,6 +66,8 @@ pub(super) struct Rules {
     pub(super) to: BTreeSet<Net>,
     /// From where connections are captured that only pass through this machine.
     pub(super) from: BTreeSet<Net>,
+    /// Also those of this machine's own programs, where others are captured.
+    pub(super) own: bool,
     /// Whose connections; of neither users nor cgroups: everybody's.
     pub(super) uids: BTreeSet<u32>,
     pub(super) cgroups: Vec<Cgroup>,
@@ -57,24 +77,31 @@ pub(super) struct Rules {
 }
 
 impl Rules {
-    /// Every address that is named must have somewhere to go.
+    /// Every address that is named must have somewhere to go, and somewhere to come from.
     pub(super) fn reach(&self) -> Result<(), Failure> {
         let named =
             self.to.iter().map(|net| ("--to", net)).chain(self.from.iter().map(|net| ("--from", net)));
         let mut lost =
             named.filter(|(_, net)| !self.at.iter().any(|at| at.is_ipv4() == net.address.is_ipv4()));
-        match lost.next() {
-            None => Ok(()),
-            Some((option, net)) => Err(Failure::refused(
+        if let Some((option, net)) = lost.next() {
+            return Err(Failure::refused(
                 format!("{option} {net}: no --at is of its family, so there is nowhere to redirect it to"),
                 "give --at 127.0.0.1:7415 and --at [::1]:7415, and the proxy a listener at each",
+            ));
+        }
+        let mut aimless = self.from.iter().filter(|net| self.targets(net.address.is_ipv4()).is_empty());
+        match aimless.next() {
+            None => Ok(()),
+            Some(net) => Err(Failure::refused(
+                format!("--from {net}: no --to is of its family, so nothing from there would be captured"),
+                "give a --to of the same family, or none at all",
             )),
         }
     }
 
     /// Takes care that the proxy does not capture itself; `proxy` is as whom it listens.
     pub(super) fn except(&mut self, proxy: Option<u32>) -> Result<(), Failure> {
-        if !self.cgroups.is_empty() || !self.except_cgroups.is_empty() {
+        if !self.takes_own() || !self.cgroups.is_empty() || !self.except_cgroups.is_empty() {
             return Ok(());
         }
         match proxy {
@@ -94,10 +121,27 @@ impl Rules {
         }
     }
 
+    /// Whether connections of this machine's own programs are captured.
+    fn takes_own(&self) -> bool {
+        self.own || self.from.is_empty() || !self.uids.is_empty() || !self.cgroups.is_empty()
+    }
+
     /// One transaction that puts the rules in the place of earlier ones.
     pub(super) fn script(&self) -> String {
-        let mut text = format!("table {TABLE}\ndelete table {TABLE}\n\ntable {TABLE} {{\n");
-        text.push_str("\tchain output {\n\t\ttype nat hook output priority -100; policy accept;\n");
+        let mut text = format!("table {TABLE}\ndelete table {TABLE}\n\ntable {TABLE} {{");
+        if self.takes_own() {
+            self.own_programs(&mut text);
+        }
+        if !self.from.is_empty() {
+            self.passing(&mut text);
+        }
+        text.push_str("}\n");
+        text
+    }
+
+    /// Rules for connections of this machine's own programs, which are sent elsewhere.
+    fn own_programs(&self, text: &mut String) {
+        text.push_str("\n\tchain output {\n\t\ttype nat hook output priority -100; policy accept;\n");
         if !self.loopback {
             text.push_str("\t\toifname \"lo\" return\n");
         }
@@ -121,46 +165,53 @@ impl Rules {
             }
         }
         text.push_str("\t}\n");
-        if !self.from.is_empty() {
-            self.passing(&mut text);
-        }
-        text.push_str("}\n");
-        text
     }
 
     /// Rules for connections that only pass through: left as they are, and taken nevertheless (TPROXY). Redirected, they would need a
-    /// listener at an address that those machines reach, which anybody could call.
+    /// listener at an address that those machines reach, which anybody could call. What has begun before goes on as it did, and what
+    /// nobody takes is refused, as that of own programs is.
     fn passing(&self, text: &mut String) {
-        text.push_str(
-            "\n\tchain passing {\n\t\ttype filter hook prerouting priority mangle; policy accept;\n",
-        );
-        text.push_str("\t\tiifname \"lo\" return\n");
+        passing_on(text);
         if !self.loopback {
             text.push_str("\t\tfib daddr type local return\n");
         }
-        for at in &self.at {
-            let family = if at.is_ipv4() { "ip" } else { "ip6" };
-            let from = self.from.iter().filter(|net| net.address.is_ipv4() == at.is_ipv4());
+        // What a network says to each of its machines alone, such as credentials, is not for the router to ask for in their stead.
+        text.push_str("\t\tip daddr 169.254.0.0/16 return\n\t\tip6 daddr fe80::/10 return\n");
+        // Other packets of a connection that is not captured belong to one that began before, or came from outside.
+        text.push_str("\t\ttcp flags & (fin | syn | rst | ack) != syn return\n");
+        for family in self.passing_families() {
+            let from = self.from.iter().filter(|net| net.address.is_ipv4() == family.is_ipv4);
             let (from, ports) = (list(from), self.ports());
             // Writing to a string cannot fail.
-            for to in self.targets(at.is_ipv4()).iter().filter(|_| !from.is_empty()) {
-                let _ = writeln!(
-                    text,
-                    "\t\t{family} saddr {{ {from} }} {to} {ports} tproxy {family} to {at} meta mark set {MARK} accept"
-                );
+            for to in self.targets(family.is_ipv4) {
+                let _ =
+                    writeln!(text, "\t\t{} saddr {{ {from} }} {to} {ports} goto to_listener", family.named);
             }
+        }
+        text.push_str("\t}\n\n\tchain to_listener {\n");
+        for at in &self.at {
+            let (family, nfproto) = if at.is_ipv4() { ("ip", "ipv4") } else { ("ip6", "ipv6") };
+            let _ = writeln!(
+                text,
+                "\t\tmeta nfproto {nfproto} meta l4proto tcp tproxy {family} to {at} meta mark set {MARK} accept"
+            );
+        }
+        text.push_str("\t\tmeta l4proto tcp reject with tcp reset\n\t}\n");
+        // Whoever redirects by destination, as Kubernetes does for its services, would redirect what was taken: the first word counts.
+        text.push_str("\n\tchain as_it_is {\n\t\ttype nat hook prerouting priority -101; policy accept;\n");
+        for (family, nfproto) in [("ip", "ipv4"), ("ip6", "ipv6")] {
+            let _ = writeln!(
+                text,
+                "\t\tmeta nfproto {nfproto} meta l4proto tcp meta mark {MARK} dnat {family} to {family} daddr"
+            );
         }
         text.push_str("\t}\n");
     }
 
-    /// Of which families connections are captured that only pass through, as `ip` names them.
-    pub(super) fn passing_families(&self) -> Vec<&'static str> {
-        let has = |ipv4: bool| self.from.iter().any(|net| net.address.is_ipv4() == ipv4);
-        [(true, "-4"), (false, "-6")]
-            .into_iter()
-            .filter(|(ipv4, _)| has(*ipv4))
-            .map(|(_, name)| name)
-            .collect()
+    /// Of which families connections are captured that only pass through.
+    pub(super) fn passing_families(&self) -> Vec<Family> {
+        let has = |family: &Family| self.from.iter().any(|net| net.address.is_ipv4() == family.is_ipv4);
+        FAMILIES.into_iter().filter(has).collect()
     }
 
     fn targets(&self, ipv4: bool) -> Vec<String> {
@@ -195,11 +246,12 @@ impl Rules {
         };
         add(" of ", list(&self.to));
         add(", by ", people(&self.uids, &self.cgroups));
+        add(", through this machine from ", list(&self.from));
         add(", goes to ", list(&self.at));
         add("; not by ", people(&self.except_uids, &self.except_cgroups));
-        add("\nand what passes through this machine from ", list(&self.from));
         if !self.from.is_empty() {
-            words.push_str(", which goes past a listener without +transparent");
+            words.push_str(if self.own { "; by this machine's own programs as well" } else { "" });
+            words.push_str("\nwhat comes through this machine needs a listener with +transparent, and is refused without one");
         }
         words.push_str("\nundo it with 'fairmesh proxy capture --undo'");
         if self.except_uids.contains(&0) {
@@ -207,6 +259,25 @@ impl Rules {
         }
         words
     }
+}
+
+/// Rules that capture nothing, and let go on what was captured.
+pub(super) fn rest() -> String {
+    let mut text = format!("table {TABLE}\ndelete table {TABLE}\n\ntable {TABLE} {{");
+    // What was redirected is translated as long as some rule has the system follow connections.
+    text.push_str("\n\tchain output {\n\t\ttype nat hook output priority -100; policy accept;\n");
+    text.push_str("\t\tct state established accept\n\t}\n");
+    passing_on(&mut text);
+    text.push_str("\t}\n}\n");
+    text
+}
+
+/// Begins the chain of what passes through, with the rule for what is captured already.
+fn passing_on(text: &mut String) {
+    text.push_str("\n\tchain passing {\n\t\ttype filter hook prerouting priority mangle; policy accept;\n");
+    text.push_str("\t\tiifname \"lo\" return\n");
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "\t\tmeta l4proto tcp socket transparent 1 meta mark set {MARK} accept");
 }
 
 /// Conditions, any of which says whose a connection is.

@@ -61,26 +61,41 @@ fn what_passes_through_is_captured_where_it_comes_from_there() {
     rules.from = ["10.1.2.3/8", "192.168.0.0/16"].iter().map(|net| net.parse().unwrap()).collect();
     rules.to = ["10.9.0.0/16", "fd00::/8"].iter().map(|net| net.parse().unwrap()).collect();
     rules.reach().unwrap();
-    let all = lines(&rules);
-    let passing = all.iter().position(|line| line == "chain passing {").unwrap();
+    assert!(!rules.script().contains("chain output"), "none of its own programs is meant");
     assert_eq!(
-        all[passing + 1..],
+        lines(&rules),
         [
-            "type filter hook prerouting priority mangle; policy accept;",
             r#"iifname "lo" return"#,
+            "meta l4proto tcp socket transparent 1 meta mark set 7415 accept",
             "fib daddr type local return",
-            "ip saddr { 10.0.0.0/8, 192.168.0.0/16 } ip daddr 10.9.0.0/16 meta l4proto tcp tproxy ip to 127.0.0.1:7415 \
-             meta mark set 7415 accept",
+            "ip daddr 169.254.0.0/16 return",
+            "ip6 daddr fe80::/10 return",
+            "tcp flags & (fin | syn | rst | ack) != syn return",
+            "ip saddr { 10.0.0.0/8, 192.168.0.0/16 } ip daddr 10.9.0.0/16 meta l4proto tcp goto to_listener",
+            "chain to_listener {",
+            "meta nfproto ipv4 meta l4proto tcp tproxy ip to 127.0.0.1:7415 meta mark set 7415 accept",
+            "meta nfproto ipv6 meta l4proto tcp tproxy ip6 to [::1]:7415 meta mark set 7415 accept",
+            "meta l4proto tcp reject with tcp reset",
+            "chain as_it_is {",
+            "type nat hook prerouting priority -101; policy accept;",
+            "meta nfproto ipv4 meta l4proto tcp meta mark 7415 dnat ip to ip daddr",
+            "meta nfproto ipv6 meta l4proto tcp meta mark 7415 dnat ip6 to ip6 daddr",
         ]
     );
-    assert_eq!(rules.passing_families(), ["-4"]);
+    let options =
+        |rules: &Rules| rules.passing_families().iter().map(|family| family.option).collect::<Vec<_>>();
+    assert_eq!(options(&rules), ["-4"]);
     assert!(
-        rules
-            .words()
-            .contains("from 10.0.0.0/8, 192.168.0.0/16, which goes past a listener without +transparent")
+        rules.words().contains("through this machine from 10.0.0.0/8, 192.168.0.0/16, goes to"),
+        "{}",
+        rules.words()
     );
+    rules.own = true;
+    assert!(rules.script().contains("jump to_proxy") && rules.words().contains("own programs as well"));
     rules.from.insert("fd00::/8".parse().unwrap());
-    assert_eq!(rules.passing_families(), ["-4", "-6"]);
+    assert_eq!(options(&rules), ["-4", "-6"]);
+    rules.to.remove(&"fd00::/8".parse().unwrap());
+    assert!(format!("{:?}", rules.reach().unwrap_err()).contains("--to of the same family"));
     rules.at.pop();
     rules.to.clear();
     assert!(format!("{:?}", rules.reach().unwrap_err()).contains("--from fd00::/8"));
