@@ -4,6 +4,7 @@
 //! have to be set on each socket by whoever opens it, and takes a right (CAP_NET_ADMIN) that the proxy needs for nothing else.
 
 mod nft;
+mod places;
 mod route;
 mod rules;
 mod who;
@@ -13,7 +14,10 @@ use std::{net::SocketAddr, process::ExitCode, time::Duration};
 use clap::Args;
 use serde_json::{Value, json};
 
-use self::rules::{Net, Ports, Rules, TABLE};
+use self::{
+    places::{Net, Ports},
+    rules::{Rules, TABLE},
+};
 use crate::{cli::SeenAs, failure::Failure, output, signals};
 
 /// How often `--watch` looks whether the proxy listens.
@@ -184,7 +188,7 @@ async fn follow(args: &CaptureArgs, shutdown: impl Future<Output = ()>) -> Resul
 fn rules(args: &CaptureArgs, proxy: Option<u32>) -> Result<Rules, Failure> {
     let mut rules = Rules {
         at: rules::places(&args.at)?,
-        ports: rules::merged(&args.port),
+        ports: places::merged(&args.port),
         to: args.to.iter().copied().collect(),
         from: args.from.iter().copied().collect(),
         own: args.own,

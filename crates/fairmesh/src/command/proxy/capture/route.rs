@@ -8,7 +8,8 @@ use std::{
 
 use super::{
     nft::not_permitted,
-    rules::{FAMILIES, Family, MARK},
+    places::{FAMILIES, Family},
+    rules::MARK,
 };
 use crate::failure::Failure;
 

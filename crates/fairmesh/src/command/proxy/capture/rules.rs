@@ -1,52 +1,14 @@
 //! What is captured, and the rules of nftables for it.
 
-use std::{
-    collections::BTreeSet,
-    fmt::{self, Write as _},
-    net::{IpAddr, SocketAddr},
-    str::FromStr,
-};
+use std::{collections::BTreeSet, fmt::Write as _, net::SocketAddr};
 
+use super::places::{FAMILIES, Family, HTTP, Net, Ports, list};
 use crate::failure::Failure;
 
 /// The table that is ours. All rules that we set up are in it, so that removing it removes them; beside it there are only routes.
 pub(super) const TABLE: &str = "inet fairmesh_capture";
 /// What the packets are marked with that come here though they are meant for others, and the number of the table that routes them.
 pub(super) const MARK: u32 = 7415;
-/// What is captured where nothing is said: the port of HTTP.
-const HTTP: Ports = Ports { first: 80, last: 80 };
-
-/// A family of addresses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Family {
-    is_ipv4: bool,
-    /// As rules of nftables name it.
-    named: &'static str,
-    /// As `ip` does.
-    pub(super) option: &'static str,
-    /// All of its addresses.
-    pub(super) everywhere: &'static str,
-}
-
-/// Both.
-pub(super) const FAMILIES: [Family; 2] = [
-    Family { is_ipv4: true, named: "ip", option: "-4", everywhere: "0.0.0.0/0" },
-    Family { is_ipv4: false, named: "ip6", option: "-6", everywhere: "::/0" },
-];
-
-/// Ports, of which both are meant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Ports {
-    first: u16,
-    last: u16,
-}
-
-/// Addresses that begin alike.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Net {
-    address: IpAddr,
-    bits: u8,
-}
 
 /// A cgroup, as rules name it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -293,25 +255,6 @@ fn people(uids: &BTreeSet<u32>, cgroups: &[Cgroup]) -> String {
     all.join(" or ")
 }
 
-fn list<T: fmt::Display>(all: impl IntoIterator<Item = T>) -> String {
-    let all: Vec<_> = all.into_iter().map(|one| one.to_string()).collect();
-    all.join(", ")
-}
-
-/// Ports in order, each in one range: nftables refuses ranges that overlap.
-pub(super) fn merged(ports: &[Ports]) -> Vec<Ports> {
-    let mut sorted = ports.to_vec();
-    sorted.sort_unstable();
-    let mut merged: Vec<Ports> = Vec::new();
-    for ports in sorted {
-        match merged.last_mut() {
-            Some(last) if ports.first <= last.last.saturating_add(1) => last.last = last.last.max(ports.last),
-            _ => merged.push(ports),
-        }
-    }
-    merged
-}
-
 /// Where captured connections go.
 pub(super) fn places(at: &[SocketAddr]) -> Result<Vec<SocketAddr>, Failure> {
     for (number, place) in at.iter().enumerate() {
@@ -325,59 +268,6 @@ pub(super) fn places(at: &[SocketAddr]) -> Result<Vec<SocketAddr>, Failure> {
         }
     }
     Ok(at.to_vec())
-}
-
-impl fmt::Display for Ports {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { first, last } = self;
-        if first == last { write!(f, "{first}") } else { write!(f, "{first}-{last}") }
-    }
-}
-
-impl FromStr for Ports {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (first, last) = text.split_once('-').unwrap_or((text, text));
-        let ports = first.parse().ok().zip(last.parse().ok()).map(|(first, last)| Self { first, last });
-        let sound = ports.filter(|ports| ports.first > 0 && ports.first <= ports.last);
-        sound.ok_or_else(|| format!("'{text}' is no port; write one as 80, or a range as 8000-8099"))
-    }
-}
-
-impl fmt::Display for Net {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.address, self.bits)
-    }
-}
-
-impl FromStr for Net {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("'{text}' names no addresses; write 10.0.0.0/8, fd00::/8 or a single address");
-        let (address, bits) =
-            text.split_once('/').map_or((text, None), |(address, bits)| (address, Some(bits)));
-        let address: IpAddr = address.parse().map_err(|_| wrong())?;
-        let most = if address.is_ipv4() { 32 } else { 128 };
-        let bits = bits.map_or(Ok(most), |bits| bits.parse().map_err(|_| wrong()))?;
-        if bits > most {
-            return Err(wrong());
-        }
-        Ok(Self { address: network(address, bits), bits })
-    }
-}
-
-/// An address without what is behind its first bits.
-fn network(address: IpAddr, bits: u8) -> IpAddr {
-    match address {
-        IpAddr::V4(v4) => {
-            IpAddr::V4((v4.to_bits() & u32::MAX.checked_shl(32 - u32::from(bits)).unwrap_or(0)).into())
-        }
-        IpAddr::V6(v6) => {
-            IpAddr::V6((v6.to_bits() & u128::MAX.checked_shl(128 - u32::from(bits)).unwrap_or(0)).into())
-        }
-    }
 }
 
 #[cfg(test)]

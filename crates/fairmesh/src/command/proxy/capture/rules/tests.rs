@@ -1,4 +1,4 @@
-use super::*;
+use super::{super::places::merged, *};
 
 fn rules(at: &[&str]) -> Rules {
     Rules { at: at.iter().map(|at| at.parse().unwrap()).collect(), ..Rules::default() }
