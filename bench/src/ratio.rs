@@ -27,8 +27,8 @@ impl fmt::Display for Ratio {
     }
 }
 
-/// A median, and between which values of the rounds it lies 19 times in 20, whatever they are distributed like: of a machine with neighbours,
-/// some rounds are far off.
+/// A median, and between which values of the rounds it lies 19 times in 20, whatever they are distributed like: of a machine with
+/// neighbours, some rounds are far off.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Median {
     /// The median over rounds.

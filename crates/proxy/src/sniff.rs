@@ -19,8 +19,8 @@ use crate::onward::{Onward, Passage};
 
 /// How long a program is waited for before the server is given the chance to speak first.
 const SILENCE: Duration = Duration::from_millis(100);
-/// How long something that may become a head of HTTP is waited for. It was sent from this machine or one beside it, in one piece as a rule;
-/// what takes longer is taken for another protocol, in which it is the server's turn.
+/// How long something that may become a head of HTTP is waited for. It was sent from this machine or one
+/// beside it, in one piece as a rule; what takes longer is taken for another protocol, in which it is the server's turn.
 const HEAD: Duration = Duration::from_secs(5);
 /// The most that is looked at, which is the most that a head may have.
 const MOST: usize = 64 * 1024;
