@@ -101,7 +101,12 @@ impl Part {
         self.child.id().unwrap_or_default()
     }
 
-    async fn run<T: DeserializeOwned>(&mut self, line: String, length: Duration) -> Result<T, String> {
+    /// What it answers to an order that comes to something.
+    pub(crate) async fn run<T: DeserializeOwned>(
+        &mut self,
+        line: String,
+        length: Duration,
+    ) -> Result<T, String> {
         let answer = self.ask(line, length).await?;
         serde_json::from_str(&answer).map_err(|_| format!("part '{}': {answer}", self.name))
     }

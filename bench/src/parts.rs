@@ -25,6 +25,7 @@ use crate::{
 };
 
 mod cores;
+mod ends;
 mod fixed;
 mod lean;
 mod rare;
@@ -103,8 +104,8 @@ enum PartKind {
         #[arg(long)]
         layer: Layer,
     },
-    /// Two endpoints behind a proxy.
-    Endpoints {
+    /// Two endpoints behind a proxy, and those who call it as they are told on standard input.
+    Ends {
         #[arg(long)]
         protocol: Protocol,
     },
@@ -156,8 +157,6 @@ enum Layer {
 enum Kind {
     Mesh,
     Fixed,
-    /// Does as little as it can.
-    Lean,
 }
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -173,7 +172,7 @@ pub(crate) fn run_part(args: PartArgs) -> Result<(), BoxError> {
         PartKind::ShardSource { .. } | PartKind::ShardAgent { .. } | PartKind::ShardCaller { .. } => {}
         PartKind::Mesh | PartKind::Worker(_) | PartKind::Callers(_) => {}
         PartKind::Far { .. } | PartKind::Rare(_) => {}
-        PartKind::Client { .. } | PartKind::Endpoints { .. } => cores::keep_to(0)?,
+        PartKind::Client { .. } | PartKind::Ends { .. } => cores::keep_to(0)?,
         PartKind::Servers { .. } => cores::keep_to(1)?,
         PartKind::Launch { command } => {
             cores::keep_to(1)?;
@@ -195,7 +194,7 @@ async fn be(args: PartArgs) -> Result<(), BoxError> {
         PartKind::ShardSource { shards, servers } => shards::source(shards, servers).await,
         PartKind::ShardAgent { upstream } => shards::agent(&args.dir, upstream).await,
         PartKind::ShardCaller { name } => shards::caller(&args.dir, &name).await,
-        PartKind::Endpoints { protocol } => servers::endpoints(protocol).await,
+        PartKind::Ends { protocol } => ends::run(protocol).await,
         // It is something else by now.
         PartKind::Launch { .. } => Ok(()),
         PartKind::Servers { protocol, layer } => servers::serve(protocol, layer, agent).await,
@@ -233,13 +232,6 @@ async fn client(
             let call = HttpCall::new(fixed::Http2::connect(&servers).await?, payload);
             // HTTP/2 names the host in the URI.
             obey(HttpCall { uri: http::Uri::from_static("http://http2.bench/echo"), ..call }).await
-        }
-        (Kind::Lean, Protocol::Http1) => {
-            let to = servers.first().ok_or("a lean client calls one server")?;
-            obey(lean::http1::Caller::new(*to, payload)).await
-        }
-        (Kind::Lean, protocol) => {
-            obey(lean::http2::Caller::connect(protocol, &servers, payload).await?).await
         }
         (Kind::Fixed, Protocol::Grpc) => {
             obey(GrpcCall::new(fixed::Http2::connect(&servers).await?, payload)).await

@@ -18,7 +18,12 @@ use std::{
 
 use clap::{Args, ValueEnum};
 
-use crate::{Common, load::Seen, part::Part, report::Report};
+use crate::{
+    Common,
+    load::{Latencies, Run, Seen},
+    part::Part,
+    report::Report,
+};
 use sides::{PEERS, Proxy, Spoken, Who};
 pub(crate) use train::run as train;
 
@@ -192,49 +197,56 @@ impl Bench {
 }
 
 /// Proxies that run before the same endpoints.
-struct Sides<'a> {
-    dir: &'a Path,
+struct Sides {
     spoken: Spoken,
     proxies: Vec<(Who, Proxy)>,
-    _endpoints: Part,
+    /// The endpoints, and those who call.
+    ends: Part,
 }
 
 /// The p99 of each side in one round, in nanoseconds: ours, and then everybody once more.
 type Turns = Vec<(Who, u64)>;
 
-impl<'a> Sides<'a> {
+impl Sides {
     /// Starts them in this folder; `program` is ours.
-    async fn start((dir, program): (&'a Path, &Path), spoken: Spoken, who: &[Who]) -> Result<Self, String> {
+    async fn start((dir, program): (&Path, &Path), spoken: Spoken, who: &[Who]) -> Result<Self, String> {
         let protocol = spoken.to_string();
-        let (part, addresses) = Part::start(dir, &["endpoints", "--protocol", &protocol]).await?;
+        let (ends, addresses) = Part::start(dir, &["ends", "--protocol", &protocol]).await?;
         let addresses: Vec<SocketAddr> = addresses.split(',').filter_map(|text| text.parse().ok()).collect();
         let [a, b] = addresses[..] else { return Err("there are no two endpoints".into()) };
         let mut proxies = Vec::new();
         for who in who {
             proxies.push((*who, who.start((dir, program), spoken, [a, b]).await?));
         }
-        Ok(Self { dir, spoken, proxies, _endpoints: part })
+        Ok(Self { spoken, proxies, ends })
     }
 
-    /// A caller of each proxy.
-    async fn callers(&self, body: usize, connections: usize) -> Result<Vec<Part>, String> {
-        let (size, protocol) = (body.to_string(), self.spoken.to_string());
-        let mut callers = Vec::new();
-        for (_, proxy) in &self.proxies {
-            let to = vec![proxy.address.to_string(); connections].join(",");
-            let args =
-                ["client", "--kind", "lean", "--protocol", &protocol, "--payload", &size, "--servers", &to];
-            callers.push(Part::start(self.dir, &args).await?.0);
+    /// Has callers of each proxy ready, over so many connections each where the protocol shares them.
+    async fn callers(&mut self, body: usize, connections: usize) -> Result<(), String> {
+        let to: Vec<_> = self.proxies.iter().map(|(_, proxy)| proxy.address.to_string()).collect();
+        let order = format!("call {body} {connections} {}", to.join(","));
+        match self.ends.order(order, Duration::ZERO).await?.as_str() {
+            "ready" => Ok(()),
+            why => Err(why.to_owned()),
         }
-        Ok(callers)
+    }
+
+    /// So many callers at a time, each of which calls this side again as soon as it was answered.
+    async fn closed(&mut self, side: usize, at_once: usize, length: Duration) -> Result<Run, String> {
+        self.ends.run(format!("closed {side} {} {at_once}", length.as_millis()), length).await
+    }
+
+    /// So many calls of this side a second.
+    async fn open(&mut self, side: usize, rate: u64, length: Duration) -> Result<Latencies, String> {
+        self.ends.run(format!("open {side} {} {rate}", length.as_millis()), length).await
     }
 
     async fn http1(&mut self, plan: Plan) -> Result<Found, String> {
         let mut found = Found::default();
         for body in BODIES {
-            let mut callers = self.callers(body, 1).await?;
+            self.callers(body, 1).await?;
             for &connections in plan.connections(body) {
-                let cell = self.cell(&mut callers, connections, plan).await?;
+                let cell = self.cell(connections, plan).await?;
                 eprintln!("{} {connections:>3} connections {body:>5} B: {}", self.spoken, shown(&cell));
                 found.cells.insert((connections, body), cell);
             }
@@ -247,29 +259,34 @@ impl<'a> Sides<'a> {
         let mut found = Found::default();
         let (connections, callers_at_once) = MULTIPLEXED;
         for body in [0, USUAL, SMALL] {
-            let mut callers = self.callers(body, connections).await?;
-            let cell = self.cell(&mut callers, callers_at_once, plan).await?;
+            self.callers(body, connections).await?;
+            let cell = self.cell(callers_at_once, plan).await?;
             eprintln!("{} {body:>5} B: {}", self.spoken, shown(&cell));
             found.cells.insert((connections, body), cell);
         }
         Ok(found)
     }
 
-    /// Calls every side in turn, with so many callers at a time, round by round.
-    async fn cell(&mut self, callers: &mut [Part], at_once: usize, plan: Plan) -> Result<Cell, String> {
+    /// Calls with so many callers at a time.
+    async fn cell(&mut self, at_once: usize, plan: Plan) -> Result<Cell, String> {
+        self.rounds(plan.rounds, async |all, side| all.closed(side, at_once, plan.slice).await).await
+    }
+
+    /// Calls every side in turn, round by round.
+    async fn rounds(
+        &mut self,
+        rounds: usize,
+        call: impl AsyncFn(&mut Self, usize) -> Result<Run, String>,
+    ) -> Result<Cell, String> {
         let mut cell: Cell = self.proxies.iter().map(|(who, _)| (*who, Runs::default())).collect();
         let sides = cell.len();
-        for round in 0..=plan.rounds {
+        for round in 0..=rounds {
             for turn in 0..sides {
                 // Who goes first changes, so that a machine that slows down favours nobody.
                 let side = (turn + round) % sides;
-                let process = &self.proxies[side].1.process;
-                let before = process.cpu_ns();
-                let run = callers[side]
-                    .closed(at_once, plan.slice)
-                    .await
-                    .map_err(|why| format!("{}: {why}", cell[side].0))?;
-                let cpu = process.cpu_ns().saturating_sub(before);
+                let before = self.proxies[side].1.process.cpu_ns();
+                let run = call(self, side).await.map_err(|why| format!("{}: {why}", cell[side].0))?;
+                let cpu = self.proxies[side].1.process.cpu_ns().saturating_sub(before);
                 let calls = run.calls.max(1) as f64;
                 // The first round warms up.
                 if round > 0 {
@@ -283,18 +300,18 @@ impl<'a> Sides<'a> {
 
     /// The p99 of all sides at half of what the slowest can do.
     async fn latency(&mut self, plan: Plan) -> Result<(u64, Vec<Turns>), String> {
-        let mut callers = self.callers(USUAL, 1).await?;
-        let peak = self.cell(&mut callers, MANY, Plan { rounds: 1, ..plan }).await?;
+        self.callers(USUAL, 1).await?;
+        let peak = self.cell(MANY, Plan { rounds: 1, ..plan }).await?;
         let slowest = peak.iter().map(|(_, runs)| median(&runs.rate)).fold(f64::INFINITY, f64::min);
         let rate = (slowest / 2.0) as u64;
         let mut rounds = Vec::new();
         for round in 0..plan.turns {
             let mut turns = Vec::new();
             // Ours comes first in what is kept, wherever it was in the round; and once more, for what a ratio of 1 looks like.
-            for turn in 0..=callers.len() {
-                let side = (turn + round) % (callers.len() + 1);
-                let caller = &mut callers[side.saturating_sub(1)];
-                let seen = Seen::of(&caller.open(rate, TURN).await?);
+            let sides = self.proxies.len();
+            for turn in 0..=sides {
+                let side = (turn + round) % (sides + 1);
+                let seen = Seen::of(&self.open(side.saturating_sub(1), rate, TURN).await?);
                 turns.push((side, seen.p99));
             }
             turns.sort_unstable_by_key(|(side, _)| *side);

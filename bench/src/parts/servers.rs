@@ -20,7 +20,7 @@ use tokio::net::TcpListener;
 use tonic::{Request, Response, Status};
 
 use super::{
-    BoxError, Layer, Protocol, lean, orders, own_cpu_ns,
+    BoxError, Layer, Protocol, orders, own_cpu_ns,
     v1::{
         Payload,
         echo_server::{Echo, EchoServer},
@@ -84,23 +84,6 @@ pub(super) async fn serve(protocol: Protocol, layer: Layer, agent: Address) -> R
     while orders.next_line().await?.is_some() {
         println!("{}", own_cpu_ns());
     }
-    Ok(())
-}
-
-/// Starts the two endpoints of a proxy, prints their addresses, and serves until its input ends.
-pub(super) async fn endpoints(protocol: Protocol) -> Result<(), BoxError> {
-    let mut addresses = Vec::new();
-    for _ in 0..2 {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-        addresses.push(listener.local_addr()?.to_string());
-        match protocol {
-            Protocol::Http1 => tokio::spawn(lean::http1::serve(listener)),
-            Protocol::Http2 | Protocol::Grpc => tokio::spawn(lean::http2::serve(listener, protocol)),
-        };
-    }
-    println!("{}", addresses.join(","));
-    let mut orders = orders();
-    while orders.next_line().await?.is_some() {}
     Ok(())
 }
 

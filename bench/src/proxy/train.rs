@@ -27,9 +27,8 @@ async fn train(places: (&Path, &Path), spoken: Spoken) -> Result<u64, String> {
     let (connections, at_once) = if is_multiplexed { MULTIPLEXED } else { (1, MANY) };
     let mut calls = 0;
     for body in BODIES.into_iter().filter(|body| !is_multiplexed || *body <= SMALL) {
-        for mut caller in sides.callers(body, connections).await? {
-            calls += caller.closed(at_once, SLICE).await?.calls;
-        }
+        sides.callers(body, connections).await?;
+        calls += sides.closed(0, at_once, SLICE).await?.calls;
     }
     for (_, proxy) in sides.proxies.drain(..) {
         proxy.stop().await?;

@@ -12,6 +12,7 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
     sync::{Notify, oneshot},
+    task::JoinSet,
 };
 
 use super::{
@@ -29,6 +30,8 @@ pub(crate) struct Caller(Arc<Connections>);
 struct Connections {
     all: Vec<Arc<Connection>>,
     turn: AtomicUsize,
+    /// They end with their callers.
+    _driven: JoinSet<()>,
 }
 
 struct Connection {
@@ -72,7 +75,7 @@ impl Caller {
         if servers.is_empty() {
             return Err("a lean client calls a server".into());
         }
-        let mut all = Vec::new();
+        let (mut all, mut driven) = (Vec::new(), JoinSet::new());
         for server in servers {
             let stream = TcpStream::connect(server).await?;
             stream.set_nodelay(true)?;
@@ -85,10 +88,10 @@ impl Caller {
             };
             let request = Request::new(protocol, payload)?;
             let connection = Arc::new(Connection { request, state: Mutex::new(state), wake: Notify::new() });
-            tokio::spawn(Arc::clone(&connection).drive(stream));
+            driven.spawn(Arc::clone(&connection).drive(stream));
             all.push(connection);
         }
-        Ok(Self(Arc::new(Connections { all, turn: AtomicUsize::new(0) })))
+        Ok(Self(Arc::new(Connections { all, turn: AtomicUsize::new(0), _driven: driven })))
     }
 }
 

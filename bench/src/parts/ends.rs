@@ -1,0 +1,75 @@
+//! Both ends of a proxy: the endpoints behind it, and those who call them before it.
+//!
+//! They are one process with one thread. As two on the same processor they would wake each other, and the proxy one of them, at
+//! nearly every message: what that costs made them slower than a lean proxy, which then waited for them, and a proxy that waits
+//! is woken for every request, which costs it more than one that is behind.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    time::Duration,
+};
+
+use tokio::net::TcpListener;
+
+use super::{BoxError, Protocol, lean, orders, said};
+use crate::load::{self, Call};
+
+/// How many endpoints there are.
+const ENDPOINTS: usize = 2;
+
+/// Starts the endpoints, prints their addresses, and calls as it is told until its input ends.
+pub(super) async fn run(protocol: Protocol) -> Result<(), BoxError> {
+    let mut addresses = Vec::new();
+    for _ in 0..ENDPOINTS {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        addresses.push(listener.local_addr()?.to_string());
+        match protocol {
+            Protocol::Http1 => tokio::spawn(lean::http1::serve(listener)),
+            Protocol::Http2 | Protocol::Grpc => tokio::spawn(lean::http2::serve(listener, protocol)),
+        };
+    }
+    println!("{}", addresses.join(","));
+    match protocol {
+        Protocol::Http1 => obey(async |to, payload, _| Ok(lean::http1::Caller::new(to, payload))).await,
+        Protocol::Http2 | Protocol::Grpc => {
+            obey(async |to, payload, connections| {
+                lean::http2::Caller::connect(protocol, &vec![to; connections], payload).await
+            })
+            .await
+        }
+    }
+}
+
+/// Answers an order with a line. `call PAYLOAD CONNECTIONS ADDRESS,…` makes callers of these addresses, over so many connections
+/// each where the protocol shares them, and lets go of those before; `closed SIDE MS TASKS` and `open SIDE MS RATE` have one of them call.
+async fn obey<C: Call>(
+    connect: impl AsyncFn(SocketAddr, usize, usize) -> Result<C, BoxError>,
+) -> Result<(), BoxError> {
+    let mut callers = Vec::new();
+    let mut orders = orders();
+    while let Some(order) = orders.next_line().await? {
+        let words: Vec<&str> = order.split(' ').collect();
+        let done = match words[..] {
+            ["call", payload, connections, to] => {
+                callers.clear();
+                for to in to.split(',') {
+                    let caller = connect(to.parse()?, payload.parse()?, connections.parse()?).await?;
+                    caller.call().await?;
+                    callers.push(caller);
+                }
+                "ready".to_owned()
+            }
+            [how, side, ms, number] => {
+                let caller = callers.get(side.parse::<usize>()?).ok_or("there is no such side")?;
+                let length = Duration::from_millis(ms.parse()?);
+                match how {
+                    "closed" => said(load::closed(caller, number.parse()?, length).await),
+                    _ => said(load::open(caller, number.parse()?, length).await),
+                }
+            }
+            _ => format!("unknown order '{order}'"),
+        };
+        println!("{done}");
+    }
+    Ok(())
+}
