@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Makes a machine ready for what its arguments name: `build` (compile and test), `demo`, `deny`, `etcd`, `fuzz`, `h2spec`, `hosts`,
-# `peers` (the proxies that `bench/run proxy` measures beside ours), `profile` (builds guided by one).
+# Makes a machine ready for what its arguments name: `build` (compile and test), `demo`, `deny`, `etcd`, `fuzz`, `ghz`, `h2spec`,
+# `hosts`, `peers` (the proxies that `bench/run proxy` measures beside ours), `profile` (builds guided by one).
 # Installs only what is missing, says what and why before it does, and changes nothing otherwise.
 set -euo pipefail
 
 rust_needed=1.95
 deny_version=0.20.2
 fuzz_version=0.13.2
+ghz_version=0.121.0
 h2spec_version=2.2.1
 envoy_version=1.40.0
 tools="${XDG_CACHE_HOME:-$HOME/.cache}/fairmesh/tools"
@@ -71,6 +72,14 @@ setup_fuzz() {
     rm -rf "$tools/build"
 }
 
+setup_ghz() {
+    [ -x "$tools/bin/ghz" ] && return
+    command -v ghz >/dev/null && return
+    command -v go >/dev/null || die "ghz, by which bench/run proxy calls gRPC, is written in Go. Install Go as https://go.dev says, then run this again"
+    say "bench/run proxy calls gRPC by ghz: building $ghz_version into $tools (about a minute)"
+    GOBIN="$tools/bin" go install -ldflags "-X main.version=$ghz_version" "github.com/bojand/ghz/cmd/ghz@v$ghz_version" >&2
+}
+
 setup_h2spec() {
     [ -x "$tools/bin/h2spec" ] && return
     command -v h2spec >/dev/null && return
@@ -122,10 +131,11 @@ for part in "$@"; do
         deny) setup_deny ;;
         etcd) setup_etcd ;;
         fuzz) setup_fuzz ;;
+        ghz) setup_ghz ;;
         h2spec) setup_h2spec ;;
         hosts) setup_hosts ;;
         peers) setup_peers ;;
         profile) setup_profile ;;
-        *) die "there is no part '$part'; give build, demo, deny, etcd, fuzz, h2spec, hosts, peers or profile" ;;
+        *) die "there is no part '$part'; give build, demo, deny, etcd, fuzz, ghz, h2spec, hosts, peers or profile" ;;
     esac
 done

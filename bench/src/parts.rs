@@ -35,6 +35,7 @@ mod sweeper;
 mod tree;
 pub(crate) mod work;
 
+pub(crate) use cores::{CALLERS, MEASURED};
 pub(crate) use servers::free_port;
 
 /// The generated types of the benchmarks' protocol.
@@ -46,7 +47,7 @@ pub(crate) use servers::free_port;
     clippy::too_many_lines,
     clippy::disallowed_methods
 )]
-pub(super) mod v1 {
+pub(crate) mod v1 {
     tonic::include_proto!("fairmesh.bench.v1");
 }
 
@@ -109,8 +110,10 @@ enum PartKind {
         #[arg(long)]
         protocol: Protocol,
     },
-    /// Becomes another program, on the processor of proxies.
+    /// Becomes another program, on one processor.
     Launch {
+        #[arg(long)]
+        processor: usize,
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         command: Vec<OsString>,
     },
@@ -172,10 +175,10 @@ pub(crate) fn run_part(args: PartArgs) -> Result<(), BoxError> {
         PartKind::ShardSource { .. } | PartKind::ShardAgent { .. } | PartKind::ShardCaller { .. } => {}
         PartKind::Mesh | PartKind::Worker(_) | PartKind::Callers(_) => {}
         PartKind::Far { .. } | PartKind::Rare(_) => {}
-        PartKind::Client { .. } | PartKind::Ends { .. } => cores::keep_to(0)?,
-        PartKind::Servers { .. } => cores::keep_to(1)?,
-        PartKind::Launch { command } => {
-            cores::keep_to(1)?;
+        PartKind::Client { .. } | PartKind::Ends { .. } => cores::keep_to(CALLERS)?,
+        PartKind::Servers { .. } => cores::keep_to(MEASURED)?,
+        PartKind::Launch { processor, command } => {
+            cores::keep_to(*processor)?;
             let (program, arguments) = command.split_first().ok_or("there is nothing to launch")?;
             return Err(Command::new(program).args(arguments).exec().into());
         }
@@ -355,7 +358,7 @@ where
     }
 }
 
-fn payload_of(size: usize) -> Bytes {
+pub(crate) fn payload_of(size: usize) -> Bytes {
     (0..size).map(|i| b'a' + (i % 26) as u8).collect()
 }
 

@@ -3,6 +3,7 @@
 //! Everybody has two endpoints, one route by prefix, a deadline, least request and one thread on a processor of its own; callers
 //! and endpoints share the other one. Sides take turns within each round, so that the machine's moods hit all alike.
 
+mod ghz;
 pub(crate) mod process;
 mod sides;
 mod tell;
@@ -24,6 +25,7 @@ use crate::{
     part::Part,
     report::Report,
 };
+use ghz::Ghz;
 use sides::{PEERS, Proxy, Spoken, Who};
 pub(crate) use train::run as train;
 
@@ -66,6 +68,8 @@ enum Measured {
     Http2,
     /// CPU of gRPC.
     Grpc,
+    /// CPU of gRPC, called by ghz.
+    Ghz,
 }
 
 /// Connections, which are callers over HTTP/1.1.
@@ -89,6 +93,8 @@ struct Plan {
     rounds: usize,
     /// How long each side is called in one of them.
     slice: Duration,
+    /// Rounds in which ghz calls, besides one to warm up, and its calls of a side in each.
+    ghz: (usize, u64),
     /// Rounds of open-loop load.
     turns: usize,
     quick: bool,
@@ -98,8 +104,8 @@ impl Plan {
     fn new(quick: bool) -> Self {
         let ms = Duration::from_millis;
         match quick {
-            true => Self { rounds: 9, slice: ms(60), turns: 12, quick },
-            false => Self { rounds: 25, slice: ms(150), turns: 100, quick },
+            true => Self { rounds: 9, slice: ms(60), ghz: (3, 3_000), turns: 12, quick },
+            false => Self { rounds: 25, slice: ms(150), ghz: (15, 10_000), turns: 100, quick },
         }
     }
 
@@ -186,6 +192,20 @@ impl Bench {
                 self.ratio(report, (name, 0.5), (&found, Who::Envoy), |_| true);
             }
         }
+        if wanted(Measured::Ghz) {
+            match Ghz::find(dir.path()) {
+                Ok(ghz) => self.called_by(&ghz, dir.path(), report).await?,
+                Err(why) => report.unmeasured("ghz_cpu_vs_envoy", why),
+            }
+        }
+        Ok(())
+    }
+
+    async fn called_by(&self, ghz: &Ghz, dir: &Path, report: &mut Report) -> Result<(), String> {
+        report.peer("ghz", ghz.version()?);
+        let mut side = Sides::start((dir, &self.program), Spoken::Grpc, &self.with(&[Who::Envoy])).await?;
+        let found = side.called_by(ghz, self.plan).await?;
+        self.ratio(report, ("ghz_cpu_vs_envoy", 0.5), (&found, Who::Envoy), |_| true);
         Ok(())
     }
 
@@ -263,6 +283,19 @@ impl Sides {
             let cell = self.cell(callers_at_once, plan).await?;
             eprintln!("{} {body:>5} B: {}", self.spoken, shown(&cell));
             found.cells.insert((connections, body), cell);
+        }
+        Ok(found)
+    }
+
+    async fn called_by(&mut self, ghz: &Ghz, plan: Plan) -> Result<Found, String> {
+        let mut found = Found::default();
+        let (rounds, calls) = plan.ghz;
+        for body in [0, USUAL, SMALL] {
+            let call =
+                async |all: &mut Self, side: usize| ghz.calls(all.proxies[side].1.address, body, calls).await;
+            let cell = self.rounds(rounds, call).await?;
+            eprintln!("ghz   {body:>5} B: {}", shown(&cell));
+            found.cells.insert((MULTIPLEXED.0, body), cell);
         }
         Ok(found)
     }

@@ -5,6 +5,11 @@ use rustix::{
     thread::{CpuSet, sched_getaffinity, sched_setaffinity},
 };
 
+/// The processor of those who call, and of what is called through a proxy.
+pub(crate) const CALLERS: usize = 0;
+/// The processor of what is measured.
+pub(crate) const MEASURED: usize = 1;
+
 /// Keeps this process, and what it starts from now on, to one of the processors that it may use, counted from 0 and around.
 ///
 /// Clients and servers get one each: left to itself, the kernel puts two processes that wake each other now on one processor

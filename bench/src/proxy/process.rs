@@ -11,10 +11,20 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::{Instant, sleep};
 
+use crate::parts::MEASURED;
+
 /// How long one may take to start or to answer.
 const START: Duration = Duration::from_secs(30);
 /// How long one may take to end: beyond what a proxy gives requests under way by default.
 const END: Duration = Duration::from_secs(30);
+
+/// A program that will run on this processor, without arguments yet.
+pub(super) fn launched(processor: usize, program: &Path) -> Result<Command, String> {
+    let launcher = std::env::current_exe().map_err(|e| e.to_string())?;
+    let mut command = Command::new(launcher);
+    command.args(["part", "launch", "--processor", &processor.to_string()]).arg(program);
+    Ok(command)
+}
 
 /// A running process. Dropping it kills it.
 pub(crate) struct Process {
@@ -30,9 +40,8 @@ impl Process {
         program: &Path,
         args: &[A],
     ) -> Result<Self, String> {
-        let launcher = std::env::current_exe().map_err(|e| e.to_string())?;
-        let mut command = Command::new(launcher);
-        command.args(["part", "launch"]).arg(program).args(args);
+        let mut command = launched(MEASURED, program)?;
+        command.args(args);
         Self::start(dir, name, command)
     }
 

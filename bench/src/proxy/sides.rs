@@ -82,21 +82,13 @@ impl Who {
             return Ok(ours.to_owned());
         }
         let name = self.to_string();
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let mut places = std::env::split_paths(&path).map(|dir| dir.join(&name));
-        places
-            .find(|place| place.is_file())
-            .ok_or_else(|| format!("{name} is not on the path; run scripts/setup.sh peers"))
+        on_path(&name).ok_or_else(|| format!("{name} is not on the path; run scripts/setup.sh peers"))
     }
 
     /// What it says of its version.
     pub(super) fn version(self, ours: &Path) -> Result<String, String> {
         let flag = if matches!(self, Self::Haproxy | Self::Nginx) { "-v" } else { "--version" };
-        let said =
-            Command::new(self.program(ours)?).arg(flag).output().map_err(|e| format!("{self}: {e}"))?;
-        let said = [said.stdout, said.stderr].concat();
-        let said = String::from_utf8_lossy(&said).into_owned();
-        Ok(said.lines().find(|line| !line.trim().is_empty()).unwrap_or_default().trim().to_owned())
+        version(&self.program(ours)?, flag)
     }
 
     /// Starts it in front of these endpoints, and waits until it passes requests on; `ours` is the program of Fairmesh.
@@ -124,6 +116,20 @@ impl Who {
         said.map_err(|why| format!("{self} {why}"))?;
         Ok(Proxy { process, address, beside })
     }
+}
+
+/// Where a program lies that the shell would find.
+pub(super) fn on_path(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).map(|dir| dir.join(name)).find(|place| place.is_file())
+}
+
+/// What a program says of its version when asked by this flag.
+pub(super) fn version(program: &Path, flag: &str) -> Result<String, String> {
+    let said = Command::new(program).arg(flag).output().map_err(|e| format!("{}: {e}", program.display()))?;
+    let said = [said.stdout, said.stderr].concat();
+    let said = String::from_utf8_lossy(&said).into_owned();
+    Ok(said.lines().find(|line| !line.trim().is_empty()).unwrap_or_default().trim().to_owned())
 }
 
 /// Addresses that nobody listens on, no two alike: each is held until all are found.

@@ -1,0 +1,97 @@
+//! gRPC called by ghz: a caller that is nobody's here, and that does much more for a call than a proxy does.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use prost::Message;
+use serde::Deserialize;
+use tokio::time::timeout;
+
+use super::{
+    MULTIPLEXED,
+    process::launched,
+    sides::{on_path, version},
+};
+use crate::{
+    load::Run,
+    parts::{CALLERS, payload_of, v1::Payload},
+};
+
+/// What is called, as ghz reads it.
+const DEFINITION: &str = include_str!("../../../proto/fairmesh/bench/v1/echo.proto");
+/// How long one run may take: one without end would be calls that nobody answers.
+const MOST: Duration = Duration::from_secs(60);
+/// How much of what went wrong is told, in characters: it says so once for each call.
+const MOST_SAID: usize = 300;
+
+/// The program, and where its files lie.
+pub(super) struct Ghz {
+    program: PathBuf,
+    dir: PathBuf,
+}
+
+/// What it says of a run, of which this is a part.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Said {
+    /// How long it took, in nanoseconds.
+    total: u64,
+    #[serde(default)]
+    status_code_distribution: BTreeMap<String, u64>,
+}
+
+impl Ghz {
+    /// Looks for it, and writes what it needs to this folder.
+    pub(super) fn find(dir: &Path) -> Result<Self, String> {
+        let program = on_path("ghz").ok_or("ghz is not on the path; run scripts/setup.sh ghz")?;
+        fs::write(dir.join("echo.proto"), DEFINITION).map_err(|e| e.to_string())?;
+        Ok(Self { program, dir: dir.to_owned() })
+    }
+
+    /// What it says of its version.
+    pub(super) fn version(&self) -> Result<String, String> {
+        version(&self.program, "--version")
+    }
+
+    /// So many calls with a payload of so many bytes, all of which have to be answered with OK. Answers are not compared with
+    /// what was sent, as ghz does not; the lean caller does that.
+    pub(super) async fn calls(&self, to: SocketAddr, payload: usize, calls: u64) -> Result<Run, String> {
+        let (connections, at_once) = MULTIPLEXED;
+        let mut command = launched(CALLERS, &self.program)?;
+        command.args(["--insecure", "--call", "fairmesh.bench.v1.Echo.Echo", "--format", "json"]);
+        command.arg("--proto").arg(self.dir.join("echo.proto"));
+        if payload == 0 {
+            // It takes a file that is empty for none.
+            command.args(["--data", "{}"]);
+        } else {
+            let message = self.dir.join(format!("message-{payload}"));
+            let bytes = Payload { data: payload_of(payload) }.encode_to_vec();
+            fs::write(&message, bytes).map_err(|e| e.to_string())?;
+            command.arg("--binary-file").arg(message);
+        }
+        let numbers =
+            [("--connections", connections as u64), ("--concurrency", at_once as u64), ("--total", calls)];
+        for (flag, number) in numbers {
+            command.args([flag, &number.to_string()]);
+        }
+        command.arg(to.to_string());
+        let ended = tokio::process::Command::from(command).kill_on_drop(true).output();
+        let ended = timeout(MOST, ended).await.map_err(|_| format!("ghz has not ended within {MOST:?}"))?;
+        let done = ended.map_err(|e| format!("cannot start ghz: {e}"))?;
+        let said: Said = serde_json::from_slice(&done.stdout).map_err(|_| {
+            let why = String::from_utf8_lossy(&done.stderr);
+            format!("ghz failed: {}", why.trim().chars().take(MOST_SAID).collect::<String>())
+        })?;
+        let answered = said.status_code_distribution.get("OK").copied().unwrap_or_default();
+        if answered != calls {
+            let codes = said.status_code_distribution;
+            return Err(format!("of {calls} calls of ghz {answered} were answered with OK: {codes:?}"));
+        }
+        Ok(Run { calls, wall_ns: said.total, cpu_ns: 0 })
+    }
+}
