@@ -4,6 +4,7 @@
 //! and endpoints share the other one. Sides take turns within each round, so that the machine's moods hit all alike.
 
 mod ghz;
+mod plan;
 pub(crate) mod process;
 mod sides;
 mod tell;
@@ -26,6 +27,7 @@ use crate::{
     report::Report,
 };
 use ghz::Ghz;
+use plan::{BODIES, CONNECTIONS, MANY, MULTIPLEXED, Plan, SMALL, TURN, USUAL};
 use sides::{PEERS, Proxy, Spoken, Who};
 pub(crate) use train::run as train;
 
@@ -70,52 +72,6 @@ enum Measured {
     Grpc,
     /// CPU of gRPC, called by ghz.
     Ghz,
-}
-
-/// Connections, which are callers over HTTP/1.1.
-const CONNECTIONS: [usize; 4] = [1, 16, 64, 128];
-/// Bytes of bodies, the same there and back; without any it is a `GET`.
-const BODIES: [usize; 5] = [0, 1 << 10, 4 << 10, 16 << 10, 64 << 10];
-/// Up to which size a body counts as small, and at which connections as many.
-const SMALL: usize = 4 << 10;
-const MANY: usize = 16;
-/// The body that throughput is compared with.
-const USUAL: usize = 1 << 10;
-/// Connections of HTTP/2, and how many call at a time over all of them.
-const MULTIPLEXED: (usize, usize) = (4, 64);
-/// One turn of open-loop load.
-const TURN: Duration = Duration::from_millis(150);
-
-/// How much is done.
-#[derive(Clone, Copy, Debug)]
-struct Plan {
-    /// Rounds of closed-loop load, besides one to warm up.
-    rounds: usize,
-    /// How long each side is called in one of them.
-    slice: Duration,
-    /// Rounds in which ghz calls, besides one to warm up, and its calls of a side in each.
-    ghz: (usize, u64),
-    /// Rounds of open-loop load.
-    turns: usize,
-    quick: bool,
-}
-
-impl Plan {
-    fn new(quick: bool) -> Self {
-        let ms = Duration::from_millis;
-        match quick {
-            true => Self { rounds: 9, slice: ms(60), ghz: (3, 3_000), turns: 12, quick },
-            false => Self { rounds: 25, slice: ms(150), ghz: (15, 10_000), turns: 100, quick },
-        }
-    }
-
-    /// With which numbers of connections a body of this size is measured.
-    fn connections(self, body: usize) -> &'static [usize] {
-        match self.quick && body != USUAL {
-            true => &CONNECTIONS[1..2],
-            false => &CONNECTIONS,
-        }
-    }
 }
 
 /// What one side did in one setting, round by round.

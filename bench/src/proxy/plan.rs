@@ -1,0 +1,49 @@
+//! With what load each side is measured, and how long.
+
+use std::time::Duration;
+
+/// Connections, which are callers over HTTP/1.1.
+pub(super) const CONNECTIONS: [usize; 4] = [1, 16, 64, 128];
+/// Bytes of bodies, the same there and back; without any it is a `GET`.
+pub(super) const BODIES: [usize; 5] = [0, 1 << 10, 4 << 10, 16 << 10, 64 << 10];
+/// Up to which size a body counts as small, and at which connections as many.
+pub(super) const SMALL: usize = 4 << 10;
+pub(super) const MANY: usize = 16;
+/// The body that throughput is compared with.
+pub(super) const USUAL: usize = 1 << 10;
+/// Connections of HTTP/2, and how many call at a time over all of them.
+pub(super) const MULTIPLEXED: (usize, usize) = (4, 64);
+/// One turn of open-loop load.
+pub(super) const TURN: Duration = Duration::from_millis(150);
+
+/// How much is done.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    /// Rounds of closed-loop load, besides one to warm up.
+    pub(super) rounds: usize,
+    /// How long each side is called in one of them.
+    pub(super) slice: Duration,
+    /// Rounds in which ghz calls, besides one to warm up, and its calls of a side in each.
+    pub(super) ghz: (usize, u64),
+    /// Rounds of open-loop load.
+    pub(super) turns: usize,
+    pub(super) quick: bool,
+}
+
+impl Plan {
+    pub(super) fn new(quick: bool) -> Self {
+        let ms = Duration::from_millis;
+        match quick {
+            true => Self { rounds: 9, slice: ms(60), ghz: (3, 3_000), turns: 12, quick },
+            false => Self { rounds: 25, slice: ms(150), ghz: (15, 10_000), turns: 100, quick },
+        }
+    }
+
+    /// With which numbers of connections a body of this size is measured.
+    pub(super) fn connections(self, body: usize) -> &'static [usize] {
+        match self.quick && body != USUAL {
+            true => &CONNECTIONS[1..2],
+            false => &CONNECTIONS,
+        }
+    }
+}
