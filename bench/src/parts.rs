@@ -250,18 +250,21 @@ async fn obey<C: Call>(call: C) -> Result<(), BoxError> {
     while let Some(order) = orders.next_line().await? {
         let words: Vec<&str> = order.split(' ').collect();
         let done = match words[..] {
-            ["closed", ms, tasks] => {
-                let length = Duration::from_millis(ms.parse()?);
-                said(load::closed(&call, tasks.parse()?, length).await)
-            }
-            ["open", ms, rate] => {
-                said(load::open(&call, rate.parse()?, Duration::from_millis(ms.parse()?)).await)
-            }
+            [how @ ("closed" | "open"), ms, number] => load_by(&call, how == "open", ms, number).await?,
             _ => format!("unknown order '{order}'"),
         };
         println!("{done}");
     }
     Ok(())
+}
+
+/// Calls for so many milliseconds: so many at a time, or so many a second where the loop is `open`; what to answer.
+async fn load_by<C: Call>(call: &C, open: bool, ms: &str, number: &str) -> Result<String, BoxError> {
+    let length = Duration::from_millis(ms.parse()?);
+    Ok(match open {
+        true => said(load::open(call, number.parse()?, length).await),
+        false => said(load::closed(call, number.parse()?, length).await),
+    })
 }
 
 /// The answer to an order, in a line.

@@ -4,15 +4,12 @@
 //! nearly every message: what that costs made them slower than a lean proxy, which then waited for them, and a proxy that waits
 //! is woken for every request, which costs it more than one that is behind.
 
-use std::{
-    net::{Ipv4Addr, SocketAddr},
-    time::Duration,
-};
+use std::net::{Ipv4Addr, SocketAddr};
 
 use tokio::net::TcpListener;
 
-use super::{BoxError, Protocol, lean, orders, said};
-use crate::load::{self, Call};
+use super::{BoxError, Protocol, lean, load_by, orders};
+use crate::load::Call;
 
 /// How many endpoints there are.
 const ENDPOINTS: usize = 2;
@@ -59,13 +56,9 @@ async fn obey<C: Call>(
                 }
                 "ready".to_owned()
             }
-            [how, side, ms, number] => {
+            [how @ ("closed" | "open"), side, ms, number] => {
                 let caller = callers.get(side.parse::<usize>()?).ok_or("there is no such side")?;
-                let length = Duration::from_millis(ms.parse()?);
-                match how {
-                    "closed" => said(load::closed(caller, number.parse()?, length).await),
-                    _ => said(load::open(caller, number.parse()?, length).await),
-                }
+                load_by(caller, how == "open", ms, number).await?
             }
             _ => format!("unknown order '{order}'"),
         };
