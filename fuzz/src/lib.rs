@@ -13,7 +13,6 @@ pub mod http1_call;
 pub mod http1_plain;
 pub mod http1_request;
 pub mod http2_call;
-pub mod known;
 pub mod manifest;
 pub mod mutation;
 pub mod proxy_protocol;

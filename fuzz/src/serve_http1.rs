@@ -12,7 +12,6 @@ use tokio::io::duplex;
 use crate::{
     cut,
     echo::{self, Steps, Wish},
-    known,
     pipe::{self, Act, ROOM},
 };
 
@@ -28,16 +27,11 @@ pub fn run(data: &[u8]) {
     let acts = cut::pieces(sent).into_iter().map(|piece| Act::Send(piece.to_vec())).collect();
     let heard = Heard::default();
     let hearing = Arc::clone(&heard);
-    let came = known::but_for(|| {
-        pipe::run(async {
-            let (near, far) = duplex(ROOM);
-            let answer = move |request| answer(request, Arc::clone(&hearing));
-            let (_, came) =
-                tokio::join!(fuzzing::serve(near, answer), pipe::play(far, acts, begins & 1 == 1));
-            came
-        })
+    let came = pipe::run(async {
+        let (near, far) = duplex(ROOM);
+        let answer = move |request| answer(request, Arc::clone(&hearing));
+        tokio::join!(fuzzing::serve(near, answer), pipe::play(far, acts, begins & 1 == 1)).1
     });
-    let Some(came) = came else { return };
     let heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
     // What is answered to HTTP/2 is for another target, and what a tunnel carries is no message.
     let other =

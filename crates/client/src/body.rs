@@ -4,13 +4,12 @@ use std::{
     fmt, mem,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::{Context, Poll},
     time::Duration,
 };
 
 use bytes::Bytes;
 use fairmesh_router::{EndpointTarget, Outcome};
-use h2::RecvStream;
 use http::{HeaderMap, Response};
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::{BodyExt as _, combinators::UnsyncBoxBody};
@@ -23,7 +22,7 @@ use crate::{
     core::{Call, Clock},
     headers::GRPC_STATUS,
     send::{has_erred, learn_from_trailers, violates_protocol},
-    transport::{Incoming, Lent, Line, Reply, Stream},
+    transport::{H2Incoming, Incoming, Lent, Line, Reply},
     tunnel::Tunnel,
 };
 
@@ -39,7 +38,7 @@ pub struct Body {
 enum Source {
     Whole(Option<Bytes>),
     H1(Incoming),
-    H2 { stream: RecvStream, data_ended: bool, _place: Stream },
+    H2(H2Incoming),
     Foreign(UnsyncBoxBody<Bytes, BoxError>),
 }
 
@@ -87,14 +86,9 @@ impl Body {
                 attempt,
                 watched: Watched::default(),
             }),
-            Reply::H2(reply) => reply.response.map(|stream| {
-                let data_ended = stream.is_end_stream();
-                Self {
-                    source: Source::H2 { stream, data_ended, _place: reply.stream },
-                    attempt,
-                    watched: Watched::default(),
-                }
-            }),
+            Reply::H2(reply) => {
+                reply.map(|body| Self { source: Source::H2(body), attempt, watched: Watched::default() })
+            }
         };
         // After 101 the try goes on with what the connection carries from there on.
         if response.body().source.is_end() && !response.body().source.is_switched() {
@@ -157,7 +151,7 @@ impl Source {
         match self {
             Self::Whole(bytes) => bytes.is_none(),
             Self::H1(body) => body.is_end_stream(),
-            Self::H2 { stream, .. } => stream.is_end_stream(),
+            Self::H2(body) => body.is_end_stream(),
             Self::Foreign(body) => body.is_end_stream(),
         }
     }
@@ -170,36 +164,10 @@ impl Source {
         match self {
             Self::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Self::H1(body) => Pin::new(body).poll_frame(context),
-            Self::H2 { stream, data_ended, .. } => poll_h2(stream, data_ended, context),
+            Self::H2(body) => Pin::new(body).poll_frame(context),
             Self::Foreign(body) => Pin::new(body).poll_frame(context),
         }
     }
-}
-
-fn poll_h2(
-    stream: &mut RecvStream,
-    data_ended: &mut bool,
-    context: &mut Context<'_>,
-) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-    if !*data_ended {
-        match ready!(stream.poll_data(context)) {
-            Some(Ok(data)) => {
-                // Fails only on a stream that is over, and then there is nothing to make room for.
-                let _ = stream.flow_control().release_capacity(data.len());
-                return Poll::Ready(Some(Ok(Frame::data(data))));
-            }
-            // A server that has answered may say so when it wants no more of the request (RFC 9113 8.1).
-            Some(Err(error)) if error.reason() == Some(h2::Reason::NO_ERROR) && error.is_reset() => {
-                return Poll::Ready(None);
-            }
-            Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
-            None => *data_ended = true,
-        }
-    }
-    Poll::Ready(match ready!(stream.poll_trailers(context)) {
-        Ok(trailers) => trailers.map(|trailers| Ok(Frame::trailers(trailers))),
-        Err(error) => Some(Err(error.into())),
-    })
 }
 
 impl http_body::Body for Body {
@@ -230,7 +198,7 @@ impl http_body::Body for Body {
                 SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
             }
             Source::H1(body) => body.size_hint(),
-            Source::H2 { .. } => SizeHint::new(),
+            Source::H2(_) => SizeHint::new(),
             Source::Foreign(body) => body.size_hint(),
         }
     }
@@ -380,7 +348,7 @@ impl fmt::Debug for Body {
         let kind = match &self.source {
             Source::Whole(_) => "whole",
             Source::H1(_) => "http/1.1",
-            Source::H2 { .. } => "http/2",
+            Source::H2(_) => "http/2",
             Source::Foreign(_) => "foreign",
         };
         f.debug_struct("Body")

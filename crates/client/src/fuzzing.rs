@@ -28,14 +28,11 @@ impl fmt::Debug for Http2 {
 
 impl Http2 {
     /// Begins to speak.
-    ///
-    /// # Errors
-    /// When the stream takes nothing.
-    pub async fn begin<I>(stream: I) -> Result<Self, BoxError>
+    pub fn begin<I>(stream: I) -> Self
     where
         I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        Ok(Self(transport::over(stream).await?))
+        Self(transport::over(stream))
     }
 
     /// Makes a call; `None` where the connection takes no more.

@@ -1,6 +1,6 @@
 //! The embeddable library: a program calls another service by name, and the call goes straight to the right server.
 //!
-//! It sits on `rib` (what the agent tells), `router` (what to choose) and [`http1`] and h2 (how to send). [`Mesh`] is the
+//! It sits on `rib` (what the agent tells), `router` (what to choose), [`http1`] and [`http2`] (how to send). [`Mesh`] is the
 //! entrance; a [`ServiceHandle`] is a `tower::Service` over `http` requests that hyper HTTP/1.1 and HTTP/2 servers and
 //! every generated tonic client understand. [`mod@core`] holds what every form of Fairmesh must do alike around a try, without
 //! a transport; [`server`] is the other end.
@@ -26,7 +26,6 @@ pub mod explain;
 mod fault;
 #[doc(hidden)]
 pub mod fuzzing;
-pub mod gathered;
 pub mod headers;
 pub mod http1;
 pub mod http2;

@@ -1,7 +1,7 @@
-//! Connections: one [`Line`] an endpoint, HTTP/1.1 through connections of our own, HTTP/2 through h2's.
+//! Connections: one [`Line`] an endpoint, by HTTP/1.1 or by HTTP/2.
 //!
 //! Both do without hyper, whose client wraps every connection in a task and every request in a channel: here a call itself
-//! writes and reads, or h2 does.
+//! writes and reads, or those that share a connection do so together.
 
 mod alarm;
 mod h1;
@@ -34,7 +34,7 @@ use self::alarm::Alarm;
 pub(crate) use self::{
     alarm::Lent,
     h1::{Got, Incoming, Plain, Reply as H1Reply, call_over},
-    h2::{Reply as H2Reply, Shared, Stream, over},
+    h2::{Incoming as H2Incoming, Reply as H2Reply, Shared, over},
     outgoing::{Outgoing, Replay},
     request::{Head, Request, Slot},
 };
@@ -95,7 +95,7 @@ impl Reply {
     pub(crate) fn head(&self) -> (StatusCode, &HeaderMap) {
         match self {
             Self::H1(reply) => (reply.response.status(), reply.response.headers()),
-            Self::H2(reply) => (reply.response.status(), reply.response.headers()),
+            Self::H2(reply) => (reply.status(), reply.headers()),
         }
     }
 }

@@ -1,5 +1,3 @@
 #![no_main]
 
-use fairmesh_fuzz::{known, http2_call};
-
-libfuzzer_sys::fuzz_target!(init: known::keep_quiet(), |data: &[u8]| http2_call::run(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| fairmesh_fuzz::http2_call::run(data));

@@ -17,7 +17,7 @@ use tokio::{
     time::{Instant, Sleep, sleep},
 };
 
-use super::{PREFACE, RequestBody, Session, Shared, Violation, exchange::Exchange, lock};
+use super::{Lost, PREFACE, Reason, RequestBody, Session, Shared, Violation, exchange::Exchange, lock};
 use crate::http1::Inbox;
 
 /// The most that is read at once, in bytes.
@@ -28,6 +28,8 @@ const READS: usize = 4;
 /// away what was not read yet.
 const LINGER: Duration = Duration::from_secs(1);
 const MOST_LINGERED: usize = 1 << 20;
+/// What becomes of streams whose program is gone.
+const LEFT: Lost = Lost::Reset(Reason::CANCEL);
 
 /// A connection on which requests are answered, until its program has ended it or nothing more is to be done.
 pub struct Connection<I, S, F, B> {
@@ -79,7 +81,7 @@ where
     /// On a connection of which this has been read, which begins with [`PREFACE`].
     pub fn new(io: I, mut read: BytesMut, service: S) -> Self {
         read.advance(PREFACE.len().min(read.len()));
-        let session = Arc::new(Mutex::new(Session::new(Instant::now())));
+        let session = Arc::new(Mutex::new(Session::asked(Instant::now())));
         let (ahead, input, exchanges) = (read.len(), Inbox::from(read), FuturesUnordered::new());
         Self { io, input, ahead, session, service, exchanges, state: State::Open }
     }
@@ -191,7 +193,7 @@ where
             this.state = match &this.state {
                 State::Open => match ready!(this.poll_turn(context))? {
                     Turn::Left => {
-                        lock(&this.session).gone();
+                        lock(&this.session).gone(LEFT);
                         State::Ending(Ok(()))
                     }
                     Turn::Ends(why) => State::Ending(why),
@@ -220,7 +222,7 @@ impl<I, S, F, B> Unpin for Connection<I, S, F, B> {}
 impl<I, S, F, B> Drop for Connection<I, S, F, B> {
     fn drop(&mut self) {
         // Whoever still reads or says something of it has to know.
-        lock(&self.session).gone();
+        lock(&self.session).gone(LEFT);
     }
 }
 

@@ -13,6 +13,7 @@ use tokio::time::{Sleep, sleep};
 
 use super::{
     Came, Reason, RequestBody, Responder,
+    saying::Saying,
     session::Rest,
     tunnel::{Begins, Switch},
 };
@@ -32,13 +33,7 @@ pub(super) struct Exchange<F, B> {
 #[derive(Debug)]
 enum State<F, B> {
     Making(F),
-    Saying {
-        body: B,
-        /// What was not said of it.
-        piece: Bytes,
-        /// Nothing follows.
-        is_last: bool,
-    },
+    Saying(Saying<B>),
     /// All is said, and the request may not be over.
     Said,
     /// Nobody reads what still comes.
@@ -77,43 +72,7 @@ where
         }
         match ends {
             true => State::Said,
-            false => State::Saying { body, piece: Bytes::new(), is_last: false },
-        }
-    }
-}
-
-/// Says a body; whether it broke off.
-fn poll_say<B>(
-    responder: &mut Responder,
-    (body, piece, is_last): (&mut B, &mut Bytes, &mut bool),
-    context: &mut Context<'_>,
-) -> Poll<bool>
-where
-    B: Body<Data = Bytes> + Unpin,
-{
-    loop {
-        if !piece.is_empty() || *is_last {
-            match ready!(responder.poll_data(piece, *is_last, context)) {
-                Ok(()) if *is_last => return Poll::Ready(false),
-                Ok(()) => {}
-                Err(_) => return Poll::Ready(false),
-            }
-        }
-        match ready!(Pin::new(&mut *body).poll_frame(context)) {
-            Some(Ok(frame)) => match frame.into_data() {
-                Ok(data) => {
-                    *piece = data;
-                    *is_last = body.is_end_stream();
-                }
-                Err(frame) => {
-                    if let Ok(trailers) = frame.into_trailers() {
-                        responder.trailers(trailers);
-                        return Poll::Ready(false);
-                    }
-                }
-            },
-            Some(Err(_)) => return Poll::Ready(true),
-            None => *is_last = true,
+            false => State::Saying(Saying::new(body)),
         }
     }
 }
@@ -137,12 +96,11 @@ where
                     let answer = ready!(Pin::new(making).poll(context));
                     this.head(answer)
                 }
-                State::Saying { body, piece, is_last } => {
+                State::Saying(saying) => {
                     if responder.poll_gone(context).is_ready() {
                         return Poll::Ready(());
                     }
-                    let broke_off = ready!(poll_say(responder, (body, piece, is_last), context));
-                    if broke_off {
+                    if ready!(responder.poll_say(saying, context)).is_err() {
                         responder.reset(Reason::INTERNAL_ERROR);
                         return Poll::Ready(());
                     }

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, Version, header,
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, Version, header,
     uri::{Authority, PathAndQuery, Scheme},
 };
 
@@ -22,7 +22,7 @@ static FORBIDDEN: [HeaderName; 5] = [
 ];
 
 /// Takes out of what is to be said what HTTP/2 has no place for.
-pub(super) fn keep_allowed(headers: &mut HeaderMap) {
+pub fn keep_allowed(headers: &mut HeaderMap) {
     // Looked at in one pass first: nearly no message has any, and a hash for each would be in vain.
     if headers.keys().any(|name| FORBIDDEN.contains(name)) {
         for name in &FORBIDDEN {
@@ -64,9 +64,25 @@ pub(super) struct Asked {
     pub(super) length: Option<u64>,
 }
 
+/// An answer, and how long it says its body is.
+#[derive(Debug)]
+pub(super) struct Answered {
+    pub(super) answer: Response<()>,
+    pub(super) length: Option<u64>,
+}
+
 /// Puts the first value there, and tells of a second.
 fn once<T>(place: &mut Option<T>, value: T) -> Option<&'static str> {
     place.replace(value).map(|_| "a field of HTTP/2's own comes twice")
+}
+
+/// The length of a body, which is told once from here on, and as a number: others may take a list for something else (RFC 9110 8.6).
+fn told_once(headers: &mut HeaderMap) -> Result<Option<u64>, &'static str> {
+    let length = content_length(headers).map_err(|_| "the length is none, or two")?;
+    if let Some(length) = length {
+        headers.insert(header::CONTENT_LENGTH, length.into());
+    }
+    Ok(length)
 }
 
 impl Fields {
@@ -145,6 +161,32 @@ impl Fields {
         }
     }
 
+    /// The head of an answer.
+    pub(super) fn answer(self) -> Made<Answered> {
+        match self.checked() {
+            Made::Whole(fields) => match fields.answered() {
+                Ok(answered) => Made::Whole(answered),
+                Err(why) => Made::Malformed(why),
+            },
+            Made::TooLarge => Made::TooLarge,
+            Made::Malformed(why) => Made::Malformed(why),
+        }
+    }
+
+    fn answered(self) -> Result<Answered, &'static str> {
+        let Self { method, scheme, authority, path, protocol, .. } = &self;
+        if method.is_some() || scheme.is_some() || authority.is_some() || path.is_some() || protocol.is_some()
+        {
+            return Err("an answer has a field of a request");
+        }
+        let mut answer = Response::new(());
+        *answer.status_mut() = self.status.ok_or("an answer has no status")?;
+        *answer.version_mut() = Version::HTTP_2;
+        *answer.headers_mut() = self.headers;
+        let length = told_once(answer.headers_mut())?;
+        Ok(Answered { answer, length })
+    }
+
     fn asked(self, ends: bool) -> Result<Asked, &'static str> {
         if self.status.is_some() {
             return Err("a request has a status");
@@ -153,14 +195,10 @@ impl Fields {
             // Nobody was told that it is spoken here (RFC 8441 3).
             return Err("a request asks for another protocol, which was not offered");
         }
-        let length = content_length(&self.headers).map_err(|_| "the length is none, or two")?;
+        let mut headers = self.headers;
+        let length = told_once(&mut headers)?;
         if ends && length.is_some_and(|length| length > 0) {
             return Err("the body is shorter than was said");
-        }
-        let mut headers = self.headers;
-        if let Some(length) = length {
-            // Told once, and as a number: others may take a list for something else (RFC 9110 8.6).
-            headers.insert(header::CONTENT_LENGTH, length.into());
         }
         let method = self.method.ok_or("a request has no method")?;
         let mut uri = http::uri::Parts::default();

@@ -8,7 +8,7 @@ use std::{
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
-use super::{Reason, Shared, lock, session::Piece};
+use super::{Lost, Shared, lock, session::Piece};
 
 /// The body of a request over HTTP/2, whole or on its way.
 ///
@@ -33,7 +33,7 @@ struct Coming {
 /// The program has taken its request back, or is gone.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the request was taken back: {0}")]
-pub struct TakenBack(Reason);
+pub struct TakenBack(Lost);
 
 impl RequestBody {
     pub(super) fn whole(bytes: Bytes) -> Self {
@@ -68,8 +68,8 @@ impl Body for RequestBody {
         };
         Poll::Ready(match ready!(lock(session).poll_piece(*stream, context)) {
             Some(Ok(Piece::Data(data))) => Some(Ok(Frame::data(data))),
-            Some(Ok(Piece::Trailers(trailers))) => Some(Ok(Frame::trailers(trailers))),
-            Some(Err(reason)) => Some(Err(TakenBack(reason))),
+            Some(Ok(Piece::Trailers(trailers))) => Some(Ok(Frame::trailers(*trailers))),
+            Some(Err(lost)) => Some(Err(TakenBack(lost))),
             None => None,
         })
     }

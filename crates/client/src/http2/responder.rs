@@ -3,9 +3,10 @@
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::{HeaderMap, Response};
+use http::Response;
+use http_body::Body;
 
-use super::{Reason, Shared, lock, message, session::Rest};
+use super::{Reason, Shared, lock, message, saying::Saying, session::Rest};
 
 /// Says one answer. Dropped early, the stream is reset.
 #[derive(Debug)]
@@ -44,10 +45,19 @@ impl Responder {
         lock(&self.session).poll_say(self.stream, data, ends, context).map_err(Gone)
     }
 
-    /// Says the last fields.
-    pub fn trailers(&mut self, mut trailers: HeaderMap) {
-        message::keep_allowed(&mut trailers);
-        lock(&self.session).say_trailers(self.stream, &trailers);
+    /// Says a body; ready when all of it is said, or the stream was reset.
+    ///
+    /// # Errors
+    /// Where the body breaks off.
+    pub(super) fn poll_say<B>(
+        &mut self,
+        saying: &mut Saying<B>,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), B::Error>>
+    where
+        B: Body<Data = Bytes> + Unpin,
+    {
+        saying.poll(&self.session, self.stream, context)
     }
 
     /// Ready when the stream is reset; until then whoever asks is woken by whatever happens to it.

@@ -1,19 +1,21 @@
-//! One connection, as the side that serves it sees it: what came, what goes out, and what both sides have room for.
+//! One connection, as one of its sides sees it: what came, what goes out, and what both sides have room for.
 //!
-//! It reads no socket and no clock. Whoever drives it hands it what came, answers the requests that it gives out, and sends
-//! what it has to say.
+//! It reads no socket and no clock. Whoever drives it hands it what came, answers the requests that it gives out or asks for
+//! something itself, and sends what it has to say.
 
+mod asking;
 mod blocks;
 mod control;
+mod ending;
+mod numbers;
 mod receiving;
 mod sending;
+mod side;
 mod stream;
 
 use std::{
     collections::{HashMap, VecDeque},
-    fmt,
-    hash::{BuildHasherDefault, Hasher},
-    mem,
+    fmt, mem,
     task::Waker,
 };
 
@@ -21,12 +23,12 @@ use bytes::{Buf as _, BytesMut};
 use http::Request;
 use tokio::time::Instant;
 
-use self::{blocks::Beginning, stream::Stream};
+use self::{blocks::Beginning, ending::Goodbye, numbers::Numbers, side::Side, stream::Stream};
 use super::{
-    Reason, RequestBody, Responder, Shared, Violation,
+    Lost, PREFACE, Reason, RequestBody, Responder, Shared, Violation,
     allowance::Allowance,
     frame::{
-        CONTINUATION, DATA, END_STREAM, GOAWAY, HEAD, HEADERS, HIGHEST, Head, PING, PRIORITY, PUSH_PROMISE,
+        CONTINUATION, DATA, END_STREAM, GOAWAY, HEAD, HEADERS, Head, PING, PRIORITY, PUSH_PROMISE,
         RST_STREAM, SETTINGS, USUAL, WINDOW_UPDATE, push,
     },
     hpack::{Decoder, Encoder},
@@ -34,6 +36,8 @@ use super::{
     outbox::Outbox,
 };
 
+pub(super) use asking::Early;
+pub use asking::{Ask, Place};
 pub(super) use sending::Rest;
 pub(super) use stream::{Ended, Piece};
 
@@ -46,9 +50,8 @@ const MOST_KNOWN: usize = 2 * MOST_STREAMS as usize;
 const MOST_WRONG: u32 = 1024;
 /// Requests that may be taken back, of those that came at once, before anybody looked at them (CVE-2023-44487).
 const MOST_UNSEEN: u32 = 64;
-/// What programs may send ahead on one request, and on all together, in bytes.
+/// What may be sent ahead on one stream, in bytes: with HTTP/2's own 64 KB, one answer over 100 ms gets 640 KB/s.
 const STREAM_WINDOW: u32 = 1 << 20;
-const WINDOW: u32 = 1 << 20;
 /// The window of both that nobody has enlarged (RFC 9113 6.9.2).
 const FIRST_WINDOW: u32 = 65_535;
 /// Bytes that wait to be sent before streams have to wait, and before nothing is read any more.
@@ -66,6 +69,7 @@ const LAST: [u8; 8] = *b"last one";
 
 /// One side of a connection.
 pub struct Session {
+    side: Side,
     out: Outbox,
     decoder: Decoder,
     encoder: Encoder,
@@ -83,19 +87,23 @@ pub struct Session {
     spare: Vec<Box<Stream>>,
     /// Streams that have not ended, as the other side counts them.
     open: u32,
-    /// The last stream that the other side began.
+    /// The last stream that was begun.
     last: u32,
+    /// Streams that the side that is asked allows at a time.
+    limit: u32,
     ended: VecDeque<(u32, Ended)>,
     /// Requests that nobody has taken.
     fresh: VecDeque<(u32, Request<()>)>,
     unseen: u32,
     /// Streams on which something was wrong.
     wrong: u32,
-    /// Streams that wait until there is room on the connection, each once.
+    /// Streams that wait until there is room on the connection, or have waited.
     waiting: VecDeque<u32>,
     driver: Option<Waker>,
     /// Whoever drives it is about to send what is there.
     is_driven: bool,
+    /// The other side did not take all of what was sent last.
+    is_blocked: bool,
     is_settled: bool,
     goodbye: Goodbye,
     /// The other side has said goodbye.
@@ -119,16 +127,6 @@ pub(super) enum Planted {
     OneFieldLess,
 }
 
-/// How far the end of a connection is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Goodbye {
-    Unsaid,
-    /// The other side was told, and asked whether it has heard.
-    Warned,
-    /// Nothing is taken after this stream.
-    Said(u32),
-}
-
 /// A request that came, and who answers it.
 #[derive(Debug)]
 pub struct Came {
@@ -136,25 +134,6 @@ pub struct Came {
     pub request: Request<RequestBody>,
     /// The other direction.
     pub responder: Responder,
-}
-
-/// Hashes numbers of streams, which are chosen in their order and not by anybody's wish.
-#[derive(Default)]
-struct Number(u64);
-
-type Numbers = BuildHasherDefault<Number>;
-
-impl Hasher for Number {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, _: &[u8]) {}
-
-    fn write_u32(&mut self, number: u32) {
-        // The table takes its place from some bits and a mark from others.
-        self.0 = u64::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
 }
 
 /// What is wrong with a frame: with its stream alone, or with the connection.
@@ -171,22 +150,35 @@ impl From<Violation> for Wrong {
 
 impl Session {
     /// The side of a connection that is asked, whose other side has sent its preface.
-    pub fn new(now: Instant) -> Self {
+    pub fn asked(now: Instant) -> Self {
+        Self::new(Side::Asked, now)
+    }
+
+    /// The side of a connection that asks.
+    pub fn asking(now: Instant) -> Self {
+        let mut session = Self::new(Side::Asking, now);
+        session.out.text().splice(..0, PREFACE.iter().copied());
+        session
+    }
+
+    fn new(side: Side, now: Instant) -> Self {
         let mut out = Outbox::default();
-        control::settle(out.text());
+        control::settle(side, out.text());
         Self {
+            side,
             out,
             decoder: Decoder::default(),
             encoder: Encoder::default(),
             beginning: None,
             first_room: FIRST_WINDOW.into(),
             room: FIRST_WINDOW.into(),
-            window: WINDOW.into(),
+            window: side.window().into(),
             unsaid: 0,
             streams: HashMap::default(),
             spare: Vec::new(),
             open: 0,
             last: 0,
+            limit: control::FIRST_STREAMS,
             ended: VecDeque::new(),
             fresh: VecDeque::new(),
             unseen: 0,
@@ -194,6 +186,7 @@ impl Session {
             waiting: VecDeque::new(),
             driver: None,
             is_driven: false,
+            is_blocked: false,
             is_settled: false,
             goodbye: Goodbye::Unsaid,
             is_left: false,
@@ -247,7 +240,7 @@ impl Session {
             Err(Wrong::Stream(stream, reason)) => {
                 self.refuse(stream, reason);
                 self.wrong += u32::from(reason != Reason::REFUSED_STREAM);
-                match self.wrong > MOST_WRONG {
+                match self.side == Side::Asked && self.wrong > MOST_WRONG {
                     true => {
                         Err(Violation::new(Reason::ENHANCE_YOUR_CALM, "too many streams had something wrong"))
                     }
@@ -275,9 +268,9 @@ impl Session {
             PRIORITY => self.priority(head, payload),
             RST_STREAM => self.was_reset(head, payload),
             SETTINGS => self.settings(head, payload),
-            PUSH_PROMISE => Err(Violation::protocol("programs promise nothing").into()),
+            PUSH_PROMISE => Err(Violation::protocol("nobody wants promises").into()),
             PING => self.ping(head, payload),
-            GOAWAY => self.was_left(head),
+            GOAWAY => self.was_left(head, payload),
             WINDOW_UPDATE => self.window_update(head, payload),
             // What nobody has given a meaning is passed over (RFC 9113 5.5).
             _ => Ok(()),
@@ -306,45 +299,10 @@ impl Session {
         Some(Came { request: request.map(|()| body), responder: Responder::new(shared.clone(), stream) })
     }
 
-    /// Ends the connection for what the other side has done, which it is told.
-    pub fn end(&mut self, violation: Violation) -> Violation {
-        self.say_goodbye(self.last, violation.reason);
-        self.gone();
-        violation
-    }
-
-    /// The connection has broken, or ends: nothing comes any more, and nobody takes an answer.
-    pub fn gone(&mut self) {
-        self.is_gone = true;
-        self.fresh.clear();
-        for stream in self.streams.values_mut() {
-            stream.reset.get_or_insert(Reason::CANCEL);
-            stream.wake();
-        }
-    }
-
-    /// Asks the other side to take its further requests elsewhere. Those that it sent before it heard are answered.
-    pub fn go_away(&mut self) {
-        if self.goodbye == Goodbye::Unsaid {
-            self.goodbye = Goodbye::Warned;
-            // Requests may be on their way; what comes after the answer to the ping was sent by one who knows (RFC 9113 6.8).
-            self.say_goodbye(HIGHEST, Reason::NO_ERROR);
-            push(self.out.text(), PING, 0, 0, &LAST);
-            self.wake_driver();
-        }
-    }
-
-    fn say_goodbye(&mut self, last: u32, reason: Reason) {
-        let [last, reason] = [last, reason.0].map(u32::to_be_bytes);
-        push(self.out.text(), GOAWAY, 0, 0, &[last, reason].concat());
-        self.wake_driver();
-    }
-
-    /// Whether all is said and done.
-    pub fn is_done(&self) -> bool {
-        (self.is_left || matches!(self.goodbye, Goodbye::Said(_)))
-            && self.open == 0
-            && self.streams.is_empty()
+    /// Whether nobody knows of any stream.
+    #[cfg(test)]
+    pub(super) fn is_idle(&self) -> bool {
+        self.streams.is_empty()
     }
 
     /// Whether something came since this was last asked.

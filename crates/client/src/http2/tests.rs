@@ -1,2 +1,5 @@
+mod calls;
 mod differential;
 mod frames;
+mod waiting;
+mod wire;

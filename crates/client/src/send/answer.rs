@@ -14,6 +14,7 @@ use crate::{
         load_from_binary, load_from_text,
     },
     http1::{Malformed, PlainAnswer},
+    http2::Lost,
     stats::count,
     transport::{Line, Reply, SendError, Sent},
 };
@@ -99,10 +100,7 @@ fn out_of_time(terms: Terms<'_>, deadline: u64, unsent: bool) -> (Ending, Result
 
 /// Whether a connection broke because of what the server sent on it, rather than because it ended.
 pub(crate) fn violates_protocol(error: &BoxError) -> bool {
-    if let Some(error) = error.downcast_ref::<h2::Error>() {
-        return error.is_library();
-    }
-    error.is::<Malformed>()
+    error.is::<Malformed>() || error.downcast_ref::<Lost>().is_some_and(Lost::is_violation)
 }
 
 /// Keeps what the head of an answer says of the server's load; that of a gRPC answer with a body comes in its trailers.

@@ -1,12 +1,11 @@
 use std::time::Duration;
 
 use http::{
-    HeaderMap, Method, Uri, Version,
-    uri::{Authority, PathAndQuery, Scheme},
+    HeaderMap, Method,
+    uri::{Authority, PathAndQuery},
 };
 
 use super::Outgoing;
-use crate::headers;
 
 /// A request on its way out, by whichever protocol.
 pub(crate) struct Request {
@@ -36,22 +35,4 @@ pub(crate) struct Head {
     pub(crate) path: PathAndQuery,
     pub(crate) headers: HeaderMap,
     pub(crate) grpc: bool,
-}
-
-impl Head {
-    /// As HTTP/2 has it, with the time that is left.
-    pub(super) fn into_http2(self, left: Duration) -> http::Request<()> {
-        let mut request = http::Request::new(());
-        *request.method_mut() = self.method;
-        *request.version_mut() = Version::HTTP_2;
-        *request.headers_mut() = self.headers;
-        headers::write_deadline(request.headers_mut(), left, self.grpc);
-        let mut parts = http::uri::Parts::default();
-        parts.scheme = Some(Scheme::HTTP);
-        parts.authority = Some(self.authority);
-        parts.path_and_query = Some(self.path);
-        // A scheme, an authority and a path are always a URI.
-        *request.uri_mut() = Uri::from_parts(parts).unwrap_or_default();
-        request
-    }
 }

@@ -12,14 +12,10 @@ use super::{
             push, unpadded,
         },
         hpack::Block,
-        message::{Asked, Fields, MOST, Made},
+        message::{Asked, Fields, Made},
     },
-    Ended, Goodbye, HEAD, MOST_KNOWN, MOST_STREAMS, Piece, STREAM_WINDOW, Session, Wrong,
+    Ended, Goodbye, HEAD, Lost, MOST_KNOWN, MOST_STREAMS, Piece, STREAM_WINDOW, Session, Side, Wrong,
 };
-
-/// The most bytes of a head that comes in several frames. What it holds may be a little more than is allowed, so that its
-/// sender is told.
-const LONGEST: usize = 2 * MOST;
 
 /// A head of which more is to come.
 #[derive(Debug)]
@@ -45,7 +41,7 @@ fn without_priority(head: Head, block: &[u8]) -> Result<(bool, &[u8]), Violation
 impl Session {
     pub(super) fn headers(&mut self, head: Head, payload: &[u8]) -> Result<(), Wrong> {
         if head.stream.is_multiple_of(2) {
-            return Err(Violation::protocol("programs begin streams with odd numbers").into());
+            return Err(Violation::protocol("streams have odd numbers").into());
         }
         let block = unpadded(&head, payload).ok_or(Violation::protocol("there is more padding than head"))?;
         let (is_after_itself, block) = without_priority(head, block)?;
@@ -62,7 +58,7 @@ impl Session {
         let Some(mut beginning) = self.beginning.take().filter(|begun| begun.stream == head.stream) else {
             return Err(Violation::protocol("CONTINUATION of no head").into());
         };
-        if beginning.block.len() + payload.len() > LONGEST {
+        if beginning.block.len() + payload.len() > self.side.longest_head() {
             return Err(Violation::new(Reason::ENHANCE_YOUR_CALM, "a head has no end").into());
         }
         beginning.block.extend_from_slice(payload);
@@ -98,13 +94,16 @@ impl Session {
     fn block(&mut self, begun: &Beginning, block: &[u8]) -> Result<(), Wrong> {
         let fields = self.decode(block)?;
         let Beginning { stream, ends, is_after_itself, .. } = *begun;
-        if stream > self.last {
-            return self.request(stream, ends, fields, is_after_itself);
+        match self.side {
+            Side::Asked if stream > self.last => return self.request(stream, ends, fields, is_after_itself),
+            Side::Asked => {}
+            Side::Asking => self.has_begun(stream)?,
         }
         match self.streams.get(&stream) {
             Some(open) if !open.is_over && is_after_itself => {
                 Err(Wrong::Stream(stream, Reason::PROTOCOL_ERROR))
             }
+            Some(open) if !open.is_over && !open.has_head => self.answer(stream, ends, fields),
             Some(open) if !open.is_over => self.trailers(stream, ends, fields),
             _ => self.late_block(stream),
         }
@@ -114,9 +113,13 @@ impl Session {
     fn late_block(&self, stream: u32) -> Result<(), Wrong> {
         match self.how_ended(stream) {
             Some(Ended::Here) => Ok(()),
+            // Its call is lost already, and others are not to be.
+            Some(Ended::There) if self.side == Side::Asking => Ok(()),
             Some(Ended::Whole | Ended::There) => {
                 Err(Violation::new(Reason::STREAM_CLOSED, "a head came on a stream that has ended").into())
             }
+            // Calls may be given up faster than a server hears of it.
+            None if self.side == Side::Asking => Ok(()),
             None if matches!(self.goodbye, Goodbye::Said(last) if stream > last) => Ok(()),
             None => Err(Violation::protocol("streams begin in the order of their numbers").into()),
         }
@@ -128,8 +131,16 @@ impl Session {
             return Err(Wrong::Stream(stream, Reason::STREAM_CLOSED));
         }
         let is_short = open.left.is_some_and(|left| left > 0);
-        let Made::Whole(trailers) = fields.trailers() else {
-            return Err(Wrong::Stream(stream, Reason::PROTOCOL_ERROR));
+        let trailers = match fields.trailers() {
+            Made::Whole(trailers) => trailers,
+            Made::Malformed(why) => {
+                tracing::debug!(why, "trailers were refused");
+                return Err(Wrong::Stream(stream, Reason::PROTOCOL_ERROR));
+            }
+            Made::TooLarge => {
+                open.lost = Some(Lost::TooLarge);
+                return Err(Wrong::Stream(stream, Reason::PROTOCOL_ERROR));
+            }
         };
         if !ends || is_short {
             return Err(Wrong::Stream(stream, Reason::PROTOCOL_ERROR));
@@ -140,7 +151,7 @@ impl Session {
             _ => trailers,
         };
         if open.is_read || open.handles == 0 {
-            open.came.push_back(Piece::Trailers(trailers));
+            open.came.push_back(Piece::Trailers(Box::new(trailers)));
         }
         self.heard_out(stream);
         Ok(())
@@ -182,6 +193,7 @@ impl Session {
                 let mut begun = self.spare.pop().unwrap_or_default();
                 begun.begin(STREAM_WINDOW, self.first_room, length, ends);
                 begun.expects = expects;
+                begun.has_head = true;
                 self.streams.insert(stream, begun);
                 self.open += 1;
                 self.fresh.push_back((stream, request));

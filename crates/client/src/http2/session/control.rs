@@ -6,8 +6,8 @@ use super::{
         frame::{ACK, HIGHEST, Head, PING, RST_STREAM, SETTINGS, USUAL, WINDOW_UPDATE, number, push},
         message::MOST,
     },
-    Ended, FIRST_WINDOW, Goodbye, LAST, MOST_STREAMS, MOST_UNSEEN, REMEMBERED, STREAM_WINDOW, Session,
-    WINDOW, Wrong,
+    Ended, FIRST_WINDOW, Goodbye, LAST, Lost, MOST_STREAMS, MOST_UNSEEN, REMEMBERED, STREAM_WINDOW, Session,
+    Side, Wrong,
 };
 
 // RFC 9113 6.5.2.
@@ -18,10 +18,17 @@ const INITIAL_WINDOW_SIZE: u16 = 0x4;
 const MAX_FRAME_SIZE: u16 = 0x5;
 const MAX_HEADER_LIST_SIZE: u16 = 0x6;
 
+/// The streams that are begun before the other side has said how many it allows: what RFC 9113 6.5.2 recommends as the least.
+/// Without it, the calls of the first round trip would all be sent at once, and most be refused.
+pub(super) const FIRST_STREAMS: u32 = 100;
+
 /// Writes what the other side has to know at first.
-pub(super) fn settle(out: &mut Vec<u8>) {
+pub(super) fn settle(side: Side, out: &mut Vec<u8>) {
     let settings = [
-        (MAX_CONCURRENT_STREAMS, MOST_STREAMS),
+        match side {
+            Side::Asked => (MAX_CONCURRENT_STREAMS, MOST_STREAMS),
+            Side::Asking => (ENABLE_PUSH, 0),
+        },
         (INITIAL_WINDOW_SIZE, STREAM_WINDOW),
         (MAX_HEADER_LIST_SIZE, MOST as u32),
     ];
@@ -30,7 +37,7 @@ pub(super) fn settle(out: &mut Vec<u8>) {
         .flat_map(|(name, value)| [&name.to_be_bytes()[..], &value.to_be_bytes()].concat())
         .collect();
     push(out, SETTINGS, 0, 0, &payload);
-    push(out, WINDOW_UPDATE, 0, 0, &(WINDOW - FIRST_WINDOW).to_be_bytes());
+    push(out, WINDOW_UPDATE, 0, 0, &(side.window() - FIRST_WINDOW).to_be_bytes());
 }
 
 /// The four bytes that are all of a payload.
@@ -54,15 +61,18 @@ impl Session {
         Err(Wrong::Stream(head.stream, reason))
     }
 
-    /// The other side opens no more streams, and waits for the end of those that it has.
-    pub(super) fn was_left(&mut self, head: Head) -> Result<(), Wrong> {
+    /// The other side begins no more streams, or takes none, and waits for the end of those that there are.
+    pub(super) fn was_left(&mut self, head: Head, payload: &[u8]) -> Result<(), Wrong> {
         if head.stream != 0 {
             return Err(Violation::protocol("GOAWAY on a stream").into());
         }
-        if head.length < 8 {
+        let ([last, reason, ..], _) = payload.as_chunks::<4>() else {
             return Err(Violation::size("GOAWAY has fewer than 8 bytes").into());
-        }
+        };
         self.is_left = true;
+        if self.side == Side::Asking {
+            self.unseen_after(number(*last), Reason(u32::from_be_bytes(*reason)));
+        }
         Ok(())
     }
 
@@ -81,16 +91,19 @@ impl Session {
         let (settings, []) = payload.as_chunks::<6>() else {
             return Err(Violation::size("SETTINGS are not whole").into());
         };
-        let mut window = None;
+        let (mut window, mut limit) = (None, None);
         for [n0, n1, value @ ..] in settings {
             let (name, value) = (u16::from_be_bytes([*n0, *n1]), u32::from_be_bytes(*value));
             self.set(name, value)?;
             window = (name == INITIAL_WINDOW_SIZE).then_some(value).or(window);
+            limit = (name == MAX_CONCURRENT_STREAMS).then_some(value).or(limit);
         }
         // Once, and not for each time that it is there.
         if let Some(window) = window {
             self.set_window(window)?;
         }
+        // Who says nothing of it at first allows any number.
+        self.limit = limit.unwrap_or(if self.is_settled { self.limit } else { u32::MAX });
         self.is_settled = true;
         push(self.out.text(), SETTINGS, ACK, 0, &[]);
         self.wake_driver();
@@ -100,7 +113,9 @@ impl Session {
     fn set(&mut self, name: u16, value: u32) -> Result<(), Violation> {
         match name {
             HEADER_TABLE_SIZE => self.encoder.limit(value),
-            ENABLE_PUSH if value > 1 => return Err(Violation::protocol("ENABLE_PUSH is neither 0 nor 1")),
+            ENABLE_PUSH if value > 1 || value == 1 && self.side == Side::Asking => {
+                return Err(Violation::protocol("ENABLE_PUSH is not what it may be"));
+            }
             INITIAL_WINDOW_SIZE if value > HIGHEST => {
                 return Err(Violation::new(
                     Reason::FLOW_CONTROL_ERROR,
@@ -177,7 +192,8 @@ impl Session {
 
     /// Whether a stream was begun, of which something is said.
     pub(super) fn has_begun(&self, stream: u32) -> Result<(), Violation> {
-        let is_later = stream > self.last && !matches!(self.goodbye, Goodbye::Said(_));
+        let is_passed_over = self.side == Side::Asked && matches!(self.goodbye, Goodbye::Said(_));
+        let is_later = stream > self.last && !is_passed_over;
         match is_later || stream.is_multiple_of(2) {
             true => Err(Violation::protocol("a frame is of a stream that was not begun")),
             false => Ok(()),
@@ -204,7 +220,11 @@ impl Session {
 
     /// Ends a stream from this side, unless it has ended.
     pub(in super::super) fn reset(&mut self, stream: u32, reason: Reason) {
-        if !self.is_gone && self.streams.get(&stream).is_some_and(|stream| !stream.is_over) {
+        if self.is_gone {
+            return;
+        }
+        if let Some(open) = self.streams.get_mut(&stream).filter(|stream| !stream.is_over) {
+            open.lost = Some(Lost::GivenUp);
             self.refuse(stream, reason);
         }
     }
@@ -227,15 +247,20 @@ impl Session {
         let Some(stream) = self.streams.get_mut(&number).filter(|stream| !stream.is_over) else { return };
         stream.is_over = true;
         self.open -= 1;
-        if std::mem::take(&mut stream.waits) {
-            self.waiting.retain(|waiting| *waiting != number);
-        }
+        stream.waits = false;
         if let Some(reason) = reset {
             stream.reset = Some(reason);
-            stream.came.clear();
-            let unread = std::mem::take(&mut stream.unread);
+            stream.lost.get_or_insert(match how {
+                Ended::There => Lost::Reset(reason),
+                Ended::Here | Ended::Whole => Lost::Malformed(reason),
+            });
             stream.wake();
-            self.make_room(unread);
+            // Of an answer, what came before its end is read.
+            if self.side == Side::Asked {
+                stream.came.clear();
+                let unread = std::mem::take(&mut stream.unread);
+                self.make_room(unread);
+            }
         }
         self.remember(number, how);
         self.forget_if_unknown(number);

@@ -1,4 +1,4 @@
-//! Answers on their way out, and what drives the connection.
+//! Messages on their way out, and what drives the connection.
 
 use std::{
     io, mem,
@@ -53,7 +53,7 @@ impl Session {
     }
 
     /// Something was said, which brings the other side what makes up for frames that ask for nothing.
-    fn said(&mut self, number: u32, ends: bool) {
+    pub(super) fn said(&mut self, number: u32, ends: bool) {
         self.allowance.earn();
         if ends && let Some(stream) = self.streams.get_mut(&number) {
             stream.has_said = true;
@@ -87,7 +87,8 @@ impl Session {
                 _ => room,
             };
             let is_shut = room == 0 && !data.is_empty();
-            if is_shut || self.out.len() >= BUFFERED {
+            // The mere end of a body needs no room.
+            if is_shut || !data.is_empty() && self.out.len() >= BUFFERED {
                 register(&mut stream.writer, context);
                 let is_own = is_shut && stream.room <= 0;
                 if !is_own && !mem::replace(&mut stream.waits, true) {
@@ -98,6 +99,8 @@ impl Session {
             let piece =
                 if room == data.len() as i64 { mem::take(data) } else { data.split_to(room as usize) };
             stream.room -= room;
+            // Who says something waits no more, whoever is woken next.
+            stream.waits = false;
             self.room -= room;
             let is_last = data.is_empty();
             let flags = if ends && is_last { END_STREAM } else { 0 };
@@ -181,6 +184,7 @@ impl Session {
         W: AsyncWrite + Unpin,
     {
         let flushed = self.out.poll_flush(io, context);
+        self.is_blocked = flushed.is_pending();
         self.wake_waiting();
         self.is_driven = false;
         register(&mut self.driver, context);
@@ -191,16 +195,21 @@ impl Session {
     /// Has some of the streams woken that wait for room on the connection, where there is. It is asked for at the end of each
     /// turn, so that those that have nothing to say take it from nobody.
     pub(super) fn wake_waiting(&mut self) {
-        for _ in 0..WOKEN {
-            if self.room <= 0 || self.out.len() >= BUFFERED {
-                return;
-            }
+        let mut woken = 0;
+        while woken < WOKEN && self.room > 0 && self.out.len() < BUFFERED {
             let Some(number) = self.waiting.pop_front() else { return };
-            if let Some(stream) = self.streams.get_mut(&number) {
+            if let Some(stream) = self.streams.get_mut(&number).filter(|stream| stream.waits) {
                 stream.waits = false;
+                // One that cannot speak for want of its own room must not stand in for one that can.
+                woken += usize::from(stream.room > 0);
                 stream.wake_writer();
             }
         }
+    }
+
+    /// Whether nothing waits to be sent.
+    pub fn is_sent(&self) -> bool {
+        self.out.is_empty()
     }
 
     /// Whether so much waits to be sent that nothing more is to be read.

@@ -6,9 +6,9 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use http::HeaderMap;
+use http::{HeaderMap, Response};
 
-use super::super::Reason;
+use super::super::{Lost, Reason};
 
 /// Pieces of a body up to this length are put together while nobody reads them: each were more to keep than it carries.
 const SMALL: usize = 1024;
@@ -22,7 +22,8 @@ const WHOLE: u32 = 16 * 1024;
 #[derive(Debug)]
 pub(in super::super) enum Piece {
     Data(Bytes),
-    Trailers(HeaderMap),
+    /// Boxed, since pieces are kept and moved, and next to none are these.
+    Trailers(Box<HeaderMap>),
 }
 
 /// How a stream ended.
@@ -38,6 +39,11 @@ pub(in super::super) enum Ended {
 
 #[derive(Debug, Default)]
 pub(super) struct Stream {
+    /// The head of what comes has come, and that of an answer waits for whoever asked.
+    pub(super) has_head: bool,
+    pub(super) answer: Option<Response<()>>,
+    /// Its answer has no body, whatever its head says.
+    pub(super) is_bodiless: bool,
     /// What came and was not read.
     pub(super) came: VecDeque<Piece>,
     /// Bytes that came and were not read.
@@ -47,6 +53,8 @@ pub(super) struct Stream {
     /// Everything is said.
     pub(super) has_said: bool,
     pub(super) reset: Option<Reason>,
+    /// Why nothing more comes, where not all has.
+    pub(super) lost: Option<Lost>,
     /// The other side counts it no more.
     pub(super) is_over: bool,
     /// Bytes that are taken here, and that the other side has room for.
@@ -72,8 +80,17 @@ pub(super) struct Stream {
 
 impl Stream {
     pub(super) fn begin(&mut self, window: u32, room: i64, left: Option<u64>, has_ended: bool) {
-        let came = std::mem::take(&mut self.came);
-        *self = Self { came, window: window.into(), room, left, has_ended, ..Self::default() };
+        self.window = window.into();
+        self.room = room;
+        self.left = left;
+        self.has_ended = has_ended;
+    }
+
+    /// Becomes one that may begin, and keeps nothing of what it was but memory.
+    pub(super) fn rest(&mut self) {
+        let mut came = std::mem::take(&mut self.came);
+        came.clear();
+        *self = Self { came, ..Self::default() };
     }
 
     /// The body, where all of it is here and nothing else: `Some` without bytes where it has none. Not a large one, which the

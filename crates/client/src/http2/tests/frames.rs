@@ -14,24 +14,27 @@ mod windows;
 
 use std::{pin::Pin, time::Duration};
 
-use bytes::{Buf as _, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex},
+    io::{AsyncReadExt as _, AsyncWriteExt as _, duplex},
     sync::{mpsc, oneshot},
     task::JoinHandle,
     time::timeout,
 };
 
-use super::super::{
-    Connection, End, PREFACE, Reason, RequestBody, Shared,
-    frame::{
-        ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEAD, HEADERS, Head, PING, RST_STREAM,
-        SETTINGS, USUAL, WINDOW_UPDATE, push,
+use super::{
+    super::{
+        Connection, End, PREFACE, Reason, RequestBody, Shared,
+        frame::{
+            ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, GOAWAY, HEAD, HEADERS, Head, PING, RST_STREAM,
+            SETTINGS, USUAL, WINDOW_UPDATE,
+        },
+        hpack::Field,
     },
-    hpack::{Decoder, Field},
+    wire::{Wire, block, bytes, in_time, reset, room, said, set},
 };
 use crate::BoxError;
 
@@ -76,17 +79,10 @@ enum Heard {
 
 /// The other side of a connection, which says whatever it likes.
 struct Program {
-    io: DuplexStream,
-    came: BytesMut,
-    decoder: Decoder,
+    wire: Wire,
     asked: mpsc::UnboundedReceiver<Asked>,
     session: Shared,
     serving: JoinHandle<Result<(), End>>,
-}
-
-/// Nothing waits for ever: the clock goes on as soon as nobody has anything to do.
-async fn in_time<T>(what: impl Future<Output = T>) -> T {
-    timeout(Duration::from_secs(60), what).await.expect("it hangs")
 }
 
 impl Program {
@@ -107,7 +103,7 @@ impl Program {
         let connection = Connection::new(far, [PREFACE, read].concat()[..].into(), service);
         let session = connection.session();
         let serving = tokio::spawn(connection);
-        Self { io, came: BytesMut::new(), decoder: Decoder::default(), asked, session, serving }
+        Self { wire: Wire::new(io), asked, session, serving }
     }
 
     /// After the first words of both sides.
@@ -124,28 +120,11 @@ impl Program {
     }
 
     async fn send(&mut self, bytes: &[u8]) {
-        in_time(self.io.write_all(bytes)).await.unwrap();
-    }
-
-    /// The next frame; `None` where the connection has ended.
-    async fn frame(&mut self) -> Option<(Head, Bytes)> {
-        loop {
-            if let Some(head) = Head::first(&self.came)
-                && self.came.len() >= HEAD + head.length
-            {
-                self.came.advance(HEAD);
-                return Some((head, self.came.split_to(head.length).freeze()));
-            }
-            self.came.reserve(USUAL);
-            if in_time(self.io.read_buf(&mut self.came)).await.unwrap() == 0 {
-                assert!(self.came.is_empty(), "a frame is not whole");
-                return None;
-            }
-        }
+        self.wire.send(bytes).await;
     }
 
     async fn hear(&mut self) -> Heard {
-        let Some((head, payload)) = self.frame().await else { return Heard::End };
+        let Some((head, payload)) = self.wire.frame().await else { return Heard::End };
         assert!(head.length <= USUAL, "{head:?}");
         let number = |at: usize| u32::from_be_bytes(*payload[at..].first_chunk().unwrap());
         let (stream, ends) = (head.stream, head.has(END_STREAM));
@@ -164,20 +143,14 @@ impl Program {
     }
 
     async fn heard_head(&mut self, head: Head, payload: Bytes) -> Heard {
-        let (mut block, mut is_whole) = (payload.to_vec(), head.has(END_HEADERS));
-        while !is_whole {
-            let (more, payload) = self.frame().await.unwrap();
-            assert_eq!((more.kind, more.stream), (CONTINUATION, head.stream));
-            block.extend_from_slice(&payload);
-            is_whole = more.has(END_HEADERS);
-        }
         let (mut status, mut headers) = (None, HeaderMap::new());
-        let each = |field| match field {
-            Field::Status(code) => assert_eq!(status.replace(code), None),
-            Field::Header(name, value) => drop(headers.append(name, value)),
-            other => panic!("{other:?} is of no answer"),
-        };
-        self.decoder.decode(&block, each).unwrap();
+        for field in self.wire.fields(head, payload).await {
+            match field {
+                Field::Status(code) => assert_eq!(status.replace(code), None),
+                Field::Header(name, value) => drop(headers.append(name, value)),
+                other => panic!("{other:?} is of no answer"),
+            }
+        }
         Heard::Head { stream: head.stream, status, headers, ends: head.has(END_STREAM) }
     }
 
@@ -237,7 +210,7 @@ impl Program {
 
     /// How the connection ended, now that the program is gone.
     async fn ended(self) -> Result<(), End> {
-        drop(self.io);
+        drop(self.wire);
         in_time(self.serving).await.unwrap()
     }
 }
@@ -248,36 +221,6 @@ impl Asked {
         drop(self.request);
         assert!(self.answer.send(answer).is_ok(), "nobody waits for the answer");
     }
-}
-
-fn said(kind: u8, flags: u8, stream: u32, payload: impl AsRef<[u8]>) -> Vec<u8> {
-    let mut out = Vec::new();
-    push(&mut out, kind, flags, stream, payload.as_ref());
-    out
-}
-
-fn set(settings: &[(u16, u32)]) -> Vec<u8> {
-    let one = |(name, value): &(u16, u32)| [&name.to_be_bytes()[..], &value.to_be_bytes()].concat();
-    said(SETTINGS, 0, 0, settings.iter().flat_map(one).collect::<Vec<u8>>())
-}
-
-fn room(stream: u32, more: u32) -> Vec<u8> {
-    said(WINDOW_UPDATE, 0, stream, more.to_be_bytes())
-}
-
-fn reset(stream: u32, reason: Reason) -> Vec<u8> {
-    said(RST_STREAM, 0, stream, reason.0.to_be_bytes())
-}
-
-/// So many bytes of a body, in frames as long as they may be.
-fn bytes(stream: u32, length: usize) -> Vec<u8> {
-    vec![b'a'; length].chunks(USUAL).flat_map(|piece| said(DATA, 0, stream, piece)).collect()
-}
-
-/// Fields as they stand, short ones.
-fn block(fields: &[(&str, &str)]) -> Vec<u8> {
-    let text = |text: &str| [&[u8::try_from(text.len()).unwrap() & 0x7f], text.as_bytes()].concat();
-    fields.iter().flat_map(|(name, value)| [vec![0], text(name), text(value)].concat()).collect()
 }
 
 const GET: [(&str, &str); 4] =

@@ -1,111 +1,79 @@
 use std::{
-    future::Future,
     pin::{Pin, pin},
-    sync::{
-        Arc, Mutex, Weak,
-        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
-    },
+    sync::{Arc, Weak, atomic::Ordering::Relaxed},
     time::Duration,
 };
 
-use bytes::Bytes;
-use h2::{Ping, PingPong, client};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    time::{sleep, timeout},
+    sync::Notify,
+    time::sleep,
 };
 
-use super::{Line, SendError, Shared, last_words::LastWords, limit_of};
-use crate::gathered::gathered;
+use super::{Line, SendError, Shared, last_words::LastWords};
+use crate::http2::{self, Outbound, lock};
 
-/// What a server may send ahead on one call, in bytes: with HTTP/2's own 64 KB, one call over 100 ms gets 640 KB/s.
-const STREAM_WINDOW: u32 = 1 << 20;
-/// The same for all calls of a connection together.
-const CONNECTION_WINDOW: u32 = 4 << 20;
-/// The longest data frame that a server may send: four times the default, for fewer of them.
-const FRAME: u32 = 64 << 10;
-/// The calls that a server allows before it has said how many: what RFC 9113 6.5.2 recommends as the least. Without it, the
-/// calls of the first round trip would all be sent at once, and most be refused.
-const FIRST_STREAMS: usize = 100;
 /// How often a connection with calls on it is probed. gRPC servers tolerate a probe in 5 min on streams that stay quiet,
 /// and end the connection of whoever probes more often (gRFC A8). Hosts that vanish are found by the socket, and much
 /// sooner; this finds processes that hang while their host is well.
 const PROBE: Duration = Duration::from_secs(6 * 60);
-/// How long the answer to a probe may take.
+/// How long anything may take to come after a probe.
 const PROBE_ANSWER: Duration = Duration::from_secs(10);
 
 /// Connects, and drives the connection until it ends.
-pub(super) async fn open(line: &Line) -> Result<Arc<Shared>, SendError> {
+pub(super) async fn open(line: &Line, freed: &Arc<Notify>) -> Result<Arc<Shared>, SendError> {
     let stream = line.connect().await?;
-    start(stream, line.counters.open_connection()).await
+    Ok(start(stream, line.counters.open_connection(), Arc::clone(freed)))
 }
 
 /// Drives a connection, which counts as open meanwhile, until it ends.
-pub(super) async fn start<I, O>(stream: I, open: O) -> Result<Arc<Shared>, SendError>
+pub(super) fn start<I, O>(stream: I, open: O, freed: Arc<Notify>) -> Arc<Shared>
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     O: Send + 'static,
 {
-    let (stream, outlet) = gathered(LastWords(stream));
-    let shaken = client::Builder::new()
-        .initial_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
-        .max_frame_size(FRAME)
-        .initial_max_send_streams(FIRST_STREAMS)
-        .enable_push(false)
-        .handshake::<_, Bytes>(stream)
-        .await;
-    let (sender, mut connection) = shaken.map_err(|error| SendError::Refused(error.into()))?;
-    let shared = Arc::new(Shared {
-        limit: AtomicU32::new(limit_of(&sender)),
-        sender: Mutex::new(sender),
-        streams: AtomicU32::new(0),
-        gone: AtomicBool::new(false),
-        used: AtomicBool::new(false),
-        proven: AtomicBool::new(false),
-        idle_rounds: AtomicU32::new(0),
-    });
-    let pings = connection.ping_pong();
-    // Weak, since a connection closes when the last handle to it, which `shared` holds, is dropped.
+    let connection = Outbound::new(LastWords(stream));
+    let session = connection.session();
+    let shared = Arc::new(Shared::new(Arc::clone(&session), freed));
+    // Weak, since a connection ends when the last who knows of `shared` is gone.
     let weak = Arc::downgrade(&shared);
     tokio::spawn(async move {
-        let connection = pin!(connection);
-        drive(outlet.drive(connection), pings, &weak).await;
+        drive(connection, &session, &weak).await;
         if let Some(shared) = weak.upgrade() {
             shared.gone.store(true, Relaxed);
         }
         drop(open);
     });
-    Ok(shared)
+    shared
 }
 
-async fn drive(connection: impl Future, pings: Option<PingPong>, shared: &Weak<Shared>) {
+async fn drive(connection: impl Future, session: &http2::Shared, shared: &Weak<Shared>) {
     let mut connection = pin!(connection);
-    let Some(mut pings) = pings else {
-        let _ = connection.await;
-        return;
-    };
     loop {
         tokio::select! {
             biased;
-            // Its errors reach the calls that are on it.
+            // What became of it, the calls that are on it know.
             _ = &mut connection => return,
             () = sleep(PROBE) => {}
         }
-        let in_use = shared.upgrade().is_some_and(|shared| shared.streams.load(Relaxed) > 0);
-        if in_use && !probe(connection.as_mut(), &mut pings).await {
+        // Nor is one kept whose server does not even take the last word.
+        let in_use = shared.upgrade().is_some_and(|shared| shared.streams.load(Relaxed) > 0)
+            || !lock(session).is_sent();
+        if in_use && !probe(connection.as_mut(), session).await {
             // Dropping the connection ends the calls that are on it.
             return;
         }
     }
 }
 
-/// Whether the server answers while the connection is driven.
-async fn probe<C: Future>(connection: Pin<&mut C>, pings: &mut PingPong) -> bool {
+/// Whether the server is there while the connection is driven.
+async fn probe<C: Future>(connection: Pin<&mut C>, session: &http2::Shared) -> bool {
+    lock(session).was_heard();
+    lock(session).probe();
     tokio::select! {
         biased;
         _ = connection => false,
-        answer = timeout(PROBE_ANSWER, pings.ping(Ping::opaque())) => matches!(answer, Ok(Ok(_))),
+        () = sleep(PROBE_ANSWER) => lock(session).was_heard(),
     }
 }
 
@@ -150,7 +118,7 @@ mod tests {
         tokio::spawn(serve(far, told, 3));
         let (open, closed) = tokio::sync::oneshot::channel::<()>();
         let begun = Instant::now();
-        let shared = start(near, open).await.unwrap();
+        let shared = start(near, open, Arc::default());
         assert_eq!(shared.limit.load(Relaxed), 100, "before the server has said anything");
         shared.streams.store(1, Relaxed);
         let mut last = begun;

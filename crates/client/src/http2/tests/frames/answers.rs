@@ -83,7 +83,7 @@ async fn a_large_head_goes_into_several_frames() {
 
     let (mut kinds, mut block) = (Vec::new(), Vec::new());
     loop {
-        let (head, payload) = program.frame().await.unwrap();
+        let (head, payload) = program.wire.frame().await.unwrap();
         assert!(head.stream == 1 && head.length <= USUAL, "{head:?}");
         kinds.push((head.kind, head.flags));
         block.extend_from_slice(&payload);
@@ -102,7 +102,7 @@ async fn a_large_head_goes_into_several_frames() {
             decoded.append(name, value);
         }
     };
-    program.decoder.decode(&block, each).unwrap();
+    program.wire.decoder.decode(&block, each).unwrap();
     assert_eq!(decoded, expected);
     program.goes_on(3).await;
 }

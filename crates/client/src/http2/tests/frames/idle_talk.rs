@@ -73,7 +73,7 @@ async fn a_program_that_does_not_read_its_answers_is_not_read_either() {
     let _asked = program.asks(&post(1, &[])).await;
     // Far more than both directions of the pipe hold.
     let many = [said(DATA, 0, 1, "a"), pings(10)].concat().repeat(20_000);
-    let sent = timeout(Duration::from_secs(1), program.io.write_all(&many)).await;
+    let sent = timeout(Duration::from_secs(1), program.wire.io.write_all(&many)).await;
     assert!(sent.is_err(), "all of it was read");
     hears_pongs(&mut program, WINDOW / 17).await;
 }

@@ -10,7 +10,7 @@ async fn whoever_answers_a_request_that_is_taken_back_is_stopped() {
     program.send(&reset(1, Reason::CANCEL)).await;
     in_time(answer.closed()).await;
     let error = in_time(request.into_body().frame()).await.unwrap().unwrap_err();
-    assert_eq!(error.to_string(), "the request was taken back: CANCEL");
+    assert_eq!(error.to_string(), "the request was taken back: the stream was reset: CANCEL");
     program.goes_on(3).await;
 }
 
@@ -22,7 +22,7 @@ async fn whoever_waits_for_a_body_learns_that_it_is_taken_back() {
     program.hears_nothing().await;
     program.send(&reset(1, Reason(0x77))).await;
     let error = in_time(reading).await.unwrap().unwrap_err();
-    assert_eq!(error.to_string(), "the request was taken back: error code 0x77");
+    assert_eq!(error.to_string(), "the request was taken back: the stream was reset: error code 0x77");
     assert!(answer.is_closed());
 }
 
