@@ -9,12 +9,7 @@ use bytes::Bytes;
 use http::HeaderMap;
 use http_body::{Body, Frame};
 
-use super::{
-    Lost,
-    call::Stream,
-    lock,
-    session::{Early, Piece},
-};
+use super::{Lost, call::Stream, lock, session::Early};
 
 /// The body of an answer, as far as it came with its head, or on its way. Dropped early, the server is told that nobody wants the
 /// rest.
@@ -56,12 +51,7 @@ impl Body for AnswerBody {
             return Poll::Ready(frame.map(Ok));
         };
         let piece = ready!(lock(&stream.session).poll_piece(stream.number, context));
-        Poll::Ready(piece.map(|piece| {
-            piece.map(|piece| match piece {
-                Piece::Data(data) => Frame::data(data),
-                Piece::Trailers(trailers) => Frame::trailers(*trailers),
-            })
-        }))
+        Poll::Ready(piece.map(|piece| piece.map(Frame::from)))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -8,7 +8,7 @@ use std::{
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
-use super::{Lost, Shared, lock, session::Piece};
+use super::{Lost, Shared, lock};
 
 /// The body of a request over HTTP/2, whole or on its way.
 ///
@@ -66,12 +66,8 @@ impl Body for RequestBody {
             State::Whole(bytes) => return Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
             State::Coming(coming) => coming,
         };
-        Poll::Ready(match ready!(lock(session).poll_piece(*stream, context)) {
-            Some(Ok(Piece::Data(data))) => Some(Ok(Frame::data(data))),
-            Some(Ok(Piece::Trailers(trailers))) => Some(Ok(Frame::trailers(*trailers))),
-            Some(Err(lost)) => Some(Err(TakenBack(lost))),
-            None => None,
-        })
+        let piece = ready!(lock(session).poll_piece(*stream, context));
+        Poll::Ready(piece.map(|piece| piece.map(Frame::from).map_err(TakenBack)))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -7,6 +7,7 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Response};
+use http_body::Frame;
 
 use super::super::{Lost, Reason};
 
@@ -24,6 +25,15 @@ pub(in super::super) enum Piece {
     Data(Bytes),
     /// Boxed, since pieces are kept and moved, and next to none are these.
     Trailers(Box<HeaderMap>),
+}
+
+impl From<Piece> for Frame<Bytes> {
+    fn from(piece: Piece) -> Self {
+        match piece {
+            Piece::Data(data) => Self::data(data),
+            Piece::Trailers(trailers) => Self::trailers(*trailers),
+        }
+    }
 }
 
 /// How a stream ended.
