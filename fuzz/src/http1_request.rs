@@ -14,6 +14,7 @@ struct Read {
     head: Request<()>,
     persistent: bool,
     expects_continue: bool,
+    may_switch: bool,
     body: Vec<u8>,
     trailers: Option<HeaderMap>,
 }
@@ -27,7 +28,7 @@ enum End {
     Input,
     Malformed,
     Refused,
-    Beyond(Vec<u8>),
+    Http2(Vec<u8>),
 }
 
 /// What must hold of these bytes.
@@ -40,14 +41,14 @@ pub fn run(sent: &[u8]) {
 fn compare(sent: &[u8], (whole, ended): Outcome, (pieces, broke): Outcome) {
     let bodies: usize = whole.iter().map(|read| read.body.len()).sum();
     assert!(bodies <= sent.len());
-    if let End::Beyond(rest) = &ended {
+    if let End::Http2(rest) = &ended {
         assert!(sent.ends_with(rest));
     }
     match (&ended, &broke) {
-        // What follows an incomplete head in pieces is looked at only once it may be whole; of what is left beyond, no more
+        // What follows an incomplete head in pieces is looked at only once it may be whole; of what is left to HTTP/2, no more
         // had come by then.
         (End::Refused, End::Input) => assert!(pieces.len() <= whole.len()),
-        (End::Beyond(rest), End::Beyond(came)) => assert!(rest.starts_with(came)),
+        (End::Http2(rest), End::Http2(came)) => assert!(rest.starts_with(came)),
         _ => assert_eq!(ended, broke),
     }
     let both = whole.len().min(pieces.len());
@@ -65,7 +66,7 @@ fn read<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Outcome {
                 match reader.read(&mut input) {
                     Ok(Some(received)) => current = Some((received, Vec::new(), None)),
                     Ok(None) => break,
-                    Err(Unserved::Beyond) => return (all, End::Beyond(input.to_vec())),
+                    Err(Unserved::Http2) => return (all, End::Http2(input.to_vec())),
                     Err(Unserved::Refused { .. }) => return (all, End::Refused),
                 }
                 continue;
@@ -76,8 +77,8 @@ fn read<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Outcome {
                 Ok(None) if !received.body.is_done() => break,
                 Ok(None) => {
                     let Some((received, body, trailers)) = current.take() else { break };
-                    let Received { head, persistent, expects_continue, .. } = received;
-                    all.push(Read { head, persistent, expects_continue, body, trailers });
+                    let Received { head, persistent, expects_continue, may_switch, .. } = received;
+                    all.push(Read { head, persistent, expects_continue, may_switch, body, trailers });
                 }
                 Err(_) => return (all, End::Malformed),
             }

@@ -1,12 +1,13 @@
 //! Whatever bytes a program sends, its connection is served to an end, and answered by messages of HTTP/1.1, one for each
-//! request and in their order, of which those that broke off look so.
+//! request and in their order, of which those that broke off look so. What comes after a switch to something else is what
+//! was sent.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::BytesMut;
 use fairmesh_client::http1::{HeadReader, Piece};
 use fairmesh_proxy::fuzzing::{self, RequestBody};
-use http::{HeaderValue, Method, Request, Response, Version};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use tokio::io::duplex;
 
 use crate::{
@@ -17,6 +18,8 @@ use crate::{
 
 const NUMBER: &str = "x-number";
 const MANNER: &str = "x-manner";
+/// The manner of a server that speaks another protocol with whoever asks for one.
+const SWITCHES: u8 = b'i';
 
 /// Requests as they were heard.
 type Heard = Arc<Mutex<Vec<(Method, Version)>>>;
@@ -33,12 +36,9 @@ pub fn run(data: &[u8]) {
         tokio::join!(fuzzing::serve(near, answer), pipe::play(far, acts, begins & 1 == 1)).1
     });
     let heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
-    // What is answered to HTTP/2 is for another target, and what a tunnel carries is no message.
-    let other =
-        heard.iter().any(|(method, version)| *version == Version::HTTP_2 || method == Method::CONNECT);
-    let begins_http2 = sent.windows(14).any(|bytes| bytes == b"PRI * HTTP/2.0");
-    if !other && !begins_http2 {
-        check(&heard, &came);
+    // What is answered to HTTP/2 is for another target.
+    if !heard.iter().any(|(_, version)| *version == Version::HTTP_2) && !sent.starts_with(b"PRI * HTTP/2.0") {
+        check(&heard, sent, &came);
     }
 }
 
@@ -49,13 +49,18 @@ async fn answer(request: Request<RequestBody>, heard: Heard) -> Response<Steps> 
         heard.len() - 1
     };
     let manner = Wish::of(request.uri().path()).manner;
+    let switches = manner == SWITCHES && fuzzing::may_switch(&request);
     let mut answer = echo::answer(request).await;
+    if switches {
+        *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+        answer.headers_mut().insert(header::UPGRADE, HeaderValue::from_static("echo"));
+    }
     answer.headers_mut().insert(NUMBER, number.into());
     answer.headers_mut().insert(MANNER, HeaderValue::from(u16::from(manner)));
     answer
 }
 
-fn check(heard: &[(Method, Version)], came: &[u8]) {
+fn check(heard: &[(Method, Version)], sent: &[u8], came: &[u8]) {
     let mut input = BytesMut::from(came);
     for number in 0.. {
         if input.is_empty() {
@@ -63,7 +68,7 @@ fn check(heard: &[(Method, Version)], came: &[u8]) {
         }
         // A request that was refused was not heard.
         let method = heard.get(number).map_or(Method::GET, |(method, _)| method.clone());
-        let read = HeadReader::new(&method).read(&mut input).expect("an answer is HTTP/1.1");
+        let read = HeadReader::new(&method).switching(true).read(&mut input).expect("an answer is HTTP/1.1");
         // The program may have gone, or been given up, before it was whole.
         let Some(mut answer) = read else { return };
         while let Some(piece) = answer.body.decode(&mut input).expect("a body is framed as its head says") {
@@ -75,6 +80,11 @@ fn check(heard: &[(Method, Version)], came: &[u8]) {
             return;
         };
         assert_eq!(*own, HeaderValue::from(number), "answers change places: {:?}", answer.head);
+        let status = answer.head.status();
+        if status == StatusCode::SWITCHING_PROTOCOLS || method == Method::CONNECT && status.is_success() {
+            assert!(holds(sent, &input), "the tunnel says what nobody sent: {input:?}");
+            return;
+        }
         let broke_off = answer.head.headers()[MANNER] == HeaderValue::from(u16::from(b'e'));
         let has_body = method != Method::HEAD;
         // What ends with the connection cannot look any other way: such a program speaks HTTP/1.0.
@@ -85,4 +95,9 @@ fn check(heard: &[(Method, Version)], came: &[u8]) {
             answer.head
         );
     }
+}
+
+/// Whether all of this was sent, and in a row.
+fn holds(sent: &[u8], part: &[u8]) -> bool {
+    part.is_empty() || sent.windows(part.len()).any(|window| window == part)
 }

@@ -1,25 +1,19 @@
 //! What fuzz targets reach and nobody else should: a connection of a program over a stream of the caller's making, served as
 //! by a proxy but for who answers.
 
-use std::{convert::Infallible, pin::Pin, sync::Arc, time::Duration};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use fairmesh_client::{
-    BoxError, Fault,
-    http2::{Connection, PREFACE},
-};
+use fairmesh_client::{BoxError, Fault, http2::Connection};
 use http::{Request, Response};
 use http_body::Body;
-use hyper::{body::Incoming, service::service_fn};
-use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite, ReadHalf, split};
+use tokio::io::{AsyncRead, AsyncWrite, ReadHalf, copy, split};
 
 use crate::{
-    lean::{self, Ended},
+    lean::{self, Ended, Left},
     metrics::Metrics,
     restless::Restless,
     rewound::Rewound,
-    serve::builder,
     stopping::Stopping,
     untaken::{AnswerBody, Answers},
 };
@@ -29,6 +23,11 @@ pub const PATIENCE: Duration = Duration::from_secs(75);
 
 /// The body of a request, whichever side of the proxy read it.
 pub type RequestBody = http_body_util::combinators::UnsyncBoxBody<Bytes, BoxError>;
+
+/// Whether a request's connection may carry something else once it is answered; [`serve`] says there what the program does.
+pub fn may_switch(request: &Request<RequestBody>) -> bool {
+    request.extensions().get::<lean::Switch>().is_some()
+}
 
 /// Serves a connection to its end.
 pub async fn serve<I, A, F, B>(stream: I, answer: A)
@@ -40,12 +39,14 @@ where
 {
     let stopping = Stopping::default();
     let own = |request: Request<lean::Upload<ReadHalf<I>>>| answer(boxed(request));
-    if let Ended::Beyond(reader, writer, read) = lean::serve(split(stream), PATIENCE, &stopping, &own).await {
-        let whole = reader.unsplit(writer);
-        match read.starts_with(PREFACE) {
-            true => http2(whole, read, answer).await,
-            false => hyper(whole, read, answer).await,
+    match lean::serve(split(stream), PATIENCE, &stopping, &own).await {
+        Ended::Http2(Left { reader, writer, read }) => http2(reader.unsplit(writer), read, answer).await,
+        Ended::Switched(Left { reader, writer, read }, _) => {
+            let (mut said, mut hears) = split(Rewound::new(read, reader.unsplit(writer)));
+            // How it ended is for the other side to see.
+            let _ = copy(&mut said, &mut hears).await;
         }
+        Ended::Done | Ended::Broken(_) => {}
     }
 }
 
@@ -77,23 +78,6 @@ where
         never = answers.look(PATIENCE, &metrics) => match never {},
         () = restless.enough() => {}
     }
-}
-
-/// As the proxy leaves connections to hyper.
-async fn hyper<I, A, F, B>(stream: I, read: bytes::BytesMut, answer: A)
-where
-    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    A: Fn(Request<RequestBody>) -> F + Clone + Send + 'static,
-    F: Future<Output = Response<B>> + Send + 'static,
-    B: Body<Data = Bytes, Error = Fault> + Unpin + Send + 'static,
-{
-    let service = service_fn(move |request: Request<Incoming>| {
-        let answer = answer(boxed(request));
-        async move { Ok::<_, Infallible>(answer.await) }
-    });
-    // How it ended is for the other side to see.
-    let stream = TokioIo::new(Rewound::new(read, stream));
-    let _ = builder(PATIENCE).serve_connection(stream, service).with_upgrades().await;
 }
 
 fn boxed<B>(request: Request<B>) -> Request<RequestBody>

@@ -2,11 +2,12 @@
 //!
 //! hyper's server hands each request over between two state machines, and each piece of a body through a channel. Here
 //! whoever answers is polled where the head was read, a body that came with its head is passed on where it lies, and the
-//! head of an answer goes out with what is at hand of its body: one read and one write a request. What is not done here
-//! (HTTP/2, tunnels, upgrades) is left to others as it came, so that there is one place for each.
+//! head of an answer goes out with what is at hand of its body: one read and one write a request. A connection that turns out
+//! to carry HTTP/2, or is to carry a tunnel or another protocol after an answer, is left to others as it is.
 
 mod connection;
 mod date;
+mod switch;
 mod upload;
 
 #[cfg(test)]
@@ -23,6 +24,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 pub(crate) use connection::Connection;
 use connection::Next;
 pub(crate) use date::Date;
+pub(crate) use switch::{Begins, Stream, Switch};
 pub(crate) use upload::Upload;
 
 use crate::stopping::Stopping;
@@ -34,8 +36,18 @@ pub(crate) enum Ended<R, W> {
     Done,
     /// Early.
     Broken(Broken),
-    /// It goes on with what is not done here: its halves, and what was read and not used.
-    Beyond(R, W, BytesMut),
+    /// It carries HTTP/2.
+    Http2(Left<R, W>),
+    /// It carries what was asked for, now that this is answered.
+    Switched(Left<R, W>, Begins),
+}
+
+/// What is left of a connection: its halves, and what was read and not used.
+#[derive(Debug)]
+pub(crate) struct Left<R, W> {
+    pub(crate) reader: R,
+    pub(crate) writer: W,
+    pub(crate) read: BytesMut,
 }
 
 /// Why a connection ended early.
@@ -139,7 +151,7 @@ where
                 connection.refuse(status, why).await;
                 return Ended::Broken(Broken::Refused(why));
             }
-            Next::Beyond => return connection.into_beyond(),
+            Next::Http2 => return connection.left().map_or(Ended::Done, Ended::Http2),
             Next::Idle => {
                 connection.close().await;
                 return Ended::Done;
@@ -148,10 +160,7 @@ where
         };
         match answered {
             Ok(true) => {}
-            Ok(false) => {
-                connection.close().await;
-                return Ended::Done;
-            }
+            Ok(false) => return connection.end().await,
             Err(why) => return Ended::Broken(why),
         }
     }

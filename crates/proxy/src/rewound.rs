@@ -18,7 +18,16 @@ pub(crate) struct Rewound<I> {
 
 impl<I> Rewound<I> {
     pub(crate) fn new(before: BytesMut, io: I) -> Self {
-        Self { before, io }
+        let mut this = Self { before, io };
+        this.forget();
+        this
+    }
+
+    /// Gives back memory that is needed no more: a connection may be open for days.
+    fn forget(&mut self) {
+        if self.before.is_empty() {
+            self.before = BytesMut::new();
+        }
     }
 }
 
@@ -34,6 +43,7 @@ impl<I: AsyncRead + Unpin> AsyncRead for Rewound<I> {
         let size = buffer.remaining().min(self.before.len());
         buffer.put_slice(&self.before[..size]);
         self.before.advance(size);
+        self.forget();
         Poll::Ready(Ok(()))
     }
 }

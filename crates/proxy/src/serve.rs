@@ -2,7 +2,6 @@
 
 mod captured;
 mod http2;
-mod upgrades;
 
 use std::{
     error::Error,
@@ -15,7 +14,6 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::http2::PREFACE;
 use socket2::SockRef;
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -30,7 +28,7 @@ use crate::{
     cores::Cores,
     forward::{Answering, Forwarder, Origin},
     handover::Inherited,
-    lean::{self, Ended},
+    lean::{self, Ended, Left},
     link::Link,
     metrics::count,
     place::Place,
@@ -40,8 +38,6 @@ use crate::{
     tcp,
     tls::Tls,
 };
-
-pub(crate) use upgrades::builder;
 
 /// How long to wait before accepting again when the system refuses, as it does when file descriptors run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -267,13 +263,14 @@ impl Serving {
                 count(&metrics.broken);
                 tracing::debug!(error = &error as &dyn Error, %caller, "a connection ended early");
             }
-            Ended::Beyond(reader, writer, read) => {
-                // Both are halves of one.
+            // The halves are of one.
+            Ended::Http2(Left { reader, writer, read }) => {
                 let Some(stream) = L::whole((reader, writer)) else { return };
-                match read.starts_with(PREFACE) {
-                    true => self.http2(stream, read, origin).await,
-                    false => self.upgraded(Rewound::new(read, stream), origin).await,
-                }
+                self.http2(stream, read, origin).await;
+            }
+            Ended::Switched(Left { reader, writer, read }, begins) => {
+                let Some(stream) = L::whole((reader, writer)) else { return };
+                begins.begin(Rewound::new(read, stream));
             }
         }
     }

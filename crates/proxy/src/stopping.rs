@@ -2,7 +2,6 @@
 
 use std::{sync::OnceLock, time::Duration};
 
-use http::{HeaderMap, HeaderValue, header};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -69,13 +68,6 @@ impl Stopping {
     pub(crate) fn last_word(deadline: Instant) -> Instant {
         deadline - LAST_WORD.min(deadline.saturating_duration_since(Instant::now()) / 4)
     }
-
-    /// Tells the program with an answer of HTTP/1.1 that its connection ends.
-    pub(crate) fn mark(&self, headers: &mut HeaderMap) {
-        if self.is_told() {
-            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
-        }
-    }
 }
 
 #[cfg(test)]
@@ -85,9 +77,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn all_have_one_deadline_and_who_may_still_ask_half_of_it_at_most() {
         let stopping = Stopping::default();
-        let mut headers = HeaderMap::new();
-        stopping.mark(&mut headers);
-        assert!(headers.is_empty(), "nobody is told to go before");
+        assert!(!stopping.is_told(), "nobody is told to go before");
         let began = Instant::now();
         stopping.begin(Duration::from_secs(4));
         sleep(Duration::from_secs(1)).await;
@@ -96,8 +86,7 @@ mod tests {
         assert_eq!(deadline - began, Duration::from_secs(4), "the first word counts");
         assert_eq!(Stopping::last_word(deadline) - began, Duration::from_millis(3_250));
         assert_eq!(Stopping::last_word(began + Duration::from_secs(60)) - began, Duration::from_secs(59));
-        stopping.mark(&mut headers);
-        assert_eq!(headers[header::CONNECTION], "close");
+        assert!(stopping.is_told() && !stopping.is_quiet());
         stopping.quiet().cancelled().await;
         assert_eq!(began.elapsed(), Duration::from_secs(2));
     }

@@ -9,7 +9,6 @@ mod copy;
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use fairmesh_client::Tunnel;
-use hyper_util::rt::TokioIo;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     time::{Instant, interval_at, timeout, timeout_at},
@@ -71,15 +70,9 @@ impl Tunnels {
             let _place = place;
             // A program that never takes the answer must not keep a server waiting.
             let patience = this.limits.head;
-            match program {
-                Program::Whole(whole) => match timeout(patience, whole).await {
-                    Ok(Ok(program)) => this.carry(TokioIo::new(program), server).await,
-                    _ => count(&this.metrics.tunnels_broken),
-                },
-                Program::Stream(stream) => match timeout(patience, stream.begun()).await {
-                    Ok(Some(program)) => this.carry(program, server).await,
-                    _ => count(&this.metrics.tunnels_broken),
-                },
+            match timeout(patience, program.begun()).await {
+                Ok(Some(program)) => this.carry(program, server).await,
+                _ => count(&this.metrics.tunnels_broken),
             }
         });
     }

@@ -6,7 +6,7 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Method, Request, StatusCode, Uri, Version, header};
 use httparse::{ParserConfig, Status};
 
-use super::{Decoder, Malformed, answer::Place, answer::has_end, digits, says_close};
+use super::{Decoder, Malformed, answer::Place, answer::has_end, digits, says_close, says_upgrade};
 use crate::http2::PREFACE;
 
 /// The longest head, in bytes: places in it fit 16 bits.
@@ -25,14 +25,17 @@ pub struct Received {
     pub persistent: bool,
     /// Whether the client sends its body only once it was told to go on.
     pub expects_continue: bool,
+    /// Whether the connection may carry something else than messages once this one is answered: it asks for a tunnel or for
+    /// another protocol.
+    pub may_switch: bool,
 }
 
 /// Why what came is no request that is served here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unserved {
-    /// It begins something else, of which nothing was taken.
-    #[error("HTTP/2, a tunnel or an upgrade")]
-    Beyond,
+    /// It begins HTTP/2, of which nothing was taken.
+    #[error("HTTP/2")]
+    Http2,
     /// It is refused.
     #[error("{why}")]
     Refused {
@@ -64,7 +67,7 @@ impl RequestReader {
         if !self.begun && !input.is_empty() {
             let both = input.len().min(PREFACE.len());
             if input[..both] == PREFACE[..both] {
-                return if both == PREFACE.len() { Err(Unserved::Beyond) } else { Ok(None) };
+                return if both == PREFACE.len() { Err(Unserved::Http2) } else { Ok(None) };
             }
         }
         // A head that comes byte by byte must not be parsed as often.
@@ -87,10 +90,6 @@ impl RequestReader {
         let (Some(method), Some(target), Some(version)) = (found.method, found.path, found.version) else {
             return Err(bad("the request line"));
         };
-        if method == "CONNECT" || found.headers.iter().any(|field| field.name.eq_ignore_ascii_case("upgrade"))
-        {
-            return Err(Unserved::Beyond);
-        }
         let method = Method::from_bytes(method.as_bytes()).map_err(|_| bad("the method"))?;
         let target = Place::in_head(target.as_bytes(), input);
         let count = found.headers.len();
@@ -168,6 +167,7 @@ struct Framing {
     chunked: bool,
     hosts: u32,
     connection: bool,
+    upgrade: bool,
     expects_continue: bool,
 }
 
@@ -189,6 +189,7 @@ impl Framing {
             }
             header::HOST => self.hosts += 1,
             header::CONNECTION => self.connection = true,
+            header::UPGRADE => self.upgrade = true,
             header::EXPECT => {
                 self.expects_continue = value.as_bytes().eq_ignore_ascii_case(b"100-continue");
             }
@@ -213,13 +214,20 @@ impl Framing {
         if self.hosts > 1 {
             return Err(bad("more than one host"));
         }
+        let is_connect = *head.method() == Method::CONNECT;
+        // It has none (RFC 9110 9.3.6): what others took for a body would be said in the tunnel.
+        if is_connect && !body.is_done() {
+            return Err(bad("a CONNECT with a body"));
+        }
         let persistent = match self.connection {
             true => persists(head.headers(), is_old),
             false => !is_old,
         };
         // Without a body there is nothing to wait for, and HTTP/1.0 knows nothing of it (RFC 9110 10.1.1).
         let expects_continue = self.expects_continue && !is_old && !body.is_done();
-        Ok(Received { head, body, persistent, expects_continue })
+        // HTTP/1.0 has no way to ask for another protocol (RFC 9110 7.8).
+        let may_switch = is_connect || (self.upgrade && !is_old && says_upgrade(head.headers()));
+        Ok(Received { head, body, persistent, expects_continue, may_switch })
     }
 }
 

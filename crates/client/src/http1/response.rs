@@ -9,6 +9,8 @@ use super::{Framing, digits, end_head, field, has_word, number};
 pub struct Asked {
     /// Only the head is wanted.
     is_head: bool,
+    /// A tunnel is wanted.
+    is_connect: bool,
     /// The client speaks HTTP/1.0: it knows no chunks.
     is_old: bool,
     /// The client reads trailers.
@@ -20,6 +22,7 @@ impl Asked {
     pub fn by(request: &Request<()>) -> Self {
         Self {
             is_head: *request.method() == Method::HEAD,
+            is_connect: *request.method() == Method::CONNECT,
             is_old: request.version() == Version::HTTP_10,
             trailers: has_word(request.headers(), header::TE, b"trailers"),
         }
@@ -27,18 +30,31 @@ impl Asked {
 
     /// By a request that could not be read.
     pub fn unknown() -> Self {
-        Self { is_head: false, is_old: false, trailers: false }
+        Self { is_head: false, is_connect: false, is_old: false, trailers: false }
     }
 
     /// Whether trailers of the answer are sent (RFC 9110 6.5.1).
     pub fn wants_trailers(self) -> bool {
         self.trailers
     }
+
+    /// Whether an answer of this status is the last message: after it, the connection carries what was asked for.
+    pub fn switches(self, status: StatusCode) -> bool {
+        if self.is_connect { status.is_success() } else { status == StatusCode::SWITCHING_PROTOCOLS }
+    }
+
+    /// Whether the answer has no body, whatever it says of that (RFC 9110 6.4.1).
+    fn has_no_body(self, status: StatusCode) -> bool {
+        status.is_informational()
+            || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
+            || self.switches(status)
+    }
 }
 
 /// Writes the head of an answer whose body has this length, `None` where it is not known, and says how the body is framed.
-/// Where that is by the end of the connection, or not `persistent`, it must be closed afterwards. `date` is the time now, for
-/// answers that do not tell it (RFC 9110 6.6.1). The caller has taken away what belongs to another connection.
+/// Where that is by the end of the connection, or not `persistent`, it must be closed afterwards, unless it
+/// [switches](Asked::switches). `date` is the time now, for answers that do not tell it (RFC 9110 6.6.1). The caller has taken
+/// away what belongs to another connection.
 pub fn response(
     out: &mut Vec<u8>,
     (status, headers): (StatusCode, &HeaderMap),
@@ -62,7 +78,7 @@ pub fn response(
             }
         }
     }
-    if asked.is_head && !is_bodiless(status) {
+    if asked.is_head && !asked.has_no_body(status) {
         // Of what was only asked about, the length is what the server says of it, or that of what is not sent.
         match (told, length) {
             (Some(told), _) => field(out, &header::CONTENT_LENGTH, told.as_bytes()),
@@ -73,9 +89,13 @@ pub fn response(
     if !dated {
         field(out, &header::DATE, &date());
     }
-    connection(out, asked, persistent && framing != Framing::UntilClose);
+    match asked.switches(status) {
+        true if asked.is_connect => {}
+        true => field(out, &header::CONNECTION, b"upgrade"),
+        false => connection(out, asked, persistent && framing != Framing::UntilClose),
+    }
     // Without a length, a client would wait for the end of the connection.
-    let empty = framing == Framing::Absent && !asked.is_head && !is_bodiless(status);
+    let empty = framing == Framing::Absent && !asked.is_head && !asked.has_no_body(status);
     end_head(out, if empty { Framing::Length(0) } else { framing });
     framing
 }
@@ -102,7 +122,7 @@ fn connection(out: &mut Vec<u8>, asked: Asked, persistent: bool) {
 }
 
 fn framing(status: StatusCode, headers: &HeaderMap, asked: Asked, length: Option<u64>) -> Framing {
-    if asked.is_head || is_bodiless(status) {
+    if asked.is_head || asked.has_no_body(status) {
         return Framing::Absent;
     }
     // A server of HTTP/2 may tell a length that is nowhere else.
@@ -113,9 +133,4 @@ fn framing(status: StatusCode, headers: &HeaderMap, asked: Asked, length: Option
         None if asked.is_old => Framing::UntilClose,
         None => Framing::Chunked,
     }
-}
-
-/// Whether answers of this status have no body, whatever they say (RFC 9110 6.4.1).
-fn is_bodiless(status: StatusCode) -> bool {
-    status.is_informational() || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
 }

@@ -388,18 +388,38 @@ fn requests_that_two_servers_could_understand_differently_are_refused() {
 
 #[test]
 fn what_is_no_request_of_http1_is_left_untouched() {
-    for text in [
-        "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nx",
-        "CONNECT a:1 HTTP/1.1\r\n\r\nx",
-        "GET / HTTP/1.1\r\nuPgrade: x\r\n\r\nx",
-    ] {
-        let mut input = BytesMut::from(text);
-        assert_eq!(RequestReader::default().read(&mut input).unwrap_err(), Unserved::Beyond, "{text}");
-        assert_eq!(input, text);
-    }
+    let text = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nx";
+    let mut input = BytesMut::from(text);
+    assert_eq!(RequestReader::default().read(&mut input).unwrap_err(), Unserved::Http2);
+    assert_eq!(input, text);
     // Not once it has begun to speak HTTP/1.1.
     let (requests, why) = receive_both("GET / HTTP/1.1\r\n\r\nPRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
     assert!(requests.len() == 1 && matches!(why, Some(Unserved::Refused { .. })), "{requests:?} {why:?}");
+}
+
+#[test]
+fn a_request_says_whether_its_connection_may_carry_something_else_afterwards() {
+    let upgrade = |version, connection| {
+        format!("GET / HTTP/1.{version}\r\nuPgrade: x\r\nconnection: {connection}\r\n\r\n")
+    };
+    for (text, may_switch) in [
+        ("CONNECT a:1 HTTP/1.1\r\n\r\n".to_owned(), true),
+        ("CONNECT a:1 HTTP/1.0\r\ncontent-length: 0\r\n\r\n".to_owned(), true),
+        (upgrade(1, "keep-alive, UPGRADE"), true),
+        (upgrade(0, "upgrade"), false),
+        // It is not of this connection.
+        (upgrade(1, "keep-alive"), false),
+        ("GET / HTTP/1.1\r\nconnection: upgrade\r\n\r\n".to_owned(), false),
+    ] {
+        let mut input = BytesMut::from(format!("{text}x").as_str());
+        let received = RequestReader::default().read(&mut input).unwrap().unwrap();
+        assert_eq!((received.may_switch, &input[..]), (may_switch, &b"x"[..]), "{text}");
+    }
+    for body in ["content-length: 1", "transfer-encoding: chunked"] {
+        let (requests, why) = receive_both(&format!("CONNECT a:1 HTTP/1.1\r\n{body}\r\n\r\n0\r\n\r\n"));
+        let Some(Unserved::Refused { why, .. }) = why else { panic!("{requests:?}") };
+        assert_eq!((requests.len(), why), (0, "a CONNECT with a body"));
+    }
 }
 
 #[test]
@@ -444,6 +464,17 @@ fn an_answer_is_framed_as_its_client_can_read_it() {
         (200, &headers, new("HEAD"), Some(0), true, "content-length: 7", Framing::Absent),
         (204, &headers, new("GET"), Some(0), true, "", Framing::Absent),
         (304, &headers, new("HEAD"), Some(0), true, "", Framing::Absent),
+        (101, &headers, new("GET"), Some(0), false, "connection: upgrade", Framing::Absent),
+        (200, &headers, new("CONNECT"), Some(3), false, "", Framing::Absent),
+        (
+            403,
+            &none,
+            new("CONNECT"),
+            Some(3),
+            false,
+            "connection: close\r\ncontent-length: 3",
+            Framing::Length(3),
+        ),
     ] {
         let mut out = Vec::new();
         let status = StatusCode::from_u16(status).unwrap();

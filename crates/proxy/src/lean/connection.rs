@@ -1,5 +1,6 @@
 //! One connection: what is read of it, and by whom.
 
+mod end;
 mod plain;
 mod reply;
 
@@ -20,7 +21,7 @@ use fairmesh_client::{
     BoxError,
     http1::{Asked, Decoder, Outbox, REST, Received, RequestReader, Unserved},
 };
-use http::{Request, Response, StatusCode};
+use http::{Extensions, Request, Response, StatusCode};
 use http_body::Body;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -29,8 +30,9 @@ use tokio::{
 };
 
 use super::{
-    Broken, Ended,
+    Broken,
     date::Date,
+    switch::{Begins, Switch},
     upload::{Lent, Reading, Upload},
 };
 use crate::stopping::Stopping;
@@ -53,6 +55,8 @@ pub(crate) struct Connection<R, W> {
     passing: usize,
     writer: W,
     output: Outbox,
+    /// Who takes the connection after the answer that is being sent.
+    begins: Option<Begins>,
     date: Date,
     patience: Duration,
     /// Until when the program may take for what it is to do next.
@@ -72,6 +76,13 @@ pub(super) enum Planted {
     NoChunks,
     OneMessageARead,
     NoTail,
+}
+
+/// Has a request carry what its connection may become.
+fn offer(extensions: &mut Extensions) -> Begins {
+    let (switch, begins) = Switch::new();
+    extensions.insert(switch);
+    begins
 }
 
 /// Who reads the connection.
@@ -95,7 +106,7 @@ pub(super) enum Next {
     Begun,
     Request(Received),
     Refused(StatusCode, &'static str),
-    Beyond,
+    Http2,
     /// Nothing.
     Idle,
     Broken(Broken),
@@ -115,6 +126,7 @@ where
             passing: 0,
             writer,
             output: Outbox::default(),
+            begins: None,
             date: Date::new(),
             patience,
             due: Instant::now() + patience,
@@ -167,7 +179,7 @@ where
                     return Poll::Ready(Ok(Next::Request(received)));
                 }
                 Ok(None) => {}
-                Err(Unserved::Beyond) => return Poll::Ready(Ok(Next::Beyond)),
+                Err(Unserved::Http2) => return Poll::Ready(Ok(Next::Http2)),
                 Err(Unserved::Refused { status, why }) => {
                     return Poll::Ready(Ok(Next::Refused(status, why)));
                 }
@@ -207,7 +219,7 @@ where
         B: Body<Data = Bytes, Error: Into<BoxError>>,
     {
         self.fresh = true;
-        let Received { head, body, persistent, expects_continue } = received;
+        let Received { head, body, persistent, expects_continue, may_switch } = received;
         let asked = Asked::by(&head);
         #[cfg(test)]
         let (body, persistent) = match self.planted {
@@ -217,8 +229,10 @@ where
         };
         let wanted = expects_continue.then(Arc::<AtomicBool>::default);
         let upload = self.lend(body, wanted.clone());
+        let mut request = head.map(|()| upload);
+        let begins = may_switch.then(|| offer(request.extensions_mut()));
         let response = {
-            let mut answering = pin!(answer(head.map(|()| upload)));
+            let mut answering = pin!(answer(request));
             poll_fn(|context| self.poll_answer(answering.as_mut(), wanted.as_deref(), context)).await?
         };
         self.flush().await?;
@@ -227,6 +241,9 @@ where
         {
             self.take_back(lent);
         }
+        let begins = begins.filter(|_| asked.switches(response.status()));
+        // What follows the answer can only be told from the body of its request once that has ended.
+        self.begins = if begins.is_some() && self.is_read().await { begins } else { None };
         let unread = matches!(self.source, Source::Unread(_));
         let persistent = persistent && !unread && !stopping.is_told();
         Ok(self.reply(response, asked, persistent).await? && self.is_read().await)
@@ -330,14 +347,5 @@ where
             self.alarm.as_mut().reset(due);
         }
         false
-    }
-
-    /// Leaves the connection as it is to whoever understands what came.
-    pub(super) fn into_beyond(self) -> Ended<R, W> {
-        match self.source {
-            Source::Here(Reading { io, input, .. }) => Ended::Beyond(io, self.writer, input.into_bytes()),
-            // A request was read only from here.
-            _ => Ended::Done,
-        }
     }
 }

@@ -1,2 +1,3 @@
 mod connection;
 mod differential;
+mod switch;

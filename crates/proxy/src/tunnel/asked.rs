@@ -1,8 +1,9 @@
 //! What a request says of another protocol than HTTP.
 
-use fairmesh_client::{http1::says_upgrade, http2};
-use http::{Extensions, HeaderMap, HeaderValue, Version, header, request::Parts};
-use hyper::upgrade::OnUpgrade;
+use fairmesh_client::http2;
+use http::{Extensions, HeaderMap, HeaderValue, header, request::Parts};
+
+use crate::lean::{self, Stream};
 
 /// Protocols that concern one connection alone and not what it is used for; they are ignored, as RFC 9110 7.8 allows.
 const OF_CONNECTIONS: [&str; 3] = ["h2c", "http", "tls"];
@@ -11,7 +12,7 @@ const OF_CONNECTIONS: [&str; 3] = ["h2c", "http", "tls"];
 #[derive(Debug)]
 pub(crate) enum Program {
     /// All of a connection.
-    Whole(OnUpgrade),
+    Whole(lean::Switch),
     /// One stream of it.
     Stream(http2::Switch),
 }
@@ -21,6 +22,14 @@ impl Program {
     pub(crate) fn take(extensions: &mut Extensions) -> Option<Self> {
         let whole = extensions.remove().map(Self::Whole);
         whole.or_else(|| extensions.remove().map(Self::Stream))
+    }
+
+    /// Waits until its program was told; `None` where it was told something else.
+    pub(super) async fn begun(self) -> Option<Box<dyn Stream>> {
+        match self {
+            Self::Whole(switch) => switch.begun().await,
+            Self::Stream(switch) => Some(Box::new(switch.begun().await?)),
+        }
     }
 }
 
@@ -35,7 +44,7 @@ impl Switch {
     /// Takes the wish from a request, where it has one that is passed on.
     pub(crate) fn take(head: &mut Parts) -> Option<Self> {
         let program = Program::Whole(head.extensions.remove()?);
-        let protocol = protocol(head)?.clone();
+        let protocol = protocol(&head.headers)?.clone();
         Some(Self { protocol, program })
     }
 
@@ -51,12 +60,9 @@ pub(crate) fn mark(headers: &mut HeaderMap, protocol: HeaderValue) {
     headers.insert(header::UPGRADE, protocol);
 }
 
-/// What a request asks for. Only HTTP/1.1 has a way to ask, and two answers to it would be ambiguous.
-fn protocol(head: &Parts) -> Option<&HeaderValue> {
-    if head.version != Version::HTTP_11 || !says_upgrade(&head.headers) {
-        return None;
-    }
-    let mut named = head.headers.get_all(header::UPGRADE).into_iter();
+/// What a request asks for that may have another protocol. Two answers to it would be ambiguous.
+fn protocol(headers: &HeaderMap) -> Option<&HeaderValue> {
+    let mut named = headers.get_all(header::UPGRADE).into_iter();
     let (only, None) = (named.next()?, named.next()) else { return None };
     let names = only.to_str().ok()?.split(',').map(|word| word.trim().split('/').next().unwrap_or_default());
     let ours = |name: &str| OF_CONNECTIONS.iter().any(|own| own.eq_ignore_ascii_case(name));
@@ -65,32 +71,22 @@ fn protocol(head: &Parts) -> Option<&HeaderValue> {
 
 #[cfg(test)]
 mod tests {
-    use http::Request;
-
     use super::*;
 
-    fn asked(version: Version, fields: &[(&str, &str)]) -> Option<String> {
-        let mut request = Request::get("http://cart.shop/").version(version);
-        for (name, value) in fields {
-            request = request.header(*name, *value);
-        }
-        let (head, ()) = request.body(()).unwrap().into_parts();
-        protocol(&head).map(|value| value.to_str().unwrap().to_owned())
+    fn asked(named: &[&'static str]) -> Option<String> {
+        let named = named.iter().map(|named| (header::UPGRADE, HeaderValue::from_static(named)));
+        let headers = named.collect::<HeaderMap>();
+        protocol(&headers).map(|value| value.to_str().unwrap().to_owned())
     }
 
     #[test]
     fn protocols_of_use_are_passed_on_and_those_of_a_connection_are_not() {
-        let upgrade = ("connection", "keep-alive, Upgrade");
         for passed_on in ["websocket", "WebSocket", "tcp", "chat/2, websocket"] {
-            let fields = [upgrade, ("upgrade", passed_on)];
-            assert_eq!(asked(Version::HTTP_11, &fields).as_deref(), Some(passed_on));
-            assert_eq!(asked(Version::HTTP_10, &fields), None);
-            assert_eq!(asked(Version::HTTP_11, &fields[1..]), None, "it is not the connection's");
+            assert_eq!(asked(&[passed_on]).as_deref(), Some(passed_on));
         }
         for ignored in ["h2c", "H2C, websocket", "TLS/1.2", "HTTP/2.0", "", "websocket,,x"] {
-            assert_eq!(asked(Version::HTTP_11, &[upgrade, ("upgrade", ignored)]), None, "{ignored}");
+            assert_eq!(asked(&[ignored]), None, "{ignored}");
         }
-        let twice = [upgrade, ("upgrade", "websocket"), ("upgrade", "chat")];
-        assert_eq!(asked(Version::HTTP_11, &twice), None);
+        assert_eq!(asked(&["websocket", "chat"]), None);
     }
 }

@@ -12,16 +12,16 @@ use fairmesh_client::{
     BoxError,
     http1::{Asked, Encoder, Framing, response as write_response},
 };
-use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use http::{HeaderMap, Response, StatusCode};
 use http_body::{Body, Frame};
 use tokio::{
-    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _},
-    time::{Instant, timeout},
+    io::{AsyncRead, AsyncWrite},
+    time::Instant,
 };
 
+use super::Connection;
 #[cfg(test)]
 use super::Planted;
-use super::{Connection, LINGER, Source};
 use crate::lean::Broken;
 
 /// Text beyond which the memory of answers is given back.
@@ -43,10 +43,11 @@ where
         B: Body<Data = Bytes, Error: Into<BoxError>>,
     {
         let (head, body) = response.into_parts();
+        let switches = self.begins.is_some();
         // Of another protocol that nobody asked for: its server has gone astray.
-        let astray = head.status.is_informational();
+        let astray = head.status.is_informational() && !switches;
         let status = if astray { StatusCode::BAD_GATEWAY } else { head.status };
-        let persistent = persistent && !astray;
+        let persistent = persistent && !astray && !switches;
         let length = if astray { Some(0) } else { body.size_hint().exact() };
         let date = || self.date.now();
         let framing =
@@ -129,38 +130,5 @@ where
         .await?;
         self.output.clear();
         Ok(())
-    }
-
-    /// Says why what came is not served, and closes.
-    pub(in crate::lean) async fn refuse(&mut self, status: StatusCode, why: &'static str) {
-        let mut headers = HeaderMap::new();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-        let length = Some(why.len() as u64 + 1);
-        let date = || self.date.now();
-        write_response(self.output.clear(), (status, &headers), Asked::unknown(), (length, false), date);
-        self.output.begun(Some(Bytes::from_static(why.as_bytes())), b"\n", 0);
-        if let Source::Here(reading) = mem::replace(&mut self.source, Source::Lost) {
-            self.source = Source::Unread(reading);
-        }
-        if self.flush().await.is_ok() {
-            self.close().await;
-        }
-    }
-
-    /// Ends the connection after its last answer.
-    pub(in crate::lean) async fn close(&mut self) {
-        // Fails only where the program has gone.
-        let _ = self.writer.shutdown().await;
-        if let Source::Unread(reading) = &mut self.source {
-            let ended = poll_fn(|context| {
-                loop {
-                    reading.input.clear();
-                    if !matches!(ready!(reading.poll_read(0, context)), Ok(1..)) {
-                        return Poll::Ready(());
-                    }
-                }
-            });
-            let _ = timeout(LINGER, ended).await;
-        }
     }
 }
