@@ -1,4 +1,4 @@
-//! Servers of every manner, by the path of the request: `/a` to `/h`, and behind that the byte that their answers consist of.
+//! Servers of every manner, by the path of the request: `/a` to `/k`, and behind that the byte that their answers consist of.
 
 use std::{
     collections::VecDeque,
@@ -75,10 +75,10 @@ pub(crate) async fn answer(request: Request<RequestBody>) -> Response<Steps> {
     let wish = Wish::of(head.uri.path());
     let mut steps = wish.steps();
     match wish.manner {
-        b'c' | b'b' => drop(body),
+        b'c' | b'b' | b'j' => drop(body),
         // With the body unread: only the deadline of a call ends this.
         b'd' => sleep(DEADLINE).await,
-        b'h' => {
+        b'h' | b'k' => {
             let _ = body.frame().await;
             // Somebody holds on to the rest for a while.
             tokio::spawn(async move {

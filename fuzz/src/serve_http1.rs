@@ -1,11 +1,11 @@
 //! Whatever bytes a program sends, its connection is served to an end, and answered by messages of HTTP/1.1, one for each
-//! request and in their order, of which those that broke off look so. What comes after a switch to something else is what
-//! was sent.
+//! request and in their order, of which those that broke off look so. Only who asked for it is switched to something else,
+//! and what then comes is what was sent after that request.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::BytesMut;
-use fairmesh_client::http1::{HeadReader, Piece};
+use fairmesh_client::http1::{HeadReader, Piece, RequestReader};
 use fairmesh_proxy::fuzzing::{self, RequestBody};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use tokio::io::duplex;
@@ -20,9 +20,20 @@ const NUMBER: &str = "x-number";
 const MANNER: &str = "x-manner";
 /// The manner of a server that speaks another protocol with whoever asks for one.
 const SWITCHES: u8 = b'i';
+/// The same, before it has read the request.
+const SWITCHES_EARLY: u8 = b'j';
+/// The same, while somebody still reads it.
+const SWITCHES_BESIDE: u8 = b'k';
 
-/// Requests as they were heard.
-type Heard = Arc<Mutex<Vec<(Method, Version)>>>;
+/// A request as it was heard.
+#[derive(Clone, Debug)]
+struct Asked {
+    method: Method,
+    version: Version,
+    may_switch: bool,
+}
+
+type Heard = Arc<Mutex<Vec<Asked>>>;
 
 /// What must hold of these bytes: one that chooses how the program reads, and what it sends.
 pub fn run(data: &[u8]) {
@@ -37,7 +48,7 @@ pub fn run(data: &[u8]) {
     });
     let heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
     // What is answered to HTTP/2 is for another target.
-    if !heard.iter().any(|(_, version)| *version == Version::HTTP_2) && !sent.starts_with(b"PRI * HTTP/2.0") {
+    if !heard.iter().any(|asked| asked.version == Version::HTTP_2) && !sent.starts_with(b"PRI * HTTP/2.0") {
         check(&heard, sent, &came);
     }
 }
@@ -45,13 +56,13 @@ pub fn run(data: &[u8]) {
 async fn answer(request: Request<RequestBody>, heard: Heard) -> Response<Steps> {
     let number = {
         let mut heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
-        heard.push((request.method().clone(), request.version()));
+        let (method, version) = (request.method().clone(), request.version());
+        heard.push(Asked { method, version, may_switch: fuzzing::may_switch(&request) });
         heard.len() - 1
     };
     let manner = Wish::of(request.uri().path()).manner;
-    let switches = manner == SWITCHES && fuzzing::may_switch(&request);
     let mut answer = echo::answer(request).await;
-    if switches {
+    if [SWITCHES, SWITCHES_EARLY, SWITCHES_BESIDE].contains(&manner) {
         *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
         answer.headers_mut().insert(header::UPGRADE, HeaderValue::from_static("echo"));
     }
@@ -60,15 +71,17 @@ async fn answer(request: Request<RequestBody>, heard: Heard) -> Response<Steps> 
     answer
 }
 
-fn check(heard: &[(Method, Version)], sent: &[u8], came: &[u8]) {
+fn check(heard: &[Asked], sent: &[u8], came: &[u8]) {
     let mut input = BytesMut::from(came);
     for number in 0.. {
         if input.is_empty() {
             return;
         }
         // A request that was refused was not heard.
-        let method = heard.get(number).map_or(Method::GET, |(method, _)| method.clone());
-        let read = HeadReader::new(&method).switching(true).read(&mut input).expect("an answer is HTTP/1.1");
+        let (method, may_switch) =
+            heard.get(number).map_or((&Method::GET, false), |asked| (&asked.method, asked.may_switch));
+        let mut reader = HeadReader::new(method).switching(may_switch);
+        let read = reader.read(&mut input).expect("an answer is HTTP/1.1, and switches for who asked");
         // The program may have gone, or been given up, before it was whole.
         let Some(mut answer) = read else { return };
         while let Some(piece) = answer.body.decode(&mut input).expect("a body is framed as its head says") {
@@ -81,12 +94,13 @@ fn check(heard: &[(Method, Version)], sent: &[u8], came: &[u8]) {
         };
         assert_eq!(*own, HeaderValue::from(number), "answers change places: {:?}", answer.head);
         let status = answer.head.status();
-        if status == StatusCode::SWITCHING_PROTOCOLS || method == Method::CONNECT && status.is_success() {
-            assert!(holds(sent, &input), "the tunnel says what nobody sent: {input:?}");
+        if status == StatusCode::SWITCHING_PROTOCOLS || *method == Method::CONNECT && status.is_success() {
+            let said = after(sent, number + 1);
+            assert!(said.starts_with(&input), "the tunnel says what nobody sent: {input:?}");
             return;
         }
         let broke_off = answer.head.headers()[MANNER] == HeaderValue::from(u16::from(b'e'));
-        let has_body = method != Method::HEAD;
+        let has_body = *method != Method::HEAD;
         // What ends with the connection cannot look any other way: such a program speaks HTTP/1.0.
         let framed = answer.head.headers().contains_key(http::header::TRANSFER_ENCODING);
         assert!(
@@ -97,7 +111,15 @@ fn check(heard: &[(Method, Version)], sent: &[u8], came: &[u8]) {
     }
 }
 
-/// Whether all of this was sent, and in a row.
-fn holds(sent: &[u8], part: &[u8]) -> bool {
-    part.is_empty() || sent.windows(part.len()).any(|window| window == part)
+/// What was sent after so many requests, which were read to their ends.
+fn after(sent: &[u8], requests: usize) -> BytesMut {
+    let (mut input, mut reader) = (BytesMut::from(sent), RequestReader::default());
+    for _ in 0..requests {
+        let read = reader.read(&mut input).expect("it was understood");
+        let mut body = read.expect("it was heard").body;
+        while let Some(piece) = body.decode(&mut input).expect("it was read") {
+            drop::<Piece>(piece);
+        }
+    }
+    input
 }

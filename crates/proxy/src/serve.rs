@@ -14,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+use bytes::BytesMut;
 use socket2::SockRef;
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -82,6 +83,11 @@ fn open_to_all(listener: &TcpListener) -> io::Result<()> {
     let socket = SockRef::from(listener);
     // Of IPv6 as well: the system has one flag for both.
     if socket.ip_transparent_v4()? { Ok(()) } else { socket.set_ip_transparent_v4(true) }
+}
+
+/// A connection, and what was read of it and not used. There always is one: the halves are of one connection.
+fn whole<L: Link>(left: Left<L::Reader, L::Writer>) -> Option<(L, BytesMut)> {
+    Some((L::whole((left.reader, left.writer))?, left.read))
 }
 
 /// What all listeners share.
@@ -263,13 +269,12 @@ impl Serving {
                 count(&metrics.broken);
                 tracing::debug!(error = &error as &dyn Error, %caller, "a connection ended early");
             }
-            // The halves are of one.
-            Ended::Http2(Left { reader, writer, read }) => {
-                let Some(stream) = L::whole((reader, writer)) else { return };
+            Ended::Http2(left) => {
+                let Some((stream, read)) = whole::<L>(left) else { return };
                 self.http2(stream, read, origin).await;
             }
-            Ended::Switched(Left { reader, writer, read }, begins) => {
-                let Some(stream) = L::whole((reader, writer)) else { return };
+            Ended::Switched(left, begins) => {
+                let Some((stream, read)) = whole::<L>(left) else { return };
                 begins.begin(Rewound::new(read, stream));
             }
         }

@@ -62,8 +62,8 @@ impl Tunnels {
         Self { limits, metrics, stopping, tasks }
     }
 
-    /// Carries what follows the answer that `program` waits for. A task of its own, since over HTTP/2 further requests share
-    /// the program's connection.
+    /// Carries what follows the answer that `program` waits for. A task of its own, since that is yet to be sent, and over HTTP/2
+    /// further requests share the program's connection.
     pub(crate) fn begin(&self, program: Program, server: Tunnel, place: Arc<Place>) {
         let this = self.clone();
         self.tasks.spawn(async move {

@@ -49,7 +49,7 @@ pub enum Unserved {
 /// Finds the heads of requests in what a client sends.
 ///
 /// It refuses all that hyper's server does, and what two servers could understand differently, of which hyper takes the
-/// likelier reading: a length and chunks at once, a transfer coding besides chunks, several hosts.
+/// likelier reading: a length and chunks at once, a transfer coding besides chunks, several hosts, a CONNECT with a body.
 #[derive(Debug, Default)]
 pub struct RequestReader {
     /// How many bytes of an incomplete head were looked at.

@@ -33,6 +33,11 @@ impl Asked {
         Self { is_head: false, is_connect: false, is_old: false, trailers: false }
     }
 
+    /// Whether a tunnel is asked for.
+    pub fn is_connect(self) -> bool {
+        self.is_connect
+    }
+
     /// Whether trailers of the answer are sent (RFC 9110 6.5.1).
     pub fn wants_trailers(self) -> bool {
         self.trailers

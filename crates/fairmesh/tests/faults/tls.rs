@@ -1,12 +1,16 @@
 //! Programs that speak TLS to a proxy: curl and openssl, with certificates that openssl made.
 
-use std::{fs, process::Output, time::Duration};
+use std::{
+    fs,
+    process::{Output, Stdio},
+    time::Duration,
+};
 
 use fairmesh_model::Protocol;
 use rustix::process::Signal;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
-    process::Command,
+    process::{Child, Command},
 };
 
 use crate::harness::{
@@ -57,6 +61,20 @@ async fn curl(port: u16, ca: &str, arguments: &str) -> Output {
         .output()
         .await
         .expect("this test needs curl")
+}
+
+/// A program whose input goes through TLS, and what comes to its output.
+fn openssl(port: u16, ca: &str, arguments: &str) -> Child {
+    Command::new("openssl")
+        .args(["s_client", "-quiet", "-verify_return_error", "-CAfile", ca])
+        .args(["-connect", &format!("127.0.0.1:{port}")])
+        .args(arguments.split_whitespace())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .expect("this test needs openssl")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -217,15 +235,7 @@ async fn tls_ends_here_for_what_is_no_http_too() {
     let arguments = format!("--listen tcp:127.0.0.1:{port}=shop/db+tls {}", shown(&authority, "proxy"));
     let proxy = Proxy::with(&world, &arguments).await;
     // Whatever protocol a program names is its servers' business.
-    let mut program = Command::new("openssl")
-        .args(["s_client", "-quiet", "-verify_return_error", "-alpn", "postgresql", "-servername", "db.shop"])
-        .args(["-CAfile", &authority.path("ca.pem"), "-connect", &format!("127.0.0.1:{port}")])
-        .stdin(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::piped())
-        .stderr(std::process::Stdio::null())
-        .kill_on_drop(true)
-        .spawn()
-        .unwrap();
+    let mut program = openssl(port, &authority.path("ca.pem"), "-alpn postgresql -servername db.shop");
     let mut served = server.accept().await;
     let (mut input, mut output) = (program.stdin.take().unwrap(), program.stdout.take().unwrap());
     input.write_all(b"ping").await.unwrap();
@@ -239,6 +249,30 @@ async fn tls_ends_here_for_what_is_no_http_too() {
     assert!(read_to_end(&mut output).await.is_empty());
     drop(input);
     proxy.counts("tunnels_total", 1.0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tunnel_goes_through_tls_with_what_was_said_before_it_began() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let server = RawServer::start(&world, "shop/one", "one").await;
+    let folder = tempfile::tempdir().unwrap();
+    let authority = Authority::new(folder.path());
+    authority.issue("proxy", "ec");
+    let secured = Secured::start(&world, &authority, "proxy", "=shop/one+tls").await;
+    let mut program = openssl(secured.port, &secured.ca, "-servername one.shop");
+    let (mut input, mut output) = (program.stdin.take().unwrap(), program.stdout.take().unwrap());
+    input.write_all(b"CONNECT one.shop:80 HTTP/1.1\r\nhost: one.shop:80\r\n\r\nping").await.unwrap();
+    let mut served = server.accept().await;
+    let mut said = [0; 4];
+    served.read_exact(&mut said).await.unwrap();
+    assert_eq!(&said, b"ping");
+    served.write_all(b"pong").await.unwrap();
+    served.shutdown().await.unwrap();
+    let told = String::from_utf8(read_to_end(&mut output).await).unwrap();
+    assert!(told.starts_with("HTTP/1.1 200 ") && told.ends_with("\r\n\r\npong"), "{told}");
+    secured.proxy.counts("tunnels_total", 1.0).await;
+    assert_eq!(secured.proxy.metric("tunnels_broken_total").await, 0.0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

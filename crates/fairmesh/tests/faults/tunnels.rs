@@ -148,7 +148,16 @@ async fn connect_leads_to_services_of_the_mesh_and_to_nothing_else() {
         let answer = read_head(&mut program).await;
         assert!(answer.starts_with("http/1.1 403 "), "{named}: {answer}");
     }
-    proxy.counts("tunnels_total", 2.0).await;
+    // One that does not wait, and has nothing more to say.
+    let mut program = say(&proxy.by_host, "CONNECT one.shop:443 HTTP/1.1\r\n\r\nping").await;
+    program.shutdown().await.unwrap();
+    let mut served = server.accept().await;
+    assert_eq!(read_to_end(&mut served).await, b"ping");
+    served.write_all(b"pong").await.unwrap();
+    served.shutdown().await.unwrap();
+    read_head(&mut program).await;
+    assert_eq!(read_to_end(&mut program).await, b"pong");
+    proxy.counts("tunnels_total", 3.0).await;
     proxy.counts("requests_refused_total", 3.0).await;
     let metrics = proxy.page("/metrics").await;
     assert!(!metrics.contains("com/example"), "names that nobody declared are no labels: {metrics}");

@@ -21,7 +21,7 @@ use fairmesh_client::{
     BoxError,
     http1::{Asked, Decoder, Outbox, REST, Received, RequestReader, Unserved},
 };
-use http::{Extensions, Request, Response, StatusCode};
+use http::{Request, Response, StatusCode};
 use http_body::Body;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -55,6 +55,8 @@ pub(crate) struct Connection<R, W> {
     passing: usize,
     writer: W,
     output: Outbox,
+    /// Whether what came after the request that waits for its answer may be something else than messages.
+    may_switch: bool,
     /// Who takes the connection after the answer that is being sent.
     begins: Option<Begins>,
     date: Date,
@@ -76,13 +78,6 @@ pub(super) enum Planted {
     NoChunks,
     OneMessageARead,
     NoTail,
-}
-
-/// Has a request carry what its connection may become.
-fn offer(extensions: &mut Extensions) -> Begins {
-    let (switch, begins) = Switch::new();
-    extensions.insert(switch);
-    begins
 }
 
 /// Who reads the connection.
@@ -126,6 +121,7 @@ where
             passing: 0,
             writer,
             output: Outbox::default(),
+            may_switch: false,
             begins: None,
             date: Date::new(),
             patience,
@@ -230,20 +226,20 @@ where
         let wanted = expects_continue.then(Arc::<AtomicBool>::default);
         let upload = self.lend(body, wanted.clone());
         let mut request = head.map(|()| upload);
-        let begins = may_switch.then(|| offer(request.extensions_mut()));
+        self.may_switch = may_switch;
+        let begins = may_switch.then(|| Switch::offer(request.extensions_mut()));
         let response = {
             let mut answering = pin!(answer(request));
             poll_fn(|context| self.poll_answer(answering.as_mut(), wanted.as_deref(), context)).await?
         };
+        self.may_switch = false;
         self.flush().await?;
         if let Source::Lent(returned) = &mut self.source
             && let Ok(lent) = returned.try_recv()
         {
             self.take_back(lent);
         }
-        let begins = begins.filter(|_| asked.switches(response.status()));
-        // What follows the answer can only be told from the body of its request once that has ended.
-        self.begins = if begins.is_some() && self.is_read().await { begins } else { None };
+        self.switch(begins, asked, response.status());
         let unread = matches!(self.source, Source::Unread(_));
         let persistent = persistent && !unread && !stopping.is_told();
         Ok(self.reply(response, asked, persistent).await? && self.is_read().await)
@@ -292,8 +288,11 @@ where
         loop {
             match &mut self.source {
                 Source::Here(reading) if reading.input.len() < AHEAD + self.passing => {
-                    if !matches!(ready!(reading.poll_read(0, context)), Ok(1..)) {
-                        return Poll::Ready(());
+                    match ready!(reading.poll_read(0, context)) {
+                        Ok(1..) => {}
+                        // It has said all that it has to say in the tunnel, and waits for what it is told there.
+                        Ok(0) if self.may_switch && !reading.input.is_empty() => return Poll::Pending,
+                        Ok(0) | Err(_) => return Poll::Ready(()),
                     }
                 }
                 Source::Lent(returned) => match ready!(Pin::new(returned).poll(context)) {

@@ -5,6 +5,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use http::Extensions;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::oneshot::{self, Receiver, Sender},
@@ -21,20 +22,23 @@ impl fmt::Debug for dyn Stream {
     }
 }
 
-/// In the extensions of a request that asks for this: what its connection becomes once that is answered.
+/// In the extensions of a request that asks for this: what its connection becomes once that is answered. Extensions are to be
+/// cloned, and a connection cannot be.
 #[derive(Clone, Debug)]
 pub(crate) struct Switch(Arc<Mutex<Option<Begun>>>);
 
 type Begun = Receiver<Box<dyn Stream>>;
 
-/// The other end of it.
+/// The other end of it. Dropped, it says that the connection goes on as it was, or has ended.
 #[derive(Debug)]
 pub(crate) struct Begins(Sender<Box<dyn Stream>>);
 
 impl Switch {
-    pub(super) fn new() -> (Self, Begins) {
+    /// Puts one into the extensions of a request.
+    pub(super) fn offer(extensions: &mut Extensions) -> Begins {
         let (begins, begun) = oneshot::channel();
-        (Self(Arc::new(Mutex::new(Some(begun)))), Begins(begins))
+        extensions.insert(Self(Arc::new(Mutex::new(Some(begun)))));
+        Begins(begins)
     }
 
     /// Waits until the program was told; `None` where it was told something else, or somebody else took the connection.

@@ -15,13 +15,32 @@ use tokio::{
 };
 
 use super::{Connection, LINGER, Source};
-use crate::lean::{Ended, Left, upload::Reading};
+use crate::lean::{Ended, Left, switch::Begins, upload::Reading};
 
 impl<R, W> Connection<R, W>
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
+    /// Decides whether the answer of this status is the last message, and the connection is then of whoever waits for what
+    /// `begins`. What follows can only be told from the body of the request once that has ended.
+    pub(super) fn switch(&mut self, begins: Option<Begins>, asked: Asked, status: StatusCode) {
+        let is_read = matches!(self.source, Source::Here(_));
+        self.begins = begins.filter(|_| is_read && asked.switches(status));
+        if asked.is_connect() && self.begins.is_none() {
+            // A program that did not wait for its tunnel may have passed on what somebody else says in it. Taken for requests,
+            // that would be said in the program's name.
+            self.read_no_more();
+        }
+    }
+
+    /// Takes nothing for a request any more.
+    fn read_no_more(&mut self) {
+        if let Source::Here(reading) = mem::replace(&mut self.source, Source::Lost) {
+            self.source = Source::Unread(reading);
+        }
+    }
+
     /// After the last answer.
     pub(in crate::lean) async fn end(mut self) -> Ended<R, W> {
         match self.begins.take() {
@@ -51,9 +70,7 @@ where
         let date = || self.date.now();
         write_response(self.output.clear(), (status, &headers), Asked::unknown(), (length, false), date);
         self.output.begun(Some(Bytes::from_static(why.as_bytes())), b"\n", 0);
-        if let Source::Here(reading) = mem::replace(&mut self.source, Source::Lost) {
-            self.source = Source::Unread(reading);
-        }
+        self.read_no_more();
         if self.flush().await.is_ok() {
             self.close().await;
         }

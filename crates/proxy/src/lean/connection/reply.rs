@@ -44,14 +44,15 @@ where
     {
         let (head, body) = response.into_parts();
         let switches = self.begins.is_some();
-        // Of another protocol that nobody asked for: its server has gone astray.
-        let astray = head.status.is_informational() && !switches;
-        let status = if astray { StatusCode::BAD_GATEWAY } else { head.status };
+        // Of another protocol that nobody asked for, or before the request was read: its server has gone astray.
+        let astray = !switches && (head.status.is_informational() || asked.switches(head.status));
+        let (status, headers) =
+            if astray { (StatusCode::BAD_GATEWAY, HeaderMap::new()) } else { (head.status, head.headers) };
         let persistent = persistent && !astray && !switches;
         let length = if astray { Some(0) } else { body.size_hint().exact() };
         let date = || self.date.now();
         let framing =
-            write_response(self.output.clear(), (status, &head.headers), asked, (length, persistent), date);
+            write_response(self.output.clear(), (status, &headers), asked, (length, persistent), date);
         #[cfg(test)]
         let framing = match self.planted {
             Some(Planted::NoChunks) if framing == Framing::Chunked => Framing::UntilClose,

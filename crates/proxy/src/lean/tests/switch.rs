@@ -1,15 +1,16 @@
-use std::{sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode, header};
+use http::{Extensions, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Full};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, ReadHalf, WriteHalf, duplex, split},
     task::JoinHandle,
+    time::sleep,
 };
 
 use crate::{
-    lean::{Ended, Left, Switch, Upload, serve},
+    lean::{Broken, Ended, Left, Switch, Upload, serve},
     stopping::Stopping,
 };
 
@@ -17,17 +18,21 @@ type Reader = ReadHalf<DuplexStream>;
 type Served = JoinHandle<Ended<Reader, WriteHalf<DuplexStream>>>;
 
 const PATIENCE: Duration = Duration::from_secs(75);
+const LATE: Duration = Duration::from_secs(5);
 const WEBSOCKET: &str = "GET /101 HTTP/1.1\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
 
-/// Answers with the status that the path names and as much body as the port, once the request was read; to `/unread` with 101 before
-/// that.
+/// Answers with the status that the path names and as much body as the port, once the request was read; with 101 before that to
+/// `/unread` and to `/held`, whose body somebody keeps; with success after a while to `/late`.
 async fn answer(request: Request<Upload<Reader>>) -> Response<Full<Bytes>> {
     let path = request.uri().path().trim_start_matches('/').to_owned();
     let size = request.uri().port_u16().unwrap_or(3);
-    if path != "unread" {
-        let _ = request.into_body().collect().await;
+    match path.as_str() {
+        "unread" => {}
+        "held" => mem::forget(request.into_body()),
+        "late" => sleep(LATE).await,
+        _ => drop(request.into_body().collect().await),
     }
-    let status = path.parse().unwrap_or(if path == "unread" { 101 } else { 200 });
+    let status = path.parse().unwrap_or(if ["unread", "held"].contains(&&*path) { 101 } else { 200 });
     let body = Bytes::from("x".repeat(size.into()));
     Response::builder().status(status).header(header::UPGRADE, "websocket").body(body.into()).unwrap()
 }
@@ -81,6 +86,29 @@ async fn a_tunnel_begins_with_an_answer_without_body_or_length() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_program_may_say_all_before_its_tunnel_begins() {
+    let (served, mut far) = begin(Arc::default());
+    far.write_all(b"CONNECT http://a.b/late HTTP/1.1\r\n\r\nhello").await.unwrap();
+    far.shutdown().await.unwrap();
+    let ended = served.await.unwrap();
+    let Ended::Switched(Left { read, .. }, _) = ended else { panic!("{ended:?}") };
+    assert_eq!(read, b"hello"[..]);
+    // One that has gone without a word waits for nothing.
+    let (served, far) = begin(Arc::default());
+    let mut far = far;
+    far.write_all(b"CONNECT http://a.b/late HTTP/1.1\r\n\r\n").await.unwrap();
+    far.shutdown().await.unwrap();
+    assert!(matches!(served.await.unwrap(), Ended::Broken(Broken::Gone)));
+}
+
+#[tokio::test]
+async fn what_was_meant_for_a_tunnel_that_is_refused_is_no_request() {
+    let told = say("CONNECT http://a.b/403 HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\nhost: pay.shop\r\n\r\n").await;
+    assert!(told.starts_with("HTTP/1.1 403 ") && told.contains("connection: close\r\n"), "{told}");
+    assert!(told.ends_with("\r\n\r\nxxx") && told.matches("HTTP/1.1").count() == 1, "{told}");
+}
+
 #[tokio::test]
 async fn a_proxy_that_stops_still_switches() {
     let stopping = Arc::<Stopping>::default();
@@ -113,16 +141,23 @@ async fn a_switch_that_nobody_asked_for_is_a_mistake_of_the_server() {
         "CONNECT http://a.b/101 HTTP/1.1\r\n\r\n",
         // Where the body ends is not known: what comes after it cannot be told from it.
         "POST /unread HTTP/1.1\r\nconnection: upgrade\r\nupgrade: x\r\ncontent-length: 99\r\n\r\ntea",
+        "POST /held HTTP/1.1\r\nconnection: upgrade\r\nupgrade: x\r\ncontent-length: 99\r\n\r\ntea",
     ] {
         let told = say(&format!("{text}GET / HTTP/1.1\r\n\r\n")).await;
         assert!(told.split(' ').nth(1) == Some(astray), "{text}: {told}");
+        assert!(!told.contains("upgrade"), "{told}");
         assert_eq!(told.matches("HTTP/1.").count(), 1, "the connection ends: {told}");
     }
 }
 
 #[tokio::test]
 async fn whoever_waits_for_the_connection_gets_it_once_and_nothing_where_there_is_none() {
-    let (switch, begins) = Switch::new();
+    let offer = || {
+        let mut extensions = Extensions::new();
+        let begins = Switch::offer(&mut extensions);
+        (extensions.remove::<Switch>().unwrap(), begins)
+    };
+    let (switch, begins) = offer();
     let (near, mut far) = duplex(16);
     let other = switch.clone();
     begins.begin(near);
@@ -133,7 +168,7 @@ async fn whoever_waits_for_the_connection_gets_it_once_and_nothing_where_there_i
     far.read_to_string(&mut told).await.unwrap();
     assert_eq!(told, "tea");
     assert!(other.begun().await.is_none());
-    let (switch, begins) = Switch::new();
+    let (switch, begins) = offer();
     drop(begins);
     assert!(switch.begun().await.is_none());
 }
