@@ -29,6 +29,7 @@ mod ends;
 mod fixed;
 mod lean;
 mod rare;
+mod relay;
 mod servers;
 mod shards;
 mod sweeper;
@@ -110,6 +111,13 @@ enum PartKind {
         #[arg(long)]
         protocol: Protocol,
     },
+    /// Passes bytes on to endpoints, and understands nothing.
+    Relay {
+        #[arg(long)]
+        listen: SocketAddr,
+        #[arg(long, value_delimiter = ',', required = true)]
+        to: Vec<SocketAddr>,
+    },
     /// Becomes another program, on one processor.
     Launch {
         #[arg(long)]
@@ -174,7 +182,8 @@ pub(crate) fn run_part(args: PartArgs) -> Result<(), BoxError> {
         PartKind::Root { .. } | PartKind::Replica { .. } | PartKind::Sweeper => {}
         PartKind::ShardSource { .. } | PartKind::ShardAgent { .. } | PartKind::ShardCaller { .. } => {}
         PartKind::Mesh | PartKind::Worker(_) | PartKind::Callers(_) => {}
-        PartKind::Far { .. } | PartKind::Rare(_) => {}
+        // A relay is launched on the processor of proxies.
+        PartKind::Far { .. } | PartKind::Rare(_) | PartKind::Relay { .. } => {}
         PartKind::Client { .. } | PartKind::Ends { .. } => cores::keep_to(CALLERS)?,
         PartKind::Servers { .. } => cores::keep_to(MEASURED)?,
         PartKind::Launch { processor, command } => {
@@ -198,6 +207,7 @@ async fn be(args: PartArgs) -> Result<(), BoxError> {
         PartKind::ShardAgent { upstream } => shards::agent(&args.dir, upstream).await,
         PartKind::ShardCaller { name } => shards::caller(&args.dir, &name).await,
         PartKind::Ends { protocol } => ends::run(protocol).await,
+        PartKind::Relay { listen, to } => relay::run(listen, &to).await,
         // It is something else by now.
         PartKind::Launch { .. } => Ok(()),
         PartKind::Servers { protocol, layer } => servers::serve(protocol, layer, agent).await,

@@ -129,11 +129,15 @@ impl Bench {
         let dir = tempfile::tempdir().map_err(|e| e.to_string())?;
         let wanted = |part| self.part.is_none_or(|only| only == part);
         if wanted(Measured::Http1) || wanted(Measured::Latency) {
-            let mut side =
-                Sides::start((dir.path(), &self.program), Spoken::Http1, &self.with(&PEERS)).await?;
+            let mut who = self.with(&PEERS);
+            if wanted(Measured::Http1) {
+                who.push(Who::Relay);
+            }
+            let mut side = Sides::start((dir.path(), &self.program), Spoken::Http1, &who).await?;
             if wanted(Measured::Http1) {
                 let found = side.http1(self.plan).await?;
                 self.tell_http1(report, &found);
+                side.proxies.retain(|(who, _)| *who != Who::Relay);
             }
             if wanted(Measured::Latency) {
                 let turns = side.latency(self.plan).await?;
@@ -146,7 +150,7 @@ impl Bench {
                     Sides::start((dir.path(), &self.program), spoken, &self.with(&[Who::Envoy])).await?;
                 let found = side.multiplexed(self.plan).await?;
                 let name = if part == Measured::Grpc { "grpc_cpu_vs_envoy" } else { "h2_cpu_vs_envoy" };
-                self.ratio(report, (name, 0.5), (&found, Who::Envoy), |_| true);
+                self.ratio(report, (name, Some(0.5)), (&found, Who::Envoy), |_| true);
             }
         }
         if wanted(Measured::Ghz) {
@@ -165,7 +169,7 @@ impl Bench {
         report.peer("ghz", ghz.version()?);
         let mut side = Sides::start((dir, &self.program), Spoken::Grpc, &self.with(&[Who::Envoy])).await?;
         let found = side.called_by(ghz, self.plan).await?;
-        self.ratio(report, ("ghz_cpu_vs_envoy", 0.5), (&found, Who::Envoy), |_| true);
+        self.ratio(report, ("ghz_cpu_vs_envoy", Some(0.5)), (&found, Who::Envoy), |_| true);
         Ok(())
     }
 

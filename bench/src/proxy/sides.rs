@@ -22,6 +22,8 @@ pub(super) enum Who {
     Envoy,
     Haproxy,
     Nginx,
+    /// No proxy: what the system takes for passing bytes on.
+    Relay,
 }
 
 /// The peers.
@@ -61,6 +63,7 @@ impl fmt::Display for Who {
             Self::Envoy => "envoy",
             Self::Haproxy => "haproxy",
             Self::Nginx => "nginx",
+            Self::Relay => "relay",
         })
     }
 }
@@ -78,8 +81,10 @@ impl fmt::Display for Spoken {
 impl Who {
     /// Where its program lies; `ours` is that of Fairmesh.
     fn program(self, ours: &Path) -> Result<PathBuf, String> {
-        if self == Self::Fairmesh {
-            return Ok(ours.to_owned());
+        match self {
+            Self::Fairmesh => return Ok(ours.to_owned()),
+            Self::Relay => return std::env::current_exe().map_err(|e| e.to_string()),
+            Self::Envoy | Self::Haproxy | Self::Nginx => {}
         }
         let name = self.to_string();
         on_path(&name).ok_or_else(|| format!("{name} is not on the path; run scripts/setup.sh peers"))
@@ -110,6 +115,7 @@ impl Who {
             Self::Envoy => (envoy(&dir, spoken, address, endpoints)?, None),
             Self::Haproxy => (haproxy(&dir, address, endpoints)?, None),
             Self::Nginx => (nginx(&dir, address, endpoints)?, None),
+            Self::Relay => (relay(address, endpoints), None),
         };
         let mut process = Process::pinned(&dir, &self.to_string(), &program, &args)?;
         let said = process.ready(async || passes_on(address).await.unwrap_or(false)).await;
@@ -156,9 +162,14 @@ async fn passes_on(address: SocketAddr) -> std::io::Result<bool> {
     stream
         .write_all(b"POST /echo HTTP/1.1\r\nhost: bench\r\ncontent-length: 2\r\nconnection: close\r\n\r\nok")
         .await?;
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).await?;
-    Ok(answer.starts_with(b"HTTP/1.1 200"))
+    let mut answer = [0; b"HTTP/1.1 200".len()];
+    stream.read_exact(&mut answer).await?;
+    Ok(answer == *b"HTTP/1.1 200")
+}
+
+fn relay(address: SocketAddr, [a, b]: [SocketAddr; 2]) -> Vec<String> {
+    let to = format!("{a},{b}");
+    ["part", "relay", "--listen", &address.to_string(), "--to", &to].map(str::to_owned).to_vec()
 }
 
 async fn fairmesh(
