@@ -112,18 +112,18 @@ where
 /// Serves a connection until it ends, idles for longer than `patience`, or the proxy stops: after an answer,
 /// which says so, or once no more requests are waited for. Whoever polls this must be woken when either is so.
 /// `patience` also bounds how long the head of a request takes to come, and a piece of an answer to be taken.
-pub(crate) async fn serve<R, W, A>(
+pub(crate) fn serve<R, W, A>(
     (reader, writer): (R, W),
     patience: Duration,
     stopping: &Stopping,
     answers: &A,
-) -> Ended<R, W>
+) -> impl Future<Output = Ended<R, W>>
 where
     R: AsyncRead + Unpin + Send + 'static,
     W: AsyncWrite + Unpin,
     A: Answer<R>,
 {
-    run(Connection::new(reader, writer, patience), stopping, answers).await
+    run(Connection::new(reader, writer, patience), stopping, answers)
 }
 
 async fn run<R, W, A>(mut connection: Connection<R, W>, stopping: &Stopping, answers: &A) -> Ended<R, W>
@@ -144,8 +144,9 @@ where
                     Err(why) => Err(why),
                 }
             }
+            // Boxed, so that a connection that idles keeps no room for it.
             Next::Request(received) => {
-                connection.exchange(received, |request| answers.answer(request), stopping).await
+                Box::pin(connection.exchange(received, |request| answers.answer(request), stopping)).await
             }
             Next::Refused(status, why) => {
                 connection.refuse(status, why).await;

@@ -8,13 +8,14 @@ use std::{
     future::poll_fn,
     io, mem,
     net::SocketAddr,
-    pin::pin,
+    pin::{Pin, pin},
     sync::{Arc, atomic::Ordering::Relaxed},
     task::{Poll, ready},
     time::Duration,
 };
 
 use bytes::BytesMut;
+use futures_util::FutureExt as _;
 use socket2::SockRef;
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -209,14 +210,16 @@ impl Serving {
                 }
             }
         }
+        // Each of these is boxed: unboxed, every connection would keep room for the largest of them for as long as it lasts.
         if let Traffic::Captured { .. } = listen.traffic {
-            return self.captured(stream, caller, &listen, place).await;
+            return self.captured(stream, caller, &listen, place).boxed().await;
         }
         if listen.tls {
-            let Some(stream) = self.secured(stream, &listen, ends.source).await else { return };
-            self.take(stream, ends, &listen, place).await;
+            let secured = self.secured(stream, &listen, ends.source).boxed().await;
+            let Some(stream) = secured else { return };
+            self.take(stream, ends, &listen, place).boxed().await;
         } else {
-            self.take(stream, ends, &listen, place).await;
+            self.take(stream, ends, &listen, place).boxed().await;
         }
     }
 
@@ -249,7 +252,7 @@ impl Serving {
             }
             Traffic::Tcp { service, send_proxy } => {
                 let send_proxy = send_proxy.map(|version| (version, ends));
-                tcp::serve(&self.forwarder, stream, service, send_proxy).await;
+                tcp::serve(&self.forwarder, stream, service, send_proxy).boxed().await;
             }
             // Has begun already: the socket itself knows where it was meant to go.
             Traffic::Captured { .. } => {}
@@ -260,9 +263,12 @@ impl Serving {
         let metrics = &self.forwarder.metrics;
         let caller = origin.caller;
         let halves = stream.halves();
-        let answering = Answering::new(&self.forwarder, &origin);
-        let served = lean::serve(halves, self.limits.head, &self.stopping, &answering);
-        let Some(ended) = self.unless_cut_off(served).await else { return count(&metrics.cut) };
+        let ended = {
+            let answering = Answering::new(&self.forwarder, &origin);
+            let served = pin!(lean::serve(halves, self.limits.head, &self.stopping, &answering));
+            self.unless_cut_off(served).await
+        };
+        let Some(ended) = ended else { return count(&metrics.cut) };
         match ended {
             Ended::Done => {}
             Ended::Broken(error) => {
@@ -271,7 +277,7 @@ impl Serving {
             }
             Ended::Http2(left) => {
                 let Some((stream, read)) = whole::<L>(left) else { return };
-                self.http2(stream, read, origin).await;
+                self.http2(stream, read, origin).boxed().await;
             }
             Ended::Switched(left, begins) => {
                 let Some((stream, read)) = whole::<L>(left) else { return };
@@ -281,8 +287,8 @@ impl Serving {
     }
 
     /// What comes of serving a connection, unless the deadline of a stop comes first.
-    async fn unless_cut_off<T>(&self, served: impl Future<Output = T>) -> Option<T> {
-        let (mut served, mut cut_off) = (pin!(served), pin!(self.cut_off()));
+    async fn unless_cut_off<T>(&self, mut served: Pin<&mut impl Future<Output = T>>) -> Option<T> {
+        let mut cut_off = pin!(self.cut_off());
         let mut listens = false;
         poll_fn(|context| {
             if let Poll::Ready(ended) = served.as_mut().poll(context) {
