@@ -1,11 +1,13 @@
 //! HTTP/1.1.
 
 use std::{
+    io::Write as _,
     net::SocketAddr,
     sync::{Arc, Mutex, PoisonError},
 };
 
 use bytes::Bytes;
+use memchr::{memchr, memmem};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -14,9 +16,9 @@ use tokio::{
 use super::super::{BoxError, payload_of};
 use crate::load::Call;
 
-/// The head of an answer, without its length: as much as servers usually say.
-const HEAD: &str =
-    "HTTP/1.1 200 OK\r\nserver: bench\r\ndate: Sun, 06 Nov 1994 08:49:37 GMT\r\ncontent-type: text/plain\r\n";
+/// The head of an answer up to its length: as much as servers usually say.
+const HEAD: &[u8] =
+    b"HTTP/1.1 200 OK\r\nserver: bench\r\ndate: Sun, 06 Nov 1994 08:49:37 GMT\r\ncontent-type: text/plain\r\ncontent-length: ";
 
 /// Calls one address over connections that are kept, as many as calls there ever were at a time.
 #[derive(Clone)]
@@ -112,7 +114,8 @@ async fn answer(mut stream: TcpStream) -> Result<(), BoxError> {
             }
         };
         answer.clear();
-        answer.extend_from_slice(format!("{HEAD}content-length: {size}\r\n\r\n").as_bytes());
+        answer.extend_from_slice(HEAD);
+        write!(answer, "{size}\r\n\r\n")?;
         answer.extend_from_slice(&request[body..body + size]);
         stream.write_all(&answer).await?;
         request.drain(..body + size);
@@ -120,17 +123,19 @@ async fn answer(mut stream: TcpStream) -> Result<(), BoxError> {
 }
 
 fn end_of_head(bytes: &[u8]) -> Option<usize> {
-    // From where it may be, and not from the beginning: a body is long, and a head is not.
-    bytes.iter().take(4096).position(|byte| *byte == b'\r').and_then(|first| {
-        let within = &bytes[first..bytes.len().min(4096)];
-        within.windows(4).position(|four| four == b"\r\n\r\n").map(|at| first + at + 4)
-    })
+    memmem::find(bytes, b"\r\n\r\n").map(|at| at + 4)
 }
 
 /// What a head says of the length of its body; nothing is none.
 fn length(head: &[u8]) -> Result<usize, BoxError> {
-    let text = std::str::from_utf8(head)?;
-    let mut fields = text.lines().filter_map(|line| line.split_once(':'));
-    let length = fields.find(|(name, _)| name.eq_ignore_ascii_case("content-length"));
-    Ok(length.map_or(Ok(0), |(_, length)| length.trim().parse())?)
+    const NAME: &[u8] = b"content-length:";
+    let mut rest = head;
+    while let Some(end) = memchr(b'\n', rest) {
+        let (line, after) = rest.split_at(end + 1);
+        if line.get(..NAME.len()).is_some_and(|name| name.eq_ignore_ascii_case(NAME)) {
+            return Ok(std::str::from_utf8(&line[NAME.len()..])?.trim().parse()?);
+        }
+        rest = after;
+    }
+    Ok(0)
 }
