@@ -24,6 +24,7 @@ use crate::{
     meter, remote,
 };
 
+mod bare;
 mod cores;
 mod ends;
 mod fixed;
@@ -118,6 +119,13 @@ enum PartKind {
         #[arg(long, value_delimiter = ',', required = true)]
         to: Vec<SocketAddr>,
     },
+    /// Passes requests on to endpoints by hyper, and does nothing else.
+    Bare {
+        #[arg(long)]
+        listen: SocketAddr,
+        #[arg(long, value_delimiter = ',', required = true)]
+        to: Vec<SocketAddr>,
+    },
     /// Becomes another program, on one processor.
     Launch {
         #[arg(long)]
@@ -182,8 +190,9 @@ pub(crate) fn run_part(args: PartArgs) -> Result<(), BoxError> {
         PartKind::Root { .. } | PartKind::Replica { .. } | PartKind::Sweeper => {}
         PartKind::ShardSource { .. } | PartKind::ShardAgent { .. } | PartKind::ShardCaller { .. } => {}
         PartKind::Mesh | PartKind::Worker(_) | PartKind::Callers(_) => {}
-        // A relay is launched on the processor of proxies.
-        PartKind::Far { .. } | PartKind::Rare(_) | PartKind::Relay { .. } => {}
+        // These two are launched on the processor of proxies.
+        PartKind::Relay { .. } | PartKind::Bare { .. } => {}
+        PartKind::Far { .. } | PartKind::Rare(_) => {}
         PartKind::Client { .. } | PartKind::Ends { .. } => cores::keep_to(CALLERS)?,
         PartKind::Servers { .. } => cores::keep_to(MEASURED)?,
         PartKind::Launch { processor, command } => {
@@ -208,6 +217,7 @@ async fn be(args: PartArgs) -> Result<(), BoxError> {
         PartKind::ShardCaller { name } => shards::caller(&args.dir, &name).await,
         PartKind::Ends { protocol } => ends::run(protocol).await,
         PartKind::Relay { listen, to } => relay::run(listen, &to).await,
+        PartKind::Bare { listen, to } => bare::run(listen, &to).await,
         // It is something else by now.
         PartKind::Launch { .. } => Ok(()),
         PartKind::Servers { protocol, layer } => servers::serve(protocol, layer, agent).await,

@@ -29,7 +29,7 @@ use crate::{
 };
 use ghz::Ghz;
 use plan::{BODIES, CONNECTIONS, MANY, MULTIPLEXED, Plan, SMALL, TURN, USUAL};
-use sides::{PEERS, Proxy, Spoken, Who};
+use sides::{FLOORS, PEERS, Proxy, Spoken, Who};
 pub(crate) use train::run as train;
 
 /// What `proxy` takes.
@@ -131,13 +131,13 @@ impl Bench {
         if wanted(Measured::Http1) || wanted(Measured::Latency) {
             let mut who = self.with(&PEERS);
             if wanted(Measured::Http1) {
-                who.push(Who::Relay);
+                who.extend(FLOORS);
             }
             let mut side = Sides::start((dir.path(), &self.program), Spoken::Http1, &who).await?;
             if wanted(Measured::Http1) {
                 let found = side.http1(self.plan).await?;
                 self.tell_http1(report, &found);
-                side.proxies.retain(|(who, _)| *who != Who::Relay);
+                side.proxies.retain(|(who, _)| !FLOORS.contains(who));
             }
             if wanted(Measured::Latency) {
                 let turns = side.latency(self.plan).await?;

@@ -24,10 +24,14 @@ pub(super) enum Who {
     Nginx,
     /// No proxy: what the system takes for passing bytes on.
     Relay,
+    /// hyper, and nothing else.
+    Bare,
 }
 
 /// The peers.
 pub(super) const PEERS: [Who; 3] = [Who::Envoy, Who::Haproxy, Who::Nginx];
+/// Who else the CPU of HTTP/1.1 is measured beside, though nobody would run them.
+pub(super) const FLOORS: [Who; 2] = [Who::Relay, Who::Bare];
 
 /// What is spoken, on both sides of a proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +68,7 @@ impl fmt::Display for Who {
             Self::Haproxy => "haproxy",
             Self::Nginx => "nginx",
             Self::Relay => "relay",
+            Self::Bare => "bare",
         })
     }
 }
@@ -83,7 +88,7 @@ impl Who {
     fn program(self, ours: &Path) -> Result<PathBuf, String> {
         match self {
             Self::Fairmesh => return Ok(ours.to_owned()),
-            Self::Relay => return std::env::current_exe().map_err(|e| e.to_string()),
+            Self::Relay | Self::Bare => return std::env::current_exe().map_err(|e| e.to_string()),
             Self::Envoy | Self::Haproxy | Self::Nginx => {}
         }
         let name = self.to_string();
@@ -115,7 +120,7 @@ impl Who {
             Self::Envoy => (envoy(&dir, spoken, address, endpoints)?, None),
             Self::Haproxy => (haproxy(&dir, address, endpoints)?, None),
             Self::Nginx => (nginx(&dir, address, endpoints)?, None),
-            Self::Relay => (relay(address, endpoints), None),
+            Self::Relay | Self::Bare => (part(self, address, endpoints), None),
         };
         let mut process = Process::pinned(&dir, &self.to_string(), &program, &args)?;
         let said = process.ready(async || passes_on(address).await.unwrap_or(false)).await;
@@ -167,9 +172,10 @@ async fn passes_on(address: SocketAddr) -> std::io::Result<bool> {
     Ok(answer == *b"HTTP/1.1 200")
 }
 
-fn relay(address: SocketAddr, [a, b]: [SocketAddr; 2]) -> Vec<String> {
-    let to = format!("{a},{b}");
-    ["part", "relay", "--listen", &address.to_string(), "--to", &to].map(str::to_owned).to_vec()
+fn part(who: Who, address: SocketAddr, [a, b]: [SocketAddr; 2]) -> Vec<String> {
+    ["part", &who.to_string(), "--listen", &address.to_string(), "--to", &format!("{a},{b}")]
+        .map(str::to_owned)
+        .to_vec()
 }
 
 async fn fairmesh(

@@ -1,0 +1,53 @@
+//! A proxy made of hyper and of nothing else: every request goes to the next endpoint through hyper's own client and its pool, with no
+//! deadline, no statistics and no second try. A path of one's own through HTTP/1.1 has to cost less to be worth it.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use http::uri::{Authority, Scheme};
+use hyper::{Request, Response, Uri, body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::{TokioExecutor, TokioIo},
+};
+use tokio::net::TcpListener;
+
+use super::BoxError;
+
+struct Proxy {
+    client: Client<HttpConnector, Incoming>,
+    endpoints: Vec<Authority>,
+    turn: AtomicUsize,
+}
+
+/// Serves until it is ended.
+pub(super) async fn run(listen: SocketAddr, to: &[SocketAddr]) -> Result<(), BoxError> {
+    let mut connector = HttpConnector::new();
+    connector.set_nodelay(true);
+    let endpoints = to.iter().map(|to| to.to_string().parse()).collect::<Result<_, _>>()?;
+    let client = Client::builder(TokioExecutor::new()).build(connector);
+    let proxy = Arc::new(Proxy { client, endpoints, turn: AtomicUsize::default() });
+    let listener = TcpListener::bind(listen).await?;
+    loop {
+        let (stream, _) = listener.accept().await?;
+        stream.set_nodelay(true)?;
+        let proxy = Arc::clone(&proxy);
+        let service = service_fn(move |request| pass(Arc::clone(&proxy), request));
+        tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
+    }
+}
+
+async fn pass(proxy: Arc<Proxy>, mut request: Request<Incoming>) -> Result<Response<Incoming>, BoxError> {
+    let turn = proxy.turn.fetch_add(1, Ordering::Relaxed);
+    let endpoint = proxy.endpoints.get(turn % proxy.endpoints.len()).ok_or("there are no endpoints")?;
+    let mut parts = request.uri().clone().into_parts();
+    parts.scheme = Some(Scheme::HTTP);
+    parts.authority = Some(endpoint.clone());
+    *request.uri_mut() = Uri::from_parts(parts)?;
+    Ok(proxy.client.request(request).await?)
+}
