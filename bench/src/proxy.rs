@@ -13,7 +13,7 @@ mod train;
 use std::{
     collections::BTreeMap,
     error::Error,
-    fs,
+    fmt, fs,
     net::SocketAddr,
     path::{Path, PathBuf},
     time::Duration,
@@ -95,6 +95,19 @@ type Cell = Vec<(Who, Runs)>;
 struct Found {
     cells: BTreeMap<Setting, Cell>,
     rss: Vec<(Who, u64)>,
+}
+
+impl Found {
+    fn cell(&mut self, setting: Setting) -> &mut Cell {
+        self.cells.entry(setting).or_default()
+    }
+
+    /// Prints what was found, a line a setting.
+    fn show(&self, name: impl fmt::Display) {
+        for ((connections, body), cell) in &self.cells {
+            eprintln!("{name} {connections:>3} connections {body:>5} B: {}", shown(cell));
+        }
+    }
 }
 
 /// Measures.
@@ -227,63 +240,74 @@ impl Sides {
 
     async fn http1(&mut self, plan: Plan) -> Result<Found, String> {
         let mut found = Found::default();
-        for body in BODIES {
-            self.callers(body, 1).await?;
-            for &connections in plan.connections(body) {
-                let cell = self.cell(connections, plan).await?;
-                eprintln!("{} {connections:>3} connections {body:>5} B: {}", self.spoken, shown(&cell));
-                found.cells.insert((connections, body), cell);
+        for pass in 1..=plan.passes {
+            eprintln!("{}: pass {pass} of {}", self.spoken, plan.passes);
+            for body in BODIES {
+                self.callers(body, 1).await?;
+                for &connections in plan.connections(body) {
+                    self.closed_rounds(found.cell((connections, body)), connections, plan).await?;
+                }
             }
         }
         found.rss = self.proxies.iter().map(|(who, proxy)| (*who, proxy.process.rss_bytes())).collect();
+        found.show(self.spoken);
         Ok(found)
     }
 
     async fn multiplexed(&mut self, plan: Plan) -> Result<Found, String> {
         let mut found = Found::default();
         let (connections, callers_at_once) = MULTIPLEXED;
-        for body in [0, USUAL, SMALL] {
-            self.callers(body, connections).await?;
-            let cell = self.cell(callers_at_once, plan).await?;
-            eprintln!("{} {body:>5} B: {}", self.spoken, shown(&cell));
-            found.cells.insert((connections, body), cell);
+        for pass in 1..=plan.passes {
+            eprintln!("{}: pass {pass} of {}", self.spoken, plan.passes);
+            for body in [0, USUAL, SMALL] {
+                self.callers(body, connections).await?;
+                self.closed_rounds(found.cell((connections, body)), callers_at_once, plan).await?;
+            }
         }
+        found.show(self.spoken);
         Ok(found)
     }
 
     async fn called_by(&mut self, ghz: &Ghz, plan: Plan) -> Result<Found, String> {
         let mut found = Found::default();
-        let (rounds, calls) = plan.ghz;
-        for body in [0, USUAL, SMALL] {
-            let call =
-                async |all: &mut Self, side: usize| ghz.calls(all.proxies[side].1.address, body, calls).await;
-            let cell = self.rounds(rounds, call).await?;
-            eprintln!("ghz   {body:>5} B: {}", shown(&cell));
-            found.cells.insert((MULTIPLEXED.0, body), cell);
+        let (passes, rounds, calls) = plan.ghz;
+        for pass in 1..=passes {
+            eprintln!("ghz: pass {pass} of {passes}");
+            for body in [0, USUAL, SMALL] {
+                let call = async |all: &mut Self, side: usize| {
+                    ghz.calls(all.proxies[side].1.address, body, calls).await
+                };
+                self.rounds(found.cell((MULTIPLEXED.0, body)), rounds, call).await?;
+            }
         }
+        found.show("ghz");
         Ok(found)
     }
 
     /// Calls with so many callers at a time.
-    async fn cell(&mut self, at_once: usize, plan: Plan) -> Result<Cell, String> {
-        self.rounds(plan.rounds, async |all, side| all.closed(side, at_once, plan.slice).await).await
+    async fn closed_rounds(&mut self, cell: &mut Cell, at_once: usize, plan: Plan) -> Result<(), String> {
+        self.rounds(cell, plan.rounds, async |all, side| all.closed(side, at_once, plan.slice).await).await
     }
 
-    /// Calls every side in turn, round by round.
+    /// Calls every side in turn, round by round, and adds what was found to what was found before.
     async fn rounds(
         &mut self,
+        cell: &mut Cell,
         rounds: usize,
         call: impl AsyncFn(&mut Self, usize) -> Result<Run, String>,
-    ) -> Result<Cell, String> {
-        let mut cell: Cell = self.proxies.iter().map(|(who, _)| (*who, Runs::default())).collect();
+    ) -> Result<(), String> {
+        if cell.is_empty() {
+            *cell = self.proxies.iter().map(|(who, _)| (*who, Runs::default())).collect();
+        }
         let sides = cell.len();
+        let before = cell.first().map_or(0, |(_, runs)| runs.cpu.len());
         for round in 0..=rounds {
             for turn in 0..sides {
                 // Who goes first changes, so that a machine that slows down favours nobody.
-                let side = (turn + round) % sides;
-                let before = self.proxies[side].1.process.cpu_ns();
+                let side = (turn + before + round) % sides;
+                let began = self.proxies[side].1.process.cpu_ns();
                 let run = call(self, side).await.map_err(|why| format!("{}: {why}", cell[side].0))?;
-                let cpu = self.proxies[side].1.process.cpu_ns().saturating_sub(before);
+                let cpu = self.proxies[side].1.process.cpu_ns().saturating_sub(began);
                 let calls = run.calls.max(1) as f64;
                 // The first round warms up.
                 if round > 0 {
@@ -292,13 +316,14 @@ impl Sides {
                 }
             }
         }
-        Ok(cell)
+        Ok(())
     }
 
     /// The p99 of all sides at half of what the slowest can do.
     async fn latency(&mut self, plan: Plan) -> Result<(u64, Vec<Turns>), String> {
         self.callers(USUAL, 1).await?;
-        let peak = self.cell(MANY, Plan { rounds: 1, ..plan }).await?;
+        let mut peak = Cell::new();
+        self.closed_rounds(&mut peak, MANY, Plan { rounds: 1, ..plan }).await?;
         let slowest = peak.iter().map(|(_, runs)| median(&runs.rate)).fold(f64::INFINITY, f64::min);
         let rate = (slowest / 2.0) as u64;
         let mut rounds = Vec::new();

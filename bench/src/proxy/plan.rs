@@ -19,12 +19,15 @@ pub(super) const TURN: Duration = Duration::from_millis(150);
 /// How much is done.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
-    /// Rounds of closed-loop load, besides one to warm up.
+    /// How often closed-loop load goes through all settings: a machine has moods that last for seconds, and no setting is to have
+    /// one to itself.
+    pub(super) passes: usize,
+    /// Rounds in each of them, besides one to warm up.
     pub(super) rounds: usize,
-    /// How long each side is called in one of them.
+    /// How long each side is called in one of those.
     pub(super) slice: Duration,
-    /// Rounds in which ghz calls, besides one to warm up, and its calls of a side in each.
-    pub(super) ghz: (usize, u64),
+    /// The same of ghz: passes, rounds, and its calls of a side in each.
+    pub(super) ghz: (usize, usize, u64),
     /// Rounds of open-loop load.
     pub(super) turns: usize,
     pub(super) quick: bool,
@@ -34,8 +37,8 @@ impl Plan {
     pub(super) fn new(quick: bool) -> Self {
         let ms = Duration::from_millis;
         match quick {
-            true => Self { rounds: 9, slice: ms(60), ghz: (3, 3_000), turns: 12, quick },
-            false => Self { rounds: 25, slice: ms(150), ghz: (15, 10_000), turns: 100, quick },
+            true => Self { passes: 3, rounds: 3, slice: ms(50), ghz: (1, 3, 3_000), turns: 12, quick },
+            false => Self { passes: 10, rounds: 5, slice: ms(60), ghz: (5, 3, 10_000), turns: 100, quick },
         }
     }
 
