@@ -1,8 +1,10 @@
 //! `bench/run proxy`: what a request costs through the proxy and through its peers.
 //!
 //! Everybody has two endpoints, one route by prefix, a deadline, least request and one thread on a processor of its own; callers
-//! and endpoints share the other one. Sides take turns within each round, so that the machine's moods hit all alike.
+//! and endpoints share the other one. Sides take turns within each round, and settings within each pass, so that the machine's
+//! moods hit all alike.
 
+mod found;
 mod ghz;
 mod plan;
 pub(crate) mod process;
@@ -11,9 +13,8 @@ mod tell;
 mod train;
 
 use std::{
-    collections::BTreeMap,
     error::Error,
-    fmt, fs,
+    fs,
     net::SocketAddr,
     path::{Path, PathBuf},
     time::Duration,
@@ -27,9 +28,10 @@ use crate::{
     part::Part,
     report::Report,
 };
+use found::{Cell, Found, Runs, median};
 use ghz::Ghz;
 use plan::{BODIES, CONNECTIONS, MANY, MULTIPLEXED, Plan, SMALL, TURN, USUAL};
-use sides::{FLOORS, PEERS, Proxy, Spoken, Who};
+use sides::{PEERS, Proxy, Spoken, Who, YARDSTICKS};
 pub(crate) use train::run as train;
 
 /// What `proxy` takes.
@@ -75,41 +77,6 @@ enum Measured {
     Ghz,
 }
 
-/// What one side did in one setting, round by round.
-#[derive(Clone, Debug, Default)]
-struct Runs {
-    /// CPU of the proxy per request, in nanoseconds.
-    cpu: Vec<f64>,
-    /// Requests a second.
-    rate: Vec<f64>,
-}
-
-/// Connections and bytes of the body.
-type Setting = (usize, usize);
-
-/// What all sides did, by who they are, in one setting.
-type Cell = Vec<(Who, Runs)>;
-
-/// What was found of one protocol.
-#[derive(Default)]
-struct Found {
-    cells: BTreeMap<Setting, Cell>,
-    rss: Vec<(Who, u64)>,
-}
-
-impl Found {
-    fn cell(&mut self, setting: Setting) -> &mut Cell {
-        self.cells.entry(setting).or_default()
-    }
-
-    /// Prints what was found, a line a setting.
-    fn show(&self, name: impl fmt::Display) {
-        for ((connections, body), cell) in &self.cells {
-            eprintln!("{name} {connections:>3} connections {body:>5} B: {}", shown(cell));
-        }
-    }
-}
-
 /// Measures.
 pub(crate) fn run(args: &ProxyArgs) -> Result<Report, Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -144,13 +111,14 @@ impl Bench {
         if wanted(Measured::Http1) || wanted(Measured::Latency) {
             let mut who = self.with(&PEERS);
             if wanted(Measured::Http1) {
-                who.extend(FLOORS);
+                who.extend(YARDSTICKS);
+                report.peer("bare", "hyper's server and client, an ordinary release build");
             }
             let mut side = Sides::start((dir.path(), &self.program), Spoken::Http1, &who).await?;
             if wanted(Measured::Http1) {
                 let found = side.http1(self.plan).await?;
                 self.tell_http1(report, &found);
-                side.proxies.retain(|(who, _)| !FLOORS.contains(who));
+                side.proxies.retain(|(who, _)| !YARDSTICKS.contains(who));
             }
             if wanted(Measured::Latency) {
                 let turns = side.latency(self.plan).await?;
@@ -239,49 +207,64 @@ impl Sides {
     }
 
     async fn http1(&mut self, plan: Plan) -> Result<Found, String> {
-        let mut found = Found::default();
-        for pass in 1..=plan.passes {
-            eprintln!("{}: pass {pass} of {}", self.spoken, plan.passes);
+        let pass = async |all: &mut Self, found: &mut Found| {
             for body in BODIES {
-                self.callers(body, 1).await?;
+                all.callers(body, 1).await?;
                 for &connections in plan.connections(body) {
-                    self.closed_rounds(found.cell((connections, body)), connections, plan).await?;
+                    all.closed_rounds(found.cell((connections, body)), connections, plan).await?;
                 }
             }
-        }
+            Ok(())
+        };
+        let mut found = self.passes(&self.spoken.to_string(), plan.passes, pass).await?;
         found.rss = self.proxies.iter().map(|(who, proxy)| (*who, proxy.process.rss_bytes())).collect();
-        found.show(self.spoken);
         Ok(found)
     }
 
     async fn multiplexed(&mut self, plan: Plan) -> Result<Found, String> {
-        let mut found = Found::default();
         let (connections, callers_at_once) = MULTIPLEXED;
-        for pass in 1..=plan.passes {
-            eprintln!("{}: pass {pass} of {}", self.spoken, plan.passes);
+        let pass = async |all: &mut Self, found: &mut Found| {
             for body in [0, USUAL, SMALL] {
-                self.callers(body, connections).await?;
-                self.closed_rounds(found.cell((connections, body)), callers_at_once, plan).await?;
+                all.callers(body, connections).await?;
+                all.closed_rounds(found.cell((connections, body)), callers_at_once, plan).await?;
             }
-        }
-        found.show(self.spoken);
-        Ok(found)
+            Ok(())
+        };
+        self.passes(&self.spoken.to_string(), plan.passes, pass).await
     }
 
     async fn called_by(&mut self, ghz: &Ghz, plan: Plan) -> Result<Found, String> {
-        let mut found = Found::default();
         let (passes, rounds, calls) = plan.ghz;
-        for pass in 1..=passes {
-            eprintln!("ghz: pass {pass} of {passes}");
+        let pass = async |all: &mut Self, found: &mut Found| {
             for body in [0, USUAL, SMALL] {
                 let call = async |all: &mut Self, side: usize| {
                     ghz.calls(all.proxies[side].1.address, body, calls).await
                 };
-                self.rounds(found.cell((MULTIPLEXED.0, body)), rounds, call).await?;
+                all.rounds(found.cell((MULTIPLEXED.0, body)), rounds, call).await?;
+            }
+            Ok(())
+        };
+        self.passes("ghz", passes, pass).await
+    }
+
+    /// Goes through all settings so often, and prints what was found, all the same where that fails on the way.
+    async fn passes(
+        &mut self,
+        name: &str,
+        passes: usize,
+        pass: impl AsyncFn(&mut Self, &mut Found) -> Result<(), String>,
+    ) -> Result<Found, String> {
+        let mut found = Found::default();
+        let mut done = Ok(());
+        for number in 1..=passes {
+            eprintln!("{name}: pass {number} of {passes}");
+            done = pass(self, &mut found).await;
+            if done.is_err() {
+                break;
             }
         }
-        found.show("ghz");
-        Ok(found)
+        found.show(name);
+        done.map(|()| found)
     }
 
     /// Calls with so many callers at a time.
@@ -302,9 +285,7 @@ impl Sides {
         let sides = cell.len();
         let before = cell.first().map_or(0, |(_, runs)| runs.cpu.len());
         for round in 0..=rounds {
-            for turn in 0..sides {
-                // Who goes first changes, so that a machine that slows down favours nobody.
-                let side = (turn + before + round) % sides;
+            for side in order(before + round, sides) {
                 let began = self.proxies[side].1.process.cpu_ns();
                 let run = call(self, side).await.map_err(|why| format!("{}: {why}", cell[side].0))?;
                 let cpu = self.proxies[side].1.process.cpu_ns().saturating_sub(began);
@@ -323,7 +304,7 @@ impl Sides {
     async fn latency(&mut self, plan: Plan) -> Result<(u64, Vec<Turns>), String> {
         self.callers(USUAL, 1).await?;
         let mut peak = Cell::new();
-        self.closed_rounds(&mut peak, MANY, Plan { rounds: 1, ..plan }).await?;
+        self.closed_rounds(&mut peak, MANY, Plan { rounds: 5, ..plan }).await?;
         let slowest = peak.iter().map(|(_, runs)| median(&runs.rate)).fold(f64::INFINITY, f64::min);
         let rate = (slowest / 2.0) as u64;
         let mut rounds = Vec::new();
@@ -344,15 +325,28 @@ impl Sides {
     }
 }
 
-fn shown(cell: &Cell) -> String {
-    let one = |(who, runs): &(Who, Runs)| {
-        format!("{who} {:.1} µs {:.0}/s", median(&runs.cpu) / 1e3, median(&runs.rate))
-    };
-    cell.iter().map(one).collect::<Vec<_>>().join(", ")
+/// In what order sides are called in a round. Who goes first changes, and the direction, so that neither a machine that slows down
+/// nor what somebody leaves in its caches is always the same one's.
+fn order(round: usize, sides: usize) -> impl Iterator<Item = usize> {
+    let forth = round.is_multiple_of(2);
+    (0..sides).map(move |turn| (round + if forth { turn } else { sides - turn }) % sides)
 }
 
-fn median(values: &[f64]) -> f64 {
-    let mut values = values.to_vec();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_side_goes_first_as_often_and_after_every_neighbour() {
+        for sides in [2, 3, 6] {
+            let rounds: Vec<Vec<usize>> = (0..2 * sides).map(|round| order(round, sides).collect()).collect();
+            for side in 0..sides {
+                assert!(rounds.iter().all(|round| round.contains(&side)), "{rounds:?}");
+                assert_eq!(rounds.iter().filter(|round| round[0] == side).count(), 2, "{rounds:?}");
+            }
+            let follows =
+                |a: usize, b: usize| rounds.iter().any(|round| round.windows(2).any(|two| two == [a, b]));
+            assert!(follows(0, 1) && follows(1, 0), "{rounds:?}");
+        }
+    }
 }

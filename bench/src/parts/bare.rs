@@ -29,6 +29,9 @@ struct Proxy {
 pub(super) async fn run(listen: SocketAddr, to: &[SocketAddr]) -> Result<(), BoxError> {
     let mut connector = HttpConnector::new();
     connector.set_nodelay(true);
+    if to.is_empty() {
+        return Err("there is nobody to pass requests on to".into());
+    }
     let endpoints = to.iter().map(|to| to.to_string().parse()).collect::<Result<_, _>>()?;
     let client = Client::builder(TokioExecutor::new()).build(connector);
     let proxy = Arc::new(Proxy { client, endpoints, turn: AtomicUsize::default() });
@@ -43,11 +46,10 @@ pub(super) async fn run(listen: SocketAddr, to: &[SocketAddr]) -> Result<(), Box
 }
 
 async fn pass(proxy: Arc<Proxy>, mut request: Request<Incoming>) -> Result<Response<Incoming>, BoxError> {
-    let turn = proxy.turn.fetch_add(1, Ordering::Relaxed);
-    let endpoint = proxy.endpoints.get(turn % proxy.endpoints.len()).ok_or("there are no endpoints")?;
+    let turn = proxy.turn.fetch_add(1, Ordering::Relaxed) % proxy.endpoints.len();
     let mut parts = request.uri().clone().into_parts();
     parts.scheme = Some(Scheme::HTTP);
-    parts.authority = Some(endpoint.clone());
+    parts.authority = Some(proxy.endpoints[turn].clone());
     *request.uri_mut() = Uri::from_parts(parts)?;
     Ok(proxy.client.request(request).await?)
 }

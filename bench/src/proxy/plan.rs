@@ -22,7 +22,7 @@ pub(super) struct Plan {
     /// How often closed-loop load goes through all settings: a machine has moods that last for seconds, and no setting is to have
     /// one to itself.
     pub(super) passes: usize,
-    /// Rounds in each of them, besides one to warm up.
+    /// Rounds of a setting in one pass, besides one to warm up.
     pub(super) rounds: usize,
     /// How long each side is called in one of those.
     pub(super) slice: Duration,

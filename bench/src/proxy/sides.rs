@@ -1,5 +1,5 @@
 //! Fairmesh and its peers, set up alike: one thread to work, two endpoints, one route by prefix, least request, a deadline,
-//! and what statistics each has.
+//! and what statistics each has. Two yardsticks have the endpoints and nothing else of that.
 
 use std::{
     fmt, fs,
@@ -31,7 +31,7 @@ pub(super) enum Who {
 /// The peers.
 pub(super) const PEERS: [Who; 3] = [Who::Envoy, Who::Haproxy, Who::Nginx];
 /// Who else the CPU of HTTP/1.1 is measured beside, though nobody would run them.
-pub(super) const FLOORS: [Who; 2] = [Who::Relay, Who::Bare];
+pub(super) const YARDSTICKS: [Who; 2] = [Who::Bare, Who::Relay];
 
 /// What is spoken, on both sides of a proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,9 @@
 //! What of all that was found becomes figures.
 
 use super::{
-    Bench, CONNECTIONS, Cell, Found, MANY, Runs, SMALL, Setting, Turns, USUAL, median,
-    sides::{PEERS, Who},
+    Bench, CONNECTIONS, MANY, SMALL, Turns, USUAL,
+    found::{Cell, Found, Runs, Setting, cpu_us, median, of},
+    sides::{PEERS, Who, YARDSTICKS},
 };
 use crate::{
     ratio::{Median, Ratio},
@@ -11,15 +12,14 @@ use crate::{
 
 impl Bench {
     pub(super) fn tell_http1(&self, report: &mut Report, found: &Found) {
-        let small = |(connections, body): Setting| connections >= MANY && body <= SMALL;
         for (peer, goal) in [(Who::Envoy, 0.33), (Who::Haproxy, 0.83), (Who::Nginx, 0.83)] {
-            self.ratio(report, (&format!("cpu_vs_{peer}"), Some(goal)), (found, peer), small);
+            self.ratio(report, (&format!("cpu_vs_{peer}"), Some(goal)), (found, peer), is_small);
         }
         let large = |(connections, body): Setting| connections >= MANY && body > SMALL;
         self.ratio(report, ("cpu_vs_envoy_large", Some(0.5)), (found, Who::Envoy), large);
         // 13 µs, where a bare proxy took 17: microseconds are those of a machine and its hour, the relation is not.
-        self.ratio(report, ("cpu_vs_bare", Some(0.76)), (found, Who::Bare), small);
-        self.ratio(report, ("cpu_vs_relay", None), (found, Who::Relay), small);
+        self.ratio(report, ("cpu_vs_bare", Some(0.76)), (found, Who::Bare), is_small);
+        self.ratio(report, ("cpu_vs_relay", None), (found, Who::Relay), is_small);
         tell_microseconds(report, found);
         for connections in CONNECTIONS {
             let name = format!("rps_vs_envoy_c{connections}");
@@ -111,27 +111,28 @@ impl Bench {
     }
 }
 
+/// What our CPU comes to in the setting where it is the most, and in that without a body.
 fn tell_microseconds(report: &mut Report, found: &Found) {
-    let worst = |who: Who, most: usize| {
-        let counts = |(connections, body): Setting| connections >= MANY && body <= most;
-        let us = |(setting, cell): (&Setting, &Cell)| cpu_us(cell, who).filter(|_| counts(*setting));
-        found.cells.iter().filter_map(us).fold(0.0, f64::max)
+    let worst = |counts: &dyn Fn(Setting) -> bool| {
+        let cells = found.cells.iter().filter(|(setting, _)| counts(**setting));
+        let all = cells.filter_map(|(setting, cell)| Some((*setting, cpu_us(cell, Who::Fairmesh)?, cell)));
+        all.max_by(|a, b| a.1.total_cmp(&b.1))
     };
-    let all = |most: usize| [Who::Fairmesh, Who::Bare, Who::Relay].map(|who| worst(who, most));
-    let ([ours, bare, relay], tiny) = (all(SMALL), all(0));
-    let note = format!(
-        "µs of CPU a request, up to 4 KB, the worst; a bare proxy {bare:.1}, a relay {relay:.1}; without a body {:.1}, {:.1} and {:.1}",
-        tiny[0], tiny[1], tiny[2]
-    );
-    report.figure("cpu_us", ours, None, note);
+    let shown = |((connections, body), ours, cell): (Setting, f64, &Cell)| {
+        let [bare, relay] = YARDSTICKS.map(|who| cpu_us(cell, who).unwrap_or(f64::NAN));
+        format!(
+            "{ours:.1} with {connections} connections and {body} B, a bare proxy {bare:.1}, a relay {relay:.1}"
+        )
+    };
+    let (all, bodiless) = (worst(&is_small), worst(&|setting| is_small(setting) && setting.1 == 0));
+    let (Some(all), Some(bodiless)) = (all, bodiless) else { return };
+    let note = format!("µs of CPU a request, the worst: {}; {}", shown(all), shown(bodiless));
+    report.figure("cpu_us", all.1, None, note);
 }
 
-fn of(cell: &Cell, who: Who) -> Option<&Runs> {
-    cell.iter().find(|(other, _)| *other == who).map(|(_, runs)| runs)
-}
-
-fn cpu_us(cell: &Cell, who: Who) -> Option<f64> {
-    of(cell, who).map(|runs| median(&runs.cpu) / 1e3)
+/// Whether the goals of small bodies are for it.
+fn is_small((connections, body): Setting) -> bool {
+    connections >= MANY && body <= SMALL
 }
 
 /// The ratio within each round.

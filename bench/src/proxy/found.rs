@@ -1,0 +1,68 @@
+//! What was found of each side, setting by setting.
+
+use std::{collections::BTreeMap, fmt};
+
+use super::sides::Who;
+
+/// What one side did in one setting, round by round.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Runs {
+    /// CPU of the proxy per request, in nanoseconds.
+    pub(super) cpu: Vec<f64>,
+    /// Requests a second.
+    pub(super) rate: Vec<f64>,
+}
+
+/// Connections and bytes of the body.
+pub(super) type Setting = (usize, usize);
+
+/// What all sides did, by who they are, in one setting.
+pub(super) type Cell = Vec<(Who, Runs)>;
+
+/// What was found of one protocol.
+#[derive(Default)]
+pub(super) struct Found {
+    pub(super) cells: BTreeMap<Setting, Cell>,
+    pub(super) rss: Vec<(Who, u64)>,
+}
+
+impl Found {
+    pub(super) fn cell(&mut self, setting: Setting) -> &mut Cell {
+        self.cells.entry(setting).or_default()
+    }
+
+    /// Prints it, a line a setting.
+    pub(super) fn show(&self, name: &str) {
+        for ((connections, body), cell) in &self.cells {
+            eprintln!("{name} {connections:>3} connections {body:>5} B: {}", Shown(cell));
+        }
+    }
+}
+
+struct Shown<'a>(&'a Cell);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, (who, runs)) in self.0.iter().enumerate() {
+            let separator = if number == 0 { "" } else { ", " };
+            write!(f, "{separator}{who} {:.1} µs {:.0}/s", median(&runs.cpu) / 1e3, median(&runs.rate))?;
+        }
+        Ok(())
+    }
+}
+
+/// What one side did.
+pub(super) fn of(cell: &Cell, who: Who) -> Option<&Runs> {
+    cell.iter().find(|(other, _)| *other == who).map(|(_, runs)| runs)
+}
+
+/// Microseconds of CPU a request.
+pub(super) fn cpu_us(cell: &Cell, who: Who) -> Option<f64> {
+    of(cell, who).map(|runs| median(&runs.cpu) / 1e3)
+}
+
+pub(super) fn median(values: &[f64]) -> f64 {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
