@@ -37,7 +37,7 @@ impl Plan {
     pub(super) fn new(quick: bool) -> Self {
         let ms = Duration::from_millis;
         match quick {
-            true => Self { passes: 3, rounds: 3, slice: ms(50), ghz: (1, 3, 3_000), turns: 12, quick },
+            true => Self { passes: 2, rounds: 4, slice: ms(45), ghz: (1, 3, 3_000), turns: 12, quick },
             false => Self { passes: 10, rounds: 5, slice: ms(60), ghz: (5, 3, 10_000), turns: 100, quick },
         }
     }
