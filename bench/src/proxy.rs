@@ -30,7 +30,7 @@ use crate::{
 };
 use found::{Cell, Found, Runs, median};
 use ghz::Ghz;
-use plan::{BODIES, CONNECTIONS, MANY, MULTIPLEXED, Plan, SMALL, TURN, USUAL};
+use plan::{BODIES, CONNECTIONS, FLOOR, MANY, MULTIPLEXED, Plan, SMALL, TURN, USUAL};
 use sides::{PEERS, Proxy, Spoken, Who, YARDSTICKS};
 pub(crate) use train::run as train;
 
@@ -208,7 +208,7 @@ impl Sides {
 
     async fn http1(&mut self, plan: Plan) -> Result<Found, String> {
         let pass = async |all: &mut Self, found: &mut Found| {
-            for body in BODIES {
+            for body in [FLOOR.1].into_iter().chain(BODIES) {
                 all.callers(body, 1).await?;
                 for &connections in plan.connections(body) {
                     all.closed_rounds(found.cell((connections, body)), connections, plan).await?;

@@ -6,6 +6,8 @@ use std::time::Duration;
 pub(super) const CONNECTIONS: [usize; 4] = [1, 16, 64, 128];
 /// Bytes of bodies, the same there and back; without any it is a `GET`.
 pub(super) const BODIES: [usize; 5] = [0, 1 << 10, 4 << 10, 16 << 10, 64 << 10];
+/// Connections and bytes of the body where the goal for microseconds was set.
+pub(super) const FLOOR: (usize, usize) = (32, 5);
 /// Up to which size a body counts as small, and at which connections as many.
 pub(super) const SMALL: usize = 4 << 10;
 pub(super) const MANY: usize = 16;
@@ -44,9 +46,12 @@ impl Plan {
 
     /// With which numbers of connections a body of this size is measured.
     pub(super) fn connections(self, body: usize) -> &'static [usize] {
-        match self.quick && body != USUAL {
-            true => &CONNECTIONS[1..2],
-            false => &CONNECTIONS,
+        const FLOOR_ONLY: [usize; 1] = [FLOOR.0];
+        match (body == FLOOR.1, self.quick) {
+            (true, true) => &[],
+            (true, false) => &FLOOR_ONLY,
+            (false, true) if body != USUAL => &CONNECTIONS[1..2],
+            (false, _) => &CONNECTIONS,
         }
     }
 }
