@@ -40,7 +40,7 @@ impl Plan {
         let ms = Duration::from_millis;
         match quick {
             true => Self { passes: 2, rounds: 4, slice: ms(45), ghz: (1, 3, 3_000), turns: 12, quick },
-            false => Self { passes: 10, rounds: 5, slice: ms(60), ghz: (5, 3, 10_000), turns: 100, quick },
+            false => Self { passes: 10, rounds: 5, slice: ms(60), ghz: (10, 3, 5_000), turns: 100, quick },
         }
     }
 
