@@ -46,10 +46,9 @@ impl Plan {
 
     /// With which numbers of connections a body of this size is measured.
     pub(super) fn connections(self, body: usize) -> &'static [usize] {
-        const FLOOR_ONLY: [usize; 1] = [FLOOR.0];
         match (body == FLOOR.1, self.quick) {
             (true, true) => &[],
-            (true, false) => &FLOOR_ONLY,
+            (true, false) => &[FLOOR.0],
             (false, true) if body != USUAL => &CONNECTIONS[1..2],
             (false, _) => &CONNECTIONS,
         }
