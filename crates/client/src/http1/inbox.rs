@@ -21,22 +21,37 @@ pub const LEAST_READ: usize = 8 * 1024;
 pub const MOST_READ: usize = 72 * 1024;
 /// Bytes up to which it is cheaper to move what came than to keep that much memory waiting for the rest.
 const FEW: usize = 4 * 1024;
-/// Pieces of memory that a thread keeps. It rarely reads more bodies at once than it can send on.
-const MOST_SPARE: usize = 16;
+/// Pieces of memory for large reads that a thread keeps. It rarely reads more bodies at once than it can send on.
+const MOST_LARGE: usize = 16;
+/// Pieces of memory for small reads that a thread keeps: half a megabyte.
+const MOST_SMALL: usize = 64;
 
 thread_local! {
     /// Memory for large reads, used last at the back. What one connection was read into is still in the processor's cache when
     /// the next one is read, and no connection that waits has any.
-    static SPARE: RefCell<Vec<BytesMut>> = const { RefCell::new(Vec::new()) };
+    static LARGE: RefCell<Vec<BytesMut>> = const { RefCell::new(Vec::new()) };
+    /// The same of [`LEAST_READ`] bytes for small reads, of which no piece is still in use.
+    static SMALL: RefCell<Vec<BytesMut>> = const { RefCell::new(Vec::new()) };
 }
 
-/// What came on a connection. Pieces are taken out of it without copying them; large ones lie in memory that the connections of
-/// a thread share, one after the other.
+/// What came on a connection. Pieces are taken out of it without copying them. They lie in memory that the connections of a
+/// thread share, one after the other: a connection on which nothing comes has none.
 #[derive(Debug, Default)]
 pub struct Inbox {
     bytes: BytesMut,
-    /// Whether the memory is to be shared with other connections.
-    is_large: bool,
+    memory: Memory,
+}
+
+/// Whose memory it is that a connection reads into.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Memory {
+    /// Its own.
+    #[default]
+    Own,
+    /// One of the thread's pieces for small reads.
+    Small,
+    /// One of the thread's pieces for large reads.
+    Large,
 }
 
 impl Inbox {
@@ -64,39 +79,52 @@ impl Inbox {
 
     fn make_room(&mut self, room: usize) {
         let needed = self.bytes.len() + room.max(LEAST_READ);
-        let is_large = room > LEAST_READ && needed <= MOST_READ;
-        if self.is_large == is_large && self.bytes.try_reclaim(room.max(LEAST_READ)) {
+        let memory = match needed {
+            ..=LEAST_READ => Memory::Small,
+            ..=MOST_READ if room > LEAST_READ => Memory::Large,
+            _ => Memory::Own,
+        };
+        if self.memory == memory && self.bytes.try_reclaim(room.max(LEAST_READ)) {
             return;
         }
-        let mut fresh = if is_large { spare() } else { BytesMut::with_capacity(needed) };
-        fresh.extend_from_slice(&self.bytes);
-        self.give_back();
-        self.bytes = fresh;
-        self.is_large = is_large;
+        let fresh = match memory {
+            Memory::Small => small(),
+            Memory::Large => large(),
+            Memory::Own => BytesMut::with_capacity(needed),
+        };
+        self.move_to(fresh, memory);
     }
 
-    /// Gives back what large reads took, since nothing comes for a while.
+    /// Gives back memory, since nothing comes for a while: all of it, or what a large read took beyond what came.
     pub fn rest(&mut self) {
-        if !self.is_large || self.bytes.len() > FEW {
-            return;
+        if self.bytes.is_empty() {
+            self.give_back();
+        } else if self.memory == Memory::Large && self.bytes.len() <= FEW {
+            self.move_to(small(), Memory::Small);
         }
-        let mut few = BytesMut::new();
-        if !self.bytes.is_empty() {
-            few.reserve(LEAST_READ);
-            few.extend_from_slice(&self.bytes);
-        }
+    }
+
+    fn move_to(&mut self, mut fresh: BytesMut, memory: Memory) {
+        fresh.extend_from_slice(&self.bytes);
         self.give_back();
-        self.bytes = few;
+        (self.bytes, self.memory) = (fresh, memory);
     }
 
     fn give_back(&mut self) {
-        let bytes = mem::take(&mut self.bytes);
-        if mem::take(&mut self.is_large) {
-            SPARE.with_borrow_mut(|spare| {
-                if spare.len() < MOST_SPARE {
+        let mut bytes = mem::take(&mut self.bytes);
+        match mem::take(&mut self.memory) {
+            Memory::Own => {}
+            Memory::Small => SMALL.with_borrow_mut(|spare| {
+                bytes.clear();
+                if spare.len() < MOST_SMALL && bytes.try_reclaim(LEAST_READ) {
                     spare.push(bytes);
                 }
-            });
+            }),
+            Memory::Large => LARGE.with_borrow_mut(|spare| {
+                if spare.len() < MOST_LARGE {
+                    spare.push(bytes);
+                }
+            }),
         }
     }
 
@@ -106,9 +134,9 @@ impl Inbox {
     }
 }
 
-/// Memory that nothing lies in any more.
-fn spare() -> BytesMut {
-    SPARE.with_borrow_mut(|spare| {
+/// Memory for a large read.
+fn large() -> BytesMut {
+    LARGE.with_borrow_mut(|spare| {
         // Where a piece that was taken out of one is still on its way, it waits for its turn.
         for at in (0..spare.len()).rev() {
             let large = &mut spare[at];
@@ -121,9 +149,14 @@ fn spare() -> BytesMut {
     })
 }
 
+/// Memory for a small read.
+fn small() -> BytesMut {
+    SMALL.with_borrow_mut(Vec::pop).unwrap_or_else(|| BytesMut::with_capacity(LEAST_READ))
+}
+
 impl From<BytesMut> for Inbox {
     fn from(bytes: BytesMut) -> Self {
-        Self { bytes, is_large: false }
+        Self { bytes, memory: Memory::Own }
     }
 }
 

@@ -112,7 +112,8 @@ impl Pool {
         self.put(Idle { connection, since: self.round.load(Relaxed) });
     }
 
-    fn put(&self, waiting: Idle) {
+    fn put(&self, mut waiting: Idle) {
+        waiting.connection.rest();
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() >= MOST_IDLE {
             idle.pop_front();

@@ -212,16 +212,13 @@ impl<I> Connection<I> {
         }
     }
 
-    /// Gives back the memory that only one call at a time needs.
+    /// Gives back the memory that nothing lies in.
     pub(super) fn rest(&mut self) {
         self.input.rest();
     }
 
-    /// Gives back the memory that large messages took.
+    /// Gives back the memory that a large request took.
     pub(super) fn shrink(&mut self) {
-        if self.input.capacity() > LEAST_READ {
-            self.input = Inbox::default();
-        }
         self.output.shrink(LEAST_READ);
     }
 }

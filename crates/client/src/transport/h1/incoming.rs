@@ -65,10 +65,9 @@ impl Incoming {
 
     /// The answer was read to its end: the connection may carry another call, unless the request is still being sent.
     pub(crate) fn give_back(&mut self, line: &Arc<Line>) {
-        if let Some(mut connection) = self.reusable()
+        if let Some(connection) = self.reusable()
             && !line.is_retired()
         {
-            connection.rest();
             line.h1.here().put_used(connection);
         }
     }
