@@ -126,43 +126,51 @@ where
     run(Connection::new(reader, writer, patience), stopping, answers)
 }
 
-async fn run<R, W, A>(mut connection: Connection<R, W>, stopping: &Stopping, answers: &A) -> Ended<R, W>
+#[allow(clippy::manual_async_fn, reason = "an `async fn` keeps room for what it is given twice")]
+fn run<R, W, A>(
+    mut connection: Connection<R, W>,
+    stopping: &Stopping,
+    answers: &A,
+) -> impl Future<Output = Ended<R, W>>
 where
     R: AsyncRead + Unpin + Send + 'static,
     W: AsyncWrite + Unpin,
     A: Answer<R>,
 {
-    loop {
-        let answered = match connection.next(answers.passes(), stopping).await {
-            Next::Begun => {
-                if connection.input().len() <= SMALL {
-                    after_others().await;
+    async move {
+        loop {
+            let answered = match connection.next(answers.passes(), stopping).await {
+                Next::Begun => {
+                    if connection.input().len() <= SMALL {
+                        after_others().await;
+                    }
+                    match answers.pass(&mut connection, stopping).await {
+                        Ok(Some(persistent)) => Ok(persistent),
+                        Ok(None) => continue,
+                        Err(why) => Err(why),
+                    }
                 }
-                match answers.pass(&mut connection, stopping).await {
-                    Ok(Some(persistent)) => Ok(persistent),
-                    Ok(None) => continue,
-                    Err(why) => Err(why),
+                // Boxed, as the end is, so that a connection that idles keeps no room for it.
+                Next::Request(received) => {
+                    Box::pin(connection.exchange(*received, |request| answers.answer(request), stopping))
+                        .await
                 }
+                Next::Refused(status, why) => {
+                    connection.refuse(status, why).await;
+                    return Ended::Broken(Broken::Refused(why));
+                }
+                Next::Http2 => return connection.left().map_or(Ended::Done, Ended::Http2),
+                Next::Idle => {
+                    connection.close().await;
+                    return Ended::Done;
+                }
+                Next::Broken(why) => return Ended::Broken(why),
+            };
+            match answered {
+                Ok(true) => {}
+                Ok(false) => return Box::pin(connection.end()).await,
+                Err(why) => return Ended::Broken(why),
             }
-            // Boxed, so that a connection that idles keeps no room for it.
-            Next::Request(received) => {
-                Box::pin(connection.exchange(received, |request| answers.answer(request), stopping)).await
-            }
-            Next::Refused(status, why) => {
-                connection.refuse(status, why).await;
-                return Ended::Broken(Broken::Refused(why));
-            }
-            Next::Http2 => return connection.left().map_or(Ended::Done, Ended::Http2),
-            Next::Idle => {
-                connection.close().await;
-                return Ended::Done;
-            }
-            Next::Broken(why) => return Ended::Broken(why),
-        };
-        match answered {
-            Ok(true) => {}
-            Ok(false) => return connection.end().await,
-            Err(why) => return Ended::Broken(why),
         }
     }
 }

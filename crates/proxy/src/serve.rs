@@ -5,7 +5,7 @@ mod http2;
 
 use std::{
     error::Error,
-    future::poll_fn,
+    future::{poll_fn, ready},
     io, mem,
     net::SocketAddr,
     pin::{Pin, pin},
@@ -15,7 +15,7 @@ use std::{
 };
 
 use bytes::BytesMut;
-use futures_util::FutureExt as _;
+use futures_util::{FutureExt as _, future::BoxFuture};
 use socket2::SockRef;
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -146,18 +146,19 @@ impl Serving {
             () = self.stopping.told().cancelled() => return,
         }
         tracing::info!(address = %bound.address, service = %listen.words(), "listening");
+        let own = Arc::new(self);
         loop {
             let accepted = tokio::select! {
-                accepted = self.next(&bound.listener) => accepted,
-                () = self.stopping.told().cancelled() => return,
+                accepted = own.next(&bound.listener) => accepted,
+                () = own.stopping.told().cancelled() => return,
             };
             let Some((stream, caller, permit)) = accepted else { continue };
-            let (own, listen) = (self.clone(), Arc::clone(&listen));
+            let (serving, listen) = (Arc::clone(&own), Arc::clone(&listen));
             let serve = move |stream, on_core| {
-                let place = Arc::new(Place::new(&own.forwarder.metrics, permit, on_core));
-                own.begin((stream, caller), listen, place)
+                let place = Arc::new(Place::new(&serving.forwarder.metrics, permit, on_core));
+                serving.begin((stream, caller), listen, place)
             };
-            self.cores.spawn(&connections, stream, serve);
+            own.cores.spawn(&connections, stream, serve);
         }
     }
 
@@ -190,9 +191,10 @@ impl Serving {
         }
     }
 
-    /// Finds out who connected, and agrees on TLS where that is spoken here.
+    /// Finds out who connected, and serves what is spoken here. Each of what may take a while is boxed: unboxed, every connection
+    /// would keep room for the largest of them for as long as it lasts.
     async fn begin(
-        self,
+        self: Arc<Self>,
         (mut stream, caller): (TcpStream, SocketAddr),
         listen: Arc<Listen>,
         place: Arc<Place>,
@@ -201,7 +203,7 @@ impl Serving {
         let _ = stream.set_nodelay(true);
         let mut ends = tcp::ends_of(&stream, caller);
         if listen.accept_proxy {
-            match tcp::read_proxy_head(&mut stream, self.limits.head).await {
+            match tcp::read_proxy_head(&mut stream, self.limits.head).boxed().await {
                 Ok(told) => ends = told.unwrap_or(ends),
                 Err(error) => {
                     count(&self.forwarder.metrics.proxy_heads_refused);
@@ -210,16 +212,22 @@ impl Serving {
                 }
             }
         }
-        // Each of these is boxed: unboxed, every connection would keep room for the largest of them for as long as it lasts.
-        if let Traffic::Captured { .. } = listen.traffic {
-            return self.captured(stream, caller, &listen, place).boxed().await;
-        }
-        if listen.tls {
-            let secured = self.secured(stream, &listen, ends.source).boxed().await;
-            let Some(stream) = secured else { return };
-            self.take(stream, ends, &listen, place).boxed().await;
+        let served = if let Traffic::Captured { .. } = listen.traffic {
+            self.captured(stream, caller, &listen, place).boxed()
+        } else if listen.tls {
+            self.secure(stream, ends, &listen, place).boxed()
         } else {
-            self.take(stream, ends, &listen, place).boxed().await;
+            self.take(stream, ends, &listen, place)
+        };
+        served.await;
+    }
+
+    /// Agrees on TLS, and serves what is spoken within it.
+    async fn secure(&self, stream: TcpStream, ends: Ends, listen: &Listen, place: Arc<Place>) {
+        let secured = self.secured(stream, listen, ends.source).boxed().await;
+        let served = secured.map(|stream| self.take(stream, ends, listen, place));
+        if let Some(served) = served {
+            served.await;
         }
     }
 
@@ -243,45 +251,54 @@ impl Serving {
     }
 
     /// Serves what is spoken here.
-    async fn take<L: Link>(self, stream: L, ends: Ends, listen: &Listen, place: Arc<Place>) {
+    fn take<'a, L: Link>(
+        &'a self,
+        stream: L,
+        ends: Ends,
+        listen: &'a Listen,
+        place: Arc<Place>,
+    ) -> BoxFuture<'a, ()> {
         match &listen.traffic {
             Traffic::Http { service } => {
                 tcp::limit_silence(stream.socket(), self.limits.head);
                 let origin = Origin::new(ends.source, service.clone(), place).over_tls(listen.tls);
-                self.serve(stream, origin).await;
+                self.serve(stream, origin).boxed()
             }
             Traffic::Tcp { service, send_proxy } => {
                 let send_proxy = send_proxy.map(|version| (version, ends));
-                tcp::serve(&self.forwarder, stream, service, send_proxy).boxed().await;
+                tcp::serve(&self.forwarder, stream, service, send_proxy).boxed()
             }
             // Has begun already: the socket itself knows where it was meant to go.
-            Traffic::Captured { .. } => {}
+            Traffic::Captured { .. } => ready(()).boxed(),
         }
     }
 
-    async fn serve<L: Link>(self, stream: L, origin: Origin) {
+    fn serve<L: Link>(&self, stream: L, origin: Origin) -> impl Future<Output = ()> + Send {
         let metrics = &self.forwarder.metrics;
         let caller = origin.caller;
         let halves = stream.halves();
-        let ended = {
-            let answering = Answering::new(&self.forwarder, &origin);
-            let served = pin!(lean::serve(halves, self.limits.head, &self.stopping, &answering));
-            self.unless_cut_off(served).await
-        };
-        let Some(ended) = ended else { return count(&metrics.cut) };
-        match ended {
-            Ended::Done => {}
-            Ended::Broken(error) => {
-                count(&metrics.broken);
-                tracing::debug!(error = &error as &dyn Error, %caller, "a connection ended early");
-            }
-            Ended::Http2(left) => {
-                let Some((stream, read)) = whole::<L>(left) else { return };
-                self.http2(stream, read, origin).boxed().await;
-            }
-            Ended::Switched(left, begins) => {
-                let Some((stream, read)) = whole::<L>(left) else { return };
-                begins.begin(Rewound::new(read, stream));
+        // An `async fn` keeps room for what it is given twice.
+        async move {
+            let ended = {
+                let answering = Answering::new(&self.forwarder, &origin);
+                let served = pin!(lean::serve(halves, self.limits.head, &self.stopping, &answering));
+                self.unless_cut_off(served).await
+            };
+            let Some(ended) = ended else { return count(&metrics.cut) };
+            match ended {
+                Ended::Done => {}
+                Ended::Broken(error) => {
+                    count(&metrics.broken);
+                    tracing::debug!(error = &error as &dyn Error, %caller, "a connection ended early");
+                }
+                Ended::Http2(left) => {
+                    let Some((stream, read)) = whole::<L>(left) else { return };
+                    self.http2(stream, read, origin).boxed().await;
+                }
+                Ended::Switched(left, begins) => {
+                    let Some((stream, read)) = whole::<L>(left) else { return };
+                    begins.begin(Rewound::new(read, stream));
+                }
             }
         }
     }

@@ -40,8 +40,8 @@ pub struct Passage<'a> {
     surveyed: Option<u64>,
     /// Whether its body is gone.
     is_forgotten: bool,
-    /// What came and was no plain answer.
-    other: Option<Result<Answer, SendError>>,
+    /// What came and was no plain answer; boxed, since that is rare, and connections keep room for what may come.
+    other: Option<Box<Result<Answer, SendError>>>,
 }
 
 /// A call that has begun with a plain request and goes on with one that is taken apart.
@@ -178,11 +178,11 @@ impl<'a> Passage<'a> {
             learn_from_plain((line, clock), answer);
             take(answer, line.target(), context)
         };
-        self.other = Some(match ready!(self.plain.poll(self.until, take, context)) {
+        self.other = Some(Box::new(match ready!(self.plain.poll(self.until, take, context)) {
             Ok(Got::Plain(taken)) => return Poll::Ready(Some(taken)),
             Ok(Got::Other(answer)) => Ok(answer),
             Err(error) => Err(error),
-        });
+        }));
         Poll::Ready(None)
     }
 
@@ -201,7 +201,7 @@ impl<'a> Passage<'a> {
     #[cold]
     pub fn into_apart(self) -> Apart<'a> {
         let Self { handle, call, start, line, plain, surveyed, is_forgotten, other, .. } = self;
-        let sent = match other {
+        let sent = match other.map(|other| *other) {
             Some(Ok(answer)) => Ok(plain.into_reply(answer)),
             Some(Err(error)) => Err(error),
             None => Err(SendError::OutOfTime),

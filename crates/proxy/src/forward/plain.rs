@@ -96,38 +96,36 @@ impl<R: AsyncRead + Unpin + Send + 'static> Answer<R> for Answering<'_> {
         W: AsyncWrite + Unpin,
     {
         let (began, mut target) = (Instant::now(), None);
-        let Some((begun, target, body)) = self.begin(connection.input(), &mut target, began) else {
+        let Some((mut begun, target, body)) = self.begin(connection.input(), &mut target, began) else {
             return Ok(None);
         };
         let apart = {
             let _under_way = Held::new(&target.golden.under_way);
-            match begun {
-                Err(apart) => *apart,
-                Ok(mut passage) => {
-                    let length = body.end;
-                    let worthwhile = body.len() > LEAST_READ && connection.input().len() - length <= FEW;
-                    if worthwhile && passage.give_up_body() {
-                        connection.forget(body);
-                    }
-                    let passed = connection.wait(length, |mut reply, context| {
-                        let take =
-                            |answer: &PlainAnswer<'_>, server: &EndpointTarget, context: &mut Context<'_>| {
-                                let closes = stopping.is_told();
-                                let region = Some(&server.location.region);
-                                target.golden.answers.answered(region, answer.status, began.elapsed());
-                                (!closes, reply.send(answer, closes, context))
-                            };
-                        passage.poll(take, context)
-                    });
-                    if let Some((persistent, sent)) = passed.await? {
-                        // The server has done its part, however long the program takes for its own.
-                        passage.end();
-                        connection.answered(sent?, length).await?;
-                        return Ok(Some(persistent));
-                    }
-                    passage.into_apart()
+            // Looked at where it lies: with a second place for it, every connection would keep room for both.
+            if let Ok(passage) = &mut begun {
+                let length = body.end;
+                let worthwhile = body.len() > LEAST_READ && connection.input().len() - length <= FEW;
+                if worthwhile && passage.give_up_body() {
+                    connection.forget(body);
+                }
+                let passed = connection.wait(length, |mut reply, context| {
+                    let take =
+                        |answer: &PlainAnswer<'_>, server: &EndpointTarget, context: &mut Context<'_>| {
+                            let closes = stopping.is_told();
+                            let region = Some(&server.location.region);
+                            target.golden.answers.answered(region, answer.status, began.elapsed());
+                            (!closes, reply.send(answer, closes, context))
+                        };
+                    passage.poll(take, context)
+                });
+                if let Some((persistent, sent)) = passed.await? {
+                    // The server has done its part, however long the program takes for its own.
+                    let _ = begun.map(Passage::end);
+                    connection.answered(sent?, length).await?;
+                    return Ok(Some(persistent));
                 }
             }
+            begun.map_or_else(|apart| *apart, Passage::into_apart)
         };
         let (forwarder, origin) = (self.forwarder, self.origin);
         let answer = |request| forwarder.go_on(request, origin, target, (apart, began));

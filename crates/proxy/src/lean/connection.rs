@@ -92,14 +92,11 @@ enum Source<R> {
 }
 
 /// What a program does next.
-#[allow(
-    clippy::large_enum_variant,
-    reason = "requests are what comes nearly always, and a box would be an allocation for each"
-)]
 pub(super) enum Next {
     /// It has begun to send a request, of which nothing was looked at; said once of each.
     Begun,
-    Request(Received),
+    /// Boxed, so that a connection that idles keeps no room for it.
+    Request(Box<Received>),
     Refused(StatusCode, &'static str),
     Http2,
     /// Nothing.
@@ -172,7 +169,7 @@ where
                     {
                         reading.input.truncate(left as usize);
                     }
-                    return Poll::Ready(Ok(Next::Request(received)));
+                    return Poll::Ready(Ok(Next::Request(Box::new(received))));
                 }
                 Ok(None) => {}
                 Err(Unserved::Http2) => return Poll::Ready(Ok(Next::Http2)),

@@ -19,7 +19,7 @@ use crate::{
 impl Serving {
     /// Serves what is HTTP for services, and carries the rest to where it was meant to go.
     pub(super) async fn captured(
-        self,
+        &self,
         stream: TcpStream,
         caller: SocketAddr,
         listen: &Listen,

@@ -16,7 +16,7 @@ use crate::harness::{Proxy, Spec, World, alone, read_head};
 
 const MANY: u64 = 10_000;
 /// What one may cost that is idle after a request.
-const EACH: u64 = 16 * 1024;
+const EACH: u64 = 5 * 1024;
 /// Connections that are made at one time: fewer than a queue holds that nobody accepts from.
 const AT_ONCE: usize = 64;
 const GET: &[u8] = b"GET / HTTP/1.1\r\nhost: one.shop\r\n\r\n";
