@@ -6,6 +6,7 @@
 
 mod found;
 mod ghz;
+mod idle;
 mod plan;
 pub(crate) mod process;
 mod sides;
@@ -69,6 +70,8 @@ enum Measured {
     Http1,
     /// Latency over HTTP/1.1.
     Latency,
+    /// Memory of idle connections over HTTP/1.1.
+    Idle,
     /// CPU over HTTP/2.
     Http2,
     /// CPU of gRPC.
@@ -124,6 +127,13 @@ impl Bench {
                 let turns = side.latency(self.plan).await?;
                 self.tell_latency(report, &turns);
             }
+        }
+        if wanted(Measured::Idle) {
+            // Started anew: what load has taken before would be used again.
+            let dir = dir.path().join("idle");
+            fs::create_dir(&dir).map_err(|e| e.to_string())?;
+            let sides = Sides::start((&dir, &self.program), Spoken::Http1, &self.with(&PEERS)).await?;
+            self.tell_idle(report, &sides.idle().await?);
         }
         for (part, spoken) in [(Measured::Http2, Spoken::Http2), (Measured::Grpc, Spoken::Grpc)] {
             if wanted(part) {

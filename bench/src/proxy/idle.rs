@@ -1,0 +1,67 @@
+//! What memory a connection takes that idles after a request.
+
+use std::net::SocketAddr;
+
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
+    net::TcpStream,
+};
+
+use super::{
+    Bench, Sides,
+    sides::{Proxy, Who},
+};
+use crate::report::Report;
+
+/// Connections that come first, so that what a proxy takes once is counted for nobody, and those that are counted: together fewer
+/// than the 1,024 files that a process may have open on many machines.
+const BEFORE: usize = 100;
+const COUNTED: usize = 800;
+const GET: &[u8] = b"GET / HTTP/1.1\r\nhost: bench\r\nuser-agent: bench\r\naccept: */*\r\n\r\n";
+
+impl Sides {
+    /// Bytes of each proxy for a connection of a program.
+    pub(super) async fn idle(&self) -> Result<Vec<(Who, u64)>, String> {
+        let mut all = Vec::new();
+        for (who, proxy) in &self.proxies {
+            all.push((*who, of_each(proxy).await.map_err(|why| format!("{who}: {why}"))?));
+        }
+        Ok(all)
+    }
+}
+
+impl Bench {
+    pub(super) fn tell_idle(&self, report: &mut Report, found: &[(Who, u64)]) {
+        let all: Vec<_> = found.iter().map(|(who, bytes)| format!("{who} {bytes}")).collect();
+        let note = format!("bytes for a connection that idles after a request: {}", all.join(", "));
+        if let Some((_, bytes)) = found.iter().find(|(who, _)| *who == Who::Fairmesh) {
+            report.figure("idle_bytes", *bytes as f64, None, note);
+        }
+    }
+}
+
+async fn of_each(proxy: &Proxy) -> std::io::Result<u64> {
+    let _first = answered(proxy.address, BEFORE).await?;
+    let before = proxy.process.rss_bytes();
+    let _counted = answered(proxy.address, COUNTED).await?;
+    Ok(proxy.process.rss_bytes().saturating_sub(before) / COUNTED as u64)
+}
+
+/// Connections of which each was answered once.
+async fn answered(by: SocketAddr, count: usize) -> std::io::Result<Vec<BufReader<TcpStream>>> {
+    let mut all = Vec::with_capacity(count);
+    for _ in 0..count {
+        let mut stream = BufReader::new(TcpStream::connect(by).await?);
+        stream.write_all(GET).await?;
+        // The answer has no body: it ends with its head.
+        let mut line = String::new();
+        while line != "\r\n" {
+            line.clear();
+            if stream.read_line(&mut line).await? == 0 {
+                return Err(std::io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        all.push(stream);
+    }
+    Ok(all)
+}
