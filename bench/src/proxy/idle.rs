@@ -1,10 +1,11 @@
 //! What memory a connection takes that idles after a request.
 
-use std::net::SocketAddr;
+use std::{io, net::SocketAddr, time::Duration};
 
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
     net::TcpStream,
+    time::timeout,
 };
 
 use super::{
@@ -17,6 +18,8 @@ use crate::report::Report;
 /// than the 1,024 files that a process may have open on many machines.
 const BEFORE: usize = 100;
 const COUNTED: usize = 800;
+/// How long all of them may take; a proxy needs a fraction of a second.
+const PATIENCE: Duration = Duration::from_secs(30);
 const GET: &[u8] = b"GET / HTTP/1.1\r\nhost: bench\r\nuser-agent: bench\r\naccept: */*\r\n\r\n";
 
 impl Sides {
@@ -40,26 +43,28 @@ impl Bench {
     }
 }
 
-async fn of_each(proxy: &Proxy) -> std::io::Result<u64> {
-    let _first = answered(proxy.address, BEFORE).await?;
+async fn of_each(proxy: &Proxy) -> io::Result<u64> {
+    let _first = timeout(PATIENCE, answered(proxy.address, BEFORE)).await??;
     let before = proxy.process.rss_bytes();
-    let _counted = answered(proxy.address, COUNTED).await?;
+    let _counted = timeout(PATIENCE, answered(proxy.address, COUNTED)).await??;
     Ok(proxy.process.rss_bytes().saturating_sub(before) / COUNTED as u64)
 }
 
 /// Connections of which each was answered once.
-async fn answered(by: SocketAddr, count: usize) -> std::io::Result<Vec<BufReader<TcpStream>>> {
+async fn answered(by: SocketAddr, count: usize) -> io::Result<Vec<BufReader<TcpStream>>> {
     let mut all = Vec::with_capacity(count);
     for _ in 0..count {
         let mut stream = BufReader::new(TcpStream::connect(by).await?);
         stream.write_all(GET).await?;
+        let mut head = String::new();
         // The answer has no body: it ends with its head.
-        let mut line = String::new();
-        while line != "\r\n" {
-            line.clear();
-            if stream.read_line(&mut line).await? == 0 {
-                return Err(std::io::ErrorKind::UnexpectedEof.into());
+        while !head.ends_with("\r\n\r\n") {
+            if stream.read_line(&mut head).await? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
             }
+        }
+        if !head.starts_with("HTTP/1.1 200") {
+            return Err(io::Error::other(head));
         }
         all.push(stream);
     }

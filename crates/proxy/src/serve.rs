@@ -146,19 +146,19 @@ impl Serving {
             () = self.stopping.told().cancelled() => return,
         }
         tracing::info!(address = %bound.address, service = %listen.words(), "listening");
-        let own = Arc::new(self);
+        let serving = Arc::new(self);
         loop {
             let accepted = tokio::select! {
-                accepted = own.next(&bound.listener) => accepted,
-                () = own.stopping.told().cancelled() => return,
+                accepted = serving.next(&bound.listener) => accepted,
+                () = serving.stopping.told().cancelled() => return,
             };
             let Some((stream, caller, permit)) = accepted else { continue };
-            let (serving, listen) = (Arc::clone(&own), Arc::clone(&listen));
+            let (own, listen) = (Arc::clone(&serving), Arc::clone(&listen));
             let serve = move |stream, on_core| {
-                let place = Arc::new(Place::new(&serving.forwarder.metrics, permit, on_core));
-                serving.begin((stream, caller), listen, place)
+                let place = Arc::new(Place::new(&own.forwarder.metrics, permit, on_core));
+                own.begin((stream, caller), listen, place)
             };
-            own.cores.spawn(&connections, stream, serve);
+            serving.cores.spawn(&connections, stream, serve);
         }
     }
 
@@ -215,20 +215,15 @@ impl Serving {
         let served = if let Traffic::Captured { .. } = listen.traffic {
             self.captured(stream, caller, &listen, place).boxed()
         } else if listen.tls {
-            self.secure(stream, ends, &listen, place).boxed()
+            // Nothing else is awaited in here, or every connection would keep room for what TLS needs.
+            match self.secured(stream, &listen, ends.source).boxed().await {
+                Some(stream) => self.take(stream, ends, &listen, place),
+                None => return,
+            }
         } else {
             self.take(stream, ends, &listen, place)
         };
         served.await;
-    }
-
-    /// Agrees on TLS, and serves what is spoken within it.
-    async fn secure(&self, stream: TcpStream, ends: Ends, listen: &Listen, place: Arc<Place>) {
-        let secured = self.secured(stream, listen, ends.source).boxed().await;
-        let served = secured.map(|stream| self.take(stream, ends, listen, place));
-        if let Some(served) = served {
-            served.await;
-        }
     }
 
     /// The connection within TLS, once both sides have agreed on it.
@@ -273,6 +268,7 @@ impl Serving {
         }
     }
 
+    /// Serves HTTP, and whatever a connection goes on with.
     fn serve<L: Link>(&self, stream: L, origin: Origin) -> impl Future<Output = ()> + Send {
         let metrics = &self.forwarder.metrics;
         let caller = origin.caller;

@@ -151,10 +151,13 @@ impl Decoder {
 
 /// Takes up to so many bytes.
 fn take(input: &mut BytesMut, left: &mut u64) -> Option<Bytes> {
-    let most = usize::try_from(*left).unwrap_or(usize::MAX);
-    let data = input.split_to(most.min(input.len())).freeze();
-    *left -= data.len() as u64;
-    (!data.is_empty()).then_some(data)
+    let most = usize::try_from(*left).unwrap_or(usize::MAX).min(input.len());
+    // Taking nothing would cost a count of who uses the memory.
+    if most == 0 {
+        return None;
+    }
+    *left -= most as u64;
+    Some(input.split_to(most).freeze())
 }
 
 /// What comes out of a chunked body.

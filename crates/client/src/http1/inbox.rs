@@ -30,12 +30,12 @@ thread_local! {
     /// Memory for large reads, used last at the back. What one connection was read into is still in the processor's cache when
     /// the next one is read, and no connection that waits has any.
     static LARGE: RefCell<Vec<BytesMut>> = const { RefCell::new(Vec::new()) };
-    /// The same of [`LEAST_READ`] bytes for small reads, of which no piece is still in use.
+    /// The same of [`LEAST_READ`] bytes for small reads. Nothing that was taken out of these is still in use.
     static SMALL: RefCell<Vec<BytesMut>> = const { RefCell::new(Vec::new()) };
 }
 
 /// What came on a connection. Pieces are taken out of it without copying them. They lie in memory that the connections of a
-/// thread share, one after the other: a connection on which nothing comes has none.
+/// thread share, one after the other: where nothing comes and nothing is unread, a connection has none.
 #[derive(Debug, Default)]
 pub struct Inbox {
     bytes: BytesMut,
@@ -77,9 +77,18 @@ impl Inbox {
         read
     }
 
+    /// Adds what was read elsewhere.
+    pub fn add(&mut self, came: &[u8]) {
+        if self.bytes.capacity() - self.bytes.len() < came.len() {
+            self.make_room(came.len());
+        }
+        self.bytes.extend_from_slice(came);
+    }
+
     fn make_room(&mut self, room: usize) {
         let needed = self.bytes.len() + room.max(LEAST_READ);
         let memory = match needed {
+            // Nothing is unread: a small one would have too little room beside it.
             ..=LEAST_READ => Memory::Small,
             ..=MOST_READ if room > LEAST_READ => Memory::Large,
             _ => Memory::Own,
@@ -95,10 +104,14 @@ impl Inbox {
         self.move_to(fresh, memory);
     }
 
-    /// Gives back memory, since nothing comes for a while: all of it, or what a large read took beyond what came.
+    /// Gives back memory, since nothing comes for a while: all of it where nothing is unread, or else what a large read took beyond
+    /// that. A small one stays as long as something that was taken out of it is in use, which keeps that memory in any case: it
+    /// may be free by the time that something comes.
     pub fn rest(&mut self) {
         if self.bytes.is_empty() {
-            self.give_back();
+            if self.memory != Memory::Small || self.bytes.try_reclaim(LEAST_READ) {
+                self.give_back();
+            }
         } else if self.memory == Memory::Large && self.bytes.len() <= FEW {
             self.move_to(small(), Memory::Small);
         }
@@ -114,12 +127,15 @@ impl Inbox {
         let mut bytes = mem::take(&mut self.bytes);
         match mem::take(&mut self.memory) {
             Memory::Own => {}
-            Memory::Small => SMALL.with_borrow_mut(|spare| {
+            Memory::Small => {
                 bytes.clear();
-                if spare.len() < MOST_SMALL && bytes.try_reclaim(LEAST_READ) {
-                    spare.push(bytes);
-                }
-            }),
+                let is_free = bytes.try_reclaim(LEAST_READ);
+                SMALL.with_borrow_mut(|spare| {
+                    if is_free && spare.len() < MOST_SMALL {
+                        spare.push(bytes);
+                    }
+                });
+            }
             Memory::Large => LARGE.with_borrow_mut(|spare| {
                 if spare.len() < MOST_LARGE {
                     spare.push(bytes);

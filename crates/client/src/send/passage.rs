@@ -178,11 +178,12 @@ impl<'a> Passage<'a> {
             learn_from_plain((line, clock), answer);
             take(answer, line.target(), context)
         };
-        self.other = Some(Box::new(match ready!(self.plain.poll(self.until, take, context)) {
+        let other = match ready!(self.plain.poll(self.until, take, context)) {
             Ok(Got::Plain(taken)) => return Poll::Ready(Some(taken)),
             Ok(Got::Other(answer)) => Ok(answer),
             Err(error) => Err(error),
-        }));
+        };
+        self.other = Some(Box::new(other));
         Poll::Ready(None)
     }
 

@@ -120,7 +120,9 @@ impl<R: AsyncRead + Unpin + Send + 'static> Answer<R> for Answering<'_> {
                 });
                 if let Some((persistent, sent)) = passed.await? {
                     // The server has done its part, however long the program takes for its own.
-                    let _ = begun.map(Passage::end);
+                    if let Ok(passage) = begun {
+                        passage.end();
+                    }
                     connection.answered(sent?, length).await?;
                     return Ok(Some(persistent));
                 }

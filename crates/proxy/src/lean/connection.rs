@@ -95,7 +95,7 @@ enum Source<R> {
 pub(super) enum Next {
     /// It has begun to send a request, of which nothing was looked at; said once of each.
     Begun,
-    /// Boxed, so that a connection that idles keeps no room for it.
+    /// Boxed, so that a connection that idles keeps no room for it. Plain requests, which are most, do not come here.
     Request(Box<Received>),
     Refused(StatusCode, &'static str),
     Http2,

@@ -29,12 +29,12 @@ async fn large(inbox: &mut Inbox) -> Bytes {
 }
 
 /// Reads a small message.
-async fn small(inbox: &mut Inbox) -> (Bytes, DuplexStream) {
-    let (mut io, far) = stream(b"GET / HTTP/1.1\r\n\r\n").await;
+async fn small_of(byte: u8, inbox: &mut Inbox) -> Bytes {
+    let (mut io, _far) = stream(&[byte; 18]).await;
     assert_eq!(poll(inbox, &mut io, 0), Poll::Ready(18));
     let piece = inbox.split().freeze();
     assert!(poll(inbox, &mut io, 0).is_pending());
-    (piece, far)
+    piece
 }
 
 fn spares() -> usize {
@@ -132,15 +132,22 @@ async fn who_waits_for_the_next_small_message_has_no_memory() {
 }
 
 #[tokio::test]
-async fn a_small_message_that_is_in_use_keeps_its_memory_to_itself() {
+async fn small_messages_are_read_into_the_same_memory_one_after_the_other() {
     let (mut one, mut other) = (Inbox::default(), Inbox::default());
-    let (first, _far) = small(&mut one).await;
-    assert_eq!((one.capacity(), SMALL.with_borrow(Vec::len)), (0, 0));
-    let (second, _far) = small(&mut other).await;
-    assert_ne!(first.as_ptr(), second.as_ptr());
-    assert_eq!(first, second);
-    drop(small(&mut one).await);
-    assert_eq!(SMALL.with_borrow(Vec::len), 0, "while it was given back, a piece of it was in use");
+    let (first, second) = (small_of(1, &mut one).await, small_of(2, &mut other).await);
+    let places = [first.as_ptr(), second.as_ptr()];
+    assert_ne!(places[0], places[1], "the first is still in use");
+    assert!(first.iter().all(|byte| *byte == 1) && second.iter().all(|byte| *byte == 2));
+    assert_eq!(SMALL.with_borrow(Vec::len), 0);
+    drop((first, second));
+    for inbox in [&mut one, &mut other] {
+        inbox.rest();
+        assert_eq!(inbox.capacity(), 0);
+    }
+    assert_eq!(SMALL.with_borrow(Vec::len), 2);
+    assert_eq!(small_of(3, &mut one).await.as_ptr(), places[1], "what was used last");
+    assert_eq!(small_of(4, &mut other).await.as_ptr(), places[0]);
+    assert_eq!(SMALL.with_borrow(Vec::len), 0);
 }
 
 #[tokio::test]

@@ -217,8 +217,9 @@ impl<I> Connection<I> {
         self.input.rest();
     }
 
-    /// Gives back the memory that a large request took.
+    /// Gives back the memory that a large request took, and that of an answer which was still in use before.
     pub(super) fn shrink(&mut self) {
+        self.rest();
         self.output.shrink(LEAST_READ);
     }
 }

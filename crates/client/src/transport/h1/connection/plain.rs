@@ -170,7 +170,7 @@ impl Connection {
             self.expected = came.len();
             return Poll::Ready(Ok(Some(take(&answer, context))));
         }
-        self.input.extend_from_slice(came);
+        self.input.add(came);
         if plain_answer_lacks(came) { self.poll_large(take, context) } else { Poll::Ready(Ok(None)) }
     }
 
@@ -190,7 +190,6 @@ impl Connection {
                 self.expected = self.input.len();
                 let taken = take(&answer, context);
                 self.input.clear();
-                self.input.rest();
                 return Poll::Ready(Ok(Some(taken)));
             }
             if !plain_answer_lacks(&self.input) {
