@@ -15,7 +15,7 @@ release: ## Build the binary for production, guided by a profile of what runs mo
 	@scripts/release.sh
 
 test: ## Run every test and print how many passed
-	@scripts/setup.sh build demo etcd hosts
+	@scripts/setup.sh build demo etcd hosts systemd
 	@if command -v go >/dev/null; then scripts/setup.sh h2spec || true; fi
 	@scripts/test.sh
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes a machine ready for what its arguments name: `build` (compile and test), `demo`, `deny`, `etcd`, `fuzz`, `ghz`, `h2spec`,
-# `hosts`, `peers` (the proxies that `bench/run proxy` measures beside ours), `profile` (builds guided by one).
+# `hosts`, `peers` (the proxies that `bench/run proxy` measures beside ours), `profile` (builds guided by one), `systemd`.
 # Installs only what is missing, says what and why before it does, and changes nothing otherwise.
 set -euo pipefail
 
@@ -124,6 +124,10 @@ setup_profile() {
     rustup --quiet component add llvm-tools >&2
 }
 
+setup_systemd() {
+    [ -x /lib/systemd/systemd ] || apt_install "a test runs the unit of the proxy under a real systemd" systemd
+}
+
 for part in "$@"; do
     case $part in
         build) setup_build ;;
@@ -136,6 +140,7 @@ for part in "$@"; do
         hosts) setup_hosts ;;
         peers) setup_peers ;;
         profile) setup_profile ;;
-        *) die "there is no part '$part'; give build, demo, deny, etcd, fuzz, ghz, h2spec, hosts, peers or profile" ;;
+        systemd) setup_systemd ;;
+        *) die "there is no part '$part'; give build, demo, deny, etcd, fuzz, ghz, h2spec, hosts, peers, profile or systemd" ;;
     esac
 done

@@ -20,6 +20,7 @@ use std::{
 };
 
 use fairmesh_sealed::{Channel, MAX_HANDLES};
+use rustix::process::Pid;
 use tokio::{
     net::{UnixListener, UnixStream},
     time::{sleep, timeout},
@@ -64,7 +65,10 @@ pub(crate) struct Handover {
 
 /// Who has taken over, and waits to hear that nobody else accepts.
 #[derive(Debug)]
-pub(crate) struct Successor(Channel);
+pub(crate) struct Successor {
+    channel: Channel,
+    process: Option<Pid>,
+}
 
 impl Predecessor {
     /// Gets the listeners of the proxy that waits at `path`, where one does.
@@ -169,7 +173,8 @@ impl Handover {
     }
 
     async fn hand(&self, stream: UnixStream) -> io::Result<Option<Successor>> {
-        let uid = stream.peer_cred()?.uid();
+        let peer = stream.peer_cred()?;
+        let uid = peer.uid();
         if uid != 0 && uid != rustix::process::geteuid().as_raw() {
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it runs as another user"));
         }
@@ -190,7 +195,9 @@ impl Handover {
         }
         // It takes the time that it needs to learn what to serve; its end is noticed.
         match channel.receive().await? {
-            Some((word, _)) if &word[..] == SERVING => Ok(Some(Successor(channel))),
+            Some((word, _)) if &word[..] == SERVING => {
+                Ok(Some(Successor { channel, process: peer.pid().and_then(Pid::from_raw) }))
+            }
             Some(_) => Err(invalid("it speaks another version of the handover")),
             None => Ok(None),
         }
@@ -198,10 +205,15 @@ impl Handover {
 }
 
 impl Successor {
+    /// Which process it is, where the system knows: of one among other processes, such as another container's, it does not.
+    pub(crate) fn process(&self) -> Option<Pid> {
+        self.process
+    }
+
     /// Tells it that nobody else accepts any more.
     pub(crate) async fn goes_alone(self) {
         // One that is gone meanwhile is told nothing.
-        let _ = self.0.send(STOPPED, &[]).await;
+        let _ = self.channel.send(STOPPED, &[]).await;
     }
 }
 

@@ -45,6 +45,7 @@ mod sniff;
 mod spans;
 mod stopping;
 mod streams;
+mod supervisor;
 mod tcp;
 mod tls;
 mod tunnel;

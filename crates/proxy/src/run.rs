@@ -25,6 +25,7 @@ use crate::{
     serve::{Bound, Serving},
     service::Services,
     stopping::Stopping,
+    supervisor,
     tls::{Opened, Tls},
     tunnel::Tunnels,
 };
@@ -66,6 +67,10 @@ pub async fn run(
         () = shutdown => None,
     };
     lead.state.set_ready(false);
+    match &successor {
+        Some(successor) => supervisor::succeeded(successor.process()),
+        None => supervisor::drains(),
+    }
     tracing::info!(connections = lead.serving.open(), "draining");
     lead.stopping.begin(drain);
     let deadline = Instant::now() + drain;
@@ -77,18 +82,7 @@ pub async fn run(
         stop(&mut served).await;
         successor.goes_alone().await;
     }
-    lead.connections.close();
-    lead.connections.wait().await;
-    match lead.serving.cut() {
-        0 => tracing::info!("drained"),
-        cut => tracing::warn!(
-            connections = cut,
-            "cut off at the deadline, with what was under way on them; --drain-deadline gives them longer"
-        ),
-    }
-    let (least, most) = LAST_SPANS;
-    let now = Instant::now();
-    lead.seeing.stop(deadline.clamp(now + least, now + most)).await;
+    lead.ended(deadline).await;
     stop(&mut served).await;
     Ok(())
 }
@@ -144,11 +138,13 @@ impl Lead {
             *served = show();
             predecessor.relieve().await;
         } else {
+            supervisor::listens();
             *served = show();
             self.accept(bound, &listen);
             self.services.known(&listen).await;
             self.state.set_ready(true);
         }
+        supervisor::serves();
         match handover {
             Some(handover) => Ok(handover.handed().await),
             None => pending().await,
@@ -159,6 +155,22 @@ impl Lead {
     async fn is_informed(&self, listen: &[Listen], patience: Duration) -> Result<(), ProxyError> {
         let known = timeout(patience, self.services.known(listen)).await;
         known.map_err(|_| ProxyError::Uninformed { waited: patience })
+    }
+
+    /// Waits until the last connection has ended, by itself or at the deadline.
+    async fn ended(&self, deadline: Instant) {
+        self.connections.close();
+        self.connections.wait().await;
+        match self.serving.cut() {
+            0 => tracing::info!("drained"),
+            cut => tracing::warn!(
+                connections = cut,
+                "cut off at the deadline, with what was under way on them; --drain-deadline gives them longer"
+            ),
+        }
+        let (least, most) = LAST_SPANS;
+        let now = Instant::now();
+        self.seeing.stop(deadline.clamp(now + least, now + most)).await;
     }
 
     /// Lets each listener accept as soon as it is known what to do with what comes there.

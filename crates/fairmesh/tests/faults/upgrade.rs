@@ -1,5 +1,7 @@
 //! A proxy is replaced while programs call through it, and begins with nothing or with what an agent left on disk.
 
+mod systemd;
+
 use std::{
     convert::Infallible,
     os::unix::fs::symlink,
@@ -20,12 +22,14 @@ use hyper::body::Frame;
 use rustix::process::Signal;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpStream, UnixDatagram},
     task::JoinHandle,
+    time::timeout,
 };
 
 use crate::harness::{
-    Connection, Manner, Process, Program, Proxy, RawServer, Spec, World, beside_others, free_port, h2, until,
+    Connection, Manner, PATIENCE, Process, Program, Proxy, RawServer, Spec, World, beside_others, free_port,
+    h2, until,
 };
 
 /// Where proxies of one test listen, one after the other.
@@ -45,14 +49,23 @@ impl Place {
     }
 
     pub(crate) fn proxy(&self, name: &str, more: &str) -> Process {
-        let Self { listen, by_host, admin, agent, folder } = self;
-        let args = format!(
-            "proxy --agent {agent} --listen {listen}=shop/one --listen {by_host} --admin {admin} --client-id proxy --handover {}{more}",
-            folder.join("proxy.sock").display()
-        );
-        let mut program = Program::fairmesh(folder.join(format!("{name}.log")), &args);
-        program.env.push(("XDG_STATE_HOME", folder.join("state").display().to_string()));
-        Process::start(program)
+        Process::start(self.program(name, more))
+    }
+
+    fn program(&self, name: &str, more: &str) -> Program {
+        let socket = self.folder.join("proxy.sock");
+        let args = format!("proxy --handover {} {}", socket.display(), self.options(more));
+        let mut program = Program::fairmesh(self.folder.join(format!("{name}.log")), &args);
+        program.env.push(("XDG_STATE_HOME", self.folder.join("state").display().to_string()));
+        program
+    }
+
+    /// What it is told, but for the handover.
+    fn options(&self, more: &str) -> String {
+        let Self { listen, by_host, admin, agent, .. } = self;
+        format!(
+            "--agent {agent} --listen {listen}=shop/one --listen {by_host} --admin {admin} --client-id proxy{more}"
+        )
     }
 
     async fn is_ready(&self) -> bool {
@@ -199,6 +212,42 @@ async fn a_successor_that_fails_leaves_the_running_proxy_as_it_was() {
     callers.go_on(50).await;
     callers.stop_unharmed().await;
     drop(next);
+}
+
+/// The next words to a supervisor.
+async fn heard(supervisor: &UnixDatagram) -> String {
+    let mut words = [0; 4096];
+    let length = timeout(PATIENCE, supervisor.recv(&mut words)).await.expect("nothing was said").unwrap();
+    String::from_utf8(words[..length].to_vec()).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_supervisor_hears_that_it_listens_what_it_does_and_who_succeeds_it() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
+    let place = Place::new(&world);
+    let path = world.path("supervisor.sock");
+    let supervisor = UnixDatagram::bind(&path).unwrap();
+    let supervised = |name| {
+        let mut program = place.program(name, "");
+        program.env.push(("NOTIFY_SOCKET", path.display().to_string()));
+        Process::start(program)
+    };
+    let mut first = supervised("first");
+    assert_eq!(heard(&supervisor).await, "READY=1\nSTATUS=waiting to learn what to serve\n");
+    assert_eq!(heard(&supervisor).await, "READY=1\nSTATUS=serving\n");
+
+    let mut second = supervised("second");
+    // The second is not listened to before the first has named it.
+    assert_eq!(heard(&supervisor).await, format!("MAINPID={}\n", second.pid()));
+    assert_eq!(heard(&supervisor).await, "READY=1\nSTATUS=serving\n");
+    assert!(first.end().await.success(), "{}", first.log());
+
+    second.signal(Signal::TERM);
+    assert_eq!(heard(&supervisor).await, "STOPPING=1\nSTATUS=draining\n");
+    assert!(second.end().await.success(), "{}", second.log());
+    assert!(supervisor.try_recv(&mut [0; 64]).is_err(), "the first has said more than its successor's name");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,0 +1,36 @@
+//! What a supervisor hears that started this process, in the words of sd_notify(3): systemd, and others that know them.
+//!
+//! The end of a proxy that was succeeded is not the end of the service. So it says who is to be watched from then on, and
+//! says it itself: nobody but the process that is watched, and what a unit says to start, is listened to (`NotifyAccess=exec`),
+//! which keeps others from speaking for it.
+
+use rustix::process::Pid;
+use sd_notify::NotifyState::{self, MainPid, Ready, Status, Stopping};
+
+/// Programs that connect from now on wait for an answer and are not refused. To be started means no more than this: what there is
+/// to serve may be unknown for as long as nobody tells, and what starts after the proxy must not wait for that.
+pub(crate) fn listens() {
+    tell(&[Ready, Status("waiting to learn what to serve")]);
+}
+
+pub(crate) fn serves() {
+    tell(&[Ready, Status("serving")]);
+}
+
+/// Another process serves instead, where it is known which.
+pub(crate) fn succeeded(by: Option<Pid>) {
+    if let Some(pid) = by {
+        tell(&[MainPid(pid.as_raw_nonzero().get().unsigned_abs())]);
+    }
+}
+
+pub(crate) fn drains() {
+    tell(&[Stopping, Status("draining")]);
+}
+
+/// Does nothing where no supervisor asked for it with `NOTIFY_SOCKET`.
+fn tell(words: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(words) {
+        tracing::warn!(%error, "the supervisor at NOTIFY_SOCKET hears nothing");
+    }
+}
