@@ -3,6 +3,7 @@
 use std::{
     future::{Future, pending},
     path::Path,
+    pin::pin,
     sync::Arc,
     time::Duration,
 };
@@ -130,6 +131,12 @@ impl Lead {
     ) -> Result<Successor, ProxyError> {
         let patience = self.serving.first_contact();
         let show = || pages.map(|listener| admin::start(listener, self.state.clone()));
+        let mut handed = pin!(async {
+            match handover {
+                Some(handover) => handover.handed().await,
+                None => pending().await,
+            }
+        });
         if let Some(predecessor) = predecessor {
             self.is_informed(&listen, patience).await?;
             self.accept(bound, &listen);
@@ -141,14 +148,14 @@ impl Lead {
             supervisor::listens();
             *served = show();
             self.accept(bound, &listen);
-            self.services.known(&listen).await;
-            self.state.set_ready(true);
+            // Who was told wrongly where to learn it is succeeded by one that was told better.
+            tokio::select! {
+                () = self.services.known(&listen) => self.state.set_ready(true),
+                successor = &mut handed => return Ok(successor),
+            }
         }
         supervisor::serves();
-        match handover {
-            Some(handover) => Ok(handover.handed().await),
-            None => pending().await,
-        }
+        Ok(handed.await)
     }
 
     /// Waits until all is known. Nothing is accepted before, since a connection that is would be lost if it never came.

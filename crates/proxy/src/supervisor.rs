@@ -19,8 +19,12 @@ pub(crate) fn serves() {
 
 /// Another process serves instead, where it is known which.
 pub(crate) fn succeeded(by: Option<Pid>) {
-    if let Some(pid) = by {
-        tell(&[MainPid(pid.as_raw_nonzero().get().unsigned_abs())]);
+    match by {
+        Some(pid) => tell(&[MainPid(pid.as_raw_nonzero().get().unsigned_abs())]),
+        None if std::env::var_os("NOTIFY_SOCKET").is_some() => tracing::warn!(
+            "the supervisor is not told which process took over, as it runs among other processes; it may start another"
+        ),
+        None => {}
     }
 }
 

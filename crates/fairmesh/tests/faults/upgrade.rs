@@ -357,6 +357,25 @@ async fn a_proxy_that_knows_nothing_is_not_ready_and_answers_nobody_before_it_do
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_proxy_that_was_told_the_wrong_agent_is_succeeded_by_one_that_was_told_the_right_one() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
+    let place = Place::new(&world);
+    let wrong = format!("unix:{}", world.path("nobody.sock").display());
+    let mut waits = Place { agent: wrong, ..place.clone() }.proxy("waits", "");
+    until("its pages are there", async || TcpStream::connect(&place.admin).await.is_ok()).await;
+    let waiting = tokio::spawn({
+        let to = place.listen.clone();
+        async move { call(&to, Manner::Fresh, &mut None).await }
+    });
+    let _next = place.proxy("next", "");
+    assert!(waits.end().await.success(), "{}", waits.log());
+    waiting.await.unwrap().unwrap();
+    place.ready().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_proxy_that_finds_no_agent_serves_from_what_the_agent_left_on_disk() {
     let _machine = beside_others().await;
     let mut world = World::start("").await;

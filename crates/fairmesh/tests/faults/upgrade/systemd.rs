@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::{self, Write as _},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command as Blocking, Stdio},
 };
 
@@ -16,11 +16,11 @@ use crate::harness::{PATIENCE, Process, Program, Run, Spec, World, beside_others
 const UNIT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/fairmesh-proxy.service");
 const SERVICE: &str = "fairmesh-proxy";
 /// What a manager that is not the machine's own cannot do, or has no need of.
-const NOT_HERE: [&str; 7] = ["User=", "Group=", "Wants=", "After=", "Private", "Protect", "UMask="];
+const NOT_HERE: [&str; 6] = ["User=", "Group=", "Wants=", "After=", "Private", "Protect"];
 /// Gives the manager control groups and a `/run` of its own.
 const BOOT: &str = r#"
     for root in /sys/fs/cgroup /sys/fs/cgroup/systemd /sys/fs/cgroup/unified; do
-        [ ! -e $root/cgroup.procs ] || { mkdir $root/$GROUP && echo $$ > $root/$GROUP/cgroup.procs; } || exit 1
+        [ ! -e $root/cgroup.procs ] || { mkdir -p $root/$GROUP && echo $$ > $root/$GROUP/cgroup.procs; } || exit 1
     done
     exec unshare --mount sh -c '
         mount -t tmpfs tmpfs /run && mkdir -p /run/systemd/system && exec /lib/systemd/systemd --user'
@@ -56,9 +56,9 @@ impl Manager {
         program.args = vec!["-c".into(), BOOT.into()];
         program.env = vec![("PATH", path()), ("GROUP", group.clone())];
         program.env.extend(Self::told(&folder));
+        fs::write(units.join(format!("{SERVICE}.service")), unit(&folder)).unwrap();
         let mut manager = Self { process: Process::start(program), folder, group };
         manager.set(options);
-        fs::write(units.join(format!("{SERVICE}.service")), manager.unit()).unwrap();
         until("the manager answers or ends", async || {
             manager.process.has_ended().is_some() || manager.ctl("show -p Version").await.code == Some(0)
         })
@@ -69,20 +69,9 @@ impl Manager {
         }
     }
 
-    fn told(folder: &std::path::Path) -> [(&'static str, String); 3] {
+    fn told(folder: &Path) -> [(&'static str, String); 3] {
         let at = |name| folder.join(name).display().to_string();
         [("HOME", at("")), ("XDG_CONFIG_HOME", at("")), ("XDG_RUNTIME_DIR", at("run"))]
-    }
-
-    /// The unit, but for what only the machine's own systemd does.
-    fn unit(&self) -> String {
-        let shipped = fs::read_to_string(UNIT).unwrap();
-        let unit: Vec<_> =
-            shipped.lines().filter(|line| !NOT_HERE.iter().any(|start| line.starts_with(start))).collect();
-        let log = format!("Type=notify\nStandardError=append:{}", self.folder.join("log").display());
-        let unit = unit.join("\n").replace("Type=notify", &log);
-        let unit = unit.replace("/usr/local/bin/fairmesh", env!("CARGO_BIN_EXE_fairmesh"));
-        unit.replace("/etc/fairmesh", &self.folder.display().to_string())
     }
 
     /// Writes what an operator would have the proxy do.
@@ -114,6 +103,20 @@ impl Manager {
         }
         (values[0].parse().unwrap(), values[1].parse().unwrap(), values.swap_remove(2))
     }
+}
+
+/// The unit, but for what only the machine's own systemd does.
+fn unit(folder: &Path) -> String {
+    let shipped = fs::read_to_string(UNIT).unwrap();
+    let unit: Vec<_> =
+        shipped.lines().filter(|line| !NOT_HERE.iter().any(|start| line.starts_with(start))).collect();
+    let log = format!(
+        "Type=notify\nStandardOutput=append:{0}\nStandardError=append:{0}",
+        folder.join("log").display()
+    );
+    let unit = unit.join("\n").replace("Type=notify", &log);
+    let unit = unit.replace("/usr/local/bin/fairmesh", env!("CARGO_BIN_EXE_fairmesh"));
+    unit.replace("/etc/fairmesh", &folder.display().to_string())
 }
 
 impl Drop for Manager {
@@ -151,7 +154,8 @@ async fn systemd_watches_who_took_over_and_a_reload_that_fails_changes_nothing()
 
     // More than once: the second one was not started by the manager itself.
     for cores in [1, 2, 1] {
-        manager.set(&place.options(&format!(" --cores {cores}")));
+        // In quotes, which are read alike by a start and by a reload.
+        manager.set(&place.options(&format!(" --cores \"{cores}\"")));
         manager.ctl(&format!("reload {SERVICE}")).await.ok();
         let (now, restarts, state) = manager.seen().await;
         assert_eq!((restarts, &state[..]), (0, "active"), "{}", manager.process.log());
@@ -168,10 +172,15 @@ async fn systemd_watches_who_took_over_and_a_reload_that_fails_changes_nothing()
     callers.go_on(50).await;
     callers.stop_unharmed().await;
 
+    // It knows this one as well as one that it started itself, and lets it end what is under way.
+    let drained = || manager.process.log().matches("drained").count();
+    assert_eq!(drained(), 3, "{}", manager.process.log());
+    manager.ctl(&format!("stop {SERVICE}")).await.ok();
+    assert_eq!((drained(), manager.seen().await.2), (4, "inactive".into()), "{}", manager.process.log());
+
     manager.set(&place.options(""));
+    manager.ctl(&format!("start {SERVICE}")).await.ok();
     manager.ctl(&format!("kill --signal KILL {SERVICE}")).await.ok();
     until("it is started again", async || manager.seen().await.1 == 1).await;
     place.ready().await;
-    manager.ctl(&format!("stop {SERVICE}")).await.ok();
-    assert_eq!(manager.seen().await.2, "inactive");
 }
