@@ -23,7 +23,8 @@ use tokio::{
 };
 
 use crate::harness::{
-    Machines, Process, Program, Proxy, Run, Spec, THERE, World, beside_others, free_port, path, run, until,
+    Machines, Process, Program, Proxy, Run, Spec, THERE, World, beside_others, free_port, path, run, skipped,
+    until,
 };
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -375,7 +376,7 @@ impl Drop for Group {
 fn a_proxy_is_told_by_its_cgroup_from_programs_of_the_same_user() {
     let Some(machines) = Machines::new(&["ip", "nft", "curl", "unshare", "setpriv"]) else { return };
     let Some(group) = Group::new() else {
-        return eprintln!("skipped: there are no cgroups of version 2 here");
+        return skipped("a proxy cannot be told by its cgroup", "there are none of version 2");
     };
     machines.run(|| async {
         let _machine = beside_others().await;

@@ -14,7 +14,11 @@ mod raw;
 mod serve;
 mod world;
 
-use std::time::Duration;
+use std::{
+    fmt::Display,
+    io::{self, Write as _},
+    time::Duration,
+};
 
 use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -28,6 +32,12 @@ pub(crate) use proxy::Proxy;
 pub(crate) use raw::{RawServer, read_head, read_to_end, say};
 pub(crate) use serve::{BURN, Local, Spec, free_port};
 pub(crate) use world::World;
+
+/// Says past the capture of what passing tests print that a test was skipped, and why.
+pub(crate) fn skipped(cannot: &str, reason: impl Display) {
+    let line = format!("skipped: {cannot} here: {reason}\n");
+    io::stderr().write_all(line.as_bytes()).unwrap();
+}
 
 /// How long a condition may take to come true: long, since it decides nothing but when a broken test gives up.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);

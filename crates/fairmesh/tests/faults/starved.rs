@@ -1,8 +1,7 @@
 //! An agent that gets two percent of a CPU and little memory (S5).
 
 use std::{
-    fs,
-    io::{self, Write},
+    fs, io,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -15,7 +14,7 @@ use fairmesh_model::Protocol;
 use fairmesh_wire::{handshake, transport::Address};
 use rustix::process::Pid;
 
-use crate::harness::{Kind, Load, PATIENCE, Spec, World, alone, until};
+use crate::harness::{Kind, Load, PATIENCE, Spec, World, alone, skipped, until};
 
 /// The share of a CPU, in microseconds, of each period. An agent that has used up its share stops for the rest of the
 /// period: who waits for it waits about that long.
@@ -23,6 +22,9 @@ const QUOTA_US: u32 = 2_000;
 const PERIOD_US: u32 = 100_000;
 /// An unoptimized agent needs about half of it.
 const MEMORY: u32 = 48 << 20;
+
+/// What is not possible where the test is skipped.
+const NO_GROUP: &str = "a process cannot be put into a control group";
 
 /// A control group; the last process in it must have ended before it is removed.
 struct Group {
@@ -87,12 +89,6 @@ impl Drop for Group {
     }
 }
 
-/// Says so past the capture of what passing tests print.
-fn skipped(reason: &io::Error) {
-    let line = format!("skipped: a process cannot be put into a control group here: {reason}\n");
-    io::stderr().write_all(line.as_bytes()).unwrap();
-}
-
 /// Keeps an agent busy until `stop`.
 async fn pester(agent: Address, stop: Arc<AtomicBool>) {
     while !stop.load(Relaxed) {
@@ -114,7 +110,7 @@ async fn calls_do_not_feel_an_agent_that_has_hardly_any_cpu_and_memory() {
     let _machine = alone().await;
     let group = match Group::new() {
         Ok(group) => group,
-        Err(error) => return skipped(&error),
+        Err(error) => return skipped(NO_GROUP, error),
     };
     let mut world = World::start("").await;
     let mut callers = Vec::new();
@@ -132,7 +128,7 @@ async fn calls_do_not_feel_an_agent_that_has_hardly_any_cpu_and_memory() {
     let before = p99(&load).await;
 
     if let Err(error) = group.take(world.agent.pid()) {
-        return skipped(&error);
+        return skipped(NO_GROUP, error);
     }
     let stop = Arc::<AtomicBool>::default();
     let pests = [0; 2].map(|_| tokio::spawn(pester(world.agent_address(), stop.clone())));

@@ -1,6 +1,5 @@
 use std::{
     fs::File,
-    io::Write as _,
     net::{SocketAddr, TcpListener, TcpStream},
     os::fd::AsFd,
     process::Command,
@@ -11,7 +10,7 @@ use std::{
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use super::{Run, run};
+use super::{Run, run, skipped};
 
 /// Two machines with a cable between them: network namespaces, which vanish with the value.
 pub(crate) struct Machines {
@@ -36,11 +35,7 @@ impl Machines {
             Some(missing) => Err(format!("there is no {missing}; scripts/setup.sh hosts installs it")),
             None => Self::make(),
         };
-        made.map_err(|reason| {
-            let line = format!("skipped: hosts cannot be made here: {reason}\n");
-            std::io::stderr().write_all(line.as_bytes()).unwrap();
-        })
-        .ok()
+        made.map_err(|reason| skipped("hosts cannot be made", reason)).ok()
     }
 
     fn make() -> Result<Self, String> {

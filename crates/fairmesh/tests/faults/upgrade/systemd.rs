@@ -2,7 +2,6 @@
 
 use std::{
     fs,
-    io::{self, Write as _},
     path::{Path, PathBuf},
     process::{Command as Blocking, Stdio},
 };
@@ -11,7 +10,9 @@ use fairmesh_model::Protocol;
 use tokio::process::Command;
 
 use super::{Callers, Place};
-use crate::harness::{PATIENCE, Process, Program, Run, Spec, World, beside_others, path, run, until};
+use crate::harness::{
+    PATIENCE, Process, Program, Run, Spec, World, beside_others, path, run, skipped, until,
+};
 
 const UNIT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/fairmesh-proxy.service");
 const SERVICE: &str = "fairmesh-proxy";
@@ -82,16 +83,9 @@ impl Manager {
     async fn ctl(&self, arguments: &str) -> Run {
         let mut command = Command::new("/usr/bin/env");
         let told = Self::told(&self.folder).map(|(name, value)| format!("{name}={value}"));
-        command.arg(format!("PATH={}", path())).args(told).args(["systemctl", "--user"]);
-        run(
-            {
-                command.args(arguments.split(' '));
-                command
-            },
-            "",
-            2 * PATIENCE,
-        )
-        .await
+        command.arg(format!("PATH={}", path())).args(told);
+        command.args(["systemctl", "--user"]).args(arguments.split(' '));
+        run(command, "", 2 * PATIENCE).await
     }
 
     /// Which process it watches, how often it had to start it again, and what it takes the service for.
@@ -129,12 +123,6 @@ impl Drop for Manager {
     }
 }
 
-/// Says so past the capture of what passing tests print.
-fn skipped(reason: &str) {
-    let line = format!("skipped: no systemd can be run here: {}\n", reason.trim());
-    io::stderr().write_all(line.as_bytes()).unwrap();
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn systemd_watches_who_took_over_and_a_reload_that_fails_changes_nothing() {
     let _machine = beside_others().await;
@@ -143,7 +131,7 @@ async fn systemd_watches_who_took_over_and_a_reload_that_fails_changes_nothing()
     let place = Place::new(&world);
     let manager = match Manager::start(&world, &place.options("")).await {
         Ok(manager) => manager,
-        Err(reason) => return skipped(&reason),
+        Err(reason) => return skipped("systemd cannot be run", reason.trim()),
     };
     manager.ctl(&format!("start {SERVICE}")).await.ok();
     place.ready().await;
