@@ -38,7 +38,7 @@ const SERVICES: usize = 1000;
 const LARGEST_SERVICES: usize = 6;
 /// Services where a client connects to every endpoint: with 1,000 each, as many as a process has file descriptors for.
 const FULL_SERVICES: usize = 20;
-/// Shards of the largest map that ServiceRouter reports (S29).
+/// Shards of the largest map that ServiceRouter reports (ServiceRouter §4.2.2).
 const SHARDS: usize = 1_500_000;
 /// Goals, in nanoseconds.
 const CALL_NS: f64 = 60.0;

@@ -1,6 +1,6 @@
 //! A generator of fleets: what policies are tuned on and judged by.
 //!
-//! A fleet is a function of its seed. The range is that of A21: 3 to 3,000 servers and callers, from under one to over a
+//! A fleet is a function of its seed. The range is that of the simulations in Uber, assisted balancing: 3 to 3,000 servers and callers, from under one to over a
 //! thousand requests a second for a caller, service times from milliseconds to tens of seconds, hardware up to 2 ×
 //! apart. Seeds for tuning and seeds for judging are kept apart: [`TUNING`] and [`HELD_OUT`].
 
@@ -23,7 +23,7 @@ pub const HELD_OUT: Range<u64> = 1000..1100;
 
 /// Requests a minute of all servers together, so that a fleet is simulated in seconds.
 const MOST_REQUESTS: f64 = 5.4e6;
-/// In how many callers' subsets each server lies at least, as far as there are callers (S23).
+/// In how many callers' subsets each server lies at least, as far as there are callers (ServiceRouter §3.4.2).
 const COVER: u32 = 20;
 
 /// How hardware is mixed in a fleet.
@@ -252,7 +252,7 @@ impl Dice {
     }
 }
 
-/// A fleet whose callers are as far from its servers as makes a difference to questions for load (S26): the round trip takes from
+/// A fleet whose callers are as far from its servers as makes a difference to questions for load (ServiceRouter §3.4.3): the round trip takes from
 /// a five-hundredth of a request's time to twice that, within the bounds of real networks.
 pub fn distant(mut fleet: Scenario) -> Scenario {
     let mut dice = Dice(Generator::new(mix_pair(hash_text("distance"), fleet.seed)));

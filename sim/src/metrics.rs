@@ -45,7 +45,7 @@ impl Endings {
     }
 }
 
-/// What surveys of callers found, warm-up left out (S26), and what they asked.
+/// What surveys of callers found, warm-up left out (ServiceRouter §3.4.3), and what they asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Estimated {

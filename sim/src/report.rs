@@ -39,7 +39,7 @@ pub struct Report {
     pub p99_utilisation: f64,
     /// Mean over the windows of the cores that lie idle because of it.
     pub wasted_cores: f64,
-    /// 1 + wasted over used cores (A1).
+    /// 1 + wasted over used cores (Uber, imbalance indicator).
     pub imbalance: f64,
     /// How calls ended.
     pub endings: Endings,

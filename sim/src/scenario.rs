@@ -114,7 +114,7 @@ pub struct Servers {
     /// Their region.
     #[serde(default = "home")]
     pub region: String,
-    /// What each machine's speed is really multiplied by, drawn between the two; the mesh does not know it (A23).
+    /// What each machine's speed is really multiplied by, drawn between the two; the mesh does not know it (Uber, findings).
     #[serde(default)]
     pub drift: Option<[f64; 2]>,
     /// What requests cost a process that has just started.
@@ -273,7 +273,7 @@ fn within() -> Span {
     Span::micros(200)
 }
 
-/// From the half to nearly all of what ServiceRouter measured for a change to reach its callers (S2).
+/// From the half to nearly all of what ServiceRouter measured for a change to reach its callers (ServiceRouter §4.1).
 fn propagation() -> [Span; 2] {
     [Span::micros(400_000), Span::micros(1_300_000)]
 }

@@ -1,5 +1,5 @@
 //! Active health checks: the one agent of a region that holds the office of checker probes every endpoint there, so that no
-//! caller does (C26 counts what it costs when all of them do).
+//! caller does (Canal Mesh §6.1 counts what it costs when all of them do).
 //!
 //! It follows the services that are checked and the endpoints of its region by a watch of its own, which ends with the
 //! office: held among the agent's subscriptions, every machine's disk would keep them.

@@ -1,5 +1,5 @@
 //! The agent: one process a machine that holds the part of the routing information base that the machine's programs use
-//! (S4, S5, S6).
+//! (ServiceRouter §3.2).
 //!
 //! It follows a control plane with `rib`'s reader and serves what it holds with `rib`'s server on one Unix socket, where
 //! it also passes on calls to the registry. Copies on disk let it serve after a restart though no control plane answers.

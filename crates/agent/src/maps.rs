@@ -1,4 +1,4 @@
-//! Large shard maps: each lies once in sealed memory, which every program of the machine reads where it is (S11).
+//! Large shard maps: each lies once in sealed memory, which every program of the machine reads where it is (ServiceRouter §3.3).
 //!
 //! A program asks for a map over a socket of its own and gets the tables handed over, again whenever they change. What they
 //! are made of, the chunks, stays on disk and is read when a table is made: holding them beside the tables was rejected,

@@ -1,4 +1,4 @@
-//! How many requests a server takes at one time, learnt from how long they take (S34).
+//! How many requests a server takes at one time, learnt from how long they take (ServiceRouter §5).
 //!
 //! A server that has as many requests as it can work on makes further ones wait, and each of them longer. So the time that
 //! requests take, against the time that they take where none waits, says whether there are too many. The limit follows

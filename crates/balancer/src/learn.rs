@@ -126,7 +126,7 @@ impl Pool {
         slot.learn(tick, |load| {
             let kept = aged(load.excess.into(), age);
             let excess = match usual {
-                // The reward of an answer (A13): who answers more often is worth a little more. Smoothing takes it back
+                // The reward of an answer (Uber, assisted balancing): who answers more often is worth a little more. Smoothing takes it back
                 // with later reports, so that it never adds up to more than `smoothing` rewards. Throughput is what it is
                 // for: an answer that is a failure, or none to a request, earns nothing.
                 Some(above) => kept + rounded(above - kept, rule.smoothing.into()) - reward,

@@ -3,7 +3,7 @@
 //! The router hands over candidates that all may be called; this crate never asks where they are or what they serve.
 //! Everything is a function of (members, counts, now, seed) in integers, so that a program in the kernel and a binding
 //! in another language decide alike (`vectors/`). Round robin by weight was rejected: callers that share a list move in
-//! step and herd on one endpoint (A10), while two random choices stay fair with no state shared between callers.
+//! step and herd on one endpoint (Uber, assisted balancing), while two random choices stay fair with no state shared between callers.
 
 mod book;
 mod concurrency;

@@ -122,7 +122,7 @@ fn pick_unalarmed<W: Witness>(
 
 impl Contest<'_> {
     /// Up to [`SCAN_UP_TO`] endpoints: the best of all. Else two different ones are drawn by weight and the second wins
-    /// only if it is strictly better (S13, S24); where both are handicapped, the best of all. Equals share by weight.
+    /// only if it is strictly better (ServiceRouter §3.4, §3.4.2); where both are handicapped, the best of all. Equals share by weight.
     fn two_choices<W: Witness>(
         &self,
         group: &Group<'_>,

@@ -1,4 +1,4 @@
-//! Servers are asked for their load where nothing recent is known of it (S26), so that a program which calls seldom knows as
+//! Servers are asked for their load where nothing recent is known of it (ServiceRouter §3.4.3), so that a program which calls seldom knows as
 //! much of a server that others keep busy as those do: when, and whom. How they are asked is the caller's matter.
 //!
 //! Calls never wait for that, so what a question finds out serves the calls after it. One try in 20 ms of each service does

@@ -1,4 +1,4 @@
-//! Weighted rendezvous hashing (S23, S24): every pair of a chooser and a node has a score that nobody else influences, and
+//! Weighted rendezvous hashing (ServiceRouter §3.4.2): every pair of a chooser and a node has a score that nobody else influences, and
 //! the chooser takes the nodes of the lowest scores. A node more or less changes nothing between the others.
 //!
 //! Specified as: `draw = mix_pair(chooser, node)`; `cost = 2^38 - log2(draw)`, the negative logarithm of a number evenly

@@ -5,12 +5,12 @@ use std::sync::atomic::{
 
 use crate::rule::FINE_ONE;
 
-/// What a server says of its load, all its callers together (S25, A9).
+/// What a server says of its load, all its callers together (ServiceRouter §3.4.3; Uber, assisted balancing).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadReport {
     /// Requests begun and not finished there, without streams; `None` where it does not say.
     pub requests: Option<u32>,
-    /// Long streams under way there, another kind of load (A17); `None` where it does not say.
+    /// Long streams under way there, another kind of load (Uber, assisted balancing); `None` where it does not say.
     pub streams: Option<u32>,
     /// The share of its CPU limit in use, in thousandths, above 1000 where it bursts; `None` where it does not say.
     pub cpu: Option<u16>,

@@ -98,7 +98,7 @@ impl Rule {
         self.load_factor
     }
 
-    /// The excess that a new endpoint begins with, in the unit of loads, where `own` calls and `others`' are usual (A15): it
+    /// The excess that a new endpoint begins with, in the unit of loads, where `own` calls and `others`' are usual (Uber, assisted balancing): it
     /// seems to carry the percentage of the mean, but no more above the mean than that percentage of a request. A lead of
     /// one request decides a duel: with ten, a new endpoint of a service with long requests would not be called less but
     /// not at all, for many half-lives.

@@ -85,7 +85,7 @@ impl Slots {
         }
     }
 
-    /// Counts one of the calls under way at `index` as a stream from now on (A17): it then ends with
+    /// Counts one of the calls under way at `index` as a stream from now on (Uber, assisted balancing): it then ends with
     /// [`finish_stream`](Self::finish_stream). `false` where there are too many of them; then it stays a call.
     pub fn call_becomes_stream(&self, index: u32) -> bool {
         self.slot(index).is_some_and(Slot::call_becomes_stream)
@@ -124,7 +124,7 @@ impl Slots {
         self.take(index, load, true, now);
     }
 
-    /// As [`report`](Self::report), for what finished no request, and so earns no reward (A13): an answer that is a failure, or
+    /// As [`report`](Self::report), for what finished no request, and so earns no reward (Uber, assisted balancing): an answer that is a failure, or
     /// one to a question for the load alone.
     pub fn report_unearned(&self, index: u32, load: LoadReport, now: u64) {
         self.take(index, load, false, now);
@@ -154,7 +154,7 @@ impl Slots {
     }
 
     /// Takes the endpoints that this client keeps to, with their weights, and gives those that are new a load to begin
-    /// with (A15): as much above the mean as the rule says. It ages like a report, so a window of time is needed nowhere.
+    /// with (Uber, assisted balancing): as much above the mean as the rule says. It ages like a report, so a window of time is needed nowhere.
     ///
     /// From now on, answers are learnt from by this rule. Called once for each snapshot; an endpoint is new until a pick has
     /// looked at it.

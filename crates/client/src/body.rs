@@ -252,7 +252,7 @@ impl Attempt {
     }
 
     /// Whether the deadline has passed while the body keeps its reader waiting. From a while on it counts as a stream, as on
-    /// the server's side (A17); by a timer, since one that stays silent is never read again.
+    /// the server's side (Uber, assisted balancing); by a timer, since one that stays silent is never read again.
     fn is_late(&mut self, context: &mut Context<'_>) -> bool {
         let deadline = self.deadline;
         let first = || (Lent::take(), deadline.min(Instant::now() + STREAM_AFTER));

@@ -59,7 +59,7 @@ pub const LOAD_PATH: &str = "/.well-known/fairmesh/load";
 /// The named metric of a load report that counts requests begun and not finished, besides the one that it answers.
 pub const OUTSTANDING: &str = "concurrent_requests";
 
-/// The named metric of a load report that counts long streams under way (A17); left out while there is none.
+/// The named metric of a load report that counts long streams under way (Uber, assisted balancing); left out while there is none.
 pub const STREAMS: &str = "concurrent_streams";
 
 /// Whether there may be a header by which a caller tells what is wanted of its call: asked in one pass, since most calls have

@@ -1,4 +1,4 @@
-//! Calls by leases of a lookaside, for programs on machines without an agent (S27).
+//! Calls by leases of a lookaside, for programs on machines without an agent (ServiceRouter §2.1).
 //!
 //! Leased endpoints become a table like that of any other service, so that the same code balances, retries and keeps
 //! connections. One [`Cell`] holds the leases of a service, or of a shard in a role: a call finds it by its key and counts

@@ -1,4 +1,4 @@
-//! Asks servers for their load over connections that are open already (S26). When, and whom, is decided by
+//! Asks servers for their load over connections that are open already (ServiceRouter §3.4.3). When, and whom, is decided by
 //! [`fairmesh_balancer::poll`]; a task that a call leaves behind does the work, so that the call never waits for it.
 
 use std::{pin::pin, sync::Arc, time::Duration};

@@ -50,7 +50,7 @@ pub struct Stats {
     /// Load reports of servers that were malformed or could not be true, and so were not used.
     pub reports_ignored: u64,
     /// Of the endpoints that calls could go to, when one call in 20 ms of each service looked at up to 32 of them in turn: those
-    /// whose last answer to a call said how loaded they are a moment ago (S26). Services that go by no load reports, and those
+    /// whose last answer to a call said how loaded they are a moment ago (ServiceRouter §3.4.3). Services that go by no load reports, and those
     /// whose policy has nobody asked, do not count.
     pub estimates_cached: u64,
     /// Likewise: those that were asked for their load a moment ago, or then, since nothing recent was known and they are near.

@@ -15,7 +15,7 @@ use crate::{body::Attempt, stats::OpenConnection};
 
 /// A connection to a server that carries whatever both sides agreed on: after an upgrade, or for a protocol that is no HTTP.
 ///
-/// Until it is dropped it counts as a stream at its endpoint, which is another kind of load than a call (A17).
+/// Until it is dropped it counts as a stream at its endpoint, which is another kind of load than a call (Uber, assisted balancing).
 pub struct Tunnel {
     io: TcpStream,
     /// What the server sent along with its answer.

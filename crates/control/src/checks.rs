@@ -1,4 +1,4 @@
-//! Active health checks as the control plane sees them: who probes a region, and what was found (A16, C26).
+//! Active health checks as the control plane sees them: who probes a region, and what was found (Uber, assisted balancing; Canal Mesh §6.1).
 //!
 //! One agent of a region holds its office of checker, by a call that lasts: when the call ends, whatever the reason, the
 //! next applicant has the office. The office is kept in memory only, since a restarted control plane is applied to anew.

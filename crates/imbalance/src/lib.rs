@@ -1,4 +1,4 @@
-//! The imbalance indicator: how many cores services waste since the load of their containers is uneven (A1, A2).
+//! The imbalance indicator: how many cores services waste since the load of their containers is uneven (Uber, imbalance indicator).
 //!
 //! For each service and minute, `peak` is the p99 of what its containers used times their number, `used` is what they
 //! used together, and `wasted` is the difference: what was kept free on all because of the hottest. The index is

@@ -42,7 +42,7 @@ pub struct Outlier {
     pub by: Measure,
 }
 
-/// The members of one service on one type of hardware that differ from the others: machines that drifted (A23).
+/// The members of one service on one type of hardware that differ from the others: machines that drifted (Uber, findings).
 ///
 /// Off is what lies more than 3.5 scaled median absolute deviations from the median (Iglewicz and Hoaglin), the deviation
 /// taken as at least 2 % of the median: equals within 10 % are never named. Mean and standard deviation were rejected,

@@ -34,7 +34,7 @@ pub struct Slice {
     pub own_peak: u64,
 }
 
-/// Where the waste of a service comes from, in millicore-minutes; the parts add up to the whole exactly (A4).
+/// Where the waste of a service comes from, in millicore-minutes; the parts add up to the whole exactly (Uber, imbalance indicator).
 ///
 /// With P the p99 of the service, P(r) that of its containers in region r, P(r,h) that of those on host type h there, and
 /// n containers that use u each:

@@ -1,4 +1,4 @@
-//! Tells callers that have no agent which endpoints to call (S27): the picks of the client library, over gRPC.
+//! Tells callers that have no agent which endpoints to call (ServiceRouter §2.1): the picks of the client library, over gRPC.
 //!
 //! A pick is leased, for a time and a number of calls, so that a caller asks once for many calls. A lease counts as a call
 //! under way at its endpoint, and what callers report of it is learnt from as the library learns from its own calls: the

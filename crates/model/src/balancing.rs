@@ -7,7 +7,7 @@ use crate::{Invalid, nearest};
 pub struct Balancing {
     /// What makes one endpoint better than another.
     pub policy: BalancingPolicy,
-    /// How many endpoints one client keeps connections to within a ring; 0 means all (S23).
+    /// How many endpoints one client keeps connections to within a ring; 0 means all (ServiceRouter §3.4.2).
     pub subset: u32,
     /// Which load of those that servers report counts.
     pub signal: LoadSignal,
@@ -35,7 +35,7 @@ impl Default for Balancing {
 /// What makes one endpoint better than another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum BalancingPolicy {
-    /// Of two drawn by weight, the lower score: own calls under way and what servers report, smoothed (S13, A9–A19).
+    /// Of two drawn by weight, the lower score: own calls under way and what servers report, smoothed (ServiceRouter §3.4; Uber, assisted balancing).
     #[default]
     Score,
     /// Of two drawn by weight, the one with fewer own calls under way for its weight; reports do not count.
@@ -79,7 +79,7 @@ impl FromStr for BalancingPolicy {
     }
 }
 
-/// Which load of those that servers report counts (S25).
+/// Which load of those that servers report counts (ServiceRouter §3.4.3).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum LoadSignal {
     /// Requests under way, and CPU where it is reported.
@@ -147,11 +147,11 @@ impl FromStr for LoadSignal {
 /// Constants of the score; `docs/balancing.md` says what each does and how its default was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Score {
-    /// Reports over which the load of others is averaged (A11); 1 to 1000.
+    /// Reports over which the load of others is averaged (Uber, assisted balancing); 1 to 1000.
     pub smoothing: u32,
-    /// After how long what a report said counts half (A12); 100 ms to 10 min.
+    /// After how long what a report said counts half (Uber, assisted balancing); 100 ms to 10 min.
     pub half_life: Duration,
-    /// What a new endpoint is taken to carry, as a percentage of the others' mean (A15); 0 to 1000.
+    /// What a new endpoint is taken to carry, as a percentage of the others' mean (Uber, assisted balancing); 0 to 1000.
     pub warm_up: u32,
     /// How fast shares follow reported utilisation: the percentage by which a share changes in a second when an endpoint
     /// is wholly busy or idle against the mean; 0 (never) to 100.
@@ -160,14 +160,14 @@ pub struct Score {
     pub correction: u32,
     /// How long a correction holds without reports before it fades; 1 s to 1 h.
     pub memory: Duration,
-    /// Whether servers that report are asked for their load where nothing recent is known of it (S26).
+    /// Whether servers that report are asked for their load where nothing recent is known of it (ServiceRouter §3.4.3).
     pub poll: bool,
     /// How old a report must be for its server to be asked; 1 ms to 1 min. `None`: the longer of 10 ms and twice the mean time
     /// that servers work on a request.
     pub poll_after: Option<Duration>,
     /// The percentage of that time below which a round trip must stay for a server to be asked; 1 to 100.
     pub poll_ratio: u32,
-    /// The percentage of a request that each answer takes off what its endpoint seems to carry above the mean (A13); 0
+    /// The percentage of a request that each answer takes off what its endpoint seems to carry above the mean (Uber, assisted balancing); 0
     /// (nothing) to 100.
     pub reward: u32,
 }

@@ -1,4 +1,4 @@
-//! What a service can do where (A5-A7): the sum over its hosts, so that ten instances of power 1200 count as twelve.
+//! What a service can do where (Uber, zone weights and host-aware balancing): the sum over its hosts, so that ten instances of power 1200 count as twelve.
 //!
 //! It stands here and not in the router, since it is a fact about records: `explain` and `describe` show it to people, and
 //! whoever computes region shares starts from it.

@@ -4,7 +4,7 @@ use crate::{InstanceId, Invalid, Location};
 
 /// The weight of an ordinary host; an endpoint of twice this power carries 2000.
 pub const FULL_WEIGHT: u32 = 1000;
-/// The greatest weight: hosts of one fleet differ by 2 ×, seldom by 10 × (A7), so more is a slip of the pen.
+/// The greatest weight: hosts of one fleet differ by 2 ×, seldom by 10 × (Uber, host-aware balancing), so more is a slip of the pen.
 pub const MAX_WEIGHT: u32 = 100 * FULL_WEIGHT;
 
 /// One running copy of a service.
@@ -18,7 +18,7 @@ pub struct Endpoint {
     pub location: Location,
     /// Whether it should get calls.
     pub state: EndpointState,
-    /// Relative compute power in thousandths, 1 to [`MAX_WEIGHT`]; [`FULL_WEIGHT`] is an ordinary host (S24).
+    /// Relative compute power in thousandths, 1 to [`MAX_WEIGHT`]; [`FULL_WEIGHT`] is an ordinary host (ServiceRouter §3.4.2).
     pub weight: u32,
     /// How long it is believed without a renewal, or `None` where another source vouches for it.
     pub lease: Option<Duration>,
@@ -82,7 +82,7 @@ pub enum EndpointState {
     /// It takes calls.
     #[default]
     Serving,
-    /// It will stop: no new calls, those under way finish (S8).
+    /// It will stop: no new calls, those under way finish (ServiceRouter §3.2).
     Draining,
     /// Its lease ran out or its probes failed: calls only when nobody better is left.
     Lost,

@@ -1,4 +1,4 @@
-//! Active checks: how an endpoint is probed, and what was found (A16, C26).
+//! Active checks: how an endpoint is probed, and what was found (Uber, assisted balancing; Canal Mesh §6.1).
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -216,7 +216,7 @@ impl Verdicts {
     /// How much force verdicts have on each of these endpoints.
     ///
     /// Where they speak against more than half of what the serving endpoints of a region can do, they have none there: one
-    /// checker may err, and the rest could not bear the calls (the panic floor of A16). By region, since each has its own
+    /// checker may err, and the rest could not bear the calls (the panic floor that Uber considers for assisted balancing). By region, since each has its own
     /// checker, and one that errs must not be believed because others do not.
     pub fn judge(&self, endpoints: &[&Endpoint], hosts: &Hosts) -> Judged {
         let force = |endpoint: &&Endpoint| self.on(endpoint).map_or(Force::None, Verdict::force);

@@ -4,12 +4,12 @@ use crate::{Endpoint, FULL_WEIGHT, HostType, Invalid, MAX_WEIGHT};
 
 /// The speed of an ordinary host, in thousandths.
 pub const FULL_SPEED: u32 = 1000;
-/// The speeds that are believed: hosts of one fleet differ by 2 × (A7), so that more than 10 × is a slip of the pen.
+/// The speeds that are believed: hosts of one fleet differ by 2 × (Uber, host-aware balancing), so that more than 10 × is a slip of the pen.
 const SPEEDS: std::ops::RangeInclusive<u32> = FULL_SPEED / 10..=10 * FULL_SPEED;
 /// The most host types, and the most prefixes, of one fleet: both lists are searched for every endpoint.
 const MOST: usize = 1024;
 
-/// How fast the fleet's machines are (A6, A7, A14).
+/// How fast the fleet's machines are (Uber, zone weights and host-aware balancing and assisted balancing).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hosts {
     speeds: BTreeMap<HostType, u32>,

@@ -2,7 +2,7 @@ use std::{fmt, str::FromStr};
 
 use crate::Invalid;
 
-/// A key of a sharded service: 128 bits that Fairmesh compares and never interprets (S9, S10).
+/// A key of a sharded service: 128 bits that Fairmesh compares and never interprets (ServiceRouter §3.3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ShardKey(pub u128);
 

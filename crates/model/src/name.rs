@@ -136,11 +136,11 @@ name!(
     HostType, "host type", 63, Lower
 );
 name!(
-    /// The stable identity of one running copy of a service: the same after a move of its address (A3).
+    /// The stable identity of one running copy of a service: the same after a move of its address (Uber, imbalance indicator).
     InstanceId, "instance id", 128, Wide
 );
 name!(
-    /// What a replica is for, such as `primary`. Opaque: Fairmesh compares roles and never interprets them (S10).
+    /// What a replica is for, such as `primary`. Opaque: Fairmesh compares roles and never interprets them (ServiceRouter §3.3).
     Role, "role", 63, Wide
 );
 

@@ -7,7 +7,7 @@ use crate::{Balancing, HealthCheck, Invalid, RateLimit, Route, route::is_token};
 /// How calls to a service are routed and protected. The default is right for a service nobody wrote a policy for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Rules in order; the first that matches wins, and a call that none matches goes to the service itself (X7).
+    /// Rules in order; the first that matches wins, and a call that none matches goes to the service itself, as in Envoy.
     pub routes: Vec<Route>,
     /// Which regions a call may go to.
     pub locality: Locality,
@@ -43,12 +43,12 @@ impl Default for Policy {
     }
 }
 
-/// Which regions a call may go to, and in which order (S14).
+/// Which regions a call may go to, and in which order (ServiceRouter §3.4.1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Locality {
     /// Rings by ascending round trip; a call goes to the first that holds a candidate. Empty means the default rings.
     pub rings: Vec<Ring>,
-    /// Whether a call would rather fail than leave its region; callers then subscribe to their own region only (S6).
+    /// Whether a call would rather fail than leave its region; callers then subscribe to their own region only (ServiceRouter §3.2).
     pub local_only: bool,
 }
 
@@ -60,7 +60,7 @@ pub struct Ring {
 }
 
 impl Locality {
-    /// The rings when none are written: 5 ms, 35 ms, 80 ms, everywhere (S14).
+    /// The rings when none are written: 5 ms, 35 ms, 80 ms, everywhere (ServiceRouter §3.4.1).
     pub fn default_rings() -> Vec<Ring> {
         let bounds = [Some(5), Some(35), Some(80), None];
         bounds.map(|ms| Ring { within: ms.map(Duration::from_millis) }).to_vec()

@@ -40,7 +40,7 @@ pub enum HistoryKind {
     Policies,
 }
 
-/// A shard map lies in parts, so that a caller may read one region's copies only (S6).
+/// A shard map lies in parts, so that a caller may read one region's copies only (ServiceRouter §3.2).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ShardPart {
     /// Where shards start, for everybody: `ranges`, a name that no region may have.

@@ -18,9 +18,9 @@ pub enum ServiceKind {
     /// Any endpoint serves any call.
     #[default]
     Replicated,
-    /// A shard map says which endpoints hold a key (S9).
+    /// A shard map says which endpoints hold a key (ServiceRouter §3.3).
     Sharded,
-    /// The key is hashed over the endpoints (S11).
+    /// The key is hashed over the endpoints (ServiceRouter §3.3).
     ConsistentHash,
 }
 

@@ -16,7 +16,7 @@ impl fmt::Display for ShardId {
 /// balancing moves, and a report stays as small for a map of millions.
 pub const SHARDS_TOLD: usize = 128;
 
-/// Which replicas hold which keys of a service (S9). Shards are contiguous: each ends where the next starts.
+/// Which replicas hold which keys of a service (ServiceRouter §3.3). Shards are contiguous: each ends where the next starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardMap {
     /// Counts every change of the map; starts at 1.
@@ -43,7 +43,7 @@ pub struct Shard {
 pub struct Replica {
     /// The endpoint that holds it.
     pub instance: InstanceId,
-    /// Where that endpoint runs, so that a caller may subscribe to one region's part of the map (S6).
+    /// Where that endpoint runs, so that a caller may subscribe to one region's part of the map (ServiceRouter §3.2).
     pub region: Region,
     /// What the copy is for; opaque.
     pub role: Role,
@@ -51,7 +51,7 @@ pub struct Replica {
     pub state: ReplicaState,
 }
 
-/// Where a copy stands in a make-before-break move (S12).
+/// Where a copy stands in a make-before-break move (ServiceRouter §4.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ReplicaState {

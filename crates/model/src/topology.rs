@@ -38,7 +38,7 @@ impl Regions {
     }
 }
 
-/// Round-trip times between regions (S15). Within a region they are short enough to count as zero.
+/// Round-trip times between regions (ServiceRouter §3.4.1). Within a region they are short enough to count as zero.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RoundTrips {
     /// Round trip by unordered pair; the smaller name first.

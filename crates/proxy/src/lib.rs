@@ -1,4 +1,4 @@
-//! The client library behind a listener, for programs that cannot link it (S27).
+//! The client library behind a listener, for programs that cannot link it (ServiceRouter §2.1).
 //!
 //! A request comes in, `service` finds out which service it is for, and from there on it is a call of `client` like any
 //! other: the same records, the same picks, the same retries. What a proxy adds is what it owes to both sides as an

@@ -1,6 +1,6 @@
 //! Connections that carry bytes and no messages: after an upgrade, after `CONNECT`, and over TCP.
 //!
-//! Each keeps its place among the connections of programs, and counts at its endpoint as a stream (A17). When the proxy
+//! Each keeps its place among the connections of programs, and counts at its endpoint as a stream (Uber, assisted balancing). When the proxy
 //! stops, one that pauses is ended, so that its program connects anew, elsewhere; no other protocol than HTTP has words for it.
 
 mod asked;

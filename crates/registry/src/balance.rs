@@ -1,4 +1,4 @@
-//! The load of shards, and what to move so that no server is overloaded by it (S30).
+//! The load of shards, and what to move so that no server is overloaded by it (ServiceRouter §4.3.1).
 //!
 //! The control plane plans and an operator's command, or an outside shard manager, carries out, by the same calls: what a
 //! plan rests on is in memory here, and who moves shards of a service should be one, whom its owner chose. A loop within

@@ -1,4 +1,4 @@
-//! Endpoints: announced, renewed, drained, lost and taken out (S7, S8).
+//! Endpoints: announced, renewed, drained, lost and taken out (ServiceRouter §3.1, §3.2).
 
 mod claim;
 mod expiry;

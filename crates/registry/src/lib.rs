@@ -1,5 +1,5 @@
 //! Where endpoints and shards of Fairmesh come from: an API with leases (gRPC and HTTP/JSON), watched files, and the
-//! reconciler that moves shards (S7, S8, S9, S12).
+//! reconciler that moves shards (ServiceRouter §3.1, §3.2, §3.3, §4.1).
 //!
 //! It sits beside the control plane's configuration: it reads the RIB through a `rib` node and writes it through a
 //! `store`, and no router ever talks to it. [`manifest`] reads the files that people write, for `fairmesh apply` too.

@@ -1,4 +1,4 @@
-//! Shard maps: which replicas hold which keys (S9), changed by compare-and-set, and moved make-before-break (S12).
+//! Shard maps: which replicas hold which keys (ServiceRouter §3.3), changed by compare-and-set, and moved make-before-break (ServiceRouter §4.1).
 
 mod edit;
 mod movement;

@@ -59,7 +59,7 @@ impl Registry {
     }
 
     /// The endpoints of a service with these instance ids, in whichever region they are. Only these are decoded: a
-    /// service may have 90,000 (S35).
+    /// service may have 90,000 (ServiceRouter §4.1).
     pub(crate) fn endpoints_of(&self, service: &ServiceName, wanted: impl Fn(&str) -> bool) -> Vec<Held> {
         let (_, entries) = self.node().read(&[Prefix::endpoints(service, None)]);
         let named = entries.into_iter().filter(|(key, _)| key.rsplit('/').next().is_some_and(&wanted));

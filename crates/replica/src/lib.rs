@@ -1,5 +1,5 @@
 //! A replica: a process that holds all of the routing information base and serves it, so that a fleet's watchers are
-//! spread over a tree of replicas and the control plane sees its root only (S2, S3).
+//! spread over a tree of replicas and the control plane sees its root only (ServiceRouter §3.1, §4.1).
 //!
 //! It follows one upstream, the control plane or another replica, with one subscription to everything, and serves any
 //! number of watchers with `rib`'s server: bursts coalesce by key there, and a slow watcher costs a bounded set of keys.

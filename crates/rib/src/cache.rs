@@ -1,4 +1,4 @@
-//! Copies of subscriptions on disk, so that a process starts with what it knew though nobody answers (S5); beside them,
+//! Copies of subscriptions on disk, so that a process starts with what it knew though nobody answers (ServiceRouter §3.2); beside them,
 //! where the process that saved them runs.
 //!
 //! One file a prefix, replaced whole: a subscription is small, changes seldom and is read once, at the start. A database

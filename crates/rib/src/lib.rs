@@ -1,4 +1,4 @@
-//! The routing information base: a versioned key space, and how its changes reach everybody who asked for them (S1–S6).
+//! The routing information base: a versioned key space, and how its changes reach everybody who asked for them (ServiceRouter §3.1, §3.2, §4.1).
 //!
 //! It sits above `wire` and below everything that holds or follows records. [`Table`] is the data, [`Node`] the data with
 //! its watchers, as a control plane, a replica and an agent hold it; [`server`] answers callers from a node, [`upstream`]

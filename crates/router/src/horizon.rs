@@ -6,7 +6,7 @@ use crate::{Facts, Reach};
 
 /// The regions as one caller sees them: which rings they lie in, and so in which order it turns to their endpoints.
 ///
-/// The order is one number, the rank; the lowest rank that has a candidate is used (S14). Ranks ascend by class, then
+/// The order is one number, the rank; the lowest rank that has a candidate is used (ServiceRouter §3.4.1). Ranks ascend by class, then
 /// regions that are not being emptied before those that are, then by ring.
 #[derive(Debug)]
 pub(crate) struct Horizon {

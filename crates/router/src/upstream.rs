@@ -182,7 +182,7 @@ impl Upstream {
         }
     }
 
-    /// Which service gets the call and under which rules; the first matching route wins (X7).
+    /// Which service gets the call and under which rules; the first matching route wins, as in Envoy.
     #[inline]
     pub fn route<H: Headers + ?Sized>(&self, request: &RequestView<'_, H>, seed: u64) -> Routed<'_> {
         self.decide_route(request, seed, &mut ())

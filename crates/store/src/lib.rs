@@ -38,7 +38,7 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// Everything that a store holds: the number of its newest revision, and the entries by ascending key.
 pub type Loaded = (u64, Vec<(Arc<str>, Entry)>);
 
-/// A durable, versioned key space with linearizable, batched compare-and-set writes (S1).
+/// A durable, versioned key space with linearizable, batched compare-and-set writes (ServiceRouter §3.1).
 pub trait Store: Debug + Send + Sync + 'static {
     /// Who counts the revisions; drawn once, when the store was created.
     fn id(&self) -> StoreId;

@@ -1,7 +1,7 @@
 //! Shard maps as they stand in the RIB: parts, manifests, chunks.
 //!
 //! A map is a part `ranges` (where shards start) and a part for each region (which of its endpoints hold which shards),
-//! so that a caller may read one region's copies only (S6). A part is a list of chunks, named by what is in them, and a
+//! so that a caller may read one region's copies only (ServiceRouter §3.2). A part is a list of chunks, named by what is in them, and a
 //! manifest that lists them. Chunks are cut by content: a shard whose hashed id says so starts one. A move or a split
 //! therefore changes the chunk that it is in and no other, and only that chunk and the manifests travel. Cutting after a
 //! fixed number of shards was rejected: one split would shift, and so rename, every chunk behind it.

@@ -25,7 +25,7 @@ pub struct Window {
     pub p99: f64,
     /// Of the most utilised one.
     pub max: f64,
-    /// Cores that lie idle since the one at the 99th percentile sets the size of all (A1): (p99 − mean) × cores.
+    /// Cores that lie idle since the one at the 99th percentile sets the size of all (Uber, imbalance indicator): (p99 − mean) × cores.
     pub wasted_cores: f64,
     /// Cores in use.
     pub used_cores: f64,

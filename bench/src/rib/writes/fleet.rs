@@ -1,7 +1,7 @@
 //! The records of a large fleet, and batches that change them: every one of them what the API takes, and the same for the
 //! same size, so that all sides are written the same.
 //!
-//! A batch has about 116 KB in 1 to 1,000 records of one service or two, as those of ServiceRouter's RIB (S2). How many records is
+//! A batch has about 116 KB in 1 to 1,000 records of one service or two, as those of ServiceRouter's RIB (ServiceRouter §4.1). How many records is
 //! spread evenly over the orders of magnitude: batches of a thousand endpoints that register, of a few chunks of a shard
 //! map that moved, and all between.
 

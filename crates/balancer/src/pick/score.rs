@@ -8,7 +8,7 @@ pub const SCORE_BITS: u32 = Load::BITS + Load::COST_BITS;
 const MOST_TO_COME: u32 = (7 << Load::COST_BITS) / 4;
 
 impl Contest<'_> {
-    /// Two different endpoints are drawn by weight (S13, S24). The second takes the call with a probability that grows with
+    /// Two different endpoints are drawn by weight (ServiceRouter §3.4, §3.4.2). The second takes the call with a probability that grows with
     /// its lead: `second.score + fraction of a request drawn < first.score`. So a lead of one request decides, a lead
     /// of a tenth moves a tenth of the calls: small and late differences shift shares smoothly instead of sending
     /// everybody to one endpoint, and where nothing differs, shares are by weight.
@@ -96,7 +96,7 @@ impl Contest<'_> {
 
     /// What a call to the endpoint would wait behind, in 2^-18 requests on an ordinary endpoint: this client's calls there
     /// for its weight, and the call to come, both times what a call costs there; and by how much the load of others is
-    /// above the usual, aged by the time since the last report (A12).
+    /// above the usual, aged by the time since the last report (Uber, assisted balancing).
     ///
     /// The age goes by the last report, not by the last pick: while calls go to a server that reports no more, its last
     /// word would else hold for ever. The call to come is not divided by the weight, since endpoints are drawn by it already.

@@ -11,7 +11,7 @@ use crate::{LoadReport, Reported, Slots};
 /// How long a measured round trip is believed, in nanoseconds, and over how long the shortest is looked for.
 const BELIEVED: u64 = 60_000_000_000;
 
-/// How far away a server is, and what came of asking it for its load (S26). All times are nanoseconds of the clock.
+/// How far away a server is, and what came of asking it for its load (ServiceRouter §3.4.3). All times are nanoseconds of the clock.
 #[derive(Debug)]
 pub struct Asked {
     /// The shortest time of an answer since `since`.

@@ -12,7 +12,7 @@ const FRESH: u64 = 10_000_000;
 /// without work costs, and two questions a call would be a good part of what they do.
 const WORTH: u64 = 1_000_000;
 
-/// Where the estimate of an endpoint's load comes from (S26).
+/// Where the estimate of an endpoint's load comes from (ServiceRouter §3.4.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Estimate {
     /// The last report: it is fresh.

@@ -115,7 +115,7 @@ impl Slot {
         self.counts.load(Relaxed) == 0
     }
 
-    /// This client's own load there in 1/256 calls; a stream, which mostly waits, counts as the 16th part of a call (A17).
+    /// This client's own load there in 1/256 calls; a stream, which mostly waits, counts as the 16th part of a call (Uber, assisted balancing).
     #[inline]
     pub(crate) fn own(&self) -> u64 {
         let counts = self.counts.load(Relaxed);
@@ -174,7 +174,7 @@ impl Slot {
     }
 }
 
-/// A value as it counts after `age` ticks: halved each 256 ticks, in a straight line between (A12). With
+/// A value as it counts after `age` ticks: halved each 256 ticks, in a straight line between (Uber, assisted balancing). With
 /// `h = age >> 8` and `r = age & 255`: `(value * (512 - r)) >> (9 + h)`, shifts rounding down; 0 from `h = 32` on.
 #[inline]
 pub(crate) fn aged(value: i64, age: u32) -> i64 {

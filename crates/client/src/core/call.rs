@@ -16,7 +16,7 @@ mod ending;
 
 /// Tries of one call that are told apart; a policy allows ten, and two more may go to a wrong shard.
 const MOST_TRIES: usize = 12;
-/// How often a call may find that a server does not hold its shard (S12).
+/// How often a call may find that a server does not hold its shard (ServiceRouter §4.1).
 const WRONG_SHARD_TRIES: u32 = 2;
 /// The first wait before a retry is drawn from 0 to this; it doubles with every try.
 const FIRST_WAIT: Duration = Duration::from_millis(10);

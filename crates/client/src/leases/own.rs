@@ -1,4 +1,4 @@
-//! The lookasides that services have of their own (S11): their policies name them, and whoever calls asks them for the pick.
+//! The lookasides that services have of their own (ServiceRouter §3.3): their policies name them, and whoever calls asks them for the pick.
 //!
 //! Everything else stays with the caller's records: routes, deadlines, retries, and who is called while a lookaside has never
 //! answered.

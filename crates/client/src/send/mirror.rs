@@ -1,4 +1,4 @@
-//! Copies of calls for another service, whose answers nobody sees (S32).
+//! Copies of calls for another service, whose answers nobody sees (ServiceRouter §4.1).
 //!
 //! A copy never holds up the call that it is of: it is sent by a task of its own, from a body that is at hand as a whole, and
 //! left out where too many are under way. It is treated no further: no copies are made of copies.

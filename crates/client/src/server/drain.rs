@@ -1,4 +1,4 @@
-//! The planned stop: the registry first, then the callers, then the calls, then the connections (S8).
+//! The planned stop: the registry first, then the callers, then the calls, then the connections (ServiceRouter §3.2).
 
 use std::{env, future, sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use super::{Drained, Inner, Server, load::Load};
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(25);
 
 /// No call for this long, after all callers have moved, means that none is on its way any more. Well above the longest
-/// round trip (S14), since a call may have been sent, over a new connection even, just before its caller moved.
+/// round trip (ServiceRouter §3.4.1), since a call may have been sent, over a new connection even, just before its caller moved.
 const QUIET: Duration = Duration::from_millis(500);
 
 /// Where a server is on its way out.

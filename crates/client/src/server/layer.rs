@@ -43,21 +43,21 @@ pub(super) struct Shared {
 /// Wraps the service of a hyper, axum or tonic server; from [`Server::layer`](super::Server::layer).
 ///
 /// It counts outstanding calls, adds a load report to each answer (header `endpoint-load-metrics`, for gRPC trailer
-/// `endpoint-load-metrics-bin`; ORCA, A9) and refuses calls whose `x-fairmesh-key` and `x-fairmesh-role` belong to
-/// another server: HTTP 421, or gRPC `FAILED_PRECONDITION`, with `fairmesh-wrong-shard: <map version>` (S12). A call
+/// `endpoint-load-metrics-bin`; ORCA, as in Uber, assisted balancing) and refuses calls whose `x-fairmesh-key` and `x-fairmesh-role` belong to
+/// another server: HTTP 421, or gRPC `FAILED_PRECONDITION`, with `fairmesh-wrong-shard: <map version>` (ServiceRouter §4.1). A call
 /// without a key, with one that is no number, or that comes before any map is known, passes.
 ///
 /// The report holds what the layer counts and measures and what [`metric`](Self::metric) was told, and beside it what the
 /// service wrote in a report of its own, where that is well formed. A service that passes on answers of others should take
 /// their reports out.
 ///
-/// A `GET` for [`LOAD_PATH`] is answered by the layer with the load alone (S26), and counts nowhere.
+/// A `GET` for [`LOAD_PATH`] is answered by the layer with the load alone (ServiceRouter §3.4.3), and counts nowhere.
 ///
 /// A call that says by when its caller wants the answer, in `x-fairmesh-deadline` or `grpc-timeout`, has a [`Deadline`]
 /// among its extensions: hand it to [`ServiceHandle::deadline`](crate::ServiceHandle::deadline) of the services called on its
 /// behalf. It counts from when the layer got the request, so that waiting behind it counts too. Where it passes before the head
 /// of the answer is there, or before a gRPC answer is complete, the service's future is dropped, as when a caller goes away, and
-/// the layer answers: 504, or gRPC `DEADLINE_EXCEEDED` (S32). What the service has spawned goes on.
+/// the layer answers: 504, or gRPC `DEADLINE_EXCEEDED` (ServiceRouter §4.1). What the service has spawned goes on.
 ///
 /// The default value counts and reports but knows no shards: for programs that something else registers.
 ///

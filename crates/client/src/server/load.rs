@@ -32,7 +32,7 @@ const BEGIN: u64 = (1 << 32) + 1;
 pub struct Outstanding {
     /// Calls whose answer is not complete, without streams.
     pub calls: u32,
-    /// Calls whose answer has begun and goes on for long; another kind of load than short calls (A17).
+    /// Calls whose answer has begun and goes on for long; another kind of load than short calls (Uber, assisted balancing).
     pub streams: u32,
 }
 

@@ -27,7 +27,7 @@ struct Rest {
 
 impl Ownership {
     /// What `instance` holds by `map`: its serving and stopping copies, and starting ones whose shard is `ready`, since
-    /// a caller may hear of the published move before this server does (S12).
+    /// a caller may hear of the published move before this server does (ServiceRouter §4.1).
     pub(super) fn new(map: &ShardMap, instance: &InstanceId, ready: &BTreeSet<ShardId>) -> Self {
         let mut starts = Vec::new();
         let mut rest = Vec::new();

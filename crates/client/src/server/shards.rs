@@ -1,4 +1,4 @@
-//! Follows the service's shard map: which shards are held here, and loading and letting go of them (S12).
+//! Follows the service's shard map: which shards are held here, and loading and letting go of them (ServiceRouter §4.1).
 
 mod holding;
 mod hooks;

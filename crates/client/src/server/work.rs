@@ -1,4 +1,4 @@
-//! How much work calls are by shard, for whoever balances shards (S30).
+//! How much work calls are by shard, for whoever balances shards (ServiceRouter §4.3.1).
 //!
 //! Work is the time for which calls are under way, summed: what a server is busy with at one moment, on average (Little's
 //! law), whether it computes or waits. Counting calls alone was rejected: those of one shard may be dearer than those of

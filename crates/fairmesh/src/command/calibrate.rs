@@ -1,6 +1,6 @@
 //! `fairmesh calibrate`: how fast this machine is, beside the reference.
 //!
-//! It stands for instructions per cycle times frequency (A6) where the counters of the processor are hidden, as in most
+//! It stands for instructions per cycle times frequency (Uber, zone weights) where the counters of the processor are hidden, as in most
 //! virtual machines. A benchmark that is timed says less than the service's own throughput would, and asks for nothing
 //! but two seconds.
 

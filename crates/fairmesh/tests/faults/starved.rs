@@ -1,4 +1,4 @@
-//! An agent that gets two percent of a CPU and little memory (S5).
+//! An agent that gets two percent of a CPU and little memory (ServiceRouter §3.2).
 
 use std::{
     fs, io,

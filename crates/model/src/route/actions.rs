@@ -24,7 +24,7 @@ pub struct Actions {
     pub answer_headers: HeaderEdits,
     /// The longest that one try may take to the head of its answer; after it another is made, where that does no harm.
     pub try_timeout: Option<Duration>,
-    /// The longest that a server is given, as it is told (S32).
+    /// The longest that a server is given, as it is told (ServiceRouter §4.1).
     pub server_timeout: Option<Duration>,
     /// After which time without an answer a call that may be repeated is made a second time beside the first.
     pub hedge_after: Option<Duration>,
@@ -73,7 +73,7 @@ pub struct Delay {
     pub time: Duration,
 }
 
-/// Copies of calls, whose answers nobody sees (S32).
+/// Copies of calls, whose answers nobody sees (ServiceRouter §4.1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mirror {
     /// Who gets them.

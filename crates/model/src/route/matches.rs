@@ -22,7 +22,7 @@ pub struct Match {
     pub grpc: Option<GrpcMatch>,
 }
 
-/// A caller, by the id that it has in the mesh (S32).
+/// A caller, by the id that it has in the mesh (ServiceRouter §4.1).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientMatch(String);
 

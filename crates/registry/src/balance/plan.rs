@@ -1,7 +1,7 @@
 //! Which copies of shards to move, to add and to drop so that no server is overloaded. Pure: the same facts make the same
 //! plan.
 //!
-//! It does only what prevents overload and leaves the rest uneven (S30), since each move costs loading a shard twice and
+//! It does only what prevents overload and leaves the rest uneven (ServiceRouter §4.3.1), since each move costs loading a shard twice and
 //! every caller an update. Overload is meant in comparison: a server above `threshold` percent of its fair share of its
 //! region's work, by power. Measuring against an absolute capacity was rejected: of many services the bound is not the
 //! CPU, and only their owners know it.

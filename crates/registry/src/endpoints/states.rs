@@ -113,7 +113,7 @@ impl Registry {
         Ok(self.change(plan).await?.revision)
     }
 
-    /// Marks endpoints as draining, then waits until every caller has applied that, at most for `patience` (S8).
+    /// Marks endpoints as draining, then waits until every caller has applied that, at most for `patience` (ServiceRouter §3.2).
     ///
     /// # Errors
     /// `NotFound` when one is not registered, or by another process; nothing is drained then.

@@ -84,7 +84,7 @@ struct Draft<'a> {
     horizon: &'a Horizon,
     chooser: u64,
     endpoints: &'a [&'a Endpoint],
-    /// What each can do: weights alone would give a slow machine as much as a fast one (A6, A7).
+    /// What each can do: weights alone would give a slow machine as much as a fast one (Uber, zone weights and host-aware balancing).
     powers: &'a [u32],
     /// How much active checks speak against each.
     forces: &'a [Force],
@@ -108,7 +108,7 @@ impl Draft<'_> {
         hash_text(self.endpoints[position].instance.as_str())
     }
 
-    /// The endpoints that may be called, by rank; of replicated services only this client's subset of each (S23).
+    /// The endpoints that may be called, by rank; of replicated services only this client's subset of each (ServiceRouter §3.4.2).
     fn tiers(&self) -> Vec<Positions> {
         let mut ranks: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         for position in 0..self.endpoints.len() {
@@ -128,7 +128,7 @@ impl Draft<'_> {
     }
 
     /// This client's own among the candidates of one rank. All count alike here, and by what they can do only in the draw
-    /// within the subset: weighed twice, a machine of twice the power would get four times the calls (S24 does not say where
+    /// within the subset: weighed twice, a machine of twice the power would get four times the calls (ServiceRouter §3.4.2 does not say where
     /// to weigh). Besides, a new weight then moves no connection.
     fn subset(&self, positions: &[usize], keep: usize) -> Vec<usize> {
         let node = |&position: &usize| (self.hash(position), FULL_WEIGHT);

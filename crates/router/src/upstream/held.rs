@@ -37,7 +37,7 @@ impl Held {
         self.slots.begin(self.index);
     }
 
-    /// Counts a try there as a stream from now on, another kind of load than a call (A17): where this is `true`, it ends
+    /// Counts a try there as a stream from now on, another kind of load than a call (Uber, assisted balancing): where this is `true`, it ends
     /// with [`finish_stream`](Self::finish_stream).
     #[cold]
     pub fn becomes_stream(&self) -> bool {

@@ -75,7 +75,7 @@ impl Facts {
     }
 
     /// The prefixes that a decision about this service needs, as far as is known now: endpoints only once the policy
-    /// tells whether those of one region are enough (S6).
+    /// tells whether those of one region are enough (ServiceRouter §3.2).
     pub(super) fn needed(&self, location: Option<&Location>) -> BTreeSet<Prefix> {
         let declared = Prefix::from(&RecordKey::Service(self.name.clone()));
         let policy = Prefix::from(&RecordKey::Policy(self.name.clone()));

@@ -1,4 +1,4 @@
-//! Large shard maps, which the agent hands over as memory to read where it lies (S11).
+//! Large shard maps, which the agent hands over as memory to read where it lies (ServiceRouter §3.3).
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},

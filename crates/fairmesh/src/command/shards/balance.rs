@@ -235,7 +235,7 @@ fn row(server: &Server) -> Vec<String> {
     row.into_iter().chain(after).collect()
 }
 
-/// Standard deviation by mean of the loads, each by its fair share (S30).
+/// Standard deviation by mean of the loads, each by its fair share (ServiceRouter §4.3.1).
 fn variation(servers: &[Server], load: fn(&Server) -> u64) -> f64 {
     let shares: Vec<f64> =
         servers.iter().map(|server| load(server) as f64 / server.fair.max(1) as f64).collect();

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::{Loaded, RunArgs, picture_path, progress, write_file};
 use crate::{failure::Failure, manifests, output};
 
-/// What ServiceRouter's clients see, in milliseconds (S2).
+/// What ServiceRouter's clients see, in milliseconds (ServiceRouter §4.1).
 const PUBLISHED: &str = "400 / 900 / 1300";
 
 pub(super) fn load(file: &Path, args: &RunArgs) -> Result<Loaded, Failure> {

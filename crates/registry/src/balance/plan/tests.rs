@@ -219,7 +219,7 @@ fn a_skewed_service_comes_within_the_threshold_with_few_moves() {
     let plan = fleet.plan(&many);
     assert!(worst(&plan.servers, |s| s.after) <= 1250, "{:?}", plan.notes);
     let (before, after) = (variation(&plan.servers, |s| s.before), variation(&plan.servers, |s| s.after));
-    // The paper's sharded services are at 440 in the median and 610 at the 95th percentile (S30).
+    // The paper's sharded services are at 440 in the median and 610 at the 95th percentile (ServiceRouter §4.3.1).
     assert!(before > 1000 && after < 440, "{before} → {after}");
     assert!(plan.moves.len() < 60, "{} moves of 400 shards; {before} → {after}", plan.moves.len());
     println!("{} moves, CV {before} → {after}", plan.moves.len());

@@ -1,4 +1,4 @@
-//! Whether every place of a ring gets the calls that its machines can do (A5-A7, S24).
+//! Whether every place of a ring gets the calls that its machines can do (Uber, zone weights and host-aware balancing; ServiceRouter §3.4.2).
 
 use fairmesh_model::{Capacities, Capacity, HostType, Zone};
 

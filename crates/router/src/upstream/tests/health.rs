@@ -1,4 +1,4 @@
-//! What picks make of verdicts (A16, C26).
+//! What picks make of verdicts (Uber, assisted balancing; Canal Mesh §6.1).
 
 use super::*;
 
