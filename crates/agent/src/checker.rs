@@ -1,25 +1,25 @@
-//! Active health checks: the one agent of a region that holds the office of checker probes every endpoint there, so that no
-//! caller does (Canal Mesh §6.1 counts what it costs when all of them do).
+//! Active health checks: the agents of a region elect one checker, which probes every endpoint there for all callers
+//! (Canal Mesh §6.1 measures the cost of probes from every caller).
 //!
-//! It follows the services that are checked and the endpoints of its region by a watch of its own, which ends with the
-//! office: held among the agent's subscriptions, every machine's disk would keep them.
+//! The checker follows the checked services and the endpoints of its region by a watch of its own, which ends with its
+//! term. Subscriptions of the agent were rejected: every machine would keep these records on disk.
 
-mod facts;
-mod judge;
-mod office;
+mod checked_endpoints;
+mod election;
 mod probe;
-mod rounds;
+mod probe_scheduler;
+mod verdict_tracker;
 
 use std::sync::atomic::AtomicU64;
 
-pub(crate) use office::{Applicant, seek};
-pub use probe::look;
+pub(crate) use election::{Candidate, campaign};
+pub use probe::probe_once;
 
-/// What the checker does, for metrics.
+/// Counters of the checker, for metrics.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
-    /// 1 while this agent holds the office.
-    pub(crate) office: AtomicU64,
+    /// 1 while this agent is the elected checker.
+    pub(crate) elected: AtomicU64,
     /// Endpoints that it probes.
     pub(crate) endpoints: AtomicU64,
     pub(crate) probes: AtomicU64,

@@ -23,7 +23,7 @@ mod usage;
 use std::{future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use backend::AgentBackend;
-pub use checker::look as probe;
+pub use checker::probe_once as probe;
 use disk::Disk;
 pub use error::AgentError;
 use fairmesh_model::Location;
@@ -86,7 +86,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let _stop_with_me = stopping.clone().drop_guard();
     tokio::spawn(backend.clone().sweep(stopping.clone()));
     tokio::spawn(upstream::acknowledge(node, upstream.clone(), stopping.clone()));
-    tokio::spawn(checker::seek(applicant(&config, checks), upstream.clone(), stopping.clone()));
+    tokio::spawn(checker::campaign(candidate(&config, checks), upstream.clone(), stopping.clone()));
     tokio::spawn(usages.clone().run(stopping.clone()));
     let maps = maps.map(|listener| tokio::spawn(maps::serve(listener, backend.clone(), stopping.clone())));
     let pages = http::Pages { backend: backend.clone(), usages: usages.clone() };
@@ -115,9 +115,9 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     served.map_err(AgentError::Serve)
 }
 
-/// Who applies for the office of the region's checker.
-fn applicant(config: &AgentConfig, counts: Arc<checker::Counts>) -> checker::Applicant {
-    checker::Applicant {
+/// This agent as a candidate for the region's checker.
+fn candidate(config: &AgentConfig, counts: Arc<checker::Counts>) -> checker::Candidate {
+    checker::Candidate {
         region: config.location.region.clone(),
         name: config.name.clone(),
         upstreams: config.upstreams.clone(),

@@ -42,7 +42,7 @@ pub(crate) fn text(Pages { backend, usages }: &Pages) -> String {
     registry.register(
         "health_checker",
         "Whether this agent checks its region",
-        ConstGauge::new(checks.office.load(Ordering::Relaxed)),
+        ConstGauge::new(checks.elected.load(Ordering::Relaxed)),
     );
     let probed = checks.endpoints.load(Ordering::Relaxed);
     registry.register("probed_endpoints", "Endpoints that this agent probes", ConstGauge::new(probed));

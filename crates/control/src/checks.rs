@@ -1,12 +1,13 @@
-//! Active health checks as the control plane sees them: who probes a region, and what was found (Uber, assisted balancing; Canal Mesh §6.1).
+//! Active health checks at the control plane: the election of each region's checker, and the verdicts that it reports
+//! (Uber, assisted balancing; Canal Mesh §6.1).
 //!
-//! One agent of a region holds its office of checker, by a call that lasts: when the call ends, whatever the reason, the
-//! next applicant has the office. The office is kept in memory only, since a restarted control plane is applied to anew.
-//! A lease in the RIB was rejected: its renewals would write, and its loss would be noticed no sooner.
+//! One agent of a region is elected checker for as long as its call `Campaign` lasts; when the call ends, for any reason,
+//! the next candidate is elected. The election is kept in memory only, since agents campaign anew at a restarted control
+//! plane. A lease in the RIB was rejected: its renewals would write, and its loss would be noticed no sooner.
 
-mod keeper;
-mod roll;
-mod seats;
+mod check_index;
+mod election;
+mod janitor;
 mod service;
 mod write;
 
@@ -15,21 +16,21 @@ use std::sync::Arc;
 use fairmesh_rib::Node;
 use fairmesh_store::Store;
 
-pub(crate) use roll::Roll;
-use seats::Seats;
+pub(crate) use check_index::CheckIndex;
+use election::Elections;
 pub(crate) use service::CheckerService;
 
-/// What the parts that deal with health checks share. Cheap to clone.
+/// State shared by the parts that deal with health checks. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Checks {
     node: Node,
     store: Arc<dyn Store>,
-    roll: Arc<Roll>,
-    seats: Arc<Seats>,
+    check_index: Arc<CheckIndex>,
+    elections: Arc<Elections>,
 }
 
 impl Checks {
-    pub(crate) fn new(node: Node, store: Arc<dyn Store>, roll: Arc<Roll>) -> Self {
-        Self { node, store, roll, seats: Arc::default() }
+    pub(crate) fn new(node: Node, store: Arc<dyn Store>, check_index: Arc<CheckIndex>) -> Self {
+        Self { node, store, check_index, elections: Arc::default() }
     }
 }

@@ -6,7 +6,7 @@ use fairmesh_model::{Prefix, Revision, StoreId};
 use fairmesh_rib::{Batch, Node};
 use fairmesh_store::{BoxFuture, Commits, Loaded, Store, StoreError, WriteError};
 
-use crate::{census::Census, checks::Roll, metrics::Metrics};
+use crate::{census::Census, checks::CheckIndex, metrics::Metrics};
 
 /// How long to wait before a failed load is tried again.
 const LOAD_PAUSE: Duration = Duration::from_secs(1);
@@ -57,18 +57,23 @@ impl Store for Followed {
 }
 
 /// Applies every commit of the store to the node, in order, until it is dropped.
-pub(crate) async fn follow(store: Arc<dyn Store>, node: Node, census: Arc<Census>, roll: Arc<Roll>) {
+pub(crate) async fn follow(
+    store: Arc<dyn Store>,
+    node: Node,
+    census: Arc<Census>,
+    check_index: Arc<CheckIndex>,
+) {
     loop {
         let mut commits = store.commits(node.revision().number);
         let behind = loop {
             match commits.next().await {
                 Ok(Some(commit)) => {
                     census.apply(&commit);
-                    let untidy = roll.apply(&commit, &node);
+                    let stale_verdicts = check_index.apply(&commit, &node);
                     node.apply(commit);
-                    if untidy {
+                    if stale_verdicts {
                         // Only now, since whoever is woken looks at the node.
-                        roll.untidy.notify_one();
+                        check_index.stale_verdicts.notify_one();
                     }
                 }
                 Ok(None) => return,
@@ -76,22 +81,27 @@ pub(crate) async fn follow(store: Arc<dyn Store>, node: Node, census: Arc<Census
             }
         };
         tracing::warn!(%behind, "the node fell behind the store and loads it again");
-        if let Err(error) = reload(&*store, &node, &census, &roll).await {
+        if let Err(error) = reload(&*store, &node, &census, &check_index).await {
             tracing::error!(%error, "the store cannot be loaded; readers see older records");
             tokio::time::sleep(LOAD_PAUSE).await;
         }
     }
 }
 
-async fn reload(store: &dyn Store, node: &Node, census: &Census, roll: &Roll) -> Result<(), StoreError> {
+async fn reload(
+    store: &dyn Store,
+    node: &Node,
+    census: &Census,
+    check_index: &CheckIndex,
+) -> Result<(), StoreError> {
     let (number, entries) = store.load().await?;
     census.load(&entries);
-    roll.load(&entries);
+    check_index.load(&entries);
     let revision = Revision { store: store.id(), partition: 0, number };
     if let Err(behind) = node.replace(Prefix::everything(), entries, revision) {
         // Only this task applies commits, and it stands below every commit that the store keeps.
         tracing::error!(%behind, "the store answered an older state than the node has");
     }
-    roll.untidy.notify_one();
+    check_index.stale_verdicts.notify_one();
     Ok(())
 }

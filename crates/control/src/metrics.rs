@@ -87,7 +87,7 @@ impl Metrics {
         let wrong = sources.files.iter().map(|file| file.status().errors.len() as u64).sum();
         self.wrong_files.set(signed(wrong));
         self.checkers.set(signed(sources.checks.checkers() as u64));
-        let fleet = sources.checks.survey();
+        let fleet = sources.checks.check_health();
         self.unchecked_regions.set(signed(fleet.unchecked_regions as u64));
         self.panics.set(signed(fleet.panics as u64));
         let (known, silent) = sources.registry.load_servers();

@@ -27,7 +27,7 @@ use crate::{
     admin::AdminService,
     backend::ControlBackend,
     census::Census,
-    checks::{CheckerService, Checks, Roll},
+    checks::{CheckIndex, CheckerService, Checks},
     following::{Followed, follow},
     hold::Hold,
     http,
@@ -53,7 +53,7 @@ pub struct Control {
     partitions: Option<Arc<PartitionedStore>>,
     node: Node,
     census: Arc<Census>,
-    roll: Arc<Roll>,
+    check_index: Arc<CheckIndex>,
     metrics: Arc<Metrics>,
     imbalance: Arc<Imbalance>,
     grpc: Vec<Listener>,
@@ -77,10 +77,10 @@ impl Control {
         let (revision, entries) = store.load().await?;
         let census = Arc::new(Census::default());
         census.load(&entries);
-        let roll = Arc::new(Roll::default());
-        roll.load(&entries);
+        let check_index = Arc::new(CheckIndex::default());
+        check_index.load(&entries);
         let node = Node::load(store.id(), revision, entries);
-        roll.untidy.notify_one();
+        check_index.stale_verdicts.notify_one();
         let mut grpc = Vec::new();
         for address in &config.grpc {
             grpc.push(Plaintext.bind(address).await?);
@@ -95,7 +95,7 @@ impl Control {
         }
         tracing::info!(store = %store.id(), revision, place = %place(&config), "the store is open");
         let metrics = Arc::default();
-        Ok(Self { store, partitions, node, census, roll, metrics, imbalance, grpc, http, config })
+        Ok(Self { store, partitions, node, census, check_index, metrics, imbalance, grpc, http, config })
     }
 
     /// Where gRPC is served, in the order of the configuration, with the ports that the system chose for port 0.
@@ -147,10 +147,11 @@ impl Control {
         closing: &CancellationToken,
         served: &CancellationToken,
     ) {
-        let Self { store, partitions, node, census, roll, metrics, imbalance, grpc, http, config } = self;
+        let Self { store, partitions, node, census, check_index, metrics, imbalance, grpc, http, config } =
+            self;
         let followed: Arc<dyn Store> = Arc::new(Followed::new(store.clone(), node.clone(), metrics.clone()));
         let registry = Registry::new(followed.clone(), node.clone());
-        let checks = Checks::new(node.clone(), followed.clone(), roll.clone());
+        let checks = Checks::new(node.clone(), followed.clone(), check_index.clone());
         let quotas = Quotas::default();
         let admin = AdminService { node: node.clone(), store: followed.clone(), partitions };
         let others = routes(&registry, &checks, closing)
@@ -189,7 +190,7 @@ impl Control {
             tokio::select! {
                 () = stop.cancelled() => Ok(()),
                 // Whatever broke it, a new process verifies the file and goes on: this one could only refuse writes.
-                () = follow(store.clone(), node, census, roll) => {
+                () = follow(store.clone(), node, census, check_index) => {
                     Err(ended("the store", store.broken().unwrap_or("it is closed")))
                 }
             }

@@ -1,4 +1,4 @@
-//! Who checks a region, and what becomes of what it finds.
+//! Election of a region's checker, and its verdicts.
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
 mod support;
@@ -11,14 +11,14 @@ use support::{PATIENCE, Running, config, delete, policy_key, put, read_all};
 use tokio::time::{sleep, timeout};
 use tonic::{Code, Status, Streaming};
 
-async fn apply_for(connection: &Connection, region: &str) -> Streaming<v1::HoldResponse> {
-    let request = v1::HoldRequest { region: region.into(), name: "test".into() };
-    connection.checker().hold(request).await.unwrap().into_inner()
+async fn campaign(connection: &Connection, region: &str) -> Streaming<v1::CampaignResponse> {
+    let request = v1::CampaignRequest { region: region.into(), name: "test".into() };
+    connection.checker().campaign(request).await.unwrap().into_inner()
 }
 
-/// The next word from an office, which is held by then.
-async fn told(office: &mut Streaming<v1::HoldResponse>) -> v1::HoldResponse {
-    timeout(PATIENCE, office.message()).await.unwrap().unwrap().unwrap()
+/// The next message to a candidate, which is elected by then.
+async fn next_response(leadership: &mut Streaming<v1::CampaignResponse>) -> v1::CampaignResponse {
+    timeout(PATIENCE, leadership.message()).await.unwrap().unwrap().unwrap()
 }
 
 async fn judge(connection: &Connection, term: u64, failures: u32) -> Result<(), Status> {
@@ -77,18 +77,18 @@ async fn checked() -> (Running, Connection, tempfile::TempDir) {
 }
 
 #[tokio::test]
-async fn the_next_applicant_has_the_office_when_the_holder_is_gone() {
+async fn the_next_candidate_is_elected_when_the_leader_is_gone() {
     let (control, connection, _folder) = checked().await;
     let (holder, heir) = (control.connect().await, control.connect().await);
-    let mut first = apply_for(&holder, "eu").await;
-    let term = told(&mut first).await.term;
-    let mut second = apply_for(&heir, "eu").await;
-    let mut elsewhere = apply_for(&heir, "us").await;
-    told(&mut elsewhere).await;
+    let mut first = campaign(&holder, "eu").await;
+    let term = next_response(&mut first).await.term;
+    let mut second = campaign(&heir, "eu").await;
+    let mut elsewhere = campaign(&heir, "us").await;
+    next_response(&mut elsewhere).await;
     assert!(timeout(Duration::from_millis(100), second.message()).await.is_err(), "one at a time");
     judge(&connection, term, 3).await.unwrap();
     drop((first, holder));
-    let next = told(&mut second).await;
+    let next = next_response(&mut second).await;
     assert_eq!(next.services, ["shop/one"]);
     let late = judge(&connection, term, 0).await.unwrap_err();
     assert_eq!(late.code(), Code::FailedPrecondition);
@@ -100,8 +100,8 @@ async fn the_next_applicant_has_the_office_when_the_holder_is_gone() {
 #[tokio::test]
 async fn only_what_changes_is_written_and_nothing_stays_of_what_is_gone() {
     let (control, connection, _folder) = checked().await;
-    let mut office = apply_for(&connection, "eu").await;
-    let term = told(&mut office).await.term;
+    let mut leadership = campaign(&connection, "eu").await;
+    let term = next_response(&mut leadership).await.term;
     judge(&connection, term, 3).await.unwrap();
     let found = verdict(&connection).await.unwrap();
     assert_eq!((found.healthy, found.since_ms, found.confidence), (false, 3, 750));
@@ -125,9 +125,9 @@ async fn only_what_changes_is_written_and_nothing_stays_of_what_is_gone() {
     assert_eq!(verdict(&connection).await, None, "there is nothing to judge");
 
     write(&connection, delete(policy_key("shop/one"))).await;
-    assert!(told(&mut office).await.services.is_empty(), "no service is checked any more");
+    assert!(next_response(&mut leadership).await.services.is_empty(), "no service is checked any more");
     let (head, body) = control.http("GET", "/metrics", "").await;
     assert!(head.contains("200") && body.contains("fairmesh_control_checkers 1"), "{body}");
-    drop((office, connection));
+    drop((leadership, connection));
     control.stop().await;
 }

@@ -22,7 +22,7 @@ const TIMEOUT: &str = "grpc-timeout";
 /// What streams that are passed on consist of.
 type Passed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// The registry, the health checkers' office, the imbalance indicator and the limits of a whole mesh, as the control plane behind an upstream answers
+/// The registry, the election of health checkers, the imbalance indicator and the limits of a whole mesh, as the control plane behind an upstream answers
 /// them.
 #[derive(Clone, Debug)]
 pub struct Forward {
@@ -133,15 +133,19 @@ forward! {
 
 #[tonic::async_trait]
 impl Checker for Forward {
-    type HoldStream = Passed<v1::HoldResponse>;
+    type CampaignStream = Passed<v1::CampaignResponse>;
 
-    /// The office lasts as long as both halves of the stream: it is lost with either connection.
-    async fn hold(&self, request: Request<v1::HoldRequest>) -> Result<Response<Self::HoldStream>, Status> {
+    /// Leadership lasts as long as both halves of the stream: it is lost with either connection.
+    async fn campaign(
+        &self,
+        request: Request<v1::CampaignRequest>,
+    ) -> Result<Response<Self::CampaignStream>, Status> {
         let mut client = self.connection()?.checker();
-        let office = self.answer(client.hold(passed_on(request)).await)?.into_inner();
+        let leadership = self.answer(client.campaign(passed_on(request)).await)?.into_inner();
         let forward = self.clone();
-        let passed = office.map(move |message| message.map_err(|status| forward.refusal(&status)));
-        let passed: Self::HoldStream = Box::pin(passed.take_until(self.closing.clone().cancelled_owned()));
+        let passed = leadership.map(move |message| message.map_err(|status| forward.refusal(&status)));
+        let passed: Self::CampaignStream =
+            Box::pin(passed.take_until(self.closing.clone().cancelled_owned()));
         Ok(Response::new(passed))
     }
 

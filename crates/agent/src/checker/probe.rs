@@ -28,19 +28,19 @@ struct HealthResponse {
     status: i32,
 }
 
-/// Probes an endpoint once; the error says what was seen, for people.
+/// Probes an endpoint once; the error describes the failure for people.
 ///
 /// # Errors
 /// When it does not answer as it should within `patience`.
-pub async fn look(probe: &Probe, address: SocketAddr, patience: Duration) -> Result<(), String> {
-    let look = async {
+pub async fn probe_once(probe: &Probe, address: SocketAddr, patience: Duration) -> Result<(), String> {
+    let probe_once = async {
         match probe {
             Probe::Tcp => connect(address).await.map(drop),
             Probe::Http { path, status } => get(connect(address).await?, address, path, *status).await,
             Probe::Grpc { service } => grpc(address, service).await,
         }
     };
-    timeout(patience, look).await.unwrap_or_else(|_| Err(format!("no answer within {patience:?}")))
+    timeout(patience, probe_once).await.unwrap_or_else(|_| Err(format!("no answer within {patience:?}")))
 }
 
 async fn connect(address: SocketAddr) -> Result<TcpStream, String> {
@@ -115,7 +115,7 @@ mod tests {
             let router = axum::Router::new().route(CHECK.path(), axum::routing::post(answer));
             let serving = Server::builder().add_routes(router.into());
             let serving = tokio::spawn(serving.serve_with_incoming(TcpIncoming::from(listener)));
-            let looked = look(&Probe::Grpc { service: String::new() }, address, PATIENCE).await;
+            let looked = probe_once(&Probe::Grpc { service: String::new() }, address, PATIENCE).await;
             assert_eq!(looked.is_ok(), passes, "{looked:?}");
             serving.abort();
         }
@@ -141,14 +141,14 @@ mod tests {
                 assert!(asked[..length].starts_with(b"GET /healthz HTTP/1.1\r\n"));
                 stream.write_all(format!("HTTP/1.0 {answered}\r\n\r\nhello").as_bytes()).await.unwrap();
             };
-            let (looked, ()) = tokio::join!(look(&probe, address, PATIENCE), answer);
+            let (looked, ()) = tokio::join!(probe_once(&probe, address, PATIENCE), answer);
             assert_eq!(looked.is_ok(), passes, "{answered}: {looked:?}");
         }
-        assert_eq!(look(&Probe::Tcp, address, PATIENCE).await, Ok(()));
+        assert_eq!(probe_once(&Probe::Tcp, address, PATIENCE).await, Ok(()));
         let silent = Probe::Http { path: "/".into(), status: None };
-        let late = look(&silent, address, Duration::from_millis(50)).await;
+        let late = probe_once(&silent, address, Duration::from_millis(50)).await;
         assert!(late.unwrap_err().contains("no answer within 50ms"));
         drop(listener);
-        assert!(look(&Probe::Tcp, address, PATIENCE).await.unwrap_err().contains("cannot connect"));
+        assert!(probe_once(&Probe::Tcp, address, PATIENCE).await.unwrap_err().contains("cannot connect"));
     }
 }

@@ -7,10 +7,10 @@ use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use super::{Checks, seats::Office};
+use super::{Checks, election::LeaderGuard};
 
 /// The most judgements in one call.
-const MOST: usize = 1000;
+const MAX_JUDGEMENTS: usize = 1000;
 
 /// The gRPC service `Checker`.
 #[derive(Clone, Debug)]
@@ -19,7 +19,7 @@ pub(crate) struct CheckerService {
     pub(crate) closing: CancellationToken,
 }
 
-/// What a checker found of one endpoint.
+/// The verdict of a checker on one endpoint.
 #[derive(Clone, Debug)]
 pub(super) struct Finding {
     pub(super) service: ServiceName,
@@ -29,43 +29,48 @@ pub(super) struct Finding {
 
 #[tonic::async_trait]
 impl v1::checker_server::Checker for CheckerService {
-    type HoldStream = Pin<Box<dyn Stream<Item = Result<v1::HoldResponse, Status>> + Send>>;
+    type CampaignStream = Pin<Box<dyn Stream<Item = Result<v1::CampaignResponse, Status>> + Send>>;
 
-    async fn hold(&self, request: Request<v1::HoldRequest>) -> Result<Response<Self::HoldStream>, Status> {
-        let v1::HoldRequest { region, name } = request.into_inner();
+    async fn campaign(
+        &self,
+        request: Request<v1::CampaignRequest>,
+    ) -> Result<Response<Self::CampaignStream>, Status> {
+        let v1::CampaignRequest { region, name } = request.into_inner();
         let region = region_of(region)?;
-        let (send, answers) = mpsc::channel(1);
+        let (send, responses) = mpsc::channel(1);
         let (checks, closing) = (self.checks.clone(), self.closing.clone());
         tokio::spawn(async move {
             tokio::select! {
                 () = closing.cancelled() => {}
                 () = send.closed() => {}
-                office = checks.seats.clone().take(region.clone()) => {
+                leader = checks.elections.clone().campaign(region.clone()) => {
                     tracing::info!(%region, checker = %name, "checks the endpoints of this region");
                     tokio::select! {
                         () = closing.cancelled() => {}
-                        () = keep_told(&checks, &office, &send) => {}
+                        () = send_services(&checks, &leader, &send) => {}
                     }
                     tracing::info!(%region, checker = %name, "checks no more");
                 }
             }
         });
-        Ok(Response::new(Box::pin(ReceiverStream::new(answers))))
+        Ok(Response::new(Box::pin(ReceiverStream::new(responses))))
     }
 
     async fn judge(&self, request: Request<v1::JudgeRequest>) -> Result<Response<v1::JudgeResponse>, Status> {
         let v1::JudgeRequest { region, term, judgements } = request.into_inner();
         let region = region_of(region)?;
-        if judgements.len() > MOST {
-            return Err(Status::invalid_argument(format!("send at most {MOST} judgements in one call")));
+        if judgements.len() > MAX_JUDGEMENTS {
+            return Err(Status::invalid_argument(format!(
+                "send at most {MAX_JUDGEMENTS} judgements in one call"
+            )));
         }
         let findings = judgements.into_iter().enumerate();
         let findings =
             findings.map(|(i, one)| finding(one).map_err(|e| e.within(format!("judgements[{i}]"))));
         let findings = findings.collect::<Result<Vec<_>, _>>().map_err(refused)?;
-        if !self.checks.seats.holds(&region, term) {
+        if !self.checks.elections.holds(&region, term) {
             return Err(Status::failed_precondition(format!(
-                "the office of checker of {region} is not held under term {term}; apply for it with Hold"
+                "{term} is not the term of the elected checker of {region}; stand for election with Campaign"
             )));
         }
         self.checks.judge(&region, &findings).await?;
@@ -73,13 +78,17 @@ impl v1::checker_server::Checker for CheckerService {
     }
 }
 
-/// Tells whoever holds an office what is to be checked, as long as the call lasts.
-async fn keep_told(checks: &Checks, office: &Office, send: &mpsc::Sender<Result<v1::HoldResponse, Status>>) {
-    let mut services = checks.roll.services();
+/// Sends a leader the services to check, and each change, as long as the call lasts.
+async fn send_services(
+    checks: &Checks,
+    leader: &LeaderGuard,
+    send: &mpsc::Sender<Result<v1::CampaignResponse, Status>>,
+) {
+    let mut services = checks.check_index.services();
     loop {
         let listed = Arc::clone(&services.borrow_and_update());
         let services_now = listed.iter().map(ToString::to_string).collect();
-        if send.send(Ok(v1::HoldResponse { term: office.term, services: services_now })).await.is_err() {
+        if send.send(Ok(v1::CampaignResponse { term: leader.term, services: services_now })).await.is_err() {
             return;
         }
         tokio::select! {

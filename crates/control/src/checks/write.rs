@@ -7,7 +7,7 @@ use tonic::Status;
 use super::{Checks, service::Finding};
 use crate::backend::write_error;
 
-/// How often a write is tried anew after somebody else changed one of its records.
+/// How often a write is retried after a conflict on one of its records.
 const TRIES: usize = 8;
 
 /// A verdict as it stands in the RIB.
@@ -17,7 +17,7 @@ pub(super) struct Held {
 }
 
 impl Checks {
-    /// Writes what is new in these findings.
+    /// Writes the findings that change a verdict.
     pub(super) async fn judge(&self, region: &Region, findings: &[Finding]) -> Result<(), Status> {
         self.write(|| findings.iter().filter_map(|finding| self.new_in(region, finding)).collect()).await
     }
@@ -32,7 +32,7 @@ impl Checks {
         if let Some(Held { verdict: before, .. }) =
             held.as_ref().filter(|held| held.verdict.healthy == verdict.healthy)
         {
-            // A checker that has just taken over confirms what the one before found.
+            // A newly elected checker confirms the verdicts of the one before.
             if !before.stale && before.force() >= verdict.force() {
                 return None;
             }
@@ -49,7 +49,7 @@ impl Checks {
         }
     }
 
-    /// Writes what `plan` makes of the records as they are, and again when somebody else was faster.
+    /// Writes the changes that `plan` makes of the current records, and plans again after a conflict.
     pub(super) async fn write(&self, plan: impl Fn() -> Vec<Op> + Send + Sync) -> Result<(), Status> {
         let mut tries = 1;
         loop {
@@ -69,7 +69,7 @@ impl Checks {
     }
 }
 
-/// Writes a verdict, if what it replaces is still as it was read.
+/// Writes a verdict if the one that it replaces is unchanged.
 pub(super) fn put(key: &RecordKey, held: Option<&Held>, verdict: Verdict) -> Op {
     let expect = held.map_or(Expect::Absent, |held| Expect::Revision(held.revision));
     Op::put(key.to_string(), records::encode(&Record::Verdict(verdict))).expecting(expect)

@@ -95,7 +95,7 @@ async fn a_registration_made_below_two_replicas_arrives_and_a_drain_waits_for_ca
 }
 
 #[tokio::test]
-async fn the_checkers_office_and_the_imbalance_indicator_are_reached_through_a_replica() {
+async fn the_election_of_checkers_and_the_imbalance_indicator_are_reached_through_a_replica() {
     let forest = Forest::new();
     let control = Root::start(&forest).await;
     let replica = forest.replica("replica", std::slice::from_ref(&control.address)).await;
@@ -103,8 +103,8 @@ async fn the_checkers_office_and_the_imbalance_indicator_are_reached_through_a_r
     let connected = async { while replica.page("/readyz").await.lines().last() != Some("ready") {} };
     timeout(BOUND, connected).await.unwrap();
 
-    let apply = |name: &str| v1::HoldRequest { region: "eu".into(), name: name.into() };
-    let mut first = connection.checker().hold(apply("first")).await.unwrap().into_inner();
+    let apply = |name: &str| v1::CampaignRequest { region: "eu".into(), name: name.into() };
+    let mut first = connection.checker().campaign(apply("first")).await.unwrap().into_inner();
     let held = timeout(BOUND, first.message()).await.unwrap().unwrap().unwrap();
     let mut checker = connection.checker();
     let mut second =

@@ -150,17 +150,18 @@ pub(super) struct App {
     finish: Arc<Notify>,
 }
 
-type Holding = Pin<Box<dyn Stream<Item = Result<v1::HoldResponse, Status>> + Send>>;
+type Holding = Pin<Box<dyn Stream<Item = Result<v1::CampaignResponse, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl checker_server::Checker for App {
-    type HoldStream = Holding;
+    type CampaignStream = Holding;
 
-    async fn hold(
+    async fn campaign(
         &self,
-        request: tonic::Request<v1::HoldRequest>,
+        request: tonic::Request<v1::CampaignRequest>,
     ) -> Result<tonic::Response<Holding>, Status> {
-        let answers = stream::iter([Ok(v1::HoldResponse::default()), Ok(v1::HoldResponse::default())]);
+        let answers =
+            stream::iter([Ok(v1::CampaignResponse::default()), Ok(v1::CampaignResponse::default())]);
         if request.metadata().contains_key("for-ever") {
             return Ok(tonic::Response::new(Box::pin(answers.chain(stream::pending()))));
         }
@@ -253,7 +254,7 @@ async fn grpc_answers_carry_the_report_in_trailers() {
     let unary = client.read(v1::ReadRequest::default()).await.unwrap();
     assert_eq!(reported_in(unary.metadata()), Some(1));
     let mut streaming = CheckerClient::connect(format!("http://{address}")).await.unwrap();
-    let mut stream = streaming.hold(v1::HoldRequest::default()).await.unwrap().into_inner();
+    let mut stream = streaming.campaign(v1::CampaignRequest::default()).await.unwrap().into_inner();
     while stream.message().await.unwrap().is_some() {}
     assert_eq!(reported_in(&stream.trailers().await.unwrap().unwrap()), Some(1));
     let without_body = client.hello(v1::HelloRequest::default()).await.unwrap_err();
@@ -289,7 +290,7 @@ async fn grpc_calls_for_keys_of_others_fail_their_precondition() {
     hold_a_hundred_keys(&layer);
     client.read(for_key("99", v1::ReadRequest::default())).await.unwrap();
     let unary = client.read(for_key("100", v1::ReadRequest::default())).await.unwrap_err();
-    let streaming = streaming.hold(for_key("100", v1::HoldRequest::default())).await.unwrap_err();
+    let streaming = streaming.campaign(for_key("100", v1::CampaignRequest::default())).await.unwrap_err();
     for refused in [unary, streaming] {
         assert_eq!(refused.code(), Code::FailedPrecondition, "{refused:?}");
         assert_eq!(refused.metadata().get(WRONG_SHARD.as_str()).unwrap(), "9");

@@ -3,7 +3,7 @@ use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 use bytes::Bytes;
 use fairmesh_wire::{
     transport::Address,
-    v1::{HoldRequest, checker_client::CheckerClient, checker_server::CheckerServer},
+    v1::{CampaignRequest, checker_client::CheckerClient, checker_server::CheckerServer},
 };
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Full};
@@ -102,9 +102,9 @@ async fn a_stream_that_nobody_ends_does_not_hold_up_a_grpc_server_beyond_the_dra
         }
     });
     let mut client = CheckerClient::connect(format!("http://{address}")).await.unwrap();
-    let mut call = tonic::Request::new(HoldRequest::default());
+    let mut call = tonic::Request::new(CampaignRequest::default());
     call.metadata_mut().insert("for-ever", "true".parse().unwrap());
-    let mut open = client.hold(call).await.unwrap().into_inner();
+    let mut open = client.campaign(call).await.unwrap().into_inner();
     open.message().await.unwrap();
     assert!(!program.is_finished(), "nothing has asked for a drain");
     server.shutdown().await;

@@ -1,16 +1,16 @@
 use fairmesh_model::{Force, HealthCheck, Verdict};
 
-/// What the probes of one endpoint amount to. Pure.
+/// Turns the probes of one endpoint into verdicts. Pure.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Judge {
+pub(super) struct VerdictTracker {
     samples: u32,
     last: bool,
-    in_a_row: u32,
-    /// What is to be told, as far as it was found: whether it is healthy, and with how much force.
+    consecutive: u32,
+    /// The current verdict, once there is one: whether the endpoint is healthy, and with how much force.
     found: Option<(bool, Force)>,
 }
 
-/// Something new about an endpoint.
+/// A change of an endpoint's verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Finding {
     pub(super) healthy: bool,
@@ -20,17 +20,17 @@ pub(super) struct Finding {
     pub(super) turned: bool,
 }
 
-impl Judge {
-    /// Takes one probe in; what is new after it, if anything.
+impl VerdictTracker {
+    /// Adds the result of one probe; returns the change of verdict that it causes, if any.
     pub(super) fn sample(&mut self, good: bool, check: &HealthCheck) -> Option<Finding> {
-        self.in_a_row = if good == self.last { self.in_a_row.saturating_add(1) } else { 1 };
+        self.consecutive = if good == self.last { self.consecutive.saturating_add(1) } else { 1 };
         self.last = good;
         self.samples = self.samples.saturating_add(1);
         let needed = if good { check.rise } else { check.fall };
-        if self.samples < check.minimum_samples || self.in_a_row < needed {
+        if self.samples < check.minimum_samples || self.consecutive < needed {
             return None;
         }
-        let confidence = Verdict::confidence_of(self.in_a_row);
+        let confidence = Verdict::confidence_of(self.consecutive);
         let verdict = Verdict { healthy: good, since_ms: 0, confidence, cause: String::new(), stale: false };
         let found = (good, verdict.force());
         let before = self.found.replace(found);
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     fn findings(check: &HealthCheck, probes: &str) -> Vec<(usize, bool, u32)> {
-        let mut judge = Judge::default();
+        let mut judge = VerdictTracker::default();
         let probes = probes.bytes().enumerate();
         let found = probes.filter_map(|(i, probe)| Some((i + 1, judge.sample(probe == b'+', check)?)));
         found.map(|(i, finding)| (i, finding.healthy, finding.confidence)).collect()

@@ -8,68 +8,68 @@ use tokio::time::Instant;
 use super::{Checks, write};
 
 /// How long a region may be without a checker before its verdicts lose their force.
-const VACANT: Duration = Duration::from_secs(60);
+const LEADERLESS_GRACE: Duration = Duration::from_secs(60);
 /// How often vacant regions are looked for.
-const LOOK: Duration = Duration::from_secs(5);
+const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 /// How many records one batch changes.
-const AT_ONCE: usize = 1000;
+const MAX_OPS_PER_BATCH: usize = 1000;
 
 /// How the services that are checked fare.
-pub(crate) struct Survey {
-    /// Regions with endpoints to check and nobody who does.
+pub(crate) struct CheckHealth {
+    /// Regions with endpoints to check and no checker.
     pub(crate) unchecked_regions: usize,
     /// Services times regions whose verdicts callers ignore.
     pub(crate) panics: usize,
 }
 
 impl Checks {
-    /// Takes out verdicts on endpoints that are gone or no longer checked, and marks those that nobody renews, for ever.
+    /// Deletes verdicts on endpoints that are gone or no longer checked, and marks as stale those of leaderless regions, for ever.
     pub(crate) async fn keep(&self) {
-        let mut look = tokio::time::interval(LOOK);
+        let mut look = tokio::time::interval(SWEEP_INTERVAL);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             let gone = tokio::select! {
-                () = self.roll.untidy.notified() => true,
+                () = self.check_index.stale_verdicts.notified() => true,
                 _ = look.tick() => false,
             };
-            for (region, keys) in self.roll.verdicts() {
-                let vacant = self.seats.vacant_for(&region, Instant::now()) > VACANT;
-                if !gone && !vacant {
+            for (region, keys) in self.check_index.verdicts() {
+                let leaderless = self.elections.leaderless_for(&region, Instant::now()) > LEADERLESS_GRACE;
+                if !gone && !leaderless {
                     continue;
                 }
                 let keys: Vec<RecordKey> = keys.into_iter().collect();
-                for keys in keys.chunks(AT_ONCE) {
-                    let plan = || keys.iter().filter_map(|key| self.tended(key, vacant)).collect();
+                for keys in keys.chunks(MAX_OPS_PER_BATCH) {
+                    let plan = || keys.iter().filter_map(|key| self.cleanup_op(key, leaderless)).collect();
                     if let Err(error) = self.write(plan).await {
-                        tracing::warn!(%region, %error, "verdicts cannot be kept up; trying again");
+                        tracing::warn!(%region, %error, "cannot write verdicts; retrying");
                     }
                 }
             }
         }
     }
 
-    /// What has to be done about one verdict, if anything.
-    fn tended(&self, key: &RecordKey, vacant: bool) -> Option<Op> {
+    /// The change that one verdict needs, if any.
+    fn cleanup_op(&self, key: &RecordKey, leaderless: bool) -> Option<Op> {
         let RecordKey::Health(service, region, instance) = key else { return None };
         let held = self.held(key)?;
         let endpoint = RecordKey::Endpoint(service.clone(), region.clone(), instance.clone());
-        let checked = self.roll.services().borrow().contains(service);
+        let checked = self.check_index.services().borrow().contains(service);
         if !checked || self.node.get(&endpoint.to_string()).is_none() {
             return Some(Op::delete(key.to_string()).expecting(Expect::Revision(held.revision)));
         }
         // A healthy one has no force to lose.
-        let loses = vacant && !held.verdict.healthy && !held.verdict.stale;
+        let loses = leaderless && !held.verdict.healthy && !held.verdict.stale;
         loses.then(|| write::put(key, Some(&held), Verdict { stale: true, ..held.verdict.clone() }))
     }
 
     /// How many regions have a checker.
     pub(crate) fn checkers(&self) -> usize {
-        self.seats.held()
+        self.elections.leaders()
     }
 
     /// Looks through every service that is checked.
-    pub(crate) fn survey(&self) -> Survey {
-        let services = Arc::clone(&self.roll.services().borrow());
+    pub(crate) fn check_health(&self) -> CheckHealth {
+        let services = Arc::clone(&self.check_index.services().borrow());
         let hosts = match self.node.get(&RecordKey::Hosts.to_string()).map(|entry| entry.value) {
             Some(value) => match records::decode(&RecordKey::Hosts, &value) {
                 Ok(Record::Hosts(hosts)) => hosts,
@@ -85,8 +85,8 @@ impl Checks {
             regions.extend(endpoints.iter().map(|endpoint| endpoint.location.region.clone()));
         }
         let now = Instant::now();
-        let unchecked = regions.iter().filter(|region| !self.seats.vacant_for(region, now).is_zero());
-        Survey { unchecked_regions: unchecked.count(), panics }
+        let unchecked = regions.iter().filter(|region| !self.elections.leaderless_for(region, now).is_zero());
+        CheckHealth { unchecked_regions: unchecked.count(), panics }
     }
 
     fn of_service(&self, service: &ServiceName) -> (Vec<Endpoint>, Verdicts) {
@@ -113,7 +113,7 @@ mod tests {
     use fairmesh_store::RedbStore;
 
     use super::*;
-    use crate::checks::Roll;
+    use crate::checks::CheckIndex;
 
     fn entry(key: &RecordKey, record: &Record) -> (Arc<str>, Entry) {
         (key.to_string().into(), Entry { value: records::encode(record), revision: 1 })
@@ -150,16 +150,16 @@ mod tests {
         ]
     }
 
-    /// What would be written, by the last part of the key: `None` deletes.
-    fn tended(health_check: Option<HealthCheck>, vacant: bool) -> Vec<(String, Option<Record>)> {
+    /// The changes that would be written, by the last part of the key: `None` deletes.
+    fn cleanup_op(health_check: Option<HealthCheck>, leaderless: bool) -> Vec<(String, Option<Record>)> {
         let folder = tempfile::tempdir().unwrap();
         let store = Arc::new(RedbStore::open(folder.path().join("rib.redb")).unwrap());
         let entries = entries(health_check);
-        let roll = Arc::new(Roll::default());
-        roll.load(&entries);
-        let checks = Checks::new(Node::load(StoreId(1), 1, entries), store, roll.clone());
-        let keys = roll.verdicts().into_values().flatten();
-        let ops = keys.filter_map(|key| Some((checks.tended(&key, vacant)?, key)));
+        let check_index = Arc::new(CheckIndex::default());
+        check_index.load(&entries);
+        let checks = Checks::new(Node::load(StoreId(1), 1, entries), store, check_index.clone());
+        let keys = check_index.verdicts().into_values().flatten();
+        let ops = keys.filter_map(|key| Some((checks.cleanup_op(&key, leaderless)?, key)));
         let written = ops.map(|(op, key)| {
             let name = op.key.rsplit('/').next().unwrap_or_default().to_owned();
             (name, op.value.map(|value| records::decode(&key, &value).unwrap()))
@@ -175,19 +175,21 @@ mod tests {
             Commit { revision: 2, changes: vec![(key, (!gone).then_some(entry.value))] }
         };
         let node = Node::load(StoreId(1), 1, entries[..2].to_vec());
-        let roll = Roll::default();
-        assert!(!roll.apply(&commit(2, false), &node), "its endpoint is there");
-        assert!(roll.apply(&commit(3, false), &node), "it stands for nothing");
-        assert!(!roll.apply(&commit(3, true), &node), "it was taken out");
+        let check_index = CheckIndex::default();
+        assert!(!check_index.apply(&commit(2, false), &node), "its endpoint is there");
+        assert!(check_index.apply(&commit(3, false), &node), "it stands for nothing");
+        assert!(!check_index.apply(&commit(3, true), &node), "it was taken out");
     }
 
     #[test]
     fn a_verdict_on_what_is_gone_goes_and_one_that_nobody_renews_loses_its_force() {
         let check = || Some(HealthCheck::new(Probe::Tcp));
-        assert_eq!(tended(check(), false), [("gone".into(), None)]);
-        let vacant = tended(check(), true);
-        let Some((name, Some(Record::Verdict(verdict)))) = vacant.first() else { panic!("{vacant:?}") };
+        assert_eq!(cleanup_op(check(), false), [("gone".into(), None)]);
+        let leaderless = cleanup_op(check(), true);
+        let Some((name, Some(Record::Verdict(verdict)))) = leaderless.first() else {
+            panic!("{leaderless:?}")
+        };
         assert_eq!((name.as_str(), verdict.stale, verdict.since_ms), ("a", true, 7));
-        assert_eq!(tended(None, false), [("a".into(), None), ("gone".into(), None)], "no longer checked");
+        assert_eq!(cleanup_op(None, false), [("a".into(), None), ("gone".into(), None)], "no longer checked");
     }
 }

@@ -13,11 +13,11 @@ use std::net::SocketAddr;
 use tokio::sync::mpsc;
 
 /// One endpoint, by service and instance.
-pub(super) type Who = (ServiceName, InstanceId);
+pub(super) type EndpointId = (ServiceName, InstanceId);
 
 /// The services that are checked and their endpoints in the region.
 #[derive(Debug)]
-pub(super) struct Facts {
+pub(super) struct CheckedEndpoints {
     region: Region,
     handle: Handle,
     services: BTreeMap<ServiceName, Checked>,
@@ -29,13 +29,13 @@ struct Checked {
     endpoints: BTreeMap<InstanceId, SocketAddr>,
 }
 
-/// Passes on what the upstream sends.
+/// Forwards updates from the upstream to the checker's loop.
 #[derive(Debug)]
-pub(super) struct Inbox(pub(super) mpsc::UnboundedSender<Update>);
+pub(super) struct UpdateSink(pub(super) mpsc::UnboundedSender<Update>);
 
-impl Sink for Inbox {
+impl Sink for UpdateSink {
     fn update(&mut self, update: Update) {
-        // Nobody listens when the office is lost, and then nothing needs to be known.
+        // The receiver is gone once the term has ended, and the update is of no use then.
         let _ = self.0.send(update);
     }
 
@@ -44,7 +44,7 @@ impl Sink for Inbox {
     }
 }
 
-impl Facts {
+impl CheckedEndpoints {
     pub(super) fn new(region: Region, handle: Handle) -> Self {
         Self { region, handle, services: BTreeMap::new() }
     }
@@ -69,7 +69,7 @@ impl Facts {
         [policy, Prefix::endpoints(name, Some(&self.region))]
     }
 
-    /// Takes in what changed. It is acknowledged at once: a checker makes no calls that a drain would have to wait for.
+    /// Applies an update and acknowledges it at once: a checker makes no calls that a drain would have to wait for.
     pub(super) fn update(&mut self, update: Update) {
         for snapshot in update.snapshots {
             self.retain(&snapshot);
@@ -80,7 +80,7 @@ impl Facts {
         self.ack(update.revision);
     }
 
-    /// Forgets what a snapshot of its prefix does not hold. What it does hold is replaced by what can be read of it.
+    /// Removes records of a prefix that its snapshot does not hold. The others are replaced as far as they can be decoded.
     fn retain(&mut self, snapshot: &Snapshot) {
         for (name, checked) in &mut self.services {
             let policy = RecordKey::Policy(name.clone());
@@ -104,7 +104,7 @@ impl Facts {
         let Some(checked) = key.service().and_then(|name| self.services.get_mut(name)) else { return };
         match records::decode(&key, value) {
             Ok(Record::Policy(policy)) => checked.check = policy.health_check,
-            // What starts says itself when it is ready.
+            // A starting endpoint reports its own readiness.
             Ok(Record::Endpoint(endpoint)) if endpoint.state == EndpointState::Starting => {
                 checked.endpoints.remove(&endpoint.instance);
             }
@@ -128,8 +128,8 @@ impl Facts {
         }
     }
 
-    /// Every endpoint that is to be probed, where and how.
-    pub(super) fn wanted(&self) -> impl Iterator<Item = (Who, SocketAddr, &HealthCheck)> {
+    /// Every endpoint to probe, with its address and health check.
+    pub(super) fn wanted(&self) -> impl Iterator<Item = (EndpointId, SocketAddr, &HealthCheck)> {
         self.services.iter().flat_map(|(name, checked)| {
             let check = checked.check.as_ref();
             let endpoints = checked.endpoints.iter();
@@ -174,9 +174,9 @@ mod tests {
             backoff: Backoff::default(),
             refuse_lagging: false,
         };
-        let inbox = Inbox(mpsc::unbounded_channel().0);
-        let mut facts = Facts::new(eu.clone(), Upstream::spawn(upstream, inbox));
-        facts.follow(BTreeSet::from([name.clone()]));
+        let inbox = UpdateSink(mpsc::unbounded_channel().0);
+        let mut checked_endpoints = CheckedEndpoints::new(eu.clone(), Upstream::spawn(upstream, inbox));
+        checked_endpoints.follow(BTreeSet::from([name.clone()]));
         let policy = RecordKey::Policy(name.clone());
         let key = |id: &str| RecordKey::Endpoint(name.clone(), eu.clone(), InstanceId::new(id).unwrap());
         let endpoint = |id: &str| {
@@ -193,16 +193,18 @@ mod tests {
         };
         let checked = Policy { health_check: Some(HealthCheck::new(Probe::Tcp)), ..Policy::default() };
         let below = Prefix::endpoints(&name, Some(&eu));
-        facts.update(update([
+        checked_endpoints.update(update([
             (Prefix::from(&policy), vec![entry(&policy, records::encode(&checked.into()))]),
             (below.clone(), vec![endpoint("a"), endpoint("b")]),
         ]));
-        assert_eq!(facts.wanted().count(), 2);
+        assert_eq!(checked_endpoints.wanted().count(), 2);
         let torn = |key: &RecordKey| entry(key, Bytes::from_static(b"\xff"));
-        facts.update(update([(Prefix::from(&policy), vec![torn(&policy)]), (below, vec![torn(&key("a"))])]));
-        let wanted: Vec<_> = facts.wanted().map(|((_, instance), ..)| instance.to_string()).collect();
+        checked_endpoints
+            .update(update([(Prefix::from(&policy), vec![torn(&policy)]), (below, vec![torn(&key("a"))])]));
+        let wanted: Vec<_> =
+            checked_endpoints.wanted().map(|((_, instance), ..)| instance.to_string()).collect();
         assert_eq!(wanted, ["a"], "checked on as before; what the snapshot does not hold is gone");
-        facts.update(update([(Prefix::from(&policy), vec![])]));
-        assert_eq!(facts.wanted().count(), 0);
+        checked_endpoints.update(update([(Prefix::from(&policy), vec![])]));
+        assert_eq!(checked_endpoints.wanted().count(), 0);
     }
 }

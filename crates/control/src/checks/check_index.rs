@@ -11,50 +11,49 @@ use tokio::sync::{Notify, watch};
 /// Which services are checked and where verdicts stand, noted as records change: finding them would mean to read every
 /// record of every tenant.
 #[derive(Debug, Default)]
-pub(crate) struct Roll {
-    noted: Mutex<Noted>,
+pub(crate) struct CheckIndex {
+    state: Mutex<IndexState>,
     /// Every service whose policy has a health check, whenever that changes.
     services: watch::Sender<Arc<BTreeSet<ServiceName>>>,
-    /// Woken when there may be verdicts on what is gone, or no longer checked.
-    pub(crate) untidy: Notify,
+    /// Woken when there may be verdicts on endpoints that are gone or no longer checked.
+    pub(crate) stale_verdicts: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Noted {
+struct IndexState {
     services: BTreeSet<ServiceName>,
     verdicts: BTreeMap<Region, BTreeSet<RecordKey>>,
 }
 
-impl Roll {
-    /// Notes anew; whoever calls it wakes those who wait for `untidy` once the node has these entries.
+impl CheckIndex {
+    /// Rebuilds the index; the caller notifies `stale_verdicts` once the node has these entries.
     pub(crate) fn load(&self, entries: &[(Arc<str>, Entry)]) {
-        let mut noted = Noted::default();
+        let mut state = IndexState::default();
         for (key, entry) in entries {
-            noted.take(key, Some(&entry.value));
+            state.take(key, Some(&entry.value));
         }
-        *self.noted() = noted;
+        *self.state() = state;
         self.publish();
     }
 
-    /// Notes what a commit changes that `node` is about to apply; says whether there may be verdicts then that stand for
-    /// nothing.
+    /// Indexes a commit that `node` is about to apply; returns whether there may be verdicts then without an endpoint.
     pub(crate) fn apply(&self, commit: &Commit, node: &Node) -> bool {
         let (mut checked, mut gone) = (false, false);
-        let mut noted = self.noted();
+        let mut state = self.state();
         for (key, value) in &commit.changes {
             match kind(key) {
-                "policies" => checked |= noted.take(key, value.as_deref()),
+                "policies" => checked |= state.take(key, value.as_deref()),
                 "health" => {
-                    noted.take(key, value.as_deref());
-                    // One that was found while its endpoint went: nobody would take it out, and an instance that comes
-                    // back under that name would begin with it.
+                    state.take(key, value.as_deref());
+                    // A verdict that was reported while its endpoint went would stay, and an instance that comes back
+                    // under that name would begin with it.
                     gone |= value.is_some() && !has_endpoint(node, key);
                 }
                 "endpoints" => gone |= value.is_none(),
                 _ => {}
             }
         }
-        drop(noted);
+        drop(state);
         if checked {
             self.publish();
         }
@@ -68,16 +67,16 @@ impl Roll {
 
     /// Where verdicts stand, by region.
     pub(super) fn verdicts(&self) -> BTreeMap<Region, BTreeSet<RecordKey>> {
-        self.noted().verdicts.clone()
+        self.state().verdicts.clone()
     }
 
     fn publish(&self) {
-        let services = Arc::new(self.noted().services.clone());
+        let services = Arc::new(self.state().services.clone());
         self.services.send_replace(services);
     }
 
-    fn noted(&self) -> MutexGuard<'_, Noted> {
-        self.noted.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, IndexState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -92,7 +91,7 @@ fn has_endpoint(node: &Node, verdict: &str) -> bool {
     node.get(&RecordKey::Endpoint(service, region, instance).to_string()).is_some()
 }
 
-impl Noted {
+impl IndexState {
     /// Takes one record in; says whether the services that are checked changed.
     fn take(&mut self, text: &str, value: Option<&[u8]>) -> bool {
         // Most records are neither, and need no reading.

@@ -1,0 +1,109 @@
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+
+use fairmesh_model::{Region, ServiceName};
+use fairmesh_rib::upstream::{Backoff, Handle, Upstream, UpstreamConfig};
+use fairmesh_wire::{
+    transport::Address,
+    v1::{CampaignRequest, CampaignResponse},
+};
+use tokio::{
+    sync::{mpsc, watch},
+    time::sleep,
+};
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Status, Streaming};
+
+use super::{
+    Counts,
+    checked_endpoints::{CheckedEndpoints, UpdateSink},
+    probe_scheduler::ProbeScheduler,
+};
+
+/// Pause before this agent stands for election again.
+const CAMPAIGN_RETRY: Duration = Duration::from_millis(500);
+/// The same at a control plane without this election.
+const UNIMPLEMENTED_RETRY: Duration = Duration::from_secs(60);
+
+/// This agent as a candidate, and the upstreams from which it would follow the checked endpoints.
+#[derive(Clone, Debug)]
+pub(crate) struct Candidate {
+    pub(crate) region: Region,
+    pub(crate) name: String,
+    pub(crate) upstreams: Vec<Address>,
+    pub(crate) counts: Arc<Counts>,
+}
+
+/// Stands for election as checker, and probes while elected, until `stopping`.
+pub(crate) async fn campaign(candidate: Candidate, upstream: Handle, stopping: CancellationToken) {
+    loop {
+        let ended = tokio::select! {
+            () = stopping.cancelled() => return,
+            ended = candidate.campaign_once(&upstream) => ended,
+        };
+        candidate.counts.elected.store(0, Relaxed);
+        candidate.counts.endpoints.store(0, Relaxed);
+        let pause = match ended {
+            Err(status) if status.code() == Code::Unimplemented => UNIMPLEMENTED_RETRY,
+            _ => CAMPAIGN_RETRY,
+        };
+        tokio::select! {
+            () = stopping.cancelled() => return,
+            () = sleep(pause) => {}
+        }
+    }
+}
+
+impl Candidate {
+    /// One campaign; returns when the leadership is lost, or the call fails.
+    async fn campaign_once(&self, upstream: &Handle) -> Result<(), Status> {
+        let connection = upstream.connected().await;
+        let request = CampaignRequest { region: self.region.to_string(), name: self.name.clone() };
+        let mut leadership = connection.checker().campaign(request).await?.into_inner();
+        let Some(CampaignResponse { term, services }) = leadership.message().await? else { return Ok(()) };
+        tracing::info!(region = %self.region, "this agent checks the endpoints of the region");
+        self.counts.elected.store(1, Relaxed);
+        let (listed, services) = watch::channel(service_names(&services));
+        let (inbox, updates) = mpsc::unbounded_channel();
+        let follower = UpstreamConfig {
+            addresses: self.upstreams.clone(),
+            software: format!("agent {} (health checker)", self.name),
+            backoff: Backoff::default(),
+            refuse_lagging: false,
+        };
+        let checked_endpoints =
+            CheckedEndpoints::new(self.region.clone(), Upstream::spawn(follower, UpdateSink(inbox)));
+        let probe_scheduler = ProbeScheduler::new(
+            self.region.clone(),
+            term,
+            connection,
+            checked_endpoints,
+            self.counts.clone(),
+        );
+        let ended = tokio::select! {
+            ended = follow_services(&mut leadership, &listed) => ended,
+            () = probe_scheduler.run(updates, services) => Ok(()),
+        };
+        tracing::info!(region = %self.region, "this agent no longer checks the region");
+        ended
+    }
+}
+
+/// Follows the list of checked services until the leadership is lost.
+async fn follow_services(
+    leadership: &mut Streaming<CampaignResponse>,
+    listed: &watch::Sender<BTreeSet<ServiceName>>,
+) -> Result<(), Status> {
+    while let Some(CampaignResponse { services, .. }) = leadership.message().await? {
+        listed.send_replace(service_names(&services));
+    }
+    Ok(())
+}
+
+/// The services by name; names that this version cannot parse are skipped.
+fn service_names(services: &[String]) -> BTreeSet<ServiceName> {
+    services.iter().filter_map(|name| ServiceName::new(name).ok()).collect()
+}

@@ -1,0 +1,151 @@
+use std::{
+    collections::HashMap,
+    hash::{BuildHasher as _, RandomState},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use fairmesh_model::Region;
+use tokio::{sync::OwnedMutexGuard, time::Instant};
+
+/// The election of a checker in every region.
+#[derive(Debug)]
+pub(super) struct Elections {
+    by_region: Mutex<HashMap<Region, RegionElection>>,
+    /// Terms count from here. Those of two processes must differ, or a report to the one before would pass for one
+    /// to this; drawn, since every process in a container has the same number. The standard library's hash seeds are
+    /// random enough.
+    first_term: u64,
+    began: Instant,
+}
+
+#[derive(Debug)]
+struct RegionElection {
+    /// The leader is first in this lock's queue.
+    queue: Arc<tokio::sync::Mutex<()>>,
+    /// The current term; `None` without a leader.
+    term: Option<u64>,
+    /// Elections so far.
+    given: u64,
+    leaderless_since: Instant,
+}
+
+/// The leadership of a region; dropping it elects the next candidate.
+#[derive(Debug)]
+pub(super) struct LeaderGuard {
+    elections: Arc<Elections>,
+    region: Region,
+    pub(super) term: u64,
+    _first: OwnedMutexGuard<()>,
+}
+
+impl Default for Elections {
+    fn default() -> Self {
+        let first_term = RandomState::new().hash_one(());
+        Self { by_region: Mutex::default(), first_term, began: Instant::now() }
+    }
+}
+
+impl Elections {
+    /// Waits until this candidate is elected.
+    pub(super) async fn campaign(self: Arc<Self>, region: Region) -> LeaderGuard {
+        let queue = Arc::clone(
+            &self
+                .lock()
+                .entry(region.clone())
+                .or_insert_with(|| RegionElection::leaderless(self.began))
+                .queue,
+        );
+        let first = queue.lock_owned().await;
+        let mut elections = self.lock();
+        let election =
+            elections.entry(region.clone()).or_insert_with(|| RegionElection::leaderless(self.began));
+        election.given += 1;
+        let term = self.first_term.wrapping_add(election.given);
+        election.term = Some(term);
+        drop(elections);
+        LeaderGuard { elections: self, region, term, _first: first }
+    }
+
+    /// Whether a region's leader has this term.
+    pub(super) fn holds(&self, region: &Region, term: u64) -> bool {
+        self.lock().get(region).is_some_and(|election| election.term == Some(term))
+    }
+
+    /// How long a region has had no leader; zero where it has one.
+    pub(super) fn leaderless_for(&self, region: &Region, now: Instant) -> Duration {
+        match self.lock().get(region) {
+            Some(RegionElection { term: Some(_), .. }) => Duration::ZERO,
+            Some(election) => now.saturating_duration_since(election.leaderless_since),
+            None => now.saturating_duration_since(self.began),
+        }
+    }
+
+    /// Number of regions with a leader.
+    pub(super) fn leaders(&self) -> usize {
+        self.lock().values().filter(|election| election.term.is_some()).count()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Region, RegionElection>> {
+        self.by_region.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl RegionElection {
+    fn leaderless(since: Instant) -> Self {
+        Self { queue: Arc::default(), term: None, given: 0, leaderless_since: since }
+    }
+}
+
+impl Drop for LeaderGuard {
+    fn drop(&mut self) {
+        if let Some(election) = self.elections.lock().get_mut(&self.region) {
+            election.term = None;
+            election.leaderless_since = Instant::now();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn region(name: &str) -> Region {
+        Region::new(name).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_region_has_one_leader_and_then_the_next() {
+        let elections = Arc::<Elections>::default();
+        let first = elections.clone().campaign(region("eu")).await;
+        let other = elections.clone().campaign(region("us")).await;
+        let mut second = waiting(elections.clone().campaign(region("eu"))).await;
+        assert!(
+            elections.holds(&region("eu"), first.term)
+                && !elections.holds(&region("us"), first.term.wrapping_add(1))
+        );
+        let before = first.term;
+        drop(first);
+        let second = (&mut second).await;
+        assert!(!elections.holds(&region("eu"), before), "what the one before says no longer counts");
+        assert!(elections.holds(&region("eu"), second.term));
+        assert_eq!(elections.leaders(), 2);
+        drop((second, other));
+        tokio::time::advance(Duration::from_secs(61)).await;
+        assert_eq!(elections.leaderless_for(&region("eu"), Instant::now()), Duration::from_secs(61));
+    }
+
+    #[tokio::test]
+    async fn a_term_of_one_process_is_none_of_the_next() {
+        let (old, new) = (Arc::<Elections>::default(), Arc::<Elections>::default());
+        let (before, after) = (old.campaign(region("eu")).await, new.clone().campaign(region("eu")).await);
+        assert!(new.holds(&region("eu"), after.term) && !new.holds(&region("eu"), before.term));
+    }
+
+    /// The future, which has been polled once and is not ready.
+    async fn waiting<F: Future>(future: F) -> std::pin::Pin<Box<F>> {
+        let mut future = Box::pin(future);
+        assert!(tokio::time::timeout(Duration::from_millis(1), &mut future).await.is_err());
+        future
+    }
+}
