@@ -16,6 +16,7 @@ mod ratio;
 mod remote;
 mod report;
 mod rib;
+mod routers;
 mod shards;
 
 use std::{path::PathBuf, process::ExitCode};
@@ -46,6 +47,8 @@ enum Bench {
     Proxy(proxy::ProxyArgs),
     /// Rare calls to another region, with a connection each and through a shared proxy.
     Remote(Common),
+    /// A shared proxy that follows up to 50,000 services: memory of each, first calls, from apply to effect.
+    Routers(routers::RoutersArgs),
     /// A map of 1.5 million shards at twenty programs of one machine: memory, bytes of a move, look-ups.
     Shards(Common),
     /// Call through a proxy over every protocol, for a build to learn from (scripts/release.sh).
@@ -74,6 +77,7 @@ fn main() -> ExitCode {
         Bench::Rib(args) => rib::run(&args).and_then(|report| finish(&report, &args.common)),
         Bench::Proxy(args) => proxy::run(&args).and_then(|report| finish(&report, &args.common)),
         Bench::Remote(common) => remote::run(common.quick).and_then(|report| finish(&report, &common)),
+        Bench::Routers(args) => routers::run(&args).and_then(|report| finish(&report, &args.common)),
         Bench::Shards(common) => shards::run(common.quick).and_then(|report| finish(&report, &common)),
         Bench::Balance(args) => balance::run(&args).and_then(|report| finish(&report, &args.common)),
         Bench::Train(ours) => proxy::train(&ours),

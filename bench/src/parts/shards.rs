@@ -229,6 +229,7 @@ pub(super) async fn caller(dir: &Path, name: &str) -> Result<(), BoxError> {
         location: None,
         otherwise: None,
         cache_dir: None,
+        unused: fairmesh_client::core::UNUSED,
     });
     let subscription = resolver.subscription(&service()?);
     loop {

@@ -7,7 +7,7 @@ use fairmesh_rib::{
     upstream::{Handle, Standing},
 };
 use tokio::{
-    sync::watch,
+    sync::{futures::OwnedNotified, watch},
     time::{Instant, MissedTickBehavior, interval, sleep},
 };
 use tokio_util::sync::CancellationToken;
@@ -135,6 +135,35 @@ impl AgentBackend {
         state.connected.then_some(state.since)
     }
 
+    /// Whether a prefix can be served: `None` where it can, else what to wait for.
+    ///
+    /// # Errors
+    /// Why it cannot, where waiting does not help.
+    fn look(&self, prefix: &Prefix, patient: bool) -> Result<Option<OwnedNotified>, String> {
+        let mut subscriptions = self.shared.subscriptions();
+        match subscriptions.standing(prefix) {
+            Some(Standing::Followed { .. }) => return Ok(None),
+            Some(Standing::Held { .. }) if !patient || self.upstream_away().is_some() => return Ok(None),
+            Some(Standing::Missing) if !patient => {
+                if let Some(reason) = self.upstream_away() {
+                    return Err(format!(
+                        "no control plane answers this agent, which has no copy of it: {reason}"
+                    ));
+                }
+            }
+            Some(Standing::Held { .. } | Standing::Missing) => {}
+            Some(Standing::Refused(reason)) => return Err(reason.clone()),
+            None => {
+                return Err(format!(
+                    "this agent follows {MAX_PREFIXES} prefixes, all in use, and has no room for more; run another agent \
+                     for some of the machine's programs"
+                ));
+            }
+        }
+        // Of changes from here on, since the lock is held.
+        Ok(Some(subscriptions.changes(prefix).notified_owned()))
+    }
+
     /// Why the upstream is away; `None` while it is there or still being reached.
     fn upstream_away(&self) -> Option<String> {
         let state = self.upstream.state();
@@ -183,33 +212,15 @@ impl Backend for AgentBackend {
     /// Returns when the upstream sent the prefix; with a copy that is held, not later than the upstream is known to be
     /// away, or has not answered for [`PATIENCE`]. Where nothing is held, fails once both are so.
     async fn ready(&self, prefix: &Prefix) -> Result<(), String> {
-        let (mut standings, mut state) = (self.shared.standings(), self.upstream.state());
+        let mut state = self.upstream.state();
         let patience = sleep(PATIENCE);
         tokio::pin!(patience);
         let mut patient = true;
         loop {
-            standings.mark_unchanged();
             state.mark_unchanged();
-            match self.shared.subscriptions().standing(prefix) {
-                Some(Standing::Followed { .. }) => return Ok(()),
-                Some(Standing::Held { .. }) if !patient || self.upstream_away().is_some() => return Ok(()),
-                Some(Standing::Missing) if !patient => {
-                    if let Some(reason) = self.upstream_away() {
-                        return Err(format!(
-                            "no control plane answers this agent, which has no copy of it: {reason}"
-                        ));
-                    }
-                }
-                Some(Standing::Held { .. } | Standing::Missing) => {}
-                Some(Standing::Refused(reason)) => return Err(reason.clone()),
-                None => {
-                    return Err(format!(
-                        "this agent follows {MAX_PREFIXES} prefixes already, all in use; ask for folders further up"
-                    ));
-                }
-            }
+            let Some(changed) = self.look(prefix, patient)? else { return Ok(()) };
             tokio::select! {
-                Ok(()) = standings.changed() => {}
+                () = changed => {}
                 Ok(()) = state.changed() => {}
                 () = &mut patience, if patient => patient = false,
             }
@@ -233,6 +244,10 @@ impl Backend for AgentBackend {
 
     fn age(&self, prefix: &Prefix) -> Duration {
         self.shared.subscriptions().age(prefix, Instant::now())
+    }
+
+    fn oldest(&self) -> Duration {
+        self.shared.subscriptions().oldest(Instant::now())
     }
 
     fn ages(&self) -> Option<watch::Receiver<u64>> {

@@ -205,9 +205,7 @@ fn write(cache: &Cache, round: &Round) -> Result<(), CacheError> {
     for (prefix, _) in round.jobs.iter().filter(|(_, job)| **job == Job::Remove) {
         cache.remove(prefix)?;
     }
-    for saved in &round.save {
-        cache.save(saved)?;
-    }
+    cache.save_all(&round.save)?;
     round.mark.map_or(Ok(()), |(revision, at)| cache.mark(revision, at))
 }
 

@@ -31,9 +31,7 @@ pub(crate) struct Shared {
     subscriptions: Mutex<Subscriptions>,
     pub(crate) disk: Disk,
     pub(crate) maps: Maps,
-    /// Ticks when a standing changed.
-    standings: watch::Sender<u64>,
-    /// Ticks when something may have begun or ceased to age: unlike standings, not with every change of the data.
+    /// Ticks when something may have begun or ceased to age.
     ages: watch::Sender<u64>,
     pub(crate) deltas: AtomicU64,
     pub(crate) snapshots: AtomicU64,
@@ -69,7 +67,6 @@ impl Sink for Feed {
         // The mark on disk says that all copies are current, and this one no longer is.
         self.shared.disk.jobs().remove(prefix);
         self.shared.maps.refused(prefix, reason);
-        self.shared.tick();
     }
 
     fn contact(&mut self, age: Duration) {
@@ -79,7 +76,6 @@ impl Sink for Feed {
 
     fn disconnected(&mut self) {
         self.shared.subscriptions().disconnected(Instant::now());
-        self.shared.tick();
         self.shared.aged();
     }
 }
@@ -91,7 +87,6 @@ impl Shared {
             subscriptions: Mutex::default(),
             maps: Maps::new(disk.cache()),
             disk,
-            standings: watch::Sender::new(0),
             ages: watch::Sender::new(0),
             deltas: AtomicU64::new(0),
             snapshots: AtomicU64::new(0),
@@ -102,11 +97,6 @@ impl Shared {
     pub(crate) fn subscriptions(&self) -> MutexGuard<'_, Subscriptions> {
         // Nothing that runs under the lock panics.
         self.subscriptions.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Ticks when a standing changed.
-    pub(crate) fn standings(&self) -> watch::Receiver<u64> {
-        self.standings.subscribe()
     }
 
     /// Ticks when something may have begun or ceased to age.
@@ -199,25 +189,20 @@ impl Shared {
                 return;
             }
         };
-        let entered = !standings.is_empty();
+        let may_age = standings.iter().any(|(_, age)| !age.is_zero()) || subscriptions.any_ages();
         for (prefix, age) in standings {
             subscriptions.set(&prefix, Standing::Followed { at: now, age });
         }
         save.extend(changed.iter().flat_map(|key| subscriptions.of(key)).cloned());
         jobs.save(save);
         drop((jobs, subscriptions));
-        self.tick();
-        if entered {
+        if may_age {
             self.aged();
         }
     }
 
     fn aged(&self) {
         self.ages.send_modify(|ticks| *ticks += 1);
-    }
-
-    fn tick(&self) {
-        self.standings.send_modify(|ticks| *ticks += 1);
     }
 }
 

@@ -1,18 +1,25 @@
 //! What this machine's programs use, and how far it may be trusted. No lock, no clock: callers pass `now`.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, ops::Bound, sync::Arc, time::Duration};
 
 use fairmesh_model::Prefix;
 use fairmesh_rib::{covering, server::MAX_PREFIXES, upstream::Standing};
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 
 /// How long a prefix is followed after its last user left: a program that restarts finds it warm.
 const LINGER: Duration = Duration::from_secs(600);
+
+/// Where there is no room, one in so many of those that nobody uses is given up.
+const ROOM: usize = 64;
 
 /// All subscriptions of the agent.
 #[derive(Debug, Default)]
 pub(crate) struct Subscriptions {
     all: BTreeMap<Prefix, Subscription>,
+    /// How many of them nobody uses.
+    idle: usize,
+    /// How many of them age: while none does, which is most of the time, they need not be looked at for it.
+    aging: usize,
 }
 
 #[derive(Debug, Default)]
@@ -25,6 +32,8 @@ struct Subscription {
     /// Since when nobody uses it.
     idle: Option<Instant>,
     standing: Standing,
+    /// Woken when the standing changes, where somebody waits for that.
+    changed: Option<Arc<Notify>>,
 }
 
 /// What a claim means for the upstream.
@@ -34,8 +43,8 @@ pub(crate) enum Claimed {
     Known,
     /// It was followed for a map alone, and the node is to hold it from now on.
     ForMaps,
-    /// It is to be followed, in place of another that was idle where the bound was reached.
-    New { instead_of: Option<Prefix> },
+    /// It is to be followed, in place of others that were idle where the bound was reached.
+    New { instead_of: Vec<Prefix> },
     /// Every place is in use.
     NoRoom,
 }
@@ -44,7 +53,7 @@ impl Subscriptions {
     pub(crate) fn claim(&mut self, prefix: &Prefix) -> Claimed {
         if let Some(known) = self.all.get_mut(prefix) {
             known.users += 1;
-            known.idle = None;
+            self.idle -= usize::from(known.idle.take().is_some());
             let held = std::mem::replace(&mut known.in_node, true);
             return if held { Claimed::Known } else { Claimed::ForMaps };
         }
@@ -56,24 +65,34 @@ impl Subscriptions {
     pub(crate) fn claim_for_map(&mut self, prefix: &Prefix) -> Claimed {
         if let Some(known) = self.all.get_mut(prefix) {
             known.maps += 1;
-            known.idle = None;
+            self.idle -= usize::from(known.idle.take().is_some());
             return if known.in_node { Claimed::Known } else { Claimed::ForMaps };
         }
         self.claim_new(prefix, Subscription { maps: 1, ..Subscription::default() })
     }
 
     fn claim_new(&mut self, prefix: &Prefix, new: Subscription) -> Claimed {
-        let mut instead_of = None;
+        let mut instead_of = Vec::new();
         if self.all.len() >= MAX_PREFIXES {
-            let idle = self.all.iter().filter_map(|(prefix, known)| {
-                // First what holds nothing: what does may not come back.
-                Some((known.standing.holds(), known.idle?, prefix))
-            });
-            let Some((_, _, oldest)) = idle.min() else { return Claimed::NoRoom };
-            instead_of = Some(oldest.clone());
+            if self.idle == 0 {
+                return Claimed::NoRoom;
+            }
+            instead_of = self.longest_idle();
         }
         self.all.insert(prefix.clone(), new);
         Claimed::New { instead_of }
+    }
+
+    /// Some that nobody uses, the longest idle: several at once, since all have to be looked at for it.
+    fn longest_idle(&self) -> Vec<Prefix> {
+        let idle = self.all.iter().filter_map(|(prefix, known)| {
+            // First what holds nothing: what does may not come back.
+            Some((known.standing.holds(), known.idle?, prefix))
+        });
+        let mut idle: Vec<_> = idle.collect();
+        let some = idle.len().div_ceil(ROOM);
+        idle.select_nth_unstable(some - 1);
+        idle.into_iter().take(some).map(|(_, _, prefix)| prefix.clone()).collect()
     }
 
     /// Whether the node need not hold it any more, since a map alone is made of it.
@@ -81,7 +100,7 @@ impl Subscriptions {
         // One that found no room is not there.
         let Some(known) = self.all.get_mut(prefix) else { return false };
         known.users = known.users.saturating_sub(1);
-        known.rest(now);
+        self.idle += usize::from(known.rest(now));
         if known.users == 0 && known.maps > 0 {
             known.in_node = false;
         }
@@ -91,7 +110,7 @@ impl Subscriptions {
     pub(crate) fn release_for_map(&mut self, prefix: &Prefix, now: Instant) {
         if let Some(known) = self.all.get_mut(prefix) {
             known.maps = known.maps.saturating_sub(1);
-            known.rest(now);
+            self.idle += usize::from(known.rest(now));
         }
     }
 
@@ -103,23 +122,42 @@ impl Subscriptions {
 
     /// Takes a saved copy that is `age` old, held by the node or for maps.
     pub(crate) fn restore(&mut self, prefix: Prefix, now: Instant, age: Duration, in_node: bool) {
+        self.remove(&prefix);
         let standing = Standing::Held { at: now, age };
-        self.all.insert(prefix, Subscription { users: 0, maps: 0, in_node, idle: Some(now), standing });
+        (self.idle, self.aging) = (self.idle + 1, self.aging + 1);
+        let restored = Subscription { in_node, idle: Some(now), standing, ..Subscription::default() };
+        self.all.insert(prefix, restored);
     }
 
     pub(crate) fn remove(&mut self, prefix: &Prefix) {
-        self.all.remove(prefix);
+        if let Some(mut known) = self.all.remove(prefix) {
+            self.idle -= usize::from(known.idle.is_some());
+            self.aging -= usize::from(known.standing.ages());
+            known.wake();
+        }
     }
 
     /// Prefixes that nobody has used for long enough. Of those with a copy, time counts only from when the upstream is
     /// there, `None` while it is away: a copy that is given up then cannot be had again.
     pub(crate) fn expired(&self, now: Instant, upstream: Option<Instant>) -> Vec<Prefix> {
-        let expired = |known: &Subscription| {
+        let is_old = |known: &Subscription| {
             let from = if known.standing.holds() { upstream } else { known.idle };
             let idle = known.idle.zip(from).map(|(idle, from)| idle.max(from));
             idle.is_some_and(|idle| now.duration_since(idle) >= LINGER)
         };
-        self.all.iter().filter(|(_, known)| expired(known)).map(|(prefix, _)| prefix.clone()).collect()
+        let expired = |(prefix, known): &(&Prefix, &Subscription)| {
+            known.idle.is_some() && (is_old(known) || upstream.is_some() && self.is_narrowed(prefix))
+        };
+        self.all.iter().filter(expired).map(|(prefix, _)| prefix.clone()).collect()
+    }
+
+    /// Whether those who used a folder went on to a part of it, as programs do that ask for all endpoints of a service at once
+    /// and learn from its policy that those of their region are enough.
+    fn is_narrowed(&self, prefix: &Prefix) -> bool {
+        let after = (Bound::Excluded(prefix.as_str()), Bound::Unbounded);
+        let mut below =
+            self.all.range::<str, _>(after).take_while(|(other, _)| prefix.covers(other.as_str()));
+        below.any(|(_, other)| other.idle.is_none() && other.standing.holds())
     }
 
     pub(crate) fn standing(&self, prefix: &Prefix) -> Option<&Standing> {
@@ -128,26 +166,51 @@ impl Subscriptions {
 
     pub(crate) fn set(&mut self, prefix: &Prefix, standing: Standing) {
         if let Some(known) = self.all.get_mut(prefix) {
+            self.aging -= usize::from(known.standing.ages());
+            self.aging += usize::from(standing.ages());
             known.standing = standing;
+            known.wake();
         }
+    }
+
+    /// Woken when the standing of a prefix changes from now on; of one that is not followed, never.
+    pub(crate) fn changes(&mut self, prefix: &Prefix) -> Arc<Notify> {
+        let known = self.all.get_mut(prefix).map(|known| known.changed.get_or_insert_default());
+        known.cloned().unwrap_or_default()
     }
 
     /// The upstream says that what it sends is `told` old at worst and ages, or no longer does where that is zero.
     pub(crate) fn contact(&mut self, told: Duration, now: Instant) {
-        self.all.values_mut().for_each(|known| known.standing.contact(told, now));
+        self.change_all(|standing| standing.contact(told, now));
     }
 
     /// The upstream is away: what was followed ages, and refusals no longer hold.
     pub(crate) fn disconnected(&mut self, now: Instant) {
-        self.all.values_mut().for_each(|known| known.standing.disconnected(now));
+        self.change_all(|standing| standing.disconnected(now));
+    }
+
+    fn change_all(&mut self, change: impl Fn(&mut Standing)) {
+        for known in self.all.values_mut() {
+            change(&mut known.standing);
+            known.wake();
+        }
+        self.aging = self.all.values().filter(|known| known.standing.ages()).count();
     }
 
     pub(crate) fn age(&self, prefix: &Prefix, now: Instant) -> Duration {
         self.standing(prefix).map_or(Duration::ZERO, |standing| standing.age(now))
     }
 
+    /// Whether any of them ages.
+    pub(crate) fn any_ages(&self) -> bool {
+        self.aging > 0
+    }
+
     /// The age of the oldest that is held.
     pub(crate) fn oldest(&self, now: Instant) -> Duration {
+        if !self.any_ages() {
+            return Duration::ZERO;
+        }
         self.all.values().map(|known| known.standing.age(now)).max().unwrap_or_default()
     }
 
@@ -162,10 +225,15 @@ impl Subscriptions {
 }
 
 impl Subscription {
-    /// Counts as idle from now on unless it is in use.
-    fn rest(&mut self, now: Instant) {
-        if self.users + self.maps == 0 {
-            self.idle = Some(now);
+    /// Counts as idle from now on unless it is in use; returns whether that is new.
+    fn rest(&mut self, now: Instant) -> bool {
+        self.users + self.maps == 0 && self.idle.replace(now).is_none()
+    }
+
+    /// Wakes those who wait for a change of the standing.
+    fn wake(&mut self) {
+        if let Some(changed) = self.changed.take() {
+            changed.notify_waiters();
         }
     }
 }
@@ -181,7 +249,7 @@ mod tests {
     #[test]
     fn a_prefix_lingers_after_its_last_user_and_not_while_it_has_one() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
-        assert_eq!(all.claim(&prefix(1)), Claimed::New { instead_of: None });
+        assert_eq!(all.claim(&prefix(1)), Claimed::New { instead_of: Vec::new() });
         assert_eq!(all.claim(&prefix(1)), Claimed::Known);
         all.release(&prefix(1), start);
         let expired = |all: &Subscriptions, now| all.expired(now, Some(start));
@@ -209,7 +277,7 @@ mod tests {
     #[test]
     fn what_a_map_alone_is_made_of_is_not_in_the_node() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
-        assert_eq!(all.claim_for_map(&prefix(1)), Claimed::New { instead_of: None });
+        assert_eq!(all.claim_for_map(&prefix(1)), Claimed::New { instead_of: Vec::new() });
         assert!(!all.in_node("/1/key"));
         assert_eq!(all.claim(&prefix(1)), Claimed::ForMaps);
         assert!(all.in_node("/1/key"));
@@ -225,17 +293,18 @@ mod tests {
     #[test]
     fn the_longest_idle_makes_room_and_what_is_used_never_does() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
-        (0..MAX_PREFIXES).for_each(|i| assert_eq!(all.claim(&prefix(i)), Claimed::New { instead_of: None }));
+        (0..MAX_PREFIXES)
+            .for_each(|i| assert_eq!(all.claim(&prefix(i)), Claimed::New { instead_of: Vec::new() }));
         let another = prefix(MAX_PREFIXES);
         assert_eq!(all.claim(&another), Claimed::NoRoom);
         assert_eq!(all.standing(&another), None);
         all.release(&prefix(7), start);
         all.release(&prefix(3), start + LINGER);
-        assert_eq!(all.claim(&another), Claimed::New { instead_of: Some(prefix(7)) });
+        assert_eq!(all.claim(&another), Claimed::New { instead_of: vec![prefix(7)] });
         all.remove(&prefix(7));
         all.set(&prefix(3), Standing::Held { at: start, age: LINGER });
         all.release(&another, start + 2 * LINGER);
-        let instead_of = Some(another);
+        let instead_of = vec![another];
         assert_eq!(
             all.claim(&prefix(7)),
             Claimed::New { instead_of },

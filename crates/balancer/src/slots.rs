@@ -47,13 +47,17 @@ pub struct Slots {
     further: [OnceLock<Box<[Slot]>>; FURTHER],
     first: [Slot; FIRST],
     pub(crate) pool: Pool,
-    troubles: [OnceLock<Box<[Trouble]>>; FURTHER + 1],
+    /// Made with the first failure, since most services have none.
+    troubles: OnceLock<Box<Troubles>>,
     /// Made with the first report, since many servers send none.
     reports: [OnceLock<Box<[Place]>>; FURTHER + 1],
     /// The rule of the newest snapshot, by which answers are learnt from: calls that began on an older one end here too.
     rule: RwLock<Rule>,
     pub(crate) book: Mutex<Book>,
 }
+
+/// By segment.
+type Troubles = [OnceLock<Box<[Trouble]>>; FURTHER + 1];
 
 impl Slots {
     /// Calls begun at `index` and not finished, without streams; 0 where nobody was given that index.
@@ -289,7 +293,7 @@ impl Slots {
 
     #[cold]
     fn blame(&self, slot: &Slot, index: u32, outcome: Outcome, now: u64) {
-        let Some(trouble) = self.trouble(index) else { return };
+        let Some(trouble) = self.make_trouble(index) else { return };
         let rule = &self.rule();
         if slot.set_troubled(true) {
             self.troubled.fetch_add(1, Relaxed);
@@ -297,7 +301,8 @@ impl Slots {
         trouble.failed(outcome, now, rule);
         if let Some(share) = trouble.share(rule) {
             // Those without failures have a share of none, and there is no need to have counted their answers.
-            let known = self.troubles.iter().filter_map(OnceLock::get).flatten();
+            let segments = self.troubles.get().into_iter().flat_map(|segments| segments.iter());
+            let known = segments.filter_map(OnceLock::get).flatten();
             let shares: u64 = known.filter_map(|other| other.share(rule)).sum();
             let others = u64::from(self.pool.members()).saturating_sub(1);
             trouble.compare(share, (shares - share.min(shares), others), now, rule);
@@ -307,7 +312,7 @@ impl Slots {
     /// Leaves an endpoint alone for a moment that has no room. Without that, who refuses at once would look idle.
     #[cold]
     fn pass_over(&self, slot: &Slot, index: u32, now: u64) {
-        let Some(trouble) = self.trouble(index) else { return };
+        let Some(trouble) = self.make_trouble(index) else { return };
         if slot.set_troubled(true) {
             self.troubled.fetch_add(1, Relaxed);
         }
@@ -325,16 +330,22 @@ impl Slots {
 
     pub(crate) fn trouble(&self, index: u32) -> Option<&Trouble> {
         let (segment, offset) = place(index);
-        self.troubles.get(segment)?.get()?.get(offset)
+        self.troubles.get()?.get(segment)?.get()?.get(offset)
+    }
+
+    /// The same, made where no endpoint near that index has failed before.
+    fn make_trouble(&self, index: u32) -> Option<&Trouble> {
+        let (segment, offset) = place(index);
+        let troubles = self.troubles.get_or_init(|| Box::new([const { OnceLock::new() }; FURTHER + 1]));
+        let made = || (0..FIRST << segment).map(|_| Trouble::default()).collect();
+        troubles.get(segment)?.get_or_init(made).get(offset)
     }
 
     /// Makes sure that there is a slot at `index`, below 2^31.
     pub(crate) fn ensure(&self, index: u32) {
         let (segment, _) = place(index);
-        let len = FIRST << segment;
-        self.troubles[segment].get_or_init(|| (0..len).map(|_| Trouble::default()).collect());
         if let Some(further) = segment.checked_sub(1) {
-            self.further[further].get_or_init(|| (0..len).map(|_| Slot::default()).collect());
+            self.further[further].get_or_init(|| (0..FIRST << segment).map(|_| Slot::default()).collect());
         }
     }
 }

@@ -16,5 +16,5 @@ pub use budget::Budget;
 pub use call::{Call, Chosen, Ending, Moment, Next, Sight, Start, Undecided, no_view};
 pub use clock::{Clock, nanos};
 pub use context::CallContext;
-pub use resolver::{Resolver, ResolverConfig};
+pub use resolver::{Resolver, ResolverConfig, UNUSED};
 pub use view::{Lane, Ready, Subscription, View};

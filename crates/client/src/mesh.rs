@@ -19,7 +19,7 @@ use tokio::sync::Semaphore;
 
 use crate::{
     ServiceHandle, Stats,
-    core::{Clock, Resolver, ResolverConfig},
+    core::{Clock, Resolver, ResolverConfig, UNUSED},
     explain::Freshness,
     leases::{Leases, OwnLookasides},
     observer::Observer,
@@ -69,6 +69,7 @@ pub struct MeshBuilder {
     local_address: Option<IpAddr>,
     observer: Option<Arc<dyn Observer>>,
     cores: usize,
+    unused: Option<Duration>,
 }
 
 impl Mesh {
@@ -199,6 +200,14 @@ impl MeshBuilder {
         self
     }
 
+    /// How long services are followed that are not called and that nobody holds a handle to; 10 min where this is not said. One
+    /// that is called again after that is asked for anew, and its connections are opened anew.
+    #[must_use]
+    pub fn unused_for(mut self, unused: Duration) -> Self {
+        self.unused = Some(unused);
+        self
+    }
+
     /// Connects, and waits up to a second for the agent. One that does not answer is no error: calls go by its copy on
     /// disk or say that there is none, and everything goes on when it comes. Must be called within a tokio runtime.
     ///
@@ -237,8 +246,9 @@ impl MeshBuilder {
         // Whoever follows control planes has no agent, and what one left on this machine once is nobody's copy.
         let usual = || (!self.is_direct()).then(places::agent_copy);
         let cache_dir = self.cache_dir.clone().or_else(usual);
+        let unused = self.unused.unwrap_or(UNUSED);
         let resolver =
-            Resolver::start(ResolverConfig { upstream, client_id, location, otherwise, cache_dir });
+            Resolver::start(ResolverConfig { upstream, client_id, location, otherwise, cache_dir, unused });
         let mut state = resolver.state();
         // Whether it came or not, calls find out.
         let _ = tokio::time::timeout(

@@ -272,13 +272,15 @@ impl Lane for Arc<Line> {
 
     fn open(wiring: &Wiring, endpoint: Held) -> Self {
         let target = endpoint.target();
+        let multiplexed = target.protocol.is_multiplexed();
         Self::new(Line {
             address: target.address,
             local: wiring.local,
-            multiplexed: target.protocol.is_multiplexed(),
+            multiplexed,
             endpoint,
-            h1: PerCore::new(wiring.cores),
-            h2: PerCore::new(wiring.cores),
+            // Of the other kind, one that is never used.
+            h1: PerCore::new(if multiplexed { 1 } else { wiring.cores }),
+            h2: PerCore::new(if multiplexed { wiring.cores } else { 1 }),
             retired: AtomicBool::new(false),
             counters: Arc::clone(&wiring.counters),
             asked: Arc::default(),

@@ -50,6 +50,10 @@ impl Backend for ControlBackend {
     }
 
     fn age(&self, _: &Prefix) -> Duration {
+        self.oldest()
+    }
+
+    fn oldest(&self) -> Duration {
         self.hold.as_ref().map_or(Duration::ZERO, Hold::age)
     }
 

@@ -1,6 +1,6 @@
 //! The key space of the RIB. Keys are texts of segments joined by `/`; no segment may hold one (names cannot).
 
-use std::{borrow::Borrow, fmt};
+use std::{borrow::Borrow, fmt, sync::Arc};
 
 use crate::{InstanceId, Invalid, Label, Region, ServiceName, ShardId, Tenant};
 
@@ -65,16 +65,17 @@ impl fmt::Debug for ChunkHash {
     }
 }
 
-/// What a watcher asks for: every key below a folder, or one key.
+/// What a watcher asks for: every key below a folder, or one key. Clones share one text: who follows many prefixes keeps each in
+/// several places.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Prefix(String);
+pub struct Prefix(Arc<str>);
 
 impl Prefix {
     /// Takes a text that starts with `/`; one that ends in `/` names a folder, another names one key.
     pub fn new(text: impl Into<String>) -> Result<Self, Invalid> {
         let text = text.into();
         if text.starts_with('/') && text.len() <= 512 && !text.contains("//") {
-            return Ok(Self(text));
+            return Ok(Self(text.into()));
         }
         Err(Invalid::new(
             "prefix",
@@ -90,15 +91,15 @@ impl Prefix {
 
     /// Everything of one kind of a tenant, such as `services`.
     pub fn tenant(tenant: &Tenant, kind: &str) -> Self {
-        Self(format!("/t/{tenant}/{kind}/"))
+        Self(format!("/t/{tenant}/{kind}/").into())
     }
 
     /// The endpoints of a service, of one region or of all.
     pub fn endpoints(service: &ServiceName, region: Option<&Region>) -> Self {
         let ServiceName { tenant, service } = service;
         match region {
-            Some(region) => Self(format!("/t/{tenant}/endpoints/{service}/{region}/")),
-            None => Self(format!("/t/{tenant}/endpoints/{service}/")),
+            Some(region) => Self(format!("/t/{tenant}/endpoints/{service}/{region}/").into()),
+            None => Self(format!("/t/{tenant}/endpoints/{service}/").into()),
         }
     }
 
@@ -106,8 +107,8 @@ impl Prefix {
     pub fn health(service: &ServiceName, region: Option<&Region>) -> Self {
         let ServiceName { tenant, service } = service;
         match region {
-            Some(region) => Self(format!("/t/{tenant}/health/{service}/{region}/")),
-            None => Self(format!("/t/{tenant}/health/{service}/")),
+            Some(region) => Self(format!("/t/{tenant}/health/{service}/{region}/").into()),
+            None => Self(format!("/t/{tenant}/health/{service}/").into()),
         }
     }
 
@@ -115,19 +116,19 @@ impl Prefix {
     pub fn shards(service: &ServiceName, part: Option<&ShardPart>) -> Self {
         let ServiceName { tenant, service } = service;
         match part {
-            Some(part) => Self(format!("/t/{tenant}/shards/{service}/{part}/")),
-            None => Self(format!("/t/{tenant}/shards/{service}/")),
+            Some(part) => Self(format!("/t/{tenant}/shards/{service}/{part}/").into()),
+            None => Self(format!("/t/{tenant}/shards/{service}/").into()),
         }
     }
 
     /// The moves under way of a service.
     pub fn moves(service: &ServiceName) -> Self {
-        Self(format!("/t/{}/moves/{}/", service.tenant, service.service))
+        Self(format!("/t/{}/moves/{}/", service.tenant, service.service).into())
     }
 
     /// The earlier values of one record, oldest first.
     pub fn history(kind: HistoryKind, service: &ServiceName) -> Self {
-        Self(format!("/t/{}/history/{kind}/{}/", service.tenant, service.service))
+        Self(format!("/t/{}/history/{kind}/{}/", service.tenant, service.service).into())
     }
 
     /// Regions, round trips and hosts.
@@ -142,7 +143,7 @@ impl Prefix {
 
     /// Whether a key is asked for.
     pub fn covers(&self, key: &str) -> bool {
-        if self.is_folder() { key.starts_with(&self.0) } else { key == self.0 }
+        if self.is_folder() { key.starts_with(&*self.0) } else { *key == *self.0 }
     }
 
     /// The prefix as text.
@@ -160,7 +161,7 @@ impl Borrow<str> for Prefix {
 impl From<&RecordKey> for Prefix {
     /// Exactly this key.
     fn from(key: &RecordKey) -> Self {
-        Self(key.to_string())
+        Self(key.to_string().into())
     }
 }
 

@@ -55,7 +55,20 @@ impl GrpcCodes {
     }
 
     fn count(&self, code: usize) {
-        count(&self.0.get_or_init(|| Box::new([const { AtomicU64::new(0) }; NAMES.len()]))[code]);
+        count(&self.counts()[code]);
+    }
+
+    /// Adds what another one counted.
+    pub(crate) fn add(&self, other: &Self) {
+        let Some(others) = other.0.get() else { return };
+        let counts = self.counts().iter().zip(others.iter());
+        for (count, other) in counts {
+            count.fetch_add(other.load(Relaxed), Relaxed);
+        }
+    }
+
+    fn counts(&self) -> &[AtomicU64; NAMES.len()] {
+        self.0.get_or_init(|| Box::new([const { AtomicU64::new(0) }; NAMES.len()]))
     }
 
     /// Each status that came, with its name and how often.

@@ -45,6 +45,11 @@ pub struct Limits {
     pub tunnel_idle: Duration,
     /// How long what is under way may take once the proxy stops.
     pub drain: Duration,
+    /// Services at one time: each costs memory here and with the agent.
+    pub services: usize,
+    /// How long a service that is not called is followed. The mesh has to let go of it
+    /// [soon after](fairmesh_client::MeshBuilder::unused_for).
+    pub service_idle: Duration,
     /// How long one that takes over waits for its routing information before it gives up and lets the other go on.
     pub first_contact: Duration,
 }
@@ -59,6 +64,8 @@ impl Default for Limits {
             // Longer than what is usual between signs of life: those of TCP itself come every two hours.
             tunnel_idle: Duration::from_secs(3600),
             drain: Duration::from_secs(25),
+            services: 65_536,
+            service_idle: Duration::from_secs(600),
             first_contact: Duration::from_secs(15),
         }
     }

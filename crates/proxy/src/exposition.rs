@@ -1,24 +1,35 @@
 //! What is counted by service, region, status or endpoint, as series.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
 
 use prometheus_client::{
     encoding::{EncodeMetric, MetricEncoder, NoLabelSet},
-    metrics::{MetricType, counter::ConstCounter},
+    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
     registry::{Registry, Unit},
 };
 
 use crate::{
     endpoints::EndpointMetrics,
     insight::Seeing,
+    metrics::Golden,
     service::{Services, Target},
 };
 
 /// The region of a caller that knows nothing yet.
 const UNKNOWN: &str = "(unknown)";
+/// What services without series of their own are called together, those included that were let go; no name of a service.
+const OTHERS: &str = "(other)";
 
 /// Registers all of them.
 pub(crate) fn register(registry: &mut Registry, services: &Arc<Services>, seeing: &Seeing) {
+    registry.register("services", "Services followed", ConstGauge::new(services.len() as u64));
+    let idle = ConstCounter::new(services.idle.load(Relaxed));
+    registry.register("services_idle", "Services let go since they were not called", idle);
+    let help = "Requests refused since there was no room for another service";
+    registry.register("services_refused", help, ConstCounter::new(services.refused.load(Relaxed)));
     let of = |kind| Family { kind, services: Arc::clone(services) };
     registry.register("answers", "Answers by service, class and regions", of(Kind::Answers));
     registry.register("grpc_answers", "Answers to calls of gRPC by service and status", of(Kind::Codes));
@@ -66,23 +77,12 @@ struct Tries {
 
 impl EncodeMetric for Family {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
-        for (name, target) in self.services.all() {
-            let name = name.to_string();
-            match self.kind {
-                Kind::Faults => {
-                    let faults = target.golden.faults.load(std::sync::atomic::Ordering::Relaxed);
-                    count(&mut encoder, &[("service", &name)], faults)?;
-                }
-                Kind::Codes => {
-                    for (code, answers) in target.golden.codes.each() {
-                        count(&mut encoder, &[("service", &name), ("code", code)], answers)?;
-                    }
-                }
-                Kind::Answers => answers(&mut encoder, &name, &target)?,
-                Kind::Times => times(&mut encoder, &name, &target)?,
-            }
+        let (labelled, others) = self.services.labelled();
+        for (name, target) in labelled {
+            let of = (&*name.to_string(), &*home(&target));
+            self.series(&mut encoder, of, &target.golden)?;
         }
-        Ok(())
+        others.map_or(Ok(()), |golden| self.series(&mut encoder, (OTHERS, UNKNOWN), &golden))
     }
 
     fn metric_type(&self) -> MetricType {
@@ -93,23 +93,43 @@ impl EncodeMetric for Family {
     }
 }
 
-fn answers(encoder: &mut MetricEncoder<'_>, name: &str, target: &Target) -> fmt::Result {
-    let from = home(target);
-    for (to, signals) in target.golden.answers.each() {
+impl Family {
+    /// The series of one service, called from a region.
+    fn series(
+        &self,
+        encoder: &mut MetricEncoder<'_>,
+        (name, from): (&str, &str),
+        golden: &Golden,
+    ) -> fmt::Result {
+        match self.kind {
+            Kind::Faults => count(encoder, &[("service", name)], golden.faults.load(Relaxed)),
+            Kind::Codes => {
+                let mut codes = golden.codes.each();
+                codes.try_for_each(|(code, answers)| {
+                    count(encoder, &[("service", name), ("code", code)], answers)
+                })
+            }
+            Kind::Answers => answers(encoder, (name, from), golden),
+            Kind::Times => times(encoder, (name, from), golden),
+        }
+    }
+}
+
+fn answers(encoder: &mut MetricEncoder<'_>, (name, from): (&str, &str), golden: &Golden) -> fmt::Result {
+    for (to, signals) in golden.answers.each() {
         for (class, answers) in ["1xx", "2xx", "3xx", "4xx", "5xx"].into_iter().zip(signals.classes()) {
-            let labels = [("service", name), ("class", class), ("from_region", &from), ("to_region", to)];
+            let labels = [("service", name), ("class", class), ("from_region", from), ("to_region", to)];
             count(encoder, &labels, answers)?;
         }
     }
     Ok(())
 }
 
-fn times(encoder: &mut MetricEncoder<'_>, name: &str, target: &Target) -> fmt::Result {
-    let from = home(target);
-    for (to, signals) in target.golden.answers.each() {
+fn times(encoder: &mut MetricEncoder<'_>, (name, from): (&str, &str), golden: &Golden) -> fmt::Result {
+    for (to, signals) in golden.answers.each() {
         let (buckets, sum) = signals.times();
         let count = buckets.iter().map(|(_, count)| count).sum();
-        let labels = [("service", name), ("from_region", &from), ("to_region", to)];
+        let labels = [("service", name), ("from_region", from), ("to_region", to)];
         encoder.encode_family(&labels)?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
     }
     Ok(())

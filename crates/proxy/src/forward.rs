@@ -109,7 +109,7 @@ impl Forwarder {
                 let kind = match nobody {
                     Nobody::NoHost => FaultKind::Invalid,
                     Nobody::NoName(_) => FaultKind::UnknownService,
-                    Nobody::TooMany => FaultKind::Unavailable,
+                    Nobody::TooMany { .. } => FaultKind::Unavailable,
                 };
                 answer::of_fault(&Fault::new(kind, nobody.to_string()), grpc_kind(request.headers()))
             }

@@ -23,7 +23,7 @@ use crate::{
 
 /// How often a request of one service is looked at.
 const EVERY_MS: u64 = 100;
-/// How many of all services are kept, beside the last of each.
+/// How many of all services are kept, beside the last of each service that has series of its own.
 const KEPT: usize = 128;
 /// The longest reason that is kept: of many regions or candidates, the first ones.
 const LONGEST: usize = 600;
@@ -102,7 +102,9 @@ impl Lasts {
 
     pub(crate) fn keep(&self, target: &Target, asked: &Asked, answered: &Answered) {
         let record = Arc::new(Record::of(target, asked, answered));
-        *target.last.record.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&record));
+        if target.is_labelled {
+            *target.last.record.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&record));
+        }
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.truncate(KEPT - 1);
         kept.push_front(record);

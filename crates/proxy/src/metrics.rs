@@ -107,6 +107,13 @@ pub(crate) fn count(counter: &AtomicU64) {
 }
 
 impl Golden {
+    /// Adds what another one counted, but for what is in flight.
+    pub(crate) fn add(&self, other: &Self) {
+        self.answers.add(&other.answers);
+        self.codes.add(&other.codes);
+        self.faults.fetch_add(other.faults.load(Relaxed), Relaxed);
+    }
+
     /// Whether a server ever answered, as far as is counted.
     pub(crate) fn was_answered(&self) -> bool {
         self.answers.classes().iter().sum::<u64>() >= self.faults.load(Relaxed)

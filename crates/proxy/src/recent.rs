@@ -1,6 +1,6 @@
 //! Whom the last request of a connection was for: the next one nearly always is for the same.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::service::{Nobody, Target};
 
@@ -11,7 +11,8 @@ pub(crate) struct Recent(Mutex<Option<Found>>);
 #[derive(Debug)]
 struct Found {
     host: Box<str>,
-    target: Arc<Target>,
+    /// Held by the table alone, so that a connection that is idle keeps no service followed.
+    target: Weak<Target>,
 }
 
 impl Recent {
@@ -24,12 +25,13 @@ impl Recent {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = &*last
             && *found.host == *host
-            && !found.target.is_forgotten()
+            && let Some(target) = found.target.upgrade()
+            && !target.is_forgotten()
         {
-            return Ok(Arc::clone(&found.target));
+            return Ok(target);
         }
         let target = look_up()?;
-        *last = Some(Found { host: host.into(), target: Arc::clone(&target) });
+        *last = Some(Found { host: host.into(), target: Arc::downgrade(&target) });
         Ok(target)
     }
 }
@@ -41,13 +43,14 @@ mod tests {
     use fairmesh_client::Mesh;
 
     use super::*;
-    use crate::service::Services;
+    use crate::{Limits, service::Services};
 
     #[tokio::test]
     async fn a_service_is_looked_up_again_once_it_was_forgotten_itself() {
         let nowhere = "127.0.0.1:1".parse().unwrap();
         let mesh = Mesh::builder().agent(nowhere).client_id("test").connect().await.unwrap();
-        let (services, recent, looked_up) = (Services::new(mesh), Recent::default(), Cell::new(0));
+        let (services, recent, looked_up) =
+            (Services::new(mesh, Limits::default()), Recent::default(), Cell::new(0));
         let get = || {
             let look_up = || {
                 looked_up.set(looked_up.get() + 1);

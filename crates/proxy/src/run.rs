@@ -105,7 +105,7 @@ impl Lead {
         let about = About::of(&config);
         let ProxyConfig { cores, limits, access_log, traces, endpoints, inbound, .. } = config;
         let metrics = Arc::new(Metrics::default());
-        let services = Arc::new(Services::new(mesh.clone()));
+        let services = Services::start(mesh.clone(), limits);
         let looks = Looks { log: access_log, traces, endpoints, pages: has_pages };
         let seeing = Seeing::start(looks, Arc::clone(&metrics));
         let counted = (Arc::clone(&metrics), Arc::clone(&seeing));

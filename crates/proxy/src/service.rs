@@ -1,12 +1,14 @@
 //! Which service a request is for.
 
+mod idle;
+
 use std::{
     collections::HashMap,
     net::Ipv4Addr,
     sync::{
-        Arc, PoisonError, RwLock,
+        Arc, Mutex, PoisonError, RwLock,
         atomic::{
-            AtomicBool,
+            AtomicBool, AtomicU64,
             Ordering::{Acquire, Release},
         },
     },
@@ -14,12 +16,17 @@ use std::{
 };
 
 use fairmesh_client::{Mesh, Region, ServiceHandle, ServiceName, core::View};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
-use crate::{Listen, lasts::Last, metrics::Golden};
+use crate::{
+    Limits, Listen,
+    lasts::Last,
+    metrics::{Golden, count},
+};
+use idle::Activity;
 
-/// The most services that one proxy calls: each costs a subscription and labels of metrics, and requests may name any.
-const MOST: usize = 4096;
+/// How many services have series of their own among the metrics: those that were called first. The rest are counted together.
+const MAX_LABELLED: usize = 4096;
 
 /// How long it may take to learn whether there is a service of a name: the agent is asked, and at most the control plane by it.
 const LEARN: Duration = Duration::from_secs(1);
@@ -31,12 +38,25 @@ pub(crate) struct Target {
     pub(crate) golden: Golden,
     /// The last request of it that was looked at.
     pub(crate) last: Last,
+    /// Whether it has series of its own.
+    pub(crate) is_labelled: bool,
+    /// Whether it is followed though it is not called.
+    is_kept: AtomicBool,
+    activity: Mutex<Activity>,
     forgotten: AtomicBool,
 }
 
 impl Target {
-    fn new(handle: ServiceHandle) -> Self {
-        Self { handle, golden: Golden::default(), last: Last::default(), forgotten: AtomicBool::new(false) }
+    fn new(handle: ServiceHandle, is_labelled: bool) -> Self {
+        Self {
+            handle,
+            golden: Golden::default(),
+            last: Last::default(),
+            is_labelled,
+            is_kept: AtomicBool::new(false),
+            activity: Mutex::default(),
+            forgotten: AtomicBool::new(false),
+        }
     }
 
     /// Whether its name has to be looked up again.
@@ -53,11 +73,36 @@ impl Target {
     }
 }
 
-/// The services called so far, by name.
+/// The services called lately, by name.
 #[derive(Debug)]
 pub(crate) struct Services {
     mesh: Mesh,
-    known: RwLock<HashMap<ServiceName, Arc<Target>>>,
+    limits: Limits,
+    known: RwLock<Known>,
+    /// What was counted of services that were let go.
+    let_go: Golden,
+    /// Services let go since they were not called.
+    pub(crate) idle: AtomicU64,
+    /// Requests refused since there was no room for another service.
+    pub(crate) refused: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    by_name: HashMap<ServiceName, Arc<Target>>,
+    /// How many of them have series of their own.
+    labelled: usize,
+    /// When room was last looked for.
+    searched: Option<Instant>,
+}
+
+impl Known {
+    fn remove(&mut self, name: &ServiceName) -> Option<Arc<Target>> {
+        let target = self.by_name.remove(name)?;
+        self.labelled -= usize::from(target.is_labelled);
+        target.forgotten.store(true, Release);
+        Some(target)
+    }
 }
 
 /// Why a request is for no service.
@@ -67,13 +112,23 @@ pub(crate) enum Nobody {
     NoHost,
     #[error("'{0}' is no service; send 'Host: service.tenant', as cart.shop for shop/cart")]
     NoName(String),
-    #[error("{MOST} services are called through this proxy; run another for more")]
-    TooMany,
+    #[error(
+        "this proxy follows {most} services already, all of them called lately, and has no room for another; raise \
+         --max-services, or run a further proxy for some of the programs"
+    )]
+    TooMany { most: usize },
 }
 
 impl Services {
-    pub(crate) fn new(mesh: Mesh) -> Self {
-        Self { mesh, known: RwLock::default() }
+    pub(crate) fn new(mesh: Mesh, limits: Limits) -> Self {
+        Self {
+            mesh,
+            limits,
+            known: RwLock::default(),
+            let_go: Golden::default(),
+            idle: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        }
     }
 
     /// The service whose host this is: `cart.shop` for `shop/cart`, with or without a port.
@@ -82,29 +137,24 @@ impl Services {
     }
 
     pub(crate) fn by_name(&self, name: &ServiceName) -> Result<Arc<Target>, Nobody> {
-        if let Some(target) = self.known.read().unwrap_or_else(PoisonError::into_inner).get(name) {
+        if let Some(target) = self.known.read().unwrap_or_else(PoisonError::into_inner).by_name.get(name) {
             return Ok(Arc::clone(target));
         }
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        if known.len() >= MOST && !known.contains_key(name) {
-            self.make_room(&mut known)?;
+        if let Some(target) = known.by_name.get(name) {
+            return Ok(Arc::clone(target));
+        }
+        if known.by_name.len() >= self.limits.services && !self.make_room(&mut known) {
+            count(&self.refused);
+            return Err(Nobody::TooMany { most: self.limits.services });
         }
         // A name that was read is well formed.
         let handle = self.mesh.service(name.to_string()).map_err(|_| Nobody::NoName(name.to_string()))?;
-        Ok(Arc::clone(known.entry(name.clone()).or_insert_with(|| Arc::new(Target::new(handle)))))
-    }
-
-    /// Lets go of names that turned out to be nobody's, however the requests for them ended: whoever makes names up must not
-    /// keep others out.
-    fn make_room(&self, known: &mut HashMap<ServiceName, Arc<Target>>) -> Result<(), Nobody> {
-        known.retain(|_, target| {
-            let unknown = matches!(*target.handle.view(), View::Unknown);
-            if unknown {
-                target.forgotten.store(true, Release);
-            }
-            !unknown
-        });
-        if known.len() < MOST { Ok(()) } else { Err(Nobody::TooMany) }
+        let is_labelled = known.labelled < MAX_LABELLED;
+        known.labelled += usize::from(is_labelled);
+        let target = Arc::new(Target::new(handle, is_labelled));
+        known.by_name.insert(name.clone(), Arc::clone(&target));
+        Ok(target)
     }
 
     /// Whether this host is that of a service that somebody declared. What cannot be learnt in time is none, so that whoever
@@ -121,18 +171,33 @@ impl Services {
 
     /// Nobody knows it: whoever makes names up must not fill the table.
     pub(crate) fn forget(&self, name: &ServiceName) {
-        let forgotten = self.known.write().unwrap_or_else(PoisonError::into_inner).remove(name);
-        if let Some(target) = forgotten {
-            target.forgotten.store(true, Release);
-        }
+        self.known.write().unwrap_or_else(PoisonError::into_inner).remove(name);
     }
 
     /// All of them, by name.
     pub(crate) fn all(&self) -> Vec<(ServiceName, Arc<Target>)> {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        let mut all: Vec<_> = known.iter().map(|(name, target)| (name.clone(), Arc::clone(target))).collect();
+        let targets = known.by_name.iter();
+        let mut all: Vec<_> = targets.map(|(name, target)| (name.clone(), Arc::clone(target))).collect();
+        drop(known);
         all.sort_by(|(a, _), (b, _)| a.cmp(b));
         all
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.known.read().unwrap_or_else(PoisonError::into_inner).by_name.len()
+    }
+
+    /// Those that have series of their own, by name, and what was counted of all others, where anything was.
+    pub(crate) fn labelled(&self) -> (Vec<(ServiceName, Arc<Target>)>, Option<Golden>) {
+        let (labelled, others): (Vec<_>, Vec<_>) =
+            self.all().into_iter().partition(|(_, target)| target.is_labelled);
+        let rest = Golden::default();
+        rest.add(&self.let_go);
+        others.iter().for_each(|(_, target)| rest.add(&target.golden));
+        let any = rest.answers.classes() != [0; 5];
+        (labelled, any.then_some(rest))
     }
 
     /// Waits, however long it takes, until it is known what to do with what comes to these listeners.
@@ -142,6 +207,8 @@ impl Services {
         // All are asked for before the first is waited for.
         let targets: Vec<_> = named.filter_map(|name| self.by_name(name).ok()).collect();
         for target in targets {
+            // A program has a listener of its own for it, which must work on when nothing can be learnt any more.
+            target.is_kept.store(true, Release);
             target.handle.known().await;
             if matches!(*target.handle.view(), View::Unknown) {
                 tracing::warn!(service = %target.handle.name(), "not declared: calls to it fail until it is");

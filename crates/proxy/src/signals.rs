@@ -55,6 +55,14 @@ impl Signals {
         self.sum_us.fetch_add(us, Relaxed);
     }
 
+    fn add(&self, other: &Self) {
+        let to = self.classes.iter().chain(&self.buckets).chain([&self.sum_us]);
+        let from = other.classes.iter().chain(&other.buckets).chain([&other.sum_us]);
+        for (to, from) in to.zip(from) {
+            to.fetch_add(from.load(Relaxed), Relaxed);
+        }
+    }
+
     /// How many answers of each class there were.
     pub(crate) fn classes(&self) -> [u64; 5] {
         self.classes.each_ref().map(|class| class.load(Relaxed))
@@ -85,6 +93,16 @@ impl ByRegion {
             }
         }
         self.others.get_or_init(Box::default)
+    }
+
+    /// Adds what another one counted.
+    pub(crate) fn add(&self, other: &Self) {
+        self.nobody.add(&other.nobody);
+        let regions = other.regions.iter().filter_map(|place| place.get());
+        regions.for_each(|known| self.of(&known.0).add(&known.1));
+        if let Some(others) = other.others.get() {
+            self.others.get_or_init(Box::default).add(others);
+        }
     }
 
     /// Each region with its answers: those that nobody gave first.

@@ -60,6 +60,10 @@ impl Backend for ReplicaBackend {
     }
 
     fn age(&self, _: &Prefix) -> Duration {
+        self.oldest()
+    }
+
+    fn oldest(&self) -> Duration {
         self.shared.age()
     }
 

@@ -29,6 +29,8 @@ const LOCK: &str = "lock";
 const MARK: &str = "mark";
 /// The file that says where the process that writes runs.
 const LOCATION: &str = "location";
+/// From how many files on that are written together the file system is told once to have all on disk, and not for each.
+const MANY: usize = 16;
 /// How files of subscriptions end.
 const COPY: &str = "copy";
 
@@ -114,11 +116,11 @@ impl Cache {
     /// Everything saved of the store that was saved last. What there is of others is outdated: nobody reads it again, so
     /// whoever writes here removes it. Chunks of shard maps are left where they are: their values are empty.
     pub fn load_all(&self) -> Result<Vec<Saved>, CacheError> {
-        let mut all = Vec::new();
+        let (mark, mut all) = (self.marked()?, Vec::new());
         for file in fs::read_dir(&self.folder).map_err(failed("list", &self.folder))? {
             let path = file.map_err(failed("list", &self.folder))?.path();
             if path.extension().is_some_and(|end| end == COPY) {
-                all.extend(self.read(&path)?);
+                all.extend(self.read(&path, mark.as_ref())?);
             }
         }
         let newest = all.iter().max_by_key(|saved| saved.at).map(|saved| saved.revision.store);
@@ -133,7 +135,8 @@ impl Cache {
     /// One subscription, or `None` where it was not saved or cannot be read.
     pub fn load(&self, prefix: &Prefix) -> Result<Option<Saved>, CacheError> {
         // Another prefix of the same hash is not this one.
-        let Some(mut saved) = self.read(&self.path(prefix))?.filter(|saved| saved.prefix == *prefix) else {
+        let saved = self.read(&self.path(prefix), self.marked()?.as_ref())?;
+        let Some(mut saved) = saved.filter(|saved| saved.prefix == *prefix) else {
             return Ok(None);
         };
         for (key, entry) in &mut saved.entries {
@@ -149,9 +152,15 @@ impl Cache {
     /// Saves one subscription: whole and on disk when this returns, or not at all. A chunk of a shard map whose value is
     /// empty is one that was saved before.
     pub fn save(&self, saved: &Saved) -> Result<(), CacheError> {
-        self.save_chunks(saved)?;
-        self.write(&self.path(&saved.prefix), &file::encode(&chunks::left_out(saved)))?;
-        self.sweep_chunks(saved)
+        self.save_all(std::slice::from_ref(saved))
+    }
+
+    /// The same for several, each of them whole or not at all.
+    pub fn save_all(&self, all: &[Saved]) -> Result<(), CacheError> {
+        all.iter().try_for_each(|saved| self.save_chunks(saved))?;
+        let content = |saved: &Saved| (self.path(&saved.prefix), file::encode(&chunks::left_out(saved)));
+        self.write_all(all.iter().map(content))?;
+        all.iter().try_for_each(|saved| self.sweep_chunks(saved))
     }
 
     /// Says that everything saved is current at this revision, so that a copy that has not changed for long resumes
@@ -187,10 +196,15 @@ impl Cache {
         self.folder.join(format!("{:032x}.{COPY}", xxh3_128(prefix.as_str().as_bytes())))
     }
 
+    /// At which revision all was known to be current.
+    fn marked(&self) -> Result<Option<Saved>, CacheError> {
+        self.read_file(&self.folder.join(MARK), file::decode)
+    }
+
     /// Reads a copy and moves it on to the mark.
-    fn read(&self, path: &Path) -> Result<Option<Saved>, CacheError> {
+    fn read(&self, path: &Path, mark: Option<&Saved>) -> Result<Option<Saved>, CacheError> {
         let Some(mut saved) = self.read_file(path, file::decode)? else { return Ok(None) };
-        if let Some(mark) = self.read_file(&self.folder.join(MARK), file::decode)?
+        if let Some(mark) = mark
             && mark.revision.store == saved.revision.store
             && mark.revision.number >= saved.revision.number
         {
@@ -222,17 +236,33 @@ impl Cache {
         }
     }
 
-    /// Writes beside, then renames: a reader or a crash finds the old file or the new one.
     fn write(&self, path: &Path, bytes: &[u8]) -> Result<(), CacheError> {
-        let beside = path.with_extension("new");
-        let write = || {
-            let mut file = fs::File::create(&beside)?;
-            io::Write::write_all(&mut file, bytes)?;
-            file.sync_all()?;
-            fs::rename(&beside, path)?;
-            fs::File::open(&self.folder)?.sync_all()
-        };
-        write().map_err(failed("write", path))
+        self.write_all([(path.to_owned(), bytes.to_owned())])
+    }
+
+    /// Writes beside, then renames: a reader or a crash finds the old file or the new one.
+    fn write_all(&self, files: impl IntoIterator<Item = (PathBuf, Vec<u8>)>) -> Result<(), CacheError> {
+        let beside = |path: &Path| path.with_extension("new");
+        let mut written = Vec::new();
+        for (path, bytes) in files {
+            fs::write(beside(&path), bytes).map_err(failed("write", &path))?;
+            written.push(path);
+        }
+        if written.is_empty() {
+            return Ok(());
+        }
+        let open = |path: &Path| fs::File::open(path).map_err(failed("open", path));
+        let folder = open(&self.folder)?;
+        if written.len() < MANY {
+            let sync = |path: &PathBuf| open(&beside(path))?.sync_all().map_err(failed("write", path));
+            written.iter().try_for_each(sync)?;
+        } else {
+            rustix::fs::syncfs(&folder).map_err(|error| failed("write", &self.folder)(error.into()))?;
+        }
+        for path in &written {
+            fs::rename(beside(path), path).map_err(failed("rename", path))?;
+        }
+        folder.sync_all().map_err(failed("write", &self.folder))
     }
 }
 

@@ -103,8 +103,11 @@ impl Hub {
     /// nothing can happen in between.
     pub(crate) fn subscribe(&mut self, id: WatcherId, prefix: Prefix, from: Option<Cursor>) {
         let Some(watcher) = self.watchers.get_mut(&id) else { return };
+        // All who follow a prefix share its text.
+        let known = self.index.get_key_value(&prefix).map(|(known, _)| known.clone());
+        let prefix = known.unwrap_or(prefix);
         self.index.entry(prefix.clone()).or_default().insert(id);
-        watcher.enter(prefix, from.map_or(Sub::Snapshot { held: false }, Sub::From));
+        watcher.enter(prefix, from.map_or(Sub::New, Sub::From));
         watcher.recount(&mut self.owing);
     }
 
@@ -148,7 +151,12 @@ impl Hub {
         self.watchers.keys().copied().collect()
     }
 
-    /// What the watcher has yet to see; `None` when that is nothing.
+    /// Whether the watcher has to pull again for what the last pull left.
+    pub(crate) fn has_more(&self, id: WatcherId) -> bool {
+        self.watchers.get(&id).is_some_and(|watcher| !watcher.new.is_empty())
+    }
+
+    /// What the watcher has yet to see, of new subscriptions a part; `None` when that is nothing.
     pub(crate) fn pull(&mut self, id: WatcherId, store: StoreId, table: &Table) -> Option<Pulled> {
         let watcher = self.watchers.get_mut(&id)?;
         let pulled = watcher.pull(store, table);

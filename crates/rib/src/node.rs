@@ -334,7 +334,11 @@ impl Node {
         if inner.store == NO_STORE {
             return None;
         }
-        inner.hub.pull(id, inner.store, &inner.table)
+        let pulled = inner.hub.pull(id, inner.store, &inner.table);
+        if inner.hub.has_more(id) {
+            inner.wake([id]);
+        }
+        pulled
     }
 
     fn take_patches(&self, id: WatcherId) {

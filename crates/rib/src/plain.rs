@@ -72,7 +72,7 @@ impl PlainNode {
         self.hub.subscribe(id, prefix, from);
     }
 
-    /// Takes everything that the watcher has yet to see, as [`crate::Watcher::pull`].
+    /// Takes what the watcher has yet to see, as [`crate::Watcher::pull`]; `None` once there is nothing more.
     pub fn pull(&mut self, id: WatcherId) -> Option<Update> {
         self.hub.pull(id, self.store, &self.table).map(|pulled| pulled.update)
     }

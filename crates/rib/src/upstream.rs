@@ -9,7 +9,7 @@ mod standing;
 mod subscriptions;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     hash::{BuildHasher, Hasher, RandomState},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -135,6 +135,9 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Wanted {
     prefixes: BTreeMap<Prefix, Wish>,
+    /// The prefixes whose wishes changed since they were last compared with what was asked for; `None` while there is no
+    /// connection over which that was done: all are compared then.
+    changed: Option<BTreeSet<Prefix>>,
     ack: Option<Revision>,
     about: Option<About>,
     /// How often the prefixes changed.
@@ -180,6 +183,11 @@ impl Handle {
         self.wish([(prefix, None)]);
     }
 
+    /// Follows several prefixes, which are asked for together.
+    pub fn subscribe_all(&self, prefixes: impl IntoIterator<Item = Prefix>) {
+        self.wish(prefixes.into_iter().map(|prefix| (prefix, None)));
+    }
+
     /// Follows prefixes of which copies of these revisions are held. They are asked for together, so that whoever passes
     /// revisions on gets what all of them missed as one change.
     pub fn subscribe_held(&self, held: impl IntoIterator<Item = (Prefix, Revision)>) {
@@ -191,6 +199,7 @@ impl Handle {
         let mut wanted = self.shared.lock();
         wanted.changes += 1;
         wanted.prefixes.remove(prefix);
+        wanted.note(prefix);
         drop(wanted);
         self.shared.changed.notify_one();
     }
@@ -232,6 +241,7 @@ impl Handle {
         wanted.changes += 1;
         let number = wanted.changes;
         for (prefix, held) in prefixes {
+            wanted.note(&prefix);
             wanted.prefixes.entry(prefix).or_insert(Wish { number, held });
         }
         drop(wanted);
@@ -250,6 +260,14 @@ impl State {
     fn new() -> Self {
         let since = Instant::now();
         Self { connected: false, since, failures: 0, location: None, store: None, address: None, error: None }
+    }
+}
+
+impl Wanted {
+    fn note(&mut self, prefix: &Prefix) {
+        if let Some(changed) = &mut self.changed {
+            changed.insert(prefix.clone());
+        }
     }
 }
 

@@ -1,7 +1,7 @@
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use fairmesh_model::{
-    Route, ServiceName,
+    Label, Match, Route, ServiceName, Target,
     arith::{Generator, mix64},
 };
 
@@ -30,11 +30,16 @@ pub(crate) struct Routes {
     index: Option<Box<Index>>,
 }
 
-/// One route.
+/// One route, as the policy has it but for its actions, which the treatment holds: most routes have none, and they would be most of
+/// what a service takes.
 #[derive(Debug)]
 pub(crate) struct Rule {
-    /// As the policy has it.
-    pub(crate) route: Route,
+    pub(crate) name: Label,
+    matches: Match,
+    split: Box<[Target]>,
+    pub(crate) class: Option<Label>,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) idempotent: bool,
     /// Whether it is for this caller at all.
     is_ours: bool,
     /// Running totals of the split's weights.
@@ -46,7 +51,7 @@ pub(crate) struct Rule {
 impl Routes {
     /// Compiles the routes of a valid policy; limits that stayed as they were `before` go on counting.
     pub(crate) fn compile(routes: &[Route], client: &str, before: Option<&Self>) -> Self {
-        let same = |route: &Route| before?.rules.iter().find(|rule| rule.route.name == route.name);
+        let same = |route: &Route| before?.rules.iter().find(|rule| rule.name == route.name);
         let rules: Box<[Rule]> = routes.iter().map(|route| Rule::new(route, client, same(route))).collect();
         let index = (rules.len() > SCAN_UP_TO).then(|| Box::new(Index::new(routes)));
         Self { rules, index }
@@ -60,13 +65,11 @@ impl Routes {
         }
         let view = View::new(request);
         match &self.index {
-            None => self
-                .rules
-                .iter()
-                .enumerate()
-                .find(|(_, rule)| rule.is_ours && view.satisfies(&rule.route.matches)),
+            None => {
+                self.rules.iter().enumerate().find(|(_, rule)| rule.is_ours && view.satisfies(&rule.matches))
+            }
             Some(index) => index
-                .find(&view, |i| self.rules[i].is_ours && view.satisfies(&self.rules[i].route.matches))
+                .find(&view, |i| self.rules[i].is_ours && view.satisfies(&self.rules[i].matches))
                 .map(|i| (i, &self.rules[i])),
         }
     }
@@ -74,7 +77,7 @@ impl Routes {
     /// The limits of the routes for this caller, with their names.
     pub(crate) fn buckets(&self) -> impl Iterator<Item = (&str, &Arc<Bucket>)> {
         let ours = self.rules.iter().filter(|rule| rule.is_ours);
-        ours.filter_map(|rule| Some((rule.route.name.as_str(), rule.treatment.as_ref()?.bucket()?)))
+        ours.filter_map(|rule| Some((rule.name.as_str(), rule.treatment.as_ref()?.bucket()?)))
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -93,14 +96,25 @@ impl Rule {
         let is_ours = clients.is_empty() || clients.iter().any(|wanted| wanted.matches(client));
         let before = before.and_then(|before| before.treatment.as_deref());
         let treatment = Treatment::compile(&route.actions, &route.matches, before).map(Arc::new);
-        Self { ends: ends.collect(), route: route.clone(), treatment, is_ours }
+        let Route { name, matches, split, class, timeout, idempotent, actions: _ } = route;
+        Self {
+            ends: ends.collect(),
+            name: name.clone(),
+            matches: matches.clone(),
+            split: split.as_slice().into(),
+            class: class.clone(),
+            timeout: *timeout,
+            idempotent: *idempotent,
+            treatment,
+            is_ours,
+        }
     }
 
     /// The arm of the split for this seed, or `None` where the route has no split: the one whose stretch of the running
     /// totals holds `below(total)` of the generator that starts at `mix64(seed)`, a stream apart from the pick's.
     #[inline]
     pub(crate) fn arm(&self, seed: u64) -> Option<&ServiceName> {
-        let target = match &*self.route.split {
+        let target = match &*self.split {
             [] => return None,
             [only] => only,
             split => {

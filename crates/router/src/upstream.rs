@@ -152,7 +152,7 @@ impl Upstream {
         self.horizon.home()
     }
 
-    /// Its policy.
+    /// Its policy, but for the routes.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }

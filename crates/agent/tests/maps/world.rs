@@ -184,6 +184,7 @@ impl World {
             location: None,
             otherwise: None,
             cache_dir: Some(self.folder.path().join("state")),
+            unused: fairmesh_client::core::UNUSED,
         });
         let subscription = resolver.subscription(&cart());
         Program { _resolver: resolver, subscription }

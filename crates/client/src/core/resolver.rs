@@ -8,11 +8,11 @@ mod tracked;
 mod worker;
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fmt,
     hash::{BuildHasher as _, RandomState},
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -43,7 +43,13 @@ pub struct ResolverConfig {
     pub otherwise: Option<Location>,
     /// Where the agent keeps its copy, to read when the agent cannot be reached and nothing is in memory.
     pub cache_dir: Option<PathBuf>,
+    /// How long a service is followed that nobody calls and nobody holds a handle to.
+    pub unused: Duration,
 }
+
+/// How long a service is followed by default that nobody holds a handle to: programs that make a handle for each request keep
+/// their connections.
+pub const UNUSED: Duration = Duration::from_secs(10 * 60);
 
 /// Keeps one subscription a service, and publishes a compiled snapshot whenever its records change.
 pub struct Resolver<L> {
@@ -57,6 +63,8 @@ pub struct Resolver<L> {
 /// Every subscription of a mesh.
 struct Registered<L> {
     by_name: Mutex<HashMap<ServiceName, Listed<L>>>,
+    /// The services whose policies have limits that hold for the whole mesh: few, and looked at all the time.
+    limited: Mutex<HashSet<ServiceName>>,
     events: mpsc::UnboundedSender<Event<L>>,
     /// Whether anything was learnt, from the agent or from what it left on disk: the topology, which always is there.
     informed: watch::Sender<bool>,
@@ -105,6 +113,24 @@ impl<L> Registered<L> {
         subscription
     }
 
+    fn limited(&self) -> MutexGuard<'_, HashSet<ServiceName>> {
+        self.limited.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes note of what was published of a service.
+    fn published(&self, subscription: &Subscription<L>) {
+        let view = subscription.view();
+        let is_limited =
+            matches!(&*view, View::Ready(ready) if ready.upstream.mesh_limits().next().is_some());
+        let mut limited = self.limited();
+        // Of most there is nothing to note.
+        if is_limited {
+            limited.insert(subscription.name().clone());
+        } else {
+            limited.remove(subscription.name());
+        }
+    }
+
     /// Whether anybody uses a service, or has asked for it since this was last called.
     fn was_used(&self, name: &ServiceName) -> bool {
         let mut by_name = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
@@ -112,6 +138,16 @@ impl<L> Registered<L> {
         let used = listed.is_used();
         listed.asked_for = false;
         used
+    }
+
+    /// Takes a name off the list unless somebody holds a handle to it, however lately it was asked for.
+    fn forget_now(&self, name: &ServiceName) -> bool {
+        let mut by_name = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = by_name.get(name).is_some_and(|listed| Arc::strong_count(&listed.subscription) > 2);
+        if !held {
+            by_name.remove(name);
+        }
+        !held
     }
 
     /// Takes a service off the list, unless somebody uses it.
@@ -131,6 +167,7 @@ impl<L: Lane> Resolver<L> {
         let (events, received) = mpsc::unbounded_channel();
         let registered = Arc::new(Registered {
             by_name: Mutex::default(),
+            limited: Mutex::default(),
             events: events.clone(),
             informed: watch::Sender::new(false),
         });

@@ -120,6 +120,12 @@ struct ServeArgs {
     /// Connections of programs at one time; further ones wait.
     #[arg(long, default_value_t = 10_000, value_name = "N")]
     max_connections: usize,
+    /// Services at one time; a call of one more is answered with 503 until one is not called any more.
+    #[arg(long, default_value_t = 65_536, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=80_000))]
+    max_services: u32,
+    /// How long a service that is not called is followed; the next call learns it anew.
+    #[arg(long, value_parser = spec::read_duration, default_value = "10m")]
+    service_idle_timeout: Duration,
     /// The longest body of a request, in bytes; longer ones are answered with 413 [default: any].
     #[arg(long, value_name = "BYTES")]
     max_body: Option<u64>,
@@ -187,6 +193,8 @@ fn limits(args: &ServeArgs) -> Limits {
         head: args.idle_timeout,
         tunnel_idle: args.tunnel_idle_timeout,
         drain: args.drain_deadline,
+        services: args.max_services as usize,
+        service_idle: args.service_idle_timeout,
         ..Limits::default()
     }
 }
@@ -258,7 +266,8 @@ fn told(args: &ServeArgs) -> BTreeMap<&'static str, String> {
 }
 
 async fn mesh(args: &ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> Result<Mesh, Failure> {
-    let mut mesh = Mesh::builder().cores(cores(args));
+    // The proxy holds handles to the services that are called, and so decides how long each is followed.
+    let mut mesh = Mesh::builder().cores(cores(args)).unused_for(args.service_idle_timeout / 10);
     if let Some(agent) = &args.agent {
         mesh = mesh.agent(agent.clone());
     }

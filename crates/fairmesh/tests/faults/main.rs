@@ -24,6 +24,7 @@ mod quota;
 mod refusals;
 mod restart;
 mod server;
+mod services;
 mod shards;
 mod starved;
 mod stop;

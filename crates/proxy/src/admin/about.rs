@@ -62,6 +62,8 @@ impl About {
             ("max-body", limits.body.map_or_else(none, |bytes| bytes.to_string())),
             ("idle-timeout", seconds(limits.head)),
             ("tunnel-idle-timeout", seconds(limits.tunnel_idle)),
+            ("max-services", limits.services.to_string()),
+            ("service-idle-timeout", seconds(limits.service_idle)),
             ("drain-deadline", seconds(limits.drain)),
             ("access-log", log.to_owned()),
             ("access-log-one-in", access_log.one_in.to_string()),

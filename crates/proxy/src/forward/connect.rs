@@ -110,7 +110,7 @@ impl Forwarder {
     fn nowhere(&self, nobody: &Nobody, named: &str) -> Response<Body> {
         count(&self.metrics.refused);
         match nobody {
-            Nobody::TooMany => answer::of_http(StatusCode::SERVICE_UNAVAILABLE, format!("{nobody}\n")),
+            Nobody::TooMany { .. } => answer::of_http(StatusCode::SERVICE_UNAVAILABLE, format!("{nobody}\n")),
             Nobody::NoHost | Nobody::NoName(_) => {
                 let words = format!(
                     "tunnels lead to services of the mesh only, and '{named}' is none; ask for cart.shop:80 to reach shop/cart\n"

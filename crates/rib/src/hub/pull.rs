@@ -8,11 +8,16 @@ use super::{
 };
 use crate::{Entry, Resumed, Snapshot, Table, Update, covering};
 
+/// How many new subscriptions a pull takes at most: their snapshots are read while nobody else reads or writes the table.
+/// Those that resume are taken all together, so that who returns moves from one revision to one other.
+pub(super) const AT_ONCE: usize = 256;
+
 impl Watcher {
     pub(super) fn pull(&mut self, store: StoreId, table: &Table) -> Option<Pulled> {
         // Who enters holds what it says, which may be later than where it says to stand: nothing can be told by that.
         let certain = self.patches && self.entering.is_empty();
         let seen = std::mem::replace(&mut self.seen, table.changes().0);
+        self.begin();
         self.compare(store, table);
         let dirty = self.visible();
         let mut update = Update::empty(Revision { store, partition: 0, number: table.revision() });
@@ -32,35 +37,25 @@ impl Watcher {
         Some(Pulled { update, held })
     }
 
+    /// Takes some of the new subscriptions in.
+    fn begin(&mut self) {
+        for _ in 0..AT_ONCE {
+            let Some(prefix) = self.new.pop_first() else { return };
+            self.enter(prefix, Sub::Snapshot { held: false });
+        }
+    }
+
     /// Finds out for every subscription with a cursor or behind whether it goes on, and which keys it missed: one walk
     /// through the log for all of them. However many they are, all below the prefix would be more.
     fn compare(&mut self, store: StoreId, table: &Table) {
         let mut oldest = None;
         for prefix in &self.entering {
             let Some(sub) = self.subs.get_mut(prefix) else { continue };
-            let cursor = match sub {
-                Sub::From(cursor) | Sub::Ahead(cursor) => cursor,
-                Sub::Behind(number) if *number < table.floor() => {
-                    *sub = Sub::Snapshot { held: true };
-                    continue;
-                }
-                Sub::Behind(number) => {
-                    oldest = Some(oldest.unwrap_or(*number).min(*number));
-                    continue;
-                }
-                Sub::Live | Sub::Snapshot { .. } => continue,
-            };
-            let number = cursor.number(0);
-            *sub = if cursor.store != store {
-                Sub::Snapshot { held: true }
-            } else if number > table.revision() {
-                Sub::Ahead(cursor.clone())
-            } else if number < table.floor() {
-                Sub::Snapshot { held: true }
-            } else {
+            self.kinds.remove(sub);
+            if let Some(number) = sub.compare(store, table) {
                 oldest = Some(oldest.unwrap_or(number).min(number));
-                Sub::From(cursor.clone())
-            };
+            }
+            self.kinds.add(sub);
         }
         let Some(changes) = oldest.and_then(|oldest| table.changes_since(oldest)) else { return };
         for (revision, key) in changes {
@@ -78,7 +73,7 @@ impl Watcher {
     /// Takes the dirty keys that belong into a delta: those of a live or resuming subscription that no snapshot holds.
     fn visible(&mut self) -> BTreeSet<Arc<str>> {
         let dirty = std::mem::take(&mut self.dirty);
-        if self.entering.is_empty() {
+        if self.entering.is_empty() && self.new.is_empty() {
             // All are live.
             return dirty;
         }
@@ -89,7 +84,7 @@ impl Watcher {
                 match sub {
                     Sub::Snapshot { .. } => return false,
                     Sub::Live | Sub::Behind(_) | Sub::From(_) => followed = true,
-                    Sub::Ahead(_) => {}
+                    Sub::Ahead(_) | Sub::New => {}
                 }
             }
             followed
@@ -111,10 +106,30 @@ impl Watcher {
                     let entries = table.read(std::slice::from_ref(&prefix));
                     update.snapshots.push(Snapshot { prefix, entries, age: Duration::ZERO });
                 }
-                Sub::Live | Sub::Behind(_) => {}
+                Sub::Live | Sub::Behind(_) | Sub::New => {}
             }
+            self.kinds.remove(sub);
             *sub = Sub::Live;
         }
+    }
+}
+
+impl Sub {
+    /// Finds out whether a subscription with a cursor or behind goes on; returns from where, if it does.
+    fn compare(&mut self, store: StoreId, table: &Table) -> Option<u64> {
+        let (number, cursor) = match self {
+            Self::From(cursor) | Self::Ahead(cursor) => (cursor.number(0), Some(cursor.clone())),
+            Self::Behind(number) => (*number, None),
+            Self::New | Self::Live | Self::Snapshot { .. } => return None,
+        };
+        let same_store = cursor.as_ref().is_none_or(|cursor| cursor.store == store);
+        *self = match cursor {
+            Some(cursor) if same_store && number > table.revision() => Self::Ahead(cursor),
+            _ if !same_store || number < table.floor() => Self::Snapshot { held: true },
+            Some(cursor) => Self::From(cursor),
+            None => Self::Behind(number),
+        };
+        matches!(self, Self::From(_) | Self::Behind(_)).then_some(number)
     }
 }
 

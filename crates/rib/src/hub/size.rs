@@ -21,19 +21,18 @@ impl Hub {
 
 impl Watcher {
     fn size(&self) -> usize {
-        let subs: usize = self.subs.keys().map(text).sum();
-        let entering: usize = self.entering.iter().map(text).sum();
-        // Dirty keys are shared with the table.
-        subs + entering
-            + self.who().0.len()
+        // Dirty keys are shared with the table, prefixes with the index.
+        self.who().0.len()
             + tree::<(Prefix, Sub)>(self.subs.len())
             + tree::<Prefix>(self.entering.len())
+            + tree::<Prefix>(self.new.len())
             + tree::<std::sync::Arc<str>>(self.dirty.len())
     }
 }
 
+/// A shared text: two counts stand before it.
 fn text(prefix: &Prefix) -> usize {
-    prefix.as_str().len()
+    prefix.as_str().len() + 2 * size_of::<usize>()
 }
 
 /// A B-tree of so many entries: whole nodes, two thirds full once there are several.

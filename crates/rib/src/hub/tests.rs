@@ -294,3 +294,52 @@ fn a_quiet_watcher_counts_as_current_and_one_that_was_sent_something_only_when_i
     assert_eq!(applied(&world), 2);
     assert!(world.hub.watchers(&Prefix::new("/b/").unwrap(), 2).is_empty());
 }
+
+/// The least time of several that something takes, in seconds.
+fn seconds(mut work: impl FnMut()) -> f64 {
+    let took = |_| {
+        let began = std::time::Instant::now();
+        work();
+        began.elapsed().as_secs_f64()
+    };
+    (0..3).map(took).fold(f64::INFINITY, f64::min)
+}
+
+/// A watcher that asked for so many prefixes and was sent nothing yet.
+fn asking(hub: &mut Hub, prefixes: usize) -> WatcherId {
+    let id = hub.join(String::new(), Identity::Anonymous);
+    for number in 0..prefixes {
+        hub.subscribe(id, Prefix::new(format!("/{number}/")).unwrap(), None);
+    }
+    id
+}
+
+#[test]
+fn to_subscribe_costs_in_proportion_to_the_number_of_prefixes() {
+    let subscribed = |prefixes: usize| {
+        let (mut hub, table) = (Hub::default(), Table::default());
+        let id = asking(&mut hub, prefixes);
+        let mut snapshots = 0;
+        while let Some(pulled) = hub.pull(id, STORE, &table) {
+            assert!(pulled.update.snapshots.len() <= pull::AT_ONCE);
+            snapshots += pulled.update.snapshots.len();
+        }
+        assert_eq!(snapshots, prefixes);
+        (0..prefixes).for_each(|n| hub.unsubscribe(id, &Prefix::new(format!("/{n}/")).unwrap()));
+    };
+    let (few, many) = (seconds(|| subscribed(1_000)), seconds(|| subscribed(16_000)));
+    // 16 and a logarithm; the square would be 256.
+    assert!(many < 64.0 * few, "{few} s for 1,000, {many} s for 16,000");
+}
+
+#[test]
+fn watchers_that_follow_many_prefixes_delay_no_change() {
+    let changed = |prefixes: usize| {
+        let mut hub = Hub::default();
+        (0..20).for_each(|_| drop(asking(&mut hub, prefixes)));
+        let key = [Arc::from("/1/x")];
+        seconds(|| (0..100).for_each(|_| drop(hub.touch(&key))))
+    };
+    let (few, many) = (changed(16), changed(4_000));
+    assert!(many < 25.0 * few, "{few} s with 16 prefixes each, {many} s with 4,000");
+}

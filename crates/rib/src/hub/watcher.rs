@@ -1,5 +1,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ops::Bound,
     sync::Arc,
 };
 
@@ -11,6 +12,8 @@ use crate::{About, covering};
 /// How one subscription of a watcher stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Sub {
+    /// It holds nothing and waits for its first snapshot: a pull takes [`AT_ONCE`] of these.
+    New,
     /// It has everything but the dirty keys.
     Live,
     /// It has everything up to this number; more changed since than is remembered for one watcher, and the table's log
@@ -24,6 +27,33 @@ pub(super) enum Sub {
     Snapshot { held: bool },
 }
 
+impl Sub {
+    /// Whether the watcher decides by what it holds of it although that may be older than the table.
+    fn decides(&self) -> bool {
+        matches!(self, Self::Behind(_) | Self::From(_) | Self::Snapshot { held: true })
+    }
+}
+
+/// How many of the entering subscriptions are of a kind: to count them anew with every change and acknowledgement would cost
+/// one who follows many prefixes their number squared.
+#[derive(Debug, Default)]
+pub(super) struct Kinds {
+    deciding: usize,
+    ahead: usize,
+}
+
+impl Kinds {
+    pub(super) fn add(&mut self, sub: &Sub) {
+        self.deciding += usize::from(sub.decides());
+        self.ahead += usize::from(matches!(sub, Sub::Ahead(_)));
+    }
+
+    pub(super) fn remove(&mut self, sub: &Sub) {
+        self.deciding -= usize::from(sub.decides());
+        self.ahead -= usize::from(matches!(sub, Sub::Ahead(_)));
+    }
+}
+
 /// One watcher: what it asked for, has yet to see, was sent, and has applied.
 #[derive(Debug)]
 pub(super) struct Watcher {
@@ -31,8 +61,11 @@ pub(super) struct Watcher {
     identity: Identity,
     pub(super) about: Option<Arc<About>>,
     pub(super) subs: BTreeMap<Prefix, Sub>,
-    /// The subscriptions that are not live.
+    /// The subscriptions that are neither live nor new.
     pub(super) entering: BTreeSet<Prefix>,
+    pub(super) kinds: Kinds,
+    /// The subscriptions that are new.
+    pub(super) new: BTreeSet<Prefix>,
     /// What changed below its prefixes and it has yet to be sent.
     pub(super) dirty: BTreeSet<Arc<str>>,
     /// Whether it is to be told where it stands, with or without changes.
@@ -56,6 +89,8 @@ impl Watcher {
             about: None,
             subs: BTreeMap::new(),
             entering: BTreeSet::new(),
+            kinds: Kinds::default(),
+            new: BTreeSet::new(),
             dirty: BTreeSet::new(),
             marked: false,
             sent: 0,
@@ -66,16 +101,33 @@ impl Watcher {
         }
     }
 
+    /// Begins a subscription anew, in any state but live.
     pub(super) fn enter(&mut self, prefix: Prefix, sub: Sub) {
-        self.entering.insert(prefix.clone());
-        self.subs.insert(prefix, sub);
+        self.kinds.add(&sub);
+        let (into, out_of) = match sub {
+            Sub::New => (&mut self.new, &mut self.entering),
+            _ => (&mut self.entering, &mut self.new),
+        };
+        out_of.remove(&prefix);
+        into.insert(prefix.clone());
+        if let Some(before) = self.subs.insert(prefix, sub) {
+            self.kinds.remove(&before);
+        }
     }
 
     pub(super) fn exit(&mut self, prefix: &Prefix) {
-        self.subs.remove(prefix);
+        if let Some(before) = self.subs.remove(prefix) {
+            self.kinds.remove(&before);
+        }
         self.entering.remove(prefix);
-        let subs = &self.subs;
-        self.dirty.retain(|key| covering(key).any(|prefix| subs.contains_key(prefix)));
+        self.new.remove(prefix);
+        let below = self.dirty.range::<str, _>((Bound::Included(prefix.as_str()), Bound::Unbounded));
+        let below = below.take_while(|key| prefix.covers(key));
+        let followed = |key: &str| covering(key).any(|prefix| self.subs.contains_key(prefix));
+        let gone: Vec<Arc<str>> = below.filter(|key| !followed(key)).cloned().collect();
+        for key in gone {
+            self.dirty.remove(&key);
+        }
     }
 
     pub(super) fn touch(&mut self, key: &Arc<str>) {
@@ -100,16 +152,16 @@ impl Watcher {
 
     pub(super) fn reset(&mut self) {
         self.dirty.clear();
-        (self.sent, self.acked) = (0, 0);
-        for (prefix, sub) in &mut self.subs {
-            let held = *sub != Sub::Snapshot { held: false };
-            *sub = Sub::Snapshot { held };
+        (self.sent, self.acked, self.kinds) = (0, 0, Kinds::default());
+        for (prefix, sub) in self.subs.iter_mut().filter(|(_, sub)| **sub != Sub::New) {
+            *sub = Sub::Snapshot { held: true };
+            self.kinds.add(sub);
             self.entering.insert(prefix.clone());
         }
     }
 
     pub(super) fn is_ahead(&self) -> bool {
-        self.entering.iter().any(|prefix| matches!(self.subs.get(prefix), Some(Sub::Ahead(_))))
+        self.kinds.ahead > 0
     }
 
     pub(super) fn who(&self) -> (&str, &Identity) {
@@ -153,13 +205,7 @@ impl Watcher {
 
     /// The number that it has applied and said so, where there is more that it has to apply.
     fn owes(&self) -> Option<u64> {
-        let decides = |prefix| {
-            matches!(
-                self.subs.get(prefix),
-                Some(Sub::Live | Sub::Behind(_) | Sub::From(_) | Sub::Snapshot { held: true })
-            )
-        };
-        let current = self.dirty.is_empty() && self.acked >= self.sent && !self.entering.iter().any(decides);
+        let current = self.dirty.is_empty() && self.acked >= self.sent && self.kinds.deciding == 0;
         (!current).then_some(self.acked)
     }
 }

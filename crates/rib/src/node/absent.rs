@@ -14,7 +14,7 @@ use crate::WatcherInfo;
 pub(super) const RETURN_WITHIN: Duration = Duration::from_secs(7);
 
 /// The most prefixes that are remembered of all who left; beyond it, everybody counts as away for as long.
-const MAX_PREFIXES: usize = 65_536;
+const MAX_PREFIXES: usize = 524_288;
 
 /// Who left lately.
 #[derive(Debug, Default)]

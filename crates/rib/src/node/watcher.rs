@@ -99,7 +99,8 @@ impl Watcher {
     }
 
     /// Takes everything that the watcher has yet to see, as of now; `None` when that is nothing. However much happened
-    /// since the last pull, each key comes once. Ages are left at zero.
+    /// since the last pull, each key comes once. Of many new subscriptions it takes some, and the watcher is woken for the
+    /// others. Ages are left at zero.
     pub fn pull(&self) -> Option<Update> {
         self.pull_held().map(|pulled| pulled.update)
     }

@@ -19,6 +19,9 @@ use tonic::Status;
 use super::{Backend, Claim, MAX_PREFIXES, deltas::Deltas, frames, refused, too_many_prefixes};
 use crate::{About, Watcher};
 
+/// How many bytes of messages are handed to the system at once, about: of many small ones, each would cost a call to it.
+const AT_ONCE: usize = 64 * 1024;
+
 type Joining = Pin<Box<dyn Future<Output = (Prefix, Result<(), String>)> + Send>>;
 
 /// One watch.
@@ -133,14 +136,18 @@ impl<B: Backend> Session<B> {
         if self.outbox.is_empty() && self.due && !self.holding && self.pull() {
             return true;
         }
-        match self.outbox.pop_front() {
-            Some(message) => self.watched.send(watch::frame(&message)),
-            None => {
-                self.refusals = 0;
-                return false;
-            }
+        let mut bytes = 0;
+        while bytes < AT_ONCE
+            && let Some(message) = self.outbox.pop_front()
+        {
+            let frame = watch::frame(&message);
+            bytes += frame.len();
+            self.watched.send(frame);
         }
-        true
+        if bytes == 0 {
+            self.refusals = 0;
+        }
+        bytes > 0
     }
 
     /// Looks what the watcher has yet to see. Returns whether it is handed on already; else it is in the outbox.
@@ -174,7 +181,8 @@ impl<B: Backend> Session<B> {
         if self.ages.is_none() || !self.hears_contact {
             return None;
         }
-        let served = self.subscriptions.iter().filter(|(_, subscription)| subscription.served);
+        let ages = !self.backend.oldest().is_zero();
+        let served = self.subscriptions.iter().filter(|(_, subscription)| ages && subscription.served);
         let oldest = served.map(|(prefix, _)| self.backend.age(prefix)).max().unwrap_or_default();
         let was = std::mem::replace(&mut self.in_touch, oldest.is_zero());
         (was != self.in_touch).then(|| frames::contact(oldest))
@@ -234,7 +242,7 @@ impl<B: Backend> Session<B> {
             || self.joining.len() >= MAX_PREFIXES
             || self.refusals >= MAX_PREFIXES
         {
-            return Err(too_many_prefixes());
+            return Err(too_many_prefixes(MAX_PREFIXES));
         }
         let claim = Claim::new(&self.backend, &prefix);
         self.subscriptions.insert(prefix.clone(), Subscription { _claim: claim, from, served: false });

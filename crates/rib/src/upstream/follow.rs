@@ -86,6 +86,7 @@ impl<S: Sink> Follower<S> {
                 ended = self.follow(address, &state, &connection) => ended,
                 () = stop.cancelled() => return,
             };
+            self.shared.lock().changed = None;
             if connection.send_replace(None).is_some() {
                 self.sink.disconnected();
             }
@@ -185,15 +186,16 @@ impl<S: Sink> Follower<S> {
     /// Sends what is to be asked and acknowledged by now.
     fn ask(&mut self, watch: &mut Watch) {
         let mut outbox = VecDeque::new();
-        let wanted = self.shared.lock();
-        let (left_out, applied) = (self.subscriptions.reconcile(&wanted, S::HOLDS, &mut outbox), wanted.ack);
+        let mut wanted = self.shared.lock();
+        let (left_out, applied) =
+            (self.subscriptions.reconcile(&mut wanted, S::HOLDS, &mut outbox), wanted.ack);
         drop(wanted);
         outbox.extend(applied.and_then(|ack| self.acks.take(ack, Instant::now(), random())));
         outbox.iter().for_each(|request| watch.send(request));
         for prefix in left_out {
             self.sink.refused(
                 &prefix,
-                &format!("one watch holds {MAX_PREFIXES} prefixes; follow folders further up"),
+                &format!("one watch holds {MAX_PREFIXES} prefixes, all in use; follow folders further up"),
             );
         }
     }

@@ -35,6 +35,15 @@ impl Standing {
         matches!(self, Self::Held { .. } | Self::Followed { .. })
     }
 
+    /// Whether its [age](Self::age) is other than zero.
+    pub fn ages(&self) -> bool {
+        match self {
+            Self::Held { .. } => true,
+            Self::Followed { age, .. } => !age.is_zero(),
+            Self::Missing | Self::Refused(_) => false,
+        }
+    }
+
     /// How old what is held may be; zero where it is followed to the source.
     pub fn age(&self, now: Instant) -> Duration {
         match self {

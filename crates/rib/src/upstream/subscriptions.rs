@@ -1,4 +1,4 @@
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use fairmesh_model::{Cursor, Prefix, Revision};
 use fairmesh_wire::v1::{self, watch_request::Kind};
@@ -7,15 +7,19 @@ use super::{Wanted, Wish};
 use crate::{Update, covering, server::MAX_PREFIXES};
 
 /// What was asked for, and how far each prefix is followed. Outlives connections.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Subscriptions {
+    /// How many one watch holds.
+    most: usize,
     asked: BTreeMap<Prefix, Asked>,
     /// The last revision of all, on the present store.
     newest: Option<Revision>,
     /// Whether the present connection knows what the reader is.
     introduced: bool,
-    /// The wishes that were compared last over the present connection.
-    compared: Option<u64>,
+    /// Wishes for which there was no room.
+    left_out: BTreeSet<Prefix>,
+    /// Where the reader stands with all prefixes that are live: each update takes all of them on.
+    live_at: Option<Revision>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -23,7 +27,7 @@ struct Asked {
     wish: u64,
     /// Whether it was asked for over the present connection.
     sent: bool,
-    /// Where the reader stands with it.
+    /// Where the reader stands with it, unless it is live.
     held: Option<Revision>,
     /// Whether the present connection sends what changes.
     live: bool,
@@ -42,18 +46,37 @@ pub(super) enum Lag {
     Backwards { prefix: Prefix, held: u64, offered: u64 },
 }
 
+impl Default for Subscriptions {
+    fn default() -> Self {
+        Self {
+            most: MAX_PREFIXES,
+            asked: BTreeMap::new(),
+            newest: None,
+            introduced: false,
+            left_out: BTreeSet::new(),
+            live_at: None,
+        }
+    }
+}
+
 impl Subscriptions {
     /// A new connection knows of nothing yet.
     pub(super) fn disconnected(&mut self) {
-        self.asked.values_mut().for_each(|asked| (asked.sent, asked.live) = (false, false));
-        (self.compared, self.introduced) = (None, false);
+        for asked in self.asked.values_mut() {
+            if std::mem::take(&mut asked.live) {
+                asked.held = self.live_at;
+            }
+            asked.sent = false;
+        }
+        (self.live_at, self.introduced) = (None, false);
+        self.left_out.clear();
     }
 
     /// What to ask for so that what was asked is what is wanted. Returns the prefixes for which one watch has no room;
     /// asking for them would end it.
     pub(super) fn reconcile(
         &mut self,
-        wanted: &Wanted,
+        wanted: &mut Wanted,
         patches: bool,
         outbox: &mut VecDeque<v1::WatchRequest>,
     ) -> Vec<Prefix> {
@@ -61,27 +84,35 @@ impl Subscriptions {
             self.introduced = true;
             outbox.push_back(request(Kind::About(about.into())));
         }
-        match self.compared.replace(wanted.changes) {
-            Some(compared) if compared == wanted.changes => Vec::new(),
-            _ => self.compare(wanted, patches, outbox),
+        let changed = wanted.changed.replace(BTreeSet::new());
+        // All of them, once a connection.
+        let all = || wanted.prefixes.keys().chain(self.asked.keys()).cloned().collect();
+        let changed = changed.unwrap_or_else(all);
+        if changed.is_empty() {
+            return Vec::new();
         }
+        self.compare(changed, wanted, patches, outbox)
     }
 
     fn compare(
         &mut self,
+        mut changed: BTreeSet<Prefix>,
         wanted: &Wanted,
         patches: bool,
         outbox: &mut VecDeque<v1::WatchRequest>,
     ) -> Vec<Prefix> {
-        let gone: Vec<Prefix> =
-            self.asked.keys().filter(|prefix| !wanted.prefixes.contains_key(*prefix)).cloned().collect();
-        for prefix in gone {
-            self.asked.remove(&prefix);
-            outbox.push_back(request(Kind::Unsubscribe(prefix.to_string())));
+        for prefix in changed.iter().filter(|prefix| !wanted.prefixes.contains_key(*prefix)) {
+            self.left_out.remove(prefix);
+            if self.asked.remove(prefix).is_some() {
+                outbox.push_back(request(Kind::Unsubscribe(prefix.to_string())));
+            }
+        }
+        if self.asked.len() < self.most {
+            changed.append(&mut self.left_out);
         }
         let (mut subscribes, mut left_out) = (Vec::new(), Vec::new());
-        for (prefix, wish) in &wanted.prefixes {
-            if self.asked.len() >= MAX_PREFIXES && !self.asked.contains_key(prefix) {
+        for (prefix, wish) in changed.iter().filter_map(|prefix| wanted.prefixes.get_key_value(prefix)) {
+            if self.asked.len() >= self.most && !self.asked.contains_key(prefix) {
                 left_out.push(prefix.clone());
                 continue;
             }
@@ -100,6 +131,7 @@ impl Subscriptions {
             last.more = false;
         }
         outbox.extend(subscribes.into_iter().map(|subscribe| request(Kind::Subscribe(subscribe))));
+        self.left_out.extend(left_out.iter().cloned());
         left_out
     }
 
@@ -124,7 +156,7 @@ impl Subscriptions {
     pub(super) fn distrust(&mut self, key: &str) {
         for prefix in covering(key) {
             if let Some(asked) = self.asked.get_mut(prefix) {
-                asked.held = None;
+                (asked.held, asked.live) = (None, false);
             }
         }
     }
@@ -143,9 +175,7 @@ impl Subscriptions {
                 asked.live = true;
             }
         }
-        for asked in self.asked.values_mut().filter(|asked| asked.live) {
-            asked.held = Some(update.revision);
-        }
+        self.live_at = Some(update.revision);
         if self.newest.is_none_or(|newest| newest.store != store || newest.number < number) {
             self.newest = Some(update.revision);
         }
@@ -161,13 +191,21 @@ impl Subscriptions {
         if refuse_lagging && let Some(held) = self.newest.filter(later) {
             return Err(Lag::Behind { held: held.number, offered });
         }
-        let live = self.asked.iter().filter(|(_, asked)| asked.live).map(|(prefix, _)| prefix);
-        for prefix in live.chain(entering(update)) {
-            if let Some(held) = self.asked.get(prefix).and_then(|asked| asked.held).filter(later) {
-                return Err(Lag::Backwards { prefix: prefix.clone(), held: held.number, offered });
+        let live = || self.asked.iter().find(|(_, asked)| asked.live).map(|(prefix, _)| prefix);
+        let went_back = self.live_at.filter(later).and_then(|held| Some((live()?, held)));
+        let held = |prefix| Some((prefix, self.held(prefix).filter(later)?));
+        match went_back.or_else(|| entering(update).find_map(held)) {
+            None => Ok(()),
+            Some((prefix, held)) => {
+                Err(Lag::Backwards { prefix: prefix.clone(), held: held.number, offered })
             }
         }
-        Ok(())
+    }
+
+    /// Where the reader stands with a prefix.
+    fn held(&self, prefix: &Prefix) -> Option<Revision> {
+        let asked = self.asked.get(prefix)?;
+        if asked.live { self.live_at } else { asked.held }
     }
 }
 
@@ -179,4 +217,72 @@ fn entering(update: &Update) -> impl Iterator<Item = &Prefix> {
 
 fn request(kind: Kind) -> v1::WatchRequest {
     v1::WatchRequest { kind: Some(kind) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prefix(number: usize) -> Prefix {
+        Prefix::new(format!("/{number}/")).unwrap()
+    }
+
+    /// What is asked for and given up, and what there is no room for, once these are wanted.
+    fn reconciled(all: &mut Subscriptions, wanted: &mut Wanted) -> (Vec<String>, Vec<Prefix>) {
+        let mut outbox = VecDeque::new();
+        let left_out = all.reconcile(wanted, false, &mut outbox);
+        let said = outbox.into_iter().filter_map(|request| match request.kind? {
+            Kind::Subscribe(subscribe) => Some(format!("+{}", subscribe.prefix)),
+            Kind::Unsubscribe(prefix) => Some(format!("-{prefix}")),
+            _ => None,
+        });
+        (said.collect(), left_out)
+    }
+
+    fn want(wanted: &mut Wanted, number: usize) {
+        wanted.note(&prefix(number));
+        wanted.prefixes.insert(prefix(number), Wish { number: 1, held: None });
+    }
+
+    #[test]
+    fn one_prefix_too_many_is_left_out_until_another_is_given_up() {
+        let mut all = Subscriptions { most: 2, ..Subscriptions::default() };
+        let mut wanted = Wanted::default();
+        (1..=3).for_each(|number| want(&mut wanted, number));
+        let both = ["+/1/".to_owned(), "+/2/".to_owned()];
+        assert_eq!(reconciled(&mut all, &mut wanted), (both.to_vec(), vec![prefix(3)]));
+        assert_eq!(reconciled(&mut all, &mut wanted), (vec![], vec![]), "said once");
+        wanted.prefixes.remove(&prefix(1));
+        wanted.note(&prefix(1));
+        let change = ["-/1/".to_owned(), "+/3/".to_owned()];
+        assert_eq!(
+            reconciled(&mut all, &mut wanted),
+            (change.to_vec(), vec![]),
+            "a place that is given up is taken"
+        );
+    }
+
+    #[test]
+    fn a_new_connection_is_asked_for_all_and_from_where_the_reader_stands() {
+        let (mut all, mut wanted) = (Subscriptions::default(), Wanted::default());
+        want(&mut wanted, 1);
+        want(&mut wanted, 2);
+        reconciled(&mut all, &mut wanted);
+        let revision = Revision { store: fairmesh_model::StoreId(1), partition: 0, number: 7 };
+        let resumed = vec![crate::Resumed { prefix: prefix(1), age: Default::default() }];
+        all.note(&mut Update { resumed, ..Update::empty(revision) }, true).unwrap();
+        all.note(&mut Update::empty(Revision { number: 9, ..revision }), true).unwrap();
+        assert_eq!(reconciled(&mut all, &mut wanted), (vec![], vec![]));
+        all.disconnected();
+        wanted.changed = None;
+        let mut outbox = VecDeque::new();
+        all.reconcile(&mut wanted, false, &mut outbox);
+        let from = outbox.iter().map(|request| match &request.kind {
+            Some(Kind::Subscribe(subscribe)) => subscribe.from.as_ref().map(|from| from.numbers[&0]),
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(from.collect::<Vec<_>>(), [Some(9), None]);
+        let lag = all.note(&mut Update::empty(Revision { number: 8, ..revision }), true);
+        assert_eq!(lag, Err(Lag::Behind { held: 9, offered: 8 }));
+    }
 }

@@ -63,6 +63,10 @@ impl Backend for Edge {
         *self.age.borrow()
     }
 
+    fn oldest(&self) -> Duration {
+        *self.age.borrow()
+    }
+
     fn ages(&self) -> Option<watch::Receiver<u64>> {
         Some(self.ages.subscribe())
     }

@@ -5,8 +5,8 @@ use std::{
 
 use fairmesh_balancer::{Members, Rule, Slots, rendezvous};
 use fairmesh_model::{
-    BalancingPolicy, Endpoint, EndpointState, FULL_WEIGHT, Force, InstanceId, Judged, LoadSignal, Role,
-    ServiceKind,
+    BalancingPolicy, Endpoint, EndpointState, FULL_WEIGHT, Force, InstanceId, Judged, LoadSignal, Policy,
+    Role, ServiceKind,
     arith::{hash_text, mix_pair},
 };
 
@@ -51,7 +51,7 @@ pub(super) fn compile(facts: &Facts<'_>, slots: &Arc<Slots>, previous: Option<&U
         last_resort: horizon.last_resort(),
         kind,
         name: facts.name.clone(),
-        policy: facts.policy.clone(),
+        policy: without_routes(facts.policy),
         protocol: facts.service.protocol,
         chooser,
         targets,
@@ -60,6 +60,23 @@ pub(super) fn compile(facts: &Facts<'_>, slots: &Arc<Slots>, previous: Option<&U
         horizon,
         panics: panics.into_boxed_slice(),
         _lease: lease,
+    }
+}
+
+/// The policy but for its routes, which are compiled: many services have few endpoints, and routes are what is largest of them.
+fn without_routes(policy: &Policy) -> Policy {
+    let Policy { routes: _, locality, balancing, timeout, retries, limit, key, health_check, lookaside } =
+        policy;
+    Policy {
+        routes: Vec::new(),
+        locality: locality.clone(),
+        balancing: balancing.clone(),
+        timeout: *timeout,
+        retries: retries.clone(),
+        limit: *limit,
+        key: key.clone(),
+        health_check: health_check.clone(),
+        lookaside: lookaside.clone(),
     }
 }
 

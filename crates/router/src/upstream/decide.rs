@@ -53,22 +53,17 @@ impl Upstream {
             let target = &self.name;
             return Routed { target, route: None, class: None, timeout, idempotent: false, treatment: None };
         };
-        let route = &rule.route;
         let target = rule.arm(seed).unwrap_or(&self.name);
         witness.note("route", || {
             let n = self.routes.len();
-            format!(
-                "'{}', number {} of {n}, is the first that matches: to {target}",
-                route.name,
-                position + 1
-            )
+            format!("'{}', number {} of {n}, is the first that matches: to {target}", rule.name, position + 1)
         });
         Routed {
             target,
-            route: Some(&route.name),
-            class: route.class.as_ref(),
-            timeout: route.timeout.unwrap_or(self.timeout),
-            idempotent: route.idempotent,
+            route: Some(&rule.name),
+            class: rule.class.as_ref(),
+            timeout: rule.timeout.unwrap_or(self.timeout),
+            idempotent: rule.idempotent,
             treatment: rule.treatment.as_ref(),
         }
     }

@@ -1,6 +1,6 @@
 use std::{
     collections::VecDeque,
-    io,
+    io::{self, IoSlice},
     pin::Pin,
     task::{Context, Poll, ready},
 };
@@ -16,6 +16,9 @@ use crate::rpc::MAX_MESSAGE;
 
 /// How much is read at once, in bytes: more than an acknowledgement, and little enough to stand on the stack.
 const READ: usize = 8 * 1024;
+
+/// How many messages are given to the system in one call.
+const SLICES: usize = 64;
 
 /// A connection that carries frames.
 #[derive(Debug)]
@@ -53,17 +56,32 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Pipe<S> {
 
     /// Sends as much as the system takes; ready once that is everything.
     pub(super) fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while let Some(first) = self.outbox.front_mut() {
-            let written = ready!(Pin::new(&mut self.socket).poll_write(cx, first))?;
+        while !self.outbox.is_empty() {
+            let mut slices = [IoSlice::new(&[]); SLICES];
+            let queued =
+                slices.iter_mut().zip(&self.outbox).map(|(slice, bytes)| *slice = IoSlice::new(bytes));
+            let queued = queued.count();
+            let socket = Pin::new(&mut self.socket);
+            let written = ready!(socket.poll_write_vectored(cx, &slices[..queued]))?;
             if written == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
-            first.advance(written);
-            if first.is_empty() {
-                self.outbox.pop_front();
-            }
+            self.written(written);
         }
         Poll::Ready(Ok(()))
+    }
+
+    /// The system took so many bytes.
+    fn written(&mut self, mut written: usize) {
+        while let Some(first) = self.outbox.front_mut() {
+            let some = written.min(first.len());
+            first.advance(some);
+            written -= some;
+            if !first.is_empty() {
+                return;
+            }
+            self.outbox.pop_front();
+        }
     }
 
     /// The next frame without its length; `None` at the end.

@@ -23,12 +23,21 @@ const COMING: usize = 64;
 pub(super) struct Facts {
     pub(super) name: ServiceName,
     pub(super) service: Option<Service>,
-    pub(super) policy: Policy,
+    policy: PolicyRecord,
     pub(super) endpoints: Endpoints,
     pub(super) health: Verdicts,
     pub(super) shards: ShardParts,
     /// What was asked for, and whether it has arrived at least once.
     asked: BTreeMap<Prefix, bool>,
+}
+
+/// A policy as it arrived, and what of it says what else is needed. It is read when it is compiled, and kept compiled: read, it
+/// takes many times as much memory.
+#[derive(Debug, Default)]
+struct PolicyRecord {
+    value: Option<Bytes>,
+    local_only: bool,
+    has_checks: bool,
 }
 
 /// Endpoints by key, in one slice as the router wants them.
@@ -66,7 +75,7 @@ impl Facts {
         Self {
             name,
             service: None,
-            policy: Policy::default(),
+            policy: PolicyRecord::default(),
             endpoints: Endpoints::default(),
             health: Verdicts::default(),
             shards: ShardParts { offered, ..ShardParts::default() },
@@ -74,20 +83,40 @@ impl Facts {
         }
     }
 
-    /// The prefixes that a decision about this service needs, as far as is known now: endpoints only once the policy
-    /// tells whether those of one region are enough (ServiceRouter §3.2).
+    /// The policy; the default where there is none.
+    pub(super) fn policy(&self) -> Policy {
+        let key = RecordKey::Policy(self.name.clone());
+        // It was read when it came.
+        let read = self.policy.value.as_ref().and_then(|value| records::decode(&key, value).ok());
+        match read {
+            Some(Record::Policy(policy)) => policy,
+            _ => Policy::default(),
+        }
+    }
+
+    /// The prefixes that a decision about this service needs, as far as is known now.
+    ///
+    /// Until the policy tells whether the endpoints of one region are enough (ServiceRouter §3.2), all are asked for, so that a first call waits
+    /// for one answer and not for two: most services have endpoints in one region, or are called in several. Where those of one
+    /// region are enough, the others come once and are given up.
     pub(super) fn needed(&self, location: Option<&Location>) -> BTreeSet<Prefix> {
         let declared = Prefix::from(&RecordKey::Service(self.name.clone()));
         let policy = Prefix::from(&RecordKey::Policy(self.name.clone()));
         let arrived = |prefix: &Prefix| self.asked.get(prefix).copied().unwrap_or(false);
-        let known = arrived(&declared) && arrived(&policy);
+        let (is_asked, is_ruled) = (arrived(&declared), arrived(&policy));
         let mut needed = BTreeSet::from([declared, policy]);
-        let Some(service) = self.service.as_ref().filter(|_| known) else {
-            return needed;
+        let service = match &self.service {
+            Some(service) if is_asked && is_ruled => service,
+            // It is no service.
+            None if is_asked => return needed,
+            _ => {
+                needed.insert(Prefix::endpoints(&self.name, None));
+                return needed;
+            }
         };
-        let only = location.map(|l| &l.region).filter(|_| self.policy.locality.local_only);
+        let only = location.map(|l| &l.region).filter(|_| self.policy.local_only);
         needed.insert(Prefix::endpoints(&self.name, only));
-        if self.policy.health_check.is_some() {
+        if self.policy.has_checks {
             needed.insert(Prefix::health(&self.name, only));
         }
         match (service.kind, only) {
@@ -117,7 +146,7 @@ impl Facts {
     /// The map that the agent is to hand over, also while its parts are read here because it does not.
     pub(super) fn shared_map(&self, location: Option<&Location>) -> Option<MapName> {
         let sharded = self.service.as_ref().is_some_and(|service| service.kind == ServiceKind::Sharded);
-        let only = location.map(|l| &l.region).filter(|_| self.policy.locality.local_only);
+        let only = location.map(|l| &l.region).filter(|_| self.policy.local_only);
         let wanted = sharded && self.shards.offered && self.shards.large == Some(true);
         wanted.then(|| MapName { service: self.name.clone(), region: only.cloned() })
     }
@@ -175,7 +204,7 @@ impl Facts {
             self.service = None;
         }
         if gone(&RecordKey::Policy(self.name.clone()).to_string()) {
-            self.policy = Policy::default();
+            self.policy = PolicyRecord::default();
         }
         self.endpoints.forget(gone);
         // A prefix names a region or lies above all of them.
@@ -201,7 +230,7 @@ impl Facts {
         }
         match records::decode(key, value)? {
             Record::Service(service) => self.service = Some(service),
-            Record::Policy(policy) => self.policy = policy,
+            Record::Policy(policy) => self.policy = PolicyRecord::new(&policy, value.clone()),
             Record::Endpoint(endpoint) => self.endpoints.put(text, endpoint),
             Record::Verdict(verdict) => {
                 if let RecordKey::Health(_, region, instance) = key {
@@ -216,7 +245,7 @@ impl Facts {
     pub(super) fn delete(&mut self, text: &str, key: &RecordKey) {
         match key {
             RecordKey::Service(_) => self.service = None,
-            RecordKey::Policy(_) => self.policy = Policy::default(),
+            RecordKey::Policy(_) => self.policy = PolicyRecord::default(),
             RecordKey::Endpoint(..) => self.endpoints.delete(text),
             RecordKey::Health(_, region, instance) => self.health.remove(region, instance),
             RecordKey::ShardManifest(..) | RecordKey::ShardChunk(..) => {
@@ -224,6 +253,13 @@ impl Facts {
             }
             _ => {}
         }
+    }
+}
+
+impl PolicyRecord {
+    fn new(policy: &Policy, value: Bytes) -> Self {
+        let (local_only, has_checks) = (policy.locality.local_only, policy.health_check.is_some());
+        Self { value: Some(value), local_only, has_checks }
     }
 }
 

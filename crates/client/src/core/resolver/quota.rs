@@ -124,8 +124,10 @@ impl Claims {
 impl<L> Registered<L> {
     /// The limits of services in use that hold for the whole mesh.
     fn limits(&self) -> Vec<(Name, Arc<Bucket>)> {
+        let limited: Vec<ServiceName> = self.limited().iter().cloned().collect();
         let by_name = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
-        let limits = by_name.iter().flat_map(|(service, listed)| match &*listed.subscription.view() {
+        let limited = limited.iter().filter_map(|service| by_name.get_key_value(service));
+        let limits = limited.flat_map(|(service, listed)| match &*listed.subscription.view() {
             View::Ready(ready) => {
                 let named = |(route, bucket): (&str, &Arc<Bucket>)| {
                     ((service.clone(), route.to_owned()), Arc::clone(bucket))

@@ -1,6 +1,6 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use fairmesh_model::{Hosts, Location, Region, Regions, RoundTrips, ServiceName};
+use fairmesh_model::{Hosts, Location, Policy, Region, Regions, RoundTrips, ServiceName};
 use fairmesh_router::{Facts as Compiled, Upstream};
 use tokio::time::Instant;
 
@@ -15,8 +15,6 @@ use crate::core::{Lane, Ready, Subscription, View};
 pub(super) struct Tracked<L> {
     pub(super) facts: Facts,
     pub(super) subscription: Arc<Subscription<L>>,
-    /// Whether what is published is older than the facts.
-    pub(super) stale: bool,
     /// Since when nobody uses it.
     unused: Option<Instant>,
     /// The large shard map that the agent was asked for.
@@ -48,7 +46,7 @@ impl<L: Lane> Tracked<L> {
     pub(super) fn new(subscription: Arc<Subscription<L>>, maps_offered: bool) -> Self {
         let name = subscription.name().clone();
         let facts = Facts::new(name, maps_offered);
-        Self { facts, subscription, stale: true, unused: None, map: None }
+        Self { facts, subscription, unused: None, map: None }
     }
 
     /// Asks for the large shard map that is wanted, and for none else.
@@ -66,6 +64,11 @@ impl<L: Lane> Tracked<L> {
     /// Whether calls wait for a first snapshot.
     pub(super) fn waits(&self) -> bool {
         matches!(*self.subscription.view(), View::Waiting)
+    }
+
+    /// Whether it turned out to be no service.
+    pub(super) fn is_unknown(&self) -> bool {
+        matches!(*self.subscription.view(), View::Unknown)
     }
 
     /// Tells callers why there is nothing to decide with, unless there is.
@@ -126,11 +129,12 @@ impl<L: Lane> Tracked<L> {
         revision: u64,
         before: Option<&Ready<L>>,
     ) -> Option<Ready<L>> {
+        let policy = self.facts.policy();
         let upstream = Upstream::compile(
             &Compiled {
                 name: &self.facts.name,
                 service: self.facts.service.as_ref()?,
-                policy: &self.facts.policy,
+                policy: &policy,
                 endpoints: self.facts.endpoints.list(),
                 shards: self.facts.shards.last(),
                 location: &around.place(),
@@ -144,13 +148,14 @@ impl<L: Lane> Tracked<L> {
             self.subscription.slots(),
             before.map(|ready| &ready.upstream),
         );
-        let splits = split_targets(&self.facts).into_iter().map(|name| registered.get(name)).collect();
+        let splits =
+            split_targets(&self.facts.name, &policy).into_iter().map(|name| registered.get(name)).collect();
         Some(Ready::new(upstream, splits, revision, before))
     }
 }
 
 /// The services that routes send calls and copies to, without the service itself.
-fn split_targets(facts: &Facts) -> BTreeSet<&ServiceName> {
-    let targets = facts.policy.routes.iter().flat_map(|route| route.targets());
-    targets.filter(|name| **name != facts.name).collect()
+fn split_targets<'a>(own: &ServiceName, policy: &'a Policy) -> BTreeSet<&'a ServiceName> {
+    let targets = policy.routes.iter().flat_map(|route| route.targets());
+    targets.filter(|name| *name != own).collect()
 }

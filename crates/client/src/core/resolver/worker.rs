@@ -1,5 +1,5 @@
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
     sync::Arc,
     time::Duration,
 };
@@ -33,9 +33,9 @@ const SOON: Duration = Duration::from_millis(100);
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// How often idle connections are looked at.
 const TIDY: Duration = Duration::from_secs(30);
-/// How long a service that nobody holds a handle to is followed on: programs that make a handle for each request keep
-/// their connections.
-const UNUSED: Duration = Duration::from_secs(10 * 60);
+/// How many names that are no services are remembered as such, so that names that are made up take a bounded place here and
+/// with the agent.
+const MAX_UNKNOWN: usize = 1024;
 
 /// The one writer of every snapshot.
 pub(super) struct Worker<L> {
@@ -47,6 +47,14 @@ pub(super) struct Worker<L> {
     /// Where large shard maps are asked for, if anywhere.
     maps: Option<Asks>,
     tracked: HashMap<ServiceName, Tracked<L>>,
+    /// Those of them of which something is to be asked or published.
+    stale: HashSet<ServiceName>,
+    /// Those of them that calls may wait for.
+    waiting: BTreeSet<ServiceName>,
+    /// Those of them that have shard maps.
+    sharded: HashSet<ServiceName>,
+    /// Those of them that are no services, in the order in which that was found out.
+    unknown: VecDeque<ServiceName>,
     /// Whose prefix a subscription is.
     owners: HashMap<Prefix, ServiceName>,
     /// Whether regions, round trips and hosts have arrived, or never will.
@@ -76,6 +84,10 @@ impl<L: Lane> Worker<L> {
             age,
             maps,
             tracked: HashMap::new(),
+            stale: HashSet::new(),
+            waiting: BTreeSet::new(),
+            sharded: HashSet::new(),
+            unknown: VecDeque::new(),
             owners: HashMap::new(),
             topology: false,
             revision: None,
@@ -95,7 +107,7 @@ impl<L: Lane> Worker<L> {
         let mut looked = Instant::now();
         loop {
             // Counted from the last look, and not from the last event: where events never cease, it is due all the same.
-            let look = looked + if self.unsettled() { SOON } else { TIDY };
+            let look = looked + if self.unsettled() { SOON } else { self.tidies() };
             tokio::select! {
                 () = stop.cancelled() => return,
                 Some(event) = events.recv() => {
@@ -119,6 +131,8 @@ impl<L: Lane> Worker<L> {
         match event {
             Event::Track(subscription) => {
                 let name = subscription.name().clone();
+                self.stale.insert(name.clone());
+                self.waiting.insert(name.clone());
                 self.tracked.insert(name, Tracked::new(subscription, self.maps.is_some()));
             }
             Event::Update(update) => self.update(update),
@@ -132,8 +146,10 @@ impl<L: Lane> Worker<L> {
     /// Takes what the agent said of large shard maps. One that is not wanted any more is let go.
     fn heard(&mut self, heard: Heard) {
         let (Heard::Map(name, _) | Heard::Failed(name, ..)) = &heard else {
-            for tracked in self.tracked.values_mut().filter(|tracked| tracked.map.is_some()) {
-                tracked.stale |= tracked.facts.shards.read_here();
+            for (name, tracked) in self.tracked.iter_mut().filter(|(_, tracked)| tracked.map.is_some()) {
+                if tracked.facts.shards.read_here() {
+                    self.stale.insert(name.clone());
+                }
             }
             return;
         };
@@ -141,7 +157,7 @@ impl<L: Lane> Worker<L> {
         else {
             return;
         };
-        tracked.stale = true;
+        self.stale.insert(name.service.clone());
         match heard {
             Heard::Map(_, shards) => tracked.facts.shards.share(shards),
             Heard::Failed(name, version, problem) => {
@@ -171,7 +187,11 @@ impl<L: Lane> Worker<L> {
         for key in &update.deletes {
             self.delete(key);
         }
-        self.tracked.values_mut().for_each(|tracked| tracked.facts.shards.came_after(before));
+        for name in &self.sharded {
+            if let Some(tracked) = self.tracked.get_mut(name) {
+                tracked.facts.shards.came_after(before);
+            }
+        }
     }
 
     fn snapshot(&mut self, snapshot: Snapshot) {
@@ -203,10 +223,12 @@ impl<L: Lane> Worker<L> {
         self.refused.remove(prefix);
         if *prefix == Prefix::topology() {
             self.topology = true;
-            self.tracked.values_mut().for_each(|tracked| tracked.stale = true);
-        } else if let Some(tracked) = self.owners.get(prefix).and_then(|o| self.tracked.get_mut(o)) {
+            self.all_stale();
+        } else if let Some((name, tracked)) =
+            self.owners.get(prefix).and_then(|name| Some((name, self.tracked.get_mut(name)?)))
+        {
             tracked.facts.arrived(prefix);
-            tracked.stale = true;
+            self.stale.insert(name.clone());
         }
     }
 
@@ -218,7 +240,10 @@ impl<L: Lane> Worker<L> {
             None => self.put_topology(&key, value),
             Some(name) => match self.tracked.get_mut(name) {
                 Some(tracked) => {
-                    tracked.stale = true;
+                    self.stale.insert(name.clone());
+                    if matches!(key, RecordKey::ShardManifest(..) | RecordKey::ShardChunk(..)) {
+                        self.sharded.insert(name.clone());
+                    }
                     tracked.facts.put(text, &key, value)
                 }
                 None => Ok(()),
@@ -236,14 +261,16 @@ impl<L: Lane> Worker<L> {
             Record::Hosts(hosts) => self.around.hosts = hosts,
             _ => {}
         }
-        self.tracked.values_mut().for_each(|tracked| tracked.stale = true);
+        self.all_stale();
         Ok(())
     }
 
     fn delete(&mut self, text: &str) {
         let Ok(key) = RecordKey::parse(text) else { return };
-        if let Some(tracked) = key.service().and_then(|name| self.tracked.get_mut(name)) {
-            tracked.stale = true;
+        if let Some((name, tracked)) =
+            key.service().and_then(|name| Some((name, self.tracked.get_mut(name)?)))
+        {
+            self.stale.insert(name.clone());
             return tracked.facts.delete(text, &key);
         }
         self.delete_topology(&key);
@@ -256,7 +283,11 @@ impl<L: Lane> Worker<L> {
             RecordKey::Hosts => self.around.hosts = Hosts::default(),
             _ => return,
         }
-        self.tracked.values_mut().for_each(|tracked| tracked.stale = true);
+        self.all_stale();
+    }
+
+    fn all_stale(&mut self) {
+        self.stale.extend(self.tracked.keys().cloned());
     }
 
     fn refuse(&mut self, prefix: Prefix, reason: &str) {
@@ -302,35 +333,66 @@ impl<L: Lane> Worker<L> {
     fn located(&mut self, location: Location) {
         if self.config.location.is_none() && self.around.location.as_ref() != Some(&location) {
             self.around.location = Some(location);
-            self.tracked.values_mut().for_each(|tracked| tracked.stale = true);
+            self.all_stale();
         }
     }
 
     /// Asks for what is missing, publishes what is whole, and only then says that it is applied: decisions made from
     /// now on rest on it. Between two services, whatever else runs on this thread has its turn.
     async fn settle(&mut self) {
-        for (name, tracked) in self.tracked.iter_mut().filter(|(_, tracked)| tracked.stale) {
-            let (new, old) = tracked.facts.ask(tracked.facts.needed(self.around.location.as_ref()));
-            for prefix in old {
-                self.handle.unsubscribe(&prefix);
-                self.owners.remove(&prefix);
-                self.refused.remove(&prefix);
+        for name in std::mem::take(&mut self.stale) {
+            self.ask(&name);
+            if !self.topology {
+                self.stale.insert(name);
+                continue;
             }
-            for prefix in new {
-                self.owners.insert(prefix.clone(), name.clone());
-                self.handle.subscribe(prefix);
-            }
-            if let Some(maps) = &self.maps {
-                tracked.ask_for_map(maps, self.around.location.as_ref());
-            }
-            if self.topology {
+            if let Some(tracked) = self.tracked.get_mut(&name) {
+                let was_unknown = tracked.is_unknown();
                 tracked.publish(&self.around, &self.registered, self.revision.map_or(0, |at| at.number));
-                tracked.stale = false;
+                self.registered.published(&tracked.subscription);
+                if tracked.is_unknown() && !was_unknown {
+                    self.unknown.push_back(name);
+                }
                 yield_now().await;
             }
         }
+        self.forget_unknown();
         if let Some(revision) = self.applied() {
             self.handle.ack(revision);
+        }
+    }
+
+    /// Asks for what a service needs, and gives up what it no longer does.
+    fn ask(&mut self, name: &ServiceName) {
+        let Some(tracked) = self.tracked.get_mut(name) else { return };
+        let (new, old) = tracked.facts.ask(tracked.facts.needed(self.around.location.as_ref()));
+        for prefix in old {
+            self.handle.unsubscribe(&prefix);
+            self.owners.remove(&prefix);
+            self.refused.remove(&prefix);
+        }
+        if !new.is_empty() {
+            self.owners.extend(new.iter().map(|prefix| (prefix.clone(), name.clone())));
+            self.handle.subscribe_all(new);
+        }
+        if let Some(maps) = &self.maps {
+            tracked.ask_for_map(maps, self.around.location.as_ref());
+        }
+    }
+
+    /// Lets go of names that are no services, beyond as many as are remembered, the oldest first.
+    fn forget_unknown(&mut self) {
+        for _ in MAX_UNKNOWN..self.unknown.len() {
+            let Some(name) = self.unknown.pop_front() else { return };
+            if !self.tracked.get(&name).is_some_and(Tracked::is_unknown) {
+                continue;
+            }
+            if self.registered.forget_now(&name) {
+                self.give_up(&name);
+            } else {
+                // Somebody holds a handle to it.
+                self.unknown.push_back(name);
+            }
         }
     }
 
@@ -338,19 +400,29 @@ impl<L: Lane> Worker<L> {
     fn applied(&self) -> Option<Revision> {
         let latest = self.revision?;
         let here = |at: &Revision| (at.store, at.partition) == (latest.store, latest.partition);
-        let shards = self.tracked.values().map(|tracked| &tracked.facts.shards);
+        let sharded = self.sharded.iter().filter_map(|name| self.tracked.get(name));
+        let shards = sharded.map(|tracked| &tracked.facts.shards);
         let lagging = shards.filter(|shards| shards.lags()).map(|shards| shards.known_before().filter(here));
         lagging.chain([Some(latest)]).min_by_key(|at| at.map(|at| at.number)).flatten()
     }
 
-    fn unsettled(&self) -> bool {
+    fn unsettled(&mut self) -> bool {
+        let waits = |name: &ServiceName| self.tracked.get(name).is_some_and(Tracked::waits);
+        while self.waiting.first().is_some_and(|name| !waits(name)) {
+            self.waiting.pop_first();
+        }
         let knows_nothing = !self.sought && !*self.registered.informed.borrow();
-        knows_nothing || !self.refused.is_empty() || self.tracked.values().any(Tracked::waits)
+        knows_nothing || !self.refused.is_empty() || !self.waiting.is_empty()
+    }
+
+    /// How often to look after what is idle.
+    fn tidies(&self) -> Duration {
+        TIDY.min(self.config.unused / 4).max(SOON)
     }
 
     async fn look_after(&mut self) {
         let now = Instant::now();
-        if now - self.tidied >= TIDY {
+        if now - self.tidied >= self.tidies() {
             self.tidied = now;
             self.tracked.values().for_each(Tracked::tidy);
             self.give_up_unused(now);
@@ -370,27 +442,32 @@ impl<L: Lane> Worker<L> {
     /// Stops to follow what nobody has used for long, handles and routes of other services included.
     fn give_up_unused(&mut self, now: Instant) {
         let ages = self.age.borrow().at(now).is_some();
-        let registered = &self.registered;
-        let due = |tracked: &mut Tracked<L>| tracked.unused_for(registered, ages, now) >= UNUSED;
+        let (registered, unused) = (&self.registered, self.config.unused);
+        let due = |tracked: &mut Tracked<L>| tracked.unused_for(registered, ages, now) >= unused;
         let names = self.tracked.iter_mut().filter_map(|(name, tracked)| due(tracked).then(|| name.clone()));
         for name in names.collect::<Vec<_>>() {
             // Nobody can begin to use it meanwhile: whoever asks for it from now on gets a new subscription.
-            if !self.registered.forget(&name) {
-                continue;
-            }
-            if let Some(mut tracked) = self.tracked.remove(&name) {
-                let (_, old) = tracked.facts.ask(BTreeSet::new());
-                for prefix in old {
-                    self.handle.unsubscribe(&prefix);
-                    self.owners.remove(&prefix);
-                    self.refused.remove(&prefix);
-                }
-                if let Some((maps, map)) = self.maps.as_ref().zip(tracked.map.take()) {
-                    let _ = maps.send(Ask::Unfollow(map));
-                }
-                tracked.retire();
+            if self.registered.forget(&name) {
+                self.give_up(&name);
             }
         }
+    }
+
+    /// Stops to follow a service.
+    fn give_up(&mut self, name: &ServiceName) {
+        let Some(mut tracked) = self.tracked.remove(name) else { return };
+        self.sharded.remove(name);
+        self.registered.limited().remove(name);
+        let (_, old) = tracked.facts.ask(BTreeSet::new());
+        for prefix in old {
+            self.handle.unsubscribe(&prefix);
+            self.owners.remove(&prefix);
+            self.refused.remove(&prefix);
+        }
+        if let Some((maps, map)) = self.maps.as_ref().zip(tracked.map.take()) {
+            let _ = maps.send(Ask::Unfollow(map));
+        }
+        tracked.retire();
     }
 
     /// The agent is away: whoever waits gets the copy on disk, or is told.
@@ -414,8 +491,8 @@ impl<L: Lane> Worker<L> {
                         self.read_prefix(cache, prefix);
                     }
                 }
-                if let Some(tracked) = self.tracked.get_mut(&name) {
-                    tracked.stale |= tracked.facts.shards.read_here();
+                if self.tracked.get_mut(&name).is_some_and(|tracked| tracked.facts.shards.read_here()) {
+                    self.stale.insert(name.clone());
                 }
                 self.settle().await;
             }

@@ -24,7 +24,7 @@ use super::*;
 use crate::core::{
     Subscription, View,
     resolver::{
-        Follower,
+        Follower, UNUSED,
         maps::{LARGE, MapName},
     },
 };
@@ -78,6 +78,7 @@ fn rig_at(location: Option<Location>) -> Rig {
     };
     let registered = Arc::new(Registered {
         by_name: Default::default(),
+        limited: Default::default(),
         events: events.clone(),
         informed: watch::Sender::default(),
     });
@@ -88,6 +89,7 @@ fn rig_at(location: Option<Location>) -> Rig {
         location: location.clone(),
         otherwise: Some(Location::in_region(Region::new("us").unwrap())),
         cache_dir: Some(folder.path().join("cache")),
+        unused: UNUSED,
     };
     let worker = Worker::new(config, handle, registered, around, (watch::Sender::default(), None));
     Rig { worker, events, received, folder }
@@ -251,14 +253,14 @@ async fn a_record_of_a_snapshot_that_cannot_be_read_leaves_the_one_before_in_use
     ])));
     assert_eq!(rig.worker.around.regions, regions);
     let facts = &rig.worker.tracked[&name()].facts;
-    assert_eq!(facts.policy, strict, "and not the usual one");
+    assert_eq!(facts.policy(), strict, "and not the usual one");
     let left: Vec<_> = facts.endpoints.list().iter().map(|endpoint| endpoint.instance.clone()).collect();
     assert_eq!(left, [instance("a")], "what the snapshot does not hold is gone");
     assert!(matches!(*subscription.view(), View::Ready(_)));
     // One that holds none is another matter.
     rig.tell(Event::Update(update([(Prefix::topology(), vec![]), (Prefix::from(&policy), vec![])])));
     let facts = &rig.worker.tracked[&name()].facts;
-    assert_eq!((&facts.policy, &rig.worker.around.regions), (&Policy::default(), &Regions::default()));
+    assert_eq!((&facts.policy(), &rig.worker.around.regions), (&Policy::default(), &Regions::default()));
 }
 
 #[tokio::test(start_paused = true)]
@@ -325,6 +327,51 @@ async fn without_an_agent_a_program_is_where_the_agent_was_or_else_where_the_env
     cache(&rig).save_location(&here()).unwrap();
     at_once(rig.worker.read_disk());
     assert_eq!(rig.worker.around.location, Some(told));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_first_call_asks_once_for_all_that_most_services_need() {
+    let mut rig = rig();
+    let subscription = rig.follow();
+    let (service, policy) = (RecordKey::Service(name()), RecordKey::Policy(name()));
+    let (declared, ruled) = (Prefix::from(&service), Prefix::from(&policy));
+    let (all, ours) = (Prefix::endpoints(&name(), None), Prefix::endpoints(&name(), Some(&here().region)));
+    let asked = |rig: &Rig| rig.worker.owners.keys().cloned().collect::<BTreeSet<_>>();
+    assert_eq!(asked(&rig), BTreeSet::from([declared.clone(), ruled.clone(), all.clone()]));
+    let kind = ServiceKind::Replicated;
+    let plain = Service { kind, protocol: Protocol::Http2, virtual_address: None };
+    let mut strict = Policy::default();
+    strict.locality.local_only = true;
+    rig.tell(Event::Update(update([
+        (Prefix::topology(), vec![]),
+        (declared.clone(), vec![entry(&service, plain)]),
+        (ruled.clone(), vec![entry(&policy, strict)]),
+        (all, vec![]),
+    ])));
+    assert_eq!(asked(&rig), BTreeSet::from([declared.clone(), ruled.clone(), ours]), "its region is enough");
+    rig.tell(Event::Update(update([(declared.clone(), vec![]), (ruled.clone(), vec![])])));
+    assert!(matches!(*subscription.view(), View::Unknown));
+    assert_eq!(asked(&rig), BTreeSet::from([declared, ruled]), "what is no service has no endpoints");
+}
+
+#[tokio::test(start_paused = true)]
+async fn names_of_no_service_take_a_bounded_place() {
+    let mut rig = rig();
+    rig.tell(Event::Update(update([(Prefix::topology(), vec![])])));
+    let real = rig.follow();
+    rig.learn();
+    let made_up = |number: usize| ServiceName::new(format!("shop/made-up-{number}")).unwrap();
+    let held = rig.worker.registered.get(&made_up(0));
+    for number in 0..MAX_UNKNOWN + 100 {
+        drop(rig.worker.registered.get(&made_up(number)));
+        rig.follow();
+        let declared = Prefix::from(&RecordKey::Service(made_up(number)));
+        rig.tell(Event::Update(update([(declared, vec![])])));
+    }
+    assert_eq!(rig.worker.tracked.len(), MAX_UNKNOWN + 1);
+    assert!(rig.worker.owners.len() <= 3 + 2 * MAX_UNKNOWN, "{}", rig.worker.owners.len());
+    assert!(rig.worker.tracked.contains_key(held.name()), "a handle is held");
+    assert!(matches!(*real.view(), View::Ready(_)));
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,0 +1,108 @@
+//! A proxy that many services are called through: which of them it follows, and for how long.
+
+use std::process::Command;
+
+use fairmesh_model::Protocol;
+use serde_json::Value;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+
+use crate::harness::{Proxy, Spec, World, beside_others};
+
+/// A connection that many requests are made over, one after the other.
+struct Calling(TcpStream);
+
+impl Calling {
+    async fn to(address: &str) -> Self {
+        Self(TcpStream::connect(address).await.unwrap())
+    }
+
+    /// The status and the body of the response.
+    async fn call(&mut self, host: &str) -> (u16, String) {
+        let request = format!("GET / HTTP/1.1\r\nhost: {host}\r\n\r\n");
+        self.0.write_all(request.as_bytes()).await.unwrap();
+        let (mut read, mut head) = (Vec::new(), None);
+        loop {
+            if head.is_none() {
+                head = read.windows(4).position(|four| four == b"\r\n\r\n").map(|at| at + 4);
+            }
+            if let Some(at) = head {
+                let text = String::from_utf8_lossy(&read[..at]).to_lowercase();
+                let length = text.lines().find_map(|line| line.strip_prefix("content-length:")).unwrap();
+                if read.len() >= at + length.trim().parse::<usize>().unwrap() {
+                    let status = text.split(' ').nth(1).unwrap().parse().unwrap();
+                    return (status, String::from_utf8_lossy(&read[at..]).into_owned());
+                }
+            }
+            assert!(self.0.read_buf(&mut read).await.unwrap() > 0, "{}", String::from_utf8_lossy(&read));
+        }
+    }
+
+    async fn status(&mut self, host: &str) -> u16 {
+        self.call(host).await.0
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_service_that_is_not_called_is_let_go_and_the_next_call_learns_it_anew() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let _one = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
+    let _two = Spec::new("shop/two", "two", Protocol::Http1).here(&world).await;
+    let proxy = Proxy::with(&world, "--service-idle-timeout 400ms --idle-timeout 60s").await;
+    // A connection that stays open keeps no service.
+    let mut calling = Calling::to(&proxy.by_host).await;
+    assert_eq!(calling.status("two.shop").await, 200);
+    proxy.counts("services_idle_total", 1.0).await;
+    proxy.counts("services", 1.0).await;
+    let metrics = proxy.page("/metrics").await;
+    assert!(!metrics.contains("shop/two"), "{metrics}");
+    let kept = r#"fairmesh_proxy_answers_total{service="(other)",class="2xx","#;
+    let kept = metrics.lines().filter(|line| line.starts_with(kept)).filter(|line| line.ends_with(" 1"));
+    assert_eq!(kept.count(), 1, "what was counted of it is kept: {metrics}");
+    assert!(metrics.contains(r#"service="shop/one""#), "a listener of its own keeps a service: {metrics}");
+    assert_eq!(calling.status("two.shop").await, 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn names_of_no_service_push_none_out_and_one_service_too_many_is_refused_with_what_to_do() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let mut servers = Vec::new();
+    for name in ["one", "two", "three", "four"] {
+        servers.push(Spec::new(&format!("shop/{name}"), name, Protocol::Http1).here(&world).await);
+    }
+    // One of the three has a listener of its own.
+    let proxy = Proxy::with(&world, "--max-services 3").await;
+    let mut calling = Calling::to(&proxy.by_host).await;
+    assert_eq!(calling.status("two.shop").await, 200);
+    for number in 0..2_000 {
+        assert_eq!(calling.status(&format!("made-up-{number}.shop")).await, 404);
+    }
+    assert_eq!(proxy.metric("services").await, 2.0);
+    assert_eq!(calling.status("three.shop").await, 200);
+    let (status, words) = calling.call("four.shop").await;
+    assert!(status == 503 && words.contains("--max-services"), "{status}: {words}");
+    assert_eq!(proxy.metric("services_refused_total").await, 1.0);
+    assert_eq!(calling.status("two.shop").await, 200);
+    drop(servers);
+}
+
+/// As the benchmark has it, with control plane, agent and proxy as processes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn thousands_of_services_all_answer_through_one_agent_and_one_proxy() {
+    const SERVICES: usize = 2_000;
+    let _machine = beside_others().await;
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("routers.json");
+    let bench = std::path::Path::new(env!("CARGO_BIN_EXE_fairmesh")).with_file_name("fairmesh-bench");
+    let mut command = Command::new(bench);
+    command.args(["routers", "--services", &SERVICES.to_string(), "--json"]).arg(&json);
+    let ran = tokio::task::spawn_blocking(move || command.output()).await.unwrap().unwrap();
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success(), "{said}");
+    let figures: Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+    assert_eq!(figures["figures"][format!("failed_{SERVICES}")], 0.0, "{said}");
+}
