@@ -7,7 +7,7 @@ use axum::{
     response::IntoResponse,
     routing::get,
 };
-use tokio::net::TcpListener;
+use fairmesh_listen::{Limits, Listeners, PageListener};
 use tokio_util::sync::CancellationToken;
 
 use crate::{backend::AgentBackend, error::AgentError, metrics, usage::Usages};
@@ -20,29 +20,30 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 pub(crate) struct Pages {
     pub(crate) backend: AgentBackend,
     pub(crate) usages: Usages,
+    pub(crate) listeners: Listeners,
 }
 
-pub(crate) async fn bind(address: Option<SocketAddr>) -> Result<Option<TcpListener>, AgentError> {
+pub(crate) async fn bind(
+    address: Option<SocketAddr>,
+    listeners: &Listeners,
+) -> Result<Option<PageListener>, AgentError> {
     match address {
         None => Ok(None),
         Some(address) => {
-            let bound = TcpListener::bind(address).await;
+            let bound = PageListener::bind(address, listeners.acceptor("http", Limits::pages())).await;
             bound.map(Some).map_err(|source| AgentError::Metrics { address, source })
         }
     }
 }
 
 /// Serves `/metrics`, `/healthz` and `/readyz` until `stopping`.
-pub(crate) async fn serve(listener: TcpListener, pages: Pages, stopping: CancellationToken) {
+pub(crate) async fn serve(listener: PageListener, pages: Pages, stopping: CancellationToken) {
     let router = Router::new()
         .route("/metrics", get(metrics_page))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readiness))
         .with_state(pages);
-    let served = axum::serve(listener, router).with_graceful_shutdown(stopping.cancelled_owned());
-    if let Err(error) = served.await {
-        tracing::error!(%error, "metrics are no longer served");
-    }
+    listener.serve(router, stopping).await;
 }
 
 async fn metrics_page(State(pages): State<Pages>) -> impl IntoResponse {

@@ -26,6 +26,7 @@ use backend::AgentBackend;
 pub use checker::probe_once as probe;
 use disk::Disk;
 pub use error::AgentError;
+use fairmesh_listen::{Limits, Listeners};
 use fairmesh_model::Location;
 use fairmesh_rib::{
     About, Forward, Kind, Node,
@@ -72,9 +73,11 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         return Err(AgentError::NoUpstream);
     }
     let (disk, saved) = Disk::open(config.state_dir.clone(), config.location.clone()).await?;
-    let listener = Plaintext.bind(&config.listen).await?;
-    let maps = bind_maps(&config.listen).await?;
-    let http = http::bind(config.metrics).await?;
+    let listeners = Listeners::default();
+    let calls = listeners.acceptor("grpc", Limits::calls());
+    let listener = Plaintext.bind(&config.listen).await?.within(calls);
+    let maps = bind_maps(&config.listen, &listeners).await?;
+    let http = http::bind(config.metrics, &listeners).await?;
     let node = Node::replica();
     let shared = Arc::new(Shared::new(node.clone(), disk));
     let upstream = follow(&config, &shared, saved);
@@ -89,7 +92,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     tokio::spawn(checker::campaign(candidate(&config, checks), upstream.clone(), stopping.clone()));
     tokio::spawn(usages.clone().run(stopping.clone()));
     let maps = maps.map(|listener| tokio::spawn(maps::serve(listener, backend.clone(), stopping.clone())));
-    let pages = http::Pages { backend: backend.clone(), usages: usages.clone() };
+    let pages = http::Pages { backend: backend.clone(), usages: usages.clone(), listeners };
     let http = http.map(|listener| tokio::spawn(http::serve(listener, pages, stopping.clone())));
     let saving = tokio::spawn(shared.clone().save_all(upstream.state(), stopping.clone()));
 
@@ -126,11 +129,10 @@ fn candidate(config: &AgentConfig, counts: Arc<checker::Counts>) -> checker::Can
 }
 
 /// The socket beside the agent's own; none beside a port.
-async fn bind_maps(listen: &Address) -> Result<Option<Listener>, BindError> {
-    match listen.maps() {
-        Some(address) => Plaintext.bind(&address).await.map(Some),
-        None => Ok(None),
-    }
+async fn bind_maps(listen: &Address, listeners: &Listeners) -> Result<Option<Listener>, BindError> {
+    let Some(address) = listen.maps() else { return Ok(None) };
+    let maps = listeners.acceptor("maps", maps::limits());
+    Ok(Some(Plaintext.bind(&address).await?.within(maps)))
 }
 
 /// Starts from the saved copies and follows the upstream.

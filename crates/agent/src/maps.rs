@@ -33,7 +33,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub(crate) use build::Built;
-pub(crate) use serve::serve;
+pub(crate) use serve::{limits, serve};
 use source::Source;
 use store::Store;
 pub(crate) use store::is_left_out;

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::http::Pages;
 
 /// The agent's metrics now, in the OpenMetrics text format.
-pub(crate) fn text(Pages { backend, usages }: &Pages) -> String {
+pub(crate) fn text(Pages { backend, usages, listeners }: &Pages) -> String {
     let mut registry = Registry::with_prefix("fairmesh_agent");
     let shared = &backend.shared;
     let state = backend.upstream.state().borrow().clone();
@@ -49,6 +49,7 @@ pub(crate) fn text(Pages { backend, usages }: &Pages) -> String {
     counter(&mut registry, "probes", "Probes of endpoints begun", &checks.probes);
     counter(&mut registry, "probe_failures", "Probes that failed", &checks.failures);
     counter(&mut registry, "verdicts", "Changes of verdicts that the control plane took", &checks.verdicts);
+    listeners.register(&mut registry);
     let mut text = String::new();
     // Writing to a string cannot fail.
     let _ = encode(&mut text, &registry);

@@ -17,7 +17,8 @@
 //!
 //! Any other hyper, axum or tonic server works as well: put [`Server::layer`] around the service, give
 //! [`Server::draining`] to its graceful shutdown, call [`Server::drain_on`] with [`terminated`], stop waiting for it at
-//! [`Server::gone`], and await [`Server::shutdown`] once it has returned:
+//! [`Server::gone`], and await [`Server::shutdown`] once it has returned. Servers that accept by themselves bound no time until the
+//! first request: axum's router is best given to [`serve_http`], tonic's server to [`incoming`]'s connections.
 //!
 //! ```no_run
 //! # use fairmesh_client::server::{Server, terminated};
@@ -40,9 +41,11 @@ mod addresses;
 mod backoff;
 mod body;
 mod builder;
+mod counted;
 mod cpu;
 mod drain;
 mod gate;
+mod incoming;
 mod layer;
 mod lease;
 mod link;
@@ -71,6 +74,7 @@ pub use body::ServerBody;
 pub use builder::{ServerBuilder, default_instance, default_location};
 pub use cpu::{Cpu, CpuTime};
 pub use drain::{drain_deadline, terminated};
+pub use incoming::{IncomingStream, incoming};
 pub use layer::{ServerFuture, ServerLayer, ServerService};
 pub use lease::{Drained, Lease, Standing};
 pub use link::{Link, LinkError};

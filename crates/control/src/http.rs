@@ -9,7 +9,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use tokio::net::TcpListener;
+use fairmesh_listen::{Acceptor, PageListener};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -25,8 +25,8 @@ pub(crate) struct Shared {
 }
 
 /// Listens on `address`.
-pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener, ControlError> {
-    TcpListener::bind(address).await.map_err(|source| match source.kind() {
+pub(crate) async fn bind(address: SocketAddr, acceptor: Acceptor) -> Result<PageListener, ControlError> {
+    PageListener::bind(address, acceptor).await.map_err(|source| match source.kind() {
         io::ErrorKind::AddrInUse => ControlError::HttpInUse { address },
         _ => ControlError::Http { address, source },
     })
@@ -45,18 +45,17 @@ pub(crate) fn router(shared: Arc<Shared>, registry: Router) -> Router {
 /// Serves until `closing` is cancelled, and then lets requests under way finish for at most `drain`.
 pub(crate) async fn serve(
     router: Router,
-    listener: TcpListener,
+    listener: PageListener,
     closing: CancellationToken,
     drain: Duration,
-) -> io::Result<()> {
+) {
     let overdue = async {
         closing.cancelled().await;
         tokio::time::sleep(drain).await;
     };
-    let serving = axum::serve(listener, router).with_graceful_shutdown(closing.clone().cancelled_owned());
     tokio::select! {
-        served = serving => served,
-        () = overdue => Ok(()),
+        () = listener.serve(router, closing.clone()) => {}
+        () = overdue => {}
     }
 }
 

@@ -1,5 +1,6 @@
 use std::{fmt, sync::Arc};
 
+use fairmesh_listen::Listeners;
 use fairmesh_model::Revision;
 use fairmesh_registry::FileSource;
 use fairmesh_rib::Node;
@@ -46,6 +47,7 @@ pub(crate) struct Sources {
     pub(crate) imbalance: Arc<Imbalance>,
     pub(crate) registry: fairmesh_registry::Registry,
     pub(crate) quotas: Quotas,
+    pub(crate) listeners: Listeners,
 }
 
 impl Metrics {
@@ -75,6 +77,7 @@ impl Metrics {
         sources.imbalance.register(all.sub_registry_with_prefix("imbalance"));
         register_load_reports(&sources.registry, all.sub_registry_with_prefix("control"));
         register_quotas(&sources.quotas, all.sub_registry_with_prefix("control"));
+        sources.listeners.register(all.sub_registry_with_prefix("control"));
         encode(&mut text, &all)?;
         Ok(text)
     }

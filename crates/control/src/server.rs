@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use fairmesh_listen::{Limits, Listeners, PageListener};
 use fairmesh_model::StoreId;
 use fairmesh_registry::{FileSource, Registry, RegistryService};
 use fairmesh_rib::{Node, server::RibServer};
@@ -15,10 +16,7 @@ use fairmesh_wire::{
     rpc,
     transport::{self, Address, Listener, Plaintext, Services, Transport},
 };
-use tokio::{
-    net::TcpListener,
-    task::{JoinSet, spawn_blocking},
-};
+use tokio::task::{JoinSet, spawn_blocking};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
@@ -57,7 +55,8 @@ pub struct Control {
     metrics: Arc<Metrics>,
     imbalance: Arc<Imbalance>,
     grpc: Vec<Listener>,
-    http: TcpListener,
+    http: PageListener,
+    listeners: Listeners,
     config: ControlConfig,
 }
 
@@ -81,11 +80,13 @@ impl Control {
         check_index.load(&entries);
         let node = Node::load(store.id(), revision, entries);
         check_index.stale_verdicts.notify_one();
+        let listeners = Listeners::default();
+        let calls = listeners.acceptor("grpc", Limits::calls());
         let mut grpc = Vec::new();
         for address in &config.grpc {
-            grpc.push(Plaintext.bind(address).await?);
+            grpc.push(Plaintext.bind(address).await?.within(calls.clone()));
         }
-        let http = http::bind(config.http).await?;
+        let http = http::bind(config.http, listeners.acceptor("http", Limits::pages())).await?;
         let imbalance = Arc::new(Imbalance::start(&config.data_dir.join(IMBALANCE_FILE)).await);
         for address in grpc.iter().filter_map(|listener| listener.address().ok()) {
             tracing::info!(%address, "gRPC is served");
@@ -95,7 +96,19 @@ impl Control {
         }
         tracing::info!(store = %store.id(), revision, place = %place(&config), "the store is open");
         let metrics = Arc::default();
-        Ok(Self { store, partitions, node, census, check_index, metrics, imbalance, grpc, http, config })
+        Ok(Self {
+            store,
+            partitions,
+            node,
+            census,
+            check_index,
+            metrics,
+            imbalance,
+            grpc,
+            http,
+            listeners,
+            config,
+        })
     }
 
     /// Where gRPC is served, in the order of the configuration, with the ports that the system chose for port 0.
@@ -147,8 +160,19 @@ impl Control {
         closing: &CancellationToken,
         served: &CancellationToken,
     ) {
-        let Self { store, partitions, node, census, check_index, metrics, imbalance, grpc, http, config } =
-            self;
+        let Self {
+            store,
+            partitions,
+            node,
+            census,
+            check_index,
+            metrics,
+            imbalance,
+            grpc,
+            http,
+            listeners,
+            config,
+        } = self;
         let followed: Arc<dyn Store> = Arc::new(Followed::new(store.clone(), node.clone(), metrics.clone()));
         let registry = Registry::new(followed.clone(), node.clone());
         let checks = Checks::new(node.clone(), followed.clone(), check_index.clone());
@@ -172,11 +196,12 @@ impl Control {
             imbalance: imbalance.clone(),
             registry: registry.clone(),
             quotas: quotas.clone(),
+            listeners,
         };
         let shared = Arc::new(http::Shared { metrics, sources, closing: closing.clone() });
         let pages = http::router(shared, registry.router()).merge(imbalance::router(imbalance.clone()));
         let serving = http::serve(pages, http, closing.clone(), DRAIN);
-        parts.spawn(async { serving.await.map_err(|e| ended("HTTP", e)) });
+        run_to_its_end(parts, serving);
 
         if let Some(hold) = hold {
             run_beside(following, served, hold.keep());

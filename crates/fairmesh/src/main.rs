@@ -25,6 +25,7 @@ use tokio::runtime::{Builder, Runtime};
 
 fn main() -> ExitCode {
     failure::shape_reports();
+    fairmesh_listen::raise_descriptor_limit();
     let cli = match cli::Cli::read() {
         Ok(cli) => cli,
         Err(failure) => return failure.report(),

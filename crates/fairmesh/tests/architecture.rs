@@ -13,7 +13,9 @@ use std::{
 /// fails the test: whoever adds one says here where it stands.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("model", &[]),
-    ("wire", &["model"]),
+    // How connections are accepted knows nothing of what they carry.
+    ("listen", &[]),
+    ("wire", &["model", "listen"]),
     ("balancer", &["model"]),
     ("imbalance", &["model"]),
     ("router", &["model", "balancer"]),
@@ -22,14 +24,14 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("sim", &["model", "balancer", "router", "rib"]),
     ("store", &["model", "wire", "rib"]),
     ("registry", &["model", "wire", "rib", "store"]),
-    ("replica", &["model", "wire", "rib", "store"]),
-    ("agent", &["model", "wire", "rib", "router", "sealed", "imbalance"]),
-    ("client", &["model", "wire", "rib", "balancer", "router", "sealed", "imbalance"]),
+    ("replica", &["model", "listen", "wire", "rib", "store"]),
+    ("agent", &["model", "listen", "wire", "rib", "router", "sealed", "imbalance"]),
+    ("client", &["model", "listen", "wire", "rib", "balancer", "router", "sealed", "imbalance"]),
     // Says what it saw to a collector, and knows nothing of the mesh.
     ("otlp", &[]),
-    ("proxy", &["model", "sealed", "client", "otlp"]),
-    ("lookaside", &["model", "wire", "router", "client"]),
-    ("control", &["model", "wire", "rib", "store", "registry", "imbalance"]),
+    ("proxy", &["model", "listen", "sealed", "client", "otlp"]),
+    ("lookaside", &["model", "listen", "wire", "router", "client"]),
+    ("control", &["model", "listen", "wire", "rib", "store", "registry", "imbalance"]),
     // A newcomer's program needs the library and nothing else of ours.
     ("examples", &["client"]),
 ];
@@ -85,6 +87,30 @@ const IMPURE: &[&str] = &[
 
 /// Dependencies that only one crate may have.
 const ONLY: &[(&str, &str)] = &[("redb", "store")];
+
+/// Where sockets are listened on, and served. Everything else does so by `listen` or `wire`, so that its limits are set in one place;
+/// each of these has limits of its own, in `docs/limits.md`, or is a demonstration.
+const LISTENS: &[&str] = &[
+    "listen/src/pages.rs",
+    "wire/src/transport/listener.rs",
+    "wire/src/transport/serve.rs",
+    // Listeners for programs, for a program's server, and for the process that takes over.
+    "proxy/src/serve.rs",
+    "proxy/src/inbound.rs",
+    "proxy/src/handover.rs",
+    "fairmesh/src/demo/running.rs",
+    "fairmesh/src/demo/service.rs",
+];
+
+/// How one begins to listen, or has a library accept.
+const LISTENING: &[&str] = &[
+    "TcpListener::bind",
+    "UnixListener::bind",
+    "StdListener::bind",
+    "axum::serve",
+    "serve_with_incoming",
+    ".listen(",
+];
 
 struct Crate {
     name: String,
@@ -188,15 +214,37 @@ fn the_core_of_the_rib_is_pure() {
     }
 }
 
-fn assert_pure(file: &Path) {
-    let text = fs::read_to_string(file).unwrap();
-    // Tests may read their vectors from disk.
-    let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
-    for (number, line) in code.lines().enumerate() {
-        let code = line.split("//").next().unwrap_or_default();
-        let found = IMPURE.iter().find(|word| code.contains(*word));
-        assert!(found.is_none(), "{}:{}: a pure file names {found:?}", file.display(), number + 1);
+#[test]
+fn listeners_have_their_limits_from_one_place() {
+    for one in crates().into_iter().filter(|one| !["bench", "fuzz", "examples"].contains(&one.name.as_str()))
+    {
+        for file in sources(&one.folder.join("src")) {
+            if LISTENS.iter().any(|allowed| file.ends_with(allowed)) {
+                continue;
+            }
+            let found = names(&file, LISTENING);
+            assert!(
+                found.is_none(),
+                "{}: {found:?}: listen by fairmesh_listen or fairmesh_wire",
+                file.display()
+            );
+        }
     }
+}
+
+fn assert_pure(file: &Path) {
+    let found = names(file, IMPURE);
+    assert!(found.is_none(), "{}: a pure file names {found:?}", file.display());
+}
+
+/// Which of these words the code of a file names first, and in which line; its tests may name them.
+fn names(file: &Path, words: &'static [&'static str]) -> Option<(usize, &'static str)> {
+    let text = fs::read_to_string(file).unwrap();
+    let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    code.lines().enumerate().find_map(|(number, line)| {
+        let code = line.split("//").next().unwrap_or_default();
+        words.iter().find(|word| code.contains(**word)).map(|word| (number + 1, *word))
+    })
 }
 
 /// Every Rust file below a folder, but for files of tests.

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use fairmesh_listen::Listeners;
 use prometheus_client::{
     encoding::text::encode,
     metrics::{counter::ConstCounter, gauge::ConstGauge},
@@ -32,7 +33,7 @@ pub(crate) fn add(counter: &AtomicU64, more: u64) {
 
 impl Metrics {
     /// All of it, with what only others know: leases that are out, and how old the routing information is.
-    pub(crate) fn text(&self, out: usize, data_age: f64) -> String {
+    pub(crate) fn text(&self, (out, data_age): (usize, f64), listeners: &Listeners) -> String {
         let mut registry = Registry::with_prefix("fairmesh_lookaside");
         let counters = [
             ("picks", "Picks answered", &self.picks),
@@ -52,6 +53,7 @@ impl Metrics {
         registry.register("leases_out", "Leases that have not ended", ConstGauge::new(out as u64));
         let age = ConstGauge::new(data_age);
         registry.register_with_unit("data_age", "How old what is known may be", Unit::Seconds, age);
+        listeners.register(&mut registry);
         let mut text = String::new();
         // Writing to a string cannot fail.
         let _ = encode(&mut text, &registry);

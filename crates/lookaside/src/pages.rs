@@ -8,8 +8,9 @@ use std::{
 };
 
 use axum::{Router, extract, http::header, response::IntoResponse, routing::get};
+use fairmesh_listen::{Limits, Listeners, PageListener};
 use http::StatusCode;
-use tokio::{net::TcpListener, task::JoinHandle, time::timeout};
+use tokio::{task::JoinHandle, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::{LookasideError, picker::Picker};
@@ -24,6 +25,7 @@ const LAST_PAGES: Duration = Duration::from_secs(1);
 pub(crate) struct About {
     pub(crate) picker: Arc<Picker>,
     pub(crate) ready: Arc<AtomicBool>,
+    pub(crate) listeners: Listeners,
 }
 
 /// The pages for operators, served until they are stopped.
@@ -35,20 +37,17 @@ pub(crate) struct Pages {
 
 impl Pages {
     pub(crate) async fn start(address: SocketAddr, about: About) -> Result<Self, LookasideError> {
-        let listener =
-            TcpListener::bind(address).await.map_err(|source| LookasideError::Pages { address, source })?;
+        let acceptor = about.listeners.acceptor("http", Limits::pages());
+        let listener = PageListener::bind(address, acceptor)
+            .await
+            .map_err(|source| LookasideError::Pages { address, source })?;
         let router = Router::new()
             .route("/metrics", get(metrics))
             .route("/healthz", get(|| async { "ok\n" }))
             .route("/readyz", get(readiness))
             .with_state(about);
         let stopping = CancellationToken::new();
-        let served = axum::serve(listener, router).with_graceful_shutdown(stopping.clone().cancelled_owned());
-        let served = tokio::spawn(async move {
-            if let Err(error) = served.await {
-                tracing::error!(%error, "the admin pages are no longer served");
-            }
-        });
+        let served = tokio::spawn(listener.serve(router, stopping.clone()));
         Ok(Self { served, stopping })
     }
 
@@ -61,7 +60,7 @@ impl Pages {
 }
 
 async fn metrics(extract::State(about): extract::State<About>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, OPEN_METRICS)], about.picker.page())
+    ([(header::CONTENT_TYPE, OPEN_METRICS)], about.picker.page(&about.listeners))
 }
 
 async fn readiness(extract::State(about): extract::State<About>) -> (StatusCode, &'static str) {

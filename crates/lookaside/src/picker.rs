@@ -14,6 +14,7 @@ use fairmesh_client::{
     Fault, FaultKind, Mesh, ServiceHandle,
     core::{Clock, View, nanos},
 };
+use fairmesh_listen::Listeners;
 use fairmesh_model::{
     InstanceId, KeyRange, Locality, Policy, Protocol, Role, ServiceName, ShardKey, arith::mix64,
 };
@@ -209,9 +210,9 @@ impl Picker {
     }
 
     /// What is counted, for operators.
-    pub(crate) fn page(&self) -> String {
+    pub(crate) fn page(&self, listeners: &Listeners) -> String {
         let out = self.book().len();
-        self.metrics.text(out, self.mesh.stats().data_age.as_secs_f64())
+        self.metrics.text((out, self.mesh.stats().data_age.as_secs_f64()), listeners)
     }
 
     /// A service of which calls can be decided.

@@ -5,6 +5,7 @@ use std::{
 };
 
 use fairmesh_client::Mesh;
+use fairmesh_listen::{self as listen, Listeners};
 use fairmesh_wire::{
     grpc_lookup::route_lookup_service_server::RouteLookupServiceServer,
     lookaside::v1::lookaside_server::LookasideServer,
@@ -42,7 +43,9 @@ pub async fn run(
 ) -> Result<(), LookasideError> {
     let LookasideConfig { listen, admin, terms, limits } = config;
     let picker = Arc::new(Picker::new(mesh, terms, limits));
-    let about = About { picker: Arc::clone(&picker), ready: Arc::default() };
+    let listeners = Listeners::default();
+    let calls_of = listeners.acceptor("grpc", listen::Limits::calls().with_connections(limits.connections));
+    let about = About { picker: Arc::clone(&picker), ready: Arc::default(), listeners };
     let ready = Arc::clone(&about.ready);
     let pages = match admin {
         Some(address) => Some(Pages::start(address, about).await?),
@@ -53,10 +56,10 @@ pub async fn run(
         if stopping.run_until_cancelled(picker.informed()).await.is_none() {
             return Ok(());
         }
-        let listener = Plaintext.bind(&listen).await?;
+        let listener = Plaintext.bind(&listen).await?.within(calls_of);
         tracing::info!(address = %listen, "listening");
         ready.store(true, Relaxed);
-        serve(listener, calls(&picker), &picker, limits, &stopping).await;
+        serve(listener, calls(&picker), &picker, limits.drain, &stopping).await;
         Ok(())
     };
     let served = async {

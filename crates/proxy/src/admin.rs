@@ -17,6 +17,7 @@ use fairmesh_client::{
     Mesh, Stats,
     server::{Admission, Server},
 };
+use fairmesh_listen::{Limits, Listeners, PageListener};
 use http::StatusCode;
 use prometheus_client::{
     encoding::text::encode,
@@ -50,6 +51,7 @@ pub(crate) struct State {
     about: Arc<About>,
     ready: Arc<AtomicBool>,
     inbound: Option<Server>,
+    listeners: Listeners,
 }
 
 impl State {
@@ -60,7 +62,16 @@ impl State {
         about: About,
     ) -> Self {
         let about = Arc::new(about);
-        Self { mesh, services, metrics, seeing, about, ready: Arc::default(), inbound: None }
+        Self {
+            mesh,
+            services,
+            metrics,
+            seeing,
+            about,
+            ready: Arc::default(),
+            inbound: None,
+            listeners: Listeners::default(),
+        }
     }
 
     /// Shows an endpoint that is served for a program, too.
@@ -91,6 +102,7 @@ impl Pages {
 
 /// Serves the pages.
 pub(crate) fn start(listener: TcpListener, state: State) -> Pages {
+    let listener = PageListener::new(listener, state.listeners.acceptor("admin", Limits::pages()));
     let router = Router::new()
         .route("/metrics", get(metrics_page))
         .route("/healthz", get(|| async { "ok\n" }))
@@ -98,12 +110,7 @@ pub(crate) fn start(listener: TcpListener, state: State) -> Pages {
         .merge(pages::router())
         .with_state(state);
     let stopping = CancellationToken::new();
-    let served = axum::serve(listener, router).with_graceful_shutdown(stopping.clone().cancelled_owned());
-    let served = tokio::spawn(async move {
-        if let Err(error) = served.await {
-            tracing::error!(%error, "the admin pages are no longer served");
-        }
-    });
+    let served = tokio::spawn(listener.serve(router, stopping.clone()));
     Pages { served, stopping }
 }
 
@@ -129,6 +136,7 @@ fn text(state: &State) -> String {
     if let Some(server) = &state.inbound {
         inbound(&mut registry, &server.admission());
     }
+    state.listeners.register(&mut registry);
     let mut text = String::new();
     // Writing to a string cannot fail.
     let _ = encode(&mut text, &registry);

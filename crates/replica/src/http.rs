@@ -7,7 +7,7 @@ use axum::{
     response::IntoResponse,
     routing::get,
 };
-use tokio::net::TcpListener;
+use fairmesh_listen::{Limits, Listeners, PageListener};
 use tokio_util::sync::CancellationToken;
 
 use crate::{backend::ReplicaBackend, error::ReplicaError, metrics};
@@ -15,35 +15,42 @@ use crate::{backend::ReplicaBackend, error::ReplicaError, metrics};
 /// What OpenMetrics text is called on the wire.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-pub(crate) async fn bind(address: Option<SocketAddr>) -> Result<Option<TcpListener>, ReplicaError> {
+/// What the pages are about.
+#[derive(Clone)]
+pub(crate) struct Pages {
+    pub(crate) backend: ReplicaBackend,
+    pub(crate) listeners: Listeners,
+}
+
+pub(crate) async fn bind(
+    address: Option<SocketAddr>,
+    listeners: &Listeners,
+) -> Result<Option<PageListener>, ReplicaError> {
     match address {
         None => Ok(None),
         Some(address) => {
-            let bound = TcpListener::bind(address).await;
+            let bound = PageListener::bind(address, listeners.acceptor("http", Limits::pages())).await;
             bound.map(Some).map_err(|source| ReplicaError::Metrics { address, source })
         }
     }
 }
 
 /// Serves `/metrics`, `/healthz` and `/readyz` until `stopping`.
-pub(crate) async fn serve(listener: TcpListener, backend: ReplicaBackend, stopping: CancellationToken) {
+pub(crate) async fn serve(listener: PageListener, pages: Pages, stopping: CancellationToken) {
     let router = Router::new()
         .route("/metrics", get(metrics_page))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readiness))
-        .with_state(backend);
-    let served = axum::serve(listener, router).with_graceful_shutdown(stopping.cancelled_owned());
-    if let Err(error) = served.await {
-        tracing::error!(%error, "metrics are no longer served");
-    }
+        .with_state(pages);
+    listener.serve(router, stopping).await;
 }
 
-async fn metrics_page(State(backend): State<ReplicaBackend>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, OPEN_METRICS)], metrics::text(&backend))
+async fn metrics_page(State(pages): State<Pages>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, OPEN_METRICS)], metrics::text(&pages))
 }
 
 /// Ready is a replica that can answer: from its upstream, or from its disk.
-async fn readiness(State(backend): State<ReplicaBackend>) -> (StatusCode, String) {
+async fn readiness(State(Pages { backend, .. }): State<Pages>) -> (StatusCode, String) {
     let state = backend.upstream.state().borrow().clone();
     match (state.connected, backend.shared.holds()) {
         (true, true) => (StatusCode::OK, "ready\n".into()),

@@ -21,6 +21,7 @@ use std::{future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Durat
 use backend::ReplicaBackend;
 use disk::Disk;
 pub use error::ReplicaError;
+use fairmesh_listen::{Limits, Listeners, PageListener};
 use fairmesh_model::{Prefix, Region};
 use fairmesh_rib::{
     About, Forward, Kind,
@@ -69,7 +70,8 @@ pub struct Replica {
     shared: Arc<Shared>,
     held: Option<Copied>,
     listeners: Vec<Listener>,
-    http: Option<tokio::net::TcpListener>,
+    http: Option<PageListener>,
+    bounded: Listeners,
 }
 
 impl Replica {
@@ -85,12 +87,14 @@ impl Replica {
             return Err(ReplicaError::NoAddress);
         }
         let (disk, held) = Disk::open(config.state_dir.join(COPY_FILE)).await?;
+        let bounded = Listeners::default();
+        let calls = bounded.acceptor("grpc", Limits::calls());
         let mut listeners = Vec::new();
         for address in &config.listen {
-            listeners.push(Plaintext.bind(address).await?);
+            listeners.push(Plaintext.bind(address).await?.within(calls.clone()));
         }
-        let http = http::bind(config.metrics).await?;
-        Ok(Self { config, shared: Arc::new(Shared::new(disk)), held, listeners, http })
+        let http = http::bind(config.metrics, &bounded).await?;
+        Ok(Self { config, shared: Arc::new(Shared::new(disk)), held, listeners, http, bounded })
     }
 
     /// Where it listens, in the order of the configuration, with the ports that the system chose for port 0.
@@ -103,7 +107,7 @@ impl Replica {
     /// # Errors
     /// When serving broke off.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), ReplicaError> {
-        let Self { config, shared, held, listeners, http } = self;
+        let Self { config, shared, held, listeners, http, bounded } = self;
         let upstream = follow(&config, &shared, held);
         let addresses = match config.advertise.is_empty() {
             true => listeners.iter().filter_map(|listener| listener.address().ok()).collect(),
@@ -115,8 +119,8 @@ impl Replica {
         let acks = upstream::acknowledge(shared.node.clone(), upstream.clone(), stopping.clone());
         tokio::spawn(acks);
         let backend = ReplicaBackend::new(shared.clone(), upstream.clone(), &config);
-        let http =
-            http.map(|listener| tokio::spawn(http::serve(listener, backend.clone(), stopping.clone())));
+        let pages = http::Pages { backend: backend.clone(), listeners: bounded };
+        let http = http.map(|listener| tokio::spawn(http::serve(listener, pages.clone(), stopping.clone())));
         let saving = tokio::spawn(shared.save_all(stopping.clone()));
         let mut serving = JoinSet::new();
         let services = services(backend, Forward::new(upstream, "replica", stopping.clone()), &stopping);

@@ -9,10 +9,10 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use crate::backend::ReplicaBackend;
+use crate::http::Pages;
 
 /// The replica's metrics now, in the OpenMetrics text format.
-pub(crate) fn text(backend: &ReplicaBackend) -> String {
+pub(crate) fn text(Pages { backend, listeners }: &Pages) -> String {
     let mut registry = Registry::with_prefix("fairmesh_replica");
     let shared = &backend.shared;
     let connected = backend.upstream.state().borrow().connected;
@@ -32,6 +32,7 @@ pub(crate) fn text(backend: &ReplicaBackend) -> String {
     counter(&mut registry, "deltas", "Changes taken from the upstream", &shared.deltas);
     counter(&mut registry, "snapshots", "Snapshots taken from the upstream", &shared.snapshots);
     counter(&mut registry, "save_failures", "Writes that the disk refused", &shared.disk.failures);
+    listeners.register(&mut registry);
     let mut text = String::new();
     // Writing to a string cannot fail.
     let _ = encode(&mut text, &registry);

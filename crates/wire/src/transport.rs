@@ -4,6 +4,7 @@
 //! is the seam for TLS, for the mesh's own connections and for those that calls and probes go over; until then [`Plaintext`] is its only form, and whoever comes over TCP is anonymous.
 
 mod address;
+mod calls;
 mod channel;
 mod listener;
 mod serve;
@@ -16,11 +17,12 @@ use std::{
 };
 
 pub use address::Address;
+pub use calls::{CallGuard, GuardedCalls};
 pub use channel::{CONNECT_TIMEOUT, connect_channel, connect_channel_lazy};
 use fairmesh_model::Identity;
 pub use listener::{BindError, Listener};
 pub use serve::{Services, serve};
-pub use socket::Socket;
+pub use socket::{Peer, Socket};
 use tokio::net::{TcpSocket, TcpStream};
 
 /// How bytes get from one process to another, and what is known of the peer.

@@ -26,6 +26,13 @@ const PROBE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_sec
 /// After how long without a word the server takes the reader for gone: it should have asked once and been late.
 const SILENCE: Duration = Duration::from_secs(20);
 
+/// How long the server waits for the rest of a request that has begun. It is looked at when the watch has been silent, too, so
+/// that it may take up to [`SILENCE`] more to be noticed.
+const FRAME: Duration = Duration::from_secs(10);
+
+/// The longest request, in bytes: prefixes, cursors and addresses are far below.
+const MAX_REQUEST: usize = 64 * 1024;
+
 /// The bytes of a frame's length.
 const HEAD: usize = 4;
 

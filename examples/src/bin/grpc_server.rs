@@ -4,14 +4,13 @@ use std::{env, error::Error, process::ExitCode};
 
 use fairmesh_client::{
     Protocol,
-    server::{Server as Member, terminated},
+    server::{Server as Member, incoming, terminated},
 };
 use greeter::{
     GreetReply, GreetRequest,
     greeter_server::{Greeter, GreeterServer},
 };
 use tokio::net::TcpListener;
-use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status, transport::Server};
 
 mod greeter {
@@ -54,7 +53,7 @@ async fn serve() -> Result<(), Box<dyn Error>> {
         .layer(member.layer()) // New: counts calls and reports load with each answer.
         .add_service(GreeterServer::new(Polite))
         // New: ends once callers have moved and calls are done.
-        .serve_with_incoming_shutdown(TcpListenerStream::new(listener), member.draining());
+        .serve_with_incoming_shutdown(incoming(listener), member.draining());
     tokio::select! {
         ended = serving => ended?,
         () = member.gone() => {} // New: streams that nobody ends do not hold it up beyond the drain deadline.

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use fairmesh_listen::Limits;
 use fairmesh_model::{Invalid, Prefix, Region, ServiceName};
 use fairmesh_sealed::{Channel, MAX_HANDLES};
 use fairmesh_wire::{
@@ -38,21 +39,21 @@ const MOST_PROGRAMS: usize = 1024;
 const MOST_OF_ONE: usize = MOST_PROGRAMS / 2;
 const MOST_MAPS: usize = 256;
 
+/// Bounds of the socket.
+pub(crate) const fn limits() -> Limits {
+    Limits::pages().with_connections(MOST_PROGRAMS)
+}
+
 /// Serves until `stopping`.
 pub(crate) async fn serve(listener: Listener, backend: AgentBackend, stopping: CancellationToken) {
-    let places = Arc::new(Semaphore::new(MOST_PROGRAMS));
     let mut users = Users::default();
     loop {
-        let accepted = async {
-            // Never closed.
-            let place = Arc::clone(&places).acquire_owned().await;
-            (place, listener.accept().await)
-        };
-        let (place, socket) = tokio::select! {
-            accepted = accepted => accepted,
-            () = stopping.cancelled() => return,
-        };
-        let Some(stream) = socket.into_unix() else { continue };
+        let Some(socket) = stopping.run_until_cancelled(listener.accept()).await else { return };
+        // Sessions have time limits of their own.
+        if let Some(connection) = socket.connection() {
+            connection.exempt();
+        }
+        let Some((stream, place)) = socket.into_unix() else { continue };
         let Some(own) = stream.peer_cred().ok().and_then(|peer| users.place(peer.uid())) else {
             tracing::debug!("a user of this machine has as many programs that follow shard maps as one may");
             continue;

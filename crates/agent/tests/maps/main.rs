@@ -214,7 +214,7 @@ async fn who_follows_nothing_keeps_no_place() {
     let agent = world.agent();
     let program = world.program("a");
     program.decides_by(&world.map).await;
-    let stream = Plaintext.dial(&world.socket().maps().unwrap()).await.unwrap().into_unix().unwrap();
+    let stream = Plaintext.dial(&world.socket().maps().unwrap()).await.unwrap().into_unix().unwrap().0;
     let mut channel = Channel::new(stream);
     let version = *handshake::PROTOCOL.end();
     let hello =
@@ -240,7 +240,7 @@ async fn what_cannot_be_trusted_is_not_read() {
     let open = std::fs::File::open("/proc/self/exe").unwrap();
     let hostile = tokio::spawn(async move {
         for attempt in 0.. {
-            let mut channel = Channel::new(listener.accept().await.into_unix().unwrap());
+            let mut channel = Channel::new(listener.accept().await.into_unix().unwrap().0);
             let send = async |kind, handles: &[_]| {
                 let response = v1::MapResponse { kind: Some(kind) };
                 let _ = channel.send(&response.encode_to_vec(), handles).await;

@@ -1,8 +1,9 @@
 //! A server for hyper, axum and tonic services that closes without losing a call.
 
-use std::{error::Error, io, pin::pin, time::Duration};
+use std::{error::Error, io, pin::pin, task::Context, time::Duration};
 
 use bytes::Bytes;
+use fairmesh_listen::{Acceptor, Guarded, Limits, Memory};
 use http::{Request, Response};
 use http_body::Body;
 use hyper::body::Incoming;
@@ -13,21 +14,18 @@ use hyper_util::{
 };
 use tokio::{
     net::{TcpListener, TcpStream},
-    time::{sleep, timeout, timeout_at},
+    time::{timeout, timeout_at},
 };
 use tokio_util::task::TaskTracker;
 use tower_layer::Layer as _;
 use tower_service::Service;
 
-use super::{Server, drain::Phase, terminated};
+use super::{Server, counted::Counted, drain::Phase, terminated};
 use crate::socket;
 
 /// How often a quiet HTTP/2 connection is probed and how long the answer may take: callers that vanished without a word
 /// give back their connections within the sum.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(10));
-
-/// How long to wait before accepting again when the system refuses, as it does when file descriptors run out.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// How long an idle connection may take to close once the endpoint is gone.
 const GOODBYE: Duration = Duration::from_secs(1);
@@ -35,6 +33,9 @@ const GOODBYE: Duration = Duration::from_secs(1);
 /// Serves HTTP/1.1 and HTTP/2 (prior knowledge, so gRPC too) behind [`Server::layer`] until SIGTERM, SIGINT or
 /// [`Server::shutdown`], then drains, and returns when the endpoint is out of the registry and every connection is
 /// closed, at the latest when the drain deadline has passed.
+///
+/// A connection that has not sent its preface or the headers of a request within 10 s is closed, and from half of the file
+/// descriptors of the process on, quiet connections are closed for new ones (`docs/limits.md`).
 ///
 /// `service` is anything that answers requests of hyper: a `tower::service_fn`, an `axum::Router`, or tonic's
 /// `Routes`. It must not carry the layer already.
@@ -54,20 +55,14 @@ where
     let service = server.layer().layer(service);
     let connections = TaskTracker::new();
     let mut draining = pin!(server.draining());
+    let acceptor = Acceptor::new("program", Limits::program(), Memory::default());
     loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+        let accept = |cx: &mut Context<'_>| listener.poll_accept(cx).map_ok(|(stream, _)| stream);
+        let stream = tokio::select! {
+            stream = acceptor.accept(accept) => stream,
             () = &mut draining => break,
         };
-        match accepted {
-            Ok((stream, _)) => {
-                connections.spawn(serve_connection(stream, service.clone(), server.clone()));
-            }
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept; check the limit of open files");
-                sleep(ACCEPT_PAUSE).await;
-            }
-        }
+        connections.spawn(serve_connection(stream, service.clone(), server.clone()));
     }
     drop(listener);
     connections.close();
@@ -76,20 +71,20 @@ where
     Ok(())
 }
 
-async fn serve_connection<S, B>(stream: TcpStream, service: S, server: Server)
+async fn serve_connection<S, B>(stream: Guarded<TcpStream>, service: S, server: Server)
 where
     S: Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
     S::Future: Send,
     S::Error: Into<Box<dyn Error + Send + Sync>>,
-    B: Body + Send + 'static,
-    B::Data: Send,
+    B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<Box<dyn Error + Send + Sync>>,
 {
-    socket::prepare(&stream);
+    socket::prepare(stream.get_ref());
+    let service = Counted::new(service, stream.connection().cloned());
     let (interval, patience) = KEEP_ALIVE;
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    // hyper's time limit for a request head also runs while a kept connection is idle, and would cut connections that
-    // callers are about to use.
+    // The acceptor bounds the time of headers: hyper's limit also runs while a kept connection is idle, and would cut connections
+    // that callers are about to use.
     builder.http1().timer(TokioTimer::new()).header_read_timeout(None);
     builder.http2().timer(TokioTimer::new()).keep_alive_interval(interval).keep_alive_timeout(patience);
     let mut connection =

@@ -16,6 +16,7 @@ mod health;
 mod imbalance;
 mod inbound;
 mod inside;
+mod limits;
 mod lookaside;
 mod outage;
 mod own_lookaside;

@@ -3,15 +3,13 @@ use std::{
     io,
     os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
-    time::Duration,
+    task::Context,
 };
 
+use fairmesh_listen::{Acceptor, Limits, Memory};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 
-use super::{Address, Socket};
-
-/// How long to wait before accepting again when the system refuses, as it does when file descriptors run out.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+use super::{Address, Socket, socket::Stream};
 
 /// Everybody on the machine may connect; who may is decided by the folder, and what they may do by their identity.
 const SOCKET_MODE: u32 = 0o666;
@@ -45,6 +43,7 @@ pub enum BindError {
 #[derive(Debug)]
 pub struct Listener {
     inner: Inner,
+    acceptor: Acceptor,
 }
 
 #[derive(Debug)]
@@ -70,7 +69,13 @@ impl Listener {
                 Inner::Unix(listener, SocketFile::new(path, lock).map_err(failed)?)
             }
         };
-        Ok(Self { inner })
+        Ok(Self { inner, acceptor: Acceptor::new("calls", Limits::calls(), Memory::default()) })
+    }
+
+    /// Accepts within the limits that it has in common with other listeners of the process, instead of its own.
+    #[must_use]
+    pub fn within(self, acceptor: Acceptor) -> Self {
+        Self { acceptor, ..self }
     }
 
     /// Where it listens, with the port that the system chose for port 0.
@@ -81,23 +86,13 @@ impl Listener {
         }
     }
 
-    /// Waits for the next connection. A refusal by the system is logged and tried again after a pause.
+    /// Waits for the next connection, and for a place for it. A refusal by the system is logged and tried again after a pause.
     pub async fn accept(&self) -> Socket {
-        loop {
-            let accepted = match &self.inner {
-                Inner::Tcp(listener) => listener.accept().await.and_then(|(stream, _)| Socket::tcp(stream)),
-                Inner::Unix(listener, _) => {
-                    listener.accept().await.and_then(|(stream, _)| Socket::unix(stream))
-                }
-            };
-            match accepted {
-                Ok(socket) => return socket,
-                Err(error) => {
-                    tracing::warn!(%error, "cannot accept a connection; check the limit of open files");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
-            }
-        }
+        let accept = |cx: &mut Context<'_>| match &self.inner {
+            Inner::Tcp(listener) => listener.poll_accept(cx).map(|accepted| Stream::tcp(accepted?.0)),
+            Inner::Unix(listener, _) => listener.poll_accept(cx).map(|accepted| Stream::unix(accepted?.0)),
+        };
+        self.acceptor.accept(accept).await.into()
     }
 }
 

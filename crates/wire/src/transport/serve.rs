@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use fairmesh_listen::Http2;
 use futures_util::future::join;
 use tokio::{
     sync::{mpsc, oneshot},
@@ -19,11 +20,14 @@ use tonic::{
     transport::{Error, Server},
 };
 
-use super::{Listener, Socket, channel::KEEP_ALIVE};
+use super::{Listener, Socket, calls::CallGuard};
 use crate::{handshake::VersionCheck, watch};
 
 /// Connections that wait to be taken by the server of calls.
 const WAITING: usize = 64;
+/// Calls at one time on one connection. A replica has one for all that agents behind it wait for, such as their turn as health
+/// checkers.
+const STREAMS: u32 = 16_384;
 
 /// Serves one watch, whose preamble was read, until it ends.
 type Watches = dyn Fn(Socket) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync;
@@ -63,7 +67,7 @@ impl fmt::Debug for Services {
 /// ends the rest.
 ///
 /// Every call passes [`VersionCheck`] and carries its caller's identity ([`super::identity_of`]); quiet connections are
-/// probed, and one whose peer is gone is closed. The listener is closed as soon as `shutdown` completes.
+/// probed, and one whose peer is gone is closed. The listener bounds connections and what calls may cost ([`CallGuard`]). The listener is closed as soon as `shutdown` completes.
 pub async fn serve(
     services: impl Into<Services>,
     listener: Listener,
@@ -84,11 +88,17 @@ pub async fn serve(
     let (to_calls, incoming) = mpsc::channel(WAITING);
     let sorting = sort(listener, watches, to_calls, closing.clone(), cut.clone());
     let serving = async {
-        let (interval, timeout) = KEEP_ALIVE;
+        let (interval, timeout) = Http2::KEEP_ALIVE;
         let served = Server::builder()
+            .layer(CallGuard)
             .layer(VersionCheck)
             .http2_keepalive_interval(Some(interval))
             .http2_keepalive_timeout(Some(timeout))
+            .initial_stream_window_size(Http2::STREAM_WINDOW)
+            .initial_connection_window_size(Http2::CONNECTION_WINDOW)
+            .max_concurrent_streams(STREAMS)
+            .http2_max_header_list_size(Http2::HEADERS)
+            .http2_max_pending_accept_reset_streams(Some(Http2::RESETS))
             .add_routes(calls)
             .serve_with_incoming_shutdown(ReceiverStream::new(incoming), closing.cancelled())
             .await;
@@ -148,7 +158,12 @@ async fn sorted(
     cut: CancellationToken,
 ) -> Option<Socket> {
     match socket.begins_with(&watch::PREAMBLE).await {
-        Ok(true) => return Some(socket),
+        Ok(true) => {
+            if let Some(connection) = socket.connection() {
+                connection.exempt();
+            }
+            return Some(socket);
+        }
         // Closed only where nobody is served any more.
         Ok(false) => drop(calls.send(Ok(socket.cut_by(cut))).await),
         Err(error) => tracing::debug!(%error, "a connection ended before it began"),

@@ -1,11 +1,13 @@
 use std::{
     io,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
 use bytes::Bytes;
+use fairmesh_listen::{Connection, Guarded, Place};
 use fairmesh_model::Identity;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf},
@@ -23,7 +25,7 @@ const FIRST_BYTES: Duration = Duration::from_secs(5);
 /// One connection, and who is at its other end.
 #[derive(Debug)]
 pub struct Socket {
-    stream: Stream,
+    stream: Guarded<Stream>,
     identity: Identity,
     /// What was read to find out what the connection is for, and is yet to be read by whom it is for.
     ahead: Bytes,
@@ -32,33 +34,51 @@ pub struct Socket {
 }
 
 #[derive(Debug)]
-enum Stream {
+pub(super) enum Stream {
     Tcp(TcpStream),
-    Unix(UnixStream),
+    /// With the user at the other end.
+    Unix(UnixStream, u32),
+}
+
+/// The other end of a connection that was accepted, as the handlers of its calls see it.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// Who it is.
+    pub identity: Identity,
+    /// The connection.
+    pub connection: Arc<Connection>,
+}
+
+impl Stream {
+    pub(super) fn tcp(stream: TcpStream) -> io::Result<Self> {
+        // Calls are small and waited for: Nagle's algorithm would hold each back for a round trip.
+        stream.set_nodelay(true)?;
+        Ok(Self::Tcp(stream))
+    }
+
+    pub(super) fn unix(stream: UnixStream) -> io::Result<Self> {
+        let uid = stream.peer_cred()?.uid();
+        Ok(Self::Unix(stream, uid))
+    }
+}
+
+impl From<Guarded<Stream>> for Socket {
+    fn from(stream: Guarded<Stream>) -> Self {
+        let identity = match stream.get_ref() {
+            Stream::Tcp(_) => Identity::Anonymous,
+            Stream::Unix(_, uid) => Identity::Local { uid: *uid },
+        };
+        Self { stream, identity, ahead: Bytes::new(), cut: None }
+    }
 }
 
 impl Socket {
     pub(super) async fn dial(address: &Address) -> io::Result<Self> {
-        match address {
-            Address::Tcp(address) => Self::tcp(TcpStream::connect(address).await?),
-            Address::Unix(path) => Self::unix(UnixStream::connect(path).await?),
-        }
-    }
-
-    pub(super) fn tcp(stream: TcpStream) -> io::Result<Self> {
-        // Calls are small and waited for: Nagle's algorithm would hold each back for a round trip.
-        stream.set_nodelay(true)?;
-        Ok(Self {
-            stream: Stream::Tcp(stream),
-            identity: Identity::Anonymous,
-            ahead: Bytes::new(),
-            cut: None,
-        })
-    }
-
-    pub(super) fn unix(stream: UnixStream) -> io::Result<Self> {
-        let identity = Identity::Local { uid: stream.peer_cred()?.uid() };
-        Ok(Self { stream: Stream::Unix(stream), identity, ahead: Bytes::new(), cut: None })
+        let stream = match address {
+            Address::Tcp(address) => Stream::tcp(TcpStream::connect(address).await?)?,
+            Address::Unix(path) => Stream::unix(UnixStream::connect(path).await?)?,
+        };
+        Ok(Guarded::free(stream).into())
     }
 
     /// Ends the connection, whatever is under way on it, once `cut` fires.
@@ -89,12 +109,18 @@ impl Socket {
         Ok(begins)
     }
 
-    /// The bare socket, where it is one that hands over memory. Nothing cuts it any more.
-    pub fn into_unix(self) -> Option<UnixStream> {
-        match self.stream {
-            Stream::Unix(stream) => Some(stream),
-            Stream::Tcp(_) => None,
+    /// The bare socket, where it is one that hands over memory, and the place that it takes at its listener. Nothing cuts it any
+    /// more.
+    pub fn into_unix(self) -> Option<(UnixStream, Option<Place>)> {
+        match self.stream.into_parts() {
+            (Stream::Unix(stream, _), place) => Some((stream, place)),
+            (Stream::Tcp(_), _) => None,
         }
+    }
+
+    /// What its listener knows of the connection; `None` where this side opened it.
+    pub fn connection(&self) -> Option<&Arc<Connection>> {
+        self.stream.connection()
     }
 
     /// Who is at the other end.
@@ -111,22 +137,23 @@ impl Socket {
 }
 
 impl Connected for Socket {
-    type ConnectInfo = Identity;
+    type ConnectInfo = Option<Peer>;
 
-    fn connect_info(&self) -> Identity {
-        self.identity.clone()
+    fn connect_info(&self) -> Option<Peer> {
+        let connection = Arc::clone(self.connection()?);
+        Some(Peer { identity: self.identity.clone(), connection })
     }
 }
 
 /// Calls a method of whichever stream it is.
 macro_rules! on_stream {
-    ($socket:expr, $stream:ident => $call:expr) => {
-        match &mut $socket.get_mut().stream {
+    ($streams:expr, $stream:ident => $call:expr) => {
+        match $streams.get_mut() {
             Stream::Tcp(stream) => {
                 let $stream = Pin::new(stream);
                 $call
             }
-            Stream::Unix(stream) => {
+            Stream::Unix(stream, _) => {
                 let $stream = Pin::new(stream);
                 $call
             }
@@ -134,23 +161,13 @@ macro_rules! on_stream {
     };
 }
 
-impl AsyncRead for Socket {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        self.poll_cut(cx)?;
-        if !self.ahead.is_empty() {
-            let some = self.ahead.len().min(buf.remaining());
-            buf.put_slice(&self.ahead.split_to(some));
-            return Poll::Ready(Ok(()));
-        }
+impl AsyncRead for Stream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         on_stream!(self, stream => stream.poll_read(cx, buf))
     }
 }
 
-impl AsyncWrite for Socket {
+impl AsyncWrite for Stream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         on_stream!(self, stream => stream.poll_write(cx, buf))
     }
@@ -173,5 +190,47 @@ impl AsyncWrite for Socket {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         on_stream!(self, stream => stream.poll_shutdown(cx))
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.poll_cut(cx)?;
+        if !self.ahead.is_empty() {
+            let some = self.ahead.len().min(buf.remaining());
+            buf.put_slice(&self.ahead.split_to(some));
+            return Poll::Ready(Ok(()));
+        }
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }

@@ -12,7 +12,6 @@ use tokio::{
 };
 
 use super::HEAD;
-use crate::rpc::MAX_MESSAGE;
 
 /// How much is read at once, in bytes: more than an acknowledgement, and little enough to stand on the stack.
 const READ: usize = 8 * 1024;
@@ -28,11 +27,16 @@ pub(super) struct Pipe<S> {
     inbox: BytesMut,
     outbox: VecDeque<Bytes>,
     heard: Instant,
+    /// Since when a frame is not complete.
+    partial: Option<Instant>,
+    /// The longest frame that the other side may send, in bytes.
+    longest: usize,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Pipe<S> {
-    pub(super) fn new(socket: S) -> Self {
-        Self { socket, inbox: BytesMut::new(), outbox: VecDeque::new(), heard: Instant::now() }
+    pub(super) fn new(socket: S, longest: usize) -> Self {
+        let (inbox, outbox) = (BytesMut::new(), VecDeque::new());
+        Self { socket, inbox, outbox, heard: Instant::now(), partial: None, longest }
     }
 
     pub(super) fn socket(&self) -> &S {
@@ -42,6 +46,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Pipe<S> {
     /// When something came last, be it a part of a message that takes long.
     pub(super) fn heard(&self) -> Instant {
         self.heard
+    }
+
+    /// Since when a part of a frame is here whose rest is not.
+    pub(super) fn partial(&self) -> Option<Instant> {
+        self.partial
     }
 
     /// To be sent after what is there already.
@@ -88,6 +97,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Pipe<S> {
     pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
         loop {
             if let Some(frame) = self.take()? {
+                self.partial = (!self.inbox.is_empty()).then_some(self.heard);
                 return Poll::Ready(Ok(Some(frame)));
             }
             let mut room = [const { std::mem::MaybeUninit::uninit() }; READ];
@@ -97,6 +107,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Pipe<S> {
                 return Poll::Ready(Ok(None));
             }
             self.heard = Instant::now();
+            self.partial.get_or_insert(self.heard);
             self.inbox.extend_from_slice(room.filled());
         }
     }
@@ -104,8 +115,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Pipe<S> {
     fn take(&mut self) -> io::Result<Option<Bytes>> {
         let Some(head) = self.inbox.first_chunk::<HEAD>() else { return Ok(None) };
         let length = u32::from_be_bytes(*head) as usize;
-        if length > MAX_MESSAGE {
-            let why = format!("a message of {length} bytes, where {MAX_MESSAGE} are the most");
+        if length > self.longest {
+            let why = format!("a message of {length} bytes, where {} are the most", self.longest);
             return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }
         if self.inbox.len() < HEAD + length {

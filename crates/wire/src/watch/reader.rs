@@ -16,6 +16,7 @@ use tonic::{Code, Status};
 use super::{PREAMBLE, PROBE, framed, pipe::Pipe};
 use crate::{
     handshake::{ConnectError, HELLO_TIMEOUT, Hello, PROTOCOL},
+    rpc::MAX_MESSAGE,
     transport::{Address, CONNECT_TIMEOUT, Plaintext, Socket, Transport},
     v1::{HelloRequest, WatchRequest, WatchResponse, watch_request, watch_response::Kind},
 };
@@ -53,7 +54,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Watch<S> {
             newest_version: *PROTOCOL.end(),
             software: software.to_owned(),
         };
-        let mut pipe = Pipe::new(socket);
+        let mut pipe = Pipe::new(socket, MAX_MESSAGE);
         pipe.queue(Bytes::from_static(&PREAMBLE));
         pipe.queue(framed(&WatchRequest { kind: Some(watch_request::Kind::Hello(hello)) }));
         let unheard = Hello { version: 0, store: None, location: None, software: String::new() };

@@ -15,7 +15,7 @@ use tokio::{
 };
 use tonic::Status;
 
-use super::{SILENCE, frame, framed, pipe::Pipe};
+use super::{FRAME, MAX_REQUEST, SILENCE, frame, framed, pipe::Pipe};
 use crate::{
     handshake::{HELLO_TIMEOUT, Hello, plain},
     transport::Socket,
@@ -45,7 +45,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Watched<S> {
     /// # Errors
     /// When it does not greet.
     pub async fn accept(socket: S) -> Result<(Self, HelloRequest), Status> {
-        let mut watched = Self { pipe: Pipe::new(socket), timer: Box::pin(sleep(SILENCE)) };
+        let mut watched = Self { pipe: Pipe::new(socket, MAX_REQUEST), timer: Box::pin(sleep(SILENCE)) };
         let greeting = timeout(HELLO_TIMEOUT, poll_fn(|cx| watched.poll_asked(cx))).await;
         match greeting.map_err(|_| Status::deadline_exceeded("it did not greet"))?? {
             WatchRequest { kind: Some(Kind::Hello(hello)) } => {
@@ -97,11 +97,16 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Watched<S> {
                     if self.timer.as_mut().poll(cx).is_pending() {
                         return Poll::Pending;
                     }
-                    let due = self.pipe.heard() + SILENCE;
-                    if due <= Instant::now() {
+                    let (silent, now) = (self.pipe.heard() + SILENCE, Instant::now());
+                    if silent <= now {
                         return Poll::Ready(Err(gone("the watcher is silent")));
                     }
-                    self.timer.as_mut().reset(due);
+                    let late = self.pipe.partial().map(|began| began + FRAME);
+                    if late.is_some_and(|late| late <= now) {
+                        let why = format!("a request did not come within {FRAME:?}");
+                        return Poll::Ready(Err(Status::deadline_exceeded(why)));
+                    }
+                    self.timer.as_mut().reset(late.map_or(silent, |late| late.min(silent)));
                 }
             }
         }

@@ -155,3 +155,31 @@ async fn a_quiet_watch_lasts_and_a_peer_that_vanishes_is_noticed_by_either_side(
     assert!(poll_fn(|cx| server.poll_asked(cx)).await.is_err(), "the server waits for what does not come");
     assert!(greeted.elapsed() >= PROBE.0 + PROBE.1, "time to ask and to be late");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_request_whose_rest_trickles_in_ends_the_watch() {
+    let (mut near, far) = duplex(1024);
+    near.write_all(&PREAMBLE).await.unwrap();
+    let hello = v1::HelloRequest { oldest_version: 1, newest_version: 1, software: String::new() };
+    let hello = v1::WatchRequest { kind: Some(watch_request::Kind::Hello(hello)) };
+    near.write_all(&framed(&hello)).await.unwrap();
+    let mut server = accept(far).await;
+    let began = Instant::now();
+    let trickles = async {
+        near.write_all(&60_000_u32.to_be_bytes()).await.unwrap();
+        loop {
+            // Often enough to be taken for a sign of life.
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            if near.write_all(&[0]).await.is_err() {
+                return;
+            }
+        }
+    };
+    let why = tokio::select! {
+        asked = poll_fn(|cx| server.poll_asked(cx)) => asked.unwrap_err(),
+        () = trickles => panic!("it was closed"),
+    };
+    assert_eq!(why.code(), Code::DeadlineExceeded, "{why}");
+    let waited = began.elapsed();
+    assert!(waited >= FRAME && waited <= FRAME + SILENCE, "{waited:?}");
+}

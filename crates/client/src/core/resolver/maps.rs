@@ -127,7 +127,7 @@ impl<F: Fn(Heard) + Send> Follower<F> {
 
     async fn connect(&self) -> io::Result<Channel> {
         let socket = Plaintext.dial(&self.address).await?;
-        let stream = socket.into_unix().ok_or(io::ErrorKind::Unsupported)?;
+        let (stream, _) = socket.into_unix().ok_or(io::ErrorKind::Unsupported)?;
         let mut channel = Channel::new(stream);
         let hello = v1::HelloRequest {
             oldest_version: *PROTOCOL.start(),

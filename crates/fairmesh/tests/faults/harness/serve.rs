@@ -56,14 +56,24 @@ impl Spec {
     }
 
     /// Serves in a process of its own; returns once it is registered.
-    pub(crate) async fn apart(mut self, world: &World) -> Process {
+    pub(crate) async fn apart(self, world: &World) -> Process {
+        self.apart_as(world, |program| program).await.0
+    }
+
+    /// The same, started in another way; also its port.
+    pub(crate) async fn apart_as(
+        mut self,
+        world: &World,
+        another: impl FnOnce(Program) -> Program,
+    ) -> (Process, u16) {
         self.port = free_port();
         let log = world.path(&format!("{}.log", self.instance));
         let args = ["--exact", "harness::serve::a_server", "--ignored", "--nocapture"].map(Into::into).into();
         let env = vec![(ROLE, self.text(&world.agent_address()))];
-        let process = Process::start(Program { binary: env::current_exe().unwrap(), args, env, log });
+        let program = Program { binary: env::current_exe().unwrap(), args, env, log };
+        let process = Process::start(another(program));
         world.serves(&self.service, &self.instance).await;
-        process
+        (process, self.port)
     }
 
     /// The same, registered there.

@@ -1,0 +1,42 @@
+use std::{
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use fairmesh_listen::{Connection, GuardedCall, RequestGuard, ResponseBody};
+use http::{Method, Request, Response};
+use tower_service::Service;
+
+/// A service whose requests keep their connection from being taken for a quiet one.
+#[derive(Clone, Debug)]
+pub(super) struct Counted<S> {
+    inner: S,
+    connection: Option<Arc<Connection>>,
+}
+
+impl<S> Counted<S> {
+    pub(super) const fn new(inner: S, connection: Option<Arc<Connection>>) -> Self {
+        Self { inner, connection }
+    }
+}
+
+impl<S, A, B> Service<Request<A>> for Counted<S>
+where
+    S: Service<Request<A>, Response = Response<B>>,
+{
+    type Response = Response<ResponseBody<B>>;
+    type Error = S::Error;
+    type Future = GuardedCall<S::Future>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<A>) -> Self::Future {
+        if let Some(connection) = self.connection.as_ref().filter(|_| request.method() == Method::CONNECT) {
+            connection.exempt();
+        }
+        let guard = self.connection.as_ref().map(RequestGuard::new);
+        GuardedCall::new(self.inner.call(request), guard)
+    }
+}

@@ -1,0 +1,63 @@
+//! Requests that cannot be read, or do not come.
+
+use bytes::Bytes;
+use http::Request;
+use tokio::{io::AsyncWriteExt as _, net::TcpStream};
+
+use super::Fleet;
+use crate::harness::{beside_others, read_head};
+
+const OUT_OF_RANGE: &str = "11";
+const INVALID_ARGUMENT: &str = "3";
+
+/// The status of a call whose body is this.
+async fn status(to: &str, path: &str, body: &'static [u8]) -> String {
+    let (requests, connection) = h2::client::handshake(TcpStream::connect(to).await.unwrap()).await.unwrap();
+    let driven = tokio::spawn(connection);
+    let request = Request::post(format!("http://mesh{path}"))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .header("fairmesh-version", "1")
+        .body(())
+        .unwrap();
+    let (response, mut sending) = requests.ready().await.unwrap().send_request(request, false).unwrap();
+    sending.send_data(Bytes::from_static(body), true).unwrap();
+    let response = response.await.unwrap();
+    let status = response.headers().get("grpc-status").expect("a response without a body");
+    let status = status.to_str().unwrap().to_owned();
+    driven.abort();
+    status
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_read_is_the_callers_fault() {
+    let _machine = beside_others().await;
+    let fleet = Fleet::start(None).await;
+    let (mesh, lookaside) = ("/fairmesh.v1.Rib/Read", "/fairmesh.lookaside.v1.Lookaside/Pick");
+    for (to, path) in
+        [(&fleet.control_grpc, mesh), (&fleet.replica_grpc, mesh), (&fleet.lookaside_grpc, lookaside)]
+    {
+        let cases: [(&str, &'static [u8], &str); 5] = [
+            ("no protobuf", &[0, 0, 0, 0, 3, 0xff, 0xff, 0xff], INVALID_ARGUMENT),
+            ("an end within the message", &[0, 0, 0, 0, 9, 1, 2], INVALID_ARGUMENT),
+            ("a flag that there is not", &[7, 0, 0, 0, 0], INVALID_ARGUMENT),
+            ("two messages", &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0], INVALID_ARGUMENT),
+            ("a message that is too long", &[0, 0xff, 0, 0, 0, 1], OUT_OF_RANGE),
+        ];
+        for (what, body, expected) in cases {
+            assert_eq!(status(to, path, body).await, expected, "{what} to {path} at {to}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn headers_without_end_are_refused() {
+    let _machine = beside_others().await;
+    let fleet = Fleet::start(None).await;
+    let mut stream = TcpStream::connect(&fleet.control_http).await.unwrap();
+    let headers = [b"GET /healthz HTTP/1.1\r\nx: ", &[b'y'; 64 << 10][..]].concat();
+    // It may be closed before all is sent.
+    let _ = stream.write_all(&headers).await;
+    let head = read_head(&mut stream).await;
+    assert!(head.starts_with("http/1.1 431"), "{head}");
+}

@@ -1,0 +1,97 @@
+//! Every listener stands in `docs/limits.md`.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+};
+
+use rustix::process::Pid;
+
+use super::fleet::{Fleet, get, program};
+use crate::harness::{Process, beside_others, free_port, until};
+
+const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/limits.md");
+
+/// A row of the table of listeners: its name in metrics, empty where it is counted otherwise.
+type Rows = BTreeMap<String, Vec<String>>;
+
+/// The listeners of each process as the document has them.
+fn documented() -> Rows {
+    let text = fs::read_to_string(DOCUMENT).unwrap();
+    let section = text.split("\n## Listeners\n").nth(1).unwrap().split("\n## ").next().unwrap();
+    let mut rows = Rows::new();
+    for row in section.lines().filter(|line| line.starts_with("| ")).skip(1) {
+        let cells: Vec<_> = row.trim_matches('|').split('|').map(str::trim).collect();
+        rows.entry(cells[0].into()).or_default().push(cells[1].trim_matches('`').into());
+    }
+    rows
+}
+
+/// Sockets of a process that others can connect to.
+fn listening(pid: Pid) -> usize {
+    let folder = format!("/proc/{}/fd", pid.as_raw_nonzero());
+    let own: BTreeSet<String> = fs::read_dir(folder)
+        .unwrap()
+        .filter_map(|entry| fs::read_link(entry.unwrap().path()).ok())
+        .filter_map(|link| Some(link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned()))
+        .collect();
+    // The column of the state, what it is of one that listens, and the column of the inode.
+    let tables = [("tcp", 3, "0A", 9), ("tcp6", 3, "0A", 9), ("unix", 3, "00010000", 6)];
+    let mut found = 0;
+    for (table, state, listens, inode) in tables {
+        let text = fs::read_to_string(format!("/proc/net/{table}")).unwrap_or_default();
+        for line in text.lines().skip(1) {
+            let words: Vec<_> = line.split_whitespace().collect();
+            found += usize::from(words[state] == listens && own.contains(words[inode]));
+        }
+    }
+    found
+}
+
+/// The names of the listeners that a process counts.
+async fn counted(http: &str, kind: &str) -> BTreeSet<String> {
+    let page = get(http, "/metrics").await.unwrap();
+    let prefix = format!("fairmesh_{kind}_listener_connections{{listener=\"");
+    page.lines().filter_map(|line| Some(line.strip_prefix(&prefix)?.split('"').next()?.to_owned())).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_listener_of_every_process_is_in_the_table() {
+    let _machine = beside_others().await;
+    let fleet = Fleet::start(None).await;
+    let [traffic, admin] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));
+    let args = format!(
+        "proxy --agent unix:{} --listen {traffic} --admin {admin} --handover {} --client-id proxy",
+        fleet.agent_socket().display(),
+        fleet.path("handover.sock").display()
+    );
+    let proxy = Process::start(program(fleet.path("proxy.log"), &args, None));
+    until("the proxy has pages", async || get(&admin, "/healthz").await.is_some()).await;
+    let mut rows = documented();
+    for (name, kind, process, http) in [
+        ("control plane", "control", &fleet.control, &fleet.control_http),
+        ("replica", "replica", &fleet.replica, &fleet.replica_http),
+        ("agent", "agent", &fleet.agent, &fleet.agent_http),
+        ("lookaside", "lookaside", &fleet.lookaside, &fleet.lookaside_http),
+        ("proxy", "proxy", &proxy, &admin),
+    ] {
+        let documented = rows.remove(name).unwrap_or_default();
+        let labels: BTreeSet<_> = documented.iter().filter(|label| !label.is_empty()).cloned().collect();
+        assert_eq!(
+            counted(http, kind).await,
+            labels,
+            "listeners that the {name} counts, and those in docs/limits.md"
+        );
+        let sockets = listening(process.pid());
+        assert_eq!(
+            sockets,
+            documented.len(),
+            "the {name} listens on {sockets} sockets; docs/limits.md has {documented:?}"
+        );
+    }
+    assert_eq!(
+        rows.into_keys().collect::<Vec<_>>(),
+        ["a program's server"],
+        "processes that are not tested here"
+    );
+}

@@ -1,0 +1,176 @@
+//! Messages whose last bytes are withheld.
+
+use std::{env, future::poll_fn, time::Duration};
+
+use bytes::Bytes;
+use fairmesh_wire::{transport::Address, v1};
+use http::Request;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
+    net::{TcpStream, UnixStream},
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+
+use super::{
+    fleet::{Fleet, connection, metric, read},
+    is_unharmed, p99,
+};
+use crate::{
+    attacks::memory,
+    harness::{Process, alone, beside_others, run},
+};
+
+/// The longest message.
+const MESSAGE: usize = 4 << 20;
+/// How much of it is sent at a time.
+const PIECE: usize = 16 << 10;
+/// Most of the growth is what `docs/limits.md` states: 64 MB of a process, and the windows of each connection.
+const LITTLE: u64 = 112 << 20;
+
+/// Connections, and calls on each: as many as filled a gigabyte before, where that is asked for.
+fn scale() -> (usize, usize) {
+    if env::var_os("SOAK_MINUTES").is_some() { (8, 150) } else { (2, 80) }
+}
+
+/// Calls on one connection, each of which sends all of its message but the last byte, and keeps its stream.
+async fn withhold(
+    io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    calls: usize,
+    attack: &mut JoinSet<()>,
+) {
+    let (mut requests, connection) = h2::client::handshake(io).await.unwrap();
+    attack.spawn(async move { drop(connection.await) });
+    for _ in 0..calls {
+        requests = requests.ready().await.unwrap();
+        let request = Request::post("http://mesh/fairmesh.v1.Rib/Write")
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .header("fairmesh-version", "1")
+            .body(())
+            .unwrap();
+        let (response, mut body) = requests.send_request(request, false).unwrap();
+        attack.spawn(async move {
+            let length = u32::try_from(MESSAGE).unwrap().to_be_bytes();
+            let _ = body.send_data(Bytes::from([&[0], &length[..]].concat()), false);
+            let mut left = MESSAGE - 1;
+            while left > 0 {
+                body.reserve_capacity(left.min(PIECE));
+                let Some(Ok(room)) = poll_fn(|cx| body.poll_capacity(cx)).await else { break };
+                let some = room.min(left);
+                left -= some;
+                if body.send_data(Bytes::from(vec![0; some]), false).is_err() {
+                    break;
+                }
+            }
+            let _ = response.await;
+            // Not taken back by this side.
+            std::future::pending().await
+        });
+    }
+}
+
+/// The most memory that a process has while something goes on.
+async fn peak<T>(process: &Process, during: impl Future<Output = T>) -> (u64, T) {
+    let mut most = memory(process);
+    let mut during = std::pin::pin!(during);
+    loop {
+        match timeout(Duration::from_millis(50), during.as_mut()).await {
+            Ok(done) => return (most.max(memory(process)), done),
+            Err(_) => most = most.max(memory(process)),
+        }
+    }
+}
+
+/// A write of about three megabytes.
+fn large() -> v1::WriteRequest {
+    let op = |number: usize| v1::Op {
+        key: format!("/chunks/{number:064x}"),
+        value: Some(vec![7; 48 << 10].into()),
+        condition: None,
+    };
+    v1::WriteRequest { ops: (0..60).map(op).collect() }
+}
+
+/// Attacks a process at this address while honest callers read there.
+async fn attacked(what: &str, process: &Process, address: &str, http: &str) {
+    let honest = connection(address).await;
+    let before = p99(|| read(&honest)).await;
+    let idle = memory(process);
+    let (connections, calls) = scale();
+    let mut attack = JoinSet::new();
+    for _ in 0..connections {
+        match address.parse().unwrap() {
+            Address::Tcp(to) => withhold(TcpStream::connect(to).await.unwrap(), calls, &mut attack).await,
+            Address::Unix(path) => {
+                withhold(UnixStream::connect(path).await.unwrap(), calls, &mut attack).await
+            }
+        }
+    }
+    let (most, meanwhile) = peak(process, async {
+        let meanwhile = p99(|| read(&honest)).await;
+        // What the attack has not filled by now, it does not fill.
+        sleep(Duration::from_secs(3)).await;
+        let unread = honest.rib().write(large()).await;
+        (meanwhile, unread)
+    })
+    .await;
+    let (meanwhile, written) = meanwhile;
+    if let Err(status) = written {
+        // It arrived whole: what is wrong with it is for the handler to say, as on any other day.
+        let code = status.code();
+        assert!(
+            matches!(code, tonic::Code::InvalidArgument | tonic::Code::FailedPrecondition),
+            "{what}: {status}"
+        );
+    }
+    let grown = most.saturating_sub(idle) >> 20;
+    eprintln!("{what}: {grown} MB more, p99 {before:?}, meanwhile {meanwhile:?}");
+    assert!(grown < LITTLE >> 20, "{what} has {grown} MB more");
+    is_unharmed(what, before, meanwhile);
+    let kind = what.replace(' ', "_");
+    let used = metric(http, &format!("fairmesh_{kind}_incomplete_requests_bytes")).await;
+    assert!((1.0..=f64::from(64 << 20)).contains(&used), "{what} counts {used} bytes");
+    attack.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unfinished_messages_fill_no_memory_and_hold_nobody_up() {
+    let _machine = alone().await;
+    let fleet = Fleet::start(None).await;
+    let agent = format!("unix:{}", fleet.agent_socket().display());
+    attacked("control", &fleet.control, &fleet.control_grpc, &fleet.control_http).await;
+    attacked("replica", &fleet.replica, &fleet.replica_grpc, &fleet.replica_http).await;
+    attacked("agent", &fleet.agent, &agent, &fleet.agent_http).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_batches_of_honest_callers_pass_at_one_time() {
+    let _machine = beside_others().await;
+    let fleet = Fleet::start(None).await;
+    let applied = (0..4).map(|part| {
+        let yaml: String =
+            (0..1000).map(|n| format!("---\n{{kind: Service, name: shop/s{part}-{n}}}\n")).collect();
+        let mut apply = tokio::process::Command::new(env!("CARGO_BIN_EXE_fairmesh"));
+        apply.args(["apply", "-f", "-", "--control", &fleet.control_grpc]);
+        async move { run(apply, &yaml, Duration::from_secs(60)).await.ok() }
+    });
+    futures_util::future::join_all(applied).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_of_watches_that_are_too_long_end_the_watch() {
+    let _machine = beside_others().await;
+    let fleet = Fleet::start(None).await;
+    let mut watches = Vec::new();
+    for _ in 0..100 {
+        let mut stream = TcpStream::connect(&fleet.control_grpc).await.unwrap();
+        let length = 1_u32 << 20;
+        stream.write_all(&[b"FMWATCH1", &length.to_be_bytes()[..], &[0; 64]].concat()).await.unwrap();
+        watches.push(stream);
+    }
+    for mut stream in watches {
+        let ended = timeout(Duration::from_secs(5), stream.read_to_end(&mut Vec::new())).await;
+        assert!(ended.is_ok(), "it still waits for a megabyte");
+    }
+}

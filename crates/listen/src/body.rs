@@ -1,0 +1,299 @@
+use std::{
+    error::Error,
+    fmt,
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use pin_project_lite::pin_project;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use crate::{
+    Framing, RequestGuard,
+    memory::{PendingBody, Waiting},
+};
+
+/// How long a body may keep its handler waiting before it has to claim memory for that.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// What a request costs that is waited for, in bytes.
+const REQUEST: usize = 16 * 1024;
+
+/// Why a body ended early.
+#[derive(Debug)]
+pub enum BodyError {
+    /// It did not come within this time.
+    Late(Duration),
+    /// There is no memory for it, or others needed it more.
+    NoMemory,
+    /// Something follows the one message of a call.
+    TooMany,
+    /// The connection, or what speaks over it.
+    Broken(Box<dyn Error + Send + Sync>),
+}
+
+impl fmt::Display for BodyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Late(limit) => {
+                write!(
+                    f,
+                    "the request did not come within {limit:?}; send its message and the end of its stream"
+                )
+            }
+            Self::NoMemory => f.write_str("too many large requests are in flight; send it again later"),
+            Self::TooMany => f.write_str("the call has more than one message; send one and end the stream"),
+            Self::Broken(error) => error.fmt(f),
+        }
+    }
+}
+
+impl Error for BodyError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Broken(error) => Some(&**error),
+            _ => None,
+        }
+    }
+}
+
+pin_project! {
+    /// The body of a request, bounded in time and memory.
+    #[derive(Debug)]
+    pub struct RequestBody<B> {
+        #[pin]
+        inner: B,
+        guard: RequestGuard,
+        framing: Framing,
+        began: Instant,
+        // Read, and not passed on before memory is there for what it announces.
+        held: Option<(Frame<Bytes>, usize)>,
+        waiting: Option<Waiting>,
+        timer: Option<Pin<Box<Sleep>>>,
+        pending: Option<PendingBody>,
+        has_claimed: bool,
+    }
+}
+
+impl<B> RequestBody<B> {
+    pub(crate) fn new(inner: B, guard: RequestGuard, framing: Framing) -> Self {
+        Self {
+            inner,
+            guard,
+            framing,
+            began: Instant::now(),
+            held: None,
+            waiting: None,
+            timer: None,
+            pending: None,
+            has_claimed: false,
+        }
+    }
+
+    /// Nothing can be passed on now: counts it as waited for, and ends it when that takes too long.
+    fn wait(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<BodyError> {
+        let this = self.project();
+        let began = *this.began;
+        if this.pending.is_none() {
+            let (pending, are_many) = this.guard.memory().pending_body();
+            *this.pending = Some(pending);
+            let first = if are_many { began } else { began + PATIENCE };
+            *this.timer = Some(Box::pin(sleep_until(first)));
+        }
+        let limit = this.guard.connection().shared().limits().body;
+        loop {
+            // Made above.
+            let Some(timer) = this.timer.as_mut() else { return Poll::Pending };
+            ready!(timer.as_mut().poll(cx));
+            if began.elapsed() >= limit {
+                this.guard.set_late();
+                return Poll::Ready(BodyError::Late(limit));
+            }
+            timer.as_mut().reset(began + limit);
+            if !*this.has_claimed && this.waiting.is_none() {
+                let id = this.guard.connection().id();
+                match this.guard.memory().poll_claim(id, REQUEST, &mut None, cx) {
+                    Poll::Ready(Ok(claim)) => {
+                        this.guard.hold(claim);
+                        *this.has_claimed = true;
+                        if this.guard.poll_revoked(cx) {
+                            this.guard.set_refused();
+                            return Poll::Ready(BodyError::NoMemory);
+                        }
+                    }
+                    _ => {
+                        this.guard.set_refused();
+                        return Poll::Ready(BodyError::NoMemory);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl<B> Body for RequestBody<B>
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<Box<dyn Error + Send + Sync>>,
+{
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = self.as_mut().project();
+        if this.guard.poll_revoked(cx) {
+            this.guard.set_refused();
+            return Poll::Ready(Some(Err(BodyError::NoMemory)));
+        }
+        if this.held.is_none() {
+            match this.inner.poll_frame(cx) {
+                Poll::Ready(Some(Ok(frame))) => {
+                    match this.framing.read(frame.data_ref().map_or(&[], |data| data)) {
+                        Some(claimed) => *this.held = Some((frame, claimed)),
+                        None => return Poll::Ready(Some(Err(BodyError::TooMany))),
+                    }
+                }
+                Poll::Ready(Some(Err(error))) => {
+                    return Poll::Ready(Some(Err(BodyError::Broken(error.into()))));
+                }
+                Poll::Ready(None) => {
+                    this.guard.complete();
+                    *this.pending = None;
+                    return Poll::Ready(None);
+                }
+                Poll::Pending => return self.wait(cx).map(|error| Some(Err(error))),
+            }
+        }
+        let this = self.as_mut().project();
+        if let Some((_, bytes @ 1..)) = this.held {
+            let id = this.guard.connection().id();
+            match this.guard.memory().poll_claim(id, *bytes, this.waiting, cx) {
+                Poll::Ready(Ok(claim)) => {
+                    this.guard.hold(claim);
+                    *bytes = 0;
+                    *this.has_claimed = true;
+                }
+                Poll::Ready(Err(_)) => {
+                    this.guard.set_refused();
+                    return Poll::Ready(Some(Err(BodyError::NoMemory)));
+                }
+                Poll::Pending => return self.wait(cx).map(|error| Some(Err(error))),
+            }
+        }
+        Poll::Ready(this.held.take().map(|(frame, _)| Ok(frame)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.held.is_none() && self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        if self.held.is_some() { SizeHint::default() } else { self.inner.size_hint() }
+    }
+}
+
+pin_project! {
+    /// The body of a response, until whose end the request is in flight.
+    #[derive(Debug)]
+    pub struct ResponseBody<B> {
+        #[pin]
+        inner: Option<B>,
+        // In the stead of what the handler responds with.
+        text: Option<Bytes>,
+        guard: Option<RequestGuard>,
+    }
+}
+
+impl<B> ResponseBody<B> {
+    pub(crate) const fn new(inner: B, guard: Option<RequestGuard>) -> Self {
+        Self { inner: Some(inner), text: None, guard }
+    }
+
+    pub(crate) const fn text(text: &'static str) -> Self {
+        Self { inner: None, text: Some(Bytes::from_static(text.as_bytes())), guard: None }
+    }
+}
+
+impl<B> Default for ResponseBody<B> {
+    /// Without any bytes.
+    fn default() -> Self {
+        Self { inner: None, text: None, guard: None }
+    }
+}
+
+impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        let this = self.project();
+        match this.inner.as_pin_mut() {
+            Some(inner) => inner.poll_frame(cx),
+            None => Poll::Ready(this.text.take().map(|text| Ok(Frame::data(text)))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.as_ref().map_or(self.text.is_none(), Body::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let text = || SizeHint::with_exact(self.text.as_ref().map_or(0, Bytes::len) as u64);
+        self.inner.as_ref().map_or_else(text, Body::size_hint)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::StreamExt as _;
+    use futures_util::stream::{iter, pending};
+    use http::Request;
+    use http_body_util::{BodyExt as _, StreamBody};
+    use tokio::io::duplex;
+
+    use super::*;
+    use crate::{Acceptor, Limits, Memory, guard_request};
+
+    /// What comes of a body of these pieces, and then nothing more.
+    async fn read(framing: Framing, pieces: &[&'static [u8]]) -> (Vec<usize>, BodyError, Duration) {
+        let acceptor = Acceptor::new("test", Limits::calls(), Memory::default());
+        let stream = acceptor.accept(|_| Poll::Ready(Ok(duplex(1).0))).await;
+        let frames = pieces.iter().map(|piece| Ok::<_, BodyError>(Frame::data(Bytes::from_static(piece))));
+        let body = StreamBody::new(iter(frames.collect::<Vec<_>>()).chain(pending()));
+        let (request, _guard) = guard_request(stream.connection().unwrap(), Request::new(body), framing);
+        let (mut body, mut came, began) = (request.into_body(), Vec::new(), Instant::now());
+        loop {
+            match body.frame().await.unwrap() {
+                Ok(frame) => came.push(frame.data_ref().unwrap().len()),
+                Err(error) => return (came, error, began.elapsed()),
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_message_whose_rest_does_not_come_ends_in_time() {
+        let (came, error, after) = read(Framing::message(100), &[&[0, 0, 0], &[0, 9, 1, 2]]).await;
+        assert_eq!(came, [3, 4]);
+        assert!(matches!(error, BodyError::Late(_)), "{error}");
+        assert_eq!(after.as_secs(), 30);
+        let (came, error, _) = read(Framing::message(100), &[]).await;
+        assert!(came.is_empty() && matches!(error, BodyError::Late(_)), "{error}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_second_message_is_refused_at_once() {
+        let (came, error, after) =
+            read(Framing::message(100), &[&[0, 0, 0, 0, 1, 7], &[0, 0, 0, 0, 0]]).await;
+        assert_eq!((came, after), (vec![6], Duration::ZERO));
+        assert!(matches!(error, BodyError::TooMany), "{error}");
+    }
+}

@@ -1,0 +1,25 @@
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::{Acceptor, Limits, Memory};
+
+/// The listeners of one process. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Listeners {
+    memory: Memory,
+    acceptors: Arc<Mutex<Vec<Acceptor>>>,
+}
+
+impl Listeners {
+    /// An acceptor for listeners of a purpose. `name` labels its metrics; `docs/limits.md` lists all of them.
+    pub fn acceptor(&self, name: &'static str, limits: Limits) -> Acceptor {
+        let acceptor = Acceptor::new(name, limits, self.memory.clone());
+        // Nothing that runs under the lock panics.
+        self.acceptors.lock().unwrap_or_else(PoisonError::into_inner).push(acceptor.clone());
+        acceptor
+    }
+
+    #[cfg(feature = "metrics")]
+    pub(crate) fn all(&self) -> (Vec<Acceptor>, &Memory) {
+        (self.acceptors.lock().unwrap_or_else(PoisonError::into_inner).clone(), &self.memory)
+    }
+}

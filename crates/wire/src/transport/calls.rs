@@ -1,0 +1,91 @@
+use std::task::{Context, Poll};
+
+use fairmesh_listen::{BodyError, Framing, GuardedCall, ResponseBody, guard_request};
+use futures_util::{TryFutureExt as _, future::MapOk};
+use http::{Request, Response};
+use http_body_util::BodyExt as _;
+use tonic::{Code, Status, body::Body};
+use tower_layer::Layer;
+use tower_service::Service;
+
+use super::Peer;
+use crate::rpc::MAX_MESSAGE;
+
+/// How tonic and prost begin to say that a request is none that they can read.
+const UNREADABLE: [&str; 3] =
+    ["failed to decode Protobuf message", "Unexpected EOF decoding stream", "protocol error: "];
+
+/// The layer that bounds calls in time and memory, and responds to those that cannot be read with `INVALID_ARGUMENT`.
+///
+/// It knows the connection by the [`Peer`] among the extensions of a request, and leaves the
+/// [`Identity`](fairmesh_model::Identity) there for handlers.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CallGuard;
+
+impl<S> Layer<S> for CallGuard {
+    type Service = GuardedCalls<S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        GuardedCalls { inner }
+    }
+}
+
+/// A service behind [`CallGuard`].
+#[derive(Clone, Debug)]
+pub struct GuardedCalls<S> {
+    inner: S,
+}
+
+type GuardedResponse = Response<ResponseBody<Body>>;
+
+impl<S> Service<Request<Body>> for GuardedCalls<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>>,
+{
+    type Response = GuardedResponse;
+    type Error = S::Error;
+    type Future = MapOk<GuardedCall<S::Future>, fn(GuardedResponse) -> GuardedResponse>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        let peer = request.extensions_mut().remove::<Option<Peer>>().flatten();
+        let (request, guard) = match peer {
+            None => (request, None),
+            Some(Peer { identity, connection }) => {
+                request.extensions_mut().insert(identity);
+                let (request, guard) = guard_request(&connection, request, Framing::message(MAX_MESSAGE));
+                (request.map(|body| Body::new(body.map_err(refused))), Some(guard))
+            }
+        };
+        let named: fn(GuardedResponse) -> GuardedResponse = name_unreadable;
+        GuardedCall::new(self.inner.call(request), guard).map_ok(named)
+    }
+}
+
+/// What the caller is told of a body that ended early.
+fn refused(error: BodyError) -> Status {
+    let text = error.to_string();
+    match error {
+        BodyError::Late(_) => Status::deadline_exceeded(text),
+        BodyError::NoMemory => Status::resource_exhausted(text),
+        BodyError::TooMany => Status::invalid_argument(text),
+        BodyError::Broken(error) => Status::from_error(error),
+    }
+}
+
+/// A request that cannot be read is the fault of its caller, and no internal error: tonic has no other way to say so.
+fn name_unreadable(response: GuardedResponse) -> GuardedResponse {
+    let unreadable = response.extensions().get::<Status>().filter(|status| {
+        status.code() == Code::Internal && UNREADABLE.iter().any(|begin| status.message().starts_with(begin))
+    });
+    match unreadable {
+        None => response,
+        Some(status) => {
+            let why = format!("the request cannot be read: {}", status.message());
+            Status::invalid_argument(why).into_http()
+        }
+    }
+}
