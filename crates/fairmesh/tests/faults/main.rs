@@ -17,6 +17,7 @@ mod imbalance;
 mod inbound;
 mod inside;
 mod lookaside;
+mod messages;
 mod outage;
 mod own_lookaside;
 mod proxy;

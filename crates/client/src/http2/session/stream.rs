@@ -54,6 +54,8 @@ pub(super) struct Stream {
     pub(super) answer: Option<Response<()>>,
     /// Its answer has no body, whatever its head says.
     pub(super) is_bodiless: bool,
+    /// The headers of the request had no END_STREAM, so that DATA or trailers end it.
+    pub(super) has_body: bool,
     /// What came and was not read.
     pub(super) came: VecDeque<Piece>,
     /// Bytes that came and were not read.
