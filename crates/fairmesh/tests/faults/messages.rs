@@ -1,5 +1,6 @@
 //! What of a message must arrive as it was sent: frame by frame, and with grpc-go.
 
+mod attempts;
 mod grpc_go;
 mod half_close;
 
