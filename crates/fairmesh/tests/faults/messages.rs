@@ -1,8 +1,11 @@
-//! What of a message must arrive as it was sent: frame by frame, and with grpc-go.
+//! What of a message must arrive as it was sent, what bounds it, and what is refused: frame by frame, and with grpc-go and curl.
 
 mod attempts;
 mod grpc_go;
 mod half_close;
+mod informational;
+mod limits;
+mod refused;
 
 use fairmesh_client::server::Server;
 use fairmesh_model::Protocol;

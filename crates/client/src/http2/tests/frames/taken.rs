@@ -11,7 +11,7 @@ use super::{
 #[tokio::test(start_paused = true)]
 async fn a_connection_begins_with_what_is_taken() {
     let mut program = Program::ahead(&[]);
-    let [streams, window, fields] = [(3, 256), (INITIAL_WINDOW_SIZE, 1 << 20), (6, 64 * 1024)];
+    let [streams, window, fields] = [(3, 256), (INITIAL_WINDOW_SIZE, 1 << 20), (6, 68 * 1024)];
     let settings = set(&[streams, window, fields]);
     program
         .hears([Heard::Settings(settings[HEAD..].to_vec().into()), Heard::Room(0, (1 << 20) - 65_535)])
