@@ -80,3 +80,20 @@ async fn lengths_that_others_cannot_count_and_broken_chunks_are_refused_with_a_s
     let answer = read_head(&mut program).await;
     assert!(answer.starts_with("http/1.1 502 "), "{answer}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn faults_of_grpc_have_the_content_type_of_the_request() {
+    let _machine = beside_others().await;
+    let world = World::start("").await;
+    let proxy = Proxy::with(&world, "--cores 1").await;
+    for kind in
+        ["application/grpc", "application/grpc+proto", "application/grpc+json", "application/grpc-web-text+x"]
+    {
+        let request = format!(
+            "POST /a.B/C HTTP/1.1\r\nhost: none.shop\r\ncontent-type: {kind}\r\ncontent-length: 0\r\n\r\n"
+        );
+        let answer = read_head(&mut say(&proxy.by_host, request).await).await;
+        assert!(answer.starts_with("http/1.1 200 ") && answer.contains("\r\ngrpc-status: 5\r\n"), "{answer}");
+        assert!(answer.contains(&format!("\r\ncontent-type: {kind}\r\n")), "{kind}: {answer}");
+    }
+}
