@@ -16,7 +16,7 @@ release: ## Build the binary for production, guided by a profile of what runs mo
 
 test: ## Run every test and print how many passed
 	@scripts/setup.sh build demo etcd hosts systemd
-	@if command -v go >/dev/null; then scripts/setup.sh h2spec || true; fi
+	@if command -v go >/dev/null; then scripts/setup.sh h2spec || true; scripts/setup.sh grpc-go || true; fi
 	@scripts/test.sh
 
 soak: ## Cause outages, and replace all there is under full load, for 10 minutes each or SOAK_MINUTES=, attack every listener, and check what everybody saw

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes a machine ready for what its arguments name: `build` (compile and test), `demo`, `deny`, `etcd`, `fuzz`, `ghz`, `h2spec`,
-# `hosts`, `peers` (the proxies that `bench/run proxy` measures beside ours), `profile` (builds guided by one), `systemd`.
+# Makes a machine ready for what its arguments name: `build` (compile and test), `demo`, `deny`, `etcd`, `fuzz`, `ghz`, `grpc-go`,
+# `h2spec`, `hosts`, `peers` (the proxies that `bench/run proxy` measures beside ours), `profile` (builds guided by one), `systemd`.
 # Installs only what is missing, says what and why before it does, and changes nothing otherwise.
 set -euo pipefail
 
@@ -80,6 +80,15 @@ setup_ghz() {
     GOBIN="$tools/bin" go install -ldflags "-X main.version=$ghz_version" "github.com/bojand/ghz/cmd/ghz@v$ghz_version" >&2
 }
 
+setup_grpc_go() {
+    local source program="$tools/bin/grpc-go"
+    source="$(cd "$(dirname "$0")/.." && pwd)/crates/fairmesh/tests/faults/grpc_go"
+    [ -x "$program" ] && [ -z "$(find "$source" -newer "$program")" ] && return
+    command -v go >/dev/null || die "a test calls gRPC by grpc-go. Install Go as https://go.dev says, then run this again"
+    say "a test calls gRPC by grpc-go: building a client and a server into $tools (about a minute)"
+    (cd "$source" && go build -o "$program" .) >&2
+}
+
 setup_h2spec() {
     [ -x "$tools/bin/h2spec" ] && return
     command -v h2spec >/dev/null && return
@@ -136,11 +145,12 @@ for part in "$@"; do
         etcd) setup_etcd ;;
         fuzz) setup_fuzz ;;
         ghz) setup_ghz ;;
+        grpc-go) setup_grpc_go ;;
         h2spec) setup_h2spec ;;
         hosts) setup_hosts ;;
         peers) setup_peers ;;
         profile) setup_profile ;;
         systemd) setup_systemd ;;
-        *) die "there is no part '$part'; give build, demo, deny, etcd, fuzz, ghz, h2spec, hosts, peers, profile or systemd" ;;
+        *) die "there is no part '$part'; give build, demo, deny, etcd, fuzz, ghz, grpc-go, h2spec, hosts, peers, profile or systemd" ;;
     esac
 done

@@ -29,6 +29,7 @@ pub mod fuzzing;
 pub mod headers;
 pub mod http1;
 pub mod http2;
+pub mod informational;
 mod leases;
 mod mesh;
 mod observer;

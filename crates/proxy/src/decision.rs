@@ -1,14 +1,17 @@
-//! Why a request went where it went, told to whoever asks with the request.
+//! Why a request went where it went and how many attempts that took, for clients that ask with the request.
 
 use std::fmt::Write as _;
 
 use fairmesh_client::{ServiceName, Tried};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// In a request: `true` asks for [`DECISION`] in the answer. It is not passed on.
+/// In a request: `true` asks for [`DECISION`] and [`ATTEMPTS`] in the response. It is not passed on.
 pub(crate) const EXPLAIN: HeaderName = HeaderName::from_static("x-fairmesh-explain");
 /// In an answer: the service, and each try with its endpoint, address, region, time and outcome.
 pub(crate) const DECISION: HeaderName = HeaderName::from_static("x-fairmesh-decision");
+
+/// In a response: how many attempts were made, hedged ones included. Envoy has it as `x-envoy-attempt-count`.
+pub(crate) const ATTEMPTS: HeaderName = HeaderName::from_static("x-fairmesh-attempts");
 
 /// Takes the wish to be told from a request.
 pub(crate) fn asked(headers: &mut HeaderMap) -> bool {
@@ -17,8 +20,9 @@ pub(crate) fn asked(headers: &mut HeaderMap) -> bool {
         && headers.remove(EXPLAIN).is_some_and(|value| value == "true")
 }
 
-/// Tells it in an answer.
-pub(crate) fn tell(service: &ServiceName, tries: &[Tried], headers: &mut HeaderMap) {
+/// Writes both into a response, after so many attempts.
+pub(crate) fn tell(service: &ServiceName, tries: &[Tried], attempts: usize, headers: &mut HeaderMap) {
+    headers.insert(ATTEMPTS, attempts.into());
     let mut words = service.to_string();
     for tried in tries {
         let target = &tried.endpoint;

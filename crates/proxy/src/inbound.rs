@@ -12,7 +12,7 @@ use fairmesh_client::{
     server::{Server, serve_http},
 };
 use fairmesh_model::Invalid;
-use http::{HeaderValue, Request, Response, Uri, Version, uri::Scheme};
+use http::{HeaderValue, Method, Request, Response, Uri, Version, uri::Scheme};
 use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
@@ -134,7 +134,7 @@ fn builder(config: InboundConfig) -> fairmesh_client::server::ServerBuilder {
 #[derive(Clone)]
 struct Forward {
     program: SocketAddr,
-    client: Client<HttpConnector, Incoming>,
+    client: Client<HttpConnector, Upload>,
     is_multiplexed: bool,
 }
 
@@ -164,8 +164,9 @@ impl Forward {
     }
 
     /// The request as the program gets it: to its address, with nothing of the connection that it came on.
-    fn for_program(&self, request: Request<Incoming>) -> Request<Incoming> {
+    fn for_program(&self, request: Request<Incoming>) -> Request<Upload> {
         let (mut head, body) = request.into_parts();
+        let body = Upload::new(body, self.is_multiplexed.then_some(&head.method));
         hops::strip_request(&mut head.headers);
         if !self.is_multiplexed {
             hops::join_cookies(&mut head.headers);
@@ -199,6 +200,48 @@ impl Forward {
 
 fn refused(fault: &Fault, grpc: Option<HeaderValue>) -> Response<Passed> {
     answer::of_fault(fault, grpc).map(Passed::Own)
+}
+
+/// The body of a request.
+///
+/// hyper does not tell a request whose headers had END_STREAM from one that an empty DATA frame ended, if both frames came at once, and
+/// gRPC servers take only DATA for a half-close. So over HTTP/2, requests whose methods have bodies end with DATA in either case.
+struct Upload {
+    body: Incoming,
+    /// Not at its end until it was polled.
+    is_open: bool,
+}
+
+impl Upload {
+    /// Of a request that goes on with this method over HTTP/2, or over HTTP/1.1.
+    fn new(body: Incoming, over_http2: Option<&Method>) -> Self {
+        let is_open =
+            over_http2.is_some_and(|method| matches!(*method, Method::POST | Method::PUT | Method::PATCH));
+        Self { body, is_open }
+    }
+}
+
+impl HttpBody for Upload {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let Self { body, is_open } = self.get_mut();
+        *is_open = false;
+        Pin::new(body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        !self.is_open && self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        // A length that the client has not written is not added: gRPC has none.
+        if self.is_open { SizeHint::default() } else { self.body.size_hint() }
+    }
 }
 
 /// The body of an answer: the program's, or the proxy's own.

@@ -13,40 +13,48 @@ pub fn is_grpc(headers: &HeaderMap) -> bool {
 }
 
 /// The content type with which a call ends that no server answered, where its caller looks for `grpc-status` among the headers
-/// of such an answer: one of gRPC, or of gRPC-Web, whose callers are answered in their own form of it.
+/// of such an answer: the request's own, where that is one of gRPC or of gRPC-Web.
 pub fn grpc_kind(headers: &HeaderMap) -> Option<HeaderValue> {
-    let kind = headers.get(CONTENT_TYPE)?;
-    if is(kind, GRPC) {
-        return Some(HeaderValue::from_static("application/grpc"));
+    match Caller::of(headers) {
+        Caller::Http => None,
+        Caller::Grpc(kind) | Caller::GrpcWeb(kind) => Some(kind),
     }
-    (is(kind, WEB) || is(kind, WEB_TEXT)).then(|| kind.clone())
 }
 
-/// How whoever makes a call looks at its answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How whoever makes a call looks at its answer, and for gRPC the content type of both.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Caller {
     /// At its status.
     Http,
     /// At `grpc-status`, in trailers or, where there is no body, among the headers.
-    Grpc,
-    /// The same within the body, or among the headers; the content type is this.
-    GrpcWeb(&'static str),
+    Grpc(HeaderValue),
+    /// The same within the body, or among the headers.
+    GrpcWeb(HeaderValue),
 }
 
 impl Caller {
     /// Whose call this is.
     pub(crate) fn of(headers: &HeaderMap) -> Self {
         match headers.get(CONTENT_TYPE) {
-            Some(kind) if is(kind, GRPC) => Self::Grpc,
-            Some(kind) if is(kind, WEB) => Self::GrpcWeb("application/grpc-web"),
-            Some(kind) if is(kind, WEB_TEXT) => Self::GrpcWeb("application/grpc-web-text"),
+            Some(kind) if is(kind, GRPC) => Self::Grpc(own(kind)),
+            Some(kind) if is(kind, WEB) || is(kind, WEB_TEXT) => Self::GrpcWeb(own(kind)),
             _ => Self::Http,
         }
     }
 
     /// Whether trailers of HTTP end its answers.
-    pub(crate) fn is_grpc(self) -> bool {
-        self == Self::Grpc
+    pub(crate) fn is_grpc(&self) -> bool {
+        matches!(self, Self::Grpc(_))
+    }
+}
+
+/// The same content type; the usual ones share nothing with the request, so that its memory is not counted for each call.
+fn own(kind: &HeaderValue) -> HeaderValue {
+    const PROTO: &str = "application/grpc+proto";
+    match kind.as_bytes() {
+        GRPC => HeaderValue::from_static("application/grpc"),
+        other if other == PROTO.as_bytes() => HeaderValue::from_static(PROTO),
+        _ => kind.clone(),
     }
 }
 
@@ -64,7 +72,8 @@ mod tests {
     fn each_form_of_grpc_is_told_from_the_others_and_from_what_is_none() {
         for (kind, grpc, answered) in [
             ("application/grpc", true, Some("application/grpc")),
-            ("application/grpc+proto", true, Some("application/grpc")),
+            ("application/grpc+proto", true, Some("application/grpc+proto")),
+            ("application/grpc+json", true, Some("application/grpc+json")),
             ("application/grpc-web", false, Some("application/grpc-web")),
             ("application/grpc-web+proto", false, Some("application/grpc-web+proto")),
             ("application/grpc-web-text", false, Some("application/grpc-web-text")),

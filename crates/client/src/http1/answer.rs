@@ -6,12 +6,8 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderName, HeaderValue, Method, Response, StatusCode, Version, header};
 use httparse::{Header, ParserConfig, Status};
 
-use super::{Decoder, MOST_FIELDS, Malformed, content_length, has_word, says_close};
-
-/// The longest head, in bytes: places in it fit 16 bits.
-const MOST_HEAD: usize = u16::MAX as usize;
-/// Answers of status 1xx that may come before the one that counts.
-const MOST_INTERIM: u32 = 32;
+use super::{Decoder, MOST_FIELDS, MOST_HEAD, Malformed, content_length, has_word, says_close, version};
+use crate::informational::Budget;
 
 /// The head of an answer and what it says of the rest.
 #[derive(Debug)]
@@ -24,7 +20,7 @@ pub struct Answer {
     pub persistent: bool,
 }
 
-/// Finds the head of an answer in what a server sends, and skips those of status 1xx before it.
+/// Finds the head of an answer in what a server sends, after those of informational responses (RFC 9110 15.2).
 #[derive(Debug)]
 pub struct HeadReader {
     asked: Asked,
@@ -32,7 +28,9 @@ pub struct HeadReader {
     may_switch: bool,
     /// How many bytes of an incomplete head were looked at.
     seen: usize,
-    interim: u32,
+    informational: Budget,
+    /// What is done with informational responses other than 100 and 101.
+    informs: fn(Response<()>),
 }
 
 /// What of a request decides whether the answer has a body.
@@ -51,7 +49,7 @@ impl HeadReader {
             Method::CONNECT => Asked::Connect,
             _ => Asked::Other,
         };
-        Self { asked, may_switch: false, seen: 0, interim: 0 }
+        Self { asked, may_switch: false, seen: 0, informational: Budget::default(), informs: drop }
     }
 
     /// For the answer to a request that [asks for another protocol](super::says_upgrade), or does not: then one of status
@@ -61,12 +59,19 @@ impl HeadReader {
         Self { may_switch, ..self }
     }
 
+    /// Does this with informational responses other than 100 and 101, which are else dropped.
+    #[must_use]
+    pub(crate) fn informing(self, informs: fn(Response<()>)) -> Self {
+        Self { informs, ..self }
+    }
+
     /// Takes a head out of what came so far; `None` where it is not complete.
     ///
     /// # Errors
-    /// Where it will never be, or where it leaves open where the body ends.
+    /// Where it will never be, where it leaves open where the body ends, or where what came of the body with it is not framed as it
+    /// should be: nothing was sent on yet, so that the whole call can be said to have failed.
     pub fn read(&mut self, input: &mut BytesMut) -> Result<Option<Answer>, Malformed> {
-        while let Some(head) = self.head(input)? {
+        while let Some((head, size)) = self.head(input)? {
             self.seen = 0;
             // After 101 the connection speaks another protocol: that answer is the last.
             if !head.status().is_informational() || head.status() == StatusCode::SWITCHING_PROTOCOLS {
@@ -74,18 +79,22 @@ impl HeadReader {
                     return Err(Malformed("another protocol, which the request did not ask for"));
                 }
                 let body = framing(&head, self.asked)?;
+                body.check(input)?;
                 let persistent = self.asked != Asked::Connect && !body.is_until_close() && persists(&head);
                 return Ok(Some(Answer { head, body, persistent }));
             }
-            self.interim += 1;
-            if self.interim > MOST_INTERIM {
-                return Err(Malformed("too many answers of status 1xx"));
+            if !self.informational.admits(size) {
+                return Err(Malformed("more than 32 responses of status 1xx, or 64 KiB of them"));
+            }
+            if head.status() != StatusCode::CONTINUE {
+                (self.informs)(head);
             }
         }
         Ok(None)
     }
 
-    fn head(&mut self, input: &mut BytesMut) -> Result<Option<Response<()>>, Malformed> {
+    /// A head, and its length in bytes.
+    fn head(&mut self, input: &mut BytesMut) -> Result<Option<(Response<()>, usize)>, Malformed> {
         // A head that comes byte by byte must not be parsed as often.
         if self.seen > 0 && !has_end(&input[self.seen.saturating_sub(2)..]) {
             return self.incomplete(input);
@@ -94,10 +103,12 @@ impl HeadReader {
         let mut found = httparse::Response::new(&mut []);
         let parsed =
             ParserConfig::default().parse_response_with_uninit_headers(&mut found, input, &mut fields);
-        let length = match parsed.map_err(refused)? {
-            Status::Complete(length) if length <= MOST_HEAD => length,
-            Status::Complete(_) => return Err(Malformed("the head is longer than 64 KiB")),
-            Status::Partial => return self.incomplete(input),
+        let length = match parsed {
+            Ok(Status::Complete(length)) if length <= MOST_HEAD => length,
+            Ok(Status::Complete(_)) => return Err(Malformed("the head is longer than 64 KiB")),
+            Ok(Status::Partial) => return self.incomplete(input),
+            Err(httparse::Error::Version) if version::lower(input, 0) => return self.head(input),
+            Err(error) => return Err(refused(error)),
         };
         let mut head = Response::new(());
         let status = found.code.and_then(|code| StatusCode::from_u16(code).ok());
@@ -115,7 +126,7 @@ impl HeadReader {
             let (name, value) = place.read(&text)?;
             headers.append(name, value);
         }
-        Ok(Some(head))
+        Ok(Some((head, length)))
     }
 
     fn incomplete<T>(&mut self, input: &BytesMut) -> Result<Option<T>, Malformed> {
@@ -177,7 +188,7 @@ pub(super) fn refused(error: httparse::Error) -> Malformed {
         httparse::Error::NewLine => "the end of a line",
         httparse::Error::Status => "the status",
         httparse::Error::Token => "a word",
-        httparse::Error::TooManyHeaders => "more than 100 fields",
+        httparse::Error::TooManyHeaders => "more than 128 fields",
         httparse::Error::Version => "the version",
     })
 }

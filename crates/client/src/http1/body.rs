@@ -3,12 +3,10 @@
 use bytes::{Buf as _, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::{MOST_FIELDS, Malformed, answer::refused};
+use super::{MOST_FIELDS, MOST_HEAD, Malformed, answer::refused};
 
 /// Bytes of chunk extensions in one body, which nobody uses. As hyper has it.
 const MOST_EXTENSIONS: u32 = 16 * 1024;
-/// The longest trailer section in bytes. As hyper has it.
-const MOST_TRAILERS: usize = 16 * 1024;
 
 /// Takes a body apart, without copying it.
 #[derive(Debug)]
@@ -32,7 +30,7 @@ enum State {
     Chunked(Chunks),
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Chunks {
     at: At,
     /// Of the chunk, so many bytes are to come.
@@ -130,6 +128,17 @@ impl Decoder {
         Ok(piece)
     }
 
+    /// Whether what came of a body is framed as it should be, as far as that can be said; nothing is taken.
+    ///
+    /// # Errors
+    /// Where [`decode`](Self::decode) would fail sooner or later.
+    pub(super) fn check(&self, came: &[u8]) -> Result<(), Malformed> {
+        match &self.0 {
+            State::Chunked(chunks) => (*chunks).check(came),
+            State::Done | State::Length(_) | State::UntilClose => Ok(()),
+        }
+    }
+
     /// The connection ended, and everything that came was decoded; whether the body may end so.
     pub fn close(&mut self) -> bool {
         if matches!(self.0, State::UntilClose) {
@@ -187,6 +196,30 @@ impl Chunks {
         Ok(Chunk::Incomplete)
     }
 
+    /// Steps over all of `came`; what it is left as is of no use.
+    fn check(mut self, mut came: &[u8]) -> Result<(), Malformed> {
+        while let Some((first, rest)) = came.split_first() {
+            match self.at {
+                At::Data => {
+                    let size = usize::try_from(self.left).unwrap_or(usize::MAX).min(came.len());
+                    came = &came[size..];
+                    self.left -= size as u64;
+                    if self.left == 0 {
+                        self.at = At::DataCr;
+                    }
+                }
+                At::Trailers(searched) => {
+                    return match trailers_end(searched, came)? {
+                        Some(length) if length > EMPTY => fields(&came[..length]).map(drop),
+                        _ => Ok(()),
+                    };
+                }
+                _ => (self.at, came) = (self.step(*first)?, rest),
+            }
+        }
+        Ok(())
+    }
+
     /// One byte between the data of chunks.
     fn step(&mut self, byte: u8) -> Result<At, Malformed> {
         Ok(match (self.at, byte) {
@@ -221,21 +254,33 @@ impl Chunks {
     }
 
     fn trailers(&mut self, searched: usize, input: &mut BytesMut) -> Result<Chunk, Malformed> {
-        if input.starts_with(b"\r\n") {
-            input.advance(2);
-            return Ok(Chunk::End(None));
+        match trailers_end(searched, input)? {
+            None => {
+                self.at = At::Trailers(input.len());
+                Ok(Chunk::Incomplete)
+            }
+            Some(EMPTY) => {
+                input.advance(EMPTY);
+                Ok(Chunk::End(None))
+            }
+            Some(length) => fields(&input.split_to(length)).map(|trailers| Chunk::End(Some(trailers))),
         }
-        let from = searched.saturating_sub(3);
-        let end = input[from..].windows(4).position(|four| four == b"\r\n\r\n");
-        let length = end.map_or(input.len(), |end| from + end + 4);
-        if length > MOST_TRAILERS {
-            return Err(Malformed("trailers beyond 16 KiB"));
-        }
-        if end.is_none() {
-            self.at = At::Trailers(length);
-            return Ok(Chunk::Incomplete);
-        }
-        fields(&input.split_to(length)).map(|trailers| Chunk::End(Some(trailers)))
+    }
+}
+
+/// The length of a trailer section without fields.
+const EMPTY: usize = 2;
+
+/// The length of the trailer section that came, of which so many bytes were searched for its end before; `None` where it has not come.
+fn trailers_end(searched: usize, came: &[u8]) -> Result<Option<usize>, Malformed> {
+    if came.starts_with(b"\r\n") {
+        return Ok(Some(EMPTY));
+    }
+    let from = searched.saturating_sub(3);
+    let end = came[from..].windows(4).position(|four| four == b"\r\n\r\n").map(|end| from + end + 4);
+    match end.unwrap_or(came.len()) > MOST_HEAD {
+        true => Err(Malformed("trailers beyond 64 KiB")),
+        false => Ok(end),
     }
 }
 

@@ -13,12 +13,10 @@ use std::{mem::MaybeUninit, ops::Range, time::Duration};
 use http::{HeaderName, StatusCode, header};
 use httparse::{Header, ParserConfig, Status};
 
-use super::{Asked, Framing, LEAST_READ, digits, end_head, number, response::status_line};
+use super::{Asked, Framing, LEAST_READ, MOST_HEAD, digits, end_head, number, response::status_line};
 
 /// Fields of a plain message.
 const MOST_FIELDS: usize = 48;
-/// The longest head, in bytes, as for those who take it apart.
-const MOST_HEAD: usize = u16::MAX as usize;
 /// The longest body of a plain message, in bytes.
 const MOST_BODY: usize = 64 * 1024;
 

@@ -6,13 +6,11 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Method, Request, StatusCode, Uri, Version, header};
 use httparse::{ParserConfig, Status};
 
-use super::{Decoder, Malformed, answer::Place, answer::has_end, digits, says_close, says_upgrade};
+use super::{
+    Decoder, MOST_FIELDS, MOST_HEAD, Malformed, answer::Place, answer::has_end, digits, says_close,
+    says_upgrade, version,
+};
 use crate::http2::PREFACE;
-
-/// The longest head, in bytes: places in it fit 16 bits.
-const MOST_HEAD: usize = u16::MAX as usize;
-/// Fields that the head of a request may have.
-const MOST_FIELDS: usize = 128;
 
 /// The head of a request and what it says of the rest.
 #[derive(Debug)]
@@ -82,10 +80,12 @@ impl RequestReader {
         let mut found = httparse::Request::new(&mut []);
         let parsed =
             ParserConfig::default().parse_request_with_uninit_headers(&mut found, input, &mut fields);
-        let length = match parsed.map_err(refused)? {
-            Status::Complete(length) if length <= MOST_HEAD => length,
-            Status::Complete(_) => return Err(TOO_LONG),
-            Status::Partial => return self.incomplete(input),
+        let length = match parsed {
+            Ok(Status::Complete(length)) if length <= MOST_HEAD => length,
+            Ok(Status::Complete(_)) => return Err(TOO_LONG),
+            Ok(Status::Partial) => return self.incomplete(input),
+            Err(httparse::Error::Version) if version::lower(input, 2) => return self.parse(input),
+            Err(error) => return Err(refused(error)),
         };
         let (Some(method), Some(target), Some(version)) = (found.method, found.path, found.version) else {
             return Err(bad("the request line"));
@@ -177,7 +177,8 @@ impl Framing {
         match *name {
             header::CONTENT_LENGTH => {
                 // No list, as hyper has it: whom it is passed on to may not know that a header may be one.
-                let told = digits(value.as_bytes()).ok_or(bad("the content-length is no number"))?;
+                let told =
+                    digits(value.as_bytes()).ok_or(bad("the content-length is no number up to 2^63 - 1"))?;
                 if self.length.is_some_and(|length| length != told) {
                     return Err(bad("two values of content-length differ"));
                 }

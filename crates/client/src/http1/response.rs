@@ -38,6 +38,11 @@ impl Asked {
         self.is_connect
     }
 
+    /// Whether informational responses are sent: not to HTTP/1.0, which has none (RFC 9110 15.2).
+    pub fn takes_informational(self) -> bool {
+        !self.is_old
+    }
+
     /// Whether trailers of the answer are sent (RFC 9110 6.5.1).
     pub fn wants_trailers(self) -> bool {
         self.trailers
@@ -103,6 +108,16 @@ pub fn response(
     let empty = framing == Framing::Absent && !asked.is_head && !asked.has_no_body(status);
     end_head(out, if empty { Framing::Length(0) } else { framing });
     framing
+}
+
+/// Writes an informational response (RFC 9110 15.2), which is nothing but headers. The caller has taken away what belongs to another
+/// connection.
+pub fn informational(out: &mut Vec<u8>, status: StatusCode, headers: &HeaderMap) {
+    status_line(out, status, Asked::unknown());
+    for (name, value) in headers {
+        field(out, name, value.as_bytes());
+    }
+    out.extend_from_slice(b"\r\n");
 }
 
 /// Which version the client knows is which it is answered with, as hyper has it.

@@ -165,6 +165,77 @@ fn what_two_readers_could_understand_differently_is_refused() {
 }
 
 #[test]
+fn a_body_that_is_broken_where_its_head_is_read_fails_with_it() {
+    let head = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
+    for (chunks, is_broken) in [
+        ("zz\r\n", true),
+        ("3\r\nteaX", true),
+        ("3\r\ntea\r\n3\r\ntea\r\n3;x\n", true),
+        ("0\r\nno field\r\n\r\n", true),
+        ("", false),
+        ("3\r\nte", false),
+        ("3\r\ntea\r", false),
+        ("3;x=y\r\ntea\r\n0\r\n", false),
+        ("0\r\n\r\nzz", false),
+        ("0\r\na: b\r\n\r\nzz", false),
+    ] {
+        let mut input = BytesMut::from(&format!("{head}{chunks}")[..]);
+        let read = HeadReader::new(&Method::GET).read(&mut input);
+        assert_eq!(read.is_err(), is_broken, "{chunks:?}");
+        assert!(is_broken || input == chunks, "nothing of it is taken: {chunks:?}");
+    }
+}
+
+#[test]
+fn later_versions_of_http1_are_read_as_1_1() {
+    for (version, is_read) in
+        [("1.1", true), ("1.2", true), ("1.9", true), ("1.20", false), ("2.0", false), ("0.9", false)]
+    {
+        let text = format!("\r\nHTTP/{version} 200 OK\r\ncontent-length: 3\r\n\r\ntea");
+        match read_both(&Method::GET, &text) {
+            Ok(read) => assert!(is_read && read.unwrap().persistent, "{version}"),
+            Err(why) => assert!(!is_read, "{version}: {why}"),
+        }
+        let text = format!("\r\nGET /a HTTP/{version}\r\n\r\n");
+        for size in [1, text.len()] {
+            let (requests, why) = receive(text.as_bytes().chunks(size));
+            assert_eq!((requests.len(), why.is_none()), (usize::from(is_read), is_read), "{version}");
+        }
+    }
+}
+
+#[test]
+fn a_length_is_no_more_than_others_can_count() {
+    for (length, is_read) in [("9223372036854775807", true), ("9223372036854775808", false)] {
+        let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n");
+        let read = HeadReader::new(&Method::GET).read(&mut BytesMut::from(&answer[..]));
+        assert_eq!(read.is_ok(), is_read, "{length}");
+        let request = format!("POST / HTTP/1.1\r\ncontent-length: {length}\r\n\r\n");
+        let read = RequestReader::default().read(&mut BytesMut::from(&request[..]));
+        assert_eq!(read.is_ok(), is_read, "{length}");
+    }
+}
+
+#[test]
+fn informational_responses_are_handed_on_but_for_100() {
+    use std::cell::RefCell;
+    thread_local! {
+        static INFORMED: RefCell<Vec<u16>> = const { RefCell::new(Vec::new()) };
+    }
+    let note = |response: http::Response<()>| {
+        INFORMED.with_borrow_mut(|informed| informed.push(response.status().as_u16()));
+    };
+    let begun = "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 103 Early Hints\r\nlink: a\r\n\r\n";
+    let mut input = BytesMut::from(&format!("{begun}HTTP/1.1 204 No Content\r\n\r\n")[..]);
+    let answer = HeadReader::new(&Method::GET).informing(note).read(&mut input).unwrap().unwrap();
+    assert_eq!((answer.head.status(), INFORMED.take()), (StatusCode::NO_CONTENT, vec![102, 103]));
+    let mut out = Vec::new();
+    let headers = HeaderMap::from_iter([(header::LINK, http::HeaderValue::from_static("a"))]);
+    informational(&mut out, StatusCode::EARLY_HINTS, &headers);
+    assert_eq!(out, b"HTTP/1.1 103 Early Hints\r\nlink: a\r\n\r\n");
+}
+
+#[test]
 fn what_ends_too_early_is_no_answer() {
     for text in [
         "HTTP/1.1 200 O",
@@ -185,13 +256,15 @@ fn everything_is_bounded() {
     let chunked = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
     assert!(refused(format!("{head}x: {}", "y".repeat(70_000))).contains("64 KiB"));
     assert!(refused(format!("{head}x: {}\r\n\r\n", "y".repeat(65_530))).contains("64 KiB"));
-    assert!(refused(format!("{head}{}\r\n", "x: y\r\n".repeat(101))).contains("100 fields"));
+    assert!(refused(format!("{head}{}\r\n", "x: y\r\n".repeat(129))).contains("128 fields"));
     assert!(refused("HTTP/1.1 100 Continue\r\n\r\n".repeat(40)).contains("1xx"));
+    let hints = format!("HTTP/1.1 103 Hints\r\nx: {}\r\n\r\n", "y".repeat(20_000));
+    assert!(refused(hints.repeat(4)).contains("1xx"));
     assert!(refused(format!("{chunked}1;{}", "x".repeat(17_000))).contains("16 KiB"));
     assert!(refused(format!("{chunked}{}", "1;xxxxxxxx\r\na\r\n".repeat(3_000))).contains("16 KiB"));
-    assert!(refused(format!("{chunked}0\r\nx: {}", "y".repeat(17_000))).contains("16 KiB"));
-    assert!(refused(format!("{chunked}0\r\n{}\r\n", "x: y\r\n".repeat(101))).contains("trailers"));
-    let full = format!("{head}content-length: 0\r\n{}\r\n", "x: y\r\n".repeat(99));
+    assert!(refused(format!("{chunked}0\r\nx: {}", "y".repeat(70_000))).contains("64 KiB"));
+    assert!(refused(format!("{chunked}0\r\n{}\r\n", "x: y\r\n".repeat(129))).contains("trailers"));
+    let full = format!("{head}content-length: 0\r\n{}\r\n", "x: y\r\n".repeat(127));
     assert!(read(&Method::GET, full.as_bytes().chunks(7)).unwrap().is_some());
 }
 

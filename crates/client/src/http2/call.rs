@@ -12,6 +12,7 @@ use http::Response;
 use http_body::Body;
 
 use super::{AnswerBody, Lost, Reason, Session, Shared, lock, saying::Saying, session::Ask};
+use crate::informational;
 
 /// A call from its request to the head of its answer. Dropped early, it is given up, which the server is told.
 #[derive(Debug)]
@@ -88,7 +89,9 @@ where
         };
         let (session, number) = (&stream.session, stream.number);
         // Before what is to be said: who has answered need not hear that a body broke off.
-        let answered = lock(session).poll_answer(number, context);
+        let mut before = Vec::new();
+        let answered = lock(session).poll_answer(number, &mut before, context);
+        before.into_iter().for_each(informational::came);
         if answered.is_pending()
             && let Some(saying) = &mut this.saying
             && let Poll::Ready(said) = saying.poll(session, number, context)

@@ -11,6 +11,8 @@ use http::{HeaderValue, Method, Request, Response, header};
 use http_body::Body;
 use tokio::time::{Sleep, sleep};
 
+use crate::informational;
+
 use super::{
     Came, Reason, RequestBody, Responder,
     saying::Saying,
@@ -93,7 +95,11 @@ where
                     if responder.poll_gone(context).is_ready() {
                         return Poll::Ready(());
                     }
-                    let answer = ready!(Pin::new(making).poll(context));
+                    let (answer, before) = informational::during(|| Pin::new(making).poll(context));
+                    for response in before {
+                        responder.head(response, false);
+                    }
+                    let answer = ready!(answer);
                     this.head(answer)
                 }
                 State::Saying(saying) => {

@@ -17,7 +17,7 @@ pub enum Lost {
     #[error("what came is no answer: {0}")]
     Malformed(Reason),
     /// What came is larger than what is taken.
-    #[error("the head of the answer is larger than 64 KB")]
+    #[error("the response has more than 128 headers, or 64 KB of them")]
     TooLarge,
     /// It was reset here, by whoever needed it no more.
     #[error("it was given up")]

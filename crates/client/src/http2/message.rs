@@ -7,10 +7,12 @@ use http::{
 };
 
 use super::hpack::Field;
-use crate::http1::content_length;
+use crate::http1::{MOST_FIELDS, MOST_HEAD, content_length};
 
-/// What the fields of a head or of trailers may take, as RFC 9113 6.5.2 counts it, in bytes.
-pub(super) const MOST: usize = 64 * 1024;
+/// What the fields of a head or of trailers may take, as RFC 9113 6.5.2 counts it, in bytes: no less than what is taken over HTTP/1.1.
+pub(super) const MOST: usize = MOST_HEAD + 1 + 32 * MOST_FIELDS;
+/// Bytes that RFC 9113 6.5.2 counts for each field besides those that HTTP/1.1 writes.
+const BEYOND: usize = 32 - ": \r\n".len();
 
 /// Fields of HTTP/1.1 that say how a message is framed (RFC 9113 8.2.2).
 static FORBIDDEN: [HeaderName; 5] = [
@@ -41,6 +43,9 @@ pub(super) struct Fields {
     status: Option<StatusCode>,
     protocol: Option<Bytes>,
     headers: HeaderMap,
+    /// Fields that came, all and those that count: a cookie that is cut into several is one (RFC 9113 8.2.3).
+    came: usize,
+    counted: usize,
     size: usize,
     /// What is wrong with the message, if anything.
     wrong: Option<&'static str>,
@@ -88,10 +93,13 @@ fn told_once(headers: &mut HeaderMap) -> Result<Option<u64>, &'static str> {
 impl Fields {
     pub(super) fn add(&mut self, field: Field) {
         self.size = self.size.saturating_add(field.size());
-        if self.size > MOST || self.wrong.is_some() {
+        self.came += 1;
+        let is_own = !matches!(field, Field::Header(..) | Field::Malformed(..));
+        let is_cookie = matches!(&field, Field::Header(name, _) if *name == header::COOKIE);
+        self.counted += usize::from(!is_own && !is_cookie);
+        if self.is_too_large() || self.wrong.is_some() {
             return;
         }
-        let is_own = !matches!(field, Field::Header(..) | Field::Malformed(..));
         self.wrong = match field {
             _ if is_own && self.is_beyond => Some("a field of HTTP/2's own comes after another"),
             Field::Header(name, value) => self.header(name, value),
@@ -119,9 +127,18 @@ impl Fields {
         }
     }
 
+    /// How many bytes HTTP/1.1 would write, but for its first line.
+    pub(super) fn length(&self) -> usize {
+        self.size.saturating_sub(self.came * BEYOND)
+    }
+
+    fn is_too_large(&self) -> bool {
+        self.counted > MOST_FIELDS || self.size > MOST || self.length() > MOST_HEAD
+    }
+
     fn checked(self) -> Made<Self> {
         match self.wrong {
-            _ if self.size > MOST => Made::TooLarge,
+            _ if self.is_too_large() => Made::TooLarge,
             Some(why) => Made::Malformed(why),
             None => Made::Whole(self),
         }

@@ -12,6 +12,9 @@ use super::{Lost, Shared, lock};
 
 /// The body of a request over HTTP/2, whole or on its way.
 ///
+/// It is at its end from the beginning only where the headers had END_STREAM. One that ends with an empty DATA frame says so when it
+/// is read: gRPC servers take END_STREAM in headers for no half-close, so that it must not be forwarded as that.
+///
 /// Dropped early, it is not cut short at once: its program may take the answer for lost otherwise, whatever RFC 9113 8.1 says
 /// of a reset without an error; curl is one, and may do so for three bytes.
 #[derive(Debug)]
@@ -19,6 +22,9 @@ pub struct RequestBody(State);
 
 #[derive(Debug)]
 enum State {
+    /// The headers had END_STREAM.
+    Absent,
+    /// The payload of all DATA frames, maybe of no bytes.
     Whole(Bytes),
     Coming(Coming),
 }
@@ -28,6 +34,8 @@ enum State {
 struct Coming {
     session: Shared,
     stream: u32,
+    /// Before that it is not at its end, whatever has come.
+    was_polled: bool,
 }
 
 /// The program has taken its request back, or is gone.
@@ -36,17 +44,22 @@ struct Coming {
 pub struct TakenBack(Lost);
 
 impl RequestBody {
+    pub(super) fn absent() -> Self {
+        Self(State::Absent)
+    }
+
     pub(super) fn whole(bytes: Bytes) -> Self {
         Self(State::Whole(bytes))
     }
 
     pub(super) fn coming(session: Shared, stream: u32) -> Self {
-        Self(State::Coming(Coming { session, stream }))
+        Self(State::Coming(Coming { session, stream, was_polled: false }))
     }
 
     /// How much was taken of the stream with it.
     pub(super) fn taken(&self) -> Option<u32> {
         match &self.0 {
+            State::Absent => Some(0),
             State::Whole(bytes) => Some(bytes.len() as u32),
             State::Coming(_) => None,
         }
@@ -61,26 +74,35 @@ impl Body for RequestBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, TakenBack>>> {
-        let Coming { session, stream } = match &mut self.0 {
-            State::Whole(bytes) if bytes.is_empty() => return Poll::Ready(None),
-            State::Whole(bytes) => return Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
+        let Coming { session, stream, was_polled } = match &mut self.0 {
+            State::Absent => return Poll::Ready(None),
+            State::Whole(bytes) => {
+                let data = Some(std::mem::take(bytes)).filter(|bytes| !bytes.is_empty());
+                self.0 = State::Absent;
+                return Poll::Ready(data.map(|data| Ok(Frame::data(data))));
+            }
             State::Coming(coming) => coming,
         };
+        *was_polled = true;
         let piece = ready!(lock(session).poll_piece(*stream, context));
         Poll::Ready(piece.map(|piece| piece.map(Frame::from).map_err(TakenBack)))
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.0 {
-            State::Whole(bytes) => bytes.is_empty(),
-            State::Coming(Coming { session, stream }) => lock(session).left(*stream).0,
+            State::Absent => true,
+            State::Whole(_) => false,
+            State::Coming(Coming { session, stream, was_polled }) => {
+                *was_polled && lock(session).left(*stream).0
+            }
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
+            State::Absent => SizeHint::with_exact(0),
             State::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
-            State::Coming(Coming { session, stream }) => {
+            State::Coming(Coming { session, stream, .. }) => {
                 lock(session).left(*stream).1.map_or_else(SizeHint::new, SizeHint::with_exact)
             }
         }

@@ -25,7 +25,7 @@ impl Responder {
         Self { session, stream }
     }
 
-    /// Says the head, and nothing else if it `ends`.
+    /// Says the head, and nothing else if it `ends`; before that, any informational responses.
     pub fn head(&mut self, mut answer: Response<()>, ends: bool) {
         message::keep_allowed(answer.headers_mut());
         let (head, ()) = answer.into_parts();

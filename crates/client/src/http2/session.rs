@@ -285,6 +285,7 @@ impl Session {
         let (stream, request) = session.fresh.pop_front()?;
         let state = session.streams.get_mut(&stream)?;
         let body = match state.whole() {
+            Some(_) if !state.has_body => RequestBody::absent(),
             Some(bytes) => RequestBody::whole(bytes),
             None => {
                 state.handles += 1;

@@ -49,7 +49,7 @@ pub struct Duplex {
 impl Switch {
     /// Takes the body out of a request, of which it is none.
     pub(super) fn begin(request: &mut Request<RequestBody>) -> Begins {
-        let body = std::mem::replace(request.body_mut(), RequestBody::whole(Bytes::new()));
+        let body = std::mem::replace(request.body_mut(), RequestBody::absent());
         let (begins, begun) = oneshot::channel();
         request.extensions_mut().insert(Self(Arc::new(Mutex::new(Some(Waiting { body, begun })))));
         Begins(begins)

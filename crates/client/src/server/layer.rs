@@ -230,7 +230,7 @@ where
                     call.cut_off()
                 }
             },
-            StateProjection::Refused { refusal, caller, load } => refusal.answer(*caller, load),
+            StateProjection::Refused { refusal, caller, load } => refusal.answer(caller, load),
             StateProjection::Asked { load } => load_alone(load),
             // Nobody may poll a future that has ended.
             StateProjection::Over => return Poll::Pending,
@@ -243,13 +243,13 @@ where
 
 impl Call {
     fn take(&mut self) -> Self {
-        Self { guard: self.guard.take(), ..*self }
+        Self { guard: self.guard.take(), caller: self.caller.clone(), deadline: self.deadline }
     }
 
     /// The answer to a call whose time is over.
     fn cut_off<B>(&mut self) -> Response<ServerBody<B>> {
         match self.guard.take().map(CallGuard::end) {
-            Some(load) => Refusal::Late.answer(self.caller, &load),
+            Some(load) => Refusal::Late.answer(&self.caller, &load),
             // It counts until its answer begins.
             None => Response::new(ServerBody::text("")),
         }

@@ -93,19 +93,18 @@ impl Refusal {
     }
 
     /// All of the answer, as its caller understands it.
-    pub(super) fn answer<B>(self, caller: Caller, load: &Load) -> Response<ServerBody<B>> {
+    pub(super) fn answer<B>(self, caller: &Caller, load: &Load) -> Response<ServerBody<B>> {
         load.refusals().count(self);
         let (status, _, words) = self.says();
         let kind = match caller {
-            Caller::Grpc => "application/grpc",
-            Caller::GrpcWeb(kind) => kind,
-            Caller::Http => "text/plain; charset=utf-8",
+            Caller::Grpc(kind) | Caller::GrpcWeb(kind) => kind.clone(),
+            Caller::Http => HeaderValue::from_static("text/plain; charset=utf-8"),
         };
-        let is_http = caller == Caller::Http;
+        let is_http = *caller == Caller::Http;
         let mut answer =
             Response::new(ServerBody::text(if is_http { format!("{words}\n") } else { String::new() }));
         let headers = answer.headers_mut();
-        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+        headers.insert(header::CONTENT_TYPE, kind);
         if is_http {
             self.mark(headers, load.name());
             report::add_text(headers, load.report());

@@ -24,6 +24,8 @@ pub(crate) struct Outgoing {
     pub(super) rest: Option<Rest>,
     /// The length that the caller declared.
     pub(super) declared: Option<u64>,
+    /// Not at its end from the beginning: over HTTP/2, DATA ends the request and not its headers, even where there are no bytes.
+    pub(super) has_body: bool,
 }
 
 /// What is at hand of a body. One chunk, nearly always; more are rare enough for a list. A copy shares the bytes.
@@ -44,12 +46,13 @@ struct Rare {
 pub(crate) struct Replay {
     chunks: Chunks,
     declared: Option<u64>,
+    has_body: bool,
 }
 
 impl Outgoing {
     /// No body.
     pub(crate) fn empty() -> Self {
-        Self { whole: Chunks::default(), rest: None, declared: Some(0) }
+        Self { whole: Chunks::default(), rest: None, declared: Some(0), has_body: false }
     }
 
     /// Takes a body over: what it has at hand is taken at once, so that a body which is all there is sent without
@@ -59,9 +62,8 @@ impl Outgoing {
         B: Body<Data = Bytes> + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        let declared = body.size_hint().exact();
-        let mut this = Self { whole: Chunks::default(), rest: None, declared };
-        if body.is_end_stream() {
+        let mut this = Self::begun(&body);
+        if !this.has_body {
             return Ok(this);
         }
         let mut body = Box::pin(body);
@@ -78,9 +80,8 @@ impl Outgoing {
         B: Body<Data = Bytes> + Unpin + Send + 'static,
         B::Error: Into<BoxError>,
     {
-        let declared = body.size_hint().exact();
-        let mut this = Self { whole: Chunks::default(), rest: None, declared };
-        if body.is_end_stream() {
+        let mut this = Self::begun(&body);
+        if !this.has_body {
             return Ok(this);
         }
         let ended =
@@ -91,6 +92,12 @@ impl Outgoing {
         Ok(this)
     }
 
+    /// Of this body, of which nothing is taken yet.
+    fn begun<B: Body>(body: &B) -> Self {
+        let (declared, has_body) = (body.size_hint().exact(), !body.is_end_stream());
+        Self { whole: Chunks::default(), rest: None, declared, has_body }
+    }
+
     /// How much of the body is at hand, in bytes.
     pub(crate) fn at_hand(&self) -> u64 {
         self.whole.len()
@@ -98,14 +105,17 @@ impl Outgoing {
 
     /// A copy to send once more, when the whole body is at hand.
     pub(crate) fn replay(&self) -> Option<Replay> {
-        self.rest.is_none().then(|| Replay { chunks: self.whole.clone(), declared: self.declared })
+        let Self { whole, rest, declared, has_body } = self;
+        let copy = || Replay { chunks: whole.clone(), declared: *declared, has_body: *has_body };
+        rest.is_none().then(copy)
     }
 }
 
 impl Replay {
     /// The body once more.
     pub(crate) fn again(&self) -> Outgoing {
-        Outgoing { whole: self.chunks.clone(), rest: None, declared: self.declared }
+        let Self { chunks, declared, has_body } = self;
+        Outgoing { whole: chunks.clone(), rest: None, declared: *declared, has_body: *has_body }
     }
 }
 
@@ -284,6 +294,18 @@ mod tests {
             taken.whole.first().unwrap().as_ptr(),
             "not a copy"
         );
+    }
+
+    #[tokio::test]
+    async fn a_body_without_bytes_is_told_from_none_also_when_it_is_sent_again() {
+        use http_body_util::{Empty, StreamBody};
+        let bytes = futures_util::stream::empty::<Result<Frame<Bytes>, BoxError>>();
+        let empty = Outgoing::take_movable(StreamBody::new(bytes)).await.unwrap();
+        let none = Outgoing::take(Empty::new()).await.unwrap();
+        for (body, has_body) in [(empty, true), (none, false), (Outgoing::empty(), false)] {
+            assert!(body.is_end_stream());
+            assert_eq!([body.has_body, body.replay().unwrap().again().has_body], [has_body; 2]);
+        }
     }
 
     #[tokio::test]

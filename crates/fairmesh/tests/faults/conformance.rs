@@ -1,7 +1,7 @@
 //! What h2spec, which knows RFC 9113 case by case, says of the proxy's listeners. It runs where `scripts/setup.sh h2spec` has
 //! put it, or where it is on the path.
 
-use std::{convert::Infallible, env, path::PathBuf, time::Duration};
+use std::{convert::Infallible, time::Duration};
 
 use bytes::Bytes;
 use fairmesh_client::server::{Server, serve_http};
@@ -10,7 +10,7 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use tokio::{net::TcpListener, process::Command};
 
-use crate::harness::{Proxy, World, alone, run};
+use crate::harness::{Proxy, World, alone, run, skipped, tool};
 
 /// How long all cases may take; one that hears nothing waits for two seconds.
 const PATIENCE: Duration = Duration::from_secs(400);
@@ -18,17 +18,6 @@ const PATIENCE: Duration = Duration::from_secs(400);
 /// The one case that listeners cannot pass which speak HTTP/1.1 as well: what begins as neither is answered with 400 in words of
 /// HTTP/1.1 before the connection is closed, and h2spec would have it closed in silence.
 const NOT_HTTP2: &str = "× 2: Sends invalid connection preface";
-
-fn h2spec() -> Option<PathBuf> {
-    let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let cache = cache.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache")));
-    let ours = cache.map(|cache| cache.join("fairmesh/tools/bin"));
-    let path = env::var_os("PATH").unwrap_or_default();
-    ours.into_iter()
-        .chain(env::split_paths(&path))
-        .map(|folder| folder.join("h2spec"))
-        .find(|file| file.is_file())
-}
 
 /// Answers everything with some bytes, since windows are filled with them.
 async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
@@ -38,9 +27,8 @@ async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Inf
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn http2_is_spoken_as_its_standard_says() {
-    let Some(h2spec) = h2spec() else {
-        eprintln!("not run: there is no h2spec; `scripts/setup.sh h2spec` builds it");
-        return;
+    let Some(h2spec) = tool("h2spec") else {
+        return skipped("HTTP/2 cannot be judged by h2spec", "`scripts/setup.sh h2spec` builds it");
     };
     let _machine = alone().await;
     let world = World::start("").await;

@@ -27,7 +27,7 @@ pub(crate) use connection::{Answer, Connection, Manner};
 pub(crate) use echo::{Echo, NUMBER};
 pub(crate) use load::{Caller, Kind, Load};
 pub(crate) use netns::{Machines, THERE, path};
-pub(crate) use process::{Process, Program, Run, run};
+pub(crate) use process::{Process, Program, Run, run, tool};
 pub(crate) use proxy::Proxy;
 pub(crate) use raw::{RawServer, read_head, read_to_end, say};
 pub(crate) use serve::{BURN, Local, Spec, free_port};

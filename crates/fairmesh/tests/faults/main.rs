@@ -18,6 +18,7 @@ mod inbound;
 mod inside;
 mod limits;
 mod lookaside;
+mod messages;
 mod outage;
 mod own_lookaside;
 mod proxy;

@@ -124,7 +124,8 @@ impl Story {
         let Some(subject) = self.subject.take() else { return };
         let answered = self.what_became(&subject.asked, answer, fault);
         if self.tell {
-            decision::tell(subject.target.handle.name(), &answered.tried, answer.headers_mut());
+            let Answered { tried, tries, .. } = &answered;
+            decision::tell(subject.target.handle.name(), tried, *tries, answer.headers_mut());
         }
         if let Some(lasts) = subject.seeing.lasts.as_ref().filter(|_| self.keep) {
             lasts.keep(&subject.target, &subject.asked, &answered);

@@ -19,7 +19,10 @@ use std::{
 use bytes::Bytes;
 use fairmesh_client::{
     BoxError,
-    http1::{Asked, Decoder, Outbox, REST, Received, RequestReader, Unserved},
+    http1::{
+        Asked, Decoder, Outbox, REST, Received, RequestReader, Unserved, informational as write_informational,
+    },
+    informational,
 };
 use http::{Request, Response, StatusCode};
 use http_body::Body;
@@ -227,7 +230,7 @@ where
         let begins = may_switch.then(|| Switch::offer(request.extensions_mut()));
         let response = {
             let mut answering = pin!(answer(request));
-            poll_fn(|context| self.poll_answer(answering.as_mut(), wanted.as_deref(), context)).await?
+            poll_fn(|context| self.poll_answer(answering.as_mut(), asked, wanted.as_deref(), context)).await?
         };
         self.may_switch = false;
         self.flush().await?;
@@ -259,25 +262,37 @@ where
         upload
     }
 
-    /// Waits for the answer, and for the program to give up. Tells it to send the body, where it waits for that and the
-    /// body is wanted.
+    /// Waits for the answer, and for the program to give up. Sends informational responses before it, and tells the program to send the
+    /// body, where it waits for that and the body is wanted.
     fn poll_answer<F: Future>(
         &mut self,
         answering: Pin<&mut F>,
+        asked: Asked,
         wanted: Option<&AtomicBool>,
         context: &mut Context<'_>,
     ) -> Poll<Result<F::Output, Broken>> {
-        if let Poll::Ready(response) = answering.poll(context) {
+        let (response, before) = informational::during(|| answering.poll(context));
+        if asked.takes_informational() {
+            self.inform(&before);
+        }
+        if let Poll::Ready(response) = response {
             return Poll::Ready(Ok(response));
         }
         if wanted.is_some_and(|wanted| wanted.swap(false, Relaxed)) {
-            self.output.clear().extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
+            self.output.text().extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
         }
         if let Poll::Ready(Err(error)) = self.output.poll_flush(&mut self.writer, context) {
             return Poll::Ready(Err(error.into()));
         }
         ready!(self.poll_gone(context));
         Poll::Ready(Err(Broken::Gone))
+    }
+
+    /// Writes informational responses, which are sent with the next flush.
+    fn inform(&mut self, responses: &[Response<()>]) {
+        for response in responses {
+            write_informational(self.output.text(), response.status(), response.headers());
+        }
     }
 
     /// Ready when the program has ended its side. What else it sends waits for its turn.

@@ -107,13 +107,14 @@ impl Session {
         number
     }
 
-    /// The head of an answer. One that only says that another is to come is passed over.
+    /// The head of an answer, or an informational response before it.
     pub(super) fn answer(&mut self, number: u32, ends: bool, fields: Fields) -> Result<(), Wrong> {
         let malformed = |why| {
             tracing::debug!(why, "an answer was refused");
             Wrong::Stream(number, Reason::PROTOCOL_ERROR)
         };
         let Some(stream) = self.streams.get_mut(&number) else { return Ok(()) };
+        let size = fields.length();
         let Answered { answer, length } = match fields.answer() {
             Made::Whole(answered) => answered,
             Made::Malformed(why) => return Err(malformed(why)),
@@ -124,10 +125,17 @@ impl Session {
         };
         let status = answer.status();
         if status.is_informational() {
-            return match ends || status == StatusCode::SWITCHING_PROTOCOLS {
-                true => Err(malformed("an answer ends before it begins, or switches protocols")),
-                false => Ok(()),
-            };
+            if ends || status == StatusCode::SWITCHING_PROTOCOLS {
+                return Err(malformed("an answer ends before it begins, or switches protocols"));
+            }
+            if !stream.before.admits(size) {
+                return Err(malformed("too many informational responses came"));
+            }
+            if status != StatusCode::CONTINUE {
+                stream.informational.push(answer);
+                stream.wake_reader();
+            }
+            return Ok(());
         }
         let is_bodiless =
             stream.is_bodiless || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
@@ -144,15 +152,20 @@ impl Session {
         Ok(())
     }
 
-    /// The head of the answer on a stream, and what came of its body. Where that is all, the stream is over.
+    /// The head of the answer on a stream, and what came of its body. Where that is all, the stream is over. `informational` gets the
+    /// responses that came before it.
     pub(in super::super) fn poll_answer(
         &mut self,
         number: u32,
+        informational: &mut Vec<Response<()>>,
         context: &Context<'_>,
     ) -> Poll<Result<(Response<()>, Early), Lost>> {
         let Some(stream) = self.streams.get_mut(&number) else {
             return Poll::Ready(Err(Lost::Reset(Reason::CANCEL)));
         };
+        if !stream.informational.is_empty() {
+            informational.append(&mut stream.informational);
+        }
         let Some(answer) = stream.answer.take() else {
             if let Some(lost) = stream.lost {
                 return Poll::Ready(Err(lost));

@@ -194,6 +194,7 @@ impl Session {
                 begun.begin(STREAM_WINDOW, self.first_room, length, ends);
                 begun.expects = expects;
                 begun.has_head = true;
+                begun.has_body = !ends;
                 self.streams.insert(stream, begun);
                 self.open += 1;
                 self.fresh.push_back((stream, request));

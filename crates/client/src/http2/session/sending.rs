@@ -30,12 +30,12 @@ pub(in super::super) enum Rest {
 }
 
 impl Session {
-    /// Says the head of an answer, and nothing else if it `ends`.
+    /// Says the head of an answer, and nothing else if it `ends`, or an informational response.
     pub(in super::super) fn say_head(&mut self, number: u32, head: &response::Parts, ends: bool) {
         let Some(stream) = self.streams.get_mut(&number).filter(|stream| stream.reset.is_none()) else {
             return;
         };
-        stream.expects = false;
+        stream.expects &= head.status.is_informational();
         self.say_block(number, if ends { END_STREAM } else { 0 }, |block| {
             block.status(head.status);
             block.headers(&head.headers);

@@ -10,6 +10,7 @@ use http::{HeaderMap, Response};
 use http_body::Frame;
 
 use super::super::{Lost, Reason};
+use crate::informational::Budget;
 
 /// Pieces of a body up to this length are put together while nobody reads them: each were more to keep than it carries.
 const SMALL: usize = 1024;
@@ -52,8 +53,13 @@ pub(super) struct Stream {
     /// The head of what comes has come, and that of an answer waits for whoever asked.
     pub(super) has_head: bool,
     pub(super) answer: Option<Response<()>>,
+    /// What came before that and was not taken, and how much that was so far.
+    pub(super) informational: Vec<Response<()>>,
+    pub(super) before: Budget,
     /// Its answer has no body, whatever its head says.
     pub(super) is_bodiless: bool,
+    /// The headers of the request had no END_STREAM, so that DATA or trailers end it.
+    pub(super) has_body: bool,
     /// What came and was not read.
     pub(super) came: VecDeque<Piece>,
     /// Bytes that came and were not read.

@@ -24,6 +24,7 @@ use crate::{
     BoxError,
     headers::{DEADLINE, GRPC_TIMEOUT, encode_grpc_timeout},
     http1::{self, Answer, Decoder, Encoder, Framing, HeadReader, Inbox, LEAST_READ, MOST_READ, Outbox},
+    informational,
     stats::OpenConnection,
 };
 
@@ -126,7 +127,7 @@ where
         self.output.begun(chunk, tail, written);
         self.persistent = !http1::says_close(&head.headers);
         let reader = HeadReader::new(&head.method).switching(http1::says_upgrade(&head.headers));
-        Ok((reader, Upload { body, encoder }))
+        Ok((reader.informing(informational::came), Upload { body, encoder }))
     }
 
     /// Sends and reads, until the head of the answer is there. `upload` is left where something is still to be sent.

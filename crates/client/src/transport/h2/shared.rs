@@ -6,7 +6,6 @@ use std::sync::{
 };
 
 use http::{HeaderMap, HeaderValue, Response, header};
-use http_body::Body as _;
 use tokio::sync::Notify;
 
 use super::{Incoming, Outgoing, Request, SendError, Slot};
@@ -109,9 +108,11 @@ impl Shared {
         }
         headers::write_deadline(&mut head.headers, *left, head.grpc);
         prepare(&mut head.headers, body);
+        // gRPC ends every request with DATA, of no bytes where there are no messages (PROTOCOL-HTTP2, Requests). Bodies of hyper
+        // do not tell that from an end with the headers.
+        let ends = !body.has_body && !head.grpc;
         // Nothing of the caller's is called or dropped while the session is locked: its body may be an answer on the same
         // connection, which locks it as well.
-        let ends = body.is_end_stream();
         let begun = self.begin_with(head, ends);
         match begun {
             Ok(Begun::Call(call, place)) => {

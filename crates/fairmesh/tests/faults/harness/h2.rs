@@ -32,6 +32,7 @@ pub(crate) const CALM: u32 = 0xb;
 pub(crate) struct Frame {
     pub(crate) kind: u8,
     pub(crate) flags: u8,
+    pub(crate) stream: u32,
     pub(crate) payload: Vec<u8>,
 }
 
@@ -55,15 +56,37 @@ pub(crate) async fn connect(to: &str, settings: &[u8]) -> TcpStream {
     stream
 }
 
+/// The server side of a connection: reads the preface, and sends settings.
+pub(crate) async fn serve(stream: &mut TcpStream) {
+    stream.set_nodelay(true).unwrap();
+    timeout(PATIENCE, stream.read_exact(&mut [0; 24])).await.expect("nothing comes").unwrap();
+    stream.write_all(&frame(SETTINGS, 0, 0, &[])).await.unwrap();
+}
+
+/// The next frame of a stream that carries something of a message, or ends it early. Settings on the way are acknowledged.
+pub(crate) async fn read_message(stream: &mut TcpStream) -> Frame {
+    loop {
+        let came = read(stream).await.expect("the connection goes on");
+        match came.kind {
+            SETTINGS if came.flags & ACK == 0 => {
+                stream.write_all(&frame(SETTINGS, ACK, 0, &[])).await.unwrap()
+            }
+            HEADERS | DATA | RST_STREAM => return came,
+            _ => {}
+        }
+    }
+}
+
 /// The next frame; `None` where the connection ended.
 pub(crate) async fn read(stream: &mut (impl tokio::io::AsyncRead + Unpin)) -> Option<Frame> {
     let read = async {
         let mut head = [0; 9];
         stream.read_exact(&mut head).await.ok()?;
-        let [a, b, c, kind, flags, ..] = head;
+        let [a, b, c, kind, flags, number @ ..] = head;
+        let number = u32::from_be_bytes(number);
         let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
         stream.read_exact(&mut payload).await.ok()?;
-        Some(Frame { kind, flags, payload })
+        Some(Frame { kind, flags, stream: number, payload })
     };
     timeout(PATIENCE, read).await.expect("nothing comes")
 }

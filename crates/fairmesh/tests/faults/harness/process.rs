@@ -1,4 +1,5 @@
 use std::{
+    env,
     ffi::OsString,
     fs::{self, File},
     path::PathBuf,
@@ -143,6 +144,16 @@ pub(crate) async fn run(mut command: Command, input: &str, patience: Duration) -
     let output = output.unwrap_or_else(|_| panic!("still running after {patience:?}: {command:?}")).unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     Run { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+/// A program that `scripts/setup.sh` has built, or that is on the path.
+pub(crate) fn tool(name: &str) -> Option<PathBuf> {
+    let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let cache = cache.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache")));
+    let ours = cache.map(|cache| cache.join("fairmesh/tools/bin"));
+    let path = env::var_os("PATH").unwrap_or_default();
+    let folders = ours.into_iter().chain(env::split_paths(&path));
+    folders.map(|folder| folder.join(name)).find(|file| file.is_file())
 }
 
 /// The binary under test as a command.

@@ -16,12 +16,17 @@ pub(crate) struct RawServer {
 
 impl RawServer {
     pub(crate) async fn start(world: &World, service: &str, instance: &str) -> Self {
+        Self::speaking(world, service, instance, Protocol::Http1).await
+    }
+
+    /// Declared to speak this.
+    pub(crate) async fn speaking(world: &World, service: &str, instance: &str, protocol: Protocol) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let server = Server::builder(service)
             .instance(instance)
             .address(address)
-            .protocol(Protocol::Http1)
+            .protocol(protocol)
             .agent(world.agent_address());
         let _server = server.start().await.unwrap();
         world.serves(service, instance).await;
@@ -31,6 +36,11 @@ impl RawServer {
     /// The next connection.
     pub(crate) async fn accept(&self) -> TcpStream {
         timeout(PATIENCE, self.listener.accept()).await.expect("nobody connects").unwrap().0
+    }
+
+    /// Its listener, and what keeps it registered.
+    pub(crate) fn into_parts(self) -> (TcpListener, Server) {
+        (self.listener, self._server)
     }
 
     /// Stays registered, and takes no connections any more.

@@ -12,6 +12,7 @@ use bytes::Bytes;
 use fairmesh_client::{
     BoxError,
     http1::{Outbox, PlainAnswer, scratch},
+    informational,
 };
 use http::{Request, Response};
 use http_body::Body;
@@ -97,8 +98,16 @@ where
         };
         let answered = poll_fn(|context| {
             let Self { writer, output, date, .. } = self;
-            if let Poll::Ready(answered) = poll(Reply { writer, output, date }, context) {
+            let (answered, before) = informational::during(|| poll(Reply { writer, output, date }, context));
+            // What comes behind one is taken apart, and sent behind it. A plain request is of HTTP/1.1.
+            self.inform(&before);
+            if let Poll::Ready(answered) = answered {
                 return Poll::Ready(Ok(answered));
+            }
+            if !self.output.is_empty()
+                && let Poll::Ready(Err(error)) = self.output.poll_flush(&mut self.writer, context)
+            {
+                return Poll::Ready(Err(error.into()));
             }
             ready!(self.poll_gone(context));
             Poll::Ready(Err(Broken::Gone))

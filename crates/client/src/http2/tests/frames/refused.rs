@@ -168,6 +168,22 @@ async fn a_program_is_told_that_a_head_is_too_large() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn as_many_headers_are_taken_as_over_http1_and_a_cookie_in_pieces_is_one() {
+    let mut program = Program::new().await;
+    let with = |stream, count: usize| {
+        let fields = [&GET[..], &[("x-a", "b")].repeat(count), &[("cookie", "c=d")].repeat(200)].concat();
+        said(HEADERS, END_HEADERS | END_STREAM, stream, block(&fields))
+    };
+    let asked = program.asks(&with(1, 128)).await;
+    assert_eq!(asked.request.headers().len(), 128 + 200);
+    program.send(&with(3, 129)).await;
+    program.hears([head(3, 431, &[], true)]).await;
+    asked.answers(whole(200, ""));
+    program.hears([head(1, 200, &[], true)]).await;
+    program.goes_on(5).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_program_that_gets_too_much_wrong_is_cut_off() {
     let mut program = Program::new().await;
     for stream in (0..1024).map(|number| 2 * number + 1) {

@@ -1,6 +1,7 @@
 //! What is taken as it may be said.
 
 use http::{Method, Version};
+use http_body::Body as _;
 
 use super::{
     super::super::frame::{PADDED, PRIORITIZED, PRIORITY},
@@ -10,7 +11,7 @@ use super::{
 #[tokio::test(start_paused = true)]
 async fn a_connection_begins_with_what_is_taken() {
     let mut program = Program::ahead(&[]);
-    let [streams, window, fields] = [(3, 256), (INITIAL_WINDOW_SIZE, 1 << 20), (6, 64 * 1024)];
+    let [streams, window, fields] = [(3, 256), (INITIAL_WINDOW_SIZE, 1 << 20), (6, 68 * 1024)];
     let settings = set(&[streams, window, fields]);
     program
         .hears([Heard::Settings(settings[HEAD..].to_vec().into()), Heard::Room(0, (1 << 20) - 65_535)])
@@ -57,7 +58,24 @@ async fn a_request_is_handed_on_however_it_is_framed() {
     assert_eq!(request.uri(), "http://one.shop/");
     let expected = headers(&[("te", "trailers"), ("cookie", "a=b"), ("cookie", "c=d")]);
     assert_eq!(request.headers(), &expected);
-    assert!(http_body::Body::is_end_stream(request.body()));
+    assert!(request.body().is_end_stream());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_end_by_an_empty_data_frame_is_told_from_one_by_the_headers() {
+    let mut program = Program::new().await;
+    let empty = |stream| said(DATA, END_STREAM, stream, "");
+    let together = program.asks(&[post(1, &[]), empty(1)].concat()).await;
+    let apart = program.asks(&post(3, &[])).await;
+    program.send(&[empty(3), said(PING, 0, 0, [7; 8])].concat()).await;
+    program.hears([Heard::Pong(vec![7; 8].into())]).await;
+    let mut held = Vec::new();
+    for Asked { request, answer } in [together, apart] {
+        let mut body = request.into_body();
+        assert!(!body.is_end_stream() && body.size_hint().exact() == Some(0));
+        assert!(in_time(body.frame()).await.is_none() && body.is_end_stream());
+        held.push(answer);
+    }
 }
 
 #[tokio::test(start_paused = true)]

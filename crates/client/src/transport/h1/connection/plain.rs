@@ -18,6 +18,7 @@ use crate::{
     http1::{
         Answer, Encoder, Framing, HeadReader, PlainAnswer, REST, no_fields, plain_answer_lacks, scratch,
     },
+    informational,
     transport::{
         Line, Outgoing, Reply, SendError,
         h1::{self, upload::Upload},
@@ -91,7 +92,8 @@ impl Plain {
             }
         }
         // As of every method whose answers have bodies like any other.
-        let reader = self.apart.get_or_insert_with(|| HeadReader::new(&Method::GET));
+        let other = || HeadReader::new(&Method::GET).informing(informational::came);
+        let reader = self.apart.get_or_insert_with(other);
         loop {
             if let Some(answer) = reader.read(&mut self.connection.input).map_err(broken)? {
                 return Poll::Ready(Ok(Got::Other(answer)));

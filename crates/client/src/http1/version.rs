@@ -1,0 +1,18 @@
+//! Versions of HTTP/1 above 1.1, whose messages are read as those of 1.1 (RFC 9110 2.5, 6.2). The parser knows 1.0 and 1.1 alone.
+
+/// Makes 1.1 of a version from 1.2 to 1.9 in the first line of a message, where it begins behind so many spaces. Whether it did.
+pub(super) fn lower(input: &mut [u8], spaces: usize) -> bool {
+    let is_content = |byte: &u8| !matches!(byte, b'\r' | b'\n');
+    let Some(mut at) = input.iter().position(is_content) else { return false };
+    for _ in 0..spaces {
+        let Some(space) = input[at..].iter().position(|byte| *byte == b' ') else { return false };
+        at += space + 1;
+    }
+    match &mut input[at..] {
+        [b'H', b'T', b'T', b'P', b'/', b'1', b'.', minor @ b'2'..=b'9', ..] => {
+            *minor = b'1';
+            true
+        }
+        _ => false,
+    }
+}
