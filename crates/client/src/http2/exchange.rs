@@ -12,7 +12,7 @@ use http_body::Body;
 use tokio::time::{Sleep, sleep};
 
 use super::{
-    Came, Reason, RequestBody, Responder,
+    Came, RequestBody, ResetReason, Responder,
     saying::Saying,
     session::Rest,
     tunnel::{Begins, Switch},
@@ -80,7 +80,7 @@ where
 impl<F, B> Future for Exchange<F, B>
 where
     F: Future<Output = Response<B>> + Unpin,
-    B: Body<Data = Bytes> + Unpin,
+    B: Body<Data = Bytes, Error: ResetReason> + Unpin,
 {
     type Output = ();
 
@@ -100,8 +100,8 @@ where
                     if responder.poll_gone(context).is_ready() {
                         return Poll::Ready(());
                     }
-                    if ready!(responder.poll_say(saying, context)).is_err() {
-                        responder.reset(Reason::INTERNAL_ERROR);
+                    if let Err(error) = ready!(responder.poll_say(saying, context)) {
+                        responder.reset(error.reset_reason());
                         return Poll::Ready(());
                     }
                     State::Said

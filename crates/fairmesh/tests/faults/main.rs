@@ -27,6 +27,7 @@ mod server;
 mod shards;
 mod starved;
 mod stop;
+mod timeouts;
 mod tls;
 mod translation;
 mod tunnels;

@@ -49,9 +49,9 @@ impl Upstream {
                 0 => format!("{} has no routes", self.name),
                 n => format!("none of {} of {} matches", counted(n, "route"), self.name),
             });
-            let timeout = self.timeout;
+            let timeouts = self.timeouts;
             let target = &self.name;
-            return Routed { target, route: None, class: None, timeout, idempotent: false, treatment: None };
+            return Routed { target, route: None, class: None, timeouts, idempotent: false, treatment: None };
         };
         let route = &rule.route;
         let target = rule.arm(seed).unwrap_or(&self.name);
@@ -67,7 +67,7 @@ impl Upstream {
             target,
             route: Some(&route.name),
             class: route.class.as_ref(),
-            timeout: route.timeout.unwrap_or(self.timeout),
+            timeouts: route.timeouts.or(&self.timeouts),
             idempotent: route.idempotent,
             treatment: rule.treatment.as_ref(),
         }
