@@ -17,12 +17,14 @@ release: ## Build the binary for production, guided by a profile of what runs mo
 test: ## Run every test and print how many passed
 	@scripts/setup.sh build demo etcd hosts systemd
 	@if command -v go >/dev/null; then scripts/setup.sh h2spec || true; scripts/setup.sh grpc-go || true; fi
+	@scripts/setup.sh grpcio || true
 	@scripts/test.sh
 
-soak: ## Cause outages, and replace all there is under full load, for 10 minutes each or SOAK_MINUTES=, attack every listener, and check what everybody saw
+soak: ## Cause outages, replace all there is under full load, stream, for 10 minutes each or SOAK_MINUTES=, attack every listener, and check what everybody saw
 	@scripts/setup.sh build etcd hosts
 	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test outages -- --nocapture no_outage
 	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test faults -- --nocapture no_request_fails_under_full_load
+	SOAK_MINUTES=$${SOAK_MINUTES:-10} cargo test --release --workspace --test faults -- --nocapture streams_polls_and_transfers
 	SOAK_MINUTES=1 cargo test --release --workspace --test faults -- --nocapture --include-ignored limits::
 
 check: ## Check format, clippy, documentation, and the dependencies' licences and sources

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes a machine ready for what its arguments name: `build` (compile and test), `demo`, `deny`, `etcd`, `fuzz`, `ghz`, `grpc-go`,
+# Makes a machine ready for what its arguments name: `build` (compile and test), `demo`, `deny`, `etcd`, `fuzz`, `ghz`, `grpc-go`, `grpcio`,
 # `h2spec`, `hosts`, `peers` (the proxies that `bench/run proxy` measures beside ours), `profile` (builds guided by one), `systemd`.
 # Installs only what is missing, says what and why before it does, and changes nothing otherwise.
 set -euo pipefail
@@ -8,6 +8,7 @@ rust_needed=1.95
 deny_version=0.20.2
 fuzz_version=0.13.2
 ghz_version=0.121.0
+grpcio_version=1.85.1
 h2spec_version=2.2.1
 envoy_version=1.40.0
 tools="${XDG_CACHE_HOME:-$HOME/.cache}/fairmesh/tools"
@@ -89,6 +90,15 @@ setup_grpc_go() {
     (cd "$source" && go build -o "$program" .) >&2
 }
 
+setup_grpcio() {
+    local python="$tools/grpcio/bin/python"
+    [ -x "$python" ] && "$python" -c 'import grpc' 2>/dev/null && return
+    python3 -c 'import ensurepip, venv' 2>/dev/null || apt_install "the gRPC client of Python is kept in an environment of its own" python3-venv
+    say "tests call as a program in Python does: installing grpcio $grpcio_version into $tools/grpcio"
+    python3 -m venv "$tools/grpcio"
+    "$python" -m pip install --quiet --disable-pip-version-check --only-binary :all: "grpcio==$grpcio_version"
+}
+
 setup_h2spec() {
     [ -x "$tools/bin/h2spec" ] && return
     command -v h2spec >/dev/null && return
@@ -146,11 +156,12 @@ for part in "$@"; do
         fuzz) setup_fuzz ;;
         ghz) setup_ghz ;;
         grpc-go) setup_grpc_go ;;
+        grpcio) setup_grpcio ;;
         h2spec) setup_h2spec ;;
         hosts) setup_hosts ;;
         peers) setup_peers ;;
         profile) setup_profile ;;
         systemd) setup_systemd ;;
-        *) die "there is no part '$part'; give build, demo, deny, etcd, fuzz, ghz, grpc-go, h2spec, hosts, peers, profile or systemd" ;;
+        *) die "there is no part '$part'; give build, demo, deny, etcd, fuzz, ghz, grpc-go, grpcio, h2spec, hosts, peers, profile or systemd" ;;
     esac
 done

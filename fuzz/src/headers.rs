@@ -57,6 +57,6 @@ fn outgoing(left: Duration) {
         "{told:?} of {left:?}"
     );
     let mut headers = HeaderMap::new();
-    write_deadline(&mut headers, left, true);
+    write_deadline(&mut headers, Some(left), true);
     assert!(read_deadline(&headers).is_some_and(|told| told <= left), "{headers:?}");
 }

@@ -38,7 +38,7 @@ pub fn run(data: &[u8]) {
     let (length, read): (_, Reader) = if side % 2 == 0 {
         let mut room = no_fields();
         let Some(plain) = PlainRequest::read(sent, &mut room) else { return };
-        plain.write(plain.host, (&DEADLINE, 7), &mut written);
+        plain.write(plain.host, Some((&DEADLINE, 7)), &mut written);
         written.extend_from_slice(plain.body);
         (plain.length, request)
     } else {

@@ -77,7 +77,7 @@ pub struct PolicyUnderTest {
     /// Which regions a call may go to.
     #[serde(default)]
     pub locality: LocalitySpec,
-    /// The whole call.
+    /// The whole call; 15 s when left out, since somebody who simulates an overload wants to see it end.
     #[serde(default)]
     pub timeout: Option<String>,
     /// When a failed try is made again.

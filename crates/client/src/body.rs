@@ -1,3 +1,4 @@
+mod conclusion;
 mod watch;
 
 use std::{
@@ -10,17 +11,20 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_router::{EndpointTarget, Outcome};
-use http::{HeaderMap, Response};
+use http::{HeaderMap, Response, header::CONTENT_LENGTH};
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::{BodyExt as _, combinators::UnsyncBoxBody};
 use tokio::time::Instant;
 
-use self::watch::Watched;
 pub use self::watch::{BodyEnd, Watch};
+use self::{
+    conclusion::{Conclusion, WebFrames},
+    watch::Watched,
+};
 use crate::{
     BoxError, Fault, FaultKind,
     core::{Call, Clock},
-    headers::GRPC_STATUS,
+    headers::{Caller, GRPC_STATUS, WEB_TEXT, is_event_stream},
     send::{has_erred, learn_from_trailers, violates_protocol},
     transport::{H2Incoming, Incoming, Lent, Line, Reply},
     tunnel::Tunnel,
@@ -33,6 +37,7 @@ pub struct Body {
     source: Source,
     attempt: Option<Attempt>,
     watched: Watched,
+    conclusion: Conclusion,
 }
 
 enum Source {
@@ -45,15 +50,29 @@ enum Source {
 /// An answer that has kept its reader waiting, and goes on after this time, is a stream; servers wait as long.
 const STREAM_AFTER: Duration = Duration::from_secs(1);
 
+/// Why a response is cut off.
+enum Late {
+    /// The deadline has passed.
+    Deadline,
+    /// Nothing moved for this long.
+    Silence(Duration),
+}
+
 /// The try whose answer this is: outstanding until this is dropped.
 pub(crate) struct Attempt {
     line: Arc<Line>,
     clock: Clock,
     outcome: Outcome,
     deadline: Instant,
-    /// Rings when the answer is a stream, and again at the deadline. Taken when the body first keeps its reader waiting, which
-    /// most never do.
-    alarm: Option<(Lent, Instant)>,
+    /// For which nothing may move.
+    idle: Duration,
+    /// Since when the reader waits, while it does.
+    waits_since: Option<Instant>,
+    /// Rings when the answer is a stream, and when it is late. Taken when the body first keeps its reader waiting, which most never
+    /// do.
+    alarm: Option<Lent>,
+    /// When the answer counts as a stream, until it does.
+    stream_at: Option<Instant>,
     is_stream: bool,
     /// Whether the try is over, and this is kept for what it tells.
     ended: bool,
@@ -63,7 +82,11 @@ pub(crate) struct Attempt {
 impl Body {
     /// A body without bytes.
     pub fn empty() -> Self {
-        Self { source: Source::Whole(None), attempt: None, watched: Watched::default() }
+        Self::of(Source::Whole(None), None)
+    }
+
+    fn of(source: Source, attempt: Option<Attempt>) -> Self {
+        Self { source, attempt, watched: Watched::default(), conclusion: Conclusion::default() }
     }
 
     /// A body of an answer that was got otherwise than by a call, for those who hand on both.
@@ -71,24 +94,14 @@ impl Body {
     where
         B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
-        Self {
-            source: Source::Foreign(body.map_err(Into::into).boxed_unsync()),
-            attempt: None,
-            watched: Watched::default(),
-        }
+        Self::of(Source::Foreign(body.map_err(Into::into).boxed_unsync()), None)
     }
 
     /// The answer as the caller gets it.
     pub(crate) fn answer(reply: Reply, attempt: Option<Attempt>) -> Response<Self> {
         let mut response = match reply {
-            Reply::H1(reply) => reply.response.map(|body| Self {
-                source: Source::H1(body),
-                attempt,
-                watched: Watched::default(),
-            }),
-            Reply::H2(reply) => {
-                reply.map(|body| Self { source: Source::H2(body), attempt, watched: Watched::default() })
-            }
+            Reply::H1(reply) => reply.response.map(|body| Self::of(Source::H1(body), attempt)),
+            Reply::H2(reply) => reply.map(|body| Self::of(Source::H2(body), attempt)),
         };
         // After 101 the try goes on with what the connection carries from there on.
         if response.body().source.is_end() && !response.body().source.is_switched() {
@@ -119,6 +132,24 @@ impl Body {
         self.attempt.as_ref().map(|attempt| (attempt.line.target(), attempt.tries))
     }
 
+    /// Has a response of gRPC or gRPC-Web end with its status where its time runs out in the middle, and not with a fault, as far as its
+    /// protocol allows; `has_trailers`: whether its caller can be sent trailers.
+    pub fn end_with_status(response: &mut Response<Self>, has_trailers: bool) {
+        let is_framed = response.headers().contains_key(CONTENT_LENGTH);
+        let caller = Caller::of(response.headers());
+        let body = response.body_mut();
+        if is_framed || body.source.is_end() {
+            return;
+        }
+        body.conclusion = match caller {
+            Caller::Grpc(_) if has_trailers => Conclusion::Trailers,
+            Caller::GrpcWeb(kind) => {
+                Conclusion::Web(Box::new(WebFrames::new(kind.as_bytes().starts_with(WEB_TEXT.as_bytes()))))
+            }
+            Caller::Grpc(_) | Caller::Http => Conclusion::Fault,
+        };
+    }
+
     /// Has somebody see it go by, to its end. One that is at its end already is seen to end at once.
     pub fn watch(&mut self, watch: Arc<dyn Watch>) {
         match self.source.is_end() {
@@ -140,9 +171,25 @@ impl Body {
         }
     }
 
-    /// Whether the deadline has passed while the server kept the reader waiting.
-    fn late(&mut self, context: &mut Context<'_>) -> bool {
-        self.attempt.as_mut().is_some_and(|attempt| attempt.is_late(context))
+    /// Why it is cut off, where it is, while the server keeps the reader waiting.
+    fn late(&mut self, context: &mut Context<'_>) -> Option<Late> {
+        let attempt = self.attempt.as_mut()?;
+        attempt.late(self.source.last_moved(), context)
+    }
+
+    /// Its time is over: what its reader is told.
+    #[cold]
+    fn cut_off(&mut self, late: &Late) -> Result<Frame<Bytes>, Fault> {
+        let message = match late {
+            Late::Deadline => "the time for the call ran out in the middle of the response".to_owned(),
+            Late::Silence(idle) => format!(
+                "nothing moved for {idle:?} in the middle of the response; a deadline of the call, or idleTimeout of its route, \
+                 allows more"
+            ),
+        };
+        let conclusion = mem::take(&mut self.conclusion);
+        let fault = self.broken(FaultKind::Deadline, &message, None);
+        conclusion.frame(&fault).ok_or(fault)
     }
 }
 
@@ -153,6 +200,15 @@ impl Source {
             Self::H1(body) => body.is_end_stream(),
             Self::H2(body) => body.is_end_stream(),
             Self::Foreign(body) => body.is_end_stream(),
+        }
+    }
+
+    /// When the request last moved, where the rest of it is sent meanwhile.
+    fn last_moved(&self) -> Option<Instant> {
+        match self {
+            Self::H1(body) => body.last_moved(),
+            Self::H2(body) => body.last_moved(),
+            Self::Whole(_) | Self::Foreign(_) => None,
         }
     }
 
@@ -209,8 +265,12 @@ impl Body {
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Fault>>> {
         match self.source.poll_frame(context) {
             Poll::Ready(Some(Ok(frame))) => {
-                if let (Some(attempt), Some(trailers)) = (&mut self.attempt, frame.trailers_ref()) {
-                    attempt.learn(trailers);
+                self.conclusion.see(&frame);
+                if let Some(attempt) = &mut self.attempt {
+                    attempt.waits_since = None;
+                    if let Some(trailers) = frame.trailers_ref() {
+                        attempt.learn(trailers);
+                    }
                 }
                 if frame.is_trailers() || self.source.is_end() {
                     self.end();
@@ -230,41 +290,69 @@ impl Body {
                 };
                 Poll::Ready(Some(Err(self.broken(kind, message, Some(cause)))))
             }
-            Poll::Pending if self.late(context) => {
-                let message = "the time for the call ran out in the middle of the answer";
-                Poll::Ready(Some(Err(self.broken(FaultKind::Deadline, message, None))))
-            }
-            Poll::Pending => Poll::Pending,
+            Poll::Pending => match self.late(context) {
+                None => Poll::Pending,
+                Some(late) => Poll::Ready(Some(self.cut_off(&late))),
+            },
         }
     }
 }
 
 impl Attempt {
-    /// Takes over the try that a call has under way on this line.
+    /// Takes over the try that a call has under way on this line, which got this reply.
     pub(crate) fn of(
         call: &mut Call<'_, Arc<Line>>,
         line: Arc<Line>,
-        deadline: Instant,
+        reply: &Reply,
         clock: Clock,
     ) -> Option<Self> {
-        let (outcome, tries) = (call.hand_over()?, call.tries());
-        Some(Self { line, clock, outcome, deadline, alarm: None, is_stream: false, ended: false, tries })
+        let idle = call.response_idle(|| is_event_stream(reply.head().1));
+        Self::with(call, line, idle, clock)
     }
 
-    /// Whether the deadline has passed while the body keeps its reader waiting. From a while on it counts as a stream, as on
-    /// the server's side (Uber, assisted balancing); by a timer, since one that stays silent is never read again.
-    fn is_late(&mut self, context: &mut Context<'_>) -> bool {
-        let deadline = self.deadline;
-        let first = || (Lent::take(), deadline.min(Instant::now() + STREAM_AFTER));
-        let (alarm, rings) = self.alarm.get_or_insert_with(first);
-        while alarm.has_rung(*rings, context) {
-            if *rings >= deadline {
-                return true;
-            }
-            self.is_stream = self.line.endpoint().becomes_stream();
-            *rings = deadline;
+    /// The same where it became a tunnel, whose silence is its users' own.
+    pub(crate) fn of_tunnel(call: &mut Call<'_, Arc<Line>>, line: Arc<Line>, clock: Clock) -> Option<Self> {
+        Self::with(call, line, Duration::from_nanos(u64::MAX), clock)
+    }
+
+    fn with(call: &mut Call<'_, Arc<Line>>, line: Arc<Line>, idle: Duration, clock: Clock) -> Option<Self> {
+        let (outcome, tries) = (call.hand_over()?, call.tries());
+        Some(Self {
+            line,
+            clock,
+            outcome,
+            deadline: clock.instant(call.ends()),
+            idle,
+            waits_since: None,
+            alarm: None,
+            stream_at: None,
+            is_stream: false,
+            ended: false,
+            tries,
+        })
+    }
+
+    /// Why the body is cut off that keeps its reader waiting, where it is; `moved`: when the rest of its request last did. From a
+    /// while on it counts as a stream, as on the server's side (Uber, assisted balancing); by a timer, since one that stays silent is never read again.
+    fn late(&mut self, moved: Option<Instant>, context: &mut Context<'_>) -> Option<Late> {
+        let since = *self.waits_since.get_or_insert_with(Instant::now);
+        if self.alarm.is_none() {
+            self.stream_at = Some(since + STREAM_AFTER);
         }
-        false
+        let alarm = self.alarm.get_or_insert_with(Lent::take);
+        let silent = moved.map_or(since, |moved| moved.max(since)) + self.idle;
+        let due = silent.min(self.deadline);
+        if let Some(at) = self.stream_at.filter(|at| *at < due) {
+            if !alarm.has_rung(at, context) {
+                return None;
+            }
+            self.stream_at = None;
+            self.is_stream = self.line.endpoint().becomes_stream();
+        }
+        alarm.has_rung(due, context).then(|| match self.deadline <= silent {
+            true => Late::Deadline,
+            false => Late::Silence(self.idle),
+        })
     }
 
     /// Counts as a stream from now on, since nobody knows how long it will take.
@@ -317,11 +405,7 @@ impl Default for Body {
 
 impl From<Bytes> for Body {
     fn from(bytes: Bytes) -> Self {
-        Self {
-            source: Source::Whole(Some(bytes).filter(|bytes| !bytes.is_empty())),
-            attempt: None,
-            watched: Watched::default(),
-        }
+        Self::of(Source::Whole(Some(bytes).filter(|bytes| !bytes.is_empty())), None)
     }
 }
 

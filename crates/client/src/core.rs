@@ -13,7 +13,7 @@ mod resolver;
 mod view;
 
 pub use budget::Budget;
-pub use call::{Call, Chosen, Ending, Moment, Next, Sight, Start, Undecided, no_view};
+pub use call::{Call, Chosen, Ending, FIRST_CONTACT, Moment, Next, Sight, Start, Undecided, no_view};
 pub use clock::{Clock, nanos};
 pub use context::CallContext;
 pub use resolver::{Resolver, ResolverConfig, UNUSED};

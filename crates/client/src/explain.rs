@@ -13,7 +13,7 @@ use http::Request;
 
 use crate::{
     Fault, FaultKind, Mesh, ServiceHandle,
-    core::View,
+    core::{FIRST_CONTACT, View},
     headers,
     send::{self, HeadersView, authority},
 };
@@ -78,7 +78,7 @@ impl ServiceHandle {
     /// Where `send` would fail before it came to a decision: see [`FaultKind`](crate::FaultKind).
     pub async fn explain<B>(&self, request: &Request<B>, seed: u64) -> Result<Report, Fault> {
         let context = self.inner.context(request.headers())?;
-        let timeout = context.timeout.unwrap_or(send::FIRST_CONTACT);
+        let timeout = context.timeout.unwrap_or(FIRST_CONTACT);
         let headers = HeadersView(request.headers());
         let authority = authority(request.uri().authority(), request.headers(), &self.inner.marks)?;
         let request = RequestView {

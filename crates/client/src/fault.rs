@@ -1,8 +1,10 @@
 use std::{error::Error as StdError, fmt, time::Duration};
 
 use fairmesh_router::Unroutable;
-use http::StatusCode;
+use http::{HeaderMap, StatusCode};
 use tonic::{Code, Status};
+
+use crate::http2::{Reason, ResetReason};
 
 /// A boxed error of a body or a peer.
 pub type BoxError = Box<dyn StdError + Send + Sync>;
@@ -227,6 +229,14 @@ impl Fault {
         self.0.retry
     }
 
+    /// The same as a gRPC call tells it: `grpc-status` and `grpc-message`.
+    pub(crate) fn grpc_headers(&self) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        // Fails only for metadata, of which there is none.
+        let _ = self.0.status.add_header(&mut headers);
+        headers
+    }
+
     /// What happened, for people.
     pub fn message(&self) -> &str {
         self.0.status.message()
@@ -261,6 +271,16 @@ impl fmt::Debug for Fault {
             .field("message", &self.message())
             .field("source", &self.0.status.source())
             .finish()
+    }
+}
+
+impl ResetReason for Fault {
+    /// A call whose time is over is needed no more, and nothing is wrong with the proxy.
+    fn reset_reason(&self) -> Reason {
+        match self.kind() {
+            FaultKind::Deadline => Reason::CANCEL,
+            _ => Reason::INTERNAL_ERROR,
+        }
     }
 }
 

@@ -75,5 +75,5 @@ where
         headers: HeaderMap::new(),
         grpc: false,
     };
-    Ok(Request { head, body: Outgoing::take(body).await?, left: TIME })
+    Ok(Request { head, body: Outgoing::take(body).await?, left: Some(TIME) })
 }

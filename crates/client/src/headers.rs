@@ -13,9 +13,9 @@ use http::HeaderName;
 
 pub use deadline::{Deadline, encode_grpc_timeout, grpc_timeout, read_deadline, write_deadline};
 pub use fairmesh_router::LoadReport;
-pub(crate) use grpc::Caller;
+pub(crate) use grpc::{Caller, WEB_TEXT, is_event_stream, is_grpc_web};
 pub use grpc::{grpc_kind, is_grpc};
-pub(crate) use load::{MOST_OF_METRIC, message_of_binary};
+pub(crate) use load::{MOST_OF_METRIC, decode_base64, message_of_binary};
 pub use load::{load_from_binary, load_from_text};
 #[cfg(test)]
 pub(crate) use orca::OrcaReport;

@@ -35,7 +35,7 @@ pub use frame::PREFACE;
 pub use lost::Lost;
 pub use message::keep_allowed;
 pub use outbound::Outbound;
-pub use reason::{Reason, Violation};
+pub use reason::{Reason, ResetReason, Violation};
 pub use request_body::RequestBody;
 pub use responder::{Gone, Responder};
 pub use session::{Ask, Came, Place, Session};

@@ -122,7 +122,7 @@ fn question(authority: Authority) -> Request {
         headers: HeaderMap::new(),
         grpc: false,
     };
-    Request { head, body: Outgoing::empty(), left: PATIENT }
+    Request { head, body: Outgoing::empty(), left: Some(PATIENT) }
 }
 
 /// Keeps what a server answered; says for how long to leave it alone.

@@ -26,8 +26,8 @@ use crate::{
     BoxError, Fault, FaultKind, Retry,
     body::{Attempt, Body},
     core::{
-        Call, Chosen, Clock, Ending, Moment, Next, Sight, Start, Subscription, Undecided, View, nanos,
-        no_view,
+        Call, Chosen, Clock, Ending, FIRST_CONTACT, Moment, Next, Sight, Start, Subscription, Undecided,
+        View, nanos, no_view,
     },
     headers::WRONG_SHARD,
     mesh::Shared,
@@ -37,9 +37,6 @@ use crate::{
     trace::Trace,
     transport::{Head, Line, Outgoing, Request, Sent, Slot, Times},
 };
-
-/// How long a call waits for the first snapshot when nothing shortens it: no policy can be known yet.
-pub(crate) const FIRST_CONTACT: Duration = Duration::from_secs(15);
 
 /// What a caller is told of a call that may have reached a server.
 const MAYBE: &str = "it may have been carried out";
@@ -158,6 +155,9 @@ async fn route(
     let Terms { handle, context, start, .. } = terms;
     let headers = HeadersView(&head.headers);
     let mut now = start.now;
+    if head.is_grpc_web() {
+        call.expect_stream();
+    }
     loop {
         match call.route(&head.view(&headers), context, start) {
             Ok(view) => {
@@ -190,7 +190,6 @@ async fn tries(
     copy: Option<&Copy>,
 ) -> Result<Response<Body>, Fault> {
     let mesh = &terms.handle.mesh;
-    let deadline = mesh.clock.instant(call.deadline());
     let (mut line, mut now, mut tried) = begun(terms, call, first).await?;
     loop {
         let (surveyed, sent) = match tried.take() {
@@ -218,8 +217,10 @@ async fn tries(
                 if next == Next::Exhausted {
                     count(&mesh.counters.retries_refused);
                 }
-                return answer
-                    .map(|reply| Body::answer(reply, Attempt::of(call, line, deadline, mesh.clock)));
+                return answer.map(|reply| {
+                    let attempt = Attempt::of(call, line, &reply, mesh.clock);
+                    Body::answer(reply, attempt)
+                });
             }
             again => {
                 drop((line, answer));
@@ -286,9 +287,16 @@ async fn one_try(
 
 /// Until when the steps of a try that begins now may take.
 fn times(call: &Call<'_, Arc<Line>>, now: u64, clock: Clock) -> Times {
+    let until = call.try_ends(now);
     // Half, so that a server that is gone does not cost the call: the rest is for another one.
-    let connected_by = clock.instant(now + nanos(call.left(now)) / 2);
-    Times { connected_by, until: clock.instant(call.try_ends(now)) }
+    let connected_by = until.min(now + nanos(call.left_before_request(now)) / 2);
+    Times {
+        begun: clock.instant(now),
+        connected_by: clock.instant(connected_by),
+        until: clock.instant(until),
+        response_header: call.response_header(),
+        idle: call.idle(),
+    }
 }
 
 /// Waits for a snapshot to decide with, at most for `timeout`.
@@ -315,13 +323,16 @@ pub(crate) async fn ready(
             view = subscription.view();
         }
     };
-    let unknown = || {
-        let name = subscription.name();
-        let message =
-            format!("{name}: the agent did not say in time where it runs; see `fairmesh agent` and its log");
-        Fault::new(FaultKind::Unavailable, message)
-    };
-    tokio::time::timeout(timeout, wait).await.unwrap_or_else(|_| Err(unknown()))
+    tokio::time::timeout(timeout, wait).await.unwrap_or_else(|_| Err(unknown(subscription)))
+}
+
+/// The fault of a call whose service nothing was heard of in time.
+#[cold]
+fn unknown(subscription: &Subscription<Arc<Line>>) -> Fault {
+    let name = subscription.name();
+    let message =
+        format!("{name}: the agent did not say in time where it runs; see `fairmesh agent` and its log");
+    Fault::new(FaultKind::Unavailable, message)
 }
 
 /// Chooses the endpoint of the next try, waiting where its service is not known yet; `now` stays the time.
@@ -349,9 +360,12 @@ async fn decide(
                 return Err(fault);
             }
             Undecided::Waiting(subscription, seen) => {
-                let left = call.left(*now);
+                let left = call.left_before_request(*now);
                 if Box::pin(tokio::time::timeout(left, subscription.newer(&seen))).await.is_err() {
-                    return Err(terms.late(call.deadline(), MAYBE));
+                    return Err(match call.has_deadline() {
+                        true => terms.late(call.deadline(), MAYBE),
+                        false => unknown(&subscription),
+                    });
                 }
                 *now = mesh.clock.now();
                 view = call.look();

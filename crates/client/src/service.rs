@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use crate::{
     BoxError, CallContext, Fault, FaultKind,
     body::Body,
-    core::{Lane, Subscription, View},
+    core::{FIRST_CONTACT, Lane, Subscription, View},
     headers::{Deadline, IDEMPOTENT, KEY, ROLE, may_tell, read_deadline},
     http1::PlainRequest,
     mesh::Shared,
@@ -93,7 +93,8 @@ impl ServiceHandle {
         self
     }
 
-    /// The same service with less time a call than its policy gives. It covers the whole call, the answer's body included.
+    /// The same service with this time for a call, or less where its policy writes less. It covers the whole call, the response's body
+    /// included, and is sent to the server as its deadline; without it, silence alone ends a call (`docs/proxy.md`, Timeouts).
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         Arc::make_mut(&mut self.inner).context.timeout = Some(timeout);
@@ -126,7 +127,7 @@ impl ServiceHandle {
 
     /// Waits until calls can be decided, so that the first one does not have to; fails as a call would.
     pub async fn ready(&self) -> Result<(), Fault> {
-        let timeout = self.inner.context.timeout.unwrap_or(send::FIRST_CONTACT);
+        let timeout = self.inner.context.timeout.unwrap_or(FIRST_CONTACT);
         send::ready(&self.called(), timeout).await.map(|_| ())
     }
 
@@ -153,7 +154,7 @@ impl ServiceHandle {
     /// Sends one request and waits for the head of the answer.
     ///
     /// Its key and role come from the handle, or from the headers `x-fairmesh-key` and `x-fairmesh-role`;
-    /// `x-fairmesh-deadline`, `grpc-timeout` and a [`Deadline`] in its extensions shorten the time it has, and
+    /// `x-fairmesh-deadline`, `grpc-timeout` and a [`Deadline`] in its extensions bound the time it has, and
     /// `x-fairmesh-idempotent: true` allows to repeat it. A [`Trace`](crate::Trace) there keeps what becomes of its tries. Dropping the future, or the answer's body, cancels the call.
     ///
     /// # Errors
@@ -207,7 +208,8 @@ impl ServiceHandle {
     /// Connects to a server of the service, for bytes that are no HTTP. It is picked as for a request with this head, and
     /// where it cannot be reached, another one is.
     ///
-    /// Key, role and deadline come as for [`send`](Self::send); the deadline, like the policy's timeout, is for connecting.
+    /// Key, role and deadline come as for [`send`](Self::send); the deadline, like the policy's timeout, is for connecting. Without
+    /// either, that may take 15 s.
     ///
     /// # Errors
     /// When no server could be connected to; see [`FaultKind`].

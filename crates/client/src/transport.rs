@@ -8,12 +8,11 @@ mod h1;
 mod h2;
 mod outgoing;
 mod request;
+mod wait;
 
 use std::{
-    future::poll_fn,
     io,
     net::{IpAddr, SocketAddr},
-    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -37,6 +36,7 @@ pub(crate) use self::{
     h2::{Incoming as H2Incoming, Reply as H2Reply, Shared, over},
     outgoing::{Outgoing, Replay},
     request::{Head, Request, Slot},
+    wait::{Silence, Times},
 };
 use crate::{
     BoxError,
@@ -100,15 +100,6 @@ impl Reply {
     }
 }
 
-/// Until when steps of a try may take.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Times {
-    /// To have a connection.
-    pub(crate) connected_by: Instant,
-    /// To be answered.
-    pub(crate) until: Instant,
-}
-
 /// What came of a try.
 pub(crate) type Sent = Result<Reply, SendError>;
 
@@ -138,6 +129,9 @@ pub(crate) enum SendError {
     /// There was none in the time that the try has.
     #[error("no answer in time")]
     OutOfTime,
+    /// Nothing moved for longer than it may.
+    #[error("nothing moved for {:?}", .0.duration())]
+    Silent(Silence),
     /// The caller's body failed.
     #[error("the request's body failed")]
     Body(#[source] BoxError),
@@ -153,10 +147,7 @@ impl Line {
         if !self.multiplexed {
             return self.h1.here().send(self, request, times).await.map(Reply::H1);
         }
-        let mut sending = pin!(self.h2.here().send(self, request, times.connected_by));
-        let mut alarm = Lent::take();
-        let sent = poll_fn(|context| alarm.bound(sending.as_mut().poll(context), times.until, context)).await;
-        sent.map(Reply::H2)
+        self.h2.here().send(self, request, times).await.map(Reply::H2)
     }
 
     async fn connect(&self) -> Result<TcpStream, SendError> {

@@ -27,6 +27,7 @@ mod route;
 mod service;
 mod shard;
 pub mod spec;
+mod timeouts;
 mod topology;
 
 pub use balancing::{Balancing, BalancingPolicy, LoadSignal, Outliers, Score};
@@ -51,4 +52,5 @@ pub use route::{
 };
 pub use service::{Protocol, Service, ServiceKind};
 pub use shard::{Replica, ReplicaState, SHARDS_TOLD, Shard, ShardId, ShardMap, ShardMove};
+pub use timeouts::{Kind as CallKind, Timeouts};
 pub use topology::{RegionInfo, Regions, RoundTrips};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{Balancing, HealthCheck, Invalid, RateLimit, Route, route::is_token};
+use crate::{Balancing, HealthCheck, Invalid, RateLimit, Route, Timeouts, route::is_token};
 
 /// How calls to a service are routed and protected. The default is right for a service nobody wrote a policy for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,8 +13,8 @@ pub struct Policy {
     pub locality: Locality,
     /// How an endpoint is chosen.
     pub balancing: Balancing,
-    /// The whole call, tries and waits included; a route or the caller's own deadline may shorten it.
-    pub timeout: Duration,
+    /// How long calls may take; routes may have others.
+    pub timeouts: Timeouts,
     /// When a failed try is made again.
     pub retries: Retries,
     /// How many calls each caller may make to the service in all; rules may have limits of their own besides.
@@ -33,7 +33,7 @@ impl Default for Policy {
             routes: Vec::new(),
             locality: Locality::default(),
             balancing: Balancing::default(),
-            timeout: Duration::from_secs(15),
+            timeouts: Timeouts::default(),
             retries: Retries::default(),
             limit: None,
             key: None,
@@ -115,7 +115,7 @@ impl Policy {
         }
         self.locality.validate().map_err(|e| e.within("locality"))?;
         self.balancing.validate().map_err(|e| e.within("balancing"))?;
-        check_timeout("timeout", self.timeout)?;
+        self.timeouts.validate()?;
         self.retries.validate().map_err(|e| e.within("retries"))?;
         self.limit.as_ref().map_or(Ok(()), RateLimit::validate).map_err(|e| e.within("limit"))?;
         self.key.as_ref().map_or(Ok(()), KeySource::validate).map_err(|e| e.within("key"))?;

@@ -6,8 +6,6 @@ mod matches;
 mod path;
 mod share;
 
-use std::time::Duration;
-
 pub use actions::{Abort, Actions, Delay, Mirror, RateLimit, Scope};
 pub use edits::HeaderEdits;
 pub(crate) use edits::is_token;
@@ -15,7 +13,7 @@ pub use matches::{ClientMatch, GrpcMatch, HeaderMatch, HostMatch, Match, PathMat
 pub use path::{PathRewrite, Pattern, Redirect, Rewrite, Segment, Template};
 pub use share::Share;
 
-use crate::{Invalid, Label, ServiceName, policy::check_timeout};
+use crate::{Invalid, Label, ServiceName, Timeouts};
 
 /// One rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,8 +26,8 @@ pub struct Route {
     pub split: Vec<Target>,
     /// The traffic class, where one is told.
     pub class: Option<Label>,
-    /// The whole call, where it differs from the policy's.
-    pub timeout: Option<Duration>,
+    /// How long calls may take, where that differs from the policy's.
+    pub timeouts: Timeouts,
     /// Whether the owner declares that a repeated call does no harm, whatever its method.
     pub idempotent: bool,
     /// What else happens to them.
@@ -53,7 +51,7 @@ impl Route {
             matches: Match::default(),
             split: Vec::new(),
             class: None,
-            timeout: None,
+            timeouts: Timeouts::default(),
             idempotent: false,
             actions: Actions::default(),
         }
@@ -66,9 +64,7 @@ impl Route {
     }
 
     pub(crate) fn validate(&self) -> Result<(), Invalid> {
-        if let Some(timeout) = self.timeout {
-            check_timeout("timeout", timeout)?;
-        }
+        self.timeouts.validate()?;
         let total: u64 = self.split.iter().map(|target| u64::from(target.weight)).sum();
         if !self.split.is_empty() && (total == 0 || total > u64::from(u32::MAX)) {
             return Err(Invalid::new(

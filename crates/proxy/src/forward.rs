@@ -148,6 +148,8 @@ impl Forwarder {
         let _under_way = Held::new(&target.golden.under_way);
         let (mut head, body) = request.into_parts();
         let (is_grpc, kind) = (is_grpc(&head.headers), grpc_kind(&head.headers));
+        // gRPC over HTTP/1.1 is none: its callers would not look for trailers there.
+        let has_trailers = head.version == Version::HTTP_2;
         let story = self.seeing.begin(&mut head, target, (origin, began), || body.size_hint().exact());
         let (body, too_long) = Limited::new(body, self.max_body);
         let switch = Switch::take(&mut head);
@@ -168,6 +170,9 @@ impl Forwarder {
             }
             Ok(mut answer) => {
                 for_program(&mut answer);
+                if kind.is_some() {
+                    Body::end_with_status(&mut answer, has_trailers);
+                }
                 (answer, None)
             }
             Err(_) if too_long.is_so() => (self.too_large(kind), None),

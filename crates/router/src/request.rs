@@ -1,6 +1,6 @@
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use fairmesh_model::{KeyRange, Label, Region, Role, ServiceName, ShardId, ShardKey};
+use fairmesh_model::{KeyRange, Label, Region, Role, ServiceName, ShardId, ShardKey, Timeouts};
 
 use crate::Treatment;
 
@@ -59,8 +59,8 @@ pub struct Routed<'a> {
     pub route: Option<&'a Label>,
     /// The traffic class, where the route tells one.
     pub class: Option<&'a Label>,
-    /// The whole call, tries and waits included.
-    pub timeout: Duration,
+    /// How long the call may take.
+    pub timeouts: Timeouts,
     /// Whether the route's owner declares that a repeated call does no harm.
     pub idempotent: bool,
     /// What else happens to the call.

@@ -1,7 +1,7 @@
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use fairmesh_model::{
-    Label, Match, Route, ServiceName, Target,
+    Label, Match, Route, ServiceName, Target, Timeouts,
     arith::{Generator, mix64},
 };
 
@@ -38,7 +38,7 @@ pub(crate) struct Rule {
     matches: Match,
     split: Box<[Target]>,
     pub(crate) class: Option<Label>,
-    pub(crate) timeout: Option<Duration>,
+    pub(crate) timeouts: Timeouts,
     pub(crate) idempotent: bool,
     /// Whether it is for this caller at all.
     is_ours: bool,
@@ -96,14 +96,14 @@ impl Rule {
         let is_ours = clients.is_empty() || clients.iter().any(|wanted| wanted.matches(client));
         let before = before.and_then(|before| before.treatment.as_deref());
         let treatment = Treatment::compile(&route.actions, &route.matches, before).map(Arc::new);
-        let Route { name, matches, split, class, timeout, idempotent, actions: _ } = route;
+        let Route { name, matches, split, class, timeouts, idempotent, actions: _ } = route;
         Self {
             ends: ends.collect(),
             name: name.clone(),
             matches: matches.clone(),
             split: split.as_slice().into(),
             class: class.clone(),
-            timeout: *timeout,
+            timeouts: *timeouts,
             idempotent: *idempotent,
             treatment,
             is_ours,

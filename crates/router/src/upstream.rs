@@ -2,7 +2,8 @@ use std::{sync::Arc, time::Duration};
 
 use fairmesh_balancer::{Lease, Members, Outcome, Slots, Terms};
 use fairmesh_model::{
-    BalancingPolicy, KeyRange, Policy, Protocol, Region, Role, Scope, ServiceName, ShardKey, Verdict,
+    BalancingPolicy, KeyRange, Policy, Protocol, Region, Role, Scope, ServiceName, ShardKey, Timeouts,
+    Verdict,
 };
 
 use crate::{
@@ -28,7 +29,7 @@ pub struct Upstream {
     routes: Routes,
     /// Counts calls against the limit of the service.
     bucket: Option<Arc<Bucket>>,
-    timeout: Duration,
+    timeouts: Timeouts,
     /// Ranks from here on should rather not be called.
     last_resort: u32,
     kind: Kind,

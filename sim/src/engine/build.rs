@@ -1,6 +1,6 @@
 //! From a scenario to a simulation that has not begun.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use fairmesh_balancer::poll::polled;
 use fairmesh_model::{
@@ -24,6 +24,8 @@ use crate::{
 const LEASE: u64 = 10_000_000_000;
 /// What callers' clocks show when the simulation begins, in nanoseconds: enough to jump back.
 const CLOCK: i64 = 3_600_000_000_000;
+/// How long callers wait where the policy under test has no timeout.
+const PATIENCE: Duration = Duration::from_secs(15);
 /// Events that one request makes, about.
 const EVENTS_PER_REQUEST: f64 = 4.5;
 
@@ -36,7 +38,8 @@ pub(crate) fn build(scenario: &Scenario) -> Result<Engine, Invalid> {
     directory.publish();
     let kinds = draft.kinds();
     let callers = draft.callers(&kinds, &directory)?;
-    let deadline = u64::try_from(directory.policy().timeout.as_nanos()).unwrap_or(u64::MAX);
+    let deadline = directory.policy().timeouts.total.unwrap_or(PATIENCE);
+    let deadline = u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX);
     let attempts = directory.policy().retries.attempts as usize;
     let polled = polled(&directory.policy().balancing);
     let mut engine = Engine {

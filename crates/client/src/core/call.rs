@@ -4,7 +4,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_model::{ShardKey, arith::mix64};
+use fairmesh_model::{CallKind, ShardKey, Timeouts, arith::mix64};
 use fairmesh_router::{Ask, Headers, Outcome, Picked, RequestView, Step, Treatment, Unroutable};
 use hazarc::ArcBorrow;
 
@@ -21,6 +21,14 @@ const WRONG_SHARD_TRIES: u32 = 2;
 /// The first wait before a retry is drawn from 0 to this; it doubles with every try.
 const FIRST_WAIT: Duration = Duration::from_millis(10);
 
+/// The deadline of a call that has none, and the time of a wait that only the call bounds.
+const NEVER: u64 = u64::MAX;
+/// The longest that a call waits for what comes before its request, such as a connection, where it has no deadline.
+pub const FIRST_CONTACT: Duration = Duration::from_secs(15);
+/// How long a call goes on after a deadline that its server was sent as well, so that the server's own status comes first: this,
+/// and a tenth of the time at most.
+const GRACE: Duration = Duration::from_millis(50);
+
 /// One call, from its route to its last try.
 ///
 /// It is made once and filled in where it lies: moving what was just written, in pieces of another size, costs more than
@@ -32,7 +40,18 @@ pub struct Call<'a, L: Lane> {
     /// Who gets the call instead: an arm of its route's split.
     elsewhere: Option<Arc<Subscription<L>>>,
     under_way: Option<Try>,
+    /// In nanoseconds of the clock, or [`NEVER`].
     deadline: u64,
+    /// Beyond the deadline, in nanoseconds.
+    grace: u64,
+    /// From the end of the request to the response headers, in nanoseconds, or [`NEVER`].
+    response_header: u64,
+    /// For which nothing may move in the middle of a body, in nanoseconds, or [`NEVER`].
+    idle: u64,
+    /// Whether its response may turn out to be a stream of events, which may be silent for longer.
+    may_be_events: bool,
+    /// Whether its caller waits for a stream, although it is no gRPC call by its headers.
+    is_stream: bool,
     /// What its route does with it.
     treatment: Option<Arc<Treatment>>,
     /// The key that the policy reads in the request, where the caller names none.
@@ -99,7 +118,12 @@ impl<'a, L: Lane> Call<'a, L> {
             asked,
             elsewhere: None,
             under_way: None,
-            deadline: 0,
+            deadline: NEVER,
+            grace: 0,
+            response_header: NEVER,
+            idle: NEVER,
+            may_be_events: false,
+            is_stream: false,
             treatment: None,
             key: None,
             idempotent: false,
@@ -130,8 +154,8 @@ impl<'a, L: Lane> Call<'a, L> {
         if let Err(wait) = ready.upstream.admit(&routed, start.now) {
             return Err(limited(self.asked, wait));
         }
-        let timeout = shorter(shorter(routed.timeout, context.timeout), start.limit);
-        self.deadline = start.now.saturating_add(nanos(timeout));
+        let total = shorter(shorter(routed.timeouts.total, context.timeout), start.limit);
+        self.bound(&routed.timeouts, total, (start.now, request.grpc));
         self.idempotent = context.idempotent || routed.idempotent || is_idempotent(request);
         self.treatment = routed.treatment.cloned();
         self.asked.budget.deposit();
@@ -144,6 +168,28 @@ impl<'a, L: Lane> Call<'a, L> {
         }
         self.elsewhere = ready.split(routed.target).cloned();
         Ok(self.look())
+    }
+
+    /// Its caller waits for a stream, as gRPC's do, although its headers are none of a gRPC call.
+    pub(crate) fn expect_stream(&mut self) {
+        self.is_stream = true;
+    }
+
+    /// Sets how long it may take, and `total` in all, from when it began; `grpc`: whether the status of a response comes at its end.
+    #[inline]
+    fn bound(&mut self, timeouts: &Timeouts, total: Option<Duration>, (began, grpc): (u64, bool)) {
+        let kind = match total {
+            Some(_) => CallKind::Bounded,
+            None if grpc || self.is_stream => CallKind::Stream,
+            None => CallKind::Usual,
+        };
+        if let Some(total) = total.map(nanos) {
+            self.deadline = began.saturating_add(total);
+            self.grace = if grpc { nanos(GRACE).min(total / 10) } else { 0 };
+        }
+        self.response_header = timeouts.to_response_header(kind).map_or(NEVER, nanos);
+        self.idle = timeouts.of_silence(kind).map_or(NEVER, nanos);
+        self.may_be_events = kind == CallKind::Usual && timeouts.idle.is_none();
     }
 
     /// Gives the call to `service` instead, which is the same one as seen by somebody else. Its route stays as it is.
@@ -308,14 +354,50 @@ impl<'a, L: Lane> Call<'a, L> {
         self.under_way.take().map(|attempt| attempt.outcome)
     }
 
-    /// When the call must be over, in nanoseconds of the clock.
+    /// When the call must be over, in nanoseconds of the clock; the greatest number where it has no deadline.
     pub fn deadline(&self) -> u64 {
         self.deadline
     }
 
-    /// The time that is left.
+    /// Whether its caller or its route gave it a deadline.
+    pub fn has_deadline(&self) -> bool {
+        self.deadline != NEVER
+    }
+
+    /// When a response that has begun is cut off, in nanoseconds of the clock: its deadline, and a little more where the server was sent
+    /// that as well.
+    #[inline]
+    pub fn ends(&self) -> u64 {
+        self.deadline.saturating_add(self.grace)
+    }
+
+    /// From the end of the request to the response headers.
+    #[inline]
+    pub fn response_header(&self) -> Duration {
+        Duration::from_nanos(self.response_header)
+    }
+
+    /// For how long nothing may move in the middle of the request, or of a response.
+    #[inline]
+    pub fn idle(&self) -> Duration {
+        Duration::from_nanos(self.idle)
+    }
+
+    /// The same for the middle of a response; `is_events`: whether it is a stream of events, asked where that matters.
+    #[inline]
+    pub fn response_idle(&self, is_events: impl FnOnce() -> bool) -> Duration {
+        if self.may_be_events && is_events() { Timeouts::STREAM } else { self.idle() }
+    }
+
+    /// The time that is left; without a deadline, more than any wait takes.
     pub fn left(&self, now: u64) -> Duration {
         Duration::from_nanos(self.deadline.saturating_sub(now))
+    }
+
+    /// The time that is left for what comes before the request, such as a connection.
+    #[inline]
+    pub fn left_before_request(&self, now: u64) -> Duration {
+        if self.has_deadline() { self.left(now) } else { FIRST_CONTACT }
     }
 
     /// What its route does with it besides sending it somewhere.
@@ -328,17 +410,18 @@ impl<'a, L: Lane> Call<'a, L> {
         self.key
     }
 
-    /// When a try that begins now must be over, in nanoseconds of the clock.
+    /// When a try that begins now must have its response headers, in nanoseconds of the clock.
     #[inline]
     pub fn try_ends(&self, now: u64) -> u64 {
         let longest = self.treatment.as_ref().and_then(|treatment| treatment.try_timeout());
-        longest.map_or(self.deadline, |longest| self.deadline.min(now.saturating_add(nanos(longest))))
+        longest.map_or(self.ends(), |longest| self.ends().min(now.saturating_add(nanos(longest))))
     }
 
-    /// The time that a server is told it has.
+    /// The time that is sent to a server as its deadline: where the call has one, or its route gives servers one.
     #[inline]
-    pub fn given(&self, now: u64) -> Duration {
-        shorter(self.left(now), self.treatment.as_ref().and_then(|treatment| treatment.server_timeout()))
+    pub fn given(&self, now: u64) -> Option<Duration> {
+        let left = self.has_deadline().then(|| self.left(now));
+        shorter(left, self.treatment.as_ref().and_then(|treatment| treatment.server_timeout()))
     }
 
     /// After which time another try is to be made beside the first one, which is under way.
@@ -356,6 +439,11 @@ impl<'a, L: Lane> Call<'a, L> {
             elsewhere: self.elsewhere.clone(),
             under_way: None,
             deadline: self.deadline,
+            grace: self.grace,
+            response_header: self.response_header,
+            idle: self.idle,
+            may_be_events: self.may_be_events,
+            is_stream: self.is_stream,
             treatment: self.treatment.clone(),
             key: self.key,
             idempotent: self.idempotent,
@@ -455,8 +543,8 @@ pub struct Start {
 }
 
 #[inline]
-fn shorter(one: Duration, other: Option<Duration>) -> Duration {
-    other.map_or(one, |other| one.min(other))
+fn shorter(one: Option<Duration>, other: Option<Duration>) -> Option<Duration> {
+    one.map_or(other, |one| Some(other.map_or(one, |other| one.min(other))))
 }
 
 /// What a call gets from a view that decides nothing.

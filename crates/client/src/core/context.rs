@@ -11,6 +11,6 @@ pub struct CallContext {
     pub role: Option<Role>,
     /// Whether repeating the call does no harm, whatever its method.
     pub idempotent: bool,
-    /// The whole call, tries and waits included. It can only shorten what the policy allows.
+    /// The whole call, tries and waits included. Of this, the caller's deadline and what the policy writes, the shortest counts.
     pub timeout: Option<Duration>,
 }

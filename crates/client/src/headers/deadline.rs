@@ -50,8 +50,16 @@ pub fn read_deadline(headers: &HeaderMap) -> Option<Duration> {
     }
 }
 
-/// Tells the server how long it has: `x-fairmesh-deadline`, and `grpc-timeout` for gRPC. Replaces what was there.
-pub fn write_deadline(headers: &mut HeaderMap, left: Duration, grpc: bool) {
+/// Writes how long the server has: `x-fairmesh-deadline`, and `grpc-timeout` for gRPC. Replaces what was there; without a deadline,
+/// that was none that could be read.
+pub fn write_deadline(headers: &mut HeaderMap, left: Option<Duration>, grpc: bool) {
+    let Some(left) = left else {
+        headers.remove(DEADLINE);
+        if grpc {
+            headers.remove(GRPC_TIMEOUT);
+        }
+        return;
+    };
     let millis = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
     headers.insert(DEADLINE, HeaderValue::from(millis));
     if grpc {

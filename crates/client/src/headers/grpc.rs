@@ -1,15 +1,28 @@
 use http::{HeaderMap, HeaderValue, header::CONTENT_TYPE};
 
+/// Server-Sent Events.
+const EVENTS: &[u8] = b"text/event-stream";
 const GRPC: &[u8] = b"application/grpc";
 /// The same for browsers: framed alike, with the trailers in the body.
 const WEB: &[u8] = b"application/grpc-web";
 /// That in base64.
-const WEB_TEXT: &[u8] = b"application/grpc-web-text";
+pub(crate) const WEB_TEXT: &str = "application/grpc-web-text";
 
 /// Whether these headers are those of a gRPC call: its content type is `application/grpc`, or that with a suffix. gRPC-Web is
 /// none, as it has no trailers of HTTP.
 pub fn is_grpc(headers: &HeaderMap) -> bool {
     headers.get(CONTENT_TYPE).is_some_and(|kind| is(kind, GRPC))
+}
+
+/// Whether these headers are those of a call or a response of gRPC-Web.
+pub(crate) fn is_grpc_web(headers: &HeaderMap) -> bool {
+    headers.get(CONTENT_TYPE).is_some_and(|kind| is(kind, WEB) || is(kind, WEB_TEXT.as_bytes()))
+}
+
+/// Whether these headers are those of a response that goes on for as long as there are events: Server-Sent Events, or gRPC-Web.
+pub(crate) fn is_event_stream(headers: &HeaderMap) -> bool {
+    let Some(kind) = headers.get(CONTENT_TYPE) else { return false };
+    is(kind, EVENTS) || is(kind, WEB) || is(kind, WEB_TEXT.as_bytes())
 }
 
 /// The content type with which a call ends that no server answered, where its caller looks for `grpc-status` among the headers
@@ -37,7 +50,7 @@ impl Caller {
     pub(crate) fn of(headers: &HeaderMap) -> Self {
         match headers.get(CONTENT_TYPE) {
             Some(kind) if is(kind, GRPC) => Self::Grpc(own(kind)),
-            Some(kind) if is(kind, WEB) || is(kind, WEB_TEXT) => Self::GrpcWeb(own(kind)),
+            Some(kind) if is(kind, WEB) || is(kind, WEB_TEXT.as_bytes()) => Self::GrpcWeb(own(kind)),
             _ => Self::Http,
         }
     }
@@ -67,6 +80,19 @@ fn is(kind: &HeaderValue, base: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn streams_of_events_are_told_from_other_responses() {
+        for (kind, is_stream) in [
+            ("text/event-stream; charset=utf-8", true),
+            ("application/grpc-web-text", true),
+            ("application/json", false),
+        ] {
+            let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static(kind))]);
+            assert_eq!(is_event_stream(&headers), is_stream, "{kind}");
+        }
+        assert!(!is_event_stream(&HeaderMap::new()));
+    }
 
     #[test]
     fn each_form_of_grpc_is_told_from_the_others_and_from_what_is_none() {

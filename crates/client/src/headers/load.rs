@@ -40,21 +40,21 @@ pub fn load_from_text(value: &[u8], metric: Option<&str>) -> Option<LoadReport> 
 pub fn load_from_binary(value: &[u8], metric: Option<&str>) -> Option<LoadReport> {
     match value.strip_prefix(OWN_BINARY) {
         Some(number) if number.len() == 11 => {
-            let number: [u8; 8] = decode(number, &mut [0; 9])?.try_into().ok()?;
+            let number: [u8; 8] = decode_base64(number, &mut [0; 9])?.try_into().ok()?;
             Some(LoadReport {
                 requests: Some(requests(f64::from_le_bytes(number))?),
                 ..LoadReport::default()
             })
         }
         _ if value.len() > LONGEST => None,
-        _ => any_message(decode(value, &mut [0; LONGEST / 4 * 3])?, metric),
+        _ => any_message(decode_base64(value, &mut [0; LONGEST / 4 * 3])?, metric),
     }
 }
 
 /// The message in the binary form, where that is not too long.
 pub(crate) fn message_of_binary(value: &[u8]) -> Option<Vec<u8>> {
     let value = Some(value).filter(|value| value.len() <= LONGEST)?;
-    decode(value, &mut [0; LONGEST / 4 * 3]).map(<[u8]>::to_vec)
+    decode_base64(value, &mut [0; LONGEST / 4 * 3]).map(<[u8]>::to_vec)
 }
 
 fn any_text(value: &[u8], metric: Option<&str>) -> Option<LoadReport> {
@@ -186,7 +186,7 @@ fn varint(message: &mut &[u8]) -> Option<u64> {
 
 /// Decodes base64, padded or not, into `room`, which must hold three bytes for every four; `None` where it is malformed.
 #[inline]
-fn decode<'a>(text: &[u8], room: &'a mut [u8]) -> Option<&'a [u8]> {
+pub(crate) fn decode_base64<'a>(text: &[u8], room: &'a mut [u8]) -> Option<&'a [u8]> {
     let padding = text.iter().rev().take(2).take_while(|byte| **byte == b'=').count();
     let text = &text[..text.len() - padding];
     let mut length = 0;

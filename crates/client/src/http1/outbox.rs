@@ -78,6 +78,11 @@ impl Outbox {
         self.advance(written);
     }
 
+    /// How many bytes are not sent.
+    pub fn len(&self) -> usize {
+        self.text.len() - self.sent + self.chunk.len() + self.tail.len()
+    }
+
     /// Whether everything is sent.
     pub fn is_empty(&self) -> bool {
         self.sent == self.text.len() && self.chunk.is_empty() && self.tail.is_empty()

@@ -137,15 +137,17 @@ impl<'a> PlainRequest<'a> {
         )
     }
 
-    /// Writes the head as it goes on to this host, with a field that holds this number; the body follows it.
-    pub fn write(&self, host: &str, (name, value): (&HeaderName, u64), out: &mut Vec<u8>) {
+    /// Writes the head as it goes on to this host, and a field that holds a number, where there is one; the body follows it.
+    pub fn write(&self, host: &str, field: Option<(&HeaderName, u64)>, out: &mut Vec<u8>) {
         out.extend_from_slice(self.method.as_bytes());
         out.push(b' ');
         out.extend_from_slice(self.path.as_bytes());
         out.extend_from_slice(b" HTTP/1.1\r\nhost: ");
         out.extend_from_slice(host.as_bytes());
         out.extend_from_slice(b"\r\n");
-        number(out, name, value);
+        if let Some((name, value)) = field {
+            number(out, name, value);
+        }
         for field in self.fields.iter().filter(|field| !is_host_or_length(field)) {
             write(field, out);
         }

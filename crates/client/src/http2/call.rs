@@ -76,6 +76,20 @@ where
     }
 }
 
+impl<B> Call<B> {
+    /// How many pieces were taken of the request's body, and how many bytes of the last one wait for room; `None` once all is said.
+    pub fn sending(&self) -> Option<(u64, usize)> {
+        self.saying.as_ref().map(Saying::sending)
+    }
+}
+
+impl<B> Upload<B> {
+    /// How many pieces were taken of the request's body, and how many bytes of the last one wait for room.
+    pub fn sending(&self) -> (u64, usize) {
+        self.saying.sending()
+    }
+}
+
 impl<B> Future for Call<B>
 where
     B: Body<Data = Bytes> + Unpin,

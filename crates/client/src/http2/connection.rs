@@ -17,7 +17,9 @@ use tokio::{
     time::{Instant, Sleep, sleep},
 };
 
-use super::{Lost, PREFACE, Reason, RequestBody, Session, Shared, Violation, exchange::Exchange, lock};
+use super::{
+    Lost, PREFACE, Reason, RequestBody, ResetReason, Session, Shared, Violation, exchange::Exchange, lock,
+};
 use crate::http1::Inbox;
 
 /// The most that is read at once, in bytes.
@@ -76,7 +78,7 @@ where
     I: AsyncRead + AsyncWrite + Unpin,
     S: FnMut(Request<RequestBody>) -> F,
     F: Future<Output = Response<B>> + Unpin,
-    B: Body<Data = Bytes> + Unpin,
+    B: Body<Data = Bytes, Error: ResetReason> + Unpin,
 {
     /// On a connection of which this has been read, which begins with [`PREFACE`].
     pub fn new(io: I, mut read: BytesMut, service: S) -> Self {
@@ -183,7 +185,7 @@ where
     I: AsyncRead + AsyncWrite + Unpin,
     S: FnMut(Request<RequestBody>) -> F,
     F: Future<Output = Response<B>> + Unpin,
-    B: Body<Data = Bytes> + Unpin,
+    B: Body<Data = Bytes, Error: ResetReason> + Unpin,
 {
     type Output = Result<(), End>;
 

@@ -14,7 +14,7 @@ use tokio::time::{Sleep, sleep};
 use crate::informational;
 
 use super::{
-    Came, Reason, RequestBody, Responder,
+    Came, RequestBody, ResetReason, Responder,
     saying::Saying,
     session::Rest,
     tunnel::{Begins, Switch},
@@ -82,7 +82,7 @@ where
 impl<F, B> Future for Exchange<F, B>
 where
     F: Future<Output = Response<B>> + Unpin,
-    B: Body<Data = Bytes> + Unpin,
+    B: Body<Data = Bytes, Error: ResetReason> + Unpin,
 {
     type Output = ();
 
@@ -106,8 +106,8 @@ where
                     if responder.poll_gone(context).is_ready() {
                         return Poll::Ready(());
                     }
-                    if ready!(responder.poll_say(saying, context)).is_err() {
-                        responder.reset(Reason::INTERNAL_ERROR);
+                    if let Err(error) = ready!(responder.poll_say(saying, context)) {
+                        responder.reset(error.reset_reason());
                         return Poll::Ready(());
                     }
                     State::Said

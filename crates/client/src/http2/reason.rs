@@ -1,6 +1,8 @@
 //! Why a stream or a connection ends (RFC 9113 7).
 
-use std::fmt;
+use std::{convert::Infallible, fmt};
+
+use crate::BoxError;
 
 /// An error code. Those that nobody has named are kept as they are.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -59,6 +61,18 @@ impl fmt::Debug for Reason {
         fmt::Display::fmt(self, f)
     }
 }
+
+/// Why a body broke off, as far as the other side is told with the reset of its stream.
+pub trait ResetReason {
+    /// The reason.
+    fn reset_reason(&self) -> Reason {
+        Reason::INTERNAL_ERROR
+    }
+}
+
+impl ResetReason for Infallible {}
+
+impl ResetReason for BoxError {}
 
 /// What the other side did that ends the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

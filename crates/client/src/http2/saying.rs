@@ -18,6 +18,8 @@ pub(super) struct Saying<B> {
     piece: Bytes,
     /// Nothing follows.
     is_last: bool,
+    /// How many pieces were taken of the body.
+    pieces: u64,
 }
 
 impl<B> Saying<B>
@@ -25,7 +27,7 @@ where
     B: Body<Data = Bytes> + Unpin,
 {
     pub(super) fn new(body: B) -> Self {
-        Self { body, piece: Bytes::new(), is_last: false }
+        Self { body, piece: Bytes::new(), is_last: false, pieces: 0 }
     }
 
     /// Says on this stream what there is room for; ready when all is said, or nobody wants it any more.
@@ -38,7 +40,7 @@ where
         stream: u32,
         context: &mut Context<'_>,
     ) -> Poll<Result<(), B::Error>> {
-        let Self { body, piece, is_last } = self;
+        let Self { body, piece, is_last, pieces } = self;
         loop {
             if !piece.is_empty() || *is_last {
                 let said = ready!(lock(session).poll_say(stream, piece, *is_last, context));
@@ -51,6 +53,7 @@ where
                 .map(http_body::Frame::into_data)
             {
                 Some(Ok(data)) => {
+                    *pieces += 1;
                     *piece = data;
                     *is_last = body.is_end_stream();
                 }
@@ -64,5 +67,12 @@ where
                 None => *is_last = true,
             }
         }
+    }
+}
+
+impl<B> Saying<B> {
+    /// How many pieces were taken of the body, and how many bytes of the last one are not said.
+    pub(super) fn sending(&self) -> (u64, usize) {
+        (self.pieces, self.piece.len())
     }
 }

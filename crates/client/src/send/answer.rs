@@ -16,7 +16,7 @@ use crate::{
     http1::{Malformed, PlainAnswer},
     http2::Lost,
     stats::count,
-    transport::{Line, Reply, SendError, Sent},
+    transport::{Line, Reply, SendError, Sent, Silence},
 };
 
 /// What a try over `line` amounts to, and what the caller gets if it is the last. `unsent`: whether the request is still at hand.
@@ -42,6 +42,7 @@ pub(super) fn judge(
         }
         Err(SendError::OutOfTime) if !unsent && mesh.clock.now() < call.deadline() => too_slow(call, line),
         Err(SendError::OutOfTime) => out_of_time(terms, call.deadline(), unsent),
+        Err(SendError::Silent(silence)) => silent(silence, unsent, call, line),
         Err(error) => {
             let (ending, kind, what) = meaning(&error);
             let (name, target) = (call.target().name(), line.target());
@@ -74,7 +75,9 @@ fn meaning(error: &SendError) -> (Ending, FaultKind, &'static str) {
             FaultKind::Reset,
             "broke off before it answered; the call may have been carried out",
         ),
-        SendError::OutOfTime => (Ending::Late, FaultKind::Deadline, "did not answer in time"),
+        SendError::OutOfTime | SendError::Silent(_) => {
+            (Ending::Late, FaultKind::Deadline, "did not answer in time")
+        }
         SendError::Body(_) => (Ending::Abandoned, FaultKind::Invalid, "was not sent the whole request"),
         SendError::Invalid(_) => (Ending::Abandoned, FaultKind::Invalid, "cannot be sent this request"),
     }
@@ -88,6 +91,40 @@ fn too_slow(call: &Call<'_, Arc<Line>>, line: &Line) -> (Ending, Result<Reply, F
         target.instance, target.address
     );
     (Ending::Slow, Err(Fault::new(FaultKind::Deadline, message)))
+}
+
+/// The end of a call in which nothing moved for longer than it may. A caller that is silent says nothing of the server.
+#[cold]
+fn silent(
+    silence: Silence,
+    unsent: bool,
+    call: &Call<'_, Arc<Line>>,
+    line: &Line,
+) -> (Ending, Result<Reply, Fault>) {
+    let (name, target) = (call.target().name(), line.target());
+    let (instance, address) = (&target.instance, target.address);
+    let (ending, what) = match silence {
+        Silence::Response(time) => {
+            let what = format!(
+                "{instance} at {address} sent no response headers within {time:?} of the request; {MAYBE}; a \
+                 deadline of the call, or responseHeaderTimeout of its route, gives it longer"
+            );
+            (Ending::Late, what)
+        }
+        Silence::Upload(time) => {
+            let what = format!("{instance} at {address} took nothing of the request for {time:?}; {MAYBE}");
+            (Ending::Late, what)
+        }
+        Silence::Caller(time) => {
+            let what = format!("the caller sent nothing of its request for {time:?}; {MAYBE}");
+            (Ending::Abandoned, what)
+        }
+    };
+    let fault = Fault::new(FaultKind::Deadline, format!("{name}: {what}"));
+    match unsent {
+        true => (Ending::Unsent, Err(fault.with_retry(Retry::Unsent))),
+        false => (ending, Err(fault)),
+    }
 }
 
 #[cold]

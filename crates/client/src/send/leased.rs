@@ -36,7 +36,7 @@ pub(super) async fn turn(
     let name = call.target().name().clone();
     // In a box: few services have one, and the others' calls need not be as large.
     let called = mesh.own_lookasides.called(&address, &name, terms.context, call.key());
-    let cell = Box::pin(timeout(call.left(now) / 2, called)).await.ok().flatten();
+    let cell = Box::pin(timeout(call.left_before_request(now) / 2, called)).await.ok().flatten();
     match &cell {
         Some(cell) => call.turn_to(Arc::clone(&cell.subscription)),
         None => count(&mesh.counters.lookaside_missed),

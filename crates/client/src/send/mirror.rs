@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use fairmesh_model::ServiceName;
 use http_body_util::BodyExt as _;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::{sync::OwnedSemaphorePermit, time::timeout};
 
 use super::{go, route, terms::Terms};
 use crate::{
@@ -20,6 +20,8 @@ use crate::{
 
 /// The longest body that is copied, in bytes.
 const LONGEST: u64 = 64 * 1024;
+/// How long a copy may take.
+const LONGEST_CALL: Duration = Duration::from_secs(15);
 /// As much of an answer is read, so that its connection can carry another call.
 const READ: usize = 64 * 1024;
 
@@ -47,7 +49,13 @@ pub(super) fn send(
     let key = terms.context.key.or(call.key());
     let context = CallContext { key, timeout: None, ..terms.context.clone() };
     let (head, body) = (head.clone(), copy.again());
-    tokio::spawn(async move { carry_out(&handle.inner, &context, head, body, place).await });
+    tokio::spawn(async move {
+        // What it is a copy of may take as long as it likes; a copy holds one of a few places.
+        let carried_out = carry_out(&handle.inner, &context, head, body, place);
+        if timeout(LONGEST_CALL, carried_out).await.is_err() {
+            count(&handle.inner.mesh.counters.mirrors_failed);
+        }
+    });
 }
 
 async fn carry_out(
@@ -85,5 +93,5 @@ async fn read(mut body: Body) {
             }
         }
     };
-    let _ = tokio::time::timeout(Duration::from_secs(5), short).await;
+    let _ = timeout(Duration::from_secs(5), short).await;
 }

@@ -20,13 +20,13 @@ use super::{
 use crate::{
     BoxError, Fault, FaultKind,
     body::Body,
-    core::{Call, Ending, Moment, Start, Undecided, View},
+    core::{Call, Ending, Moment, Start, Undecided, View, nanos},
     headers::DEADLINE,
     http1::{Answer, PlainAnswer, PlainRequest},
     poll,
     service::Handle,
     stats::count,
-    transport::{Got, Head, Line, Outgoing, Plain, SendError},
+    transport::{Got, Head, Line, Outgoing, Plain, SendError, Silence},
 };
 
 /// A call whose plain request was sent.
@@ -127,14 +127,16 @@ pub(crate) fn begin<'a>(
     };
     let line = line_of(mesh, &call, &picked);
     drop(picked);
-    let left = u64::try_from(call.given(now).as_millis()).unwrap_or(u64::MAX);
-    let head = |out: &mut Vec<u8>| request.write(host, (&DEADLINE, left), out);
+    let left = call.given(now).map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
+    let name = DEADLINE;
+    let head = |out: &mut Vec<u8>| request.write(host, left.map(|left| (&name, left)), out);
     let Some(plain) = Plain::begin(&line, head, request.body) else {
         return apart(call, Stage::Begun(First::Chosen(line, now)));
     };
     let surveyed = call.target().pace.claims_survey(now).then_some(now);
     count(&mesh.counters.tries);
-    let until = mesh.clock.instant(call.try_ends(now));
+    // Its request is whole, and sent with one write nearly always.
+    let until = mesh.clock.instant(call.try_ends(now).min(now.saturating_add(nanos(call.response_header()))));
     Some(Ok(Passage { handle, call, start, line, plain, until, surveyed, is_forgotten: false, other: None }))
 }
 
@@ -204,6 +206,9 @@ impl<'a> Passage<'a> {
         let Self { handle, call, start, line, plain, surveyed, is_forgotten, other, .. } = self;
         let sent = match other.map(|other| *other) {
             Some(Ok(answer)) => Ok(plain.into_reply(answer)),
+            Some(Err(SendError::OutOfTime)) | None if handle.mesh.clock.now() < call.deadline() => {
+                Err(SendError::Silent(Silence::Response(call.response_header())))
+            }
             Some(Err(error)) => Err(error),
             None => Err(SendError::OutOfTime),
         };

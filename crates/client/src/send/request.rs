@@ -5,7 +5,7 @@ use std::mem;
 use fairmesh_model::ShardKey;
 use fairmesh_router::{Headers, RequestView};
 use http::{
-    HeaderMap, HeaderValue, header,
+    HeaderMap, HeaderValue, Method, header,
     request::Parts,
     uri::{Authority, PathAndQuery},
 };
@@ -77,6 +77,11 @@ impl Head {
         let path = uri.path_and_query.unwrap_or_else(|| PathAndQuery::from_static("/"));
         let grpc = headers::is_grpc(&headers);
         Ok(Self { method: mem::take(&mut parts.method), authority, path, headers, grpc })
+    }
+
+    /// Whether it is a call of gRPC-Web, whose response may be a stream as well.
+    pub(super) fn is_grpc_web(&self) -> bool {
+        self.method == Method::POST && headers::is_grpc_web(&self.headers)
     }
 
     /// Says the key that the policy read in the request, as if the caller had.

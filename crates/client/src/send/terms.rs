@@ -116,8 +116,8 @@ impl Terms<'_> {
         let timeout = self.context.timeout.filter(is_it).map(Limit::Timeout);
         let own = timeout.or_else(|| self.start.limit.filter(is_it).map(Limit::Deadline));
         own.unwrap_or_else(|| match &*self.handle.subscription.view() {
-            View::Ready(ready) if is_it(&ready.upstream.policy().timeout) => {
-                Limit::Policy(ready.upstream.policy().timeout)
+            View::Ready(ready) if ready.upstream.policy().timeouts.total.as_ref().is_some_and(is_it) => {
+                Limit::Policy(Duration::from_nanos(total))
             }
             _ => Limit::Route(Duration::from_nanos(total)),
         })

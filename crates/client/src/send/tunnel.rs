@@ -43,12 +43,11 @@ async fn tries(handle: &Handle, mut parts: Parts) -> Result<Tunnel, Fault> {
         let line = decide(terms, &mut call, view, &mut now).await?;
         count(&mesh.counters.tries);
         // Half, as for a request: the rest is for another server.
-        let connected_by = mesh.clock.instant(now + nanos(call.left(now)) / 2);
+        let connected_by = mesh.clock.instant(now + nanos(call.left_before_request(now)) / 2);
         let error = match line.open_raw(connected_by).await {
             Ok((io, open)) => {
                 call.end(Ending::Answered);
-                let deadline = mesh.clock.instant(call.deadline());
-                let attempt = Attempt::of(&mut call, line, deadline, mesh.clock);
+                let attempt = Attempt::of_tunnel(&mut call, line, mesh.clock);
                 let nothing = || Fault::new(FaultKind::NoEndpoints, "no endpoint was chosen");
                 return Ok(Tunnel::new(io, BytesMut::new(), Some(open), attempt.ok_or_else(nothing)?));
             }

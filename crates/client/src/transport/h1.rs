@@ -19,14 +19,20 @@ use std::{
 };
 
 use http::{Response, response};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::Instant,
+};
 
 use self::connection::Connection;
 pub(crate) use self::{
     connection::{Got, Plain},
     incoming::Incoming,
 };
-use super::{Alarm, IDLE_ROUNDS, Line, Outgoing, Request, SendError, Slot, Times, by};
+use super::{
+    Alarm, IDLE_ROUNDS, Line, Outgoing, Request, SendError, Slot, Times, by,
+    wait::{Movement, Sending, Wait},
+};
 
 /// Idle connections that are kept to one endpoint: as many calls as one client has at once with a server it likes.
 const MOST_IDLE: usize = 256;
@@ -55,15 +61,19 @@ impl Pool {
         &self,
         line: &Arc<Line>,
         slot: &mut Slot,
-        times: Times,
+        mut times: Times,
     ) -> Result<Reply, SendError> {
         loop {
             let (connection, reused) = match self.take() {
                 Some(idle) => (idle.connection, true),
                 // Boxed, as all that is rare on the way of a call: it would make the future of each larger, which is moved.
-                None => (Box::pin(by(times.connected_by, open(line))).await?, false),
+                None => {
+                    let connection = Box::pin(by(times.connected_by, open(line))).await?;
+                    times.begun = Instant::now();
+                    (connection, false)
+                }
             };
-            match connection.exchange(slot, Some(times.until)).await {
+            match connection.exchange(slot, Some(times)).await {
                 Ok(response) => {
                     if reused {
                         line.counters.reused();

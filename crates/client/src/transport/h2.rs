@@ -25,7 +25,7 @@ pub(crate) use self::{
     incoming::Incoming,
     shared::{Reply, Shared},
 };
-use super::{IDLE_ROUNDS, Line, Outgoing, Request, SendError, Slot, by};
+use super::{IDLE_ROUNDS, Lent, Line, Outgoing, Request, SendError, Slot, Times, by, wait};
 
 /// Connections to one endpoint, nearly always one.
 #[derive(Default)]
@@ -44,12 +44,16 @@ impl Pool {
         &self,
         line: &Arc<Line>,
         slot: &mut Slot,
-        connected_by: Instant,
+        mut times: Times,
     ) -> Result<Reply, SendError> {
         loop {
             let (shared, fresh) = match self.roomiest(true) {
                 Some(shared) => (shared, false),
-                None => (Box::pin(self.another(line, connected_by)).await?, true),
+                None => {
+                    let shared = Box::pin(self.another(line, times.connected_by)).await?;
+                    times.begun = Instant::now();
+                    (shared, true)
+                }
             };
             // Taken out first: what is matched is held for as long as what is awaited.
             let begun = shared.begin(slot)?;
@@ -59,7 +63,7 @@ impl Pool {
                     if shared.used.swap(true, Relaxed) {
                         line.counters.reused();
                     }
-                    return answer(call, place).await.map_err(|error| shared.judge(error));
+                    return answer(call, place, Some(times)).await.map_err(|error| shared.judge(error));
                 }
                 Begun::Taken => continue,
                 Begun::None => self.discard(&shared),
@@ -74,7 +78,9 @@ impl Pool {
     /// Sends a request over a connection that is there, which stays as idle as it was; `None` where none takes it.
     pub(super) async fn ask(&self, slot: &mut Slot) -> Option<Result<response::Parts, SendError>> {
         match self.roomiest(true)?.begin(slot).ok()? {
-            Begun::Call(call, place) => Some(answer(call, place).await.map(|reply| reply.into_parts().0)),
+            Begun::Call(call, place) => {
+                Some(answer(call, place, None).await.map(|reply| reply.into_parts().0))
+            }
             Begun::Taken | Begun::None => None,
         }
     }

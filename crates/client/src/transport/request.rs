@@ -11,14 +11,14 @@ use super::Outgoing;
 pub(crate) struct Request {
     pub(crate) head: Head,
     pub(crate) body: Outgoing,
-    /// The time that is left for the call, as the server is told.
-    pub(crate) left: Duration,
+    /// The time that is left for the call, which is sent to the server where the call has a deadline.
+    pub(crate) left: Option<Duration>,
 }
 
 impl Request {
     /// One that was not sent yet: each try says how much time is left.
     pub(crate) fn new(head: Head, body: Outgoing) -> Self {
-        Self { head, body, left: Duration::ZERO }
+        Self { head, body, left: None }
     }
 }
 

@@ -85,8 +85,8 @@ async fn servers_see_host_key_role_and_deadline() {
 async fn a_deadline_goes_from_hop_to_hop() {
     let rig = Rig::start().await;
     let server = Server::start(async |request: Request<bytes::Bytes>| {
-        let left = request.headers().get("x-fairmesh-deadline").unwrap();
-        text(200, left.to_str().unwrap())
+        let left = request.headers().get("x-fairmesh-deadline");
+        text(200, left.map_or("none", |left| left.to_str().unwrap()))
     })
     .await;
     rig.replicated("shop/one", Protocol::Http1, &[server.address]);
@@ -102,14 +102,16 @@ async fn a_deadline_goes_from_hop_to_hop() {
             request.extensions_mut().insert(deadline);
         }
         let (_, left) = ask(service, request).await.unwrap();
-        left.parse::<u64>().unwrap()
+        left.parse::<u64>().ok()
     };
-    assert!(told(&service, None).await > 9_000, "the policy's timeout is 15 s");
-    assert!(told(&service, Some(given)).await <= 9_000);
-    assert!(told(&service.clone().deadline(given), None).await <= 9_000);
+    assert_eq!(told(&service, None).await, None, "nobody gave the call a deadline");
+    let is_within = |told: Option<u64>, most| told.is_some_and(|told| told <= most);
+    assert!(is_within(told(&service, Some(given)).await, 9_000));
+    assert!(is_within(told(&service.clone().deadline(given), None).await, 9_000));
     let sooner = service.clone().deadline(given.0 - Duration::from_secs(2));
-    assert!(told(&sooner, Some(given)).await <= 7_000, "the earliest counts");
-    assert!(told(&service.clone().deadline(given).timeout(Duration::from_secs(1)), None).await <= 1_000);
+    assert!(is_within(told(&sooner, Some(given)).await, 7_000), "the earliest counts");
+    let hasty = service.clone().deadline(given).timeout(Duration::from_secs(1));
+    assert!(is_within(told(&hasty, None).await, 1_000));
 
     let requests = server.requests();
     let over = service.deadline(tokio::time::Instant::now());

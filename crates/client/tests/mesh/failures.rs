@@ -276,8 +276,8 @@ async fn a_deadline_says_which_limit_ended_the_call() {
     let (server, _gate) = waiting().await;
     rig.replicated("shop/one", Protocol::Http1, &[server.address]);
     let mut policy = split("/routed", "shop/one");
-    policy.routes[0].timeout = Some(Duration::from_millis(70));
-    policy.timeout = Duration::from_millis(80);
+    policy.routes[0].timeouts.total = Some(Duration::from_millis(70));
+    policy.timeouts.total = Some(Duration::from_millis(80));
     rig.policy("shop/one", policy);
     let service = rig.mesh().await.service("shop/one").unwrap();
     let why = async |service: &ServiceHandle, request| ask(service, request).await.unwrap_err().to_string();

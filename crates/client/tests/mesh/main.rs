@@ -25,6 +25,8 @@ mod rig;
 #[cfg(test)]
 mod server;
 #[cfg(test)]
+mod timeouts;
+#[cfg(test)]
 mod tunnels;
 #[cfg(test)]
 mod wiring;

@@ -79,10 +79,7 @@ async fn a_server_gives_up_a_call_once_the_time_that_its_route_gives_it_has_pass
         rig.replicated(name, protocol, &[address]);
         let actions = Actions { server_timeout: Some(Duration::from_millis(100)), ..Actions::default() };
         let route = Route { actions, ..Route::new(Label::new("short").unwrap()) };
-        rig.policy(
-            name,
-            Policy { routes: vec![route], timeout: Duration::from_secs(30), ..Policy::default() },
-        );
+        rig.policy(name, Policy { routes: vec![route], ..Policy::default() });
         let mesh = rig.mesh().await;
         let (status, words) = ask(&mesh.service(name).unwrap(), get("/")).await.unwrap();
         assert_eq!(status, 504, "{words}");

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fairmesh_client::ServiceHandle;
-use fairmesh_model::{Actions, Label, Match, PathMatch, Policy, Protocol, Redirect, Route};
+use fairmesh_model::{Actions, Label, Match, PathMatch, Policy, Protocol, Redirect, Route, Timeouts};
 use http::Request;
 use tokio::{net::TcpListener, time::Instant};
 
@@ -39,8 +39,8 @@ async fn a_lookaside_that_is_silent_takes_half_of_a_calls_time_at_most_and_later
         ..Route::new(Label::new("old").unwrap())
     };
     let lookaside = Some(silent.local_addr().unwrap().to_string());
-    let timeout = Duration::from_secs(1);
-    rig.policy("shop/one", Policy { lookaside, timeout, routes: vec![route], ..Policy::default() });
+    let timeouts = Timeouts { total: Some(Duration::from_secs(1)), ..Timeouts::default() };
+    rig.policy("shop/one", Policy { lookaside, timeouts, routes: vec![route], ..Policy::default() });
     rig.replicated("shop/one", Protocol::Http1, &[server.address]);
     let mesh = rig.mesh().await;
     let service = mesh.service("shop/one").unwrap();

@@ -226,14 +226,18 @@ async fn a_try_that_takes_too_long_is_made_elsewhere_where_that_does_no_harm() {
 async fn servers_are_told_their_own_time() {
     let rig = Rig::start().await;
     let server = Server::start(async |request: Request<bytes::Bytes>| {
-        text(200, request.headers()["x-fairmesh-deadline"].to_str().unwrap())
+        let told = request.headers().get("x-fairmesh-deadline");
+        text(200, told.map_or("none", |told| told.to_str().unwrap()))
     })
     .await;
     let actions = Actions { server_timeout: Some(Duration::from_millis(700)), ..Actions::default() };
     let (_mesh, service) = service(&rig, Protocol::Http1, &server, below("/short", actions)).await;
-    let told = async |path| ask(&service, get(path)).await.unwrap().1.parse::<u64>().unwrap();
-    assert_eq!(told("/short").await, 700, "the call itself has 15 s");
-    assert!(told("/long").await > 700);
+    let bounded = service.clone().timeout(Duration::from_secs(15));
+    let told = async |service, path| ask(service, get(path)).await.unwrap().1;
+    assert_eq!(told(&bounded, "/short").await, "700", "the call itself has 15 s");
+    assert!(told(&bounded, "/long").await.parse::<u64>().unwrap() > 700);
+    assert_eq!(told(&service, "/short").await, "700", "the call itself has no deadline");
+    assert_eq!(told(&service, "/long").await, "none");
 }
 
 #[tokio::test]

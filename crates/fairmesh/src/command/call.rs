@@ -42,7 +42,7 @@ pub(crate) struct CallArgs {
     /// A header of the request; may be repeated.
     #[arg(short = 'H', long = "header", value_name = "NAME: VALUE", value_parser = read::header)]
     headers: Vec<(String, String)>,
-    /// How long the call may take, where that is less than the service's policy gives it.
+    /// How long the call may take; silence alone ends it otherwise, or the timeout of the service's policy.
     #[arg(long, value_parser = spec::read_duration, value_name = "DURATION")]
     timeout: Option<Duration>,
     /// Say on standard error who answered, after how many tries and how long, and with which headers.

@@ -30,6 +30,7 @@ mod services;
 mod shards;
 mod starved;
 mod stop;
+mod timeouts;
 mod tls;
 mod translation;
 mod tunnels;

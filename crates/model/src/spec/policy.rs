@@ -2,9 +2,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     BalancingSpec, HealthCheckSpec, LimitSpec, RouteSpec,
-    text::{read, read_duration, read_duration_option, write_duration},
+    text::{read, read_duration, read_timeouts, write_duration},
 };
-use crate::{Invalid, KeySource, Locality, Policy, Retries, Ring, ServiceName};
+use crate::{Invalid, KeySource, Locality, Policy, Retries, Ring, ServiceName, Timeouts};
 
 /// How calls to a service are routed and protected. Whatever is left out has its default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,9 +21,15 @@ pub struct PolicySpec {
     /// How an endpoint is chosen.
     #[serde(default, skip_serializing_if = "is_default")]
     pub balancing: BalancingSpec,
-    /// The whole call, such as `15s`.
+    /// The whole call, such as `15s`; bounded by silence alone when left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<String>,
+    /// From the end of the request to the response headers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub response_header_timeout: Option<String>,
+    /// How long nothing may move in the middle of a body.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_timeout: Option<String>,
     /// When a failed try is made again.
     #[serde(default, skip_serializing_if = "is_default")]
     pub retries: RetriesSpec,
@@ -95,14 +101,13 @@ pub(super) fn unless<T: PartialEq + Copy>(value: T, default: T) -> Option<T> {
 impl PolicySpec {
     /// Validates.
     pub fn plan(&self) -> Result<(ServiceName, Policy), Invalid> {
-        let default = Policy::default();
         let routes = self.routes.iter().enumerate();
         let routes = routes.map(|(i, spec)| spec.plan().map_err(|e| e.within(format!("routes[{i}]"))));
         let policy = Policy {
             routes: routes.collect::<Result<_, _>>()?,
             locality: self.locality.plan().map_err(|e| e.within("locality"))?,
             balancing: self.balancing.plan().map_err(|e| e.within("balancing"))?,
-            timeout: read_duration_option("timeout", self.timeout.as_ref())?.unwrap_or(default.timeout),
+            timeouts: read_timeouts(&self.timeout, &self.response_header_timeout, &self.idle_timeout)?,
             retries: self.retries.plan(),
             limit: self.limit.as_ref().map(LimitSpec::plan).transpose().map_err(|e| e.within("limit"))?,
             key: self.key.as_ref().map(KeySpec::plan).transpose().map_err(|e| e.within("key"))?,
@@ -120,13 +125,15 @@ impl PolicySpec {
 
     /// The way back.
     pub fn of(service: &ServiceName, policy: &Policy) -> Self {
-        let default = Policy::default();
+        let Timeouts { total, response_header, idle } = policy.timeouts;
         Self {
             service: service.to_string(),
             routes: policy.routes.iter().map(RouteSpec::of).collect(),
             locality: LocalitySpec::of(&policy.locality),
             balancing: BalancingSpec::of(&policy.balancing),
-            timeout: unless(policy.timeout, default.timeout).map(write_duration),
+            timeout: total.map(write_duration),
+            response_header_timeout: response_header.map(write_duration),
+            idle_timeout: idle.map(write_duration),
             retries: RetriesSpec::of(&policy.retries),
             limit: policy.limit.as_ref().map(LimitSpec::of),
             key: policy.key.as_ref().map(KeySpec::of),

@@ -3,7 +3,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     FaultSpec, HeadersSpec, HedgeSpec, LimitSpec, MatchSpec, MirrorSpec, RedirectSpec, RewriteSpec,
     policy::is_default,
-    text::{read, read_duration_option, read_option, write_duration},
+    text::{read, read_option, read_timeouts, write_duration},
 };
 use crate::{Invalid, Route, Target};
 
@@ -25,6 +25,12 @@ pub struct RouteSpec {
     /// The whole call, where it differs from the policy's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<String>,
+    /// From the end of the request to the response headers, where it differs from the policy's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub response_header_timeout: Option<String>,
+    /// How long nothing may move in the middle of a body, where it differs from the policy's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_timeout: Option<String>,
     /// Whether a repeated call does no harm, whatever its method.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub idempotent: bool,
@@ -78,7 +84,7 @@ impl RouteSpec {
             matches: self.matches.plan().map_err(|e| e.within("match"))?,
             split: split.collect::<Result<_, Invalid>>()?,
             class: read_option("class", self.class.as_ref())?,
-            timeout: read_duration_option("timeout", self.timeout.as_ref())?,
+            timeouts: read_timeouts(&self.timeout, &self.response_header_timeout, &self.idle_timeout)?,
             idempotent: self.idempotent,
             actions: self.plan_actions()?,
         })
@@ -91,7 +97,9 @@ impl RouteSpec {
             matches: MatchSpec::of(&route.matches),
             split: split.map(|t| TargetSpec { service: t.service.to_string(), weight: t.weight }).collect(),
             class: route.class.as_ref().map(ToString::to_string),
-            timeout: route.timeout.map(write_duration),
+            timeout: route.timeouts.total.map(write_duration),
+            response_header_timeout: route.timeouts.response_header.map(write_duration),
+            idle_timeout: route.timeouts.idle.map(write_duration),
             idempotent: route.idempotent,
             ..Self::default()
         };

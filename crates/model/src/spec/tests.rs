@@ -6,7 +6,7 @@ use crate::{
     HeaderMatch, HealthCheck, HostMatch, HostType, InstanceId, KeyRange, KeySource, Label, LoadSignal,
     Locality, Location, Match, Mirror, Outliers, PathMatch, PathRewrite, Pattern, Probe, Protocol,
     QueryMatch, RateLimit, Redirect, Region, RegionInfo, Replica, ReplicaState, Retries, Rewrite, Ring, Role,
-    Route, Scope, Score, ServiceKind, Shard, ShardId, ShardKey, Share, Target, Template, TextMatch,
+    Route, Scope, Score, ServiceKind, Shard, ShardId, ShardKey, Share, Target, Template, TextMatch, Timeouts,
 };
 
 fn cart() -> ServiceName {
@@ -100,6 +100,11 @@ fn full_match() -> Match {
     }
 }
 
+fn timeouts(ms: u64) -> Timeouts {
+    let after = |more| Some(Duration::from_millis(ms + more));
+    Timeouts { total: after(0), response_header: after(1), idle: after(2) }
+}
+
 /// A plan in which nothing has its default.
 fn full_policy() -> Policy {
     let route = Route {
@@ -107,7 +112,7 @@ fn full_policy() -> Policy {
         matches: full_match(),
         split: vec![Target { service: cart(), weight: 3 }],
         class: Some(Label::new("bulk").unwrap()),
-        timeout: Some(Duration::from_millis(250)),
+        timeouts: timeouts(250),
         idempotent: true,
         actions: full_actions(),
     };
@@ -135,7 +140,7 @@ fn full_policy() -> Policy {
             local_only: true,
         },
         balancing: full_balancing(),
-        timeout: Duration::from_secs(90),
+        timeouts: timeouts(90_000),
         retries: Retries { attempts: 1, budget_percent: 0, budget_floor: 3 },
         limit: Some(RateLimit { calls: 10, per: Duration::from_secs(2), burst: 30, scope: Scope::Mesh }),
         key: Some(KeySource::Cookie("sid".into())),
@@ -254,6 +259,11 @@ fn policy(edit: fn(&mut PolicySpec)) -> String {
 fn a_refusal_names_the_field_as_written() {
     assert_eq!(policy(|p| p.service = "cart".into()), "service");
     assert_eq!(policy(|p| p.timeout = Some("15".into())), "timeout");
+    assert_eq!(policy(|p| p.idle_timeout = Some("0s".into())), "idleTimeout");
+    assert_eq!(
+        policy(|p| p.routes[0].response_header_timeout = Some("1us".into())),
+        "routes[0].responseHeaderTimeout"
+    );
     assert_eq!(policy(|p| p.locality.rings = vec!["35ms".into(), "5ms".into()]), "locality.rings[1]");
     assert_eq!(policy(|p| p.locality.rings = vec!["near".into()]), "locality.rings[0]");
     assert_eq!(policy(|p| p.routes[0].matches.hosts = vec!["a:80".into()]), "routes[0].match.hosts[0]");

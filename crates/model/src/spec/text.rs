@@ -4,7 +4,7 @@ use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use crate::Invalid;
+use crate::{Invalid, Timeouts};
 
 /// Units by descending length, each with its nanoseconds.
 const UNITS: [(&str, u64); 5] =
@@ -115,6 +115,19 @@ pub(super) fn read_option<T: FromStr<Err = Invalid>>(
 /// Reads the duration in `field`, where there is one.
 pub(super) fn read_duration_option(field: &str, text: Option<&String>) -> Result<Option<Duration>, Invalid> {
     text.map(|text| read_duration(text).map_err(|e| e.within(field))).transpose()
+}
+
+/// Reads the three durations of a policy or a route.
+pub(super) fn read_timeouts(
+    total: &Option<String>,
+    response_header: &Option<String>,
+    idle: &Option<String>,
+) -> Result<Timeouts, Invalid> {
+    Ok(Timeouts {
+        total: read_duration_option("timeout", total.as_ref())?,
+        response_header: read_duration_option("responseHeaderTimeout", response_header.as_ref())?,
+        idle: read_duration_option("idleTimeout", idle.as_ref())?,
+    })
 }
 
 /// Reads `ip:port`.

@@ -47,7 +47,7 @@ pub(super) fn compile(facts: &Facts<'_>, slots: &Arc<Slots>, previous: Option<&U
             previous.map(|previous| &previous.routes),
         ),
         bucket: carried(facts.policy.limit, previous.and_then(|previous| previous.bucket.as_ref())),
-        timeout: facts.policy.timeout,
+        timeouts: facts.policy.timeouts,
         last_resort: horizon.last_resort(),
         kind,
         name: facts.name.clone(),

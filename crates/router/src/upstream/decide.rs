@@ -49,9 +49,9 @@ impl Upstream {
                 0 => format!("{} has no routes", self.name),
                 n => format!("none of {} of {} matches", counted(n, "route"), self.name),
             });
-            let timeout = self.timeout;
+            let timeouts = self.timeouts;
             let target = &self.name;
-            return Routed { target, route: None, class: None, timeout, idempotent: false, treatment: None };
+            return Routed { target, route: None, class: None, timeouts, idempotent: false, treatment: None };
         };
         let target = rule.arm(seed).unwrap_or(&self.name);
         witness.note("route", || {
@@ -62,7 +62,7 @@ impl Upstream {
             target,
             route: Some(&rule.name),
             class: rule.class.as_ref(),
-            timeout: rule.timeout.unwrap_or(self.timeout),
+            timeouts: rule.timeouts.or(&self.timeouts),
             idempotent: rule.idempotent,
             treatment: rule.treatment.as_ref(),
         }

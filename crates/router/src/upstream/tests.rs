@@ -4,7 +4,7 @@ use fairmesh_balancer::poll::Asked;
 use fairmesh_model::{
     Balancing, Endpoint, EndpointState, Hosts, InstanceId, KeyRange, Label, Location, Match, Region,
     RegionInfo, Regions, Replica, ReplicaState, Ring, RoundTrips, Route, Service, ServiceKind, Shard,
-    ShardId, ShardKey, ShardMap, Target, Verdict, Verdicts,
+    ShardId, ShardKey, ShardMap, Target, Timeouts, Verdict, Verdicts,
     arith::{Generator, hash_text, mix64},
 };
 use proptest::prelude::*;
@@ -194,6 +194,7 @@ fn an_instance_in_two_records_counts_once_and_where_it_serves() {
 #[test]
 fn routes_tell_target_class_timeout_and_idempotence() {
     let mut world = World::replicated(&[("a", "eu")]);
+    let seconds = |secs| Timeouts { total: Some(Duration::from_secs(secs)), ..Timeouts::default() };
     let other = ServiceName::new("shop/cart-next").unwrap();
     let split = |weights: [u32; 2]| {
         vec![
@@ -207,24 +208,25 @@ fn routes_tell_target_class_timeout_and_idempotence() {
         matches: path(&format!("/{name}")),
         split,
         class: Some(Label::new("heavy").unwrap()),
-        timeout: Some(Duration::from_secs(2)),
+        timeouts: seconds(2),
         idempotent: true,
         ..Route::new(Label::new(name).unwrap())
     };
     let routes = vec![route("all", Vec::new()), route("half", split([1, 1])), route("none", split([0, 1]))];
     world.policy.routes = routes;
+    world.policy.timeouts = seconds(9);
     let upstream = world.compile(None);
     let at = |path, seed| {
         upstream.route(&RequestView { host: "", path, method: "GET", headers: &(), grpc: false }, seed)
     };
     let all = at("/all/x", 1);
-    assert_eq!((all.target, all.timeout, all.idempotent), (&world.name, Duration::from_secs(2), true));
+    assert_eq!((all.target, all.timeouts, all.idempotent), (&world.name, seconds(2), true));
     assert_eq!(all.class.map(Label::as_str), Some("heavy"));
     assert!((0..100).all(|seed| at("/none", seed).target == &other));
     let halves: BTreeSet<_> = (0..100).map(|seed| at("/half", seed).target.to_string()).collect();
     assert_eq!(halves.len(), 2);
     let default = at("/elsewhere", 1);
-    assert_eq!((default.route, default.timeout), (None, Duration::from_secs(15)));
+    assert_eq!((default.route, default.timeouts), (None, seconds(9)));
     let explained = upstream.explain(
         &RequestView { host: "", path: "/none", method: "GET", headers: &(), grpc: false },
         &Ask::default(),

@@ -7,6 +7,7 @@ use crate::v1;
 mod actions;
 mod balancing;
 mod matches;
+mod timeouts;
 
 /// Whole microseconds; what does not fit 64 bits (584,000 years) stays at the greatest.
 pub(super) fn micros(duration: Duration) -> u64 {
@@ -22,7 +23,8 @@ impl From<Policy> for v1::Policy {
             local_only: policy.locality.local_only,
             subset: policy.balancing.subset,
             balancing: balancing::write(&policy.balancing),
-            timeout_us: micros(policy.timeout),
+            timeout_us: timeouts::of_policy_before(&policy.timeouts),
+            timeouts: Some(policy.timeouts.into()),
             attempts: policy.retries.attempts,
             retry_budget_percent: policy.retries.budget_percent,
             retry_budget_floor: policy.retries.budget_floor,
@@ -51,7 +53,7 @@ impl TryFrom<v1::Policy> for Policy {
             },
             balancing: balancing::read(message.subset, message.balancing)
                 .map_err(|e| e.within("balancing"))?,
-            timeout: Duration::from_micros(message.timeout_us),
+            timeouts: timeouts::read_policy(message.timeouts, message.timeout_us),
             retries: Retries {
                 attempts: message.attempts,
                 budget_percent: message.retry_budget_percent,
@@ -79,7 +81,8 @@ impl From<Route> for v1::Route {
             r#match: Some(route.matches.into()),
             split: route.split.into_iter().map(target).collect(),
             class: route.class.map(Into::into).unwrap_or_default(),
-            timeout_us: route.timeout.map_or(0, micros),
+            timeout_us: timeouts::of_route_before(&route.timeouts),
+            timeouts: timeouts::write_route(route.timeouts),
             idempotent: route.idempotent,
             actions: actions::write(route.actions),
         }
@@ -108,7 +111,7 @@ impl TryFrom<v1::Route> for Route {
                 .map_err(|e: Invalid| e.within("match"))?,
             split: message.split.into_iter().enumerate().map(target).collect::<Result<_, Invalid>>()?,
             class,
-            timeout: (message.timeout_us > 0).then(|| Duration::from_micros(message.timeout_us)),
+            timeouts: timeouts::read_route(message.timeouts, message.timeout_us),
             idempotent: message.idempotent,
             actions: actions::read(message.actions.unwrap_or_default())?,
         })

@@ -165,15 +165,23 @@ fn actions() -> impl Strategy<Value = Actions> {
     prop_oneof![Just(Actions::default()), answered, sent]
 }
 
+fn timeouts() -> impl Strategy<Value = Timeouts> {
+    let time = || option::of(micros(1000..u64::MAX / 1000));
+    (time(), time(), time()).prop_map(|(total, response_header, idle)| Timeouts {
+        total,
+        response_header,
+        idle,
+    })
+}
+
 fn route() -> impl Strategy<Value = Route> {
     let target = (service_name(), 1..1000_u32).prop_map(|(service, weight)| Target { service, weight });
-    let timeout = option::of(micros(1000..3_600_000_000));
-    let terms = (option::of(name()), timeout, any::<bool>());
+    let terms = (option::of(name()), timeouts(), any::<bool>());
     (name(), matches(), collection::vec(target, 0..3), terms, actions()).prop_map(
-        |(name, matches, split, (class, timeout, idempotent), actions)| {
+        |(name, matches, split, (class, timeouts, idempotent), actions)| {
             // A redirect is answered, so that nothing is split.
             let split = if actions.redirect.is_some() { Vec::new() } else { split };
-            Route { name, matches, split, class, timeout, idempotent, actions }
+            Route { name, matches, split, class, timeouts, idempotent, actions }
         },
     )
 }
@@ -195,7 +203,6 @@ fn policy() -> impl Strategy<Value = Policy> {
     };
     let routes = collection::vec(route(), 0..4).prop_filter("routes have unique names", unique);
     let balancing = (any::<u32>(), balancing());
-    let timeouts = micros(1000..3_600_000_000);
     let key = prop_oneof![
         Just(None),
         "[a-z-]{1,8}".prop_map(|name| Some(KeySource::Header(name))),
@@ -204,12 +211,12 @@ fn policy() -> impl Strategy<Value = Policy> {
     ];
     let lookaside = option::of("[a-z]{1,8}:[1-9][0-9]{1,3}");
     let rest = (option::of(health_check()), lookaside);
-    (routes, locality, balancing, timeouts, (retries, option::of(limit()), key), rest).prop_map(
+    (routes, locality, balancing, timeouts(), (retries, option::of(limit()), key), rest).prop_map(
         |(
             routes,
             locality,
             (subset, balancing),
-            timeout,
+            timeouts,
             (retries, limit, key),
             (health_check, lookaside),
         )| {
@@ -217,7 +224,7 @@ fn policy() -> impl Strategy<Value = Policy> {
                 routes,
                 locality,
                 balancing: Balancing { subset, ..balancing },
-                timeout,
+                timeouts,
                 retries,
                 limit,
                 key,
@@ -516,4 +523,31 @@ fn a_nested_fault_is_named_by_its_path() {
     let policy = v1::Policy { routes: vec![route], timeout_us: 1000, attempts: 1, ..Default::default() };
     let error = decode(&RecordKey::Policy(cart()), &bytes(&policy)).unwrap_err();
     assert_eq!(error.field, "routes[0].match.headers[0].name");
+}
+
+/// What the release before wrote and takes: one timeout, 1 ms to 1 h, and 15 s where nothing was written.
+#[test]
+fn the_one_timeout_of_the_release_before_is_read_and_still_written() {
+    let key = RecordKey::Policy(cart());
+    let route = |timeout_us| v1::Route { name: "r".into(), timeout_us, ..Default::default() };
+    let read = |timeout_us, of_route| {
+        let routes = vec![route(of_route)];
+        let policy = v1::Policy { routes, timeout_us, attempts: 1, ..Default::default() };
+        match decode(&key, &bytes(&policy)) {
+            Ok(Record::Policy(policy)) => (policy.timeouts.total, policy.routes[0].timeouts.total),
+            other => panic!("{other:?}"),
+        }
+    };
+    let after = |secs| Some(Duration::from_secs(secs));
+    assert_eq!(read(15_000_000, 0), (None, None), "its default, as which nobody wrote it");
+    assert_eq!(read(20_000_000, 15_000_000), (after(20), after(15)));
+    let written = |total: Option<Duration>| {
+        let timeouts = Timeouts { total, ..Timeouts::default() };
+        let routes = vec![Route { timeouts, ..Route::new("r".parse().unwrap()) }];
+        let policy = v1::Policy::from(Policy { routes, timeouts, ..Policy::default() });
+        (policy.timeout_us, policy.routes[0].timeout_us)
+    };
+    assert_eq!(written(None), (15_000_000, 0));
+    assert_eq!(written(after(20)), (20_000_000, 20_000_000));
+    assert_eq!(written(after(86_400)), (3_600_000_000, 3_600_000_000));
 }

@@ -162,7 +162,7 @@ fn request_plain(text: &[u8]) -> Option<Seen> {
     let mut room = no_fields();
     let plain = PlainRequest::read(text, &mut room)?;
     let mut out = Vec::new();
-    plain.write(plain.host, (&DEADLINE, 7), &mut out);
+    plain.write(plain.host, Some((&DEADLINE, 7)), &mut out);
     out.extend_from_slice(plain.body);
     let seen = request_apart(&out);
     let seen = seen.map(|seen| Seen { length: plain.length, target: plain.path.to_owned(), ..seen });
@@ -252,7 +252,7 @@ fn what_is_usual_is_plain() {
     assert_eq!((plain.method, plain.path, plain.host), ("POST", "/a?b=c", "cart.shop"));
     assert_eq!((plain.body, plain.length), (&b"tea"[..], request.len() - 3));
     let mut out = Vec::new();
-    plain.write("own", (&DEADLINE, 15_000), &mut out);
+    plain.write("own", Some((&DEADLINE, 15_000)), &mut out);
     let text = "POST /a?b=c HTTP/1.1\r\nhost: own\r\nx-fairmesh-deadline: 15000\r\nUser-Agent: x\r\ncontent-length: 3\r\n\r\n";
     assert_eq!(String::from_utf8(out).unwrap(), text);
     let answer = b"HTTP/1.1 404 Nope\r\nServer: x\r\nKeep-Alive: timeout=5\r\nConnection: keep-alive\r\nContent-Length: 3\r\n\r\ntea";

@@ -3,6 +3,7 @@ mod plain;
 use std::{
     future::poll_fn,
     io::{self, ErrorKind},
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
@@ -17,7 +18,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 pub(crate) use self::plain::{Got, Plain};
 use super::{
-    Alarm, Incoming, Request, SendError, Slot,
+    Alarm, Incoming, Movement, Request, SendError, Sending, Slot, Times, Wait,
     upload::{Upload, UploadError},
 };
 use crate::{
@@ -30,6 +31,8 @@ use crate::{
 
 /// What the head of an answer may well need, besides its body.
 const HEAD: usize = 1024;
+/// How far a request has come of which nothing was sent.
+const UNBEGUN: Sending = Sending { pieces: 0, unsent: usize::MAX };
 
 /// A connection to a server, by one call at a time. Dropping it closes it.
 pub(super) struct Connection<I = TcpStream> {
@@ -47,7 +50,7 @@ pub(super) struct Connection<I = TcpStream> {
 enum Io<I> {
     Whole(I),
     /// The answer began before the request was sent; what is left of that is sent by a task.
-    Reading(ReadHalf<I>, AbortOnDropHandle<()>),
+    Reading(ReadHalf<I>, AbortOnDropHandle<()>, Arc<Movement>),
 }
 
 impl<I> Connection<I>
@@ -60,18 +63,21 @@ where
         Self { io: Io::Whole(io), input, output, expected: 0, persistent: true, alarm, open }
     }
 
-    /// Sends the request in the slot and waits for the head of the answer, at most `until` then; it may come before all of the
+    /// Sends the request in the slot and waits for the head of the answer, as long as `times` allow; it may come before all of the
     /// request is sent. While the request stays in the slot, nothing of it was sent.
     pub(super) async fn exchange(
         mut self: Box<Self>,
         slot: &mut Slot,
-        until: Option<Instant>,
+        times: Option<Times>,
     ) -> Result<Response<Incoming<I>>, SendError> {
-        let (mut reader, upload) = self.begin(slot, until).await?;
+        let mut wait = times.map(Wait::new);
+        let (mut reader, upload) = self.begin(slot, wait.as_mut()).await?;
         let mut upload = Some(upload);
         let answer = poll_fn(|context| {
             let polled = self.poll_exchange(&mut upload, &mut reader, context);
-            self.alarm.bound(polled, until, context)
+            let Some(wait) = &mut wait else { return polled };
+            let sending = upload.as_ref().map(|upload| upload.sending(&self.output));
+            wait.bound(polled, sending, &mut self.alarm, context)
         });
         let answer = answer.await?;
         let Answer { head, body, persistent } = answer;
@@ -92,7 +98,7 @@ where
     async fn begin(
         &mut self,
         slot: &mut Slot,
-        until: Option<Instant>,
+        mut wait: Option<&mut Wait>,
     ) -> Result<(HeadReader, Upload), SendError> {
         let Io::Whole(io) = &mut self.io else {
             return Err(SendError::Invalid("the connection is in use".into()));
@@ -116,7 +122,10 @@ where
         let begun = poll_fn(|context| {
             let begun = output.poll_begin(io, chunk, tail, context);
             let begun = begun.map_err(|error| SendError::Stale(error.into()));
-            alarm.bound(begun, until, context)
+            match &mut wait {
+                Some(wait) => wait.bound(begun, Some(UNBEGUN), alarm, context),
+                None => begun,
+            }
         });
         let written = begun.await?;
         // Something was sent: from here on it belongs to this connection.
@@ -127,7 +136,7 @@ where
         self.output.begun(chunk, tail, written);
         self.persistent = !http1::says_close(&head.headers);
         let reader = HeadReader::new(&head.method).switching(http1::says_upgrade(&head.headers));
-        Ok((reader.informing(informational::came), Upload { body, encoder }))
+        Ok((reader.informing(informational::came), Upload::new(body, encoder)))
     }
 
     /// Sends and reads, until the head of the answer is there. `upload` is left where something is still to be sent.
@@ -172,8 +181,9 @@ where
         let io = match io {
             Io::Whole(io) => {
                 let (reading, writing) = tokio::io::split(io);
-                let sending = tokio::spawn(upload.finish(output, writing));
-                Io::Reading(reading, AbortOnDropHandle::new(sending))
+                let movement = Arc::new(Movement::new());
+                let sending = tokio::spawn(upload.finish(output, writing, Arc::clone(&movement)));
+                Io::Reading(reading, AbortOnDropHandle::new(sending), movement)
             }
             reading => reading,
         };
@@ -184,7 +194,7 @@ where
     pub(super) fn poll_read(&mut self, due: usize, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         match &mut self.io {
             Io::Whole(io) => self.input.poll_read(io, due, context),
-            Io::Reading(io, _) => self.input.poll_read(io, due, context),
+            Io::Reading(io, ..) => self.input.poll_read(io, due, context),
         }
     }
 }
@@ -202,7 +212,15 @@ impl<I> Connection<I> {
 
     /// Whether a task still sends the request.
     pub(super) fn is_sending(&self) -> bool {
-        matches!(&self.io, Io::Reading(_, sending) if !sending.is_finished())
+        matches!(&self.io, Io::Reading(_, sending, _) if !sending.is_finished())
+    }
+
+    /// When the request last moved, where a task sends the rest of it.
+    pub(super) fn last_moved(&self) -> Option<Instant> {
+        match &self.io {
+            Io::Whole(_) => None,
+            Io::Reading(_, _, movement) => Some(movement.last()),
+        }
     }
 
     /// The stream itself, what came on it and belongs to no message, and its count: it carries no messages any more.
@@ -243,9 +261,11 @@ fn write_head(request: &Request, out: &mut Vec<u8>) -> Result<Framing, http1::Un
     let Request { head, body, left } = request;
     let framing = Framing::of(&head.method, &head.headers, http_body::Body::size_hint(body).exact())?;
     http1::begin_request(out, &head.method, &head.path, head.authority.as_str().as_bytes());
-    http1::number(out, &DEADLINE, u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
-    if head.grpc {
-        http1::field(out, &GRPC_TIMEOUT, encode_grpc_timeout(*left).as_bytes());
+    if let Some(left) = *left {
+        http1::number(out, &DEADLINE, u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
+        if head.grpc {
+            http1::field(out, &GRPC_TIMEOUT, encode_grpc_timeout(left).as_bytes());
+        }
     }
     let own = [DEADLINE, GRPC_TIMEOUT];
     http1::fields(out, &head.headers, if head.grpc { &own } else { &own[..1] });

@@ -10,6 +10,7 @@ use http_body::{Body, Frame, SizeHint};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
+    time::Instant,
 };
 
 use super::{
@@ -38,6 +39,11 @@ pub(crate) struct Incoming<I = TcpStream> {
 impl<I> Incoming<I> {
     pub(super) fn new(connection: Box<Connection<I>>, decoder: Decoder, switched: bool) -> Self {
         Self { connection: Some(connection), decoder, switched }
+    }
+
+    /// When the rest of the request last moved, where that is still sent.
+    pub(crate) fn last_moved(&self) -> Option<Instant> {
+        self.connection.as_ref()?.last_moved()
     }
 
     /// Whether the connection speaks another protocol from here on.

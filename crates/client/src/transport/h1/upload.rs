@@ -1,6 +1,7 @@
 use std::{
     future::poll_fn,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
@@ -8,7 +9,7 @@ use http::HeaderMap;
 use http_body::Body as _;
 use tokio::io::{AsyncWrite, AsyncWriteExt as _, WriteHalf};
 
-use super::Outgoing;
+use super::{Movement, Outgoing, Sending};
 use crate::{
     BoxError,
     http1::{Encoder, Outbox},
@@ -18,6 +19,8 @@ use crate::{
 pub(super) struct Upload {
     pub(super) body: Outgoing,
     pub(super) encoder: Encoder,
+    /// How many pieces were taken of the body.
+    pieces: u64,
 }
 
 /// What ended it.
@@ -29,6 +32,15 @@ pub(super) enum UploadError {
 }
 
 impl Upload {
+    pub(super) fn new(body: Outgoing, encoder: Encoder) -> Self {
+        Self { body, encoder, pieces: 0 }
+    }
+
+    /// How far it has come, with what is in `output`.
+    pub(super) fn sending(&self, output: &Outbox) -> Sending {
+        Sending { pieces: self.pieces, unsent: output.len() }
+    }
+
     /// Sends what can be sent; ready when that was all.
     pub(super) fn poll<W>(
         &mut self,
@@ -51,6 +63,7 @@ impl Upload {
     /// Encodes what the body has next.
     fn poll_encode(&mut self, output: &mut Outbox, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(context)).transpose()?;
+        self.pieces += 1;
         match frame.map(http_body::Frame::into_data) {
             Some(Ok(chunk)) if chunk.is_empty() => {}
             Some(Ok(chunk)) => {
@@ -67,11 +80,19 @@ impl Upload {
     }
 
     /// Sends all of it. A request that cannot be ended is cut off, so that the server does not take it for whole.
-    pub(super) async fn finish<I>(mut self, mut output: Outbox, mut io: WriteHalf<I>)
+    pub(super) async fn finish<I>(mut self, mut output: Outbox, mut io: WriteHalf<I>, movement: Arc<Movement>)
     where
         I: AsyncWrite,
     {
-        let sent = poll_fn(|context| self.poll(&mut output, &mut io, context)).await;
+        let sent = poll_fn(|context| {
+            let before = self.sending(&output);
+            let sent = self.poll(&mut output, &mut io, context);
+            if self.sending(&output) != before {
+                movement.moved();
+            }
+            sent
+        });
+        let sent = sent.await;
         if sent.is_err() {
             // The reader of the answer sees what becomes of it.
             let _ = io.shutdown().await;

@@ -1,15 +1,18 @@
 //! Bodies of answers.
 
 use std::{
+    future::poll_fn,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
 };
 
 use bytes::Bytes;
 use http_body::{Body, Frame};
+use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{Outgoing, Place};
+use super::{Outgoing, Place, wait::Movement};
 use crate::{
     BoxError,
     http2::{AnswerBody, Upload},
@@ -19,15 +22,37 @@ use crate::{
 pub(crate) struct Incoming {
     body: AnswerBody,
     /// What still says the request while the answer is read, as two-way streams do.
-    _upload: Option<AbortOnDropHandle<()>>,
+    upload: Option<(AbortOnDropHandle<()>, Arc<Movement>)>,
     _place: Place,
 }
 
 impl Incoming {
     pub(super) fn new(body: AnswerBody, upload: Option<Upload<Outgoing>>, place: Place) -> Self {
-        let upload = upload.map(|upload| AbortOnDropHandle::new(tokio::spawn(upload)));
-        Self { body, _upload: upload, _place: place }
+        let upload = upload.map(|upload| {
+            let movement = Arc::new(Movement::new());
+            let sending = tokio::spawn(send(upload, Arc::clone(&movement)));
+            (AbortOnDropHandle::new(sending), movement)
+        });
+        Self { body, upload, _place: place }
     }
+
+    /// When the rest of the request last moved, where it is sent while the answer is read.
+    pub(crate) fn last_moved(&self) -> Option<Instant> {
+        self.upload.as_ref().map(|(_, movement)| movement.last())
+    }
+}
+
+/// Sends the rest of a request.
+async fn send(mut upload: Upload<Outgoing>, movement: Arc<Movement>) {
+    poll_fn(|context| {
+        let before = upload.sending();
+        let sent = Pin::new(&mut upload).poll(context);
+        if upload.sending() != before {
+            movement.moved();
+        }
+        sent
+    })
+    .await;
 }
 
 impl Body for Incoming {

@@ -1,14 +1,21 @@
 //! One connection, and the calls on it.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+use std::{
+    future::poll_fn,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+    },
 };
 
 use http::{HeaderMap, HeaderValue, Response, header};
 use tokio::sync::Notify;
 
-use super::{Incoming, Outgoing, Request, SendError, Slot};
+use super::{
+    Incoming, Lent, Outgoing, Request, SendError, Slot, Times,
+    wait::{Sending, Wait},
+};
 use crate::{
     BoxError, headers, http1,
     http2::{self, Ask, Call, Lost, Reason, Unanswered},
@@ -50,9 +57,20 @@ pub(super) enum Begun {
     None,
 }
 
-/// Waits for the head of the answer.
-pub(super) async fn answer(call: Call<Outgoing>, place: Place) -> Result<Reply, SendError> {
-    let (response, upload) = call.await.map_err(unanswered)?;
+/// Waits for the head of the answer, as long as `times` allow.
+pub(super) async fn answer(
+    mut call: Call<Outgoing>,
+    place: Place,
+    times: Option<Times>,
+) -> Result<Reply, SendError> {
+    let mut bound = times.map(|times| (Wait::new(times), Lent::take()));
+    let answered = poll_fn(|context| {
+        let answered = Pin::new(&mut call).poll(context).map_err(unanswered);
+        let Some((wait, alarm)) = &mut bound else { return answered };
+        let sending = call.sending().map(|(pieces, unsent)| Sending { pieces, unsent });
+        wait.bound(answered, sending, alarm.alarm(), context)
+    });
+    let (response, upload) = answered.await?;
     // Looked at first, so that the line stays in every processor's cache.
     if !place.0.proven.load(Relaxed) {
         place.0.proven.store(true, Relaxed);
@@ -88,7 +106,7 @@ impl Shared {
     /// One call on this connection; `None` where it takes no more.
     pub(crate) async fn call(self: &Arc<Self>, slot: &mut Slot) -> Result<Option<Reply>, SendError> {
         match self.begin(slot)? {
-            Begun::Call(call, place) => answer(call, place).await.map(Some),
+            Begun::Call(call, place) => answer(call, place, None).await.map(Some),
             Begun::Taken | Begun::None => Ok(None),
         }
     }

@@ -1,7 +1,9 @@
 //! Policies as lists.
 
+use std::time::Duration;
+
 use fairmesh_model::{
-    Balancing, BalancingPolicy, HealthCheck, Locality, Outliers, Policy, Probe, Score, ServiceKind,
+    Balancing, BalancingPolicy, CallKind, HealthCheck, Locality, Outliers, Policy, Probe, Score, ServiceKind,
     spec::{Document, Plan, PolicySpec, write_duration},
 };
 use serde_json::json;
@@ -22,7 +24,7 @@ pub(super) fn policies(view: &View) -> Listing {
                 value.routes.len().to_string(),
                 rings(&value.locality),
                 subset(value.balancing.subset),
-                write_duration(value.timeout),
+                total(value),
                 value.retries.attempts.to_string(),
                 policy.revision.to_string(),
             ],
@@ -37,7 +39,7 @@ pub(super) fn policies(view: &View) -> Listing {
 pub(crate) fn summary(policy: &Policy, kind: Option<ServiceKind>) -> Vec<(&'static str, String)> {
     let retries = &policy.retries;
     vec![
-        ("Timeout", write_duration(policy.timeout)),
+        ("Timeout", timeouts(policy)),
         (
             "Tries",
             format!(
@@ -53,6 +55,21 @@ pub(crate) fn summary(policy: &Policy, kind: Option<ServiceKind>) -> Vec<(&'stat
         ("Health", health(policy.health_check.as_ref())),
         ("Lookaside", policy.lookaside.clone().unwrap_or_else(|| "none of its own".into())),
     ]
+}
+
+fn total(policy: &Policy) -> String {
+    policy.timeouts.total.map_or_else(|| "none".into(), write_duration)
+}
+
+fn timeouts(policy: &Policy) -> String {
+    let kind = if policy.timeouts.total.is_some() { CallKind::Bounded } else { CallKind::Usual };
+    let of = |time: Option<Duration>| time.map_or_else(|| "no bound of its own".into(), write_duration);
+    format!(
+        "{} for the whole call; response headers within {}; silence in a body up to {}",
+        total(policy),
+        of(policy.timeouts.to_response_header(kind)),
+        of(policy.timeouts.of_silence(kind))
+    )
 }
 
 fn balancing(balancing: &Balancing, kind: Option<ServiceKind>) -> String {

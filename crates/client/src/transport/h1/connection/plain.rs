@@ -68,7 +68,7 @@ impl Plain {
         context: &mut Context<'_>,
     ) -> Poll<Result<Got<T>, SendError>> {
         let polled = self.poll_answer(take, context);
-        self.connection.alarm.bound(polled, Some(until), context)
+        self.connection.alarm.bound(polled, until, context)
     }
 
     fn poll_answer<T>(
@@ -123,7 +123,7 @@ impl Plain {
         connection.expect(&body);
         if !connection.output.is_empty() {
             // The server may wait for it before it answers on.
-            let upload = Upload { body: Outgoing::empty(), encoder: Encoder::new(Framing::Absent) };
+            let upload = Upload::new(Outgoing::empty(), Encoder::new(Framing::Absent));
             connection = Box::new(connection.finish_later(upload));
         }
         Reply::H1(h1::Reply { response: head.map(|()| h1::Incoming::new(connection, body, false)) })

@@ -17,7 +17,7 @@ use tokio::{
 use crate::{
     http1::Malformed,
     transport::{
-        Head, Outgoing, Request, SendError,
+        Head, Outgoing, Request, SendError, Times,
         h1::{Incoming, connection::Connection},
     },
 };
@@ -45,7 +45,7 @@ fn with_body(method: &Method, headers: &[(&'static str, &'static str)], body: Ou
         headers: headers.collect::<HeaderMap>(),
         grpc: false,
     };
-    Request { head, body, left: Duration::from_millis(1500) }
+    Request { head, body, left: Some(Duration::from_millis(1500)) }
 }
 
 type Frames = mpsc::UnboundedSender<Frame<Bytes>>;
@@ -194,8 +194,8 @@ async fn an_exchange_ends_in_time_and_says_whether_anything_was_sent() {
         near.write_all(b"x").await.unwrap();
         let mut slot = Some(request(&Method::POST, &[], "tea"));
         let begun = Instant::now();
-        let until = Some(begun + Duration::from_millis(100));
-        let ended = Box::new(Connection::new(near, None)).exchange(&mut slot, until).await;
+        let times = Some(Times::until(begun + Duration::from_millis(100)));
+        let ended = Box::new(Connection::new(near, None)).exchange(&mut slot, times).await;
         assert!(matches!(ended, Err(SendError::OutOfTime)));
         assert!(begun.elapsed() < Duration::from_millis(110));
         assert_eq!(slot.is_some(), unsent);

@@ -1,0 +1,216 @@
+//! How long calls may take: silence ends them, and time alone where somebody says so.
+
+use std::{convert::Infallible, net::SocketAddr, time::Duration};
+
+use bytes::Bytes;
+use fairmesh_client::{Body, BoxError, FaultKind, Mesh, Retry, core::View};
+use fairmesh_model::{Actions, Label, Policy, Protocol, Route, Timeouts};
+use futures_util::{StreamExt as _, stream};
+use http::{Request, Response};
+use http_body_util::{BodyExt as _, StreamBody, combinators::UnsyncBoxBody};
+use hyper::body::{Frame, Incoming};
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    rig::{Rig, ask, get},
+    server::serve,
+};
+
+const ALL: [Protocol; 3] = [Protocol::Http1, Protocol::Http2, Protocol::Grpc];
+/// How long nothing may move.
+const IDLE: Duration = Duration::from_millis(400);
+/// A piece comes so often, which is well within that,
+const OFTEN: Duration = Duration::from_millis(40);
+/// and so many do: together they take much longer.
+const PIECES: usize = 30;
+
+type AnyBody = UnsyncBoxBody<Bytes, BoxError>;
+
+/// Pieces of one byte each, at times, and then silence where it does not end.
+fn pieces(count: usize, ends: bool) -> AnyBody {
+    let one = move |at| async move {
+        sleep(OFTEN).await;
+        if at == count && !ends {
+            std::future::pending::<()>().await;
+        }
+        (at < count).then(|| (Ok::<_, BoxError>(Frame::data(Bytes::from_static(b"."))), at + 1))
+    };
+    StreamBody::new(Box::pin(stream::unfold(0, one))).boxed_unsync()
+}
+
+fn whole(text: String) -> AnyBody {
+    http_body_util::Full::from(text).map_err(|never: Infallible| match never {}).boxed_unsync()
+}
+
+/// A server that answers as the path says, without a clock of its own.
+async fn server() -> SocketAddr {
+    let answer = async |request: Request<Incoming>| {
+        let (head, body) = request.into_parts();
+        let body = match head.uri.path() {
+            "/silent" => std::future::pending().await,
+            "/stalls" => pieces(1, false),
+            "/streams" => pieces(PIECES, true),
+            "/takes" => whole(body.collect().await.map_or(0, |body| body.to_bytes().len()).to_string()),
+            // The response begins before the request has ended, and goes on after it.
+            "/takes-late" => {
+                let taken = async move {
+                    let length = body.collect().await.map_or(0, |body| body.to_bytes().len());
+                    Ok::<_, BoxError>(Frame::data(Bytes::from(length.to_string())))
+                };
+                StreamBody::new(Box::pin(stream::once(taken))).boxed_unsync()
+            }
+            _ => {
+                let told = |name| head.headers.get(name).map_or("-", |value| value.to_str().unwrap());
+                whole(format!("{} {}", told("x-fairmesh-deadline"), told("grpc-timeout")))
+            }
+        };
+        Ok::<_, Infallible>(Response::new(body))
+    };
+    serve(tower::service_fn(answer)).await
+}
+
+fn timeouts(total: Option<Duration>) -> Timeouts {
+    Timeouts { total, response_header: Some(IDLE), idle: Some(IDLE) }
+}
+
+/// A service of each protocol, with a policy where one is given.
+async fn services(policy: Option<Timeouts>) -> (Rig, Mesh) {
+    let rig = Rig::start().await;
+    let server = server().await;
+    for protocol in ALL {
+        rig.replicated(name(protocol), protocol, &[server]);
+        if let Some(timeouts) = policy {
+            rig.policy(name(protocol), Policy { timeouts, ..Policy::default() });
+        }
+    }
+    let mesh = rig.mesh().await;
+    (rig, mesh)
+}
+
+fn name(protocol: Protocol) -> &'static str {
+    match protocol {
+        Protocol::Http1 => "shop/one",
+        Protocol::Http2 => "shop/two",
+        Protocol::Grpc => "shop/rpc",
+    }
+}
+
+fn grpc(path: &str) -> Request<Body> {
+    let request = Request::post(path).header("content-type", "application/grpc");
+    request.body(Body::empty()).unwrap()
+}
+
+fn failures(service: &fairmesh_client::ServiceHandle) -> u32 {
+    let View::Ready(ready) = &*service.view() else { return 0 };
+    ready.upstream.candidates().map(|candidate| candidate.failures).sum()
+}
+
+#[tokio::test]
+async fn a_stream_lives_for_as_long_as_it_moves_and_is_cut_when_it_falls_silent() {
+    let (_rig, mesh) = services(Some(timeouts(None))).await;
+    let both = stream::iter(ALL).for_each_concurrent(None, |protocol| {
+        let service = mesh.service(name(protocol)).unwrap();
+        async move {
+            let began = Instant::now();
+            let (_, text) = ask(&service, get("/streams")).await.unwrap();
+            assert_eq!(text.len(), PIECES, "{protocol:?}");
+            assert!(began.elapsed() > 2 * IDLE);
+            let began = Instant::now();
+            let fault = ask(&service, get("/stalls")).await.unwrap_err();
+            assert_eq!(fault.kind(), FaultKind::Deadline, "{fault}");
+            assert!(fault.to_string().contains("nothing moved for 400ms"), "{fault}");
+            assert!(began.elapsed() >= IDLE);
+        }
+    });
+    both.await;
+}
+
+#[tokio::test]
+async fn an_upload_lives_for_as_long_as_it_moves() {
+    let (_rig, mesh) = services(Some(timeouts(None))).await;
+    let all = stream::iter(ALL).for_each_concurrent(None, |protocol| {
+        let service = mesh.service(name(protocol)).unwrap();
+        async move {
+            for path in ["/takes", "/takes-late"] {
+                let answer = service.send(Request::post(path).body(pieces(PIECES, true)).unwrap()).await;
+                let body = answer.unwrap().into_body().collect().await;
+                let told = body.unwrap_or_else(|fault| panic!("{protocol:?} {path}: {fault}")).to_bytes();
+                assert_eq!(told, PIECES.to_string(), "{protocol:?} {path}");
+            }
+            // A caller that says no more is no failure of the server's.
+            let request = Request::post("/takes").body(pieces(1, false)).unwrap();
+            let fault = service.send(request).await.unwrap_err();
+            assert_eq!(fault.kind(), FaultKind::Deadline, "{fault}");
+            assert!(
+                fault.to_string().contains("the caller sent nothing of its request for 400ms"),
+                "{fault}"
+            );
+            assert_eq!(failures(&service), 0);
+        }
+    });
+    all.await;
+}
+
+#[tokio::test]
+async fn a_server_that_sends_no_headers_is_cut_and_the_call_is_not_made_again() {
+    let (_rig, mesh) = services(Some(timeouts(None))).await;
+    for protocol in ALL {
+        let service = mesh.service(name(protocol)).unwrap();
+        let (began, tries) = (Instant::now(), mesh.stats().tries);
+        let fault = ask(&service, get("/silent")).await.unwrap_err();
+        assert_eq!((fault.kind(), fault.retry()), (FaultKind::Deadline, Retry::MaybeSent));
+        assert!(fault.to_string().contains("no response headers within 400ms"), "{fault}");
+        assert!(began.elapsed() >= IDLE);
+        assert_eq!(mesh.stats().tries - tries, 1);
+    }
+}
+
+#[tokio::test]
+async fn a_total_ends_what_still_moves_and_the_shortest_counts() {
+    let (_rig, mesh) = services(Some(timeouts(Some(2 * IDLE)))).await;
+    for protocol in ALL {
+        let service = mesh.service(name(protocol)).unwrap();
+        for service in [service.clone(), service.clone().timeout(PIECES as u32 * IDLE), service.timeout(IDLE)]
+        {
+            let fault = ask(&service, get("/streams")).await.unwrap_err();
+            assert_eq!(fault.kind(), FaultKind::Deadline);
+            assert!(fault.to_string().contains("the time for the call ran out"), "{fault}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_server_is_sent_a_deadline_where_somebody_gave_the_call_one() {
+    let (rig, mesh) = services(None).await;
+    let day = Duration::from_secs(86_400);
+    for protocol in ALL {
+        let service = mesh.service(name(protocol)).unwrap();
+        let request = || if protocol == Protocol::Grpc { grpc("/told") } else { get("/told") };
+        assert_eq!(ask(&service, request()).await.unwrap().1, "- -", "{protocol:?}: nobody gave it one");
+        let mut malformed = request();
+        malformed.headers_mut().insert("x-fairmesh-deadline", "soon".parse().unwrap());
+        assert_eq!(ask(&service, malformed).await.unwrap().1, "- -", "nor does this");
+        // Longer than any default.
+        let (_, told) = ask(&service.timeout(2 * day), request()).await.unwrap();
+        let (ours, theirs) = told.split_once(' ').unwrap();
+        assert!(ours.parse::<u64>().unwrap() > 86_400_000, "{told}");
+        assert_eq!(theirs != "-", protocol == Protocol::Grpc, "{told}");
+    }
+    let actions = Actions { server_timeout: Some(Duration::from_secs(3)), ..Actions::default() };
+    let route = Route { actions, ..Route::new(Label::new("all").unwrap()) };
+    rig.policy("shop/one", Policy { routes: vec![route], ..Policy::default() });
+    let total = Timeouts { total: Some(2 * day), ..Timeouts::default() };
+    rig.policy("shop/two", Policy { timeouts: total, ..Policy::default() });
+    let told = async |name| ask(&mesh.service(name).unwrap(), get("/told")).await.unwrap().1;
+    crate::rig::until("the policies are known", || {
+        let of = |name| match &*mesh.service(name).unwrap().view() {
+            View::Ready(ready) => ready.upstream.policy().clone(),
+            _ => Policy::default(),
+        };
+        !of("shop/one").routes.is_empty() && of("shop/two").timeouts == total
+    })
+    .await;
+    assert_eq!(told("shop/one").await, "3000 -");
+    let told = told("shop/two").await;
+    assert!(told.split(' ').next().unwrap().parse::<u64>().unwrap() > 86_400_000, "{told}");
+}

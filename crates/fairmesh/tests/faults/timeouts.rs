@@ -1,0 +1,154 @@
+//! How long calls may take, as programs see it that know nothing of Fairmesh: curl, and gRPC in Python.
+
+mod foreign;
+mod long;
+mod server;
+
+use std::time::{Duration, Instant};
+
+use fairmesh_model::Protocol;
+use tokio::process::Command;
+
+use self::server::{MESSAGE, Slow};
+use crate::harness::{PATIENCE, Proxy, Run, World, beside_others, run};
+
+/// How long nothing may move in these tests, in milliseconds.
+const IDLE: u64 = 500;
+/// Pieces of what moves: each comes well within that, and all of them take much longer.
+const MOVES: &str = "drip-16-80";
+
+const HTTP1: &str = "--http1.1";
+const HTTP2: &str = "--http2-prior-knowledge";
+
+/// A mesh whose services have this policy, and a proxy.
+struct Mesh {
+    world: World,
+    proxy: Proxy,
+    _servers: Vec<Slow>,
+}
+
+impl Mesh {
+    /// `timeouts`: the fields of the policy.
+    async fn start(timeouts: &str) -> Self {
+        let world = World::start("").await;
+        let mut servers = Vec::new();
+        for (name, protocol) in [("one", Protocol::Http1), ("two", Protocol::Http2), ("rpc", Protocol::Grpc)]
+        {
+            servers.push(Slow::start(&world, &format!("shop/{name}"), protocol).await);
+            if !timeouts.is_empty() {
+                world.apply(&format!("{{kind: Policy, service: shop/{name}, {timeouts}}}")).await.ok();
+            }
+        }
+        let proxy = Proxy::with(&world, "--idle-timeout 75s").await;
+        Self { world, proxy, _servers: servers }
+    }
+
+    /// What curl gets, with headers and trailers, and what it says.
+    async fn curl(&self, version: &str, host: &str, path: &str, more: &[&str]) -> Run {
+        let mut command = Command::new("curl");
+        let url = format!("http://{}/any/{path}", self.proxy.by_host);
+        command.args(["-sS", "-N", "-i", version, "-H", &format!("host: {host}.shop")]);
+        command.args(more).arg(url);
+        run(command, "", PATIENCE).await
+    }
+}
+
+fn silent() -> String {
+    format!("responseHeaderTimeout: {IDLE}ms, idleTimeout: {IDLE}ms")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_moves_goes_on_and_what_falls_silent_is_cut() {
+    let _machine = beside_others().await;
+    let mesh = Mesh::start(&silent()).await;
+    // The code by which curl tells that the response broke off, and what it says of the reset of a stream.
+    for (version, broke, said) in [(HTTP1, 18, ""), (HTTP2, 92, "CANCEL (err 8)")] {
+        for host in ["one", "two"] {
+            let moves = mesh.curl(version, host, MOVES, &[]).await;
+            assert_eq!(moves.code, Some(0), "{}", moves.err);
+            assert_eq!(moves.out.matches("tea").count(), 16);
+            let began = Instant::now();
+            let stalls = mesh.curl(version, host, "stall", &[]).await;
+            assert_eq!(stalls.code, Some(broke), "{}", stalls.err);
+            assert!(stalls.out.contains(" 200") && stalls.out.ends_with("tea"), "{}", stalls.out);
+            assert!(stalls.err.contains(said), "{}", stalls.err);
+            assert!(began.elapsed() >= Duration::from_millis(IDLE));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_without_a_response_is_cut_with_504_on_every_path() {
+    let _machine = beside_others().await;
+    let mesh = Mesh::start(&silent()).await;
+    // One that is passed on as it lies in memory, and one that is taken apart, since its header is for the proxy.
+    let apart: &[&str] = &["-H", "x-fairmesh-idempotent: true"];
+    for (version, more) in [(HTTP1, &[][..]), (HTTP1, apart), (HTTP2, &[][..])] {
+        for host in ["one", "two"] {
+            // So that there is a connection, without which nothing is passed on as it lies.
+            assert_eq!(mesh.curl(version, host, "told", more).await.code, Some(0));
+            let began = Instant::now();
+            let silent = mesh.curl(version, host, "silent", more).await;
+            assert!(
+                silent.out.contains(" 504") && silent.out.contains("x-fairmesh-fault: deadline"),
+                "{}",
+                silent.out
+            );
+            assert!(silent.out.contains("sent no response headers within 500ms"), "{}", silent.out);
+            assert!(began.elapsed() >= Duration::from_millis(IDLE));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deadline_of_the_client_bounds_the_call_and_nothing_else_does() {
+    let _machine = beside_others().await;
+    let mesh = Mesh::start("").await;
+    for (version, host) in [(HTTP1, "one"), (HTTP2, "two")] {
+        let told = mesh.curl(version, host, "told", &[]).await;
+        assert!(told.out.ends_with("- -"), "{}", told.out);
+        let hour = mesh.curl(version, host, "told", &["-H", "x-fairmesh-deadline: 7200000"]).await;
+        let left = hour.out.rsplit(' ').next().unwrap().parse::<u64>();
+        assert!(left.is_ok_and(|left| (7_100_000..=7_200_000).contains(&left)), "{}", hour.out);
+        let soon = mesh.curl(version, host, "late-10000", &["-H", "x-fairmesh-deadline: 300"]).await;
+        assert!(soon.out.contains(" 504"), "{}", soon.out);
+    }
+    let grpc = ["-H", "content-type: application/grpc", "-H", "te: trailers", "-d", "x"];
+    let told = mesh.curl(HTTP2, "rpc", "told", &grpc).await;
+    assert!(told.out.contains("- -") && told.out.contains("grpc-status: 0"), "{}", told.out);
+    mesh.world.apply("{kind: Policy, service: shop/one, timeout: 400ms}").await.ok();
+    crate::harness::until("the policy is known", async || {
+        let cut = mesh.curl(HTTP1, "one", MOVES, &["-H", "x-fairmesh-deadline: 60000"]).await;
+        cut.code == Some(18)
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grpc_call_that_began_ends_with_its_status_and_the_servers_own_comes_first() {
+    let _machine = beside_others().await;
+    let mesh = Mesh::start("").await;
+    let grpc = ["-H", "content-type: application/grpc", "-H", "te: trailers", "-d", "x"];
+    let soon = ["-H", "grpc-timeout: 400m"];
+    let stalls = mesh.curl(HTTP2, "rpc", "stall", &[&grpc[..], &soon].concat()).await;
+    assert_eq!(stalls.code, Some(0), "{}", stalls.err);
+    assert!(stalls.out.contains("tea") && stalls.out.contains("grpc-status: 4"), "{}", stalls.out);
+    assert!(stalls.out.contains("grpc-message: the%20time%20for%20the%20call%20ran%20out"), "{}", stalls.out);
+    for _ in 0..5 {
+        let own = mesh.curl(HTTP2, "rpc", "own", &[&grpc[..], &soon].concat()).await;
+        assert!(own.out.contains("grpc-message: the server says so"), "{} {}", own.out, own.err);
+    }
+    // gRPC-Web has its status in the body, by either version of HTTP.
+    for version in [HTTP1, HTTP2] {
+        let web = ["-H", "content-type: application/grpc-web+proto", "-d", "x"];
+        let file = mesh.world.path("response");
+        let output = ["-o", file.to_str().unwrap()];
+        let stalls = mesh.curl(version, "two", "stall", &[&web[..], &soon, &output].concat()).await;
+        assert_eq!(stalls.code, Some(0), "{}", stalls.err);
+        let came = std::fs::read(file).unwrap();
+        let ends = came.windows(MESSAGE.len()).position(|part| part == MESSAGE).unwrap() + MESSAGE.len();
+        assert_eq!(came[ends..ends + 3], [0x80, 0, 0], "a frame of trailers");
+        let trailers = std::str::from_utf8(&came[ends + 5..]).unwrap();
+        assert!(trailers.starts_with("grpc-status:4\r\ngrpc-message:the%20time"), "{trailers}");
+    }
+}
