@@ -3,6 +3,7 @@
 
 use bytes::{Bytes, BytesMut};
 use fairmesh_client::{
+    RawPath,
     headers::DEADLINE,
     http1::{Decoder, HeadReader, Piece, PlainAnswer, PlainRequest, RequestReader, no_fields},
 };
@@ -57,7 +58,8 @@ fn request(sent: &[u8]) -> Option<Read> {
     let mut input = BytesMut::from(sent);
     let received = RequestReader::default().read(&mut input).ok()??;
     let head = received.head;
-    let line = format!("{} {} {:?}", head.method(), head.uri(), head.version());
+    let raw = head.extensions().get::<RawPath>();
+    let line = format!("{} {} {raw:?} {:?}", head.method(), head.uri(), head.version());
     let plain = received.persistent && !received.expects_continue;
     plain.then(|| whole(line, head.headers(), received.body, input)).flatten()
 }

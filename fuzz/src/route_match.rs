@@ -16,7 +16,7 @@ use oracle::Pairs;
 const SEGMENTS: [&str; 6] = ["a", "b", "ab", "v1", "", "A"];
 const LABELS: [&str; 5] = ["a", "b", "ab", "shop", "org"];
 const METHODS: [&str; 4] = ["GET", "POST", "PUT", "get"];
-const NAMES: [&str; 2] = ["h1", "h2"];
+const NAMES: [&str; 3] = ["h1", "h2", "host"];
 const TEXTS: [&str; 4] = ["", "x", "xy", "y"];
 
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl<'a> Arbitrary<'a> for Input {
         let host = if u.arbitrary()? { host.to_uppercase() } else { host };
         let path = format!("/{}", joined(u, &SEGMENTS, "/")?);
         Ok(Self {
-            host: host + *u.choose(&["", ":80", ":"])?,
+            host: host + *u.choose(&["", ":80", ":", ".", ".:80"])?,
             path: path + *u.choose(&["", "?", "?x=/a/b", "?x=x&y", "?y=xy&x="])?,
             method: *u.choose(&METHODS)?,
             headers: some(u, 3, |u| Ok((u.choose(&NAMES)?.to_string(), u.choose(&TEXTS)?.to_string())))?,

@@ -15,6 +15,7 @@ use crate::{
     Fault, FaultKind, Mesh, ServiceHandle,
     core::{FIRST_CONTACT, View},
     headers,
+    path::Path,
     send::{self, HeadersView, authority},
 };
 
@@ -81,9 +82,10 @@ impl ServiceHandle {
         let timeout = context.timeout.unwrap_or(FIRST_CONTACT);
         let headers = HeadersView(request.headers());
         let authority = authority(request.uri().authority(), request.headers(), &self.inner.marks)?;
+        let path = Path::of(request.uri().path_and_query().cloned(), request.extensions().get());
         let request = RequestView {
             host: authority.as_str(),
-            path: request.uri().path_and_query().map_or("/", |path| path.as_str()),
+            path: path.as_str(),
             method: request.method().as_str(),
             headers: &headers,
             grpc: headers::is_grpc(request.headers()),

@@ -71,7 +71,7 @@ where
     let head = Head {
         method: if body.is_end_stream() { Method::GET } else { Method::POST },
         authority: Authority::from_static("cart.shop"),
-        path: PathAndQuery::from_static(path),
+        path: PathAndQuery::from_static(path).into(),
         headers: HeaderMap::new(),
         grpc: false,
     };

@@ -12,6 +12,7 @@ mod received;
 mod request;
 mod response;
 pub mod scratch;
+mod target;
 mod version;
 
 #[cfg(test)]

@@ -118,7 +118,7 @@ fn question(authority: Authority) -> Request {
     let head = Head {
         method: Method::GET,
         authority,
-        path: PathAndQuery::from_static(LOAD_PATH),
+        path: PathAndQuery::from_static(LOAD_PATH).into(),
         headers: HeaderMap::new(),
         grpc: false,
     };

@@ -20,7 +20,7 @@ pub(crate) use self::{
     answer::{has_erred, learn_from_trailers, violates_protocol},
     passage::begin as pass,
     request::{View as HeadersView, authority},
-    tunnel::connect,
+    tunnel::{connect, open},
 };
 use crate::{
     BoxError, Fault, FaultKind, Retry,

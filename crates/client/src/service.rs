@@ -22,7 +22,7 @@ use crate::{
     mesh::Shared,
     send::{self, Apart, Passage},
     transport::{Line, Outgoing},
-    tunnel::Tunnel,
+    tunnel::{Connected, Tunnel},
 };
 
 /// A service to call: cheap to clone, and a `tower::Service` that is always ready.
@@ -155,7 +155,9 @@ impl ServiceHandle {
     ///
     /// Its key and role come from the handle, or from the headers `x-fairmesh-key` and `x-fairmesh-role`;
     /// `x-fairmesh-deadline`, `grpc-timeout` and a [`Deadline`] in its extensions bound the time it has, and
-    /// `x-fairmesh-idempotent: true` allows to repeat it. A [`Trace`](crate::Trace) there keeps what becomes of its tries. Dropping the future, or the answer's body, cancels the call.
+    /// `x-fairmesh-idempotent: true` allows to repeat it. A header `host` says the host before the URI, which says it before the
+    /// service's own name. A [`RawPath`](crate::RawPath) in its extensions is sent in place of the URI's path, and a
+    /// [`Trace`](crate::Trace) there keeps what becomes of its tries. Dropping the future, or the answer's body, cancels the call.
     ///
     /// # Errors
     /// When no server answered; see [`FaultKind`]. Answers of servers are no errors, whatever their status.
@@ -215,6 +217,17 @@ impl ServiceHandle {
     /// When no server could be connected to; see [`FaultKind`].
     pub async fn connect(&self, request: Request<()>) -> Result<Tunnel, Fault> {
         send::connect(&self.inner, request.into_parts().0).await
+    }
+
+    /// Makes the tunnel that a request with the method CONNECT asks for. It is routed as any request, and the limits, redirects, faults,
+    /// splits and timeouts of its route apply to it. Its path is `/`, and its host what its URI names.
+    ///
+    /// It has to be `allowed`, or its route has to name CONNECT among its methods: what goes through a tunnel is seen by no route.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub async fn open_tunnel(&self, request: Request<()>, allowed: bool) -> Result<Connected, Fault> {
+        send::open(&self.inner, request.into_parts().0, allowed).await
     }
 }
 

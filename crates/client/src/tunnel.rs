@@ -6,12 +6,24 @@ use std::{
 
 use bytes::{Buf as _, BytesMut};
 use fairmesh_router::EndpointTarget;
+use http::Response;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
 };
 
-use crate::{body::Attempt, stats::OpenConnection};
+use crate::{body::Attempt, body::Body, stats::OpenConnection};
+
+/// What came of asking for a tunnel with CONNECT (RFC 9110 9.3.6).
+#[derive(Debug)]
+pub enum Connected {
+    /// A connection to a server.
+    Tunnel(Tunnel),
+    /// Its route gives a response of its own: a redirect, or a failure on purpose.
+    Answered(Response<Body>),
+    /// Neither the caller nor a route allows CONNECT.
+    Refused,
+}
 
 /// A connection to a server that carries whatever both sides agreed on: after an upgrade, or for a protocol that is no HTTP.
 ///

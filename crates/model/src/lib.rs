@@ -6,6 +6,7 @@
 //! and every reader would have to validate again.
 
 pub mod arith;
+mod authority;
 mod balancing;
 mod capacity;
 mod counted;
@@ -30,6 +31,7 @@ pub mod spec;
 mod timeouts;
 mod topology;
 
+pub use authority::{HostPort, host_name};
 pub use balancing::{Balancing, BalancingPolicy, LoadSignal, Outliers, Score};
 pub use capacity::{Capacities, Capacity};
 pub use counted::{Counted, counted};

@@ -2,16 +2,17 @@
 
 mod captured;
 mod connect;
+mod named;
 mod plain;
 
 use std::{net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
 use fairmesh_client::{
-    Body, BoxError, Fault, FaultKind, Region, ServiceName, Watch,
+    Body, BoxError, Fault, FaultKind, RawPath, Region, ServiceName, Watch,
     headers::{grpc_kind, is_grpc},
 };
-use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, Version, header, request::Parts};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Version, request::Parts};
 use tokio::time::Instant;
 
 use crate::{
@@ -50,6 +51,8 @@ pub(crate) struct Origin {
     pub(crate) place: Arc<Place>,
     /// Whether its program speaks TLS.
     pub(crate) over_tls: bool,
+    /// Whether its program may ask for tunnels where no route says so.
+    pub(crate) connects: bool,
     /// How it came to be here, where its program knows nothing of that.
     pub(crate) captured: Option<Captured>,
     recent: Recent,
@@ -57,12 +60,18 @@ pub(crate) struct Origin {
 
 impl Origin {
     pub(crate) fn new(caller: SocketAddr, service: Option<ServiceName>, place: Arc<Place>) -> Self {
-        Self { caller, service, place, over_tls: false, captured: None, recent: Recent::default() }
+        let recent = Recent::default();
+        Self { caller, service, place, over_tls: false, connects: false, captured: None, recent }
     }
 
     /// The same, over TLS or not.
     pub(crate) fn over_tls(self, over_tls: bool) -> Self {
         Self { over_tls, ..self }
+    }
+
+    /// The same, with leave to ask for tunnels or without.
+    pub(crate) fn connecting(self, connects: bool) -> Self {
+        Self { connects, ..self }
     }
 
     /// One whose program meant somebody else.
@@ -107,28 +116,12 @@ impl Forwarder {
             Err(nobody) => {
                 count(&self.metrics.nobody);
                 let kind = match nobody {
-                    Nobody::NoHost => FaultKind::Invalid,
+                    Nobody::NoHost | Nobody::Malformed(_) => FaultKind::Invalid,
                     Nobody::NoName(_) => FaultKind::UnknownService,
                     Nobody::TooMany { .. } => FaultKind::Unavailable,
                 };
                 answer::of_fault(&Fault::new(kind, nobody.to_string()), grpc_kind(request.headers()))
             }
-        }
-    }
-
-    fn target<B>(&self, request: &Request<B>, origin: &Origin) -> Result<Arc<Target>, Nobody> {
-        if origin.service.is_some() {
-            return self.target_of("", origin);
-        }
-        let by_host = |host: &str| self.target_of(host, origin);
-        // By the URI first, as RFC 9112 3.2.2 has it of a proxy: HTTP/2 and requests to a proxy name the host there. Where
-        // it names the proxy itself, as programs that set the header over HTTP/2 have it, the header says who is meant.
-        let named = request.uri().authority().map(|authority| by_host(authority.as_str()));
-        let header = || request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
-        match (named, header()) {
-            (Some(Err(Nobody::NoName(_))) | None, Some(host)) => by_host(host),
-            (Some(found), _) => found,
-            (None, None) => Err(Nobody::NoHost),
         }
     }
 
@@ -217,15 +210,13 @@ impl Forwarder {
 
 /// Takes what a request says of the connection on which it came.
 fn for_server(head: &mut Parts, origin: &Origin) {
-    if origin.service.is_none() {
-        // The server is told the service that was called, and not what else the request may have named.
-        head.headers.remove(header::HOST);
-        head.uri = head.uri.path_and_query().map_or_else(Uri::default, |path| Uri::from(path.clone()));
-    }
+    named::tell_host(head, origin);
     hops::strip_request(&mut head.headers);
     hops::tell_scheme(&mut head.headers, origin.over_tls);
-    // Nothing of the connection it came on belongs to the call.
+    // Nothing of the connection it came on belongs to the call; its path does.
+    let raw = head.extensions.remove::<RawPath>();
     head.extensions.clear();
+    raw.map(|raw| head.extensions.insert(raw));
 }
 
 /// Takes what an answer says of the connection on which it came.

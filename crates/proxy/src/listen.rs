@@ -17,6 +17,8 @@ pub struct Listen {
     pub accept_proxy: bool,
     /// Whether programs speak TLS here, behind that head.
     pub tls: bool,
+    /// Whether every HTTP program may ask for tunnels (CONNECT); otherwise only where a route names that method.
+    pub connect: bool,
 }
 
 /// What programs speak to a listener.
@@ -52,6 +54,7 @@ const ONLY_SERVICES: &str = "only-services";
 const TRANSPARENT: &str = "transparent";
 const ACCEPT_PROXY: &str = "accept-proxy";
 const TLS: &str = "tls";
+const CONNECT: &str = "connect";
 const SEND_PROXY: &str = "send-proxy";
 const SEND_PROXY_V2: &str = "send-proxy-v2";
 
@@ -79,8 +82,8 @@ impl FromStr for Listen {
     type Err = Invalid;
 
     /// Reads `127.0.0.1:8080`, `127.0.0.1:8080=shop/cart` or `tcp:127.0.0.1:5432=shop/db`, each with the options
-    /// `+accept-proxy` and `+tls` and, of TCP, `+send-proxy` or `+send-proxy-v2` behind it; or `capture:127.0.0.1:7415`, with the
-    /// options `+only-services` and `+transparent`.
+    /// `+accept-proxy` and `+tls`, of HTTP `+connect`, and of TCP `+send-proxy` or `+send-proxy-v2` behind it; or
+    /// `capture:127.0.0.1:7415`, with the options `+only-services`, `+transparent` and `+connect`.
     fn from_str(text: &str) -> Result<Self, Invalid> {
         if let Some(rest) = text.strip_prefix(CAPTURE) {
             return captured(rest);
@@ -96,11 +99,12 @@ impl FromStr for Listen {
             let problem = format!("'{address}' is no address with a port");
             Invalid::new("", problem, "write IP:PORT, IP:PORT=tenant/service or tcp:IP:PORT=tenant/service")
         })?;
-        let (mut accept_proxy, mut tls, mut send_proxy) = (false, false, None);
+        let (mut accept_proxy, mut tls, mut connect, mut send_proxy) = (false, false, false, None);
         for option in parts {
             match option {
                 ACCEPT_PROXY => accept_proxy = true,
                 TLS => tls = true,
+                CONNECT if !tcp => connect = true,
                 SEND_PROXY if tcp => send_proxy = Some(Version::V1),
                 SEND_PROXY_V2 if tcp => send_proxy = Some(Version::V2),
                 other => return Err(no_option(other)),
@@ -111,7 +115,7 @@ impl FromStr for Listen {
             (true, Some(service)) => Traffic::Tcp { service, send_proxy },
             (true, None) => return Err(nobody(text)),
         };
-        Ok(Self { address, traffic, accept_proxy, tls })
+        Ok(Self { address, traffic, accept_proxy, tls, connect })
     }
 }
 
@@ -122,14 +126,15 @@ fn captured(text: &str) -> Result<Listen, Invalid> {
         let problem = format!("'{main}' is no address with a port");
         Invalid::new("", problem, "write capture:IP:PORT; hosts of requests say which service is meant")
     })?;
-    let (mut only_services, mut transparent) = (false, false);
+    let (mut only_services, mut transparent, mut connect) = (false, false, false);
     for option in parts {
         match option {
             ONLY_SERVICES => only_services = true,
             TRANSPARENT => transparent = true,
+            CONNECT => connect = true,
             other => {
                 let problem = format!("'{other}' is no option of this listener");
-                let hint = "write capture:IP:PORT, and behind it +only-services or +transparent";
+                let hint = "write capture:IP:PORT, and behind it +only-services, +transparent or +connect";
                 return Err(Invalid::new("", problem, hint));
             }
         }
@@ -144,12 +149,12 @@ fn captured(text: &str) -> Result<Listen, Invalid> {
         ));
     }
     let traffic = Traffic::Captured { only_services, transparent };
-    Ok(Listen { address, traffic, accept_proxy: false, tls: false })
+    Ok(Listen { address, traffic, accept_proxy: false, tls: false, connect })
 }
 
 fn no_option(option: &str) -> Invalid {
     let problem = format!("'{option}' is no option of this listener");
-    let hint = "write +accept-proxy or +tls, or for tcp: also +send-proxy or +send-proxy-v2; HTTP tells servers nothing by it";
+    let hint = "write +accept-proxy or +tls, for HTTP also +connect, or for tcp: also +send-proxy or +send-proxy-v2; HTTP tells servers nothing by it";
     Invalid::new("", problem, hint)
 }
 
@@ -177,9 +182,10 @@ impl fmt::Display for Listen {
         });
         let accept_proxy = self.accept_proxy.then_some(ACCEPT_PROXY);
         let tls = self.tls.then_some(TLS);
+        let connect = self.connect.then_some(CONNECT);
         let only_services = only_services.then_some(ONLY_SERVICES);
         let transparent = transparent.then_some(TRANSPARENT);
-        let options = [accept_proxy, tls, send_proxy, only_services, transparent];
+        let options = [accept_proxy, tls, send_proxy, only_services, transparent, connect];
         options.into_iter().flatten().try_for_each(|option| write!(f, "+{option}"))
     }
 }
@@ -198,6 +204,8 @@ mod tests {
             "tcp:[::1]:5432=shop/db+accept-proxy+send-proxy",
             "tcp:127.0.0.1:5432=shop/db+send-proxy-v2",
             "127.0.0.1:443+tls",
+            "127.0.0.1:8080=shop/cart+tls+connect",
+            "capture:127.0.0.1:7415+only-services+connect",
             "tcp:127.0.0.1:5432=shop/db+accept-proxy+tls+send-proxy",
             "capture:127.0.0.1:7415",
             "capture:[::1]:7415+only-services",
@@ -217,6 +225,7 @@ mod tests {
             ("tcp:127.0.0.1:5432", "tcp:IP:PORT=tenant/service"),
             ("127.0.0.1:80+send-proxy", "+accept-proxy"),
             ("127.0.0.1:80+ssl", "+tls"),
+            ("tcp:127.0.0.1:80=shop/db+connect", "for HTTP also +connect"),
             ("capture:127.0.0.1:7415=shop/cart", "hosts of requests"),
             ("capture:127.0.0.1:7415+accept-proxy", "+only-services"),
             ("capture:0.0.0.0:7415+transparent", "one address"),

@@ -256,7 +256,9 @@ impl Serving {
         match &listen.traffic {
             Traffic::Http { service } => {
                 tcp::limit_silence(stream.socket(), self.limits.head);
-                let origin = Origin::new(ends.source, service.clone(), place).over_tls(listen.tls);
+                let origin = Origin::new(ends.source, service.clone(), place)
+                    .over_tls(listen.tls)
+                    .connecting(listen.connect);
                 self.serve(stream, origin).boxed()
             }
             Traffic::Tcp { service, send_proxy } => {

@@ -16,6 +16,7 @@ use std::{
 };
 
 use fairmesh_client::{Mesh, Region, ServiceHandle, ServiceName, core::View};
+use fairmesh_model::HostPort;
 use tokio::time::{Instant, timeout};
 
 use crate::{
@@ -110,6 +111,10 @@ impl Known {
 pub(crate) enum Nobody {
     #[error("the request names no host; send 'Host: service.tenant'")]
     NoHost,
+    #[error(
+        "'{0}' is no host, or a second one; send one name or address, and a port up to 65535 where there is one"
+    )]
+    Malformed(String),
     #[error("'{0}' is no service; send 'Host: service.tenant', as cart.shop for shop/cart")]
     NoName(String),
     #[error(
@@ -217,10 +222,10 @@ impl Services {
     }
 }
 
-fn name_of(host: &str) -> Result<ServiceName, Nobody> {
+/// The service that a host names.
+pub(crate) fn name_of(host: &str) -> Result<ServiceName, Nobody> {
     let no_name = || Nobody::NoName(host.to_owned());
-    let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
-    let name = name.strip_suffix('.').unwrap_or(name);
+    let name = HostPort::parse(host).ok_or_else(|| Nobody::Malformed(host.to_owned()))?.name();
     // An address of version 4 would pass for a name; one in brackets fails below like any other.
     if name.parse::<Ipv4Addr>().is_ok() {
         return Err(no_name());
@@ -239,8 +244,19 @@ mod tests {
             assert_eq!(name_of(host).unwrap().to_string(), "shop/cart", "{host}");
         }
         assert_eq!(name_of("v2.cart.shop").unwrap().to_string(), "shop/v2.cart");
-        for host in ["", "cart", "cart:80", "[::1]:80", "127.0.0.1:80", "10.0.0.1", ".shop", "a b.shop"] {
+        for host in ["cart", "cart:80", "[::1]:80", "127.0.0.1:80", "10.0.0.1", ".shop", "a,b.shop"] {
             assert!(matches!(name_of(host), Err(Nobody::NoName(_))), "{host}");
+        }
+        for host in [
+            "",
+            "a b.shop",
+            "cart.shop..",
+            "cart.shop:80x",
+            "cart.shop:65536",
+            "user@cart.shop",
+            "cart.shop:8:0",
+        ] {
+            assert!(matches!(name_of(host), Err(Nobody::Malformed(_))), "{host}");
         }
     }
 }

@@ -145,12 +145,19 @@ fn judge(bytes: &[u8]) -> Option<Seen> {
 
 /// Whom a request is for, by its target first (RFC 9112 3.2.2).
 fn host(request: &httparse::Request<'_, '_>) -> Option<String> {
-    let target: Option<Uri> = request.path.and_then(|path| path.parse().ok());
+    let target: Option<Uri> = request.path.and_then(|target| origin(target).parse().ok());
     if let Some(authority) = target.as_ref().and_then(Uri::authority) {
         return Some(authority.to_string());
     }
     let header = request.headers.iter().find(|header| header.name.eq_ignore_ascii_case("host"))?;
     std::str::from_utf8(header.value).ok().map(|host| host.trim().to_owned())
+}
+
+/// A target without the path of a whole URI, which may have bytes that a URI refuses.
+fn origin(target: &str) -> &str {
+    let begin = target.find("://").map_or(0, |at| at + 3);
+    let end = target[begin..].find(['/', '?', '#']).filter(|_| begin > 0);
+    end.map_or(target, |end| &target[..begin + end])
 }
 
 #[cfg(test)]

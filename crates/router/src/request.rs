@@ -38,7 +38,7 @@ impl Headers for Vec<(String, String)> {
 /// The parts of a request that routes look at.
 #[derive(Debug)]
 pub struct RequestView<'a, H: Headers + ?Sized> {
-    /// The authority or `Host`, in any case, with or without port; empty when there is none.
+    /// The authority or `Host` as the server is told it, in any case, with or without port; empty when there is none.
     pub host: &'a str,
     /// The path, and after `?` the query.
     pub path: &'a str,

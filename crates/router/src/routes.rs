@@ -11,8 +11,7 @@ mod condition;
 mod index;
 mod texts;
 
-use condition::View;
-pub(crate) use condition::without_port;
+use condition::{View, host_satisfies};
 use index::Index;
 pub(crate) use texts::{cookie, decoded, parameter};
 
@@ -80,12 +79,24 @@ impl Routes {
         ours.filter_map(|rule| Some((rule.name.as_str(), rule.treatment.as_ref()?.bucket()?)))
     }
 
+    /// Whether a route of this caller's names this host in its condition, itself or by a wildcard.
+    pub(crate) fn name_host(&self, host: &str) -> bool {
+        let mut hosts =
+            self.rules.iter().filter(|rule| rule.is_ours).flat_map(|rule| &rule.route.matches.hosts);
+        hosts.any(|wanted| host_satisfies(host, wanted))
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.rules.len()
     }
 }
 
 impl Rule {
+    /// Whether it names CONNECT among its methods; a rule for any method does not.
+    pub(crate) fn names_connect(&self) -> bool {
+        self.route.matches.methods.iter().any(|method| method == "CONNECT")
+    }
+
     fn new(route: &Route, client: &str, before: Option<&Self>) -> Self {
         let mut total = 0;
         let ends = route.split.iter().map(|target| {

@@ -5,10 +5,11 @@ use std::{sync::Arc, time::Duration};
 use fairmesh_model::{
     Actions, HeaderEdits, Match, PathMatch, PathRewrite, RateLimit, Redirect, Scope, ServiceName, Share,
     arith::{Generator, mix64},
+    host_name,
     quota::ALL_PARTS,
 };
 
-use crate::{Headers, RequestView, bucket::Bucket, routes::without_port};
+use crate::{Headers, RequestView, bucket::Bucket};
 
 /// Streams of chance, apart from each other and from those that split and pick: `mix64(seed ^ stream)` begins each.
 const ABORT: u64 = 0x6162_6f72_7400_0000;
@@ -122,7 +123,7 @@ impl Treatment {
             Some(rewrite) => rewritten(rewrite, request.path, self.prefix),
             None => rooted(request.path.to_owned()),
         };
-        let host = redirect.host.as_deref().unwrap_or(without_port(request.host));
+        let host = redirect.host.as_deref().unwrap_or(host_name(request.host));
         let same_host = (redirect.https, &redirect.host, redirect.port) == (None, &None, None);
         if same_host || host.is_empty() {
             return path;

@@ -189,6 +189,17 @@ impl Upstream {
         self.decide_route(request, seed, &mut ())
     }
 
+    /// Whether the route of a request names the method CONNECT, which allows tunnels where nothing else does; a route for any method
+    /// does not.
+    pub fn names_connect<H: Headers + ?Sized>(&self, request: &RequestView<'_, H>) -> bool {
+        self.routes.find(request).is_some_and(|(_, rule)| rule.names_connect())
+    }
+
+    /// Whether a route names this host, which has neither a port nor a dot at its end, among those that it matches.
+    pub fn names_host(&self, host: &str) -> bool {
+        self.routes.name_host(host)
+    }
+
     /// Whether the limits of the service and of the route let a call through at `now`, which then counts; the error is how
     /// long until they would.
     #[inline]

@@ -331,13 +331,15 @@ fn is_grpc(kind: &[u8]) -> bool {
     kind.get(..16).is_some_and(|begin| begin.eq_ignore_ascii_case(b"application/grpc"))
 }
 
-/// Whether it begins with a slash and has only what paths and queries are made of (RFC 3986 3.3, 3.4).
+/// Whether it begins with a slash and has only what paths and queries are made of (RFC 3986 3.3, 3.4), or what programs put there
+/// all the same.
 fn is_path(path: &str) -> bool {
-    const USUAL: [bool; 256] = usual(b"-._~!$&'()*+,;=:@%/?");
+    const USUAL: [bool; 256] = usual(b"-._~!$&'()*+,;=:@%/?\"<>`{}|^[]\\");
     path.starts_with('/') && path.bytes().all(|byte| USUAL[usize::from(byte)])
 }
 
-/// Whether it is the name of a host, with or without a port; addresses in brackets are not looked at here.
+/// Whether it is the name of a host as [`HostPort`](fairmesh_model::HostPort) has it, with or without a port; addresses in brackets
+/// are not looked at here.
 fn is_host(host: &[u8]) -> bool {
     const USUAL: [bool; 256] = usual(b"-._");
     let (name, port) = match host.iter().position(|byte| *byte == b':') {
@@ -345,7 +347,10 @@ fn is_host(host: &[u8]) -> bool {
         None => (host, &b"0"[..]),
     };
     let is_port = matches!(port.len(), 1..=5) && port.iter().all(u8::is_ascii_digit);
-    is_port && !name.is_empty() && name.iter().all(|byte| USUAL[usize::from(*byte)])
+    // Of five digits, the order of texts is that of numbers.
+    let is_port = is_port && (port.len() < 5 || port <= &b"65535"[..]);
+    let is_name = !matches!(name, [] | b"." | [.., b'.', b'.']);
+    is_port && is_name && name.iter().all(|byte| USUAL[usize::from(*byte)])
 }
 
 /// Letters, digits and these.

@@ -3,12 +3,12 @@
 use std::mem::MaybeUninit;
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, Method, Request, StatusCode, Uri, Version, header};
+use http::{HeaderMap, Method, Request, StatusCode, Version, header};
 use httparse::{ParserConfig, Status};
 
 use super::{
     Decoder, MOST_FIELDS, MOST_HEAD, Malformed, answer::Place, answer::has_end, digits, says_close,
-    says_upgrade, version,
+    says_upgrade, target, version,
 };
 use crate::http2::PREFACE;
 
@@ -47,7 +47,8 @@ pub enum Unserved {
 /// Finds the heads of requests in what a client sends.
 ///
 /// It refuses all that hyper's server does, and what two servers could understand differently, of which hyper takes the
-/// likelier reading: a length and chunks at once, a transfer coding besides chunks, several hosts, a CONNECT with a body.
+/// likelier reading: a length and chunks at once, a transfer coding besides chunks, several hosts, a CONNECT with a body, a target
+/// of no form or with a fragment.
 #[derive(Debug, Default)]
 pub struct RequestReader {
     /// How many bytes of an incomplete head were looked at.
@@ -99,8 +100,8 @@ impl RequestReader {
         }
         let text = input.split_to(length).freeze();
         let mut head = Request::new(());
+        *head.uri_mut() = target::read(&method, (&text, target), head.extensions_mut()).map_err(bad)?;
         *head.method_mut() = method;
-        *head.uri_mut() = Uri::from_maybe_shared(text.slice(target)).map_err(|_| bad("the target"))?;
         *head.version_mut() = if version == 0 { Version::HTTP_10 } else { Version::HTTP_11 };
         (self.seen, self.begun) = (0, true);
         received(head, &text, &places[..count]).map(Some)

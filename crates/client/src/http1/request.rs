@@ -1,6 +1,6 @@
 //! A request on its way out: its head, and how its body is framed.
 
-use http::{HeaderMap, HeaderName, Method, header, uri::PathAndQuery};
+use http::{HeaderMap, HeaderName, Method, header};
 
 use super::content_length;
 
@@ -56,12 +56,10 @@ impl Framing {
     }
 }
 
-/// Begins the head of a request, which the host opens. The caller adds fields, and [`end_head`].
-pub fn begin_request(out: &mut Vec<u8>, method: &Method, path: &PathAndQuery, host: &[u8]) {
-    let path = path.as_str();
+/// Begins the head of a request for this path and query, which the host opens. The caller adds fields, and [`end_head`].
+pub fn begin_request(out: &mut Vec<u8>, method: &Method, path: &str, host: &[u8]) {
     out.extend_from_slice(method.as_str().as_bytes());
-    // A query may stand alone in a URI, but not in a request.
-    out.extend_from_slice(if path.starts_with(['/', '*']) { b" " } else { b" /" });
+    out.push(b' ');
     out.extend_from_slice(path.as_bytes());
     out.extend_from_slice(b" HTTP/1.1\r\nhost: ");
     out.extend_from_slice(host);

@@ -3,11 +3,14 @@
 use bytes::Bytes;
 use http::{
     HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, Version, header,
-    uri::{Authority, PathAndQuery, Scheme},
+    uri::{Authority, Scheme},
 };
 
 use super::hpack::Field;
-use crate::http1::{MOST_FIELDS, MOST_HEAD, content_length};
+use crate::{
+    http1::{MOST_FIELDS, MOST_HEAD, content_length},
+    path::Path,
+};
 
 /// What the fields of a head or of trailers may take, as RFC 9113 6.5.2 counts it, in bytes: no less than what is taken over HTTP/1.1.
 pub(super) const MOST: usize = MOST_HEAD + 1 + 32 * MOST_FIELDS;
@@ -39,7 +42,7 @@ pub(super) struct Fields {
     method: Option<Method>,
     scheme: Option<Scheme>,
     authority: Option<Authority>,
-    path: Option<PathAndQuery>,
+    path: Option<Path>,
     status: Option<StatusCode>,
     protocol: Option<Bytes>,
     headers: HeaderMap,
@@ -219,18 +222,22 @@ impl Fields {
         }
         let method = self.method.ok_or("a request has no method")?;
         let mut uri = http::uri::Parts::default();
+        let mut request = Request::new(());
         if method == Method::CONNECT {
             if self.scheme.is_some() || self.path.is_some() || self.authority.is_none() {
                 return Err("CONNECT names a host, and nothing else (RFC 9113 8.5)");
             }
         } else {
             let scheme = self.scheme.ok_or("a request has no scheme")?;
-            uri.path_and_query = Some(self.path.ok_or("a request has no path")?);
+            let path = self.path.ok_or("a request has no path")?;
+            if path.as_str() == "*" && method != Method::OPTIONS {
+                return Err("only OPTIONS is of no path (RFC 9113 8.3.1)");
+            }
+            uri.path_and_query = Some(path.into_parts(request.extensions_mut()));
             // There is no URI with a scheme, a path and no host; a header may name it.
             uri.scheme = self.authority.is_some().then_some(scheme);
         }
         uri.authority = self.authority;
-        let mut request = Request::new(());
         *request.uri_mut() = Uri::from_parts(uri).map_err(|_| "a request has no URI")?;
         *request.method_mut() = method;
         *request.version_mut() = Version::HTTP_2;

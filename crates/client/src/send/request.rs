@@ -2,17 +2,14 @@
 
 use std::mem;
 
-use fairmesh_model::ShardKey;
+use fairmesh_model::{HostPort, ShardKey};
 use fairmesh_router::{Headers, RequestView};
-use http::{
-    HeaderMap, HeaderValue, Method, header,
-    request::Parts,
-    uri::{Authority, PathAndQuery},
-};
+use http::{HeaderMap, HeaderValue, Method, header, request::Parts, uri::Authority};
 
 use crate::{
     Fault, FaultKind, headers,
     headers::{KEY, ROLE},
+    path::{Path, RawPath},
     service::{Handle, Marks},
     transport::{Head, Replay, Request},
 };
@@ -36,34 +33,37 @@ pub(super) struct Copy {
     body: Replay,
 }
 
-/// Which host is asked, the same by every protocol: a header `host` says it before the URI, and the URI before the handle.
-/// Credentials in it are the caller's own and stay behind.
+/// Which host is asked, the same by every protocol, and the one that routes match: a header `host` says it before the URI, and the
+/// URI before the handle. Credentials in the URI are the caller's own and stay behind.
+///
+/// # Errors
+/// Where that is no host, or its port is none.
 pub(crate) fn authority(
     named: Option<&Authority>,
     headers: &HeaderMap,
     marks: &Marks,
 ) -> Result<Authority, Fault> {
-    let invalid = |error: http::uri::InvalidUri| {
-        Fault::new(FaultKind::Invalid, "the header host is no host").caused_by(error)
-    };
     let authority = match (headers.get(header::HOST), named) {
         // Nearly always the one that the handle has, and then nothing needs to be made of it.
         (Some(host), _) if *host == *marks.authority.as_str() => return Ok(marks.authority.clone()),
-        (Some(host), _) => Authority::try_from(host.as_bytes()).map_err(invalid)?,
-        (None, Some(named)) => named.clone(),
+        (Some(host), _) => Authority::try_from(host.as_bytes()).ok(),
+        (None, Some(named)) => match named.as_str().rsplit_once('@') {
+            Some((_, host)) => Authority::try_from(host).ok(),
+            None => Some(named.clone()),
+        },
         (None, None) => return Ok(marks.authority.clone()),
     };
-    match authority.as_str().rsplit_once('@') {
-        Some((_, host)) => Authority::try_from(host).map_err(invalid),
-        None => Ok(authority),
-    }
+    authority.filter(|authority| HostPort::parse(authority.as_str()).is_some()).ok_or_else(|| {
+        let words = "the request's host is malformed; name a host or an address, and a port up to 65535 where there is one";
+        Fault::new(FaultKind::Invalid, words)
+    })
 }
 
 impl Head {
     /// Takes what is sent of a request.
     pub(super) fn take(handle: &Handle, parts: &mut Parts) -> Result<Self, Fault> {
-        // They are the caller's own, and nobody needs them any more.
-        drop(mem::take(&mut parts.extensions));
+        // They are the caller's own, and nobody needs the others any more.
+        let raw = mem::take(&mut parts.extensions).remove::<RawPath>();
         let uri = mem::take(&mut parts.uri).into_parts();
         let mut headers = mem::take(&mut parts.headers);
         let marks = &handle.marks;
@@ -74,7 +74,7 @@ impl Head {
         if let Some(role) = &marks.role {
             headers.insert(ROLE, role.clone());
         }
-        let path = uri.path_and_query.unwrap_or_else(|| PathAndQuery::from_static("/"));
+        let path = Path::of(uri.path_and_query, raw.as_ref());
         let grpc = headers::is_grpc(&headers);
         Ok(Self { method: mem::take(&mut parts.method), authority, path, headers, grpc })
     }

@@ -1,6 +1,6 @@
 //! What the route of a call does with it besides sending it somewhere.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use fairmesh_model::HeaderEdits;
 use fairmesh_router::{Instead, Treatment};
@@ -12,6 +12,7 @@ use crate::{
     core::Call,
     fault::grpc_code_of,
     headers::{FAULT, GRPC_STATUS, grpc_kind},
+    path::Path,
     stats::count,
     transport::{Head, Line, Request, Slot},
 };
@@ -25,15 +26,10 @@ pub(super) async fn send(
 ) -> Result<Response<Body>, Fault> {
     let (mesh, seed) = (&terms.handle.mesh, terms.start.seed);
     let Request { head, body, .. } = unsent(slot)?;
-    if let Some(instead) = treatment.instead(&head.view(&HeadersView(&head.headers)), seed) {
-        if let Instead::Abort { .. } = instead {
-            count(&mesh.counters.aborted);
-        }
-        return Ok(answer(instead, grpc_kind(&head.headers)));
+    if let Some(answer) = instead(terms, treatment, head) {
+        return Ok(answer);
     }
-    if let Some(delay) = treatment.delay(seed) {
-        wait(terms, call, delay).await?;
-    }
+    delay(terms, treatment, call).await?;
     change(head, treatment)?;
     if let Some(service) = treatment.mirror(seed) {
         mirror::send(terms, call, service, head, body);
@@ -43,8 +39,22 @@ pub(super) async fn send(
     Ok(answer)
 }
 
-/// Waits on purpose, at most until the deadline.
-async fn wait(terms: Terms<'_>, call: &Call<'_, Arc<Line>>, delay: Duration) -> Result<(), Fault> {
+/// What the route gives the caller although no server is asked.
+pub(super) fn instead(terms: Terms<'_>, treatment: &Treatment, head: &Head) -> Option<Response<Body>> {
+    let instead = treatment.instead(&head.view(&HeadersView(&head.headers)), terms.start.seed)?;
+    if let Instead::Abort { .. } = instead {
+        count(&terms.handle.mesh.counters.aborted);
+    }
+    Some(answer(instead, grpc_kind(&head.headers)))
+}
+
+/// Waits on purpose where the route wants that, at most until the deadline.
+pub(super) async fn delay(
+    terms: Terms<'_>,
+    treatment: &Treatment,
+    call: &Call<'_, Arc<Line>>,
+) -> Result<(), Fault> {
+    let Some(delay) = treatment.delay(terms.start.seed) else { return Ok(()) };
     let left = call.left(terms.handle.mesh.clock.now());
     tokio::time::sleep(delay.min(left)).await;
     match delay < left {
@@ -58,7 +68,7 @@ fn change(head: &mut Head, treatment: &Treatment) -> Result<(), Fault> {
         Fault::new(FaultKind::Invalid, format!("its route makes it a {what} that cannot be sent"))
     };
     if let Some(path) = treatment.path(head.path.as_str()) {
-        head.path = path.try_into().map_err(|_| refused("path"))?;
+        head.path = Path::read(path.as_bytes()).map_err(|_| refused("path"))?;
     }
     if let Some(host) = treatment.host() {
         head.authority = host.try_into().map_err(|_| refused("host"))?;

@@ -1,11 +1,9 @@
 use std::time::Duration;
 
-use http::{
-    HeaderMap, Method,
-    uri::{Authority, PathAndQuery},
-};
+use http::{HeaderMap, Method, uri::Authority};
 
 use super::Outgoing;
+use crate::path::Path;
 
 /// A request on its way out, by whichever protocol.
 pub(crate) struct Request {
@@ -32,7 +30,7 @@ pub(crate) struct Head {
     pub(crate) method: Method,
     /// The host that is asked; a header `host` is in it already and is not sent again.
     pub(crate) authority: Authority,
-    pub(crate) path: PathAndQuery,
+    pub(crate) path: Path,
     pub(crate) headers: HeaderMap,
     pub(crate) grpc: bool,
 }

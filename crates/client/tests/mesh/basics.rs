@@ -76,8 +76,12 @@ async fn servers_see_host_key_role_and_deadline() {
             "one host by any protocol: {told}"
         );
 
-        let request = Request::get("/x").header("host", "no host").body(Body::empty()).unwrap();
-        assert_eq!(ask(&service, request).await.unwrap_err().kind(), FaultKind::Invalid);
+        for host in ["no host", "a:80x", "a:65536", "a..", "user@a", ""] {
+            let request = Request::get("/x").header("host", host).body(Body::empty()).unwrap();
+            assert_eq!(ask(&service, request).await.unwrap_err().kind(), FaultKind::Invalid, "{host}");
+        }
+        let request = Request::get("http://own.example:80x/x").body(Body::empty());
+        assert_eq!(ask(&service, request.unwrap()).await.unwrap_err().kind(), FaultKind::Invalid);
     }
 }
 

@@ -40,8 +40,8 @@ enum ProxyCommand {
 struct ServeArgs {
     /// Where programs connect: ip:port, where the host of each request names its service (cart.shop for shop/cart), or
     /// ip:port=tenant/service, where all are for one; tcp:ip:port=tenant/service passes connections on that are no HTTP. Behind
-    /// a balancer that says who connects, add +accept-proxy; where programs speak TLS, +tls; to tell servers behind tcp:,
-    /// +send-proxy or +send-proxy-v2. capture:ip:port takes what 'fairmesh proxy capture' redirects; with +only-services nothing
+    /// a balancer that says who connects, add +accept-proxy; where programs speak TLS, +tls; where they may ask for
+    /// tunnels (CONNECT) without a route that allows it, +connect; to tell servers behind tcp:, +send-proxy or +send-proxy-v2. capture:ip:port takes what 'fairmesh proxy capture' redirects; with +only-services nothing
     /// but calls of services goes on, and +transparent takes what 'capture --from' does. May be repeated.
     #[arg(
         long,

@@ -172,10 +172,10 @@ fn unmodified_programs_reach_services_and_everybody_else_and_no_trace_is_left() 
         assert_eq!(rules().await, captured, "twice is as once");
 
         services_are_called(&programs).await;
-        proxy.counts("captured_served_total", 5.0).await;
+        proxy.counts("captured_served_total", 6.0).await;
         the_rest_goes_on(&programs, &heard).await;
         // Over HTTP/2 each request tells by itself whom it is for.
-        proxy.counts("captured_served_total", 7.0).await;
+        proxy.counts("captured_served_total", 8.0).await;
         proxy.counts("captured_requests_passed_on_total", 1.0).await;
         proxy.counts("captured_passed_on_total", 5.0).await;
         proxy.counts("captured_looped_total", 0.0).await;
@@ -208,6 +208,9 @@ async fn services_are_called(programs: &Programs) {
     }
     let python = "import urllib.request as u; print(u.urlopen('http://two.shop/').headers['x-instance'])";
     assert_eq!(programs.python(python).await, "two\n");
+    let connect = "import http.client as h; c = h.HTTPConnection('one.shop'); c.request('CONNECT', 'one.shop:80'); \
+        print(c.getresponse().status)";
+    assert_eq!(programs.python(connect).await, "405\n", "tunnels are no way around here either");
 }
 
 async fn the_rest_goes_on(programs: &Programs, heard: &Heard) {

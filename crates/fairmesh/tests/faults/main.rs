@@ -30,6 +30,7 @@ mod services;
 mod shards;
 mod starved;
 mod stop;
+mod targets;
 mod timeouts;
 mod tls;
 mod translation;

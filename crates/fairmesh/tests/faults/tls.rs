@@ -259,7 +259,7 @@ async fn a_tunnel_goes_through_tls_with_what_was_said_before_it_began() {
     let folder = tempfile::tempdir().unwrap();
     let authority = Authority::new(folder.path());
     authority.issue("proxy", "ec");
-    let secured = Secured::start(&world, &authority, "proxy", "=shop/one+tls").await;
+    let secured = Secured::start(&world, &authority, "proxy", "=shop/one+tls+connect").await;
     let mut program = openssl(secured.port, &secured.ca, "-servername one.shop");
     let (mut input, mut output) = (program.stdin.take().unwrap(), program.stdout.take().unwrap());
     input.write_all(b"CONNECT one.shop:80 HTTP/1.1\r\nhost: one.shop:80\r\n\r\nping").await.unwrap();

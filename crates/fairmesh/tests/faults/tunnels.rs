@@ -134,8 +134,10 @@ async fn connect_leads_to_services_of_the_mesh_and_to_nothing_else() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;
-    let proxy = Proxy::start(&world).await;
-    for to in [&proxy.by_host, &proxy.for_one] {
+    let [by_host, for_one] = [(); 2].map(|()| format!("127.0.0.1:{}", free_port()));
+    let listen = format!("--listen {by_host}+connect --listen {for_one}=shop/one+connect");
+    let proxy = Proxy::with(&world, &listen).await;
+    for to in [&by_host, &for_one] {
         let mut program = say(to, "CONNECT one.shop:443 HTTP/1.1\r\nhost: one.shop:443\r\n\r\n").await;
         let mut served = server.accept().await;
         let answer = read_head(&mut program).await;
@@ -144,12 +146,12 @@ async fn connect_leads_to_services_of_the_mesh_and_to_nothing_else() {
     }
     for named in ["example.com:443", "127.0.0.1:22", "[::1]:22", "localhost:80"] {
         let asked = format!("CONNECT {named} HTTP/1.1\r\nhost: one.shop\r\n\r\n");
-        let mut program = say(&proxy.by_host, asked).await;
+        let mut program = say(&by_host, asked).await;
         let answer = read_head(&mut program).await;
         assert!(answer.starts_with("http/1.1 403 "), "{named}: {answer}");
     }
     // One that does not wait, and has nothing more to say.
-    let mut program = say(&proxy.by_host, "CONNECT one.shop:443 HTTP/1.1\r\n\r\nping").await;
+    let mut program = say(&by_host, "CONNECT one.shop:443 HTTP/1.1\r\nhost: one.shop\r\n\r\nping").await;
     program.shutdown().await.unwrap();
     let mut served = server.accept().await;
     assert_eq!(read_to_end(&mut served).await, b"ping");
@@ -158,7 +160,7 @@ async fn connect_leads_to_services_of_the_mesh_and_to_nothing_else() {
     read_head(&mut program).await;
     assert_eq!(read_to_end(&mut program).await, b"pong");
     proxy.counts("tunnels_total", 3.0).await;
-    proxy.counts("requests_refused_total", 3.0).await;
+    proxy.counts("requests_refused_total", 4.0).await;
     let metrics = proxy.page("/metrics").await;
     assert!(!metrics.contains("com/example"), "names that nobody declared are no labels: {metrics}");
 }
@@ -168,8 +170,9 @@ async fn connect_over_http2_is_a_tunnel_beside_other_requests() {
     let _machine = beside_others().await;
     let world = World::start("").await;
     let server = RawServer::start(&world, "shop/one", "one").await;
-    let proxy = Proxy::start(&world).await;
-    let mut program = h2::connect(&proxy.by_host, &[]).await;
+    let by_host = format!("127.0.0.1:{}", free_port());
+    let proxy = Proxy::with(&world, &format!("--listen {by_host}+connect")).await;
+    let mut program = h2::connect(&by_host, &[]).await;
     let asked = [&b"\x02\x07CONNECT\x01\x0c"[..], b"one.shop:443"].concat();
     for stream in [1, 3] {
         program.write_all(&frame(HEADERS, END_HEADERS, stream, &asked)).await.unwrap();

@@ -57,7 +57,7 @@ impl ClientMatch {
     }
 }
 
-/// A host, compared without case and port.
+/// A host, compared without case, port and the dot at its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostMatch {
     /// Exactly this one, lower case.

@@ -144,7 +144,8 @@ fn read_host(text: &str) -> Result<HostMatch, Invalid> {
             "write a host name without port, such as cart.example.org or *.example.org",
         ));
     }
-    let name = name.to_ascii_lowercase();
+    // Compared with hosts that have lost theirs.
+    let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
     Ok(if star { HostMatch::Suffix(format!(".{name}")) } else { HostMatch::Exact(name) })
 }
 

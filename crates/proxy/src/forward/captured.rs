@@ -13,7 +13,7 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_client::{Body, BoxError};
-use http::{HeaderName, HeaderValue, Request, Response, StatusCode, Version, header};
+use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use http_body_util::{BodyExt as _, combinators::UnsyncBoxBody};
 use hyper::client::conn::http2::{self, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -94,7 +94,8 @@ impl Forwarder {
             request.headers_mut().append(CAPTURED_BY, OURSELVES.clone());
             return Ok(request);
         }
-        if request.version() == Version::HTTP_2 {
+        // Nothing carries a tunnel on to where this connection was meant to go.
+        if request.version() == Version::HTTP_2 && request.method() != Method::CONNECT {
             // Boxed, since most are for services, and hold the memory for it as well.
             return Err(Box::pin(self.pass_on(request, captured)).await);
         }

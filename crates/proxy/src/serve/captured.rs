@@ -53,7 +53,8 @@ impl Serving {
             count(&counts.served);
             tcp::limit_silence(&stream, self.limits.head);
             let captured = Captured::new(original, only_services);
-            self.serve(stream, Origin::captured(caller, place, captured)).await;
+            let origin = Origin::captured(caller, place, captured).connecting(listen.connect);
+            self.serve(stream, origin).await;
         } else if only_services {
             count(&counts.refused);
             tcp::reset(stream);

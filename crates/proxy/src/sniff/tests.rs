@@ -28,6 +28,8 @@ fn what_is_http_is_told_from_what_is_not_as_soon_as_it_can_be() {
         (b"GET / HTTP/1.1\r\nhost: cart.sh", "more"),
         (b"GET / HTTP/1.1\r\na: b\r\nHoSt: cart.shop:80 \r\n\r\nbody", "cart.shop:80"),
         (b"GET http://cart.shop/a HTTP/1.1\r\nhost: other\r\n\r\n", "cart.shop"),
+        (b"GET http://cart.shop/<a>?`\"http://x/ HTTP/1.1\r\nhost: other\r\n\r\n", "cart.shop"),
+        (b"GET /?a=http://x/ HTTP/1.1\r\nhost: cart.shop\r\n\r\n", "cart.shop"),
         (b"CONNECT cart.shop:443 HTTP/1.1\r\nhost: other\r\n\r\n", "cart.shop:443"),
         (b"GET / HTTP/1.0\r\n\r\n", "other"),
         (b"GET /\r\n", "other"),

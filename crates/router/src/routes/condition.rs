@@ -1,4 +1,4 @@
-use fairmesh_model::{GrpcMatch, HostMatch, Match, PathMatch};
+use fairmesh_model::{GrpcMatch, HostMatch, Match, PathMatch, host_name};
 
 use super::texts::{decoded, parameter, text_satisfies};
 use crate::{Headers, RequestView};
@@ -6,8 +6,10 @@ use crate::{Headers, RequestView};
 /// A request with its host and path cut to what conditions compare.
 #[derive(Debug)]
 pub(super) struct View<'a, H: Headers + ?Sized> {
-    /// Without port, in any case.
+    /// Without port and the dot at its end, in any case.
     pub(super) host: &'a str,
+    /// As it is written: the header `host`, however it is sent.
+    authority: &'a str,
     /// Without query.
     pub(super) path: &'a str,
     /// Without `?`.
@@ -22,12 +24,21 @@ impl<'a, H: Headers + ?Sized> View<'a, H> {
     pub(super) fn new(request: &RequestView<'a, H>) -> Self {
         let (path, query) = request.path.split_once('?').unwrap_or((request.path, ""));
         Self {
-            host: without_port(request.host),
+            host: host_name(request.host),
+            authority: request.host,
             path,
             query,
             method: request.method,
             headers: request.headers,
             grpc: request.grpc,
+        }
+    }
+
+    /// The first value of a header as the server sees it: it is told the host by the authority alone.
+    fn header(&self, name: &str) -> Option<&'a [u8]> {
+        match name {
+            "host" => Some(self.authority.as_bytes()).filter(|host| !host.is_empty()),
+            _ => self.headers.get(name),
         }
     }
 
@@ -39,7 +50,7 @@ impl<'a, H: Headers + ?Sized> View<'a, H> {
             && (wanted.hosts.is_empty() || wanted.hosts.iter().any(|host| host_satisfies(self.host, host)))
             && wanted.grpc.as_ref().is_none_or(|grpc| self.grpc && grpc_satisfies(self.path, grpc))
             && wanted.headers.iter().all(|header| {
-                let value = self.headers.get(&header.name).map(|value| value.iter().copied());
+                let value = self.header(&header.name).map(|value| value.iter().copied());
                 text_satisfies(value, &header.value)
             })
             && wanted
@@ -47,19 +58,6 @@ impl<'a, H: Headers + ?Sized> View<'a, H> {
                 .iter()
                 .all(|query| text_satisfies(parameter(self.query, &query.name).map(decoded), &query.value))
     }
-}
-
-/// `example.org:80` → `example.org`, `[::1]:80` → `[::1]`.
-pub(crate) fn without_port(host: &str) -> &str {
-    match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) && !within_brackets(name) => name,
-        _ => host,
-    }
-}
-
-/// Whether the end of `text` lies inside the brackets of an IPv6 address, so that a colon after it is part of that.
-fn within_brackets(text: &str) -> bool {
-    text.starts_with('[') && !text.ends_with(']')
 }
 
 pub(super) fn host_satisfies(host: &str, wanted: &HostMatch) -> bool {

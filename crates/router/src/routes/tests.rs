@@ -40,7 +40,7 @@ fn a_match() -> impl Strategy<Value = Match> {
             select([vec![TextMatch::Present, TextMatch::Absent], texts.to_vec()].concat())
         })
     };
-    let header = (select(vec!["h1", "h2"]), value())
+    let header = (select(vec!["h1", "h2", "host"]), value())
         .prop_map(|(name, value)| HeaderMatch { name: name.into(), value });
     let query =
         (select(vec!["x", "y"]), value()).prop_map(|(name, value)| QueryMatch { name: name.into(), value });
@@ -78,10 +78,10 @@ proptest! {
     #[test]
     fn the_table_finds_what_a_literal_reading_finds(
         matches in vec(a_match(), 0..90),
-        host in host(), port in select(vec!["", ":80"]), shout: bool,
+        host in host(), port in select(vec!["", ":80", ".", ".:80"]), shout: bool,
         path in path(), query in select(vec!["", "?", "?x=/a/b", "?x=x&y", "?y=xy&x="]),
         method in select(vec!["GET", "POST", "DELETE"]),
-        headers in vec((select(vec!["h1", "h2"]), select(vec!["", "x", "xyz"])), 0..3),
+        headers in vec((select(vec!["h1", "h2", "host"]), select(vec!["", "x", "xyz"])), 0..3),
         grpc: bool,
     ) {
         let host = if shout { host.to_uppercase() } else { host };
@@ -112,14 +112,50 @@ fn a_prefix_is_made_of_whole_segments() {
 }
 
 #[test]
-fn hosts_are_compared_without_case_and_port() {
+fn hosts_are_compared_without_case_port_and_the_dot_at_the_end() {
     let host = |host| vec![Match { hosts: vec![host], ..Match::default() }];
+    for same in ["a.org.", "A.Org.:80", "a.org:", "a.org.:"] {
+        assert_eq!(first(host(HostMatch::Exact("a.org".into())), same, "/"), Some(0), "{same}");
+        assert_eq!(first(host(HostMatch::Suffix(".org".into())), same, "/"), Some(0), "{same}");
+    }
     assert_eq!(first(host(HostMatch::Exact("a.org".into())), "A.Org:8080", "/"), Some(0));
     assert_eq!(first(host(HostMatch::Exact("[::1]".into())), "[::1]:80", "/"), Some(0));
     assert_eq!(first(host(HostMatch::Exact("[::1]".into())), "[::1]", "/"), Some(0));
     assert_eq!(first(host(HostMatch::Suffix(".a.org".into())), "x.y.A.org", "/"), Some(0));
     assert_eq!(first(host(HostMatch::Suffix(".a.org".into())), "a.org", "/"), None);
     assert_eq!(first(host(HostMatch::Suffix(".a.org".into())), "ba.org", "/"), None);
+}
+
+#[test]
+fn the_header_host_is_the_authority_whatever_else_is_called_so() {
+    let with = |value| HeaderMatch { name: "host".into(), value };
+    let matches = |value| vec![Match { headers: vec![with(value)], ..Match::default() }];
+    let told = vec![("host".to_owned(), "other.org".to_owned())];
+    let find = |matches: Vec<Match>, host| {
+        let request = RequestView { host, path: "/", method: "GET", headers: &told, grpc: false };
+        Routes::compile(&routes(matches), "", None).find(&request).is_some()
+    };
+    assert!(find(matches(TextMatch::Exact("a.org:80".into())), "a.org:80"));
+    assert!(!find(matches(TextMatch::Exact("other.org".into())), "a.org:80"));
+    assert!(find(matches(TextMatch::Absent), ""));
+}
+
+#[test]
+fn routes_say_which_hosts_they_name_and_whether_they_name_connect() {
+    let hosts = vec![HostMatch::Exact("a.org".into()), HostMatch::Suffix(".b.org".into())];
+    let named = |clients: &[&str], methods: &[&str]| Match {
+        clients: clients.iter().map(|text| ClientMatch::new(*text).unwrap()).collect(),
+        methods: methods.iter().map(ToString::to_string).collect(),
+        hosts: hosts.clone(),
+        ..Match::default()
+    };
+    let ours = Routes::compile(&routes(vec![Match::default(), named(&[], &["GET", "CONNECT"])]), "web", None);
+    for (host, is_named) in [("A.org", true), ("x.b.org", true), ("b.org", false), ("c.org", false)] {
+        assert_eq!(ours.name_host(host), is_named, "{host}");
+    }
+    assert_eq!(ours.rules.iter().map(Rule::names_connect).collect::<Vec<_>>(), [false, true]);
+    let of_others = Routes::compile(&routes(vec![named(&["batch"], &[])]), "web", None);
+    assert!(!of_others.name_host("a.org"), "a rule of other callers names nothing here");
 }
 
 #[test]

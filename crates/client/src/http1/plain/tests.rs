@@ -8,6 +8,7 @@ use super::*;
 use crate::{
     headers::DEADLINE,
     http1::{Decoder, HeadReader, Piece, RequestReader},
+    path::Path,
 };
 
 const PLANTED: [Planted; 6] = [
@@ -30,7 +31,7 @@ const OURS: [header::HeaderName; 5] = [
 
 const METHODS: [&str; 8] = ["GET", "GET", "POST", "POST", "PUT", "HEAD", "CONNECT", "M-SEARCH"];
 const TARGETS: [&str; 8] =
-    ["/", "/a?b=c&d=%20", "/a/b-c.d_e~f", "http://cart.shop/a", "*", "/a#b", "/\"a\"", "/a|b"];
+    ["/", "/a?b=c&d=%20", "/a/b-c.d_e~f", "http://cart.shop/a", "*", "/a#b", "/<a>?q={\"a\":1}`", "/a|b^c"];
 const VERSIONS: [&str; 5] = ["HTTP/1.1", "HTTP/1.1", "HTTP/1.1", "HTTP/1.1", "HTTP/1.0"];
 const STATUS: [&str; 9] = [
     "200 OK",
@@ -154,7 +155,8 @@ fn request_apart(text: &[u8]) -> Option<Seen> {
     let body = body(received.body, &mut input)?;
     let headers = passed_on(&head.headers);
     let length = text.len() - input.len();
-    let target = head.uri.path_and_query()?.to_string();
+    let target =
+        Path::of(Some(head.uri.path_and_query()?.clone()), head.extensions.get()).as_str().to_owned();
     Some(Seen { method: head.method, target, status: StatusCode::OK, headers, body, length })
 }
 
@@ -225,6 +227,29 @@ fn compare(seeds: u64) -> (usize, usize) {
         }
     }
     (plain, wrong)
+}
+
+#[test]
+fn hosts_that_are_malformed_are_not_plain_and_paths_that_uris_refuse_are() {
+    let is_plain = |target: &str, host: &str| {
+        let text = format!("GET {target} HTTP/1.1\r\nhost: {host}\r\n\r\n");
+        let mut room = no_fields();
+        PlainRequest::read(text.as_bytes(), &mut room)
+            .is_some_and(|plain| plain.path == target && plain.host == host)
+    };
+    for host in ["cart.shop", "Cart.Shop.", "cart.shop.:65535", "cart.shop:9999", "a", "10.0.0.1:80"] {
+        assert!(is_plain("/", host) && fairmesh_model::HostPort::parse(host).is_some(), "{host}");
+    }
+    for host in ["", ".", "a..", "a.:", "a:65536", "a:99999", "a:80x", "a:123456", "u@a", "a b", "[::1]"] {
+        assert!(!is_plain("/", host), "{host}");
+    }
+    for byte in b'!'..=b'~' {
+        let target = format!("/a?q={}", char::from(byte));
+        assert_eq!(is_plain(&target, "a"), byte != b'#', "{target}");
+    }
+    for target in ["a", "*", "http://a/", "/é", "/a#b"] {
+        assert!(!is_plain(target, "a"), "{target}");
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ use super::{
     OVERHEAD,
     field::{Entry, Field, Name},
 };
+use crate::path::Path;
 
 /// How many entries there are; those of the dynamic table follow.
 pub(super) const COUNT: usize = 61;
@@ -75,8 +76,8 @@ macro_rules! table {
             Entry::malformed(Name::Authority, ":authority".len() + OVERHEAD, "an authority is none"),
             Entry::of(Field::Method(Method::GET)),
             Entry::of(Field::Method(Method::POST)),
-            Entry::of(Field::Path(PathAndQuery::from_static("/"))),
-            Entry::of(Field::Path(PathAndQuery::from_static("/index.html"))),
+            Entry::of(Field::Path(Path::Uri(PathAndQuery::from_static("/")))),
+            Entry::of(Field::Path(Path::Uri(PathAndQuery::from_static("/index.html")))),
             Entry::of(Field::Scheme(Scheme::HTTP)),
             Entry::of(Field::Scheme(Scheme::HTTPS)),
             Entry::of(Field::Status(StatusCode::OK)),

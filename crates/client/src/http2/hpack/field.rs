@@ -3,10 +3,11 @@
 use bytes::Bytes;
 use http::{
     HeaderName, HeaderValue, Method, StatusCode,
-    uri::{Authority, PathAndQuery, Scheme},
+    uri::{Authority, Scheme},
 };
 
 use super::OVERHEAD;
+use crate::path::Path;
 
 /// A field of a head, as it is understood once and then kept in the dynamic table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,7 +19,7 @@ pub enum Field {
     /// `:authority`
     Authority(Authority),
     /// `:path`, which begins with a slash or is an asterisk.
-    Path(PathAndQuery),
+    Path(Path),
     /// `:status`
     Status(StatusCode),
     /// `:protocol` of an extended CONNECT (RFC 8441).
@@ -109,7 +110,7 @@ impl Name {
             Self::Authority => {
                 Authority::try_from(value).map(Field::Authority).map_err(|_| "an authority is none")
             }
-            Self::Path => path(value).map(Field::Path),
+            Self::Path => Path::read(value).map(Field::Path),
             Self::Status => StatusCode::from_bytes(value).map(Field::Status).map_err(|_| "a status is none"),
             Self::Protocol => protocol(value).map(Field::Protocol),
             Self::Header(_) => return self.header(value),
@@ -160,17 +161,6 @@ impl Entry {
             // Of these, none is made without a name.
             (Field::Malformed(_, why), None) => Name::Malformed(0, why),
         }
-    }
-}
-
-/// What RFC 9113 8.3.1 has of paths. `http` takes more: it drops a fragment, and lets a query stand alone.
-fn path(value: &[u8]) -> Result<PathAndQuery, &'static str> {
-    match value {
-        [] => Err("a path is empty"),
-        [b'/', ..] | b"*" if !value.contains(&b'#') => {
-            PathAndQuery::try_from(value).map_err(|_| "a path is not made of what paths are")
-        }
-        _ => Err("a path is none"),
     }
 }
 

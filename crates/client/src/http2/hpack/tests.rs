@@ -8,6 +8,7 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 
 use super::*;
+use crate::path::Path;
 
 /// Bytes of hexadecimal digits, and spaces between them.
 fn hex(text: &str) -> Vec<u8> {
@@ -28,7 +29,7 @@ fn field(name: &str, value: &str) -> Field {
         ":method" => Field::Method(value.parse().unwrap()),
         ":scheme" => Field::Scheme(value.parse().unwrap()),
         ":authority" => Field::Authority(value.parse().unwrap()),
-        ":path" => Field::Path(value.parse().unwrap()),
+        ":path" => Field::Path(Path::read(value.as_bytes()).unwrap()),
         ":status" => Field::Status(value.parse().unwrap()),
         ":protocol" => Field::Protocol(Bytes::copy_from_slice(value.as_bytes())),
         _ => Field::Header(name.parse().unwrap(), value.parse().unwrap()),

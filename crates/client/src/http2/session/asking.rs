@@ -6,10 +6,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{
-    HeaderMap, Method, Response, StatusCode,
-    uri::{Authority, PathAndQuery},
-};
+use http::{HeaderMap, Method, Response, StatusCode, uri::Authority};
 
 use super::{
     super::{
@@ -44,8 +41,8 @@ pub struct Ask<'a> {
     pub method: &'a Method,
     /// The host that is asked.
     pub authority: &'a Authority,
-    /// What is asked for.
-    pub path: &'a PathAndQuery,
+    /// Path and query, or an asterisk.
+    pub path: &'a str,
     /// Without any that HTTP/2 has no place for.
     pub headers: &'a HeaderMap,
 }
@@ -94,11 +91,7 @@ impl Session {
             // A tunnel is asked for by the name of its host alone (RFC 9113 8.5).
             if ask.method != Method::CONNECT {
                 block.scheme("http");
-                match ask.path.as_str() {
-                    // Some URIs have a query and no path.
-                    query if query.starts_with('?') => block.path(&format!("/{query}")),
-                    path => block.path(path),
-                }
+                block.path(ask.path);
             }
             block.authority(ask.authority.as_str());
             block.headers(ask.headers);

@@ -7,10 +7,7 @@ mod refused;
 mod requests;
 
 use bytes::{Bytes, BytesMut};
-use http::{
-    HeaderMap, Method, Response,
-    uri::{Authority, PathAndQuery},
-};
+use http::{HeaderMap, Method, Response, uri::Authority};
 use http_body::{Body as _, Frame};
 use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};
 use tokio::{
@@ -135,7 +132,7 @@ impl Server {
     fn call(&self, method: &Method, body: Body) -> Called {
         let headers = [("x-a", "b")].map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
         let (authority, headers) = (Authority::from_static("one.shop"), HeaderMap::from_iter(headers));
-        let ask = Ask { method, authority: &authority, path: &"/p?q".parse().unwrap(), headers: &headers };
+        let ask = Ask { method, authority: &authority, path: "/p?q", headers: &headers };
         let ends = body.is_end_stream();
         let locked = lock(&self.session);
         assert_eq!(locked.place(), Place::Free);

@@ -39,9 +39,8 @@ impl Streams {
         let mut session = Session::asking(Instant::now());
         let sent = [set(&[(INITIAL_WINDOW_SIZE, 1 << 20)]), room(0, 1 << 20)].concat();
         session.receive(&mut BytesMut::from(&sent[..]), Instant::now).unwrap();
-        let (authority, path) = (Authority::from_static("one.shop"), "/".parse().unwrap());
-        let ask =
-            Ask { method: &Method::POST, authority: &authority, path: &path, headers: &HeaderMap::new() };
+        let authority = Authority::from_static("one.shop");
+        let ask = Ask { method: &Method::POST, authority: &authority, path: "/", headers: &HeaderMap::new() };
         for n in 0..count {
             assert_eq!(session.ask(&ask, false) as usize, 2 * n + 1);
         }

@@ -260,7 +260,7 @@ impl Connection {
 fn write_head(request: &Request, out: &mut Vec<u8>) -> Result<Framing, http1::Unframed> {
     let Request { head, body, left } = request;
     let framing = Framing::of(&head.method, &head.headers, http_body::Body::size_hint(body).exact())?;
-    http1::begin_request(out, &head.method, &head.path, head.authority.as_str().as_bytes());
+    http1::begin_request(out, &head.method, head.path.as_str(), head.authority.as_str().as_bytes());
     if let Some(left) = *left {
         http1::number(out, &DEADLINE, u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
         if head.grpc {

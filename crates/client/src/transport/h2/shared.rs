@@ -157,6 +157,7 @@ impl Shared {
         // Before the session counts it: who finds fewer calls here than are allowed must find a place there.
         self.streams.fetch_add(1, Relaxed);
         let Head { method, authority, path, headers, .. } = head;
+        let path = path.as_str();
         let call = Call::begin(&self.session, session, &Ask { method, authority, path, headers }, ends);
         Ok(Begun::Call(call, Place(Arc::clone(self))))
     }

@@ -23,7 +23,7 @@ fn request(body: Outgoing) -> Slot {
     let head = Head {
         method: Method::POST,
         authority: Authority::from_static("one.shop"),
-        path: PathAndQuery::from_static("/"),
+        path: PathAndQuery::from_static("/").into(),
         headers: http::HeaderMap::new(),
         grpc: false,
     };

@@ -31,11 +31,14 @@ use crate::{
 };
 
 /// Why we refuse what hyper takes, since two servers could understand it differently.
-const STRICTER: [&str; 4] = [
+const STRICTER: [&str; 7] = [
     "both a content-length and a transfer-encoding",
     "a transfer-encoding other than chunked",
     "more than one host",
     "a CONNECT with a body",
+    "CONNECT to something else than a host and a port",
+    "a target without scheme and path",
+    "a target that is neither a path nor a URI",
 ];
 
 /// What must be found.
@@ -277,6 +280,8 @@ impl Script {
         let (method, target) = match self.one(&METHODS) {
             // Ours ends the connection where a tunnel is refused; hyper reads on.
             "CONNECT" => ("CONNECT", "cart.shop:80"),
+            // Ours refuses an asterisk of any other method.
+            method if method != "OPTIONS" => (method, self.one(&TARGETS[..9])),
             method => (method, self.one(&TARGETS)),
         };
         let mut text = format!("{method} {target} {}\r\n", self.one(&VERSIONS));

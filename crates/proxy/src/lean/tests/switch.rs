@@ -21,10 +21,13 @@ const PATIENCE: Duration = Duration::from_secs(75);
 const LATE: Duration = Duration::from_secs(5);
 const WEBSOCKET: &str = "GET /101 HTTP/1.1\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
 
-/// Answers with the status that the path names and as much body as the port, once the request was read; with 101 before that to
+/// Answers with the status that the path or, of a CONNECT, the host names and as much body as the port, once the request was read; with 101 before that to
 /// `/unread` and to `/held`, whose body somebody keeps; with success after a while to `/late`.
 async fn answer(request: Request<Upload<Reader>>) -> Response<Full<Bytes>> {
-    let path = request.uri().path().trim_start_matches('/').to_owned();
+    let path = match request.uri().path().trim_start_matches('/') {
+        "" => request.uri().host().unwrap_or_default().to_owned(),
+        path => path.to_owned(),
+    };
     let size = request.uri().port_u16().unwrap_or(3);
     match path.as_str() {
         "unread" => {}
@@ -89,7 +92,7 @@ async fn a_tunnel_begins_with_an_answer_without_body_or_length() {
 #[tokio::test(start_paused = true)]
 async fn a_program_may_say_all_before_its_tunnel_begins() {
     let (served, mut far) = begin(Arc::default());
-    far.write_all(b"CONNECT http://a.b/late HTTP/1.1\r\n\r\nhello").await.unwrap();
+    far.write_all(b"CONNECT late:1 HTTP/1.1\r\n\r\nhello").await.unwrap();
     far.shutdown().await.unwrap();
     let ended = served.await.unwrap();
     let Ended::Switched(Left { read, .. }, _) = ended else { panic!("{ended:?}") };
@@ -97,14 +100,14 @@ async fn a_program_may_say_all_before_its_tunnel_begins() {
     // One that has gone without a word waits for nothing.
     let (served, far) = begin(Arc::default());
     let mut far = far;
-    far.write_all(b"CONNECT http://a.b/late HTTP/1.1\r\n\r\n").await.unwrap();
+    far.write_all(b"CONNECT late:1 HTTP/1.1\r\n\r\n").await.unwrap();
     far.shutdown().await.unwrap();
     assert!(matches!(served.await.unwrap(), Ended::Broken(Broken::Gone)));
 }
 
 #[tokio::test]
 async fn what_was_meant_for_a_tunnel_that_is_refused_is_no_request() {
-    let told = say("CONNECT http://a.b/403 HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\nhost: pay.shop\r\n\r\n").await;
+    let told = say("CONNECT 403:3 HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\nhost: pay.shop\r\n\r\n").await;
     assert!(told.starts_with("HTTP/1.1 403 ") && told.contains("connection: close\r\n"), "{told}");
     assert!(told.ends_with("\r\n\r\nxxx") && told.matches("HTTP/1.1").count() == 1, "{told}");
 }
@@ -138,7 +141,7 @@ async fn a_switch_that_nobody_asked_for_is_a_mistake_of_the_server() {
         "GET /101 HTTP/1.1\r\n\r\n",
         "GET /101 HTTP/1.1\r\nupgrade: websocket\r\n\r\n",
         "GET /101 HTTP/1.0\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
-        "CONNECT http://a.b/101 HTTP/1.1\r\n\r\n",
+        "CONNECT 101:1 HTTP/1.1\r\n\r\n",
         // Where the body ends is not known: what comes after it cannot be told from it.
         "POST /unread HTTP/1.1\r\nconnection: upgrade\r\nupgrade: x\r\ncontent-length: 99\r\n\r\ntea",
         "POST /held HTTP/1.1\r\nconnection: upgrade\r\nupgrade: x\r\ncontent-length: 99\r\n\r\ntea",

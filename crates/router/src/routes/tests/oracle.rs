@@ -19,7 +19,7 @@ fn text_fits(value: Option<&str>, wanted: &TextMatch) -> bool {
 /// Whether a caller that is called `web-1` meets these conditions with a request.
 pub(super) fn fits(wanted: &Match, request: &RequestView<'_, Pairs>) -> bool {
     let host = request.host.to_lowercase();
-    let host = host.split(':').next().unwrap_or_default();
+    let host = host.split(':').next().unwrap_or_default().trim_end_matches('.');
     let path = request.path.split('?').next().unwrap_or_default();
     let segments = |text: &str| text.split('/').map(str::to_owned).collect::<Vec<_>>();
     let path_fits = match &wanted.path {
@@ -45,7 +45,9 @@ pub(super) fn fits(wanted: &Match, request: &RequestView<'_, Pairs>) -> bool {
     });
     let header_fits = |header: &HeaderMatch| {
         let value = request.headers.iter().find(|(name, _)| *name == header.name);
-        text_fits(value.map(|(_, value)| value.as_str()), &header.value)
+        let value = value.map(|(_, value)| value.as_str());
+        let authority = Some(request.host).filter(|host| !host.is_empty());
+        text_fits(if header.name == "host" { authority } else { value }, &header.value)
     };
     let query_fits = |wanted: &QueryMatch| {
         let query = request.path.split_once('?').map_or("", |(_, query)| query);

@@ -117,23 +117,6 @@ async fn an_answer_is_heard_although_the_body_breaks_off() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_path_begins_with_a_slash() {
-    let server = Server::new().await;
-    for path in ["?q", "*", "/"] {
-        let (authority, path) = (Authority::from_static("one.shop"), PathAndQuery::from_static(path));
-        let ask =
-            Ask { method: &Method::GET, authority: &authority, path: &path, headers: &HeaderMap::new() };
-        drop(Call::<Body>::begin(&server.session, lock(&server.session), &ask, true));
-    }
-    let mut server = server;
-    for expected in ["/?q", "*", "/"] {
-        let Heard::Head { fields, .. } = server.hear().await else { panic!("no head") };
-        assert!(fields.contains(&(":path".to_owned(), expected.to_owned())), "{fields:?}");
-        assert!(matches!(server.hear().await, Heard::Reset(..)));
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_server_that_has_answered_may_want_no_more() {
     let mut server = Server::with(&[(INITIAL_WINDOW_SIZE, 0)]).await;
     let called = server.call(&Method::POST, whole("too much"));

@@ -44,7 +44,7 @@ async fn begin(session: &Shared, request: &Request<()>, body: AnswerBody) -> Cal
         }
         assert_eq!(locked.place(), Place::Free);
         let (method, headers) = (request.method(), request.headers());
-        let path = request.uri().path_and_query().unwrap();
+        let path = request.uri().path_and_query().unwrap().as_str();
         let ask = http2::Ask { method, authority: &Authority::from_static("one.shop"), path, headers };
         Poll::Ready(Call::begin(session, locked, &ask, ends))
     })

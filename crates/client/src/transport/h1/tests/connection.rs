@@ -41,7 +41,7 @@ fn with_body(method: &Method, headers: &[(&'static str, &'static str)], body: Ou
     let head = Head {
         method: method.clone(),
         authority: "cart.shop".parse().unwrap(),
-        path: PathAndQuery::from_static("/"),
+        path: PathAndQuery::from_static("/").into(),
         headers: headers.collect::<HeaderMap>(),
         grpc: false,
     };

@@ -1,0 +1,118 @@
+//! Hosts with ports, as requests name them (RFC 3986 3.2).
+
+/// A well-formed authority without userinfo, such as `cart.shop:80`, `cart.shop.` or `[::1]:80`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostPort<'a> {
+    /// The host as it is written: in any case, with the dot at its end where it has one, an IPv6 address in its brackets.
+    pub host: &'a str,
+    /// The port; `None` where there is none, or nothing after the colon.
+    pub port: Option<u16>,
+}
+
+impl<'a> HostPort<'a> {
+    /// Reads an authority. `None` where its host is empty, ends in more than one dot or has bytes that hosts do not have, and where
+    /// its port is no number up to 65535.
+    pub fn parse(authority: &'a str) -> Option<Self> {
+        let (host, port) = match authority.rfind(':') {
+            Some(at) if !authority.ends_with(']') => (&authority[..at], &authority[at + 1..]),
+            _ => (authority, ""),
+        };
+        let is_number = port.bytes().all(|byte| byte.is_ascii_digit());
+        let port = match port {
+            "" => None,
+            port => Some(port.parse().ok().filter(|_| is_number)?),
+        };
+        is_host(host).then_some(Self { host, port })
+    }
+
+    /// The host as rules and names are compared with it.
+    pub fn name(&self) -> &'a str {
+        without_dot(self.host)
+    }
+}
+
+/// The host of an authority as rules are compared with it, without case: without the port and the dot at its end, which servers do
+/// not take for another host. What is not well formed is left as it is.
+pub fn host_name(authority: &str) -> &str {
+    let host = match authority.rsplit_once(':') {
+        Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) && !is_open(host) => host,
+        _ => authority,
+    };
+    without_dot(host)
+}
+
+/// Whether the end of `text` lies within the brackets of an IPv6 address, so that a colon after it is part of that.
+fn is_open(text: &str) -> bool {
+    text.starts_with('[') && !text.ends_with(']')
+}
+
+fn without_dot(host: &str) -> &str {
+    host.strip_suffix('.').unwrap_or(host)
+}
+
+/// A registered name, or an address (RFC 3986 3.2.2). `%` is not taken: a name that is written with it is another one to whoever
+/// does not decode it.
+fn is_host(host: &str) -> bool {
+    if let Some(address) = host.strip_prefix('[') {
+        let address = address.strip_suffix(']').unwrap_or_default();
+        return !address.is_empty()
+            && address.bytes().all(|byte| byte.is_ascii_hexdigit() || matches!(byte, b':' | b'.'));
+    }
+    let name = without_dot(host);
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=".contains(&byte);
+    !name.is_empty() && !name.ends_with('.') && name.bytes().all(fits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_authority_is_a_host_and_perhaps_a_port() {
+        let parsed = |text| HostPort::parse(text).map(|parsed| (parsed.name(), parsed.port));
+        for (text, host, port) in [
+            ("cart.shop", "cart.shop", None),
+            ("Cart.Shop.:80", "Cart.Shop", Some(80)),
+            ("cart.shop:", "cart.shop", None),
+            ("cart.shop:00080", "cart.shop", Some(80)),
+            ("127.0.0.1:65535", "127.0.0.1", Some(65535)),
+            ("[::1]", "[::1]", None),
+            ("[::ffff:10.0.0.1]:80", "[::ffff:10.0.0.1]", Some(80)),
+            ("a_b~c", "a_b~c", None),
+        ] {
+            assert_eq!(parsed(text), Some((host, port)), "{text}");
+            assert_eq!(host_name(text), host, "{text}");
+        }
+        for wrong in [
+            "",
+            ":80",
+            ".",
+            "..",
+            "a..",
+            "a..:80",
+            "a b",
+            "a:80x",
+            "a:x",
+            "a:+1",
+            "a:65536",
+            "a:b:80",
+            "u@a",
+            "a/b",
+            "%61",
+            "a\\",
+            "a?",
+            "a#",
+            "é",
+            "[",
+            "[]",
+            "[::1",
+            "[::1]80",
+            "[::1]x:80",
+            "[g]",
+            "::1",
+            "a\u{7f}",
+        ] {
+            assert_eq!(parsed(wrong), None, "{wrong}");
+        }
+    }
+}
