@@ -82,7 +82,7 @@ impl Routes {
     /// Whether a route of this caller's names this host in its condition, itself or by a wildcard.
     pub(crate) fn name_host(&self, host: &str) -> bool {
         let mut hosts =
-            self.rules.iter().filter(|rule| rule.is_ours).flat_map(|rule| &rule.route.matches.hosts);
+            self.rules.iter().filter(|rule| rule.is_ours).flat_map(|rule| &rule.matches.hosts);
         hosts.any(|wanted| host_satisfies(host, wanted))
     }
 
@@ -94,7 +94,7 @@ impl Routes {
 impl Rule {
     /// Whether it names CONNECT among its methods; a rule for any method does not.
     pub(crate) fn names_connect(&self) -> bool {
-        self.route.matches.methods.iter().any(|method| method == "CONNECT")
+        self.matches.methods.iter().any(|method| method == "CONNECT")
     }
 
     fn new(route: &Route, client: &str, before: Option<&Self>) -> Self {

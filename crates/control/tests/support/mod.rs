@@ -4,7 +4,7 @@
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use fairmesh_control::{Control, ControlConfig, ControlError};
-use fairmesh_model::{Policy, Protocol, Record, RecordKey, Service, ServiceKind, ServiceName};
+use fairmesh_model::{Policy, Protocol, Record, RecordKey, Service, ServiceKind, ServiceName, Timeouts};
 use fairmesh_wire::{
     handshake::{self, Connection},
     records,
@@ -99,7 +99,8 @@ pub(crate) fn service(protocol: Protocol) -> Vec<u8> {
 
 /// A policy that can be told from others by its timeout.
 pub(crate) fn policy(seconds: u64) -> Vec<u8> {
-    let policy = Policy { timeout: Duration::from_secs(seconds), ..Policy::default() };
+    let timeouts = Timeouts { total: Some(Duration::from_secs(seconds)), ..Timeouts::default() };
+    let policy = Policy { timeouts, ..Policy::default() };
     records::encode(&Record::Policy(policy)).to_vec()
 }
 

@@ -109,7 +109,7 @@ async fn the_election_of_checkers_and_the_imbalance_indicator_are_reached_throug
     let mut checker = connection.checker();
     let mut second =
         tokio::spawn(
-            async move { checker.hold(apply("second")).await.unwrap().into_inner().message().await },
+            async move { checker.campaign(apply("second")).await.unwrap().into_inner().message().await },
         );
     assert!(timeout(MOMENT, &mut second).await.is_err(), "one holds it at a time");
     drop(first);

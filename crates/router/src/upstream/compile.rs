@@ -65,13 +65,13 @@ pub(super) fn compile(facts: &Facts<'_>, slots: &Arc<Slots>, previous: Option<&U
 
 /// The policy but for its routes, which are compiled: many services have few endpoints, and routes are what is largest of them.
 fn without_routes(policy: &Policy) -> Policy {
-    let Policy { routes: _, locality, balancing, timeout, retries, limit, key, health_check, lookaside } =
+    let Policy { routes: _, locality, balancing, timeouts, retries, limit, key, health_check, lookaside } =
         policy;
     Policy {
         routes: Vec::new(),
         locality: locality.clone(),
         balancing: balancing.clone(),
-        timeout: *timeout,
+        timeouts: *timeouts,
         retries: retries.clone(),
         limit: *limit,
         key: key.clone(),

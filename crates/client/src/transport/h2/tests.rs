@@ -27,7 +27,7 @@ fn request(body: Outgoing) -> Slot {
         headers: http::HeaderMap::new(),
         grpc: false,
     };
-    Some(Request { head, body, left: Duration::from_secs(1) })
+    Some(Request { head, body, left: Some(Duration::from_secs(1)) })
 }
 
 /// A connection of this pool, whose server has said something, and the server's end.
