@@ -108,7 +108,8 @@ impl Forwarder {
     }
 
     fn nowhere(&self, nobody: &Nobody, named: &str) -> Response<Body> {
-        count(&self.metrics.refused);
+        let is_full = matches!(nobody, Nobody::TooMany { .. });
+        count(if is_full { &self.services.refused } else { &self.metrics.refused });
         match nobody {
             Nobody::TooMany { .. } => answer::of_http(StatusCode::SERVICE_UNAVAILABLE, format!("{nobody}\n")),
             Nobody::NoHost | Nobody::NoName(_) => {
