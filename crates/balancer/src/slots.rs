@@ -38,26 +38,28 @@ const LATENCY_BITS: u32 = 8;
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Slots {
+    /// In front, so that each four lie in one cache line.
+    first: [Slot; FIRST],
     /// Calls begun in turn (round robin).
     turn: AtomicU32,
     /// Endpoints that failures are held against, so that no pick looks for them while there is none.
     troubled: AtomicU32,
-    /// So that the segments that a thousand endpoints lie in do not straddle cache lines: a pick waits for one of them.
-    _space: u64,
-    further: [OnceLock<Box<[Slot]>>; FURTHER],
-    first: [Slot; FIRST],
+    /// Made with the first endpoint that has no place among the first.
+    further: OnceLock<Box<Further>>,
     pub(crate) pool: Pool,
     /// Made with the first failure, since most services have none.
     troubles: OnceLock<Box<Troubles>>,
     /// Made with the first report, since many servers send none.
-    reports: [OnceLock<Box<[Place]>>; FURTHER + 1],
+    reports: OnceLock<Box<Reports>>,
     /// The rule of the newest snapshot, by which answers are learnt from: calls that began on an older one end here too.
     rule: RwLock<Rule>,
     pub(crate) book: Mutex<Book>,
 }
 
 /// By segment.
+type Further = [OnceLock<Box<[Slot]>>; FURTHER];
 type Troubles = [OnceLock<Box<[Trouble]>>; FURTHER + 1];
+type Reports = [OnceLock<Box<[Place]>>; FURTHER + 1];
 
 impl Slots {
     /// Calls begun at `index` and not finished, without streams; 0 where nobody was given that index.
@@ -146,7 +148,8 @@ impl Slots {
     fn take(&self, index: u32, load: LoadReport, is_earned: bool, now: u64) {
         let Some(slot) = self.slot(index).filter(|_| load != LoadReport::default()) else { return };
         let (segment, offset) = place(index);
-        if let Some(reports) = self.reports.get(segment) {
+        let reports = self.reports.get_or_init(|| Box::new([const { OnceLock::new() }; FURTHER + 1]));
+        if let Some(reports) = reports.get(segment) {
             let reports = reports.get_or_init(|| (0..FIRST << segment).map(|_| Place::default()).collect());
             reports[offset].put(load, now);
             let rule = self.rule();
@@ -258,7 +261,7 @@ impl Slots {
     #[inline]
     fn reports_at(&self, index: u32) -> Option<&Place> {
         let (segment, offset) = place(index);
-        self.reports.get(segment)?.get()?.get(offset)
+        self.reports.get()?.get(segment)?.get()?.get(offset)
     }
 
     /// Forgets what the instance that had `index` before said and did.
@@ -324,7 +327,7 @@ impl Slots {
         // First without arithmetic: a usual subset has its slots there, and every pick waits for this.
         self.first.get(index as usize).or_else(|| {
             let (segment, offset) = place(index);
-            self.further.get(segment.checked_sub(1)?)?.get()?.get(offset)
+            self.further.get()?.get(segment.checked_sub(1)?)?.get()?.get(offset)
         })
     }
 
@@ -345,7 +348,8 @@ impl Slots {
     pub(crate) fn ensure(&self, index: u32) {
         let (segment, _) = place(index);
         if let Some(further) = segment.checked_sub(1) {
-            self.further[further].get_or_init(|| (0..FIRST << segment).map(|_| Slot::default()).collect());
+            let segments = self.further.get_or_init(|| Box::new([const { OnceLock::new() }; FURTHER]));
+            segments[further].get_or_init(|| (0..FIRST << segment).map(|_| Slot::default()).collect());
         }
     }
 }

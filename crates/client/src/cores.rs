@@ -32,6 +32,11 @@ impl<T: Default> PerCore<T> {
         Self(iter::repeat_with(T::default).take(cores.max(1)).collect())
     }
 
+    /// For nobody: it must not be asked for [`here`](Self::here).
+    pub(crate) fn none() -> Self {
+        Self(Box::default())
+    }
+
     /// That of the event loop that this thread runs. Threads that run none share the first.
     #[inline]
     pub(crate) fn here(&self) -> &T {

@@ -269,9 +269,9 @@ impl Lane for Arc<Line> {
             local: wiring.local,
             multiplexed,
             endpoint,
-            // Of the other kind, one that is never used.
             h1: PerCore::new(if multiplexed { 1 } else { wiring.cores }),
-            h2: PerCore::new(if multiplexed { wiring.cores } else { 1 }),
+            // Each of its uses looks first whether it is this one.
+            h2: if multiplexed { PerCore::new(wiring.cores) } else { PerCore::none() },
             retired: AtomicBool::new(false),
             counters: Arc::clone(&wiring.counters),
             asked: Arc::default(),

@@ -114,7 +114,7 @@ impl Forwarder {
         match self.target(&request, origin) {
             Ok(target) => self.forward(request, origin, &target).await,
             Err(nobody) => {
-                count(&self.metrics.nobody);
+                self.count_nobody(&nobody);
                 let kind = match nobody {
                     Nobody::NoHost | Nobody::Malformed(_) => FaultKind::Invalid,
                     Nobody::NoName(_) => FaultKind::UnknownService,
@@ -181,6 +181,14 @@ impl Forwarder {
             watch(story, target, (&mut answer, fault.as_ref()), awaits_code);
         }
         answer
+    }
+
+    /// Counts a request that is for no service here.
+    fn count_nobody(&self, nobody: &Nobody) {
+        count(match nobody {
+            Nobody::TooMany { .. } => &self.services.refused,
+            Nobody::NoHost | Nobody::NoName(_) => &self.metrics.nobody,
+        });
     }
 
     fn too_large(&self, grpc: Option<HeaderValue>) -> Response<Body> {

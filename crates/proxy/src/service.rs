@@ -19,11 +19,7 @@ use fairmesh_client::{Mesh, Region, ServiceHandle, ServiceName, core::View};
 use fairmesh_model::HostPort;
 use tokio::time::{Instant, timeout};
 
-use crate::{
-    Limits, Listen,
-    lasts::Last,
-    metrics::{Golden, count},
-};
+use crate::{Limits, Listen, lasts::Last, metrics::Golden};
 use idle::Activity;
 
 /// How many services have series of their own among the metrics: those that were called first. The rest are counted together.
@@ -150,7 +146,6 @@ impl Services {
             return Ok(Arc::clone(target));
         }
         if known.by_name.len() >= self.limits.services && !self.make_room(&mut known) {
-            count(&self.refused);
             return Err(Nobody::TooMany { most: self.limits.services });
         }
         // A name that was read is well formed.

@@ -145,10 +145,11 @@ struct Wanted {
 }
 
 /// A prefix that is wanted. Wished for again after it was given up, it is another wish: what was held is gone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Wish {
     number: u64,
-    held: Option<Revision>,
+    /// Boxed, since nothing is held of most when they are first wished for.
+    held: Option<Box<Revision>>,
 }
 
 impl Upstream {
@@ -242,6 +243,7 @@ impl Handle {
         let number = wanted.changes;
         for (prefix, held) in prefixes {
             wanted.note(&prefix);
+            let held = held.map(Box::new);
             wanted.prefixes.entry(prefix).or_insert(Wish { number, held });
         }
         drop(wanted);

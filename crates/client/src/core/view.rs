@@ -7,7 +7,7 @@ use fairmesh_balancer::poll::Pace;
 use fairmesh_model::ServiceName;
 use fairmesh_router::{Held, Slots, Upstream};
 use hazarc::{ArcBorrow, AtomicArc};
-use tokio::sync::watch;
+use tokio::sync::Notify;
 
 use super::Budget;
 
@@ -54,7 +54,7 @@ pub struct Subscription<L> {
     /// Whether a server ever refused a call unseen since it had too many: from then on copies are kept to send elsewhere.
     pub(super) refuses: AtomicBool,
     name: ServiceName,
-    published: watch::Sender<u64>,
+    published: Notify,
 }
 
 /// What is known of a service at one moment.
@@ -95,7 +95,7 @@ impl<L> Subscription<L> {
         Self {
             name,
             view: AtomicArc::from(View::Waiting),
-            published: watch::Sender::new(0),
+            published: Notify::new(),
             budget: Budget::default(),
             slots: Arc::default(),
             pace: Pace::default(),
@@ -127,11 +127,10 @@ impl<L> Subscription<L> {
 
     /// Waits until something newer than `seen` is known.
     pub async fn newer(&self, seen: &Arc<View<L>>) {
-        let mut published = self.published.subscribe();
-        // Subscribed first, so that nothing published in between is missed.
+        let published = self.published.notified();
+        // Made first, so that nothing published in between is missed.
         if Arc::ptr_eq(&self.view.load(), seen) {
-            // Fails only when the sender is gone, and `self` holds it.
-            let _ = published.changed().await;
+            published.await;
         }
     }
 
@@ -152,7 +151,7 @@ impl<L> Subscription<L> {
             self.budget.rule(&ready.upstream.policy().retries);
         }
         self.view.store(Arc::new(view));
-        self.published.send_modify(|count| *count += 1);
+        self.published.notify_waiters();
     }
 }
 

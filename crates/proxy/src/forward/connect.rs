@@ -140,7 +140,8 @@ impl Forwarder {
 
     /// What a program is told that gets no tunnel.
     fn refuse(&self, refusal: &Refusal, named: &str) -> Response<Body> {
-        count(&self.metrics.refused);
+        let is_full = matches!(refusal, Refusal::TooMany { .. });
+        count(if is_full { &self.services.refused } else { &self.metrics.refused });
         let (status, words) = match refusal {
             Refusal::Malformed => (
                 StatusCode::BAD_REQUEST,

@@ -22,13 +22,13 @@ pub(super) struct Subscriptions {
     live_at: Option<Revision>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Asked {
     wish: u64,
     /// Whether it was asked for over the present connection.
     sent: bool,
     /// Where the reader stands with it, unless it is live.
-    held: Option<Revision>,
+    held: Option<Box<Revision>>,
     /// Whether the present connection sends what changes.
     live: bool,
 }
@@ -64,7 +64,7 @@ impl Subscriptions {
     pub(super) fn disconnected(&mut self) {
         for asked in self.asked.values_mut() {
             if std::mem::take(&mut asked.live) {
-                asked.held = self.live_at;
+                asked.held = self.live_at.map(Box::new);
             }
             asked.sent = false;
         }
@@ -116,7 +116,7 @@ impl Subscriptions {
                 left_out.push(prefix.clone());
                 continue;
             }
-            if let Some(held) = self.ask(prefix, *wish) {
+            if let Some(held) = self.ask(prefix, wish) {
                 let from = held.map(|revision| Cursor::at(revision).into());
                 subscribes.push(v1::Subscribe {
                     prefix: prefix.to_string(),
@@ -136,15 +136,16 @@ impl Subscriptions {
     }
 
     /// From where to ask for a prefix; `None` where that was done.
-    fn ask(&mut self, prefix: &Prefix, wish: Wish) -> Option<Option<Revision>> {
+    fn ask(&mut self, prefix: &Prefix, wish: &Wish) -> Option<Option<Revision>> {
         let held = match self.asked.get(prefix) {
             Some(asked) if asked.wish == wish.number && asked.sent => return None,
-            Some(asked) if asked.wish == wish.number => asked.held,
+            Some(asked) if asked.wish == wish.number => asked.held.clone(),
             // Given up in between, so that nothing is held any more but what the wish says.
-            _ => wish.held,
+            _ => wish.held.clone(),
         };
+        let from = held.as_deref().copied();
         self.asked.insert(prefix.clone(), Asked { wish: wish.number, sent: true, held, live: false });
-        Some(held)
+        Some(from)
     }
 
     /// Whether the present connection sends what changes at a key.
@@ -172,7 +173,7 @@ impl Subscriptions {
         self.check(update, refuse_lagging)?;
         for prefix in entering(update) {
             if let Some(asked) = self.asked.get_mut(prefix) {
-                asked.live = true;
+                (asked.live, asked.held) = (true, None);
             }
         }
         self.live_at = Some(update.revision);
@@ -205,7 +206,7 @@ impl Subscriptions {
     /// Where the reader stands with a prefix.
     fn held(&self, prefix: &Prefix) -> Option<Revision> {
         let asked = self.asked.get(prefix)?;
-        if asked.live { self.live_at } else { asked.held }
+        if asked.live { self.live_at } else { asked.held.as_deref().copied() }
     }
 }
 

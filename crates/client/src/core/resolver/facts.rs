@@ -15,6 +15,9 @@ use fairmesh_wire::{records, shards};
 
 use super::maps::{LARGE, MapName};
 
+/// Up to so many endpoints there is no room for more than came: many services have one.
+const FEW: usize = 4;
+
 /// So many versions of a large map that are not in use yet are told apart.
 const COMING: usize = 64;
 
@@ -272,6 +275,10 @@ impl Endpoints {
         match self.keys.binary_search(key) {
             Ok(at) => self.list[at] = endpoint,
             Err(at) => {
+                if self.list.len() < FEW {
+                    self.keys.reserve_exact(1);
+                    self.list.reserve_exact(1);
+                }
                 self.keys.insert(at, Arc::clone(key));
                 self.list.insert(at, endpoint);
             }

@@ -46,7 +46,8 @@ pub(super) struct Worker<L> {
     age: watch::Sender<Age>,
     /// Where large shard maps are asked for, if anywhere.
     maps: Option<Asks>,
-    tracked: HashMap<ServiceName, Tracked<L>>,
+    /// Boxed, since a table has room for up to twice as many as are in it.
+    tracked: HashMap<ServiceName, Box<Tracked<L>>>,
     /// Those of them of which something is to be asked or published.
     stale: HashSet<ServiceName>,
     /// Those of them that calls may wait for.
@@ -133,7 +134,8 @@ impl<L: Lane> Worker<L> {
                 let name = subscription.name().clone();
                 self.stale.insert(name.clone());
                 self.waiting.insert(name.clone());
-                self.tracked.insert(name, Tracked::new(subscription, self.maps.is_some()));
+                let tracked = Tracked::new(subscription, self.maps.is_some());
+                self.tracked.insert(name, Box::new(tracked));
             }
             Event::Update(update) => self.update(update),
             Event::Refused(prefix, reason) => self.refuse(prefix, &reason),
@@ -384,7 +386,7 @@ impl<L: Lane> Worker<L> {
     fn forget_unknown(&mut self) {
         for _ in MAX_UNKNOWN..self.unknown.len() {
             let Some(name) = self.unknown.pop_front() else { return };
-            if !self.tracked.get(&name).is_some_and(Tracked::is_unknown) {
+            if !self.tracked.get(&name).is_some_and(|tracked| tracked.is_unknown()) {
                 continue;
             }
             if self.registered.forget_now(&name) {
@@ -407,7 +409,7 @@ impl<L: Lane> Worker<L> {
     }
 
     fn unsettled(&mut self) -> bool {
-        let waits = |name: &ServiceName| self.tracked.get(name).is_some_and(Tracked::waits);
+        let waits = |name: &ServiceName| self.tracked.get(name).is_some_and(|tracked| tracked.waits());
         while self.waiting.first().is_some_and(|name| !waits(name)) {
             self.waiting.pop_first();
         }
@@ -424,7 +426,7 @@ impl<L: Lane> Worker<L> {
         let now = Instant::now();
         if now - self.tidied >= self.tidies() {
             self.tidied = now;
-            self.tracked.values().for_each(Tracked::tidy);
+            self.tracked.values().for_each(|tracked| tracked.tidy());
             self.give_up_unused(now);
         }
         let again = |asked: &Instant| now - *asked >= ASK_AGAIN;

@@ -1,0 +1,93 @@
+//! What a compiled service takes: a shared proxy holds tens of thousands.
+
+#![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
+#![allow(unsafe_code, reason = "an allocator that counts is one")]
+
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use fairmesh_model::{
+    Endpoint, EndpointState, FULL_WEIGHT, Hosts, InstanceId, Label, Location, PathMatch, Policy, Protocol,
+    Region, Regions, RoundTrips, Route, Service, ServiceKind, ServiceName, Verdicts,
+};
+use fairmesh_router::{Facts, Slots, Upstream};
+
+/// The most bytes of one service of two routes and one endpoint.
+const MOST: i64 = 5_000;
+const SERVICES: i64 = 1_000;
+
+/// The system's allocator, and how many bytes are in use.
+struct Counting;
+
+static IN_USE: AtomicI64 = AtomicI64::new(0);
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+// SAFETY: both calls go to the system's allocator with the arguments that they came with.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        IN_USE.fetch_add(layout.size() as i64, Relaxed);
+        // SAFETY: the caller keeps the contract of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        IN_USE.fetch_sub(layout.size() as i64, Relaxed);
+        // SAFETY: the caller keeps the contract of `dealloc`.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+fn route(name: &str, path: &str) -> Route {
+    let mut route = Route::new(Label::new(name).unwrap());
+    route.matches.path = Some(PathMatch::Prefix(path.into()));
+    route.timeout = Some(Duration::from_secs(2));
+    route
+}
+
+fn compiled(name: &str) -> (Arc<Slots>, Box<Upstream>) {
+    let here = Location::in_region(Region::new("eu").unwrap());
+    let endpoint = Endpoint {
+        instance: InstanceId::new("one").unwrap(),
+        address: ([127, 0, 0, 1], 80).into(),
+        location: here.clone(),
+        state: EndpointState::Serving,
+        weight: FULL_WEIGHT,
+        lease: None,
+        labels: Default::default(),
+    };
+    let policy = Policy { routes: vec![route("read", "/v1"), route("rest", "/v2")], ..Policy::default() };
+    let facts = Facts {
+        name: &ServiceName::new(name).unwrap(),
+        service: &Service { kind: ServiceKind::Replicated, protocol: Protocol::Http1, virtual_address: None },
+        policy: &policy,
+        endpoints: &[endpoint],
+        shards: None,
+        location: &here,
+        regions: &Regions::default(),
+        round_trips: &RoundTrips::default(),
+        hosts: &Hosts::default(),
+        health: &Verdicts::default(),
+        client_id: "proxy",
+        client: 1,
+    };
+    let slots = Arc::default();
+    let upstream = Box::new(Upstream::compile(&facts, &slots, None));
+    (slots, upstream)
+}
+
+#[test]
+fn a_service_of_two_routes_and_one_endpoint_takes_little() {
+    let before = IN_USE.load(Relaxed);
+    let services: Vec<_> = (0..SERVICES).map(|number| compiled(&format!("shop/s{number}"))).collect();
+    let each = (IN_USE.load(Relaxed) - before) / SERVICES;
+    assert!(each <= MOST, "{each} bytes");
+    drop(services);
+}
