@@ -153,12 +153,18 @@ fn register_load_reports(registry: &fairmesh_registry::Registry, control: &mut R
 
 /// The limits that hold for the whole mesh.
 fn register_quotas(quotas: &Quotas, control: &mut Registry) {
-    let (limits, callers) = quotas.size();
+    let size = quotas.size();
     let (known, claimed) = (Gauge::<i64>::default(), Gauge::<i64>::default());
-    known.set(signed(limits as u64));
-    claimed.set(signed(callers as u64));
+    known.set(signed(size.limits as u64));
+    claimed.set(signed(size.shares as u64));
     control.register("mesh_limits", "Limits of the whole mesh that callers share", known);
     control.register("mesh_limit_shares", "Parts of them that callers have", claimed);
+    let refused = Family::<Label, Counter>::default();
+    for (reason, count) in [("undeclared", size.undeclared), ("full", size.full)] {
+        refused.get_or_create(&[("reason", reason)]).inc_by(count);
+    }
+    let help = "Claims that got no part: no policy declares the limit for the mesh, or too many share it";
+    control.register("mesh_limit_refusals", help, refused);
 }
 
 fn signed(number: u64) -> i64 {

@@ -151,7 +151,7 @@ impl Control {
         let followed: Arc<dyn Store> = Arc::new(Followed::new(store.clone(), node.clone(), metrics.clone()));
         let registry = Registry::new(followed.clone(), node.clone());
         let checks = Checks::new(node.clone(), followed.clone(), roll.clone());
-        let quotas = Quotas::default();
+        let quotas = Quotas::new(node.clone());
         let admin = AdminService { node: node.clone(), store: followed.clone(), partitions };
         let others = routes(&registry, &checks, closing)
             .add_service(rpc::admin_server(admin))
