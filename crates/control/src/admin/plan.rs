@@ -43,7 +43,7 @@ impl Wish {
     }
 }
 
-/// Checks everything that was sent before anything is done with it.
+/// Checks everything that was sent before anything is done with it; takes long where policies have costly expressions.
 pub(super) fn wishes(ops: Vec<v1::Op>) -> Result<Vec<Wish>, Invalid> {
     let mut seen = BTreeSet::new();
     let mut wishes = Vec::with_capacity(ops.len());
@@ -59,10 +59,7 @@ pub(super) fn wishes(ops: Vec<v1::Op>) -> Result<Vec<Wish>, Invalid> {
 }
 
 fn wish(op: v1::Op) -> Result<Wish, Invalid> {
-    let key = match &op.value {
-        Some(value) => records::check(&op.key, value)?,
-        None => RecordKey::parse(&op.key)?,
-    };
+    let key = RecordKey::parse(&op.key)?;
     let written_here = matches!(
         key,
         RecordKey::Service(_)
@@ -77,7 +74,12 @@ fn wish(op: v1::Op) -> Result<Wish, Invalid> {
         return Err(Invalid::new("key", problem, hint));
     }
     // In the one encoding of each record, so that equal bytes mean that nothing changes.
-    let value = op.value.map(|value| records::decode(&key, &value).map(|record| records::encode(&record)));
+    let value = op.value.map(|value| {
+        let record = records::decode(&key, &value)?;
+        // While the record is here, so that its expressions are compiled once.
+        records::check(&op.key, &value)?;
+        Ok(records::encode(&record))
+    });
     Ok(Wish { value: value.transpose()?, expect: expect(op.condition)?, key })
 }
 
