@@ -155,7 +155,10 @@ impl Control {
         let admin = AdminService { node: node.clone(), store: followed.clone(), partitions };
         let others = routes(&registry, &checks, closing)
             .add_service(rpc::admin_server(admin))
-            .add_service(rpc::imbalance_server(ImbalanceService { imbalance: imbalance.clone() }))
+            .add_service(rpc::imbalance_server(ImbalanceService {
+                imbalance: imbalance.clone(),
+                node: node.clone(),
+            }))
             .add_service(rpc::quota_server(quotas.clone()));
         let hold = store.held_until().map(Hold::new);
         let backend = ControlBackend { node: node.clone(), store: followed.clone(), hold: hold.clone() };
