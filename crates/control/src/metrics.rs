@@ -74,6 +74,7 @@ impl Metrics {
         let mut all = self.registry();
         sources.imbalance.register(all.sub_registry_with_prefix("imbalance"));
         register_load_reports(&sources.registry, all.sub_registry_with_prefix("control"));
+        register_declarations(&sources.registry, all.sub_registry_with_prefix("control"));
         register_quotas(&sources.quotas, all.sub_registry_with_prefix("control"));
         encode(&mut text, &all)?;
         Ok(text)
@@ -149,6 +150,21 @@ fn register_load_reports(registry: &fairmesh_registry::Registry, control: &mut R
         reports.get_or_create(&[("outcome", taken.as_str())]).inc_by(count);
     }
     control.register("shard_load_reports", "Reports of load by shard, by what became of them", reports);
+}
+
+/// Services that registrations have declared.
+fn register_declarations(registry: &fairmesh_registry::Registry, control: &mut Registry) {
+    let (known, refused, removed) = registry.self_declared();
+    let declared = Gauge::<i64>::default();
+    declared.set(signed(known as u64));
+    control.register("self_declared_services", "Services that only a registration has declared", declared);
+    let counts = Family::<Label, Counter>::default();
+    for (outcome, count) in [("refused", refused), ("removed", removed)] {
+        counts.get_or_create(&[("outcome", outcome)]).inc_by(count);
+    }
+    let help =
+        "Declarations by registrations that were refused as too many, or removed after their last endpoint";
+    control.register("self_declarations", help, counts);
 }
 
 /// The limits that hold for the whole mesh.

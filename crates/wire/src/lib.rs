@@ -15,6 +15,7 @@
 mod aside;
 pub mod convert;
 pub mod handshake;
+mod lines;
 pub mod records;
 pub mod rpc;
 pub mod shards;
@@ -23,6 +24,7 @@ pub mod watch;
 
 pub use aside::aside;
 pub use handshake::software_of;
+pub use lines::Lines;
 pub use transport::{identity_of, on_behalf_of, pass_on_for};
 
 /// Picks for callers that follow no records: the generated types of `proto/fairmesh/lookaside`, documented there.

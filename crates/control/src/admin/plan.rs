@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use bytes::Bytes;
 use fairmesh_model::{Invalid, RecordKey};
+use fairmesh_registry::adopt_declaration;
 use fairmesh_rib::{Batch, Conflict, Entry, Expect, Node, Op, server::WriteError};
 use fairmesh_wire::{
     records,
@@ -110,6 +111,9 @@ pub(super) fn plan(node: &Node, wishes: Vec<Wish>, author: &Author) -> Result<Pl
             (Some(_), None) => Kind::Deleted,
         };
         plan.outcomes.push(v1::Outcome { key: key.clone(), kind: kind.into() });
+        if let (Kind::Unchanged, Some(_), RecordKey::Service(service)) = (kind, &wish.value, &wish.key) {
+            plan.batch.ops.extend(adopt_declaration(node, service));
+        }
         if kind != Kind::Unchanged {
             let expect = current.as_ref().map_or(Expect::Absent, |entry| Expect::Revision(entry.revision));
             plan.batch.ops.push(Op { key: key.into(), value: wish.value, expect });

@@ -1,7 +1,7 @@
 use std::{pin::Pin, sync::Arc};
 
 use fairmesh_model::{InstanceId, Invalid, Region, ServiceName, Verdict};
-use fairmesh_wire::v1;
+use fairmesh_wire::{Lines, v1};
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tokio_util::sync::CancellationToken;
@@ -11,6 +11,8 @@ use super::{Checks, seats::Office};
 
 /// The most judgements in one call.
 const MOST: usize = 1000;
+
+static SEATED: Lines = Lines::new();
 
 /// The gRPC service `Checker`.
 #[derive(Clone, Debug)]
@@ -41,12 +43,17 @@ impl v1::checker_server::Checker for CheckerService {
                 () = closing.cancelled() => {}
                 () = send.closed() => {}
                 office = checks.seats.clone().take(region.clone()) => {
-                    tracing::info!(%region, checker = %name, "checks the endpoints of this region");
+                    let told = SEATED.next();
+                    if let Some(left_out) = told {
+                        tracing::info!(%region, checker = %name, left_out, "checks the endpoints of this region");
+                    }
                     tokio::select! {
                         () = closing.cancelled() => {}
                         () = keep_told(&checks, &office, &send) => {}
                     }
-                    tracing::info!(%region, checker = %name, "checks no more");
+                    if told.is_some() {
+                        tracing::info!(%region, checker = %name, "checks no more");
+                    }
                 }
             }
         });
