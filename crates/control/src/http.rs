@@ -15,12 +15,15 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     ControlError,
     metrics::{Metrics, Sources},
+    readiness::{Integrity, Readiness},
 };
 
 /// What the handlers share.
 pub(crate) struct Shared {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) sources: Sources,
+    pub(crate) readiness: Readiness,
+    pub(crate) integrity: Integrity,
     pub(crate) closing: CancellationToken,
 }
 
@@ -62,10 +65,17 @@ pub(crate) async fn serve(
 
 /// Whether new callers should come here.
 async fn ready(State(shared): State<Arc<Shared>>) -> (StatusCode, String) {
-    match (shared.sources.store.broken(), shared.closing.is_cancelled()) {
-        (Some(reason), _) => (StatusCode::SERVICE_UNAVAILABLE, format!("the store: {reason}\n")),
+    let problem = shared.readiness.problem(&*shared.sources.store).await;
+    match (problem, shared.closing.is_cancelled()) {
+        (Some(problem), _) => (StatusCode::SERVICE_UNAVAILABLE, format!("{problem}\n")),
         (None, true) => (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n".into()),
-        (None, false) => (StatusCode::OK, "ready\n".into()),
+        (None, false) => match shared.integrity.damage() {
+            None => (StatusCode::OK, "ready\n".into()),
+            Some(damage) => (
+                StatusCode::OK,
+                format!("ready, by what is in memory; the store's file is damaged: {damage}\n"),
+            ),
+        },
     }
 }
 

@@ -35,6 +35,7 @@ use crate::{
     metrics::{Metrics, Sources},
     partitions::{self, Opened},
     quotas::Quotas,
+    readiness::{Integrity, Readiness},
 };
 
 /// The store file within the data directory.
@@ -175,7 +176,10 @@ impl Control {
             registry: registry.clone(),
             quotas: quotas.clone(),
         };
-        let shared = Arc::new(http::Shared { metrics, sources, closing: closing.clone() });
+        let (readiness, integrity) = (Readiness::of(&config.data_dir), Integrity::default());
+        run_beside(following, served, integrity.clone().watch(store.clone()));
+        let shared =
+            Arc::new(http::Shared { metrics, sources, readiness, integrity, closing: closing.clone() });
         let pages = http::router(shared, registry.router()).merge(imbalance::router(imbalance.clone()));
         let serving = http::serve(pages, http, closing.clone(), DRAIN);
         parts.spawn(async { serving.await.map_err(|e| ended("HTTP", e)) });
