@@ -4,11 +4,16 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{
     Router,
-    extract::State,
-    http::{StatusCode, header::CONTENT_TYPE},
+    extract::{Request, State},
+    http::{
+        StatusCode,
+        header::{CONTENT_TYPE, USER_AGENT},
+    },
+    middleware::{Next, from_fn},
     response::{IntoResponse, Response},
     routing::get,
 };
+use fairmesh_model::Probe;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -45,6 +50,14 @@ pub(crate) fn router(shared: Arc<Shared>, registry: Router) -> Router {
     own.merge(registry)
 }
 
+/// Refuses health checks: they are for servers, and would tell in a verdict what these pages say.
+async fn refuse_probes(request: Request, next: Next) -> Response {
+    if request.headers().get(USER_AGENT).is_some_and(|agent| agent == Probe::USER_AGENT) {
+        return (StatusCode::FORBIDDEN, "health checks do not reach the mesh's own ports\n").into_response();
+    }
+    next.run(request).await
+}
+
 /// Serves until `closing` is cancelled, and then lets requests under way finish for at most `drain`.
 pub(crate) async fn serve(
     router: Router,
@@ -56,6 +69,7 @@ pub(crate) async fn serve(
         closing.cancelled().await;
         tokio::time::sleep(drain).await;
     };
+    let router = router.layer(from_fn(refuse_probes));
     let serving = axum::serve(listener, router).with_graceful_shutdown(closing.clone().cancelled_owned());
     tokio::select! {
         served = serving => served,
