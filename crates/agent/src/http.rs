@@ -2,12 +2,17 @@ use std::net::SocketAddr;
 
 use axum::{
     Router,
-    extract::State,
-    http::{StatusCode, header},
-    response::IntoResponse,
+    extract::{Request, State},
+    http::{
+        StatusCode,
+        header::{self, USER_AGENT},
+    },
+    middleware::{Next, from_fn},
+    response::{IntoResponse, Response},
     routing::get,
 };
 use fairmesh_listen::{Limits, Listeners, PageListener};
+use fairmesh_model::Probe;
 use tokio_util::sync::CancellationToken;
 
 use crate::{backend::AgentBackend, error::AgentError, metrics, usage::Usages};
@@ -42,8 +47,17 @@ pub(crate) async fn serve(listener: PageListener, pages: Pages, stopping: Cancel
         .route("/metrics", get(metrics_page))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(readiness))
-        .with_state(pages);
+        .with_state(pages)
+        .layer(from_fn(refuse_probes));
     listener.serve(router, stopping).await;
+}
+
+/// Refuses health checks: they are for servers, and would tell in a verdict what these pages say.
+async fn refuse_probes(request: Request, next: Next) -> Response {
+    if request.headers().get(USER_AGENT).is_some_and(|agent| agent == Probe::USER_AGENT) {
+        return (StatusCode::FORBIDDEN, "health checks do not reach the mesh's own ports\n").into_response();
+    }
+    next.run(request).await
 }
 
 async fn metrics_page(State(pages): State<Pages>) -> impl IntoResponse {

@@ -4,23 +4,31 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{
     Router,
-    extract::State,
-    http::{StatusCode, header::CONTENT_TYPE},
+    extract::{Request, State},
+    http::{
+        StatusCode,
+        header::{CONTENT_TYPE, USER_AGENT},
+    },
+    middleware::{Next, from_fn},
     response::{IntoResponse, Response},
     routing::get,
 };
 use fairmesh_listen::{Acceptor, PageListener};
+use fairmesh_model::Probe;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     ControlError,
     metrics::{Metrics, Sources},
+    readiness::{Integrity, Readiness},
 };
 
 /// What the handlers share.
 pub(crate) struct Shared {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) sources: Sources,
+    pub(crate) readiness: Readiness,
+    pub(crate) integrity: Integrity,
     pub(crate) closing: CancellationToken,
 }
 
@@ -42,6 +50,14 @@ pub(crate) fn router(shared: Arc<Shared>, registry: Router) -> Router {
     own.merge(registry)
 }
 
+/// Refuses health checks: they are for servers, and would tell in a verdict what these pages say.
+async fn refuse_probes(request: Request, next: Next) -> Response {
+    if request.headers().get(USER_AGENT).is_some_and(|agent| agent == Probe::USER_AGENT) {
+        return (StatusCode::FORBIDDEN, "health checks do not reach the mesh's own ports\n").into_response();
+    }
+    next.run(request).await
+}
+
 /// Serves until `closing` is cancelled, and then lets requests under way finish for at most `drain`.
 pub(crate) async fn serve(
     router: Router,
@@ -53,6 +69,7 @@ pub(crate) async fn serve(
         closing.cancelled().await;
         tokio::time::sleep(drain).await;
     };
+    let router = router.layer(from_fn(refuse_probes));
     tokio::select! {
         () = listener.serve(router, closing.clone()) => {}
         () = overdue => {}
@@ -61,10 +78,17 @@ pub(crate) async fn serve(
 
 /// Whether new callers should come here.
 async fn ready(State(shared): State<Arc<Shared>>) -> (StatusCode, String) {
-    match (shared.sources.store.broken(), shared.closing.is_cancelled()) {
-        (Some(reason), _) => (StatusCode::SERVICE_UNAVAILABLE, format!("the store: {reason}\n")),
+    let problem = shared.readiness.problem(&*shared.sources.store).await;
+    match (problem, shared.closing.is_cancelled()) {
+        (Some(problem), _) => (StatusCode::SERVICE_UNAVAILABLE, format!("{problem}\n")),
         (None, true) => (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n".into()),
-        (None, false) => (StatusCode::OK, "ready\n".into()),
+        (None, false) => match shared.integrity.damage() {
+            None => (StatusCode::OK, "ready\n".into()),
+            Some(damage) => (
+                StatusCode::OK,
+                format!("ready, by what is in memory; the store's file is damaged: {damage}\n"),
+            ),
+        },
     }
 }
 

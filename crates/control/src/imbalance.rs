@@ -14,6 +14,7 @@ mod http;
 mod message;
 mod metrics;
 mod reading;
+mod recent;
 mod service;
 
 use std::{
@@ -30,18 +31,24 @@ use fairmesh_model::{InstanceId, Location, ServiceName};
 use fairmesh_store::{StoreError, WriteError};
 use tokio::{
     sync::RwLock,
-    time::{Instant, MissedTickBehavior, interval},
+    time::{Instant, MissedTickBehavior, interval, sleep},
 };
 use tokio_util::sync::CancellationToken;
 
 use crate::admin::now_ms;
-use clock::Clock;
+use clock::{Believed, Clock};
 use file::History;
 pub(crate) use http::router;
+use recent::Recent;
 pub(crate) use service::ImbalanceService;
 
 /// How often what changed is written down, and what is due closed.
 const PERIOD: Duration = Duration::from_mins(1);
+/// How long writing may go on once the control plane is told to stop. What is not written then is reported again in part.
+const FAREWELL: Duration = Duration::from_millis(700);
+
+/// How many services' minutes are handed to the file at once.
+const NOTED_AT_ONCE: usize = 1_000;
 
 /// The collector of a control plane.
 #[derive(Debug)]
@@ -51,6 +58,7 @@ pub(crate) struct Imbalance {
     history: Option<History>,
     /// Held by who closes minutes, since they are neither here nor there for a moment.
     closing: RwLock<()>,
+    recent: Recent,
     counts: Counts,
 }
 
@@ -63,6 +71,8 @@ struct Counts {
     future: AtomicU64,
     unusable: AtomicU64,
     full: AtomicU64,
+    undeclared: AtomicU64,
+    unregistered: AtomicU64,
     write_failures: AtomicU64,
     clock_jumps: AtomicU64,
 }
@@ -104,11 +114,15 @@ impl Imbalance {
                 None
             }
         };
-        let (closing, counts) = (RwLock::default(), Counts::default());
-        Self { open: Mutex::new(open), history, closing, counts }
+        Self::of(open, history)
     }
 
-    /// Writes down and closes until `stopping`, and then once more.
+    fn of(open: Open, history: Option<History>) -> Self {
+        let (closing, recent, counts) = (RwLock::default(), Recent::default(), Counts::default());
+        Self { open: Mutex::new(open), history, closing, recent, counts }
+    }
+
+    /// Writes down and closes until `stopping`, and then once more, as far as that is done soon.
     pub(crate) async fn run(&self, stopping: CancellationToken) {
         let mut ticks = interval(PERIOD);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -129,15 +143,27 @@ impl Imbalance {
                      their time by it are deleted"
                 );
             }
-            let written = match self.settle(believed.now).await {
-                Ok(()) if believed.steady => self.thin_out(believed.now).await,
-                settled => settled,
+            let overdue = async {
+                stopping.cancelled().await;
+                sleep(FAREWELL).await;
+            };
+            let written = tokio::select! {
+                written = self.round(believed) => written,
+                () = overdue => {
+                    tracing::warn!("the last figures of the imbalance indicator are not written: there was no time");
+                    return;
+                }
             };
             if let Err(error) = written {
                 self.counts.write_failures.fetch_add(1, Relaxed);
                 tracing::warn!(%error, "figures of the imbalance indicator could not be written; trying again in a minute");
             }
         }
+    }
+
+    async fn round(&self, believed: Believed) -> Result<(), HistoryError> {
+        self.settle(believed.now).await?;
+        if believed.steady { self.thin_out(believed.now).await } else { Ok(()) }
     }
 
     fn open(&self) -> MutexGuard<'_, Open> {
@@ -175,15 +201,18 @@ impl Imbalance {
             history.close(minute, rows).await?;
             self.open().close(minute);
         }
-        let changed = self.open().take_changed();
+        let changed: Vec<_> = self.open().take_changed().into_iter().collect();
         let mut failed = Ok(());
-        for (minute, service) in changed {
-            let usages = self.open().usages(minute, &service);
+        for changed in changed.chunks(NOTED_AT_ONCE) {
             if failed.is_ok() {
-                failed = history.note(minute, &service, usages).await;
+                let usages = changed.iter().map(|(minute, service)| {
+                    (*minute, service.clone(), self.open().usages(*minute, service))
+                });
+                failed = history.note(usages.collect()).await;
             }
             if failed.is_err() {
-                self.open().still_changed(minute, service);
+                let mut open = self.open();
+                changed.iter().for_each(|(minute, service)| open.still_changed(*minute, service.clone()));
             }
         }
         failed?;

@@ -21,6 +21,7 @@ mod imbalance;
 mod metrics;
 mod partitions;
 mod quotas;
+mod readiness;
 mod server;
 
 use std::{future::Future, net::SocketAddr, path::PathBuf, pin::pin};

@@ -76,6 +76,7 @@ impl Metrics {
         let mut all = self.registry();
         sources.imbalance.register(all.sub_registry_with_prefix("imbalance"));
         register_load_reports(&sources.registry, all.sub_registry_with_prefix("control"));
+        register_declarations(&sources.registry, all.sub_registry_with_prefix("control"));
         register_quotas(&sources.quotas, all.sub_registry_with_prefix("control"));
         sources.listeners.register(all.sub_registry_with_prefix("control"));
         encode(&mut text, &all)?;
@@ -154,14 +155,35 @@ fn register_load_reports(registry: &fairmesh_registry::Registry, control: &mut R
     control.register("shard_load_reports", "Reports of load by shard, by what became of them", reports);
 }
 
+/// Services that registrations have declared.
+fn register_declarations(registry: &fairmesh_registry::Registry, control: &mut Registry) {
+    let (known, refused, removed) = registry.self_declared();
+    let declared = Gauge::<i64>::default();
+    declared.set(signed(known as u64));
+    control.register("self_declared_services", "Services that only a registration has declared", declared);
+    let counts = Family::<Label, Counter>::default();
+    for (outcome, count) in [("refused", refused), ("removed", removed)] {
+        counts.get_or_create(&[("outcome", outcome)]).inc_by(count);
+    }
+    let help =
+        "Declarations by registrations that were refused as too many, or removed after their last endpoint";
+    control.register("self_declarations", help, counts);
+}
+
 /// The limits that hold for the whole mesh.
 fn register_quotas(quotas: &Quotas, control: &mut Registry) {
-    let (limits, callers) = quotas.size();
+    let size = quotas.size();
     let (known, claimed) = (Gauge::<i64>::default(), Gauge::<i64>::default());
-    known.set(signed(limits as u64));
-    claimed.set(signed(callers as u64));
+    known.set(signed(size.limits as u64));
+    claimed.set(signed(size.shares as u64));
     control.register("mesh_limits", "Limits of the whole mesh that callers share", known);
     control.register("mesh_limit_shares", "Parts of them that callers have", claimed);
+    let refused = Family::<Label, Counter>::default();
+    for (reason, count) in [("undeclared", size.undeclared), ("full", size.full)] {
+        refused.get_or_create(&[("reason", reason)]).inc_by(count);
+    }
+    let help = "Claims that got no part: no policy declares the limit for the mesh, or too many share it";
+    control.register("mesh_limit_refusals", help, refused);
 }
 
 fn signed(number: u64) -> i64 {

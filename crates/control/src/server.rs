@@ -33,6 +33,7 @@ use crate::{
     metrics::{Metrics, Sources},
     partitions::{self, Opened},
     quotas::Quotas,
+    readiness::{Integrity, Readiness},
 };
 
 /// The store file within the data directory.
@@ -176,11 +177,14 @@ impl Control {
         let followed: Arc<dyn Store> = Arc::new(Followed::new(store.clone(), node.clone(), metrics.clone()));
         let registry = Registry::new(followed.clone(), node.clone());
         let checks = Checks::new(node.clone(), followed.clone(), check_index.clone());
-        let quotas = Quotas::default();
+        let quotas = Quotas::new(node.clone());
         let admin = AdminService { node: node.clone(), store: followed.clone(), partitions };
         let others = routes(&registry, &checks, closing)
             .add_service(rpc::admin_server(admin))
-            .add_service(rpc::imbalance_server(ImbalanceService { imbalance: imbalance.clone() }))
+            .add_service(rpc::imbalance_server(ImbalanceService {
+                imbalance: imbalance.clone(),
+                node: node.clone(),
+            }))
             .add_service(rpc::quota_server(quotas.clone()));
         let hold = store.held_until().map(Hold::new);
         let backend = ControlBackend { node: node.clone(), store: followed.clone(), hold: hold.clone() };
@@ -198,7 +202,10 @@ impl Control {
             quotas: quotas.clone(),
             listeners,
         };
-        let shared = Arc::new(http::Shared { metrics, sources, closing: closing.clone() });
+        let (readiness, integrity) = (Readiness::of(&config.data_dir), Integrity::default());
+        run_beside(following, served, integrity.clone().watch(store.clone()));
+        let shared =
+            Arc::new(http::Shared { metrics, sources, readiness, integrity, closing: closing.clone() });
         let pages = http::router(shared, registry.router()).merge(imbalance::router(imbalance.clone()));
         let serving = http::serve(pages, http, closing.clone(), DRAIN);
         run_to_its_end(parts, serving);

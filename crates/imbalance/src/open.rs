@@ -117,6 +117,12 @@ impl Open {
         place
     }
 
+    /// Whether anything is known of this instance in a minute that may still change.
+    pub fn knows(&self, service: &ServiceName, instance: &InstanceId) -> bool {
+        let services = self.minutes.values().filter_map(|minute| minute.by_name.get(service));
+        services.into_iter().any(|instances| instances.contains_key(instance))
+    }
+
     /// The minutes that hold anything.
     pub fn minutes(&self) -> Vec<Minute> {
         self.minutes.keys().copied().collect()

@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::{Area, Causes, Dimension, Measure, Minute, Outlier, Row, Tier};
 
 /// By what a report is broken down.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum By {
     /// A line a service.
     #[default]

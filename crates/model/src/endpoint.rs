@@ -1,4 +1,8 @@
-use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    time::Duration,
+};
 
 use crate::{InstanceId, Invalid, Location};
 
@@ -36,7 +40,7 @@ impl Endpoint {
         self.labels.get(Self::INCARNATION).and_then(|text| text.parse().ok()).unwrap_or(0)
     }
 
-    /// Checks what the types do not: weight, lease and labels within their ranges, and a number as incarnation.
+    /// Checks what the types do not: an address that can be called, weight, lease and labels within their ranges, and a number as incarnation.
     pub fn validate(&self) -> Result<(), Invalid> {
         if !(1..=MAX_WEIGHT).contains(&self.weight) {
             return Err(Invalid::new(
@@ -45,13 +49,7 @@ impl Endpoint {
                 format!("write 1 to {MAX_WEIGHT}; {FULL_WEIGHT} is an ordinary host"),
             ));
         }
-        if self.address.port() == 0 {
-            return Err(Invalid::new(
-                "address",
-                "port 0 cannot be called",
-                "write the port that it listens on",
-            ));
-        }
+        check_address("address", self.address)?;
         if let Some(lease) = self.lease
             && !(Duration::from_secs(1)..=Duration::from_secs(3600)).contains(&lease)
         {
@@ -71,6 +69,26 @@ impl Endpoint {
             _ => Ok(()),
         }
     }
+}
+
+/// Refuses addresses that no call can be sent to: those that stand for every address or for many, and port 0.
+pub(crate) fn check_address(field: &str, address: SocketAddr) -> Result<(), Invalid> {
+    let ip = address.ip().to_canonical();
+    let is_broadcast = ip == IpAddr::V4(Ipv4Addr::BROADCAST);
+    let (problem, hint) = match () {
+        () if address.port() == 0 => {
+            ("port 0 cannot be called".to_owned(), "write the port that it listens on")
+        }
+        () if ip.is_unspecified() => {
+            let hint = "write the address that callers reach it at, also where it listens on all";
+            (format!("{ip} stands for every address of a machine"), hint)
+        }
+        () if ip.is_multicast() || is_broadcast => {
+            (format!("{ip} stands for many machines"), "write the address of one")
+        }
+        () => return Ok(()),
+    };
+    Err(Invalid::new(field, problem, hint))
 }
 
 /// Whether an endpoint should get calls.
@@ -96,6 +114,31 @@ impl EndpointState {
             Self::Serving => "serving",
             Self::Draining => "draining",
             Self::Lost => "lost",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_one_that_a_call_can_be_sent_to() {
+        let checked = |text: &str| check_address("address", text.parse().unwrap());
+        for wrong in [
+            "0.0.0.0:80",
+            "[::]:80",
+            "[::ffff:0.0.0.0]:80",
+            "224.0.0.1:80",
+            "[ff02::1]:80",
+            "255.255.255.255:80",
+            "[::ffff:255.255.255.255]:80",
+            "10.0.0.1:0",
+        ] {
+            assert_eq!(checked(wrong).unwrap_err().field, "address", "{wrong}");
+        }
+        for right in ["10.0.0.1:80", "127.0.0.1:80", "[::1]:80", "[fe80::1]:80", "10.0.0.255:80"] {
+            checked(right).unwrap();
         }
     }
 }

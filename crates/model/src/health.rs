@@ -45,6 +45,12 @@ pub enum Probe {
     },
 }
 
+impl Probe {
+    /// What HTTP probes call themselves in `user-agent`. The mesh's own pages refuse it: a policy could otherwise be used to
+    /// read their status.
+    pub const USER_AGENT: &str = "fairmesh-health-check";
+}
+
 impl HealthCheck {
     /// A check with everything but the probe as usual.
     pub fn new(probe: Probe) -> Self {

@@ -48,9 +48,9 @@ pub use record::Record;
 pub use revision::{Cursor, Revision, StoreId};
 pub use rib_key::{ChunkHash, HistoryKind, Prefix, RecordKey, ShardPart};
 pub use route::{
-    Abort, Actions, ClientMatch, Delay, GrpcMatch, HeaderEdits, HeaderMatch, HostMatch, Match, Mirror,
-    PathMatch, PathRewrite, Pattern, QueryMatch, RateLimit, Redirect, Rewrite, Route, Scope, Segment, Share,
-    Target, Template, TextMatch,
+    Abort, Actions, ClientMatch, Delay, GrpcMatch, HeaderEdits, HeaderMatch, HostMatch, MAX_CONDITIONS,
+    MAX_EXPRESSION_BYTES, MAX_ROUTES, Match, Mirror, PathMatch, PathRewrite, Pattern, QueryMatch, RateLimit,
+    Redirect, Rewrite, Route, Scope, Segment, Share, Target, Template, TextMatch, within_bounds,
 };
 pub use service::{Protocol, Service, ServiceKind};
 pub use shard::{Replica, ReplicaState, SHARDS_TOLD, Shard, ShardId, ShardMap, ShardMove};

@@ -1,16 +1,20 @@
 //! The rules of a policy: which calls they are for, where those go, and what else happens to them.
 
 mod actions;
+mod bounds;
 mod edits;
 mod matches;
 mod path;
+mod pattern;
 mod share;
 
 pub use actions::{Abort, Actions, Delay, Mirror, RateLimit, Scope};
+pub use bounds::{MAX_CONDITIONS, MAX_EXPRESSION_BYTES, MAX_ROUTES, within_bounds};
 pub use edits::HeaderEdits;
 pub(crate) use edits::is_token;
 pub use matches::{ClientMatch, GrpcMatch, HeaderMatch, HostMatch, Match, PathMatch, QueryMatch, TextMatch};
-pub use path::{PathRewrite, Pattern, Redirect, Rewrite, Segment, Template};
+pub use path::{PathRewrite, Redirect, Rewrite, Segment, Template};
+pub use pattern::Pattern;
 pub use share::Share;
 
 use crate::{Invalid, Label, ServiceName, Timeouts};

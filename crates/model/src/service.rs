@@ -1,5 +1,7 @@
 use std::net::SocketAddr;
 
+use crate::{Invalid, endpoint::check_address};
+
 /// What a service is, whichever endpoints it has now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
@@ -9,6 +11,13 @@ pub struct Service {
     pub protocol: Protocol,
     /// The address that unmodified programs connect to, where one is assigned.
     pub virtual_address: Option<SocketAddr>,
+}
+
+impl Service {
+    /// Checks what the types do not: a virtual address that programs can connect to.
+    pub fn validate(&self) -> Result<(), Invalid> {
+        self.virtual_address.map_or(Ok(()), |address| check_address("virtualAddress", address))
+    }
 }
 
 /// How a call finds its candidates.

@@ -9,6 +9,8 @@
 //! is that a restarted control plane grants everybody a full term before it may call anybody lost.
 
 mod balance;
+mod clock;
+mod declarations;
 mod endpoints;
 mod error;
 mod file;
@@ -26,6 +28,7 @@ mod view;
 pub use balance::{
     Facts, Forecast, LoadReport, Note, Plan, Server, ServerLoad, ShardWork, Taken, Terms, Work, Works, plan,
 };
+pub use declarations::{GRACE, MAX_DECLARED, adopt_declaration};
 pub use endpoints::{Claim, Drained, InstanceRef, MAX_BATCH, Registration, StateReport};
 pub use error::RegistryError;
 pub use file::{FileSource, FileStatus, SOURCE_LABEL};

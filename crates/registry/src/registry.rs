@@ -1,6 +1,6 @@
 use std::{
     collections::{BTreeSet, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
     time::Duration,
 };
 
@@ -15,6 +15,7 @@ use tokio::{
 use crate::{
     InstanceRef, RegistryError,
     balance::Windows,
+    declarations::Declarations,
     leases::Leases,
     maps::Maps,
     shards::{Outcomes, Readiness},
@@ -45,6 +46,11 @@ pub(crate) struct Shared {
     /// What the ages of load reports are counted from.
     began: Instant,
     pub(crate) decoded: Maps,
+    declarations: Mutex<Declarations>,
+    /// Held by each registration, and alone while declarations are taken away.
+    pub(crate) registering: tokio::sync::RwLock<()>,
+    pub(crate) declarations_refused: AtomicU64,
+    pub(crate) declarations_removed: AtomicU64,
     /// Shard maps are written one at a time by this process: the moves of one service would only conflict.
     pub(crate) maps: tokio::sync::Mutex<()>,
     /// Woken when a lease falls due earlier than before.
@@ -78,6 +84,10 @@ impl Registry {
             readiness: Mutex::new(HashMap::new()),
             outcomes: Mutex::default(),
             windows: Mutex::default(),
+            declarations: Mutex::default(),
+            registering: tokio::sync::RwLock::default(),
+            declarations_refused: AtomicU64::default(),
+            declarations_removed: AtomicU64::default(),
             began: Instant::now(),
             decoded: Maps::default(),
             maps: tokio::sync::Mutex::default(),
@@ -89,12 +99,13 @@ impl Registry {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Lets leases run out and carries moves out, until `shutdown` is done. Both are taken up where a process before
+    /// Lets leases run out, carries moves out and takes away declarations whose endpoints have gone, until `shutdown` is done. Both are taken up where a process before
     /// this one left them.
     pub async fn run(&self, shutdown: impl Future<Output = ()> + Send) {
         tokio::select! {
             () = self.watch_leases() => {}
             () = self.carry_moves_out() => {}
+            () = self.watch_declarations() => {}
             () = shutdown => {}
         }
     }
@@ -122,6 +133,10 @@ impl Registry {
     /// Milliseconds since this registry was made.
     pub(crate) fn now_ms(&self) -> u64 {
         u64::try_from(self.shared.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    pub(crate) fn declarations(&self) -> MutexGuard<'_, Declarations> {
+        lock(&self.shared.declarations)
     }
 
     pub(crate) fn wanted(&self) -> MutexGuard<'_, BTreeSet<RecordKey>> {

@@ -8,9 +8,11 @@ use fairmesh_model::{
     ShardPart,
 };
 use fairmesh_rib::{Entry, Expect, Op};
-use fairmesh_wire::{records, shards};
+use fairmesh_wire::{Lines, records, shards};
 
 use crate::{Registry, RegistryError, maps::Mark};
+
+static UNREADABLE: Lines = Lines::new();
 
 /// An endpoint as it stands in the RIB.
 #[derive(Clone, Debug)]
@@ -117,7 +119,9 @@ fn held(key: Arc<str>, entry: &Entry) -> Option<Held> {
         }
         Ok(_) => None,
         Err(error) => {
-            tracing::warn!(%key, %error, "an endpoint cannot be read and is passed over");
+            if let Some(left_out) = UNREADABLE.next() {
+                tracing::warn!(%key, %error, left_out, "an endpoint cannot be read and is passed over");
+            }
             None
         }
     }
@@ -129,7 +133,9 @@ pub(crate) fn move_record(key: &str, entry: &Entry) -> Option<(RecordKey, ShardM
         Ok(Record::Move(wish)) => Some((key, wish, entry.revision)),
         Ok(_) => None,
         Err(error) => {
-            tracing::warn!(%key, %error, "a move cannot be read and is passed over");
+            if let Some(left_out) = UNREADABLE.next() {
+                tracing::warn!(%key, %error, left_out, "a move cannot be read and is passed over");
+            }
             None
         }
     }

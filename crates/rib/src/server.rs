@@ -13,8 +13,9 @@ use deltas::Deltas;
 
 use fairmesh_model::{Cursor, Identity, Invalid, Location, Prefix, Revision};
 use fairmesh_wire::{
+    aside,
     handshake::{self, Hello},
-    identity_of, rpc,
+    identity_of, records, rpc,
     transport::{Services, Socket},
     v1,
     watch::Watched,
@@ -242,7 +243,12 @@ impl<B: Backend> v1::rib_server::Rib for RibServer<B> {
 
     async fn write(&self, request: Request<v1::WriteRequest>) -> Result<Response<v1::WriteResponse>, Status> {
         let identity = identity_of(&request);
-        let batch = batch::read(request.into_inner()).map_err(refused)?;
+        let request = request.into_inner();
+        let batch = match request.ops.iter().any(|op| records::is_costly(&op.key)) {
+            true => aside(|| batch::read(request)).await?,
+            false => batch::read(request),
+        };
+        let batch = batch.map_err(refused)?;
         let revision = self.backend.write(batch, identity).await?;
         Ok(Response::new(v1::WriteResponse { revision: Some(revision.into()) }))
     }

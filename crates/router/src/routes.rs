@@ -81,8 +81,7 @@ impl Routes {
 
     /// Whether a route of this caller's names this host in its condition, itself or by a wildcard.
     pub(crate) fn name_host(&self, host: &str) -> bool {
-        let mut hosts =
-            self.rules.iter().filter(|rule| rule.is_ours).flat_map(|rule| &rule.matches.hosts);
+        let mut hosts = self.rules.iter().filter(|rule| rule.is_ours).flat_map(|rule| &rule.matches.hosts);
         hosts.any(|wanted| host_satisfies(host, wanted))
     }
 

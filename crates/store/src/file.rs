@@ -150,6 +150,20 @@ impl Store for RedbStore {
         self.shared.history.subscribe(after)
     }
 
+    fn verify(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        let shared = self.shared.clone();
+        Box::pin(async move {
+            let place = shared.place();
+            tokio::task::spawn_blocking(move || shared.verify()).await.unwrap_or_else(|stopped| {
+                Err(StoreError::Unreadable { place, source: io::Error::other(stopped) })
+            })
+        })
+    }
+
+    fn failing(&self) -> Option<String> {
+        self.shared.failing()
+    }
+
     fn broken(&self) -> Option<&str> {
         self.shared.broken()
     }

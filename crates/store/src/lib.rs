@@ -66,6 +66,19 @@ pub trait Store: Debug + Send + Sync + 'static {
         None
     }
 
+    /// Why the last write failed, such as for a full disk; `None` where it did not. Unlike [`Store::broken`] this may pass.
+    fn failing(&self) -> Option<String> {
+        None
+    }
+
+    /// Reads all that is kept on this machine's disk and compares checksums, as is done when it is opened. Writes wait meanwhile.
+    ///
+    /// # Errors
+    /// What is damaged. Nothing is changed by it: what is served does not come from there.
+    fn verify(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async { Ok(()) })
+    }
+
     /// Until when no other process can write here, by this process's clock. It moves on for as long as that is so, and
     /// lies in the past from when another may have written what is not seen here. `None` where no other ever can, or was
     /// not asked to be kept from it.

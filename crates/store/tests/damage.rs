@@ -124,3 +124,26 @@ fn a_creation_that_was_cut_short_is_begun_anew() {
     drop(fill(&path));
     assert_eq!(rows(&path).unwrap().len(), ROWS);
 }
+
+#[test]
+fn bits_that_flip_in_the_file_of_an_open_store_are_found_by_verifying_it() {
+    use std::os::unix::fs::FileExt as _;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("store");
+    let store = fill(&path);
+    runtime().block_on(store.verify()).unwrap();
+    runtime().block_on(store.write(batch([put("/more".to_owned(), b"x".to_vec(), Expect::Absent)]))).unwrap();
+    runtime().block_on(store.verify()).unwrap();
+    let whole = fs::read(&path).unwrap();
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    // Wherever values lie, since pages that are free are not looked at.
+    for (start, _) in whole.windows(100).enumerate().filter(|(_, bytes)| *bytes == [b'v'; 100]).step_by(50) {
+        file.write_at(b"w", start as u64).unwrap();
+    }
+    assert!(matches!(runtime().block_on(store.verify()), Err(StoreError::Corrupt { .. })));
+    assert_eq!(
+        runtime().block_on(store.load()).unwrap().1.len(),
+        ROWS + 1,
+        "it is read on, from what it has"
+    );
+}

@@ -124,6 +124,19 @@ fn history_kind(key: &RecordKey) -> Option<HistoryKind> {
     }
 }
 
+/// Whether checking what stands at `key` may take long: a policy has expressions that are compiled. See [`crate::aside`].
+pub fn is_costly(key: &str) -> bool {
+    key.contains("/policies/")
+}
+
+/// Whether a policy has expressions, told without compiling them.
+pub fn has_expressions(policy: &[u8]) -> bool {
+    let is_expression =
+        |path: &Option<v1::r#match::Path>| matches!(path, Some(v1::r#match::Path::PathRegex(_)));
+    let policy = v1::Policy::decode(policy).unwrap_or_default();
+    policy.routes.iter().filter_map(|route| route.r#match.as_ref()).any(|wanted| is_expression(&wanted.path))
+}
+
 /// Checks that `key` is a RIB key in its one spelling and that `value` is what belongs there and not too long, parts of
 /// shard maps and history included. What a server does before it writes.
 pub fn check(key: &str, value: &[u8]) -> Result<RecordKey, Invalid> {

@@ -51,8 +51,10 @@ async fn get(stream: TcpStream, address: SocketAddr, path: &str, wanted: Option<
     let shown = |error: hyper::Error| format!("no answer: {error}");
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(shown)?;
-    let request =
-        Request::get(path).header(http::header::HOST, address.to_string()).body(Empty::<Bytes>::new());
+    let request = Request::get(path)
+        .header(http::header::HOST, address.to_string())
+        .header(http::header::USER_AGENT, Probe::USER_AGENT)
+        .body(Empty::<Bytes>::new());
     let request = request.map_err(|error| error.to_string())?;
     let answer = async {
         let status = sender.send_request(request).await.map_err(shown)?.status();

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use bytes::Bytes;
 use fairmesh_model::{Invalid, RecordKey};
+use fairmesh_registry::adopt_declaration;
 use fairmesh_rib::{Batch, Conflict, Entry, Expect, Node, Op, server::WriteError};
 use fairmesh_wire::{
     records,
@@ -43,7 +44,7 @@ impl Wish {
     }
 }
 
-/// Checks everything that was sent before anything is done with it.
+/// Checks everything that was sent before anything is done with it; takes long where policies have costly expressions.
 pub(super) fn wishes(ops: Vec<v1::Op>) -> Result<Vec<Wish>, Invalid> {
     let mut seen = BTreeSet::new();
     let mut wishes = Vec::with_capacity(ops.len());
@@ -59,10 +60,7 @@ pub(super) fn wishes(ops: Vec<v1::Op>) -> Result<Vec<Wish>, Invalid> {
 }
 
 fn wish(op: v1::Op) -> Result<Wish, Invalid> {
-    let key = match &op.value {
-        Some(value) => records::check(&op.key, value)?,
-        None => RecordKey::parse(&op.key)?,
-    };
+    let key = RecordKey::parse(&op.key)?;
     let written_here = matches!(
         key,
         RecordKey::Service(_)
@@ -77,7 +75,12 @@ fn wish(op: v1::Op) -> Result<Wish, Invalid> {
         return Err(Invalid::new("key", problem, hint));
     }
     // In the one encoding of each record, so that equal bytes mean that nothing changes.
-    let value = op.value.map(|value| records::decode(&key, &value).map(|record| records::encode(&record)));
+    let value = op.value.map(|value| {
+        let record = records::decode(&key, &value)?;
+        // While the record is here, so that its expressions are compiled once.
+        records::check(&op.key, &value)?;
+        Ok(records::encode(&record))
+    });
     Ok(Wish { value: value.transpose()?, expect: expect(op.condition)?, key })
 }
 
@@ -108,6 +111,9 @@ pub(super) fn plan(node: &Node, wishes: Vec<Wish>, author: &Author) -> Result<Pl
             (Some(_), None) => Kind::Deleted,
         };
         plan.outcomes.push(v1::Outcome { key: key.clone(), kind: kind.into() });
+        if let (Kind::Unchanged, Some(_), RecordKey::Service(service)) = (kind, &wish.value, &wish.key) {
+            plan.batch.ops.extend(adopt_declaration(node, service));
+        }
         if kind != Kind::Unchanged {
             let expect = current.as_ref().map_or(Expect::Absent, |entry| Expect::Revision(entry.revision));
             plan.batch.ops.push(Op { key: key.into(), value: wish.value, expect });

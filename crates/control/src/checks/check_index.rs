@@ -3,9 +3,10 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use fairmesh_model::{Record, RecordKey, Region, ServiceName};
+use fairmesh_model::{RecordKey, Region, ServiceName};
 use fairmesh_rib::{Commit, Entry, Node};
-use fairmesh_wire::records;
+use fairmesh_wire::v1;
+use prost::Message as _;
 use tokio::sync::{Notify, watch};
 
 /// Which services are checked and where verdicts stand, noted as records change: finding them would mean to read every
@@ -100,9 +101,9 @@ impl IndexState {
         }
         match RecordKey::parse(text) {
             Ok(RecordKey::Policy(service)) => {
-                let policy =
-                    value.and_then(|value| records::decode(&RecordKey::Policy(service.clone()), value).ok());
-                let checked = matches!(policy, Some(Record::Policy(policy)) if policy.health_check.is_some());
+                // Without the rest of the policy, whose expressions would have to be compiled here, where commits are applied.
+                let policy = value.and_then(|value| v1::Policy::decode(value).ok());
+                let checked = policy.is_some_and(|policy| policy.health_check.is_some());
                 if checked { self.services.insert(service) } else { self.services.remove(&service) }
             }
             Ok(key @ RecordKey::Health(..)) => {

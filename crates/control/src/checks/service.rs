@@ -1,7 +1,7 @@
 use std::{pin::Pin, sync::Arc};
 
 use fairmesh_model::{InstanceId, Invalid, Region, ServiceName, Verdict};
-use fairmesh_wire::v1;
+use fairmesh_wire::{Lines, v1};
 use tokio::sync::mpsc;
 use tokio_stream::{Stream, wrappers::ReceiverStream};
 use tokio_util::sync::CancellationToken;
@@ -11,6 +11,8 @@ use super::{Checks, election::LeaderGuard};
 
 /// The most judgements in one call.
 const MAX_JUDGEMENTS: usize = 1000;
+
+static ELECTED: Lines = Lines::new();
 
 /// The gRPC service `Checker`.
 #[derive(Clone, Debug)]
@@ -44,12 +46,17 @@ impl v1::checker_server::Checker for CheckerService {
                 () = closing.cancelled() => {}
                 () = send.closed() => {}
                 leader = checks.elections.clone().campaign(region.clone()) => {
-                    tracing::info!(%region, checker = %name, "checks the endpoints of this region");
+                    let logged = ELECTED.next();
+                    if let Some(left_out) = logged {
+                        tracing::info!(%region, checker = %name, left_out, "checks the endpoints of this region");
+                    }
                     tokio::select! {
                         () = closing.cancelled() => {}
                         () = send_services(&checks, &leader, &send) => {}
                     }
-                    tracing::info!(%region, checker = %name, "checks no more");
+                    if logged.is_some() {
+                        tracing::info!(%region, checker = %name, "checks no more");
+                    }
                 }
             }
         });

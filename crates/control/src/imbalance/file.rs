@@ -6,7 +6,7 @@
 //! | `minute/<minute>/<tenant>/<service>` | `ImbalanceRow` of a closed minute |
 //! | `hour/…`, `day/…` | the same of all closed minutes of an hour or a day, by its first minute |
 //!
-//! A service's minute is closed by one batch: its row, the sums that it is added to, and the end of its open parts. So it
+//! A service's minute is closed within one batch: its row, the sums that it is added to, and the end of its open parts. So it
 //! is counted once, wherever the power fails.
 
 use std::{
@@ -36,6 +36,12 @@ const MAX_DELETES: usize = 1_000;
 /// Open parts, as the tiers are named.
 const OPEN: &str = "open";
 
+/// How much one batch of the file holds.
+const MAX_OPS: usize = 2_000;
+const MAX_BATCH_BYTES: usize = 1 << 20;
+
+/// What instances of one service used in one minute.
+type Usages = Vec<(InstanceId, Arc<Location>, Usage)>;
 /// Services with what is known of them.
 type Rows = Vec<(ServiceName, Row)>;
 /// The same with the first minute of the time that it is about.
@@ -116,24 +122,28 @@ impl History {
         self.index().bytes
     }
 
+    /// The store's own number, one more for each batch.
+    #[cfg(test)]
+    pub(super) async fn revision(&self) -> u64 {
+        self.store.load().await.unwrap().0
+    }
+
     fn newest(&self, tier: Tier) -> Option<Minute> {
         let index = self.index();
         let newest = index.within(&between(tier.name(), Minute(0), Minute(u32::MAX))).next_back().cloned();
         newest.and_then(|key| split(&key).map(|(minute, _)| minute))
     }
 
-    /// Writes down what is known of a service in a minute that is still open.
-    pub(super) async fn note(
-        &self,
-        minute: Minute,
-        service: &ServiceName,
-        usages: Vec<(InstanceId, Arc<Location>, Usage)>,
-    ) -> Result<(), HistoryError> {
-        for (number, part) in usages.chunks(PART).enumerate() {
-            let key = format!("{}/{number:04}", key(OPEN, minute, service));
-            self.write(vec![Op::put(key, message::open_usages(part).encode_to_vec())]).await?;
+    /// Writes down what is known of services in minutes that are still open.
+    pub(super) async fn note(&self, noted: Vec<(Minute, ServiceName, Usages)>) -> Result<(), HistoryError> {
+        let mut writes = Writes::to(self);
+        for (minute, service, usages) in noted {
+            for (number, part) in usages.chunks(PART).enumerate() {
+                let key = format!("{}/{number:04}", key(OPEN, minute, &service));
+                writes.add(vec![Op::put(key, message::open_usages(part).encode_to_vec())]).await?;
+            }
         }
-        Ok(())
+        writes.finish().await
     }
 
     /// Makes rows of a minute for good. Whoever was closed before a crash is not among `rows` any more.
@@ -159,6 +169,7 @@ impl History {
             let known: HashMap<_, _> = known.into_iter().map(|(_, service, row)| (service, row)).collect();
             sums.push((tier, bucket, known));
         }
+        let mut writes = Writes::to(self);
         for (service, row) in rows.into_iter().filter(|(service, _)| !closed.contains(service)) {
             let put = |tier: Tier, at: Minute, row: &Row| {
                 Op::put(key(tier.name(), at, &service), message::row(row).encode_to_vec())
@@ -170,8 +181,9 @@ impl History {
                 ops.push(put(*tier, *bucket, &sum));
             }
             ops.extend(parts.remove(&service.to_string()).into_iter().flatten().map(Op::delete));
-            self.write(ops).await?;
+            writes.add(ops).await?;
         }
+        writes.finish().await?;
         Ok(parts.into_values().flatten().collect())
     }
 
@@ -241,6 +253,43 @@ impl History {
         let mut index = self.index();
         batch.ops.into_iter().for_each(|op| index.note(op.key, op.value.map(|value| value.len())));
         Ok(())
+    }
+}
+
+/// Gathers what is to be written, so that many services take few batches: each batch waits for the disk.
+struct Writes<'a> {
+    history: &'a History,
+    ops: Vec<Op>,
+    bytes: usize,
+}
+
+impl<'a> Writes<'a> {
+    fn to(history: &'a History) -> Self {
+        Self { history, ops: Vec::new(), bytes: 0 }
+    }
+
+    /// Adds what is written all or none.
+    async fn add(&mut self, ops: Vec<Op>) -> Result<(), HistoryError> {
+        let size = |op: &Op| op.key.len() + op.value.as_ref().map_or(0, |value| value.len());
+        let bytes: usize = ops.iter().map(size).sum();
+        if self.ops.len() + ops.len() > MAX_OPS || self.bytes + bytes > MAX_BATCH_BYTES {
+            self.flush().await?;
+        }
+        self.ops.extend(ops);
+        self.bytes += bytes;
+        Ok(())
+    }
+
+    async fn flush(&mut self) -> Result<(), HistoryError> {
+        self.bytes = 0;
+        match std::mem::take(&mut self.ops) {
+            ops if ops.is_empty() => Ok(()),
+            ops => self.history.write(ops).await,
+        }
+    }
+
+    async fn finish(mut self) -> Result<(), HistoryError> {
+        self.flush().await
     }
 }
 

@@ -10,7 +10,7 @@ use axum::{
 use fairmesh_model::Invalid;
 use serde::{Deserialize, Serialize};
 
-use super::{Imbalance, now, reading::Question};
+use super::{Imbalance, reading::Question};
 
 /// What may stand behind the question mark.
 #[derive(Debug, Default, Deserialize)]
@@ -41,11 +41,11 @@ async fn read(State(imbalance): State<Arc<Imbalance>>, Query(asked): Query<Asked
             return refuse(StatusCode::BAD_REQUEST, Refusal { error: problem, field, hint });
         }
     };
-    match imbalance.report(&question, now()).await {
+    match imbalance.recent(question).await {
         Ok(report) => Json(report.view()).into_response(),
         Err(error) => {
-            let (error, field) = (error.to_string(), String::new());
-            refuse(StatusCode::SERVICE_UNAVAILABLE, Refusal { error, field, hint: "try again".into() })
+            let refusal = Refusal { error, field: String::new(), hint: "try again".into() };
+            refuse(StatusCode::SERVICE_UNAVAILABLE, refusal)
         }
     }
 }

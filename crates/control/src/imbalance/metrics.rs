@@ -49,6 +49,8 @@ impl Imbalance {
             ("future", &counts.future),
             ("impossible", &counts.unusable),
             ("full", &counts.full),
+            ("undeclared", &counts.undeclared),
+            ("unregistered", &counts.unregistered),
         ];
         for (outcome, count) in outcomes {
             usages.get_or_create(&[("outcome", outcome)]).inc_by(count.load(Relaxed));

@@ -17,7 +17,7 @@ fn usual(by: By) -> u32 {
 }
 
 /// What is asked.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Question {
     /// `None` is all services.
     pub(super) service: Option<ServiceName>,

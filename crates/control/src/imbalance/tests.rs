@@ -188,8 +188,7 @@ async fn the_file_stays_within_its_bound_by_giving_up_the_finest_first() {
     let mut open = Open::default();
     let bound = 4_000;
     let history = History::bounded(&folder.path().join("imbalance.redb"), &mut open, bound).await.unwrap();
-    let (closing, counts) = (RwLock::default(), Counts::default());
-    let imbalance = Imbalance { open: Mutex::new(open), history: Some(history), closing, counts };
+    let imbalance = Imbalance::of(open, Some(history));
     for minute in 0..100 {
         say(&imbalance, "a", later(minute), 2_000, later(minute));
         say(&imbalance, "b", later(minute), 1_000, later(minute));
@@ -260,4 +259,38 @@ async fn hours_are_told_apart_whether_closed_or_open_and_from_no_further_back_th
     assert_eq!(lines, [(2, 2_000), (1, 1_000)]);
     let refused = Question::of("", "hour", 15 * 24 * 60).unwrap_err();
     assert!(refused.to_string().contains("14"), "{refused}");
+}
+
+#[tokio::test]
+async fn many_services_take_few_writes_and_a_stop_does_not_wait_for_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
+    let place = Location::in_region(Region::new("eu").unwrap());
+    let usage = Usage { cpu_us: 60_000_000, covered_ms: 60_000, ..Usage::default() };
+    for number in 0..3_000 {
+        let (service, instance) =
+            (ServiceName::new(format!("shop/s{number}")).unwrap(), InstanceId::new("a").unwrap());
+        imbalance.take((&service, &instance, &place), (later(0), usage), later(0));
+    }
+    let revision = async || imbalance.history.as_ref().unwrap().revision().await;
+    let before = revision().await;
+    imbalance.settle(later(0)).await.unwrap();
+    let noted = revision().await - before;
+    assert!((1..=5).contains(&noted), "{noted} batches");
+    imbalance.settle(later(20)).await.unwrap();
+    let closed = revision().await - before - noted;
+    assert!((1..=20).contains(&closed), "{closed} batches");
+    assert_eq!(waste(&imbalance, 24 * 60, later(20)).await.1.containers, 3_000);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_gives_up_what_takes_long() {
+    let folder = tempfile::tempdir().unwrap();
+    let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
+    say(&imbalance, "a", later(0), 2_000, later(0));
+    // A reader that never ends holds up closing, and so the round.
+    let _reading = imbalance.closing.read().await;
+    let stopping = CancellationToken::new();
+    stopping.cancel();
+    tokio::time::timeout(Duration::from_secs(1), imbalance.run(stopping)).await.expect("it stops");
 }

@@ -11,6 +11,7 @@ mod control;
 mod demo;
 mod endurance;
 mod errors;
+mod full;
 mod harness;
 mod health;
 mod imbalance;

@@ -1,4 +1,4 @@
-//! A limit that holds for the whole mesh, divided among programs by what they are asked for.
+//! A limit that holds for the whole mesh, divided among programs by what they are asked for, and not by what they claim.
 
 use std::{
     sync::{
@@ -9,7 +9,8 @@ use std::{
 };
 
 use fairmesh_client::{Body, FaultKind, Mesh};
-use fairmesh_model::Protocol;
+use fairmesh_model::{Protocol, quota::ALL_PARTS};
+use fairmesh_wire::v1::{ClaimRequest, Demand};
 use http::Request;
 use tokio::{
     task::JoinHandle,
@@ -26,14 +27,15 @@ const WINDOW: Duration = Duration::from_secs(4);
 /// A program that calls again and again.
 struct Caller {
     passed: Arc<AtomicU64>,
+    limited: Arc<AtomicU64>,
     calling: JoinHandle<()>,
 }
 
 impl Caller {
     fn start(mesh: &Mesh, every: Duration) -> Self {
         let service = mesh.service("shop/one").unwrap();
-        let passed = Arc::<AtomicU64>::default();
-        let counted = Arc::clone(&passed);
+        let (passed, limited) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
+        let (counted, refused) = (Arc::clone(&passed), Arc::clone(&limited));
         let calling = tokio::spawn(async move {
             let mut ticks = interval(every);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
@@ -44,11 +46,14 @@ impl Caller {
                         assert_eq!(answer.status().as_u16(), 200);
                         counted.fetch_add(1, Relaxed);
                     }
-                    Err(fault) => assert_eq!(fault.kind(), FaultKind::RateLimited, "{fault}"),
+                    Err(fault) => {
+                        assert_eq!(fault.kind(), FaultKind::RateLimited, "{fault}");
+                        refused.fetch_add(1, Relaxed);
+                    }
                 }
             }
         });
-        Self { passed, calling }
+        Self { passed, limited, calling }
     }
 }
 
@@ -71,11 +76,34 @@ async fn come_to(what: &str, callers: &[&Caller], wanted: impl Fn(&[f64]) -> boo
     panic!("{what}: {seen:.1?} calls a second");
 }
 
+/// Claims by many false names all that there is, as often as any caller, until it is dropped.
+async fn claim_falsely(world: &World) -> JoinHandle<()> {
+    let connection = world.connection().await;
+    tokio::spawn(async move {
+        let mut ticks = interval(Duration::from_millis(500));
+        for round in 0_u64.. {
+            ticks.tick().await;
+            let demand = |service: String, demand| Demand {
+                service,
+                millicalls_per_second: demand,
+                held: Some(ALL_PARTS),
+                ..Demand::default()
+            };
+            let invented = (0..500).map(|i| demand(format!("shop/invented-{round}-{i}"), u64::MAX));
+            let all = invented.chain([demand("shop/one".into(), u64::MAX)]).collect();
+            let none = vec![demand("shop/one".into(), 0)];
+            for (caller, demands) in [(7, all), (8, none)] {
+                connection.quota().claim(ClaimRequest { caller, demands }).await.unwrap();
+            }
+        }
+    })
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn programs_share_a_limit_by_what_they_are_asked_for() {
     let _machine = beside_others().await;
     let yaml = format!(
-        "{{kind: Policy, service: shop/one, limit: {{calls: {QUOTA}, per: 1s, burst: 6, scope: mesh}}}}"
+        "{{kind: Policy, service: shop/one, limit: {{calls: {QUOTA}, per: 1s, burst: 30, scope: mesh}}}}"
     );
     let world = World::start(&yaml).await;
     let _server = Spec::new("shop/one", "one", Protocol::Http1).here(&world).await;
@@ -84,11 +112,22 @@ async fn programs_share_a_limit_by_what_they_are_asked_for() {
     let within = |rate: f64, of: f64, by: f64| (rate / of - 1.0).abs() <= by;
 
     let often = Caller::start(&much, Duration::from_millis(5));
-    let seldom = Caller::start(&little, Duration::from_millis(15));
+    let seldom = Caller::start(&little, Duration::from_millis(77));
     come_to("three to one", &[&often, &seldom], |rates| {
         within(rates[0] + rates[1], QUOTA as f64, 0.1) && within(rates[0] / rates[1], 3.0, 0.25)
     })
     .await;
+
+    // With four callers an equal part is 14 calls a second, and the rest goes to those who want more.
+    let hostile = claim_falsely(&world).await;
+    come_to("beside false claims", &[&often, &seldom], |rates| {
+        rates[0] >= 14.0 && within(rates[1], 13.0, 0.1)
+    })
+    .await;
+    let limited = seldom.limited.load(Relaxed);
+    come_to("still so", &[&often, &seldom], |rates| rates[0] >= 14.0 && within(rates[1], 13.0, 0.1)).await;
+    assert_eq!(seldom.limited.load(Relaxed), limited, "it never wants more than its part");
+    hostile.abort();
 
     seldom.calling.abort();
     drop(little);

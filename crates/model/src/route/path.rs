@@ -1,78 +1,8 @@
-//! Paths that are described, and paths that are made of others.
+//! Paths with open segments, and paths that are made of others.
 
 use std::fmt;
 
-use regex::bytes::{Regex, RegexBuilder};
-
 use crate::Invalid;
-
-/// The longest expression, in bytes.
-const LONGEST: usize = 1024;
-/// How much memory a compiled expression may take, in bytes, and as much again for what a search keeps.
-const MOST: usize = 256 * 1024;
-
-/// A regular expression that a whole text must match, over bytes: `\w`, `\d` and case are those of ASCII.
-///
-/// The `regex` crate searches in time that is linear in the text, so that no path, however made, is slow to look at. It has
-/// neither look-around nor back-references for that reason.
-#[derive(Clone)]
-pub struct Pattern {
-    text: String,
-    compiled: Regex,
-}
-
-impl Pattern {
-    /// Compiles an expression, which need not be anchored.
-    pub fn new(text: impl Into<String>) -> Result<Self, Invalid> {
-        let text = text.into();
-        let refused = |problem: String, hint: &str| Invalid::new("", problem, hint);
-        if text.is_empty() || text.len() > LONGEST {
-            let problem = format!("an expression of {} bytes is too short or too long", text.len());
-            return Err(refused(problem, "write 1 to 1024 bytes"));
-        }
-        let compile = |text: &str| {
-            let builder = &mut RegexBuilder::new(text);
-            builder.unicode(false).size_limit(MOST).dfa_size_limit(MOST).build()
-        };
-        // By itself first: what closes a group that it did not open must not get out of the anchors.
-        match compile(&text).and_then(|_| compile(&format!(r"\A(?:{text})\z"))) {
-            Ok(compiled) => Ok(Self { text, compiled }),
-            Err(regex::Error::CompiledTooBig(_)) => {
-                Err(refused(format!("'{text}' takes too much memory"), "write smaller counts of repetition"))
-            }
-            Err(error) => {
-                let error = error.to_string();
-                let reason = error.lines().last().unwrap_or_default().trim_start_matches("error: ");
-                let hint = "write an expression of the regex crate, such as /users/[0-9]+";
-                Err(refused(format!("'{text}' is not an expression: {reason}"), hint))
-            }
-        }
-    }
-
-    /// As it was written.
-    pub fn as_str(&self) -> &str {
-        &self.text
-    }
-
-    /// Whether all of the text matches.
-    pub fn matches(&self, text: &str) -> bool {
-        self.compiled.is_match(text.as_bytes())
-    }
-}
-
-impl PartialEq for Pattern {
-    fn eq(&self, other: &Self) -> bool {
-        self.text == other.text
-    }
-}
-
-impl Eq for Pattern {}
-
-impl fmt::Debug for Pattern {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.text.fmt(f)
-    }
-}
 
 /// A path with segments that are left open, such as `/users/{id}/orders`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -248,35 +178,6 @@ fn check_host(host: &str) -> Result<(), Invalid> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_expression_speaks_of_the_whole_text() {
-        let matches = |pattern: &str, text| Pattern::new(pattern).unwrap().matches(text);
-        assert!(matches("/users/[0-9]+", "/users/12"));
-        assert!(!matches("/users/[0-9]+", "/users/12/x") && !matches("/users/[0-9]+", "/a/users/12"));
-        assert!(!matches("a|b", "ab") && matches("a|b", "b"), "alternatives are anchored together");
-        assert!(matches("(?i)/A", "/a") && matches(r"\w", "x") && !matches(r"\w", "é"));
-        assert!(matches("(?x) /a # comment\n", "/a"));
-    }
-
-    #[test]
-    fn expressions_that_cannot_be_or_cost_too_much_are_refused() {
-        for wrong in [
-            "",
-            "(",
-            "a)|(?:b",
-            r"(a)\1",
-            "(?=a)",
-            "(?x)a #",
-            &"a".repeat(1025),
-            "((a{100}){100}){100}",
-            "[^a",
-        ] {
-            assert!(Pattern::new(wrong).is_err(), "{wrong}");
-        }
-        let refused = Pattern::new("a{9999}{9999}").unwrap_err();
-        assert!(refused.problem.contains("memory"), "{refused}");
-    }
 
     #[test]
     fn a_template_has_as_many_segments_as_its_paths() {

@@ -4,7 +4,7 @@ use super::{
     BalancingSpec, HealthCheckSpec, LimitSpec, RouteSpec,
     text::{read, read_duration, read_timeouts, write_duration},
 };
-use crate::{Invalid, KeySource, Locality, Policy, Retries, Ring, ServiceName, Timeouts};
+use crate::{Invalid, KeySource, Locality, Policy, Retries, Ring, ServiceName, Timeouts, within_bounds};
 
 /// How calls to a service are routed and protected. Whatever is left out has its default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -104,7 +104,7 @@ impl PolicySpec {
         let routes = self.routes.iter().enumerate();
         let routes = routes.map(|(i, spec)| spec.plan().map_err(|e| e.within(format!("routes[{i}]"))));
         let policy = Policy {
-            routes: routes.collect::<Result<_, _>>()?,
+            routes: within_bounds(routes)?,
             locality: self.locality.plan().map_err(|e| e.within("locality"))?,
             balancing: self.balancing.plan().map_err(|e| e.within("balancing"))?,
             timeouts: read_timeouts(&self.timeout, &self.response_header_timeout, &self.idle_timeout)?,

@@ -26,6 +26,7 @@ impl ServiceSpec {
         let virtual_address =
             self.virtual_address.as_ref().map(|text| read_address("virtualAddress", text)).transpose()?;
         let service = Service { kind: self.kind, protocol: self.protocol, virtual_address };
+        service.validate()?;
         Ok((read("name", &self.name)?, service))
     }
 

@@ -3,6 +3,9 @@ use fairmesh_model::{Endpoint, InstanceId, ServiceName};
 use super::Registration;
 use crate::view::Held;
 
+/// How far the clocks of two machines may be apart, in milliseconds.
+const MAX_AHEAD_MS: u64 = 10 * 60_000;
+
 /// One endpoint, by name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct InstanceRef {
@@ -48,9 +51,12 @@ impl Registration {
         Claim { instance: self.who(), incarnation: self.endpoint.incarnation() }
     }
 
-    /// Whether an earlier process speaks here while a later one, `held`, is there.
-    pub(super) fn is_outdated(&self, held: &Endpoint) -> bool {
-        !self.claim().fits(held.incarnation()) && self.endpoint.incarnation() < held.incarnation()
+    /// Whether an earlier process speaks here while a later one, `held`, is there. An incarnation from the future, by this process's
+    /// clock in milliseconds since 1970, does not outrank others: it would keep every successor out until its lease has run out.
+    pub(super) fn is_outdated(&self, held: &Endpoint, now_ms: u64) -> bool {
+        let (own, held) = (self.endpoint.incarnation(), held.incarnation());
+        let is_possible = held / 1_000 <= now_ms.saturating_add(MAX_AHEAD_MS);
+        !self.claim().fits(held) && own < held && is_possible
     }
 }
 

@@ -1,10 +1,13 @@
 use std::time::Duration;
 
 use fairmesh_model::{EndpointState, Prefix};
+use fairmesh_wire::Lines;
 use tokio::time::Instant;
 
 use super::{InstanceRef, states::with_state};
 use crate::{Registry, RegistryError};
+
+static LOST: Lines = Lines::new();
 
 /// How many are marked in one batch: so many fit, however large their labels are.
 pub(super) const MARKED_AT_ONCE: usize = 100;
@@ -99,7 +102,9 @@ impl Registry {
         let (marked, removed) = self.change(plan).await?.told;
         let mut back = Vec::new();
         for (who, before) in marked {
-            tracing::info!(service = %who.service, instance = %who.instance, "lost: its lease ran out");
+            if let Some(left_out) = LOST.next() {
+                tracing::info!(service = %who.service, instance = %who.instance, left_out, "lost: its lease ran out");
+            }
             // It may have renewed while it was being marked.
             if !self.leases().lose(&who, before, now) {
                 back.push((who, before));

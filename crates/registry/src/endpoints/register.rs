@@ -1,4 +1,7 @@
-use std::collections::{BTreeMap, HashSet};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::atomic::Ordering::Relaxed,
+};
 
 use fairmesh_model::{
     Endpoint, EndpointState, Invalid, Protocol, Record, RecordKey, Service, ServiceKind, ServiceName,
@@ -8,7 +11,7 @@ use fairmesh_wire::records;
 use tokio::time::Instant;
 
 use super::{InstanceRef, Registration, check_batch};
-use crate::{Registry, RegistryError, view::Held};
+use crate::{MAX_DECLARED, Registry, RegistryError, clock::now_ms, view::Held};
 
 /// Says what an endpoint speaks where its service is not declared.
 const PROTOCOL_LABEL: &str = "fairmesh.protocol";
@@ -24,20 +27,28 @@ impl Registry {
         for (i, registration) in registrations.iter().enumerate() {
             registration.validate().map_err(|e| e.within(format!("registrations[{i}].endpoint")))?;
         }
-        let changed = self.change(|| Ok((self.register_ops(registrations)?, ()))).await?;
+        let _registering = self.shared.registering.read().await;
+        let changed = self.change(|| self.register_ops(registrations)).await?;
+        changed.told.into_iter().for_each(|service| self.declarations().add(service));
         self.grant(registrations).await?;
         Ok(changed.revision)
     }
 
-    fn register_ops(&self, registrations: &[Registration]) -> Result<Vec<Op>, RegistryError> {
+    /// What to write, and which services are declared by it.
+    fn register_ops(
+        &self,
+        registrations: &[Registration],
+    ) -> Result<(Vec<Op>, Vec<ServiceName>), RegistryError> {
         let mut by_service: BTreeMap<&ServiceName, Vec<&Registration>> = BTreeMap::new();
         for registration in registrations {
             by_service.entry(&registration.service).or_default().push(registration);
         }
-        let mut ops = Vec::new();
+        let (mut ops, mut declared) = (Vec::new(), Vec::new());
         for (service, registrations) in by_service {
             if self.service(service)?.is_none() {
-                ops.push(declare(service, &registrations)?);
+                self.check_room(declared.len())?;
+                ops.extend([declare(service, &registrations)?, self.declared_here(service)]);
+                declared.push(service.clone());
             }
             let names: HashSet<_> = registrations.iter().map(|r| r.endpoint.instance.as_str()).collect();
             let held = self.endpoints_of(service, |instance| names.contains(instance));
@@ -51,7 +62,18 @@ impl Registry {
                 registration.ops(before, &mut ops)?;
             }
         }
-        Ok(ops)
+        Ok((ops, declared))
+    }
+
+    /// Refuses to declare another service where registrations have declared as many as they may, besides `more`.
+    fn check_room(&self, more: usize) -> Result<(), RegistryError> {
+        if self.declarations().len() + more < MAX_DECLARED {
+            return Ok(());
+        }
+        self.shared.declarations_refused.fetch_add(1, Relaxed);
+        let problem = format!("{MAX_DECLARED} services are declared by registrations alone");
+        let hint = "declare this service with 'fairmesh apply', then register again";
+        Err(RegistryError::refused("service", problem, hint))
     }
 
     /// Starts the leases of what is registered now, and mends what ran out in between.
@@ -68,7 +90,8 @@ impl Registry {
         self.shared.lease_granted.notify_one();
         if was_lost {
             // It may have been marked as lost between the write and the grant.
-            self.change(|| Ok((self.register_ops(registrations)?, ()))).await?;
+            let changed = self.change(|| self.register_ops(registrations)).await?;
+            changed.told.into_iter().for_each(|service| self.declarations().add(service));
         }
         Ok(())
     }
@@ -102,7 +125,7 @@ impl Registration {
     /// `Refused` when a later process is there; one that was lost may have been later by a clock that was wrong.
     fn ops(&self, before: &[&Held], ops: &mut Vec<Op>) -> Result<(), RegistryError> {
         let there = |held: &&&Held| held.endpoint.state != EndpointState::Lost;
-        if before.iter().filter(there).any(|held| self.is_outdated(&held.endpoint)) {
+        if before.iter().filter(there).any(|held| self.is_outdated(&held.endpoint, now_ms())) {
             let InstanceRef { service, instance } = self.who();
             let problem = format!("a process that started later is '{instance}' of {service} now");
             let hint = "stop one of the two, or give each an instance id of its own";

@@ -293,3 +293,33 @@ async fn a_control_plane_that_stood_still_grants_full_terms() {
     tokio::time::sleep(TERM).await;
     assert_eq!(bench.state("a"), Some(EndpointState::Lost));
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_incarnation_from_the_future_keeps_no_successor_out() {
+    let bench = Bench::running();
+    let process = |incarnation: u64| {
+        let mut one = leased("a");
+        one.endpoint.labels.insert(Endpoint::INCARNATION.into(), incarnation.to_string());
+        one
+    };
+    let now_us = crate::clock::now_ms() * 1_000;
+    for future in [u64::MAX, now_us + 3_600_000_000] {
+        bench.registry.register(&[process(future)]).await.unwrap();
+        bench.registry.register(&[process(now_us)]).await.unwrap();
+        let held = bench.registry.endpoints(&cart()).pop().unwrap();
+        assert_eq!(held.endpoint.incarnation(), now_us);
+    }
+    let refused = bench.registry.register(&[process(now_us - 1)]).await.unwrap_err();
+    assert!(matches!(refused, RegistryError::Refused(_)), "the earlier of two of today: {refused}");
+}
+
+#[tokio::test]
+async fn addresses_that_stand_for_many_are_refused_with_what_to_write() {
+    let bench = Bench::new();
+    for wrong in ["0.0.0.0:80", "[::]:80", "224.0.0.1:80", "[ff02::1]:80", "255.255.255.255:80"] {
+        let mut one = endpoint("a");
+        one.endpoint.address = wrong.parse().unwrap();
+        let refused = bench.registry.register(&[one]).await.unwrap_err().to_string();
+        assert!(refused.starts_with("registrations[0].endpoint.address"), "{refused}");
+    }
+}

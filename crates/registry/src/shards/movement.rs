@@ -7,6 +7,7 @@ use fairmesh_model::{
     ShardPart,
 };
 use fairmesh_rib::{Expect, Op};
+use fairmesh_wire::Lines;
 use tokio::{task::JoinSet, time::Instant};
 
 use super::{
@@ -21,6 +22,9 @@ use crate::{InstanceRef, Registry, RegistryError, view::move_record};
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 /// How long to wait for a change before looking again anyway.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+static HELD_UP: Lines = Lines::new();
+static ENDED: Lines = Lines::new();
 
 impl Registry {
     /// Carries every move out that is recorded, for ever; begins with those that an earlier process left.
@@ -65,7 +69,9 @@ impl Registry {
             let waits = match self.act(&service, &wish).await {
                 Ok(waits) => waits,
                 Err(error) => {
-                    tracing::warn!(%service, shard = %wish.shard, %error, "a move is held up; trying again");
+                    if let Some(left_out) = HELD_UP.next() {
+                        tracing::warn!(%service, shard = %wish.shard, %error, left_out, "a move is held up; trying again");
+                    }
                     true
                 }
             };
@@ -97,7 +103,9 @@ impl Registry {
             (Action::Finish, Some(held)) => {
                 self.await_callers(service, wish, held.revision).await;
                 self.edit_for(service, wish, action).await?;
-                tracing::info!(%service, %wish, "moved");
+                if let Some(left_out) = ENDED.next() {
+                    tracing::info!(%service, %wish, left_out, "moved");
+                }
             }
             (Action::Undo(reason), held) => {
                 self.outcomes().remember(service, wish, reason);
@@ -110,7 +118,9 @@ impl Registry {
                     self.outcomes().forget(service, wish.shard);
                     return Ok(false);
                 }
-                tracing::warn!(%service, %wish, reason, "a move is undone");
+                if let Some(left_out) = ENDED.next() {
+                    tracing::warn!(%service, %wish, reason, left_out, "a move is undone");
+                }
             }
             _ => self.edit_for(service, wish, action).await?,
         }
@@ -135,7 +145,10 @@ impl Registry {
         let acked = self.node().wait_acked(&ranges, revision, Instant::now() + PATIENCE).await;
         if !acked.all {
             let behind = acked.behind.join(", ");
-            tracing::warn!(%service, shard = %wish.shard, behind, "callers do not follow; moving on without them");
+            if let Some(left_out) = HELD_UP.next() {
+                let shard = wish.shard;
+                tracing::warn!(%service, %shard, behind, left_out, "callers do not follow; moving on without them");
+            }
         }
     }
 

@@ -4,7 +4,7 @@ use std::{
     io,
     ops::Range,
     path::PathBuf,
-    sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard},
+    sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard},
 };
 
 use fairmesh_model::StoreId;
@@ -27,6 +27,8 @@ pub(super) struct Shared {
     state: RwLock<State>,
     /// Why the writer ended before its time.
     broken: OnceLock<String>,
+    /// Why the last write failed, until one succeeds.
+    failing: Mutex<Option<String>>,
     /// Declared last: released after the database is closed.
     _lock: Option<File>,
 }
@@ -54,6 +56,7 @@ impl Shared {
             backend,
             state: RwLock::new(State::Open(db)),
             broken: OnceLock::new(),
+            failing: Mutex::default(),
             _lock: lock,
         })
     }
@@ -76,6 +79,15 @@ impl Shared {
     }
 
     /// Why nothing can be written any more.
+    /// Notes what became of a write: why it failed, or that it did not; returns the same of the one before.
+    pub(super) fn wrote(&self, failure: Option<String>) -> Option<String> {
+        std::mem::replace(&mut self.failing.lock().unwrap_or_else(PoisonError::into_inner), failure)
+    }
+
+    pub(super) fn failing(&self) -> Option<String> {
+        self.failing.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     pub(super) fn broken(&self) -> Option<&str> {
         self.broken.get().map(String::as_str)
     }
@@ -84,6 +96,20 @@ impl Shared {
     pub(super) fn closed(&self) -> WriteError {
         let reason = self.broken().unwrap_or("it is closed").to_owned();
         WriteError::Failed { place: self.place(), source: io::Error::other(reason) }
+    }
+
+    /// Verifies the file while nothing is written to it, over a view of its own: what is open is not touched.
+    pub(super) fn verify(&self) -> Result<(), StoreError> {
+        let _alone = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        let Meta { revision, .. } = open::verify(&self.path, &self.backend)?;
+        // Where the pages of the last commit do not match, what is found is the commit before.
+        match revision >= self.history.newest() {
+            true => Ok(()),
+            false => Err(StoreError::Corrupt {
+                place: self.place(),
+                problem: "its last commit cannot be read".into(),
+            }),
+        }
     }
 
     pub(super) fn load(&self) -> Result<Loaded, StoreError> {

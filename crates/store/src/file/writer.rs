@@ -97,10 +97,19 @@ impl Writer {
             let group = self.gather(first);
             let mut staged = Staged::default();
             match catch_unwind(AssertUnwindSafe(|| self.write(&group, &mut staged))) {
-                Ok(Ok(())) => answer(group, staged.verdicts),
+                Ok(Ok(())) => {
+                    if self.shared.wrote(None).is_some() {
+                        tracing::info!(path = %self.shared.path.display(), "the store takes writes again");
+                    }
+                    answer(group, staged.verdicts);
+                }
                 Err(panic) => return self.break_down(group, &*panic),
                 Ok(Err(failure)) => {
-                    tracing::error!(path = %self.shared.path.display(), error = %failure, "a write to the store failed");
+                    // Once: each that waits is refused with it, and /readyz says it for as long as it lasts.
+                    if self.shared.wrote(Some(self.refusal(&failure).to_string())).is_none() {
+                        let path = self.shared.path.display();
+                        tracing::error!(%path, error = %failure, "a write to the store failed");
+                    }
                     refuse(group, || self.refusal(&failure));
                 }
             }

@@ -136,7 +136,7 @@ impl TryFrom<v1::Service> for Service {
             "" => None,
             text => Some(socket_address("virtual_address", text)?),
         };
-        Ok(Self {
+        let service = Self {
             kind: match known("kind", message.kind)? {
                 v1::service::Kind::Unspecified | v1::service::Kind::Replicated => ServiceKind::Replicated,
                 v1::service::Kind::Sharded => ServiceKind::Sharded,
@@ -148,6 +148,8 @@ impl TryFrom<v1::Service> for Service {
                 v1::service::Protocol::Grpc => Protocol::Grpc,
             },
             virtual_address,
-        })
+        };
+        service.validate()?;
+        Ok(service)
     }
 }

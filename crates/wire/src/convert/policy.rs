@@ -1,6 +1,8 @@
 use std::time::Duration;
 
-use fairmesh_model::{HealthCheck, Invalid, Locality, Policy, Retries, Ring, Route, ServiceName, Target};
+use fairmesh_model::{
+    HealthCheck, Invalid, Locality, Policy, Retries, Ring, Route, ServiceName, Target, within_bounds,
+};
 
 use crate::v1;
 
@@ -46,7 +48,7 @@ impl TryFrom<v1::Policy> for Policy {
         };
         let ring = |us: u64| Ring { within: (us > 0).then(|| Duration::from_micros(us)) };
         let policy = Self {
-            routes: message.routes.into_iter().enumerate().map(route).collect::<Result<_, _>>()?,
+            routes: within_bounds(message.routes.into_iter().enumerate().map(route))?,
             locality: Locality {
                 rings: message.ring_bounds_us.into_iter().map(ring).collect(),
                 local_only: message.local_only,

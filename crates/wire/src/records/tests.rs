@@ -18,7 +18,8 @@ fn micros(range: std::ops::Range<u64>) -> impl Strategy<Value = Duration> {
 }
 
 fn address() -> impl Strategy<Value = std::net::SocketAddr> {
-    (any::<std::net::IpAddr>(), 1..=u16::MAX).prop_map(Into::into)
+    let callable = |ip: &std::net::IpAddr| !ip.is_multicast() && !ip.is_unspecified();
+    (any::<std::net::IpAddr>().prop_filter("of one machine", callable), 1..=u16::MAX).prop_map(Into::into)
 }
 
 fn service() -> impl Strategy<Value = Service> {

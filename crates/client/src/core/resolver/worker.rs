@@ -12,7 +12,7 @@ use fairmesh_rib::{Snapshot, Update, cache::Cache, upstream::Handle};
 use fairmesh_wire::records;
 use tokio::{
     sync::{mpsc, watch},
-    task::yield_now,
+    task::{spawn_blocking, yield_now},
     time::{Instant, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
@@ -36,6 +36,19 @@ const TIDY: Duration = Duration::from_secs(30);
 /// How many names that are no services are remembered as such, so that names that are made up take a bounded place here and
 /// with the agent.
 const MAX_UNKNOWN: usize = 1024;
+
+/// The policies in an update that have expressions, with their keys.
+fn costly(update: &Update) -> Vec<(RecordKey, Bytes)> {
+    let snapshots = update.snapshots.iter().flat_map(|snapshot| &snapshot.entries);
+    let all = snapshots.chain(&update.puts).filter(|(key, _)| records::is_costly(key));
+    let policies = all.filter_map(|(key, entry)| Some((RecordKey::parse(key).ok()?, entry.value.clone())));
+    policies.filter(|(_, value)| records::has_expressions(value)).collect()
+}
+
+/// A policy that is not valid is told where it is taken.
+fn compile(policies: &[(RecordKey, Bytes)]) -> Vec<Record> {
+    policies.iter().filter_map(|(key, value)| records::decode(key, value).ok()).collect()
+}
 
 /// The one writer of every snapshot.
 pub(super) struct Worker<L> {
@@ -112,10 +125,10 @@ impl<L: Lane> Worker<L> {
             tokio::select! {
                 () = stop.cancelled() => return,
                 Some(event) = events.recv() => {
-                    self.take(event);
+                    self.take_compiled(event).await;
                     // What has piled up is published as one.
                     while let Ok(event) = events.try_recv() {
-                        self.take(event);
+                        self.take_compiled(event).await;
                     }
                 }
                 Ok(()) = state.changed() => self.locate(),
@@ -126,6 +139,21 @@ impl<L: Lane> Worker<L> {
             }
             self.settle().await;
         }
+    }
+
+    /// Takes an event once the expressions of its policies are compiled, away from the program's own tasks.
+    async fn take_compiled(&mut self, event: Event<L>) {
+        let policies = match &event {
+            Event::Update(update) => costly(update),
+            _ => Vec::new(),
+        };
+        let compiled = match policies.is_empty() {
+            true => None,
+            false => spawn_blocking(move || compile(&policies)).await.ok(),
+        };
+        self.take(event);
+        // Held up to here, so that they are found in use.
+        drop(compiled);
     }
 
     fn take(&mut self, event: Event<L>) {

@@ -1,0 +1,77 @@
+//! Which limits policies declare for the whole mesh.
+
+use std::collections::BTreeMap;
+
+use fairmesh_model::{RecordKey, ServiceName};
+use fairmesh_rib::{Entry, Node};
+use fairmesh_wire::v1::{self, rate_limit};
+use prost::Message as _;
+
+use super::Name;
+
+/// The limits of policies as they were read, by service. Only of services that have a policy, so that invented names take no room.
+#[derive(Debug, Default)]
+pub(super) struct Declared {
+    policies: BTreeMap<ServiceName, Policy>,
+}
+
+#[derive(Debug)]
+struct Policy {
+    /// The revision of the record.
+    revision: u64,
+    /// By route, in thousandths of calls a second.
+    limits: BTreeMap<String, u64>,
+}
+
+impl Declared {
+    /// The limit of this name in thousandths of calls a second, where the service's policy in `node` declares it for the whole mesh.
+    pub(super) fn limit(&mut self, node: &Node, (service, route): &Name) -> Option<u64> {
+        let entry = node.get(&key(service));
+        self.read(service, entry.as_ref());
+        self.policies.get(service)?.limits.get(route).copied()
+    }
+
+    /// Reads anew the policies that were read once.
+    pub(super) fn retain(&mut self, node: &Node) {
+        let known: Vec<_> = self.policies.keys().cloned().collect();
+        for service in known {
+            let entry = node.get(&key(&service));
+            self.read(&service, entry.as_ref());
+        }
+    }
+
+    /// Whether it was declared when it was read last.
+    pub(super) fn holds(&self, (service, route): &Name) -> bool {
+        self.policies.get(service).is_some_and(|policy| policy.limits.contains_key(route))
+    }
+
+    fn read(&mut self, service: &ServiceName, entry: Option<&Entry>) {
+        let Some(entry) = entry else {
+            self.policies.remove(service);
+            return;
+        };
+        if self.policies.get(service).is_some_and(|policy| policy.revision == entry.revision) {
+            return;
+        }
+        // Without the rest of the policy, whose expressions would have to be compiled.
+        let message = v1::Policy::decode(entry.value.as_ref()).unwrap_or_default();
+        let routes = message.routes.into_iter();
+        let routes = routes.map(|route| (route.name, route.actions.and_then(|actions| actions.limit)));
+        let all = [(String::new(), message.limit)].into_iter().chain(routes);
+        let limits = all.filter_map(|(route, limit)| Some((route, rate(&limit?)?)));
+        let policy = Policy { revision: entry.revision, limits: limits.collect() };
+        self.policies.insert(service.clone(), policy);
+    }
+}
+
+fn key(service: &ServiceName) -> String {
+    RecordKey::Policy(service.clone()).to_string()
+}
+
+/// In thousandths of calls a second, for a limit of the whole mesh.
+fn rate(limit: &v1::RateLimit) -> Option<u64> {
+    if limit.scope() != rate_limit::Scope::Mesh {
+        return None;
+    }
+    Some((u64::from(limit.calls) * 1_000_000_000 / limit.per_us.max(1)).max(1))
+}

@@ -1,0 +1,87 @@
+//! A control plane whose disk is full, and what it tells load balancers.
+
+use std::{ffi::OsString, fs, path::Path, process::Command};
+
+use fairmesh_model::{HostMatch, Match, Policy, Record, RecordKey, Route};
+use fairmesh_wire::{
+    handshake, records,
+    transport::Address,
+    v1::{ApplyRequest, Op},
+};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+
+use crate::harness::{Process, Program, beside_others, free_port, skipped, until};
+
+/// Runs a program and says why it failed.
+fn run(program: &str, args: &[&str]) -> Result<(), String> {
+    let ran = Command::new(program).args(args).output().map_err(|error| format!("{program}: {error}"))?;
+    if ran.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&ran.stderr).trim().to_owned()) }
+}
+
+/// A control plane that keeps its data on a disk of its own.
+fn start(folder: &Path, port: u16) -> Process {
+    let dir = folder.display();
+    let binary = env!("CARGO_BIN_EXE_fairmesh");
+    let script = format!(
+        "mount -t tmpfs -o size=6m tmpfs {dir}/data && exec {binary} control --http 127.0.0.1:{port} \
+         --grpc unix:{dir}/control.sock --data-dir {dir}/data"
+    );
+    let args = ["--mount", "--propagation", "private", "sh", "-c", &script].map(OsString::from);
+    let log = folder.join("control.log");
+    Process::start(Program { binary: "unshare".into(), args: args.into(), env: Vec::new(), log })
+}
+
+async fn ready(port: u16) -> String {
+    let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)).await else { return String::new() };
+    stream.write_all(b"GET /readyz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
+/// A policy of some 100 KB.
+fn large(number: usize) -> Op {
+    let hosts = (0..5_000).map(|i| HostMatch::Exact(format!("host-{number}-{i}.example.org"))).collect();
+    let matches = Match { hosts, ..Match::default() };
+    let routes = vec![Route { matches, ..Route::new("one".parse().unwrap()) }];
+    let value = records::encode(&Record::Policy(Policy { routes, ..Policy::default() }));
+    let key = RecordKey::Policy(format!("shop/s{number}").parse().unwrap()).to_string();
+    Op { key, value: Some(value), condition: None }
+}
+
+#[tokio::test]
+async fn a_control_plane_whose_disk_is_full_is_not_ready_until_there_is_room() {
+    let _machine = beside_others().await;
+    if let Err(reason) =
+        run("unshare", &["--mount", "--propagation", "private", "mount", "-t", "tmpfs", "tmpfs", "/mnt"])
+    {
+        return skipped("a disk of its own cannot be given to a process", reason);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("data")).unwrap();
+    let port = free_port();
+    let control = start(folder.path(), port);
+    until("it is ready", async || ready(port).await.starts_with("HTTP/1.1 200 ")).await;
+    let address = Address::Unix(folder.path().join("control.sock"));
+    let connection = handshake::connect(&address, "test").await.unwrap();
+    let mut refusal = None;
+    for number in 0..200 {
+        let request = ApplyRequest { ops: vec![large(number)], dry_run: false };
+        if let Err(status) = connection.admin().apply(request).await {
+            refusal = Some(status.message().to_owned());
+            break;
+        }
+    }
+    assert!(refusal.as_deref().is_some_and(|text| text.contains("disk is full")), "{refusal:?}");
+    let answer = ready(port).await;
+    assert!(answer.starts_with("HTTP/1.1 503 ") && answer.contains("disk is full"), "{answer}");
+    let (pid, data) =
+        (control.pid().as_raw_nonzero().to_string(), folder.path().join("data").display().to_string());
+    run("nsenter", &["--mount", "--target", &pid, "mount", "-o", "remount,size=64m", &data]).unwrap();
+    until("it is ready again, without a write", async || ready(port).await.starts_with("HTTP/1.1 200 "))
+        .await;
+    connection.admin().apply(ApplyRequest { ops: vec![large(0)], dry_run: false }).await.unwrap();
+}

@@ -1,0 +1,119 @@
+//! How much the routes of one policy may be: each caller, proxy and lookaside compiles all of them.
+
+use std::collections::BTreeSet;
+
+use super::{Match, PathMatch, Route};
+use crate::Invalid;
+
+/// Routes of one policy.
+pub const MAX_ROUTES: usize = 2_000;
+/// Clients, hosts, methods, headers and parameters that the routes of one policy name, together.
+pub const MAX_CONDITIONS: usize = 10_000;
+/// The memory of the compiled expressions of one policy, in bytes; equal ones count once. One such as `/users/[0-9]+` takes some
+/// thousands of bytes, one with large counts of repetition hundreds of thousands.
+pub const MAX_EXPRESSION_BYTES: usize = 16 << 20;
+
+/// What was seen so far.
+#[derive(Default)]
+struct Seen {
+    conditions: usize,
+    expressions: BTreeSet<String>,
+    bytes: usize,
+}
+
+/// Gathers the routes of a policy, up to the first error or the first route beyond a bound: what comes after it is not compiled.
+///
+/// # Errors
+/// Those of `routes`, and which bound is exceeded at which route.
+pub fn within_bounds(routes: impl Iterator<Item = Result<Route, Invalid>>) -> Result<Vec<Route>, Invalid> {
+    let (mut gathered, mut seen) = (Vec::new(), Seen::default());
+    for (i, route) in routes.enumerate() {
+        if i == MAX_ROUTES {
+            let problem = format!("there are more than {MAX_ROUTES} routes");
+            let hint = "merge routes, such as by a prefix, a template or several hosts, or split the service";
+            return Err(Invalid::new(format!("routes[{i}]"), problem, hint));
+        }
+        let route = route?;
+        seen.add(&route).map_err(|e| e.within(format!("routes[{i}].match")))?;
+        gathered.push(route);
+    }
+    Ok(gathered)
+}
+
+impl Seen {
+    fn add(&mut self, route: &Route) -> Result<(), Invalid> {
+        let Match { clients, hosts, path, methods, headers, query, grpc: _ } = &route.matches;
+        self.conditions += clients.len() + hosts.len() + methods.len() + headers.len() + query.len();
+        if self.conditions > MAX_CONDITIONS {
+            let problem = format!(
+                "up to here the routes name {} clients, hosts, methods, headers and parameters",
+                self.conditions
+            );
+            let hint = format!("keep a policy to {MAX_CONDITIONS}; use suffixes such as *.example.org");
+            return Err(Invalid::new("", problem, hint));
+        }
+        let Some(PathMatch::Regex(pattern)) = path else { return Ok(()) };
+        if self.expressions.insert(pattern.as_str().to_owned()) {
+            self.bytes += pattern.memory();
+        }
+        if self.bytes > MAX_EXPRESSION_BYTES {
+            let problem = format!(
+                "up to here the expressions of the policy take {} KiB when compiled, {} of them this one",
+                self.bytes >> 10,
+                pattern.memory() >> 10
+            );
+            let hint = format!(
+                "keep a policy to {} KiB: write smaller counts of repetition, fewer alternatives, or templates such as \
+                 /users/{{id}}",
+                MAX_EXPRESSION_BYTES >> 10
+            );
+            return Err(Invalid::new("path.regex", problem, hint));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{HostMatch, Pattern};
+
+    fn route(i: usize, matches: Match) -> Route {
+        Route { matches, ..Route::new(format!("r{i}").parse().unwrap()) }
+    }
+
+    fn regex(text: String) -> Match {
+        Match { path: Some(PathMatch::Regex(Pattern::new(text).unwrap())), ..Match::default() }
+    }
+
+    fn refused(routes: impl Iterator<Item = Route>) -> (usize, Invalid) {
+        let mut taken = 0;
+        let counted = routes.inspect(|_| taken += 1).map(Ok);
+        let refusal = within_bounds(counted).unwrap_err();
+        (taken, refusal)
+    }
+
+    #[test]
+    fn what_comes_after_the_bound_is_not_even_compiled() {
+        let costly = |i| route(i, regex(format!("/{i}/[a-z]{{1,900}}x")));
+        let (compiled, refusal) = refused((0..MAX_ROUTES).map(costly));
+        assert!(refusal.field.ends_with(".match.path.regex"), "{refusal}");
+        assert!(refusal.field.starts_with(&format!("routes[{}]", compiled - 1)), "{refusal}");
+        assert!(compiled < 400, "{compiled} were compiled");
+        let (_, refusal) = refused((0..=MAX_ROUTES).map(|i| route(i, Match::default())));
+        assert_eq!(refusal.field, format!("routes[{MAX_ROUTES}]"));
+        let many = |i| {
+            let hosts = vec![HostMatch::Exact("a.b".into()); 101];
+            route(i, Match { hosts, ..Match::default() })
+        };
+        assert_eq!(refused((0..100).map(many)).1.field, "routes[99].match");
+    }
+
+    #[test]
+    fn ordinary_expressions_and_equal_ones_have_room() {
+        let ordinary = (0..MAX_ROUTES).map(|i| route(i, regex(format!("/v{i}/users/[0-9]+(/.*)?"))));
+        assert_eq!(within_bounds(ordinary.map(Ok)).unwrap().len(), MAX_ROUTES);
+        let costly = || regex("/[a-z]{1,900}x".to_owned());
+        assert!(within_bounds((0..500).map(|i| Ok(route(i, costly())))).is_ok());
+    }
+}

@@ -1,0 +1,176 @@
+//! Regular expressions, compiled once in a process.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
+
+use regex_automata::{
+    meta::{BuildError, Config, Regex},
+    nfa::thompson::WhichCaptures,
+    util::syntax,
+};
+
+use crate::Invalid;
+
+/// The longest expression, in bytes.
+const LONGEST: usize = 1024;
+/// How much memory each automaton of a compiled expression may take, in bytes, and as much again for what a search keeps.
+const MOST: usize = 256 * 1024;
+
+/// A regular expression that a whole text must match, over bytes: `\w`, `\d` and case are those of ASCII.
+///
+/// The engine searches in time that is linear in the text, so that no path, however made, is slow to look at. It has
+/// neither look-around nor back-references for that reason. Equal expressions share what they were compiled to, in all policies of a
+/// process, for as long as any of them is in use.
+#[derive(Clone)]
+pub struct Pattern(Arc<Compiled>);
+
+struct Compiled {
+    text: String,
+    regex: Regex,
+}
+
+/// What is in use, by text. Compiling is not deciding: the result is the same wherever it comes from.
+static IN_USE: Mutex<Option<HashMap<String, Weak<Compiled>>>> = Mutex::new(None);
+
+impl Pattern {
+    /// Compiles an expression, which need not be anchored; milliseconds for a costly one.
+    pub fn new(text: impl Into<String>) -> Result<Self, Invalid> {
+        let text = text.into();
+        let refused = |problem: String, hint: &str| Invalid::new("", problem, hint);
+        if text.is_empty() || text.len() > LONGEST {
+            let problem = format!("an expression of {} bytes is too short or too long", text.len());
+            return Err(refused(problem, "write 1 to 1024 bytes"));
+        }
+        if let Some(known) = known(&text) {
+            return Ok(known);
+        }
+        match compile(&text) {
+            Ok(regex) => Ok(share(Compiled { text, regex })),
+            Err(error) if error.size_limit().is_some() => {
+                Err(refused(format!("'{text}' takes too much memory"), "write smaller counts of repetition"))
+            }
+            Err(error) => {
+                let error = error.syntax_error().map_or_else(|| error.to_string(), ToString::to_string);
+                let reason = error.lines().last().unwrap_or_default().trim_start_matches("error: ");
+                let hint = "write an expression of the regex crate, such as /users/[0-9]+";
+                Err(refused(format!("'{text}' is not an expression: {reason}"), hint))
+            }
+        }
+    }
+
+    /// As it was written.
+    pub fn as_str(&self) -> &str {
+        &self.0.text
+    }
+
+    /// Whether all of the text matches.
+    pub fn matches(&self, text: &str) -> bool {
+        self.0.regex.is_match(text.as_bytes())
+    }
+
+    /// How many bytes it takes, without what searches keep: at most as much again for each thread that searches.
+    pub fn memory(&self) -> usize {
+        self.0.regex.memory_usage()
+    }
+}
+
+fn compile(text: &str) -> Result<Regex, BuildError> {
+    let config = Config::new()
+        .nfa_size_limit(Some(MOST))
+        // They are for captures, of which there are none.
+        .onepass(false)
+        .hybrid_cache_capacity(MOST)
+        .which_captures(WhichCaptures::None)
+        .utf8_empty(false);
+    let syntax = syntax::Config::new().unicode(false).utf8(false);
+    let build = |text: &str| Regex::builder().configure(config.clone()).syntax(syntax).build(text);
+    // By itself first: what closes a group that it did not open must not get out of the anchors.
+    if syntax::parse_with(text, &syntax).is_err() {
+        return build(text);
+    }
+    build(&format!(r"\A(?:{text})\z"))
+}
+
+fn known(text: &str) -> Option<Pattern> {
+    let in_use = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
+    in_use.as_ref()?.get(text)?.upgrade().map(Pattern)
+}
+
+/// Keeps it for others to find. What is not in use any more is let go once there may be as much of it as of the rest.
+fn share(compiled: Compiled) -> Pattern {
+    let mut in_use = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
+    let in_use = in_use.get_or_insert_default();
+    if in_use.len() == in_use.capacity() {
+        in_use.retain(|_, compiled| compiled.strong_count() > 0);
+        in_use.reserve(in_use.len());
+    }
+    let text = compiled.text.clone();
+    let compiled = Arc::new(compiled);
+    in_use.insert(text, Arc::downgrade(&compiled));
+    Pattern(compiled)
+}
+
+impl PartialEq for Pattern {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.text == other.0.text
+    }
+}
+
+impl Eq for Pattern {}
+
+impl fmt::Debug for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.text.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_expression_speaks_of_the_whole_text() {
+        let matches = |pattern: &str, text| Pattern::new(pattern).unwrap().matches(text);
+        assert!(matches("/users/[0-9]+", "/users/12"));
+        assert!(!matches("/users/[0-9]+", "/users/12/x") && !matches("/users/[0-9]+", "/a/users/12"));
+        assert!(!matches("a|b", "ab") && matches("a|b", "b"), "alternatives are anchored together");
+        assert!(matches("(?i)/A", "/a") && matches(r"\w", "x") && !matches(r"\w", "é"));
+        assert!(matches("(?x) /a # comment\n", "/a"));
+    }
+
+    #[test]
+    fn expressions_that_cannot_be_or_cost_too_much_are_refused() {
+        for wrong in [
+            "",
+            "(",
+            "a)|(?:b",
+            r"(a)\1",
+            "(?=a)",
+            "(?x)a #",
+            &"a".repeat(1025),
+            "((a{100}){100}){100}",
+            "[^a",
+        ] {
+            assert!(Pattern::new(wrong).is_err(), "{wrong}");
+        }
+        let refused = Pattern::new("a{9999}{9999}").unwrap_err();
+        assert!(refused.problem.contains("memory"), "{refused}");
+    }
+
+    #[test]
+    fn equal_expressions_are_compiled_once_and_let_go_when_not_in_use() {
+        let first = Pattern::new("/shared/[0-9]+").unwrap();
+        assert!(Arc::ptr_eq(&first.0, &Pattern::new("/shared/[0-9]+").unwrap().0));
+        let in_use = |text: &str| known(text).is_some();
+        drop(first);
+        assert!(!in_use("/shared/[0-9]+"));
+        for i in 0..1_000 {
+            Pattern::new(format!("/let-go/{i}")).unwrap();
+        }
+        let kept = IN_USE.lock().unwrap().as_ref().map_or(0, HashMap::len);
+        assert!(kept < 500, "{kept} are kept");
+    }
+}
