@@ -187,7 +187,7 @@ impl Forwarder {
     fn count_nobody(&self, nobody: &Nobody) {
         count(match nobody {
             Nobody::TooMany { .. } => &self.services.refused,
-            Nobody::NoHost | Nobody::NoName(_) => &self.metrics.nobody,
+            Nobody::NoHost | Nobody::Malformed(_) | Nobody::NoName(_) => &self.metrics.nobody,
         });
     }
 

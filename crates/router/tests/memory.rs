@@ -48,7 +48,7 @@ unsafe impl GlobalAlloc for Counting {
 fn route(name: &str, path: &str) -> Route {
     let mut route = Route::new(Label::new(name).unwrap());
     route.matches.path = Some(PathMatch::Prefix(path.into()));
-    route.timeout = Some(Duration::from_secs(2));
+    route.timeouts.total = Some(Duration::from_secs(2));
     route
 }
 
