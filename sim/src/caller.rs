@@ -1,6 +1,6 @@
 //! A simulated caller: when it calls, and what it knows.
 
-use fairmesh_balancer::poll::Pace;
+use fairmesh_balancer::poll::PollLimiter;
 use fairmesh_model::{
     Location,
     arith::{Generator, mix_pair},
@@ -36,7 +36,7 @@ pub(crate) struct Caller {
     pub(crate) client: u64,
     pub(crate) known: Knowledge,
     /// When it asks servers for their load. A caller is a process, all of whose parts share what they learn.
-    pub(crate) pace: Pace,
+    pub(crate) poll_limiter: PollLimiter,
     /// Draws when it calls and for what; nothing that depends on a decision draws from it, so that under every policy
     /// the same requests come at the same times.
     demand: Generator,
@@ -98,7 +98,16 @@ impl Caller {
         let mut random = Generator::new(chance.0);
         let demand = Generator::new(random.next());
         let seeds = Generator::new(mix_pair(random.next(), chance.1));
-        Self { kind, client, known, pace: Pace::default(), demand, seeds, clock: 0, hears_after: 0 }
+        Self {
+            kind,
+            client,
+            known,
+            poll_limiter: PollLimiter::default(),
+            demand,
+            seeds,
+            clock: 0,
+            hears_after: 0,
+        }
     }
 
     /// When it calls next after `now`, or `None` when its rate stays 0.

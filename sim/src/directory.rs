@@ -8,7 +8,7 @@ use fairmesh_model::{
     Region, Regions, RoundTrips, Service, ServiceKind, ServiceName, Verdicts,
     arith::{hash_text, mix_pair},
 };
-use fairmesh_router::{Facts, Slots, Upstream};
+use fairmesh_router::{EndpointStats, Facts, Upstream};
 
 use crate::lane::Lane;
 
@@ -189,7 +189,7 @@ pub(crate) struct Knowledge {
     /// What it decides by.
     pub(crate) upstream: Upstream,
     /// What it has learnt, whichever snapshot is in use.
-    pub(crate) slots: Arc<Slots>,
+    pub(crate) endpoint_stats: Arc<EndpointStats>,
     /// Servers by the upstream's indices.
     servers: Vec<u32>,
     /// By the same, those that were called.
@@ -202,10 +202,10 @@ impl Knowledge {
     /// What a caller knows once it has subscribed.
     pub(crate) fn first(directory: &Directory, location: &Location, client: u64) -> Self {
         let told = told(directory, client);
-        let slots = Arc::default();
-        let upstream = Upstream::compile(&directory.facts(&told, location, client), &slots, None);
+        let endpoint_stats = Arc::default();
+        let upstream = Upstream::compile(&directory.facts(&told, location, client), &endpoint_stats, None);
         let servers = servers_of(&upstream);
-        Self { upstream, slots, servers, lanes: Vec::new(), told, version: directory.version }
+        Self { upstream, endpoint_stats, servers, lanes: Vec::new(), told, version: directory.version }
     }
 
     /// Learns what has changed since.
@@ -217,7 +217,7 @@ impl Knowledge {
         let told = told(directory, client);
         if told != self.told {
             let facts = directory.facts(&told, location, client);
-            let upstream = Upstream::compile(&facts, &self.slots, Some(&self.upstream));
+            let upstream = Upstream::compile(&facts, &self.endpoint_stats, Some(&self.upstream));
             self.leave(&upstream);
             self.upstream = upstream;
             self.servers = servers_of(&self.upstream);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fairmesh_balancer::poll::{Askable, Asked, Claim};
+use fairmesh_balancer::poll::{PollGuard, PollState, PollTarget};
 
 /// How long a connection stays open without a call, in nanoseconds: as long as the client library keeps one.
 const IDLE: u64 = 90_000_000_000;
@@ -12,9 +12,9 @@ const IDLE: u64 = 90_000_000_000;
 pub(crate) struct Lane {
     /// Until when the connection is open if no call goes over it; 0 while there is none.
     open_until: u64,
-    asked: Arc<Asked>,
+    poll_state: Arc<PollState>,
     /// The question under way, by its flight.
-    question: Option<(u32, Claim)>,
+    question: Option<(u32, PollGuard)>,
 }
 
 impl Lane {
@@ -34,20 +34,20 @@ impl Lane {
     }
 
     /// A question is under way.
-    pub(crate) fn asks(&mut self, flight: u32, claim: Claim) {
-        self.question = Some((flight, claim));
+    pub(crate) fn asks(&mut self, flight: u32, guard: PollGuard) {
+        self.question = Some((flight, guard));
     }
 
     /// That question is over; `None` where it was meant for whoever was here before.
-    pub(crate) fn asked_by(&mut self, flight: u32) -> Option<Claim> {
-        self.question.take_if(|(number, _)| *number == flight).map(|(_, claim)| claim)
+    pub(crate) fn asked_by(&mut self, flight: u32) -> Option<PollGuard> {
+        self.question.take_if(|(number, _)| *number == flight).map(|(_, guard)| guard)
     }
 }
 
 /// Lanes whose connection is closed are not offered for questions at all.
-impl Askable for Lane {
-    fn asked(&self) -> &Arc<Asked> {
-        &self.asked
+impl PollTarget for Lane {
+    fn poll_state(&self) -> &Arc<PollState> {
+        &self.poll_state
     }
 
     fn is_connected(&self) -> bool {

@@ -3,7 +3,7 @@
 mod shares;
 mod windows;
 
-use fairmesh_balancer::poll::Estimates;
+use fairmesh_balancer::poll::EstimateCounters;
 use hdrhistogram::Histogram;
 
 pub(crate) use shares::Shares;
@@ -68,7 +68,7 @@ pub(crate) struct Metrics {
     /// Calls sent where nothing better than a last resort was left.
     pub(crate) last_resort: u64,
     /// Where estimates of load came from, while figures do not count yet, and afterwards.
-    estimates: [Estimates; 2],
+    estimates: [EstimateCounters; 2],
     questions: u64,
     /// Calls that ended, warm-up included.
     pub(crate) all_calls: u64,
@@ -106,7 +106,7 @@ impl Metrics {
     }
 
     /// Counts where estimates of load come from.
-    pub(crate) fn estimates(&self, now: u64) -> &Estimates {
+    pub(crate) fn estimates(&self, now: u64) -> &EstimateCounters {
         &self.estimates[usize::from(now >= self.measured_from)]
     }
 

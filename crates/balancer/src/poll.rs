@@ -11,9 +11,9 @@
 //! the call would wait; a task that wakes up all the time, which costs a program that is idle; a flag that each pick sets, which
 //! would cost every call a write.
 
-mod allowance;
-mod asked;
+mod budget;
 mod estimate;
+mod state;
 
 use std::sync::{
     Arc,
@@ -22,34 +22,34 @@ use std::sync::{
 
 use fairmesh_model::{Balancing, BalancingPolicy, Score};
 
-use self::allowance::Allowance;
+use self::budget::PollBudget;
 pub use self::{
-    asked::{Asked, Claim},
-    estimate::{Estimate, Estimates, Freshness, estimate},
+    estimate::{Estimate, EstimateCounters, EstimateInput, estimate},
+    state::{PollGuard, PollState},
 };
-use crate::Slots;
+use crate::EndpointStats;
 
 /// From survey to survey of a service, in nanoseconds: what bounds questions where tries are so frequent that they pay for more than
 /// a hundred a second. Programs that call seldom, which have most use for questions, would gain nothing by a shorter time, since
 /// each survey follows a call.
-pub const EVERY: u64 = 20_000_000;
+pub const ROUND_INTERVAL: u64 = 20_000_000;
 /// Endpoints that one survey looks at: more than a usual subset has, and few where one is all of a fleet.
-pub const WINDOW: usize = 32;
+pub const MAX_EXAMINED: usize = 32;
 /// Servers that one survey asks.
-const AT_ONCE: usize = 2;
+const MAX_POLLS_PER_ROUND: usize = 2;
 /// How many times of work the mean goes over.
-const WORK_MEMORY: u64 = 8;
+const SERVICE_TIME_SAMPLES: u64 = 8;
 
 /// How long an answer may take, in nanoseconds: whoever is near and needs longer has other things to do.
-pub const PATIENCE: u64 = 250_000_000;
+pub const POLL_TIMEOUT: u64 = 250_000_000;
 /// How long a server is left alone that did not answer, in nanoseconds.
-pub const AFTER_SILENCE: u64 = 5_000_000_000;
+pub const NO_RESPONSE_BACKOFF: u64 = 5_000_000_000;
 /// How long one is left alone that answers something else, in nanoseconds: it is not Fairmesh's server layer, and only a new
 /// release of it would be.
-pub const AFTER_NONSENSE: u64 = 10 * 60 * 1_000_000_000;
+pub const UNSUPPORTED_BACKOFF: u64 = 10 * 60 * 1_000_000_000;
 
 /// What to go by, where load reports decide and servers may be asked for them.
-pub fn polled(balancing: &Balancing) -> Option<Score> {
+pub fn polling_config(balancing: &Balancing) -> Option<Score> {
     (balancing.policy == BalancingPolicy::Score && balancing.score.poll).then_some(balancing.score)
 }
 
@@ -58,94 +58,102 @@ pub fn polled(balancing: &Balancing) -> Option<Score> {
 /// What a try needs comes first.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub struct Pace {
+pub struct PollLimiter {
     /// From when on the next try is followed by a survey, in nanoseconds of the clock.
     due: AtomicU64,
-    allowance: Allowance,
+    budget: PollBudget,
     /// How long servers work on a request, in nanoseconds: a mean over the tries that surveys followed. 0 before any.
-    work: AtomicU64,
+    service_time: AtomicU64,
     /// Places that surveys have looked at.
-    looked: AtomicUsize,
+    examined: AtomicUsize,
 }
 
-impl Pace {
-    /// Counts a try that begins at `now`. Whether it is to be followed by a survey of the endpoints, as one is each [`EVERY`]
+impl PollLimiter {
+    /// Counts a try that begins at `now`. Whether it is to be followed by a survey of the endpoints, as one is each [`ROUND_INTERVAL`]
     /// nanoseconds while tries pay for questions.
     #[inline]
-    pub fn claims_survey(&self, now: u64) -> bool {
-        if !self.allowance.earn() {
+    pub fn claim_round(&self, now: u64) -> bool {
+        if !self.budget.deposit() {
             return false;
         }
         let due = self.due.load(Relaxed);
-        now >= due && self.due.compare_exchange(due, now.saturating_add(EVERY), Relaxed, Relaxed).is_ok()
+        now >= due
+            && self.due.compare_exchange(due, now.saturating_add(ROUND_INTERVAL), Relaxed, Relaxed).is_ok()
     }
 
     /// Takes how long a server worked on a request, in nanoseconds, and returns the mean.
-    pub fn worked(&self, time: u64) -> u64 {
-        let before = self.work.load(Relaxed);
+    pub fn record_service_time(&self, time: u64) -> u64 {
+        let previous = self.service_time.load(Relaxed);
         // Of two at once one is lost, as many are that no survey follows.
-        let mean = if before == 0 { time } else { before - before / WORK_MEMORY + time / WORK_MEMORY };
-        self.work.store(mean, Relaxed);
+        let mean = if previous == 0 {
+            time
+        } else {
+            previous - previous / SERVICE_TIME_SAMPLES + time / SERVICE_TIME_SAMPLES
+        };
+        self.service_time.store(mean, Relaxed);
         mean
     }
 
     /// Places among `all` that the next survey looks at, going on where the one before it stopped and wrapping around.
     fn window<'a, T>(&self, all: &'a [T]) -> impl Iterator<Item = &'a T> {
-        let from = self.looked.fetch_add(WINDOW, Relaxed);
-        let (before, after) = all.split_at(from % all.len().max(1));
-        after.iter().chain(before).take(WINDOW)
+        let start = self.examined.fetch_add(MAX_EXAMINED, Relaxed);
+        let (before, after) = all.split_at(start % all.len().max(1));
+        after.iter().chain(before).take(MAX_EXAMINED)
     }
 }
 
 /// A server that may be asked.
-pub trait Askable {
+pub trait PollTarget {
     /// What asking it has shown.
-    fn asked(&self) -> &Arc<Asked>;
+    fn poll_state(&self) -> &Arc<PollState>;
     /// Whether a question could be sent at once, over a connection that is open already.
     fn is_connected(&self) -> bool;
 }
 
 /// Looks at the endpoints of a service.
 #[derive(Clone, Copy, Debug)]
-pub struct Survey<'a> {
+pub struct PollRound<'a> {
     /// When the program asks, and what it has asked already.
-    pub pace: &'a Pace,
+    pub limiter: &'a PollLimiter,
     /// What is known of the endpoints.
-    pub slots: &'a Slots,
+    pub stats: &'a EndpointStats,
     /// The constants of the service.
     pub score: Score,
     /// Counts where estimates came from.
-    pub estimates: &'a Estimates,
-    /// How long servers work on a request, in nanoseconds: see [`Pace::worked`].
-    pub work: u64,
+    pub estimates: &'a EstimateCounters,
+    /// How long servers work on a request, in nanoseconds: see [`PollLimiter::worked`].
+    pub service_time: u64,
     /// The time, in nanoseconds of the caller's clock.
     pub now: u64,
 }
 
-impl Survey<'_> {
+impl PollRound<'_> {
     /// Counts how what is known of some of the endpoints came about, and claims those of them that are to be asked.
     ///
     /// `nearest` are the endpoints that calls could go to, by index; `server` gives the one at an index, or `None` where it was
     /// never called.
-    pub fn look<'s, S: Askable + 's>(
+    pub fn select_targets<'s, S: PollTarget + 's>(
         &self,
         nearest: &[u32],
         server: impl Fn(u32) -> Option<&'s S>,
-    ) -> Vec<(u32, Claim)> {
-        let mut near = Vec::new();
-        for &index in self.pace.window(nearest) {
+    ) -> Vec<(u32, PollGuard)> {
+        let mut eligible = Vec::new();
+        for &index in self.limiter.window(nearest) {
             let server = server(index);
-            match self.judge(index, server) {
-                (Estimate::Poll, Some(heard)) => near.extend(server.map(|server| (heard, index, server))),
+            match self.estimate_source(index, server) {
+                (Estimate::Poll, Some(last_report_at)) => {
+                    eligible.extend(server.map(|server| (last_report_at, index, server)))
+                }
                 (estimate, _) => self.estimates.count(estimate),
             }
         }
-        near.sort_by_key(|(heard, ..)| *heard);
-        let mut chosen = Vec::with_capacity(AT_ONCE);
-        for (_, index, server) in near {
-            let claim = if chosen.len() < AT_ONCE { server.asked().claim() } else { None };
-            match claim.filter(|_| self.pace.allowance.spend()) {
-                Some(claim) => chosen.push((index, claim)),
+        eligible.sort_by_key(|(last_report_at, ..)| *last_report_at);
+        let mut chosen = Vec::with_capacity(MAX_POLLS_PER_ROUND);
+        for (_, index, server) in eligible {
+            let guard =
+                if chosen.len() < MAX_POLLS_PER_ROUND { server.poll_state().try_acquire() } else { None };
+            match guard.filter(|_| self.limiter.budget.withdraw()) {
+                Some(guard) => chosen.push((index, guard)),
                 None => self.estimates.count(Estimate::Random),
             }
         }
@@ -153,28 +161,28 @@ impl Survey<'_> {
     }
 
     /// Where an endpoint's load is known from; where it may be asked, also when it was heard of last.
-    fn judge(&self, index: u32, server: Option<&impl Askable>) -> (Estimate, Option<u64>) {
-        let (Some(reported), Some(server)) = (self.slots.reported(index), server) else {
+    fn estimate_source(&self, index: u32, server: Option<&impl PollTarget>) -> (Estimate, Option<u64>) {
+        let (Some(last_report), Some(server)) = (self.stats.last_report(index), server) else {
             // Whoever never reported is not asked: most servers know nothing of all this.
             return (Estimate::Random, None);
         };
-        let asked = server.asked();
-        let known = Freshness {
+        let poll_state = server.poll_state();
+        let input = EstimateInput {
             // A report dated later than now was read by another thread a moment ago.
-            age: Some(self.now.saturating_sub(reported.at)),
-            round_trip: Some(asked.round_trip(self.now)),
-            work: self.work,
+            age: Some(self.now.saturating_sub(last_report.at)),
+            round_trip: Some(poll_state.round_trip(self.now)),
+            service_time: self.service_time,
         };
-        match estimate(&self.score, known) {
-            Estimate::Cached if asked.has_told(&reported) => (Estimate::Poll, None),
+        match estimate(&self.score, input) {
+            Estimate::Cached if poll_state.is_polled_report(&last_report) => (Estimate::Poll, None),
             Estimate::Cached => (Estimate::Cached, None),
             // One that is avoided for its failures gets no calls, and none needs its load.
             Estimate::Poll
-                if asked.is_free(self.now)
-                    && self.slots.penalised_until(index) <= self.now
+                if poll_state.is_pollable(self.now)
+                    && self.stats.ejected_until(index) <= self.now
                     && server.is_connected() =>
             {
-                (Estimate::Poll, Some(reported.at))
+                (Estimate::Poll, Some(last_report.at))
             }
             Estimate::Poll | Estimate::Random => (Estimate::Random, None),
         }

@@ -3,7 +3,7 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-use crate::rule::FINE_ONE;
+use crate::config::UNIT_COST;
 
 /// What a server says of its load, all its callers together (ServiceRouter §3.4.3; Uber, assisted balancing).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub struct LoadReport {
 
 /// A report and when it came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reported {
+pub struct ReceivedReport {
     /// The report.
     pub load: LoadReport,
     /// When, in nanoseconds of the caller's clock.
@@ -30,7 +30,7 @@ pub struct Reported {
 /// The last report of one endpoint and what reports amount to, in half a cache line.
 #[derive(Debug)]
 #[repr(align(32))]
-pub(crate) struct Place {
+pub(crate) struct ReportCell {
     /// Requests in the low half, CPU and streams above, each plus one, so that 0 means that there is none.
     load: AtomicU64,
     /// 0 means never.
@@ -41,18 +41,18 @@ pub(crate) struct Place {
     cost: AtomicU32,
 }
 
-impl Default for Place {
+impl Default for ReportCell {
     fn default() -> Self {
         Self {
             load: AtomicU64::new(0),
             at: AtomicU64::new(0),
             metric: AtomicU32::new(0),
-            cost: AtomicU32::new(FINE_ONE),
+            cost: AtomicU32::new(UNIT_COST),
         }
     }
 }
 
-impl Place {
+impl ReportCell {
     /// Keeps a report. Of two that come at once, the load of one may meet the time of the other: they are as old.
     #[inline]
     pub(crate) fn put(&self, load: LoadReport, now: u64) {
@@ -63,10 +63,11 @@ impl Place {
     }
 
     #[inline]
-    pub(crate) fn get(&self) -> Option<Reported> {
+    pub(crate) fn get(&self) -> Option<ReceivedReport> {
         let at = self.at.load(Acquire);
         let metric = self.metric.load(Relaxed).checked_sub(1);
-        (at != 0).then(|| Reported { load: LoadReport { metric, ..unpack(self.load.load(Relaxed)) }, at })
+        (at != 0)
+            .then(|| ReceivedReport { load: LoadReport { metric, ..unpack(self.load.load(Relaxed)) }, at })
     }
 
     pub(crate) fn cost(&self) -> u32 {
@@ -78,7 +79,7 @@ impl Place {
     }
 
     pub(crate) fn clear(&self) {
-        self.cost.store(FINE_ONE, Relaxed);
+        self.cost.store(UNIT_COST, Relaxed);
         self.at.store(0, Release);
     }
 }
@@ -106,18 +107,18 @@ mod tests {
 
     #[test]
     fn a_report_reads_back_with_what_it_leaves_out() {
-        let place = Place::default();
-        assert_eq!(place.get(), None);
+        let cell = ReportCell::default();
+        assert_eq!(cell.get(), None);
         for requests in [None, Some(0), Some(7), Some(u32::MAX - 1)] {
             for cpu in [None, Some(0), Some(1500), Some(u16::MAX - 1)] {
                 for (streams, metric) in [(None, Some(3)), (Some(0), None), (Some(65_534), Some(0))] {
                     let load = LoadReport { requests, streams, cpu, metric };
-                    place.put(load, 42);
-                    assert_eq!(place.get(), Some(Reported { load, at: 42 }));
+                    cell.put(load, 42);
+                    assert_eq!(cell.get(), Some(ReceivedReport { load, at: 42 }));
                 }
             }
         }
-        place.clear();
-        assert_eq!(place.get(), None);
+        cell.clear();
+        assert_eq!(cell.get(), None);
     }
 }

@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use fairmesh_balancer::{
-    Contest, LoadReport, Members, Outcome, Rule, Slots, pick,
-    poll::{Freshness, estimate},
+    BalancerConfig, CandidateSet, EndpointStats, LoadReport, Outcome, PickContext, pick,
+    poll::{EstimateInput, estimate},
     rendezvous,
 };
 use fairmesh_model::{
@@ -147,45 +147,52 @@ impl Known {
     }
 
     /// The same as slots, with the calls under way.
-    fn slots(&self, rule: &Rule) -> (Slots, Members) {
-        let slots = Slots::default();
+    fn stats(&self, config: &BalancerConfig) -> (EndpointStats, CandidateSet) {
+        let stats = EndpointStats::default();
         let ids: Vec<_> =
             (0..self.weights.len()).map(|i| InstanceId::new(format!("i{i}")).unwrap()).collect();
-        let (indices, _lease) = slots.assign(&ids);
+        let (indices, _index_pin) = stats.assign_indices(&ids);
         let members: Vec<_> =
             indices.iter().copied().zip(self.weights.iter().map(|&weight| weight as u32)).collect();
-        slots.admit(&members, rule);
+        stats.set_members(&members, config);
         for (&index, &count) in indices.iter().zip(&self.outstanding) {
-            (0..count).for_each(|_| slots.begin(index));
+            (0..count).for_each(|_| stats.begin(index));
         }
         for &index in &self.penalised {
-            slots.begin(index);
-            slots.finish(index, Outcome::Unreachable, 0);
+            stats.begin(index);
+            stats.finish(index, Outcome::Unreachable, 0);
         }
-        (slots, Members::new(&members))
+        (stats, CandidateSet::new(&members))
     }
 }
 
-fn rule(policy: BalancingPolicy) -> Rule {
-    Rule::new(&Balancing { policy, ..Balancing::default() })
+fn config(policy: BalancingPolicy) -> BalancerConfig {
+    BalancerConfig::new(&Balancing { policy, ..Balancing::default() })
 }
 
 /// What each of the seeds 0 to 7 picks at a time, in nanoseconds.
-fn picked(slots: &Slots, members: &Members, rule: &Rule, tried: &[u32], now: u64) -> Vec<u32> {
-    let contest = Contest::new(slots, rule.terms(), tried, now);
-    let pick = |seed| pick(&members.group(), &contest, &mut Generator::new(seed), &mut ()).unwrap().index;
+fn picked(
+    stats: &EndpointStats,
+    members: &CandidateSet,
+    config: &BalancerConfig,
+    tried: &[u32],
+    now: u64,
+) -> Vec<u32> {
+    let context = PickContext::new(stats, config.pick_config(), tried, now);
+    let pick =
+        |seed| pick(&members.as_candidates(), &context, &mut Generator::new(seed), &mut ()).unwrap().index;
     (0..8).map(pick).collect()
 }
 
 #[test]
 fn picks() {
     let plain = |policy: BalancingPolicy, seed, cases| -> Vec<Value> {
-        let (mut random, rule) = (Generator::new(seed), rule(policy));
+        let (mut random, config) = (Generator::new(seed), config(policy));
         let case = |case| {
             let known = Known::draw(case, &mut random);
-            let (slots, members) = known.slots(&rule);
+            let (stats, members) = known.stats(&config);
             let mut written = known.write();
-            written["picked_by_seed_0_to_7"] = json!(picked(&slots, &members, &rule, &known.tried, 1));
+            written["picked_by_seed_0_to_7"] = json!(picked(&stats, &members, &config, &known.tried, 1));
             written
         };
         (0..cases).map(case).collect()
@@ -201,15 +208,16 @@ fn picks() {
 }
 
 #[test]
-fn turns() {
-    let (mut random, rule) = (Generator::new(14), rule(BalancingPolicy::RoundRobin));
+fn round_robin() {
+    let (mut random, config) = (Generator::new(14), config(BalancingPolicy::RoundRobin));
     let cases = (0..24).map(|case| {
         let known = Known::draw(case, &mut random);
-        let (slots, members) = known.slots(&rule);
-        let contest = Contest::new(&slots, rule.terms(), &known.tried, 1);
+        let (stats, members) = known.stats(&config);
+        let context = PickContext::new(&stats, config.pick_config(), &known.tried, 1);
         let turns = (0..20).map(|_| {
-            let picked = pick(&members.group(), &contest, &mut Generator::new(1), &mut ()).unwrap().index;
-            slots.next_turn();
+            let picked =
+                pick(&members.as_candidates(), &context, &mut Generator::new(1), &mut ()).unwrap().index;
+            stats.advance_round_robin();
             picked
         });
         let mut written = known.write();
@@ -229,16 +237,16 @@ fn up_to(random: &mut Generator, bits: u64) -> u64 {
 #[test]
 fn reports() {
     let score = Score { reward: 5, ..Score::default() };
-    let rewarding = Rule::new(&Balancing { score, ..Balancing::default() });
-    let (plain, rewarded) = (told(15, &rule(BalancingPolicy::Score), 20), told(17, &rewarding, 6));
+    let rewarding = BalancerConfig::new(&Balancing { score, ..Balancing::default() });
+    let (plain, rewarded) = (told(15, &config(BalancingPolicy::Score), 20), told(17, &rewarding, 6));
     check("reports.json", &[("reports", plain), ("rewarded_5_percent", rewarded)]);
 }
 
-fn told(seed: u64, rule: &Rule, cases: usize) -> Vec<Value> {
+fn told(seed: u64, config: &BalancerConfig, cases: usize) -> Vec<Value> {
     let mut random = Generator::new(seed);
     let case = |case| {
         let known = Known { penalised: Vec::new(), tried: Vec::new(), ..Known::draw(case, &mut random) };
-        let (slots, members) = known.slots(rule);
+        let (stats, members) = known.stats(config);
         let n = known.weights.len() as u64;
         let mut now = random.below(1 << 40);
         let reports = (0..10 * n).map(|_| {
@@ -247,20 +255,20 @@ fn told(seed: u64, rule: &Rule, cases: usize) -> Vec<Value> {
             let requests = (random.below(4) > 0).then(|| up_to(&mut random, 7) as u32);
             let streams = (random.below(8) == 0).then(|| random.below(9) as u32);
             let cpu = (random.below(4) > 0).then(|| random.below(1200) as u16);
-            slots.report(index, LoadReport { requests, streams, cpu, metric: None }, now);
+            stats.record_report(index, LoadReport { requests, streams, cpu, metric: None }, now);
             json!([now, index, requests, streams, cpu])
         });
         let reports: Value = reports.collect();
         let scores = |now| -> Vec<i64> {
-            let contest = Contest::new(&slots, rule.terms(), &[], now);
-            (0..n).map(|i| contest.stand(i as u32, known.weights[i as usize] as u32).score).collect()
+            let context = PickContext::new(&stats, config.pick_config(), &[], now);
+            (0..n).map(|i| context.score_endpoint(i as u32, known.weights[i as usize] as u32).score).collect()
         };
         let later = now + 90_000_000_000;
         json!({
             "weights": known.weights, "outstanding": known.outstanding,
             "reports_at_index_requests_streams_cpu": reports,
             "scores": scores(now), "scores_90s_later": scores(later),
-            "picked_by_seed_0_to_7": picked(&slots, &members, rule, &[], now),
+            "picked_by_seed_0_to_7": picked(&stats, &members, config, &[], now),
         })
     };
     (0..cases).map(case).collect()
@@ -278,7 +286,7 @@ fn estimates() {
         let age = (random.below(8) > 0).then(|| random.below(100_000_000));
         let round_trip = (random.below(8) > 0).then(|| up_to(&mut random, 26));
         let work = up_to(&mut random, 27);
-        let estimate = estimate(&score, Freshness { age, round_trip, work });
+        let estimate = estimate(&score, EstimateInput { age, round_trip, service_time: work });
         json!({
             "poll_after_ms": poll_after, "poll_ratio": poll_ratio,
             "age": age, "round_trip": round_trip, "work": work,
@@ -290,22 +298,22 @@ fn estimates() {
 
 #[test]
 fn latencies() {
-    let (mut random, rule) = (Generator::new(16), rule(BalancingPolicy::PeakEwma));
+    let (mut random, config) = (Generator::new(16), config(BalancingPolicy::PeakEwma));
     let cases = (0..20).map(|case| {
         let known = Known { penalised: Vec::new(), tried: Vec::new(), ..Known::draw(case, &mut random) };
-        let (slots, members) = known.slots(&rule);
+        let (stats, members) = known.stats(&config);
         let n = known.weights.len() as u64;
         let mut now = random.below(1 << 40);
         let answers = (0..5 * n).map(|_| {
             now += up_to(&mut random, 13) << 20;
             let (index, latency) = (random.below(n) as u32, up_to(&mut random, 36));
-            slots.observe(index, latency, now);
+            stats.record_latency(index, latency, now);
             json!([now, index, latency])
         });
         let answers: Value = answers.collect();
         json!({
             "weights": known.weights, "outstanding": known.outstanding, "answers_at_index_latency": answers,
-            "picked_by_seed_0_to_7": picked(&slots, &members, &rule, &[], now),
+            "picked_by_seed_0_to_7": picked(&stats, &members, &config, &[], now),
         })
     });
     check("latencies.json", &[("latencies", cases.collect())]);

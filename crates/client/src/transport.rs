@@ -21,7 +21,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_balancer::poll::Asked;
+use fairmesh_balancer::poll::PollState;
 use fairmesh_router::{EndpointTarget, Held};
 use fairmesh_wire::transport::{Plaintext, Transport};
 use http::{HeaderMap, StatusCode, response};
@@ -79,7 +79,7 @@ pub(crate) struct Line {
     h2: PerCore<h2::Pool>,
     retired: AtomicBool,
     counters: Arc<Counters>,
-    asked: Arc<Asked>,
+    poll_state: Arc<PollState>,
 }
 
 /// The head of an answer and where its body comes from.
@@ -216,8 +216,8 @@ impl Line {
     }
 
     /// What asking has shown.
-    pub(crate) fn asked(&self) -> &Arc<Asked> {
-        &self.asked
+    pub(crate) fn poll_state(&self) -> &Arc<PollState> {
+        &self.poll_state
     }
 
     /// The endpoint, and how tries end there.
@@ -281,7 +281,7 @@ impl Lane for Arc<Line> {
             h2: PerCore::new(wiring.cores),
             retired: AtomicBool::new(false),
             counters: Arc::clone(&wiring.counters),
-            asked: Arc::default(),
+            poll_state: Arc::default(),
         })
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use fairmesh_balancer::poll::polled;
+use fairmesh_balancer::poll::polling_config;
 use fairmesh_model::{
     Invalid, Location, Region, RoundTrips,
     arith::{Generator, hash_text, mix_pair},
@@ -38,7 +38,7 @@ pub(crate) fn build(scenario: &Scenario) -> Result<Engine, Invalid> {
     let callers = draft.callers(&kinds, &directory)?;
     let deadline = u64::try_from(directory.policy().timeout.as_nanos()).unwrap_or(u64::MAX);
     let attempts = directory.policy().retries.attempts as usize;
-    let polled = polled(&directory.policy().balancing);
+    let polled = polling_config(&directory.policy().balancing);
     let mut engine = Engine {
         now: 0,
         end: scenario.duration.nanos(),

@@ -47,7 +47,7 @@ impl Engine {
         flight.try_at(picked.index, server);
         flight.place = Place::Network;
         if self.polled.is_some() {
-            flight.surveyed = caller.pace.claims_survey(now).then_some(self.now);
+            flight.surveyed = caller.poll_limiter.claim_round(now).then_some(self.now);
         }
         let from = flight.caller;
         self.metrics.sent(server, picked.last_resort);
@@ -97,7 +97,7 @@ impl Engine {
         if self.polled.is_some() {
             caller.known.connected(flight.index, flight.server, has_answer(ending), self.now);
         }
-        let Knowledge { upstream, slots, .. } = &caller.known;
+        let Knowledge { upstream, endpoint_stats, .. } = &caller.known;
         match ending {
             Ending::Answered => upstream.report(flight.index, flight.report, now),
             Ending::Error | Ending::Busy => upstream.report_unearned(flight.index, flight.report, now),
@@ -108,7 +108,7 @@ impl Engine {
             upstream.observe(flight.index, self.now - flight.began, now);
         }
         match flight.streaming {
-            true => slots.finish_stream(flight.index, outcome(ending), now),
+            true => endpoint_stats.finish_stream(flight.index, outcome(ending), now),
             false => upstream.finish(flight.index, outcome(ending), now),
         }
         if has_answer(ending) {
@@ -120,7 +120,7 @@ impl Engine {
     pub(super) fn becomes_stream(&mut self, number: u32) {
         let flight = self.flights.get(number);
         let caller = &self.callers[flight.caller as usize];
-        flight.streaming = caller.known.slots.call_becomes_stream(flight.index);
+        flight.streaming = caller.known.endpoint_stats.convert_to_stream(flight.index);
         self.follow(number);
     }
 

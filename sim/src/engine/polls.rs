@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use fairmesh_balancer::poll::{AFTER_NONSENSE, AFTER_SILENCE, Askable, Estimate, PATIENCE, Survey};
+use fairmesh_balancer::poll::{
+    Estimate, NO_RESPONSE_BACKOFF, POLL_TIMEOUT, PollRound, PollTarget, UNSUPPORTED_BACKOFF,
+};
 use fairmesh_router::LoadReport;
 
 use super::{Engine, What};
@@ -27,18 +29,26 @@ impl Engine {
         let (from, index) = (flight.caller, flight.index);
         let caller = &self.callers[from as usize];
         let (known, now) = (&caller.known, caller.now(self.now));
-        let round_trip = known.lane(index).map_or(0, |lane| lane.asked().round_trip(now));
-        let work = caller.pace.worked((self.now - began).saturating_sub(round_trip));
-        let Knowledge { upstream, slots, .. } = known;
+        let round_trip = known.lane(index).map_or(0, |lane| lane.poll_state().round_trip(now));
+        let service_time =
+            caller.poll_limiter.record_service_time((self.now - began).saturating_sub(round_trip));
+        let Knowledge { upstream, endpoint_stats, .. } = known;
         let estimates = self.metrics.estimates(self.now);
-        let survey = Survey { pace: &caller.pace, slots, score, estimates, work, now };
+        let round = PollRound {
+            limiter: &caller.poll_limiter,
+            stats: endpoint_stats,
+            score,
+            estimates,
+            service_time,
+            now,
+        };
         let open = |index| known.lane(index).filter(|lane| lane.is_open(self.now));
-        for (index, claim) in survey.look(upstream.nearest(), open) {
+        for (index, guard) in round.select_targets(upstream.nearest(), open) {
             let question = self.flights.add(from, Need { cpu: COST, wait: 0, stream: false }, self.now);
             let known = &mut self.callers[from as usize].known;
             let server = known.server(index);
             if let Some(lane) = known.lane_mut(index) {
-                lane.asks(question, claim);
+                lane.asks(question, guard);
             }
             let flight = self.flights.get(question);
             flight.asks = true;
@@ -68,20 +78,20 @@ impl Engine {
         let (now, took) = (caller.now(self.now), self.now - flight.began);
         let known = &mut caller.known;
         let Some(lane) = known.lane_mut(flight.index) else { return };
-        let Some(claim) = lane.asked_by(number) else { return };
+        let Some(guard) = lane.asked_by(number) else { return };
         if flight.ending != Ending::Answered {
             lane.close();
-            return claim.end(now + AFTER_SILENCE);
+            return guard.finish(now + NO_RESPONSE_BACKOFF);
         }
-        if took > PATIENCE {
-            return claim.end((now + PATIENCE + AFTER_SILENCE).saturating_sub(took));
+        if took > POLL_TIMEOUT {
+            return guard.finish((now + POLL_TIMEOUT + NO_RESPONSE_BACKOFF).saturating_sub(took));
         }
-        let asked = Arc::clone(lane.asked());
-        asked.took(took, now);
+        let poll_state = Arc::clone(lane.poll_state());
+        poll_state.record_round_trip(took, now);
         if flight.report == LoadReport::default() {
-            return claim.end(now + AFTER_NONSENSE);
+            return guard.finish(now + UNSUPPORTED_BACKOFF);
         }
-        claim.end(now);
-        asked.told(&known.slots, flight.index, flight.report, now);
+        guard.finish(now);
+        poll_state.record_report(&known.endpoint_stats, flight.index, flight.report, now);
     }
 }

@@ -3,59 +3,63 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-use crate::rule::TICKS_BITS;
+use crate::config::TICK_BITS;
 
-/// Bits of [`Slot::counts`] that count calls; those above count streams.
+/// Bits of [`HotStats::counts`] that count calls; those above count streams.
 const CALLS_BITS: u32 = 20;
 const STREAM: u32 = 1 << CALLS_BITS;
-const MOST_STREAMS: u32 = u32::MAX >> CALLS_BITS;
+const MAX_STREAMS: u32 = u32::MAX >> CALLS_BITS;
 
 /// By how many ticks a report may be dated later than now: one half-life.
-const SKEW: u32 = 1 << 8;
+const MAX_SKEW: u32 = 1 << 8;
 
 /// What a pick reads of one endpoint: 16 bytes, so that four endpoints share a cache line.
 #[derive(Debug)]
 #[repr(C, align(16))]
-pub(crate) struct Slot {
+pub(crate) struct HotStats {
     /// This client's calls under way (low 20 bits) and streams (high 12).
     counts: AtomicU32,
     /// The tick of the last report; 0 until the endpoint is first looked at.
-    at: AtomicU32,
-    /// A [`Load`], packed.
+    updated_tick: AtomicU32,
+    /// A [`LoadEstimate`], packed.
     load: AtomicU64,
 }
 
 /// What is known of an endpoint's load beside this client's own calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Load {
+pub(crate) struct LoadEstimate {
     /// By how much what others have under way there exceeds what its capacity would make usual; in 1/256 requests on an
     /// ordinary endpoint of the service, or in 1/256 of the 16th part of the usual where that is above 16 requests.
     pub(crate) excess: i32,
     /// What a call costs there against the mean, as reported utilisation has it, in 1/1024; the reciprocal of capacity.
     pub(crate) cost: u16,
     /// Mean weight over its weight, in 1/256.
-    pub(crate) ratio: u16,
+    pub(crate) weight_ratio: u16,
     /// Whether failures are held against it: only then somebody looks them up.
-    pub(crate) troubled: bool,
+    pub(crate) suspect: bool,
 }
 
-impl Load {
+impl LoadEstimate {
     /// An endpoint of which nothing is known.
-    pub(crate) const NEUTRAL: Self =
-        Self { excess: 0, cost: 1 << Self::COST_BITS, ratio: 1 << Self::RATIO_BITS, troubled: false };
+    pub(crate) const NEUTRAL: Self = Self {
+        excess: 0,
+        cost: 1 << Self::COST_BITS,
+        weight_ratio: 1 << Self::WEIGHT_RATIO_BITS,
+        suspect: false,
+    };
     /// Bits of a cost behind the point.
     pub(crate) const COST_BITS: u32 = 10;
     const COST_MASK: u64 = (1 << 15) - 1;
     /// Bits of a ratio behind the point.
-    pub(crate) const RATIO_BITS: u32 = 8;
+    pub(crate) const WEIGHT_RATIO_BITS: u32 = 8;
     /// Bits of a load behind the point.
     pub(crate) const BITS: u32 = 8;
 
     #[inline]
     const fn pack(self) -> u64 {
         // A cost is at most 8, in 14 bits.
-        let cost = self.cost as u64 & Self::COST_MASK | (self.troubled as u64) << 15;
-        (self.excess as u32 as u64) << 32 | cost << 16 | self.ratio as u64
+        let cost = self.cost as u64 & Self::COST_MASK | (self.suspect as u64) << 15;
+        (self.excess as u32 as u64) << 32 | cost << 16 | self.weight_ratio as u64
     }
 
     #[inline]
@@ -63,19 +67,23 @@ impl Load {
         Self {
             excess: (word >> 32) as u32 as i32,
             cost: (word >> 16 & Self::COST_MASK) as u16,
-            ratio: word as u16,
-            troubled: word >> 31 & 1 != 0,
+            weight_ratio: word as u16,
+            suspect: word >> 31 & 1 != 0,
         }
     }
 }
 
-impl Default for Slot {
+impl Default for HotStats {
     fn default() -> Self {
-        Self { counts: AtomicU32::new(0), at: AtomicU32::new(0), load: AtomicU64::new(Load::NEUTRAL.pack()) }
+        Self {
+            counts: AtomicU32::new(0),
+            updated_tick: AtomicU32::new(0),
+            load: AtomicU64::new(LoadEstimate::NEUTRAL.pack()),
+        }
     }
 }
 
-impl Slot {
+impl HotStats {
     #[inline]
     pub(crate) fn begin(&self) {
         self.counts.fetch_add(1, Relaxed);
@@ -90,12 +98,12 @@ impl Slot {
     }
 
     /// Counts a call as a stream from now on; says whether it does, for [`finish_stream`](Self::finish_stream).
-    pub(crate) fn call_becomes_stream(&self) -> bool {
-        let turn = |counts: u32| {
-            let fits = counts & (STREAM - 1) != 0 && counts >> CALLS_BITS < MOST_STREAMS;
+    pub(crate) fn convert_to_stream(&self) -> bool {
+        let convert = |counts: u32| {
+            let fits = counts & (STREAM - 1) != 0 && counts >> CALLS_BITS < MAX_STREAMS;
             fits.then(|| counts - 1 + STREAM)
         };
-        self.counts.fetch_update(Relaxed, Relaxed, turn).is_ok()
+        self.counts.fetch_update(Relaxed, Relaxed, convert).is_ok()
     }
 
     pub(crate) fn finish_stream(&self) {
@@ -117,70 +125,71 @@ impl Slot {
 
     /// This client's own load there in 1/256 calls; a stream, which mostly waits, counts as the 16th part of a call (Uber, assisted balancing).
     #[inline]
-    pub(crate) fn own(&self) -> u64 {
+    pub(crate) fn own_load(&self) -> u64 {
         let counts = self.counts.load(Relaxed);
-        (u64::from(counts & (STREAM - 1)) << Load::BITS)
-            + (u64::from(counts >> CALLS_BITS) << (Load::BITS - 4))
+        (u64::from(counts & (STREAM - 1)) << LoadEstimate::BITS)
+            + (u64::from(counts >> CALLS_BITS) << (LoadEstimate::BITS - 4))
     }
 
     #[inline]
-    pub(crate) fn at(&self) -> u32 {
-        self.at.load(Acquire)
+    pub(crate) fn updated_tick(&self) -> u32 {
+        self.updated_tick.load(Acquire)
     }
 
     /// Ticks since the last report, or since the endpoint was first looked at, which this may be.
     #[inline]
     pub(crate) fn age(&self, tick: u32) -> u32 {
-        let at = self.at();
+        let at = self.updated_tick();
         if at == 0 {
             // A seed for a new endpoint has no date of its own: compilation knows no time.
-            self.at.store(tick, Release);
+            self.updated_tick.store(tick, Release);
             return 0;
         }
         let age = tick.wrapping_sub(at);
         // Another thread's clock may have been read a little later than this one's.
-        if age > u32::MAX - SKEW { 0 } else { age }
+        if age > u32::MAX - MAX_SKEW { 0 } else { age }
     }
 
     #[inline]
-    pub(crate) fn load(&self) -> Load {
-        Load::unpack(self.load.load(Relaxed))
+    pub(crate) fn load(&self) -> LoadEstimate {
+        LoadEstimate::unpack(self.load.load(Relaxed))
     }
 
     /// Changes what is known, dated `tick`.
-    pub(crate) fn learn(&self, tick: u32, change: impl Fn(Load) -> Load) {
-        let _ = self.load.fetch_update(Relaxed, Relaxed, |word| Some(change(Load::unpack(word)).pack()));
+    pub(crate) fn update_load(&self, tick: u32, change: impl Fn(LoadEstimate) -> LoadEstimate) {
+        let _ =
+            self.load.fetch_update(Relaxed, Relaxed, |word| Some(change(LoadEstimate::unpack(word)).pack()));
         if tick != 0 {
-            self.at.store(tick, Release);
+            self.updated_tick.store(tick, Release);
         }
     }
 
     /// Says whether failures are held against the endpoint; returns whether that changes anything.
-    pub(crate) fn set_troubled(&self, troubled: bool) -> bool {
-        let change = |word| Some(Load { troubled, ..Load::unpack(word) }.pack());
+    pub(crate) fn set_suspect(&self, suspect: bool) -> bool {
+        let change = |word| Some(LoadEstimate { suspect, ..LoadEstimate::unpack(word) }.pack());
         self.load
             .fetch_update(Relaxed, Relaxed, change)
-            .is_ok_and(|before| Load::unpack(before).troubled != troubled)
+            .is_ok_and(|before| LoadEstimate::unpack(before).suspect != suspect)
     }
 
     /// Forgets what was learnt of the endpoint's load, but not its failures.
-    pub(crate) fn forget_load(&self) {
-        self.learn(0, |load| Load { troubled: load.troubled, ..Load::NEUTRAL });
+    pub(crate) fn reset_load(&self) {
+        self.update_load(0, |load| LoadEstimate { suspect: load.suspect, ..LoadEstimate::NEUTRAL });
     }
 
-    pub(crate) fn forget(&self) {
-        self.load.store(Load::NEUTRAL.pack(), Relaxed);
-        self.at.store(0, Release);
+    pub(crate) fn reset(&self) {
+        self.load.store(LoadEstimate::NEUTRAL.pack(), Relaxed);
+        self.updated_tick.store(0, Release);
     }
 }
 
 /// A value as it counts after `age` ticks: halved each 256 ticks, in a straight line between (Uber, assisted balancing). With
 /// `h = age >> 8` and `r = age & 255`: `(value * (512 - r)) >> (9 + h)`, shifts rounding down; 0 from `h = 32` on.
 #[inline]
-pub(crate) fn aged(value: i64, age: u32) -> i64 {
-    let (halvings, rest) = (age >> TICKS_BITS, age & ((1 << TICKS_BITS) - 1));
+pub(crate) fn decay(value: i64, age: u32) -> i64 {
+    let (halvings, rest) = (age >> TICK_BITS, age & ((1 << TICK_BITS) - 1));
     if halvings >= 32 {
         return 0;
     }
-    (value * i64::from((2 << TICKS_BITS) - rest)) >> (TICKS_BITS + 1 + halvings)
+    (value * i64::from((2 << TICK_BITS) - rest)) >> (TICK_BITS + 1 + halvings)
 }

@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap, collections::VecDeque};
 
-use fairmesh_balancer::{Concurrency, ConcurrencyRule, Ended};
+use fairmesh_balancer::{AdaptiveConcurrency, CompletedRequest, ConcurrencyConfig};
 use fairmesh_model::arith::Generator;
 
 const MS: u64 = 1_000_000;
@@ -53,7 +53,7 @@ struct Server {
     workers: usize,
     work: Work,
     chance: Generator,
-    limit: Concurrency,
+    limit: AdaptiveConcurrency,
     now: u64,
     queue: VecDeque<u64>,
     /// When they end, and when they came.
@@ -62,12 +62,12 @@ struct Server {
 }
 
 impl Server {
-    fn new(workers: usize, work: Work, rule: ConcurrencyRule, seed: u64) -> Self {
+    fn new(workers: usize, work: Work, config: ConcurrencyConfig, seed: u64) -> Self {
         Self {
             workers,
             work,
             chance: Generator::new(seed),
-            limit: Concurrency::new(rule, seed),
+            limit: AdaptiveConcurrency::new(config, seed),
             now: 0,
             queue: VecDeque::new(),
             busy: BinaryHeap::new(),
@@ -111,7 +111,12 @@ impl Server {
             ..*done
         };
         let refused = std::mem::take(&mut self.refused);
-        self.limit.ended(Ended { took, under_way, refused, now: self.now });
+        self.limit.record_success(CompletedRequest {
+            latency: took,
+            in_flight: under_way,
+            refused,
+            now: self.now,
+        });
         if let Some(came) = self.queue.pop_front() {
             self.begin(came);
         }
@@ -138,12 +143,12 @@ impl Server {
     }
 }
 
-fn servers(rule: ConcurrencyRule) -> impl Iterator<Item = Server> {
+fn servers(config: ConcurrencyConfig) -> impl Iterator<Item = Server> {
     let works =
         [Work::Same(10 * MS), Work::Exponential(10 * MS), Work::Mixed(20 * MS), Work::Exponential(MS)];
     let kinds = works.into_iter().flat_map(|work| [1, 4, 16, 64].map(|workers| (workers, work)));
     kinds.flat_map(move |(workers, work)| {
-        (0..2).map(move |seed| Server::new(workers, work, rule, seed * 7919 + workers as u64))
+        (0..2).map(move |seed| Server::new(workers, work, config, seed * 7919 + workers as u64))
     })
 }
 
@@ -164,9 +169,9 @@ fn overloaded(server: &mut Server, seconds: f64) -> (f64, f64) {
 }
 
 #[test]
-fn at_three_times_its_capacity_a_server_does_nine_tenths_of_it_and_no_request_waits_for_long() {
+fn at_three_times_capacity_goodput_stays_above_90_percent_and_queueing_bounded() {
     let mut bad = Vec::new();
-    for mut server in servers(ConcurrencyRule::default()) {
+    for mut server in servers(ConcurrencyConfig::default()) {
         let what = format!("{} workers, {:?}", server.workers, server.work);
         let rate = server.capacity() / 2.0;
         let calm = server.run(rate, 1, 20.0);
@@ -186,9 +191,9 @@ fn at_three_times_its_capacity_a_server_does_nine_tenths_of_it_and_no_request_wa
 }
 
 #[test]
-fn an_overload_from_the_first_request_on_is_found_out() {
+fn an_overload_from_the_first_request_is_detected() {
     let mut bad = Vec::new();
-    for mut server in servers(ConcurrencyRule::default()).filter(|server| server.capacity() < 5_000.0) {
+    for mut server in servers(ConcurrencyConfig::default()).filter(|server| server.capacity() < 5_000.0) {
         overloaded(&mut server, 120.0);
         let (goodput, mean) = overloaded(&mut server, 20.0);
         if goodput < 0.9 || mean > 8.0 {
@@ -200,10 +205,10 @@ fn an_overload_from_the_first_request_on_is_found_out() {
 
 /// Few requests that take very different times, and now and then many at once, which the server could all work on: how many
 /// of a thousand it refuses.
-fn refused_of_few(rule: ConcurrencyRule) -> u64 {
+fn refused_of_few(config: ConcurrencyConfig) -> u64 {
     let mut sums = Done::default();
     for seed in 0..20 {
-        let mut server = Server::new(64, Work::Mixed(100 * MS), rule, seed);
+        let mut server = Server::new(64, Work::Mixed(100 * MS), config, seed);
         for _ in 0..20 {
             for done in [server.run(20.0, 1, 30.0), server.run(50.0, 24, 1.0)] {
                 sums.answered += done.answered;
@@ -215,21 +220,21 @@ fn refused_of_few(rule: ConcurrencyRule) -> u64 {
 }
 
 #[test]
-fn few_requests_are_not_held_up() {
-    assert_eq!(refused_of_few(ConcurrencyRule::default()), 0);
+fn low_traffic_is_not_refused() {
+    assert_eq!(refused_of_few(ConcurrencyConfig::default()), 0);
 }
 
 #[test]
-fn without_a_minimum_of_samples_few_requests_would_be_held_up() {
-    let hasty = ConcurrencyRule { min_samples: 1, ..ConcurrencyRule::default() };
+fn without_min_samples_low_traffic_would_be_refused() {
+    let hasty = ConcurrencyConfig { min_samples: 1, ..ConcurrencyConfig::default() };
     let refused = refused_of_few(hasty);
     assert!(refused > 10, "the test would not notice: {refused} of a thousand");
 }
 
 #[test]
-fn a_slow_database_is_no_overload_for_long() {
+fn a_slow_dependency_is_not_treated_as_overload() {
     let mut bad = Vec::new();
-    for mut server in servers(ConcurrencyRule::default()).filter(|server| server.workers == 64) {
+    for mut server in servers(ConcurrencyConfig::default()).filter(|server| server.workers == 64) {
         let rate = server.capacity() / 8.0;
         server.run(rate, 1, 20.0);
         // Each takes five times as long, and there are workers enough for that.
@@ -249,19 +254,19 @@ fn a_slow_database_is_no_overload_for_long() {
 }
 
 #[test]
-fn a_look_for_the_least_time_ends_where_every_request_fails() {
-    let mut server = Server::new(4, Work::Same(10 * MS), ConcurrencyRule::default(), 1);
+fn a_probe_ends_when_every_request_fails() {
+    let mut server = Server::new(4, Work::Same(10 * MS), ConcurrencyConfig::default(), 1);
     // Below its least it is only while it looks.
-    let looks = |limit: &Concurrency| limit.limit() < ConcurrencyRule::default().least;
+    let looks = |limit: &AdaptiveConcurrency| limit.limit() < ConcurrencyConfig::default().min_limit;
     let rate = server.capacity() * 3.0;
     let found = (0..12_000).any(|_| {
         server.run(rate, 1, 0.01);
         looks(&server.limit)
     });
     assert!(found, "it never looked");
-    let failed = |now| Ended { took: 1, under_way: 1, refused: 0, now };
-    server.limit.gave_up(failed(server.now + 9 * SECOND));
+    let failed = |now| CompletedRequest { latency: 1, in_flight: 1, refused: 0, now };
+    server.limit.record_failure(failed(server.now + 9 * SECOND));
     assert!(looks(&server.limit));
-    server.limit.gave_up(failed(server.now + 11 * SECOND));
+    server.limit.record_failure(failed(server.now + 11 * SECOND));
     assert!(!looks(&server.limit));
 }

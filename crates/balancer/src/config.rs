@@ -2,20 +2,20 @@ use std::time::Duration;
 
 use fairmesh_model::{Balancing, BalancingPolicy, LoadSignal};
 
-use crate::slots::Load;
+use crate::endpoint_stats::LoadEstimate;
 
 /// Ticks in which what a report said comes to count half: ages keep 8 bits behind the point.
-pub(crate) const TICKS_BITS: u32 = 8;
+pub(crate) const TICK_BITS: u32 = 8;
 /// The capacity correction that changes nothing, as reports keep it.
-pub(crate) const FINE_ONE: u32 = 1 << 20;
+pub(crate) const UNIT_COST: u32 = 1 << 20;
 
-/// What a pick has to know of a service's [`Rule`]: a quarter of a cache line.
+/// What a pick has to know of a service's [`BalancerConfig`]: a quarter of a cache line.
 ///
 /// Time is counted in ticks, the 256th part of the half-life of a report, so that ageing is a shift and one multiplication.
 #[derive(Clone, Copy, Debug)]
-pub struct Terms {
+pub struct PickConfig {
     /// Ticks in a nanosecond, times 2^64.
-    ticks: u64,
+    ticks_per_nano: u64,
     /// For how many ticks a correction holds without reports.
     pub(crate) memory: u32,
     pub(crate) policy: BalancingPolicy,
@@ -23,16 +23,16 @@ pub struct Terms {
 
 /// How a service is balanced: its policy's constants in the units in which they are used.
 #[derive(Clone, Copy, Debug)]
-pub struct Rule {
-    pub(crate) terms: Terms,
+pub struct BalancerConfig {
+    pub(crate) pick_config: PickConfig,
     /// Whether requests that servers report count.
     pub(crate) counts_requests: bool,
     pub(crate) utilisation: Utilisation,
     pub(crate) smoothing: u32,
     /// By how much a correction moves in a tick for each unit of error, times 2^32.
     pub(crate) gain: u64,
-    /// The greatest correction; the least is its reciprocal. [`FINE_ONE`] is none.
-    pub(crate) most: u32,
+    /// The greatest correction; the least is its reciprocal. [`UNIT_COST`] is none.
+    pub(crate) max_cost: u32,
     /// Percent of the mean that a new endpoint is taken to carry.
     pub(crate) warm_up: u32,
     /// What an answer takes off the excess, in the unit of loads.
@@ -40,10 +40,10 @@ pub struct Rule {
     pub(crate) consecutive: u32,
     pub(crate) failure_percent: u32,
     pub(crate) min_samples: u32,
-    pub(crate) most_percent: u32,
-    pub(crate) first_penalty: u64,
+    pub(crate) panic_percent: u32,
+    pub(crate) base_ejection: u64,
     load_factor: u32,
-    pub(crate) longest_penalty: u64,
+    pub(crate) max_ejection: u64,
 }
 
 /// Which reported number is to become equal everywhere.
@@ -54,17 +54,17 @@ pub(crate) enum Utilisation {
     Metric,
 }
 
-impl Rule {
+impl BalancerConfig {
     /// The rule of a policy.
     pub fn new(balancing: &Balancing) -> Self {
         let Balancing { policy, signal, score, outliers, .. } = balancing;
         // The model keeps half-lives above 100 ms; nothing divides by zero whatever it holds.
         let half_life = u128::from(nanos(score.half_life).max(1));
-        let ticks = ((1_u128 << (64 + TICKS_BITS)) / half_life).min(u128::from(u64::MAX)) as u64;
-        let tick = half_life >> TICKS_BITS;
+        let ticks_per_nano = ((1_u128 << (64 + TICK_BITS)) / half_life).min(u128::from(u64::MAX)) as u64;
+        let tick = half_life >> TICK_BITS;
         Self {
-            terms: Terms {
-                ticks,
+            pick_config: PickConfig {
+                ticks_per_nano,
                 memory: (u128::from(nanos(score.memory)) / tick.max(1)).min(1 << 30) as u32,
                 policy: *policy,
             },
@@ -79,16 +79,16 @@ impl Rule {
             },
             smoothing: score.smoothing.max(1),
             gain: ((u128::from(score.gain) * tick) << 32).div_ceil(100_000_000_000) as u64,
-            most: FINE_ONE * score.correction.clamp(1, 8),
+            max_cost: UNIT_COST * score.correction.clamp(1, 8),
             warm_up: score.warm_up,
-            reward: (i64::from(score.reward) << Load::BITS) / 100,
+            reward: (i64::from(score.reward) << LoadEstimate::BITS) / 100,
             load_factor: balancing.load_factor,
             consecutive: outliers.consecutive,
             failure_percent: outliers.failure_percent,
             min_samples: outliers.min_samples.max(1),
-            most_percent: outliers.most_percent,
-            first_penalty: nanos(outliers.first),
-            longest_penalty: nanos(outliers.longest),
+            panic_percent: outliers.most_percent,
+            base_ejection: nanos(outliers.first),
+            max_ejection: nanos(outliers.longest),
         }
     }
 
@@ -102,23 +102,23 @@ impl Rule {
     /// seems to carry the percentage of the mean, but no more above the mean than that percentage of a request. A lead of
     /// one request decides a duel: with ten, a new endpoint of a service with long requests would not be called less but
     /// not at all, for many half-lives.
-    pub(crate) fn seed(&self, own: u64, others: u64) -> u64 {
+    pub(crate) fn initial_excess(&self, own: u64, others: u64) -> u64 {
         let (mean, warm_up) = (own + others, u64::from(self.warm_up));
-        (mean * warm_up / 100).min(mean + (warm_up << Load::BITS) / 100).saturating_sub(others)
+        (mean * warm_up / 100).min(mean + (warm_up << LoadEstimate::BITS) / 100).saturating_sub(others)
     }
 
     /// What makes one endpoint better than another.
     pub fn policy(&self) -> BalancingPolicy {
-        self.terms.policy
+        self.pick_config.policy
     }
 
     /// What picks have to know.
-    pub fn terms(&self) -> Terms {
-        self.terms
+    pub fn pick_config(&self) -> PickConfig {
+        self.pick_config
     }
 }
 
-impl Terms {
+impl PickConfig {
     /// What makes one endpoint better than another.
     #[inline]
     pub fn policy(&self) -> BalancingPolicy {
@@ -130,11 +130,11 @@ impl Terms {
     #[inline]
     pub(crate) fn tick(&self, now: u64) -> u32 {
         // The low 32 bits of a count that only ever grows.
-        (((u128::from(now) * u128::from(self.ticks)) >> 64) as u32).max(1)
+        (((u128::from(now) * u128::from(self.ticks_per_nano)) >> 64) as u32).max(1)
     }
 }
 
-impl Default for Rule {
+impl Default for BalancerConfig {
     fn default() -> Self {
         Self::new(&Balancing::default())
     }
