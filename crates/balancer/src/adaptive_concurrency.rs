@@ -1,61 +1,63 @@
-//! How many requests a server takes at one time, learnt from how long they take (ServiceRouter §5).
+//! The adaptive concurrency limit of a server: how many requests it accepts at once, derived from their latency
+//! (ServiceRouter §5).
 //!
-//! A server that has as many requests as it can work on makes further ones wait, and each of them longer. So the time that
-//! requests take, against the time that they take where none waits, says whether there are too many. The limit follows
-//! `limit × 2 × least latency ÷ latency + √limit`: requests take about twice their least time where the limit is met, which keeps
-//! every worker busy, and the root is room to find out whether more would go.
+//! Requests beyond what a server can process wait, and each wait lengthens the latency. So the latency, compared with
+//! the latency without queueing, shows whether too many requests are in flight. The limit follows `limit × 2 × min
+//! latency ÷ latency + √limit`: at the limit, requests take about twice their minimum latency, which keeps every worker
+//! busy; the square root is headroom to discover whether a higher limit would work.
 //!
-//! The form is that of Netflix's Gradient2 and of Envoy's adaptive concurrency; what is compared is not. Gradient2 compares with
-//! a mean over long, which an overload that lasts becomes part of, so that the limit rises until it is none. Envoy measures
-//! the least time by letting three requests in at a time every minute, and so refuses some although all is well. Here
+//! The form is that of Netflix's Gradient2 and of Envoy's adaptive concurrency; the reference latency differs.
+//! Gradient2 compares with a long-term mean, which a lasting overload becomes part of, so that the limit rises without
+//! bound. Envoy measures the minimum RTT by admitting three requests at a time every minute, and so refuses requests of
+//! a healthy server. Here
 //!
-//! - the limit falls **only while it is met**, that is while it refuses. Requests that take longer while everybody is let in, as
-//!   when a database is slow, are no overload: then it only comes down to what is there;
-//! - the least time is looked for, at a quarter of the limit, only **while it refuses anyhow**, at times drawn by chance, so
-//!   that the servers of a service do not all do it at once, or where a lower limit did not help. Where fewer requests at a time
-//!   turn out to take as long, it was no overload, and the limit rises again;
-//! - **nothing moves on few samples**, and what too few samples said is forgotten;
-//! - times are averaged by their logarithms, so that one that takes a thousand times as long among many counts as ten doublings
-//!   and no more, and a factor is the same factor wherever it begins.
+//! - the limit falls **only while it is saturated**, that is while it refuses. Longer latency without refusals, as when
+//!   a database is slow, is no overload: the limit then only falls to the concurrency in use;
+//! - the minimum latency is probed, at a quarter of the limit, only **while requests are refused anyway**, at random
+//!   times, so that the servers of a service do not probe at the same time, or when a lower limit did not help. Where
+//!   fewer concurrent requests turn out to take as long, there was no overload, and the limit rises again;
+//! - **the limit never moves on few samples**, and the result of too few samples is discarded;
+//! - latencies are averaged by their logarithms, so that a single outlier of a thousand times the latency counts as ten
+//!   doublings and no more, and a factor has the same weight at every latency.
 //!
-//! It calculates in floating point, unlike picks: nobody else has to come to the same number.
+//! It calculates in floating point, unlike picks: no other implementation has to reproduce the result.
 //!
-//! Rejected besides: additive increase and multiplicative decrease by a latency to stay below, which somebody would have to
-//! know and to change with every release; and the CPU as the measure, since many servers wait for something else.
+//! Rejected as well: additive increase and multiplicative decrease against a target latency, which an operator would
+//! have to know and to adapt with every release; and CPU utilisation as the signal, since many servers wait for other
+//! resources.
 
 use fairmesh_model::arith::mix64;
 
-/// For how long requests are looked at before the limit moves, at least, in nanoseconds.
+/// Minimum duration of a sample window, in nanoseconds.
 const MIN_WINDOW: u64 = 100_000_000;
-/// A window that takes longer than this to fill says nothing of what is now.
+/// A window that takes longer than this to fill says nothing about the present; in nanoseconds.
 const MAX_WINDOW: u64 = 10_000_000_000;
-/// The limit is met where more than one is refused for so many that end.
+/// The limit is saturated when more than one request is refused for this many that complete.
 const SATURATION_DIVISOR: u32 = 20;
-/// By how many doublings requests may take longer than the least.
+/// By how many doublings latency may exceed the minimum.
 const TOLERANCE: f64 = 1.0;
-/// The least and the most that one window may change the limit by.
+/// Bounds of the factor that one window applies to the limit.
 const GRADIENT_RANGE: (f64, f64) = (0.25, 2.0);
-/// By how many doublings the limit must be cut for its effect to stand out from chance.
+/// By how many doublings the limit must be cut for the effect to stand out from noise.
 const DEEP_CUT: f64 = 0.8;
-/// What part of a cut should be seen in the time, at least: all of it, where requests wait for each other.
+/// The least part of a cut that must show in the latency; all of it shows where requests queue.
 const MIN_EFFECT: f64 = 0.3;
-/// What part of the limit is let in while the least time is looked for: below what keeps all workers busy, where the limit
-/// is as it should be.
+/// Fraction of the limit that is admitted during a probe: below what keeps all workers busy when the limit is right.
 const PROBE_LIMIT_SHARE: f64 = 0.25;
-/// After which time of refusing the least time is first looked for; it doubles each time.
+/// How long requests are refused before the first probe, in nanoseconds; doubles with each probe.
 const MIN_PROBE_INTERVAL: u64 = 1_000_000_000;
 const MAX_PROBE_INTERVAL: u64 = 32_000_000_000;
-/// The least time is looked for during no more than this part of the time.
+/// Probes take at most this fraction of the time, as its reciprocal.
 const PROBE_TIME_SHARE: u64 = 20;
 
-/// Bounds of a [`AdaptiveConcurrency`].
+/// Bounds of an [`AdaptiveConcurrency`] limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConcurrencyConfig {
-    /// It never falls below this but to look for the least time.
+    /// The limit never falls below this, except during a probe.
     pub min_limit: u32,
-    /// It begins here and never rises above.
+    /// The initial limit, which is never exceeded.
     pub max_limit: u32,
-    /// Samples without which it does not move.
+    /// Samples required before the limit moves.
     pub min_samples: u32,
 }
 
@@ -65,60 +67,61 @@ impl Default for ConcurrencyConfig {
     }
 }
 
-/// A request that has ended.
+/// A request that has completed.
 #[derive(Clone, Copy, Debug)]
 pub struct CompletedRequest {
-    /// How long it took, in nanoseconds.
+    /// Its latency, in nanoseconds.
     pub latency: u64,
-    /// How many were under way, this one included.
+    /// Requests in flight, this one included.
     pub in_flight: u32,
-    /// How many were refused since the one before ended.
+    /// Requests refused since the previous one completed.
     pub refused: u32,
-    /// When it ended, in nanoseconds of any monotonic clock.
+    /// When it completed, in nanoseconds of any monotonic clock.
     pub now: u64,
 }
 
-/// The limit of one server.
+/// The concurrency limit of one server.
 #[derive(Debug)]
 pub struct AdaptiveConcurrency {
     config: ConcurrencyConfig,
     seed: u64,
     limit: f64,
-    /// The time that requests take where none waits for another, as the binary logarithm of nanoseconds.
+    /// Latency of requests without queueing, as the binary logarithm of nanoseconds.
     min_latency: Option<f64>,
     window: SampleWindow,
     probes: ProbeSchedule,
-    /// The time before the limit was cut deep, and by how many doublings it was.
+    /// The latency before the last deep cut of the limit, and by how many doublings the limit was cut.
     last_cut: Option<(f64, f64)>,
 }
 
-/// What is known of the requests that ended since the limit last moved.
+/// Samples since the limit last moved.
 #[derive(Clone, Copy, Debug, Default)]
 struct SampleWindow {
-    /// Those that were let in before, and so say nothing of it.
+    /// Requests still to complete that were admitted under the previous limit, and so say nothing about the present
+    /// one.
     skip: u32,
     started_at: Option<u64>,
     samples: u32,
     log2_sum: f64,
-    /// The most that were under way at one time.
+    /// The highest concurrency seen.
     peak_in_flight: u32,
     refused: u32,
 }
 
-/// When the least time is looked for.
+/// When the minimum latency is probed.
 #[derive(Debug)]
 struct ProbeSchedule {
     interval: u64,
     due_at: Option<u64>,
-    /// How many there were, to draw the next by.
+    /// Number of probes so far, from which the next jitter is drawn.
     count: u64,
-    /// Since when one is under way.
+    /// When the present probe began.
     started_at: Option<u64>,
     last_refusal: u64,
 }
 
 impl AdaptiveConcurrency {
-    /// A limit that has seen nothing yet, and so is as high as may be. `seed` should differ between servers.
+    /// A limit without samples, at its maximum. `seed` should differ between servers.
     pub fn new(config: ConcurrencyConfig, seed: u64) -> Self {
         let probes = ProbeSchedule {
             interval: MIN_PROBE_INTERVAL,
@@ -139,19 +142,19 @@ impl AdaptiveConcurrency {
         }
     }
 
-    /// How many may be under way now.
+    /// How many requests may be in flight now.
     pub fn limit(&self) -> u32 {
         let limit = if self.probes.started_at.is_some() {
             (self.limit * PROBE_LIMIT_SHARE).max(1.0)
         } else {
             self.limit
         };
-        // Between 1 and `most`.
+        // Between 1 and `max_limit`.
         limit as u32
     }
 
-    /// Learns from a request that failed, or that its caller gave up: only where it had taken too long by then, since it might
-    /// have taken longer.
+    /// Records a request that failed or was cancelled. It counts only if it was already too slow by then: without the
+    /// failure it might have taken longer.
     pub fn record_failure(&mut self, completed: CompletedRequest) {
         let is_too_long = |min: f64| (completed.latency.max(1) as f64).log2() > min + TOLERANCE;
         match self.min_latency.is_some_and(is_too_long) {
@@ -163,7 +166,7 @@ impl AdaptiveConcurrency {
         }
     }
 
-    /// Learns from a request that ended well.
+    /// Records a successful request.
     pub fn record_success(&mut self, completed: CompletedRequest) {
         let CompletedRequest { latency, in_flight, refused, now } = completed;
         self.abandon_long_probe(now);
@@ -184,7 +187,7 @@ impl AdaptiveConcurrency {
         }
     }
 
-    /// Looks no further for the least time where that takes too long: those who were to be refused anyhow have gone, or all fail.
+    /// Ends a probe that takes too long: the excess requests have stopped, or all requests fail.
     fn abandon_long_probe(&mut self, now: u64) {
         if self.probes.started_at.is_some_and(|started_at| now.saturating_sub(started_at) > MAX_WINDOW) {
             self.probes.schedule_next(now, Some(MAX_WINDOW), self.seed);
@@ -196,7 +199,7 @@ impl AdaptiveConcurrency {
         f64::from(self.config.max_limit.max(1))
     }
 
-    /// Moves the limit by what a full window says.
+    /// Adjusts the limit to a full window.
     fn adjust(&mut self, span: u64, now: u64) {
         let window = self.window;
         let latency = window.log2_sum / f64::from(window.samples);
@@ -207,7 +210,7 @@ impl AdaptiveConcurrency {
         }
         let min_latency = *self.min_latency.get_or_insert(latency);
         if span > MAX_WINDOW {
-            // Whoever has so few requests is not overloaded, whatever was so once.
+            // A server with so few requests is not overloaded, whatever its earlier state.
             self.limit = self.max_limit();
             return self.update_min_latency(latency, true);
         }
@@ -223,7 +226,7 @@ impl AdaptiveConcurrency {
         if let Some((latency_before, doublings)) = self.last_cut.take()
             && latency_before - latency < doublings * MIN_EFFECT
         {
-            // It was in vain: what takes so long is not that there are too many.
+            // The cut had no effect: concurrency is not the cause of the latency.
             self.probes.due_at = self.probes.due_at.map(|due_at| due_at.min(now));
         }
         let previous_limit = self.limit;
@@ -235,7 +238,7 @@ impl AdaptiveConcurrency {
         self.probes.begin_if_due(is_saturated, now, self.seed);
     }
 
-    /// Learns what requests take at least; where some may have waited for others, only that it is less than was thought.
+    /// Updates the minimum latency; where requests may have queued, it can only fall.
     fn update_min_latency(&mut self, latency: f64, is_uncontended: bool) {
         if let Some(known) = &mut self.min_latency
             && (is_uncontended || latency < *known)
@@ -246,7 +249,7 @@ impl AdaptiveConcurrency {
 }
 
 impl ProbeSchedule {
-    /// Begins to look for the least time where that is due.
+    /// Begins a probe that is due.
     fn begin_if_due(&mut self, refused: bool, now: u64, seed: u64) {
         if refused {
             self.last_refusal = now;
@@ -260,7 +263,8 @@ impl ProbeSchedule {
         }
     }
 
-    /// Draws the next time: soon while less is found each time, and otherwise later and later, the more so where it takes long.
+    /// Draws the time of the next probe: soon while probes find a lower latency, otherwise with exponential backoff,
+    /// and later where probes take long.
     fn schedule_next(&mut self, now: u64, unchanged_after: Option<u64>, seed: u64) {
         self.count += 1;
         self.started_at = None;
@@ -270,7 +274,7 @@ impl ProbeSchedule {
         self.due_at = Some(now.saturating_add(self.jittered(self.interval, seed)));
     }
 
-    /// Between three and five quarters of it.
+    /// Three to five quarters of the interval.
     fn jittered(&self, interval: u64, seed: u64) -> u64 {
         let half = (interval / 2).max(1);
         (interval - half / 2).saturating_add(mix64(seed ^ self.count) % half)

@@ -1,24 +1,24 @@
 use fairmesh_model::arith::Generator;
 
-/// A list of endpoints this long lies beside the rest of the snapshot: a pick reads it without another cache miss.
+/// A list of this many indices is stored inline in the snapshot: a pick reads it without another cache miss.
 const INLINE_INDICES: usize = 24;
 
-/// Endpoints among which to pick, as compiled into a snapshot.
+/// The endpoints that a pick chooses among, as compiled into a snapshot.
 #[derive(Clone, Debug)]
 #[repr(C)]
 pub struct CandidateSet {
     len: u32,
-    /// The weight of each where all are equal, else 0.
+    /// The weight of each endpoint if all are equal, else 0.
     equal_weight: u32,
     inline: [u32; INLINE_INDICES],
-    /// All indices, where there are more than fit in `inline`.
+    /// All indices, if there are more than fit in `inline`.
     heap: Box<[u32]>,
-    /// Running totals of the weights; empty where all are equal.
+    /// Cumulative weights; empty if all are equal.
     cumulative_weights: Box<[u64]>,
 }
 
 impl CandidateSet {
-    /// Endpoints by index and weight, in an order that callers keep; a weight of 0 counts as 1.
+    /// Endpoints by index and weight, in stable order; a weight of 0 counts as 1.
     pub fn new(members: &[(u32, u32)]) -> Self {
         let first = members.first().map_or(1, |&(_, weight)| weight.max(1));
         let equal = members.iter().all(|&(_, weight)| weight.max(1) == first);
@@ -43,14 +43,14 @@ impl CandidateSet {
         }
     }
 
-    /// The same, to pick from.
+    /// A borrowed view to pick from.
     #[inline]
     pub fn as_candidates(&self) -> Candidates<'_> {
         let indices = self.inline.get(..self.len as usize).unwrap_or(&self.heap);
         Candidates { indices, cumulative_weights: &self.cumulative_weights, equal_weight: self.equal_weight }
     }
 }
-/// A few endpoints, found while a call is decided: no allocation.
+/// Endpoints collected during a decision, without allocation.
 #[derive(Clone, Debug)]
 pub struct InlineCandidates {
     indices: [u32; Self::CAPACITY],
@@ -59,34 +59,34 @@ pub struct InlineCandidates {
 }
 
 impl InlineCandidates {
-    /// How many fit.
+    /// Maximum number of endpoints.
     pub const CAPACITY: usize = 32;
 
-    /// None yet.
+    /// An empty set.
     #[inline]
     pub fn new() -> Self {
         Self { indices: [0; Self::CAPACITY], cumulative_weights: [0; Self::CAPACITY], len: 0 }
     }
 
-    /// Forgets all.
+    /// Removes all endpoints.
     #[inline]
     pub fn clear(&mut self) {
         self.len = 0;
     }
 
-    /// How many there are.
+    /// Number of endpoints.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is none.
+    /// Whether the set is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Adds an endpoint unless it is full; a weight of 0 counts as 1.
+    /// Adds an endpoint unless the set is full; a weight of 0 counts as 1.
     #[inline]
     pub fn push(&mut self, index: u32, weight: u32) {
         if self.len < Self::CAPACITY {
@@ -97,7 +97,7 @@ impl InlineCandidates {
         }
     }
 
-    /// The same, to pick from.
+    /// A borrowed view to pick from.
     #[inline]
     pub fn as_candidates(&self) -> Candidates<'_> {
         Candidates {
@@ -114,7 +114,7 @@ impl Default for InlineCandidates {
     }
 }
 
-/// Endpoints among which to pick.
+/// Borrowed endpoints to pick from.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidates<'a> {
     indices: &'a [u32],
@@ -123,19 +123,19 @@ pub struct Candidates<'a> {
 }
 
 impl<'a> Candidates<'a> {
-    /// The endpoints' indices.
+    /// The indices of the endpoints.
     #[inline]
     pub fn indices(&self) -> &'a [u32] {
         self.indices
     }
 
-    /// How many there are.
+    /// Number of endpoints.
     #[inline]
     pub fn len(&self) -> usize {
         self.indices.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no endpoints.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.indices.is_empty()
@@ -152,18 +152,19 @@ impl<'a> Candidates<'a> {
         (self.cumulative_weights[position] - start) as u32
     }
 
-    /// Draws a position by weight: the one whose stretch of the running totals holds `below(total)`.
+    /// Draws a position by weight: the one whose interval of the cumulative weights holds `below(total)`.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "else the generator goes through memory between two draws")]
     pub(crate) fn sample(&self, random: &mut Generator) -> usize {
         match self.cumulative_weights.last() {
-            // floor(floor(t * n * w) / w) is floor(t * n): equal weights need no totals to draw the very same position.
+            // floor(floor(t * n * w) / w) is floor(t * n): equal weights need no totals to draw the same position.
             None => random.below(self.len() as u64) as usize,
             Some(&total) => self.position_at(random.below(total)),
         }
     }
 
-    /// Draws by weight a position other than `excluded`: `below(total - weight)`, the stretch of `excluded` cut out.
+    /// Draws by weight a position other than `excluded`: `below(total - weight)`, with the interval of `excluded` cut
+    /// out.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "as for `sample`")]
     pub(crate) fn sample_excluding(&self, excluded: usize, random: &mut Generator) -> usize {
@@ -181,8 +182,8 @@ impl<'a> Candidates<'a> {
         }
     }
 
-    /// The position whose turn it is: `counter mod n` where all weights are equal, else the one that holds the fraction
-    /// `counter * step` of 2^64 of the running totals.
+    /// The round-robin position: `counter mod n` if all weights are equal, else the one whose interval of the
+    /// cumulative weights holds the fraction `counter * step` of 2^64.
     #[inline]
     pub(crate) fn round_robin_position(&self, counter: u32, step: u64) -> usize {
         match self.cumulative_weights.last() {

@@ -4,38 +4,38 @@ use fairmesh_model::{Balancing, BalancingPolicy, LoadSignal};
 
 use crate::endpoint_stats::LoadEstimate;
 
-/// Ticks in which what a report said comes to count half: ages keep 8 bits behind the point.
+/// Ticks per half-life of a report, as a power of two: ages keep 8 fractional bits.
 pub(crate) const TICK_BITS: u32 = 8;
-/// The capacity correction that changes nothing, as reports keep it.
+/// The neutral cost, with the precision of reports.
 pub(crate) const UNIT_COST: u32 = 1 << 20;
 
-/// What a pick has to know of a service's [`BalancerConfig`]: a quarter of a cache line.
+/// The part of a [`BalancerConfig`] that a pick reads: a quarter of a cache line.
 ///
-/// Time is counted in ticks, the 256th part of the half-life of a report, so that ageing is a shift and one multiplication.
+/// Time is counted in ticks, 1/256 of the half-life of a report, so that decay is a shift and one multiplication.
 #[derive(Clone, Copy, Debug)]
 pub struct PickConfig {
-    /// Ticks in a nanosecond, times 2^64.
+    /// Ticks per nanosecond, times 2^64.
     ticks_per_nano: u64,
-    /// For how many ticks a correction holds without reports.
+    /// For how many ticks a cost holds without reports.
     pub(crate) memory: u32,
     pub(crate) policy: BalancingPolicy,
 }
 
-/// How a service is balanced: its policy's constants in the units in which they are used.
+/// The balancing policy of a service, its constants converted to the units in which they are used.
 #[derive(Clone, Copy, Debug)]
 pub struct BalancerConfig {
     pub(crate) pick_config: PickConfig,
-    /// Whether requests that servers report count.
+    /// Whether reported request counts are used.
     pub(crate) counts_requests: bool,
     pub(crate) utilisation: Utilisation,
     pub(crate) smoothing: u32,
-    /// By how much a correction moves in a tick for each unit of error, times 2^32.
+    /// By how much a cost moves per tick and unit of error, times 2^32.
     pub(crate) gain: u64,
-    /// The greatest correction; the least is its reciprocal. [`UNIT_COST`] is none.
+    /// The greatest cost; the least is its reciprocal. [`UNIT_COST`] is neutral.
     pub(crate) max_cost: u32,
-    /// Percent of the mean that a new endpoint is taken to carry.
+    /// Percentage of the mean load that a new endpoint starts with.
     pub(crate) warm_up: u32,
-    /// What an answer takes off the excess, in the unit of loads.
+    /// What a rewarded response subtracts from the excess, in units of load.
     pub(crate) reward: i64,
     pub(crate) consecutive: u32,
     pub(crate) failure_percent: u32,
@@ -46,7 +46,7 @@ pub struct BalancerConfig {
     pub(crate) max_ejection: u64,
 }
 
-/// Which reported number is to become equal everywhere.
+/// Which reported utilisation is equalised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Utilisation {
     None,
@@ -55,10 +55,10 @@ pub(crate) enum Utilisation {
 }
 
 impl BalancerConfig {
-    /// The rule of a policy.
+    /// The configuration of a policy.
     pub fn new(balancing: &Balancing) -> Self {
         let Balancing { policy, signal, score, outliers, .. } = balancing;
-        // The model keeps half-lives above 100 ms; nothing divides by zero whatever it holds.
+        // The model keeps half-lives above 100 ms; no value leads to a division by zero.
         let half_life = u128::from(nanos(score.half_life).max(1));
         let ticks_per_nano = ((1_u128 << (64 + TICK_BITS)) / half_life).min(u128::from(u64::MAX)) as u64;
         let tick = half_life >> TICK_BITS;
@@ -92,44 +92,44 @@ impl BalancerConfig {
         }
     }
 
-    /// The most load of one endpoint in percent of the mean, for hashing with bounded load.
+    /// Greatest load of one endpoint in percent of the mean, for hashing with bounded loads.
     #[inline]
     pub fn load_factor(&self) -> u32 {
         self.load_factor
     }
 
-    /// The excess that a new endpoint begins with, in the unit of loads, where `own` calls and `others`' are usual (Uber, assisted balancing): it
-    /// seems to carry the percentage of the mean, but no more above the mean than that percentage of a request. A lead of
-    /// one request decides a duel: with ten, a new endpoint of a service with long requests would not be called less but
-    /// not at all, for many half-lives.
+    /// The excess that a new endpoint starts with (slow start), in units of load, given the mean load of own calls and
+    /// of `others` (Uber, assisted balancing): it counts as carrying the configured percentage of the mean, but exceeds
+    /// the mean by no more than that percentage of one request. A lead of one request decides a pick: with ten, a new
+    /// endpoint of a service with long requests would get no calls at all, for many half-lives.
     pub(crate) fn initial_excess(&self, own: u64, others: u64) -> u64 {
         let (mean, warm_up) = (own + others, u64::from(self.warm_up));
         (mean * warm_up / 100).min(mean + (warm_up << LoadEstimate::BITS) / 100).saturating_sub(others)
     }
 
-    /// What makes one endpoint better than another.
+    /// The policy that compares endpoints.
     pub fn policy(&self) -> BalancingPolicy {
         self.pick_config.policy
     }
 
-    /// What picks have to know.
+    /// The part that picks read.
     pub fn pick_config(&self) -> PickConfig {
         self.pick_config
     }
 }
 
 impl PickConfig {
-    /// What makes one endpoint better than another.
+    /// The policy that compares endpoints.
     #[inline]
     pub fn policy(&self) -> BalancingPolicy {
         self.policy
     }
 
-    /// The time in ticks, never 0, which stands for "not heard of yet". It wraps around after 2^32 ticks, which are 2.6 years
-    /// at the default half-life and 19 days at the shortest: a report of that age would count as fresh, once.
+    /// The time in ticks, never 0, which stands for "no report yet". It wraps around after 2^32 ticks: 2.6 years at the
+    /// default half-life and 19 days at the shortest. A report of that age would count as fresh, once.
     #[inline]
     pub(crate) fn tick(&self, now: u64) -> u32 {
-        // The low 32 bits of a count that only ever grows.
+        // The low 32 bits of a monotonic count.
         (((u128::from(now) * u128::from(self.ticks_per_nano)) >> 64) as u32).max(1)
     }
 }

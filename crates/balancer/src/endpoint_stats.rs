@@ -17,62 +17,65 @@ mod hot_stats;
 
 pub(crate) use hot_stats::{HotStats, LoadEstimate, decay};
 
-/// Slots of the first segment; each further one doubles what there is.
+/// Length of the first segment; each further segment doubles the total.
 const FIRST_SEGMENT: usize = 32;
-/// Segments after the first, enough for 2^31 slots and more.
+/// Segments after the first, enough for more than 2^31 endpoints.
 const FURTHER_SEGMENTS: usize = 26;
-/// A latency is kept in 2^8 ns, so that 32 bits hold minutes.
+/// Latencies are stored in units of 2^8 ns, so that 32 bits hold minutes.
 const LATENCY_SHIFT: u32 = 8;
 
-/// What this client knows of the endpoints of one service by its own calls and their answers: one slot an index, shared
-/// by all snapshots.
+/// What a client has measured of the endpoints of one service: counts, load reports and failures by index, shared by
+/// all snapshots.
 ///
-/// It only ever grows, and a slot never moves, so readers need neither a lock nor `unsafe`. An instance keeps its index
-/// from snapshot to snapshot ([`assign`](Self::assign)): a call that began on one may end on another.
+/// The storage only grows and entries never move, so readers need neither a lock nor `unsafe`. An instance keeps its
+/// index across snapshots ([`assign_indices`](Self::assign_indices)): a call that began on one snapshot may finish on
+/// another.
 ///
-/// A program calls many services, and most of the time of a pick is memory that is far away. So what a pick reads of an
-/// endpoint is a quarter of a cache line, and what only answers write lies elsewhere. Padding each count to a line of
-/// its own was rejected: what it saves where many cores hit one service, every call to the others pays.
+/// A program calls many services, and most of the time of a pick is cache misses. So what a pick reads of an endpoint
+/// ([`HotStats`]) is a quarter of a cache line, and what only responses write is stored elsewhere. Padding each count
+/// to its own cache line was rejected: it helps when many cores call one service, at the expense of calls to all other
+/// services.
 ///
-/// Counts are relaxed atomics: each is right by itself, and a pick that reads one a moment late is as good a guess.
+/// Counts are relaxed atomics: each is exact by itself, and a slightly stale value makes an equally good pick.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct EndpointStats {
-    /// Calls begun in turn (round robin).
+    /// Number of round-robin calls begun.
     round_robin: AtomicU32,
-    /// Endpoints that failures are held against, so that no pick looks for them while there is none.
+    /// Number of endpoints whose outlier state is not neutral, so that no pick consults it while there is none.
     suspects: AtomicU32,
-    /// So that the segments that a thousand endpoints lie in do not straddle cache lines: a pick waits for one of them.
+    /// Keeps the segments of a thousand endpoints from straddling cache lines: a pick waits for one of them.
     _padding: u64,
     further: [OnceLock<Box<[HotStats]>>; FURTHER_SEGMENTS],
     first: [HotStats; FIRST_SEGMENT],
     pub(crate) pool_means: PoolMeans,
     outliers: [OnceLock<Box<[OutlierState]>>; FURTHER_SEGMENTS + 1],
-    /// Made with the first report, since many servers send none.
+    /// Allocated with the first report, since many servers send none.
     reports: [OnceLock<Box<[ReportCell]>>; FURTHER_SEGMENTS + 1],
-    /// The rule of the newest snapshot, by which answers are learnt from: calls that began on an older one end here too.
+    /// Configuration of the newest snapshot, applied to all responses: calls that began on an older snapshot finish
+    /// here too.
     config: RwLock<BalancerConfig>,
     pub(crate) index_allocator: Mutex<IndexAllocator>,
 }
 
 impl EndpointStats {
-    /// Calls begun at `index` and not finished, without streams; 0 where nobody was given that index.
+    /// Calls in flight at `index`, streams excluded; 0 for an unassigned index.
     #[inline]
     pub fn outstanding(&self, index: u32) -> u32 {
         self.hot(index).map_or(0, HotStats::calls)
     }
 
-    /// Calls at `index` that turned out to be [streams](Self::call_becomes_stream) and have not ended.
+    /// [Streams](Self::convert_to_stream) in flight at `index`.
     pub fn streams(&self, index: u32) -> u32 {
         self.hot(index).map_or(0, HotStats::streams)
     }
 
-    /// Failures in a row at `index`.
+    /// Consecutive failures at `index`.
     pub fn consecutive_failures(&self, index: u32) -> u32 {
         self.outlier(index).map_or(0, OutlierState::consecutive_failures)
     }
 
-    /// Until when the endpoint is avoided for recent failures, in nanoseconds of the caller's clock; 0 means that it is not.
+    /// Until when the endpoint is ejected for recent failures, in nanoseconds of the caller's clock; 0 if it is not.
     pub fn ejected_until(&self, index: u32) -> u64 {
         self.outlier(index).map_or(0, |outlier| outlier.ejected_until(false))
     }
@@ -85,24 +88,24 @@ impl EndpointStats {
         }
     }
 
-    /// Counts one of the calls under way at `index` as a stream from now on (Uber, assisted balancing): it then ends with
-    /// [`finish_stream`](Self::finish_stream). `false` where there are too many of them; then it stays a call.
+    /// Counts one of the calls in flight at `index` as a stream from now on (Uber, assisted balancing): it then ends
+    /// with [`finish_stream`](Self::finish_stream). `false` if there are too many streams; then it stays a call.
     pub fn convert_to_stream(&self, index: u32) -> bool {
         self.hot(index).is_some_and(HotStats::convert_to_stream)
     }
 
-    /// As [`finish`](Self::finish) for a call that became a stream.
+    /// Like [`finish`](Self::finish), for a call that became a stream.
     pub fn finish_stream(&self, index: u32, outcome: Outcome, now: u64) {
         let Some(hot) = self.hot(index) else { return };
         self.update_outlier(hot, index, outcome, now);
         hot.finish_stream();
     }
 
-    /// Counts a call that ends at `index` and learns from its outcome; `now` as in every pick.
+    /// Counts the end of a call at `index` and applies its outcome; `now` is the clock of the picks.
     #[inline]
     pub fn finish(&self, index: u32, outcome: Outcome, now: u64) {
         let Some(hot) = self.hot(index) else { return };
-        // Before the count, since an index with calls under way stays with its instance.
+        // Before the count, since an index with calls in flight stays with its instance.
         self.update_outlier(hot, index, outcome, now);
         hot.finish();
     }
@@ -117,21 +120,21 @@ impl EndpointStats {
         }
     }
 
-    /// Learns what the server at `index` said of its load in a good answer that came at `now`; a report that says nothing,
-    /// or for an index that nobody was given, is dropped.
+    /// Records the load report of a successful response that arrived at `now`; an empty report, or one for an
+    /// unassigned index, is ignored.
     #[inline]
     pub fn record_report(&self, index: u32, load: LoadReport, now: u64) {
         self.store_report(index, load, true, now);
     }
 
-    /// As [`report`](Self::report), for what finished no request, and so earns no reward (Uber, assisted balancing): an answer that is a failure, or
-    /// one to a question for the load alone.
+    /// Like [`record_report`](Self::record_report), without a reward (Uber, assisted balancing): the report of a failed
+    /// response, or of a poll, neither of which completed a request.
     pub fn record_unrewarded_report(&self, index: u32, load: LoadReport, now: u64) {
         self.store_report(index, load, false, now);
     }
 
-    /// As [`record_unrewarded_report`](Self::report_unearned), for a server that was asked without a call: it counts all that is under
-    /// way there, while an answer leaves out the call that it belongs to, and is learnt from as such.
+    /// Like [`record_unrewarded_report`](Self::record_unrewarded_report), for a polled server: it counts all requests
+    /// in flight, while a response excludes its own call, which the update takes into account.
     pub fn record_polled_report(&self, index: u32, load: LoadReport, now: u64) {
         let own = u32::from(self.outstanding(index) > 0);
         let requests = load.requests.map(|requests| requests.saturating_sub(own));
@@ -157,16 +160,17 @@ impl EndpointStats {
         }
     }
 
-    /// Takes the endpoints that this client keeps to, with their weights, and gives those that are new a load to begin
-    /// with (Uber, assisted balancing): as much above the mean as the rule says. It ages like a report, so a window of time is needed nowhere.
+    /// Sets the endpoints of this client's subset, with their weights, and gives new ones an initial load (slow start;
+    /// Uber, assisted balancing): as far above the mean as configured. It decays like a report, so no slow-start window
+    /// is needed.
     ///
-    /// From now on, answers are learnt from by this rule. Called once for each snapshot; an endpoint is new until a pick has
-    /// looked at it.
+    /// Responses are evaluated by `config` from now on. Called once per snapshot; an endpoint is new until the first
+    /// pick that considers it.
     pub fn set_members(&self, members: &[(u32, u32)], config: &BalancerConfig) {
         let previous =
             std::mem::replace(&mut *self.config.write().unwrap_or_else(PoisonError::into_inner), *config);
         if previous.policy() != config.policy() {
-            // What one policy keeps of an endpoint means nothing to another.
+            // The stored load of one policy means nothing to another.
             self.pool_means.reset();
             members.iter().filter_map(|&(index, _)| self.hot(index)).for_each(HotStats::reset_load);
         }
@@ -202,32 +206,32 @@ impl EndpointStats {
         }
     }
 
-    /// Sets the first turn, which should differ between callers.
+    /// Sets the first round-robin counter, which should differ between callers.
     pub fn start_round_robin_at(&self, counter: u32) {
         self.round_robin.store(counter, Relaxed);
     }
 
-    /// The rule of the newest snapshot.
+    /// The configuration of the newest snapshot.
     pub fn config(&self) -> BalancerConfig {
         *self.config.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many endpoints failures are held against.
+    /// Number of endpoints whose outlier state is not neutral.
     #[inline]
     pub(crate) fn suspects(&self) -> u32 {
         self.suspects.load(Relaxed)
     }
 
-    /// Whether nothing is under way at `index`.
+    /// Whether no call is in flight at `index`.
     pub(crate) fn is_idle(&self, index: u32) -> bool {
         self.hot(index).is_none_or(HotStats::is_idle)
     }
 
-    /// Keeps how long the server at `index` took for an answer that came at `now`, in nanoseconds; only
-    /// [`BalancingPolicy::PeakEwma`] goes by it.
+    /// Records the latency of a response that arrived at `now`, in nanoseconds; only [`BalancingPolicy::PeakEwma`] uses
+    /// it.
     ///
-    /// A latency above what is known counts at once, one below moves it by the part that the time since then is of a
-    /// half-life.
+    /// A latency above the stored one replaces it; a lower one moves it in proportion to the time since the previous,
+    /// as a part of a half-life.
     pub fn record_latency(&self, index: u32, latency: u64, now: u64) {
         let Some(hot) = self.hot(index) else { return };
         let config = self.config();
@@ -246,19 +250,19 @@ impl EndpointStats {
         });
     }
 
-    /// The next call's number in turn.
+    /// The round-robin counter of the next call.
     #[inline]
     pub(crate) fn round_robin_counter(&self) -> u32 {
         self.round_robin.load(Relaxed)
     }
 
-    /// Counts a call that was chosen in turn.
+    /// Counts a call that was picked by round robin.
     #[inline]
     pub fn advance_round_robin(&self) {
         self.round_robin.fetch_add(1, Relaxed);
     }
 
-    /// What the server at `index` last said of its load, and when.
+    /// The last load report of the server at `index`, and when it arrived.
     #[inline]
     pub fn last_report(&self, index: u32) -> Option<ReceivedReport> {
         self.report_cell(index)?.get()
@@ -270,7 +274,7 @@ impl EndpointStats {
         self.reports.get(segment)?.get()?.get(offset)
     }
 
-    /// Forgets what the instance that had `index` before said and did.
+    /// Clears what was recorded of the previous instance at `index`.
     pub(crate) fn reset(&self, index: u32) {
         self.clear_failures(index);
         if let Some(hot) = self.hot(index) {
@@ -281,7 +285,7 @@ impl EndpointStats {
         }
     }
 
-    /// Forgets the failures at `index`.
+    /// Clears the failures at `index`.
     #[cold]
     pub(crate) fn clear_failures(&self, index: u32) {
         let (Some(hot), Some(outlier)) = (self.hot(index), self.outlier(index)) else { return };
@@ -291,7 +295,7 @@ impl EndpointStats {
         }
     }
 
-    /// Counts a good answer of an endpoint that has failures.
+    /// Counts a successful response of a suspect endpoint.
     #[cold]
     fn record_success(&self, index: u32) {
         let config = self.config();
@@ -309,7 +313,7 @@ impl EndpointStats {
         }
         outlier.record_failure(outcome, now, config);
         if let Some(rate) = outlier.failure_rate(config) {
-            // Those without failures have a share of none, and there is no need to have counted their answers.
+            // Endpoints without failures have a failure rate of 0; their responses need not be counted.
             let known = self.outliers.iter().filter_map(OnceLock::get).flatten();
             let rates: u64 = known.filter_map(|other| other.failure_rate(config)).sum();
             let others = u64::from(self.pool_means.members()).saturating_sub(1);
@@ -317,7 +321,7 @@ impl EndpointStats {
         }
     }
 
-    /// Leaves an endpoint alone for a moment that has no room. Without that, who refuses at once would look idle.
+    /// Ejects an overloaded endpoint briefly. Otherwise a server that refuses at once would look idle.
     #[cold]
     fn record_overload(&self, hot: &HotStats, index: u32, now: u64) {
         let Some(outlier) = self.outlier(index) else { return };
@@ -329,7 +333,7 @@ impl EndpointStats {
 
     #[inline]
     pub(crate) fn hot(&self, index: u32) -> Option<&HotStats> {
-        // First without arithmetic: a usual subset has its slots there, and every pick waits for this.
+        // First without arithmetic: the endpoints of a usual subset are there, and every pick waits for this.
         self.first.get(index as usize).or_else(|| {
             let (segment, offset) = segment_of(index);
             self.further.get(segment.checked_sub(1)?)?.get()?.get(offset)
@@ -341,7 +345,7 @@ impl EndpointStats {
         self.outliers.get(segment)?.get()?.get(offset)
     }
 
-    /// Makes sure that there is a slot at `index`, below 2^31.
+    /// Allocates the entries at `index`, which is below 2^31.
     pub(crate) fn ensure(&self, index: u32) {
         let (segment, _) = segment_of(index);
         let len = FIRST_SEGMENT << segment;
@@ -352,7 +356,7 @@ impl EndpointStats {
     }
 }
 
-/// Segment `s` holds `FIRST_SEGMENT << s` slots and starts at index `FIRST_SEGMENT * (2^s - 1)`.
+/// Segment `s` holds `FIRST_SEGMENT << s` entries and starts at index `FIRST_SEGMENT * (2^s - 1)`.
 #[inline]
 fn segment_of(index: u32) -> (usize, usize) {
     let shifted = index as usize + FIRST_SEGMENT;

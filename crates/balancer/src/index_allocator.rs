@@ -7,36 +7,37 @@ use fairmesh_model::InstanceId;
 
 use crate::EndpointStats;
 
-/// Keeps the indices that one snapshot was given from going to other instances. Dropped with the snapshot.
+/// Keeps the indices of one snapshot from being reassigned to other instances. Dropped with the snapshot.
 #[derive(Clone, Debug)]
 pub struct IndexPin {
     _alive: Arc<()>,
 }
 
-/// Who has which index. Only compilation reads it, never a call.
+/// The index of every instance. Only compilation reads it, never a call.
 #[derive(Debug, Default)]
 pub(crate) struct IndexAllocator {
     indices: HashMap<InstanceId, u32>,
-    /// Indices that the newest snapshot left out, with the snapshot that did.
+    /// Indices that a snapshot removed, with the number of that snapshot.
     retired: BTreeMap<u32, u64>,
-    /// Snapshots that may still be read, oldest first.
+    /// Snapshots that may still be in use, oldest first.
     snapshots: Vec<(u64, Weak<()>)>,
-    /// The number of the newest snapshot.
+    /// Number of the newest snapshot.
     newest: u64,
-    /// Indices ever given out.
+    /// Number of indices ever allocated.
     allocated: u32,
 }
 
 impl EndpointStats {
-    /// Gives every instance an index: the one it has, else one that is free and idle, else a new one, in the order given.
+    /// Assigns an index to every instance, in the order given: its present one, else an unpinned and idle one, else a
+    /// new one.
     ///
-    /// An index is free once no snapshot that knew its former instance is left, and idle once no call there is under
-    /// way; so a count never passes from one instance to another. `instances` is everything in the new snapshot.
+    /// An index is unpinned once no snapshot that knew its previous instance is left, and idle once it has no call in
+    /// flight; so a count never passes from one instance to another. `instances` is the complete new snapshot.
     pub fn assign_indices<'a>(
         &self,
         instances: impl IntoIterator<Item = &'a InstanceId>,
     ) -> (Vec<u32>, IndexPin) {
-        // A panic while the book is open leaves it consistent enough: the worst is an index that is never used again.
+        // After a panic with the lock held the state is consistent enough: at worst an index is never reused.
         let mut index_allocator = self.index_allocator.lock().unwrap_or_else(PoisonError::into_inner);
         let snapshot_alive = index_allocator.open_snapshot();
         let mut former = std::mem::take(&mut index_allocator.indices);
@@ -52,8 +53,8 @@ impl EndpointStats {
         }
         let number = index_allocator.newest;
         index_allocator.retired.extend(former.into_values().map(|index| (index, number)));
-        // All of them, every time, since a call that ends late may blame an index that was retired before: one failure
-        // left behind would have every pick look failures up.
+        // All of them, every time, since a call that finishes late may record a failure at an index retired earlier:
+        // one failure left behind would make every pick consult outlier states.
         index_allocator.retired.keys().for_each(|&index| self.clear_failures(index));
         let mut reusable = index_allocator.take_reusable(self, new.len()).into_iter();
         for (position, instance) in new {
@@ -75,7 +76,7 @@ impl IndexAllocator {
         snapshot_alive
     }
 
-    /// Takes up to `count` retired indices that are free and idle.
+    /// Takes up to `count` retired indices that are unpinned and idle.
     fn take_reusable(&mut self, stats: &EndpointStats, count: usize) -> Vec<u32> {
         let oldest = self.snapshots.first().map_or(self.newest, |(number, _)| *number);
         let reusable: Vec<u32> = self
@@ -128,17 +129,17 @@ mod tests {
         let stats = EndpointStats::default();
         let (_, old) = stats.assign_indices(&ids(&["a"]));
         let (b, lease_b) = stats.assign_indices(&ids(&["b"]));
-        assert_eq!(b, [1], "the first snapshot still knows index 0");
+        assert_eq!(b, [1], "the first snapshot pins index 0");
         stats.begin(0);
         drop(old);
         let (c, lease_c) = stats.assign_indices(&ids(&["b", "c"]));
-        assert_eq!(c, [1, 2], "a call is under way at index 0");
+        assert_eq!(c, [1, 2], "a call is in flight at index 0");
         stats.finish(0, Outcome::Ok, 0);
         stats.record_report(0, LoadReport { requests: Some(3), ..LoadReport::default() }, 5);
         drop((lease_b, lease_c));
         let (d, _index_pin) = stats.assign_indices(&ids(&["b", "c", "d"]));
         assert_eq!(d, [1, 2, 0]);
-        assert_eq!(stats.last_report(0), None, "what the former instance said is not the new one's word");
+        assert_eq!(stats.last_report(0), None, "reports of the previous instance are cleared");
     }
 
     #[test]

@@ -1,9 +1,11 @@
-//! Chooses an endpoint among candidates: a stable subset for each client, two sampled by weight, the less loaded wins.
+//! Load balancing: a stable subset of endpoints for each client, two candidates sampled by weight, the less loaded one
+//! wins.
 //!
-//! The router hands over candidates that all may be called; this crate never asks where they are or what they serve.
+//! The router supplies candidates that may all be called; their location and service are no concern of this crate.
 //! Everything is a function of (members, counts, now, seed) in integers, so that a program in the kernel and a binding
-//! in another language decide alike (`vectors/`). Round robin by weight was rejected: callers that share a list move in
-//! step and herd on one endpoint (Uber, assisted balancing), while two random choices stay fair with no state shared between callers.
+//! in another language decide alike (`vectors/`). Weighted round robin was rejected as the default: callers that share
+//! a list move in step and herd on one endpoint (Uber, assisted balancing), while two random choices stay fair with no
+//! state shared between callers.
 
 mod adaptive_concurrency;
 mod candidates;

@@ -2,35 +2,36 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crate::{BalancerConfig, Outcome};
 
-/// Answers after which older ones count half, in samples that a share needs at least.
+/// Size of the response window in multiples of `min_samples`; beyond it, older responses count half.
 const WINDOW_SAMPLES: u64 = 4;
-/// Penalties double this often.
+/// Maximum number of doublings of the ejection time.
 const MAX_DOUBLINGS: u32 = 16;
-/// For how long an endpoint is passed over that has no room, in nanoseconds, unless a call there ends before.
+/// How long an overloaded endpoint is ejected, in nanoseconds, unless a call there finishes earlier.
 const OVERLOAD_EJECTION: u64 = 20_000_000;
-/// How often the first penalty for a share is doubled already.
+/// Doublings of the first ejection by failure rate.
 const FAILURE_RATE_DOUBLINGS: u32 = 4;
 
-/// What this client holds against one endpoint. Kept apart from its slot, since few have any.
+/// Outlier detection for one endpoint. Stored apart from [`HotStats`](crate::endpoint_stats::HotStats), since few
+/// endpoints need it.
 ///
-/// Two kinds of evidence: a row of failures, which one good answer refutes, and a share of failures among many answers
-/// that lies far above the others', which it does not.
+/// Two kinds of evidence: consecutive failures, which one success refutes, and a failure rate over many responses far
+/// above the mean of the others, which one success does not refute.
 #[derive(Debug, Default)]
 pub(crate) struct OutlierState {
-    /// Failures in a row.
+    /// Consecutive failures.
     consecutive_failures: AtomicU32,
-    /// Until when the endpoint is avoided because it cannot be reached, which is beyond doubt.
+    /// Until when the endpoint is ejected because it is unreachable, which is certain evidence.
     unreachable_until: AtomicU64,
-    /// Until when it is avoided because of how it answers, which may be the callers' fault.
+    /// Until when it is ejected because of its responses, which may be the callers' fault.
     failing_until: AtomicU64,
-    /// How often its share of failures has spoken against it.
+    /// Number of ejections by failure rate.
     rate_ejections: AtomicU32,
-    /// When it is to have its whole share again.
+    /// When the endpoint is to have its full share again.
     ramp_end: AtomicU64,
     window: ResponseWindow,
 }
 
-/// Answers (low half) and failures among them (high half).
+/// Responses (low half) and failures among them (high half).
 #[derive(Debug, Default)]
 struct ResponseWindow(AtomicU64);
 
@@ -40,7 +41,7 @@ impl ResponseWindow {
         (word & u64::from(u32::MAX), word >> 32)
     }
 
-    /// Counts an answer; beyond `capacity`, what was counted before weighs half.
+    /// Counts a response; at `capacity`, all earlier ones are halved.
     fn record(&self, failed: bool, capacity: u64) {
         let step = 1 | u64::from(failed) << 32;
         let (responses, failures) = self.get();
@@ -60,25 +61,25 @@ impl OutlierState {
         self.consecutive_failures.load(Relaxed)
     }
 
-    /// Until when the endpoint is avoided; in a panic, only what is beyond doubt counts.
+    /// Until when the endpoint is ejected; in panic, only unreachability counts.
     pub(crate) fn ejected_until(&self, panic: bool) -> u64 {
         let unreachable_until = self.unreachable_until.load(Relaxed);
         if panic { unreachable_until } else { unreachable_until.max(self.failing_until.load(Relaxed)) }
     }
 
-    /// The part of a share, in 1/256, that the endpoint has to do without while it returns.
+    /// The part of its share, in 1/256, that the endpoint still lacks while it ramps up after an ejection.
     pub(crate) fn ramp_remaining(&self, now: u64) -> u64 {
         let (ramp_end, until) = (self.ramp_end.load(Relaxed), self.failing_until.load(Relaxed));
         let (left, duration) = (ramp_end.saturating_sub(now), ramp_end.saturating_sub(until));
         if left == 0 || duration == 0 { 0 } else { (left.min(duration) << 8) / duration }
     }
 
-    /// Counts an answer; says whether nothing is held against the endpoint any more.
+    /// Counts a success; returns whether the state is neutral again.
     pub(crate) fn record_success(&self, config: &BalancerConfig) -> bool {
         self.consecutive_failures.store(0, Relaxed);
         self.unreachable_until.store(0, Relaxed);
         if self.rate_ejections.load(Relaxed) == 0 {
-            // Only a row has spoken, and it is broken.
+            // The ejection was for consecutive failures, which this success ends.
             self.failing_until.store(0, Relaxed);
         }
         self.window.record(false, config.failure_window());
@@ -102,20 +103,20 @@ impl OutlierState {
         self.window.record(true, config.failure_window());
     }
 
-    /// Has no room for another call now, which speaks neither of failures in a row nor of a share of them.
+    /// Ejects an overloaded endpoint briefly; counts neither as a consecutive failure nor for the failure rate.
     pub(crate) fn record_overload(&self, now: u64) {
         self.failing_until.fetch_max(now.saturating_add(OVERLOAD_EJECTION), Relaxed);
     }
 
-    /// The share of failures in 1/2^16, once there are answers enough to tell and where shares are compared at all.
+    /// The failure rate in 1/2^16, if there are enough samples and the policy compares failure rates.
     pub(crate) fn failure_rate(&self, config: &BalancerConfig) -> Option<u64> {
         let (responses, failures) = self.window.get();
         (config.compares_failure_rates() && responses >= u64::from(config.min_samples))
             .then(|| (failures << 16) / responses)
     }
 
-    /// Compares its share of failures with those of `others`, a sum and how many it is of; with none to compare with, it
-    /// says nothing.
+    /// Ejects the endpoint if its failure rate exceeds the mean of the `others`, given as sum and number; without
+    /// others, it has no effect.
     pub(crate) fn compare_failure_rate(
         &self,
         rate: u64,
@@ -128,7 +129,8 @@ impl OutlierState {
             return;
         }
         let rate_ejections = self.rate_ejections.fetch_add(1, Relaxed);
-        // A share needs many answers, and so is not told again after a moment: a longer time than for a row.
+        // A failure rate needs many responses to be measured again, so the ejection is longer than for consecutive
+        // failures.
         let duration = config.ejection_time(rate_ejections.saturating_add(FAILURE_RATE_DOUBLINGS));
         let until = now.saturating_add(duration);
         self.failing_until.fetch_max(until, Relaxed);
@@ -136,7 +138,7 @@ impl OutlierState {
         self.window.clear();
     }
 
-    /// Forgets everything.
+    /// Clears everything.
     pub(crate) fn reset(&self) {
         self.consecutive_failures.store(0, Relaxed);
         self.unreachable_until.store(0, Relaxed);
@@ -148,7 +150,7 @@ impl OutlierState {
 }
 
 impl BalancerConfig {
-    /// For how many nanoseconds an endpoint is avoided the `rate_ejections`-th time, from 0: doubled each time up to the longest.
+    /// Ejection time in nanoseconds, doubled that many times, at most `max_ejection`.
     pub(crate) fn ejection_time(&self, doublings: u32) -> u64 {
         self.base_ejection.saturating_mul(1 << doublings.min(MAX_DOUBLINGS)).min(self.max_ejection)
     }

@@ -15,16 +15,16 @@ mod score;
 
 pub use score::SCORE_BITS;
 
-/// Up to this many endpoints all are looked at: two of so few are often the wrong two.
+/// Up to this many endpoints are all compared: two random ones of so few are often the wrong two.
 pub const FULL_SCAN_MAX: usize = 4;
 
-/// What a pick depends on beside the endpoints.
+/// What a pick depends on besides the candidates.
 ///
-/// Where more of the endpoints than the rule allows are avoided for how they answer, nobody is (panic): the others could not
-/// carry all, and what all complain of is seldom the endpoints' own fault.
+/// When the share of candidates ejected for their responses exceeds the configured panic threshold, none of them is
+/// ejected (panic): the others could not carry the load, and failures of so many are seldom the endpoints' own fault.
 #[derive(Clone, Copy, Debug)]
 pub struct PickContext<'a> {
-    /// What this client knows of the endpoints.
+    /// Counts, load reports and failures of the endpoints.
     stats: &'a EndpointStats,
     pick_config: PickConfig,
     attempted: &'a [u32],
@@ -33,22 +33,22 @@ pub struct PickContext<'a> {
 }
 
 impl<'a> PickContext<'a> {
-    /// What this client knows of the endpoints, how the service is balanced, which endpoints this call tried already, and
-    /// the nanoseconds of the clock that [`EndpointStats::finish`] gets.
+    /// `attempted` are the endpoints of earlier attempts of this call; `now` is in nanoseconds of the clock that
+    /// [`EndpointStats::finish`] gets.
     #[inline]
     pub fn new(stats: &'a EndpointStats, pick_config: PickConfig, attempted: &'a [u32], now: u64) -> Self {
         Self { stats, pick_config, attempted, now, panic: false }
     }
 }
 
-/// What speaks against an endpoint; whoever carries less wins, whatever the load.
+/// Why an endpoint should not be picked; the endpoint with the least exclusion wins, whatever the load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Exclusion {
-    /// Nothing.
+    /// No reason.
     None,
-    /// Its last calls failed.
+    /// Ejected by outlier detection.
     Ejected,
-    /// This very call tried it.
+    /// An earlier attempt of this call went to it.
     Attempted,
     /// Both.
     AttemptedAndEjected,
@@ -61,33 +61,33 @@ impl Exclusion {
     }
 }
 
-/// One endpoint as a pick sees it.
+/// A candidate with all that a pick compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScoredEndpoint {
-    /// The endpoint.
+    /// Index of the endpoint.
     pub index: u32,
     /// Its weight.
     pub weight: u32,
-    /// This client's calls under way there.
+    /// This client's calls in flight there.
     pub outstanding: u32,
-    /// What speaks against it.
+    /// Whether it is excluded.
     pub exclusion: Exclusion,
-    /// Whether so many are avoided that penalties for answers do not count.
+    /// Whether the pick is in panic, where ejections for responses do not count.
     pub panic: bool,
-    /// Its score in 2^-[`SCORE_BITS`] requests on an ordinary endpoint; 0 where the policy has none.
+    /// Its score in 2^-[`SCORE_BITS`] requests on an ordinary endpoint; 0 for policies without a score.
     pub score: i64,
 }
 
-/// Sees what a pick considered; `()` does not look, and costs nothing.
+/// Observes the candidates of a pick; `()` records nothing, at no cost.
 pub trait PickTracer {
-    /// A candidate that the pick looked at, in order.
+    /// Called for each candidate that the pick compares, in order.
     #[inline]
     fn record_candidate(&mut self, _standing: &ScoredEndpoint) {}
 }
 
 impl PickTracer for () {}
 
-/// Picks an endpoint by the contest's rule, or `None` from an empty group.
+/// Picks an endpoint by the policy of the context; `None` without candidates.
 #[inline(always)]
 #[allow(clippy::inline_always, reason = "as for `score_endpoint`")]
 pub fn pick<W: PickTracer>(
@@ -100,8 +100,8 @@ pub fn pick<W: PickTracer>(
         BalancingPolicy::Score | BalancingPolicy::BoundedHash => {
             context.p2c_by_score(candidates, random, tracer)
         }
-        // Whether this is a panic is known before the draw, and not only where somebody avoided was drawn: these take their
-        // turns, or the best of all. It costs a look at all of them only while failures are held against many.
+        // Panic is determined before the draw, not only when an ejected endpoint is drawn, since these policies rotate
+        // or compare all. It costs a scan of the candidates only while many endpoints are suspect.
         _ if context.is_panic(candidates) => {
             pick_in_known_state(candidates, &PickContext { panic: true, ..*context }, random, tracer)
         }
@@ -123,8 +123,9 @@ fn pick_in_known_state<W: PickTracer>(
 }
 
 impl PickContext<'_> {
-    /// Up to [`FULL_SCAN_MAX`] endpoints: the best of all. Else two different ones are drawn by weight and the second wins
-    /// only if it is strictly better (ServiceRouter §3.4, §3.4.2); where both are handicapped, the best of all. Equals share by weight.
+    /// Up to [`FULL_SCAN_MAX`] endpoints: the best of all. Otherwise two different ones are drawn by weight and the
+    /// second wins only if it is strictly better (power of two choices; ServiceRouter §3.4, §3.4.2); if both are
+    /// excluded, the best of all. Ties are broken by weight.
     fn p2c<W: PickTracer>(
         &self,
         candidates: &Candidates<'_>,
@@ -146,13 +147,13 @@ impl PickContext<'_> {
         self.best_candidate_cold(candidates, random, tracer)
     }
 
-    /// How the endpoint at `position` of the group stands.
+    /// Scores the candidate at `position`.
     #[inline]
     fn score_position(&self, candidates: &Candidates<'_>, position: usize) -> ScoredEndpoint {
         self.score_endpoint(candidates.indices()[position], candidates.weight(position))
     }
 
-    /// How an endpoint stands.
+    /// Scores an endpoint.
     #[inline(always)]
     #[allow(
         clippy::inline_always,
@@ -193,8 +194,8 @@ impl PickContext<'_> {
         }
     }
 
-    /// Whether an endpoint with failures is avoided, and what its score is raised by: one that returns from that counts as if
-    /// up to one more request were there, which falls by and by.
+    /// Whether a suspect endpoint is ejected, and by how much its score is raised while it ramps up after an ejection:
+    /// at first by one request, then by less and less.
     #[cold]
     fn ejection(&self, index: u32) -> (bool, i64) {
         let Some(outlier) = self.stats.outlier(index) else { return (false, 0) };
@@ -207,7 +208,7 @@ impl PickContext<'_> {
         (outlier.ejected_until(self.panic) > self.now, ramp)
     }
 
-    /// Whether more of the group are avoided for how they answer than the rule allows.
+    /// Whether the ejections for responses among the candidates exceed the panic threshold.
     #[inline]
     fn is_panic(&self, candidates: &Candidates<'_>) -> bool {
         match self.stats.suspects() {
@@ -216,7 +217,7 @@ impl PickContext<'_> {
         }
     }
 
-    /// The same where failures are held against so many. Looks through the group only where these could be too many of it.
+    /// The same with suspect endpoints. Scans the candidates only if so many could exceed the threshold.
     #[cold]
     fn is_panic_among(&self, candidates: &Candidates<'_>, suspects: u32) -> bool {
         let max_percent = u64::from(self.stats.config().panic_percent) * candidates.len() as u64;
@@ -233,16 +234,16 @@ impl PickContext<'_> {
         response_ejected.count() as u64 * 100 > max_percent
     }
 
-    /// Whether `a` is strictly better than `b`: less handicap, then less load as the policy has it.
+    /// Whether `a` is strictly better than `b`: less exclusion, then less load by the policy.
     #[inline]
     fn is_better(&self, a: &ScoredEndpoint, b: &ScoredEndpoint) -> bool {
         if a.exclusion != b.exclusion {
             return a.exclusion < b.exclusion;
         }
         match self.pick_config.policy {
-            // Without the call to come: with it, of two idle endpoints the stronger would always win, on top of being
-            // drawn more often, and a client with few calls would starve the weaker one.
-            // a/v < b/w as a*w < b*v: exact, and below 2^64 since each factor is below 2^32.
+            // Without the next call: with it, of two idle endpoints the one with the greater weight would always win,
+            // on top of being drawn more often, and a client with few calls would starve the other. a/v < b/w as a*w <
+            // b*v: exact, and below 2^64 since each factor is below 2^32.
             BalancingPolicy::LeastRequest => {
                 u64::from(a.outstanding) * u64::from(b.weight)
                     < u64::from(b.outstanding) * u64::from(a.weight)
@@ -254,8 +255,9 @@ impl PickContext<'_> {
         }
     }
 
-    /// The best of all by position; among equals each wins by its weight (reservoir sampling: the one at hand replaces
-    /// the one kept when `below(weights of the equal_weight so far, its own included)` is less than its weight).
+    /// The best of all candidates by position; among equals each wins by its weight (reservoir sampling: the present
+    /// one replaces the current best when `below(weights of the equals so far, its own included)` is less than its
+    /// weight).
     #[inline]
     fn best_candidate<W: PickTracer>(
         &self,
@@ -283,7 +285,7 @@ impl PickContext<'_> {
         best
     }
 
-    /// The same, kept out of the way of calls that need it seldom.
+    /// The same, outlined from the hot path.
     #[cold]
     fn best_candidate_cold<W: PickTracer>(
         &self,

@@ -1,15 +1,16 @@
-//! Servers are asked for their load where nothing recent is known of it (ServiceRouter §3.4.3), so that a program which calls seldom knows as
-//! much of a server that others keep busy as those do: when, and whom. How they are asked is the caller's matter.
+//! Polling servers for their load when there is no recent report (ServiceRouter §3.4.3), so that a program with few
+//! calls knows as much of a server that others keep busy as those do: when to poll, and which servers. The transport is
+//! the caller's matter.
 //!
-//! Calls never wait for that, so what a question finds out serves the calls after it. One try in 20 ms of each service does
-//! the work, where ten tries have paid for a question: when it has its answer, it looks at some of the endpoints that calls could
-//! go to, others each time, and asks the two of them of which nothing has been heard for the longest. All handles and callers of a
-//! program share the try, the work and what is learnt. So what is asked is bounded by what is called, and by a hundred questions
-//! a second and service, and a program that calls nobody asks nobody.
+//! Calls never wait for a poll; its result serves later calls. One attempt of a service in 20 ms starts a round,
+//! provided that ten attempts have paid for a poll: after its response, the round examines a window of the candidate
+//! endpoints, the next window each time, and polls the two with the oldest reports. All handles and callers of a
+//! program share rounds, budget and results. So polls are bounded by a tenth of the attempts and by a hundred per
+//! second and service, and a program without calls sends none.
 //!
-//! Two a survey, since ServiceRouter asks the two candidates of a call. Rejected: asking those two before the call, as it does, for
-//! the call would wait; a task that wakes up all the time, which costs a program that is idle; a flag that each pick sets, which
-//! would cost every call a write.
+//! Two per round, since ServiceRouter polls the two candidates of a call. Rejected: polling those two before the call,
+//! as ServiceRouter does, since the call would wait; a background task, which costs idle programs; a flag set by each
+//! pick, which would cost every call a write.
 
 mod budget;
 mod estimate;
@@ -29,48 +30,48 @@ pub use self::{
 };
 use crate::EndpointStats;
 
-/// From survey to survey of a service, in nanoseconds: what bounds questions where tries are so frequent that they pay for more than
-/// a hundred a second. Programs that call seldom, which have most use for questions, would gain nothing by a shorter time, since
-/// each survey follows a call.
+/// Interval between rounds of a service, in nanoseconds: the bound on polls when attempts are so frequent that they pay
+/// for more than a hundred per second. Programs with few calls, which profit most from polls, would gain nothing from a
+/// shorter interval, since each round follows a call.
 pub const ROUND_INTERVAL: u64 = 20_000_000;
-/// Endpoints that one survey looks at: more than a usual subset has, and few where one is all of a fleet.
+/// Endpoints examined per round: more than a usual subset has, and few of a whole fleet.
 pub const MAX_EXAMINED: usize = 32;
-/// Servers that one survey asks.
+/// Servers polled per round.
 const MAX_POLLS_PER_ROUND: usize = 2;
-/// How many times of work the mean goes over.
+/// Samples over which the mean service time is taken.
 const SERVICE_TIME_SAMPLES: u64 = 8;
 
-/// How long an answer may take, in nanoseconds: whoever is near and needs longer has other things to do.
+/// Timeout of a poll, in nanoseconds: a near server that takes longer is overloaded.
 pub const POLL_TIMEOUT: u64 = 250_000_000;
-/// How long a server is left alone that did not answer, in nanoseconds.
+/// How long a server is not polled after a poll without a response, in nanoseconds.
 pub const NO_RESPONSE_BACKOFF: u64 = 5_000_000_000;
-/// How long one is left alone that answers something else, in nanoseconds: it is not Fairmesh's server layer, and only a new
-/// release of it would be.
+/// How long a server is not polled after a response without a load report, in nanoseconds: it does not run Fairmesh's
+/// server layer, and only a new release of it would.
 pub const UNSUPPORTED_BACKOFF: u64 = 10 * 60 * 1_000_000_000;
 
-/// What to go by, where load reports decide and servers may be asked for them.
+/// The polling constants, if the policy balances by load reports and polling is enabled.
 pub fn polling_config(balancing: &Balancing) -> Option<Score> {
     (balancing.policy == BalancingPolicy::Score && balancing.score.poll).then_some(balancing.score)
 }
 
-/// When a program asks the servers of one service; one for all of its handles.
+/// Limits polls to the servers of one service; shared by all handles of a program.
 ///
-/// What a try needs comes first.
+/// The fields that every attempt reads come first.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct PollLimiter {
-    /// From when on the next try is followed by a survey, in nanoseconds of the clock.
+    /// From when on the next attempt starts a round, in nanoseconds of the clock.
     due: AtomicU64,
     budget: PollBudget,
-    /// How long servers work on a request, in nanoseconds: a mean over the tries that surveys followed. 0 before any.
+    /// Mean service time of requests, in nanoseconds, over the attempts that started a round. 0 before the first.
     service_time: AtomicU64,
-    /// Places that surveys have looked at.
+    /// Positions examined so far.
     examined: AtomicUsize,
 }
 
 impl PollLimiter {
-    /// Counts a try that begins at `now`. Whether it is to be followed by a survey of the endpoints, as one is each [`ROUND_INTERVAL`]
-    /// nanoseconds while tries pay for questions.
+    /// Counts an attempt that begins at `now`. Returns whether it is to be followed by a round, as one attempt per
+    /// [`ROUND_INTERVAL`] is while the budget allows a poll.
     #[inline]
     pub fn claim_round(&self, now: u64) -> bool {
         if !self.budget.deposit() {
@@ -81,10 +82,10 @@ impl PollLimiter {
             && self.due.compare_exchange(due, now.saturating_add(ROUND_INTERVAL), Relaxed, Relaxed).is_ok()
     }
 
-    /// Takes how long a server worked on a request, in nanoseconds, and returns the mean.
+    /// Records the service time of a request, in nanoseconds, and returns the mean.
     pub fn record_service_time(&self, time: u64) -> u64 {
         let previous = self.service_time.load(Relaxed);
-        // Of two at once one is lost, as many are that no survey follows.
+        // Of two concurrent updates one is lost, as are all attempts without a round.
         let mean = if previous == 0 {
             time
         } else {
@@ -94,7 +95,7 @@ impl PollLimiter {
         mean
     }
 
-    /// Places among `all` that the next survey looks at, going on where the one before it stopped and wrapping around.
+    /// The window of `all` that the next round examines: it continues after the previous one and wraps around.
     fn window<'a, T>(&self, all: &'a [T]) -> impl Iterator<Item = &'a T> {
         let start = self.examined.fetch_add(MAX_EXAMINED, Relaxed);
         let (before, after) = all.split_at(start % all.len().max(1));
@@ -102,36 +103,36 @@ impl PollLimiter {
     }
 }
 
-/// A server that may be asked.
+/// A server that may be polled.
 pub trait PollTarget {
-    /// What asking it has shown.
+    /// Its polling state.
     fn poll_state(&self) -> &Arc<PollState>;
-    /// Whether a question could be sent at once, over a connection that is open already.
+    /// Whether a poll could be sent at once over an open connection.
     fn is_connected(&self) -> bool;
 }
 
-/// Looks at the endpoints of a service.
+/// One round of polling for a service.
 #[derive(Clone, Copy, Debug)]
 pub struct PollRound<'a> {
-    /// When the program asks, and what it has asked already.
+    /// The limiter of the service.
     pub limiter: &'a PollLimiter,
-    /// What is known of the endpoints.
+    /// Counts and reports of the endpoints.
     pub stats: &'a EndpointStats,
     /// The constants of the service.
     pub score: Score,
-    /// Counts where estimates came from.
+    /// Counts the sources of estimates.
     pub estimates: &'a EstimateCounters,
-    /// How long servers work on a request, in nanoseconds: see [`PollLimiter::worked`].
+    /// Mean service time of requests, in nanoseconds: see [`PollLimiter::record_service_time`].
     pub service_time: u64,
     /// The time, in nanoseconds of the caller's clock.
     pub now: u64,
 }
 
 impl PollRound<'_> {
-    /// Counts how what is known of some of the endpoints came about, and claims those of them that are to be asked.
+    /// Counts the sources of the load estimates of some endpoints, and selects those of them that are to be polled.
     ///
-    /// `nearest` are the endpoints that calls could go to, by index; `server` gives the one at an index, or `None` where it was
-    /// never called.
+    /// `nearest` are the candidate endpoints, by index; `server` returns the one at an index, or `None` if it was never
+    /// called.
     pub fn select_targets<'s, S: PollTarget + 's>(
         &self,
         nearest: &[u32],
@@ -160,15 +161,15 @@ impl PollRound<'_> {
         chosen
     }
 
-    /// Where an endpoint's load is known from; where it may be asked, also when it was heard of last.
+    /// The source of an endpoint's load estimate; if it may be polled, also the time of its last report.
     fn estimate_source(&self, index: u32, server: Option<&impl PollTarget>) -> (Estimate, Option<u64>) {
         let (Some(last_report), Some(server)) = (self.stats.last_report(index), server) else {
-            // Whoever never reported is not asked: most servers know nothing of all this.
+            // A server that never reported is not polled: most servers do not support it.
             return (Estimate::Random, None);
         };
         let poll_state = server.poll_state();
         let input = EstimateInput {
-            // A report dated later than now was read by another thread a moment ago.
+            // A report dated later than now was stored by another thread a moment ago.
             age: Some(self.now.saturating_sub(last_report.at)),
             round_trip: Some(poll_state.round_trip(self.now)),
             service_time: self.service_time,
@@ -176,7 +177,7 @@ impl PollRound<'_> {
         match estimate(&self.score, input) {
             Estimate::Cached if poll_state.is_polled_report(&last_report) => (Estimate::Poll, None),
             Estimate::Cached => (Estimate::Cached, None),
-            // One that is avoided for its failures gets no calls, and none needs its load.
+            // An ejected endpoint gets no calls, so its load is not needed.
             Estimate::Poll
                 if poll_state.is_pollable(self.now)
                     && self.stats.ejected_until(index) <= self.now

@@ -7,45 +7,45 @@ use crate::{
     report::ReportCell,
 };
 
-/// Bits of a mean behind those of what it is a mean of.
+/// Fractional bits of a mean beyond those of its values.
 const MEAN_BITS: u32 = 12;
-/// Ticks of every endpoint over which a mean goes, one half of a half-life.
+/// Ticks of every endpoint that a mean spans: half a half-life.
 const MEAN_TICKS: u64 = 1 << (TICK_BITS - 1);
-/// No error of utilisation is taken for more than this: an endpoint is wholly busy, or wholly idle, against the mean.
+/// Maximum error of utilisation: an endpoint is fully busy or fully idle relative to the mean.
 const MAX_ERROR: i64 = 1 << 10;
 /// Below this utilisation, in thousandths, differences are noise.
 const MIN_UTILISATION: u64 = 20;
-/// Up to this many requests of others at an endpoint, each counts as one.
+/// Up to this many requests of other callers, excess is counted in requests, beyond that relative to the mean.
 const ABSOLUTE_REQUESTS: i64 = 16;
 
-/// What this client's endpoints have in common: against it, each is measured.
+/// Means over the endpoints of this client's subset, against which each endpoint is compared.
 #[derive(Debug, Default)]
 pub(crate) struct PoolMeans {
-    /// How many endpoints this client keeps to.
+    /// Number of endpoints in the subset.
     members: AtomicU32,
-    /// What others have under way at an endpoint.
+    /// Other callers' requests in flight at an endpoint.
     others: Mean,
     /// Reported utilisation.
     utilisation: Mean,
-    /// Corrections.
+    /// Costs.
     cost: Mean,
 }
 
-/// A report, where it is kept, and how and when it is taken.
+/// A report to apply, with its storage and context.
 pub(crate) struct ReportUpdate<'a> {
     pub(crate) report: LoadReport,
-    /// Whether it came with a good answer to a request.
+    /// Whether it came with a successful response to a request.
     pub(crate) is_rewarded: bool,
     pub(crate) cell: &'a ReportCell,
     pub(crate) config: &'a BalancerConfig,
     pub(crate) tick: u32,
 }
 
-/// A mean over the endpoints: each counts by the time that its report stands for, not by how many reports it sent, since a
-/// busy endpoint answers more often.
+/// A mean over the endpoints: each counts by the time since its previous report, not by its number of reports, since a
+/// busy endpoint responds more often.
 #[derive(Debug, Default)]
 struct Mean {
-    /// The mean with [`MEAN_BITS`] behind the point, plus one; 0 before the first value.
+    /// The mean with [`MEAN_BITS`] more fractional bits, plus one; 0 before the first value.
     encoded: AtomicU64,
 }
 
@@ -54,7 +54,7 @@ impl Mean {
         self.encoded.load(Relaxed).checked_sub(1).map(|mean| mean >> MEAN_BITS)
     }
 
-    /// Takes the value of one of `members` endpoints that stands for `ticks`, and returns the mean.
+    /// Adds the value of one of `members` endpoints that stands for `ticks`, and returns the mean.
     fn add(&self, value: u64, ticks: u32, members: u32) -> u64 {
         let value = value << MEAN_BITS;
         let Some(mean) = self.encoded.load(Relaxed).checked_sub(1) else {
@@ -74,7 +74,7 @@ impl Mean {
 }
 
 impl PoolMeans {
-    /// Forgets the means.
+    /// Clears the means.
     pub(crate) fn reset(&self) {
         [&self.others, &self.utilisation, &self.cost]
             .into_iter()
@@ -89,48 +89,50 @@ impl PoolMeans {
         self.members.store(members, Relaxed);
     }
 
-    /// What others usually have under way at an endpoint, in 1/256 requests; the usual latency where picks go by it.
+    /// Mean of other callers' requests at an endpoint, in 1/256 requests; the mean latency where the policy uses
+    /// latency.
     pub(crate) fn others(&self) -> u64 {
         self.others.get().unwrap_or(0)
     }
 
-    /// Takes a latency of an endpoint last heard of `age` ticks ago, in the unit of slots.
+    /// Adds a latency of an endpoint last updated `age` ticks ago, in the unit of [`LoadEstimate::excess`].
     pub(crate) fn add_latency(&self, latency: u64, age: u32) {
         self.others.add(latency, age.min(1 << TICK_BITS), self.members.load(Relaxed));
     }
 
-    /// Takes a report of the endpoint at `hot`.
+    /// Applies a report of the endpoint at `hot`.
     pub(crate) fn apply_report(&self, hot: &HotStats, update: &ReportUpdate<'_>) {
         let ReportUpdate { report, is_rewarded, config, tick, .. } = *update;
         let reward = if is_rewarded { config.reward } else { 0 };
         let age = hot.age(tick);
-        // No single report speaks for longer than a half-life, however rare its caller's calls are.
+        // No single report stands for more than a half-life, however rare its caller's calls are.
         let ticks = age.min(1 << TICK_BITS);
         let cost = self.update_cost(update, age, ticks);
         let known = hot.load();
         let observed = report.requests.filter(|_| config.counts_requests).map(|requests| {
             let requests = u64::from(requests) << LoadEstimate::BITS;
             let streams = u64::from(report.streams.unwrap_or(0)) << (LoadEstimate::BITS - 4);
-            // The call that this answers is still counted here, and is not in the report.
+            // The call of this response is still counted here, and is not in the report.
             let own = hot.own_load().saturating_sub(1 << LoadEstimate::BITS);
             let others = (requests + streams).saturating_sub(own);
             let others = (others * u64::from(known.weight_ratio)) >> LoadEstimate::WEIGHT_RATIO_BITS;
             let others = (others * u64::from(cost)) >> LoadEstimate::COST_BITS;
-            // What cannot be true of one endpoint where it is not nearly so of the others must not empty it.
+            // A value that cannot be true of one endpoint unless it nearly is of the others must not starve the
+            // endpoint.
             let others =
                 others.min(self.others.get().map_or(u64::MAX, |mean| 2 * mean + (8 << LoadEstimate::BITS)));
             let others = others.min(u64::from(u32::MAX));
             let mean = self.others.add(others, ticks, self.members.load(Relaxed)) as i64;
-            // Of hundreds of requests, one more or less is noise: beyond a few, differences count as parts of the mean.
+            // Of hundreds of requests, one more or less is noise: beyond a few, differences count relative to the mean.
             (others as i64 - mean) * (ABSOLUTE_REQUESTS << LoadEstimate::BITS)
                 / mean.max(ABSOLUTE_REQUESTS << LoadEstimate::BITS)
         });
         hot.update_load(tick, |load| {
             let decayed = decay(load.excess.into(), age);
             let excess = match observed {
-                // The reward of an answer (Uber, assisted balancing): who answers more often is worth a little more. Smoothing takes it back
-                // with later reports, so that it never adds up to more than `smoothing` rewards. Throughput is what it is
-                // for: an answer that is a failure, or none to a request, earns nothing.
+                // The throughput reward (Uber, assisted balancing): an endpoint that responds more often is preferred
+                // slightly. Smoothing decays it with later reports, so that it never adds up to more than `smoothing`
+                // rewards. A failed response or a poll completes no request and earns none.
                 Some(target) => decayed + rounded(target - decayed, config.smoothing.into()) - reward,
                 None => decayed,
             };
@@ -138,9 +140,9 @@ impl PoolMeans {
         });
     }
 
-    /// The slow loop: utilisation is what should become equal, and it is known late and averaged. So a correction to what a
-    /// call costs at an endpoint integrates the error of its utilisation against the mean, a little at a time and within
-    /// bounds: nobody herds on a stale figure, and no lie moves more than the bound.
+    /// The slow loop: utilisation is to become equal, and it is known late and averaged. So the cost of a call at an
+    /// endpoint integrates the error of its utilisation against the mean, slowly and within bounds: callers do not herd
+    /// on a stale figure, and a wrong report moves the cost no further than the bound.
     fn update_cost(&self, update: &ReportUpdate<'_>, age: u32, ticks: u32) -> u16 {
         let ReportUpdate { report, cell, config, .. } = *update;
         let utilisation = match config.utilisation {
@@ -155,8 +157,8 @@ impl PoolMeans {
             let mean_cost = self.cost.add(cost.into(), ticks, members) as i64;
             let min_mean = if config.utilisation == Utilisation::Cpu { MIN_UTILISATION } else { 1 };
             let error = (utilisation as i64 - mean as i64) * MAX_ERROR / mean.max(min_mean) as i64;
-            // Only ratios of costs matter: what is common to all is taken back, or one endpoint that cannot be filled
-            // would drive all others to the bound.
+            // Only ratios of costs matter: the common part is subtracted, or one endpoint that cannot be filled would
+            // drive all others to the bound.
             let common = (mean_cost - i64::from(UNIT_COST)) * MAX_ERROR / i64::from(UNIT_COST);
             let error = error.clamp(-MAX_ERROR, MAX_ERROR) - common;
             let step =
@@ -165,7 +167,7 @@ impl PoolMeans {
                 (u64::from(UNIT_COST) * u64::from(UNIT_COST) / u64::from(config.max_cost), config.max_cost);
             cost = (i128::from(cost) + step).clamp(min_cost.into(), max_cost.into()) as u32;
         } else if utilisation.is_none() {
-            // Answers go on and say nothing of it any more.
+            // Reports continue without utilisation.
             let over = i64::from(cost) - i64::from(UNIT_COST);
             cost = (i64::from(cost)
                 - over * i64::from(ticks) / i64::from(config.pick_config.memory.max(1 << TICK_BITS)))
@@ -176,8 +178,8 @@ impl PoolMeans {
     }
 }
 
-/// A correction as it counts `age` ticks after the report that it rests on: whole within `memory`, then fading to none
-/// with twice the half-life of a report.
+/// A cost `age` ticks after its last report: unchanged within `memory`, then fading to neutral with twice the half-life
+/// of a report.
 #[inline]
 pub(crate) fn fade_cost(cost: u32, age: u32, memory: u32) -> u32 {
     match age.checked_sub(memory) {

@@ -20,7 +20,7 @@ mod support;
 
 use support::{check, hex};
 
-/// Numbers at which arithmetic goes wrong if it does, and some ordinary ones.
+/// Edge cases of the arithmetic, and some ordinary numbers.
 fn numbers() -> Vec<u64> {
     let edges = [
         0,
@@ -113,15 +113,15 @@ fn rendezvous_hashing() {
     check("rendezvous.json", &[("scores", scores.collect()), ("subsets", subsets.collect())]);
 }
 
-/// What a caller knows before it picks.
-struct Known {
+/// The state of a caller before a pick.
+struct CallerState {
     weights: Vec<u64>,
     outstanding: Vec<u64>,
-    penalised: Vec<u32>,
-    tried: Vec<u32>,
+    ejected: Vec<u32>,
+    attempted: Vec<u32>,
 }
 
-impl Known {
+impl CallerState {
     fn draw(case: usize, random: &mut Generator) -> Self {
         let n = 1 + random.below([4, 12, 30][case % 3]);
         let mut each = |bound| -> Vec<u64> { (0..n).map(|_| random.below(bound)).collect() };
@@ -134,19 +134,19 @@ impl Known {
         let some = |draws: Vec<u64>| -> Vec<u32> {
             (0..).zip(draws).filter(|draw| draw.1 == 0).map(|draw| draw.0).collect()
         };
-        let penalised = some(each([u64::MAX, 4, 2][case / 3 % 3]));
-        let tried = some(each([u64::MAX, 8][case % 2]));
-        Self { weights, outstanding, penalised, tried }
+        let ejected = some(each([u64::MAX, 4, 2][case / 3 % 3]));
+        let attempted = some(each([u64::MAX, 8][case % 2]));
+        Self { weights, outstanding, ejected, attempted }
     }
 
     fn write(&self) -> Value {
         json!({
-            "weights": self.weights, "outstanding": self.outstanding, "penalised": self.penalised,
-            "tried": self.tried,
+            "weights": self.weights, "outstanding": self.outstanding, "penalised": self.ejected,
+            "tried": self.attempted,
         })
     }
 
-    /// The same as slots, with the calls under way.
+    /// The same as stats, with the calls in flight.
     fn stats(&self, config: &BalancerConfig) -> (EndpointStats, CandidateSet) {
         let stats = EndpointStats::default();
         let ids: Vec<_> =
@@ -158,7 +158,7 @@ impl Known {
         for (&index, &count) in indices.iter().zip(&self.outstanding) {
             (0..count).for_each(|_| stats.begin(index));
         }
-        for &index in &self.penalised {
+        for &index in &self.ejected {
             stats.begin(index);
             stats.finish(index, Outcome::Unreachable, 0);
         }
@@ -170,15 +170,15 @@ fn config(policy: BalancingPolicy) -> BalancerConfig {
     BalancerConfig::new(&Balancing { policy, ..Balancing::default() })
 }
 
-/// What each of the seeds 0 to 7 picks at a time, in nanoseconds.
+/// The picks of the seeds 0 to 7 at a time, in nanoseconds.
 fn picked(
     stats: &EndpointStats,
     members: &CandidateSet,
     config: &BalancerConfig,
-    tried: &[u32],
+    attempted: &[u32],
     now: u64,
 ) -> Vec<u32> {
-    let context = PickContext::new(stats, config.pick_config(), tried, now);
+    let context = PickContext::new(stats, config.pick_config(), attempted, now);
     let pick =
         |seed| pick(&members.as_candidates(), &context, &mut Generator::new(seed), &mut ()).unwrap().index;
     (0..8).map(pick).collect()
@@ -189,10 +189,10 @@ fn picks() {
     let plain = |policy: BalancingPolicy, seed, cases| -> Vec<Value> {
         let (mut random, config) = (Generator::new(seed), config(policy));
         let case = |case| {
-            let known = Known::draw(case, &mut random);
-            let (stats, members) = known.stats(&config);
-            let mut written = known.write();
-            written["picked_by_seed_0_to_7"] = json!(picked(&stats, &members, &config, &known.tried, 1));
+            let state = CallerState::draw(case, &mut random);
+            let (stats, members) = state.stats(&config);
+            let mut written = state.write();
+            written["picked_by_seed_0_to_7"] = json!(picked(&stats, &members, &config, &state.attempted, 1));
             written
         };
         (0..cases).map(case).collect()
@@ -211,16 +211,16 @@ fn picks() {
 fn round_robin() {
     let (mut random, config) = (Generator::new(14), config(BalancingPolicy::RoundRobin));
     let cases = (0..24).map(|case| {
-        let known = Known::draw(case, &mut random);
-        let (stats, members) = known.stats(&config);
-        let context = PickContext::new(&stats, config.pick_config(), &known.tried, 1);
+        let state = CallerState::draw(case, &mut random);
+        let (stats, members) = state.stats(&config);
+        let context = PickContext::new(&stats, config.pick_config(), &state.attempted, 1);
         let turns = (0..20).map(|_| {
             let picked =
                 pick(&members.as_candidates(), &context, &mut Generator::new(1), &mut ()).unwrap().index;
             stats.advance_round_robin();
             picked
         });
-        let mut written = known.write();
+        let mut written = state.write();
         written["picked_in_turns_0_to_19"] = turns.collect();
         written
     });
@@ -233,21 +233,26 @@ fn up_to(random: &mut Generator, bits: u64) -> u64 {
     random.below(1 << bits)
 }
 
-/// What servers say, by time, and how each endpoint's score and the picks follow; without a reward and with one.
+/// Load reports over time, with the resulting scores and picks; without a reward and with one.
 #[test]
 fn reports() {
     let score = Score { reward: 5, ..Score::default() };
     let rewarding = BalancerConfig::new(&Balancing { score, ..Balancing::default() });
-    let (plain, rewarded) = (told(15, &config(BalancingPolicy::Score), 20), told(17, &rewarding, 6));
+    let (plain, rewarded) =
+        (report_cases(15, &config(BalancingPolicy::Score), 20), report_cases(17, &rewarding, 6));
     check("reports.json", &[("reports", plain), ("rewarded_5_percent", rewarded)]);
 }
 
-fn told(seed: u64, config: &BalancerConfig, cases: usize) -> Vec<Value> {
+fn report_cases(seed: u64, config: &BalancerConfig, cases: usize) -> Vec<Value> {
     let mut random = Generator::new(seed);
     let case = |case| {
-        let known = Known { penalised: Vec::new(), tried: Vec::new(), ..Known::draw(case, &mut random) };
-        let (stats, members) = known.stats(config);
-        let n = known.weights.len() as u64;
+        let state = CallerState {
+            ejected: Vec::new(),
+            attempted: Vec::new(),
+            ..CallerState::draw(case, &mut random)
+        };
+        let (stats, members) = state.stats(config);
+        let n = state.weights.len() as u64;
         let mut now = random.below(1 << 40);
         let reports = (0..10 * n).map(|_| {
             now += up_to(&mut random, 15) << 20;
@@ -261,11 +266,11 @@ fn told(seed: u64, config: &BalancerConfig, cases: usize) -> Vec<Value> {
         let reports: Value = reports.collect();
         let scores = |now| -> Vec<i64> {
             let context = PickContext::new(&stats, config.pick_config(), &[], now);
-            (0..n).map(|i| context.score_endpoint(i as u32, known.weights[i as usize] as u32).score).collect()
+            (0..n).map(|i| context.score_endpoint(i as u32, state.weights[i as usize] as u32).score).collect()
         };
         let later = now + 90_000_000_000;
         json!({
-            "weights": known.weights, "outstanding": known.outstanding,
+            "weights": state.weights, "outstanding": state.outstanding,
             "reports_at_index_requests_streams_cpu": reports,
             "scores": scores(now), "scores_90s_later": scores(later),
             "picked_by_seed_0_to_7": picked(&stats, &members, config, &[], now),
@@ -274,7 +279,7 @@ fn told(seed: u64, config: &BalancerConfig, cases: usize) -> Vec<Value> {
     (0..cases).map(case).collect()
 }
 
-/// When a server is asked for its load.
+/// When a server is polled for its load.
 #[test]
 fn estimates() {
     let mut random = Generator::new(18);
@@ -300,19 +305,23 @@ fn estimates() {
 fn latencies() {
     let (mut random, config) = (Generator::new(16), config(BalancingPolicy::PeakEwma));
     let cases = (0..20).map(|case| {
-        let known = Known { penalised: Vec::new(), tried: Vec::new(), ..Known::draw(case, &mut random) };
-        let (stats, members) = known.stats(&config);
-        let n = known.weights.len() as u64;
+        let state = CallerState {
+            ejected: Vec::new(),
+            attempted: Vec::new(),
+            ..CallerState::draw(case, &mut random)
+        };
+        let (stats, members) = state.stats(&config);
+        let n = state.weights.len() as u64;
         let mut now = random.below(1 << 40);
-        let answers = (0..5 * n).map(|_| {
+        let responses = (0..5 * n).map(|_| {
             now += up_to(&mut random, 13) << 20;
             let (index, latency) = (random.below(n) as u32, up_to(&mut random, 36));
             stats.record_latency(index, latency, now);
             json!([now, index, latency])
         });
-        let answers: Value = answers.collect();
+        let responses: Value = responses.collect();
         json!({
-            "weights": known.weights, "outstanding": known.outstanding, "answers_at_index_latency": answers,
+            "weights": state.weights, "outstanding": state.outstanding, "answers_at_index_latency": responses,
             "picked_by_seed_0_to_7": picked(&stats, &members, &config, &[], now),
         })
     });

@@ -10,49 +10,50 @@ const CALLS_BITS: u32 = 20;
 const STREAM: u32 = 1 << CALLS_BITS;
 const MAX_STREAMS: u32 = u32::MAX >> CALLS_BITS;
 
-/// By how many ticks a report may be dated later than now: one half-life.
+/// By how many ticks a report may be dated in the future: one half-life.
 const MAX_SKEW: u32 = 1 << 8;
 
 /// What a pick reads of one endpoint: 16 bytes, so that four endpoints share a cache line.
 #[derive(Debug)]
 #[repr(C, align(16))]
 pub(crate) struct HotStats {
-    /// This client's calls under way (low 20 bits) and streams (high 12).
+    /// This client's calls (low 20 bits) and streams (high 12) in flight.
     counts: AtomicU32,
-    /// The tick of the last report; 0 until the endpoint is first looked at.
+    /// The tick of the last report; 0 until a pick first considers the endpoint.
     updated_tick: AtomicU32,
     /// A [`LoadEstimate`], packed.
     load: AtomicU64,
 }
 
-/// What is known of an endpoint's load beside this client's own calls.
+/// What is known of an endpoint's load apart from this client's own calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LoadEstimate {
-    /// By how much what others have under way there exceeds what its capacity would make usual; in 1/256 requests on an
-    /// ordinary endpoint of the service, or in 1/256 of the 16th part of the usual where that is above 16 requests.
+    /// By how much other callers' requests exceed what is usual for the endpoint's capacity; in 1/256 requests on an
+    /// ordinary endpoint of the service, or in 1/256 of 1/16 of the mean where that is above 16 requests.
     pub(crate) excess: i32,
-    /// What a call costs there against the mean, as reported utilisation has it, in 1/1024; the reciprocal of capacity.
+    /// The cost of a call relative to the mean, derived from reported utilisation, in 1/1024; the reciprocal of
+    /// capacity.
     pub(crate) cost: u16,
     /// Mean weight over its weight, in 1/256.
     pub(crate) weight_ratio: u16,
-    /// Whether failures are held against it: only then somebody looks them up.
+    /// Whether its outlier state is not neutral and must be consulted.
     pub(crate) suspect: bool,
 }
 
 impl LoadEstimate {
-    /// An endpoint of which nothing is known.
+    /// The estimate without any reports.
     pub(crate) const NEUTRAL: Self = Self {
         excess: 0,
         cost: 1 << Self::COST_BITS,
         weight_ratio: 1 << Self::WEIGHT_RATIO_BITS,
         suspect: false,
     };
-    /// Bits of a cost behind the point.
+    /// Fractional bits of a cost.
     pub(crate) const COST_BITS: u32 = 10;
     const COST_MASK: u64 = (1 << 15) - 1;
-    /// Bits of a ratio behind the point.
+    /// Fractional bits of a weight ratio.
     pub(crate) const WEIGHT_RATIO_BITS: u32 = 8;
-    /// Bits of a load behind the point.
+    /// Fractional bits of a load.
     pub(crate) const BITS: u32 = 8;
 
     #[inline]
@@ -89,7 +90,7 @@ impl HotStats {
         self.counts.fetch_add(1, Relaxed);
     }
 
-    /// Looks first: a caller that ends one call twice must not make the endpoint look endlessly busy.
+    /// Checks first: finishing a call twice must not make the endpoint look busy for ever.
     #[inline]
     pub(crate) fn finish(&self) {
         if self.calls() != 0 {
@@ -97,7 +98,7 @@ impl HotStats {
         }
     }
 
-    /// Counts a call as a stream from now on; says whether it does, for [`finish_stream`](Self::finish_stream).
+    /// Counts a call as a stream from now on; whether it does decides about [`finish_stream`](Self::finish_stream).
     pub(crate) fn convert_to_stream(&self) -> bool {
         let convert = |counts: u32| {
             let fits = counts & (STREAM - 1) != 0 && counts >> CALLS_BITS < MAX_STREAMS;
@@ -123,7 +124,8 @@ impl HotStats {
         self.counts.load(Relaxed) == 0
     }
 
-    /// This client's own load there in 1/256 calls; a stream, which mostly waits, counts as the 16th part of a call (Uber, assisted balancing).
+    /// This client's own load in 1/256 calls; a stream, which mostly waits, counts as 1/16 of a call (Uber, assisted
+    /// balancing).
     #[inline]
     pub(crate) fn own_load(&self) -> u64 {
         let counts = self.counts.load(Relaxed);
@@ -136,17 +138,17 @@ impl HotStats {
         self.updated_tick.load(Acquire)
     }
 
-    /// Ticks since the last report, or since the endpoint was first looked at, which this may be.
+    /// Ticks since the last report, or since a pick first considered the endpoint, which this call may be.
     #[inline]
     pub(crate) fn age(&self, tick: u32) -> u32 {
         let at = self.updated_tick();
         if at == 0 {
-            // A seed for a new endpoint has no date of its own: compilation knows no time.
+            // The initial load of a new endpoint has no date of its own: compilation knows no time.
             self.updated_tick.store(tick, Release);
             return 0;
         }
         let age = tick.wrapping_sub(at);
-        // Another thread's clock may have been read a little later than this one's.
+        // Another thread may have read its clock slightly later.
         if age > u32::MAX - MAX_SKEW { 0 } else { age }
     }
 
@@ -155,7 +157,7 @@ impl HotStats {
         LoadEstimate::unpack(self.load.load(Relaxed))
     }
 
-    /// Changes what is known, dated `tick`.
+    /// Changes the load estimate, dated `tick`.
     pub(crate) fn update_load(&self, tick: u32, change: impl Fn(LoadEstimate) -> LoadEstimate) {
         let _ =
             self.load.fetch_update(Relaxed, Relaxed, |word| Some(change(LoadEstimate::unpack(word)).pack()));
@@ -164,7 +166,7 @@ impl HotStats {
         }
     }
 
-    /// Says whether failures are held against the endpoint; returns whether that changes anything.
+    /// Sets whether the outlier state must be consulted; returns whether that changed.
     pub(crate) fn set_suspect(&self, suspect: bool) -> bool {
         let change = |word| Some(LoadEstimate { suspect, ..LoadEstimate::unpack(word) }.pack());
         self.load
@@ -172,7 +174,7 @@ impl HotStats {
             .is_ok_and(|before| LoadEstimate::unpack(before).suspect != suspect)
     }
 
-    /// Forgets what was learnt of the endpoint's load, but not its failures.
+    /// Resets the load estimate, but not the failures.
     pub(crate) fn reset_load(&self) {
         self.update_load(0, |load| LoadEstimate { suspect: load.suspect, ..LoadEstimate::NEUTRAL });
     }
@@ -183,7 +185,7 @@ impl HotStats {
     }
 }
 
-/// A value as it counts after `age` ticks: halved each 256 ticks, in a straight line between (Uber, assisted balancing). With
+/// A value after decaying for `age` ticks: halved every 256 ticks, linear in between (Uber, assisted balancing). With
 /// `h = age >> 8` and `r = age & 255`: `(value * (512 - r)) >> (9 + h)`, shifts rounding down; 0 from `h = 32` on.
 #[inline]
 pub(crate) fn decay(value: i64, age: u32) -> i64 {

@@ -56,9 +56,9 @@ fn reports_are_kept_per_index() {
             Some(ReceivedReport { load: load(index), at: u64::from(index) + 1 })
         );
     }
-    for nobody in [5_000, u32::MAX] {
-        stats.record_report(nobody, load(1), 1);
-        assert_eq!(stats.last_report(nobody), None);
+    for unassigned in [5_000, u32::MAX] {
+        stats.record_report(unassigned, load(1), 1);
+        assert_eq!(stats.last_report(unassigned), None);
     }
 }
 
@@ -118,7 +118,7 @@ fn failed_responses_eject_from_the_third_consecutive_one() {
     end(Outcome::Failed);
     assert_eq!(seen(), (3, 100_001_000));
     stats.finish(38, Outcome::Ok, 1000);
-    assert_eq!(seen(), (3, 100_001_000), "what others do well forgives nothing");
+    assert_eq!(seen(), (3, 100_001_000), "a success of another endpoint changes nothing");
     end(Outcome::Ok);
     assert_eq!(seen(), (0, 0));
 }
@@ -134,12 +134,12 @@ fn suspects_are_counted() {
     stats.clear_failures(0);
     stats.clear_failures(2);
     assert_eq!(stats.suspects(), 1);
-    // Answers enough for the failure among them to be forgotten.
+    // Enough responses for the failure among them to leave the window.
     (0..1000).for_each(|_| stats.finish(1, Outcome::Ok, 2));
     assert_eq!(stats.suspects(), 0);
     stats.finish(2, Outcome::Failed, 3);
     let _ = stats.assign_indices(&[InstanceId::new("another").unwrap()]);
-    assert_eq!(stats.suspects(), 0, "whoever is gone is held nothing against");
+    assert_eq!(stats.suspects(), 0, "a removed instance is no suspect");
 }
 
 #[test]
@@ -154,5 +154,5 @@ fn an_overloaded_endpoint_is_ejected_briefly_without_counting_failures() {
     assert_eq!(stats.ejected_until(0), 20_000_010);
     stats.begin(0);
     stats.finish(0, Outcome::Ok, 20);
-    assert_eq!((stats.ejected_until(0), stats.suspects()), (0, 0), "a call that ends makes room");
+    assert_eq!((stats.ejected_until(0), stats.suspects()), (0, 0), "a call that finishes ends the ejection");
 }

@@ -8,7 +8,7 @@ fn config() -> BalancerConfig {
     BalancerConfig::new(&Balancing::default())
 }
 
-/// Lets an endpoint fail every `nth` of `responses`, while 19 others have this sum of shares.
+/// Records `responses` of which every `nth` is a failure, while 19 other endpoints have this sum of failure rates.
 fn respond(outlier: &OutlierState, (responses, nth): (u32, u32), others: u64, now: u64) {
     for i in 0..responses {
         if i % nth != 0 {

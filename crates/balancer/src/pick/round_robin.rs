@@ -1,11 +1,11 @@
 use super::{Candidates, Exclusion, GAMMA, Generator, PickContext, PickTracer, ScoredEndpoint};
 
 impl PickContext<'_> {
-    /// In turn, by weight, skipping those that something speaks against.
+    /// Weighted round robin, skipping excluded endpoints.
     ///
-    /// Equal weights: position `round_robin mod n`. Else `round_robin * GAMMA` (wrapping), as a fraction of 2^64, of the running totals:
-    /// steps of the golden ratio come to every endpoint in proportion to its weight and as evenly spread as can be, and
-    /// need no state but the turn. Callers begin at turns of their own, or all would move in step.
+    /// Equal weights: position `counter mod n`. Otherwise `counter * GAMMA` (wrapping) as a fraction of 2^64 of the
+    /// cumulative weights: steps of the golden ratio reach every endpoint in proportion to its weight, spread as evenly
+    /// as possible, and need no state but the counter. Callers start at different counters, or all would move in step.
     pub(super) fn round_robin<W: PickTracer>(
         &self,
         candidates: &Candidates<'_>,

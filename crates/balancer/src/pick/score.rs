@@ -4,17 +4,18 @@ use super::{
 };
 use crate::endpoint_stats::HotStats;
 
-/// Bits of a score behind the point: those of a load and those of a cost.
+/// Fractional bits of a score: those of a load and those of a cost.
 pub const SCORE_BITS: u32 = LoadEstimate::BITS + LoadEstimate::COST_BITS;
-/// The most that the call to come may cost: of two idle endpoints, the worse keeps some of the calls that it is drawn first
-/// for, so that it is heard of.
+/// Greatest cost of the next call: of two idle endpoints, the worse one keeps some of the calls for which it is drawn
+/// first, so that new reports of it arrive.
 const MAX_NEXT_CALL_COST: u32 = (7 << LoadEstimate::COST_BITS) / 4;
 
 impl PickContext<'_> {
-    /// Two different endpoints are drawn by weight (ServiceRouter §3.4, §3.4.2). The second takes the call with a probability that grows with
-    /// its lead: `second.score + fraction of a request drawn < first.score`. So a lead of one request decides, a lead
-    /// of a tenth moves a tenth of the calls: small and late differences shift shares smoothly instead of sending
-    /// everybody to one endpoint, and where nothing differs, shares are by weight.
+    /// Power of two choices: two different endpoints are drawn by weight (ServiceRouter §3.4, §3.4.2). The second wins
+    /// with a probability that grows with its lead: `second.score + random fraction of a request < first.score`. So a
+    /// lead of one request decides, a lead of a tenth moves a tenth of the calls: small and late differences shift
+    /// shares smoothly instead of sending all calls to one endpoint, and without differences, shares follow the
+    /// weights.
     #[inline(always)]
     #[allow(clippy::inline_always, reason = "as for `score_endpoint`")]
     pub(super) fn p2c_by_score<W: PickTracer>(
@@ -43,8 +44,8 @@ impl PickContext<'_> {
         self.p2c_among_least_excluded(candidates, random, tracer)
     }
 
-    /// The same where one of the two positions is avoided: that may be a panic. They are looked at again, since what is handed
-    /// over lies in memory, where every other pick would have to put it as well.
+    /// The same if one of the two is ejected, in which case it may be panic. They are scored again, since passing them
+    /// on would place them in memory, in every other pick as well.
     #[cold]
     fn p2c_with_ejected<W: PickTracer>(
         &self,
@@ -65,8 +66,8 @@ impl PickContext<'_> {
         }
     }
 
-    /// Whether the second endpoint takes the call from the first. Not the winner itself: picked here, it would be chosen
-    /// between two places in memory and copied from there.
+    /// Whether the second endpoint wins over the first. It does not return the winner, which would be selected between
+    /// two memory locations and copied from there.
     #[inline]
     fn second_wins(&self, second: &ScoredEndpoint, first: &ScoredEndpoint, random: &mut Generator) -> bool {
         let fraction = (random.next() >> (64 - SCORE_BITS)) as i64;
@@ -77,8 +78,8 @@ impl PickContext<'_> {
         }
     }
 
-    /// The same among those with the least against them. Taking the best of them was rejected: where much has failed, all
-    /// callers would take the same one.
+    /// The same among the endpoints with the least exclusion. Taking the best of them was rejected: when many have
+    /// failed, all callers would pick the same one.
     #[cold]
     fn p2c_among_least_excluded<W: PickTracer>(
         &self,
@@ -97,12 +98,13 @@ impl PickContext<'_> {
         Some(b.filter(|b| self.second_wins(b, &a, random)).unwrap_or(a))
     }
 
-    /// What a call to the endpoint would wait behind, in 2^-18 requests on an ordinary endpoint: this client's calls there
-    /// for its weight, and the call to come, both times what a call costs there; and by how much the load of others is
-    /// above the usual, aged by the time since the last report (Uber, assisted balancing).
+    /// The load that a call would queue behind, in 2^-18 requests on an ordinary endpoint: this client's calls in
+    /// flight over the weight, and the next call, both times the cost of a call there; plus the excess load of other
+    /// callers, decayed by the time since the last report (Uber, assisted balancing).
     ///
-    /// The age goes by the last report, not by the last pick: while calls go to a server that reports no more, its last
-    /// word would else hold for ever. The call to come is not divided by the weight, since endpoints are drawn by it already.
+    /// The age counts from the last report, not from the last pick: while calls go to a server that has stopped
+    /// reporting, its last report would otherwise hold for ever. The next call is not divided by the weight, since
+    /// endpoints are drawn by weight already.
     #[inline]
     pub(super) fn load_score(&self, hot: &HotStats, load: LoadEstimate) -> i64 {
         let age = hot.age(self.pick_config.tick(self.now));
@@ -116,8 +118,9 @@ impl PickContext<'_> {
         own as i64 + (decay(load.excess.into(), age) << LoadEstimate::COST_BITS)
     }
 
-    /// The latency times the calls that would then be under way, for its weight. What has not answered for long counts as
-    /// quick, to be heard of again, but never as much quicker than usual: a server that answers nothing would else get all.
+    /// The latency times the calls that would then be in flight, over the weight. An endpoint without recent responses
+    /// counts as fast, so that it is measured again, but at least as a quarter of the mean: a server that never
+    /// responds would otherwise get all calls.
     #[inline]
     pub(super) fn latency_score(&self, hot: &HotStats, load: LoadEstimate) -> i64 {
         let usual = self.stats.pool_means.others() as i64;
@@ -127,7 +130,7 @@ impl PickContext<'_> {
     }
 }
 
-/// The endpoint whose stretch of the running totals holds `point`.
+/// The endpoint whose interval of the cumulative weights holds `point`.
 fn at_weight(mut scored: impl Iterator<Item = ScoredEndpoint>, point: u64) -> Option<ScoredEndpoint> {
     let mut end = 0;
     scored.find(|scored| {

@@ -6,7 +6,7 @@ use super::*;
 use crate::{BalancerConfig, CandidateSet, InlineCandidates, Outcome};
 use fairmesh_model::{Balancing, InstanceId};
 
-/// Slots for indices `0..n`.
+/// Stats for indices `0..n`.
 fn stats(n: usize) -> EndpointStats {
     let stats = EndpointStats::default();
     let ids: Vec<_> = (0..n).map(|i| InstanceId::new(format!("i{i}")).unwrap()).collect();
@@ -14,14 +14,14 @@ fn stats(n: usize) -> EndpointStats {
     stats
 }
 
-fn rule_of(policy: BalancingPolicy) -> BalancerConfig {
+fn config_of(policy: BalancingPolicy) -> BalancerConfig {
     BalancerConfig::new(&Balancing { policy, ..Balancing::default() })
 }
 
-/// Least request, whose picks depend on nothing but what a test says.
+/// Least request, whose picks depend only on the counts that a test sets.
 fn config() -> &'static BalancerConfig {
-    static RULE: LazyLock<BalancerConfig> = LazyLock::new(|| rule_of(BalancingPolicy::LeastRequest));
-    &RULE
+    static CONFIG: LazyLock<BalancerConfig> = LazyLock::new(|| config_of(BalancingPolicy::LeastRequest));
+    &CONFIG
 }
 
 fn members(weights: &[u32]) -> Vec<(u32, u32)> {
@@ -36,7 +36,7 @@ fn idle(stats: &EndpointStats) -> PickContext<'_> {
     PickContext::new(stats, config().pick_config(), &[], 0)
 }
 
-/// How often each endpoint is picked when every call has ended before the next begins.
+/// How often each endpoint is picked when every call finishes before the next begins.
 fn idle_shares(weights: &[u32], calls: u64) -> Vec<u64> {
     let stats = stats(weights.len());
     let members = CandidateSet::new(&members(weights));
@@ -61,7 +61,7 @@ fn idle_endpoints_are_picked_in_proportion_to_weight() {
 
 #[test]
 fn outstanding_calls_stay_close_to_the_fair_share() {
-    // Calls that never end: the sharpest form of "most traffic to one after a change of scale".
+    // Calls that never finish: the sharpest form of "most traffic to one endpoint after scaling".
     for weights in [vec![1000; 20], vec![1000; 200], [1000, 2000].repeat(10), vec![1000, 1000, 2000]] {
         let stats = stats(weights.len());
         let members = CandidateSet::new(&members(&weights));
@@ -107,12 +107,18 @@ fn ejections_expire_and_yield_when_no_other_endpoint_is_left() {
     };
     assert!((0..50).all(|seed| at(1, &[], seed) == 1));
     assert!((0..50).any(|seed| at(100_000_000, &[], seed) == 0));
-    assert!((0..50).all(|seed| at(1, &[1], seed) == 0), "ejected is better than attempted");
-    assert!((0..50).all(|seed| at(1, &[0, 1], seed) == 1), "of two attempted, the one without a ejection");
+    assert!(
+        (0..50).all(|seed| at(1, &[1], seed) == 0),
+        "an ejected endpoint is better than an attempted one"
+    );
+    assert!(
+        (0..50).all(|seed| at(1, &[0, 1], seed) == 1),
+        "of two attempted ones, the one that is not ejected"
+    );
 }
 
 prop_compose! {
-    fn crowd()(entries in prop::collection::vec((1_u32..4000, 0_u32..9, prop::bool::weighted(0.3)), 1..40))
+    fn endpoints()(entries in prop::collection::vec((1_u32..4000, 0_u32..9, prop::bool::weighted(0.3)), 1..40))
         -> (Vec<u32>, EndpointStats, Vec<u32>)
     {
         let stats = stats(entries.len());
@@ -130,17 +136,17 @@ prop_compose! {
 proptest! {
     #[test]
     fn an_attempted_endpoint_is_picked_last(
-        (weights, stats, _) in crowd(), attempted in prop::collection::vec(0_u32..40, 0..10), seed: u64,
+        (weights, stats, _) in endpoints(), attempted in prop::collection::vec(0_u32..40, 0..10), seed: u64,
     ) {
         let members = CandidateSet::new(&members(&weights));
         let context = PickContext::new(&stats, config().pick_config(), &attempted, 5);
         let picked = pick_index(&members.as_candidates(), &context, seed);
-        let all_tried = (0..weights.len() as u32).all(|index| attempted.contains(&index));
-        prop_assert!(all_tried || !attempted.contains(&picked));
+        let all_attempted = (0..weights.len() as u32).all(|index| attempted.contains(&index));
+        prop_assert!(all_attempted || !attempted.contains(&picked));
     }
 
     #[test]
-    fn an_ejected_endpoint_is_picked_last((weights, stats, _) in crowd(), seed: u64) {
+    fn an_ejected_endpoint_is_picked_last((weights, stats, _) in endpoints(), seed: u64) {
         let members = CandidateSet::new(&members(&weights));
         let context = PickContext::new(&stats, config().pick_config(), &[], 5);
         let picked = pick_index(&members.as_candidates(), &context, seed);
@@ -149,7 +155,7 @@ proptest! {
     }
 
     #[test]
-    fn a_small_set_is_scanned_for_the_least_loaded((weights, stats, outstanding) in crowd(), seed: u64) {
+    fn a_small_set_is_scanned_for_the_least_loaded((weights, stats, outstanding) in endpoints(), seed: u64) {
         let n = weights.len().min(FULL_SCAN_MAX);
         let members = CandidateSet::new(&members(&weights[..n]));
         let now = u64::MAX;

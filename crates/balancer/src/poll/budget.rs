@@ -1,20 +1,21 @@
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// Tries that pay for one question.
+/// Attempts per poll.
 const ATTEMPTS_PER_POLL: u32 = 10;
-/// How many questions' worth of tries may be saved up: those of two surveys.
+/// Polls that the budget can save up: those of two rounds.
 const MAX_SAVED_POLLS: u32 = 4;
 
-/// A token bucket that keeps questions a share of tries: one in ten, however many callers there are.
+/// A token bucket that limits polls to a fraction of the attempts: one in ten, however many callers there are.
 ///
-/// It begins empty, so that there are never more. While it is full a try writes nothing: where tries are frequent, it is full.
+/// It starts empty, so that the bound always holds. While it is full, an attempt writes nothing: with frequent
+/// attempts, it is full.
 #[derive(Debug, Default)]
 pub(super) struct PollBudget {
     attempts: AtomicU32,
 }
 
 impl PollBudget {
-    /// A try was made; whether tries have paid for a question now.
+    /// Counts an attempt; returns whether the budget allows a poll.
     #[inline]
     pub(super) fn deposit(&self) -> bool {
         let mut attempts = self.attempts.load(Relaxed);
@@ -24,7 +25,7 @@ impl PollBudget {
         attempts >= ATTEMPTS_PER_POLL
     }
 
-    /// Takes one question out; `false` where there is none.
+    /// Takes a poll from the budget; `false` if there is none.
     pub(super) fn withdraw(&self) -> bool {
         self.attempts
             .fetch_update(Relaxed, Relaxed, |attempts| attempts.checked_sub(ATTEMPTS_PER_POLL))
@@ -47,11 +48,11 @@ mod tests {
                 })
                 .count()
         };
-        assert_eq!(polls(9), 0, "nothing is given in advance");
+        assert_eq!(polls(9), 0, "the budget starts empty");
         assert_eq!(polls(1), 1);
         assert_eq!(polls(1000), 100);
         let first_paid = (1..=1000).filter(|_| budget.deposit()).min();
-        assert_eq!(first_paid, Some(10), "it says when it is worth to look");
+        assert_eq!(first_paid, Some(10), "the deposit that allows a poll");
         assert_eq!((0..1000).filter(|_| budget.withdraw()).count(), 4, "savings are bounded");
     }
 }

@@ -8,22 +8,22 @@ use std::sync::{
 
 use crate::{EndpointStats, LoadReport, ReceivedReport};
 
-/// How long a measured round trip is believed, in nanoseconds, and over how long the shortest is looked for.
+/// How long a measured round trip is valid, and the length of the window of its minimum, in nanoseconds.
 const ROUND_TRIP_WINDOW: u64 = 60_000_000_000;
 
-/// How far away a server is, and what came of asking it for its load (ServiceRouter §3.4.3). All times are nanoseconds of the clock.
+/// Round trip and polling state of a server (ServiceRouter §3.4.3). All times are nanoseconds of the clock.
 #[derive(Debug)]
 pub struct PollState {
-    /// The shortest time of an answer since `window_start`.
+    /// Minimum round trip since `window_start`.
     current_min: AtomicU64,
-    /// The shortest in the time before.
+    /// Minimum round trip of the previous window.
     previous_min: AtomicU64,
     window_start: AtomicU64,
-    /// When the last answer came; 0 before any.
+    /// When the last response to a poll arrived; 0 before any.
     last_response: AtomicU64,
-    /// When the last report came that was asked for; 0 before any.
+    /// When the last polled report arrived; 0 before any.
     polled_at: AtomicU64,
-    /// Until when the server is left alone.
+    /// Until when the server is not polled.
     suspended_until: AtomicU64,
     in_flight: AtomicBool,
 }
@@ -43,8 +43,8 @@ impl Default for PollState {
 }
 
 impl PollState {
-    /// The time of a round trip to the server. One that was not measured for long is taken for near, and so asked and measured
-    /// again: how long connections took says little, as programs open them when they have most to do.
+    /// The round trip to the server. Without a recent measurement it counts as 0, so that the server is polled and
+    /// measured again: connection times are no substitute, as programs open connections when they are busiest.
     pub fn round_trip(&self, now: u64) -> u64 {
         match self.last_response.load(Relaxed) {
             0 => 0,
@@ -53,9 +53,10 @@ impl PollState {
         }
     }
 
-    /// An answer took this long; only for whoever has the [`PollGuard`]. The shortest counts: what the others took longer is either
-    /// end's own time, and a busy server is no further away. It is looked for anew now and then, since ways change; what it was
-    /// until then counts once more, so that one late answer does not make a server seem far.
+    /// Records the round trip of a poll; only for the holder of the [`PollGuard`]. The minimum counts: anything longer
+    /// is processing time at either end, and a busy server is no further away. The minimum is taken over windows, since
+    /// routes change; that of the previous window counts too, so that one late response does not make a server seem
+    /// far.
     pub fn record_round_trip(&self, time: u64, now: u64) {
         if now.saturating_sub(self.window_start.load(Relaxed)) >= ROUND_TRIP_WINDOW {
             let is_recent = now.saturating_sub(self.last_response.load(Relaxed)) < ROUND_TRIP_WINDOW;
@@ -69,34 +70,34 @@ impl PollState {
         self.last_response.store(now, Relaxed);
     }
 
-    /// Whether the server may be asked.
+    /// Whether the server may be polled.
     pub fn is_pollable(&self, now: u64) -> bool {
         now >= self.suspended_until.load(Relaxed) && !self.in_flight.load(Relaxed)
     }
 
-    /// Claims the server, so that nobody else asks it meanwhile; `None` where somebody else has.
+    /// Acquires the right to poll the server; `None` while another poll is in flight.
     pub fn try_acquire(self: &Arc<Self>) -> Option<PollGuard> {
         (!self.in_flight.swap(true, Acquire)).then(|| PollGuard(Arc::clone(self)))
     }
 
-    /// Keeps what the server at `index` answered at `now`.
+    /// Records the polled report of the server at `index`, which arrived at `now`.
     pub fn record_report(&self, stats: &EndpointStats, index: u32, load: LoadReport, now: u64) {
         self.polled_at.store(now, Relaxed);
         stats.record_polled_report(index, load, now);
     }
 
-    /// Whether a report was asked for, rather than part of an answer to a call.
+    /// Whether a report was polled, rather than part of a response to a call.
     pub fn is_polled_report(&self, report: &ReceivedReport) -> bool {
         self.polled_at.load(Relaxed) == report.at
     }
 }
 
-/// The right to ask a server, until it is dropped: also where whoever asks is.
+/// The right to poll a server, released when dropped, also with a cancelled poll.
 #[derive(Debug)]
 pub struct PollGuard(Arc<PollState>);
 
 impl PollGuard {
-    /// The question is over, and the server is left alone until then.
+    /// Ends the poll; the server is not polled again before `suspended_until`.
     pub fn finish(self, suspended_until: u64) {
         self.0.suspended_until.store(suspended_until, Relaxed);
     }
@@ -122,14 +123,14 @@ mod tests {
             state.round_trip(now)
         };
         let begun = 100 * SECOND;
-        assert_eq!(state.round_trip(begun), 0, "it is taken for eligible");
+        assert_eq!(state.round_trip(begun), 0, "unmeasured counts as near");
         assert_eq!(after(500, begun), 500);
         assert_eq!(after(9000, begun + 59 * SECOND), 500);
-        assert_eq!(after(9000, begun + 61 * SECOND), 500, "one late answer says nothing yet");
+        assert_eq!(after(9000, begun + 61 * SECOND), 500, "one late response changes nothing");
         assert_eq!(after(800, begun + 119 * SECOND), 500);
         assert_eq!(after(9000, begun + 122 * SECOND), 800);
-        assert_eq!(state.round_trip(begun + 183 * SECOND), 0, "that was long ago");
-        assert_eq!(after(7000, begun + 183 * SECOND), 7000, "and nothing from then counts");
+        assert_eq!(state.round_trip(begun + 183 * SECOND), 0, "expired");
+        assert_eq!(after(7000, begun + 183 * SECOND), 7000, "the expired minimum no longer counts");
     }
 
     #[test]

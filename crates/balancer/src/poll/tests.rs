@@ -6,7 +6,7 @@ use crate::LoadReport;
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MS;
 
-/// A server that is called now and then.
+/// A server that has been called.
 #[derive(Default)]
 struct Server {
     poll_state: Arc<PollState>,
@@ -23,7 +23,7 @@ impl PollTarget for Server {
     }
 }
 
-/// A pace at which the next survey may ask as many as any may.
+/// A limiter whose next round may send the maximum number of polls.
 fn full_budget() -> PollLimiter {
     let limiter = PollLimiter::default();
     for _ in 0..100 {
@@ -32,7 +32,8 @@ fn full_budget() -> PollLimiter {
     limiter
 }
 
-/// What a survey at ten seconds asks, by index, of endpoints that last reported at these times; servers work for 20 ms.
+/// The endpoints that a round at ten seconds selects, by index, given the times of their last reports; the service time
+/// is 20 ms.
 fn select(report_times: &[u64], servers: &[Server], limiter: &PollLimiter) -> (Vec<u32>, [u64; 3]) {
     let (stats, estimates) = (EndpointStats::default(), EstimateCounters::default());
     let nearest: Vec<u32> = (0..report_times.len() as u32).collect();
@@ -60,11 +61,7 @@ fn the_stalest_endpoints_are_polled() {
     let servers: Vec<Server> = (0..4).map(|_| Server::default()).collect();
     let (polled, counts) = select(&report_times, &servers, &full_budget());
     assert_eq!(polled, [2, 3]);
-    assert_eq!(
-        counts,
-        [1, 0, 1],
-        "one is fresh, and one has to be left to chance; questions count once they are sent"
-    );
+    assert_eq!(counts, [1, 0, 1], "one is cached and one random; polls are counted once they are sent");
 }
 
 #[test]
@@ -105,7 +102,7 @@ fn consecutive_rounds_examine_consecutive_windows() {
     let all: Vec<usize> = (0..100).collect();
     let limiter = PollLimiter::default();
     let rounds = (0..4).flat_map(|_| limiter.window(&all)).copied();
-    assert!(rounds.eq((0..4 * MAX_EXAMINED).map(|position| position % 100)), "in turn, and around");
+    assert!(rounds.eq((0..4 * MAX_EXAMINED).map(|position| position % 100)), "consecutive, wrapping around");
     let limiter = PollLimiter { examined: AtomicUsize::new(usize::MAX), ..PollLimiter::default() };
     assert!(limiter.window(&all[..5]).count() == 5 && limiter.window::<u8>(&[]).next().is_none());
 }

@@ -12,7 +12,7 @@ fn config() -> BalancerConfig {
     BalancerConfig::new(&Balancing::default())
 }
 
-/// Slots of [`N`] equal endpoints.
+/// Stats of [`N`] equal endpoints.
 fn stats() -> EndpointStats {
     let stats = EndpointStats::default();
     let ids: Vec<_> = (0..N).map(|i| InstanceId::new(format!("i{i}")).unwrap()).collect();
@@ -33,7 +33,7 @@ fn cpu(cpu: u16) -> LoadReport {
     LoadReport { cpu: Some(cpu), ..LoadReport::default() }
 }
 
-/// What every endpoint reports, once in each tenth of `seconds` of a second, from `from` on.
+/// Records a report of every endpoint every 100 ms for `seconds`, starting at `from`.
 fn report_for(
     stats: &EndpointStats,
     from: u64,
@@ -50,7 +50,7 @@ fn report_for(
     from + seconds * SECOND
 }
 
-/// The share of idle picks that go to `index`, as a multiple of a fair one.
+/// The share of idle picks that go to `index`, as a multiple of the fair share.
 fn share(stats: &EndpointStats, index: u32, now: u64) -> f64 {
     let (config, members) =
         (config(), CandidateSet::new(&(0..N).map(|index| (index, 1000)).collect::<Vec<_>>()));
@@ -87,17 +87,17 @@ fn an_endpoint_without_reports_counts_as_average() {
 #[test]
 fn utilisation_moves_shares_slowly_and_within_bounds() {
     let stats = stats();
-    let hot = |index| Some(cpu(if index == 0 { 900 } else { 450 }));
-    let now = report_for(&stats, SECOND, 1, hot);
-    let soon = share(&stats, 0, now);
-    assert!((0.8..1.05).contains(&soon), "one second is no reason to run: {soon}");
-    let now = report_for(&stats, now, 60, hot);
+    let busy = |index| Some(cpu(if index == 0 { 900 } else { 450 }));
+    let now = report_for(&stats, SECOND, 1, busy);
+    let early = share(&stats, 0, now);
+    assert!((0.8..1.05).contains(&early), "utilisation moves shares slowly: {early}");
+    let now = report_for(&stats, now, 60, busy);
     let later = share(&stats, 0, now);
     assert!((0.02..0.4).contains(&later), "{later}");
     let idle = |index| Some(cpu(if index == 0 { 0 } else { 450 }));
     let now = report_for(&stats, now, 120, idle);
-    let attracted = share(&stats, 0, now);
-    assert!((1.3..2.0).contains(&attracted), "a server that claims to be idle for ever: {attracted}");
+    let share = share(&stats, 0, now);
+    assert!((1.3..2.0).contains(&share), "a server that always reports idle: {share}");
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn a_new_endpoint_slow_starts_with_and_without_reports() {
             false => 10 * SECOND,
         };
         for index in 0..N - 1 {
-            // Looked at once, so that they are not new any more.
+            // Considered once, so that they are not new any more.
             let config = config();
             let _ = PickContext::new(&stats, config.pick_config(), &[], now).score_endpoint(index, 1000);
             (0..4).for_each(|_| stats.begin(index));
@@ -168,7 +168,7 @@ fn a_stream_counts_a_sixteenth_and_finishes_as_a_stream() {
     assert!((0.8..1.1).contains(&share), "{share}");
     stats.finish_stream(0, Outcome::Ok, 0);
     assert_eq!(stats.streams(0), 0);
-    assert!(!stats.convert_to_stream(0), "nothing is under way");
+    assert!(!stats.convert_to_stream(0), "no call is in flight");
 }
 
 #[test]
@@ -179,15 +179,15 @@ fn rewards_accumulate_and_saturate() {
             ..Balancing::default()
         })
     };
-    let lead = |reward: u32, answers: u64| {
+    let lead = |reward: u32, responses: u64| {
         let (stats, config) = (stats(), rewarding(reward));
         stats.set_members(&(0..N).map(|index| (index, 1000)).collect::<Vec<_>>(), &config);
-        // Both say the same; one of them answers a hundred times as often.
+        // Both send the same reports; one of them responds a hundred times as often.
         let mut now = SECOND;
-        for answer in 0..answers {
+        for response in 0..responses {
             now += SECOND / 10;
             stats.record_report(0, requests(4), now);
-            if answer % 100 == 99 {
+            if response % 100 == 99 {
                 stats.record_report(1, requests(4), now);
             }
         }
@@ -195,17 +195,14 @@ fn rewards_accumulate_and_saturate() {
         let score = |index| context.score_endpoint(index, 1000).score;
         (score(1) - score(0)) as f64 / f64::from(1 << crate::SCORE_BITS)
     };
-    assert_eq!(lead(0, 1000), 0.0, "nobody is rewarded unless somebody asks for it");
-    let (once, often, endless) = (lead(4, 1), lead(4, 200), lead(4, 5000));
+    assert_eq!(lead(0, 1000), 0.0, "the default has no reward");
+    let (once, often, saturated) = (lead(4, 1), lead(4, 200), lead(4, 5000));
     assert!((0.03..0.05).contains(&once), "{once}");
     assert!((0.4..1.0).contains(&often), "{often}");
-    assert!(
-        (endless - often).abs() < 0.05,
-        "smoothing takes back what later reports do not bear out: {endless}"
-    );
+    assert!((saturated - often).abs() < 0.05, "smoothing decays rewards: {saturated}");
 }
 
-/// As `docs/balancing.md` has it.
+/// The values of `docs/balancing/constants.md`.
 #[test]
 fn rewards_saturate_at_the_documented_values() {
     let balancing = Balancing { score: Score { reward: 20, ..Score::default() }, ..Balancing::default() };
@@ -213,8 +210,8 @@ fn rewards_saturate_at_the_documented_values() {
     for (per_second, rewards) in [(1, 11.4), (2, 15.6), (10, 22.3), (20, 23.6)] {
         let stats = stats();
         stats.set_members(&(0..N).map(|index| (index, 1000)).collect::<Vec<_>>(), &config);
-        for answer in 1..=60 * per_second {
-            stats.record_report(0, requests(4), SECOND + answer * SECOND / per_second);
+        for response in 1..=60 * per_second {
+            stats.record_report(0, requests(4), SECOND + response * SECOND / per_second);
         }
         let context = PickContext::new(&stats, config.pick_config(), &[], 61 * SECOND);
         let score = |index| context.score_endpoint(index, 1000).score;
@@ -234,32 +231,32 @@ fn unrewarded_reports_leave_the_score_unchanged() {
     }
     let context = PickContext::new(&stats, config.pick_config(), &[], 10 * SECOND);
     let score = |index| context.score_endpoint(index, 1000).score;
-    assert_eq!(score(1), score(2), "it says what is usual, as one of which nothing is known");
+    assert_eq!(score(1), score(2), "a report of the mean counts as no report");
     assert!(score(0) < score(1));
 }
 
 #[test]
 fn initial_excess_is_a_bounded_percentage_of_the_mean() {
     let config = config();
-    assert_eq!(config.initial_excess(0, 0), 0, "nothing is usual");
+    assert_eq!(config.initial_excess(0, 0), 0, "the mean is 0");
     assert_eq!(
         config.initial_excess(0, 2 << LoadEstimate::BITS),
         1 << LoadEstimate::BITS,
-        "half of the mean above it"
+        "half of the mean above the mean"
     );
     assert_eq!(
         config.initial_excess(2 << LoadEstimate::BITS, 0),
         3 << LoadEstimate::BITS,
-        "and its own calls, of which it has none yet"
+        "plus the mean of own calls, of which it has none yet"
     );
     assert_eq!(
         config.initial_excess(0, 50 << LoadEstimate::BITS),
         3 << (LoadEstimate::BITS - 1),
-        "1.5 requests, however many are usual"
+        "at most 1.5 requests above the mean"
     );
     assert_eq!(
         config.initial_excess(10 << LoadEstimate::BITS, 50 << LoadEstimate::BITS),
         23 << (LoadEstimate::BITS - 1),
-        "beside its own"
+        "plus the mean of own calls"
     );
 }
