@@ -1,39 +1,39 @@
 use fairmesh_model::{Invalid, arith::Generator};
 use serde::{Deserialize, Serialize};
 
-use super::{Span, within_range};
-use crate::chance::{exp, exponential, normal, unit};
+use super::{SimTime, within_range};
+use crate::sampling::{exp, exponential, normal, unit};
 
 /// A distribution of times.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub enum Draw {
-    /// Always the same.
-    Fixed(Span),
-    /// Exponential, of this mean.
-    Exponential(Span),
+pub enum Distribution {
+    /// Constant.
+    Fixed(SimTime),
+    /// Exponential, with this mean.
+    Exponential(SimTime),
     /// Lognormal: many short, a few very long.
     Lognormal {
         /// The mean.
-        mean: Span,
-        /// The standard deviation of the logarithm; 1 is usual, 2 is wild.
+        mean: SimTime,
+        /// The standard deviation of the logarithm; 1 is usual, 2 is extreme.
         sigma: f64,
     },
-    /// One of two exponential ones.
+    /// A mixture of two exponential distributions.
     Bimodal {
-        /// The usual mean.
-        usual: Span,
-        /// The rare mean.
-        rare: Span,
-        /// The share of rare ones.
+        /// The mean of the usual one.
+        usual: SimTime,
+        /// The mean of the rare one.
+        rare: SimTime,
+        /// The share of the rare one.
         share: f64,
     },
 }
 
-impl Draw {
-    /// A time in nanoseconds.
+impl Distribution {
+    /// Samples a time in nanoseconds.
     #[inline]
-    pub(crate) fn draw(&self, random: &mut Generator) -> f64 {
+    pub(crate) fn sample(&self, random: &mut Generator) -> f64 {
         match *self {
             Self::Fixed(span) => span.nanos() as f64,
             Self::Exponential(mean) => exponential(random) * mean.nanos() as f64,
@@ -71,17 +71,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn draws_have_the_mean_that_was_written() {
-        let mean = Span::micros(10_000);
-        let rare = Span::micros(100_000);
+    fn samples_have_the_configured_mean() {
+        let mean = SimTime::micros(10_000);
+        let rare = SimTime::micros(100_000);
         for draw in [
-            Draw::Fixed(mean),
-            Draw::Exponential(mean),
-            Draw::Lognormal { mean, sigma: 1.0 },
-            Draw::Bimodal { usual: mean, rare, share: 0.1 },
+            Distribution::Fixed(mean),
+            Distribution::Exponential(mean),
+            Distribution::Lognormal { mean, sigma: 1.0 },
+            Distribution::Bimodal { usual: mean, rare, share: 0.1 },
         ] {
             let mut random = Generator::new(3);
-            let drawn = (0..400_000).map(|_| draw.draw(&mut random)).sum::<f64>() / 400_000.0;
+            let drawn = (0..400_000).map(|_| draw.sample(&mut random)).sum::<f64>() / 400_000.0;
             assert!((drawn / draw.mean() - 1.0).abs() < 0.02, "{draw:?}: {drawn} instead of {}", draw.mean());
         }
     }

@@ -1,13 +1,13 @@
-//! Draws the figures together.
+//! Summarises a simulation.
 
 use fairmesh_rib::Table;
 
-use super::{Engine, Lost, ROOT, SECOND};
+use super::{Disconnections, Engine, ROOT, SECOND};
 use crate::tree::{
     meter::{Flow, Sample},
-    place::{Id, Place},
+    process::{Process, ProcessId},
     report::{Layer, Propagation, Recovery, Report, Traffic, Written},
-    scenario::{Action, Happening},
+    scenario::{Action, ScenarioEvent},
 };
 
 const MEGA: f64 = 1e6;
@@ -15,27 +15,31 @@ const MEGA: f64 = 1e6;
 pub(super) fn report(engine: Engine<'_>) -> Report {
     let scenario = engine.scenario;
     let layers: Vec<Layer> = (0..engine.layers.len()).map(|layer| engine.layer(layer)).collect();
-    let recoveries = scenario.events.iter().zip(&engine.lost).map(|(event, lost)| recovery(event, lost));
+    let recoveries = scenario
+        .events
+        .iter()
+        .zip(&engine.disconnections)
+        .map(|(event, disconnections)| recovery(event, disconnections));
     let mut report = Report {
         scenario: scenario.name.clone(),
         seed: scenario.seed,
         seconds: scenario.duration.as_seconds(),
         routers: scenario.routers(),
-        routers_played: layers.last().map_or(0, |layer| layer.played),
+        routers_simulated: layers.last().map_or(0, |layer| layer.simulated),
         services: engine.catalogue.services.len() as u64,
         servers: engine.catalogue.servers(),
         records: engine.table(ROOT).map_or(0, |table| table.len() as u64),
         megabytes: engine.megabytes(),
         writes: Written {
-            batches: engine.writers.batches,
-            records: engine.writers.records,
-            megabytes_per_second: engine.writers.bytes() as f64 / MEGA / scenario.duration.as_seconds(),
+            batches: engine.workload.batches,
+            records: engine.workload.records,
+            megabytes_per_second: engine.workload.bytes() as f64 / MEGA / scenario.duration.as_seconds(),
             refused: engine.refused,
         },
         layers,
-        acknowledged: Propagation::of(&engine.acknowledging),
+        acknowledged: Propagation::of(&engine.ack_latency),
         recoveries: recoveries.collect(),
-        different: scenario.compare.then(|| engine.different()),
+        different: scenario.compare.then(|| engine.differing_records()),
         missed: Vec::new(),
     };
     report.missed = scenario.expect.missed(&report);
@@ -44,25 +48,27 @@ pub(super) fn report(engine: Engine<'_>) -> Report {
 
 impl Engine<'_> {
     fn layer(&self, layer: usize) -> Layer {
-        let places: Vec<&Place> = self.places.iter().filter(|place| place.layer == layer).collect();
+        let simulated: Vec<&Process> =
+            self.processes.iter().filter(|process| process.layer == layer).collect();
         let meter = &self.layers[layer];
-        let processes: u64 = places.iter().map(|place| place.stands_for).sum();
+        let processes: u64 = simulated.iter().map(|process| process.represents).sum();
         let seconds = (self.scenario.duration.nanos() - self.scenario.warmup.nanos()) as f64 / SECOND as f64;
         let all = |value: fn(&Flow) -> u64| -> f64 {
-            let sum: u64 = places.iter().map(|place| value(&place.meter.all) * place.stands_for).sum();
+            let sum: u64 =
+                simulated.iter().map(|process| value(&process.meter.all) * process.represents).sum();
             sum as f64 / seconds
         };
         let mean = |value: fn(&Flow) -> u64| all(value) / processes.max(1) as f64;
         let peak = |value: fn(&Flow) -> u64| {
-            places.iter().map(|place| value(&place.meter.peak)).max().unwrap_or(0) as f64
+            simulated.iter().map(|process| value(&process.meter.peak)).max().unwrap_or(0) as f64
         };
         let traffic = |value| Traffic { mean: mean(value) / MEGA, peak: peak(value) / MEGA };
-        let (table, watchers) = self.memory(&places);
+        let (table, watchers) = self.memory(&simulated);
         Layer {
             name: self.name(layer),
             replica: (1..=self.scenario.replicas.len()).contains(&layer),
             processes,
-            played: places.len() as u64,
+            simulated: simulated.len() as u64,
             received: traffic(|flow| flow.received),
             sent: traffic(|flow| flow.sent),
             all_sent: all(|flow| flow.sent) / MEGA,
@@ -76,9 +82,9 @@ impl Engine<'_> {
             bytes_sent: meter.sent,
             bytes_received: meter.received,
             bytes_lost: meter.lost,
-            propagation: Propagation::of(&meter.calm),
-            propagation_later: Propagation::of(&meter.later),
-            course: meter.course.iter().map(point).collect(),
+            propagation: Propagation::of(&meter.before_event),
+            propagation_later: Propagation::of(&meter.after_event),
+            timeline: meter.timeline.iter().map(point).collect(),
         }
     }
 
@@ -92,17 +98,17 @@ impl Engine<'_> {
         }
     }
 
-    /// Megabytes of the largest table, and of the watchers of the process that has most, all of those included that the played
-    /// ones stand for.
-    fn memory(&self, places: &[&Place]) -> (f64, f64) {
+    /// Megabytes of the largest table, and of the watchers of the process that has most, including those that simulated
+    /// ones represent.
+    fn memory(&self, processes: &[&Process]) -> (f64, f64) {
         let mut largest = (0.0_f64, 0.0_f64);
-        for place in places {
-            let Some(node) = &place.node else { continue };
+        for process in processes {
+            let Some(node) = &process.node else { continue };
             let (table, watchers) = node.size();
-            let played = place.children.len().max(1) as f64;
-            let all: u64 = place.children.values().map(|child| self.places[*child].alike).sum();
+            let simulated = process.children.len().max(1) as f64;
+            let all: u64 = process.children.values().map(|child| self.processes[*child].multiplicity).sum();
             largest.0 = largest.0.max(table as f64 / MEGA);
-            largest.1 = largest.1.max(watchers as f64 / MEGA * all as f64 / played);
+            largest.1 = largest.1.max(watchers as f64 / MEGA * all as f64 / simulated);
         }
         largest
     }
@@ -113,24 +119,24 @@ impl Engine<'_> {
         (maps + endpoints) / MEGA
     }
 
-    fn table(&self, id: Id) -> Option<&Table> {
-        self.places[id].node.as_ref().map(|node| node.table())
+    fn table(&self, id: ProcessId) -> Option<&Table> {
+        self.processes[id].node.as_ref().map(|node| node.table())
     }
 
-    /// Records that somebody who is played holds otherwise than the root.
-    fn different(&self) -> u64 {
+    /// Number of records in simulated processes that differ from the root's.
+    fn differing_records(&self) -> u64 {
         let Some(root) = self.table(ROOT) else { return 0 };
-        let differs = |id: Id| {
+        let differs = |id: ProcessId| {
             let Some(table) = self.table(id) else { return 0 };
-            let everything = root.len() == table.len() && self.places[id].wants.len() == 1;
-            let wanted = if everything { table.len() } else { root.read(&self.places[id].wants).len() };
+            let everything = root.len() == table.len() && self.processes[id].prefixes.len() == 1;
+            let wanted = if everything { table.len() } else { root.read(&self.processes[id].prefixes).len() };
             let (mut same, mut other) = (0, 0);
             for (key, entry) in table.all() {
                 if root.get(key) == Some(entry) { same += 1 } else { other += 1 }
             }
             other + wanted.saturating_sub(same)
         };
-        (1..self.places.len()).map(|id| differs(id) as u64).sum()
+        (1..self.processes.len()).map(|id| differs(id) as u64).sum()
     }
 }
 
@@ -138,25 +144,25 @@ fn point(sample: &Sample) -> (f64, f64) {
     (sample.bytes as f64 / MEGA, sample.worst as f64 / 1e3)
 }
 
-fn recovery(event: &Happening, lost: &Lost) -> Recovery {
-    let all_back = lost.back.filter(|_| lost.missing == 0);
+fn recovery(event: &ScenarioEvent, disconnections: &Disconnections) -> Recovery {
+    let all_back = disconnections.back.filter(|_| disconnections.missing == 0);
     Recovery {
-        event: what(&event.action),
-        lost: lost.processes,
-        seconds: all_back.map(|back| back.saturating_sub(lost.ended) as f64 / SECOND as f64),
-        snapshots: lost.snapshots,
-        snapshot_megabytes: lost.snapshot_bytes as f64 / MEGA,
+        event: describe(&event.action),
+        lost: disconnections.processes,
+        seconds: all_back.map(|back| back.saturating_sub(disconnections.ended) as f64 / SECOND as f64),
+        snapshots: disconnections.snapshots,
+        snapshot_megabytes: disconnections.snapshot_bytes as f64 / MEGA,
     }
 }
 
-fn what(action: &Action) -> String {
+fn describe(action: &Action) -> String {
     match action {
-        Action::RestartRoot { lasts } => format!("root away for {lasts}"),
-        Action::RestartReplicas { layer, region: None, lasts } => format!("{layer} away for {lasts}"),
-        Action::RestartReplicas { layer, region: Some(region), lasts } => {
-            format!("{layer} of {region} away for {lasts}")
+        Action::RestartRoot { duration } => format!("root down for {duration}"),
+        Action::RestartReplicas { layer, region: None, duration } => format!("{layer} down for {duration}"),
+        Action::RestartReplicas { layer, region: Some(region), duration } => {
+            format!("{layer} of {region} down for {duration}")
         }
-        Action::Cut { region, lasts } => format!("{region} cut off for {lasts}"),
+        Action::Cut { region, duration } => format!("{region} disconnected for {duration}"),
         Action::Burst { records, over } => format!("{records} records in {over}"),
     }
 }

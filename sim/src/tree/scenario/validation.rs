@@ -1,12 +1,12 @@
 use fairmesh_model::{Invalid, Region};
 
 use super::{Agents, Costs, Link, Machine, Scenario, Services, Writes};
-use crate::scenario::{Span, within_range};
+use crate::scenario::{SimTime, within_range};
 
-/// The most services or machines.
-const MOST: f64 = 10_000_000.0;
-/// The most regions, and the most layers of replicas.
-const MOST_PARTS: usize = 100;
+/// Maximum number of services or machines.
+const MAX_COUNT: f64 = 10_000_000.0;
+/// Maximum number of regions, and of layers of replicas.
+const MAX_LAYERS: usize = 100;
 
 impl Scenario {
     /// Checks what the types do not; the error's field is a path such as `agents.programs`.
@@ -15,10 +15,10 @@ impl Scenario {
             return Err(Invalid::new(
                 "duration",
                 format!("{} leaves nothing to measure after a warm-up of {}", self.duration, self.warmup),
-                "let it last longer than the warm-up",
+                "make it longer than the warm-up",
             ));
         }
-        if self.acknowledge < Span::micros(1000) {
+        if self.acknowledge < SimTime::micros(1000) {
             let problem = format!("{} is short", self.acknowledge);
             return Err(Invalid::new("acknowledge", problem, "write 1ms or more"));
         }
@@ -36,7 +36,7 @@ impl Scenario {
     }
 
     fn check_regions(&self) -> Result<(), Invalid> {
-        within_range("regions", self.regions.len() as f64, 1.0, MOST_PARTS as f64)?;
+        within_range("regions", self.regions.len() as f64, 1.0, MAX_LAYERS as f64)?;
         for (i, region) in self.regions.iter().enumerate() {
             region.name.parse::<Region>().map_err(|e| e.within(format!("regions[{i}].name")))?;
             if self.regions[..i].iter().any(|other| other.name == region.name) {
@@ -52,10 +52,10 @@ impl Scenario {
     }
 
     fn check_replicas(&self) -> Result<(), Invalid> {
-        within_range("replicas", self.replicas.len() as f64, 1.0, MOST_PARTS as f64)?;
+        within_range("replicas", self.replicas.len() as f64, 1.0, MAX_LAYERS as f64)?;
         for (i, layer) in self.replicas.iter().enumerate() {
             let within = |e: Invalid| e.within(format!("replicas[{i}]"));
-            played(layer.count, layer.played).map_err(within)?;
+            simulated(layer.count, layer.simulated).map_err(within)?;
             layer.link.validate().map_err(within)?;
             layer.machine.validate().map_err(|e| within(e.within("machine")))?;
         }
@@ -65,7 +65,7 @@ impl Scenario {
 
 impl Services {
     fn validate(&self) -> Result<(), Invalid> {
-        within_range("count", f64::from(self.count), 1.0, MOST)?;
+        within_range("count", f64::from(self.count), 1.0, MAX_COUNT)?;
         within_range("endpointBytes", f64::from(self.endpoint_bytes), 128.0, 65_536.0)?;
         within_range("chunkBytes", f64::from(self.chunk_bytes), 256.0, 229_376.0)?;
         within_range("sharded", self.sharded, 0.0, 0.5)?;
@@ -125,8 +125,8 @@ impl Link {
 
 impl Agents {
     fn validate(&self) -> Result<(), Invalid> {
-        within_range("count", f64::from(self.count), 1.0, MOST)?;
-        played(self.count, self.played)?;
+        within_range("count", f64::from(self.count), 1.0, MAX_COUNT)?;
+        simulated(self.count, self.simulated)?;
         self.link.validate()?;
         self.machine.validate().map_err(|e| e.within("machine"))?;
         within_range("programs", f64::from(self.programs), 1.0, 10_000.0)?;
@@ -134,7 +134,7 @@ impl Agents {
     }
 }
 
-fn played(count: u32, played: Option<u32>) -> Result<(), Invalid> {
-    within_range("count", f64::from(count), 1.0, MOST)?;
-    within_range("played", f64::from(played.unwrap_or(count)), 1.0, f64::from(count))
+fn simulated(count: u32, simulated: Option<u32>) -> Result<(), Invalid> {
+    within_range("count", f64::from(count), 1.0, MAX_COUNT)?;
+    within_range("simulated", f64::from(simulated.unwrap_or(count)), 1.0, f64::from(count))
 }

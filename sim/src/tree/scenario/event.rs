@@ -3,79 +3,79 @@ use serde::{Deserialize, Serialize};
 
 use super::Scenario;
 use crate::{
-    scenario::{Span, within_range},
+    scenario::{SimTime, within_range},
     tree::Report,
 };
 
-/// Something that happens.
+/// An event of a scenario.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Happening {
-    /// When.
-    pub at: Span,
-    /// What.
+pub struct ScenarioEvent {
+    /// When it begins.
+    pub at: SimTime,
+    /// The action.
     pub action: Action,
 }
 
-/// What happens.
+/// The action of an event.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum Action {
-    /// The control plane is away for so long, and forgets its log. Nothing is written meanwhile.
+    /// The control plane restarts, without its log. Writes are refused meanwhile.
     RestartRoot {
-        /// How long.
+        /// Downtime.
         #[serde(rename = "for")]
-        lasts: Span,
+        duration: SimTime,
     },
-    /// Replicas of a layer are away for so long; they start from their disks.
+    /// Replicas of a layer restart, from their disks.
     RestartReplicas {
         /// The layer.
         layer: String,
-        /// Of which region; of all, where left out.
+        /// Only those of this region; all by default.
         #[serde(default)]
         region: Option<String>,
-        /// How long.
+        /// Downtime.
         #[serde(rename = "for")]
-        lasts: Span,
+        duration: SimTime,
     },
-    /// The root cannot be reached from a region for so long.
+    /// A region is disconnected from the root.
     Cut {
         /// The region.
         region: String,
-        /// How long.
+        /// Duration.
         #[serde(rename = "for")]
-        lasts: Span,
+        duration: SimTime,
     },
-    /// Endpoints change beyond what changes anyway, in batches as large as they may be.
+    /// Additional changes of endpoints, in batches of the maximum size.
     Burst {
-        /// How many.
+        /// Number of records.
         records: u32,
-        /// Within which time.
-        over: Span,
+        /// Duration.
+        over: SimTime,
     },
 }
 
-/// What must hold at the end; what is left out is not checked.
+/// Expectations on the result; all are optional.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Expect {
-    /// The greatest median of the time from a commit to a program, before the first event.
-    pub p50_below: Option<Span>,
-    /// The same at the 99th percentile.
-    pub p99_below: Option<Span>,
-    /// How soon after each event all who lost their connection must be back and current.
-    pub back_within: Option<Span>,
-    /// The most snapshots that replicas may need.
+    /// Upper bound of the median time from a commit to a program, before the first event.
+    pub p50_below: Option<SimTime>,
+    /// The same for the 99th percentile.
+    pub p99_below: Option<SimTime>,
+    /// How soon after each event all processes must be connected and current again.
+    pub back_within: Option<SimTime>,
+    /// Maximum number of snapshots that replicas may need.
     pub replica_snapshots_at_most: Option<u64>,
 }
 
 impl Action {
-    /// How long it lasts.
-    pub(crate) fn lasts(&self) -> Span {
+    /// The duration.
+    pub(crate) fn duration(&self) -> SimTime {
         match self {
-            Self::RestartRoot { lasts } | Self::RestartReplicas { lasts, .. } | Self::Cut { lasts, .. } => {
-                *lasts
-            }
+            Self::RestartRoot { duration }
+            | Self::RestartReplicas { duration, .. }
+            | Self::Cut { duration, .. } => *duration,
             Self::Burst { over, .. } => *over,
         }
     }
@@ -105,10 +105,10 @@ impl Action {
 }
 
 impl Expect {
-    /// What does not hold, in words.
+    /// The expectations that were not met, as messages.
     pub(crate) fn missed(&self, report: &Report) -> Vec<String> {
         let mut missed = Vec::new();
-        let mut below = |what: &str, found: Option<f64>, bound: Option<Span>| {
+        let mut below = |what: &str, found: Option<f64>, bound: Option<SimTime>| {
             let Some(bound) = bound else { return };
             let bound = bound.as_seconds() * 1e3;
             match found {
@@ -128,11 +128,11 @@ impl Expect {
             let replicas = report.layers.iter().filter(|layer| layer.replica);
             let found: u64 = replicas.map(|layer| layer.snapshots).sum();
             if found > most {
-                missed.push(format!("replicas needed {found} snapshots and should need at most {most}"));
+                missed.push(format!("replicas needed {found} snapshots, above the maximum of {most}"));
             }
         }
         if let Some(different) = report.different.filter(|different| *different > 0) {
-            missed.push(format!("{different} records differ from the root's in the end"));
+            missed.push(format!("{different} records differ from the root's at the end"));
         }
         missed
     }

@@ -1,4 +1,4 @@
-//! Policies side by side on the same fleets: the same machines, callers, arrivals and demands; only decisions differ.
+//! Compares policies on the same fleets: the same machines, callers, arrivals and demands; only decisions differ.
 
 use std::sync::{
     Mutex, PoisonError,
@@ -14,23 +14,23 @@ use crate::{Report, Scenario, fleets::Mix, run};
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Contender {
-    /// What tables call it.
+    /// Name in tables.
     pub name: String,
-    /// How it chooses; the fleet's subset stays where it names none.
+    /// The balancing policy; the fleet's subset size applies unless it sets one.
     #[serde(default)]
     pub balancing: BalancingSpec,
-    /// Whether it is not told how fast hosts are.
+    /// Whether the policy does not know host speeds.
     #[serde(default)]
     pub blind: bool,
-    /// Another number makes other random choices on the same fleet under the same load: what two of them differ in is
-    /// noise.
+    /// Another number makes other random choices on the same fleet under the same load: the difference between two of
+    /// them is noise.
     #[serde(default)]
     pub salt: u64,
 }
 
 impl Contender {
     /// The fleet under this policy.
-    pub fn on(&self, fleet: &Scenario) -> Scenario {
+    pub fn apply_to(&self, fleet: &Scenario) -> Scenario {
         let mut fleet = fleet.clone();
         let subset = fleet.policy.balancing.subset;
         fleet.policy.balancing = self.balancing.clone();
@@ -43,8 +43,8 @@ impl Contender {
     }
 }
 
-/// Plays every contender on every fleet, on this many threads: a list of reports by fleet, each in the order of the
-/// contenders. `progress` hears of every simulation that ends.
+/// Simulates every contender on every fleet with this many threads: a list of reports per fleet, each in the order of
+/// the contenders. `progress` is called at the end of every simulation.
 ///
 /// # Errors
 /// The first policy or fleet that is not valid.
@@ -54,70 +54,72 @@ pub fn compare(
     threads: usize,
     progress: impl Fn() + Sync,
 ) -> Result<Vec<Vec<Report>>, Invalid> {
-    let jobs: Vec<Scenario> =
-        fleets.iter().flat_map(|fleet| contenders.iter().map(|contender| contender.on(fleet))).collect();
-    let reports = play(&jobs, threads, progress)?;
+    let jobs: Vec<Scenario> = fleets
+        .iter()
+        .flat_map(|fleet| contenders.iter().map(|contender| contender.apply_to(fleet)))
+        .collect();
+    let reports = run_all(&jobs, threads, progress)?;
     Ok(reports.chunks(contenders.len().max(1)).map(<[Report]>::to_vec).collect())
 }
 
-/// Plays scenarios, whose reports come in their order.
-pub(crate) fn play(
+/// Simulates scenarios; the reports are in their order.
+pub(crate) fn run_all(
     jobs: &[Scenario],
     threads: usize,
     progress: impl Fn() + Sync,
 ) -> Result<Vec<Report>, Invalid> {
     let reports = in_parallel(jobs, threads, |scenario| {
-        let report = run(scenario, |_| {}).map(|outcome| outcome.report);
+        let report = run(scenario, |_| {}).map(|result| result.report);
         progress();
         report
     });
     reports.into_iter().collect()
 }
 
-/// What two contenders came to on the same fleet.
+/// The reports of two contenders on the same fleet.
 #[derive(Clone, Copy, Debug)]
-pub struct Pair<'a> {
+pub struct ReportPair<'a> {
     /// How the fleet's hardware is mixed.
     pub mix: Mix,
-    /// The one that is judged.
-    pub ours: &'a Report,
-    /// The one that it is measured against.
-    pub theirs: &'a Report,
+    /// The contender under test.
+    pub contender: &'a Report,
+    /// The contender that it is compared with.
+    pub baseline: &'a Report,
 }
 
-/// One contender against another over all fleets that both played.
+/// One contender against the baseline over all fleets on which both were simulated.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Summary {
-    /// The contender.
+    /// Name of the contender.
     pub name: String,
-    /// On how many fleets.
+    /// Number of fleets.
     pub fleets: usize,
-    /// The median over the fleets of the variation of utilisation.
+    /// Median over the fleets of the coefficient of variation of utilisation.
     pub cv: f64,
-    /// The same of the other.
-    pub cv_other: f64,
-    /// Its p99 utilisation as a part of the other's.
+    /// The same for the baseline.
+    pub baseline_cv: f64,
+    /// Its p99 utilisation relative to the baseline's.
     pub p99: Ratio,
-    /// The same over the fleets whose hardware is mixed worst; `None` where there is none.
+    /// The same over the fleets of the worst hardware mix; `None` without such fleets.
     pub p99_worst_mixes: Option<f64>,
-    /// The same at the fleet where it gains most, and where it gains least.
+    /// The same for the fleet with the greatest gain, and for the one with the least.
     pub p99_range: (f64, f64),
-    /// Its p99 latency as a part of the other's; in fleets to which something happens, the latency from then on.
+    /// Its p99 latency relative to the baseline's; in fleets with events, the latency after the first event.
     pub p99_latency: Ratio,
-    /// The mean of its wasted cores as a part of the other's, all fleets added up.
+    /// Its wasted cores relative to the baseline's, summed over all fleets.
     pub wasted: f64,
-    /// The mean over the fleets of its questions for load, for each call.
-    pub questions: f64,
+    /// Mean over the fleets of its polls for load per call.
+    pub polls_per_call: f64,
 }
 
-/// The mean over the fleets of a figure of one contender as a part of the other's on the same fleet.
+/// Mean over the fleets of a contender's figure relative to the baseline's on the same fleet.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Ratio {
     /// The mean.
     pub mean: f64,
-    /// Its standard error: what is less than twice this from 1 may be chance.
+    /// Its standard error: a difference from 1 of less than twice this may be chance.
     pub error: f64,
 }
 
@@ -132,28 +134,28 @@ impl Ratio {
 }
 
 impl Summary {
-    /// The contender of this name over these fleets.
-    pub fn of(name: &str, pairs: &[Pair<'_>]) -> Self {
-        let ratio = |pair: &Pair<'_>| pair.ours.p99_utilisation / pair.theirs.p99_utilisation;
+    /// Summarises the contender of this name over these fleets.
+    pub fn of(name: &str, pairs: &[ReportPair<'_>]) -> Self {
+        let ratio = |pair: &ReportPair<'_>| pair.contender.p99_utilisation / pair.baseline.p99_utilisation;
         let worst: Vec<f64> = pairs.iter().filter(|pair| pair.mix == Mix::Worst).map(ratio).collect();
         let ratios = || pairs.iter().map(ratio);
         let latency = |report: &Report| {
             let latency = report.latency_after_event.or(report.latency);
             latency.map_or(f64::NAN, |latency| latency.p99)
         };
-        let wasted = |of: fn(&Pair<'_>) -> f64| pairs.iter().map(of).sum::<f64>();
+        let wasted = |of: fn(&ReportPair<'_>) -> f64| pairs.iter().map(of).sum::<f64>();
         Self {
             name: name.to_owned(),
             fleets: pairs.len(),
-            cv: median(pairs.iter().filter_map(|pair| pair.ours.cv).collect()),
-            cv_other: median(pairs.iter().filter_map(|pair| pair.theirs.cv).collect()),
+            cv: median(pairs.iter().filter_map(|pair| pair.contender.cv).collect()),
+            baseline_cv: median(pairs.iter().filter_map(|pair| pair.baseline.cv).collect()),
             p99: Ratio::of(ratios()),
             p99_worst_mixes: (!worst.is_empty()).then(|| worst.iter().sum::<f64>() / worst.len() as f64),
             p99_range: (ratios().fold(f64::NAN, f64::min), ratios().fold(f64::NAN, f64::max)),
-            p99_latency: Ratio::of(pairs.iter().map(|pair| latency(pair.ours) / latency(pair.theirs))),
-            questions: pairs.iter().map(|pair| pair.ours.questions_per_call()).sum::<f64>()
+            p99_latency: Ratio::of(pairs.iter().map(|pair| latency(pair.contender) / latency(pair.baseline))),
+            polls_per_call: pairs.iter().map(|pair| pair.contender.polls_per_call()).sum::<f64>()
                 / pairs.len() as f64,
-            wasted: wasted(|pair| pair.ours.wasted_cores) / wasted(|pair| pair.theirs.wasted_cores),
+            wasted: wasted(|pair| pair.contender.wasted_cores) / wasted(|pair| pair.baseline.wasted_cores),
         }
     }
 }
@@ -163,23 +165,23 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Does `work` on each job; the results come in the order of the jobs, whichever thread did them.
+/// Runs `work` on each job; the results are in the order of the jobs, whichever thread ran them.
 fn in_parallel<J: Sync, R: Send>(jobs: &[J], threads: usize, work: impl Fn(&J) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let done: Mutex<Vec<(usize, R)>> = Mutex::new(Vec::with_capacity(jobs.len()));
-    let labour = || {
+    let worker = || {
         while let Some((number, job)) = {
             let number = next.fetch_add(1, Relaxed);
             jobs.get(number).map(|job| (number, job))
         } {
             let result = work(job);
-            // Another thread that panicked ends the whole scope; what it left here is not looked at.
+            // Another thread that panicked ends the whole scope; its results are discarded.
             done.lock().unwrap_or_else(PoisonError::into_inner).push((number, result));
         }
     };
     std::thread::scope(|scope| {
         for _ in 0..threads.max(1) {
-            scope.spawn(labour);
+            scope.spawn(worker);
         }
     });
     let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -192,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ratio_is_a_mean_with_what_chance_makes_of_it() {
+    fn a_ratio_is_a_mean_with_its_standard_error() {
         let ratio = Ratio::of([0.9, 1.1, f64::NAN, 1.0, 1.0].into_iter());
         assert!((ratio.mean - 1.0).abs() < 1e-12);
         // A variance of 0.02 / 3 over four values.

@@ -1,4 +1,4 @@
-//! The registry as the simulation has it: which endpoints there are, and which of them a caller has to be told.
+//! The simulated registry: the endpoints, and which of them a caller needs to know.
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
@@ -10,25 +10,25 @@ use fairmesh_model::{
 };
 use fairmesh_router::{EndpointStats, Facts, Upstream};
 
-use crate::lane::Lane;
+use crate::endpoint_connection::EndpointConnection;
 
-/// What production knows of the service that is simulated.
+/// The records of the simulated service.
 #[derive(Debug)]
-pub(crate) struct Directory {
+pub(crate) struct Registry {
     name: ServiceName,
     service: Service,
     policy: Policy,
     regions: Regions,
     round_trips: RoundTrips,
-    /// Of no types: a scenario's hosts speak through the weights of their endpoints.
+    /// Without types: a scenario's hosts are expressed by the weights of their endpoints.
     hosts: Hosts,
     health: Verdicts,
     /// By server.
     entries: Vec<Entry>,
-    /// Grows with each change.
+    /// Incremented with each change.
     version: u64,
-    /// What is listed now, by state and region.
-    groups: Vec<Group>,
+    /// Listed endpoints, by state and region.
+    groups: Vec<EndpointGroup>,
 }
 
 #[derive(Debug)]
@@ -36,19 +36,19 @@ struct Entry {
     endpoint: Endpoint,
     hash: u64,
     region: u16,
-    /// How many instances this server has been so far.
-    incarnation: u32,
+    /// Number of instances that this server has been before.
+    generation: u32,
     listed: bool,
 }
 
-/// Endpoints of one region in one state: a caller turns to all of them at once or to none.
+/// Endpoints of one region in one state: they have the same rank for a caller.
 #[derive(Debug, Default)]
-struct Group {
+struct EndpointGroup {
     nodes: Vec<(u64, u32)>,
     servers: Vec<u32>,
 }
 
-/// A server to be.
+/// A server to add.
 #[derive(Clone, Debug)]
 pub(crate) struct NewServer<'a> {
     pub(crate) group: &'a str,
@@ -59,7 +59,7 @@ pub(crate) struct NewServer<'a> {
     pub(crate) listed: bool,
 }
 
-impl Directory {
+impl Registry {
     pub(crate) fn new(policy: Policy, round_trips: RoundTrips) -> Result<Self, Invalid> {
         Ok(Self {
             name: ServiceName::new(crate::SERVICE)?,
@@ -99,17 +99,17 @@ impl Directory {
             labels: BTreeMap::new(),
         };
         let hash = hash_text(endpoint.instance.as_str());
-        self.entries.push(Entry { endpoint, hash, region: new.region, incarnation: 0, listed: new.listed });
+        self.entries.push(Entry { endpoint, hash, region: new.region, generation: 0, listed: new.listed });
         Ok(())
     }
 
-    /// Whether a server is listed as one that serves.
+    /// Whether a server is listed as serving.
     pub(crate) fn serves(&self, server: u32) -> bool {
         let entry = &self.entries[server as usize];
         entry.listed && entry.endpoint.state == EndpointState::Serving
     }
 
-    /// Lists a server in this state, or no more.
+    /// Lists a server in this state, or removes it.
     pub(crate) fn list(&mut self, server: u32, state: Option<EndpointState>) {
         let entry = &mut self.entries[server as usize];
         entry.listed = state.is_some();
@@ -118,37 +118,37 @@ impl Directory {
         }
     }
 
-    /// Makes a server another instance, as a new process of a deployment is one.
-    pub(crate) fn renew(&mut self, server: u32) {
+    /// Replaces the server's instance, as a deployment does.
+    pub(crate) fn replace_instance(&mut self, server: u32) {
         let entry = &mut self.entries[server as usize];
         let name = entry.endpoint.instance.as_str();
         let stem = name.split('.').next().unwrap_or(name);
-        entry.incarnation += 1;
-        if let Ok(instance) = InstanceId::new(format!("{stem}.{}", entry.incarnation)) {
+        entry.generation += 1;
+        if let Ok(instance) = InstanceId::new(format!("{stem}.{}", entry.generation)) {
             entry.hash = hash_text(instance.as_str());
             entry.endpoint.instance = instance;
         }
     }
 
-    /// Makes what was changed known to callers that refresh from now on.
+    /// Publishes the changes to callers that refresh from now on.
     pub(crate) fn publish(&mut self) {
         self.version += 1;
-        let mut groups: BTreeMap<(&str, u16), Group> = BTreeMap::new();
+        let mut groups: BTreeMap<(&str, u16), EndpointGroup> = BTreeMap::new();
         for (server, entry) in (0..).zip(&self.entries).filter(|(_, entry)| entry.listed) {
             let group = groups.entry((entry.endpoint.state.as_str(), entry.region)).or_default();
-            // Subsets weigh nobody, as in the router.
+            // Subsets ignore weights, as in the router.
             group.nodes.push((entry.hash, FULL_WEIGHT));
             group.servers.push(server);
         }
         self.groups = groups.into_values().collect();
     }
 
-    /// The servers that this caller's subsets can hold: of each group those that the subset of the group holds.
+    /// The servers that can be in this caller's subsets: of each group those in the subset of the group.
     ///
-    /// Which ring a group lies in, and with which others, makes no difference: the first k of a union are among the
-    /// first k of its parts. So a caller that is told no others decides as one that is told all, and 3,000 callers of
-    /// 3,000 servers fit into memory.
-    fn concern(&self, chooser: u64) -> Vec<u32> {
+    /// The ring of a group, and which other groups share it, make no difference: the first k of a union are among the
+    /// first k of its parts. So a caller that knows no others decides as one that knows all, and 3,000 callers of 3,000
+    /// servers fit into memory.
+    fn relevant_servers(&self, chooser: u64) -> Vec<u32> {
         let keep = self.policy.balancing.subset as usize;
         let mut servers = Vec::new();
         for group in &self.groups {
@@ -163,8 +163,13 @@ impl Directory {
         servers
     }
 
-    /// The records as a caller has them that is told of these endpoints.
-    fn facts<'a>(&'a self, endpoints: &'a [Endpoint], location: &'a Location, client: u64) -> Facts<'a> {
+    /// The records of a caller that knows these endpoints.
+    fn compile_input<'a>(
+        &'a self,
+        endpoints: &'a [Endpoint],
+        location: &'a Location,
+        client: u64,
+    ) -> Facts<'a> {
         Facts {
             name: &self.name,
             service: &self.service,
@@ -183,82 +188,91 @@ impl Directory {
     }
 }
 
-/// What one caller knows of the service.
+/// One caller's state of the service.
 #[derive(Debug)]
-pub(crate) struct Knowledge {
-    /// What it decides by.
+pub(crate) struct DiscoveredService {
+    /// The compiled snapshot.
     pub(crate) upstream: Upstream,
-    /// What it has learnt, whichever snapshot is in use.
+    /// Stats of the endpoints, shared by all snapshots.
     pub(crate) endpoint_stats: Arc<EndpointStats>,
     /// Servers by the upstream's indices.
     servers: Vec<u32>,
-    /// By the same, those that were called.
-    lanes: Vec<Option<Lane>>,
-    told: Vec<Endpoint>,
+    /// Connections to endpoints that were called, by the same indices.
+    connections: Vec<Option<EndpointConnection>>,
+    endpoints: Vec<Endpoint>,
     version: u64,
 }
 
-impl Knowledge {
-    /// What a caller knows once it has subscribed.
-    pub(crate) fn first(directory: &Directory, location: &Location, client: u64) -> Self {
-        let told = told(directory, client);
+impl DiscoveredService {
+    /// The state of a caller after subscribing.
+    pub(crate) fn subscribe(registry: &Registry, location: &Location, client: u64) -> Self {
+        let endpoints = relevant_endpoints(registry, client);
         let endpoint_stats = Arc::default();
-        let upstream = Upstream::compile(&directory.facts(&told, location, client), &endpoint_stats, None);
+        let upstream =
+            Upstream::compile(&registry.compile_input(&endpoints, location, client), &endpoint_stats, None);
         let servers = servers_of(&upstream);
-        Self { upstream, endpoint_stats, servers, lanes: Vec::new(), told, version: directory.version }
+        Self {
+            upstream,
+            endpoint_stats,
+            servers,
+            connections: Vec::new(),
+            endpoints,
+            version: registry.version,
+        }
     }
 
-    /// Learns what has changed since.
-    pub(crate) fn refresh(&mut self, directory: &Directory, location: &Location, client: u64) {
-        if self.version == directory.version {
+    /// Applies the registry changes since the last refresh.
+    pub(crate) fn refresh(&mut self, registry: &Registry, location: &Location, client: u64) {
+        if self.version == registry.version {
             return;
         }
-        self.version = directory.version;
-        let told = told(directory, client);
-        if told != self.told {
-            let facts = directory.facts(&told, location, client);
-            let upstream = Upstream::compile(&facts, &self.endpoint_stats, Some(&self.upstream));
-            self.leave(&upstream);
+        self.version = registry.version;
+        let endpoints = relevant_endpoints(registry, client);
+        if endpoints != self.endpoints {
+            let input = registry.compile_input(&endpoints, location, client);
+            let upstream = Upstream::compile(&input, &self.endpoint_stats, Some(&self.upstream));
+            self.close_removed(&upstream);
             self.upstream = upstream;
             self.servers = servers_of(&self.upstream);
-            self.told = told;
+            self.endpoints = endpoints;
         }
     }
 
-    /// Drops the lanes to endpoints that the next snapshot does not know.
-    fn leave(&mut self, next: &Upstream) {
-        let instance = |upstream: &Upstream, index| upstream.known(index).map(|known| known.instance.clone());
-        for (index, lane) in (0..).zip(&mut self.lanes) {
+    /// Drops the connections to endpoints that the next snapshot does not contain.
+    fn close_removed(&mut self, next: &Upstream) {
+        let instance =
+            |upstream: &Upstream, index| upstream.known(index).map(|target| target.instance.clone());
+        for (index, connection) in (0..).zip(&mut self.connections) {
             if instance(&self.upstream, index) != instance(next, index) {
-                *lane = None;
+                *connection = None;
             }
         }
     }
 
-    /// The way to the endpoint at an index, where it was called.
+    /// The connection to the endpoint at an index, if it was called.
     #[inline]
-    pub(crate) fn lane(&self, index: u32) -> Option<&Lane> {
-        self.lanes.get(index as usize)?.as_ref()
+    pub(crate) fn connection(&self, index: u32) -> Option<&EndpointConnection> {
+        self.connections.get(index as usize)?.as_ref()
     }
 
-    pub(crate) fn lane_mut(&mut self, index: u32) -> Option<&mut Lane> {
-        self.lanes.get_mut(index as usize)?.as_mut()
+    pub(crate) fn connection_mut(&mut self, index: u32) -> Option<&mut EndpointConnection> {
+        self.connections.get_mut(index as usize)?.as_mut()
     }
 
-    /// A try at the endpoint at an index, then that of `server`, ended: with an answer or without one.
+    /// Records the end of an attempt at the endpoint at an index, then that of `server`, with a response or without.
     #[inline]
-    pub(crate) fn connected(&mut self, index: u32, server: u32, has_answer: bool, now: u64) {
+    pub(crate) fn record_attempt(&mut self, index: u32, server: u32, has_response: bool, now: u64) {
         let index = index as usize;
         if self.servers.get(index) != Some(&server) {
             return;
         }
-        if self.lanes.len() <= index {
-            self.lanes.resize_with(self.servers.len(), || None);
+        if self.connections.len() <= index {
+            self.connections.resize_with(self.servers.len(), || None);
         }
-        let lane = self.lanes[index].get_or_insert_default();
-        match has_answer {
-            true => lane.used(now),
-            false => lane.close(),
+        let connection = self.connections[index].get_or_insert_default();
+        match has_response {
+            true => connection.mark_used(now),
+            false => connection.close(),
         }
     }
 
@@ -269,14 +283,14 @@ impl Knowledge {
     }
 }
 
-fn told(directory: &Directory, client: u64) -> Vec<Endpoint> {
+fn relevant_endpoints(registry: &Registry, client: u64) -> Vec<Endpoint> {
     // As the router salts its caller's hash.
     let chooser = mix_pair(client, hash_text(crate::SERVICE));
-    let servers = directory.concern(chooser);
-    servers.into_iter().map(|server| directory.entries[server as usize].endpoint.clone()).collect()
+    let servers = registry.relevant_servers(chooser);
+    servers.into_iter().map(|server| registry.entries[server as usize].endpoint.clone()).collect()
 }
 
-/// The address of an endpoint carries the number of its server.
+/// The address of an endpoint contains the number of its server.
 fn servers_of(upstream: &Upstream) -> Vec<u32> {
     let mut servers = Vec::new();
     for candidate in upstream.candidates() {
@@ -298,45 +312,45 @@ mod tests {
 
     use super::*;
 
-    fn directory(servers: u32, subset: u32) -> Directory {
+    fn registry(servers: u32, subset: u32) -> Registry {
         let mut policy = Policy::default();
         policy.balancing.subset = subset;
         let mut round_trips = RoundTrips::default();
         let regions = ["eu", "us"].map(|name| Region::new(name).unwrap());
         let trip = std::time::Duration::from_millis(90);
         round_trips.set(regions[0].clone(), regions[1].clone(), trip);
-        let mut directory = Directory::new(policy, round_trips).unwrap();
+        let mut registry = Registry::new(policy, round_trips).unwrap();
         for server in 0..servers {
             let region = (server % 2) as u16;
             let location = regions[region as usize].clone();
             let weight = 1000 + 100 * (server % 7);
             let new = NewServer { group: "s", region, location, host: None, weight, listed: true };
-            directory.add(&new).unwrap();
+            registry.add(&new).unwrap();
         }
-        directory.publish();
-        directory
+        registry.publish();
+        registry
     }
 
-    /// What the router makes of all endpoints.
-    fn full(directory: &Directory, location: &Location, client: u64) -> Upstream {
-        let all: Vec<Endpoint> = directory.entries.iter().map(|entry| entry.endpoint.clone()).collect();
-        Upstream::compile(&directory.facts(&all, location, client), &Arc::default(), None)
+    /// The router's snapshot of all endpoints.
+    fn full(registry: &Registry, location: &Location, client: u64) -> Upstream {
+        let all: Vec<Endpoint> = registry.entries.iter().map(|entry| entry.endpoint.clone()).collect();
+        Upstream::compile(&registry.compile_input(&all, location, client), &Arc::default(), None)
     }
 
     #[test]
-    fn a_caller_told_of_its_subset_only_decides_as_one_told_of_all() {
-        let mut directory = directory(200, 20);
+    fn a_caller_with_only_its_subset_decides_as_one_with_all_endpoints() {
+        let mut registry = registry(200, 20);
         // Some drain and some are lost, so that several tiers hold endpoints of both regions.
         for server in 0..40 {
             let state = if server < 20 { EndpointState::Draining } else { EndpointState::Lost };
-            directory.list(server, Some(state));
+            registry.list(server, Some(state));
         }
-        directory.publish();
+        registry.publish();
         let location = Location::in_region(Region::new("eu").unwrap());
         for client in 0..20 {
-            let known = Knowledge::first(&directory, &location, client);
-            assert!(known.told.len() <= 6 * 20, "{}", known.told.len());
-            let full = full(&directory, &location, client);
+            let service = DiscoveredService::subscribe(&registry, &location, client);
+            assert!(service.endpoints.len() <= 6 * 20, "{}", service.endpoints.len());
+            let full = full(&registry, &location, client);
             let subset = |upstream: &Upstream| {
                 let candidates = upstream.candidates().filter(|candidate| candidate.in_subset);
                 let mut names: Vec<_> =
@@ -344,14 +358,14 @@ mod tests {
                 names.sort();
                 names
             };
-            assert_eq!(subset(&known.upstream), subset(&full));
+            assert_eq!(subset(&service.upstream), subset(&full));
             for seed in 0..200 {
                 let ask = Ask::default();
-                let ours = known.upstream.pick(&ask, 0, seed).unwrap();
-                let theirs = full.pick(&ask, 0, seed).unwrap();
-                let target = &full.target(theirs.index).address;
+                let subset_pick = service.upstream.pick(&ask, 0, seed).unwrap();
+                let full_pick = full.pick(&ask, 0, seed).unwrap();
+                let target = &full.target(full_pick.index).address;
                 assert_eq!(
-                    &known.upstream.target(ours.index).address,
+                    &service.upstream.target(subset_pick.index).address,
                     target,
                     "client {client}, seed {seed}"
                 );
@@ -360,18 +374,18 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_learns_of_new_instances_and_knows_which_servers_they_are() {
-        let mut directory = directory(10, 0);
+    fn a_refreshed_caller_maps_new_instances_to_servers() {
+        let mut registry = registry(10, 0);
         let location = Location::in_region(Region::new("eu").unwrap());
-        let mut known = Knowledge::first(&directory, &location, 1);
-        directory.renew(4);
-        directory.list(6, None);
-        directory.publish();
-        known.refresh(&directory, &location, 1);
-        let mut seen: Vec<(String, u32)> = known
+        let mut service = DiscoveredService::subscribe(&registry, &location, 1);
+        registry.replace_instance(4);
+        registry.list(6, None);
+        registry.publish();
+        service.refresh(&registry, &location, 1);
+        let mut seen: Vec<(String, u32)> = service
             .upstream
             .candidates()
-            .map(|candidate| (candidate.target.instance.to_string(), known.server(candidate.index)))
+            .map(|candidate| (candidate.target.instance.to_string(), service.server(candidate.index)))
             .collect();
         seen.sort();
         assert_eq!(seen.len(), 9);

@@ -1,4 +1,4 @@
-//! What is written, batch by batch.
+//! The write workload, batch by batch.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -10,45 +10,45 @@ use fairmesh_model::{Invalid, arith::Generator};
 use fairmesh_rib::{Batch, Commit, Expect, MAX_BATCH_BYTES, MAX_OPS, Op};
 
 use super::{catalogue::Catalogue, scenario::Writes};
-use crate::chance::exponential;
+use crate::sampling::exponential;
 
-/// The most bytes that one change adds to a batch: a chunk with its manifest.
-const LARGEST: usize = 500_000;
+/// Maximum bytes that one change adds to a batch: a chunk with its manifest.
+const MAX_CHANGE_BYTES: usize = 500_000;
 
-/// The writers, taken together.
+/// All writers together.
 #[derive(Debug)]
-pub(super) struct Writers {
+pub(super) struct WriteWorkload {
     spec: Writes,
     random: Generator,
-    /// How often a chunk was written anew.
+    /// Version of each chunk.
     writings: HashMap<u64, u64>,
-    /// Bytes of maps and of all else.
+    /// Bytes written of shard maps, and of all else.
     sharded: u64,
     others: u64,
-    /// Of all batches.
+    /// Totals over all batches.
     pub(super) batches: u64,
     pub(super) records: u64,
 }
 
-/// A batch that grows.
+/// A batch under construction.
 #[derive(Default)]
-struct Growing {
+struct BatchBuilder {
     ops: BTreeMap<Arc<str>, Option<Bytes>>,
     bytes: usize,
 }
 
-impl Growing {
+impl BatchBuilder {
     fn put(&mut self, key: Arc<str>, value: Option<Bytes>) {
         self.bytes += key.len() + value.as_ref().map_or(0, Bytes::len);
         self.ops.insert(key, value);
     }
 
-    fn has_room(&self, bytes: usize) -> bool {
+    fn fits(&self, bytes: usize) -> bool {
         self.bytes + bytes <= MAX_BATCH_BYTES && self.ops.len() + 3 <= MAX_OPS
     }
 }
 
-impl Writers {
+impl WriteWorkload {
     pub(super) fn new(spec: &Writes, seed: u64) -> Self {
         let random = Generator::new(seed);
         let spec = spec.clone();
@@ -65,14 +65,14 @@ impl Writers {
         self.sharded + self.others
     }
 
-    /// The next batch as it is committed.
+    /// The next batch, as committed.
     ///
     /// # Errors
-    /// Where a name that the simulation makes up is none.
+    /// If a generated name is invalid.
     pub(super) fn batch(&mut self, revision: u64, catalogue: &Catalogue) -> Result<Commit, Invalid> {
         let wanted = (exponential(&mut self.random) * self.spec.bytes / self.spec.batches) as usize;
-        let mut batch = Growing::default();
-        while batch.ops.is_empty() || (batch.bytes < wanted && batch.has_room(LARGEST)) {
+        let mut batch = BatchBuilder::default();
+        while batch.ops.is_empty() || (batch.bytes < wanted && batch.fits(MAX_CHANGE_BYTES)) {
             let before = batch.bytes;
             if catalogue.chunks() > 0 && (self.sharded as f64) < self.spec.sharded * self.others as f64 {
                 self.move_shard(catalogue, revision, &mut batch);
@@ -85,19 +85,19 @@ impl Writers {
         Ok(self.commit(revision, batch))
     }
 
-    /// A batch of endpoints of all services, as large as a batch may be and of at most this many; also how many.
+    /// A batch of endpoints of all services, of the maximum batch size and at most this many; also returns how many.
     ///
     /// # Errors
-    /// As [`Writers::batch`].
+    /// As for [`WriteWorkload::batch`].
     pub(super) fn burst(
         &mut self,
         revision: u64,
         most: u32,
         catalogue: &Catalogue,
     ) -> Result<(Commit, u32), Invalid> {
-        let mut batch = Growing::default();
+        let mut batch = BatchBuilder::default();
         let mut written = 0;
-        while written < most && batch.has_room(MAX_BATCH_BYTES / 100) {
+        while written < most && batch.fits(MAX_BATCH_BYTES / 100) {
             let (service, server) = catalogue.server(self.random.below(catalogue.servers()));
             let (key, value) = catalogue.endpoint(service, server, self.random.next())?;
             batch.put(key, Some(value));
@@ -107,7 +107,7 @@ impl Writers {
         Ok((self.commit(revision, batch), written))
     }
 
-    fn commit(&mut self, revision: u64, batch: Growing) -> Commit {
+    fn commit(&mut self, revision: u64, batch: BatchBuilder) -> Commit {
         self.batches += 1;
         self.records += batch.ops.len() as u64;
         let ops = batch.ops.into_iter().map(|(key, value)| Op { key, value, expect: Expect::Any }).collect();
@@ -116,8 +116,8 @@ impl Writers {
         batch.into_commit(revision)
     }
 
-    /// A shard moves: its chunk has another content and so another name, and the manifest lists it.
-    fn move_shard(&mut self, catalogue: &Catalogue, revision: u64, batch: &mut Growing) {
+    /// Moves a shard: its chunk gets another content and so another name, and the manifest lists it.
+    fn move_shard(&mut self, catalogue: &Catalogue, revision: u64, batch: &mut BatchBuilder) {
         let chunk = self.random.below(catalogue.chunks());
         let writing = self.writings.entry(chunk).or_default();
         let (old, _) = catalogue.chunk_record(chunk, *writing);
@@ -129,12 +129,12 @@ impl Writers {
         batch.put(key, Some(value));
     }
 
-    /// Some servers of one service change, one after the other in number.
+    /// Changes some servers of one service, with consecutive numbers.
     fn change_endpoints(
         &mut self,
         catalogue: &Catalogue,
         revision: u64,
-        batch: &mut Growing,
+        batch: &mut BatchBuilder,
     ) -> Result<(), Invalid> {
         let (service, first) = catalogue.server(self.random.below(catalogue.servers()));
         let servers = catalogue.services[service].servers;

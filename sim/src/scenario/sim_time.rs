@@ -3,17 +3,17 @@ use std::fmt;
 use fairmesh_model::spec::{read_duration, write_duration};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
-/// A length of time or a moment of the simulation, written as in every document: `250ms`, `2m`.
+/// A duration or a time of the simulation, written as in every document: `250ms`, `2m`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Span(u64);
+pub struct SimTime(u64);
 
-impl Span {
-    /// So many seconds.
+impl SimTime {
+    /// A number of seconds.
     pub const fn seconds(seconds: u64) -> Self {
         Self(seconds * 1_000_000_000)
     }
 
-    /// So many microseconds.
+    /// A number of microseconds.
     pub const fn micros(micros: u64) -> Self {
         Self(micros * 1000)
     }
@@ -29,19 +29,19 @@ impl Span {
     }
 }
 
-impl fmt::Display for Span {
+impl fmt::Display for SimTime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&write_duration(std::time::Duration::from_nanos(self.0)))
     }
 }
 
-impl Serialize for Span {
+impl Serialize for SimTime {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
 }
 
-impl<'de> Deserialize<'de> for Span {
+impl<'de> Deserialize<'de> for SimTime {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         let duration =

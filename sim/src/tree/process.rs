@@ -1,4 +1,4 @@
-//! One process of the tree, and how it is reached.
+//! One process of the tree, and its connection.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -7,93 +7,93 @@ use fairmesh_rib::{PlainNode, WatcherId};
 
 use super::{meter::Meter, scenario::Machine};
 
-/// Bytes that a gigabit has, a nanosecond.
-const GIGABIT: f64 = 1.0 / 8.0;
+/// Bytes per nanosecond of one gigabit per second.
+const BYTES_PER_NANO: f64 = 1.0 / 8.0;
 
-/// Which process, by its place in the list of all that are played.
-pub(super) type Id = usize;
+/// Index of a simulated process.
+pub(super) type ProcessId = usize;
 
-/// A process that is played.
+/// A simulated process.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct Process {
     pub(super) layer: usize,
     pub(super) region: Option<usize>,
-    pub(super) parent: Option<Id>,
-    /// How many processes under its parent it stands for, itself included, and how many of the whole tree.
-    pub(super) alike: u64,
-    pub(super) stands_for: u64,
-    /// What it holds, and who watches it; programs hold it only where it is compared in the end.
+    pub(super) parent: Option<ProcessId>,
+    /// How many processes under its parent it represents, itself included, and how many of the whole tree.
+    pub(super) multiplicity: u64,
+    pub(super) represents: u64,
+    /// Its table and watchers; programs have one only if tables are compared at the end.
     pub(super) node: Option<PlainNode>,
-    pub(super) wants: Vec<Prefix>,
-    /// The last revision that it has applied, and said so.
+    pub(super) prefixes: Vec<Prefix>,
+    /// The last revision that it has applied, and acknowledged.
     pub(super) applied: u64,
     pub(super) acked: u64,
     pub(super) cores: f64,
-    /// Bytes a nanosecond that it may send, and that it can receive.
+    /// Bytes per nanosecond that it can send, and receive.
     uplink: f64,
     downlink: f64,
-    /// One way from its parent.
+    /// One-way delay from its parent.
     pub(super) delay: u64,
-    /// When its cores and its way out are free again.
+    /// When its cores and its uplink are free again.
     pub(super) cores_free: u64,
     uplink_free: u64,
     pub(super) up: bool,
     pub(super) connection: Connection,
-    /// Who watches it, and who of them waits to be served.
-    pub(super) children: BTreeMap<WatcherId, Id>,
-    pub(super) waiting: VecDeque<Id>,
+    /// Its watchers, and those waiting to be served.
+    pub(super) children: BTreeMap<WatcherId, ProcessId>,
+    pub(super) waiting: VecDeque<ProcessId>,
     pub(super) serving: bool,
     pub(super) meter: Meter,
 }
 
-/// How a process is connected to its parent.
+/// The connection of a process to its parent.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Connection {
-    /// Which of its connections: what belongs to an earlier one is lost.
+    /// Number of the connection: messages of an earlier one are lost.
     pub(super) generation: u32,
     pub(super) watcher: Option<WatcherId>,
     pub(super) failures: u32,
-    /// Whether something is on its way into it, so that nothing more is pulled, and whether there is more to pull.
+    /// Whether a message is being sent, so that nothing more is pulled, and whether there is more to pull.
     pub(super) sending: bool,
     pub(super) due: bool,
     /// When the last message arrives.
     pub(super) arrives: u64,
-    /// Which event took the connection, until it is back and current.
-    pub(super) lost_to: Option<usize>,
+    /// The scenario event that broke the connection, until it is back and current.
+    pub(super) disconnected_by: Option<usize>,
 }
 
-/// What is sent: how long it is, and how many nanoseconds of one core it takes.
+/// A message: its length, and its cost in nanoseconds of one core.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Message {
     pub(super) bytes: u64,
     pub(super) nanos: f64,
 }
 
-/// How a message leaves.
+/// The times of a sent message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Departure {
-    /// When the cores turn to what is next.
+    /// When the cores are free again.
     pub(super) cores_free: u64,
-    /// When the last byte has left for the played one, and when it arrives.
+    /// When the last byte to the simulated process has left, and when it arrives.
     pub(super) sent: u64,
     pub(super) arrives: u64,
 }
 
-impl Place {
+impl Process {
     pub(super) fn new(layer: usize, machine: Machine, gigabits: f64) -> Self {
         Self {
             layer,
             region: None,
             parent: None,
-            alike: 1,
-            stands_for: 1,
+            multiplicity: 1,
+            represents: 1,
             node: None,
-            wants: Vec::new(),
+            prefixes: Vec::new(),
             applied: 0,
             acked: 0,
             cores: machine.cores,
-            uplink: machine.gigabits * GIGABIT,
-            downlink: gigabits * GIGABIT,
+            uplink: machine.gigabits * BYTES_PER_NANO,
+            downlink: gigabits * BYTES_PER_NANO,
             delay: 0,
             cores_free: 0,
             uplink_free: 0,
@@ -106,7 +106,7 @@ impl Place {
         }
     }
 
-    /// Takes so many nanoseconds of one core; returns when they are done.
+    /// Uses one core for this many nanoseconds; returns when the work is complete.
     pub(super) fn work(&mut self, now: u64, nanos: f64) -> u64 {
         let nanos = (nanos / self.cores) as u64;
         self.meter.now.busy += nanos;
@@ -114,8 +114,8 @@ impl Place {
         self.cores_free
     }
 
-    /// Sends a message to each of the `alike` processes that a child stands for, one after the other; the played one is the
-    /// `turn`-th of them.
+    /// Sends a message to each of the `multiplicity` processes that a child represents, one after the other; the
+    /// simulated one is the `turn`-th of them.
     pub(super) fn send(&mut self, now: u64, message: Message, turn: u64, child: &Self) -> Departure {
         let Message { bytes, nanos } = message;
         let begin = now.max(self.cores_free);
@@ -123,10 +123,10 @@ impl Place {
         let wire = (bytes as f64 / self.uplink) as u64;
         let open = self.uplink_free.max(begin + one);
         let end = |messages: u64| (open + messages * wire).max(begin + messages * one + wire);
-        self.uplink_free = end(child.alike);
-        let cores_free = self.work(now, nanos * child.alike as f64);
-        self.meter.now.sent += bytes * child.alike;
-        self.meter.now.messages += child.alike;
+        self.uplink_free = end(child.multiplicity);
+        let cores_free = self.work(now, nanos * child.multiplicity as f64);
+        self.meter.now.sent += bytes * child.multiplicity;
+        self.meter.now.messages += child.multiplicity;
         // Its own link may be the slower one.
         let own = (bytes as f64 / child.downlink) as u64;
         let sent = end(turn + 1).max(begin + one + own);
@@ -138,31 +138,31 @@ impl Place {
 mod tests {
     use super::*;
 
-    fn place(cores: f64, gigabits: f64) -> Place {
-        Place::new(0, Machine { cores, gigabits }, gigabits)
+    fn process(cores: f64, gigabits: f64) -> Process {
+        Process::new(0, Machine { cores, gigabits }, gigabits)
     }
 
     #[test]
-    fn the_slowest_of_processor_uplink_and_downlink_decides_when_a_message_arrives() {
-        // A byte a nanosecond.
-        let mut child = place(1.0, 8.0);
+    fn the_slowest_of_processor_uplink_and_downlink_determines_arrival() {
+        // A byte per nanosecond.
+        let mut child = process(1.0, 8.0);
         child.delay = 1000;
-        // By the wire: two messages of 500 bytes, the second one is the played one's.
-        child.alike = 2;
-        let departure = place(1.0, 8.0).send(0, Message { bytes: 500, nanos: 10.0 }, 1, &child);
+        // Limited by the uplink: two messages of 500 bytes, the second one for the simulated process.
+        child.multiplicity = 2;
+        let departure = process(1.0, 8.0).send(0, Message { bytes: 500, nanos: 10.0 }, 1, &child);
         assert_eq!(departure, Departure { cores_free: 20, sent: 1010, arrives: 2010 });
-        // By the processor, of which there are two.
-        let departure = place(2.0, 8.0).send(0, Message { bytes: 5, nanos: 400.0 }, 1, &child);
+        // Limited by the processor, of which there are two.
+        let departure = process(2.0, 8.0).send(0, Message { bytes: 5, nanos: 400.0 }, 1, &child);
         assert_eq!(departure, Departure { cores_free: 400, sent: 405, arrives: 1405 });
-        // By the child's own link.
-        let mut slow = place(1.0, 0.8);
-        slow.alike = 1;
-        assert_eq!(place(1.0, 8.0).send(0, Message { bytes: 500, nanos: 10.0 }, 0, &slow).sent, 5010);
+        // Limited by the child's own link.
+        let mut slow = process(1.0, 0.8);
+        slow.multiplicity = 1;
+        assert_eq!(process(1.0, 8.0).send(0, Message { bytes: 500, nanos: 10.0 }, 0, &slow).sent, 5010);
     }
 
     #[test]
-    fn what_is_sent_waits_for_what_was_sent_before() {
-        let (mut parent, child) = (place(1.0, 8.0), place(1.0, 8.0));
+    fn messages_queue_behind_earlier_ones() {
+        let (mut parent, child) = (process(1.0, 8.0), process(1.0, 8.0));
         assert_eq!(parent.send(0, Message { bytes: 1000, nanos: 10.0 }, 0, &child).sent, 1010);
         assert_eq!(parent.send(0, Message { bytes: 1000, nanos: 10.0 }, 0, &child).sent, 2010);
         assert_eq!(parent.meter.now.sent, 2000);

@@ -1,17 +1,17 @@
-//! Draws from distributions, the same on every machine: additions, multiplications and square roots of IEEE 754 are
+//! Samples from distributions, identical on every machine: additions, multiplications and square roots of IEEE 754 are
 //! exact to the bit everywhere, the functions of a C library are not.
 
 use std::f64::consts::LN_2;
 
 use fairmesh_model::arith::{Generator, LOG_BITS, log2};
 
-/// A number of mean 1 whose logarithm of what is left is evenly spread: the waiting time of a Poisson process.
+/// An exponentially distributed number of mean 1: the interarrival time of a Poisson process.
 #[inline]
 pub(crate) fn exponential(random: &mut Generator) -> f64 {
     minus_ln(random.next())
 }
 
-/// A number from 0 up to 1.
+/// A uniform number from 0 up to 1.
 #[inline]
 pub(crate) fn unit(random: &mut Generator) -> f64 {
     (random.next() >> 11) as f64 / (1_u64 << 53) as f64
@@ -23,7 +23,7 @@ pub(crate) fn normal(random: &mut Generator) -> f64 {
         let (x, y) = (2.0 * unit(random) - 1.0, 2.0 * unit(random) - 1.0);
         let s = x * x + y * y;
         if s > 0.0 && s < 1.0 {
-            // The logarithm wants 64 bits of a number in (0, 1).
+            // The logarithm takes 64 bits of a number in (0, 1).
             let log = minus_ln((s * (1_u64 << 53) as f64) as u64 * 2048);
             return x * (2.0 * log / s).sqrt();
         }
@@ -36,7 +36,7 @@ fn minus_ln(x: u64) -> f64 {
     ((64_u64 << LOG_BITS) - log2(x)) as f64 * (LN_2 / (1_u64 << LOG_BITS) as f64)
 }
 
-/// The natural logarithm of a number from 2^-31 to 2^31: that of a fraction of one and more, and of its power of two.
+/// The natural logarithm of a number from 2^-31 to 2^31: that of the fraction plus that of the power of two.
 pub(crate) fn ln(x: f64) -> f64 {
     let power = ((x.to_bits() >> 52) & 0x7ff) as i64 - 1023;
     let fraction = f64::from_bits((x.to_bits() & ((1 << 52) - 1)) | (1023 << 52));
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn draws_have_the_moments_of_their_distributions() {
+    fn samples_have_the_moments_of_their_distributions() {
         let mut random = Generator::new(1);
         let exponentials: Vec<f64> = (0..200_000).map(|_| exponential(&mut random)).collect();
         assert!((mean(exponentials.iter().copied()) - 1.0).abs() < 0.01);
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn the_exponential_function_is_exact_enough() {
+    fn exp_and_ln_are_precise_enough() {
         for x in [-20.0, -1.0, -0.3, 0.0, 0.5, 1.0, 3.7, 40.0_f64] {
             assert!((exp(x) / x.exp() - 1.0).abs() < 1e-12, "{x}");
         }
