@@ -11,7 +11,7 @@ use std::{error::Error, thread};
 use clap::{Args, ValueEnum};
 use fairmesh_model::spec::BalancingSpec;
 use fairmesh_sim::{
-    Contender, Pair, Report as Simulated, Scenario, Summary, compare,
+    Contender, Report as Simulated, ReportPair, Scenario, Summary, compare,
     fleets::{HELD_OUT, Mix, fleet},
 };
 use tokio::time::Instant;
@@ -103,13 +103,17 @@ fn contenders() -> [Contender; 5] {
 
 fn figures(found: &[Vec<Simulated>], mixes: &[Mix], report: &mut Report) {
     let n = found.len();
-    let pairs: Vec<Pair<'_>> = found
+    let pairs: Vec<ReportPair<'_>> = found
         .iter()
         .zip(mixes)
-        .map(|(reports, mix)| Pair { mix: *mix, ours: &reports[OURS], theirs: &reports[LEAST_PENDING] })
+        .map(|(reports, mix)| ReportPair {
+            mix: *mix,
+            contender: &reports[OURS],
+            baseline: &reports[LEAST_PENDING],
+        })
         .collect();
     let ours = Summary::of("default", &pairs);
-    let note = format!("median over {n} held-out fleets; least pending {:.3}", ours.cv_other);
+    let note = format!("median over {n} held-out fleets; least pending {:.3}", ours.baseline_cv);
     report.figure("cv_unsharded", ours.cv, Some(CV), note);
     let (best, worst) = ours.p99_range;
     let note = format!("p99 utilisation, ours / theirs, mean over {n} fleets; {best:.3} to {worst:.3}");
@@ -126,10 +130,10 @@ fn figures(found: &[Vec<Simulated>], mixes: &[Mix], report: &mut Report) {
         ("p99_not_told", UNTOLD, LEAST_PENDING, "the mean with neither told of host types"),
         ("p99_both_told", OURS, LEAST_PENDING_TOLD, "the mean with both told of host types"),
     ] {
-        let pairs = found.iter().zip(mixes).map(|(reports, mix)| Pair {
+        let pairs = found.iter().zip(mixes).map(|(reports, mix)| ReportPair {
             mix: *mix,
-            ours: &reports[ours],
-            theirs: &reports[theirs],
+            contender: &reports[ours],
+            baseline: &reports[theirs],
         });
         let summary = Summary::of(name, &pairs.collect::<Vec<_>>());
         report.figure(name, summary.p99.mean, None, note);

@@ -263,7 +263,7 @@ fn publish(
         client_id: "bench",
         client: 7,
     };
-    let upstream = Upstream::compile(&facts, known.slots(), None);
+    let upstream = Upstream::compile(&facts, known.endpoint_stats(), None);
     known.publish(View::Ready(Ready::new(upstream, Vec::new(), 1, None)));
 }
 

@@ -1,4 +1,4 @@
-//! Plays scenarios with nothing but the crates that decide: quick to build while those are being changed.
+//! Runs scenarios with only the crates that decide: quick to build while those are being changed.
 
 #![allow(clippy::disallowed_methods, reason = "it tells how fast it is")]
 

@@ -1,4 +1,4 @@
-//! Sweeps over a grid with nothing but the crates that decide: quick to build while those are being changed.
+//! Sweeps over a grid with only the crates that decide: quick to build while those are being changed.
 
 use fairmesh_sim::sweep::{Grid, sweep};
 

@@ -1,64 +1,64 @@
-//! A simulated caller: when it calls, and what it knows.
+//! A simulated caller: its arrival process and its state.
 
-use fairmesh_balancer::poll::Pace;
+use fairmesh_balancer::poll::PollLimiter;
 use fairmesh_model::{
     Location,
     arith::{Generator, mix_pair},
 };
 
 use crate::{
-    chance::{exponential, unit},
-    directory::Knowledge,
+    registry::DiscoveredService,
+    sampling::{exponential, unit},
     scenario::{Callers, RateAt, Requests},
 };
 
 /// Rates are constant for this long, in nanoseconds.
 const STEP: u64 = 1_000_000_000;
 
-/// What callers of one group share.
+/// Properties shared by the callers of a group.
 #[derive(Debug)]
-pub(crate) struct Kind {
+pub(crate) struct CallerGroup {
     pub(crate) location: Location,
     pub(crate) region: u16,
     /// Mean time between bursts, in nanoseconds, at the unchanged rate.
     gap: f64,
     burst: f64,
-    /// What the rate is multiplied by in each step; empty where it never changes.
+    /// Factor of the rate in each step; empty if it never changes.
     rates: Vec<f64>,
-    /// With running totals of their shares.
+    /// Kinds of requests with cumulative shares.
     requests: Vec<(f64, Requests)>,
 }
 
 /// One caller.
 #[derive(Debug)]
 pub(crate) struct Caller {
-    pub(crate) kind: u16,
+    pub(crate) group: u16,
     pub(crate) client: u64,
-    pub(crate) known: Knowledge,
-    /// When it asks servers for their load. A caller is a process, all of whose parts share what they learn.
-    pub(crate) pace: Pace,
-    /// Draws when it calls and for what; nothing that depends on a decision draws from it, so that under every policy
-    /// the same requests come at the same times.
-    demand: Generator,
+    pub(crate) service: DiscoveredService,
+    /// Limits polls for load. A caller is a process, all parts of which share what they learn.
+    pub(crate) poll_limiter: PollLimiter,
+    /// Draws arrivals and demands; nothing that depends on a decision draws from it, so that under every policy the
+    /// same requests come at the same times.
+    arrivals: Generator,
     /// Draws the seeds of decisions.
     pub(crate) seeds: Generator,
-    /// What its clock is ahead of the true time, in nanoseconds.
-    pub(crate) clock: i64,
-    /// After how long it learns of changes.
-    pub(crate) hears_after: u64,
+    /// Offset of its clock from the true time, in nanoseconds.
+    pub(crate) clock_offset: i64,
+    /// After how long it learns of registry changes, in nanoseconds.
+    pub(crate) propagation_delay: u64,
 }
 
-/// What one request needs.
+/// What a request demands.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Need {
-    /// Nanoseconds of an ordinary core.
+pub(crate) struct Demand {
+    /// CPU time, in nanoseconds of an ordinary core.
     pub(crate) cpu: f64,
-    /// Nanoseconds of waiting after that.
+    /// Waiting time after that, in nanoseconds.
     pub(crate) wait: u64,
     pub(crate) stream: bool,
 }
 
-impl Kind {
+impl CallerGroup {
     pub(crate) fn new(callers: &Callers, location: Location, region: u16, duration: u64) -> Self {
         let mut total = 0.0;
         let requests = callers.requests.iter().map(|requests| {
@@ -78,7 +78,7 @@ impl Kind {
     }
 }
 
-/// The multiple at a moment: in a straight line between the points around it.
+/// The factor at a time, interpolated linearly.
 fn rate_at(points: &[RateAt], now: u64) -> f64 {
     let after = points.partition_point(|point| point.at.nanos() <= now);
     match (after.checked_sub(1).map(|before| points[before]), points.get(after)) {
@@ -93,26 +93,35 @@ fn rate_at(points: &[RateAt], now: u64) -> f64 {
 }
 
 impl Caller {
-    /// `chance` is where its demand starts, and what its decisions differ by from those of another run with the same.
-    pub(crate) fn new(kind: u16, client: u64, known: Knowledge, chance: (u64, u64)) -> Self {
-        let mut random = Generator::new(chance.0);
-        let demand = Generator::new(random.next());
-        let seeds = Generator::new(mix_pair(random.next(), chance.1));
-        Self { kind, client, known, pace: Pace::default(), demand, seeds, clock: 0, hears_after: 0 }
+    /// `seeds` are that of arrivals and demands, and the salt that distinguishes decisions of otherwise equal runs.
+    pub(crate) fn new(group: u16, client: u64, service: DiscoveredService, seeds: (u64, u64)) -> Self {
+        let mut random = Generator::new(seeds.0);
+        let arrivals = Generator::new(random.next());
+        let decision_seeds = Generator::new(mix_pair(random.next(), seeds.1));
+        Self {
+            group,
+            client,
+            service,
+            poll_limiter: PollLimiter::default(),
+            arrivals,
+            seeds: decision_seeds,
+            clock_offset: 0,
+            propagation_delay: 0,
+        }
     }
 
-    /// When it calls next after `now`, or `None` when its rate stays 0.
+    /// The next arrival after `now`, or `None` if its rate stays 0.
     #[inline]
-    pub(crate) fn next_call(&mut self, kind: &Kind, now: u64) -> Option<u64> {
-        let mut left = exponential(&mut self.demand) * kind.gap;
-        if kind.rates.is_empty() {
+    pub(crate) fn next_call(&mut self, group: &CallerGroup, now: u64) -> Option<u64> {
+        let mut left = exponential(&mut self.arrivals) * group.gap;
+        if group.rates.is_empty() {
             return Some(now + left as u64);
         }
-        // The time that a process of changing rate has to wait is that in which its rate adds up to what was drawn.
+        // The interarrival time of a process of changing rate is that in which its rate integrates to the number drawn.
         let mut at = now;
         loop {
             let step = at / STEP;
-            let rate = *kind.rates.get(step as usize)?;
+            let rate = *group.rates.get(step as usize)?;
             let end = (step + 1) * STEP;
             let most = (end - at) as f64 * rate;
             if left < most {
@@ -123,39 +132,39 @@ impl Caller {
         }
     }
 
-    /// How many requests come at once: one and a geometric number.
+    /// Number of requests in a burst: one plus a geometric number.
     #[inline]
-    pub(crate) fn burst(&mut self, kind: &Kind) -> u32 {
+    pub(crate) fn burst(&mut self, group: &CallerGroup) -> u32 {
         let mut n = 1;
-        if kind.burst > 1.0 {
-            let more = 1.0 - 1.0 / kind.burst;
-            while unit(&mut self.demand) < more {
+        if group.burst > 1.0 {
+            let more = 1.0 - 1.0 / group.burst;
+            while unit(&mut self.arrivals) < more {
                 n += 1;
             }
         }
         n
     }
 
-    /// What the next request needs.
+    /// Draws the demand of the next request.
     #[inline]
-    pub(crate) fn need(&mut self, kind: &Kind) -> Need {
-        let requests = match kind.requests.as_slice() {
+    pub(crate) fn draw_demand(&mut self, group: &CallerGroup) -> Demand {
+        let requests = match group.requests.as_slice() {
             [(_, only)] => only,
             several => {
                 let total = several[several.len() - 1].0;
-                let point = unit(&mut self.demand) * total;
-                let place = several.partition_point(|(end, _)| *end <= point);
-                &several[place.min(several.len() - 1)].1
+                let point = unit(&mut self.arrivals) * total;
+                let position = several.partition_point(|(end, _)| *end <= point);
+                &several[position.min(several.len() - 1)].1
             }
         };
-        let cpu = requests.cpu.draw(&mut self.demand);
-        let wait = requests.wait.map_or(0, |wait| wait.draw(&mut self.demand) as u64);
-        Need { cpu, wait, stream: requests.stream }
+        let cpu = requests.cpu.sample(&mut self.arrivals);
+        let wait = requests.wait.map_or(0, |wait| wait.sample(&mut self.arrivals) as u64);
+        Demand { cpu, wait, stream: requests.stream }
     }
 
-    /// What its clock says.
+    /// The time by the caller's clock.
     #[inline]
     pub(crate) fn now(&self, now: u64) -> u64 {
-        now.saturating_add_signed(self.clock)
+        now.saturating_add_signed(self.clock_offset)
     }
 }

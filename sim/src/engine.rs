@@ -1,153 +1,153 @@
-//! Plays a scenario: takes one event after the other and does what it says.
+//! Runs a scenario: processes one event after the other.
 
-mod build;
 mod calls;
-mod happenings;
+mod events;
 mod polls;
-mod serving;
+mod servers;
+mod setup;
 
 use std::sync::Arc;
 
 use fairmesh_model::Invalid;
 
 use crate::{
-    caller::{Caller, Kind},
-    directory::Directory,
-    flights::Flights,
+    caller::{Caller, CallerGroup},
+    event_queue::EventQueue,
+    in_flight::InFlightRequests,
     metrics::Metrics,
-    queue::Queue,
-    scenario::{Action, Scenario, Span},
+    registry::Registry,
+    scenario::{Action, Scenario, SimTime},
     server::Server,
 };
 
-pub(crate) use build::build;
+pub(crate) use setup::build;
 
-/// What an event says: the kind, and below it a number and, for flights, a generation.
+/// The kind of an event; its payload also holds a number and, for requests, a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-enum What {
-    /// A caller calls.
+enum EventKind {
+    /// A caller sends a call.
     Call,
-    /// A flight reaches its server.
-    Reach,
-    /// A server has finished something, if its `due` is now.
-    Done,
-    /// A flight has waited for what it waited for.
-    Waited,
-    /// A failing server answers a flight.
-    Answer,
-    /// A flight's answer reaches its caller.
-    Return,
-    /// The head of an answer reaches its caller, and a stream goes on behind it.
-    Streams,
-    /// A caller hears of a change.
-    Hear,
-    /// A happening begins, or goes on.
-    Happen,
-    /// A happening ends.
-    End,
-    /// A server's neighbours grow loud or quiet.
+    /// A request arrives at its server.
+    RequestArrives,
+    /// A server completes work, if its `completion_at` is now.
+    WorkDone,
+    /// A request's waiting time has elapsed.
+    WaitElapsed,
+    /// A failing server responds to a request.
+    FailureDue,
+    /// A response arrives at the caller.
+    ResponseArrives,
+    /// The headers of a response arrive at the caller, and the stream continues.
+    StreamBegins,
+    /// A caller learns of a registry change.
+    RegistryUpdate,
+    /// A step of a scenario event begins.
+    StepBegins,
+    /// A step of a scenario event ends.
+    StepEnds,
+    /// A server's neighbours become noisy or quiet.
     Neighbours,
-    /// A second is over.
+    /// A second has passed.
     Second,
-    /// Time to look for deadlines that passed.
-    Sweep,
+    /// Calls past their deadline are to be expired.
+    DeadlineSweep,
 }
 
-const KINDS: [What; 13] = [
-    What::Call,
-    What::Reach,
-    What::Done,
-    What::Waited,
-    What::Answer,
-    What::Return,
-    What::Streams,
-    What::Hear,
-    What::Happen,
-    What::End,
-    What::Neighbours,
-    What::Second,
-    What::Sweep,
+const EVENT_KINDS: [EventKind; 13] = [
+    EventKind::Call,
+    EventKind::RequestArrives,
+    EventKind::WorkDone,
+    EventKind::WaitElapsed,
+    EventKind::FailureDue,
+    EventKind::ResponseArrives,
+    EventKind::StreamBegins,
+    EventKind::RegistryUpdate,
+    EventKind::StepBegins,
+    EventKind::StepEnds,
+    EventKind::Neighbours,
+    EventKind::Second,
+    EventKind::DeadlineSweep,
 ];
 
-/// A simulation under way.
+/// A running simulation.
 #[derive(Debug)]
 pub(crate) struct Engine {
     now: u64,
     end: u64,
-    queue: Queue,
-    flights: Flights,
+    queue: EventQueue,
+    in_flight: InFlightRequests,
     servers: Vec<Server>,
-    kinds: Arc<[Kind]>,
+    caller_groups: Arc<[CallerGroup]>,
     callers: Vec<Caller>,
-    directory: Directory,
-    /// One way, in nanoseconds, by the caller's region and the server's.
-    ways: Vec<Vec<u64>>,
-    /// Steps of happenings: what, to which, and when.
+    registry: Registry,
+    /// One-way delay, in nanoseconds, by the caller's region and the server's.
+    one_way_delays: Vec<Vec<u64>>,
+    /// Steps of scenario events.
     steps: Vec<Step>,
     deadline: u64,
     attempts: usize,
-    /// By what servers are asked for their load, where they are.
-    polled: Option<fairmesh_model::Score>,
+    /// The polling constants, if polling is enabled.
+    polling: Option<fairmesh_model::Score>,
     neighbours: Vec<Option<crate::scenario::Neighbours>>,
-    /// Draws what is nobody's: neighbours, failures.
-    chance: fairmesh_model::arith::Generator,
+    /// Draws noise of neighbours and failures, which belong to no caller.
+    random: fairmesh_model::arith::Generator,
     pub(crate) metrics: Metrics,
 }
 
-/// One step of a happening.
+/// One step of a scenario event.
 #[derive(Clone, Debug)]
 pub(crate) struct Step {
-    pub(crate) action: Act,
+    pub(crate) action: StepAction,
     /// Servers, or callers.
     pub(crate) to: Vec<u32>,
 }
 
-/// What a step does.
+/// The action of a step.
 #[derive(Clone, Debug)]
-pub(crate) enum Act {
-    /// As written, for what is done at once.
-    Written(Action),
-    /// The registry takes them out.
+pub(crate) enum StepAction {
+    /// An action of the scenario that is applied at once.
+    Apply(Action),
+    /// The registry marks the servers as draining.
     Drain,
-    /// The processes end as planned.
-    Halt,
-    /// The processes end by themselves.
-    Die,
-    /// The leases of those that died run out.
+    /// The processes end after a drain.
+    Terminate,
+    /// The processes crash.
+    Crash,
+    /// The leases of crashed processes expire.
     Expire,
-    /// The processes are ready for calls: as new instances, or as those that they were.
+    /// The processes are ready for calls.
     Ready {
-        /// Which of the two.
-        renewed: bool,
+        /// As new instances, or as the previous ones.
+        as_new_instances: bool,
     },
 }
 
 impl Engine {
-    /// Plays to the end; `progress` hears after each simulated second how much is done.
-    pub(crate) fn run(&mut self, mut progress: impl FnMut(Span)) {
+    /// Runs to the end; `progress` is called with the simulated time every simulated second.
+    pub(crate) fn run(&mut self, mut progress: impl FnMut(SimTime)) {
         while let Some(event) = self.queue.pop() {
             if event.at > self.end {
                 break;
             }
             self.now = event.at;
-            let number = event.what as u32;
-            let generation = (event.what >> 32) as u32 & 0xff_ffff;
-            match KINDS[(event.what >> 56) as usize] {
-                What::Call => self.call(number),
-                What::Done => self.done(number),
-                What::Second => {
+            let id = event.payload as u32;
+            let generation = (event.payload >> 32) as u32 & 0xff_ffff;
+            match EVENT_KINDS[(event.payload >> 56) as usize] {
+                EventKind::Call => self.call(id),
+                EventKind::WorkDone => self.complete_work(id),
+                EventKind::Second => {
                     self.second();
-                    progress(Span::micros(self.now / 1000));
+                    progress(SimTime::micros(self.now / 1000));
                 }
-                What::Hear => self.hear(number),
-                What::Happen => self.happen(number),
-                What::End => self.end_of(number),
-                What::Neighbours => self.change_neighbours(number),
-                What::Sweep => self.sweep(),
-                what => {
-                    if self.flights.get(number).generation == generation {
-                        self.fly(what, number);
+                EventKind::RegistryUpdate => self.refresh_caller(id),
+                EventKind::StepBegins => self.begin_step(id),
+                EventKind::StepEnds => self.end_step(id),
+                EventKind::Neighbours => self.change_neighbours(id),
+                EventKind::DeadlineSweep => self.expire_deadlines(),
+                kind => {
+                    if self.in_flight.get(id).generation == generation {
+                        self.handle_request_event(kind, id);
                     }
                 }
             }
@@ -155,50 +155,50 @@ impl Engine {
         self.now = self.end;
     }
 
-    /// Lets a flight go on.
+    /// Handles an event of a request.
     #[inline]
-    fn fly(&mut self, what: What, number: u32) {
-        match what {
-            What::Reach => self.reach(number),
-            What::Waited => self.leave(number),
-            What::Answer => self.answer_failing(number),
-            What::Streams => self.becomes_stream(number),
-            _ => self.come_back(number),
+    fn handle_request_event(&mut self, kind: EventKind, id: u32) {
+        match kind {
+            EventKind::RequestArrives => self.request_arrives(id),
+            EventKind::WaitElapsed => self.complete(id),
+            EventKind::FailureDue => self.respond_with_failure(id),
+            EventKind::StreamBegins => self.begin_stream(id),
+            _ => self.receive_response(id),
         }
     }
 
     #[inline]
-    fn schedule(&mut self, at: u64, what: What, number: u32) {
-        self.queue.push(at, (what as u64) << 56 | u64::from(number));
+    fn schedule(&mut self, at: u64, kind: EventKind, id: u32) {
+        self.queue.push(at, (kind as u64) << 56 | u64::from(id));
     }
 
     #[inline]
-    fn schedule_flight(&mut self, at: u64, what: What, number: u32) {
-        let generation = u64::from(self.flights.get(number).generation);
-        self.queue.push(at, (what as u64) << 56 | generation << 32 | u64::from(number));
+    fn schedule_request(&mut self, at: u64, kind: EventKind, id: u32) {
+        let generation = u64::from(self.in_flight.get(id).generation);
+        self.queue.push(at, (kind as u64) << 56 | generation << 32 | u64::from(id));
     }
 
-    /// One way between a caller and a server.
+    /// One-way delay between a caller and a server.
     #[inline]
-    fn way(&self, caller: u32, server: u32) -> u64 {
-        let kind = self.callers[caller as usize].kind;
-        let from = self.kinds[kind as usize].region;
-        self.ways[from as usize][self.servers[server as usize].region as usize]
+    fn one_way_delay(&self, caller: u32, server: u32) -> u64 {
+        let group = self.callers[caller as usize].group;
+        let from = self.caller_groups[group as usize].region;
+        self.one_way_delays[from as usize][self.servers[server as usize].region as usize]
     }
 
-    /// Ends a second: figures, and the event for the next one.
+    /// Ends a second: updates metrics and schedules the next one.
     fn second(&mut self) {
-        self.metrics.second(self.now, &mut self.servers, &self.directory);
-        self.schedule(self.now + 1_000_000_000, What::Second, 0);
+        self.metrics.second(self.now, &mut self.servers, &self.registry);
+        self.schedule(self.now + 1_000_000_000, EventKind::Second, 0);
     }
 }
 
-/// Plays a scenario.
+/// Runs a scenario.
 ///
 /// # Errors
-/// When the scenario is not valid.
-pub fn run(scenario: &Scenario, progress: impl FnMut(Span)) -> Result<crate::Outcome, Invalid> {
+/// If the scenario is not valid.
+pub fn run(scenario: &Scenario, progress: impl FnMut(SimTime)) -> Result<crate::SimulationResult, Invalid> {
     let mut engine = build(scenario)?;
     engine.run(progress);
-    Ok(crate::report::outcome(scenario, engine))
+    Ok(crate::report::summarize(scenario, engine))
 }

@@ -1,39 +1,40 @@
-//! A generator of fleets: what policies are tuned on and judged by.
+//! A generator of random fleets, on which policies are tuned and evaluated.
 //!
-//! A fleet is a function of its seed. The range is that of the simulations in Uber, assisted balancing: 3 to 3,000 servers and callers, from under one to over a
-//! thousand requests a second for a caller, service times from milliseconds to tens of seconds, hardware up to 2 ×
-//! apart. Seeds for tuning and seeds for judging are kept apart: [`TUNING`] and [`HELD_OUT`].
+//! A fleet is a function of its seed. The range is that of the simulations in Uber, assisted balancing: 3 to 3,000
+//! servers and callers, less than one to more than a thousand requests per second and caller, service times from
+//! milliseconds to tens of seconds, hardware speeds up to 2 × apart. Tuning and evaluation use different seeds:
+//! [`TUNING`] and [`HELD_OUT`].
 
 use std::{collections::BTreeMap, ops::Range};
 
 use fairmesh_model::arith::{Generator, hash_text, mix_pair};
 
 use crate::{
-    chance::{exp, unit},
+    sampling::{exp, unit},
     scenario::{
-        Action, Callers, Draw, Expect, Happening, Host, Neighbours, Network, PolicyUnderTest, RateAt,
-        Requests, Scenario, Servers, Span, WarmUp,
+        Action, Callers, Distribution, Expect, Host, Neighbours, Network, PolicyUnderTest, RateAt, Requests,
+        Scenario, ScenarioEvent, Servers, SimTime, WarmUp,
     },
 };
 
-/// Fleets to choose constants by.
+/// Seeds of fleets for choosing constants.
 pub const TUNING: Range<u64> = 0..300;
-/// Fleets to judge by; nobody may choose anything by them.
+/// Seeds of fleets for evaluation, which no constant may be chosen by.
 pub const HELD_OUT: Range<u64> = 1000..1100;
 
-/// Requests a minute of all servers together, so that a fleet is simulated in seconds.
-const MOST_REQUESTS: f64 = 5.4e6;
-/// In how many callers' subsets each server lies at least, as far as there are callers (ServiceRouter §3.4.2).
-const COVER: u32 = 20;
+/// Maximum requests per minute of all servers together, so that a fleet is simulated in seconds.
+const MAX_REQUESTS_PER_MINUTE: f64 = 5.4e6;
+/// In how many callers' subsets each server is at least, if there are enough callers (ServiceRouter §3.4.2).
+const SUBSETS_PER_SERVER: u32 = 20;
 
-/// How hardware is mixed in a fleet.
+/// The hardware mix of a fleet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mix {
-    /// All machines are alike, but for drift.
+    /// All machines are equal, except for drift.
     Uniform,
-    /// Two or three kinds, each from 1 to 2 times as fast as the slowest.
+    /// Two or three host types, each 1 to 2 times as fast as the slowest.
     Mixed,
-    /// The slowest and machines of twice their speed, half and half or so: what equal shares are worst for.
+    /// The slowest type and one of twice its speed, about half and half: the worst case for equal shares.
     Worst,
 }
 
@@ -50,28 +51,29 @@ impl Mix {
 
 /// The fleet of a seed, under the default policy.
 pub fn fleet(seed: u64) -> Scenario {
-    let mut dice = Dice(Generator::new(mix_pair(hash_text("fleet"), seed)));
-    let servers = dice.spread(3.0, 3000.0) as u32;
-    let callers = dice.spread(3.0, 3000.0) as u32;
-    let cores = [1.0, 2.0, 4.0, 8.0][dice.0.below(4) as usize];
-    let speeds = dice.speeds(Mix::of(seed));
-    let groups = dice.split(servers, speeds.len());
-    let drift = dice.part(0.0, 0.1);
-    let neighbours = dice.neighbours();
+    let mut sampler = FleetSampler(Generator::new(mix_pair(hash_text("fleet"), seed)));
+    let servers = sampler.log_uniform(3.0, 3000.0) as u32;
+    let callers = sampler.log_uniform(3.0, 3000.0) as u32;
+    let cores = [1.0, 2.0, 4.0, 8.0][sampler.0.below(4) as usize];
+    let speeds = sampler.speeds(Mix::of(seed));
+    let groups = sampler.split(servers, speeds.len());
+    let drift = sampler.uniform(0.0, 0.1);
+    let neighbours = sampler.neighbours();
     let capacity: f64 = groups.iter().zip(&speeds).map(|(&n, speed)| f64::from(n) * cores * speed).sum();
-    let utilisation = dice.part(0.25, 0.65);
-    let a_minute = dice.spread(1800.0, 20_000.0).min(MOST_REQUESTS / f64::from(servers)) * f64::from(servers);
-    let cpu = Span::micros((utilisation * capacity * 60.0 / a_minute * 1e6).max(100.0) as u64);
-    let requests = dice.requests(cpu);
-    let callers = dice.callers(callers, a_minute / 60.0, &requests);
+    let utilisation = sampler.uniform(0.25, 0.65);
+    let per_minute = sampler.log_uniform(1800.0, 20_000.0).min(MAX_REQUESTS_PER_MINUTE / f64::from(servers))
+        * f64::from(servers);
+    let cpu = SimTime::micros((utilisation * capacity * 60.0 / per_minute * 1e6).max(100.0) as u64);
+    let requests = sampler.requests(cpu);
+    let callers = sampler.callers(callers, per_minute / 60.0, &requests);
     let mut fleet = Scenario {
         name: format!("fleet-{seed}"),
         about: String::new(),
         seed: seed + 1,
         salt: 0,
-        duration: Span::seconds(if a_minute > 1e6 { 120 } else { 180 }),
-        warmup: Span::seconds(60),
-        window: Span::seconds(60),
+        duration: SimTime::seconds(if per_minute > 1e6 { 120 } else { 180 }),
+        warmup: SimTime::seconds(60),
+        window: SimTime::seconds(60),
         policy: PolicyUnderTest::default(),
         hosts: hosts(&speeds),
         servers: (0..).zip(groups).map(|(i, n)| group(i, n, cores, drift, neighbours)).collect(),
@@ -84,18 +86,18 @@ pub fn fleet(seed: u64) -> Scenario {
     fleet
 }
 
-/// A fleet made smaller, so that it has this many requests a minute at most: fewer servers and callers, in proportion, of the
-/// same rates, machines and requests. For sweeps that cannot afford the largest ones.
-pub fn within(mut fleet: Scenario, requests_a_minute: f64) -> Scenario {
-    let a_minute: f64 = fleet.callers.iter().map(|group| f64::from(group.count) * group.rate * 60.0).sum();
-    let part = requests_a_minute / a_minute;
+/// A fleet scaled down to this many requests per minute: fewer servers and callers in proportion, with the same rates,
+/// machines and requests. For sweeps that cannot afford the largest ones.
+pub fn limit_requests(mut fleet: Scenario, requests_a_minute: f64) -> Scenario {
+    let per_minute: f64 = fleet.callers.iter().map(|group| f64::from(group.count) * group.rate * 60.0).sum();
+    let part = requests_a_minute / per_minute;
     if part >= 1.0 {
         return fleet;
     }
     let fewer = |count: u32| ((f64::from(count) * part).round() as u32).max(1);
     let before = capacity(&fleet);
     fleet.servers.iter_mut().for_each(|group| group.count = fewer(group.count));
-    // Utilisation stays although counts are whole numbers.
+    // Keeps utilisation although counts are integers.
     let part = capacity(&fleet) / before;
     for group in &mut fleet.callers {
         let all = f64::from(group.count) * group.rate * part;
@@ -106,22 +108,22 @@ pub fn within(mut fleet: Scenario, requests_a_minute: f64) -> Scenario {
     fleet
 }
 
-/// A fleet in which all servers are replaced by new processes, a fifteenth of them every six seconds, and a process pays
-/// four times the usual cost at first.
-pub fn deploying(mut fleet: Scenario) -> Scenario {
+/// A fleet with a rollout: all servers are replaced by new processes, a fifteenth of them every six seconds, and a
+/// process has four times the usual cost at first.
+pub fn with_rollout(mut fleet: Scenario) -> Scenario {
     let servers: u32 = fleet.servers.iter().map(|group| group.count).sum();
     for group in &mut fleet.servers {
         group.warm_up = Some(WarmUp { factor: 4.0, requests: 300 });
     }
     let batch = servers.div_ceil(15);
-    let action = Action::Rollout { batch, every: Span::seconds(6), drain: Span::seconds(3) };
-    fleet.events = vec![Happening { at: Span::seconds(75), to: None, count: None, action }];
-    fleet.duration = Span::seconds(180);
-    fleet.warmup = Span::seconds(30);
+    let action = Action::Rollout { batch, every: SimTime::seconds(6), drain: SimTime::seconds(3) };
+    fleet.events = vec![ScenarioEvent { at: SimTime::seconds(75), to: None, count: None, action }];
+    fleet.duration = SimTime::seconds(180);
+    fleet.warmup = SimTime::seconds(30);
     fleet
 }
 
-/// Work that a fleet can do, in ordinary cores.
+/// Capacity of a fleet, in ordinary cores.
 fn capacity(fleet: &Scenario) -> f64 {
     let speed = |host: &Option<String>| {
         host.as_ref().and_then(|host| fleet.hosts.get(host)).map_or(1.0, |host| host.speed)
@@ -129,11 +131,11 @@ fn capacity(fleet: &Scenario) -> f64 {
     fleet.servers.iter().map(|group| f64::from(group.count) * group.cores * speed(&group.host)).sum()
 }
 
-/// How many servers a caller keeps to, so that each lies in enough subsets; 0 is all.
+/// Subset size of a caller, such that each server is in enough subsets; 0 is all.
 fn subset(fleet: &Scenario) -> u32 {
     let servers: u32 = fleet.servers.iter().map(|group| group.count).sum();
     let callers: u32 = fleet.callers.iter().map(|group| group.count).sum();
-    let wanted = (COVER * servers).div_ceil(callers).max(20);
+    let wanted = (SUBSETS_PER_SERVER * servers).div_ceil(callers).max(20);
     if wanted >= servers { 0 } else { wanted }
 }
 
@@ -153,42 +155,42 @@ fn group(i: usize, count: u32, cores: f64, drift: f64, neighbours: Option<Neighb
         warm_up: None,
         neighbours,
         limit: None,
-        starts_in: Span::seconds(5),
+        starts_in: SimTime::seconds(5),
         standby: false,
     }
 }
 
-struct Dice(Generator);
+struct FleetSampler(Generator);
 
-impl Dice {
-    /// A number between the two, evenly.
-    fn part(&mut self, low: f64, high: f64) -> f64 {
+impl FleetSampler {
+    /// A uniform number between the two.
+    fn uniform(&mut self, low: f64, high: f64) -> f64 {
         low + (high - low) * unit(&mut self.0)
     }
 
-    /// A number between the two, its logarithm evenly.
-    fn spread(&mut self, low: f64, high: f64) -> f64 {
+    /// A log-uniform number between the two.
+    fn log_uniform(&mut self, low: f64, high: f64) -> f64 {
         let part = unit(&mut self.0);
         low * exp(part * natural_log(high / low))
     }
 
-    /// Whether something of this chance is so.
-    fn is(&mut self, chance: f64) -> bool {
-        unit(&mut self.0) < chance
+    /// Whether an event of this probability occurs.
+    fn has(&mut self, probability: f64) -> bool {
+        unit(&mut self.0) < probability
     }
 
     fn speeds(&mut self, mix: Mix) -> Vec<f64> {
         match mix {
             Mix::Uniform => vec![1.0],
             Mix::Worst => vec![1.0, 2.0],
-            Mix::Mixed if self.is(0.5) => vec![1.0, self.part(1.1, 2.0)],
-            Mix::Mixed => vec![1.0, self.part(1.1, 1.5), self.part(1.5, 2.0)],
+            Mix::Mixed if self.has(0.5) => vec![1.0, self.uniform(1.1, 2.0)],
+            Mix::Mixed => vec![1.0, self.uniform(1.1, 1.5), self.uniform(1.5, 2.0)],
         }
     }
 
-    /// Parts of a number, each at least a sixth of an even one, and 1.
+    /// Splits a number into parts, each at least a sixth of an equal one, and 1.
     fn split(&mut self, whole: u32, parts: usize) -> Vec<u32> {
-        let shares: Vec<f64> = (0..parts).map(|_| self.part(0.2, 1.0)).collect();
+        let shares: Vec<f64> = (0..parts).map(|_| self.uniform(0.2, 1.0)).collect();
         let total: f64 = shares.iter().sum();
         let mut sizes: Vec<u32> =
             shares.iter().map(|share| ((f64::from(whole) * share / total) as u32).max(1)).collect();
@@ -198,38 +200,40 @@ impl Dice {
     }
 
     fn neighbours(&mut self) -> Option<Neighbours> {
-        self.is(0.3).then(|| Neighbours {
-            share: self.part(0.05, 0.3),
-            noisy: Span::seconds(5 + self.0.below(30)),
-            quiet: Span::seconds(20 + self.0.below(100)),
+        self.has(0.3).then(|| Neighbours {
+            share: self.uniform(0.05, 0.3),
+            noisy: SimTime::seconds(5 + self.0.below(30)),
+            quiet: SimTime::seconds(20 + self.0.below(100)),
         })
     }
 
-    fn requests(&mut self, mean: Span) -> Vec<Requests> {
+    fn requests(&mut self, mean: SimTime) -> Vec<Requests> {
         let cpu = match self.0.below(4) {
-            0 => Draw::Fixed(mean),
-            1 => Draw::Exponential(mean),
-            2 => Draw::Lognormal { mean, sigma: self.part(0.5, 1.5) },
+            0 => Distribution::Fixed(mean),
+            1 => Distribution::Exponential(mean),
+            2 => Distribution::Lognormal { mean, sigma: self.uniform(0.5, 1.5) },
             _ => {
-                let usual = Span::micros(mean.nanos() / 2000);
+                let usual = SimTime::micros(mean.nanos() / 2000);
                 // 0.95 of a half and 0.05 of ten and a half make one.
-                Draw::Bimodal { usual, rare: Span::micros(mean.nanos() / 2000 * 21), share: 0.05 }
+                Distribution::Bimodal { usual, rare: SimTime::micros(mean.nanos() / 2000 * 21), share: 0.05 }
             }
         };
-        let wait = self.is(0.5).then(|| {
+        let wait = self.has(0.5).then(|| {
             let longest = (20e9 / mean.nanos() as f64).clamp(0.1, 20.0);
-            Draw::Exponential(Span::micros((mean.nanos() as f64 * self.spread(0.05, longest) / 1e3) as u64))
+            Distribution::Exponential(SimTime::micros(
+                (mean.nanos() as f64 * self.log_uniform(0.05, longest) / 1e3) as u64,
+            ))
         });
         vec![Requests { share: 1.0, cpu, wait, stream: false }]
     }
 
     fn callers(&mut self, count: u32, rate: f64, requests: &[Requests]) -> Vec<Callers> {
-        let burst = if self.is(0.3) { self.part(1.5, 5.0) } else { 1.0 };
-        let change = if self.is(0.3) { self.part(0.7, 1.2) } else { 1.0 };
+        let burst = if self.has(0.3) { self.uniform(1.5, 5.0) } else { 1.0 };
+        let change = if self.has(0.3) { self.uniform(0.7, 1.2) } else { 1.0 };
         let rate_over_time = match change == 1.0 {
             true => Vec::new(),
             false => {
-                let at = |seconds, times| RateAt { at: Span::seconds(seconds), times };
+                let at = |seconds, times| RateAt { at: SimTime::seconds(seconds), times };
                 vec![at(30, 1.0), at(150, change)]
             }
         };
@@ -242,25 +246,25 @@ impl Dice {
             requests: requests.to_vec(),
             rate_over_time: rate_over_time.clone(),
         };
-        let few = count / 5;
-        if few == 0 || self.is(0.5) {
+        let fifth = count / 5;
+        if fifth == 0 || self.has(0.5) {
             return vec![callers("all", count, rate)];
         }
         // A fifth of the callers make more than half of the calls.
-        let heavy = self.part(0.5, 0.8);
-        vec![callers("heavy", few, rate * heavy), callers("light", count - few, rate * (1.0 - heavy))]
+        let heavy = self.uniform(0.5, 0.8);
+        vec![callers("heavy", fifth, rate * heavy), callers("light", count - fifth, rate * (1.0 - heavy))]
     }
 }
 
-/// A fleet whose callers are as far from its servers as makes a difference to questions for load (ServiceRouter §3.4.3): the round trip takes from
-/// a five-hundredth of a request's time to twice that, within the bounds of real networks.
-pub fn distant(mut fleet: Scenario) -> Scenario {
-    let mut dice = Dice(Generator::new(mix_pair(hash_text("distance"), fleet.seed)));
+/// A fleet whose callers are at a distance that matters to polling (ServiceRouter §3.4.3): the round trip takes from
+/// 1/500 of a request's time to twice that, within the bounds of real networks.
+pub fn with_distance(mut fleet: Scenario) -> Scenario {
+    let mut sampler = FleetSampler(Generator::new(mix_pair(hash_text("distance"), fleet.seed)));
     let requests = fleet.callers.iter().flat_map(|group| &group.requests);
     let time = |requests: &Requests| requests.cpu.mean() + requests.wait.map_or(0.0, |wait| wait.mean());
     let longest = requests.map(time).fold(0.0, f64::max);
-    let round_trip = (longest * dice.spread(0.002, 2.0) / 1e3) as u64;
-    fleet.network.within = Span::micros(round_trip.clamp(100, 300_000));
+    let round_trip = (longest * sampler.log_uniform(0.002, 2.0) / 1e3) as u64;
+    fleet.network.within = SimTime::micros(round_trip.clamp(100, 300_000));
     fleet
 }
 
@@ -276,12 +280,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_fleet_is_valid_and_fits_into_the_time_there_is() {
+    fn every_fleet_is_valid_and_within_the_request_bound() {
         for seed in TUNING.chain(HELD_OUT) {
             let fleet = fleet(seed);
             fleet.validate().unwrap();
             let rate: f64 = fleet.callers.iter().map(|group| f64::from(group.count) * group.rate).sum();
-            assert!(rate * 60.0 <= MOST_REQUESTS * 1.01, "{seed}: {rate}");
+            assert!(rate * 60.0 <= MAX_REQUESTS_PER_MINUTE * 1.01, "{seed}: {rate}");
         }
     }
 
@@ -304,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn the_load_of_a_fleet_is_what_was_meant() {
+    fn utilisation_of_a_fleet_is_in_range() {
         for seed in 0..20 {
             let fleet = fleet(seed);
             let utilisation = load(&fleet) / capacity(&fleet);
@@ -318,17 +322,17 @@ mod tests {
     }
 
     #[test]
-    fn a_fleet_made_smaller_keeps_its_rates_and_utilisation() {
+    fn a_scaled_down_fleet_keeps_its_rates_and_utilisation() {
         for seed in TUNING {
-            let (whole, part) = (fleet(seed), within(fleet(seed), 300_000.0));
+            let (whole, part) = (fleet(seed), limit_requests(fleet(seed), 300_000.0));
             part.validate().unwrap();
             let of = |fleet: &Scenario| {
                 let rate: f64 = fleet.callers.iter().map(|group| f64::from(group.count) * group.rate).sum();
                 (rate * 60.0, load(fleet) / capacity(fleet))
             };
-            let ((a_minute, was), (fewer, is)) = (of(&whole), of(&part));
+            let ((per_minute, was), (fewer, is)) = (of(&whole), of(&part));
             assert!((was - is).abs() < 1e-9, "{seed}: {was} {is}");
-            if a_minute < 300_000.0 {
+            if per_minute < 300_000.0 {
                 assert_eq!(serde_json::to_value(&whole).unwrap(), serde_json::to_value(&part).unwrap());
             } else {
                 assert!((200_000.0..420_000.0).contains(&fewer), "{seed}: {fewer}");
@@ -337,20 +341,20 @@ mod tests {
     }
 
     #[test]
-    fn every_fleet_can_be_deployed() {
-        TUNING.for_each(|seed| deploying(fleet(seed)).validate().unwrap());
+    fn every_fleet_with_a_rollout_is_valid() {
+        TUNING.for_each(|seed| with_rollout(fleet(seed)).validate().unwrap());
     }
 
     #[test]
-    fn distant_fleets_are_near_and_far_for_what_they_do() {
+    fn distant_fleets_include_near_and_far_servers() {
         let far = |seed| {
-            let fleet = distant(fleet(seed));
+            let fleet = with_distance(fleet(seed));
             fleet.validate().unwrap();
             let requests = &fleet.callers[0].requests[0];
             let time = requests.cpu.mean() + requests.wait.map_or(0.0, |wait| wait.mean());
             fleet.network.within.nanos() as f64 / time
         };
         let near = TUNING.map(far).filter(|&ratio| ratio < 0.5).count();
-        assert!((150..280).contains(&near), "{near} of 300 are near enough to be asked");
+        assert!((150..280).contains(&near), "{near} of 300 are near enough for polls");
     }
 }

@@ -1,81 +1,81 @@
-//! What a simulation is judged by.
+//! Metrics of a simulation.
 
-mod shares;
+mod load_shares;
 mod windows;
 
-use fairmesh_balancer::poll::Estimates;
+use fairmesh_balancer::poll::EstimateCounters;
 use hdrhistogram::Histogram;
 
-pub(crate) use shares::Shares;
-pub use shares::{Recovery, Worst};
+pub(crate) use load_shares::LoadShares;
+pub use load_shares::{Recovery, WorstSecond};
 pub use windows::Window;
 pub(crate) use windows::Windows;
 
 use crate::{
-    directory::Directory,
-    flights::{Ending, Flight},
+    in_flight::{AttemptOutcome, InFlightRequest},
+    registry::Registry,
     scenario::Scenario,
     server::Server,
 };
 
-/// How calls ended, warm-up left out.
+/// Outcomes of calls, warm-up excluded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Endings {
-    /// Calls that ended.
+pub struct CallOutcomes {
+    /// Calls completed.
     pub calls: u64,
-    /// Answers that were an error of the server's own, such as 500.
+    /// Error responses of the server, such as 500.
     pub errors: u64,
-    /// 503.
+    /// 503 responses.
     pub busy: u64,
-    /// Connections that broke.
+    /// Broken connections.
     pub broken: u64,
-    /// No connection, after all tries.
+    /// No connection, after all attempts.
     pub unreachable: u64,
-    /// Deadlines that passed.
-    pub late: u64,
-    /// Nowhere to go.
+    /// Expired deadlines.
+    pub timed_out: u64,
+    /// No endpoint to pick.
     pub unroutable: u64,
 }
 
-impl Endings {
-    /// Calls that failed.
+impl CallOutcomes {
+    /// Failed calls.
     pub fn failed(&self) -> u64 {
-        self.errors + self.busy + self.broken + self.unreachable + self.late + self.unroutable
+        self.errors + self.busy + self.broken + self.unreachable + self.timed_out + self.unroutable
     }
 }
 
-/// What surveys of callers found, warm-up left out (ServiceRouter §3.4.3), and what they asked.
+/// Sources of load estimates in polling rounds, warm-up excluded (ServiceRouter §3.4.3), and the polls sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Estimated {
-    /// Endpoints whose last answer to a call was fresh.
+pub struct EstimateCounts {
+    /// Endpoints with a fresh report from a call.
     pub cached: u64,
-    /// Endpoints that were asked for their load a moment ago, or then.
+    /// Endpoints with a fresh report from a poll, or polled now.
     pub polled: u64,
-    /// Endpoints of which nothing recent was known, so that chance had to do.
+    /// Endpoints without a recent report, which are picked at random.
     pub random: u64,
-    /// Questions sent.
-    pub questions: u64,
+    /// Polls sent.
+    pub polls: u64,
 }
 
-/// Everything that is counted.
+/// All metrics.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     measured_from: u64,
     first_event: u64,
-    pub(crate) endings: Endings,
-    /// Calls sent where nothing better than a last resort was left.
+    pub(crate) outcomes: CallOutcomes,
+    /// Calls sent to endpoints of last resort.
     pub(crate) last_resort: u64,
-    /// Where estimates of load came from, while figures do not count yet, and afterwards.
-    estimates: [Estimates; 2],
-    questions: u64,
-    /// Calls that ended, warm-up included.
+    /// Sources of load estimates, during the warm-up and afterwards.
+    estimates: [EstimateCounters; 2],
+    polls: u64,
+    /// Calls completed, warm-up included.
     pub(crate) all_calls: u64,
-    /// Latency in microseconds of answered calls that are no streams, before and after the first event.
-    pub(crate) before: Histogram<u64>,
-    pub(crate) after: Histogram<u64>,
-    pub(crate) shares: Shares,
+    /// Latency of successful calls, streams excluded, in microseconds, before and after the first event.
+    pub(crate) latency_before: Histogram<u64>,
+    pub(crate) latency_after: Histogram<u64>,
+    pub(crate) shares: LoadShares,
     pub(crate) windows: Windows,
 }
 
@@ -86,89 +86,89 @@ impl Metrics {
         Self {
             measured_from,
             first_event,
-            endings: Endings::default(),
+            outcomes: CallOutcomes::default(),
             last_resort: 0,
             estimates: Default::default(),
-            questions: 0,
+            polls: 0,
             all_calls: 0,
-            before: histogram(),
-            after: histogram(),
-            shares: Shares::new(servers, groups, first_event, scenario.network.propagation[1].nanos()),
+            latency_before: histogram(),
+            latency_after: histogram(),
+            shares: LoadShares::new(servers, groups, first_event, scenario.network.propagation[1].nanos()),
             windows: Windows::new(scenario, servers),
         }
     }
 
-    /// A try is sent to a server.
+    /// An attempt is sent to a server.
     #[inline]
-    pub(crate) fn sent(&mut self, server: u32, last_resort: bool) {
-        self.shares.sent(server);
+    pub(crate) fn record_sent(&mut self, server: u32, last_resort: bool) {
+        self.shares.record_sent(server);
         self.last_resort += u64::from(last_resort);
     }
 
-    /// Counts where estimates of load come from.
-    pub(crate) fn estimates(&self, now: u64) -> &Estimates {
+    /// Counters of the sources of load estimates.
+    pub(crate) fn estimates(&self, now: u64) -> &EstimateCounters {
         &self.estimates[usize::from(now >= self.measured_from)]
     }
 
-    /// A question is sent.
-    pub(crate) fn asked(&mut self, now: u64) {
-        self.questions += u64::from(now >= self.measured_from);
+    /// A poll is sent.
+    pub(crate) fn record_poll(&mut self, now: u64) {
+        self.polls += u64::from(now >= self.measured_from);
     }
 
-    /// What surveys found and asked.
-    pub(crate) fn estimated(&self) -> Estimated {
+    /// Sources of load estimates, and polls.
+    pub(crate) fn estimate_counts(&self) -> EstimateCounts {
         let [cached, polled, random] = self.estimates[1].counts();
-        Estimated { cached, polled, random, questions: self.questions }
+        EstimateCounts { cached, polled, random, polls: self.polls }
     }
 
-    /// A call has nowhere to go.
-    pub(crate) fn unroutable(&mut self, now: u64) {
+    /// A call has no endpoint to go to.
+    pub(crate) fn record_unroutable(&mut self, now: u64) {
         self.all_calls += 1;
         if now >= self.measured_from {
-            self.endings.calls += 1;
-            self.endings.unroutable += 1;
+            self.outcomes.calls += 1;
+            self.outcomes.unroutable += 1;
         }
     }
 
-    /// A call has ended.
+    /// A call has completed.
     #[inline]
-    pub(crate) fn ended(&mut self, flight: &Flight, now: u64) {
+    pub(crate) fn record_completion(&mut self, request: &InFlightRequest, now: u64) {
         self.all_calls += 1;
         if now < self.measured_from {
             return;
         }
-        self.endings.calls += 1;
-        match flight.ending {
-            Ending::Answered if flight.need.stream => {}
-            Ending::Answered => {
-                let latency = (now - flight.began) / 1000;
-                let early = flight.began < self.first_event;
-                let histogram = if early { &mut self.before } else { &mut self.after };
+        self.outcomes.calls += 1;
+        match request.outcome {
+            AttemptOutcome::Responded if request.demand.stream => {}
+            AttemptOutcome::Responded => {
+                let latency = (now - request.began) / 1000;
+                let early = request.began < self.first_event;
+                let histogram = if early { &mut self.latency_before } else { &mut self.latency_after };
                 histogram.saturating_record(latency);
             }
-            Ending::Error => self.endings.errors += 1,
-            Ending::Busy => self.endings.busy += 1,
-            Ending::Broken => self.endings.broken += 1,
-            Ending::Unreachable => self.endings.unreachable += 1,
-            Ending::Late => self.endings.late += 1,
+            AttemptOutcome::Error => self.outcomes.errors += 1,
+            AttemptOutcome::Busy => self.outcomes.busy += 1,
+            AttemptOutcome::Broken => self.outcomes.broken += 1,
+            AttemptOutcome::Unreachable => self.outcomes.unreachable += 1,
+            AttemptOutcome::TimedOut => self.outcomes.timed_out += 1,
         }
     }
 
-    /// A server has come back and should soon have its share again.
+    /// A server has recovered and should soon get its share again.
     pub(crate) fn watch_recovery(&mut self, server: u32, now: u64) {
         self.shares.watch(server, now);
     }
 
-    /// A second is over.
-    pub(crate) fn second(&mut self, now: u64, servers: &mut [Server], directory: &Directory) {
-        self.shares.second(now, servers, directory);
-        self.windows.second(now, servers, directory);
+    /// A second has passed.
+    pub(crate) fn second(&mut self, now: u64, servers: &mut [Server], registry: &Registry) {
+        self.shares.second(now, servers, registry);
+        self.windows.second(now, servers, registry);
     }
 }
 
-/// From a microsecond to an hour, to a thousandth.
+/// From one microsecond to one hour, with three significant digits.
 fn histogram() -> Histogram<u64> {
-    // The bounds are in order and three digits are few, which is all that it asks for.
+    // The bounds are in order and three digits are few enough, which is all that it requires.
     #[allow(clippy::unwrap_used, reason = "constant arguments that the documentation allows")]
     Histogram::new_with_bounds(1, 3_600_000_000, 3).unwrap()
 }

@@ -1,16 +1,16 @@
-//! Pictures as SVG, which every browser shows and every editor opens. Written by hand: lines and texts are all it takes.
+//! Plots as SVG, written by hand: lines and texts are all they need.
 
 mod intervals;
-mod layers;
+mod propagation;
 
 use std::fmt::Write as _;
 
 pub use intervals::intervals;
-pub use layers::propagation;
+pub use propagation::propagation;
 
-use crate::{Outcome, Scenario};
+use crate::{Scenario, SimulationResult};
 
-/// The whole picture and the field of the plot, in pixels.
+/// Size of the image and margins of the plot, in pixels.
 const WIDTH: f64 = 960.0;
 const HEIGHT: f64 = 420.0;
 const LEFT: f64 = 60.0;
@@ -18,8 +18,8 @@ const RIGHT: f64 = 20.0;
 const TOP: f64 = 50.0;
 const BOTTOM: f64 = 60.0;
 /// More lines than this hide each other; of more servers, every n-th is drawn.
-const MOST_LINES: usize = 200;
-/// A colour a group of servers, readable by those who see few colours (Okabe and Ito).
+const MAX_LINES: usize = 200;
+/// A colour per group of servers, distinguishable with colour blindness (Okabe and Ito).
 const COLOURS: [&str; 6] = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"];
 
 /// A plot with axes.
@@ -31,7 +31,7 @@ pub struct Plot {
 }
 
 impl Plot {
-    /// Axes from and to these values, with ten or so ticks each.
+    /// Axes between these values, with about ten ticks each.
     pub fn new(title: &str, x: (f64, f64, &str), y: (f64, f64, &str)) -> Self {
         let svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
@@ -47,12 +47,12 @@ impl Plot {
     fn axes(&mut self, x_label: &str, y_label: &str) {
         let (bottom, right) = (HEIGHT - BOTTOM, WIDTH - RIGHT);
         for value in ticks(self.y) {
-            let (_, y) = self.place(self.x.0, value);
+            let (_, y) = self.position(self.x.0, value);
             self.stroke(&[(LEFT, y), (right, y)], "#dddddd", 1.0, 1.0);
             self.text((LEFT - 6.0, y + 4.0), "end", &number(value));
         }
         for value in ticks(self.x) {
-            let (x, _) = self.place(value, self.y.0);
+            let (x, _) = self.position(value, self.y.0);
             self.stroke(&[(x, bottom), (x, bottom + 4.0)], "#666666", 1.0, 1.0);
             self.text((x, bottom + 18.0), "middle", &number(value));
         }
@@ -61,14 +61,14 @@ impl Plot {
         self.text((LEFT, TOP - 8.0), "start", &escape(y_label));
     }
 
-    /// Pixels of a value; what lies outside the axes is drawn at their end.
-    fn place(&self, x: f64, y: f64) -> (f64, f64) {
+    /// Pixels of a value; values beyond the axes are drawn at their end.
+    fn position(&self, x: f64, y: f64) -> (f64, f64) {
         let part = |value: f64, (from, to): (f64, f64)| ((value - from) / (to - from)).clamp(0.0, 1.0);
         let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
         (LEFT + part(x, self.x) * (right - LEFT), bottom - part(y, self.y) * (bottom - TOP))
     }
 
-    /// A line; it breaks off where a value is not a number.
+    /// A line, interrupted at NaN.
     pub fn line(
         &mut self,
         points: impl IntoIterator<Item = (f64, f64)>,
@@ -80,13 +80,13 @@ impl Plot {
         for (x, y) in points {
             match y.is_nan() {
                 true => self.stroke(&std::mem::take(&mut piece), colour, width, opacity),
-                false => piece.push(self.place(x, y)),
+                false => piece.push(self.position(x, y)),
             }
         }
         self.stroke(&piece, colour, width, opacity);
     }
 
-    /// Names of lines, each with its colour.
+    /// A legend: names of lines with their colours.
     pub fn legend(&mut self, entries: &[(String, &str)]) {
         let mut x = LEFT;
         for (name, colour) in entries {
@@ -96,12 +96,12 @@ impl Plot {
         }
     }
 
-    /// The colour of the n-th thing.
+    /// The n-th colour.
     pub fn colour(n: usize) -> &'static str {
         COLOURS[n % COLOURS.len()]
     }
 
-    /// The picture.
+    /// The SVG.
     pub fn finish(mut self) -> String {
         self.svg.push_str("</svg>\n");
         self.svg
@@ -130,11 +130,11 @@ impl Plot {
 }
 
 /// The utilisation of every server over time, with mean and 99th percentile.
-pub fn utilisation(scenario: &Scenario, outcome: &Outcome) -> String {
+pub fn utilisation(scenario: &Scenario, result: &SimulationResult) -> String {
     let end = scenario.duration.as_seconds();
-    let highest = outcome.course.iter().flat_map(|(_, sample)| sample).fold(0.0_f32, |a, &b| a.max(b));
+    let highest = result.timeline.iter().flat_map(|(_, sample)| sample).fold(0.0_f32, |a, &b| a.max(b));
     let top = (f64::from(highest) * 10.0).ceil().max(1.0) / 10.0;
-    let report = &outcome.report;
+    let report = &result.report;
     let cv = report.cv.map_or_else(String::new, |cv| format!(", variation {cv:.3}"));
     let title = format!("{}: mean {:.1} %{cv}", scenario.name, report.mean_utilisation * 100.0);
     let axes = ((0.0, end, "seconds"), (0.0, top * 100.0, "utilisation of each server, in percent"));
@@ -143,38 +143,38 @@ pub fn utilisation(scenario: &Scenario, outcome: &Outcome) -> String {
     let mut legend = Vec::new();
     let mut first = 0;
     let all: u32 = scenario.servers.iter().map(|group| group.count).sum();
-    let every = (all as usize).div_ceil(MOST_LINES);
+    let every = (all as usize).div_ceil(MAX_LINES);
     for (n, group) in scenario.servers.iter().enumerate() {
         let colour = Plot::colour(n);
         let members = first..first + group.count as usize;
         first = members.end;
         for server in members.step_by(every) {
-            let course = outcome.course.iter().map(|(at, sample)| (*at, percent(sample[server])));
-            plot.line(course, colour, 1.0, 0.35);
+            let timeline = result.timeline.iter().map(|(at, sample)| (*at, percent(sample[server])));
+            plot.line(timeline, colour, 1.0, 0.35);
         }
         legend.push((group.name.clone(), colour));
     }
     for (name, colour, at) in [("mean", "#000000", None), ("p99", "#aa0000", Some(0.99))] {
-        let course = outcome.course.iter().map(|(time, sample)| (*time, percent(level(sample, at))));
-        plot.line(course, colour, 2.0, 1.0);
+        let timeline = result.timeline.iter().map(|(time, sample)| (*time, percent(level(sample, at))));
+        plot.line(timeline, colour, 2.0, 1.0);
         legend.push((name.to_owned(), colour));
     }
     plot.legend(&legend);
     plot.finish()
 }
 
-/// The mean of a sample, or a quantile; those that were away left out.
+/// The mean of a sample, or a quantile, without servers that are down.
 fn level(sample: &[f32], quantile: Option<f64>) -> f32 {
-    let mut there: Vec<f32> = sample.iter().copied().filter(|value| !value.is_nan()).collect();
-    if there.is_empty() {
+    let mut present: Vec<f32> = sample.iter().copied().filter(|value| !value.is_nan()).collect();
+    if present.is_empty() {
         return f32::NAN;
     }
     match quantile {
-        None => there.iter().sum::<f32>() / there.len() as f32,
+        None => present.iter().sum::<f32>() / present.len() as f32,
         Some(quantile) => {
-            there.sort_by(f32::total_cmp);
-            let rank = (there.len() as f64 * quantile).ceil() as usize;
-            there[rank.clamp(1, there.len()) - 1]
+            present.sort_by(f32::total_cmp);
+            let rank = (present.len() as f64 * quantile).ceil() as usize;
+            present[rank.clamp(1, present.len()) - 1]
         }
     }
 }
@@ -193,7 +193,7 @@ fn ticks((from, to): (f64, f64)) -> Vec<f64> {
     (first..).map(|n| n as f64 * step).take_while(|value| *value <= to + step / 1e6).collect()
 }
 
-/// Without noughts at the end.
+/// Without trailing zeros.
 fn number(value: f64) -> String {
     let text = format!("{value:.3}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_break_off_where_there_is_no_value_and_names_cannot_break_the_file() {
+    fn lines_break_at_nan_and_names_are_escaped() {
         let mut plot = Plot::new("a < b", (0.0, 1.0, "x"), (0.0, 1.0, "y"));
         let before = plot.svg.matches("<polyline").count();
         plot.line([(0.0, 0.0), (0.2, 0.1), (0.5, f64::NAN), (0.6, 0.1), (1.0, 0.2)], "#000000", 1.0, 1.0);

@@ -1,22 +1,22 @@
-//! What a simulation found.
+//! The result of a simulation.
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use crate::{
     engine::Engine,
-    metrics::{Endings, Estimated, Recovery, Window, Worst},
+    metrics::{CallOutcomes, EstimateCounts, Recovery, Window, WorstSecond},
     scenario::Scenario,
 };
 
-/// A simulation that has ended.
+/// A completed simulation.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct SimulationResult {
     /// The figures.
     pub report: Report,
-    /// The course of time, for plots: when each sample ends in seconds, and the utilisation of each server in it, not a
-    /// number where it was away.
-    pub course: Vec<(f64, Vec<f32>)>,
+    /// Time series for plots: the end of each sample in seconds, and the utilisation of each server in it, NaN while it
+    /// was down.
+    pub timeline: Vec<(f64, Vec<f32>)>,
 }
 
 /// The figures of a simulation; the same scenario and seed give the same, to the last bit.
@@ -27,38 +27,38 @@ pub struct Report {
     pub scenario: String,
     /// The seed.
     pub seed: u64,
-    /// Time simulated, in seconds.
+    /// Simulated time, in seconds.
     pub seconds: f64,
     /// Requests simulated, warm-up included.
     pub requests: u64,
     /// Mean over the windows of the coefficient of variation of utilisation.
     pub cv: Option<f64>,
-    /// Mean over the windows of the mean utilisation.
+    /// Mean over the windows of mean utilisation.
     pub mean_utilisation: f64,
-    /// Mean over the windows of the utilisation of the server at the 99th percentile.
+    /// Mean over the windows of p99 utilisation.
     pub p99_utilisation: f64,
-    /// Mean over the windows of the cores that lie idle because of it.
+    /// Mean over the windows of the cores that are idle because of p99 utilisation.
     pub wasted_cores: f64,
     /// 1 + wasted over used cores (Uber, imbalance indicator).
     pub imbalance: f64,
-    /// How calls ended.
-    pub endings: Endings,
-    /// The share of calls that failed.
+    /// Outcomes of calls.
+    pub outcomes: CallOutcomes,
+    /// The share of failed calls.
     pub failed: f64,
-    /// Calls that went where nothing should go while anything else is left.
+    /// Calls sent to endpoints of last resort.
     pub last_resort: u64,
-    /// Where estimates of load came from, and how many questions that took.
-    pub estimates: Estimated,
-    /// Latency of answered calls before the first event, or of all where nothing happens.
+    /// Sources of load estimates, and number of polls.
+    pub estimates: EstimateCounts,
+    /// Latency of successful calls before the first event, or of all without events.
     pub latency: Option<Latency>,
     /// The same after the first event.
     pub latency_after_event: Option<Latency>,
     /// The greatest multiple of its fair share that a server got in any second after the first event.
-    pub worst_second: Option<Worst>,
-    /// How long servers that came back took to four fifths of their fair share.
+    pub worst_second: Option<WorstSecond>,
+    /// How long recovered servers took to get four fifths of their fair share.
     pub recoveries: Vec<Recovery>,
     /// Groups of servers, each with the multiple of its fair share that it got after the first event.
-    pub groups: Vec<Group>,
+    pub groups: Vec<ServerGroupShare>,
     /// The windows.
     pub windows: Vec<Window>,
     /// Expectations that were not met.
@@ -66,19 +66,19 @@ pub struct Report {
 }
 
 impl Report {
-    /// How many questions for load there were for each call, warm-up left out.
-    pub fn questions_per_call(&self) -> f64 {
-        self.estimates.questions as f64 / self.endings.calls.max(1) as f64
+    /// Polls for load per call, warm-up excluded.
+    pub fn polls_per_call(&self) -> f64 {
+        self.estimates.polls as f64 / self.outcomes.calls.max(1) as f64
     }
 }
 
 /// The share of a group of servers.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Group {
+pub struct ServerGroupShare {
     /// Its name.
     pub name: String,
-    /// The multiple of its fair share; `None` where nothing would have been fair.
+    /// The multiple of its fair share; `None` if that is 0.
     pub share: Option<f64>,
 }
 
@@ -86,7 +86,7 @@ pub struct Group {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Latency {
-    /// How many calls.
+    /// Number of calls.
     pub calls: u64,
     /// Mean.
     pub mean: f64,
@@ -111,15 +111,16 @@ impl Latency {
     }
 }
 
-/// Draws the figures together.
-pub(crate) fn outcome(scenario: &Scenario, engine: Engine) -> Outcome {
+/// Summarises a simulation.
+pub(crate) fn summarize(scenario: &Scenario, engine: Engine) -> SimulationResult {
     let metrics = engine.metrics;
-    let estimates = metrics.estimated();
+    let estimates = metrics.estimate_counts();
     let windows = metrics.windows.all;
     let mean = |value: fn(&Window) -> f64| mean(windows.iter().map(value)).unwrap_or(0.0);
     let (wasted_cores, used) = (mean(|w| w.wasted_cores), mean(|w| w.used_cores));
-    let endings = metrics.endings;
-    let groups = metrics.shares.of_groups().into_iter().map(|(name, share)| Group { name, share });
+    let outcomes = metrics.outcomes;
+    let groups =
+        metrics.shares.group_shares().into_iter().map(|(name, share)| ServerGroupShare { name, share });
     let mut report = Report {
         scenario: scenario.name.clone(),
         seed: scenario.seed,
@@ -130,21 +131,22 @@ pub(crate) fn outcome(scenario: &Scenario, engine: Engine) -> Outcome {
         p99_utilisation: mean(|w| w.p99),
         wasted_cores,
         imbalance: if used > 0.0 { 1.0 + wasted_cores / used } else { 1.0 },
-        endings,
-        failed: endings.failed() as f64 / endings.calls.max(1) as f64,
+        outcomes,
+        failed: outcomes.failed() as f64 / outcomes.calls.max(1) as f64,
         last_resort: metrics.last_resort,
         estimates,
-        latency: Latency::of(&metrics.before),
-        latency_after_event: Latency::of(&metrics.after),
+        latency: Latency::of(&metrics.latency_before),
+        latency_after_event: Latency::of(&metrics.latency_after),
         worst_second: metrics.shares.worst,
-        recoveries: metrics.shares.recovered(),
+        recoveries: metrics.shares.recoveries_and_open(),
         groups: groups.collect(),
         windows,
         missed: Vec::new(),
     };
     report.missed = scenario.expect.missed(&report);
-    let course = metrics.windows.samples.into_iter().map(|(at, sample)| (at as f64 / 1e9, sample)).collect();
-    Outcome { report, course }
+    let timeline =
+        metrics.windows.samples.into_iter().map(|(at, sample)| (at as f64 / 1e9, sample)).collect();
+    SimulationResult { report, timeline }
 }
 
 fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {

@@ -1,11 +1,11 @@
-//! What a person writes: a fleet, its load, what happens to it, and what is expected.
+//! The scenario of a fleet as written in YAML: servers, load, events, and expectations.
 //!
-//! The scenario is data; [`Scenario::validate`] says what no type can, and [`crate::run`] plays it.
+//! The scenario is data; [`Scenario::validate`] checks what the types cannot express, and [`crate::run`] simulates it.
 
 mod action;
-mod draw;
+mod distribution;
 mod expect;
-mod span;
+mod sim_time;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,54 +15,54 @@ use fairmesh_model::{
 };
 use serde::{Deserialize, Serialize};
 
-pub use action::{Action, Answer, Happening, Reports};
-pub use draw::Draw;
+pub use action::{Action, FailureResponse, ReportFault, ScenarioEvent};
+pub use distribution::Distribution;
 pub use expect::Expect;
-pub use span::Span;
+pub use sim_time::SimTime;
 
-/// The most servers or callers of a scenario.
-const MOST: u32 = 100_000;
+/// Maximum number of servers or callers in a group.
+const MAX_INSTANCES: u32 = 100_000;
 
-/// A fleet and what it lives through.
+/// A fleet, its load and its events.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Scenario {
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// What it shows.
+    /// Its purpose.
     #[serde(default)]
     pub about: String,
-    /// Where chance starts; the same seed gives the same result.
+    /// Random seed; the same seed gives the same result.
     #[serde(default = "one")]
     pub seed: u64,
     /// Another number makes other random choices for the same requests.
     #[serde(skip)]
     pub salt: u64,
-    /// Time simulated, warm-up included.
-    pub duration: Span,
-    /// Time at the beginning that no figure counts.
+    /// Simulated time, warm-up included.
+    pub duration: SimTime,
+    /// Time at the beginning that is excluded from all figures.
     #[serde(default)]
-    pub warmup: Span,
+    pub warmup: SimTime,
     /// Utilisation is averaged over windows of this length.
     #[serde(default = "minute")]
-    pub window: Span,
+    pub window: SimTime,
     /// The policy under test.
     #[serde(default)]
     pub policy: PolicyUnderTest,
-    /// Kinds of hardware by name.
+    /// Host types by name.
     #[serde(default)]
     pub hosts: BTreeMap<String, Host>,
-    /// The servers of the one service.
+    /// Groups of servers of the one service.
     pub servers: Vec<Servers>,
-    /// Those that call it.
+    /// Groups of callers of the service.
     pub callers: Vec<Callers>,
-    /// How far regions are from each other, and how fast news travels.
+    /// Round trips between regions, and propagation of registry changes.
     #[serde(default)]
     pub network: Network,
-    /// What happens when.
+    /// Scenario events.
     #[serde(default)]
-    pub events: Vec<Happening>,
-    /// What must hold in the end.
+    pub events: Vec<ScenarioEvent>,
+    /// Expectations on the result.
     #[serde(default)]
     pub expect: Expect,
 }
@@ -71,64 +71,64 @@ pub struct Scenario {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PolicyUnderTest {
-    /// How an endpoint is chosen.
+    /// The balancing policy.
     #[serde(default)]
     pub balancing: BalancingSpec,
     /// Which regions a call may go to.
     #[serde(default)]
     pub locality: LocalitySpec,
-    /// The whole call; 15 s when left out, since somebody who simulates an overload wants to see it end.
+    /// Timeout of the whole call; 15 s when left out, so that an overload ends within the simulation.
     #[serde(default)]
     pub timeout: Option<String>,
-    /// When a failed try is made again.
+    /// When a failed attempt is retried.
     #[serde(default)]
     pub retries: RetriesSpec,
 }
 
-/// A kind of hardware.
+/// A host type.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Host {
     /// Work that a core does in a second, relative to an ordinary core.
     pub speed: f64,
-    /// The weight that the mesh is told, in thousandths; left out, what speed and cores make of it. 1000 for every kind
-    /// is a fleet that nobody calibrated.
+    /// The weight that the mesh knows, in thousandths; by default derived from speed and cores. 1000 for every type is
+    /// an uncalibrated fleet.
     #[serde(default)]
     pub weight: Option<u32>,
 }
 
-/// Servers that are alike.
+/// A group of equal servers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Servers {
-    /// What events call them.
+    /// Name, referenced by events.
     pub name: String,
-    /// How many.
+    /// Number of servers.
     pub count: u32,
-    /// Cores of each.
+    /// Cores of each server.
     #[serde(default = "one_core")]
     pub cores: f64,
-    /// Their hardware; left out, ordinary.
+    /// Their host type; ordinary by default.
     #[serde(default)]
     pub host: Option<String>,
     /// Their region.
     #[serde(default = "home")]
     pub region: String,
-    /// What each machine's speed is really multiplied by, drawn between the two; the mesh does not know it (Uber, findings).
+    /// Range of a random factor of each machine's true speed, unknown to the mesh (Uber, findings).
     #[serde(default)]
     pub drift: Option<[f64; 2]>,
-    /// What requests cost a process that has just started.
+    /// Cost of requests to a process that has just started.
     #[serde(default)]
     pub warm_up: Option<WarmUp>,
-    /// What others on the same machine take.
+    /// Noisy neighbours on the same machine.
     #[serde(default)]
     pub neighbours: Option<Neighbours>,
-    /// How many requests one works on at once.
+    /// Concurrency limit of a server.
     #[serde(default)]
     pub limit: Option<Limit>,
-    /// From a start to the readiness for calls.
+    /// From the start of a process to its readiness for calls.
     #[serde(default = "five_seconds")]
-    pub starts_in: Span,
+    pub starts_in: SimTime,
     /// Whether they do not run until an event starts them.
     #[serde(default)]
     pub standby: bool,
@@ -138,57 +138,57 @@ pub struct Servers {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct WarmUp {
-    /// What the first request costs, as a multiple of its usual cost.
+    /// Cost of the first request, as a multiple of its usual cost.
     pub factor: f64,
-    /// After how many requests the cost is the usual one; it falls in a straight line.
+    /// After how many requests the cost is the usual one; it falls linearly.
     pub requests: u32,
 }
 
-/// Noisy neighbours: now and then they slow a machine down.
+/// Noisy neighbours, which slow a machine down from time to time.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Neighbours {
     /// The share of its speed that a machine loses meanwhile.
     pub share: f64,
-    /// How long that lasts on average.
-    pub noisy: Span,
-    /// How long it is quiet on average.
-    pub quiet: Span,
+    /// Mean duration of noise.
+    pub noisy: SimTime,
+    /// Mean duration of quiet.
+    pub quiet: SimTime,
 }
 
-/// How much a server lets in.
+/// The concurrency limit of a server.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Limit {
-    /// Requests worked on at once.
+    /// Requests in progress at once.
     pub concurrent: u32,
-    /// Requests that may wait; one more is answered 503.
+    /// Requests that may wait; any more get 503.
     #[serde(default)]
     pub queue: u32,
-    /// How long one may wait before it is answered 503.
+    /// How long a request may wait before it gets 503.
     #[serde(default = "five_seconds")]
-    pub wait: Span,
+    pub wait: SimTime,
 }
 
-/// Callers that are alike.
+/// A group of equal callers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Callers {
-    /// What events call them.
+    /// Name, referenced by events.
     pub name: String,
-    /// How many.
+    /// Number of callers.
     pub count: u32,
-    /// Requests a second of each.
+    /// Requests per second of each caller.
     pub rate: f64,
-    /// Requests that come at once, on average; 1 is a Poisson process.
+    /// Mean number of requests per arrival; 1 is a Poisson process.
     #[serde(default = "one_at_once")]
     pub burst: f64,
     /// Their region.
     #[serde(default = "home")]
     pub region: String,
-    /// What they ask for.
+    /// Kinds of requests.
     pub requests: Vec<Requests>,
-    /// How the rate changes: the multiple at each moment, in straight lines between them.
+    /// Changes of the rate: its factor at each time, linearly interpolated.
     #[serde(default)]
     pub rate_over_time: Vec<RateAt>,
 }
@@ -197,9 +197,9 @@ pub struct Callers {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RateAt {
-    /// When.
-    pub at: Span,
-    /// What the rate is multiplied by.
+    /// The time.
+    pub at: SimTime,
+    /// The factor of the rate.
     pub times: f64,
 }
 
@@ -210,29 +210,29 @@ pub struct Requests {
     /// Its share of all requests, relative to the other kinds.
     #[serde(default = "whole")]
     pub share: f64,
-    /// Time of one ordinary core.
-    pub cpu: Draw,
-    /// Time after that in which it waits for something else, and holds no core.
+    /// CPU time of one ordinary core.
+    pub cpu: Distribution,
+    /// Time after that in which it waits for another resource, without using a core.
     #[serde(default)]
-    pub wait: Option<Draw>,
-    /// Whether its answer is a stream that lasts for `wait`; no deadline applies.
+    pub wait: Option<Distribution>,
+    /// Whether its response is a stream that lasts for `wait`; no deadline applies.
     #[serde(default)]
     pub stream: bool,
 }
 
-/// Distances.
+/// The network.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Network {
-    /// The round trip within a region; regions without a round trip between them are as near.
+    /// The round trip within a region; also between regions without a round trip of their own.
     #[serde(default = "within")]
-    pub within: Span,
+    pub within: SimTime,
     /// Round trips between regions, which the mesh knows too.
     #[serde(default)]
     pub round_trips: Vec<RoundTripSpec>,
-    /// Callers learn of changes in the registry after a time between these two, each always after the same.
+    /// Range of propagation delays of registry changes; the delay of a caller is constant.
     #[serde(default = "propagation")]
-    pub propagation: [Span; 2],
+    pub propagation: [SimTime; 2],
 }
 
 impl Default for Network {
@@ -261,21 +261,21 @@ fn home() -> String {
     "home".into()
 }
 
-fn minute() -> Span {
-    Span::seconds(60)
+fn minute() -> SimTime {
+    SimTime::seconds(60)
 }
 
-fn five_seconds() -> Span {
-    Span::seconds(5)
+fn five_seconds() -> SimTime {
+    SimTime::seconds(5)
 }
 
-fn within() -> Span {
-    Span::micros(200)
+fn within() -> SimTime {
+    SimTime::micros(200)
 }
 
-/// From the half to nearly all of what ServiceRouter measured for a change to reach its callers (ServiceRouter §4.1).
-fn propagation() -> [Span; 2] {
-    [Span::micros(400_000), Span::micros(1_300_000)]
+/// From half to nearly all of the propagation time that ServiceRouter measured (ServiceRouter §4.1).
+fn propagation() -> [SimTime; 2] {
+    [SimTime::micros(400_000), SimTime::micros(1_300_000)]
 }
 
 impl PolicyUnderTest {
@@ -314,10 +314,10 @@ impl Scenario {
             return Err(Invalid::new(
                 "duration",
                 format!("{} leaves nothing to measure after a warm-up of {}", self.duration, self.warmup),
-                "let it last longer than the warm-up",
+                "make it longer than the warm-up",
             ));
         }
-        if self.window < Span::seconds(1) {
+        if self.window < SimTime::seconds(1) {
             return Err(Invalid::new("window", format!("{} is short", self.window), "write 1s or more"));
         }
         self.policy.plan().map_err(|e| e.within("policy"))?;
@@ -350,7 +350,7 @@ impl Scenario {
 
 impl Servers {
     fn validate(&self, hosts: &BTreeMap<String, Host>) -> Result<(), Invalid> {
-        within_range("count", f64::from(self.count), 1.0, f64::from(MOST))?;
+        within_range("count", f64::from(self.count), 1.0, f64::from(MAX_INSTANCES))?;
         within_range("cores", self.cores, 0.01, 1024.0)?;
         self.region.parse::<Region>().map_err(|e| e.within("region"))?;
         if let Some(host) = self.host.as_ref().filter(|host| !hosts.contains_key(*host)) {
@@ -376,7 +376,7 @@ impl Servers {
 
 impl Callers {
     fn validate(&self) -> Result<(), Invalid> {
-        within_range("count", f64::from(self.count), 1.0, f64::from(MOST))?;
+        within_range("count", f64::from(self.count), 1.0, f64::from(MAX_INSTANCES))?;
         within_range("rate", self.rate, 1e-6, 1e7)?;
         within_range("burst", self.burst, 1.0, 1e5)?;
         self.region.parse::<Region>().map_err(|e| e.within("region"))?;
@@ -426,7 +426,7 @@ impl Network {
     }
 }
 
-/// Refuses what lies outside, and what is no number.
+/// Rejects values out of range, and NaN.
 pub(crate) fn within_range(field: &str, value: f64, least: f64, most: f64) -> Result<(), Invalid> {
     if (least..=most).contains(&value) {
         return Ok(());

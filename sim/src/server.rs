@@ -1,8 +1,9 @@
-//! A simulated server: cores that share their time evenly among requests.
+//! A simulated server: cores shared evenly among requests (processor sharing).
 //!
-//! Processor sharing is kept in *virtual time*, the work that each request present got so far: with `n` requests on `c`
-//! cores it runs at the speed of a core times `min(1, c / n)`. A request that needs `w` of work and comes at virtual time
-//! `v` is done at `v + w`, whoever comes or goes meanwhile; so an arrival and a departure cost one step in a heap.
+//! Processor sharing is kept in *virtual time*, the work that each present request has received: with `n` requests on
+//! `c` cores it advances at the speed of a core times `min(1, c / n)`. A request that needs `w` of work and arrives at
+//! virtual time `v` completes at `v + w`, whatever arrives or departs meanwhile; so an arrival or departure costs one
+//! heap operation.
 
 use std::{
     cmp::Reverse,
@@ -11,21 +12,21 @@ use std::{
 
 use fairmesh_router::LoadReport;
 
-use crate::scenario::{Answer, Limit, Reports, WarmUp};
+use crate::scenario::{FailureResponse, Limit, ReportFault, WarmUp};
 
-/// When nothing is due.
+/// The time of an event that is not scheduled.
 pub(crate) const NEVER: u64 = u64::MAX;
-/// CPU shares are taken over this long at least, and twice as long at most, in nanoseconds.
+/// CPU utilisation is averaged over this long at least, and twice as long at most, in nanoseconds.
 const CPU_WINDOW: u64 = 500_000_000;
-/// By how much a late report is late, at least.
-const LATE: u64 = 5_000_000_000;
+/// Minimum delay of a late report, in nanoseconds.
+const REPORT_DELAY: u64 = 5_000_000_000;
 
-/// Requests that a server answers without working on them.
+/// A failure mode in which a server responds without working.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Failing {
     pub(crate) share: f64,
-    pub(crate) answer: Answer,
-    pub(crate) takes: u64,
+    pub(crate) response: FailureResponse,
+    pub(crate) delay: u64,
 }
 
 /// One server.
@@ -33,46 +34,46 @@ pub(crate) struct Failing {
 pub(crate) struct Server {
     /// Virtual time, in nanoseconds of an ordinary core.
     work: f64,
-    /// When `work` and `busy` were right.
+    /// Time of the last update of `work` and `busy`.
     at: u64,
-    /// Work a nanosecond that each request gets now.
-    pace: f64,
-    /// Cores at work now.
+    /// Work per nanosecond that each request receives now.
+    work_rate: f64,
+    /// Cores busy now.
     active: f64,
-    /// Time that cores worked, in nanoseconds of a core.
+    /// Busy time, in nanoseconds of a core.
     busy: f64,
-    /// By the virtual time at which they are done; the bits of positive floats order as the floats do.
+    /// By the virtual time of completion; the bits of positive floats order as the floats do.
     jobs: BinaryHeap<Reverse<(u64, u32)>>,
-    /// When the event of this server that counts is to come.
-    pub(crate) due: u64,
+    /// Time of this server's next valid completion event.
+    pub(crate) completion_at: u64,
     pub(crate) cores: f64,
-    /// Work a nanosecond of one core, neighbours left out.
+    /// Work per nanosecond of one core, without neighbours.
     speed: f64,
-    /// What neighbours multiply the speed by.
-    slowed: f64,
-    /// What events multiply the speed by.
-    tuned: f64,
+    /// Factor of the speed due to neighbours.
+    neighbour_factor: f64,
+    /// Factor of the speed due to scenario events.
+    speed_factor: f64,
     pub(crate) region: u16,
     /// Whether the process runs.
     pub(crate) up: bool,
-    /// Requests in the house, streams left out.
+    /// Requests in flight, streams excluded.
     pub(crate) calls: u32,
     pub(crate) streams: u32,
-    /// Requests that hold one of the places of `limit`.
+    /// Requests admitted within `limit`.
     pub(crate) admitted: u32,
     pub(crate) limit: Option<Limit>,
-    /// Waiting for a place: when they came, and which.
-    pub(crate) waiting: VecDeque<(u64, u32)>,
-    /// Requests that came since the process started.
+    /// Requests waiting for admission: arrival time and number.
+    pub(crate) queue: VecDeque<(u64, u32)>,
+    /// Requests since the process started.
     served: u32,
     warm_up: Option<WarmUp>,
     pub(crate) failing: Option<Failing>,
-    pub(crate) reports: Option<Reports>,
-    /// What a server that is stuck or late says, and since when.
-    said: [(u64, LoadReport); 2],
-    /// Moments with the busy time until then, older first.
-    marks: [(u64, f64); 2],
-    /// Requests that ever came.
+    pub(crate) reports: Option<ReportFault>,
+    /// Past reports of a server that is stuck or late, with their times.
+    past_reports: [(u64, LoadReport); 2],
+    /// Times with the busy time until then, older first.
+    cpu_samples: [(u64, f64); 2],
+    /// Requests ever received.
     pub(crate) received: u64,
 }
 
@@ -81,28 +82,28 @@ impl Server {
         Self {
             work: 0.0,
             at: 0,
-            pace: speed,
+            work_rate: speed,
             active: 0.0,
             busy: 0.0,
             jobs: BinaryHeap::new(),
-            due: NEVER,
+            completion_at: NEVER,
             cores,
             speed,
-            slowed: 1.0,
-            tuned: 1.0,
+            neighbour_factor: 1.0,
+            speed_factor: 1.0,
             region,
             up: true,
             calls: 0,
             streams: 0,
             admitted: 0,
             limit: None,
-            waiting: VecDeque::new(),
+            queue: VecDeque::new(),
             served: 0,
             warm_up: None,
             failing: None,
             reports: None,
-            said: [(0, LoadReport::default()); 2],
-            marks: [(0, 0.0); 2],
+            past_reports: [(0, LoadReport::default()); 2],
+            cpu_samples: [(0, 0.0); 2],
             received: 0,
         }
     }
@@ -110,54 +111,54 @@ impl Server {
     pub(crate) fn with(mut self, limit: Option<Limit>, warm_up: Option<WarmUp>) -> Self {
         self.limit = limit;
         self.warm_up = warm_up;
-        // Whoever runs when the simulation begins is warm.
+        // Processes that run at the start are warm.
         self.served = u32::MAX;
         self
     }
 
-    /// What it could do in a nanosecond if left alone, in nanoseconds of an ordinary core.
+    /// Its capacity without neighbours per nanosecond, in nanoseconds of an ordinary core.
     pub(crate) fn capacity(&self) -> f64 {
-        self.cores * self.speed * self.tuned
+        self.cores * self.speed * self.speed_factor
     }
 
-    /// Time that its cores worked until `now`, in nanoseconds of a core.
+    /// Busy time until `now`, in nanoseconds of a core.
     pub(crate) fn busy(&mut self, now: u64) -> f64 {
         self.advance(now);
         self.busy
     }
 
-    /// Lets time pass.
+    /// Advances to `now`.
     #[inline]
     fn advance(&mut self, now: u64) {
         let passed = (now - self.at) as f64;
         self.at = now;
-        self.work += passed * self.pace;
+        self.work += passed * self.work_rate;
         self.busy += passed * self.active;
     }
 
-    /// After the number of requests or the speed changed.
+    /// Updates the rates after the number of requests or the speed changed.
     #[inline]
-    fn settle(&mut self) {
+    fn update_rate(&mut self) {
         let n = self.jobs.len() as f64;
         self.active = if n < self.cores { n } else { self.cores };
         let each = if n > self.cores { self.cores / n } else { 1.0 };
-        self.pace = self.speed * self.slowed * self.tuned * each;
+        self.work_rate = self.speed * self.neighbour_factor * self.speed_factor * each;
         if self.jobs.is_empty() {
-            // Keeps the numbers small, so that nothing is lost in adding.
+            // Keeps the numbers small, so that additions lose no precision.
             self.work = 0.0;
         }
     }
 
     /// Begins to work on a request of this much CPU time of an ordinary core.
     #[inline]
-    pub(crate) fn work_on(&mut self, flight: u32, cpu: f64, now: u64) {
+    pub(crate) fn start_work(&mut self, request: u32, cpu: f64, now: u64) {
         self.advance(now);
-        let cost = cpu * self.coldness();
-        self.jobs.push(Reverse(((self.work + cost).to_bits(), flight)));
-        self.settle();
+        let cost = cpu * self.cold_start_factor();
+        self.jobs.push(Reverse(((self.work + cost).to_bits(), request)));
+        self.update_rate();
     }
 
-    fn coldness(&mut self) -> f64 {
+    fn cold_start_factor(&mut self) -> f64 {
         let Some(WarmUp { factor, requests }) = self.warm_up else { return 1.0 };
         if self.served >= requests {
             return 1.0;
@@ -167,54 +168,54 @@ impl Server {
         1.0 + (factor - 1.0) * left
     }
 
-    /// Takes out a request whose work is done.
+    /// Removes a request whose work is complete.
     #[inline]
-    pub(crate) fn take_done(&mut self, now: u64) -> Option<u32> {
+    pub(crate) fn pop_completed(&mut self, now: u64) -> Option<u32> {
         self.advance(now);
-        let &Reverse((end, flight)) = self.jobs.peek()?;
-        // An event comes on a whole nanosecond, so up to one nanosecond of work may seem to be missing.
-        if f64::from_bits(end) > self.work + self.pace {
+        let &Reverse((end, request)) = self.jobs.peek()?;
+        // Events are at whole nanoseconds, so up to one nanosecond of work may seem to be missing.
+        if f64::from_bits(end) > self.work + self.work_rate {
             return None;
         }
         self.jobs.pop();
-        self.settle();
-        Some(flight)
+        self.update_rate();
+        Some(request)
     }
 
-    /// When the next request will be done if nothing else happens.
+    /// When the next request completes if nothing changes.
     #[inline]
-    pub(crate) fn next_done(&self) -> Option<u64> {
+    pub(crate) fn next_completion(&self) -> Option<u64> {
         let &Reverse((end, _)) = self.jobs.peek()?;
-        let left = (f64::from_bits(end) - self.work) / self.pace;
+        let left = (f64::from_bits(end) - self.work) / self.work_rate;
         Some(self.at + left.max(0.0).ceil() as u64)
     }
 
-    /// From now on neighbours leave the machine this share of its speed.
-    pub(crate) fn slow_to(&mut self, share: f64, now: u64) {
+    /// Sets the factor of the speed that neighbours leave.
+    pub(crate) fn set_neighbour_factor(&mut self, share: f64, now: u64) {
         self.advance(now);
-        self.slowed = share;
-        self.settle();
+        self.neighbour_factor = share;
+        self.update_rate();
     }
 
     /// Whether neighbours slow it down.
-    pub(crate) fn is_slowed(&self) -> bool {
-        self.slowed < 1.0
+    pub(crate) fn has_noisy_neighbours(&self) -> bool {
+        self.neighbour_factor < 1.0
     }
 
-    /// From now on the machine itself is this many times as fast as it was made.
-    pub(crate) fn tune_to(&mut self, times: f64, now: u64) {
+    /// Sets the factor of the machine's speed.
+    pub(crate) fn set_speed_factor(&mut self, times: f64, now: u64) {
         self.advance(now);
-        self.tuned = times;
-        self.settle();
+        self.speed_factor = times;
+        self.update_rate();
     }
 
-    /// Drops all that it was doing.
-    pub(crate) fn die(&mut self, now: u64) {
+    /// Drops all requests.
+    pub(crate) fn crash(&mut self, now: u64) {
         self.advance(now);
         self.up = false;
         self.jobs.clear();
-        self.waiting.clear();
-        self.settle();
+        self.queue.clear();
+        self.update_rate();
         (self.calls, self.streams, self.admitted) = (0, 0, 0);
     }
 
@@ -223,56 +224,56 @@ impl Server {
         self.advance(now);
         self.up = true;
         self.served = 0;
-        self.marks = [(now, self.busy); 2];
+        self.cpu_samples = [(now, self.busy); 2];
     }
 
-    /// From now on reports are like this.
-    pub(crate) fn report_as(&mut self, reports: Option<Reports>, now: u64) {
+    /// Sets the fault of its load reports.
+    pub(crate) fn set_report_fault(&mut self, reports: Option<ReportFault>, now: u64) {
         self.reports = reports;
         let load = self.load(now);
-        self.said = [(now, load); 2];
+        self.past_reports = [(now, load); 2];
     }
 
-    /// What an answer that leaves now says, once its request is no longer counted.
+    /// The load report of a response that leaves now, whose request is no longer counted.
     #[inline]
     pub(crate) fn report(&mut self, now: u64) -> LoadReport {
         self.advance(now);
         match self.reports {
             None => self.load(now),
-            Some(how) => self.misreport(how, now),
+            Some(how) => self.false_report(how, now),
         }
     }
 
     #[inline]
     fn load(&mut self, now: u64) -> LoadReport {
-        if now - self.marks[1].0 >= CPU_WINDOW {
-            self.marks = [self.marks[1], (now, self.busy)];
+        if now - self.cpu_samples[1].0 >= CPU_WINDOW {
+            self.cpu_samples = [self.cpu_samples[1], (now, self.busy)];
         }
-        let (since, busy) = self.marks[0];
+        let (since, busy) = self.cpu_samples[0];
         let passed = now - since;
         let cpu = (passed != 0).then(|| (self.busy - busy) * 1000.0 / (passed as f64 * self.cores));
         LoadReport {
             requests: Some(self.calls),
-            // As the layer: it says nothing of streams while there is none.
+            // As the server layer: it reports no streams while there are none.
             streams: (self.streams > 0).then_some(self.streams),
             cpu: cpu.map(|cpu| cpu.min(60_000.0) as u16),
             metric: None,
         }
     }
 
-    fn misreport(&mut self, how: Reports, now: u64) -> LoadReport {
+    fn false_report(&mut self, how: ReportFault, now: u64) -> LoadReport {
         match how {
-            Reports::Missing => LoadReport::default(),
-            Reports::Absurd => {
+            ReportFault::Missing => LoadReport::default(),
+            ReportFault::Absurd => {
                 LoadReport { requests: Some(1_000_000_000), cpu: Some(60_000), ..LoadReport::default() }
             }
-            Reports::Idle => LoadReport { requests: Some(0), cpu: Some(0), ..LoadReport::default() },
-            Reports::Stuck => self.said[0].1,
-            Reports::Late => {
-                if now - self.said[1].0 >= LATE {
-                    self.said = [self.said[1], (now, self.load(now))];
+            ReportFault::Idle => LoadReport { requests: Some(0), cpu: Some(0), ..LoadReport::default() },
+            ReportFault::Stuck => self.past_reports[0].1,
+            ReportFault::Late => {
+                if now - self.past_reports[1].0 >= REPORT_DELAY {
+                    self.past_reports = [self.past_reports[1], (now, self.load(now))];
                 }
-                self.said[0].1
+                self.past_reports[0].1
             }
         }
     }
@@ -282,22 +283,22 @@ impl Server {
 mod tests {
     use super::*;
 
-    /// Ends of the requests of an otherwise idle server, each `(comes at, needs)`.
+    /// Completion times of the requests of an otherwise idle server, each `(arrival, work)`.
     fn ends(server: &mut Server, requests: &[(u64, f64)]) -> Vec<u64> {
         let mut ends = vec![0; requests.len()];
         let mut next = 0;
         loop {
             let arrival = requests.get(next).map_or(NEVER, |request| request.0);
-            let done = server.next_done().unwrap_or(NEVER);
+            let done = server.next_completion().unwrap_or(NEVER);
             if arrival == NEVER && done == NEVER {
                 return ends;
             }
             if arrival < done {
-                server.work_on(next as u32, requests[next].1, arrival);
+                server.start_work(next as u32, requests[next].1, arrival);
                 next += 1;
             } else {
-                while let Some(flight) = server.take_done(done) {
-                    ends[flight as usize] = done;
+                while let Some(request) = server.pop_completed(done) {
+                    ends[request as usize] = done;
                 }
             }
         }
@@ -306,7 +307,7 @@ mod tests {
     #[test]
     fn requests_share_the_cores_evenly() {
         let mut one = Server::new(1.0, 1.0, 0);
-        // Alone for 100, then two at half speed: the first needs 100 more of its own, so 200 of time.
+        // Alone for 100, then two at half speed: the first needs 100 more of work, so 200 of time.
         assert_eq!(ends(&mut one, &[(0, 200.0), (100, 300.0)]), [300, 500]);
         assert_eq!(one.busy(600), 500.0);
         let mut two = Server::new(2.0, 1.0, 0);
@@ -314,19 +315,19 @@ mod tests {
     }
 
     #[test]
-    fn a_faster_or_slowed_machine_takes_less_or_more_time() {
+    fn machine_speed_scales_the_service_time() {
         let mut fast = Server::new(1.0, 2.0, 0);
         assert_eq!(ends(&mut fast, &[(0, 200.0)]), [100]);
-        fast.slow_to(0.25, 1000);
+        fast.set_neighbour_factor(0.25, 1000);
         assert_eq!(ends(&mut fast, &[(1000, 200.0)]), [1400]);
         assert_eq!(fast.busy(2000), 500.0, "a core that a neighbour slows down is busy all the same");
     }
 
     #[test]
-    fn a_cold_process_pays_more_until_it_is_warm() {
+    fn cold_start_cost_falls_linearly() {
         let warm_up = WarmUp { factor: 5.0, requests: 4 };
         let mut server = Server::new(1.0, 1.0, 0).with(None, Some(warm_up));
-        assert_eq!(ends(&mut server, &[(0, 100.0)]), [100], "it runs for long already");
+        assert_eq!(ends(&mut server, &[(0, 100.0)]), [100], "a running process is warm");
         server.start(1000);
         let times: Vec<u64> = (1..=5)
             .map(|i| {
@@ -338,16 +339,16 @@ mod tests {
     }
 
     #[test]
-    fn a_report_says_what_is_under_way_and_how_busy_the_cores_were() {
+    fn a_report_has_requests_in_flight_and_cpu_utilisation() {
         let mut server = Server::new(2.0, 1.0, 0);
         server.calls = 3;
         ends(&mut server, &[(0, 400_000_000.0), (0, 1e9)]);
         let report = server.report(1_000_000_000);
         assert_eq!((report.requests, report.cpu), (Some(3), Some(700)));
-        server.report_as(Some(Reports::Stuck), 1_000_000_000);
+        server.set_report_fault(Some(ReportFault::Stuck), 1_000_000_000);
         server.calls = 9;
         assert_eq!(server.report(2_000_000_000).requests, Some(3));
-        server.report_as(Some(Reports::Missing), 2_000_000_000);
+        server.set_report_fault(Some(ReportFault::Missing), 2_000_000_000);
         assert_eq!(server.report(2_000_000_000), LoadReport::default());
     }
 }

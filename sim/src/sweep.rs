@@ -1,4 +1,4 @@
-//! Grids of constants: combinations of them, or one at a time, on many fleets against one baseline.
+//! Parameter sweeps: combinations of constants, or one at a time, on many fleets against one baseline.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -8,31 +8,31 @@ use serde_json::{Map, Value};
 
 use crate::{
     Report, Scenario,
-    contest::{Contender, Pair, Ratio, Summary, play},
-    fleets::{Mix, deploying, distant, fleet, within},
+    comparison::{Contender, Ratio, ReportPair, Summary, run_all},
+    fleets::{Mix, fleet, limit_requests, with_distance, with_rollout},
     plot::intervals,
 };
 
-/// What to sweep over.
+/// The parameters of a sweep.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Grid {
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// Which generated fleets.
-    pub fleets: Fleets,
-    /// What every combination is compared with.
+    /// The generated fleets.
+    pub fleets: FleetRange,
+    /// The policy that every combination is compared with.
     pub baseline: Contender,
-    /// What all combinations have in common: fields of `balancing`.
+    /// Fields of `balancing` common to all combinations.
     #[serde(default)]
     pub base: Map<String, Value>,
-    /// The values of each field of `balancing`, one within another as `outer.inner`: every combination is played.
+    /// The values of each field of `balancing`, nested ones as `outer.inner`: every combination is simulated.
     #[serde(default)]
     pub grid: BTreeMap<String, Vec<Value>>,
-    /// The values of fields that are tried one at a time, while all others stay as in `base`.
+    /// The values of fields that are varied one at a time, while all others stay as in `base`.
     #[serde(default)]
     pub vary: BTreeMap<String, Vec<Value>>,
-    /// Each is played on one of so many fleets, in turn; the baseline is on all.
+    /// Each combination is simulated on one in so many fleets, in turn; the baseline on all.
     #[serde(default = "one")]
     pub one_in: u64,
 }
@@ -44,27 +44,27 @@ fn one() -> u64 {
 /// A range of seeds.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Fleets {
+pub struct FleetRange {
     /// The first seed.
     pub from: u64,
-    /// How many.
+    /// Number of seeds.
     pub count: u64,
-    /// Requests a minute, above which fleets are made [smaller](within).
+    /// Requests per minute above which fleets are [scaled down](limit_requests).
     #[serde(default)]
     pub requests: Option<u32>,
-    /// Of these, only fleets of so many servers at least.
+    /// Only fleets with at least this many servers.
     #[serde(default)]
     pub servers: u32,
-    /// Whether they are [deployed](deploying), and latency counts from then on.
+    /// Whether they have a [rollout](with_rollout), after whose start latency counts.
     #[serde(default)]
     pub deploying: bool,
-    /// Whether servers stand at [distances](distant) of their callers that go by the time of a request, instead of near them.
+    /// Whether callers are at [distances](with_distance) related to the request time, instead of near the servers.
     #[serde(default)]
     pub distant: bool,
 }
 
-impl Fleets {
-    /// Each with its seed.
+impl FleetRange {
+    /// The fleets with their seeds.
     fn all(&self) -> Vec<(u64, Scenario)> {
         let seeds = self.from..self.from + self.count;
         seeds.filter_map(|seed| Some((seed, self.of(seed)?))).collect()
@@ -73,50 +73,50 @@ impl Fleets {
     fn of(&self, seed: u64) -> Option<Scenario> {
         let mut scenario = fleet(seed);
         if let Some(requests) = self.requests {
-            scenario = within(scenario, requests.into());
+            scenario = limit_requests(scenario, requests.into());
         }
         let (servers, _) = size(&scenario);
-        let scenario = if self.deploying { deploying(scenario) } else { scenario };
-        let scenario = if self.distant { distant(scenario) } else { scenario };
+        let scenario = if self.deploying { with_rollout(scenario) } else { scenario };
+        let scenario = if self.distant { with_distance(scenario) } else { scenario };
         (servers >= self.servers).then_some(scenario)
     }
 }
 
-/// What a sweep found.
+/// The result of a sweep.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Swept {
-    /// The grid.
+pub struct SweepResult {
+    /// Name of the grid.
     pub name: String,
     /// The fleets.
-    pub fleets: Fleets,
+    pub fleets: FleetRange,
     /// Every combination against the baseline, which comes first.
     pub summaries: Vec<Summary>,
-    /// By fleet, how many servers and callers it has.
+    /// Servers and callers of each fleet.
     #[serde(skip)]
     pub sizes: Vec<(u32, u32)>,
-    /// By fleet, what the baseline and every combination that was played came to.
+    /// By fleet, the reports of the baseline and of every combination simulated on it.
     #[serde(skip)]
-    pub found: Vec<Vec<Option<Report>>>,
+    pub reports: Vec<Vec<Option<Report>>>,
 }
 
 impl Grid {
-    /// Checks that every combination is a policy.
+    /// Checks that every combination is a valid policy.
     pub fn validate(&self) -> Result<(), Invalid> {
         if self.fleets.count == 0 {
             return Err(Invalid::new("fleets.count", "0 fleets show nothing", "write 1 or more"));
         }
         if self.one_in == 0 {
-            return Err(Invalid::new("oneIn", "0 is no part of the fleets", "write 1 for all of them"));
+            return Err(Invalid::new("oneIn", "0 selects no fleets", "write 1 for all of them"));
         }
         if self.one_in > self.fleets.count {
-            let problem = format!("one in {} of {} fleets may be none", self.one_in, self.fleets.count);
+            let problem = format!("one in {} of {} fleets may select none", self.one_in, self.fleets.count);
             return Err(Invalid::new("oneIn", problem, "write at most the number of fleets"));
         }
         self.contenders().map(drop)
     }
 
-    /// The baseline, every combination of the grid, and everything that is varied by itself.
+    /// The baseline, every combination of the grid, and every single variation.
     pub fn contenders(&self) -> Result<Vec<Contender>, Invalid> {
         let mut points = match self.grid.is_empty() {
             true => Vec::new(),
@@ -138,18 +138,18 @@ impl Grid {
         Ok(contenders)
     }
 
-    /// Whether the contender at `place` plays on the fleet at `number`.
-    fn plays(&self, number: usize, place: usize) -> bool {
-        place == 0 || ((number + place) as u64).is_multiple_of(self.one_in.max(1))
+    /// Whether the contender at `position` is simulated on the fleet at `number`.
+    fn includes(&self, number: usize, position: usize) -> bool {
+        position == 0 || ((number + position) as u64).is_multiple_of(self.one_in.max(1))
     }
 
-    /// How many simulations it takes.
+    /// Number of simulations.
     ///
     /// # Errors
-    /// The first combination that is no policy.
+    /// The first combination that is no valid policy.
     pub fn simulations(&self) -> Result<u64, Invalid> {
         let contenders = self.contenders()?.len();
-        let on = |number| (0..contenders).filter(|&place| self.plays(number, place)).count() as u64;
+        let on = |number| (0..contenders).filter(|&position| self.includes(number, position)).count() as u64;
         Ok((0..self.fleets.all().len()).map(on).sum())
     }
 }
@@ -160,7 +160,7 @@ fn size(fleet: &Scenario) -> (u32, u32) {
     (servers, fleet.callers.iter().map(|group| group.count).sum())
 }
 
-/// A combination with each value of one more field.
+/// A combination extended by each value of one more field.
 fn with_each<'a>(
     (name, base): &'a (String, Map<String, Value>),
     field: &'a str,
@@ -173,7 +173,7 @@ fn with_each<'a>(
     })
 }
 
-/// Sets a field of a field of a field.
+/// Sets a nested field.
 fn set(fields: &mut Map<String, Value>, path: &str, value: Value) {
     match path.split_once('.') {
         None => drop(fields.insert(path.to_owned(), value)),
@@ -189,45 +189,50 @@ fn set(fields: &mut Map<String, Value>, path: &str, value: Value) {
     }
 }
 
-/// Plays the baseline on every fleet, and every combination on those that are its turn.
+/// Simulates the baseline on every fleet, and every combination on its share of them.
 ///
 /// # Errors
-/// The first combination that is no policy.
-pub fn sweep(grid: &Grid, threads: usize, progress: impl Fn() + Sync) -> Result<Swept, Invalid> {
+/// The first combination that is no valid policy.
+pub fn sweep(grid: &Grid, threads: usize, progress: impl Fn() + Sync) -> Result<SweepResult, Invalid> {
     let contenders = grid.contenders()?;
     let fleets = grid.fleets.all();
     let mut jobs = Vec::new();
     for (number, (_, fleet)) in fleets.iter().enumerate() {
-        let on = contenders.iter().enumerate().filter(|(place, _)| grid.plays(number, *place));
-        jobs.extend(on.map(|(_, contender)| contender.on(fleet)));
+        let on = contenders.iter().enumerate().filter(|(position, _)| grid.includes(number, *position));
+        jobs.extend(on.map(|(_, contender)| contender.apply_to(fleet)));
     }
-    let mut reports = play(&jobs, threads, progress)?.into_iter();
+    let mut completed = run_all(&jobs, threads, progress)?.into_iter();
     let mut of = |number| -> Vec<Option<Report>> {
-        let places = 0..contenders.len();
-        places.map(|place| if grid.plays(number, place) { reports.next() } else { None }).collect()
+        let positions = 0..contenders.len();
+        positions
+            .map(|position| if grid.includes(number, position) { completed.next() } else { None })
+            .collect()
     };
-    let found: Vec<_> = (0..fleets.len()).map(&mut of).collect();
+    let reports: Vec<_> = (0..fleets.len()).map(&mut of).collect();
     let mixes: Vec<Mix> = fleets.iter().map(|(seed, _)| Mix::of(*seed)).collect();
-    let summary = |(place, contender): (usize, &Contender)| {
+    let summary = |(position, contender): (usize, &Contender)| {
         let pair = |(reports, &mix): (&'_ Vec<Option<Report>>, &Mix)| {
-            Some((mix, reports[place].clone()?, reports[0].clone()?))
+            Some((mix, reports[position].clone()?, reports[0].clone()?))
         };
-        let played: Vec<_> = found.iter().zip(&mixes).filter_map(pair).collect();
-        let pairs: Vec<_> =
-            played.iter().map(|(mix, ours, theirs)| Pair { mix: *mix, ours, theirs }).collect();
+        let found: Vec<_> = reports.iter().zip(&mixes).filter_map(pair).collect();
+        let pairs: Vec<_> = found
+            .iter()
+            .map(|(mix, contender, baseline)| ReportPair { mix: *mix, contender, baseline })
+            .collect();
         Summary::of(&contender.name, &pairs)
     };
     let summaries = contenders.iter().enumerate().map(summary).collect();
     let sizes = fleets.iter().map(|(_, fleet)| size(fleet)).collect();
-    Ok(Swept { name: grid.name.clone(), fleets: grid.fleets, summaries, sizes, found })
+    Ok(SweepResult { name: grid.name.clone(), fleets: grid.fleets, summaries, sizes, reports })
 }
 
-impl Swept {
-    /// One line a fleet and contender, for spreadsheets.
+impl SweepResult {
+    /// CSV with one line per fleet and contender.
     pub fn csv(&self) -> String {
         let mut text =
-            "fleet,servers,callers,contender,cv,mean,p99,wasted_cores,p99_latency_ms,failed,questions_per_call\n".to_owned();
-        for (reports, (servers, callers)) in self.found.iter().zip(&self.sizes) {
+            "fleet,servers,callers,contender,cv,mean,p99,wasted_cores,p99_latency_ms,failed,polls_per_call\n"
+                .to_owned();
+        for (reports, (servers, callers)) in self.reports.iter().zip(&self.sizes) {
             for (report, summary) in reports.iter().zip(&self.summaries) {
                 let Some(report) = report else { continue };
                 let cv = report.cv.map_or_else(String::new, |cv| format!("{cv:.5}"));
@@ -243,16 +248,17 @@ impl Swept {
                     report.p99_utilisation,
                     report.wasted_cores,
                     report.failed,
-                    report.questions_per_call()
+                    report.polls_per_call()
                 );
             }
         }
         text
     }
 
-    /// A row a combination: its p99 utilisation and its p99 latency as parts of the baseline's, with what may be chance.
+    /// A plot with one row per combination: its p99 utilisation and p99 latency relative to the baseline's, with
+    /// confidence intervals.
     pub fn plot(&self) -> String {
-        let title = format!("{}: {} fleets", self.name, self.found.len());
+        let title = format!("{}: {} fleets", self.name, self.reports.len());
         let interval = |ratio: Ratio| (ratio.mean, 2.0 * ratio.error);
         let row = |summary: &Summary| {
             (summary.name.clone(), [interval(summary.p99), interval(summary.p99_latency)])
@@ -285,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_varied_by_itself_is_played_on_its_part_of_the_fleets() {
+    fn single_variations_run_on_their_share_of_the_fleets() {
         let grid: Grid = serde_json::from_value(serde_json::json!({
             "name": "constants",
             "fleets": {"from": 0, "count": 6, "requests": 3000},
@@ -297,10 +303,10 @@ mod tests {
         let names: Vec<String> = grid.contenders().unwrap().into_iter().map(|c| c.name).collect();
         assert_eq!(names, ["default", "score.gain=0", "score.gain=20", "score.smoothing=5"]);
         assert_eq!(grid.simulations().unwrap(), 6 + 3 * 2);
-        let swept = sweep(&grid, 1, || {}).unwrap();
-        let counts: Vec<usize> = swept.summaries.iter().map(|summary| summary.fleets).collect();
+        let result = sweep(&grid, 1, || {}).unwrap();
+        let counts: Vec<usize> = result.summaries.iter().map(|summary| summary.fleets).collect();
         assert_eq!(counts, [6, 2, 2, 2]);
-        let lines: Vec<String> = swept.csv().lines().map(str::to_owned).collect();
+        let lines: Vec<String> = result.csv().lines().map(str::to_owned).collect();
         assert_eq!(lines.len(), 1 + 12);
         assert!(
             lines.iter().any(|line| line.starts_with("fleet-2,") && line.contains(",\"score.gain=0\",")),
@@ -310,13 +316,13 @@ mod tests {
             !lines.iter().any(|line| line.starts_with("fleet-1,") && line.contains(",\"score.gain=0\",")),
             "{lines:?}"
         );
-        let same = &swept.summaries[0];
+        let same = &result.summaries[0];
         assert!(same.p99.mean == 1.0 && same.p99.error == 0.0, "{same:?}");
-        assert!(swept.plot().contains("score.gain=20"));
+        assert!(result.plot().contains("score.gain=20"));
     }
 
     #[test]
-    fn a_field_that_is_not_there_is_refused() {
+    fn an_unknown_field_is_rejected() {
         let grid = serde_json::json!({
             "name": "slip", "fleets": {"from": 0, "count": 1}, "baseline": {"name": "b"},
             "grid": {"sbset": [2]},

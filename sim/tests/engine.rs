@@ -1,15 +1,15 @@
-//! What a simulation must be, whatever the policy: repeatable, fair where nothing speaks against it, and right where
-//! theory says what comes out.
+//! Properties of a simulation under any policy: it is repeatable, fair without disturbances, and agrees with queueing
+//! theory.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
-use fairmesh_sim::{Outcome, Scenario, run};
+use fairmesh_sim::{Scenario, SimulationResult, run};
 
 fn scenario(text: &str) -> Scenario {
     serde_saphyr::from_str(text).unwrap()
 }
 
-fn play(scenario: &Scenario) -> Outcome {
+fn play(scenario: &Scenario) -> SimulationResult {
     run(scenario, |_| {}).unwrap()
 }
 
@@ -41,35 +41,35 @@ fn one_seed_gives_one_result_and_another_seed_another() {
 }
 
 #[test]
-fn the_same_requests_come_whatever_the_policy_decides() {
+fn arrivals_are_independent_of_the_policy() {
     let mut narrow = small();
     narrow.policy.balancing.subset = Some(2);
     let (wide, narrow) = (play(&small()).report, play(&narrow).report);
     assert_ne!(wide.latency, narrow.latency);
     let sum = |report: &fairmesh_sim::Report| report.requests;
-    // Only those under way at the end differ.
+    // Only those in flight at the end differ.
     assert!(sum(&wide).abs_diff(sum(&narrow)) < 50, "{} and {}", sum(&wide), sum(&narrow));
 }
 
 #[test]
-fn servers_that_are_near_are_asked_for_their_load_and_far_ones_are_not() {
+fn near_servers_are_polled_and_far_ones_are_not() {
     let mut scenario = small();
     scenario.events.clear();
     let near = play(&scenario).report;
-    let share = near.questions_per_call();
+    let share = near.polls_per_call();
     assert!((0.05..=0.1).contains(&share), "one for ten calls at most: {share}");
-    assert!(near.estimates.polled >= near.estimates.questions && near.estimates.cached > 0);
-    scenario.network.within = fairmesh_sim::scenario::Span::micros(30_000);
+    assert!(near.estimates.polled >= near.estimates.polls && near.estimates.cached > 0);
+    scenario.network.within = fairmesh_sim::scenario::SimTime::micros(30_000);
     let far = play(&scenario).report;
-    assert!(far.questions_per_call() < share / 2.0, "only to find out how far they are: {:?}", far.estimates);
+    assert!(far.polls_per_call() < share / 2.0, "only to find out how far they are: {:?}", far.estimates);
     scenario.policy.balancing = serde_json::from_str(r#"{"score": {"poll": false}}"#).unwrap();
-    assert_eq!(play(&scenario).report.estimates, fairmesh_sim::Estimated::default());
+    assert_eq!(play(&scenario).report.estimates, fairmesh_sim::EstimateCounts::default());
 }
 
-/// One server of one core with Poisson arrivals: under processor sharing the mean time in the house is
-/// `service / (1 - load)` for every distribution of service times.
+/// One server of one core with Poisson arrivals: under processor sharing the mean sojourn time is `service / (1 -
+/// load)` for every distribution of service times.
 #[test]
-fn a_single_server_behaves_as_queueing_theory_says() {
+fn a_single_server_agrees_with_queueing_theory() {
     for cpu in ["{fixed: 10ms}", "{exponential: 10ms}", "{bimodal: {usual: 5ms, rare: 55ms, share: 0.1}}"] {
         let scenario = scenario(&format!(
             "
@@ -89,7 +89,7 @@ callers: [{{name: web, count: 1, rate: 60, requests: [{{cpu: {cpu}}}]}}]
 }
 
 #[test]
-fn requests_that_wait_hold_no_core() {
+fn waiting_requests_use_no_core() {
     let scenario = scenario(
         "
 name: waiting
@@ -108,7 +108,7 @@ callers: [{name: web, count: 1, rate: 20, requests: [{cpu: {fixed: 1ms}, wait: {
 }
 
 #[test]
-fn calls_that_take_too_long_are_given_up_and_full_servers_turn_calls_away() {
+fn slow_calls_time_out_and_full_servers_respond_503() {
     let overloaded = scenario(
         "
 name: overloaded
@@ -120,17 +120,17 @@ callers: [{name: web, count: 1, rate: 200, requests: [{cpu: {fixed: 10ms}}]}]
 ",
     );
     let report = play(&overloaded).report;
-    assert!(report.endings.late > 1000, "{:?}", report.endings);
+    assert!(report.outcomes.timed_out > 1000, "{:?}", report.outcomes);
     let mut limited = overloaded;
     limited.servers[0].limit = serde_saphyr::from_str("{concurrent: 4, queue: 4}").unwrap();
     let report = play(&limited).report;
-    assert_eq!(report.endings.late, 0);
+    assert_eq!(report.outcomes.timed_out, 0);
     let half = report.failed;
     assert!((0.45..0.55).contains(&half), "half of the calls cannot be served: {half}");
 }
 
 #[test]
-fn what_dies_breaks_calls_and_comes_back() {
+fn a_crash_breaks_calls_and_the_servers_recover() {
     let scenario = scenario(
         "
 name: crash
@@ -143,13 +143,13 @@ expect: {recoveredWithin: 20s, errorsBelow: 0.01}
 ",
     );
     let report = play(&scenario).report;
-    assert!(report.endings.broken > 0, "{:?}", report.endings);
+    assert!(report.outcomes.broken > 0, "{:?}", report.outcomes);
     assert_eq!(report.recoveries.len(), 3);
     assert_eq!(report.missed, Vec::<String>::new());
 }
 
 #[test]
-fn what_is_expected_and_is_not_so_is_said() {
+fn unmet_expectations_are_reported() {
     let mut scenario = small();
     scenario.expect = serde_saphyr::from_str("{cvBelow: 0.000001, recoveredWithin: 10s}").unwrap();
     let missed = play(&scenario).report.missed;
@@ -161,7 +161,7 @@ fn what_is_expected_and_is_not_so_is_said() {
 }
 
 #[test]
-fn a_scenario_that_makes_no_sense_is_refused_with_the_field() {
+fn an_invalid_scenario_is_rejected_with_its_field() {
     type Spoil = fn(&mut Scenario);
     let cases: [(&str, Spoil); 4] = [
         ("servers[0].host", |s| s.servers[0].host = Some("nowhere".into())),

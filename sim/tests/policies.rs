@@ -1,5 +1,5 @@
-//! What the score is for is that servers are equally busy: here it has to be better at it than least request, which knows
-//! nothing of hosts, whatever the hardware.
+//! The score equalises utilisation: it must be better at it than least request without knowledge of hosts, for any
+//! hardware.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
@@ -29,7 +29,7 @@ callers:
 }
 
 #[test]
-fn the_score_evens_utilisation_over_unlike_machines() {
+fn the_score_equalises_utilisation_over_different_machines() {
     let fleets = [
         fleet("two-speeds", "", ""),
         fleet("unknown-and-waiting", ", weight: 1000", ", wait: {exponential: 100ms}"),

@@ -1,4 +1,4 @@
-//! The scenarios of the repository hold what they expect.
+//! The scenarios of the repository meet their expectations.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
@@ -7,10 +7,10 @@ use std::{fs, path::Path};
 use fairmesh_sim::{Scenario, run};
 
 #[test]
-fn scenarios_do_what_their_files_expect() {
+fn scenarios_meet_their_expectations() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scenarios");
     let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
-    // Trees are played in `tree.rs`.
+    // Trees are simulated in `tree.rs`.
     files.retain(|path| !fs::read_to_string(path).unwrap().starts_with("kind: tree"));
     files.sort();
     assert!(files.len() >= 17, "{files:?}");

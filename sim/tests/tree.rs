@@ -1,4 +1,4 @@
-//! Trees of replicas: everything arrives, everything is counted, one seed gives one result.
+//! Trees of replicas: every change arrives, every byte is counted, one seed gives one result.
 
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
@@ -6,7 +6,7 @@ use std::{fs, path::Path};
 
 use fairmesh_sim::tree::{Layer, Report, Scenario, run};
 
-/// Two regions, three replicas in each, two agents at each leaf, all played.
+/// Two regions, three replicas in each, two agents at each leaf, all simulated.
 const TREE: &str = "\
 kind: tree
 name: small
@@ -55,20 +55,20 @@ fn layer<'a>(report: &'a Report, name: &str) -> &'a Layer {
 }
 
 #[test]
-fn every_program_ends_with_what_the_root_has_and_every_byte_is_counted() {
+fn every_program_converges_to_the_root_and_every_byte_is_counted() {
     let report = play(TREE);
     let processes: Vec<u64> = report.layers.iter().map(|layer| layer.processes).collect();
     assert_eq!(processes, [1, 2, 4, 8, 24]);
-    assert_eq!((report.routers, report.routers_played), (24, 24));
+    assert_eq!((report.routers, report.routers_simulated), (24, 24));
     assert!((250..400).contains(&report.writes.batches), "{:?}", report.writes);
     let regional = layer(&report, "regional");
-    // Everything written goes once to each replica, and some more around it.
+    // Everything written goes once to each replica, with some overhead.
     let written = report.writes.megabytes_per_second * 1e6 * report.seconds;
     let each = regional.bytes_received as f64 / 2.0;
     assert!(each > written * 0.98 && each < written * 1.3, "{each} of {written}");
     assert_eq!(layer(&report, "leaf").bytes_received, 2 * regional.bytes_received);
     assert_eq!(regional.snapshots, 0);
-    // One way, and never less than that.
+    // One-way delay is the lower bound.
     let far = regional.propagation.unwrap();
     assert!(far.max_ms >= 50.0 && far.p50_ms < 60.0, "{far:?}");
     let end = layer(&report, "programs").propagation.unwrap();
@@ -87,20 +87,20 @@ fn one_seed_gives_one_result_and_another_seed_another() {
 }
 
 #[test]
-fn those_that_are_played_stand_for_those_that_are_not() {
-    let text = TREE.replace("name: leaf, count: 2,", "name: leaf, count: 2, played: 1,");
+fn simulated_processes_represent_the_others() {
+    let text = TREE.replace("name: leaf, count: 2,", "name: leaf, count: 2, simulated: 1,");
     let (report, whole) = (play(&text), play(TREE));
     let (leaf, of_whole) = (layer(&report, "leaf"), layer(&whole, "leaf"));
-    assert_eq!((leaf.processes, leaf.played, of_whole.played), (4, 2, 4));
-    // The same goes to each, so that half of them says all.
+    assert_eq!((leaf.processes, leaf.simulated, of_whole.simulated), (4, 2, 4));
+    // Each gets the same, so that half of them suffices.
     assert_eq!(leaf.bytes_received, of_whole.bytes_received);
     assert_eq!(layer(&report, "regional").sent.mean, layer(&whole, "regional").sent.mean);
     assert_eq!(report.routers, 24);
 }
 
 #[test]
-fn a_slow_link_gets_later_values_and_not_a_queue_of_all() {
-    // 40 kB a second for 200 kB that are written: of what changes again and again only the last is sent.
+fn a_slow_link_gets_coalesced_values() {
+    // 40 kB per second for 200 kB written: of repeated changes only the last is sent.
     let services = "count: 60\n  sizes: [{servers: 1, share: 1}, {servers: 40, share: 0.1}, {servers: 300, share: 0.01}]";
     let few = "count: 2\n  sizes: [{servers: 1, share: 1}, {servers: 20, share: 0.5}]";
     let text = TREE.replace(services, few).replace("sharded: 2,", "sharded: 0,");
@@ -123,17 +123,17 @@ fn a_slow_link_gets_later_values_and_not_a_queue_of_all() {
 }
 
 #[test]
-fn a_root_that_starts_anew_finds_everybody_back() {
+fn all_processes_reconnect_after_a_root_restart() {
     let report = play(&format!("{TREE}events: [{{at: 3s, action: {{restartRoot: {{for: 2s}}}}}}]\n"));
     let [recovery] = &report.recoveries[..] else { panic!("{report:#?}") };
     assert_eq!(recovery.lost, 2);
-    // Six doublings of 50 ms are waited for at most, and a handshake over 50 ms.
+    // At most six doublings of 50 ms of backoff, and a handshake over 50 ms.
     assert!(recovery.seconds.unwrap() < 4.0, "{recovery:?}");
     assert!(report.writes.refused > 50, "{:?}", report.writes);
 }
 
 #[test]
-fn a_region_that_was_cut_off_resumes_where_the_log_reaches_back() {
+fn a_disconnected_region_resumes_from_the_log() {
     let cut = "events: [{at: 3s, action: {cut: {region: far, for: 2s}}}]\n";
     let report = play(&format!("{TREE}{cut}"));
     let [recovery] = &report.recoveries[..] else { panic!("{report:#?}") };
@@ -143,7 +143,7 @@ fn a_region_that_was_cut_off_resumes_where_the_log_reaches_back() {
 }
 
 #[test]
-fn more_changes_than_are_remembered_of_a_watcher_are_found_in_the_log() {
+fn a_watcher_overflow_is_recovered_from_the_log() {
     // A link on which a batch takes 30 ms, and 20,000 changes of 12,000 records in a tenth of a second.
     let text = TREE
         .replace("count: 60\n", "count: 1000\n")
@@ -158,7 +158,7 @@ fn more_changes_than_are_remembered_of_a_watcher_are_found_in_the_log() {
 }
 
 #[test]
-fn the_largest_trees_are_valid_and_a_small_part_of_them_does_what_they_expect() {
+fn the_hyperscale_trees_are_valid_and_meet_their_expectations_scaled_down() {
     for name in ["hyperscale", "hyperscale-outages"] {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../scenarios/{name}.yaml"));
         let mut scenario = read(&fs::read_to_string(path).unwrap());
@@ -177,12 +177,12 @@ fn the_largest_trees_are_valid_and_a_small_part_of_them_does_what_they_expect() 
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_with_its_place() {
+fn an_invalid_tree_is_rejected_with_its_field() {
     for (from, to, place) in [
         ("duration: 8s", "duration: 1s", "duration"),
         ("servers: 1, share: 1}", "servers: 2, share: 1}", "services.sizes"),
         ("name: far", "name: near", "regions[1].name"),
-        ("count: 2, link", "count: 2, played: 3, link", "replicas[1].played"),
+        ("count: 2, link", "count: 2, simulated: 3, link", "replicas[1].simulated"),
         (
             "compare: true",
             "events: [{at: 1s, action: {cut: {region: no, for: 1s}}}]",

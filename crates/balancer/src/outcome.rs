@@ -1,14 +1,14 @@
-/// How one try ended, as far as the choice of the next endpoint cares.
+/// The result of an attempt as far as it concerns future picks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// It answered, and the answer says nothing against it.
+    /// A response that is no failure.
     Ok,
-    /// It answered with a failure of its own (such as HTTP 5xx), broke off, or did not answer in time.
+    /// A failure of the server (such as HTTP 5xx), a broken connection, or no response in time.
     Failed,
-    /// It refused the call at once, since it has as many as it can work on: no failure, and no place to go for a moment.
-    Full,
+    /// The server refused the call at once because it is overloaded: not a failure, but to be avoided briefly.
+    Overloaded,
     /// No connection: nothing could be sent.
     Unreachable,
-    /// The try ended without saying anything about the endpoint, such as a caller that went away.
+    /// The attempt says nothing about the endpoint, for example because the caller cancelled it.
     Unknown,
 }

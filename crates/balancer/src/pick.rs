@@ -4,243 +4,246 @@ use fairmesh_model::{
 };
 
 use crate::{
-    Group, Slots, Terms,
-    learn::faded,
-    rule::FINE_ONE,
-    slots::{Load, aged},
+    Candidates, EndpointStats, PickConfig,
+    config::UNIT_COST,
+    endpoint_stats::{LoadEstimate, decay},
+    pool_means::fade_cost,
 };
 
+mod round_robin;
 mod score;
-mod turn;
 
 pub use score::SCORE_BITS;
 
-/// Up to this many endpoints all are looked at: two of so few are often the wrong two.
-pub const SCAN_UP_TO: usize = 4;
+/// Up to this many endpoints are all compared: two random ones of so few are often the wrong two.
+pub const FULL_SCAN_MAX: usize = 4;
 
-/// What a pick depends on beside the endpoints.
+/// What a pick depends on besides the candidates.
 ///
-/// Where more of the endpoints than the rule allows are avoided for how they answer, nobody is (panic): the others could not
-/// carry all, and what all complain of is seldom the endpoints' own fault.
+/// When the share of candidates ejected for their responses exceeds the configured panic threshold, none of them is
+/// ejected (panic): the others could not carry the load, and failures of so many are seldom the endpoints' own fault.
 #[derive(Clone, Copy, Debug)]
-pub struct Contest<'a> {
-    /// What this client knows of the endpoints.
-    slots: &'a Slots,
-    terms: Terms,
-    avoid: &'a [u32],
+pub struct PickContext<'a> {
+    /// Counts, load reports and failures of the endpoints.
+    stats: &'a EndpointStats,
+    pick_config: PickConfig,
+    attempted: &'a [u32],
     now: u64,
     panic: bool,
 }
 
-impl<'a> Contest<'a> {
-    /// What this client knows of the endpoints, how the service is balanced, which endpoints this call tried already, and
-    /// the nanoseconds of the clock that [`Slots::finish`] gets.
+impl<'a> PickContext<'a> {
+    /// `attempted` are the endpoints of earlier attempts of this call; `now` is in nanoseconds of the clock that
+    /// [`EndpointStats::finish`] gets.
     #[inline]
-    pub fn new(slots: &'a Slots, terms: Terms, avoid: &'a [u32], now: u64) -> Self {
-        Self { slots, terms, avoid, now, panic: false }
+    pub fn new(stats: &'a EndpointStats, pick_config: PickConfig, attempted: &'a [u32], now: u64) -> Self {
+        Self { stats, pick_config, attempted, now, panic: false }
     }
 }
 
-/// What speaks against an endpoint; whoever carries less wins, whatever the load.
+/// Why an endpoint should not be picked; the endpoint with the least exclusion wins, whatever the load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Handicap {
-    /// Nothing.
+pub enum Exclusion {
+    /// No reason.
     None,
-    /// Its last calls failed.
-    Penalised,
-    /// This very call tried it.
-    Tried,
+    /// Ejected by outlier detection.
+    Ejected,
+    /// An earlier attempt of this call went to it.
+    Attempted,
     /// Both.
-    TriedAndPenalised,
+    AttemptedAndEjected,
 }
 
-impl Handicap {
+impl Exclusion {
     #[inline]
-    fn is_penalised(self) -> bool {
-        matches!(self, Self::Penalised | Self::TriedAndPenalised)
+    fn is_ejected(self) -> bool {
+        matches!(self, Self::Ejected | Self::AttemptedAndEjected)
     }
 }
 
-/// One endpoint as a pick sees it.
+/// A candidate with all that a pick compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Standing {
-    /// The endpoint.
+pub struct ScoredEndpoint {
+    /// Index of the endpoint.
     pub index: u32,
     /// Its weight.
     pub weight: u32,
-    /// This client's calls under way there.
+    /// This client's calls in flight there.
     pub outstanding: u32,
-    /// What speaks against it.
-    pub handicap: Handicap,
-    /// Whether so many are avoided that penalties for answers do not count.
+    /// Whether it is excluded.
+    pub exclusion: Exclusion,
+    /// Whether the pick is in panic, where ejections for responses do not count.
     pub panic: bool,
-    /// Its score in 2^-[`SCORE_BITS`] requests on an ordinary endpoint; 0 where the policy has none.
+    /// Its score in 2^-[`SCORE_BITS`] requests on an ordinary endpoint; 0 for policies without a score.
     pub score: i64,
 }
 
-/// Sees what a pick considered; `()` does not look, and costs nothing.
-pub trait Witness {
-    /// A candidate that the pick looked at, in order.
+/// Observes the candidates of a pick; `()` records nothing, at no cost.
+pub trait PickTracer {
+    /// Called for each candidate that the pick compares, in order.
     #[inline]
-    fn considered(&mut self, _standing: &Standing) {}
+    fn record_candidate(&mut self, _standing: &ScoredEndpoint) {}
 }
 
-impl Witness for () {}
+impl PickTracer for () {}
 
-/// Picks an endpoint by the contest's rule, or `None` from an empty group.
+/// Picks an endpoint by the policy of the context; `None` without candidates.
 #[inline(always)]
-#[allow(clippy::inline_always, reason = "as for `stand`")]
-pub fn pick<W: Witness>(
-    group: &Group<'_>,
-    contest: &Contest<'_>,
+#[allow(clippy::inline_always, reason = "as for `score_endpoint`")]
+pub fn pick<W: PickTracer>(
+    candidates: &Candidates<'_>,
+    context: &PickContext<'_>,
     random: &mut Generator,
-    witness: &mut W,
-) -> Option<Standing> {
-    match contest.terms.policy {
-        BalancingPolicy::Score | BalancingPolicy::BoundedHash => contest.duel(group, random, witness),
-        // Whether this is a panic is known before the draw, and not only where somebody avoided was drawn: these take their
-        // turns, or the best of all. It costs a look at all of them only while failures are held against many.
-        _ if contest.panics(group) => {
-            pick_unalarmed(group, &Contest { panic: true, ..*contest }, random, witness)
+    tracer: &mut W,
+) -> Option<ScoredEndpoint> {
+    match context.pick_config.policy {
+        BalancingPolicy::Score | BalancingPolicy::BoundedHash => {
+            context.p2c_by_score(candidates, random, tracer)
         }
-        _ => pick_unalarmed(group, contest, random, witness),
+        // Panic is determined before the draw, not only when an ejected endpoint is drawn, since these policies rotate
+        // or compare all. It costs a scan of the candidates only while many endpoints are suspect.
+        _ if context.is_panic(candidates) => {
+            pick_in_known_state(candidates, &PickContext { panic: true, ..*context }, random, tracer)
+        }
+        _ => pick_in_known_state(candidates, context, random, tracer),
     }
 }
 
 #[inline]
-fn pick_unalarmed<W: Witness>(
-    group: &Group<'_>,
-    contest: &Contest<'_>,
+fn pick_in_known_state<W: PickTracer>(
+    candidates: &Candidates<'_>,
+    context: &PickContext<'_>,
     random: &mut Generator,
-    witness: &mut W,
-) -> Option<Standing> {
-    match contest.terms.policy {
-        BalancingPolicy::RoundRobin => contest.in_turn(group, random, witness),
-        _ => contest.two_choices(group, random, witness),
+    tracer: &mut W,
+) -> Option<ScoredEndpoint> {
+    match context.pick_config.policy {
+        BalancingPolicy::RoundRobin => context.round_robin(candidates, random, tracer),
+        _ => context.p2c(candidates, random, tracer),
     }
 }
 
-impl Contest<'_> {
-    /// Up to [`SCAN_UP_TO`] endpoints: the best of all. Else two different ones are drawn by weight and the second wins
-    /// only if it is strictly better (ServiceRouter §3.4, §3.4.2); where both are handicapped, the best of all. Equals share by weight.
-    fn two_choices<W: Witness>(
+impl PickContext<'_> {
+    /// Up to [`FULL_SCAN_MAX`] endpoints: the best of all. Otherwise two different ones are drawn by weight and the
+    /// second wins only if it is strictly better (power of two choices; ServiceRouter §3.4, §3.4.2); if both are
+    /// excluded, the best of all. Ties are broken by weight.
+    fn p2c<W: PickTracer>(
         &self,
-        group: &Group<'_>,
+        candidates: &Candidates<'_>,
         random: &mut Generator,
-        witness: &mut W,
-    ) -> Option<Standing> {
-        if group.len() <= SCAN_UP_TO {
-            return self.best(group, random, witness);
+        tracer: &mut W,
+    ) -> Option<ScoredEndpoint> {
+        if candidates.len() <= FULL_SCAN_MAX {
+            return self.best_candidate(candidates, random, tracer);
         }
-        let first = group.sample(random);
-        let second = group.sample_other(first, random);
-        let (a, b) = (self.standing(group, first), self.standing(group, second));
-        witness.considered(&a);
-        witness.considered(&b);
-        let winner = if self.beats(&b, &a) { b } else { a };
-        if winner.handicap == Handicap::None {
+        let first = candidates.sample(random);
+        let second = candidates.sample_excluding(first, random);
+        let (a, b) = (self.score_position(candidates, first), self.score_position(candidates, second));
+        tracer.record_candidate(&a);
+        tracer.record_candidate(&b);
+        let winner = if self.is_better(&b, &a) { b } else { a };
+        if winner.exclusion == Exclusion::None {
             return Some(winner);
         }
-        self.best_of_many(group, random, witness)
+        self.best_candidate_cold(candidates, random, tracer)
     }
 
-    /// How the endpoint at `position` of the group stands.
+    /// Scores the candidate at `position`.
     #[inline]
-    fn standing(&self, group: &Group<'_>, position: usize) -> Standing {
-        self.stand(group.indices()[position], group.weight(position))
+    fn score_position(&self, candidates: &Candidates<'_>, position: usize) -> ScoredEndpoint {
+        self.score_endpoint(candidates.indices()[position], candidates.weight(position))
     }
 
-    /// How an endpoint stands.
+    /// Scores an endpoint.
     #[inline(always)]
     #[allow(
         clippy::inline_always,
         reason = "else it comes back through memory, piecemeal, and every pick stalls twice"
     )]
-    pub fn stand(&self, index: u32, weight: u32) -> Standing {
-        let Some(slot) = self.slots.slot(index) else {
-            return Standing {
+    pub fn score_endpoint(&self, index: u32, weight: u32) -> ScoredEndpoint {
+        let Some(hot) = self.stats.hot(index) else {
+            return ScoredEndpoint {
                 index,
                 weight,
                 outstanding: 0,
-                handicap: Handicap::None,
+                exclusion: Exclusion::None,
                 panic: self.panic,
                 score: 0,
             };
         };
-        let load = slot.load();
-        let score = match self.terms.policy {
-            BalancingPolicy::Score | BalancingPolicy::BoundedHash => self.score(slot, load),
-            BalancingPolicy::PeakEwma => self.expected_latency(slot, load),
+        let load = hot.load();
+        let score = match self.pick_config.policy {
+            BalancingPolicy::Score | BalancingPolicy::BoundedHash => self.load_score(hot, load),
+            BalancingPolicy::PeakEwma => self.latency_score(hot, load),
             _ => 0,
         };
-        let (penalised, more) = if load.troubled { self.penalty(index) } else { (false, 0) };
-        let tried = !self.avoid.is_empty() && self.avoid.contains(&index);
-        let handicap = match (tried, penalised) {
-            (false, false) => Handicap::None,
-            (false, true) => Handicap::Penalised,
-            (true, false) => Handicap::Tried,
-            (true, true) => Handicap::TriedAndPenalised,
+        let (ejected, ramp) = if load.suspect { self.ejection(index) } else { (false, 0) };
+        let attempted = !self.attempted.is_empty() && self.attempted.contains(&index);
+        let exclusion = match (attempted, ejected) {
+            (false, false) => Exclusion::None,
+            (false, true) => Exclusion::Ejected,
+            (true, false) => Exclusion::Attempted,
+            (true, true) => Exclusion::AttemptedAndEjected,
         };
-        Standing {
+        ScoredEndpoint {
             index,
             weight,
-            outstanding: slot.calls(),
-            handicap,
+            outstanding: hot.calls(),
+            exclusion,
             panic: self.panic,
-            score: score + more,
+            score: score + ramp,
         }
     }
 
-    /// Whether an endpoint with failures is avoided, and what its score is raised by: one that returns from that counts as if
-    /// up to one more request were there, which falls by and by.
+    /// Whether a suspect endpoint is ejected, and by how much its score is raised while it ramps up after an ejection:
+    /// at first by one request, then by less and less.
     #[cold]
-    fn penalty(&self, index: u32) -> (bool, i64) {
-        let Some(trouble) = self.slots.trouble(index) else { return (false, 0) };
-        let more = match self.terms.policy {
+    fn ejection(&self, index: u32) -> (bool, i64) {
+        let Some(outlier) = self.stats.outlier(index) else { return (false, 0) };
+        let ramp = match self.pick_config.policy {
             BalancingPolicy::Score if !self.panic => {
-                (trouble.missing(self.now) << (SCORE_BITS - 8)).cast_signed()
+                (outlier.ramp_remaining(self.now) << (SCORE_BITS - 8)).cast_signed()
             }
             _ => 0,
         };
-        (trouble.until(self.panic) > self.now, more)
+        (outlier.ejected_until(self.panic) > self.now, ramp)
     }
 
-    /// Whether more of the group are avoided for how they answer than the rule allows.
+    /// Whether the ejections for responses among the candidates exceed the panic threshold.
     #[inline]
-    fn panics(&self, group: &Group<'_>) -> bool {
-        match self.slots.troubled() {
+    fn is_panic(&self, candidates: &Candidates<'_>) -> bool {
+        match self.stats.suspects() {
             0 => false,
-            troubled => self.panics_over(group, troubled),
+            suspects => self.is_panic_among(candidates, suspects),
         }
     }
 
-    /// The same where failures are held against so many. Looks through the group only where these could be too many of it.
+    /// The same with suspect endpoints. Scans the candidates only if so many could exceed the threshold.
     #[cold]
-    fn panics_over(&self, group: &Group<'_>, troubled: u32) -> bool {
-        let most = u64::from(self.slots.rule().most_percent) * group.len() as u64;
-        if u64::from(troubled) * 100 <= most {
+    fn is_panic_among(&self, candidates: &Candidates<'_>, suspects: u32) -> bool {
+        let max_percent = u64::from(self.stats.config().panic_percent) * candidates.len() as u64;
+        if u64::from(suspects) * 100 <= max_percent {
             return false;
         }
-        let troubled = group
+        let suspects = candidates
             .indices()
             .iter()
-            .filter(|&&index| self.slots.slot(index).is_some_and(|slot| slot.load().troubled));
-        let doubtful = troubled
-            .filter_map(|&index| self.slots.trouble(index))
-            .filter(|trouble| trouble.until(false) > self.now && trouble.until(true) <= self.now);
-        doubtful.count() as u64 * 100 > most
+            .filter(|&&index| self.stats.hot(index).is_some_and(|hot| hot.load().suspect));
+        let response_ejected = suspects.filter_map(|&index| self.stats.outlier(index)).filter(|outlier| {
+            outlier.ejected_until(false) > self.now && outlier.ejected_until(true) <= self.now
+        });
+        response_ejected.count() as u64 * 100 > max_percent
     }
 
-    /// Whether `a` is strictly better than `b`: less handicap, then less load as the policy has it.
+    /// Whether `a` is strictly better than `b`: less exclusion, then less load by the policy.
     #[inline]
-    fn beats(&self, a: &Standing, b: &Standing) -> bool {
-        if a.handicap != b.handicap {
-            return a.handicap < b.handicap;
+    fn is_better(&self, a: &ScoredEndpoint, b: &ScoredEndpoint) -> bool {
+        if a.exclusion != b.exclusion {
+            return a.exclusion < b.exclusion;
         }
-        match self.terms.policy {
-            // Without the call to come: with it, of two idle endpoints the stronger would always win, on top of being
-            // drawn more often, and a client with few calls would starve the weaker one.
-            // a/v < b/w as a*w < b*v: exact, and below 2^64 since each factor is below 2^32.
+        match self.pick_config.policy {
+            // Without the next call: with it, of two idle endpoints the one with the greater weight would always win,
+            // on top of being drawn more often, and a client with few calls would starve the other. a/v < b/w as a*w <
+            // b*v: exact, and below 2^64 since each factor is below 2^32.
             BalancingPolicy::LeastRequest => {
                 u64::from(a.outstanding) * u64::from(b.weight)
                     < u64::from(b.outstanding) * u64::from(a.weight)
@@ -252,44 +255,45 @@ impl Contest<'_> {
         }
     }
 
-    /// The best of all by position; among equals each wins by its weight (reservoir sampling: the one at hand replaces
-    /// the one kept when `below(weights of the equals so far, its own included)` is less than its weight).
+    /// The best of all candidates by position; among equals each wins by its weight (reservoir sampling: the present
+    /// one replaces the current best when `below(weights of the equals so far, its own included)` is less than its
+    /// weight).
     #[inline]
-    fn best<W: Witness>(
+    fn best_candidate<W: PickTracer>(
         &self,
-        group: &Group<'_>,
+        candidates: &Candidates<'_>,
         random: &mut Generator,
-        witness: &mut W,
-    ) -> Option<Standing> {
-        let mut kept: Option<Standing> = None;
-        let mut equals = 0;
-        for position in 0..group.len() {
-            let standing = self.standing(group, position);
-            witness.considered(&standing);
-            let weight = u64::from(standing.weight);
-            match kept {
-                Some(best) if self.beats(&best, &standing) => {}
-                Some(best) if !self.beats(&standing, &best) => {
-                    equals += weight;
-                    if random.below(equals) < weight {
-                        kept = Some(standing);
+        tracer: &mut W,
+    ) -> Option<ScoredEndpoint> {
+        let mut best: Option<ScoredEndpoint> = None;
+        let mut equal_weight = 0;
+        for position in 0..candidates.len() {
+            let scored = self.score_position(candidates, position);
+            tracer.record_candidate(&scored);
+            let weight = u64::from(scored.weight);
+            match best {
+                Some(current) if self.is_better(&current, &scored) => {}
+                Some(current) if !self.is_better(&scored, &current) => {
+                    equal_weight += weight;
+                    if random.below(equal_weight) < weight {
+                        best = Some(scored);
                     }
                 }
-                _ => (kept, equals) = (Some(standing), weight),
+                _ => (best, equal_weight) = (Some(scored), weight),
             }
         }
-        kept
+        best
     }
 
-    /// The same, kept out of the way of calls that need it seldom.
+    /// The same, outlined from the hot path.
     #[cold]
-    fn best_of_many<W: Witness>(
+    fn best_candidate_cold<W: PickTracer>(
         &self,
-        group: &Group<'_>,
+        candidates: &Candidates<'_>,
         random: &mut Generator,
-        witness: &mut W,
-    ) -> Option<Standing> {
-        self.best(group, random, witness)
+        tracer: &mut W,
+    ) -> Option<ScoredEndpoint> {
+        self.best_candidate(candidates, random, tracer)
     }
 }
 

@@ -1,19 +1,20 @@
-//! Servers are asked for their load where nothing recent is known of it (ServiceRouter §3.4.3), so that a program which calls seldom knows as
-//! much of a server that others keep busy as those do: when, and whom. How they are asked is the caller's matter.
+//! Polling servers for their load when there is no recent report (ServiceRouter §3.4.3), so that a program with few
+//! calls knows as much of a server that others keep busy as those do: when to poll, and which servers. The transport is
+//! the caller's matter.
 //!
-//! Calls never wait for that, so what a question finds out serves the calls after it. One try in 20 ms of each service does
-//! the work, where ten tries have paid for a question: when it has its answer, it looks at some of the endpoints that calls could
-//! go to, others each time, and asks the two of them of which nothing has been heard for the longest. All handles and callers of a
-//! program share the try, the work and what is learnt. So what is asked is bounded by what is called, and by a hundred questions
-//! a second and service, and a program that calls nobody asks nobody.
+//! Calls never wait for a poll; its result serves later calls. One attempt of a service in 20 ms starts a round,
+//! provided that ten attempts have paid for a poll: after its response, the round examines a window of the candidate
+//! endpoints, the next window each time, and polls the two with the oldest reports. All handles and callers of a
+//! program share rounds, budget and results. So polls are bounded by a tenth of the attempts and by a hundred per
+//! second and service, and a program without calls sends none.
 //!
-//! Two a survey, since ServiceRouter asks the two candidates of a call. Rejected: asking those two before the call, as it does, for
-//! the call would wait; a task that wakes up all the time, which costs a program that is idle; a flag that each pick sets, which
-//! would cost every call a write.
+//! Two per round, since ServiceRouter polls the two candidates of a call. Rejected: polling those two before the call,
+//! as ServiceRouter does, since the call would wait; a background task, which costs idle programs; a flag set by each
+//! pick, which would cost every call a write.
 
-mod allowance;
-mod asked;
+mod budget;
 mod estimate;
+mod state;
 
 use std::sync::{
     Arc,
@@ -22,159 +23,167 @@ use std::sync::{
 
 use fairmesh_model::{Balancing, BalancingPolicy, Score};
 
-use self::allowance::Allowance;
+use self::budget::PollBudget;
 pub use self::{
-    asked::{Asked, Claim},
-    estimate::{Estimate, Estimates, Freshness, estimate},
+    estimate::{Estimate, EstimateCounters, EstimateInput, estimate},
+    state::{PollGuard, PollState},
 };
-use crate::Slots;
+use crate::EndpointStats;
 
-/// From survey to survey of a service, in nanoseconds: what bounds questions where tries are so frequent that they pay for more than
-/// a hundred a second. Programs that call seldom, which have most use for questions, would gain nothing by a shorter time, since
-/// each survey follows a call.
-pub const EVERY: u64 = 20_000_000;
-/// Endpoints that one survey looks at: more than a usual subset has, and few where one is all of a fleet.
-pub const WINDOW: usize = 32;
-/// Servers that one survey asks.
-const AT_ONCE: usize = 2;
-/// How many times of work the mean goes over.
-const WORK_MEMORY: u64 = 8;
+/// Interval between rounds of a service, in nanoseconds: the bound on polls when attempts are so frequent that they pay
+/// for more than a hundred per second. Programs with few calls, which profit most from polls, would gain nothing from a
+/// shorter interval, since each round follows a call.
+pub const ROUND_INTERVAL: u64 = 20_000_000;
+/// Endpoints examined per round: more than a usual subset has, and few of a whole fleet.
+pub const MAX_EXAMINED: usize = 32;
+/// Servers polled per round.
+const MAX_POLLS_PER_ROUND: usize = 2;
+/// Samples over which the mean service time is taken.
+const SERVICE_TIME_SAMPLES: u64 = 8;
 
-/// How long an answer may take, in nanoseconds: whoever is near and needs longer has other things to do.
-pub const PATIENCE: u64 = 250_000_000;
-/// How long a server is left alone that did not answer, in nanoseconds.
-pub const AFTER_SILENCE: u64 = 5_000_000_000;
-/// How long one is left alone that answers something else, in nanoseconds: it is not Fairmesh's server layer, and only a new
-/// release of it would be.
-pub const AFTER_NONSENSE: u64 = 10 * 60 * 1_000_000_000;
+/// Timeout of a poll, in nanoseconds: a near server that takes longer is overloaded.
+pub const POLL_TIMEOUT: u64 = 250_000_000;
+/// How long a server is not polled after a poll without a response, in nanoseconds.
+pub const NO_RESPONSE_BACKOFF: u64 = 5_000_000_000;
+/// How long a server is not polled after a response without a load report, in nanoseconds: it does not run Fairmesh's
+/// server layer, and only a new release of it would.
+pub const UNSUPPORTED_BACKOFF: u64 = 10 * 60 * 1_000_000_000;
 
-/// What to go by, where load reports decide and servers may be asked for them.
-pub fn polled(balancing: &Balancing) -> Option<Score> {
+/// The polling constants, if the policy balances by load reports and polling is enabled.
+pub fn polling_config(balancing: &Balancing) -> Option<Score> {
     (balancing.policy == BalancingPolicy::Score && balancing.score.poll).then_some(balancing.score)
 }
 
-/// When a program asks the servers of one service; one for all of its handles.
+/// Limits polls to the servers of one service; shared by all handles of a program.
 ///
-/// What a try needs comes first.
+/// The fields that every attempt reads come first.
 #[derive(Debug, Default)]
 #[repr(C)]
-pub struct Pace {
-    /// From when on the next try is followed by a survey, in nanoseconds of the clock.
+pub struct PollLimiter {
+    /// From when on the next attempt starts a round, in nanoseconds of the clock.
     due: AtomicU64,
-    allowance: Allowance,
-    /// How long servers work on a request, in nanoseconds: a mean over the tries that surveys followed. 0 before any.
-    work: AtomicU64,
-    /// Places that surveys have looked at.
-    looked: AtomicUsize,
+    budget: PollBudget,
+    /// Mean service time of requests, in nanoseconds, over the attempts that started a round. 0 before the first.
+    service_time: AtomicU64,
+    /// Positions examined so far.
+    examined: AtomicUsize,
 }
 
-impl Pace {
-    /// Counts a try that begins at `now`. Whether it is to be followed by a survey of the endpoints, as one is each [`EVERY`]
-    /// nanoseconds while tries pay for questions.
+impl PollLimiter {
+    /// Counts an attempt that begins at `now`. Returns whether it is to be followed by a round, as one attempt per
+    /// [`ROUND_INTERVAL`] is while the budget allows a poll.
     #[inline]
-    pub fn claims_survey(&self, now: u64) -> bool {
-        if !self.allowance.earn() {
+    pub fn claim_round(&self, now: u64) -> bool {
+        if !self.budget.deposit() {
             return false;
         }
         let due = self.due.load(Relaxed);
-        now >= due && self.due.compare_exchange(due, now.saturating_add(EVERY), Relaxed, Relaxed).is_ok()
+        now >= due
+            && self.due.compare_exchange(due, now.saturating_add(ROUND_INTERVAL), Relaxed, Relaxed).is_ok()
     }
 
-    /// Takes how long a server worked on a request, in nanoseconds, and returns the mean.
-    pub fn worked(&self, time: u64) -> u64 {
-        let before = self.work.load(Relaxed);
-        // Of two at once one is lost, as many are that no survey follows.
-        let mean = if before == 0 { time } else { before - before / WORK_MEMORY + time / WORK_MEMORY };
-        self.work.store(mean, Relaxed);
+    /// Records the service time of a request, in nanoseconds, and returns the mean.
+    pub fn record_service_time(&self, time: u64) -> u64 {
+        let previous = self.service_time.load(Relaxed);
+        // Of two concurrent updates one is lost, as are all attempts without a round.
+        let mean = if previous == 0 {
+            time
+        } else {
+            previous - previous / SERVICE_TIME_SAMPLES + time / SERVICE_TIME_SAMPLES
+        };
+        self.service_time.store(mean, Relaxed);
         mean
     }
 
-    /// Places among `all` that the next survey looks at, going on where the one before it stopped and wrapping around.
+    /// The window of `all` that the next round examines: it continues after the previous one and wraps around.
     fn window<'a, T>(&self, all: &'a [T]) -> impl Iterator<Item = &'a T> {
-        let from = self.looked.fetch_add(WINDOW, Relaxed);
-        let (before, after) = all.split_at(from % all.len().max(1));
-        after.iter().chain(before).take(WINDOW)
+        let start = self.examined.fetch_add(MAX_EXAMINED, Relaxed);
+        let (before, after) = all.split_at(start % all.len().max(1));
+        after.iter().chain(before).take(MAX_EXAMINED)
     }
 }
 
-/// A server that may be asked.
-pub trait Askable {
-    /// What asking it has shown.
-    fn asked(&self) -> &Arc<Asked>;
-    /// Whether a question could be sent at once, over a connection that is open already.
+/// A server that may be polled.
+pub trait PollTarget {
+    /// Its polling state.
+    fn poll_state(&self) -> &Arc<PollState>;
+    /// Whether a poll could be sent at once over an open connection.
     fn is_connected(&self) -> bool;
 }
 
-/// Looks at the endpoints of a service.
+/// One round of polling for a service.
 #[derive(Clone, Copy, Debug)]
-pub struct Survey<'a> {
-    /// When the program asks, and what it has asked already.
-    pub pace: &'a Pace,
-    /// What is known of the endpoints.
-    pub slots: &'a Slots,
+pub struct PollRound<'a> {
+    /// The limiter of the service.
+    pub limiter: &'a PollLimiter,
+    /// Counts and reports of the endpoints.
+    pub stats: &'a EndpointStats,
     /// The constants of the service.
     pub score: Score,
-    /// Counts where estimates came from.
-    pub estimates: &'a Estimates,
-    /// How long servers work on a request, in nanoseconds: see [`Pace::worked`].
-    pub work: u64,
+    /// Counts the sources of estimates.
+    pub estimates: &'a EstimateCounters,
+    /// Mean service time of requests, in nanoseconds: see [`PollLimiter::record_service_time`].
+    pub service_time: u64,
     /// The time, in nanoseconds of the caller's clock.
     pub now: u64,
 }
 
-impl Survey<'_> {
-    /// Counts how what is known of some of the endpoints came about, and claims those of them that are to be asked.
+impl PollRound<'_> {
+    /// Counts the sources of the load estimates of some endpoints, and selects those of them that are to be polled.
     ///
-    /// `nearest` are the endpoints that calls could go to, by index; `server` gives the one at an index, or `None` where it was
-    /// never called.
-    pub fn look<'s, S: Askable + 's>(
+    /// `nearest` are the candidate endpoints, by index; `server` returns the one at an index, or `None` if it was never
+    /// called.
+    pub fn select_targets<'s, S: PollTarget + 's>(
         &self,
         nearest: &[u32],
         server: impl Fn(u32) -> Option<&'s S>,
-    ) -> Vec<(u32, Claim)> {
-        let mut near = Vec::new();
-        for &index in self.pace.window(nearest) {
+    ) -> Vec<(u32, PollGuard)> {
+        let mut eligible = Vec::new();
+        for &index in self.limiter.window(nearest) {
             let server = server(index);
-            match self.judge(index, server) {
-                (Estimate::Poll, Some(heard)) => near.extend(server.map(|server| (heard, index, server))),
+            match self.estimate_source(index, server) {
+                (Estimate::Poll, Some(last_report_at)) => {
+                    eligible.extend(server.map(|server| (last_report_at, index, server)))
+                }
                 (estimate, _) => self.estimates.count(estimate),
             }
         }
-        near.sort_by_key(|(heard, ..)| *heard);
-        let mut chosen = Vec::with_capacity(AT_ONCE);
-        for (_, index, server) in near {
-            let claim = if chosen.len() < AT_ONCE { server.asked().claim() } else { None };
-            match claim.filter(|_| self.pace.allowance.spend()) {
-                Some(claim) => chosen.push((index, claim)),
+        eligible.sort_by_key(|(last_report_at, ..)| *last_report_at);
+        let mut chosen = Vec::with_capacity(MAX_POLLS_PER_ROUND);
+        for (_, index, server) in eligible {
+            let guard =
+                if chosen.len() < MAX_POLLS_PER_ROUND { server.poll_state().try_acquire() } else { None };
+            match guard.filter(|_| self.limiter.budget.withdraw()) {
+                Some(guard) => chosen.push((index, guard)),
                 None => self.estimates.count(Estimate::Random),
             }
         }
         chosen
     }
 
-    /// Where an endpoint's load is known from; where it may be asked, also when it was heard of last.
-    fn judge(&self, index: u32, server: Option<&impl Askable>) -> (Estimate, Option<u64>) {
-        let (Some(reported), Some(server)) = (self.slots.reported(index), server) else {
-            // Whoever never reported is not asked: most servers know nothing of all this.
+    /// The source of an endpoint's load estimate; if it may be polled, also the time of its last report.
+    fn estimate_source(&self, index: u32, server: Option<&impl PollTarget>) -> (Estimate, Option<u64>) {
+        let (Some(last_report), Some(server)) = (self.stats.last_report(index), server) else {
+            // A server that never reported is not polled: most servers do not support it.
             return (Estimate::Random, None);
         };
-        let asked = server.asked();
-        let known = Freshness {
-            // A report dated later than now was read by another thread a moment ago.
-            age: Some(self.now.saturating_sub(reported.at)),
-            round_trip: Some(asked.round_trip(self.now)),
-            work: self.work,
+        let poll_state = server.poll_state();
+        let input = EstimateInput {
+            // A report dated later than now was stored by another thread a moment ago.
+            age: Some(self.now.saturating_sub(last_report.at)),
+            round_trip: Some(poll_state.round_trip(self.now)),
+            service_time: self.service_time,
         };
-        match estimate(&self.score, known) {
-            Estimate::Cached if asked.has_told(&reported) => (Estimate::Poll, None),
+        match estimate(&self.score, input) {
+            Estimate::Cached if poll_state.is_polled_report(&last_report) => (Estimate::Poll, None),
             Estimate::Cached => (Estimate::Cached, None),
-            // One that is avoided for its failures gets no calls, and none needs its load.
+            // An ejected endpoint gets no calls, so its load is not needed.
             Estimate::Poll
-                if asked.is_free(self.now)
-                    && self.slots.penalised_until(index) <= self.now
+                if poll_state.is_pollable(self.now)
+                    && self.stats.ejected_until(index) <= self.now
                     && server.is_connected() =>
             {
-                (Estimate::Poll, Some(reported.at))
+                (Estimate::Poll, Some(last_report.at))
             }
             Estimate::Poll | Estimate::Random => (Estimate::Random, None),
         }

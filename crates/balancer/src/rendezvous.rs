@@ -1,15 +1,16 @@
-//! Weighted rendezvous hashing (ServiceRouter §3.4.2): every pair of a chooser and a node has a score that nobody else influences, and
-//! the chooser takes the nodes of the lowest scores. A node more or less changes nothing between the others.
+//! Weighted rendezvous hashing (ServiceRouter §3.4.2): every pair of a chooser (a client or key) and a node has a score
+//! independent of all other nodes, and the chooser takes the nodes with the lowest scores. Adding or removing a node
+//! changes nothing between the others.
 //!
-//! Specified as: `draw = mix_pair(chooser, node)`; `cost = 2^38 - log2(draw)`, the negative logarithm of a number evenly
-//! spread over (0, 1]; `score = floor(cost * 2^24 / weight)`. Divided by its weight, such a cost is lowest of all with a
-//! probability proportional to the weight. Equal scores: the greater draw, then the smaller node comes first.
+//! Specified as: `draw = mix_pair(chooser, node)`; `cost = 2^38 - log2(draw)`, the negative logarithm of a number
+//! uniform in (0, 1]; `score = floor(cost * 2^24 / weight)`. Divided by the weight, such a cost is the lowest of all
+//! with a probability proportional to the weight. Equal scores: the greater draw, then the smaller node comes first.
 
 use std::cmp::Reverse;
 
 use fairmesh_model::arith::{LOG_BITS, log2, mix_pair};
 
-/// Where a node stands for a chooser; the least is the first choice.
+/// The rank of a node for a chooser; the least is the first choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rank {
     /// The score, below 2^62.
@@ -29,7 +30,7 @@ impl Rank {
         Self { score: (cost << 24) / u64::from(weight.max(1)), draw: Reverse(draw), node }
     }
 
-    /// The same without the score, which orders as the draw does where all weights are equal; comparable only with its
+    /// The rank without the score, which orders by the draw as equal weights do; comparable only with ranks of the same
     /// kind.
     #[inline]
     pub fn unweighted(chooser: u64, node: u64) -> Self {
@@ -37,7 +38,8 @@ impl Rank {
     }
 }
 
-/// The positions of the `k` nodes, each `(hash, weight)`, that `chooser` ranks first, in its order; all when `k` is 0.
+/// The positions of the `k` nodes, each `(hash, weight)`, that `chooser` ranks first, in order of rank; all if `k` is
+/// 0.
 pub fn subset(chooser: u64, nodes: &[(u64, u32)], k: usize) -> Vec<usize> {
     let mut ranked: Vec<(Rank, usize)> = nodes
         .iter()

@@ -3,70 +3,73 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-use crate::rule::FINE_ONE;
+use crate::config::UNIT_COST;
 
-/// What a server says of its load, all its callers together (ServiceRouter §3.4.3; Uber, assisted balancing).
+/// The load that a server reports, over all its callers (as in an ORCA load report; ServiceRouter §3.4.3; Uber,
+/// assisted balancing).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadReport {
-    /// Requests begun and not finished there, without streams; `None` where it does not say.
+    /// Requests in flight, streams excluded; `None` if not reported.
     pub requests: Option<u32>,
-    /// Long streams under way there, another kind of load (Uber, assisted balancing); `None` where it does not say.
+    /// Long streams in flight, another kind of load (Uber, assisted balancing); `None` if not reported.
     pub streams: Option<u32>,
-    /// The share of its CPU limit in use, in thousandths, above 1000 where it bursts; `None` where it does not say.
+    /// Utilisation of its CPU limit, in thousandths, above 1000 when bursting; `None` if not reported.
     pub cpu: Option<u16>,
-    /// The metric that the service is balanced by, in thousandths, where its policy names one and the server reports it.
+    /// The metric that the policy names as utilisation, in thousandths; `None` if not reported.
     pub metric: Option<u32>,
 }
 
-/// A report and when it came.
+/// A load report and its time of arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reported {
+pub struct ReceivedReport {
     /// The report.
     pub load: LoadReport,
-    /// When, in nanoseconds of the caller's clock.
+    /// Time of arrival, in nanoseconds of the caller's clock.
     pub at: u64,
 }
 
-/// The last report of one endpoint and what reports amount to, in half a cache line.
+/// The last report of one endpoint and the cost derived from reports, in half a cache line.
 #[derive(Debug)]
 #[repr(align(32))]
-pub(crate) struct Place {
-    /// Requests in the low half, CPU and streams above, each plus one, so that 0 means that there is none.
+pub(crate) struct ReportCell {
+    /// Requests in the low half, CPU and streams above, each plus one, so that 0 means not reported.
     load: AtomicU64,
-    /// 0 means never.
+    /// Time of arrival; 0 before the first.
     at: AtomicU64,
     /// The metric, plus one.
     metric: AtomicU32,
-    /// The correction from utilisation, finer than what a pick reads of it.
+    /// The cost derived from utilisation, more precise than the copy that picks read.
     cost: AtomicU32,
 }
 
-impl Default for Place {
+impl Default for ReportCell {
     fn default() -> Self {
         Self {
             load: AtomicU64::new(0),
             at: AtomicU64::new(0),
             metric: AtomicU32::new(0),
-            cost: AtomicU32::new(FINE_ONE),
+            cost: AtomicU32::new(UNIT_COST),
         }
     }
 }
 
-impl Place {
-    /// Keeps a report. Of two that come at once, the load of one may meet the time of the other: they are as old.
+impl ReportCell {
+    /// Stores a report. Of two concurrent ones, the load of one may be stored with the time of the other: they are
+    /// equally old.
     #[inline]
     pub(crate) fn put(&self, load: LoadReport, now: u64) {
         self.load.store(pack(load), Relaxed);
         self.metric.store(load.metric.map_or(0, |metric| metric.saturating_add(1)), Relaxed);
-        // Whoever reads this time reads this load or a newer one.
+        // A reader of this time reads this load or a newer one.
         self.at.store(now.max(1), Release);
     }
 
     #[inline]
-    pub(crate) fn get(&self) -> Option<Reported> {
+    pub(crate) fn get(&self) -> Option<ReceivedReport> {
         let at = self.at.load(Acquire);
         let metric = self.metric.load(Relaxed).checked_sub(1);
-        (at != 0).then(|| Reported { load: LoadReport { metric, ..unpack(self.load.load(Relaxed)) }, at })
+        (at != 0)
+            .then(|| ReceivedReport { load: LoadReport { metric, ..unpack(self.load.load(Relaxed)) }, at })
     }
 
     pub(crate) fn cost(&self) -> u32 {
@@ -78,7 +81,7 @@ impl Place {
     }
 
     pub(crate) fn clear(&self) {
-        self.cost.store(FINE_ONE, Relaxed);
+        self.cost.store(UNIT_COST, Relaxed);
         self.at.store(0, Release);
     }
 }
@@ -106,18 +109,18 @@ mod tests {
 
     #[test]
     fn a_report_reads_back_with_what_it_leaves_out() {
-        let place = Place::default();
-        assert_eq!(place.get(), None);
+        let cell = ReportCell::default();
+        assert_eq!(cell.get(), None);
         for requests in [None, Some(0), Some(7), Some(u32::MAX - 1)] {
             for cpu in [None, Some(0), Some(1500), Some(u16::MAX - 1)] {
                 for (streams, metric) in [(None, Some(3)), (Some(0), None), (Some(65_534), Some(0))] {
                     let load = LoadReport { requests, streams, cpu, metric };
-                    place.put(load, 42);
-                    assert_eq!(place.get(), Some(Reported { load, at: 42 }));
+                    cell.put(load, 42);
+                    assert_eq!(cell.get(), Some(ReceivedReport { load, at: 42 }));
                 }
             }
         }
-        place.clear();
-        assert_eq!(place.get(), None);
+        cell.clear();
+        assert_eq!(cell.get(), None);
     }
 }

@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use fairmesh_balancer::{
-    Contest, LoadReport, Members, Outcome, Rule, Slots, pick,
-    poll::{Freshness, estimate},
+    BalancerConfig, CandidateSet, EndpointStats, LoadReport, Outcome, PickContext, pick,
+    poll::{EstimateInput, estimate},
     rendezvous,
 };
 use fairmesh_model::{
@@ -20,7 +20,7 @@ mod support;
 
 use support::{check, hex};
 
-/// Numbers at which arithmetic goes wrong if it does, and some ordinary ones.
+/// Edge cases of the arithmetic, and some ordinary numbers.
 fn numbers() -> Vec<u64> {
     let edges = [
         0,
@@ -113,15 +113,15 @@ fn rendezvous_hashing() {
     check("rendezvous.json", &[("scores", scores.collect()), ("subsets", subsets.collect())]);
 }
 
-/// What a caller knows before it picks.
-struct Known {
+/// The state of a caller before a pick.
+struct CallerState {
     weights: Vec<u64>,
     outstanding: Vec<u64>,
-    penalised: Vec<u32>,
-    tried: Vec<u32>,
+    ejected: Vec<u32>,
+    attempted: Vec<u32>,
 }
 
-impl Known {
+impl CallerState {
     fn draw(case: usize, random: &mut Generator) -> Self {
         let n = 1 + random.below([4, 12, 30][case % 3]);
         let mut each = |bound| -> Vec<u64> { (0..n).map(|_| random.below(bound)).collect() };
@@ -134,58 +134,65 @@ impl Known {
         let some = |draws: Vec<u64>| -> Vec<u32> {
             (0..).zip(draws).filter(|draw| draw.1 == 0).map(|draw| draw.0).collect()
         };
-        let penalised = some(each([u64::MAX, 4, 2][case / 3 % 3]));
-        let tried = some(each([u64::MAX, 8][case % 2]));
-        Self { weights, outstanding, penalised, tried }
+        let ejected = some(each([u64::MAX, 4, 2][case / 3 % 3]));
+        let attempted = some(each([u64::MAX, 8][case % 2]));
+        Self { weights, outstanding, ejected, attempted }
     }
 
     fn write(&self) -> Value {
         json!({
-            "weights": self.weights, "outstanding": self.outstanding, "penalised": self.penalised,
-            "tried": self.tried,
+            "weights": self.weights, "outstanding": self.outstanding, "penalised": self.ejected,
+            "tried": self.attempted,
         })
     }
 
-    /// The same as slots, with the calls under way.
-    fn slots(&self, rule: &Rule) -> (Slots, Members) {
-        let slots = Slots::default();
+    /// The same as stats, with the calls in flight.
+    fn stats(&self, config: &BalancerConfig) -> (EndpointStats, CandidateSet) {
+        let stats = EndpointStats::default();
         let ids: Vec<_> =
             (0..self.weights.len()).map(|i| InstanceId::new(format!("i{i}")).unwrap()).collect();
-        let (indices, _lease) = slots.assign(&ids);
+        let (indices, _index_pin) = stats.assign_indices(&ids);
         let members: Vec<_> =
             indices.iter().copied().zip(self.weights.iter().map(|&weight| weight as u32)).collect();
-        slots.admit(&members, rule);
+        stats.set_members(&members, config);
         for (&index, &count) in indices.iter().zip(&self.outstanding) {
-            (0..count).for_each(|_| slots.begin(index));
+            (0..count).for_each(|_| stats.begin(index));
         }
-        for &index in &self.penalised {
-            slots.begin(index);
-            slots.finish(index, Outcome::Unreachable, 0);
+        for &index in &self.ejected {
+            stats.begin(index);
+            stats.finish(index, Outcome::Unreachable, 0);
         }
-        (slots, Members::new(&members))
+        (stats, CandidateSet::new(&members))
     }
 }
 
-fn rule(policy: BalancingPolicy) -> Rule {
-    Rule::new(&Balancing { policy, ..Balancing::default() })
+fn config(policy: BalancingPolicy) -> BalancerConfig {
+    BalancerConfig::new(&Balancing { policy, ..Balancing::default() })
 }
 
-/// What each of the seeds 0 to 7 picks at a time, in nanoseconds.
-fn picked(slots: &Slots, members: &Members, rule: &Rule, tried: &[u32], now: u64) -> Vec<u32> {
-    let contest = Contest::new(slots, rule.terms(), tried, now);
-    let pick = |seed| pick(&members.group(), &contest, &mut Generator::new(seed), &mut ()).unwrap().index;
+/// The picks of the seeds 0 to 7 at a time, in nanoseconds.
+fn picked(
+    stats: &EndpointStats,
+    members: &CandidateSet,
+    config: &BalancerConfig,
+    attempted: &[u32],
+    now: u64,
+) -> Vec<u32> {
+    let context = PickContext::new(stats, config.pick_config(), attempted, now);
+    let pick =
+        |seed| pick(&members.as_candidates(), &context, &mut Generator::new(seed), &mut ()).unwrap().index;
     (0..8).map(pick).collect()
 }
 
 #[test]
 fn picks() {
     let plain = |policy: BalancingPolicy, seed, cases| -> Vec<Value> {
-        let (mut random, rule) = (Generator::new(seed), rule(policy));
+        let (mut random, config) = (Generator::new(seed), config(policy));
         let case = |case| {
-            let known = Known::draw(case, &mut random);
-            let (slots, members) = known.slots(&rule);
-            let mut written = known.write();
-            written["picked_by_seed_0_to_7"] = json!(picked(&slots, &members, &rule, &known.tried, 1));
+            let state = CallerState::draw(case, &mut random);
+            let (stats, members) = state.stats(&config);
+            let mut written = state.write();
+            written["picked_by_seed_0_to_7"] = json!(picked(&stats, &members, &config, &state.attempted, 1));
             written
         };
         (0..cases).map(case).collect()
@@ -201,18 +208,19 @@ fn picks() {
 }
 
 #[test]
-fn turns() {
-    let (mut random, rule) = (Generator::new(14), rule(BalancingPolicy::RoundRobin));
+fn round_robin() {
+    let (mut random, config) = (Generator::new(14), config(BalancingPolicy::RoundRobin));
     let cases = (0..24).map(|case| {
-        let known = Known::draw(case, &mut random);
-        let (slots, members) = known.slots(&rule);
-        let contest = Contest::new(&slots, rule.terms(), &known.tried, 1);
+        let state = CallerState::draw(case, &mut random);
+        let (stats, members) = state.stats(&config);
+        let context = PickContext::new(&stats, config.pick_config(), &state.attempted, 1);
         let turns = (0..20).map(|_| {
-            let picked = pick(&members.group(), &contest, &mut Generator::new(1), &mut ()).unwrap().index;
-            slots.next_turn();
+            let picked =
+                pick(&members.as_candidates(), &context, &mut Generator::new(1), &mut ()).unwrap().index;
+            stats.advance_round_robin();
             picked
         });
-        let mut written = known.write();
+        let mut written = state.write();
         written["picked_in_turns_0_to_19"] = turns.collect();
         written
     });
@@ -225,21 +233,26 @@ fn up_to(random: &mut Generator, bits: u64) -> u64 {
     random.below(1 << bits)
 }
 
-/// What servers say, by time, and how each endpoint's score and the picks follow; without a reward and with one.
+/// Load reports over time, with the resulting scores and picks; without a reward and with one.
 #[test]
 fn reports() {
     let score = Score { reward: 5, ..Score::default() };
-    let rewarding = Rule::new(&Balancing { score, ..Balancing::default() });
-    let (plain, rewarded) = (told(15, &rule(BalancingPolicy::Score), 20), told(17, &rewarding, 6));
+    let rewarding = BalancerConfig::new(&Balancing { score, ..Balancing::default() });
+    let (plain, rewarded) =
+        (report_cases(15, &config(BalancingPolicy::Score), 20), report_cases(17, &rewarding, 6));
     check("reports.json", &[("reports", plain), ("rewarded_5_percent", rewarded)]);
 }
 
-fn told(seed: u64, rule: &Rule, cases: usize) -> Vec<Value> {
+fn report_cases(seed: u64, config: &BalancerConfig, cases: usize) -> Vec<Value> {
     let mut random = Generator::new(seed);
     let case = |case| {
-        let known = Known { penalised: Vec::new(), tried: Vec::new(), ..Known::draw(case, &mut random) };
-        let (slots, members) = known.slots(rule);
-        let n = known.weights.len() as u64;
+        let state = CallerState {
+            ejected: Vec::new(),
+            attempted: Vec::new(),
+            ..CallerState::draw(case, &mut random)
+        };
+        let (stats, members) = state.stats(config);
+        let n = state.weights.len() as u64;
         let mut now = random.below(1 << 40);
         let reports = (0..10 * n).map(|_| {
             now += up_to(&mut random, 15) << 20;
@@ -247,26 +260,26 @@ fn told(seed: u64, rule: &Rule, cases: usize) -> Vec<Value> {
             let requests = (random.below(4) > 0).then(|| up_to(&mut random, 7) as u32);
             let streams = (random.below(8) == 0).then(|| random.below(9) as u32);
             let cpu = (random.below(4) > 0).then(|| random.below(1200) as u16);
-            slots.report(index, LoadReport { requests, streams, cpu, metric: None }, now);
+            stats.record_report(index, LoadReport { requests, streams, cpu, metric: None }, now);
             json!([now, index, requests, streams, cpu])
         });
         let reports: Value = reports.collect();
         let scores = |now| -> Vec<i64> {
-            let contest = Contest::new(&slots, rule.terms(), &[], now);
-            (0..n).map(|i| contest.stand(i as u32, known.weights[i as usize] as u32).score).collect()
+            let context = PickContext::new(&stats, config.pick_config(), &[], now);
+            (0..n).map(|i| context.score_endpoint(i as u32, state.weights[i as usize] as u32).score).collect()
         };
         let later = now + 90_000_000_000;
         json!({
-            "weights": known.weights, "outstanding": known.outstanding,
+            "weights": state.weights, "outstanding": state.outstanding,
             "reports_at_index_requests_streams_cpu": reports,
             "scores": scores(now), "scores_90s_later": scores(later),
-            "picked_by_seed_0_to_7": picked(&slots, &members, rule, &[], now),
+            "picked_by_seed_0_to_7": picked(&stats, &members, config, &[], now),
         })
     };
     (0..cases).map(case).collect()
 }
 
-/// When a server is asked for its load.
+/// When a server is polled for its load.
 #[test]
 fn estimates() {
     let mut random = Generator::new(18);
@@ -278,7 +291,7 @@ fn estimates() {
         let age = (random.below(8) > 0).then(|| random.below(100_000_000));
         let round_trip = (random.below(8) > 0).then(|| up_to(&mut random, 26));
         let work = up_to(&mut random, 27);
-        let estimate = estimate(&score, Freshness { age, round_trip, work });
+        let estimate = estimate(&score, EstimateInput { age, round_trip, service_time: work });
         json!({
             "poll_after_ms": poll_after, "poll_ratio": poll_ratio,
             "age": age, "round_trip": round_trip, "work": work,
@@ -290,22 +303,26 @@ fn estimates() {
 
 #[test]
 fn latencies() {
-    let (mut random, rule) = (Generator::new(16), rule(BalancingPolicy::PeakEwma));
+    let (mut random, config) = (Generator::new(16), config(BalancingPolicy::PeakEwma));
     let cases = (0..20).map(|case| {
-        let known = Known { penalised: Vec::new(), tried: Vec::new(), ..Known::draw(case, &mut random) };
-        let (slots, members) = known.slots(&rule);
-        let n = known.weights.len() as u64;
+        let state = CallerState {
+            ejected: Vec::new(),
+            attempted: Vec::new(),
+            ..CallerState::draw(case, &mut random)
+        };
+        let (stats, members) = state.stats(&config);
+        let n = state.weights.len() as u64;
         let mut now = random.below(1 << 40);
-        let answers = (0..5 * n).map(|_| {
+        let responses = (0..5 * n).map(|_| {
             now += up_to(&mut random, 13) << 20;
             let (index, latency) = (random.below(n) as u32, up_to(&mut random, 36));
-            slots.observe(index, latency, now);
+            stats.record_latency(index, latency, now);
             json!([now, index, latency])
         });
-        let answers: Value = answers.collect();
+        let responses: Value = responses.collect();
         json!({
-            "weights": known.weights, "outstanding": known.outstanding, "answers_at_index_latency": answers,
-            "picked_by_seed_0_to_7": picked(&slots, &members, &rule, &[], now),
+            "weights": state.weights, "outstanding": state.outstanding, "answers_at_index_latency": responses,
+            "picked_by_seed_0_to_7": picked(&stats, &members, &config, &[], now),
         })
     });
     check("latencies.json", &[("latencies", cases.collect())]);

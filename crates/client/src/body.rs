@@ -382,7 +382,7 @@ impl Attempt {
         if mem::replace(&mut self.ended, true) {
             return;
         }
-        let is_dated = matches!(self.outcome, Outcome::Failed | Outcome::Full);
+        let is_dated = matches!(self.outcome, Outcome::Failed | Outcome::Overloaded);
         let now = if is_dated { self.clock.now() } else { 0 };
         match self.is_stream {
             true => self.line.endpoint().finish_stream(self.outcome, now),

@@ -4,7 +4,8 @@
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use fairmesh_balancer::poll::{
-    AFTER_NONSENSE, AFTER_SILENCE, Askable, Asked, Claim, Estimate, PATIENCE, Survey, polled,
+    Estimate, NO_RESPONSE_BACKOFF, POLL_TIMEOUT, PollGuard, PollRound, PollState, PollTarget,
+    UNSUPPORTED_BACKOFF, polling_config,
 };
 use fairmesh_model::Score;
 use fairmesh_router::LoadReport;
@@ -24,8 +25,8 @@ use crate::{
     transport::{Head, Line, Outgoing, Request},
 };
 
-/// [`PATIENCE`] as a duration.
-const PATIENT: Duration = Duration::from_nanos(PATIENCE);
+/// [`POLL_TIMEOUT`] as a duration.
+const PATIENT: Duration = Duration::from_nanos(POLL_TIMEOUT);
 /// How long a question that nobody waits for any more may go on: given up, it would close its connection, and a server that has
 /// too much to do would have another one to set up. Shorter than a silent server is left alone, so that there is one at most.
 const LINGER: Duration = Duration::from_secs(3);
@@ -52,15 +53,24 @@ fn survey(mesh: &Shared, service: &Arc<Subscription<Arc<Line>>>, line: &Line, be
     }
     let clock = mesh.clock;
     let now = clock.now();
-    let work = service.pace.worked((now - began).saturating_sub(line.asked().round_trip(now)));
+    let service_time = service
+        .poll_limiter
+        .record_service_time((now - began).saturating_sub(line.poll_state().round_trip(now)));
     let (service, counters) = (Arc::clone(service), Arc::clone(&mesh.counters));
     tokio::spawn(async move {
         let Some((ready, score)) = scored(&view) else { return };
-        let (slots, estimates) = (service.slots(), &counters.estimates);
-        let survey = Survey { pace: &service.pace, slots, score, estimates, work, now: clock.now() };
+        let (endpoint_stats, estimates) = (service.endpoint_stats(), &counters.estimates);
+        let round = PollRound {
+            limiter: &service.poll_limiter,
+            stats: endpoint_stats,
+            score,
+            estimates,
+            service_time,
+            now: clock.now(),
+        };
         let server = |index| ready.open_lane(index);
-        let chosen = survey.look(ready.upstream.nearest(), |index| server(index).map(Arc::as_ref));
-        let line = |(index, claim)| server(index).map(|line| (Arc::clone(line), claim));
+        let chosen = round.select_targets(ready.upstream.nearest(), |index| server(index).map(Arc::as_ref));
+        let line = |(index, guard)| server(index).map(|line| (Arc::clone(line), guard));
         let chosen: Vec<_> = chosen.into_iter().filter_map(line).collect();
         if chosen.is_empty() {
             return;
@@ -68,19 +78,19 @@ fn survey(mesh: &Shared, service: &Arc<Subscription<Arc<Line>>>, line: &Line, be
         let authority = authority(service.name());
         // Nothing else of the service is kept while servers are asked.
         drop((service, view));
-        join_all(chosen.into_iter().map(|(line, claim)| ask(line, claim, authority.clone(), clock))).await;
+        join_all(chosen.into_iter().map(|(line, guard)| ask(line, guard, authority.clone(), clock))).await;
     });
 }
 
 /// What to go by, where there is anything to ask for.
 fn scored(view: &View<Arc<Line>>) -> Option<(&Ready<Arc<Line>>, Score)> {
     let View::Ready(ready) = view else { return None };
-    polled(&ready.upstream.policy().balancing).map(|score| (ready, score))
+    polling_config(&ready.upstream.policy().balancing).map(|score| (ready, score))
 }
 
-impl Askable for Line {
-    fn asked(&self) -> &Arc<Asked> {
-        Line::asked(self)
+impl PollTarget for Line {
+    fn poll_state(&self) -> &Arc<PollState> {
+        Line::poll_state(self)
     }
 
     fn is_connected(&self) -> bool {
@@ -89,13 +99,13 @@ impl Askable for Line {
 }
 
 /// Asks one server. Whatever comes of it, no call, no try and no failure is counted: calls find out about servers that fail.
-async fn ask(line: Arc<Line>, claim: Claim, authority: Authority, clock: Clock) {
+async fn ask(line: Arc<Line>, guard: PollGuard, authority: Authority, clock: Clock) {
     let estimates = &line.counters().estimates;
     let began = clock.now();
     let mut answer = pin!(line.ask(question(authority)));
     let Ok(answer) = timeout(PATIENT, answer.as_mut()).await else {
         estimates.count(Estimate::Poll);
-        claim.end(clock.now() + AFTER_SILENCE);
+        guard.finish(clock.now() + NO_RESPONSE_BACKOFF);
         // What it says by then is old.
         let _ = timeout(LINGER, answer).await;
         return;
@@ -103,15 +113,15 @@ async fn ask(line: Arc<Line>, claim: Claim, authority: Authority, clock: Clock) 
     let now = clock.now();
     let (estimate, respite) = match answer {
         Some(Ok(head)) => {
-            line.asked().took(now - began, now);
+            line.poll_state().record_round_trip(now - began, now);
             (Estimate::Poll, learn(&line, &head, now))
         }
-        Some(Err(_)) => (Estimate::Poll, AFTER_SILENCE),
+        Some(Err(_)) => (Estimate::Poll, NO_RESPONSE_BACKOFF),
         // Its connection went to a call a moment ago, whose answer tells as much.
         None => (Estimate::Random, 0),
     };
     estimates.count(estimate);
-    claim.end(now + respite);
+    guard.finish(now + respite);
 }
 
 fn question(authority: Authority) -> Request {
@@ -132,15 +142,15 @@ fn learn(line: &Line, answer: &response::Parts, now: u64) -> u64 {
         // It was taken out meanwhile, and its place among the endpoints may be another's.
         Some(Some(_)) if line.is_retired() => 0,
         Some(Some(load)) if load != LoadReport::default() => {
-            line.endpoint().told(line.asked(), load, now);
+            line.endpoint().told(line.poll_state(), load, now);
             0
         }
         Some(None) => {
             count(&line.counters().reports_ignored);
-            AFTER_NONSENSE
+            UNSUPPORTED_BACKOFF
         }
         // Busy, or about to go.
-        None if answer.status.is_server_error() => AFTER_SILENCE,
-        Some(Some(_)) | None => AFTER_NONSENSE,
+        None if answer.status.is_server_error() => NO_RESPONSE_BACKOFF,
+        Some(Some(_)) | None => UNSUPPORTED_BACKOFF,
     }
 }

@@ -196,7 +196,7 @@ async fn tries(
             Some(tried) => tried.2,
             None => {
                 // Claimed as it begins: the one that happened to end first would speak for short ones only.
-                let surveyed = call.target().pace.claims_survey(now).then_some(now);
+                let surveyed = call.target().poll_limiter.claim_round(now).then_some(now);
                 count(&mesh.counters.tries);
                 (surveyed, one_try(terms, call, (&mut line, &mut now), slot, copy).await)
             }

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_balancer::poll::Estimates;
+use fairmesh_balancer::poll::EstimateCounters;
 
 /// What a mesh has done since it was connected, and how old what it knows is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -87,7 +87,7 @@ pub(crate) struct Counters {
     pub(crate) last_resort: AtomicU64,
     pub(crate) panics: AtomicU64,
     pub(crate) reports_ignored: AtomicU64,
-    pub(crate) estimates: Estimates,
+    pub(crate) estimates: EstimateCounters,
     opened: AtomicU64,
     closed: AtomicU64,
     reused: AtomicU64,

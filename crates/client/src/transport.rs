@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_balancer::poll::Asked;
+use fairmesh_balancer::poll::PollState;
 use fairmesh_router::{EndpointTarget, Held};
 use fairmesh_wire::transport::{Plaintext, Transport};
 use http::{HeaderMap, StatusCode, response};
@@ -79,7 +79,7 @@ pub(crate) struct Line {
     h2: PerCore<h2::Pool>,
     retired: AtomicBool,
     counters: Arc<Counters>,
-    asked: Arc<Asked>,
+    poll_state: Arc<PollState>,
 }
 
 /// The head of an answer and where its body comes from.
@@ -207,8 +207,8 @@ impl Line {
     }
 
     /// What asking has shown.
-    pub(crate) fn asked(&self) -> &Arc<Asked> {
-        &self.asked
+    pub(crate) fn poll_state(&self) -> &Arc<PollState> {
+        &self.poll_state
     }
 
     /// The endpoint, and how tries end there.
@@ -274,7 +274,7 @@ impl Lane for Arc<Line> {
             h2: if multiplexed { PerCore::new(wiring.cores) } else { PerCore::none() },
             retired: AtomicBool::new(false),
             counters: Arc::clone(&wiring.counters),
-            asked: Arc::default(),
+            poll_state: Arc::default(),
         })
     }
 

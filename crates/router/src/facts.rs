@@ -5,7 +5,7 @@ use fairmesh_model::{
     ServiceName, Verdict, Verdicts,
 };
 
-use crate::{Reported, Shards};
+use crate::{ReceivedReport, Shards};
 
 /// The records that a snapshot is compiled from.
 #[derive(Clone, Copy, Debug)]
@@ -117,5 +117,5 @@ pub struct Candidate<'a> {
     /// When its penalty ends, in nanoseconds of the caller's clock; 0 without one.
     pub penalised_until: u64,
     /// What it last said of its load.
-    pub report: Option<Reported>,
+    pub report: Option<ReceivedReport>,
 }

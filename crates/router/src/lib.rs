@@ -18,7 +18,7 @@ mod witness;
 
 pub use bucket::Bucket;
 pub use facts::{Candidate, EndpointTarget, Facts, Reach};
-pub use fairmesh_balancer::{LoadReport, Outcome, Reported, Slots};
+pub use fairmesh_balancer::{EndpointStats, LoadReport, Outcome, ReceivedReport};
 pub use request::{Ask, Headers, Picked, RequestView, Routed, Unroutable};
 pub use shards::{
     Holding, HoldingNumbers, Holdings, Located, Rows, SEGMENT_SHARDS, Segment, Shards, Unfit, Words,

@@ -1,13 +1,13 @@
 use std::{sync::Arc, time::Duration};
 
-use fairmesh_balancer::{Lease, Members, Outcome, Slots, Terms};
+use fairmesh_balancer::{CandidateSet, EndpointStats, IndexPin, Outcome, PickConfig};
 use fairmesh_model::{
     BalancingPolicy, KeyRange, Policy, Protocol, Region, Role, Scope, ServiceName, ShardKey, Timeouts,
     Verdict,
 };
 
 use crate::{
-    Ask, Candidate, EndpointTarget, Facts, Headers, Instead, LoadReport, Picked, Reach, Reported,
+    Ask, Candidate, EndpointTarget, Facts, Headers, Instead, LoadReport, Picked, Reach, ReceivedReport,
     RequestView, Routed, Shards, Step, Unroutable, bucket::Bucket, horizon::Horizon, key, routes::Routes,
 };
 
@@ -24,8 +24,8 @@ pub use held::Held;
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Upstream {
-    slots: Arc<Slots>,
-    terms: Terms,
+    endpoint_stats: Arc<EndpointStats>,
+    pick_config: PickConfig,
     routes: Routes,
     /// Counts calls against the limit of the service.
     bucket: Option<Arc<Bucket>>,
@@ -47,7 +47,7 @@ pub struct Upstream {
     panics: Box<[Region]>,
     /// What to say when no endpoint can be called at all.
     nothing: Unroutable,
-    _lease: Lease,
+    _index_pin: IndexPin,
 }
 
 /// How candidates are found.
@@ -56,9 +56,9 @@ enum Kind {
     /// Any of the endpoints, by rank.
     Replicated {
         /// The lowest rank, where there is any.
-        nearest: Tier<Members>,
+        nearest: Tier<CandidateSet>,
         /// The others.
-        further: Box<[Tier<Members>]>,
+        further: Box<[Tier<CandidateSet>]>,
     },
     /// The endpoint that the key's hash ranks first, by rank.
     Hashed(Box<[Tier<Hashed>]>),
@@ -137,10 +137,10 @@ pub struct Explanation {
 }
 
 impl Upstream {
-    /// Compiles the records. `slots` hold what is known of the service's endpoints, for all its snapshots; what stayed as
+    /// Compiles the records. `endpoint_stats` hold what is known of the service's endpoints, for all its snapshots; what stayed as
     /// it was in `previous`, the snapshot before, is shared with it.
-    pub fn compile(facts: &Facts<'_>, slots: &Arc<Slots>, previous: Option<&Self>) -> Self {
-        compile::compile(facts, slots, previous)
+    pub fn compile(facts: &Facts<'_>, endpoint_stats: &Arc<EndpointStats>, previous: Option<&Self>) -> Self {
+        compile::compile(facts, endpoint_stats, previous)
     }
 
     /// The service.
@@ -246,39 +246,39 @@ impl Upstream {
     /// snapshot or any later one of the service.
     #[inline]
     pub fn begin(&self, index: u32) {
-        self.slots.begin(index);
-        if self.terms.policy() == BalancingPolicy::RoundRobin {
-            self.slots.next_turn();
+        self.endpoint_stats.begin(index);
+        if self.pick_config.policy() == BalancingPolicy::RoundRobin {
+            self.endpoint_stats.advance_round_robin();
         }
     }
 
     /// Counts the end of a try and learns from its outcome.
     #[inline]
     pub fn finish(&self, index: u32, outcome: Outcome, now: u64) {
-        self.slots.finish(index, outcome, now);
+        self.endpoint_stats.finish(index, outcome, now);
     }
 
     /// Keeps what the endpoint at `index` said of its load in a good answer that came at `now`.
     #[inline]
     pub fn report(&self, index: u32, load: LoadReport, now: u64) {
-        self.slots.report(index, load, now);
+        self.endpoint_stats.record_report(index, load, now);
     }
 
     /// As [`report`](Self::report), in an answer that is a failure of the server's: it finished no request.
     pub fn report_unearned(&self, index: u32, load: LoadReport, now: u64) {
-        self.slots.report_unearned(index, load, now);
+        self.endpoint_stats.record_unrewarded_report(index, load, now);
     }
 
     /// Keeps how long the endpoint at `index` took for an answer that came at `now`, both in nanoseconds, for policies that go
     /// by it ([`EndpointTarget::by_latency`]).
     pub fn observe(&self, index: u32, latency: u64, now: u64) {
-        self.slots.observe(index, latency, now);
+        self.endpoint_stats.record_latency(index, latency, now);
     }
 
     /// What the endpoint at `index` last said of its load, and when.
     #[inline]
-    pub fn reported(&self, index: u32) -> Option<Reported> {
-        self.slots.reported(index)
+    pub fn reported(&self, index: u32) -> Option<ReceivedReport> {
+        self.endpoint_stats.last_report(index)
     }
 
     /// The endpoint at an index that this snapshot picked.
@@ -303,7 +303,7 @@ impl Upstream {
     /// none where the key alone decides.
     pub fn nearest(&self) -> &[u32] {
         match &self.kind {
-            Kind::Replicated { nearest, .. } => nearest.candidates.group().indices(),
+            Kind::Replicated { nearest, .. } => nearest.candidates.as_candidates().indices(),
             Kind::Sharded(Some(sharding)) => &sharding.nearest,
             Kind::Hashed(_) | Kind::Sharded(None) => &[],
         }
@@ -323,11 +323,11 @@ impl Upstream {
                 reach: &standing.reach,
                 in_subset: standing.in_subset,
                 verdict: standing.verdict.as_ref(),
-                outstanding: self.slots.outstanding(index),
-                streams: self.slots.streams(index),
-                failures: self.slots.failures(index),
-                penalised_until: self.slots.penalised_until(index),
-                report: self.slots.reported(index),
+                outstanding: self.endpoint_stats.outstanding(index),
+                streams: self.endpoint_stats.streams(index),
+                failures: self.endpoint_stats.consecutive_failures(index),
+                penalised_until: self.endpoint_stats.ejected_until(index),
+                report: self.endpoint_stats.last_report(index),
             })
         })
     }

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use fairmesh_balancer::{Handicap, LoadReport, Reported, SCORE_BITS, Standing};
+use fairmesh_balancer::{Exclusion, LoadReport, ReceivedReport, SCORE_BITS, ScoredEndpoint};
 use fairmesh_model::{BalancingPolicy, FULL_SPEED, counted};
 
 use crate::{EndpointTarget, Upstream};
@@ -15,7 +15,7 @@ pub struct Step {
 }
 
 /// Sees a decision while it is made; `()` does not look, and costs nothing.
-pub(crate) trait Witness: fairmesh_balancer::Witness {
+pub(crate) trait Witness: fairmesh_balancer::PickTracer {
     /// Whether anything is written down: what must be searched for is not searched for nobody.
     const LOOKS: bool;
 
@@ -46,9 +46,9 @@ impl Witness for Notes<'_> {
     }
 }
 
-impl fairmesh_balancer::Witness for Notes<'_> {
-    fn considered(&mut self, standing: &Standing) {
-        let Standing { index, weight, outstanding, handicap, score, panic } = *standing;
+impl fairmesh_balancer::PickTracer for Notes<'_> {
+    fn record_candidate(&mut self, scored: &ScoredEndpoint) {
+        let ScoredEndpoint { index, weight, outstanding, exclusion, score, panic } = *scored;
         let target = self.upstream.target(index);
         let load = match self.upstream.policy().balancing.policy {
             BalancingPolicy::Score | BalancingPolicy::BoundedHash => {
@@ -67,11 +67,13 @@ impl fairmesh_balancer::Witness for Notes<'_> {
             }
         };
         let weighed = weighed(target);
-        let against = match handicap {
-            Handicap::None => "",
-            Handicap::Penalised => ", penalised for recent failures",
-            Handicap::Tried => ", tried by this call already",
-            Handicap::TriedAndPenalised => ", tried by this call already, and penalised for recent failures",
+        let against = match exclusion {
+            Exclusion::None => "",
+            Exclusion::Ejected => ", penalised for recent failures",
+            Exclusion::Attempted => ", tried by this call already",
+            Exclusion::AttemptedAndEjected => {
+                ", tried by this call already, and penalised for recent failures"
+            }
         };
         let alarm = if panic { ", in a panic" } else { "" };
         let report = self.upstream.reported(index);
@@ -94,7 +96,7 @@ fn weighed(EndpointTarget { weight, speed, power, .. }: &EndpointTarget) -> Stri
 }
 
 /// `; reports 3 requests, 12 ms ago`.
-fn describe(Reported { load, at }: Reported, now: u64) -> String {
+fn describe(ReceivedReport { load, at }: ReceivedReport, now: u64) -> String {
     let LoadReport { requests, streams, cpu, metric } = load;
     let requests = requests.map(|requests| counted(requests as usize, "request").to_string());
     let streams = streams.map(|streams| counted(streams as usize, "stream").to_string());

@@ -16,7 +16,7 @@ use fairmesh_model::{
     Endpoint, EndpointState, FULL_WEIGHT, Hosts, InstanceId, Label, Location, PathMatch, Policy, Protocol,
     Region, Regions, RoundTrips, Route, Service, ServiceKind, ServiceName, Verdicts,
 };
-use fairmesh_router::{Facts, Slots, Upstream};
+use fairmesh_router::{EndpointStats, Facts, Upstream};
 
 /// The most bytes of one service of two routes and one endpoint.
 const MOST: i64 = 5_000;
@@ -52,7 +52,7 @@ fn route(name: &str, path: &str) -> Route {
     route
 }
 
-fn compiled(name: &str) -> (Arc<Slots>, Box<Upstream>) {
+fn compiled(name: &str) -> (Arc<EndpointStats>, Box<Upstream>) {
     let here = Location::in_region(Region::new("eu").unwrap());
     let endpoint = Endpoint {
         instance: InstanceId::new("one").unwrap(),

@@ -1,182 +1,186 @@
-//! The callers' side: decide, send, learn; each as the client library does it.
+//! The callers: pick, send, learn, each as the client library does it.
 
 use fairmesh_model::BalancingPolicy;
 use fairmesh_router::{Ask, Outcome, RequestView};
 
-use super::{Engine, What};
+use super::{Engine, EventKind};
 use crate::{
-    directory::Knowledge,
-    flights::{Ending, Place},
-    scenario::Answer,
+    in_flight::{AttemptOutcome, RequestStage},
+    registry::DiscoveredService,
+    scenario::FailureResponse,
 };
 
 impl Engine {
-    /// A caller calls, and says when it will again.
+    /// Sends a caller's calls and schedules its next arrival.
     #[inline]
-    pub(super) fn call(&mut self, number: u32) {
-        let caller = &mut self.callers[number as usize];
-        let kinds = std::sync::Arc::clone(&self.kinds);
-        let kind = &kinds[caller.kind as usize];
-        for _ in 0..self.callers[number as usize].burst(kind) {
-            let need = self.callers[number as usize].need(kind);
-            let flight = self.flights.add(number, need, self.now);
-            self.send(flight);
+    pub(super) fn call(&mut self, id: u32) {
+        let caller = &mut self.callers[id as usize];
+        let caller_groups = std::sync::Arc::clone(&self.caller_groups);
+        let group = &caller_groups[caller.group as usize];
+        for _ in 0..self.callers[id as usize].burst(group) {
+            let demand = self.callers[id as usize].draw_demand(group);
+            let request = self.in_flight.add(id, demand, self.now);
+            self.send(request);
         }
-        if let Some(at) = self.callers[number as usize].next_call(kind, self.now) {
-            self.schedule(at, What::Call, number);
+        if let Some(at) = self.callers[id as usize].next_call(group, self.now) {
+            self.schedule(at, EventKind::Call, id);
         }
     }
 
-    /// Decides where a try goes, and sends it.
+    /// Picks the endpoint of an attempt, and sends it.
     #[inline]
-    pub(super) fn send(&mut self, number: u32) {
-        let flight = self.flights.get(number);
-        let caller = &mut self.callers[flight.caller as usize];
+    pub(super) fn send(&mut self, id: u32) {
+        let request = self.in_flight.get(id);
+        let caller = &mut self.callers[request.caller as usize];
         let seed = caller.seeds.next();
         let now = caller.now(self.now);
-        let upstream = &caller.known.upstream;
-        let request = RequestView { host: "", path: "/", method: "POST", headers: &(), grpc: false };
-        let _ = upstream.route(&request, seed);
-        let ask = Ask { avoid: flight.tried(), ..Ask::default() };
+        let upstream = &caller.service.upstream;
+        let view = RequestView { host: "", path: "/", method: "POST", headers: &(), grpc: false };
+        let _ = upstream.route(&view, seed);
+        let ask = Ask { avoid: request.attempted(), ..Ask::default() };
         let Ok(picked) = upstream.pick(&ask, now, seed) else {
-            self.metrics.unroutable(self.now);
-            return self.flights.remove(number);
+            self.metrics.record_unroutable(self.now);
+            return self.in_flight.remove(id);
         };
         upstream.begin(picked.index);
-        let server = caller.known.server(picked.index);
-        flight.try_at(picked.index, server);
-        flight.place = Place::Network;
-        if self.polled.is_some() {
-            flight.surveyed = caller.pace.claims_survey(now).then_some(self.now);
+        let server = caller.service.server(picked.index);
+        request.begin_attempt(picked.index, server);
+        request.stage = RequestStage::Network;
+        if self.polling.is_some() {
+            request.round_from = caller.poll_limiter.claim_round(now).then_some(self.now);
         }
-        let from = flight.caller;
-        self.metrics.sent(server, picked.last_resort);
-        let way = self.way(from, server);
-        self.schedule_flight(self.now + way, What::Reach, number);
+        let from = request.caller;
+        self.metrics.record_sent(server, picked.last_resort);
+        let delay = self.one_way_delay(from, server);
+        self.schedule_request(self.now + delay, EventKind::RequestArrives, id);
     }
 
-    /// Sends an answer, or the news that there is none, to the caller.
+    /// Sends a response, or the failure of the connection, to the caller.
     #[inline]
-    pub(super) fn answer(&mut self, number: u32, ending: Ending) {
-        let flight = self.flights.get(number);
-        if flight.given_up {
-            return self.flights.remove(number);
+    pub(super) fn respond(&mut self, id: u32, outcome: AttemptOutcome) {
+        let request = self.in_flight.get(id);
+        if request.abandoned {
+            return self.in_flight.remove(id);
         }
-        flight.ending = ending;
-        flight.place = Place::Network;
-        let (caller, server) = (flight.caller, flight.server);
-        let way = self.way(caller, server);
-        self.schedule_flight(self.now + way, What::Return, number);
+        request.outcome = outcome;
+        request.stage = RequestStage::Network;
+        let (caller, server) = (request.caller, request.server);
+        let delay = self.one_way_delay(caller, server);
+        self.schedule_request(self.now + delay, EventKind::ResponseArrives, id);
     }
 
-    /// An answer reaches its caller, which learns from it.
+    /// A response arrives at the caller, which learns from it.
     #[inline]
-    pub(super) fn come_back(&mut self, number: u32) {
-        let flight = *self.flights.get(number);
-        if flight.given_up {
-            return self.flights.remove(number);
+    pub(super) fn receive_response(&mut self, id: u32) {
+        let request = *self.in_flight.get(id);
+        if request.abandoned {
+            return self.in_flight.remove(id);
         }
-        if flight.asks {
-            return self.told(number);
+        if request.is_poll {
+            return self.receive_poll_response(id);
         }
-        self.learn(number, flight.ending);
-        let repeated = flight.ending == Ending::Unreachable && flight.tries() < self.attempts;
-        if repeated {
-            return self.send(number);
+        self.record_outcome(id, request.outcome);
+        let is_retried = request.outcome == AttemptOutcome::Unreachable && request.attempts() < self.attempts;
+        if is_retried {
+            return self.send(id);
         }
-        self.metrics.ended(&flight, self.now);
-        self.flights.remove(number);
+        self.metrics.record_completion(&request, self.now);
+        self.in_flight.remove(id);
     }
 
-    /// Tells the upstream how a try ended.
+    /// Reports the outcome of an attempt to the upstream.
     #[inline]
-    fn learn(&mut self, number: u32, ending: Ending) {
-        let flight = self.flights.get(number);
-        let caller = &mut self.callers[flight.caller as usize];
+    fn record_outcome(&mut self, id: u32, outcome: AttemptOutcome) {
+        let request = self.in_flight.get(id);
+        let caller = &mut self.callers[request.caller as usize];
         let now = caller.now(self.now);
-        if self.polled.is_some() {
-            caller.known.connected(flight.index, flight.server, has_answer(ending), self.now);
+        if self.polling.is_some() {
+            caller.service.record_attempt(request.index, request.server, has_response(outcome), self.now);
         }
-        let Knowledge { upstream, slots, .. } = &caller.known;
-        match ending {
-            Ending::Answered => upstream.report(flight.index, flight.report, now),
-            Ending::Error | Ending::Busy => upstream.report_unearned(flight.index, flight.report, now),
+        let DiscoveredService { upstream, endpoint_stats, .. } = &caller.service;
+        match outcome {
+            AttemptOutcome::Responded => upstream.report(request.index, request.report, now),
+            AttemptOutcome::Error | AttemptOutcome::Busy => {
+                upstream.report_unearned(request.index, request.report, now)
+            }
             _ => {}
         }
-        let by_latency = self.directory.policy().balancing.policy == BalancingPolicy::PeakEwma;
-        if by_latency && ending == Ending::Answered && !flight.streaming {
-            upstream.observe(flight.index, self.now - flight.began, now);
+        let by_latency = self.registry.policy().balancing.policy == BalancingPolicy::PeakEwma;
+        if by_latency && outcome == AttemptOutcome::Responded && !request.streaming {
+            upstream.observe(request.index, self.now - request.began, now);
         }
-        match flight.streaming {
-            true => slots.finish_stream(flight.index, outcome(ending), now),
-            false => upstream.finish(flight.index, outcome(ending), now),
+        match request.streaming {
+            true => endpoint_stats.finish_stream(request.index, classify(outcome), now),
+            false => upstream.finish(request.index, classify(outcome), now),
         }
-        if has_answer(ending) {
-            self.follow(number);
+        if has_response(outcome) {
+            self.start_round_if_due(id);
         }
     }
 
-    /// The head of an answer is there, and the rest goes on for long.
-    pub(super) fn becomes_stream(&mut self, number: u32) {
-        let flight = self.flights.get(number);
-        let caller = &self.callers[flight.caller as usize];
-        flight.streaming = caller.known.slots.call_becomes_stream(flight.index);
-        self.follow(number);
+    /// The headers of a response arrive, and the stream continues.
+    pub(super) fn begin_stream(&mut self, id: u32) {
+        let request = self.in_flight.get(id);
+        let caller = &self.callers[request.caller as usize];
+        request.streaming = caller.service.endpoint_stats.convert_to_stream(request.index);
+        self.start_round_if_due(id);
     }
 
-    /// Gives up the calls whose deadline has passed.
-    pub(super) fn sweep(&mut self) {
+    /// Expires the calls whose deadline has passed.
+    pub(super) fn expire_deadlines(&mut self) {
         let (now, deadline) = (self.now, self.deadline);
-        let late = self.flights.find(|flight| {
-            !flight.given_up
-                && !flight.asks
-                && !flight.need.stream
-                && now.saturating_sub(flight.began) > deadline
+        let expired = self.in_flight.find(|request| {
+            !request.abandoned
+                && !request.is_poll
+                && !request.demand.stream
+                && now.saturating_sub(request.began) > deadline
         });
-        for number in late {
-            self.learn(number, Ending::Late);
-            let flight = self.flights.get(number);
-            flight.given_up = true;
-            flight.ending = Ending::Late;
-            let flight = *flight;
-            self.metrics.ended(&flight, now);
+        for id in expired {
+            self.record_outcome(id, AttemptOutcome::TimedOut);
+            let request = self.in_flight.get(id);
+            request.abandoned = true;
+            request.outcome = AttemptOutcome::TimedOut;
+            let request = *request;
+            self.metrics.record_completion(&request, now);
         }
-        self.schedule(now + sweep_every(deadline), What::Sweep, 0);
+        self.schedule(now + sweep_interval(deadline), EventKind::DeadlineSweep, 0);
     }
 
-    /// A caller hears of what has changed.
-    pub(super) fn hear(&mut self, number: u32) {
-        let caller = &mut self.callers[number as usize];
-        let location = &self.kinds[caller.kind as usize].location;
-        caller.known.refresh(&self.directory, location, caller.client);
+    /// A caller learns of registry changes.
+    pub(super) fn refresh_caller(&mut self, id: u32) {
+        let caller = &mut self.callers[id as usize];
+        let location = &self.caller_groups[caller.group as usize].location;
+        caller.service.refresh(&self.registry, location, caller.client);
     }
 }
 
-/// Looking a hundred times as often as calls may last finds late ones soon enough, and costs next to nothing.
-pub(super) fn sweep_every(deadline: u64) -> u64 {
+/// A hundredth of the deadline detects expired calls soon enough, at next to no cost.
+pub(super) fn sweep_interval(deadline: u64) -> u64 {
     (deadline / 100).max(1_000_000)
 }
 
-/// Whether there was an answer, good or bad.
-fn has_answer(ending: Ending) -> bool {
-    matches!(ending, Ending::Answered | Ending::Error | Ending::Busy)
+/// Whether there was a response, successful or not.
+fn has_response(outcome: AttemptOutcome) -> bool {
+    matches!(outcome, AttemptOutcome::Responded | AttemptOutcome::Error | AttemptOutcome::Busy)
 }
 
-/// As the client library judges endings.
-fn outcome(ending: Ending) -> Outcome {
-    match ending {
-        Ending::Answered => Outcome::Ok,
-        Ending::Error | Ending::Busy | Ending::Broken | Ending::Late => Outcome::Failed,
-        Ending::Unreachable => Outcome::Unreachable,
+/// As the client library classifies outcomes.
+fn classify(outcome: AttemptOutcome) -> Outcome {
+    match outcome {
+        AttemptOutcome::Responded => Outcome::Ok,
+        AttemptOutcome::Error | AttemptOutcome::Busy | AttemptOutcome::Broken | AttemptOutcome::TimedOut => {
+            Outcome::Failed
+        }
+        AttemptOutcome::Unreachable => Outcome::Unreachable,
     }
 }
 
-impl From<Answer> for Ending {
-    fn from(answer: Answer) -> Self {
-        match answer {
-            Answer::Busy => Self::Busy,
-            Answer::Broken => Self::Broken,
-            Answer::Error => Self::Error,
+impl From<FailureResponse> for AttemptOutcome {
+    fn from(response: FailureResponse) -> Self {
+        match response {
+            FailureResponse::Busy => Self::Busy,
+            FailureResponse::Broken => Self::Broken,
+            FailureResponse::Error => Self::Error,
         }
     }
 }

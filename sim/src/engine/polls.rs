@@ -1,87 +1,100 @@
-//! Questions for load: who is asked, and when, is decided by the code of production.
+//! Polls for load: the code of production decides when to poll, and which servers.
 
 use std::sync::Arc;
 
-use fairmesh_balancer::poll::{AFTER_NONSENSE, AFTER_SILENCE, Askable, Estimate, PATIENCE, Survey};
+use fairmesh_balancer::poll::{
+    Estimate, NO_RESPONSE_BACKOFF, POLL_TIMEOUT, PollRound, PollTarget, UNSUPPORTED_BACKOFF,
+};
 use fairmesh_router::LoadReport;
 
-use super::{Engine, What};
-use crate::{caller::Need, directory::Knowledge, flights::Ending};
+use super::{Engine, EventKind};
+use crate::{caller::Demand, in_flight::AttemptOutcome, registry::DiscoveredService};
 
-/// What a question costs a server, in nanoseconds of an ordinary core: a call that does nothing costs the server layer about 8 µs.
-const COST: f64 = 10_000.0;
+/// Cost of a poll to a server, in nanoseconds of an ordinary core: a call without work costs the server layer about 8
+/// µs.
+const POLL_COST: f64 = 10_000.0;
 
 impl Engine {
-    /// What an answered try is followed by, where it is one of those that a survey follows.
+    /// After a response, starts the polling round that the attempt was chosen for.
     #[inline]
-    pub(super) fn follow(&mut self, number: u32) {
-        if let Some(began) = self.flights.get(number).surveyed.take() {
-            self.survey(number, began);
+    pub(super) fn start_round_if_due(&mut self, id: u32) {
+        if let Some(began) = self.in_flight.get(id).round_from.take() {
+            self.start_round(id, began);
         }
     }
 
-    /// Looks at the endpoints of a caller, one of whose tries began then and has its answer.
-    fn survey(&mut self, number: u32, began: u64) {
-        let Some(score) = self.polled else { return };
-        let flight = self.flights.get(number);
-        let (from, index) = (flight.caller, flight.index);
+    /// Selects the endpoints that a caller polls, after the response to an attempt that began then.
+    fn start_round(&mut self, id: u32, began: u64) {
+        let Some(score) = self.polling else { return };
+        let request = self.in_flight.get(id);
+        let (from, index) = (request.caller, request.index);
         let caller = &self.callers[from as usize];
-        let (known, now) = (&caller.known, caller.now(self.now));
-        let round_trip = known.lane(index).map_or(0, |lane| lane.asked().round_trip(now));
-        let work = caller.pace.worked((self.now - began).saturating_sub(round_trip));
-        let Knowledge { upstream, slots, .. } = known;
+        let (service, now) = (&caller.service, caller.now(self.now));
+        let round_trip =
+            service.connection(index).map_or(0, |connection| connection.poll_state().round_trip(now));
+        let service_time =
+            caller.poll_limiter.record_service_time((self.now - began).saturating_sub(round_trip));
+        let DiscoveredService { upstream, endpoint_stats, .. } = service;
         let estimates = self.metrics.estimates(self.now);
-        let survey = Survey { pace: &caller.pace, slots, score, estimates, work, now };
-        let open = |index| known.lane(index).filter(|lane| lane.is_open(self.now));
-        for (index, claim) in survey.look(upstream.nearest(), open) {
-            let question = self.flights.add(from, Need { cpu: COST, wait: 0, stream: false }, self.now);
-            let known = &mut self.callers[from as usize].known;
-            let server = known.server(index);
-            if let Some(lane) = known.lane_mut(index) {
-                lane.asks(question, claim);
+        let round = PollRound {
+            limiter: &caller.poll_limiter,
+            stats: endpoint_stats,
+            score,
+            estimates,
+            service_time,
+            now,
+        };
+        let open = |index| service.connection(index).filter(|connection| connection.is_open(self.now));
+        for (index, guard) in round.select_targets(upstream.nearest(), open) {
+            let poll = self.in_flight.add(from, Demand { cpu: POLL_COST, wait: 0, stream: false }, self.now);
+            let service = &mut self.callers[from as usize].service;
+            let server = service.server(index);
+            if let Some(connection) = service.connection_mut(index) {
+                connection.begin_poll(poll, guard);
             }
-            let flight = self.flights.get(question);
-            flight.asks = true;
-            flight.try_at(index, server);
+            let request = self.in_flight.get(poll);
+            request.is_poll = true;
+            request.begin_attempt(index, server);
             self.metrics.estimates(self.now).count(Estimate::Poll);
-            self.metrics.asked(self.now);
-            let way = self.way(from, server);
-            self.schedule_flight(self.now + way, What::Reach, question);
+            self.metrics.record_poll(self.now);
+            let delay = self.one_way_delay(from, server);
+            self.schedule_request(self.now + delay, EventKind::RequestArrives, poll);
         }
     }
 
-    /// A question reaches its server, whose limits and failures are those of the service behind the server layer.
-    pub(super) fn reach_asking(&mut self, number: u32) {
-        let flight = self.flights.get(number);
-        if self.servers[flight.server as usize].up {
-            self.work_on(number);
+    /// A poll arrives at its server. Limits and failures do not apply: they are those of the service behind the server
+    /// layer.
+    pub(super) fn poll_arrives(&mut self, id: u32) {
+        let request = self.in_flight.get(id);
+        if self.servers[request.server as usize].up {
+            self.start_work(id);
         } else {
-            self.answer(number, Ending::Unreachable);
+            self.respond(id, AttemptOutcome::Unreachable);
         }
     }
 
-    /// A question is over.
-    pub(super) fn told(&mut self, number: u32) {
-        let flight = *self.flights.get(number);
-        self.flights.remove(number);
-        let caller = &mut self.callers[flight.caller as usize];
-        let (now, took) = (caller.now(self.now), self.now - flight.began);
-        let known = &mut caller.known;
-        let Some(lane) = known.lane_mut(flight.index) else { return };
-        let Some(claim) = lane.asked_by(number) else { return };
-        if flight.ending != Ending::Answered {
-            lane.close();
-            return claim.end(now + AFTER_SILENCE);
+    /// A poll has ended.
+    pub(super) fn receive_poll_response(&mut self, id: u32) {
+        let request = *self.in_flight.get(id);
+        self.in_flight.remove(id);
+        let caller = &mut self.callers[request.caller as usize];
+        let (now, took) = (caller.now(self.now), self.now - request.began);
+        let service = &mut caller.service;
+        let Some(connection) = service.connection_mut(request.index) else { return };
+        let Some(guard) = connection.end_poll(id) else { return };
+        if request.outcome != AttemptOutcome::Responded {
+            connection.close();
+            return guard.finish(now + NO_RESPONSE_BACKOFF);
         }
-        if took > PATIENCE {
-            return claim.end((now + PATIENCE + AFTER_SILENCE).saturating_sub(took));
+        if took > POLL_TIMEOUT {
+            return guard.finish((now + POLL_TIMEOUT + NO_RESPONSE_BACKOFF).saturating_sub(took));
         }
-        let asked = Arc::clone(lane.asked());
-        asked.took(took, now);
-        if flight.report == LoadReport::default() {
-            return claim.end(now + AFTER_NONSENSE);
+        let poll_state = Arc::clone(connection.poll_state());
+        poll_state.record_round_trip(took, now);
+        if request.report == LoadReport::default() {
+            return guard.finish(now + UNSUPPORTED_BACKOFF);
         }
-        claim.end(now);
-        asked.told(&known.slots, flight.index, flight.report, now);
+        guard.finish(now);
+        poll_state.record_report(&service.endpoint_stats, request.index, request.report, now);
     }
 }

@@ -2,16 +2,16 @@ use std::fmt::Write as _;
 
 use super::{Plot, escape, number, ticks};
 
-/// The whole picture, the names on its left, and one row, in pixels.
+/// Size of the image, of the names on the left, and of a row, in pixels.
 const WIDTH: f64 = 960.0;
 const NAMES: f64 = 200.0;
 const ROW: f64 = 18.0;
 const TOP: f64 = 64.0;
 const BOTTOM: f64 = 30.0;
-/// Between the fields.
+/// Gap between the fields.
 const GAP: f64 = 30.0;
 
-/// A row a name, with two values around 1 and by how much each may be off, in two fields side by side.
+/// A row per name, with two values around 1 and their errors, in two fields side by side.
 pub fn intervals(title: &str, heads: &[String; 2], rows: &[(String, [(f64, f64); 2])]) -> String {
     let height = TOP + ROW * rows.len() as f64 + BOTTOM;
     let mut svg = format!(
@@ -35,7 +35,7 @@ pub fn intervals(title: &str, heads: &[String; 2], rows: &[(String, [(f64, f64);
     for (n, head) in heads.iter().enumerate() {
         let left = NAMES + n as f64 * (width + GAP);
         let values: Vec<(f64, f64)> = rows.iter().map(|(_, values)| values[n]).collect();
-        Field { left, width, axis: axis(&values) }.draw(&mut svg, head, &values);
+        Field { left, width, axis: axis(&values) }.sample(&mut svg, head, &values);
     }
     svg.push_str("</svg>\n");
     svg
@@ -45,7 +45,7 @@ fn middle(row: usize) -> f64 {
     TOP + ROW * (row as f64 + 0.5)
 }
 
-/// Around 1, as far as the values go.
+/// An axis around 1 that covers the values.
 fn axis(values: &[(f64, f64)]) -> (f64, f64) {
     let reach = |(value, off): &(f64, f64)| (value - 1.0).abs() + off;
     let reach = values.iter().map(reach).filter(|reach| reach.is_finite()).fold(0.005, f64::max) * 1.1;
@@ -63,7 +63,7 @@ impl Field {
         self.left + (value - self.axis.0) / (self.axis.1 - self.axis.0) * self.width
     }
 
-    fn draw(&self, svg: &mut String, head: &str, values: &[(f64, f64)]) {
+    fn sample(&self, svg: &mut String, head: &str, values: &[(f64, f64)]) {
         let bottom = TOP + ROW * values.len() as f64;
         let _ = writeln!(svg, "<text x=\"{}\" y=\"{}\">{}</text>", self.left, TOP - 12.0, escape(head));
         for tick in ticks(self.axis) {
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_row_has_its_name_and_a_dot_in_each_field_that_knows_its_value() {
+    fn a_row_has_its_name_and_a_dot_for_each_finite_value() {
         let rows = [
             ("a < b".to_owned(), [(0.9, 0.02), (1.1, 0.1)]),
             ("c".to_owned(), [(1.0, 0.0), (f64::NAN, 0.0)]),

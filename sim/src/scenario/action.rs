@@ -1,25 +1,25 @@
 use fairmesh_model::Invalid;
 use serde::{Deserialize, Serialize};
 
-use super::{Scenario, Span, within_range};
+use super::{Scenario, SimTime, within_range};
 
-/// Something that happens to some servers or callers.
+/// An event of a scenario.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Happening {
-    /// When.
-    pub at: Span,
-    /// To which group, by its name: servers, or callers where the action is about those; left out, to all.
+pub struct ScenarioEvent {
+    /// When it begins.
+    pub at: SimTime,
+    /// The group, by name: servers, or callers for actions on callers; by default, all.
     #[serde(default)]
     pub to: Option<String>,
-    /// How many of the group, from its first; left out, all.
+    /// How many of the group, from its first; by default, all.
     #[serde(default)]
     pub count: Option<u32>,
-    /// What.
+    /// The action.
     pub action: Action,
 }
 
-/// What happens.
+/// The action of an event.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase", deny_unknown_fields)]
 pub enum Action {
@@ -27,108 +27,108 @@ pub enum Action {
     Start,
     /// They are drained and stopped for good.
     Stop {
-        /// From the registry's word to the end of the process.
-        #[serde(default = "drain")]
-        drain: Span,
+        /// From the registry change to the end of the process.
+        #[serde(default = "default_drain")]
+        drain: SimTime,
     },
-    /// They are replaced by new instances, some at a time: drained, stopped, started.
+    /// They are replaced by new instances in batches: drained, stopped, started.
     Rollout {
-        /// How many at a time.
+        /// Batch size.
         batch: u32,
-        /// From one batch to the next.
-        every: Span,
-        /// From the registry's word to the end of the old process.
-        #[serde(default = "drain")]
-        drain: Span,
+        /// Interval between batches.
+        every: SimTime,
+        /// From the registry change to the end of the old process.
+        #[serde(default = "default_drain")]
+        drain: SimTime,
     },
-    /// The processes die: what they were working on is lost, and the registry learns when their leases run out.
+    /// The processes crash: requests in progress are lost, and the registry detects it when the leases expire.
     Crash {
         /// When they start again, as the same instances.
-        back: Option<Span>,
-        /// How often they die; each time this long after they were back.
+        back: Option<SimTime>,
+        /// Number of crashes; each one this long after the previous recovery.
         #[serde(default = "once")]
         times: u32,
-        /// How long they live in between.
-        #[serde(default = "drain")]
-        lives: Span,
+        /// Lifetime between crashes.
+        #[serde(default = "default_drain")]
+        lives: SimTime,
     },
-    /// They answer at once and do no work.
+    /// They fail requests without working on them.
     Fail {
         /// The share of requests.
         #[serde(default = "all")]
         share: f64,
-        /// What they answer.
+        /// The failure response.
         #[serde(default)]
-        answer: Answer,
-        /// How long an answer takes.
-        takes: Span,
-        /// How long it goes on; left out, to the end.
+        response: FailureResponse,
+        /// How long a response takes.
+        takes: SimTime,
+        /// Duration; by default, to the end.
         #[serde(default, rename = "for")]
-        lasts: Option<Span>,
+        duration: Option<SimTime>,
     },
-    /// Their machines become this many times as fast: below 1, a neighbour takes the rest.
+    /// The speed of their machines is multiplied: below 1, a neighbour takes the rest.
     Speed {
-        /// The multiple.
+        /// The factor.
         times: f64,
-        /// How long it goes on; left out, to the end.
+        /// Duration; by default, to the end.
         #[serde(default, rename = "for")]
-        lasts: Option<Span>,
+        duration: Option<SimTime>,
     },
-    /// Their load reports go wrong.
+    /// Their load reports are faulty.
     Reports {
-        /// How.
-        are: Reports,
-        /// How long it goes on; left out, to the end.
+        /// The fault.
+        are: ReportFault,
+        /// Duration; by default, to the end.
         #[serde(default, rename = "for")]
-        lasts: Option<Span>,
+        duration: Option<SimTime>,
     },
-    /// The registry takes them for lost although they serve.
+    /// The registry lists them as lost although they serve.
     Lost {
-        /// How long it goes on; left out, to the end.
+        /// Duration; by default, to the end.
         #[serde(default, rename = "for")]
-        lasts: Option<Span>,
+        duration: Option<SimTime>,
     },
     /// The callers' clocks jump.
     Clock {
-        /// How far.
-        by: Span,
+        /// By how much.
+        by: SimTime,
         /// Whether backwards.
         #[serde(default)]
         back: bool,
     },
 }
 
-/// What a failing server answers.
+/// The response of a failing server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Answer {
-    /// 503: it cannot serve now.
+pub enum FailureResponse {
+    /// 503: unavailable.
     #[default]
     Busy,
-    /// Nothing: it breaks the connection off.
+    /// No response: the connection breaks.
     Broken,
-    /// A status such as 500, which routers take for the answer that the caller asked for.
+    /// A status such as 500, which routers take for the response of the application.
     Error,
 }
 
-/// How load reports go wrong.
+/// A fault of load reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Reports {
-    /// There are none.
+pub enum ReportFault {
+    /// No reports.
     Missing,
-    /// They name a billion requests.
+    /// Reports of a billion requests.
     Absurd,
-    /// They always say idle.
+    /// Reports of an idle server.
     Idle,
-    /// They repeat the first that was sent since.
+    /// The first report since the fault began, repeated.
     Stuck,
-    /// They are as things were some seconds ago.
+    /// Reports that are some seconds old.
     Late,
 }
 
-fn drain() -> Span {
-    Span::seconds(10)
+fn default_drain() -> SimTime {
+    SimTime::seconds(10)
 }
 
 fn once() -> u32 {
@@ -140,24 +140,24 @@ fn all() -> f64 {
 }
 
 impl Action {
-    /// Whether it is about callers.
+    /// Whether it acts on callers.
     pub(crate) fn is_about_callers(&self) -> bool {
         matches!(self, Self::Clock { .. })
     }
 
-    /// How long it goes on, where it ends by itself.
-    pub(crate) fn lasts(&self) -> Option<Span> {
+    /// The duration of an action that ends by itself.
+    pub(crate) fn duration(&self) -> Option<SimTime> {
         match self {
-            Self::Fail { lasts, .. }
-            | Self::Speed { lasts, .. }
-            | Self::Reports { lasts, .. }
-            | Self::Lost { lasts } => *lasts,
+            Self::Fail { duration, .. }
+            | Self::Speed { duration, .. }
+            | Self::Reports { duration, .. }
+            | Self::Lost { duration } => *duration,
             _ => None,
         }
     }
 }
 
-impl Happening {
+impl ScenarioEvent {
     pub(super) fn validate(&self, scenario: &Scenario) -> Result<(), Invalid> {
         let mut groups: Vec<&str> = Vec::new();
         match self.action.is_about_callers() {
@@ -166,11 +166,15 @@ impl Happening {
         }
         if let Some(to) = self.to.as_deref().filter(|to| !groups.contains(to)) {
             let hint = format!("write one of {}", groups.join(", "));
-            return Err(Invalid::new("to", format!("there is no group '{to}' of that sort"), hint));
+            return Err(Invalid::new("to", format!("there is no such group '{to}'"), hint));
         }
         if self.at >= scenario.duration {
             let problem = format!("{} is not before the end, {}", self.at, scenario.duration);
-            return Err(Invalid::new("at", problem, "let it happen earlier, or let all last longer"));
+            return Err(Invalid::new(
+                "at",
+                problem,
+                "move the event to an earlier time, or extend 'duration'",
+            ));
         }
         match &self.action {
             Action::Rollout { batch, .. } => {

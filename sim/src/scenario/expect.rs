@@ -2,32 +2,32 @@ use serde::{Deserialize, Serialize};
 
 use fairmesh_model::Invalid;
 
-use super::{Scenario, Span};
+use super::{Scenario, SimTime};
 use crate::report::{Latency, Report};
 
-/// What must hold at the end of a scenario; what is left out is not checked.
+/// Expectations on the result of a scenario; all are optional.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Expect {
-    /// The greatest coefficient of variation of utilisation.
+    /// Upper bound of the coefficient of variation of utilisation.
     pub cv_below: Option<f64>,
-    /// The greatest utilisation of the p99 server, from 0 to 1.
+    /// Upper bound of p99 utilisation, from 0 to 1.
     pub p99_utilisation_below: Option<f64>,
-    /// The greatest share of calls that fail.
+    /// Upper bound of the share of failed calls.
     pub errors_below: Option<f64>,
-    /// The greatest p99 latency.
-    pub p99_latency_below: Option<Span>,
-    /// The greatest p99 latency after the first event, as a multiple of that before it.
+    /// Upper bound of p99 latency.
+    pub p99_latency_below: Option<SimTime>,
+    /// Upper bound of p99 latency after the first event, as a multiple of that before it.
     pub p99_latency_after_event_below: Option<f64>,
-    /// The greatest multiple of its fair share that any server gets in any second after the first event.
+    /// Upper bound of the multiple of its fair share that any server gets in any second after the first event.
     pub worst_second_below: Option<f64>,
-    /// How soon servers that came back must have four fifths of their fair share.
-    pub recovered_within: Option<Span>,
-    /// The least number of calls that go to a last resort.
+    /// How soon recovered servers must get four fifths of their fair share.
+    pub recovered_within: Option<SimTime>,
+    /// Lower bound of the number of calls sent to a last resort.
     pub last_resort_above: Option<u64>,
-    /// The greatest multiple of its fair share that this group of servers gets from the first event on.
+    /// Upper bound of the multiple of its fair share that this group of servers gets after the first event.
     pub share_below: Option<GroupShare>,
-    /// The least multiple of its fair share that this group of servers gets from the first event on.
+    /// Lower bound of the multiple of its fair share that this group of servers gets after the first event.
     pub share_above: Option<GroupShare>,
 }
 
@@ -42,7 +42,7 @@ pub struct GroupShare {
 }
 
 impl Expect {
-    /// What does not hold, in words.
+    /// The expectations that were not met, as messages.
     pub(crate) fn missed(&self, report: &Report) -> Vec<String> {
         let mut missed = Vec::new();
         let mut at_most = |what: &str, found: Option<f64>, bound: Option<f64>| {
@@ -58,7 +58,7 @@ impl Expect {
         let ratio =
             p99(&report.latency_after_event).zip(p99(&report.latency)).map(|(after, before)| after / before);
         at_most("the variation of utilisation", report.cv, self.cv_below);
-        // Without a whole window it is 0, which would pass for good.
+        // Without a complete window it is 0, which would pass.
         let p99_utilisation = (!report.windows.is_empty()).then_some(report.p99_utilisation);
         at_most("the p99 utilisation", p99_utilisation, self.p99_utilisation_below);
         at_most("the share of failed calls", Some(report.failed), self.errors_below);
@@ -72,7 +72,7 @@ impl Expect {
         let worst = report.worst_second.map(|worst| worst.times);
         at_most("the greatest multiple of a fair share in a second", worst, self.worst_second_below);
         let slowest = report.recoveries.iter().map(|one| one.took.unwrap_or(f64::INFINITY)).reduce(f64::max);
-        at_most("the slowest recovery in seconds", slowest, self.recovered_within.map(Span::as_seconds));
+        at_most("the slowest recovery in seconds", slowest, self.recovered_within.map(SimTime::as_seconds));
         let share =
             |wanted: &GroupShare| report.groups.iter().find(|group| group.name == wanted.group)?.share;
         if let Some(wanted) = &self.share_below {
@@ -97,7 +97,7 @@ impl Expect {
         missed
     }
 
-    /// Checks that what is expected can be measured.
+    /// Checks that the expectations can be measured.
     pub(super) fn validate(&self, scenario: &Scenario) -> Result<(), Invalid> {
         for (field, share) in [("shareBelow", &self.share_below), ("shareAbove", &self.share_above)] {
             let Some(share) = share else { continue };

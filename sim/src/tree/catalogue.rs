@@ -1,4 +1,4 @@
-//! What is in the routing information base: services by size, their records, and who calls which.
+//! The content of the routing information base: services by size, their records, and which services programs call.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -10,38 +10,38 @@ use fairmesh_model::{
 use fairmesh_rib::Entry;
 
 use super::scenario::{Scenario, Size};
-use crate::chance::{exp, ln, unit};
+use crate::sampling::{exp, ln, unit};
 
-/// The revision that wrote everything that there is at the start.
-pub(super) const FIRST: u64 = 1;
-/// Bytes of the records that say what a service is, and of its policy.
-const SMALL: usize = 64;
-/// Bytes that values are cut from.
-const PATTERN: usize = 1 << 20;
-/// Bytes of a chunk's name in a manifest, and of the rest of it.
-const MANIFEST: (usize, usize) = (16, 48);
+/// The revision of the initial records.
+pub(super) const INITIAL_REVISION: u64 = 1;
+/// Bytes of the service record, and of the policy record.
+const SMALL_VALUE_BYTES: usize = 64;
+/// Bytes that values are sliced from.
+const VALUE_SOURCE_BYTES: usize = 1 << 20;
+/// Bytes of a manifest per chunk, and of its fixed part.
+const MANIFEST_BYTES: (usize, usize) = (16, 48);
 
 /// One service.
 #[derive(Clone, Debug)]
-pub(super) struct Known {
+pub(super) struct ServiceInfo {
     pub(super) name: ServiceName,
     pub(super) servers: u32,
-    /// Chunks of its shard map in each region; 0 where it is not sharded.
+    /// Chunks of its shard map in each region; 0 if it is not sharded.
     pub(super) chunks: u32,
 }
 
 /// All services, the largest first.
 #[derive(Debug)]
 pub(super) struct Catalogue {
-    pub(super) services: Vec<Known>,
+    pub(super) services: Vec<ServiceInfo>,
     regions: Vec<Region>,
     /// Servers of this service and all before it.
     servers: Vec<u64>,
     /// Chunks in all regions of this service and all before it.
     chunks: Vec<u64>,
-    /// How probable it is that a program calls this service or one before it, up to any sum.
+    /// Cumulative popularity of this service and all before it, not normalised.
     popularity: Vec<f64>,
-    pattern: Bytes,
+    value_source: Bytes,
     endpoint_bytes: usize,
     chunk_bytes: usize,
 }
@@ -66,38 +66,40 @@ impl Catalogue {
         let mut services = Vec::with_capacity(sizes.len());
         for (rank, &servers) in sizes.iter().enumerate() {
             let chunks = if sharded(rank) { chunks_of(f64::from(servers)) } else { 0 };
-            services.push(Known { name: format!("shop/s{rank:06}").parse()?, servers, chunks });
+            services.push(ServiceInfo { name: format!("shop/s{rank:06}").parse()?, servers, chunks });
         }
-        let weight = |known: &Known| exp(spec.popularity * ln(f64::from(known.servers)));
+        let weight = |service_info: &ServiceInfo| exp(spec.popularity * ln(f64::from(service_info.servers)));
         Ok(Self {
-            servers: sums(services.iter().map(|known| u64::from(known.servers))),
-            chunks: sums(services.iter().map(|known| u64::from(known.chunks) * regions.len() as u64)),
+            servers: sums(services.iter().map(|service_info| u64::from(service_info.servers))),
+            chunks: sums(
+                services.iter().map(|service_info| u64::from(service_info.chunks) * regions.len() as u64),
+            ),
             popularity: sums(services.iter().map(weight)),
             services,
             regions,
-            pattern: pattern(scenario.seed),
+            value_source: value_source(scenario.seed),
             endpoint_bytes: spec.endpoint_bytes as usize,
             chunk_bytes: spec.chunk_bytes as usize,
         })
     }
 
-    /// How many servers there are.
+    /// Number of servers.
     pub(super) fn servers(&self) -> u64 {
         self.servers.last().copied().unwrap_or(0)
     }
 
-    /// How many chunks there are, of all regions.
+    /// Number of chunks, over all regions.
     pub(super) fn chunks(&self) -> u64 {
         self.chunks.last().copied().unwrap_or(0)
     }
 
-    /// The service of the n-th server of all, and which of its servers that is.
+    /// The service of the n-th server of all, and its number within the service.
     pub(super) fn server(&self, n: u64) -> (usize, u32) {
         let service = self.servers.partition_point(|sum| *sum <= n);
         (service, (n - (self.servers[service] - u64::from(self.services[service].servers))) as u32)
     }
 
-    /// The service of the n-th chunk of all, its region, and which of that region's it is.
+    /// The service of the n-th chunk of all, its region, and its number within that region.
     pub(super) fn chunk(&self, n: u64) -> (usize, usize, u32) {
         let service = self.chunks.partition_point(|sum| *sum <= n);
         let per_region = u64::from(self.services[service].chunks);
@@ -105,16 +107,16 @@ impl Catalogue {
         (service, (within / per_region) as usize, (within % per_region) as u32)
     }
 
-    /// A service that a program calls.
-    pub(super) fn called(&self, random: &mut Generator) -> usize {
+    /// Draws a service that a program calls.
+    pub(super) fn sample_service(&self, random: &mut Generator) -> usize {
         let all = self.popularity.last().copied().unwrap_or(0.0);
         let drawn = unit(random) * all;
         self.popularity.partition_point(|sum| *sum <= drawn).min(self.services.len() - 1)
     }
 
-    /// What a router follows of a service, as the client library does.
+    /// The prefixes that a router follows for a service, as the client library does.
     pub(super) fn prefixes(&self, service: usize) -> Vec<Prefix> {
-        let Known { name, chunks, .. } = &self.services[service];
+        let ServiceInfo { name, chunks, .. } = &self.services[service];
         let mut prefixes = vec![
             Prefix::from(&RecordKey::Service(name.clone())),
             Prefix::from(&RecordKey::Policy(name.clone())),
@@ -140,7 +142,7 @@ impl Catalogue {
         Ok((key.into(), value))
     }
 
-    /// The key of a chunk as it was written the `writing`-th time, and its value.
+    /// The key of a chunk as of its `writing`-th version, and its value.
     pub(super) fn chunk_record(&self, chunk: u64, writing: u64) -> (Arc<str>, Bytes) {
         let (service, region, _) = self.chunk(chunk);
         let hash = mix64(mix64(chunk) ^ writing);
@@ -154,24 +156,24 @@ impl Catalogue {
     /// The manifest that lists a chunk.
     pub(super) fn manifest(&self, chunk: u64, salt: u64) -> (Arc<str>, Bytes) {
         let (service, region, _) = self.chunk(chunk);
-        let known = &self.services[service];
-        let key = RecordKey::ShardManifest(known.name.clone(), self.part(region)).to_string();
-        let (each, rest) = MANIFEST;
-        let bytes = (each * known.chunks as usize + rest).min(fairmesh_rib::MAX_VALUE_BYTES);
+        let service_info = &self.services[service];
+        let key = RecordKey::ShardManifest(service_info.name.clone(), self.part(region)).to_string();
+        let (each, rest) = MANIFEST_BYTES;
+        let bytes = (each * service_info.chunks as usize + rest).min(fairmesh_rib::MAX_VALUE_BYTES);
         (key.into(), self.value(bytes, salt))
     }
 
-    /// Everything, in the order of keys.
+    /// All records, ordered by key.
     pub(super) fn entries(&self) -> Result<Vec<(Arc<str>, Entry)>, Invalid> {
         let records = self.servers() + self.chunks() + 3 * self.services.len() as u64;
         let mut entries = Vec::with_capacity(records as usize);
-        let mut add = |(key, value)| entries.push((key, Entry { value, revision: FIRST }));
-        for (service, known) in self.services.iter().enumerate() {
-            let name = &known.name;
+        let mut add = |(key, value)| entries.push((key, Entry { value, revision: INITIAL_REVISION }));
+        for (service, service_info) in self.services.iter().enumerate() {
+            let name = &service_info.name;
             for key in [RecordKey::Service(name.clone()), RecordKey::Policy(name.clone())] {
-                add((key.to_string().into(), self.value(SMALL, service as u64)));
+                add((key.to_string().into(), self.value(SMALL_VALUE_BYTES, service as u64)));
             }
-            for server in 0..known.servers {
+            for server in 0..service_info.servers {
                 add(self.endpoint(service, server, mix64(u64::from(server)))?);
             }
         }
@@ -185,11 +187,11 @@ impl Catalogue {
         Ok(entries)
     }
 
-    /// A value of so many bytes, cut from the pattern: it takes no memory of its own.
+    /// A value of this length, sliced from the shared source: it takes no memory of its own.
     fn value(&self, bytes: usize, salt: u64) -> Bytes {
-        let bytes = bytes.min(PATTERN - 1);
-        let from = (mix64(salt) % (PATTERN - bytes) as u64) as usize;
-        self.pattern.slice(from..from + bytes)
+        let bytes = bytes.min(VALUE_SOURCE_BYTES - 1);
+        let from = (mix64(salt) % (VALUE_SOURCE_BYTES - bytes) as u64) as usize;
+        self.value_source.slice(from..from + bytes)
     }
 
     fn part(&self, region: usize) -> ShardPart {
@@ -197,12 +199,12 @@ impl Catalogue {
     }
 }
 
-/// What a machine's programs call together, without doubles.
-pub(super) fn together(calls: &[Vec<usize>]) -> BTreeSet<usize> {
+/// The distinct services that a machine's programs call.
+pub(super) fn distinct_services(calls: &[Vec<usize>]) -> BTreeSet<usize> {
     calls.iter().flatten().copied().collect()
 }
 
-/// How many servers the service of this rank has, by the distribution: as many as the middle of its share of services.
+/// Number of servers of the service of this rank, by the distribution, at the middle of its share of services.
 fn size(sizes: &[Size], rank: u32, count: u32) -> u32 {
     let share = (f64::from(rank) + 0.5) / f64::from(count);
     let after = sizes.iter().position(|size| size.share <= share).unwrap_or(sizes.len());
@@ -221,9 +223,9 @@ fn sums<T: Copy + std::ops::Add<Output = T> + Default>(values: impl Iterator<Ite
     values.scan(T::default(), add).collect()
 }
 
-fn pattern(seed: u64) -> Bytes {
+fn value_source(seed: u64) -> Bytes {
     let mut random = Generator::new(seed);
-    (0..PATTERN / 8).flat_map(|_| random.next().to_le_bytes()).collect::<Vec<u8>>().into()
+    (0..VALUE_SOURCE_BYTES / 8).flat_map(|_| random.next().to_le_bytes()).collect::<Vec<u8>>().into()
 }
 
 #[cfg(test)]
@@ -231,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_have_the_shares_that_were_written() {
+    fn sizes_follow_the_distribution() {
         let knots = [(1.0, 1.0), (200.0, 0.1), (2000.0, 0.02), (90_000.0, 0.00002)];
         let knots = knots.map(|(servers, share)| Size { servers, share });
         let sizes: Vec<u32> = (0..50_000).map(|rank| size(&knots, rank, 50_000)).collect();

@@ -1,31 +1,31 @@
-//! What is counted of a layer.
+//! Metrics of a layer.
 
 use hdrhistogram::Histogram;
 
-/// What goes through one process.
+/// Traffic and load of one process.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Flow {
     /// Bytes and messages.
     pub(super) received: u64,
     pub(super) sent: u64,
     pub(super) messages: u64,
-    /// Nanoseconds that its cores worked, all cores at once counted as one.
+    /// Busy time of its cores in nanoseconds, all cores together counted as one.
     pub(super) busy: u64,
 }
 
-/// A process over time.
+/// The metrics of a process over time.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Meter {
-    /// Of the present second.
+    /// Present second.
     pub(super) now: Flow,
     /// Since the warm-up.
     pub(super) all: Flow,
-    /// The greatest of any second since the warm-up, each by itself.
+    /// Maximum of any second since the warm-up, for each field.
     pub(super) peak: Flow,
 }
 
 impl Meter {
-    /// A second is over.
+    /// A second has passed.
     pub(super) fn second(&mut self, counts: bool) {
         let now = std::mem::take(&mut self.now);
         if counts {
@@ -41,22 +41,22 @@ impl Meter {
     }
 }
 
-/// A layer over time.
+/// The metrics of a layer over time.
 #[derive(Debug)]
 pub(super) struct LayerMeter {
-    /// From commits before the first event to the hands of this layer, in microseconds, by how many processes.
-    pub(super) calm: Histogram<u64>,
-    /// The same of later commits.
-    pub(super) later: Histogram<u64>,
+    /// Propagation time of commits before the first event, in microseconds, weighted by processes.
+    pub(super) before_event: Histogram<u64>,
+    /// The same for later commits.
+    pub(super) after_event: Histogram<u64>,
     /// Snapshots sent to it, and their bytes.
     pub(super) snapshots: u64,
     pub(super) snapshot_bytes: u64,
-    /// Bytes sent to it by the layer above, received by it, and lost on the way, since the beginning.
+    /// Bytes sent to it by the layer above, received by it, and lost in transit, since the beginning.
     pub(super) sent: u64,
     pub(super) received: u64,
     pub(super) lost: u64,
-    /// Commits that were overtaken: an update to a process passed over them since they had been replaced before it was sent.
-    pub(super) course: Vec<Sample>,
+    /// Samples, second by second; the present second follows.
+    pub(super) timeline: Vec<Sample>,
     pub(super) worst: u64,
     pub(super) bytes: u64,
 }
@@ -64,49 +64,49 @@ pub(super) struct LayerMeter {
 /// One second of a layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Sample {
-    /// Bytes that all of it received.
+    /// Bytes that the whole layer received.
     pub(super) bytes: u64,
-    /// The longest time from a commit to a process, in microseconds.
+    /// The longest propagation time of a commit, in microseconds.
     pub(super) worst: u64,
 }
 
 impl LayerMeter {
     pub(super) fn new() -> Self {
         Self {
-            calm: histogram(),
-            later: histogram(),
+            before_event: histogram(),
+            after_event: histogram(),
             snapshots: 0,
             snapshot_bytes: 0,
             sent: 0,
             received: 0,
             lost: 0,
-            course: Vec::new(),
+            timeline: Vec::new(),
             worst: 0,
             bytes: 0,
         }
     }
 
-    /// A commit has come to so many processes after so many nanoseconds; `calm` tells which figure that belongs to.
-    pub(super) fn arrived(&mut self, nanos: u64, calm: Option<bool>, processes: u64) {
+    /// A commit has arrived at this many processes after this many nanoseconds; `before_event` selects the histogram.
+    pub(super) fn arrived(&mut self, nanos: u64, before_event: Option<bool>, processes: u64) {
         let micros = nanos / 1000;
         self.worst = self.worst.max(micros);
-        match calm {
-            Some(true) => self.calm.saturating_record_n(micros, processes),
-            Some(false) => self.later.saturating_record_n(micros, processes),
+        match before_event {
+            Some(true) => self.before_event.saturating_record_n(micros, processes),
+            Some(false) => self.after_event.saturating_record_n(micros, processes),
             None => {}
         }
     }
 
-    /// A second is over.
+    /// A second has passed.
     pub(super) fn second(&mut self) {
         let (bytes, worst) = (std::mem::take(&mut self.bytes), std::mem::take(&mut self.worst));
-        self.course.push(Sample { bytes, worst });
+        self.timeline.push(Sample { bytes, worst });
     }
 }
 
-/// From a microsecond to an hour, to a thousandth.
+/// From one microsecond to one hour, with three significant digits.
 pub(super) fn histogram() -> Histogram<u64> {
-    // The bounds are in order and three digits are few, which is all that it asks for.
+    // The bounds are in order and three digits are few enough, which is all that it requires.
     #[allow(clippy::unwrap_used, reason = "constant arguments that the documentation allows")]
     Histogram::new_with_bounds(1, 3_600_000_000, 3).unwrap()
 }

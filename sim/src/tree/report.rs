@@ -1,4 +1,4 @@
-//! What a simulated tree showed.
+//! The result of a simulated tree.
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
@@ -13,43 +13,43 @@ pub struct Report {
     pub seed: u64,
     /// Time with writes, in seconds.
     pub seconds: f64,
-    /// Programs, each with a router, and how many of them were played.
+    /// Programs, each with a router.
     pub routers: u64,
-    /// Of these played.
-    pub routers_played: u64,
+    /// Number of simulated ones.
+    pub routers_simulated: u64,
     /// Services.
     pub services: u64,
     /// Their servers.
     pub servers: u64,
-    /// Records at the root in the end.
+    /// Records at the root at the end.
     pub records: u64,
     /// Keys and values at the start, in megabytes.
     pub megabytes: f64,
-    /// What was written.
+    /// The writes.
     pub writes: Written,
-    /// From the root to the programs.
+    /// Layers, from the root to the programs.
     pub layers: Vec<Layer>,
-    /// From a commit until the root knows that everybody concerned has applied it, before the first event.
+    /// From a commit until the root knows that all watchers have applied it, before the first event.
     pub acknowledged: Option<Propagation>,
-    /// What became of those who lost their connection, by event.
+    /// Recovery of processes that lost their connection, by event.
     pub recoveries: Vec<Recovery>,
-    /// Records that somebody holds otherwise than the root in the end; `None` where nobody compared.
+    /// Records that differ from the root's in any process at the end; `None` if not compared.
     pub different: Option<u64>,
     /// Expectations that were not met.
     pub missed: Vec<String>,
 }
 
-/// What was written.
+/// Writes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Written {
     /// Batches.
     pub batches: u64,
-    /// Records, deleted ones included.
+    /// Records, deletions included.
     pub records: u64,
-    /// Megabytes of keys and values a second.
+    /// Megabytes of keys and values per second.
     pub megabytes_per_second: f64,
-    /// Batches that found no control plane.
+    /// Batches refused while the control plane was down.
     pub refused: u64,
 }
 
@@ -59,61 +59,62 @@ pub struct Written {
 pub struct Layer {
     /// Its name.
     pub name: String,
-    /// Whether it is of replicas.
+    /// Whether it consists of replicas.
     pub replica: bool,
-    /// How many processes there are, and how many were played.
+    /// Number of processes.
     pub processes: u64,
-    /// Of these played.
-    pub played: u64,
-    /// What one process received, and sent, after the warm-up.
+    /// Number of simulated ones.
+    pub simulated: u64,
+    /// Traffic received by one process after the warm-up.
     pub received: Traffic,
-    /// What it sent.
+    /// Traffic sent by one process.
     pub sent: Traffic,
-    /// What all of them sent, in megabytes a second.
+    /// Sent by all processes, in megabytes per second.
     pub all_sent: f64,
-    /// Messages that one process sent, a second.
+    /// Messages sent by one process per second.
     pub messages: f64,
-    /// The share of its cores that worked on average, and in the busiest second of the busiest process.
+    /// Mean CPU utilisation.
     pub busy: f64,
-    /// In that second.
+    /// Utilisation in the busiest second of the busiest process.
     pub busiest: f64,
-    /// Memory of the largest process in the end: its table, and for all its watchers, in megabytes.
+    /// Memory of the largest table at the end, in megabytes.
     pub table_megabytes: f64,
-    /// For its watchers.
+    /// Memory of the watchers of the process with the most, in megabytes.
     pub watchers_megabytes: f64,
-    /// Snapshots that its processes were sent, and how large they were together, in megabytes.
+    /// Snapshots sent to its processes.
     pub snapshots: u64,
-    /// Their size.
+    /// Their total size, in megabytes.
     pub snapshot_megabytes: f64,
-    /// Bytes sent to it, lost on the way included, and bytes received, since the beginning.
+    /// Bytes sent to it since the beginning, those lost in transit included.
     pub bytes_sent: u64,
-    /// Received.
+    /// Bytes received.
     pub bytes_received: u64,
-    /// Lost with their connection.
+    /// Bytes lost with their connection.
     pub bytes_lost: u64,
     /// From a commit to its processes, before the first event.
     pub propagation: Option<Propagation>,
-    /// The same of commits from the first event on.
+    /// The same for commits after the first event.
     pub propagation_later: Option<Propagation>,
-    /// Second by second: megabytes that all of it received, and the longest way of a commit, in milliseconds.
-    pub course: Vec<(f64, f64)>,
+    /// Per second: megabytes that the whole layer received, and the longest propagation time of a commit, in
+    /// milliseconds.
+    pub timeline: Vec<(f64, f64)>,
 }
 
-/// Megabytes a second: on average over the layer, and in the busiest second of the busiest process.
+/// Megabytes per second: mean over the layer, and in the busiest second of the busiest process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Traffic {
-    /// On average.
+    /// Mean.
     pub mean: f64,
-    /// At most.
+    /// Maximum.
     pub peak: f64,
 }
 
-/// How long commits took.
+/// Distribution of propagation times.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Propagation {
-    /// How many times a commit came to a process.
+    /// Number of arrivals of commits at processes.
     pub count: u64,
     /// Median, in milliseconds.
     pub p50_ms: f64,
@@ -121,23 +122,23 @@ pub struct Propagation {
     pub p95_ms: f64,
     /// 99th percentile.
     pub p99_ms: f64,
-    /// The longest.
+    /// Maximum.
     pub max_ms: f64,
 }
 
-/// What became of those who lost their connection.
+/// Recovery of the processes that lost their connection to an event.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Recovery {
     /// The event.
     pub event: String,
-    /// How many processes lost their connection.
+    /// Processes that lost their connection.
     pub lost: u64,
-    /// From the end of the event until all had it again and were current; `None` where some were not in the end.
+    /// From the end of the event until all were connected and current again; `None` if some were not at the end.
     pub seconds: Option<f64>,
-    /// Snapshots that they needed, and how large they were together, in megabytes.
+    /// Snapshots that they needed.
     pub snapshots: u64,
-    /// Their size.
+    /// Their total size, in megabytes.
     pub snapshot_megabytes: f64,
 }
 

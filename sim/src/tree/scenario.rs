@@ -1,63 +1,63 @@
-//! What a person writes: a tree, what is in it, what is written to it, and what happens.
+//! The scenario of a tree as written in YAML: processes, records, writes, and events.
 
-mod check;
-mod happening;
+mod event;
+mod validation;
 
 use serde::{Deserialize, Serialize};
 
-pub use happening::{Action, Expect, Happening};
+pub use event::{Action, Expect, ScenarioEvent};
 
-use crate::scenario::Span;
+use crate::scenario::SimTime;
 
-/// A tree of replicas and what it lives through.
+/// A tree of replicas, its writes and its events.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Scenario {
-    /// That it is one.
+    /// The kind of scenario.
     #[serde(default)]
     pub kind: Kind,
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// What it shows.
+    /// Its purpose.
     #[serde(default)]
     pub about: String,
-    /// Where chance starts; the same seed gives the same result.
+    /// Random seed; the same seed gives the same result.
     #[serde(default = "one")]
     pub seed: u64,
-    /// Time in which there are writes.
-    pub duration: Span,
-    /// Time at the beginning that no figure counts.
+    /// Time with writes.
+    pub duration: SimTime,
+    /// Time at the beginning that is excluded from all figures.
     #[serde(default)]
-    pub warmup: Span,
-    /// What is in the routing information base.
+    pub warmup: SimTime,
+    /// The content of the routing information base.
     pub services: Services,
-    /// What changes in it.
+    /// Changes to it.
     pub writes: Writes,
-    /// What it costs a processor to pass changes on.
+    /// Processing costs of propagating changes.
     pub costs: Costs,
-    /// The control plane.
+    /// The machine of the control plane.
     pub root: Machine,
-    /// Where replicas are.
+    /// Regions with replicas.
     pub regions: Vec<RegionAt>,
     /// Layers of replicas, from the root down.
     pub replicas: Vec<Replicas>,
     /// The machines, each with an agent and programs.
     pub agents: Agents,
-    /// How often who has applied something says so.
+    /// Interval of acknowledgements.
     #[serde(default = "one_second")]
-    pub acknowledge: Span,
-    /// Whether in the end what everybody holds, programs included, is compared with the root's; takes memory.
+    pub acknowledge: SimTime,
+    /// Whether the tables of all processes, programs included, are compared with the root's at the end; takes memory.
     #[serde(default)]
     pub compare: bool,
-    /// What happens when.
+    /// Scenario events.
     #[serde(default)]
-    pub events: Vec<Happening>,
-    /// What must hold in the end.
+    pub events: Vec<ScenarioEvent>,
+    /// Expectations on the result.
     #[serde(default)]
     pub expect: Expect,
 }
 
-/// What tells these scenarios from those of fleets.
+/// Distinguishes these scenarios from those of fleets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Kind {
@@ -70,20 +70,20 @@ pub enum Kind {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Services {
-    /// How many.
+    /// Number of services.
     pub count: u32,
-    /// How many servers they have: the share of services that have more than so many, from 1 server and a share of 1 down;
-    /// straight lines between where both are on logarithmic scales.
+    /// The distribution of servers per service: the share of services with more than this many servers, from 1 server
+    /// and a share of 1 down; interpolated linearly on logarithmic scales.
     pub sizes: Vec<Size>,
     /// Key and value of an endpoint, in bytes.
     pub endpoint_bytes: u32,
     /// The share of services that are sharded: every other one of the largest.
     pub sharded: f64,
-    /// All of the routing information base, in bytes; what endpoints leave of it is shard maps, by servers.
+    /// Size of the routing information base, in bytes; all but the endpoints is shard maps, in proportion to servers.
     pub bytes: f64,
     /// A chunk of a shard map, in bytes.
     pub chunk_bytes: u32,
-    /// How much more popular large services are: programs choose what they call by servers to the power of this.
+    /// Exponent of popularity: programs choose the services that they call by servers to the power of this.
     pub popularity: f64,
 }
 
@@ -97,39 +97,39 @@ pub struct Size {
     pub share: f64,
 }
 
-/// The writers, taken together.
+/// All writers together.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Writes {
-    /// Batches a second, at moments of a Poisson process.
+    /// Batches per second, as a Poisson process.
     pub batches: f64,
-    /// Bytes of keys and values a second; batches differ exponentially in size.
+    /// Bytes of keys and values per second; batch sizes are exponentially distributed.
     pub bytes: f64,
-    /// Bytes of sharded services' maps, as a multiple of all others.
+    /// Bytes of shard maps, as a multiple of all others.
     pub sharded: f64,
-    /// Endpoints of one service that change together, on average.
+    /// Mean number of endpoints of one service that change together.
     pub together: u32,
 }
 
-/// Times of one core.
+/// Processing costs, as times of one core.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Costs {
     /// A message to one watcher, its acknowledgement included.
-    pub delivery: Span,
+    pub delivery: SimTime,
     /// A megabyte sent to one watcher.
-    pub megabyte: Span,
-    /// A record taken over and passed to the watchers' lists.
-    pub record: Span,
+    pub megabyte: SimTime,
+    /// A record applied and added to the watchers' lists.
+    pub record: SimTime,
 }
 
-/// What a process runs on.
+/// The machine of a process.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Machine {
     /// Cores that it may use.
     pub cores: f64,
-    /// What it may send, in gigabits a second.
+    /// Uplink, in gigabits per second.
     pub gigabits: f64,
 }
 
@@ -139,18 +139,18 @@ pub struct Machine {
 pub struct RegionAt {
     /// Its name.
     pub name: String,
-    /// One way from the root.
-    pub delay: Span,
+    /// One-way delay from the root.
+    pub delay: SimTime,
 }
 
-/// How a process is reached from its parent.
+/// The link of a process to its parent.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Link {
-    /// One way; the region's for the first layer.
+    /// One-way delay; added to the region's for the first layer.
     #[serde(default)]
-    pub delay: Span,
-    /// What one process can receive, in gigabits a second.
+    pub delay: SimTime,
+    /// Downlink of a process, in gigabits per second.
     pub gigabits: f64,
 }
 
@@ -158,16 +158,16 @@ pub struct Link {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Replicas {
-    /// What events and figures call it.
+    /// Its name in events and figures.
     pub name: String,
-    /// How many there are under each process of the layer above; in each region, for the first.
+    /// Number under each process of the layer above; per region, for the first.
     pub count: u32,
-    /// How many of these are played; each stands for as many as the others. All, where left out.
+    /// How many of these are simulated; each represents an equal part of the others. All by default.
     #[serde(default)]
-    pub played: Option<u32>,
-    /// How it is reached.
+    pub simulated: Option<u32>,
+    /// The link to its parent.
     pub link: Link,
-    /// What it runs on.
+    /// Its machine.
     pub machine: Machine,
 }
 
@@ -175,34 +175,34 @@ pub struct Replicas {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Agents {
-    /// How many there are under each replica of the last layer.
+    /// Number under each replica of the last layer.
     pub count: u32,
-    /// How many of these are played.
+    /// How many of these are simulated.
     #[serde(default)]
-    pub played: Option<u32>,
-    /// How it is reached.
+    pub simulated: Option<u32>,
+    /// The link to its parent.
     pub link: Link,
-    /// What of the machine the agent may use.
+    /// The part of the machine that the agent may use.
     pub machine: Machine,
-    /// Programs on the machine, each a router.
+    /// Programs on the machine, each with a router.
     pub programs: u32,
     /// Services that a program calls.
     pub calls: u32,
-    /// One way from the agent to a program.
-    pub local: Span,
+    /// One-way delay from the agent to a program.
+    pub local: SimTime,
 }
 
 impl Scenario {
-    /// Makes the fleet larger or smaller: services, all that there is, what is written of it, bursts, and machines under each
-    /// replica. Batches come as often as before, replicas are as many, and so are the agents that are played.
+    /// Scales the fleet: services, total size, writes, bursts, and machines under each replica. The rate of batches,
+    /// the number of replicas, and the number of simulated agents stay the same.
     pub fn scale(&mut self, factor: f64) {
         let times = |count: u32| ((f64::from(count) * factor).round() as u32).max(1);
         self.services.count = times(self.services.count);
         self.services.bytes *= factor;
         self.writes.bytes *= factor;
-        let played = self.agents.played.unwrap_or(self.agents.count);
+        let simulated = self.agents.simulated.unwrap_or(self.agents.count);
         self.agents.count = times(self.agents.count);
-        self.agents.played = Some(played.min(self.agents.count));
+        self.agents.simulated = Some(simulated.min(self.agents.count));
         for event in &mut self.events {
             if let Action::Burst { records, .. } = &mut event.action {
                 *records = times(*records);
@@ -210,12 +210,12 @@ impl Scenario {
         }
     }
 
-    /// How many routers there are.
+    /// Number of routers.
     pub fn routers(&self) -> u64 {
         self.machines() * u64::from(self.agents.programs)
     }
 
-    /// How many machines there are.
+    /// Number of machines.
     pub fn machines(&self) -> u64 {
         let replicas: u64 = self.replicas.iter().map(|layer| u64::from(layer.count)).product();
         self.regions.len() as u64 * replicas * u64::from(self.agents.count)
@@ -226,6 +226,6 @@ fn one() -> u64 {
     1
 }
 
-fn one_second() -> Span {
-    Span::seconds(1)
+fn one_second() -> SimTime {
+    SimTime::seconds(1)
 }

@@ -1,134 +1,140 @@
-use super::{Contest, FINE_ONE, Generator, Group, Handicap, Load, Standing, Witness, aged, faded};
-use crate::slots::Slot;
+use super::{
+    Candidates, Exclusion, Generator, LoadEstimate, PickContext, PickTracer, ScoredEndpoint, UNIT_COST,
+    decay, fade_cost,
+};
+use crate::endpoint_stats::HotStats;
 
-/// Bits of a score behind the point: those of a load and those of a cost.
-pub const SCORE_BITS: u32 = Load::BITS + Load::COST_BITS;
-/// The most that the call to come may cost: of two idle endpoints, the worse keeps some of the calls that it is drawn first
-/// for, so that it is heard of.
-const MOST_TO_COME: u32 = (7 << Load::COST_BITS) / 4;
+/// Fractional bits of a score: those of a load and those of a cost.
+pub const SCORE_BITS: u32 = LoadEstimate::BITS + LoadEstimate::COST_BITS;
+/// Greatest cost of the next call: of two idle endpoints, the worse one keeps some of the calls for which it is drawn
+/// first, so that new reports of it arrive.
+const MAX_NEXT_CALL_COST: u32 = (7 << LoadEstimate::COST_BITS) / 4;
 
-impl Contest<'_> {
-    /// Two different endpoints are drawn by weight (ServiceRouter §3.4, §3.4.2). The second takes the call with a probability that grows with
-    /// its lead: `second.score + fraction of a request drawn < first.score`. So a lead of one request decides, a lead
-    /// of a tenth moves a tenth of the calls: small and late differences shift shares smoothly instead of sending
-    /// everybody to one endpoint, and where nothing differs, shares are by weight.
+impl PickContext<'_> {
+    /// Power of two choices: two different endpoints are drawn by weight (ServiceRouter §3.4, §3.4.2). The second wins
+    /// with a probability that grows with its lead: `second.score + random fraction of a request < first.score`. So a
+    /// lead of one request decides, a lead of a tenth moves a tenth of the calls: small and late differences shift
+    /// shares smoothly instead of sending all calls to one endpoint, and without differences, shares follow the
+    /// weights.
     #[inline(always)]
-    #[allow(clippy::inline_always, reason = "as for `stand`")]
-    pub(super) fn duel<W: Witness>(
+    #[allow(clippy::inline_always, reason = "as for `score_endpoint`")]
+    pub(super) fn p2c_by_score<W: PickTracer>(
         &self,
-        group: &Group<'_>,
+        candidates: &Candidates<'_>,
         random: &mut Generator,
-        witness: &mut W,
-    ) -> Option<Standing> {
-        if group.len() < 2 {
-            let only = (!group.is_empty()).then(|| self.standing(group, 0));
-            only.iter().for_each(|only| witness.considered(only));
+        tracer: &mut W,
+    ) -> Option<ScoredEndpoint> {
+        if candidates.len() < 2 {
+            let only = (!candidates.is_empty()).then(|| self.score_position(candidates, 0));
+            only.iter().for_each(|only| tracer.record_candidate(only));
             return only;
         }
-        let first = group.sample(random);
-        let second = group.sample_other(first, random);
-        let (a, b) = (self.standing(group, first), self.standing(group, second));
-        witness.considered(&a);
-        witness.considered(&b);
-        if a.handicap.is_penalised() || b.handicap.is_penalised() {
-            return self.alarmed_duel((first, second), group, random, witness);
+        let first = candidates.sample(random);
+        let second = candidates.sample_excluding(first, random);
+        let (a, b) = (self.score_position(candidates, first), self.score_position(candidates, second));
+        tracer.record_candidate(&a);
+        tracer.record_candidate(&b);
+        if a.exclusion.is_ejected() || b.exclusion.is_ejected() {
+            return self.p2c_with_ejected((first, second), candidates, random, tracer);
         }
-        let winner = if self.takes(&b, &a, random) { b } else { a };
-        if winner.handicap == Handicap::None {
+        let winner = if self.second_wins(&b, &a, random) { b } else { a };
+        if winner.exclusion == Exclusion::None {
             return Some(winner);
         }
-        self.duel_of_the_best(group, random, witness)
+        self.p2c_among_least_excluded(candidates, random, tracer)
     }
 
-    /// The same where one of the two positions is avoided: that may be a panic. They are looked at again, since what is handed
-    /// over lies in memory, where every other pick would have to put it as well.
+    /// The same if one of the two is ejected, in which case it may be panic. They are scored again, since passing them
+    /// on would place them in memory, in every other pick as well.
     #[cold]
-    fn alarmed_duel<W: Witness>(
+    fn p2c_with_ejected<W: PickTracer>(
         &self,
         (first, second): (usize, usize),
-        group: &Group<'_>,
+        candidates: &Candidates<'_>,
         random: &mut Generator,
-        witness: &mut W,
-    ) -> Option<Standing> {
-        if self.panics(group) {
-            let unmoved = Contest { panic: true, ..*self };
-            return unmoved.duel_of_the_best(group, random, witness);
+        tracer: &mut W,
+    ) -> Option<ScoredEndpoint> {
+        if self.is_panic(candidates) {
+            let in_panic = PickContext { panic: true, ..*self };
+            return in_panic.p2c_among_least_excluded(candidates, random, tracer);
         }
-        let (a, b) = (self.standing(group, first), self.standing(group, second));
-        let winner = if self.takes(&b, &a, random) { b } else { a };
-        match winner.handicap {
-            Handicap::None => Some(winner),
-            _ => self.duel_of_the_best(group, random, witness),
+        let (a, b) = (self.score_position(candidates, first), self.score_position(candidates, second));
+        let winner = if self.second_wins(&b, &a, random) { b } else { a };
+        match winner.exclusion {
+            Exclusion::None => Some(winner),
+            _ => self.p2c_among_least_excluded(candidates, random, tracer),
         }
     }
 
-    /// Whether the second endpoint takes the call from the first. Not the winner itself: picked here, it would be chosen
-    /// between two places in memory and copied from there.
+    /// Whether the second endpoint wins over the first. It does not return the winner, which would be selected between
+    /// two memory locations and copied from there.
     #[inline]
-    fn takes(&self, second: &Standing, first: &Standing, random: &mut Generator) -> bool {
+    fn second_wins(&self, second: &ScoredEndpoint, first: &ScoredEndpoint, random: &mut Generator) -> bool {
         let fraction = (random.next() >> (64 - SCORE_BITS)) as i64;
-        match second.handicap.cmp(&first.handicap) {
+        match second.exclusion.cmp(&first.exclusion) {
             std::cmp::Ordering::Less => true,
             std::cmp::Ordering::Equal => second.score + fraction < first.score,
             std::cmp::Ordering::Greater => false,
         }
     }
 
-    /// The same among those with the least against them. Taking the best of them was rejected: where much has failed, all
-    /// callers would take the same one.
+    /// The same among the endpoints with the least exclusion. Taking the best of them was rejected: when many have
+    /// failed, all callers would pick the same one.
     #[cold]
-    fn duel_of_the_best<W: Witness>(
+    fn p2c_among_least_excluded<W: PickTracer>(
         &self,
-        group: &Group<'_>,
+        candidates: &Candidates<'_>,
         random: &mut Generator,
-        witness: &mut W,
-    ) -> Option<Standing> {
-        let all = || (0..group.len()).map(|position| self.standing(group, position));
-        all().for_each(|standing| witness.considered(&standing));
-        let least = all().map(|standing| standing.handicap).min()?;
-        let best = || all().filter(|standing| standing.handicap == least);
-        let total: u64 = best().map(|standing| u64::from(standing.weight)).sum();
-        let a = holder(best(), random.below(total))?;
-        let others = || best().filter(|standing| standing.index != a.index);
-        let b = holder(others(), random.below(total - u64::from(a.weight)));
-        Some(b.filter(|b| self.takes(b, &a, random)).unwrap_or(a))
+        tracer: &mut W,
+    ) -> Option<ScoredEndpoint> {
+        let all = || (0..candidates.len()).map(|position| self.score_position(candidates, position));
+        all().for_each(|scored| tracer.record_candidate(&scored));
+        let least_excluded = all().map(|scored| scored.exclusion).min()?;
+        let pool = || all().filter(|scored| scored.exclusion == least_excluded);
+        let total: u64 = pool().map(|scored| u64::from(scored.weight)).sum();
+        let a = at_weight(pool(), random.below(total))?;
+        let others = || pool().filter(|scored| scored.index != a.index);
+        let b = at_weight(others(), random.below(total - u64::from(a.weight)));
+        Some(b.filter(|b| self.second_wins(b, &a, random)).unwrap_or(a))
     }
 
-    /// What a call to the endpoint would wait behind, in 2^-18 requests on an ordinary endpoint: this client's calls there
-    /// for its weight, and the call to come, both times what a call costs there; and by how much the load of others is
-    /// above the usual, aged by the time since the last report (Uber, assisted balancing).
+    /// The load that a call would queue behind, in 2^-18 requests on an ordinary endpoint: this client's calls in
+    /// flight over the weight, and the next call, both times the cost of a call there; plus the excess load of other
+    /// callers, decayed by the time since the last report (Uber, assisted balancing).
     ///
-    /// The age goes by the last report, not by the last pick: while calls go to a server that reports no more, its last
-    /// word would else hold for ever. The call to come is not divided by the weight, since endpoints are drawn by it already.
+    /// The age counts from the last report, not from the last pick: while calls go to a server that has stopped
+    /// reporting, its last report would otherwise hold for ever. The next call is not divided by the weight, since
+    /// endpoints are drawn by weight already.
     #[inline]
-    pub(super) fn score(&self, slot: &Slot, load: Load) -> i64 {
-        let age = slot.age(self.terms.tick(self.now));
+    pub(super) fn load_score(&self, hot: &HotStats, load: LoadEstimate) -> i64 {
+        let age = hot.age(self.pick_config.tick(self.now));
         let mut cost = u32::from(load.cost);
-        if age > self.terms.memory {
-            let shift = FINE_ONE.ilog2() - Load::COST_BITS;
-            cost = faded(cost << shift, age, self.terms.memory) >> shift;
+        if age > self.pick_config.memory {
+            let shift = UNIT_COST.ilog2() - LoadEstimate::COST_BITS;
+            cost = fade_cost(cost << shift, age, self.pick_config.memory) >> shift;
         }
-        let calls = (slot.own() * u64::from(load.ratio)) >> Load::RATIO_BITS;
-        let own = calls * u64::from(cost) + (u64::from(cost.min(MOST_TO_COME)) << Load::BITS);
-        own as i64 + (aged(load.excess.into(), age) << Load::COST_BITS)
+        let calls = (hot.own_load() * u64::from(load.weight_ratio)) >> LoadEstimate::WEIGHT_RATIO_BITS;
+        let own = calls * u64::from(cost) + (u64::from(cost.min(MAX_NEXT_CALL_COST)) << LoadEstimate::BITS);
+        own as i64 + (decay(load.excess.into(), age) << LoadEstimate::COST_BITS)
     }
 
-    /// The latency times the calls that would then be under way, for its weight. What has not answered for long counts as
-    /// quick, to be heard of again, but never as much quicker than usual: a server that answers nothing would else get all.
+    /// The latency times the calls that would then be in flight, over the weight. An endpoint without recent responses
+    /// counts as fast, so that it is measured again, but at least as a quarter of the mean: a server that never
+    /// responds would otherwise get all calls.
     #[inline]
-    pub(super) fn expected_latency(&self, slot: &Slot, load: Load) -> i64 {
-        let usual = self.slots.pool.others() as i64;
-        let latency = aged(load.excess.into(), slot.age(self.terms.tick(self.now))).max(usual / 4);
-        let calls = (slot.own() + (1 << Load::BITS)) * u64::from(load.ratio);
+    pub(super) fn latency_score(&self, hot: &HotStats, load: LoadEstimate) -> i64 {
+        let usual = self.stats.pool_means.others() as i64;
+        let latency = decay(load.excess.into(), hot.age(self.pick_config.tick(self.now))).max(usual / 4);
+        let calls = (hot.own_load() + (1 << LoadEstimate::BITS)) * u64::from(load.weight_ratio);
         i64::try_from(calls).map_or(i64::MAX, |calls| calls.saturating_mul(latency))
     }
 }
 
-/// The endpoint whose stretch of the running totals holds `point`.
-fn holder(mut standings: impl Iterator<Item = Standing>, point: u64) -> Option<Standing> {
+/// The endpoint whose interval of the cumulative weights holds `point`.
+fn at_weight(mut scored: impl Iterator<Item = ScoredEndpoint>, point: u64) -> Option<ScoredEndpoint> {
     let mut end = 0;
-    standings.find(|standing| {
-        end += u64::from(standing.weight);
+    scored.find(|scored| {
+        end += u64::from(scored.weight);
         point < end
     })
 }

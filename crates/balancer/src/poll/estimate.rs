@@ -2,67 +2,69 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use fairmesh_model::Score;
 
-use crate::rule::nanos;
+use crate::config::nanos;
 
-/// Unless the policy says otherwise, any report is fresh for this long, in nanoseconds: requests that take less than a few milliseconds come and go in such
-/// numbers that their count is a mean already.
-const FRESH: u64 = 10_000_000;
+/// Unless the policy sets it, every report is fresh for this long, in nanoseconds: requests of less than a few
+/// milliseconds come and go in such numbers that their count is a mean already.
+const MIN_FRESH: u64 = 10_000_000;
 
-/// Servers that work for less than this on a request are not asked, in nanoseconds: an answer costs them about what a call
-/// without work costs, and two questions a call would be a good part of what they do.
-const WORTH: u64 = 1_000_000;
+/// Minimum mean service time for polling, in nanoseconds: a poll costs a server about as much as a call without work,
+/// and two polls per call would be a considerable part of its load.
+const MIN_SERVICE_TIME: u64 = 1_000_000;
 
-/// Where the estimate of an endpoint's load comes from (ServiceRouter §3.4.3).
+/// The source of an endpoint's load estimate (ServiceRouter §3.4.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Estimate {
-    /// The last report: it is fresh.
+    /// The last report, which is fresh.
     Cached,
-    /// Ask the server now: it is near compared with how long it works on a request.
+    /// A poll: the round trip is short compared with the service time.
     Poll,
-    /// Neither: what is known is stale and asking takes too long; leave it to chance.
+    /// Neither: the last report is stale and polling takes too long; the pick is random.
     Random,
 }
 
-/// What is known of an endpoint's load; times in nanoseconds.
+/// What the source of an estimate depends on; times in nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Freshness {
-    /// How long ago its last report came; `None` where none did.
+pub struct EstimateInput {
+    /// Age of the last report; `None` without one.
     pub age: Option<u64>,
-    /// How long a round trip to it takes; `None` where nobody knows.
+    /// Round trip to the endpoint; `None` if unknown.
     pub round_trip: Option<u64>,
-    /// How long servers of its service work on a request: a mean.
-    pub work: u64,
+    /// Mean service time of the service's requests.
+    pub service_time: u64,
 }
 
-/// How to estimate the load of an endpoint.
+/// Determines the source of an endpoint's load estimate.
 ///
-/// A report is fresh while it is younger than `pollAfter`; unless the policy sets that, than 10 ms or twice the mean time that the
-/// service works on a request, whichever is longer: until then most of the requests that it counted are still there. Asking is
-/// worth its while where the round trip takes less than `pollRatio` (half) of that time, and that is 1 ms at least. The bounds are
+/// A report is fresh while it is younger than `pollAfter`; by default 10 ms or twice the mean service time, whichever
+/// is longer: until then most of the requests that it counted are still in flight. Polling is worthwhile where the
+/// round trip takes less than `pollRatio` (half) of the mean service time, and that is at least 1 ms. The bounds are
 /// the project's choice, since the paper gives none.
-pub fn estimate(score: &Score, known: Freshness) -> Estimate {
-    let Freshness { age, round_trip, work } = known;
-    let fresh = score.poll_after.map_or_else(|| work.saturating_mul(2).max(FRESH), nanos);
-    let near = (u128::from(work) * u128::from(score.poll_ratio) / 100) as u64;
-    if age.is_some_and(|age| age < fresh) {
+pub fn estimate(score: &Score, input: EstimateInput) -> Estimate {
+    let EstimateInput { age, round_trip, service_time } = input;
+    let fresh_for = score.poll_after.map_or_else(|| service_time.saturating_mul(2).max(MIN_FRESH), nanos);
+    let max_round_trip = (u128::from(service_time) * u128::from(score.poll_ratio) / 100) as u64;
+    if age.is_some_and(|age| age < fresh_for) {
         Estimate::Cached
-    } else if work >= WORTH && round_trip.is_some_and(|round_trip| round_trip < near) {
+    } else if service_time >= MIN_SERVICE_TIME
+        && round_trip.is_some_and(|round_trip| round_trip < max_round_trip)
+    {
         Estimate::Poll
     } else {
         Estimate::Random
     }
 }
 
-/// How often each was the case.
+/// Counters of the sources of estimates.
 #[derive(Debug, Default)]
-pub struct Estimates {
+pub struct EstimateCounters {
     cached: AtomicU64,
     polled: AtomicU64,
     random: AtomicU64,
 }
 
-impl Estimates {
-    /// Counts one.
+impl EstimateCounters {
+    /// Counts an estimate.
     pub fn count(&self, estimate: Estimate) {
         let counter = match estimate {
             Estimate::Cached => &self.cached,
@@ -85,31 +87,34 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     #[test]
-    fn fresh_reports_are_kept_near_servers_asked_and_the_rest_left_to_chance() {
-        let at = |age, round_trip, work| {
-            estimate(&Score::default(), Freshness { age: Some(age), round_trip, work })
+    fn fresh_reports_are_cached_near_servers_polled_and_others_random() {
+        let at = |age, round_trip, service_time| {
+            estimate(&Score::default(), EstimateInput { age: Some(age), round_trip, service_time })
         };
         assert_eq!(at(9 * MS, None, MS), Estimate::Cached, "10 ms are always fresh");
-        assert_eq!(at(10 * MS, Some(MS), MS), Estimate::Random, "a round trip as long as the work");
+        assert_eq!(at(10 * MS, Some(MS), MS), Estimate::Random, "a round trip as long as the service time");
         assert_eq!(at(10 * MS, Some(MS / 3), MS), Estimate::Poll);
-        assert_eq!(at(10 * MS, Some(1), MS - 1), Estimate::Random, "asking would cost more than it tells");
-        assert_eq!(at(39 * MS, None, 20 * MS), Estimate::Cached, "twice the work");
-        let unheard = Freshness { work: MS, ..Freshness::default() };
-        assert_eq!(estimate(&Score::default(), unheard), Estimate::Random);
-        let estimates = Estimates::default();
+        assert_eq!(at(10 * MS, Some(1), MS - 1), Estimate::Random, "below the minimum service time");
+        assert_eq!(at(39 * MS, None, 20 * MS), Estimate::Cached, "twice the service time");
+        let unknown = EstimateInput { service_time: MS, ..EstimateInput::default() };
+        assert_eq!(estimate(&Score::default(), unknown), Estimate::Random);
+        let estimates = EstimateCounters::default();
         estimates.count(Estimate::Poll);
         assert_eq!(estimates.counts(), [0, 1, 0]);
     }
 
     #[test]
-    fn a_policy_may_say_what_is_fresh_and_what_is_near() {
+    fn the_policy_sets_freshness_and_the_round_trip_bound() {
         let after = Some(std::time::Duration::from_millis(3));
         let score = Score { poll_after: after, poll_ratio: 80, ..Score::default() };
         let at = |age, round_trip| {
-            estimate(&score, Freshness { age: Some(age), round_trip: Some(round_trip), work: 20 * MS })
+            estimate(
+                &score,
+                EstimateInput { age: Some(age), round_trip: Some(round_trip), service_time: 20 * MS },
+            )
         };
         assert_eq!(at(3 * MS - 1, 0), Estimate::Cached);
-        assert_eq!(at(3 * MS, 16 * MS - 1), Estimate::Poll, "however long the work is");
+        assert_eq!(at(3 * MS, 16 * MS - 1), Estimate::Poll, "whatever the service time is");
         assert_eq!(at(3 * MS, 16 * MS), Estimate::Random);
     }
 }

@@ -14,7 +14,7 @@ fn chosen(chooser: u64, nodes: &[(u64, u32)], k: usize) -> BTreeSet<u64> {
 }
 
 #[test]
-fn one_more_server_among_1000_disturbs_at_most_2_5_percent_of_clients() {
+fn adding_one_of_1000_servers_changes_at_most_2_5_percent_of_subsets() {
     let after = nodes(1001, &[1000]);
     let (before, newcomer) = (&after[..1000], after[1000].0);
     let mut disturbed = 0;
@@ -31,7 +31,7 @@ fn one_more_server_among_1000_disturbs_at_most_2_5_percent_of_clients() {
 }
 
 #[test]
-fn a_server_that_leaves_disturbs_only_its_own_clients() {
+fn removing_a_server_changes_only_the_subsets_that_held_it() {
     let before = nodes(300, &[1000, 2000]);
     let (leaver, after) = (before[7].0, [&before[..7], &before[8..]].concat());
     for client in 0..2_000 {
@@ -45,7 +45,7 @@ fn a_server_that_leaves_disturbs_only_its_own_clients() {
 }
 
 #[test]
-fn the_first_choice_falls_in_proportion_to_weight() {
+fn first_choices_are_proportional_to_weight() {
     let nodes = nodes(100, &[500, 1000, 1500, 2000]);
     let mut firsts = [0_u32; 4];
     for key in 0..100_000 {
@@ -57,7 +57,7 @@ fn the_first_choice_falls_in_proportion_to_weight() {
 }
 
 #[test]
-fn twice_the_weight_attracts_nearly_twice_the_clients() {
+fn twice_the_weight_is_in_nearly_twice_the_subsets() {
     let nodes = nodes(1000, &[1000, 2000]);
     let mut clients = [0_u32; 2];
     for client in 0..2_000 {
@@ -70,7 +70,7 @@ fn twice_the_weight_attracts_nearly_twice_the_clients() {
 }
 
 #[test]
-fn no_key_moves_between_nodes_that_stay() {
+fn adding_a_node_moves_keys_only_to_it() {
     let after = nodes(51, &[1000, 3000]);
     for key in 0..5_000 {
         let (old, new) = (subset(key, &after[..50], 1)[0], subset(key, &after, 1)[0]);
@@ -79,7 +79,7 @@ fn no_key_moves_between_nodes_that_stay() {
 }
 
 #[test]
-fn all_are_ranked_when_k_is_zero_and_the_first_k_lead() {
+fn k_zero_ranks_all_nodes_and_k_takes_a_prefix() {
     let nodes = nodes(50, &[1000, 700]);
     let all = subset(9, &nodes, 0);
     assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), 50);

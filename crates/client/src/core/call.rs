@@ -506,9 +506,9 @@ impl<'a, L: Lane> Call<'a, L> {
             // Only a penalty has a time, and reading the clock costs as much as the rest.
             let now = match outcome {
                 Outcome::Ok | Outcome::Unknown => 0,
-                Outcome::Failed | Outcome::Unreachable | Outcome::Full => clock.now(),
+                Outcome::Failed | Outcome::Unreachable | Outcome::Overloaded => clock.now(),
             };
-            self.target().slots().finish(picked.index, outcome, now);
+            self.target().endpoint_stats().finish(picked.index, outcome, now);
         }
     }
 }

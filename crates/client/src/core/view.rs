@@ -3,9 +3,9 @@ use std::{
     sync::{Arc, OnceLock, atomic::AtomicBool},
 };
 
-use fairmesh_balancer::poll::Pace;
+use fairmesh_balancer::poll::PollLimiter;
 use fairmesh_model::ServiceName;
-use fairmesh_router::{Held, Slots, Upstream};
+use fairmesh_router::{EndpointStats, Held, Upstream};
 use hazarc::{ArcBorrow, AtomicArc};
 use tokio::sync::Notify;
 
@@ -48,9 +48,9 @@ pub struct Subscription<L> {
     view: AtomicArc<View<L>>,
     pub(super) budget: Budget,
     /// Of all snapshots, so that a try needs none of them to end.
-    slots: Arc<Slots>,
+    endpoint_stats: Arc<EndpointStats>,
     /// When servers are asked for their load.
-    pub(crate) pace: Pace,
+    pub(crate) poll_limiter: PollLimiter,
     /// Whether a server ever refused a call unseen since it had too many: from then on copies are kept to send elsewhere.
     pub(super) refuses: AtomicBool,
     name: ServiceName,
@@ -97,8 +97,8 @@ impl<L> Subscription<L> {
             view: AtomicArc::from(View::Waiting),
             published: Notify::new(),
             budget: Budget::default(),
-            slots: Arc::default(),
-            pace: Pace::default(),
+            endpoint_stats: Arc::default(),
+            poll_limiter: PollLimiter::default(),
             refuses: AtomicBool::default(),
         }
     }
@@ -110,8 +110,8 @@ impl<L> Subscription<L> {
 
     /// What its endpoints did and said. Every snapshot that is [published](Self::publish) is compiled with these.
     #[inline]
-    pub fn slots(&self) -> &Arc<Slots> {
-        &self.slots
+    pub fn endpoint_stats(&self) -> &Arc<EndpointStats> {
+        &self.endpoint_stats
     }
 
     /// What is known now.

@@ -77,7 +77,8 @@ impl Table {
             client_id,
             client: hash_text(client_id),
         };
-        let upstream = Upstream::compile(&facts, subscription.slots(), before.map(|ready| &ready.upstream));
+        let upstream =
+            Upstream::compile(&facts, subscription.endpoint_stats(), before.map(|ready| &ready.upstream));
         subscription.publish(View::Ready(Ready::new(upstream, Vec::new(), self.revision, before)));
     }
 }

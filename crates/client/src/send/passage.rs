@@ -133,7 +133,7 @@ pub(crate) fn begin<'a>(
     let Some(plain) = Plain::begin(&line, head, request.body) else {
         return apart(call, Stage::Begun(First::Chosen(line, now)));
     };
-    let surveyed = call.target().pace.claims_survey(now).then_some(now);
+    let surveyed = call.target().poll_limiter.claim_round(now).then_some(now);
     count(&mesh.counters.tries);
     // Its request is whole, and sent with one write nearly always.
     let until = mesh.clock.instant(call.try_ends(now).min(now.saturating_add(nanos(call.response_header()))));

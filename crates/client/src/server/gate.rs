@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_balancer::{Concurrency, ConcurrencyRule, Ended};
+use fairmesh_balancer::{AdaptiveConcurrency, CompletedRequest, ConcurrencyConfig};
 use http::{HeaderMap, StatusCode};
 use tokio::time::Instant;
 
@@ -33,7 +33,7 @@ struct Adaptive {
     refused: AtomicU32,
     began: Instant,
     /// Only tried: whoever finds another call just ending here learns nothing from its own, so that none waits.
-    learning: Mutex<Concurrency>,
+    learning: Mutex<AdaptiveConcurrency>,
 }
 
 impl Default for Gate {
@@ -46,9 +46,9 @@ impl Gate {
     /// Lets `most` in at one time; fewer where `adaptive`, a seed, is given and calls take too long.
     pub(super) fn new(most: Option<u32>, adaptive: Option<u64>) -> Self {
         let adaptive = adaptive.map(|seed| {
-            let rule = ConcurrencyRule::default();
-            let rule = ConcurrencyRule { most: most.unwrap_or(rule.most), ..rule };
-            let learning = Concurrency::new(rule, seed);
+            let config = ConcurrencyConfig::default();
+            let config = ConcurrencyConfig { max_limit: most.unwrap_or(config.max_limit), ..config };
+            let learning = AdaptiveConcurrency::new(config, seed);
             Adaptive {
                 limit: learning.limit().into(),
                 working: AtomicU32::default(),
@@ -121,15 +121,15 @@ impl Drop for Timed {
         let Some(adaptive) = &self.shared.gate.adaptive else { return };
         let working = adaptive.working.fetch_sub(1, Relaxed);
         let Ok(mut learning) = adaptive.learning.try_lock() else { return };
-        let ended = Ended {
-            took: nanos(self.began.elapsed()),
-            under_way: working,
+        let completed = CompletedRequest {
+            latency: nanos(self.began.elapsed()),
+            in_flight: working,
             refused: adaptive.refused.swap(0, Relaxed),
             now: nanos(adaptive.began.elapsed()),
         };
         match self.is_good {
-            true => learning.ended(ended),
-            false => learning.gave_up(ended),
+            true => learning.record_success(completed),
+            false => learning.record_failure(completed),
         }
         adaptive.limit.store(learning.limit(), Relaxed);
     }

@@ -14,7 +14,7 @@ use std::{
 use bytes::Bytes;
 use fairmesh_client::{ServiceHandle, core::View, server::ServerLayer};
 use fairmesh_model::{Balancing, EndpointState, LoadSignal, Policy, Protocol, Score};
-use fairmesh_router::{LoadReport, Reported};
+use fairmesh_router::{LoadReport, ReceivedReport};
 use futures_util::{FutureExt as _, StreamExt as _, stream};
 use http::{HeaderMap, HeaderValue, Request, Response, header::CONTENT_TYPE};
 use http_body::Frame;
@@ -90,7 +90,7 @@ pub(crate) async fn streaming() -> (SocketAddr, UnboundedSender<Bytes>) {
     (address, sender)
 }
 
-fn report(service: &ServiceHandle) -> Option<Reported> {
+fn report(service: &ServiceHandle) -> Option<ReceivedReport> {
     match &*service.view() {
         View::Ready(ready) => ready.upstream.candidates().next().unwrap().report,
         _ => panic!("nothing is known of {}", service.name()),

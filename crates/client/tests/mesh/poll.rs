@@ -19,7 +19,7 @@ use fairmesh_client::{
     server::ServerLayer,
 };
 use fairmesh_model::{Balancing, BalancingPolicy, EndpointState, Policy, Protocol, Score};
-use fairmesh_router::Reported;
+use fairmesh_router::ReceivedReport;
 use http::{HeaderValue, Request};
 use hyper::body::Incoming;
 use tokio::{
@@ -92,7 +92,7 @@ async fn call(service: &ServiceHandle, grpc: bool) -> String {
 }
 
 /// What is known of the load of the endpoint `i0`.
-fn first_report(service: &ServiceHandle) -> Option<Reported> {
+fn first_report(service: &ServiceHandle) -> Option<ReceivedReport> {
     match &*service.view() {
         View::Ready(ready) => {
             let mut all = ready.upstream.candidates();

@@ -12,7 +12,7 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
-use fairmesh_sim::{Outcome, Scenario, plot, scenario::Span};
+use fairmesh_sim::{Scenario, SimulationResult, plot, scenario::SimTime};
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::time::Instant;
 
@@ -96,26 +96,26 @@ fn load(file: &Path, args: &RunArgs) -> Result<Loaded, Failure> {
 
 /// Its figures as JSON, and whether they are not as expected.
 fn play_fleet(scenario: &Scenario, args: &RunArgs) -> Result<(serde_json::Value, bool), Failure> {
-    let (outcome, took) = play(scenario)?;
-    output::write(&show::report(scenario, &outcome.report, took))?;
+    let (result, took) = play(scenario)?;
+    output::write(&show::report(scenario, &result.report, took))?;
     if let Some(path) = &args.svg {
         let path = picture_path(path, &scenario.name, args.files.len());
-        write_file(&path, &plot::utilisation(scenario, &outcome))?;
+        write_file(&path, &plot::utilisation(scenario, &result))?;
     }
-    let report = serde_json::to_value(&outcome.report).map_err(Failure::failed)?;
-    Ok((report, !outcome.report.missed.is_empty()))
+    let report = serde_json::to_value(&result.report).map_err(Failure::failed)?;
+    Ok((report, !result.report.missed.is_empty()))
 }
 
 /// Plays one scenario behind a progress bar; also says how long it took.
-fn play(scenario: &Scenario) -> Result<(Outcome, Duration), Failure> {
+fn play(scenario: &Scenario) -> Result<(SimulationResult, Duration), Failure> {
     let bar = progress(&scenario.name, scenario.duration);
     let began = Instant::now();
-    let outcome = fairmesh_sim::run(scenario, |now| bar.set_position(now.nanos() / 1_000_000_000))?;
+    let result = fairmesh_sim::run(scenario, |now| bar.set_position(now.nanos() / 1_000_000_000))?;
     bar.finish_and_clear();
-    Ok((outcome, began.elapsed()))
+    Ok((result, began.elapsed()))
 }
 
-fn progress(name: &str, duration: Span) -> ProgressBar {
+fn progress(name: &str, duration: SimTime) -> ProgressBar {
     let bar = ProgressBar::new(duration.nanos() / 1_000_000_000);
     let style = ProgressStyle::with_template("{prefix} {wide_bar} {pos}/{len} s, {eta} left");
     // The template is a constant that parses; a default bar would do as well.

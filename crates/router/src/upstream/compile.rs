@@ -3,7 +3,7 @@ use std::{
     sync::Arc,
 };
 
-use fairmesh_balancer::{Members, Rule, Slots, rendezvous};
+use fairmesh_balancer::{BalancerConfig, CandidateSet, EndpointStats, rendezvous};
 use fairmesh_model::{
     BalancingPolicy, Endpoint, EndpointState, FULL_WEIGHT, Force, InstanceId, Judged, LoadSignal, Policy,
     Role, ServiceKind,
@@ -18,7 +18,11 @@ use crate::{
     treatment::carried,
 };
 
-pub(super) fn compile(facts: &Facts<'_>, slots: &Arc<Slots>, previous: Option<&Upstream>) -> Upstream {
+pub(super) fn compile(
+    facts: &Facts<'_>,
+    endpoint_stats: &Arc<EndpointStats>,
+    previous: Option<&Upstream>,
+) -> Upstream {
     let horizon = Horizon::new(facts);
     let chooser = mix_pair(facts.client, hash_text(&facts.name.to_string()));
     let endpoints = unique(facts.endpoints);
@@ -29,18 +33,18 @@ pub(super) fn compile(facts: &Facts<'_>, slots: &Arc<Slots>, previous: Option<&U
     let tiers = draft.tiers();
     if previous.is_none() {
         // A client's first turn is its own, or all would move in step.
-        slots.start_at(chooser as u32);
+        endpoint_stats.start_round_robin_at(chooser as u32);
     }
-    let rule = Rule::new(&facts.policy.balancing);
-    let (indices, lease) = draft.assign(slots, &tiers);
+    let config = BalancerConfig::new(&facts.policy.balancing);
+    let (indices, index_pin) = draft.assign(endpoint_stats, &tiers);
     let targets = draft.targets(&indices, previous);
     let standings = draft.standings(&indices, &tiers);
     let nothing = draft.nothing();
-    draft.admit(slots, &rule, &indices, &tiers);
+    draft.admit(endpoint_stats, &config, &indices, &tiers);
     let kind = draft.kind(&indices, tiers);
     Upstream {
-        slots: Arc::clone(slots),
-        terms: rule.terms(),
+        endpoint_stats: Arc::clone(endpoint_stats),
+        pick_config: config.pick_config(),
         routes: Routes::compile(
             &facts.policy.routes,
             facts.client_id,
@@ -59,7 +63,7 @@ pub(super) fn compile(facts: &Facts<'_>, slots: &Arc<Slots>, previous: Option<&U
         nothing,
         horizon,
         panics: panics.into_boxed_slice(),
-        _lease: lease,
+        _index_pin: index_pin,
     }
 }
 
@@ -154,7 +158,11 @@ impl Draft<'_> {
     }
 
     /// Gives indices by position. The subsets come first, so that the counts of what is called lie close together.
-    fn assign(&self, slots: &Slots, tiers: &[Positions]) -> (Vec<u32>, fairmesh_balancer::Lease) {
+    fn assign(
+        &self,
+        endpoint_stats: &EndpointStats,
+        tiers: &[Positions],
+    ) -> (Vec<u32>, fairmesh_balancer::IndexPin) {
         let mut seen = vec![false; self.endpoints.len()];
         let mut order: Vec<usize> = Vec::with_capacity(self.endpoints.len());
         for position in tiers.iter().flat_map(|tier| &tier.candidates).copied().chain(0..self.endpoints.len())
@@ -163,19 +171,26 @@ impl Draft<'_> {
                 order.push(position);
             }
         }
-        let (given, lease) = slots.assign(order.iter().map(|&position| &self.endpoints[position].instance));
+        let (given, index_pin) =
+            endpoint_stats.assign_indices(order.iter().map(|&position| &self.endpoints[position].instance));
         let mut indices = vec![0; self.endpoints.len()];
         for (position, index) in order.into_iter().zip(given) {
             indices[position] = index;
         }
-        (indices, lease)
+        (indices, index_pin)
     }
 
     /// Tells the slots whom this client calls: those that it is nearest to, which share the calls.
-    fn admit(&self, slots: &Slots, rule: &Rule, indices: &[u32], tiers: &[Positions]) {
+    fn admit(
+        &self,
+        endpoint_stats: &EndpointStats,
+        config: &BalancerConfig,
+        indices: &[u32],
+        tiers: &[Positions],
+    ) {
         let nearest = tiers.first().map_or(&[][..], |tier| &tier.candidates);
         let member = |&position: &usize| (indices[position], self.powers[position]);
-        slots.admit(&nearest.iter().map(member).collect::<Vec<_>>(), rule);
+        endpoint_stats.set_members(&nearest.iter().map(member).collect::<Vec<_>>(), config);
     }
 
     fn targets(&self, indices: &[u32], previous: Option<&Upstream>) -> Box<[Option<Arc<EndpointTarget>>]> {
@@ -226,8 +241,9 @@ impl Draft<'_> {
         match self.facts.service.kind {
             ServiceKind::Replicated => {
                 let member = |&position: &usize| (indices[position], self.powers[position]);
-                let members =
-                    |positions: &[usize]| Members::new(&positions.iter().map(member).collect::<Vec<_>>());
+                let members = |positions: &[usize]| {
+                    CandidateSet::new(&positions.iter().map(member).collect::<Vec<_>>())
+                };
                 let mut tiers = each(tiers, members);
                 let nearest = if tiers.is_empty() {
                     Tier { rank: 0, of: 0, candidates: members(&[]) }

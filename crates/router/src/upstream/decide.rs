@@ -1,37 +1,37 @@
 use std::ops::Range;
 
-use fairmesh_balancer::{Contest, Few, Handicap, Standing, pick, rendezvous::Rank};
+use fairmesh_balancer::{Exclusion, InlineCandidates, PickContext, ScoredEndpoint, pick, rendezvous::Rank};
 use fairmesh_model::{
     BalancingPolicy, ShardId,
     arith::{Generator, hash_key},
     counted,
 };
 
-use super::{Hashed, Holder, Kind, Members, Sharding, Tier, Upstream};
+use super::{CandidateSet, Hashed, Holder, Kind, Sharding, Tier, Upstream};
 use crate::{Ask, Headers, Located, Picked, RequestView, Routed, Unroutable, witness::Witness};
 
 /// One try to be decided.
 struct Try<'a> {
     ask: &'a Ask<'a>,
-    contest: Contest<'a>,
+    context: PickContext<'a>,
     random: Generator,
 }
 
 /// The best found while ranks are tried from the lowest up.
 struct Best {
-    standing: Standing,
+    scored: ScoredEndpoint,
     rank: u32,
 }
 
 impl Best {
     /// Takes what a rank offers; says whether nothing speaks against it, so that no further rank needs a look.
     #[inline]
-    fn offer(kept: &mut Option<Self>, standing: Option<Standing>, rank: u32) -> bool {
-        let Some(standing) = standing else { return false };
-        if kept.as_ref().is_none_or(|best| standing.handicap < best.standing.handicap) {
-            *kept = Some(Self { standing, rank });
+    fn offer(kept: &mut Option<Self>, scored: Option<ScoredEndpoint>, rank: u32) -> bool {
+        let Some(scored) = scored else { return false };
+        if kept.as_ref().is_none_or(|best| scored.exclusion < best.scored.exclusion) {
+            *kept = Some(Self { scored, rank });
         }
-        standing.handicap == Handicap::None
+        scored.exclusion == Exclusion::None
     }
 }
 
@@ -69,7 +69,10 @@ impl Upstream {
     }
 
     #[inline(always)]
-    #[allow(clippy::inline_always, reason = "as for `Contest::stand`, which all of this leads to")]
+    #[allow(
+        clippy::inline_always,
+        reason = "as for `PickContext::score_endpoint`, which all of this leads to"
+    )]
     pub(super) fn decide<W: Witness>(
         &self,
         ask: &Ask<'_>,
@@ -77,8 +80,8 @@ impl Upstream {
         seed: u64,
         witness: &mut W,
     ) -> Result<Picked, Box<Unroutable>> {
-        let contest = Contest::new(&self.slots, self.terms, ask.avoid, now);
-        let mut this = Try { ask, contest, random: Generator::new(seed) };
+        let context = PickContext::new(&self.endpoint_stats, self.pick_config, ask.avoid, now);
+        let mut this = Try { ask, context, random: Generator::new(seed) };
         match self.pick_near(&mut this, witness) {
             Ok(picked) => Ok(picked),
             Err(best) => {
@@ -97,11 +100,11 @@ impl Upstream {
         let Kind::Replicated { nearest, .. } = &self.kind else { return Err(None) };
         self.note_regions(witness);
         self.note_tier(nearest, witness);
-        match pick(&nearest.candidates.group(), &this.contest, &mut this.random, witness) {
-            Some(standing) if standing.handicap == Handicap::None => {
-                Ok(self.chosen(&standing, nearest.rank, None, witness))
+        match pick(&nearest.candidates.as_candidates(), &this.context, &mut this.random, witness) {
+            Some(scored) if scored.exclusion == Exclusion::None => {
+                Ok(self.chosen(&scored, nearest.rank, None, witness))
             }
-            standing => Err(standing.map(|standing| Best { standing, rank: nearest.rank })),
+            scored => Err(scored.map(|scored| Best { scored, rank: nearest.rank })),
         }
     }
 
@@ -124,9 +127,9 @@ impl Upstream {
     #[cold]
     fn pick_further<W: Witness>(
         &self,
-        further: &[Tier<Members>],
+        further: &[Tier<CandidateSet>],
         mut best: Option<Best>,
-        Try { contest, mut random, .. }: Try<'_>,
+        Try { context, mut random, .. }: Try<'_>,
         witness: &mut W,
     ) -> Result<Picked, Box<Unroutable>> {
         for tier in further {
@@ -134,8 +137,8 @@ impl Upstream {
                 break;
             }
             self.note_tier(tier, witness);
-            let standing = pick(&tier.candidates.group(), &contest, &mut random, witness);
-            if Best::offer(&mut best, standing, tier.rank) {
+            let scored = pick(&tier.candidates.as_candidates(), &context, &mut random, witness);
+            if Best::offer(&mut best, scored, tier.rank) {
                 break;
             }
         }
@@ -146,7 +149,7 @@ impl Upstream {
     fn pick_by_hash<W: Witness>(
         &self,
         tiers: &[Tier<Hashed>],
-        Try { ask, contest, .. }: &Try<'_>,
+        Try { ask, context, .. }: &Try<'_>,
         witness: &mut W,
     ) -> Result<Picked, Box<Unroutable>> {
         let key = ask.key.ok_or(Unroutable::KeyMissing)?;
@@ -158,12 +161,12 @@ impl Upstream {
                 break;
             }
             self.note_rank(tier.rank, witness);
-            let first = self.first_choice(&tier.candidates, hash, contest);
-            if let Some(standing) = &first {
+            let first = self.first_choice(&tier.candidates, hash, context);
+            if let Some(scored) = &first {
                 witness.note("subset", || {
                     format!("key {key} hashed over {} there", counted(tier.of as usize, "endpoint"))
                 });
-                witness.considered(standing);
+                witness.record_candidate(scored);
             }
             if Best::offer(&mut best, first, tier.rank) {
                 break;
@@ -175,7 +178,7 @@ impl Upstream {
     fn pick_by_shard<W: Witness>(
         &self,
         sharding: &Sharding,
-        Try { ask, contest, mut random }: Try<'_>,
+        Try { ask, context, mut random }: Try<'_>,
         witness: &mut W,
     ) -> Result<Picked, Box<Unroutable>> {
         let shards = &sharding.shards;
@@ -193,15 +196,15 @@ impl Upstream {
             Some(role) => Some(sharding.roles.binary_search(role).map_err(|_| nobody())? as u32),
         };
         let wanted = Wanted { located, role, chooser: self.chooser };
-        let (mut best, mut few, mut floor) = (None, Few::new(), 0);
+        let (mut best, mut inline, mut floor) = (None, InlineCandidates::new(), 0);
         while let Some(rank) = wanted.lowest_rank(sharding, floor) {
             if self.ends_before(&best, rank) {
                 break;
             }
-            wanted.gather(sharding, rank, &mut few);
+            wanted.gather(sharding, rank, &mut inline);
             self.note_rank(rank, witness);
-            witness.note("subset", || format!("{} there", counted(few.len(), "copy")));
-            if Best::offer(&mut best, pick(&few.group(), &contest, &mut random, witness), rank) {
+            witness.note("subset", || format!("{} there", counted(inline.len(), "copy")));
+            if Best::offer(&mut best, pick(&inline.as_candidates(), &context, &mut random, witness), rank) {
                 break;
             }
             floor = rank + 1;
@@ -209,10 +212,14 @@ impl Upstream {
         self.picked(best, Some((located.shard, shards.version())), witness).ok_or_else(nobody)
     }
 
-    fn note_tier<W: Witness>(&self, tier: &Tier<Members>, witness: &mut W) {
+    fn note_tier<W: Witness>(&self, tier: &Tier<CandidateSet>, witness: &mut W) {
         self.note_rank(tier.rank, witness);
         witness.note("subset", || {
-            format!("{} of {} there", tier.candidates.group().len(), counted(tier.of as usize, "endpoint"))
+            format!(
+                "{} of {} there",
+                tier.candidates.as_candidates().len(),
+                counted(tier.of as usize, "endpoint")
+            )
         });
     }
 
@@ -229,35 +236,35 @@ impl Upstream {
         shard: Option<(ShardId, u64)>,
         witness: &mut W,
     ) -> Option<Picked> {
-        best.map(|Best { standing, rank }| self.chosen(&standing, rank, shard, witness))
+        best.map(|Best { scored, rank }| self.chosen(&scored, rank, shard, witness))
     }
 
     #[inline]
     fn chosen<W: Witness>(
         &self,
-        standing: &Standing,
+        scored: &ScoredEndpoint,
         rank: u32,
         shard: Option<(ShardId, u64)>,
         witness: &mut W,
     ) -> Picked {
         witness.note("pick", || {
-            let target = self.target(standing.index);
+            let target = self.target(scored.index);
             format!("{} at {}", target.instance, target.address)
         });
         Picked {
-            index: standing.index,
+            index: scored.index,
             shard: shard.map(|(id, _)| id),
             map_version: shard.map_or(0, |(_, version)| version),
             last_resort: rank >= self.last_resort,
-            panic: standing.panic,
+            panic: scored.panic,
         }
     }
 
     /// The node that the key ranks first among those with the least against them; with bounded load, before those that
     /// have more than their share of this client's calls.
-    fn first_choice(&self, hashed: &Hashed, key: u64, contest: &Contest<'_>) -> Option<Standing> {
+    fn first_choice(&self, hashed: &Hashed, key: u64, context: &PickContext<'_>) -> Option<ScoredEndpoint> {
         let bound = self.bound(hashed);
-        let mut best: Option<(Standing, bool, Rank)> = None;
+        let mut best: Option<(ScoredEndpoint, bool, Rank)> = None;
         for node in &hashed.nodes {
             let rank = if hashed.equal {
                 Rank::unweighted(key, node.hash)
@@ -265,28 +272,31 @@ impl Upstream {
                 Rank::new(key, node.hash, node.weight)
             };
             // Counts are looked up only where the rank leads, so a few times in a thousand nodes.
-            if best
-                .as_ref()
-                .is_some_and(|(kept, full, first)| kept.handicap == Handicap::None && !full && *first < rank)
-            {
+            if best.as_ref().is_some_and(|(kept, full, first)| {
+                kept.exclusion == Exclusion::None && !full && *first < rank
+            }) {
                 continue;
             }
-            let standing = contest.stand(node.index, node.weight);
-            let full = bound.is_some_and(|bound| bound.is_full(&standing));
+            let scored = context.score_endpoint(node.index, node.weight);
+            let full = bound.is_some_and(|bound| bound.is_full(&scored));
             if best.as_ref().is_none_or(|(kept, kept_full, first)| {
-                (standing.handicap, full, rank) < (kept.handicap, *kept_full, *first)
+                (scored.exclusion, full, rank) < (kept.exclusion, *kept_full, *first)
             }) {
-                best = Some((standing, full, rank));
+                best = Some((scored, full, rank));
             }
         }
-        best.map(|(standing, ..)| standing)
+        best.map(|(scored, ..)| scored)
     }
 
     fn bound(&self, hashed: &Hashed) -> Option<Bound> {
-        (self.terms.policy() == BalancingPolicy::BoundedHash).then(|| Bound {
-            calls: hashed.nodes.iter().map(|node| u64::from(self.slots.outstanding(node.index))).sum(),
+        (self.pick_config.policy() == BalancingPolicy::BoundedHash).then(|| Bound {
+            calls: hashed
+                .nodes
+                .iter()
+                .map(|node| u64::from(self.endpoint_stats.outstanding(node.index)))
+                .sum(),
             weight: hashed.nodes.iter().map(|node| u64::from(node.weight)).sum(),
-            percent: self.slots.rule().load_factor().into(),
+            percent: self.endpoint_stats.config().load_factor().into(),
         })
     }
 }
@@ -301,9 +311,9 @@ struct Bound {
 
 impl Bound {
     /// Whether the call to come would be above `percent` of the endpoint's share of all calls, rounded up.
-    fn is_full(&self, standing: &Standing) -> bool {
-        let share = (self.calls + 1) * u64::from(standing.weight) * self.percent;
-        u64::from(standing.outstanding) >= share.div_ceil(self.weight.max(1) * 100)
+    fn is_full(&self, scored: &ScoredEndpoint) -> bool {
+        let share = (self.calls + 1) * u64::from(scored.weight) * self.percent;
+        u64::from(scored.outstanding) >= share.div_ceil(self.weight.max(1) * 100)
     }
 }
 
@@ -327,13 +337,14 @@ impl Wanted {
     /// Collects the copies of this rank. Of more than fit, those from a place of this client's own on: a subset that
     /// stays the same while the map does.
     #[inline]
-    fn gather(&self, sharding: &Sharding, rank: u32, few: &mut Few) {
-        few.clear();
+    fn gather(&self, sharding: &Sharding, rank: u32, inline: &mut InlineCandidates) {
+        inline.clear();
         let copies = self.located.copies();
-        let skip = if copies > Few::MOST { (self.chooser % copies as u64) as usize } else { 0 };
+        let skip =
+            if copies > InlineCandidates::CAPACITY { (self.chooser % copies as u64) as usize } else { 0 };
         let turned = self.holders(sharding, skip..copies).chain(self.holders(sharding, 0..skip));
         for holder in turned.filter(|holder| holder.rank == rank) {
-            few.push(holder.index, holder.weight);
+            inline.push(holder.index, holder.weight);
         }
     }
 

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use fairmesh_balancer::{LoadReport, Outcome, Slots, poll::Asked};
+use fairmesh_balancer::{EndpointStats, LoadReport, Outcome, poll::PollState};
 
 use super::Upstream;
 use crate::EndpointTarget;
@@ -11,7 +11,7 @@ use crate::EndpointTarget;
 /// The index stays with its instance while a try counts there, until [`finish`](Self::finish).
 #[derive(Clone, Debug)]
 pub struct Held {
-    slots: Arc<Slots>,
+    endpoint_stats: Arc<EndpointStats>,
     target: Arc<EndpointTarget>,
     index: u32,
 }
@@ -22,7 +22,11 @@ impl Upstream {
     /// # Panics
     /// When this snapshot knows no endpoint of that index.
     pub fn hold(&self, index: u32) -> Held {
-        Held { slots: Arc::clone(&self.slots), target: Arc::clone(self.target(index)), index }
+        Held {
+            endpoint_stats: Arc::clone(&self.endpoint_stats),
+            target: Arc::clone(self.target(index)),
+            index,
+        }
     }
 }
 
@@ -34,46 +38,46 @@ impl Held {
 
     /// Counts a further try there, which is to be [finished](Self::finish) too.
     pub fn begin(&self) {
-        self.slots.begin(self.index);
+        self.endpoint_stats.begin(self.index);
     }
 
     /// Counts a try there as a stream from now on, another kind of load than a call (Uber, assisted balancing): where this is `true`, it ends
     /// with [`finish_stream`](Self::finish_stream).
     #[cold]
     pub fn becomes_stream(&self) -> bool {
-        self.slots.call_becomes_stream(self.index)
+        self.endpoint_stats.convert_to_stream(self.index)
     }
 
     /// As [`finish`](Self::finish), for a try that counts as a stream.
     #[cold]
     pub fn finish_stream(&self, outcome: Outcome, now: u64) {
-        self.slots.finish_stream(self.index, outcome, now);
+        self.endpoint_stats.finish_stream(self.index, outcome, now);
     }
 
     /// As [`Upstream::report`].
     #[inline]
     pub fn report(&self, load: LoadReport, now: u64) {
-        self.slots.report(self.index, load, now);
+        self.endpoint_stats.record_report(self.index, load, now);
     }
 
     /// As [`Upstream::report_unearned`].
     pub fn report_unearned(&self, load: LoadReport, now: u64) {
-        self.slots.report_unearned(self.index, load, now);
+        self.endpoint_stats.record_unrewarded_report(self.index, load, now);
     }
 
-    /// As [`Asked::told`].
-    pub fn told(&self, asked: &Asked, load: LoadReport, now: u64) {
-        asked.told(&self.slots, self.index, load, now);
+    /// As [`PollState::record_report`].
+    pub fn told(&self, poll_state: &PollState, load: LoadReport, now: u64) {
+        poll_state.record_report(&self.endpoint_stats, self.index, load, now);
     }
 
     /// Keeps how long the server took for an answer that came at `now`, both in nanoseconds, for policies that go by it.
     pub fn observe(&self, latency: u64, now: u64) {
-        self.slots.observe(self.index, latency, now);
+        self.endpoint_stats.record_latency(self.index, latency, now);
     }
 
     /// As [`Upstream::finish`].
     #[inline]
     pub fn finish(&self, outcome: Outcome, now: u64) {
-        self.slots.finish(self.index, outcome, now);
+        self.endpoint_stats.finish(self.index, outcome, now);
     }
 }

@@ -1,6 +1,6 @@
 use std::{collections::BTreeSet, time::Duration};
 
-use fairmesh_balancer::poll::Asked;
+use fairmesh_balancer::poll::PollState;
 use fairmesh_model::{
     Balancing, Endpoint, EndpointState, Hosts, InstanceId, KeyRange, Label, Location, Match, Region,
     RegionInfo, Regions, Replica, ReplicaState, Ring, RoundTrips, Route, Service, ServiceKind, Shard,
@@ -94,8 +94,9 @@ impl World {
             client_id: "web-1",
             client: self.client,
         };
-        let slots = previous.map(|previous| Arc::clone(&previous.slots)).unwrap_or_default();
-        Upstream::compile(&facts, &slots, previous)
+        let endpoint_stats =
+            previous.map(|previous| Arc::clone(&previous.endpoint_stats)).unwrap_or_default();
+        Upstream::compile(&facts, &endpoint_stats, previous)
     }
 }
 
@@ -158,7 +159,7 @@ fn a_server_that_was_asked_counts_the_callers_own_calls_too() {
     let upstream = World::replicated(&[("a", "eu")]).compile(None);
     let load = |cpu| LoadReport { requests: Some(3), cpu: Some(cpu), ..LoadReport::default() };
     let asked = |cpu, now| {
-        upstream.hold(0).told(&Asked::default(), load(cpu), now);
+        upstream.hold(0).told(&PollState::default(), load(cpu), now);
         upstream.reported(0).unwrap().load
     };
     assert_eq!(asked(500, 1), load(500), "all three are of others");
@@ -175,7 +176,7 @@ fn a_server_that_was_asked_earns_no_reward() {
     let upstream = world.compile(None);
     let [a, b] = [0, 1].map(|index| upstream.hold(index));
     for now in 1..=50 {
-        a.told(&Asked::default(), LoadReport { requests: Some(0), ..LoadReport::default() }, now);
+        a.told(&PollState::default(), LoadReport { requests: Some(0), ..LoadReport::default() }, now);
     }
     assert_eq!(reached(&upstream), names(&["a", "b"]));
     (1..=50).for_each(|now| b.report(LoadReport { requests: Some(0), ..LoadReport::default() }, now));

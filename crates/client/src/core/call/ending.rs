@@ -73,7 +73,7 @@ impl Ending {
             | Self::Late
             | Self::Slow
             | Self::Unsent => Outcome::Failed,
-            Self::Full => Outcome::Full,
+            Self::Full => Outcome::Overloaded,
             Self::Unreachable => Outcome::Unreachable,
         }
     }

@@ -145,7 +145,7 @@ impl<L: Lane> Tracked<L> {
                 client_id: &around.client_id,
                 client: around.client,
             },
-            self.subscription.slots(),
+            self.subscription.endpoint_stats(),
             before.map(|ready| &ready.upstream),
         );
         let splits =

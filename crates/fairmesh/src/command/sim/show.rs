@@ -74,7 +74,7 @@ fn asked_row(report: &Report) -> Option<Vec<String>> {
         share(of.polled),
         share(of.random)
     );
-    (all > 0).then(|| row("asked", format!("{:.3}", report.questions_per_call()), &about))
+    (all > 0).then(|| row("asked", format!("{:.3}", report.polls_per_call()), &about))
 }
 
 fn recovery_row(report: &Report) -> Option<Vec<String>> {
@@ -85,13 +85,13 @@ fn recovery_row(report: &Report) -> Option<Vec<String>> {
 }
 
 fn endings(report: &Report) -> String {
-    let endings = report.endings;
+    let endings = report.outcomes;
     let kinds = [
         ("errors", endings.errors),
         ("busy", endings.busy),
         ("broken", endings.broken),
         ("unreachable", endings.unreachable),
-        ("late", endings.late),
+        ("late", endings.timed_out),
         ("nowhere to go", endings.unroutable),
     ];
     let told: Vec<String> =

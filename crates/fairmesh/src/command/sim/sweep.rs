@@ -3,7 +3,7 @@ use std::{path::PathBuf, process::ExitCode, thread};
 use clap::Args;
 use fairmesh_sim::{
     Ratio, Summary,
-    sweep::{Grid, Swept, sweep},
+    sweep::{Grid, SweepResult, sweep},
 };
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -38,23 +38,23 @@ pub(super) fn run(args: &SweepArgs) -> Result<ExitCode, Failure> {
     // The template is a constant that parses; a default bar would do as well.
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar.set_prefix(grid.name.clone());
-    let swept = sweep(&grid, threads, || bar.inc(1))?;
+    let result = sweep(&grid, threads, || bar.inc(1))?;
     bar.finish_and_clear();
-    output::write(&table(&swept))?;
+    output::write(&table(&result))?;
     if let Some(path) = &args.json {
-        let text = serde_json::to_string_pretty(&swept).map_err(Failure::failed)?;
+        let text = serde_json::to_string_pretty(&result).map_err(Failure::failed)?;
         write_file(path, &(text + "\n"))?;
     }
     if let Some(path) = &args.csv {
-        write_file(path, &swept.csv())?;
+        write_file(path, &result.csv())?;
     }
     if let Some(path) = &args.svg {
-        write_file(path, &swept.plot())?;
+        write_file(path, &result.plot())?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn table(swept: &Swept) -> String {
+fn table(result: &SweepResult) -> String {
     let row = |summary: &Summary| {
         let number = |value: f64| format!("{value:.4}");
         let ratio = |ratio: Ratio| format!("{:.4} ± {:.4}", ratio.mean, ratio.error);
@@ -63,13 +63,13 @@ fn table(swept: &Swept) -> String {
             summary.name.clone(),
             summary.fleets.to_string(),
             number(summary.cv),
-            number(summary.cv_other),
+            number(summary.baseline_cv),
             ratio(summary.p99),
             summary.p99_worst_mixes.map_or_else(|| "-".into(), number),
             format!("{best:.3} to {worst:.3}"),
             ratio(summary.p99_latency),
             number(summary.wasted),
-            number(summary.questions),
+            number(summary.polls_per_call),
         ]
     };
     let head = [
@@ -84,7 +84,7 @@ fn table(swept: &Swept) -> String {
         "WASTED",
         "ASKED",
     ];
-    let rows: Vec<_> = swept.summaries.iter().map(row).collect();
+    let rows: Vec<_> = result.summaries.iter().map(row).collect();
     let note = "CV is the median over the fleets that it was played on, CV BASE the baseline's on the same ones; the \
                 others are parts of the baseline's, which comes first, as means with their standard errors. ASKED is \
                 questions for load a call.\n";

@@ -40,10 +40,10 @@ fn show(report: &Report, took: Duration) -> String {
     // Writing to a String cannot fail.
     let _ = writeln!(
         text,
-        "{}: {} routers ({} played), {} services, {} servers, {} records of {:.0} MB; {:.0} s simulated, {:.1} s real, seed {}",
+        "{}: {} routers ({} simulated), {} services, {} servers, {} records of {:.0} MB; {:.0} s simulated, {:.1} s real, seed {}",
         report.scenario,
         report.routers,
-        report.routers_played,
+        report.routers_simulated,
         report.services,
         report.servers,
         report.records,

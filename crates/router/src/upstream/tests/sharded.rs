@@ -146,7 +146,7 @@ fn of_very_many_copies_a_client_keeps_to_some() {
     let copies: Vec<_> = names.iter().map(|name| (5, name.as_str(), "cache", Serving)).collect();
     let mut world = world(&endpoints, &copies);
     let mine = holders(&world.compile(None), 618, None).unwrap();
-    assert!(mine.len() <= fairmesh_balancer::Few::MOST);
+    assert!(mine.len() <= fairmesh_balancer::InlineCandidates::CAPACITY);
     assert_eq!(holders(&world.compile(None), 618, None), Ok(mine.clone()));
     world.client = 1;
     assert_ne!(holders(&world.compile(None), 618, None), Ok(mine));

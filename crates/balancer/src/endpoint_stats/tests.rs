@@ -1,0 +1,158 @@
+use fairmesh_model::InstanceId;
+
+use super::*;
+
+fn stats(n: usize) -> EndpointStats {
+    let stats = EndpointStats::default();
+    let ids: Vec<_> = (0..n).map(|i| InstanceId::new(format!("i{i}")).unwrap()).collect();
+    let _ = stats.assign_indices(&ids);
+    stats
+}
+
+#[test]
+fn indices_map_to_consecutive_segment_offsets() {
+    let mut expected = (0, 0);
+    for index in 0..10_000 {
+        assert_eq!(segment_of(index), expected, "{index}");
+        expected.1 += 1;
+        if expected.1 == FIRST_SEGMENT << expected.0 {
+            expected = (expected.0 + 1, 0);
+        }
+    }
+    assert!(segment_of(i32::MAX as u32).0 <= FURTHER_SEGMENTS);
+}
+
+#[test]
+fn outstanding_counts_are_kept_per_index() {
+    let stats = stats(1000);
+    for index in 0..1000 {
+        (0..index % 7).for_each(|_| stats.begin(index));
+    }
+    assert!((0..1000).all(|index| stats.outstanding(index) == index % 7));
+}
+
+#[test]
+fn unassigned_indices_are_ignored() {
+    let stats = EndpointStats::default();
+    for index in [70, u32::MAX] {
+        stats.begin(index);
+        stats.finish(index, Outcome::Unreachable, 0);
+        assert_eq!((stats.outstanding(index), stats.ejected_until(index)), (0, 0));
+    }
+}
+
+#[test]
+fn reports_are_kept_per_index() {
+    let stats = stats(100);
+    let load = |index| LoadReport { requests: Some(index), ..LoadReport::default() };
+    for index in 0..100 {
+        assert_eq!(stats.last_report(index), None);
+        stats.record_report(index, load(index), u64::from(index) + 1);
+        stats.record_report(index, LoadReport::default(), 9_999);
+    }
+    for index in 0..100 {
+        assert_eq!(
+            stats.last_report(index),
+            Some(ReceivedReport { load: load(index), at: u64::from(index) + 1 })
+        );
+    }
+    for unassigned in [5_000, u32::MAX] {
+        stats.record_report(unassigned, load(1), 1);
+        assert_eq!(stats.last_report(unassigned), None);
+    }
+}
+
+#[test]
+fn outstanding_never_drops_below_zero() {
+    let stats = stats(1);
+    stats.begin(0);
+    stats.finish(0, Outcome::Ok, 0);
+    stats.finish(0, Outcome::Ok, 0);
+    assert_eq!(stats.outstanding(0), 0);
+}
+
+#[test]
+fn concurrent_counts_add_up() {
+    let stats = stats(3);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for call in 0..10_000_u32 {
+                    let outcome = if call % 3 == 0 { Outcome::Failed } else { Outcome::Ok };
+                    stats.begin(call % 3);
+                    stats.finish(call % 3, outcome, 0);
+                }
+            });
+        }
+    });
+    assert!((0..3).all(|index| stats.outstanding(index) == 0));
+    stats.finish(0, Outcome::Ok, 0);
+    assert_eq!(stats.consecutive_failures(0), 0);
+}
+
+#[test]
+fn an_unreachable_endpoint_is_ejected_at_once_with_exponential_backoff() {
+    let stats = stats(1);
+    let mut ends = Vec::new();
+    for _ in 0..10 {
+        stats.finish(0, Outcome::Unreachable, 1000);
+        ends.push(stats.ejected_until(0));
+    }
+    assert_eq!(ends[0], 100_001_000);
+    assert!(ends.windows(2).all(|pair| pair[0] <= pair[1]));
+    assert_eq!(ends[9], 12_800_001_000);
+}
+
+#[test]
+fn failed_responses_eject_from_the_third_consecutive_one() {
+    let stats = stats(40);
+    let end = |outcome| stats.finish(39, outcome, 1000);
+    let seen = || (stats.consecutive_failures(39), stats.ejected_until(39));
+    end(Outcome::Failed);
+    end(Outcome::Failed);
+    end(Outcome::Ok);
+    end(Outcome::Failed);
+    end(Outcome::Failed);
+    end(Outcome::Unknown);
+    assert_eq!(seen(), (2, 0));
+    end(Outcome::Failed);
+    assert_eq!(seen(), (3, 100_001_000));
+    stats.finish(38, Outcome::Ok, 1000);
+    assert_eq!(seen(), (3, 100_001_000), "a success of another endpoint changes nothing");
+    end(Outcome::Ok);
+    assert_eq!(seen(), (0, 0));
+}
+
+#[test]
+fn suspects_are_counted() {
+    let stats = stats(3);
+    for (index, outcome) in [(0, Outcome::Failed), (0, Outcome::Unreachable), (1, Outcome::Failed)] {
+        stats.finish(index, outcome, 1);
+    }
+    assert_eq!(stats.suspects(), 2);
+    stats.clear_failures(0);
+    stats.clear_failures(0);
+    stats.clear_failures(2);
+    assert_eq!(stats.suspects(), 1);
+    // Enough responses for the failure among them to leave the window.
+    (0..1000).for_each(|_| stats.finish(1, Outcome::Ok, 2));
+    assert_eq!(stats.suspects(), 0);
+    stats.finish(2, Outcome::Failed, 3);
+    let _ = stats.assign_indices(&[InstanceId::new("another").unwrap()]);
+    assert_eq!(stats.suspects(), 0, "a removed instance is no suspect");
+}
+
+#[test]
+fn an_overloaded_endpoint_is_ejected_briefly_without_counting_failures() {
+    let stats = EndpointStats::default();
+    stats.ensure(0);
+    for now in 1..=10 {
+        stats.begin(0);
+        stats.finish(0, Outcome::Overloaded, now);
+    }
+    assert_eq!((stats.consecutive_failures(0), stats.outstanding(0)), (0, 0));
+    assert_eq!(stats.ejected_until(0), 20_000_010);
+    stats.begin(0);
+    stats.finish(0, Outcome::Ok, 20);
+    assert_eq!((stats.ejected_until(0), stats.suspects()), (0, 0), "a call that finishes ends the ejection");
+}

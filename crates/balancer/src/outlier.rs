@@ -1,0 +1,168 @@
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use crate::{BalancerConfig, Outcome};
+
+/// Size of the response window in multiples of `min_samples`; beyond it, older responses count half.
+const WINDOW_SAMPLES: u64 = 4;
+/// Maximum number of doublings of the ejection time.
+const MAX_DOUBLINGS: u32 = 16;
+/// How long an overloaded endpoint is ejected, in nanoseconds, unless a call there finishes earlier.
+const OVERLOAD_EJECTION: u64 = 20_000_000;
+/// Doublings of the first ejection by failure rate.
+const FAILURE_RATE_DOUBLINGS: u32 = 4;
+
+/// Outlier detection for one endpoint. Stored apart from [`HotStats`](crate::endpoint_stats::HotStats), since few
+/// endpoints need it.
+///
+/// Two kinds of evidence: consecutive failures, which one success refutes, and a failure rate over many responses far
+/// above the mean of the others, which one success does not refute.
+#[derive(Debug, Default)]
+pub(crate) struct OutlierState {
+    /// Consecutive failures.
+    consecutive_failures: AtomicU32,
+    /// Until when the endpoint is ejected because it is unreachable, which is certain evidence.
+    unreachable_until: AtomicU64,
+    /// Until when it is ejected because of its responses, which may be the callers' fault.
+    failing_until: AtomicU64,
+    /// Number of ejections by failure rate.
+    rate_ejections: AtomicU32,
+    /// When the endpoint is to have its full share again.
+    ramp_end: AtomicU64,
+    window: ResponseWindow,
+}
+
+/// Responses (low half) and failures among them (high half).
+#[derive(Debug, Default)]
+struct ResponseWindow(AtomicU64);
+
+impl ResponseWindow {
+    fn get(&self) -> (u64, u64) {
+        let word = self.0.load(Relaxed);
+        (word & u64::from(u32::MAX), word >> 32)
+    }
+
+    /// Counts a response; at `capacity`, all earlier ones are halved.
+    fn record(&self, failed: bool, capacity: u64) {
+        let step = 1 | u64::from(failed) << 32;
+        let (responses, failures) = self.get();
+        match responses >= capacity {
+            false => drop(self.0.fetch_add(step, Relaxed)),
+            true => self.0.store(((responses / 2) | ((failures / 2) << 32)) + step, Relaxed),
+        }
+    }
+
+    fn clear(&self) {
+        self.0.store(0, Relaxed);
+    }
+}
+
+impl OutlierState {
+    pub(crate) fn consecutive_failures(&self) -> u32 {
+        self.consecutive_failures.load(Relaxed)
+    }
+
+    /// Until when the endpoint is ejected; in panic, only unreachability counts.
+    pub(crate) fn ejected_until(&self, panic: bool) -> u64 {
+        let unreachable_until = self.unreachable_until.load(Relaxed);
+        if panic { unreachable_until } else { unreachable_until.max(self.failing_until.load(Relaxed)) }
+    }
+
+    /// The part of its share, in 1/256, that the endpoint still lacks while it ramps up after an ejection.
+    pub(crate) fn ramp_remaining(&self, now: u64) -> u64 {
+        let (ramp_end, until) = (self.ramp_end.load(Relaxed), self.failing_until.load(Relaxed));
+        let (left, duration) = (ramp_end.saturating_sub(now), ramp_end.saturating_sub(until));
+        if left == 0 || duration == 0 { 0 } else { (left.min(duration) << 8) / duration }
+    }
+
+    /// Counts a success; returns whether the state is neutral again.
+    pub(crate) fn record_success(&self, config: &BalancerConfig) -> bool {
+        self.consecutive_failures.store(0, Relaxed);
+        self.unreachable_until.store(0, Relaxed);
+        if self.rate_ejections.load(Relaxed) == 0 {
+            // The ejection was for consecutive failures, which this success ends.
+            self.failing_until.store(0, Relaxed);
+        }
+        self.window.record(false, config.failure_window());
+        let (responses, failures) = self.window.get();
+        let is_cleared = failures == 0
+            && (self.rate_ejections.load(Relaxed) == 0 || responses >= u64::from(config.min_samples));
+        is_cleared || !config.compares_failure_rates()
+    }
+
+    /// Counts a failure.
+    pub(crate) fn record_failure(&self, outcome: Outcome, now: u64, config: &BalancerConfig) {
+        let consecutive_failures = self.consecutive_failures.fetch_add(1, Relaxed).saturating_add(1);
+        if outcome == Outcome::Unreachable {
+            self.unreachable_until
+                .fetch_max(now.saturating_add(config.ejection_time(consecutive_failures - 1)), Relaxed);
+        } else if let Some(over) =
+            consecutive_failures.checked_sub(config.consecutive).filter(|_| config.consecutive > 0)
+        {
+            self.failing_until.fetch_max(now.saturating_add(config.ejection_time(over)), Relaxed);
+        }
+        self.window.record(true, config.failure_window());
+    }
+
+    /// Ejects an overloaded endpoint briefly; counts neither as a consecutive failure nor for the failure rate.
+    pub(crate) fn record_overload(&self, now: u64) {
+        self.failing_until.fetch_max(now.saturating_add(OVERLOAD_EJECTION), Relaxed);
+    }
+
+    /// The failure rate in 1/2^16, if there are enough samples and the policy compares failure rates.
+    pub(crate) fn failure_rate(&self, config: &BalancerConfig) -> Option<u64> {
+        let (responses, failures) = self.window.get();
+        (config.compares_failure_rates() && responses >= u64::from(config.min_samples))
+            .then(|| (failures << 16) / responses)
+    }
+
+    /// Ejects the endpoint if its failure rate exceeds the mean of the `others`, given as sum and number; without
+    /// others, it has no effect.
+    pub(crate) fn compare_failure_rate(
+        &self,
+        rate: u64,
+        (sum, others): (u64, u64),
+        now: u64,
+        config: &BalancerConfig,
+    ) {
+        let margin = (u64::from(config.failure_percent) << 16) / 100;
+        if others == 0 || rate < sum / others + margin {
+            return;
+        }
+        let rate_ejections = self.rate_ejections.fetch_add(1, Relaxed);
+        // A failure rate needs many responses to be measured again, so the ejection is longer than for consecutive
+        // failures.
+        let duration = config.ejection_time(rate_ejections.saturating_add(FAILURE_RATE_DOUBLINGS));
+        let until = now.saturating_add(duration);
+        self.failing_until.fetch_max(until, Relaxed);
+        self.ramp_end.store(until.saturating_add(duration), Relaxed);
+        self.window.clear();
+    }
+
+    /// Clears everything.
+    pub(crate) fn reset(&self) {
+        self.consecutive_failures.store(0, Relaxed);
+        self.unreachable_until.store(0, Relaxed);
+        self.failing_until.store(0, Relaxed);
+        self.rate_ejections.store(0, Relaxed);
+        self.ramp_end.store(0, Relaxed);
+        self.window.clear();
+    }
+}
+
+impl BalancerConfig {
+    /// Ejection time in nanoseconds, doubled that many times, at most `max_ejection`.
+    pub(crate) fn ejection_time(&self, doublings: u32) -> u64 {
+        self.base_ejection.saturating_mul(1 << doublings.min(MAX_DOUBLINGS)).min(self.max_ejection)
+    }
+
+    fn compares_failure_rates(&self) -> bool {
+        self.failure_percent > 0
+    }
+
+    fn failure_window(&self) -> u64 {
+        u64::from(self.min_samples) * WINDOW_SAMPLES
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,28 @@
+use super::{Candidates, Exclusion, GAMMA, Generator, PickContext, PickTracer, ScoredEndpoint};
+
+impl PickContext<'_> {
+    /// Weighted round robin, skipping excluded endpoints.
+    ///
+    /// Equal weights: position `counter mod n`. Otherwise `counter * GAMMA` (wrapping) as a fraction of 2^64 of the
+    /// cumulative weights: steps of the golden ratio reach every endpoint in proportion to its weight, spread as evenly
+    /// as possible, and need no state but the counter. Callers start at different counters, or all would move in step.
+    pub(super) fn round_robin<W: PickTracer>(
+        &self,
+        candidates: &Candidates<'_>,
+        random: &mut Generator,
+        tracer: &mut W,
+    ) -> Option<ScoredEndpoint> {
+        if candidates.is_empty() {
+            return None;
+        }
+        let first = candidates.round_robin_position(self.stats.round_robin_counter(), GAMMA);
+        for step in 0..candidates.len() {
+            let scored = self.score_position(candidates, (first + step) % candidates.len());
+            tracer.record_candidate(&scored);
+            if scored.exclusion == Exclusion::None {
+                return Some(scored);
+            }
+        }
+        self.best_candidate(candidates, random, tracer)
+    }
+}

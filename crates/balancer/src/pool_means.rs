@@ -1,0 +1,198 @@
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use crate::{
+    BalancerConfig, LoadReport,
+    config::{TICK_BITS, UNIT_COST, Utilisation},
+    endpoint_stats::{HotStats, LoadEstimate, decay},
+    report::ReportCell,
+};
+
+/// Fractional bits of a mean beyond those of its values.
+const MEAN_BITS: u32 = 12;
+/// Ticks of every endpoint that a mean spans: half a half-life.
+const MEAN_TICKS: u64 = 1 << (TICK_BITS - 1);
+/// Maximum error of utilisation: an endpoint is fully busy or fully idle relative to the mean.
+const MAX_ERROR: i64 = 1 << 10;
+/// Below this utilisation, in thousandths, differences are noise.
+const MIN_UTILISATION: u64 = 20;
+/// Up to this many requests of other callers, excess is counted in requests, beyond that relative to the mean.
+const ABSOLUTE_REQUESTS: i64 = 16;
+
+/// Means over the endpoints of this client's subset, against which each endpoint is compared.
+#[derive(Debug, Default)]
+pub(crate) struct PoolMeans {
+    /// Number of endpoints in the subset.
+    members: AtomicU32,
+    /// Other callers' requests in flight at an endpoint.
+    others: Mean,
+    /// Reported utilisation.
+    utilisation: Mean,
+    /// Costs.
+    cost: Mean,
+}
+
+/// A report to apply, with its storage and context.
+pub(crate) struct ReportUpdate<'a> {
+    pub(crate) report: LoadReport,
+    /// Whether it came with a successful response to a request.
+    pub(crate) is_rewarded: bool,
+    pub(crate) cell: &'a ReportCell,
+    pub(crate) config: &'a BalancerConfig,
+    pub(crate) tick: u32,
+}
+
+/// A mean over the endpoints: each counts by the time since its previous report, not by its number of reports, since a
+/// busy endpoint responds more often.
+#[derive(Debug, Default)]
+struct Mean {
+    /// The mean with [`MEAN_BITS`] more fractional bits, plus one; 0 before the first value.
+    encoded: AtomicU64,
+}
+
+impl Mean {
+    fn get(&self) -> Option<u64> {
+        self.encoded.load(Relaxed).checked_sub(1).map(|mean| mean >> MEAN_BITS)
+    }
+
+    /// Adds the value of one of `members` endpoints that stands for `ticks`, and returns the mean.
+    fn add(&self, value: u64, ticks: u32, members: u32) -> u64 {
+        let value = value << MEAN_BITS;
+        let Some(mean) = self.encoded.load(Relaxed).checked_sub(1) else {
+            self.encoded.store(value + 1, Relaxed);
+            return value >> MEAN_BITS;
+        };
+        let span = u64::from(members.max(1)) * MEAN_TICKS;
+        let share = u64::from(ticks).min(span / 2);
+        let mean = if value >= mean {
+            mean + (value - mean) * share / span
+        } else {
+            mean - (mean - value) * share / span
+        };
+        self.encoded.store(mean + 1, Relaxed);
+        mean >> MEAN_BITS
+    }
+}
+
+impl PoolMeans {
+    /// Clears the means.
+    pub(crate) fn reset(&self) {
+        [&self.others, &self.utilisation, &self.cost]
+            .into_iter()
+            .for_each(|mean| mean.encoded.store(0, Relaxed));
+    }
+
+    pub(crate) fn members(&self) -> u32 {
+        self.members.load(Relaxed)
+    }
+
+    pub(crate) fn set_members(&self, members: u32) {
+        self.members.store(members, Relaxed);
+    }
+
+    /// Mean of other callers' requests at an endpoint, in 1/256 requests; the mean latency where the policy uses
+    /// latency.
+    pub(crate) fn others(&self) -> u64 {
+        self.others.get().unwrap_or(0)
+    }
+
+    /// Adds a latency of an endpoint last updated `age` ticks ago, in the unit of [`LoadEstimate::excess`].
+    pub(crate) fn add_latency(&self, latency: u64, age: u32) {
+        self.others.add(latency, age.min(1 << TICK_BITS), self.members.load(Relaxed));
+    }
+
+    /// Applies a report of the endpoint at `hot`.
+    pub(crate) fn apply_report(&self, hot: &HotStats, update: &ReportUpdate<'_>) {
+        let ReportUpdate { report, is_rewarded, config, tick, .. } = *update;
+        let reward = if is_rewarded { config.reward } else { 0 };
+        let age = hot.age(tick);
+        // No single report stands for more than a half-life, however rare its caller's calls are.
+        let ticks = age.min(1 << TICK_BITS);
+        let cost = self.update_cost(update, age, ticks);
+        let known = hot.load();
+        let observed = report.requests.filter(|_| config.counts_requests).map(|requests| {
+            let requests = u64::from(requests) << LoadEstimate::BITS;
+            let streams = u64::from(report.streams.unwrap_or(0)) << (LoadEstimate::BITS - 4);
+            // The call of this response is still counted here, and is not in the report.
+            let own = hot.own_load().saturating_sub(1 << LoadEstimate::BITS);
+            let others = (requests + streams).saturating_sub(own);
+            let others = (others * u64::from(known.weight_ratio)) >> LoadEstimate::WEIGHT_RATIO_BITS;
+            let others = (others * u64::from(cost)) >> LoadEstimate::COST_BITS;
+            // A value that cannot be true of one endpoint unless it nearly is of the others must not starve the
+            // endpoint.
+            let others =
+                others.min(self.others.get().map_or(u64::MAX, |mean| 2 * mean + (8 << LoadEstimate::BITS)));
+            let others = others.min(u64::from(u32::MAX));
+            let mean = self.others.add(others, ticks, self.members.load(Relaxed)) as i64;
+            // Of hundreds of requests, one more or less is noise: beyond a few, differences count relative to the mean.
+            (others as i64 - mean) * (ABSOLUTE_REQUESTS << LoadEstimate::BITS)
+                / mean.max(ABSOLUTE_REQUESTS << LoadEstimate::BITS)
+        });
+        hot.update_load(tick, |load| {
+            let decayed = decay(load.excess.into(), age);
+            let excess = match observed {
+                // The throughput reward (Uber, assisted balancing): an endpoint that responds more often is preferred
+                // slightly. Smoothing decays it with later reports, so that it never adds up to more than `smoothing`
+                // rewards. A failed response or a poll completes no request and earns none.
+                Some(target) => decayed + rounded(target - decayed, config.smoothing.into()) - reward,
+                None => decayed,
+            };
+            LoadEstimate { excess: excess.clamp(i32::MIN.into(), i32::MAX.into()) as i32, cost, ..load }
+        });
+    }
+
+    /// The slow loop: utilisation is to become equal, and it is known late and averaged. So the cost of a call at an
+    /// endpoint integrates the error of its utilisation against the mean, slowly and within bounds: callers do not herd
+    /// on a stale figure, and a wrong report moves the cost no further than the bound.
+    fn update_cost(&self, update: &ReportUpdate<'_>, age: u32, ticks: u32) -> u16 {
+        let ReportUpdate { report, cell, config, .. } = *update;
+        let utilisation = match config.utilisation {
+            Utilisation::None => None,
+            Utilisation::Cpu => report.cpu.map(u64::from),
+            Utilisation::Metric => report.metric.map(u64::from),
+        };
+        let mut cost = fade_cost(cell.cost(), age, config.pick_config.memory);
+        if let Some(utilisation) = utilisation.filter(|_| ticks > 0) {
+            let members = self.members.load(Relaxed);
+            let mean = self.utilisation.add(utilisation, ticks, members);
+            let mean_cost = self.cost.add(cost.into(), ticks, members) as i64;
+            let min_mean = if config.utilisation == Utilisation::Cpu { MIN_UTILISATION } else { 1 };
+            let error = (utilisation as i64 - mean as i64) * MAX_ERROR / mean.max(min_mean) as i64;
+            // Only ratios of costs matter: the common part is subtracted, or one endpoint that cannot be filled would
+            // drive all others to the bound.
+            let common = (mean_cost - i64::from(UNIT_COST)) * MAX_ERROR / i64::from(UNIT_COST);
+            let error = error.clamp(-MAX_ERROR, MAX_ERROR) - common;
+            let step =
+                (i128::from(cost) * i128::from(error) * i128::from(config.gain) * i128::from(ticks)) >> 42;
+            let (min_cost, max_cost) =
+                (u64::from(UNIT_COST) * u64::from(UNIT_COST) / u64::from(config.max_cost), config.max_cost);
+            cost = (i128::from(cost) + step).clamp(min_cost.into(), max_cost.into()) as u32;
+        } else if utilisation.is_none() {
+            // Reports continue without utilisation.
+            let over = i64::from(cost) - i64::from(UNIT_COST);
+            cost = (i64::from(cost)
+                - over * i64::from(ticks) / i64::from(config.pick_config.memory.max(1 << TICK_BITS)))
+                as u32;
+        }
+        cell.set_cost(cost);
+        (cost >> (UNIT_COST.ilog2() - LoadEstimate::COST_BITS)) as u16
+    }
+}
+
+/// A cost `age` ticks after its last report: unchanged within `memory`, then fading to neutral with twice the half-life
+/// of a report.
+#[inline]
+pub(crate) fn fade_cost(cost: u32, age: u32, memory: u32) -> u32 {
+    match age.checked_sub(memory) {
+        None => cost,
+        // Between the two, so again a u32.
+        Some(over) => (i64::from(UNIT_COST) + decay(i64::from(cost) - i64::from(UNIT_COST), over / 2)) as u32,
+    }
+}
+
+/// A quotient rounded to the nearest, halves away from zero.
+fn rounded(value: i64, by: i64) -> i64 {
+    (value + value.signum() * (by / 2)) / by
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,152 @@
+//! Requests and polls in flight: a slab, so that they need no allocation.
+
+use fairmesh_router::LoadReport;
+
+use crate::caller::Demand;
+
+/// Attempts that a call remembers.
+const MAX_ATTEMPTS: usize = 4;
+
+/// Where a request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RequestStage {
+    /// Nowhere: the entry is free.
+    Free,
+    /// On the network, in either direction.
+    Network,
+    /// At the server.
+    Server,
+}
+
+/// The result of an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AttemptOutcome {
+    /// A successful response.
+    Responded,
+    /// An error response, such as 500.
+    Error,
+    /// A 503 response.
+    Busy,
+    /// The connection broke.
+    Broken,
+    /// No connection could be made.
+    Unreachable,
+    /// The deadline passed.
+    TimedOut,
+}
+
+/// A call with its present attempt, or a poll.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InFlightRequest {
+    /// When the call began.
+    pub(crate) began: u64,
+    pub(crate) demand: Demand,
+    pub(crate) caller: u32,
+    pub(crate) server: u32,
+    /// The endpoint's index at its caller.
+    pub(crate) index: u32,
+    /// Incremented with each reuse and each loss, so that events of the previous use are recognised as stale.
+    pub(crate) generation: u32,
+    /// The load report in the response.
+    pub(crate) report: LoadReport,
+    pub(crate) stage: RequestStage,
+    pub(crate) outcome: AttemptOutcome,
+    /// Whether the caller counts it as a stream.
+    pub(crate) streaming: bool,
+    /// Whether the caller has given up.
+    pub(crate) abandoned: bool,
+    /// Whether it is a poll for the server's load instead of a call.
+    pub(crate) is_poll: bool,
+    /// When the present attempt began, if it is to start a polling round.
+    pub(crate) round_from: Option<u64>,
+    attempts: u8,
+    attempted: [u32; MAX_ATTEMPTS],
+}
+
+impl InFlightRequest {
+    /// Records the endpoint of the present attempt.
+    #[inline]
+    pub(crate) fn begin_attempt(&mut self, index: u32, server: u32) {
+        if let Some(entry) = self.attempted.get_mut(self.attempts as usize) {
+            *entry = index;
+        }
+        self.attempts = self.attempts.saturating_add(1);
+        self.index = index;
+        self.server = server;
+    }
+
+    /// Endpoints of the attempts so far.
+    #[inline]
+    pub(crate) fn attempted(&self) -> &[u32] {
+        &self.attempted[..self.attempts()]
+    }
+
+    /// Number of attempts, up to the number remembered.
+    pub(crate) fn attempts(&self) -> usize {
+        (self.attempts as usize).min(MAX_ATTEMPTS)
+    }
+}
+
+/// All requests in flight.
+#[derive(Debug, Default)]
+pub(crate) struct InFlightRequests {
+    all: Vec<InFlightRequest>,
+    free: Vec<u32>,
+}
+
+impl InFlightRequests {
+    /// Adds a call.
+    #[inline]
+    pub(crate) fn add(&mut self, caller: u32, demand: Demand, now: u64) -> u32 {
+        let request = InFlightRequest {
+            began: now,
+            demand,
+            caller,
+            server: 0,
+            index: 0,
+            generation: 0,
+            report: LoadReport::default(),
+            stage: RequestStage::Network,
+            outcome: AttemptOutcome::Responded,
+            streaming: false,
+            abandoned: false,
+            is_poll: false,
+            round_from: None,
+            attempts: 0,
+            attempted: [0; MAX_ATTEMPTS],
+        };
+        match self.free.pop() {
+            Some(number) => {
+                let entry = &mut self.all[number as usize];
+                *entry = InFlightRequest { generation: entry.generation, ..request };
+                number
+            }
+            None => {
+                self.all.push(request);
+                self.all.len() as u32 - 1
+            }
+        }
+    }
+
+    #[inline]
+    pub(crate) fn get(&mut self, number: u32) -> &mut InFlightRequest {
+        &mut self.all[number as usize]
+    }
+
+    /// Removes a call.
+    #[inline]
+    pub(crate) fn remove(&mut self, number: u32) {
+        let request = &mut self.all[number as usize];
+        request.stage = RequestStage::Free;
+        request.generation = request.generation.wrapping_add(1) & 0xff_ffff;
+        self.free.push(number);
+    }
+
+    /// The matching requests, by number.
+    pub(crate) fn find(&self, matches: impl Fn(&InFlightRequest) -> bool) -> Vec<u32> {
+        let all = (0..).zip(&self.all);
+        all.filter(|(_, request)| request.stage != RequestStage::Free && matches(request))
+            .map(|(n, _)| n)
+            .collect()
+    }
+}

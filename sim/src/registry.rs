@@ -1,0 +1,395 @@
+//! The simulated registry: the endpoints, and which of them a caller needs to know.
+
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
+
+use fairmesh_balancer::rendezvous;
+use fairmesh_model::{
+    Endpoint, EndpointState, FULL_WEIGHT, HostType, Hosts, InstanceId, Invalid, Location, Policy, Protocol,
+    Region, Regions, RoundTrips, Service, ServiceKind, ServiceName, Verdicts,
+    arith::{hash_text, mix_pair},
+};
+use fairmesh_router::{EndpointStats, Facts, Upstream};
+
+use crate::endpoint_connection::EndpointConnection;
+
+/// The records of the simulated service.
+#[derive(Debug)]
+pub(crate) struct Registry {
+    name: ServiceName,
+    service: Service,
+    policy: Policy,
+    regions: Regions,
+    round_trips: RoundTrips,
+    /// Without types: a scenario's hosts are expressed by the weights of their endpoints.
+    hosts: Hosts,
+    health: Verdicts,
+    /// By server.
+    entries: Vec<Entry>,
+    /// Incremented with each change.
+    version: u64,
+    /// Listed endpoints, by state and region.
+    groups: Vec<EndpointGroup>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    endpoint: Endpoint,
+    hash: u64,
+    region: u16,
+    /// Number of instances that this server has been before.
+    generation: u32,
+    listed: bool,
+}
+
+/// Endpoints of one region in one state: they have the same rank for a caller.
+#[derive(Debug, Default)]
+struct EndpointGroup {
+    nodes: Vec<(u64, u32)>,
+    servers: Vec<u32>,
+}
+
+/// A server to add.
+#[derive(Clone, Debug)]
+pub(crate) struct NewServer<'a> {
+    pub(crate) group: &'a str,
+    pub(crate) region: u16,
+    pub(crate) location: Region,
+    pub(crate) host: Option<&'a str>,
+    pub(crate) weight: u32,
+    pub(crate) listed: bool,
+}
+
+impl Registry {
+    pub(crate) fn new(policy: Policy, round_trips: RoundTrips) -> Result<Self, Invalid> {
+        Ok(Self {
+            name: ServiceName::new(crate::SERVICE)?,
+            service: Service {
+                kind: ServiceKind::Replicated,
+                protocol: Protocol::Http1,
+                virtual_address: None,
+            },
+            policy,
+            regions: Regions::default(),
+            round_trips,
+            hosts: Hosts::default(),
+            health: Verdicts::default(),
+            entries: Vec::new(),
+            version: 0,
+            groups: Vec::new(),
+        })
+    }
+
+    pub(crate) fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// Adds the next server.
+    pub(crate) fn add(&mut self, new: &NewServer<'_>) -> Result<(), Invalid> {
+        let number = self.entries.len() as u32;
+        let instance = InstanceId::new(format!("{}-{number}", new.group))?;
+        let host_type = new.host.map(HostType::new).transpose()?;
+        let [_, a, b, c] = number.to_be_bytes();
+        let endpoint = Endpoint {
+            instance,
+            address: SocketAddr::from(([10, a, b, c], 80)),
+            location: Location { host_type, ..Location::in_region(new.location.clone()) },
+            state: EndpointState::Serving,
+            weight: new.weight,
+            lease: None,
+            labels: BTreeMap::new(),
+        };
+        let hash = hash_text(endpoint.instance.as_str());
+        self.entries.push(Entry { endpoint, hash, region: new.region, generation: 0, listed: new.listed });
+        Ok(())
+    }
+
+    /// Whether a server is listed as serving.
+    pub(crate) fn serves(&self, server: u32) -> bool {
+        let entry = &self.entries[server as usize];
+        entry.listed && entry.endpoint.state == EndpointState::Serving
+    }
+
+    /// Lists a server in this state, or removes it.
+    pub(crate) fn list(&mut self, server: u32, state: Option<EndpointState>) {
+        let entry = &mut self.entries[server as usize];
+        entry.listed = state.is_some();
+        if let Some(state) = state {
+            entry.endpoint.state = state;
+        }
+    }
+
+    /// Replaces the server's instance, as a deployment does.
+    pub(crate) fn replace_instance(&mut self, server: u32) {
+        let entry = &mut self.entries[server as usize];
+        let name = entry.endpoint.instance.as_str();
+        let stem = name.split('.').next().unwrap_or(name);
+        entry.generation += 1;
+        if let Ok(instance) = InstanceId::new(format!("{stem}.{}", entry.generation)) {
+            entry.hash = hash_text(instance.as_str());
+            entry.endpoint.instance = instance;
+        }
+    }
+
+    /// Publishes the changes to callers that refresh from now on.
+    pub(crate) fn publish(&mut self) {
+        self.version += 1;
+        let mut groups: BTreeMap<(&str, u16), EndpointGroup> = BTreeMap::new();
+        for (server, entry) in (0..).zip(&self.entries).filter(|(_, entry)| entry.listed) {
+            let group = groups.entry((entry.endpoint.state.as_str(), entry.region)).or_default();
+            // Subsets ignore weights, as in the router.
+            group.nodes.push((entry.hash, FULL_WEIGHT));
+            group.servers.push(server);
+        }
+        self.groups = groups.into_values().collect();
+    }
+
+    /// The servers that can be in this caller's subsets: of each group those in the subset of the group.
+    ///
+    /// The ring of a group, and which other groups share it, make no difference: the first k of a union are among the
+    /// first k of its parts. So a caller that knows no others decides as one that knows all, and 3,000 callers of 3,000
+    /// servers fit into memory.
+    fn relevant_servers(&self, chooser: u64) -> Vec<u32> {
+        let keep = self.policy.balancing.subset as usize;
+        let mut servers = Vec::new();
+        for group in &self.groups {
+            if keep == 0 || group.nodes.len() <= keep {
+                servers.extend_from_slice(&group.servers);
+            } else {
+                let subset = rendezvous::subset(chooser, &group.nodes, keep);
+                servers.extend(subset.into_iter().map(|position| group.servers[position]));
+            }
+        }
+        servers.sort_unstable();
+        servers
+    }
+
+    /// The records of a caller that knows these endpoints.
+    fn compile_input<'a>(
+        &'a self,
+        endpoints: &'a [Endpoint],
+        location: &'a Location,
+        client: u64,
+    ) -> Facts<'a> {
+        Facts {
+            name: &self.name,
+            service: &self.service,
+            policy: &self.policy,
+            endpoints,
+            shards: None,
+            location,
+            regions: &self.regions,
+            round_trips: &self.round_trips,
+            hosts: &self.hosts,
+            health: &self.health,
+            // Simulated policies have no routes.
+            client_id: "",
+            client,
+        }
+    }
+}
+
+/// One caller's state of the service.
+#[derive(Debug)]
+pub(crate) struct DiscoveredService {
+    /// The compiled snapshot.
+    pub(crate) upstream: Upstream,
+    /// Stats of the endpoints, shared by all snapshots.
+    pub(crate) endpoint_stats: Arc<EndpointStats>,
+    /// Servers by the upstream's indices.
+    servers: Vec<u32>,
+    /// Connections to endpoints that were called, by the same indices.
+    connections: Vec<Option<EndpointConnection>>,
+    endpoints: Vec<Endpoint>,
+    version: u64,
+}
+
+impl DiscoveredService {
+    /// The state of a caller after subscribing.
+    pub(crate) fn subscribe(registry: &Registry, location: &Location, client: u64) -> Self {
+        let endpoints = relevant_endpoints(registry, client);
+        let endpoint_stats = Arc::default();
+        let upstream =
+            Upstream::compile(&registry.compile_input(&endpoints, location, client), &endpoint_stats, None);
+        let servers = servers_of(&upstream);
+        Self {
+            upstream,
+            endpoint_stats,
+            servers,
+            connections: Vec::new(),
+            endpoints,
+            version: registry.version,
+        }
+    }
+
+    /// Applies the registry changes since the last refresh.
+    pub(crate) fn refresh(&mut self, registry: &Registry, location: &Location, client: u64) {
+        if self.version == registry.version {
+            return;
+        }
+        self.version = registry.version;
+        let endpoints = relevant_endpoints(registry, client);
+        if endpoints != self.endpoints {
+            let input = registry.compile_input(&endpoints, location, client);
+            let upstream = Upstream::compile(&input, &self.endpoint_stats, Some(&self.upstream));
+            self.close_removed(&upstream);
+            self.upstream = upstream;
+            self.servers = servers_of(&self.upstream);
+            self.endpoints = endpoints;
+        }
+    }
+
+    /// Drops the connections to endpoints that the next snapshot does not contain.
+    fn close_removed(&mut self, next: &Upstream) {
+        let instance =
+            |upstream: &Upstream, index| upstream.known(index).map(|target| target.instance.clone());
+        for (index, connection) in (0..).zip(&mut self.connections) {
+            if instance(&self.upstream, index) != instance(next, index) {
+                *connection = None;
+            }
+        }
+    }
+
+    /// The connection to the endpoint at an index, if it was called.
+    #[inline]
+    pub(crate) fn connection(&self, index: u32) -> Option<&EndpointConnection> {
+        self.connections.get(index as usize)?.as_ref()
+    }
+
+    pub(crate) fn connection_mut(&mut self, index: u32) -> Option<&mut EndpointConnection> {
+        self.connections.get_mut(index as usize)?.as_mut()
+    }
+
+    /// Records the end of an attempt at the endpoint at an index, then that of `server`, with a response or without.
+    #[inline]
+    pub(crate) fn record_attempt(&mut self, index: u32, server: u32, has_response: bool, now: u64) {
+        let index = index as usize;
+        if self.servers.get(index) != Some(&server) {
+            return;
+        }
+        if self.connections.len() <= index {
+            self.connections.resize_with(self.servers.len(), || None);
+        }
+        let connection = self.connections[index].get_or_insert_default();
+        match has_response {
+            true => connection.mark_used(now),
+            false => connection.close(),
+        }
+    }
+
+    /// The server at an index that this caller picked.
+    #[inline]
+    pub(crate) fn server(&self, index: u32) -> u32 {
+        self.servers[index as usize]
+    }
+}
+
+fn relevant_endpoints(registry: &Registry, client: u64) -> Vec<Endpoint> {
+    // As the router salts its caller's hash.
+    let chooser = mix_pair(client, hash_text(crate::SERVICE));
+    let servers = registry.relevant_servers(chooser);
+    servers.into_iter().map(|server| registry.entries[server as usize].endpoint.clone()).collect()
+}
+
+/// The address of an endpoint contains the number of its server.
+fn servers_of(upstream: &Upstream) -> Vec<u32> {
+    let mut servers = Vec::new();
+    for candidate in upstream.candidates() {
+        let index = candidate.index as usize;
+        if servers.len() <= index {
+            servers.resize(index + 1, u32::MAX);
+        }
+        if let SocketAddr::V4(address) = candidate.target.address {
+            let [_, a, b, c] = address.ip().octets();
+            servers[index] = u32::from_be_bytes([0, a, b, c]);
+        }
+    }
+    servers
+}
+
+#[cfg(test)]
+mod tests {
+    use fairmesh_router::Ask;
+
+    use super::*;
+
+    fn registry(servers: u32, subset: u32) -> Registry {
+        let mut policy = Policy::default();
+        policy.balancing.subset = subset;
+        let mut round_trips = RoundTrips::default();
+        let regions = ["eu", "us"].map(|name| Region::new(name).unwrap());
+        let trip = std::time::Duration::from_millis(90);
+        round_trips.set(regions[0].clone(), regions[1].clone(), trip);
+        let mut registry = Registry::new(policy, round_trips).unwrap();
+        for server in 0..servers {
+            let region = (server % 2) as u16;
+            let location = regions[region as usize].clone();
+            let weight = 1000 + 100 * (server % 7);
+            let new = NewServer { group: "s", region, location, host: None, weight, listed: true };
+            registry.add(&new).unwrap();
+        }
+        registry.publish();
+        registry
+    }
+
+    /// The router's snapshot of all endpoints.
+    fn full(registry: &Registry, location: &Location, client: u64) -> Upstream {
+        let all: Vec<Endpoint> = registry.entries.iter().map(|entry| entry.endpoint.clone()).collect();
+        Upstream::compile(&registry.compile_input(&all, location, client), &Arc::default(), None)
+    }
+
+    #[test]
+    fn a_caller_with_only_its_subset_decides_as_one_with_all_endpoints() {
+        let mut registry = registry(200, 20);
+        // Some drain and some are lost, so that several tiers hold endpoints of both regions.
+        for server in 0..40 {
+            let state = if server < 20 { EndpointState::Draining } else { EndpointState::Lost };
+            registry.list(server, Some(state));
+        }
+        registry.publish();
+        let location = Location::in_region(Region::new("eu").unwrap());
+        for client in 0..20 {
+            let service = DiscoveredService::subscribe(&registry, &location, client);
+            assert!(service.endpoints.len() <= 6 * 20, "{}", service.endpoints.len());
+            let full = full(&registry, &location, client);
+            let subset = |upstream: &Upstream| {
+                let candidates = upstream.candidates().filter(|candidate| candidate.in_subset);
+                let mut names: Vec<_> =
+                    candidates.map(|candidate| candidate.target.instance.clone()).collect();
+                names.sort();
+                names
+            };
+            assert_eq!(subset(&service.upstream), subset(&full));
+            for seed in 0..200 {
+                let ask = Ask::default();
+                let subset_pick = service.upstream.pick(&ask, 0, seed).unwrap();
+                let full_pick = full.pick(&ask, 0, seed).unwrap();
+                let target = &full.target(full_pick.index).address;
+                assert_eq!(
+                    &service.upstream.target(subset_pick.index).address,
+                    target,
+                    "client {client}, seed {seed}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_refreshed_caller_maps_new_instances_to_servers() {
+        let mut registry = registry(10, 0);
+        let location = Location::in_region(Region::new("eu").unwrap());
+        let mut service = DiscoveredService::subscribe(&registry, &location, 1);
+        registry.replace_instance(4);
+        registry.list(6, None);
+        registry.publish();
+        service.refresh(&registry, &location, 1);
+        let mut seen: Vec<(String, u32)> = service
+            .upstream
+            .candidates()
+            .map(|candidate| (candidate.target.instance.to_string(), service.server(candidate.index)))
+            .collect();
+        seen.sort();
+        assert_eq!(seen.len(), 9);
+        assert!(seen.contains(&("s-4.1".to_owned(), 4)));
+        assert!(!seen.iter().any(|(_, server)| *server == 6));
+    }
+}
