@@ -29,6 +29,7 @@ pub use plain::{PlainAnswer, PlainRequest, REST, Room, no_fields, plain_request_
 pub use received::{Received, RequestReader, Unserved};
 pub use request::{Encoder, Framing, Unframed, WrongLength, begin_request, end_head, field, fields, number};
 pub use response::{Asked, informational, response};
+pub use version::lower_version;
 
 /// Bytes that are no HTTP/1.1, or that two readers could understand differently; says which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -4,22 +4,25 @@
 //! it: it registers and drains, reports how many requests are under way with each answer, refuses keys of shards that it
 //! does not hold, and lets no more through at a time than the program can bear.
 
-use std::{fmt, net::SocketAddr, pin::Pin, str::FromStr, task::Context, task::Poll, time::Duration};
+mod body;
+
+use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
 
 use fairmesh_client::{
-    Address, Body, BoxError, Fault, FaultKind, Location, Protocol, ServiceName,
+    Address, BoxError, Fault, FaultKind, Location, Protocol, ServiceName,
     headers::grpc_kind,
     server::{Server, serve_http},
 };
 use fairmesh_model::Invalid;
-use http::{HeaderValue, Method, Request, Response, Uri, Version, uri::Scheme};
-use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
+use http::{HeaderValue, Request, Response, Uri, Version, uri::Scheme};
+use hyper::body::Incoming;
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
     rt::{TokioExecutor, TokioTimer},
 };
 use tokio::{net::TcpListener, task::JoinHandle};
 
+use self::body::{Passed, Upload};
 use crate::{ProxyError, answer, hops};
 
 /// How long a connection to the program may take, which is on this machine.
@@ -200,83 +203,6 @@ impl Forward {
 
 fn refused(fault: &Fault, grpc: Option<HeaderValue>) -> Response<Passed> {
     answer::of_fault(fault, grpc).map(Passed::Own)
-}
-
-/// The body of a request.
-///
-/// hyper does not tell a request whose headers had END_STREAM from one that an empty DATA frame ended, if both frames came at once, and
-/// gRPC servers take only DATA for a half-close. So over HTTP/2, requests whose methods have bodies end with DATA in either case.
-struct Upload {
-    body: Incoming,
-    /// Not at its end until it was polled.
-    is_open: bool,
-}
-
-impl Upload {
-    /// Of a request that goes on with this method over HTTP/2, or over HTTP/1.1.
-    fn new(body: Incoming, over_http2: Option<&Method>) -> Self {
-        let is_open =
-            over_http2.is_some_and(|method| matches!(*method, Method::POST | Method::PUT | Method::PATCH));
-        Self { body, is_open }
-    }
-}
-
-impl HttpBody for Upload {
-    type Data = Bytes;
-    type Error = hyper::Error;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let Self { body, is_open } = self.get_mut();
-        *is_open = false;
-        Pin::new(body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        !self.is_open && self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        // A length that the client has not written is not added: gRPC has none.
-        if self.is_open { SizeHint::default() } else { self.body.size_hint() }
-    }
-}
-
-/// The body of an answer: the program's, or the proxy's own.
-enum Passed {
-    Program(Incoming),
-    Own(Body),
-}
-
-impl HttpBody for Passed {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        match self.get_mut() {
-            Self::Program(body) => Pin::new(body).poll_frame(context).map_err(Into::into),
-            Self::Own(body) => Pin::new(body).poll_frame(context).map_err(Into::into),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        match self {
-            Self::Program(body) => body.is_end_stream(),
-            Self::Own(body) => body.is_end_stream(),
-        }
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match self {
-            Self::Program(body) => body.size_hint(),
-            Self::Own(body) => body.size_hint(),
-        }
-    }
 }
 
 impl FromStr for Inbound {

@@ -6,7 +6,7 @@
 
 use std::{io, net::SocketAddr, time::Duration};
 
-use fairmesh_client::http2::PREFACE;
+use fairmesh_client::{http1::lower_version, http2::PREFACE};
 use http::Uri;
 use rustix::net::{RecvFlags, recv};
 use tokio::{
@@ -100,7 +100,7 @@ async fn judged(stream: &TcpStream) -> io::Result<Seen> {
         let mut read = 0;
         let judged = stream.try_io(Interest::READABLE, || {
             read = peek(stream, &mut buffer)?;
-            match judge(&buffer[..read]) {
+            match judge(&mut buffer[..read]) {
                 Some(seen) => Ok(seen),
                 None if read == 0 || ready.is_read_closed() => Ok(Seen::Other(None)),
                 // Only when more has come is it looked at again.
@@ -128,8 +128,8 @@ fn peek(stream: &TcpStream, buffer: &mut Vec<u8>) -> io::Result<usize> {
     }
 }
 
-/// Judges what has come so far; `None` where it takes more to tell.
-fn judge(bytes: &[u8]) -> Option<Seen> {
+/// Judges what has come so far, of which these bytes are a copy; `None` where it takes more to tell.
+fn judge(bytes: &mut [u8]) -> Option<Seen> {
     let begun = bytes.len().min(PREFACE.len());
     if bytes[..begun] == PREFACE[..begun] {
         return (begun == PREFACE.len()).then_some(Seen::Http2);
@@ -139,6 +139,7 @@ fn judge(bytes: &[u8]) -> Option<Seen> {
     match request.parse(bytes) {
         Ok(httparse::Status::Partial) if bytes.len() < MOST => None,
         Ok(httparse::Status::Complete(_)) => Some(host(&request).map_or(Seen::Other(None), Seen::Http1)),
+        Err(httparse::Error::Version) if lower_version(bytes) => judge(bytes),
         _ => Some(Seen::Other(None)),
     }
 }

@@ -8,7 +8,7 @@ use httparse::{ParserConfig, Status};
 
 use super::{
     Decoder, MOST_FIELDS, MOST_HEAD, Malformed, answer::Place, answer::has_end, digits, says_close,
-    says_upgrade, target, version,
+    says_upgrade, target, version::lower_version,
 };
 use crate::http2::PREFACE;
 
@@ -85,7 +85,7 @@ impl RequestReader {
             Ok(Status::Complete(length)) if length <= MOST_HEAD => length,
             Ok(Status::Complete(_)) => return Err(TOO_LONG),
             Ok(Status::Partial) => return self.incomplete(input),
-            Err(httparse::Error::Version) if version::lower(input, 2) => return self.parse(input),
+            Err(httparse::Error::Version) if lower_version(input) => return self.parse(input),
             Err(error) => return Err(refused(error)),
         };
         let (Some(method), Some(target), Some(version)) = (found.method, found.path, found.version) else {

@@ -16,3 +16,8 @@ pub(super) fn lower(input: &mut [u8], spaces: usize) -> bool {
         _ => false,
     }
 }
+
+/// The same for a request, of which this is the beginning.
+pub fn lower_version(request: &mut [u8]) -> bool {
+    lower(request, 2)
+}

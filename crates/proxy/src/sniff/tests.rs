@@ -10,7 +10,7 @@ use super::*;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 fn words(bytes: &[u8]) -> String {
-    match judge(bytes) {
+    match judge(&mut bytes.to_vec()) {
         None => "more".into(),
         Some(Seen::Http1(host)) => host,
         Some(Seen::Http2) => "HTTP/2".into(),
@@ -32,6 +32,8 @@ fn what_is_http_is_told_from_what_is_not_as_soon_as_it_can_be() {
         (b"GET /?a=http://x/ HTTP/1.1\r\nhost: cart.shop\r\n\r\n", "cart.shop"),
         (b"CONNECT cart.shop:443 HTTP/1.1\r\nhost: other\r\n\r\n", "cart.shop:443"),
         (b"GET / HTTP/1.0\r\n\r\n", "other"),
+        (b"GET / HTTP/1.2\r\nhost: cart.shop\r\n\r\n", "cart.shop"),
+        (b"GET / HTTP/2.0\r\nhost: cart.shop\r\n\r\n", "other"),
         (b"GET /\r\n", "other"),
         (b"\x16\x03\x01\x02\0", "other"),
         (b"SSH-2.0-OpenSSH_9.2\r\n", "other"),

@@ -109,7 +109,8 @@ fn agree(ours: &Result<Understood, BoxError>, hypers: &Result<Understood, BoxErr
         (Err(error), Ok(_)) => error
             .downcast_ref::<Malformed>()
             .is_some_and(|why| STRICTER.iter().any(|reason| why.to_string().ends_with(reason))),
-        (Ok(_), Err(_)) => false,
+        // It knows no version of HTTP/1 above 1.1, which RFC 9110 2.5 has read as that.
+        (Ok(_), Err(error)) => error.to_string() == "invalid HTTP version parsed",
         (Err(_), Err(_)) => true,
     }
 }

@@ -1,0 +1,87 @@
+//! Bodies on their way to the program and back.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use fairmesh_client::{Body, BoxError};
+use http::Method;
+use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
+
+/// The body of a request.
+///
+/// hyper does not tell a request whose headers had END_STREAM from one that an empty DATA frame ended, if both frames came at once, and
+/// gRPC servers take only DATA for a half-close. So over HTTP/2, requests whose methods have bodies end with DATA in either case.
+pub(super) struct Upload {
+    body: Incoming,
+    /// Not at its end until it was polled.
+    is_open: bool,
+}
+
+impl Upload {
+    /// Of a request that goes on with this method over HTTP/2, or over HTTP/1.1.
+    pub(super) fn new(body: Incoming, over_http2: Option<&Method>) -> Self {
+        let is_open =
+            over_http2.is_some_and(|method| matches!(*method, Method::POST | Method::PUT | Method::PATCH));
+        Self { body, is_open }
+    }
+}
+
+impl HttpBody for Upload {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let Self { body, is_open } = self.get_mut();
+        *is_open = false;
+        Pin::new(body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        !self.is_open && self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        // A length that the client has not written is not added: gRPC has none.
+        if self.is_open { SizeHint::default() } else { self.body.size_hint() }
+    }
+}
+
+/// The body of an answer: the program's, or the proxy's own.
+pub(super) enum Passed {
+    Program(Incoming),
+    Own(Body),
+}
+
+impl HttpBody for Passed {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        match self.get_mut() {
+            Self::Program(body) => Pin::new(body).poll_frame(context).map_err(Into::into),
+            Self::Own(body) => Pin::new(body).poll_frame(context).map_err(Into::into),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Program(body) => body.is_end_stream(),
+            Self::Own(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Program(body) => body.size_hint(),
+            Self::Own(body) => body.size_hint(),
+        }
+    }
+}
