@@ -1,9 +1,9 @@
 //! Regular expressions, compiled once in a process.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     fmt,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 use regex_automata::{
@@ -33,7 +33,32 @@ struct Compiled {
 }
 
 /// What is in use, by text. Compiling is not deciding: the result is the same wherever it comes from.
-static IN_USE: Mutex<Option<HashMap<String, Weak<Compiled>>>> = Mutex::new(None);
+static IN_USE: Mutex<InUse> = Mutex::new(InUse(BTreeMap::new(), 0));
+
+/// Compiled expressions for others to find, and how many there may be before those that are not in use any more are let go.
+struct InUse(BTreeMap<String, Weak<Compiled>>, usize);
+
+impl InUse {
+    fn find(&self, text: &str) -> Option<Pattern> {
+        self.0.get(text)?.upgrade().map(Pattern)
+    }
+
+    fn add(&mut self, compiled: Compiled) -> Pattern {
+        if self.0.len() >= self.1 {
+            self.0.retain(|_, compiled| compiled.strong_count() > 0);
+            // At most half of what is kept may be of no use.
+            self.1 = 2 * self.0.len() + 16;
+        }
+        let text = compiled.text.clone();
+        let compiled = Arc::new(compiled);
+        self.0.insert(text, Arc::downgrade(&compiled));
+        Pattern(compiled)
+    }
+}
+
+fn in_use() -> MutexGuard<'static, InUse> {
+    IN_USE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 impl Pattern {
     /// Compiles an expression, which need not be anchored; milliseconds for a costly one.
@@ -44,11 +69,11 @@ impl Pattern {
             let problem = format!("an expression of {} bytes is too short or too long", text.len());
             return Err(refused(problem, "write 1 to 1024 bytes"));
         }
-        if let Some(known) = known(&text) {
+        if let Some(known) = in_use().find(&text) {
             return Ok(known);
         }
         match compile(&text) {
-            Ok(regex) => Ok(share(Compiled { text, regex })),
+            Ok(regex) => Ok(in_use().add(Compiled { text, regex })),
             Err(error) if error.size_limit().is_some() => {
                 Err(refused(format!("'{text}' takes too much memory"), "write smaller counts of repetition"))
             }
@@ -92,25 +117,6 @@ fn compile(text: &str) -> Result<Regex, BuildError> {
         return build(text);
     }
     build(&format!(r"\A(?:{text})\z"))
-}
-
-fn known(text: &str) -> Option<Pattern> {
-    let in_use = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
-    in_use.as_ref()?.get(text)?.upgrade().map(Pattern)
-}
-
-/// Keeps it for others to find. What is not in use any more is let go once there may be as much of it as of the rest.
-fn share(compiled: Compiled) -> Pattern {
-    let mut in_use = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
-    let in_use = in_use.get_or_insert_default();
-    if in_use.len() == in_use.capacity() {
-        in_use.retain(|_, compiled| compiled.strong_count() > 0);
-        in_use.reserve(in_use.len());
-    }
-    let text = compiled.text.clone();
-    let compiled = Arc::new(compiled);
-    in_use.insert(text, Arc::downgrade(&compiled));
-    Pattern(compiled)
 }
 
 impl PartialEq for Pattern {
@@ -160,17 +166,22 @@ mod tests {
         assert!(refused.problem.contains("memory"), "{refused}");
     }
 
+    fn compiled(text: String) -> Compiled {
+        Compiled { regex: compile(&text).unwrap(), text }
+    }
+
     #[test]
     fn equal_expressions_are_compiled_once_and_let_go_when_not_in_use() {
         let first = Pattern::new("/shared/[0-9]+").unwrap();
         assert!(Arc::ptr_eq(&first.0, &Pattern::new("/shared/[0-9]+").unwrap().0));
-        let in_use = |text: &str| known(text).is_some();
         drop(first);
-        assert!(!in_use("/shared/[0-9]+"));
+        assert!(in_use().find("/shared/[0-9]+").is_none());
+        let mut in_use = InUse(BTreeMap::new(), 0);
+        let held: Vec<_> = (0..100).map(|i| in_use.add(compiled(format!("/held/{i}")))).collect();
         for i in 0..1_000 {
-            Pattern::new(format!("/let-go/{i}")).unwrap();
+            drop(in_use.add(compiled(format!("/let-go/{i}"))));
         }
-        let kept = IN_USE.lock().unwrap().as_ref().map_or(0, HashMap::len);
-        assert!(kept < 500, "{kept} are kept");
+        assert!(in_use.0.len() <= 2 * held.len() + 16, "{} are kept", in_use.0.len());
+        assert!(held.iter().all(|pattern| in_use.find(pattern.as_str()).is_some()));
     }
 }
