@@ -62,7 +62,7 @@ pub(crate) async fn serve(
 
 /// Whether new callers should come here.
 async fn ready(State(shared): State<Arc<Shared>>) -> (StatusCode, String) {
-    match (shared.sources.store.broken(), shared.closing.is_cancelled()) {
+    match (shared.sources.store.fatal_error(), shared.closing.is_cancelled()) {
         (Some(reason), _) => (StatusCode::SERVICE_UNAVAILABLE, format!("the store: {reason}\n")),
         (None, true) => (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n".into()),
         (None, false) => (StatusCode::OK, "ready\n".into()),
