@@ -1,4 +1,4 @@
-//! Compiles the part of OTLP that is spoken, without protoc.
+//! Compiles the messages of OTLP in use, without protoc.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=../../proto/opentelemetry");

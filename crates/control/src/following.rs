@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use fairmesh_model::{Prefix, Revision, StoreId};
 use fairmesh_rib::{Batch, Node};
-use fairmesh_store::{BoxFuture, Commits, Loaded, Store, StoreError, WriteError};
+use fairmesh_store::{BoxFuture, Commits, Store, StoreError, StoreSnapshot, WriteError};
 
 use crate::{census::Census, checks::CheckIndex, metrics::Metrics};
 
@@ -47,7 +47,7 @@ impl Store for Followed {
         Box::pin(self.write_and_apply(batch))
     }
 
-    fn load(&self) -> BoxFuture<'_, Result<Loaded, StoreError>> {
+    fn load(&self) -> BoxFuture<'_, Result<StoreSnapshot, StoreError>> {
         self.store.load()
     }
 

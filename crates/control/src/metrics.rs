@@ -58,9 +58,9 @@ impl Metrics {
             Err(WriteError::Conflict(_)) => "conflict",
             Err(WriteError::TooLarge { .. }) => "refused",
             Err(WriteError::Overloaded { .. }) => "overloaded",
-            Err(WriteError::Full { .. }) => "disk_full",
+            Err(WriteError::DiskFull { .. }) => "disk_full",
             Err(WriteError::Failed { .. } | WriteError::Refused { .. }) => "failed",
-            Err(WriteError::Away { .. }) => "away",
+            Err(WriteError::Unavailable { .. }) => "away",
             Err(WriteError::Unknown { .. }) => "unknown",
         };
         self.writes.get_or_create(&[("outcome", outcome)]).inc();

@@ -20,7 +20,7 @@ pub(crate) async fn open(etcd: &EtcdConfig, who: &str, term: Duration) -> Result
         return Ok(Opened { store: store.clone(), partitions: Some(store) });
     }
     let store = EtcdStore::open(etcd).await?;
-    store.hold(who, term).await?;
+    store.acquire_writer_lease(who, term).await?;
     Ok(Opened { store: Arc::new(store), partitions: None })
 }
 

@@ -60,10 +60,10 @@ impl Readiness {
 
     /// Why nothing can be written now, where that is so.
     pub(crate) async fn problem(&self, store: &dyn Store) -> Option<String> {
-        if let Some(reason) = store.broken() {
+        if let Some(reason) = store.fatal_error() {
             return Some(format!("the store: {reason}"));
         }
-        let reason = store.failing()?;
+        let reason = store.write_failure()?;
         if self.takes_writes().await { None } else { Some(format!("the last write failed: {reason}")) }
     }
 

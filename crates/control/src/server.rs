@@ -11,7 +11,7 @@ use fairmesh_listen::{Limits, Listeners, PageListener};
 use fairmesh_model::StoreId;
 use fairmesh_registry::{FileSource, Registry, RegistryService};
 use fairmesh_rib::{Node, server::RibServer};
-use fairmesh_store::{PartitionedStore, Place, RedbStore, Store, StoreError};
+use fairmesh_store::{PartitionedStore, RedbStore, Store, StoreError, StoreLocation};
 use fairmesh_wire::{
     rpc,
     transport::{self, Address, Listener, Plaintext, Services, Transport},
@@ -186,7 +186,7 @@ impl Control {
                 node: node.clone(),
             }))
             .add_service(rpc::quota_server(quotas.clone()));
-        let hold = store.held_until().map(Hold::new);
+        let hold = store.lease_expiry().map(Hold::new);
         let backend = ControlBackend { node: node.clone(), store: followed.clone(), hold: hold.clone() };
         let services = RibServer::new(backend, closing.clone()).beside(others);
         serve_grpc(parts, grpc, &services, closing);
@@ -223,7 +223,7 @@ impl Control {
                 () = stop.cancelled() => Ok(()),
                 // Whatever broke it, a new process verifies the file and goes on: this one could only refuse writes.
                 () = follow(store.clone(), node, census, check_index) => {
-                    Err(ended("the store", store.broken().unwrap_or("it is closed")))
+                    Err(ended("the store", store.fatal_error().unwrap_or("it is closed")))
                 }
             }
         });
@@ -288,9 +288,9 @@ fn who(config: &ControlConfig) -> String {
 }
 
 /// Where the store is, for people.
-fn place(config: &ControlConfig) -> Place {
+fn place(config: &ControlConfig) -> StoreLocation {
     match &config.etcd {
-        Some(etcd) => etcd.address.place(),
+        Some(etcd) => etcd.address.location(),
         None => config.data_dir.join(STORE_FILE).into(),
     }
 }
@@ -304,7 +304,7 @@ async fn on_file<T: Send + 'static>(
     let place = path.clone().into();
     spawn_blocking(move || call(path))
         .await
-        .unwrap_or_else(|stopped| Err(StoreError::Unreadable { place, source: io::Error::other(stopped) }))
+        .unwrap_or_else(|stopped| Err(StoreError::Io { location: place, source: io::Error::other(stopped) }))
 }
 
 /// Makes the store of a control plane in etcd one that may have several parts. Nothing where it is one.

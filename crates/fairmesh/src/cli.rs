@@ -1,6 +1,6 @@
-//! What a person may type: the tree of commands and their arguments. What they do is in [`crate::command`].
+//! The command line: commands and their arguments. Their implementations are in [`crate::command`].
 
-mod reach;
+mod target_args;
 
 use std::{error::Error as _, path::PathBuf};
 
@@ -10,7 +10,7 @@ use clap::{
 };
 use fairmesh_model::Invalid;
 
-pub(crate) use reach::{Agent, Format, Reach, SeenAs};
+pub(crate) use target_args::{AgentTarget, Format, OutputArgs, TargetArgs};
 
 use crate::{command, demo, failure::Failure, register};
 
@@ -18,19 +18,19 @@ use crate::{command, demo, failure::Failure, register};
 #[derive(Debug, Parser)]
 #[command(name = "fairmesh", version, propagate_version = true, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub(crate) command: Command,
 }
 
 impl Cli {
-    /// Reads what was typed. Help, the version, and what clap itself refuses are printed by clap, which ends the process.
+    /// Parses the arguments. Help, the version, and errors of clap itself are printed by clap, which ends the process.
     pub(crate) fn read() -> Result<Self, Failure> {
         Self::try_parse().map_err(|error| refused(&error).unwrap_or_else(|| error.exit()))
     }
 }
 
-/// A value that a type of ours refuses, said as everywhere else: clap would run problem and hint together.
+/// An argument that one of our types rejects, reported like every other error: clap would join problem and hint.
 fn refused(error: &clap::Error) -> Option<Failure> {
     let invalid = error.source()?.downcast_ref::<Invalid>()?;
     let text = |kind| match error.get(kind) {
@@ -44,7 +44,7 @@ fn refused(error: &clap::Error) -> Option<Failure> {
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 failed, or refused by the other side; 2 wrong usage or invalid input, \
     nothing was changed; 3 'diff' or 'rib verify' found differences; 4 'drain' ended before every caller had moved.";
 
-/// One command.
+/// A command.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run the control plane: the routing information base, the registry and the admin API.
@@ -53,14 +53,14 @@ pub(crate) enum Command {
     Agent(command::agent::AgentArgs),
     /// Run a proxy for programs that cannot link the library: they call services by host name.
     Proxy(Box<command::proxy::ProxyArgs>),
-    /// Tell programs on machines without an agent which endpoints to call, over gRPC.
+    /// Run a lookaside: it picks endpoints over gRPC for programs on machines without an agent.
     Lookaside(command::lookaside::LookasideArgs),
-    /// Run replicas of the routing information base, move it from one store to another, and look at it as a whole.
+    /// Run replicas of the routing information base, move it from one store to another, and show its state.
     #[command(subcommand)]
     Rib(command::rib::RibCommand),
-    /// Run a small shop on this machine, break it in five ways under load, and print what callers saw.
+    /// Run a small shop on this machine, inject five failures under load, and report the calls.
     Demo(demo::DemoArgs),
-    /// Run a program that knows nothing of Fairmesh, or stand beside one, and keep it registered.
+    /// Run a program, or observe a running one, and keep it registered.
     Register(register::RegisterArgs),
 
     /// Write services, policies, topology, hosts and shard maps from YAML.
@@ -69,28 +69,28 @@ pub(crate) enum Command {
     Diff(command::diff::DiffArgs),
     /// List records.
     Get(command::get::GetArgs),
-    /// Tell everything about one record.
+    /// Show all details of one record.
     Describe(command::describe::DescribeArgs),
-    /// List how a service's declaration or policy changed.
+    /// List the changes of a service's declaration or policy.
     History(command::history::HistoryArgs),
-    /// Put an earlier value of a service's declaration or policy back.
+    /// Restore an earlier value of a service's declaration or policy.
     Rollback(command::rollback::RollbackArgs),
     /// Delete a service's declaration or policy; its history stays.
     Delete(command::delete::DeleteArgs),
     /// Take instances out of service, and wait until every caller has moved.
     Drain(command::drain::DrainArgs),
-    /// Put instances that were drained, and still run, back into service.
+    /// Put drained instances that still run back into service.
     Undrain(command::drain::UndrainArgs),
-    /// Look at and change shard maps.
+    /// Show and change shard maps.
     #[command(subcommand)]
     Shards(command::shards::ShardsCommand),
-    /// Say, step by step, why a request would go where it goes.
+    /// Explain, step by step, how a request is routed.
     Explain(command::explain::ExplainArgs),
-    /// Say how many cores are wasted since load is uneven, where, and why.
+    /// Report the cores wasted by uneven load, with their causes.
     Imbalance(command::imbalance::ImbalanceArgs),
-    /// Call a service by name, as a program with the library would.
+    /// Call a service by name through the library.
     Call(command::call::CallArgs),
-    /// Measure how fast this machine is beside others, and propose its host type.
+    /// Measure the speed of this machine, and propose its host type.
     Calibrate(command::calibrate::CalibrateArgs),
 
     /// Simulate fleets with the routing code of production.
@@ -102,21 +102,21 @@ pub(crate) enum Command {
         /// The shell.
         shell: clap_complete::Shell,
     },
-    /// Print the version of this binary and the protocol versions that it speaks.
-    Version(SeenAs),
+    /// Print the version of this binary and its protocol versions.
+    Version(OutputArgs),
 }
 
 impl Command {
-    /// Whether it is served best by a process of a single thread.
+    /// Whether the command runs best in a single-threaded process.
     pub(crate) fn runs_on_one_thread(&self) -> bool {
         matches!(self, Self::Proxy(args) if args.runs_on_one_thread())
     }
 }
 
-/// Where YAML comes from.
+/// YAML files as arguments.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Files {
-    /// A file, a folder (every .yaml and .yml in it, by name), or - for standard input; may be repeated.
+    /// A file, a folder (its .yaml and .yml files, by name), or - for standard input; may be repeated.
     #[arg(short = 'f', long = "file", value_name = "PATH", required = true)]
     pub(crate) files: Vec<PathBuf>,
 }

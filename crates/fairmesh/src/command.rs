@@ -1,10 +1,14 @@
-//! What each command does: one module a command.
+//! Implementations of the commands, one module each.
 
 pub(crate) mod agent;
 pub(crate) mod apply;
+mod breaking_change;
 pub(crate) mod calibrate;
 pub(crate) mod call;
+mod caller_region;
 pub(crate) mod control;
+mod daemon_args;
+mod default_paths;
 pub(crate) mod delete;
 pub(crate) mod describe;
 pub(crate) mod diff;
@@ -12,19 +16,15 @@ pub(crate) mod drain;
 pub(crate) mod explain;
 pub(crate) mod get;
 pub(crate) mod history;
+mod history_key;
 pub(crate) mod imbalance;
 pub(crate) mod lookaside;
-mod places;
-mod process;
 pub(crate) mod proxy;
-mod read;
-mod region;
+mod request_args;
 pub(crate) mod rib;
 pub(crate) mod rollback;
 pub(crate) mod shards;
 pub(crate) mod sim;
-mod strand;
-mod subject;
 mod version;
 
 use std::process::ExitCode;
@@ -40,8 +40,8 @@ use crate::{
 
 pub(crate) use get::service_words;
 
-/// Carries out what was typed; the code is the process's.
-#[allow(clippy::cognitive_complexity, reason = "one arm a command, and nothing else")]
+/// Runs the command; returns the exit code of the process.
+#[allow(clippy::cognitive_complexity, reason = "one match arm per command")]
 pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
     match cli.command {
         Command::Control(args) => control::run(args).await,
@@ -67,11 +67,11 @@ pub(crate) async fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Command::Call(args) => call::run(args).await,
         Command::Calibrate(args) => calibrate::run(args).await,
         Command::Completions { shell } => {
-            // By way of memory: clap_complete panics where the reader has seen enough.
+            // Buffered: clap_complete panics when the reader closes the pipe.
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "fairmesh", &mut script);
             output::write_bytes(&script).map(|()| ExitCode::SUCCESS)
         }
-        Command::Version(seen_as) => version::run(seen_as),
+        Command::Version(output_args) => version::run(output_args),
     }
 }

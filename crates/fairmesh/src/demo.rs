@@ -1,9 +1,10 @@
-//! `fairmesh demo`: a shop over three regions on this machine, load on it, and five things that go wrong; then programs that
-//! know nothing of Fairmesh, through a sidecar.
+//! `fairmesh demo`: a shop over three regions on this machine under load, with five injected failures; then unmodified
+//! programs through a sidecar.
 //!
-//! Every part is a real process of this binary (and one plain Python program), so that what the demo shows is what
-//! runs elsewhere; only the distances between regions are made up, by a relay.
+//! Every component is a real process of this binary (and one plain Python program), so that the demo shows production
+//! code; only the distances between regions are simulated, by a relay.
 
+mod call_stats;
 mod events;
 mod fleet;
 mod load;
@@ -11,9 +12,8 @@ mod process;
 mod programs;
 mod relay;
 mod report;
-mod running;
 mod service;
-mod tally;
+mod topology;
 
 use std::{
     io,
@@ -26,7 +26,7 @@ use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::time::Instant;
 
-use self::{events::Pace, load::Load, report::Totals, running::Running, tally::Tally};
+use self::{call_stats::CallStats, events::Pace, fleet::Fleet, load::Load, report::Totals};
 use crate::signals;
 
 /// The generated types of the demo's own protocol.
@@ -42,14 +42,15 @@ mod v1 {
     tonic::include_proto!("fairmesh.demo.v1");
 }
 
-/// Run a shop over three regions on this machine, load it, break it, report what callers saw, and let other programs call it.
+/// Run a shop over three regions on this machine under load, inject failures, report the calls, and let other programs
+/// call it.
 #[derive(Args, Debug)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct DemoArgs {
     /// Shorter phases and less load: under a minute.
     #[arg(long)]
     quick: bool,
-    /// Leave the fleet running afterwards, until Ctrl-C, to try things on it.
+    /// Leave the fleet running afterwards, until Ctrl-C.
     #[arg(long)]
     keep: bool,
     /// Write the figures to this file as JSON.
@@ -65,7 +66,7 @@ pub(crate) struct DemoArgs {
     part: Option<Part>,
 }
 
-/// Parts that the demo starts as processes of their own.
+/// Components that the demo starts as processes of their own.
 #[derive(Debug, Subcommand)]
 enum Part {
     /// One server of the shop.
@@ -73,26 +74,26 @@ enum Part {
     Serve(service::ServeArgs),
 }
 
-/// What can keep the demo from running.
+/// Why the demo failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DemoError {
-    /// A part did not come up or did not do as told; the message quotes its log.
+    /// A component failed to start or to do its part; the message quotes its log.
     #[error("{0}")]
     Fleet(String),
-    /// The operating system refused something.
+    /// An error of the operating system.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// Calls failed that must not.
-    #[error("{0} calls failed that should not have; the table above says when and why")]
+    /// Unexpected failures of calls.
+    #[error("{0} calls failed unexpectedly; the table above has phases and reasons")]
     CallsFailed(u64),
-    /// Programs reached something else than was foretold, or nothing.
+    /// Programs reached other endpoints than predicted, or none.
     #[error(
-        "{0} calls of programs failed or went elsewhere than 'fairmesh explain' says; the last table says which"
+        "{0} calls of programs failed or reached other endpoints than 'fairmesh explain' predicts; see the last table"
     )]
     ProgramsDiffer(u64),
 }
 
-/// Runs the demo, or one part of it.
+/// Runs the demo, or one component of it.
 pub(crate) async fn run(args: DemoArgs) -> Result<(), DemoError> {
     if let Some(Part::Serve(serve)) = args.part {
         return service::serve(serve).await;
@@ -108,20 +109,20 @@ pub(crate) async fn run(args: DemoArgs) -> Result<(), DemoError> {
             temporary.path().to_owned()
         }
     };
-    // In place before the first process, so that a signal in between does not leave it behind.
-    let terminated = signals::heard()?;
+    // Installed before the first process, so that a signal in between does not orphan it.
+    let terminated = signals::termination()?;
     tokio::pin!(terminated);
     eprintln!("Starting the shop in {}:", dir.display());
-    let mut fleet = Running::start(&dir, &tell)?;
+    let mut fleet = Fleet::start(&dir, &print_step)?;
     let outcome = tokio::select! {
         outcome = play(&mut fleet, &args) => outcome,
         () = &mut terminated => Err(interrupted()),
     };
     if args.keep && outcome.is_ok() {
-        tell_of_kept(&fleet, &dir, args.dir.is_some());
+        print_kept(&fleet, &dir, args.dir.is_some());
         terminated.await;
     }
-    // However it went: a server takes along what it started only when it is asked to stop.
+    // Also after an error: a server stops its children only when it is asked to stop.
     let stopped = fleet.stop().await;
     outcome.and(stopped)
 }
@@ -130,21 +131,21 @@ fn interrupted() -> DemoError {
     io::Error::new(io::ErrorKind::Interrupted, "stopped by a signal").into()
 }
 
-/// Brings the fleet up and shows what it can bear.
-async fn play(fleet: &mut Running, args: &DemoArgs) -> Result<(), DemoError> {
+/// Starts the fleet and plays all parts.
+async fn play(fleet: &mut Fleet, args: &DemoArgs) -> Result<(), DemoError> {
     let start = Instant::now();
-    fleet.up(&tell).await?;
+    fleet.up(&print_step).await?;
     eprintln!("  up after {:.1} s\n", start.elapsed().as_secs_f64());
     show(fleet, args).await
 }
 
-fn tell(what: &str) {
+fn print_step(what: &str) {
     eprintln!("  {what}");
 }
 
-/// Loads the fleet, lets the events happen, and reports.
-async fn show(fleet: &mut Running, args: &DemoArgs) -> Result<(), DemoError> {
-    let tally = Arc::new(Tally::new());
+/// Runs load and events, and reports.
+async fn show(fleet: &mut Fleet, args: &DemoArgs) -> Result<(), DemoError> {
+    let tally = Arc::new(CallStats::new());
     let load = Load::start(fleet, &tally, args.rate).await?;
     let progress = progress();
     let start = Instant::now();
@@ -190,26 +191,29 @@ fn pace(quick: bool) -> Pace {
 
 fn progress() -> ProgressBar {
     let style = ProgressStyle::with_template("{spinner} {elapsed:>4}  {prefix:14} {msg}");
-    // The template is a constant that parses; a default bar would do as well.
+    // The template is a valid constant; the default bar would do as well.
     let bar =
         ProgressBar::new_spinner().with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
     bar.set_prefix("calm");
     bar
 }
 
-fn show_progress(bar: &ProgressBar, tally: &Tally, load: &Load) {
+fn show_progress(bar: &ProgressBar, tally: &CallStats, load: &Load) {
     let total = tally.total();
     bar.set_message(format!("{} calls, {} attempts, {} failed", total.calls, load.attempts(), total.failed));
     bar.tick();
 }
 
-fn tell_of_kept(fleet: &Running, dir: &Path, stays: bool) {
-    let agent = fleet.agent_socket(fleet::PLACES[0]);
+fn print_kept(fleet: &Fleet, dir: &Path, stays: bool) {
+    let agent = fleet.agent_socket(topology::REGIONS[0]);
     let binary = fleet.binary.display();
-    println!("The load has stopped; the shop goes on until Ctrl-C. In another terminal:\n");
+    println!("The load has stopped; the shop runs until Ctrl-C. In another terminal:\n");
     println!("  export FAIRMESH_CONTROL={} FAIRMESH_AGENT={agent}", fleet.control_address);
     println!("  {binary} get endpoints");
-    println!("  {binary} explain shop/cart --key 618 --role secondary --region {}", fleet::PLACES[0].name);
+    println!(
+        "  {binary} explain shop/cart --key 618 --role secondary --region {}",
+        topology::REGIONS[0].name
+    );
     println!("  {binary} call shop/recommend /for/apples -v");
     if let Some(sidecar) = fleet.sidecar_address() {
         println!("  http_proxy=http://{sidecar} curl -i http://catalog.shop/items/7");

@@ -1,4 +1,4 @@
-//! Why a command ended without doing what it was asked, in words for the person who typed it.
+//! Errors of commands, for people.
 
 use std::{fmt, io::IsTerminal, process::ExitCode};
 
@@ -6,9 +6,9 @@ use fairmesh_model::Invalid;
 use miette::{Diagnostic, MietteHandlerOpts, Report, miette};
 use tonic::{Code, Status};
 
-/// Something on this or the other side went wrong.
+/// A failure on this or the other side.
 const FAILED: u8 = 1;
-/// What was typed or written is invalid; nothing was changed.
+/// Invalid arguments or input; nothing was changed.
 const INVALID: u8 = 2;
 
 /// A failed command: a report for people and an exit code for programs.
@@ -18,27 +18,27 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// Something on this or the other side went wrong.
+    /// A failure on this or the other side.
     pub(crate) fn failed(message: impl fmt::Display) -> Self {
         Self { report: miette!("{message}"), code: FAILED }
     }
 
-    /// The same with a way out.
+    /// The same with a hint.
     pub(crate) fn failed_with(message: impl fmt::Display, hint: impl Into<String>) -> Self {
         Self { report: miette!(help = hint.into(), "{message}"), code: FAILED }
     }
 
-    /// What was typed or written is invalid, and nothing was changed.
+    /// Invalid input; nothing was changed.
     pub(crate) fn invalid(diagnostic: impl Diagnostic + Send + Sync + 'static) -> Self {
         Self { report: Report::new(diagnostic), code: INVALID }
     }
 
-    /// A value is refused, and nothing was changed.
+    /// An invalid argument; nothing was changed.
     pub(crate) fn refused(message: impl fmt::Display, hint: impl Into<String>) -> Self {
         Self { report: miette!(help = hint.into(), "{message}"), code: INVALID }
     }
 
-    /// A long-running part ended by itself; each cause is said.
+    /// A long-running component ended by itself; the message contains each cause.
     pub(crate) fn stopped(error: &dyn std::error::Error) -> Self {
         let mut message = error.to_string();
         let mut cause = error.source();
@@ -53,18 +53,19 @@ impl Failure {
         Self::failed(message)
     }
 
-    /// The other side refused a call. Its message says what to do.
-    pub(crate) fn answered(status: &Status) -> Self {
+    /// An error status of a call. Its message contains the hint.
+    pub(crate) fn from_status(status: &Status) -> Self {
         let code = if status.code() == Code::InvalidArgument { INVALID } else { FAILED };
         let report = match status.code() {
             Code::Unavailable => miette!(
-                help = "see whether it still runs; what was asked may or may not have been done",
-                "the control plane went away: {}",
+                help = "check whether it still runs; the call may or may not have been applied",
+                "the connection to the control plane was lost: {}",
                 status.message()
             ),
             Code::Unimplemented => miette!(
-                help = "name the control plane with --control; agents and older releases do not answer this",
-                "this is not served there: {}",
+                help =
+                    "give the control plane with --control; agents and older releases do not serve this call",
+                "this call is not served there: {}",
                 status.message()
             ),
             _ => miette!("{}", status.message()),
@@ -72,7 +73,7 @@ impl Failure {
         Self { report, code }
     }
 
-    /// Prints the report to standard error; the code is the process's.
+    /// Prints the report to standard error; returns the exit code of the process.
     pub(crate) fn report(self) -> ExitCode {
         eprintln!("{:?}", self.report);
         ExitCode::from(self.code)
@@ -80,7 +81,7 @@ impl Failure {
 }
 
 impl From<Invalid> for Failure {
-    /// A record or an answer is not valid, and whoever typed the command is not to blame.
+    /// A record or a response is invalid, which is not an error in the arguments.
     fn from(invalid: Invalid) -> Self {
         Self::failed_with(format!("{}: {}", invalid.field, invalid.problem), invalid.hint)
     }
@@ -88,7 +89,7 @@ impl From<Invalid> for Failure {
 
 impl From<Status> for Failure {
     fn from(status: Status) -> Self {
-        Self::answered(&status)
+        Self::from_status(&status)
     }
 }
 
@@ -98,10 +99,10 @@ impl fmt::Debug for Failure {
     }
 }
 
-/// Reports wrap and take colour only where a person looks on: programs search them line by line.
-pub(crate) fn shape_reports() {
+/// Wraps and colours reports on a terminal only: programs search them line by line.
+pub(crate) fn configure_reports() {
     let person = std::io::stderr().is_terminal();
-    // Fails only when a handler is set already, and this is the one place that sets one.
+    // Fails only if a handler is set already; this is the only place that sets one.
     let _ = miette::set_hook(Box::new(move |_| {
         let options = MietteHandlerOpts::new().wrap_lines(person).terminal_links(false);
         Box::new(if person { options } else { options.color(false).width(400) }.build())

@@ -1,4 +1,4 @@
-//! What long-running commands say about themselves while they run: to standard error, as text or as JSON lines.
+//! Logs of long-running commands: to standard error, as text or as JSON lines.
 
 use std::io::IsTerminal;
 
@@ -7,13 +7,13 @@ use tracing_subscriber::EnvFilter;
 
 use crate::failure::Failure;
 
-/// How to log.
+/// Logging options.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Logging {
-    /// What to log: error, warn, info, debug or trace, also by part, such as info,fairmesh_rib=debug.
+    /// Log level: error, warn, info, debug or trace, also by component, such as info,fairmesh_rib=debug.
     #[arg(long, env = "FAIRMESH_LOG", default_value = "info", value_name = "FILTER")]
     log: String,
-    /// The form of log lines.
+    /// Format of log lines.
     #[arg(long, env = "FAIRMESH_LOG_FORMAT", value_enum, default_value_t, value_name = "FORM")]
     log_format: LogFormat,
 }
@@ -23,7 +23,7 @@ enum LogFormat {
     /// For people; coloured on a terminal.
     #[default]
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
@@ -33,7 +33,7 @@ impl Logging {
         let filter = EnvFilter::try_new(&self.log).map_err(|error| {
             Failure::refused(
                 format!("'{}' is not a log filter: {error}", self.log),
-                "write a level such as info, or parts such as info,fairmesh_rib=debug",
+                "write a level such as info, or levels by component such as info,fairmesh_rib=debug",
             )
         })?;
         let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);

@@ -1,21 +1,21 @@
-//! The one binary of Fairmesh: control plane, agent, demo, and the command line for people and programs.
+//! The only binary of Fairmesh: control plane, agent, demo, and the command line for people and programs.
 //!
-//! This is the only crate that knows every other one; it parses, wires and prints, and decides nothing. Separate
+//! This is the only crate that depends on every other one; it parses, wires and prints, and decides nothing. Separate
 //! binaries for the control plane and the agent were rejected: one file to copy, one version to compare.
 
 mod cli;
 mod command;
 mod connect;
 mod demo;
-mod difference;
 mod failure;
 mod logging;
 mod manifests;
 mod output;
 mod register;
-mod rib;
+mod rib_reader;
 mod signals;
 mod view;
+mod yaml_diff;
 
 use std::{io, process::ExitCode};
 
@@ -24,7 +24,7 @@ use fairmesh_client::on_core;
 use tokio::runtime::{Builder, Runtime};
 
 fn main() -> ExitCode {
-    failure::shape_reports();
+    failure::configure_reports();
     fairmesh_listen::raise_descriptor_limit();
     let cli = match cli::Cli::read() {
         Ok(cli) => cli,
@@ -34,7 +34,7 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => {
             eprintln!(
-                "fairmesh: cannot begin: {error}; raise the limits on processes (ulimit -u) and open files (ulimit -n)"
+                "fairmesh: cannot start: {error}; raise the limits on processes (ulimit -u) and open files (ulimit -n)"
             );
             return ExitCode::FAILURE;
         }
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// One thread for what needs no more, and else as many as there are processors.
+/// A runtime with one thread for commands that need no more, otherwise with one per processor.
 fn runtime(command: &Command) -> io::Result<Runtime> {
     let mut builder = if command.runs_on_one_thread() {
         on_core(0);

@@ -1,4 +1,4 @@
-//! Reading what a person wrote: YAML files into validated plans, or a refusal that shows the line.
+//! Reads YAML files into validated plans, or refuses them with the line.
 
 use std::{
     collections::BTreeMap,
@@ -14,16 +14,16 @@ use serde::de::DeserializeOwned;
 
 use crate::{cli::Files, failure::Failure};
 
-/// One document: what it asks for, and where it stands.
+/// One document and its position.
 #[derive(Debug)]
-pub(crate) struct Wanted {
-    /// What it asks for.
+pub(crate) struct ManifestDocument {
+    /// The validated document.
     pub(crate) plan: Plan,
-    /// Such as `shop.yaml:12`.
+    /// Position such as `shop.yaml:12`.
     pub(crate) place: String,
 }
 
-/// A file that is refused, with the line shown.
+/// A refused file, with the line.
 #[derive(Debug, thiserror::Error, Diagnostic)]
 #[error("{message}")]
 struct Refusal {
@@ -36,9 +36,9 @@ struct Refusal {
     hint: String,
 }
 
-/// Reads all files. Nothing comes back unless every document is valid and no two are about the same record.
-pub(crate) fn load(files: &Files) -> Result<Vec<Wanted>, Failure> {
-    let mut wanted = Vec::new();
+/// Reads all files, if every document is valid and no two have the same key.
+pub(crate) fn load(files: &Files) -> Result<Vec<ManifestDocument>, Failure> {
+    let mut documents_read = Vec::new();
     for path in paths(files)? {
         let (name, text) = read(&path)?;
         let documents = manifest::parse(&name, &text).map_err(|error| refusal(error, &text))?;
@@ -47,17 +47,17 @@ pub(crate) fn load(files: &Files) -> Result<Vec<Wanted>, Failure> {
             if let Plan::Endpoints(service, _) = &document.plan {
                 return Err(endpoints(&place, &service.to_string()));
             }
-            wanted.push(Wanted { plan: document.plan, place });
+            documents_read.push(ManifestDocument { plan: document.plan, place });
         }
     }
-    if wanted.is_empty() {
-        return Err(Failure::refused("there is no document in it", "write one, such as 'kind: Service'"));
+    if documents_read.is_empty() {
+        return Err(Failure::refused("the input has no document", "write one, such as 'kind: Service'"));
     }
-    refuse_twins(&wanted)?;
-    Ok(wanted)
+    refuse_duplicates(&documents_read)?;
+    Ok(documents_read)
 }
 
-/// Reads a file that holds one document of a sort of its own.
+/// Reads a file with one document of another format.
 pub(crate) fn load_one<T: DeserializeOwned>(
     path: &Path,
     check: impl FnOnce(&T) -> Result<(), Invalid>,
@@ -66,14 +66,14 @@ pub(crate) fn load_one<T: DeserializeOwned>(
     manifest::read(&name, &text, check).map_err(|error| refusal(error, &text))
 }
 
-/// The kind of the one document of a file, where it says one: one of those that are known.
+/// The kind of the only document of a file, if it has one: one of those in `known`.
 pub(crate) fn kind_of(path: &Path, known: &[&str]) -> Result<Option<String>, Failure> {
     let (name, text) = read(path)?;
     manifest::kind_of(&name, &text, known).map_err(|error| refusal(error, &text))
 }
 
-/// What a plan is about: its kind and name.
-pub(crate) fn subject(plan: &Plan) -> (&'static str, String) {
+/// Kind and name of a plan.
+pub(crate) fn kind_and_name(plan: &Plan) -> (&'static str, String) {
     match plan {
         Plan::Service(name, _) => ("Service", name.to_string()),
         Plan::Policy(name, _) => ("Policy", name.to_string()),
@@ -107,13 +107,13 @@ fn in_folder(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     }
     found.sort();
     if found.is_empty() {
-        let message = format!("{} holds no .yaml or .yml file", folder.display());
-        return Err(Failure::refused(message, "name a file, or a folder that holds some"));
+        let message = format!("{} has no .yaml or .yml file", folder.display());
+        return Err(Failure::refused(message, "give a file, or a folder that has some"));
     }
     Ok(found)
 }
 
-/// The name to show and the text; `-` is standard input.
+/// Name for messages, and text; `-` is standard input.
 fn read(path: &Path) -> Result<(String, String), Failure> {
     if path == Path::new("-") {
         let mut text = String::new();
@@ -139,17 +139,17 @@ fn refusal(error: ManifestError, text: &str) -> Failure {
 
 fn endpoints(place: &str, service: &str) -> Failure {
     Failure::refused(
-        format!("{place}: endpoints of {service} are not applied: they come and go by themselves"),
+        format!("{place}: endpoints of {service} cannot be applied: servers register themselves"),
         "run the program with 'fairmesh register', or start the control plane with --source FILE to watch this file",
     )
 }
 
-fn refuse_twins(wanted: &[Wanted]) -> Result<(), Failure> {
+fn refuse_duplicates(documents_read: &[ManifestDocument]) -> Result<(), Failure> {
     let mut seen = BTreeMap::new();
-    for one in wanted {
-        let subject = subject(&one.plan);
-        if let Some(first) = seen.insert(subject.clone(), &one.place) {
-            let message = format!("{} {} is written twice: {first} and {}", subject.0, subject.1, one.place);
+    for one in documents_read {
+        let key = kind_and_name(&one.plan);
+        if let Some(first) = seen.insert(key.clone(), &one.place) {
+            let message = format!("{} {} is written twice: {first} and {}", key.0, key.1, one.place);
             return Err(Failure::refused(message, "keep one of the two"));
         }
     }

@@ -1,4 +1,4 @@
-//! How answers look: tables for people, JSON and YAML for programs.
+//! Output: tables for people, JSON and YAML for programs.
 
 use std::io::{self, Write};
 
@@ -8,18 +8,18 @@ use serde::Serialize;
 
 use crate::{cli::Format, failure::Failure};
 
-/// Things of one kind, in every form that they can be asked for.
+/// Objects of one kind, in every output format.
 #[derive(Debug, Default)]
 pub(crate) struct Listing {
-    /// The heads of columns.
+    /// Column headings.
     pub(crate) head: &'static [&'static str],
-    /// One row a thing.
+    /// One row per object.
     pub(crate) rows: Vec<Vec<String>>,
-    /// One JSON value a thing.
+    /// One JSON value per object.
     pub(crate) items: Vec<serde_json::Value>,
-    /// The things as `apply` reads them; empty where it reads no such thing.
+    /// The objects as `apply` reads them; empty if it does not read this kind.
     pub(crate) documents: Vec<Document>,
-    /// What a person is told where there is no thing and the reason is known.
+    /// Printed instead of an empty table, if the reason is known.
     pub(crate) why_empty: Option<String>,
 }
 
@@ -29,13 +29,13 @@ impl Listing {
         Self { head, ..Self::default() }
     }
 
-    /// Adds a thing: its row, and what programs get.
+    /// Adds an object: its row, and its JSON.
     pub(crate) fn add(&mut self, row: Vec<String>, item: serde_json::Value) {
         self.rows.push(row);
         self.items.push(item);
     }
 
-    /// Prints all things in one form.
+    /// Prints all objects in one format.
     pub(crate) fn print(&self, format: Format) -> Result<(), Failure> {
         match format {
             Format::Table if self.rows.is_empty() => {
@@ -50,7 +50,7 @@ impl Listing {
     }
 }
 
-/// Prints one value that has no table of its own: `text` for people.
+/// Prints one value that has no table: `text` for people.
 pub(crate) fn print_one<T: Serialize>(format: Format, value: &T, text: &str) -> Result<(), Failure> {
     match format {
         Format::Table => write(text),
@@ -59,7 +59,7 @@ pub(crate) fn print_one<T: Serialize>(format: Format, value: &T, text: &str) -> 
     }
 }
 
-/// A table with aligned columns and no lines, which is also easy to cut up.
+/// A table with aligned columns and no lines, which is also easy to split.
 pub(crate) fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_header(head.iter().copied());
@@ -88,12 +88,12 @@ fn json<T: Serialize + ?Sized>(value: &T) -> Result<String, Failure> {
     serde_json::to_string_pretty(value).map(|text| text + "\n").map_err(Failure::failed)
 }
 
-/// Writes to standard output. A reader that has seen enough (`| head`) is no failure.
+/// Writes to standard output. A closed pipe (`| head`) is no failure.
 pub(crate) fn write(text: &str) -> Result<(), Failure> {
     write_bytes(text.as_bytes())
 }
 
-/// The same for what need not be text.
+/// The same for bytes.
 pub(crate) fn write_bytes(bytes: &[u8]) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(bytes).and_then(|()| out.flush()) {

@@ -1,13 +1,13 @@
-//! `fairmesh register`: speaks for a program that knows nothing of Fairmesh.
+//! `fairmesh register`: keeps an unmodified program registered.
 //!
-//! It starts the program, or stands beside one that runs already, asks it now and then whether it answers, and keeps it
-//! registered while it does. On SIGTERM or SIGINT the callers leave first and the program is stopped after them.
+//! It starts the program, or observes one that runs already, probes it periodically, and keeps it registered while it
+//! responds. On SIGTERM or SIGINT callers leave first, and the program is stopped after them.
 
 mod child;
 mod health;
 mod plan;
+mod preflight;
 mod probe;
-mod start;
 #[cfg(test)]
 mod tests;
 
@@ -28,61 +28,61 @@ use plan::Plan;
 pub(crate) use plan::protocol;
 use probe::Probe;
 
-/// How often a program that does not answer yet is spoken of.
-const REMIND: Duration = Duration::from_secs(10);
+/// Interval of reminders while a program does not respond yet.
+const REMINDER_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The first pause between looks at a program that has not answered yet: most are there within a moment, and callers
-/// wait for them.
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// First probe interval of a program that has not responded yet: most respond within a moment, and callers wait for
+/// them.
+const FIRST_PROBE_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Arguments of `fairmesh register`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct RegisterArgs {
-    /// The service that the program is an endpoint of: tenant/service.
+    /// The service of the program: tenant/service.
     service: ServiceName,
-    /// Where callers reach the program: an IP address and a port.
+    /// The address at which callers reach the program: an IP address and a port.
     #[arg(long, value_name = "IP:PORT", value_parser = plan::address)]
     address: SocketAddr,
-    /// Its identity within the service, the same after a restart; unless given, this host's name and the port.
+    /// The instance id within the service, stable across restarts [default: host name and port].
     #[arg(long, value_name = "ID")]
     instance: Option<InstanceId>,
-    /// What it speaks: http1, http2 or grpc. A service that nobody has declared is declared to speak it.
+    /// The protocol: http1, http2 or grpc. A service without declaration is declared with it.
     #[arg(long, value_parser = plan::protocol, default_value = "http1")]
     protocol: Protocol,
-    /// Its compute power in thousandths of an ordinary host.
+    /// Its capacity in thousandths of an ordinary host.
     #[arg(long, default_value_t = fairmesh_model::FULL_WEIGHT)]
     weight: u32,
     /// A label, NAME=VALUE; may be repeated.
     #[arg(long = "label", value_name = "NAME=VALUE", value_parser = plan::label)]
     labels: Vec<(String, String)>,
-    /// Where it runs; unless given, where the agent says. FAIRMESH_REGION does the same.
+    /// Its region [default: FAIRMESH_REGION, else that of the agent].
     #[arg(long)]
     region: Option<Region>,
-    /// The hardware that it runs on, a type of the 'kind: Hosts' record; unless given, what the agent says.
+    /// Its host type, from the 'kind: Hosts' record [default: that of the agent].
     #[arg(long, value_name = "NAME")]
     host_type: Option<HostType>,
-    /// How to see that it answers: tcp (it takes connections) or http:/path (it answers a GET with 2xx or 3xx).
+    /// The probe: tcp (accepts connections) or http:/path (responds to GET with 2xx or 3xx).
     #[arg(long, default_value = "tcp")]
     probe: Probe,
-    /// How often to look; more often until it answers for the first time.
+    /// The probe interval; shorter until the first response.
     #[arg(long, value_parser = spec::read_duration, default_value = "2s")]
     interval: Duration,
-    /// How long it is believed to be there when this command dies without a word.
+    /// How long the endpoint stays registered without renewal, when this command dies.
     #[arg(long, value_parser = spec::read_duration, default_value = "10s")]
     lease: Duration,
-    /// How long a planned stop may take; unless given, FAIRMESH_DRAIN_DEADLINE, else 25s.
+    /// Time limit of a planned stop [default: FAIRMESH_DRAIN_DEADLINE, else 25s].
     #[arg(long, value_parser = spec::read_duration)]
     drain_deadline: Option<Duration>,
-    /// How long calls under way may take to finish after callers have moved.
+    /// Time for calls in flight to complete after callers have moved.
     #[arg(long, value_parser = spec::read_duration, default_value = "1s")]
     grace: Duration,
-    /// The agent to register through; unless given, FAIRMESH_AGENT, else FAIRMESH_CONTROL, else the agent's usual socket.
+    /// The agent to register through [default: FAIRMESH_AGENT, else FAIRMESH_CONTROL, else the agent's default socket].
     #[arg(long, value_name = "ADDRESS")]
     agent: Option<Address>,
     /// A control plane to register at, where there is no agent.
     #[arg(long, value_name = "ADDRESS", conflicts_with = "agent")]
     control: Option<Address>,
-    /// The program to run, and its arguments; without one, the program runs already and is not started or stopped.
+    /// The program to run, and its arguments; without one, a running program is observed, and not started or stopped.
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
@@ -90,80 +90,80 @@ pub(crate) struct RegisterArgs {
 /// Registers a program, keeps its lease, and ends with it.
 pub(crate) async fn run(args: RegisterArgs) -> Result<ExitCode, Failure> {
     let plan = Plan::new(args)?;
-    // In place before the program starts, so that a signal in between does not leave it behind.
+    // Installed before the program starts, so that a signal in between does not orphan it.
     let terminated = signals::shutdown()?;
-    start::refuse_taken(&plan).await?;
+    preflight::refuse_address_in_use(&plan).await?;
     let child = Child::start(&plan.command)?;
-    start::tell_of_declaration(&plan).await;
-    Watch::new(plan, child).run(terminated).await.map(ExitCode::from)
+    preflight::announce_declaration(&plan).await;
+    Supervisor::new(plan, child).run(terminated).await.map(ExitCode::from)
 }
 
-/// Tells the person at the terminal.
-fn say(what: impl std::fmt::Display) {
+/// Prints a status line for people.
+fn print_status(what: impl std::fmt::Display) {
     eprintln!("fairmesh register: {what}");
 }
 
-/// A program and what is known of it.
-struct Watch {
+/// The observed program and its registration.
+struct Supervisor {
     plan: Plan,
     child: Option<Child>,
     health: Health,
-    /// From the first time that the program answered.
+    /// Set after the first response of the program.
     lease: Option<Lease>,
     standing: Option<watch::Receiver<Standing>>,
-    /// Of a program that was started here; nothing is known of the processes of another.
+    /// Only for a program that was started here; processes of others are unknown.
     usage: Option<UsageReports>,
 }
 
-impl Watch {
+impl Supervisor {
     fn new(plan: Plan, child: Option<Child>) -> Self {
         Self { plan, child, health: Health::default(), lease: None, standing: None, usage: None }
     }
 
     async fn run(mut self, terminated: impl Future<Output = ()>) -> Result<u8, Failure> {
         tokio::pin!(terminated);
-        say(format_args!("waiting for {} to answer", self.plan.registration.address));
-        let mut remind_at = Instant::now() + REMIND;
+        print_status(format_args!("waiting for {} to respond", self.plan.registration.address));
+        let mut remind_at = Instant::now() + REMINDER_INTERVAL;
         let mut look_at = Instant::now();
-        let mut pause = FIRST_PAUSE.min(self.plan.interval);
+        let mut pause = FIRST_PROBE_INTERVAL.min(self.plan.interval);
         loop {
             tokio::select! {
-                code = ended(&mut self.child) => return self.leave_after(code?).await,
+                code = ended(&mut self.child) => return self.exit_after_child(code?).await,
                 () = &mut terminated => return self.stop().await,
                 () = sleep_until(look_at) => {
-                    self.look(&mut remind_at).await;
+                    self.probe(&mut remind_at).await;
                     if self.lease.is_some() {
                         pause = self.plan.interval;
                     }
                     look_at = Instant::now() + pause;
-                    pause = longer(pause, self.plan.interval);
+                    pause = next_interval(pause, self.plan.interval);
                 }
-                standing = changed(&mut self.standing) => self.tell(&standing),
+                standing = changed(&mut self.standing) => self.print_registration(&standing),
             }
         }
     }
 
-    /// Looks once whether the program answers, and acts on what that changes.
-    async fn look(&mut self, remind_at: &mut Instant) {
-        let answer = self.plan.probe.look(self.plan.registration.address).await;
+    /// Probes the program once, and acts on a change.
+    async fn probe(&mut self, remind_at: &mut Instant) {
+        let answer = self.plan.probe.probe(self.plan.registration.address).await;
         let change = self.health.observe(answer.is_ok());
         let lost = answer.err().unwrap_or_default();
         match (change, &self.lease) {
             (Some(Change::Lost), Some(lease)) => {
-                say(format_args!("the program does not answer ({lost}); callers are told to avoid it"));
+                print_status(format_args!("the program does not respond ({lost}); callers avoid it"));
                 lease.set(EndpointState::Lost);
             }
-            (Some(Change::Answers), Some(lease)) => {
-                say("the program answers again");
+            (Some(Change::Responds), Some(lease)) => {
+                print_status("the program responds again");
                 lease.set(EndpointState::Serving);
             }
-            (Some(Change::Answers), None) => self.announce(),
+            (Some(Change::Responds), None) => self.announce(),
             (_, None) if Instant::now() >= *remind_at => {
                 let address = self.plan.registration.address;
-                say(format_args!(
+                print_status(format_args!(
                     "still waiting for the program at {address} ({lost}); is that its address?"
                 ));
-                *remind_at = Instant::now() + REMIND;
+                *remind_at = Instant::now() + REMINDER_INTERVAL;
             }
             _ => {}
         }
@@ -176,7 +176,7 @@ impl Watch {
         if let Some(pid) = self.child.as_ref().and_then(Child::pid) {
             let cpu = Cpu::of(pid);
             cpu.read();
-            say(format_args!("its CPU is measured by {}", cpu.how()));
+            print_status(format_args!("its CPU is measured by {}", cpu.how()));
             self.usage = Some(UsageReports::of_program(Arc::clone(&link), registration.clone(), cpu));
         }
         let lease = Lease::keep(link, registration, EndpointState::Serving);
@@ -184,48 +184,51 @@ impl Watch {
         self.lease = Some(lease);
     }
 
-    fn tell(&self, standing: &Standing) {
+    fn print_registration(&self, standing: &Standing) {
         let (service, instance) = (&self.plan.registration.service, &self.plan.registration.instance);
         match standing {
             Standing::Announcing => {}
             Standing::Registered(state) => {
                 let address = self.plan.registration.address;
-                say(format_args!("{service} {instance} at {address} is registered and {}", state.as_str()));
+                print_status(format_args!(
+                    "{service} {instance} at {address} is registered and {}",
+                    state.as_str()
+                ));
             }
-            Standing::Failing(problem) => say(format_args!(
+            Standing::Failing(problem) => print_status(format_args!(
                 "{service} {instance} could not be registered or renewed: {problem}; trying again (--agent or FAIRMESH_AGENT \
                  names another agent)"
             )),
         }
     }
 
-    /// The program is gone: so is its endpoint.
-    async fn leave_after(mut self, code: u8) -> Result<u8, Failure> {
-        say(format_args!("the program ended with exit code {code}; taking it out"));
+    /// Removes the endpoint of an ended program.
+    async fn exit_after_child(mut self, code: u8) -> Result<u8, Failure> {
+        print_status(format_args!("the program ended with exit code {code}; removing its endpoint"));
         self.leave().await;
         Ok(code)
     }
 
-    /// Callers leave, then the program stops, then the endpoint goes.
+    /// Callers leave, then the program stops, then the endpoint is removed.
     async fn stop(mut self) -> Result<u8, Failure> {
         let end = Instant::now() + self.plan.drain_deadline;
         if let Some(lease) = &self.lease {
-            say("stopping; callers are told to leave");
+            print_status("stopping; waiting for callers to leave");
             let drained = tokio::select! {
                 drained = lease.drain(self.plan.drain_deadline * 6 / 10) => Some(drained),
-                // Nobody is left to wait for.
-                code = ended(&mut self.child) => return self.leave_after(code?).await,
+                // The program has ended: there is nothing to drain.
+                code = ended(&mut self.child) => return self.exit_after_child(code?).await,
             };
             match drained {
                 Some(Drained::Behind(behind)) => {
-                    say(format_args!("these callers have not moved in time: {}", behind.join(", ")));
+                    print_status(format_args!("these callers have not moved in time: {}", behind.join(", ")));
                 }
                 Some(Drained::Untold(problem)) => {
-                    say(format_args!(
-                        "callers could not be told ({problem}); they notice when connections close"
+                    print_status(format_args!(
+                        "callers could not be notified ({problem}); they notice when connections close"
                     ));
                 }
-                _ => say("callers have moved"),
+                _ => print_status("callers have moved"),
             }
             tokio::time::sleep(self.plan.grace.min(end.saturating_duration_since(Instant::now()))).await;
         }
@@ -240,20 +243,20 @@ impl Watch {
     async fn leave(&mut self) {
         let Some(lease) = &self.lease else { return };
         match lease.leave().await {
-            Ok(()) => say("the endpoint is taken out"),
-            Err(error) => say(format_args!(
-                "the endpoint could not be taken out: {error}; its lease runs out by itself"
+            Ok(()) => print_status("the endpoint is removed"),
+            Err(error) => print_status(format_args!(
+                "the endpoint could not be removed: {error}; its lease expires by itself"
             )),
         }
     }
 }
 
-/// The pause after this one, as long as the program has not answered.
-fn longer(pause: Duration, interval: Duration) -> Duration {
+/// The next probe interval while the program has not responded.
+fn next_interval(pause: Duration, interval: Duration) -> Duration {
     (pause * 3 / 2).min(interval)
 }
 
-/// The exit code of the program once it ends; never, where none was started.
+/// Exit code of the program once it ends; pending if none was started.
 async fn ended(child: &mut Option<Child>) -> Result<u8, Failure> {
     match child {
         Some(child) => child.wait().await,
@@ -261,7 +264,7 @@ async fn ended(child: &mut Option<Child>) -> Result<u8, Failure> {
     }
 }
 
-/// How the endpoint stands once that changes; never, before it was announced.
+/// The next registration state; pending before registration.
 async fn changed(standing: &mut Option<watch::Receiver<Standing>>) -> Standing {
     if let Some(standing) = standing
         && standing.changed().await.is_ok()

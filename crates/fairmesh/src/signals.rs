@@ -1,4 +1,4 @@
-//! When to stop.
+//! Termination signals.
 
 use std::io;
 
@@ -6,16 +6,16 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::failure::Failure;
 
-/// Ends when the program shall stop.
+/// Completes when the program shall stop.
 pub(crate) type Shutdown = dyn Future<Output = ()> + Send;
 
-/// Ends at the first SIGTERM or SIGINT. The handlers are in place when this returns, so that none is missed.
+/// Completes at the first SIGTERM or SIGINT. The handlers are installed when this returns, so that none is missed.
 pub(crate) fn shutdown() -> Result<impl Future<Output = ()> + Send + 'static, Failure> {
-    heard().map_err(Failure::failed)
+    termination().map_err(Failure::failed)
 }
 
-/// The same as [`shutdown`], for those who fail otherwise.
-pub(crate) fn heard() -> io::Result<impl Future<Output = ()> + Send + 'static> {
+/// The same as [`shutdown`], with another error type.
+pub(crate) fn termination() -> io::Result<impl Future<Output = ()> + Send + 'static> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     Ok(async move {

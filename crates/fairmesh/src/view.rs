@@ -1,4 +1,4 @@
-//! Records of the RIB, decoded and put together by service, as commands show them.
+//! Records of the RIB, decoded and grouped by service, for display.
 
 use std::collections::BTreeMap;
 
@@ -9,16 +9,16 @@ use fairmesh_model::{
 };
 use fairmesh_wire::{handshake::Connection, records, shards};
 
-use crate::{failure::Failure, rib};
+use crate::{failure::Failure, rib_reader};
 
-/// A record and the number of the revision that wrote it.
+/// A record and the revision that wrote it.
 #[derive(Clone, Debug)]
 pub(crate) struct At<T> {
     pub(crate) value: T,
     pub(crate) revision: u64,
 }
 
-/// Everything known of one service.
+/// All records of one service.
 #[derive(Debug, Default)]
 pub(crate) struct ServiceView {
     pub(crate) service: Option<At<Service>>,
@@ -44,7 +44,7 @@ impl<T: Default> Default for At<T> {
     }
 }
 
-/// Which services a command is about.
+/// The services that a command reads.
 #[derive(Clone, Debug)]
 pub(crate) enum Scope {
     All,
@@ -52,13 +52,13 @@ pub(crate) enum Scope {
     Service(ServiceName),
 }
 
-/// Which kinds of records a command needs, as folders of a tenant.
+/// Kinds of records, as key segments below a tenant.
 pub(crate) const EVERY_KIND: &[&str] = &["services", "policies", "endpoints", "health", "shards", "moves"];
 
 impl Scope {
     fn prefixes(&self, kinds: &[&str]) -> Vec<Prefix> {
         match self {
-            // Tenants are not listed anywhere, so all of them are read as a whole and sorted here.
+            // There is no list of tenants, so all of them are read and filtered here.
             Self::All => Prefix::new("/t/").into_iter().collect(),
             Self::Tenant(tenant) => kinds.iter().map(|kind| Prefix::tenant(tenant, kind)).collect(),
             Self::Service(name) => kinds.iter().map(|kind| of_service(name, kind)).collect(),
@@ -86,15 +86,15 @@ impl View {
     ) -> Result<Self, Failure> {
         let mut prefixes = scope.prefixes(kinds);
         prefixes.push(Prefix::topology());
-        Ok(Self::of(rib::read(connection, &prefixes).await?)?)
+        Ok(Self::of(rib_reader::read(connection, &prefixes).await?)?)
     }
 
     /// Reads the topology alone.
     pub(crate) async fn topology(connection: &Connection) -> Result<Self, Failure> {
-        Ok(Self::of(rib::read(connection, &[Prefix::topology()]).await?)?)
+        Ok(Self::of(rib_reader::read(connection, &[Prefix::topology()]).await?)?)
     }
 
-    fn of(stored: Vec<rib::Stored>) -> Result<Self, Invalid> {
+    fn of(stored: Vec<rib_reader::StoredRecord>) -> Result<Self, Invalid> {
         let mut view = Self::default();
         let mut parts: BTreeMap<ServiceName, Vec<(RecordKey, Bytes)>> = BTreeMap::new();
         for one in stored {
@@ -113,8 +113,8 @@ impl View {
         Ok(view)
     }
 
-    fn take(&mut self, stored: rib::Stored) -> Result<(), Invalid> {
-        let rib::Stored { key, value, revision } = stored;
+    fn take(&mut self, stored: rib_reader::StoredRecord) -> Result<(), Invalid> {
+        let rib_reader::StoredRecord { key, value, revision } = stored;
         let record = records::decode(&key, &value).map_err(|e| e.within(key.to_string()))?;
         let of = key.service().cloned().map(|name| self.services.entry(name).or_default());
         match (record, of) {
@@ -130,13 +130,13 @@ impl View {
             (Record::Regions(value), _) => self.regions = At { value, revision },
             (Record::RoundTrips(value), _) => self.round_trips = value,
             (Record::Hosts(value), _) => self.hosts = At { value, revision },
-            // Keys of services name one, and `decode` gives what belongs at the key.
+            // Keys of services contain one, and `decode` returns the record that belongs to the key.
             (_, None) => {}
         }
         Ok(())
     }
 
-    /// What is known of a service; fails where nothing is.
+    /// The records of a service; fails if there are none.
     pub(crate) fn service(&self, name: &ServiceName) -> Result<&ServiceView, Failure> {
         self.services.get(name).ok_or_else(|| {
             Failure::failed_with(
@@ -146,7 +146,7 @@ impl View {
         })
     }
 
-    /// Every region that is declared or that an endpoint runs in.
+    /// Every region that is declared or has endpoints.
     pub(crate) fn region_names(&self) -> Vec<Region> {
         let used = self.services.values().flat_map(|service| &service.endpoints);
         let used = used.map(|endpoint| endpoint.value.location.region.clone());
@@ -158,7 +158,7 @@ impl View {
 }
 
 impl ServiceView {
-    /// The policy that is in force, written or by default.
+    /// The policy in force, written or by default.
     pub(crate) fn effective_policy(&self) -> Policy {
         self.policy.as_ref().map(|policy| policy.value.clone()).unwrap_or_default()
     }

@@ -14,12 +14,12 @@ use crate::v1::{
     ExportTraceServiceRequest, ExportTraceServiceResponse, trace_service_client::TraceServiceClient,
 };
 
-/// Where OTLP over HTTP takes traces unless somebody says otherwise.
-const PATH: &str = "/v1/traces";
-/// More than any collector has to say.
-const LONGEST_ANSWER: usize = 64 * 1024;
+/// Default path of traces in OTLP over HTTP.
+const DEFAULT_PATH: &str = "/v1/traces";
+/// Maximum size of a response.
+const MAX_RESPONSE: usize = 64 * 1024;
 
-/// Who takes spans: `http://HOST:PORT`, by OTLP over HTTP, or `grpc://HOST:PORT`.
+/// Address of a collector: `http://HOST:PORT` for OTLP over HTTP, or `grpc://HOST:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Collector {
     protocol: Protocol,
@@ -32,33 +32,33 @@ enum Protocol {
     Grpc,
 }
 
-/// Why a text is no collector.
+/// A text is not an address of a collector.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("'{0}' is no collector; write http://HOST:4318 for OTLP over HTTP, or grpc://HOST:4317")]
-pub struct NoCollector(String);
+#[error("'{0}' is not a collector; write http://HOST:4318 for OTLP over HTTP, or grpc://HOST:4317")]
+pub struct InvalidCollector(String);
 
-/// A collector with the connections to it.
-pub(crate) enum Channels {
+/// A client of a collector.
+pub(crate) enum ExportClient {
     Http(Box<Client<HttpConnector, Full<Bytes>>>, Uri),
     Grpc(Box<TraceServiceClient<Channel>>),
 }
 
-/// Why a batch was not taken.
+/// Why an export failed.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum NotTaken {
-    /// It may be later.
+pub(crate) enum ExportError {
+    /// A retry may succeed.
     #[error("{0}")]
-    NotNow(String),
-    /// It never will be.
+    Retryable(String),
+    /// A retry would fail too.
     #[error("{0}")]
-    Never(String),
+    Permanent(String),
 }
 
 impl FromStr for Collector {
-    type Err = NoCollector;
+    type Err = InvalidCollector;
 
-    fn from_str(text: &str) -> Result<Self, NoCollector> {
-        let wrong = || NoCollector(text.to_owned());
+    fn from_str(text: &str) -> Result<Self, InvalidCollector> {
+        let wrong = || InvalidCollector(text.to_owned());
         let (protocol, rest) = match text.split_once("://").ok_or_else(wrong)? {
             ("http", rest) => (Protocol::Http, rest),
             ("grpc", rest) => (Protocol::Grpc, rest),
@@ -68,7 +68,7 @@ impl FromStr for Collector {
         let authority = uri.authority().filter(|authority| !authority.as_str().contains('@'));
         let authority = authority.ok_or_else(wrong)?.clone();
         let path = match (protocol, uri.path()) {
-            (Protocol::Http, "/") => PATH,
+            (Protocol::Http, "/") => DEFAULT_PATH,
             (Protocol::Http, path) => path,
             (Protocol::Grpc, "/") => "/",
             (Protocol::Grpc, _) => return Err(wrong()),
@@ -88,9 +88,9 @@ impl fmt::Display for Collector {
     }
 }
 
-impl Channels {
-    /// Connects when there is something to say.
-    pub(crate) fn to(collector: &Collector) -> Self {
+impl ExportClient {
+    /// Connects on first use.
+    pub(crate) fn new(collector: &Collector) -> Self {
         let uri = collector.uri.clone();
         match collector.protocol {
             Protocol::Http => Self::Http(Box::new(Client::builder(TokioExecutor::new()).build_http()), uri),
@@ -101,8 +101,8 @@ impl Channels {
         }
     }
 
-    /// Takes a batch there; how many of it were refused.
-    pub(crate) async fn send(&mut self, batch: &ExportTraceServiceRequest) -> Result<u64, NotTaken> {
+    /// Exports a batch; returns the number of rejected spans.
+    pub(crate) async fn send(&mut self, batch: &ExportTraceServiceRequest) -> Result<u64, ExportError> {
         let response = match self {
             Self::Http(client, uri) => post(client, uri, batch).await?,
             Self::Grpc(client) => client.export(batch.clone()).await.map_err(of_status)?.into_inner(),
@@ -116,31 +116,32 @@ async fn post(
     client: &Client<HttpConnector, Full<Bytes>>,
     uri: &Uri,
     batch: &ExportTraceServiceRequest,
-) -> Result<ExportTraceServiceResponse, NotTaken> {
+) -> Result<ExportTraceServiceResponse, ExportError> {
     let request = Request::post(uri.clone())
         .header(header::CONTENT_TYPE, "application/x-protobuf")
         .body(Full::new(batch.encode_to_vec().into()))
-        .map_err(|error| NotTaken::Never(error.to_string()))?;
-    let answer = client.request(request).await.map_err(|error| NotTaken::NotNow(words(&error)))?;
-    let status = answer.status();
-    let body = Limited::new(answer.into_body(), LONGEST_ANSWER).collect().await;
+        .map_err(|error| ExportError::Permanent(error.to_string()))?;
+    let response =
+        client.request(request).await.map_err(|error| ExportError::Retryable(error_chain(&error)))?;
+    let status = response.status();
+    let body = Limited::new(response.into_body(), MAX_RESPONSE).collect().await;
     match status {
-        // What it says of parts that it did not take is all there is to read.
+        // The body only reports a partial success.
         StatusCode::OK => {
             let response =
                 body.ok().and_then(|body| ExportTraceServiceResponse::decode(body.to_bytes()).ok());
             Ok(response.unwrap_or_default())
         }
-        // As OTLP has it: those that are worth another try.
+        // Retryable status codes of OTLP.
         _ if matches!(status.as_u16(), 429 | 502..=504) => {
-            Err(NotTaken::NotNow(format!("it answers {status}")))
+            Err(ExportError::Retryable(format!("the collector responds with {status}")))
         }
-        _ => Err(NotTaken::Never(format!("it answers {status}"))),
+        _ => Err(ExportError::Permanent(format!("the collector responds with {status}"))),
     }
 }
 
-fn of_status(status: tonic::Status) -> NotTaken {
-    let text = format!("it answers {:?}: {}", status.code(), status.message());
+fn of_status(status: tonic::Status) -> ExportError {
+    let text = format!("the collector responds with {:?}: {}", status.code(), status.message());
     match status.code() {
         Code::Cancelled
         | Code::DeadlineExceeded
@@ -148,12 +149,12 @@ fn of_status(status: tonic::Status) -> NotTaken {
         | Code::OutOfRange
         | Code::Unavailable
         | Code::DataLoss
-        | Code::ResourceExhausted => NotTaken::NotNow(text),
-        _ => NotTaken::Never(text),
+        | Code::ResourceExhausted => ExportError::Retryable(text),
+        _ => ExportError::Permanent(text),
     }
 }
 
-fn words(error: &dyn std::error::Error) -> String {
+fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(cause) = next {
@@ -168,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn collectors_are_read_as_they_are_written() {
+    fn addresses_of_collectors_round_trip() {
         for (text, shown) in [
             ("http://127.0.0.1:4318", "http://127.0.0.1:4318/v1/traces"),
             ("http://otel.internal:4318/custom/traces", "http://otel.internal:4318/custom/traces"),

@@ -14,31 +14,32 @@ use tokio::{
 };
 
 use crate::{
-    Collector, Span, Value,
-    collector::{Channels, NotTaken},
+    AttributeValue, Collector, Span,
+    collector::{ExportClient, ExportError},
     span::attributes,
     v1::{ExportTraceServiceRequest, InstrumentationScope, Resource, ResourceSpans, ScopeSpans},
 };
 
-/// Spans that wait; the next ones are dropped and counted, since a collector that is gone must not fill the memory.
-const WAITING: usize = 4096;
-/// The most spans of a batch, and how long its first one waits for others.
-const BATCH: usize = 512;
-const GATHER: Duration = Duration::from_secs(1);
-/// How long a collector may take for a batch.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How often a batch is tried, and the first wait in between, which doubles.
-const TRIES: u32 = 4;
-const FIRST_WAIT: Duration = Duration::from_millis(500);
+/// Capacity of the queue; further spans are dropped and counted, since an unavailable collector must not fill the
+/// memory.
+const QUEUE_CAPACITY: usize = 4096;
+/// Maximum number of spans in a batch, and how long an incomplete batch waits.
+const MAX_BATCH: usize = 512;
+const BATCH_DELAY: Duration = Duration::from_secs(1);
+/// Time limit of one export.
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum number of attempts for a batch, and the first backoff, which doubles.
+const MAX_ATTEMPTS: u32 = 4;
+const INITIAL_BACKOFF: Duration = Duration::from_millis(500);
 
-/// Takes spans to a collector, in batches, on a task of its own. Cheap to clone.
+/// Exports spans to a collector, in batches, from a task of its own. Cheap to clone.
 #[derive(Clone)]
 pub struct Exporter {
     shared: Arc<Shared>,
 }
 
 struct Shared {
-    /// `None` once it was told to stop.
+    /// `None` once stopped.
     queue: Mutex<Option<Sender<Span>>>,
     counters: Arc<Counters>,
     task: Mutex<Option<JoinHandle<()>>>,
@@ -51,35 +52,36 @@ struct Counters {
     refused: AtomicU64,
 }
 
-/// What became of spans so far.
+/// Outcomes of all spans so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Taken by the collector.
+    /// Accepted by the collector.
     pub exported: u64,
-    /// Dropped, since too many waited.
+    /// Dropped because the queue was full.
     pub dropped: u64,
-    /// Given up after the collector had not taken them.
+    /// Rejected by the collector, or given up after failed attempts.
     pub refused: u64,
 }
 
 impl Exporter {
-    /// Starts a task, so that it must be called within a tokio runtime. `about` says who tells, as `service.name` does.
-    pub fn start(to: &Collector, about: Vec<(&'static str, Value)>) -> Self {
-        let (queue, spans) = channel(WAITING);
+    /// Starts a task, so that it must be called within a tokio runtime. `resource` are the attributes of this process,
+    /// such as `service.name`.
+    pub fn start(to: &Collector, resource: Vec<(&'static str, AttributeValue)>) -> Self {
+        let (queue, spans) = channel(QUEUE_CAPACITY);
         let counters = Arc::<Counters>::default();
         let worker = Worker {
-            channels: Channels::to(to),
+            channels: ExportClient::new(to),
             to: to.to_string(),
-            resource: Resource { attributes: attributes(about) },
+            resource: Resource { attributes: attributes(resource) },
             counters: Arc::clone(&counters),
-            complained: false,
+            failing: false,
         };
         let task = tokio::spawn(worker.run(spans));
         let (queue, task) = (Mutex::new(Some(queue)), Mutex::new(Some(task)));
         Self { shared: Arc::new(Shared { queue, counters, task }) }
     }
 
-    /// Hands spans over; never waits.
+    /// Enqueues spans; never waits.
     pub fn export(&self, spans: impl IntoIterator<Item = Span>) {
         let queue = self.shared.queue.lock().unwrap_or_else(PoisonError::into_inner);
         for span in spans {
@@ -89,14 +91,14 @@ impl Exporter {
         }
     }
 
-    /// What became of spans so far.
+    /// Outcomes of all spans so far.
     pub fn counts(&self) -> Counts {
         let Counters { exported, dropped, refused } = &*self.shared.counters;
         let [exported, dropped, refused] = [exported, dropped, refused].map(|counter| counter.load(Relaxed));
         Counts { exported, dropped, refused }
     }
 
-    /// Takes no more spans, and waits until those that it has are gone, at most until then.
+    /// Accepts no more spans, and waits until the queue is exported, at most until the deadline.
     pub async fn stop(&self, deadline: Instant) {
         drop(self.shared.queue.lock().unwrap_or_else(PoisonError::into_inner).take());
         let task = self.shared.task.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -108,23 +110,23 @@ impl Exporter {
     }
 }
 
-/// Who takes them there.
+/// The exporting task.
 struct Worker {
-    channels: Channels,
+    channels: ExportClient,
     to: String,
     resource: Resource,
     counters: Arc<Counters>,
-    complained: bool,
+    failing: bool,
 }
 
 impl Worker {
     async fn run(mut self, mut spans: Receiver<Span>) {
         while let Some(first) = spans.recv().await {
             let mut batch = vec![first];
-            let ends = Instant::now() + GATHER;
-            // Until it is full, its time is up, or there will be no more.
-            while batch.len() < BATCH {
-                let room = BATCH - batch.len();
+            let ends = Instant::now() + BATCH_DELAY;
+            // Until the batch is full, its time is up, or the queue is closed.
+            while batch.len() < MAX_BATCH {
+                let room = MAX_BATCH - batch.len();
                 match timeout_at(ends, spans.recv_many(&mut batch, room)).await {
                     Ok(1..) => {}
                     Ok(0) | Err(_) => break,
@@ -137,23 +139,23 @@ impl Worker {
     async fn deliver(&mut self, batch: Vec<Span>) {
         let count = batch.len() as u64;
         let batch = self.request(batch);
-        let mut wait = FIRST_WAIT;
-        for further in (0..TRIES).rev() {
-            let sent = timeout(PATIENCE, self.channels.send(&batch)).await;
-            let late = |_| Err(NotTaken::NotNow(format!("it took longer than {PATIENCE:?}")));
+        let mut wait = INITIAL_BACKOFF;
+        for further in (0..MAX_ATTEMPTS).rev() {
+            let sent = timeout(EXPORT_TIMEOUT, self.channels.send(&batch)).await;
+            let late = |_| Err(ExportError::Retryable(format!("it took longer than {EXPORT_TIMEOUT:?}")));
             match sent.unwrap_or_else(late) {
                 Ok(refused) => {
                     self.counters.exported.fetch_add(count.saturating_sub(refused), Relaxed);
                     self.counters.refused.fetch_add(refused.min(count), Relaxed);
-                    self.complained = false;
+                    self.failing = false;
                     return;
                 }
-                Err(NotTaken::NotNow(_)) if further > 0 => {
+                Err(ExportError::Retryable(_)) if further > 0 => {
                     sleep(wait).await;
                     wait *= 2;
                 }
                 Err(error) => {
-                    self.complain(&error);
+                    self.log_failure(&error);
                     break;
                 }
             }
@@ -161,10 +163,10 @@ impl Worker {
         self.counters.refused.fetch_add(count, Relaxed);
     }
 
-    /// Once, until it goes well again: a collector that is gone must not fill the log.
-    fn complain(&mut self, error: &NotTaken) {
-        if !std::mem::replace(&mut self.complained, true) {
-            tracing::warn!(collector = %self.to, %error, "spans are not taken; check the address, and that it speaks OTLP");
+    /// Logs the first of consecutive failures: an unavailable collector must not fill the log.
+    fn log_failure(&mut self, error: &ExportError) {
+        if !std::mem::replace(&mut self.failing, true) {
+            tracing::warn!(collector = %self.to, %error, "spans cannot be exported; check the address, and that it speaks OTLP");
         }
     }
 

@@ -1,53 +1,53 @@
 use crate::v1;
 
-/// A span that has ended.
+/// A completed span.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Span {
-    /// The trace; not zero.
+    /// Trace id; not zero.
     pub trace: u128,
-    /// Itself; not zero.
+    /// Span id; not zero.
     pub id: u64,
-    /// The span that made it; 0 where it is the first of its trace.
+    /// Id of the parent span; 0 for the root of a trace.
     pub parent: u64,
-    /// What other systems add to the context, as it came.
+    /// The `tracestate` of other systems, unchanged.
     pub state: String,
-    /// A class of spans rather than this one: of few different texts.
+    /// Low-cardinality name of the span.
     pub name: String,
-    /// On which side of a request it is.
-    pub kind: Kind,
+    /// Side of the request.
+    pub kind: SpanKind,
     /// Nanoseconds since 1970.
-    pub begun: u64,
-    /// Nanoseconds since 1970, not before `begun`.
-    pub ended: u64,
-    /// What there is to say, by the semantic conventions of OpenTelemetry.
-    pub attributes: Vec<(&'static str, Value)>,
-    /// Why it failed, where it did.
+    pub start: u64,
+    /// Nanoseconds since 1970, not before `start`.
+    pub end: u64,
+    /// Attributes, by the semantic conventions of OpenTelemetry.
+    pub attributes: Vec<(&'static str, AttributeValue)>,
+    /// The error, if it failed.
     pub error: Option<String>,
 }
 
-/// The side of a request that a span is on.
+/// Side of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// It was asked.
+pub enum SpanKind {
+    /// Serves the request.
     Server,
-    /// It asks.
+    /// Sends the request.
     Client,
 }
 
-/// What an attribute says.
+/// Value of an attribute.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Value {
-    /// Words.
+pub enum AttributeValue {
+    /// A string.
     Text(String),
-    /// A number.
+    /// An integer.
     Number(i64),
 }
 
 impl From<Span> for v1::Span {
     fn from(span: Span) -> Self {
         let kind = match span.kind {
-            Kind::Server => v1::span::SpanKind::Server,
-            Kind::Client => v1::span::SpanKind::Client,
+            SpanKind::Server => v1::span::SpanKind::Server,
+            SpanKind::Client => v1::span::SpanKind::Client,
         };
         let error = |message| v1::Status { message, code: v1::status::StatusCode::Error as i32 };
         Self {
@@ -60,40 +60,40 @@ impl From<Span> for v1::Span {
             },
             name: span.name,
             kind: kind as i32,
-            start_time_unix_nano: span.begun,
-            end_time_unix_nano: span.ended,
+            start_time_unix_nano: span.start,
+            end_time_unix_nano: span.end,
             attributes: attributes(span.attributes),
             status: span.error.map(error),
-            // Recorded, since nothing else is told.
+            // Sampled: unsampled spans are not exported.
             flags: 1,
         }
     }
 }
 
-pub(crate) fn attributes(attributes: Vec<(&'static str, Value)>) -> Vec<v1::KeyValue> {
-    let pair = |(key, value): (&str, Value)| {
+pub(crate) fn attributes(attributes: Vec<(&'static str, AttributeValue)>) -> Vec<v1::KeyValue> {
+    let pair = |(key, value): (&str, AttributeValue)| {
         let value = match value {
-            Value::Text(text) => v1::any_value::Value::StringValue(text),
-            Value::Number(number) => v1::any_value::Value::IntValue(number),
+            AttributeValue::Text(text) => v1::any_value::Value::StringValue(text),
+            AttributeValue::Number(number) => v1::any_value::Value::IntValue(number),
         };
         v1::KeyValue { key: key.to_owned(), value: Some(v1::AnyValue { value: Some(value) }) }
     };
     attributes.into_iter().map(pair).collect()
 }
 
-impl From<&str> for Value {
+impl From<&str> for AttributeValue {
     fn from(text: &str) -> Self {
         Self::Text(text.to_owned())
     }
 }
 
-impl From<String> for Value {
+impl From<String> for AttributeValue {
     fn from(text: String) -> Self {
         Self::Text(text)
     }
 }
 
-impl From<i64> for Value {
+impl From<i64> for AttributeValue {
     fn from(number: i64) -> Self {
         Self::Number(number)
     }

@@ -1,11 +1,11 @@
-//! Spans reach a collector by either protocol, and one that is away or slow costs nobody anything.
+//! Spans reach a collector by either protocol, and an unavailable or slow one does not block the exporter.
 #![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
 
 use std::{net::SocketAddr, time::Duration};
 
 use axum::{Router, body::Bytes, http::HeaderMap, http::StatusCode, routing::post};
 use fairmesh_otlp::{
-    Collector, Counts, Exporter, Kind, Span, Value,
+    AttributeValue, Collector, Counts, Exporter, Span, SpanKind,
     v1::{
         self, ExportTraceServiceRequest, ExportTraceServiceResponse,
         trace_service_server::{TraceService, TraceServiceServer},
@@ -24,17 +24,17 @@ fn span(id: u64) -> Span {
         parent: 0,
         state: "a=b".into(),
         name: "GET shop/cart".into(),
-        kind: Kind::Server,
-        begun: 1,
-        ended: 2,
+        kind: SpanKind::Server,
+        start: 1,
+        end: 2,
         attributes: vec![("server.address", "cart.shop".into()), ("server.port", 80.into())],
         error: Some("503".into()),
     }
 }
 
-async fn over_http(answers: Vec<StatusCode>) -> (SocketAddr, Received) {
+async fn over_http(responses: Vec<StatusCode>) -> (SocketAddr, Received) {
     let (sender, received) = mpsc::unbounded_channel();
-    let left = std::sync::Arc::new(std::sync::Mutex::new(answers));
+    let left = std::sync::Arc::new(std::sync::Mutex::new(responses));
     let take = move |headers: HeaderMap, body: Bytes| async move {
         assert_eq!(headers["content-type"], "application/x-protobuf");
         let status = left.lock().unwrap().pop().unwrap_or(StatusCode::OK);
@@ -65,7 +65,7 @@ impl TraceService for OverGrpc {
 }
 
 fn exporter(to: &str) -> Exporter {
-    Exporter::start(&to.parse::<Collector>().unwrap(), vec![("service.name", Value::from("test"))])
+    Exporter::start(&to.parse::<Collector>().unwrap(), vec![("service.name", AttributeValue::from("test"))])
 }
 
 async fn stop(exporter: &Exporter) -> Counts {
@@ -74,11 +74,11 @@ async fn stop(exporter: &Exporter) -> Counts {
 }
 
 #[tokio::test]
-async fn spans_arrive_over_http_as_they_were_told() {
+async fn spans_arrive_over_http_unchanged() {
     let (address, mut received) = over_http(vec![StatusCode::SERVICE_UNAVAILABLE]).await;
     let exporter = exporter(&format!("http://{address}"));
     exporter.export([span(1), span(2)]);
-    // Told to stop at once: what waits is taken along, also where the collector was busy at first.
+    // Stopped at once: the queue is exported all the same, though the first attempt is refused.
     assert_eq!(stop(&exporter).await, Counts { exported: 2, dropped: 0, refused: 0 });
     let batch = received.recv().await.unwrap().resource_spans.remove(0);
     assert_eq!(batch.resource.unwrap().attributes[0].key, "service.name");
@@ -90,11 +90,11 @@ async fn spans_arrive_over_http_as_they_were_told() {
     assert_eq!(spans[0].status.as_ref().unwrap().code(), v1::status::StatusCode::Error);
     assert_eq!((spans[0].start_time_unix_nano, spans[0].end_time_unix_nano), (1, 2));
     exporter.export([span(3)]);
-    assert_eq!(exporter.counts().dropped, 1, "nothing is taken any more");
+    assert_eq!(exporter.counts().dropped, 1, "a stopped exporter drops spans");
 }
 
 #[tokio::test]
-async fn spans_arrive_over_grpc_and_those_that_were_not_taken_are_counted() {
+async fn spans_arrive_over_grpc_and_rejected_ones_are_counted() {
     let (sender, mut received) = mpsc::unbounded_channel();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -108,19 +108,19 @@ async fn spans_arrive_over_grpc_and_those_that_were_not_taken_are_counted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_collector_that_is_away_costs_spans_and_nothing_else() {
+async fn an_unavailable_collector_costs_spans_and_nothing_else() {
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let exporter = exporter(&format!("http://{closed}"));
     exporter.export((1..=10_000).map(span));
     let dropped = exporter.counts().dropped;
-    assert_eq!(dropped, 10_000 - 4_096, "what waits is bounded");
+    assert_eq!(dropped, 10_000 - 4_096, "the queue is bounded");
     let begun = Instant::now();
     exporter.stop(begun + Duration::from_secs(3)).await;
     assert!(begun.elapsed() <= Duration::from_secs(4), "the deadline ends it: {:?}", begun.elapsed());
 }
 
 #[tokio::test]
-async fn what_will_never_be_taken_is_given_up_at_once() {
+async fn a_permanent_failure_is_not_retried() {
     let (address, _received) = over_http(vec![StatusCode::BAD_REQUEST]).await;
     let exporter = exporter(&format!("http://{address}"));
     exporter.export([span(1)]);

@@ -12,7 +12,7 @@ use fairmesh_client::{
     headers::{SpanContext, TRACEPARENT, TRACESTATE},
 };
 use fairmesh_model::arith::mix64;
-use fairmesh_otlp::{Collector, Counts, Exporter, Kind, Span, Value};
+use fairmesh_otlp::{AttributeValue, Collector, Counts, Exporter, Span, SpanKind};
 use http::{HeaderMap, Method, Version};
 use tokio::time::Instant;
 
@@ -56,7 +56,7 @@ pub(crate) struct Begun {
 impl Tracer {
     pub(crate) fn start(traces: &Traces) -> Self {
         let about = vec![
-            ("service.name", Value::from("fairmesh-proxy")),
+            ("service.name", AttributeValue::from("fairmesh-proxy")),
             ("service.version", env!("CARGO_PKG_VERSION").into()),
             ("service.instance.id", traces.instance.as_str().into()),
         ];
@@ -149,9 +149,9 @@ fn of_request(span: &Begun, asked: &Asked, ended: &Ended<'_>) -> Span {
         parent: span.parent,
         state: span.state.clone(),
         name: format!("{} {}", method(&asked.method), ended.service),
-        kind: Kind::Server,
-        begun: nanos(asked.time),
-        ended: nanos(asked.time + ended.took),
+        kind: SpanKind::Server,
+        start: nanos(asked.time),
+        end: nanos(asked.time + ended.took),
         attributes,
         error: problem.map(|(_, words)| words),
     }
@@ -186,9 +186,9 @@ fn of_try(span: &Begun, asked: &Asked, (nth, tried): (usize, &Tried), by: Durati
         parent: span.own.span,
         state: span.state.clone(),
         name: format!("{} {}", method(&asked.method), tried.service),
-        kind: Kind::Client,
-        begun: nanos(begun),
-        ended: nanos((begun + tried.took).min(by)),
+        kind: SpanKind::Client,
+        start: nanos(begun),
+        end: nanos((begun + tried.took).min(by)),
         attributes,
         error: error.map(|(_, words)| words),
     }
@@ -204,7 +204,7 @@ fn method(method: &Method) -> &str {
     }
 }
 
-fn of_method(asked: &Method) -> Vec<(&'static str, Value)> {
+fn of_method(asked: &Method) -> Vec<(&'static str, AttributeValue)> {
     match method(asked) {
         "HTTP" => {
             let original = asked.as_str().chars().take(32).collect::<String>();
@@ -214,11 +214,11 @@ fn of_method(asked: &Method) -> Vec<(&'static str, Value)> {
     }
 }
 
-fn of_grpc(asked: &Asked, code: Option<u16>) -> Vec<(&'static str, Value)> {
+fn of_grpc(asked: &Asked, code: Option<u16>) -> Vec<(&'static str, AttributeValue)> {
     if !asked.is_grpc {
         return Vec::new();
     }
-    let mut attributes = vec![("rpc.system", Value::from("grpc"))];
+    let mut attributes = vec![("rpc.system", AttributeValue::from("grpc"))];
     if let Some((service, method)) = asked.path().strip_prefix('/').and_then(|path| path.rsplit_once('/')) {
         attributes.extend([("rpc.service", service.into()), ("rpc.method", method.into())]);
     }

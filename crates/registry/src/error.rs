@@ -57,9 +57,9 @@ impl From<WriteError> for RegistryError {
                 Self::Invalid(Invalid::new("", error.to_string(), "send it in several calls"))
             }
             WriteError::Overloaded { .. }
-            | WriteError::Full { .. }
+            | WriteError::DiskFull { .. }
             | WriteError::Failed { .. }
-            | WriteError::Away { .. }
+            | WriteError::Unavailable { .. }
             | WriteError::Refused { .. }
             | WriteError::Unknown { .. } => Self::Unavailable(Invalid::new(
                 "store",

@@ -10,7 +10,7 @@ use std::{
 
 use fairmesh_model::{Endpoint, EndpointState, InstanceId, Location, Revision, ServiceName, StoreId};
 use fairmesh_rib::{Batch, Node};
-use fairmesh_store::{BoxFuture, Commits, Loaded, Store, StoreError, WriteError};
+use fairmesh_store::{BoxFuture, Commits, Store, StoreError, StoreSnapshot, WriteError};
 
 use crate::{Claim, InstanceRef, Registration, Registry};
 
@@ -23,7 +23,7 @@ pub(crate) struct MemoryStore {
 impl MemoryStore {
     fn commit(&self, batch: Batch) -> Result<Revision, WriteError> {
         if self.full.load(Ordering::Relaxed) {
-            return Err(WriteError::Full { place: "memory".into() });
+            return Err(WriteError::DiskFull { location: "memory".into() });
         }
         batch.validate().unwrap();
         self.node.check(&batch)?;
@@ -46,7 +46,7 @@ impl Store for MemoryStore {
         Box::pin(async move { self.commit(batch) })
     }
 
-    fn load(&self) -> BoxFuture<'_, Result<Loaded, StoreError>> {
+    fn load(&self) -> BoxFuture<'_, Result<StoreSnapshot, StoreError>> {
         unreachable!("the node is never loaded from it")
     }
 

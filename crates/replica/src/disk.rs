@@ -10,7 +10,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use fairmesh_store::{Changes, Copied, CopyFile, StoreError};
+use fairmesh_store::{ReplicaContents, ReplicaFile, ReplicaUpdate, StoreError};
 use tokio::{
     sync::Notify,
     time::{Instant, sleep},
@@ -29,7 +29,7 @@ const SAVE_RETRY: Duration = Duration::from_secs(5);
 /// The file of the copy and what is to be written there.
 #[derive(Debug)]
 pub(crate) struct Disk {
-    file: Arc<Mutex<CopyFile>>,
+    file: Arc<Mutex<ReplicaFile>>,
     /// Keys whose entries in the file are not those of the node.
     dirty: Mutex<BTreeSet<Arc<str>>>,
     wake: Notify,
@@ -60,9 +60,9 @@ impl Drop for Dirty<'_> {
 
 impl Disk {
     /// Opens the file and reads what is there.
-    pub(crate) async fn open(path: PathBuf) -> Result<(Self, Option<Copied>), ReplicaError> {
+    pub(crate) async fn open(path: PathBuf) -> Result<(Self, Option<ReplicaContents>), ReplicaError> {
         // Joining fails only when opening panics, which then goes on here.
-        let opened = tokio::task::spawn_blocking(move || CopyFile::open(path)).await;
+        let opened = tokio::task::spawn_blocking(move || ReplicaFile::open(path)).await;
         let (file, held) =
             opened.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))?;
         let disk = Self {
@@ -138,13 +138,13 @@ impl Shared {
     }
 
     /// Everything that the file does not have, at one revision.
-    fn changes(&self) -> Changes {
+    fn changes(&self) -> ReplicaUpdate {
         let mut dirty = self.disk.keys();
         let (revision, keys) = self.node.values(std::mem::take(&mut *dirty));
         let floor = self.node.floor();
         drop(dirty);
         let now = wall_clock();
-        Changes { revision, at: now.checked_sub(self.age()).unwrap_or(now), floor, keys }
+        ReplicaUpdate { revision, at: now.checked_sub(self.age()).unwrap_or(now), floor, keys }
     }
 }
 

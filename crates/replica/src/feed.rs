@@ -14,7 +14,7 @@ use fairmesh_rib::{
     Node, Update,
     upstream::{Sink, Standing},
 };
-use fairmesh_store::Copied;
+use fairmesh_store::ReplicaContents;
 use tokio::{sync::watch, time::Instant};
 
 use crate::disk::{Disk, wall_clock};
@@ -83,8 +83,8 @@ impl Shared {
     }
 
     /// Starts with what was on disk.
-    pub(crate) fn restore(&self, held: Copied) {
-        let Copied { revision, at, entries, floor, log } = held;
+    pub(crate) fn restore(&self, held: ReplicaContents) {
+        let ReplicaContents { revision, at, entries, floor, log } = held;
         let age = wall_clock().duration_since(at).unwrap_or_default();
         tracing::info!(%revision, store = %revision.store, keys = entries.len(), ?age, "starting from the copy on disk");
         *self.standing() = Standing::Held { at: Instant::now(), age };

@@ -28,7 +28,7 @@ use fairmesh_rib::{
     server::RibServer,
     upstream::{self, Backoff, Handle, Upstream, UpstreamConfig},
 };
-use fairmesh_store::Copied;
+use fairmesh_store::ReplicaContents;
 use fairmesh_wire::{
     rpc,
     transport::{Address, Listener, Plaintext, Services, Transport, serve},
@@ -68,7 +68,7 @@ pub struct ReplicaConfig {
 pub struct Replica {
     config: ReplicaConfig,
     shared: Arc<Shared>,
-    held: Option<Copied>,
+    held: Option<ReplicaContents>,
     listeners: Vec<Listener>,
     http: Option<PageListener>,
     bounded: Listeners,
@@ -157,7 +157,7 @@ pub async fn run(config: ReplicaConfig, shutdown: impl Future<Output = ()>) -> R
 }
 
 /// Starts from the copy on disk and follows the upstream.
-fn follow(config: &ReplicaConfig, shared: &Arc<Shared>, held: Option<Copied>) -> Handle {
+fn follow(config: &ReplicaConfig, shared: &Arc<Shared>, held: Option<ReplicaContents>) -> Handle {
     let everything = Prefix::everything();
     let from = held.as_ref().map(|held| held.revision);
     if let Some(held) = held {

@@ -22,7 +22,7 @@ use std::{
 use bytes::Bytes;
 use fairmesh_replica::ReplicaConfig;
 use fairmesh_rib::Entry;
-use fairmesh_store::CopyFile;
+use fairmesh_store::ReplicaFile;
 use fairmesh_wire::transport::Address;
 use support::{BOUND, Memory, Server, prefix};
 use tokio::time::Instant;
@@ -133,7 +133,7 @@ fn check(folder: &Path, round: u64) -> u64 {
         return 0;
     }
     fs::copy(&file, &aside).unwrap();
-    let (opened, copied) = CopyFile::open(&aside).unwrap();
+    let (opened, copied) = ReplicaFile::open(&aside).unwrap();
     drop(opened);
     fs::remove_file(&aside).unwrap();
     assert!(!aside.with_extension("unreadable").exists(), "round {round}: the copy is damaged");

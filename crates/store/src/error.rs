@@ -3,83 +3,85 @@ use std::io;
 use fairmesh_model::Invalid;
 use fairmesh_rib::Conflict;
 
-use crate::Place;
+use crate::StoreLocation;
 
-/// Why a store cannot be opened or read. It is left as it was.
+/// Why a store cannot be opened or read. The store is unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// Another process has it open.
+    /// Another process has the file open.
     #[error(
-        "store {place}: another process has it open; stop that one first, or give this one a data directory of its own"
+        "store {location}: another process has it open; stop that one first, or give this one a data directory of its own"
     )]
     Locked {
-        /// Where it is.
-        place: Place,
+        /// Location of the store.
+        location: StoreLocation,
     },
-    /// The content cannot be trusted.
+    /// The file is damaged.
     #[error(
-        "store {place}: the file is damaged ({problem}); restore it from a copy and start once with --new-store-id, or \
+        "store {location}: the file is damaged ({problem}); restore it from a copy and start once with --new-store-id, or \
          move it away to start empty"
     )]
     Corrupt {
-        /// Where it is.
-        place: Place,
-        /// What was found.
+        /// Location of the store.
+        location: StoreLocation,
+        /// Detected damage.
         problem: String,
     },
-    /// Somebody else's file.
+    /// The file is not a Fairmesh store.
     #[error(
-        "store {place}: this is not a Fairmesh store ({problem}); give another data directory, restore the store from \
+        "store {location}: this is not a Fairmesh store ({problem}); give another data directory, restore the store from \
          a copy and start once with --new-store-id, or move the file away to start empty"
     )]
     Foreign {
-        /// Where it is.
-        place: Place,
-        /// What was found.
+        /// Location of the store.
+        location: StoreLocation,
+        /// What the file is instead.
         problem: String,
     },
-    /// Written by a later release.
+    /// The format belongs to a later release.
     #[error(
-        "store {place}: it has format {found} and this release reads up to {known}; start the release that wrote it"
+        "store {location}: it has format {found} and this release reads up to {known}; start the release that wrote it"
     )]
-    Newer {
-        /// Where it is.
-        place: Place,
-        /// Its format.
+    NewerFormat {
+        /// Location of the store.
+        location: StoreLocation,
+        /// Format of the store.
         found: u128,
-        /// The newest format that this release reads.
+        /// Newest format that this release reads.
         known: u128,
     },
-    /// No space is left.
-    #[error("store {place}: the disk is full; free some space, then start again")]
-    Full {
-        /// Where it is.
-        place: Place,
+    /// The disk is full.
+    #[error("store {location}: the disk is full; free some space, then start again")]
+    DiskFull {
+        /// Location of the store.
+        location: StoreLocation,
     },
-    /// The operating system refused.
-    #[error("store {place}: {source}; check that the directory exists, belongs to this user and is writable")]
-    Unreadable {
-        /// Where it is, or the directory that it should be in.
-        place: Place,
-        /// What the system said.
+    /// The operating system reported an error.
+    #[error(
+        "store {location}: {source}; check that the directory exists, belongs to this user and is writable"
+    )]
+    Io {
+        /// Location of the store, or the directory that should contain it.
+        location: StoreLocation,
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// No etcd of the cluster answers.
+    /// No member of the etcd cluster responds.
     #[error(
-        "store {place}: etcd does not answer ({problem}); check its addresses, its certificates, and that a majority runs"
+        "store {location}: etcd is unavailable ({problem}); check its addresses, its certificates, and that a majority runs"
     )]
-    Away {
-        /// Where it is.
-        place: Place,
-        /// What the last attempt ended with.
+    Unavailable {
+        /// Location of the store.
+        location: StoreLocation,
+        /// Outcome of the last attempt.
         problem: String,
     },
-    /// Etcd answers and does not do what was asked, or what it holds is not this store.
-    #[error("store {place}: {problem}")]
+    /// Etcd refused the call, or its keys are not this store.
+    #[error("store {location}: {problem}")]
     Refused {
-        /// Where it is.
-        place: Place,
-        /// What it said, and what to do.
+        /// Location of the store.
+        location: StoreLocation,
+        /// The reason, and what to do.
         problem: String,
     },
 }
@@ -87,56 +89,57 @@ pub enum StoreError {
 /// Why a batch was not acknowledged.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// A key is not as the writer expects. Nothing is written.
+    /// An expectation of the batch does not hold. Nothing is written.
     #[error(transparent)]
     Conflict(#[from] Conflict),
-    /// The batch is out of bounds, or names a key twice. Nothing is written.
+    /// The batch exceeds a bound, or contains a key twice. Nothing is written.
     #[error("the batch is refused: {0}")]
     TooLarge(#[from] Invalid),
-    /// More batches wait than the store takes. Nothing is written.
-    #[error("store {place}: too many writes are waiting; try again in a moment")]
+    /// The write queue is full. Nothing is written.
+    #[error("store {location}: too many writes are queued; retry in a moment")]
     Overloaded {
-        /// Where it is.
-        place: Place,
+        /// Location of the store.
+        location: StoreLocation,
     },
-    /// No space is left. The batch is not acknowledged and never stored in part.
-    #[error("store {place}: the disk is full; free some space and write again")]
-    Full {
-        /// Where it is.
-        place: Place,
+    /// The disk is full. The batch is not acknowledged and never stored in part.
+    #[error("store {location}: the disk is full; free some space and write again")]
+    DiskFull {
+        /// Location of the store.
+        location: StoreLocation,
     },
     /// The disk failed. The batch is not acknowledged and never stored in part.
-    #[error("store {place}: the write failed ({source}); check the disk and write again")]
+    #[error("store {location}: the write failed ({source}); check the disk and write again")]
     Failed {
-        /// Where it is.
-        place: Place,
-        /// What went wrong.
+        /// Location of the store.
+        location: StoreLocation,
+        /// Error of the disk.
         source: io::Error,
     },
-    /// No etcd of the cluster took the batch. Nothing is written.
-    #[error("store {place}: etcd does not answer ({problem}); nothing was written, try again")]
-    Away {
-        /// Where it is.
-        place: Place,
-        /// What the last attempt ended with.
+    /// No member of the etcd cluster accepted the batch. Nothing is written.
+    #[error("store {location}: etcd is unavailable ({problem}); nothing was written, retry")]
+    Unavailable {
+        /// Location of the store.
+        location: StoreLocation,
+        /// Outcome of the last attempt.
         problem: String,
     },
     /// Etcd refused the batch. Nothing is written.
-    #[error("store {place}: {problem}")]
+    #[error("store {location}: {problem}")]
     Refused {
-        /// Where it is.
-        place: Place,
-        /// What it said, and what to do.
+        /// Location of the store.
+        location: StoreLocation,
+        /// The reason, and what to do.
         problem: String,
     },
-    /// The batch was sent and no verdict came back. It is not acknowledged; it is stored whole or not at all.
+    /// The outcome is unknown: the batch was sent and no response came. It is not acknowledged; it is stored whole or
+    /// not at all.
     #[error(
-        "store {place}: no answer to a write ({problem}); it may have been carried out: read before writing it again"
+        "store {location}: no response to a write ({problem}); it may have been applied: read before retrying it"
     )]
     Unknown {
-        /// Where it is.
-        place: Place,
-        /// How the answer was lost.
+        /// Location of the store.
+        location: StoreLocation,
+        /// How the response was lost.
         problem: String,
     },
 }

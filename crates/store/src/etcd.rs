@@ -1,25 +1,25 @@
-//! The store in an etcd cluster: for those who outgrow one machine, or want several control planes.
+//! The store in one etcd cluster: outlives a machine and serves several control planes.
 //!
-//! The number of a revision is etcd's own, so that every control plane of a cluster counts alike. A batch is one
-//! transaction; what anybody commits comes back through one watch. Numbers of our own were rejected: they would be a key
-//! that every batch has to expect, and of two writers at once one would always have to try again.
+//! Revisions are etcd's own, so that every control plane of a cluster counts alike. A batch is one transaction, and
+//! commits of all writers are received through one watch. Revisions counted by Fairmesh were rejected: they would be a
+//! key that every batch has to expect, so that of two concurrent writers one would always have to retry.
 
+mod call_error;
 mod client;
 mod config;
 mod connect;
-mod failure;
-mod follow;
-mod gather;
-mod hold;
 mod layout;
 mod load;
 mod partitioned;
-mod shared;
-mod waiting;
-mod write;
+mod state;
+mod txn;
+mod watch_assembler;
+mod watch_loop;
+mod write_admission;
+mod writer_lease;
 
-/// The messages of etcd, generated from `proto/etcd.proto`.
-// Our lints are for code that people wrote.
+/// Messages of etcd, generated from `proto/etcd.proto`.
+// Lints apply to written code only.
 #[allow(missing_docs, missing_debug_implementations, unreachable_pub, dead_code)]
 #[allow(clippy::all, clippy::too_many_lines, clippy::cognitive_complexity, clippy::disallowed_methods)]
 mod proto {
@@ -44,132 +44,137 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use crate::{BoxFuture, Commits, Loaded, Store, StoreError, WriteError};
-use client::{Again, Client};
+use crate::{BoxFuture, Commits, Store, StoreError, StoreSnapshot, WriteError};
+use client::{Client, RetryPolicy};
 pub use config::{EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls};
-use follow::{follow, read_state};
-use hold::Hold;
-use layout::{Layout, Mark, State};
-pub use partitioned::{PartitionedStore, SplitEvent, SplitWish, is_partitioned};
-use shared::Shared;
+use layout::{Identity, Layout, StoreMeta};
+pub use partitioned::{PartitionedStore, SplitEvent, SplitRequest, is_partitioned};
+use state::EtcdState;
+use watch_loop::{read_meta, watch_commits};
+use writer_lease::WriterLease;
 
-/// What `--max-txn-ops` has to be for every batch to fit: its operations, and one that notes the revision.
+/// Value of `--max-txn-ops` that fits every batch: its operations, and one that records the revision.
 const MAX_TXN_OPS: usize = fairmesh_rib::MAX_OPS + 1;
-/// What `--max-request-bytes` has to be for every batch to fit: keys stand in a transaction up to three times.
+/// Value of `--max-request-bytes` that fits every batch: a transaction contains a key up to three times.
 const MAX_REQUEST_BYTES: usize = 8 << 20;
-/// How long giving a store up may take.
-const FAREWELL: Duration = Duration::from_secs(2);
-/// The one partition of a store in one cluster.
+/// Time limit for releasing the lease on close.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// The only partition of a store in one cluster.
 const PARTITION: u32 = 0;
 
-/// A store in an etcd cluster, which any number of processes may hold. Lives within the tokio runtime that opened it.
+/// A store in an etcd cluster, which any number of processes may open. Lives within the tokio runtime that opened it.
 #[derive(Debug)]
 pub struct EtcdStore {
-    shared: Arc<Shared>,
-    follower: AbortHandle,
-    keeper: OnceLock<Keeper>,
+    shared: Arc<EtcdState>,
+    watcher: AbortHandle,
+    lease_keeper: OnceLock<LeaseKeeper>,
 }
 
-/// The task that renews the lease of a store that is held.
+/// The task that renews the writer lease.
 #[derive(Debug)]
-struct Keeper {
+struct LeaseKeeper {
     task: AbortHandle,
-    /// The lease.
-    lease: Arc<AtomicI64>,
+    /// Current lease.
+    lease_id: Arc<AtomicI64>,
 }
 
 impl EtcdStore {
-    /// Opens the store, and creates it where there is none.
+    /// Opens the store, and creates it if absent.
     ///
     /// # Errors
-    /// [`StoreError`] when no member answers for ten seconds, when etcd denies access, or when the keys below the root
+    /// [`StoreError`] when no member responds for ten seconds, when etcd denies access, or when the keys below the root
     /// are not those of a store of a known format.
     pub async fn open(config: &EtcdConfig) -> Result<Self, StoreError> {
         let (client, layout) = (Client::new(config)?, Layout::new(config.address.root()));
-        let reading = |failure: failure::Failure| failure.reading(&config.address.place());
-        let mut state = read_state(&client, &layout).await.map_err(reading)?;
-        if state.mark.is_none() {
-            let creation = write::creation(&layout, &layout::mark(Mark::Whole(draw(&client)?)));
-            // Twice does no harm: the second finds what the first, or somebody else's, created.
-            client.txn(Again::Always, creation).await.map_err(reading)?;
-            state = read_state(&client, &layout).await.map_err(reading)?;
+        let store_error =
+            |failure: call_error::CallError| failure.into_store_error(&config.address.location());
+        let mut meta = read_meta(&client, &layout).await.map_err(store_error)?;
+        if meta.identity.is_none() {
+            let create =
+                txn::create(&layout, &layout::encode_identity(Identity::SingleCluster(random_id(&client)?)));
+            // Idempotent: the second attempt finds the store that the first attempt or another process created.
+            client.txn(RetryPolicy::Repeatable, create).await.map_err(store_error)?;
+            meta = read_meta(&client, &layout).await.map_err(store_error)?;
         }
-        let State { last, revision, mark, .. } = state;
-        let mark = mark.unwrap_or_default();
-        let id = layout::id_in(&mark, &client.place)?;
-        let shared = Arc::new(Shared::new(client, layout, id, mark, last));
-        let follower = tokio::spawn(follow(shared.clone(), revision + 1)).abort_handle();
-        Ok(Self { shared, follower, keeper: OnceLock::new() })
+        let StoreMeta { last, revision, identity, .. } = meta;
+        let identity = identity.unwrap_or_default();
+        let id = layout::single_cluster_id(&identity, &client.location)?;
+        let shared = Arc::new(EtcdState::new(client, layout, id, identity, last));
+        let watcher = tokio::spawn(watch_commits(shared.clone(), revision + 1)).abort_handle();
+        Ok(Self { shared, watcher, lease_keeper: OnceLock::new() })
     }
 
-    /// Waits until no other process holds the store, and from then on lets only this one write, of those that hold it.
-    /// `who` is for people. It is held for `term` at a time: so long after a death another can take over. To be called
-    /// once, before anything is written.
+    /// Waits until no other process holds the writer lease, and acquires it: from then on only this process writes, of
+    /// those that use leases. `holder` is a name for people. The lease lasts `ttl` after its last renewal, after which
+    /// another process can acquire it. To be called once, before anything is written.
     ///
-    /// When it is lost, as after a pause of more than the term in which another took over, nothing more is written and
-    /// the store is [`broken`](Store::broken).
+    /// When the lease is lost, as after a pause longer than `ttl` in which another process acquired it, nothing more is
+    /// written and the store reports a [`fatal_error`](Store::fatal_error).
     ///
     /// # Errors
     /// As [`EtcdStore::open`].
-    pub async fn hold(&self, who: &str, term: Duration) -> Result<(), StoreError> {
-        let taken = Hold::take(&self.shared, who, term).await;
-        let hold = taken.map_err(|failure| failure.reading(&self.shared.client.place))?;
-        let lease = Arc::new(AtomicI64::new(hold.lease()));
-        let task = tokio::spawn(hold.keep(self.shared.clone(), Arc::clone(&lease))).abort_handle();
-        // Held once already: the newer lease runs out.
-        let _ = self.keeper.set(Keeper { task, lease });
+    pub async fn acquire_writer_lease(&self, holder: &str, ttl: Duration) -> Result<(), StoreError> {
+        let acquired = WriterLease::acquire(&self.shared, holder, ttl).await;
+        let lease = acquired.map_err(|failure| failure.into_store_error(&self.shared.client.location))?;
+        let lease_id = Arc::new(AtomicI64::new(lease.id()));
+        let task = tokio::spawn(lease.keep_alive(self.shared.clone(), Arc::clone(&lease_id))).abort_handle();
+        // On a second call the newer lease expires.
+        let _ = self.lease_keeper.set(LeaseKeeper { task, lease_id });
         Ok(())
     }
 
-    async fn give_up(&self) {
-        let Some(keeper) = self.keeper.get() else { return };
-        keeper.task.abort();
-        let lease = keeper.lease.load(Relaxed);
-        let revoked = timeout(FAREWELL, self.shared.client.revoke(lease)).await;
+    async fn release_lease(&self) {
+        let Some(lease_keeper) = self.lease_keeper.get() else { return };
+        lease_keeper.task.abort();
+        let lease_id = lease_keeper.lease_id.load(Relaxed);
+        let revoked = timeout(CLOSE_TIMEOUT, self.shared.client.revoke(lease_id)).await;
         if !matches!(revoked, Ok(Ok(()))) {
-            tracing::warn!(place = %self.shared.client.place, "the store stays held until the hold runs out");
+            tracing::warn!(location = %self.shared.client.location, "the writer lease could not be revoked and remains until it expires");
         }
     }
 
-    /// Gives the store another id, and answers it: once, after an older copy of etcd's data was put back. Processes that
+    /// Gives the store another id and returns it: once, after an older snapshot of etcd was restored. Processes that
     /// have the store open end.
     ///
     /// # Errors
-    /// As [`EtcdStore::open`]; a store that is not there is an error too.
+    /// As [`EtcdStore::open`]; a missing store is an error too.
     pub async fn renew_id(config: &EtcdConfig) -> Result<StoreId, StoreError> {
         let (client, layout) = (Client::new(config)?, Layout::new(config.address.root()));
-        let reading = |failure: failure::Failure| failure.reading(&config.address.place());
-        let refused =
-            |problem: &str| StoreError::Refused { place: config.address.place(), problem: problem.into() };
-        let state = read_state(&client, &layout).await.map_err(reading)?;
-        let before = state.mark.ok_or_else(|| refused("there is no store; leave --new-store-id out"))?;
-        layout::id_in(&before, &client.place)?;
-        let id = draw(&client)?;
-        let renewal = write::renewal(&layout, &before, &layout::mark(Mark::Whole(id)));
-        match client.txn(Again::Unsent, renewal).await.map_err(reading)?.succeeded {
+        let store_error =
+            |failure: call_error::CallError| failure.into_store_error(&config.address.location());
+        let refused = |problem: &str| StoreError::Refused {
+            location: config.address.location(),
+            problem: problem.into(),
+        };
+        let meta = read_meta(&client, &layout).await.map_err(store_error)?;
+        let before = meta.identity.ok_or_else(|| refused("there is no store; leave --new-store-id out"))?;
+        layout::single_cluster_id(&before, &client.location)?;
+        let id = random_id(&client)?;
+        let renew = txn::renew_id(&layout, &before, &layout::encode_identity(Identity::SingleCluster(id)));
+        match client.txn(RetryPolicy::NonRepeatable, renew).await.map_err(store_error)?.succeeded {
             true => Ok(id),
             false => {
-                Err(refused("somebody else gave it a new id at the same time; leave --new-store-id out"))
+                Err(refused("another process gave it a new id at the same time; leave --new-store-id out"))
             }
         }
     }
 
     async fn submit(&self, batch: Batch) -> Result<Revision, WriteError> {
-        let place = || self.shared.client.place.clone();
+        let location = || self.shared.client.location.clone();
         let number = if batch.ops.is_empty() {
-            let state = self.shared.state().await;
-            state.map_err(|failure| failure.writing(&place(), 0, 0))?.last
+            let meta = self.shared.meta().await;
+            meta.map_err(|failure| failure.into_write_error(&location(), 0, 0))?.last
         } else {
             batch.validate()?;
-            let (room, shared) =
-                (self.shared.waiting.room(&batch, &self.shared.client.place)?, self.shared.clone());
-            // A task of its own, so that a caller who leaves does not take the batch back half way.
+            let (permit, shared) =
+                (self.shared.admission.admit(&batch, &self.shared.client.location)?, self.shared.clone());
+            // In a task of its own, so that a cancelled caller does not cancel a write in flight.
             let written = tokio::spawn(async move {
-                let _room = room;
+                let _permit = permit;
                 shared.write(batch).await
             });
             let lost = |ended: tokio::task::JoinError| WriteError::Unknown {
-                place: place(),
+                location: location(),
                 problem: ended.to_string(),
             };
             written.await.map_err(lost)??
@@ -191,40 +196,40 @@ impl Store for EtcdStore {
         Box::pin(self.submit(batch))
     }
 
-    fn load(&self) -> BoxFuture<'_, Result<Loaded, StoreError>> {
+    fn load(&self) -> BoxFuture<'_, Result<StoreSnapshot, StoreError>> {
         Box::pin(load::load(&self.shared))
     }
 
     fn commits(&self, after: u64) -> Commits {
-        self.shared.history.subscribe(after)
+        self.shared.commit_log.subscribe(after)
     }
 
-    fn broken(&self) -> Option<&str> {
-        self.shared.broken()
+    fn fatal_error(&self) -> Option<&str> {
+        self.shared.fatal_error()
     }
 
-    fn held_until(&self) -> Option<watch::Receiver<Instant>> {
-        self.keeper.get().map(|_| self.shared.until.subscribe())
+    fn lease_expiry(&self) -> Option<watch::Receiver<Instant>> {
+        self.lease_keeper.get().map(|_| self.shared.lease_expiry.subscribe())
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
-        Box::pin(self.give_up())
+        Box::pin(self.release_lease())
     }
 }
 
 impl Drop for EtcdStore {
     fn drop(&mut self) {
-        self.follower.abort();
-        if let Some(keeper) = self.keeper.get() {
-            keeper.task.abort();
+        self.watcher.abort();
+        if let Some(lease_keeper) = self.lease_keeper.get() {
+            lease_keeper.task.abort();
         }
-        self.shared.history.close();
+        self.shared.commit_log.close();
     }
 }
 
-fn draw(client: &Client) -> Result<StoreId, StoreError> {
+fn random_id(client: &Client) -> Result<StoreId, StoreError> {
     let mut id = [0; 16];
     let drawn = File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut id));
-    drawn.map_err(|source| StoreError::Unreadable { place: client.place.clone(), source })?;
+    drawn.map_err(|source| StoreError::Io { location: client.location.clone(), source })?;
     Ok(StoreId(u128::from_be_bytes(id)))
 }

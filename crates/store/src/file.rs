@@ -1,11 +1,11 @@
 //! The store of one machine: a redb file and the one thread that writes it.
 
 mod backend;
-mod copy;
 mod format;
 mod lock;
 mod open;
-mod shared;
+mod replica_file;
+mod state;
 mod writer;
 
 use std::{
@@ -20,80 +20,80 @@ use fairmesh_model::{Revision, StoreId};
 use fairmesh_rib::{Batch, Entry};
 use tokio::sync::oneshot;
 
-use crate::{BoxFuture, Commits, Loaded, Store, StoreError, WriteError};
+use crate::{BoxFuture, Commits, Store, StoreError, StoreSnapshot, WriteError};
 pub use backend::OpenBackend;
-pub use copy::{Changes, Copied, CopyFile};
-use shared::Shared;
-use writer::{Queue, Request};
+pub use replica_file::{ReplicaContents, ReplicaFile, ReplicaUpdate};
+use state::FileState;
+use writer::{Queue, WriteRequest};
 
-/// The one partition of a store on one machine.
+/// The only partition of a store on one machine.
 const PARTITION: u32 = 0;
 
-/// A store in one redb file, which this process holds alone. Dropping it waits for the writes under way.
+/// A store in one redb file, locked by this process. Dropping it waits for the writes in flight.
 #[derive(Debug)]
 pub struct RedbStore {
-    shared: Arc<Shared>,
+    shared: Arc<FileState>,
     queue: Option<Queue>,
     writer: Option<JoinHandle<()>>,
 }
 
 impl RedbStore {
-    /// Opens the store at `path`, and creates it (and the directory) where there is none. Blocks on the disk.
+    /// Opens the store at `path`, and creates it (and the directory) if absent. Blocks on the disk.
     ///
-    /// The whole file is verified first, without writing to it. A file beside it, `path` with `.lock` added, keeps
-    /// other processes out.
+    /// The whole file is verified first, without writing to it. A lock file, `path` with `.lock` appended, excludes
+    /// other processes.
     ///
     /// # Errors
-    /// [`StoreError`] when the file is not a sound store of a known format; it is then left as it was.
+    /// [`StoreError`] when the file is not a sound store of a known format; it is unchanged then.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, StoreError> {
         let path = path.into();
-        let lock = lock::take(&path)?;
+        let lock = lock::acquire(&path)?;
         if !path.try_exists().map_err(|e| open::system_error(&path, e))? {
             open::create_file(&path)?;
         }
         let file = path.clone();
         let backend = Box::new(move || backend::of_file(&file));
-        Self::start(Shared::open(path, backend, Some(lock))?)
+        Self::start(FileState::open(path, backend, Some(lock))?)
     }
 
-    /// Gives the store at `path` a new id, and answers it. Blocks on the disk.
+    /// Gives the store at `path` a new id and returns it. Blocks on the disk.
     ///
-    /// To be done once to a copy that is put back, before it is served: readers that saw later revisions of the old id
-    /// would otherwise wait for it to catch up, and then take two histories for one. With a new id they start over.
+    /// To be done once after a backup is restored, before it is served: readers that saw later revisions of the old id
+    /// would otherwise wait for it to catch up, and then mix two histories. With a new id they take a snapshot.
     ///
     /// # Errors
-    /// As [`RedbStore::open`]; a file that is not there is an error too.
+    /// As [`RedbStore::open`]; a missing file is an error too.
     pub fn renew_id(path: impl Into<PathBuf>) -> Result<StoreId, StoreError> {
         let path = path.into();
-        let _lock = lock::take(&path)?;
+        let _lock = lock::acquire(&path)?;
         let file = path.clone();
         let backend: OpenBackend = Box::new(move || backend::of_file(&file));
         open::verify(&path, &backend)?;
         let db = open::writable(&path, &backend)?;
-        format::renew(&db).map_err(|e| open::store_error(&path, e))
+        format::renew_id(&db).map_err(|e| open::store_error(&path, e))
     }
 
-    /// Opens or creates a store on something else than a file, under a name for messages: for crash tests.
+    /// Opens or creates a store on another backend than a file, named `name` in messages: for crash tests.
     #[doc(hidden)]
     pub fn with_backend(name: impl Into<PathBuf>, backend: OpenBackend) -> Result<Self, StoreError> {
         let name = name.into();
         open::create_on(&name, &backend)?;
-        Self::start(Shared::open(name, backend, None)?)
+        Self::start(FileState::open(name, backend, None)?)
     }
 
-    fn start(shared: Shared) -> Result<Self, StoreError> {
+    fn start(shared: FileState) -> Result<Self, StoreError> {
         let shared = Arc::new(shared);
         let (queue, writer) = writer::start(shared.clone())
-            .map_err(|source| StoreError::Unreadable { place: shared.place(), source })?;
+            .map_err(|source| StoreError::Io { location: shared.location(), source })?;
         Ok(Self { shared, queue: Some(queue), writer: Some(writer) })
     }
 
-    /// The file.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.shared.path
     }
 
-    /// The entries of `keys`, by ascending key. For who keeps more than is held in memory.
+    /// The entries of `keys`, by ascending key; for callers whose data exceeds memory.
     ///
     /// # Errors
     /// [`StoreError`] when the file cannot be read.
@@ -106,15 +106,15 @@ impl RedbStore {
 
     async fn submit(&self, batch: Batch) -> Result<Revision, WriteError> {
         if batch.ops.is_empty() {
-            return Ok(self.revision(self.shared.history.newest()));
+            return Ok(self.revision(self.shared.commit_log.newest()));
         }
         batch.validate()?;
         let bytes =
             batch.ops.iter().map(|op| op.key.len() + op.value.as_ref().map_or(0, |value| value.len())).sum();
-        let (answer, verdict) = oneshot::channel();
+        let (response, result) = oneshot::channel();
         let queue = self.queue.as_ref().ok_or_else(|| self.shared.closed())?;
-        queue.push(Request { batch, bytes, answer }, &self.shared)?;
-        let number = verdict.await.map_err(|_| self.shared.closed())??;
+        queue.push(WriteRequest { batch, bytes, response }, &self.shared)?;
+        let number = result.await.map_err(|_| self.shared.closed())??;
         Ok(self.revision(number))
     }
 
@@ -136,36 +136,36 @@ impl Store for RedbStore {
         Box::pin(self.submit(batch))
     }
 
-    fn load(&self) -> BoxFuture<'_, Result<Loaded, StoreError>> {
+    fn load(&self) -> BoxFuture<'_, Result<StoreSnapshot, StoreError>> {
         let shared = self.shared.clone();
         Box::pin(async move {
-            let place = shared.place();
-            tokio::task::spawn_blocking(move || shared.load()).await.unwrap_or_else(|stopped| {
-                Err(StoreError::Unreadable { place, source: io::Error::other(stopped) })
-            })
+            let location = shared.location();
+            tokio::task::spawn_blocking(move || shared.load())
+                .await
+                .unwrap_or_else(|stopped| Err(StoreError::Io { location, source: io::Error::other(stopped) }))
         })
     }
 
     fn commits(&self, after: u64) -> Commits {
-        self.shared.history.subscribe(after)
+        self.shared.commit_log.subscribe(after)
     }
 
     fn verify(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        let shared = self.shared.clone();
+        let state = self.shared.clone();
         Box::pin(async move {
-            let place = shared.place();
-            tokio::task::spawn_blocking(move || shared.verify()).await.unwrap_or_else(|stopped| {
-                Err(StoreError::Unreadable { place, source: io::Error::other(stopped) })
-            })
+            let location = state.location();
+            tokio::task::spawn_blocking(move || state.verify())
+                .await
+                .unwrap_or_else(|stopped| Err(StoreError::Io { location, source: io::Error::other(stopped) }))
         })
     }
 
-    fn failing(&self) -> Option<String> {
-        self.shared.failing()
+    fn write_failure(&self) -> Option<String> {
+        self.shared.write_failure()
     }
 
-    fn broken(&self) -> Option<&str> {
-        self.shared.broken()
+    fn fatal_error(&self) -> Option<&str> {
+        self.shared.fatal_error()
     }
 
     fn disk_bytes(&self) -> u64 {
@@ -175,12 +175,12 @@ impl Store for RedbStore {
 
 impl Drop for RedbStore {
     fn drop(&mut self) {
-        // The writer ends with its queue, and closes the file properly only when it is waited for.
+        // The writer ends with its queue; joining it closes the file properly.
         self.queue.take();
         if let Some(writer) = self.writer.take()
             && writer.join().is_err()
         {
-            tracing::error!(path = %self.shared.path.display(), "the writer of the store had stopped early");
+            tracing::error!(path = %self.shared.path.display(), "the writer thread of the store had ended early");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A store file that cannot be trusted is refused with the way out and left as it is; never taken for an empty one.
+//! A damaged or foreign store file is refused with a hint and unchanged; it is never taken for an empty one.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
@@ -8,7 +8,7 @@ use std::{fs, path::Path};
 use fairmesh_rib::Expect;
 use fairmesh_store::{RedbStore, Store, StoreError};
 use redb::TableDefinition;
-use support::{Dice, batch, put};
+use support::{Random, batch, put};
 
 const ROWS: usize = 400;
 
@@ -31,17 +31,17 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().build().unwrap()
 }
 
-/// The store is refused, says where it lies and what to do, and the file stays as it is.
+/// The store is refused, the error names its path, and the file is unchanged.
 fn refused(path: &Path) -> StoreError {
     let before = fs::read(path).unwrap();
     let refusal = rows(path).unwrap_err();
     assert!(refusal.to_string().contains(path.to_str().unwrap()), "{refusal}");
-    assert_eq!(fs::read(path).unwrap(), before, "a refused file is not touched");
+    assert_eq!(fs::read(path).unwrap(), before, "a refused file is unchanged");
     refusal
 }
 
 #[test]
-fn files_of_others_are_refused() {
+fn foreign_files_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     fs::write(&path, "kind: Service\n".repeat(1000)).unwrap();
@@ -57,7 +57,7 @@ fn files_of_others_are_refused() {
 }
 
 #[test]
-fn a_newer_format_asks_for_the_newer_release() {
+fn a_newer_format_requires_the_newer_release() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     drop(fill(&path));
@@ -67,11 +67,11 @@ fn a_newer_format_asks_for_the_newer_release() {
     transaction.open_table(meta).unwrap().insert("format", 2).unwrap();
     transaction.commit().unwrap();
     drop(database);
-    assert!(matches!(refused(&path), StoreError::Newer { found: 2, known: 1, .. }));
+    assert!(matches!(refused(&path), StoreError::NewerFormat { found: 2, known: 1, .. }));
 }
 
 #[test]
-fn an_empty_or_shortened_file_is_damaged_and_not_new() {
+fn an_empty_or_truncated_file_is_damaged_and_not_new() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     drop(fill(&path));
@@ -89,7 +89,7 @@ fn an_empty_or_shortened_file_is_damaged_and_not_new() {
 }
 
 #[test]
-fn flipped_bytes_are_noticed_or_harmless() {
+fn flipped_bits_are_detected_or_harmless() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     let store = fill(&path);
@@ -97,27 +97,27 @@ fn flipped_bytes_are_noticed_or_harmless() {
     drop(store);
     let closed = fs::read(&path).unwrap();
     let expected = rows(&path).unwrap();
-    let mut dice = Dice::new(5);
+    let mut random = Random::new(5);
     for whole in [closed, killed] {
-        let mut noticed = 0;
+        let mut detected = 0;
         for round in 0..400 {
             // Every byte of the header, then anywhere.
             let at =
-                if round < 320 { round } else { usize::try_from(dice.below(whole.len() as u64)).unwrap() };
+                if round < 320 { round } else { usize::try_from(random.below(whole.len() as u64)).unwrap() };
             let mut damaged = whole.clone();
-            damaged[at] ^= 1 << dice.below(8);
+            damaged[at] ^= 1 << random.below(8);
             fs::write(&path, &damaged).unwrap();
             match rows(&path) {
                 Ok(found) => assert!(found == expected, "byte {at}: other content than was written"),
-                Err(_) => noticed += 1,
+                Err(_) => detected += 1,
             }
         }
-        assert!(noticed > 50, "{noticed}");
+        assert!(detected > 50, "{detected}");
     }
 }
 
 #[test]
-fn a_creation_that_was_cut_short_is_begun_anew() {
+fn an_interrupted_creation_is_started_over() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
     fs::write(folder.path().join("store.new"), "half a header").unwrap();

@@ -1,5 +1,5 @@
-//! What only a store in etcd has to get right: connections that break, members that die, histories that are gone, others
-//! in the same etcd, its bounds, users and certificates.
+//! Behaviour specific to a store in etcd: lost connections, failing members, compacted revisions, foreign keys, limits
+//! of etcd, users and certificates.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
@@ -8,25 +8,25 @@ use std::{path::Path, process::Command, time::Duration};
 
 use fairmesh_rib::{Batch, Commit, Expect, MAX_VALUE_BYTES};
 use fairmesh_store::{
-    Behind, Commits, EtcdConfig, EtcdLogin, EtcdStore, EtcdTls, Store, StoreError, WriteError,
+    Commits, Compacted, EtcdConfig, EtcdLogin, EtcdStore, EtcdTls, Store, StoreError, WriteError,
 };
 use support::{
     batch, delete,
     etcd::Etcd,
     etcd_config,
-    proxy::{Proxy, Way},
+    proxy::{Link, Proxy},
     put,
 };
 use tokio::time::{Instant, timeout};
 
-/// How long anything may take that takes moments.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Time limit of operations that take moments.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 async fn open(members: &[&str], root: &str) -> EtcdStore {
     EtcdStore::open(&etcd_config(members, root)).await.unwrap()
 }
 
-/// Writes a value that nothing else writes, and when the answer is lost looks whether it was written.
+/// Writes a value that is written nowhere else; if the response is lost, checks whether it was written.
 async fn write(store: &EtcdStore, key: &str, value: &'static str) -> u64 {
     loop {
         match store.write(batch([put(key, value, Expect::Any)])).await {
@@ -43,8 +43,8 @@ async fn write(store: &EtcdStore, key: &str, value: &'static str) -> u64 {
     }
 }
 
-async fn next(commits: &mut Commits) -> Result<Option<Commit>, Behind> {
-    timeout(PATIENCE, commits.next()).await.unwrap()
+async fn next(commits: &mut Commits) -> Result<Option<Commit>, Compacted> {
+    timeout(TIMEOUT, commits.next()).await.unwrap()
 }
 
 async fn next_number(commits: &mut Commits) -> u64 {
@@ -56,7 +56,7 @@ fn large() -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn stores_of_one_root_are_one_and_of_two_roots_are_strangers() {
+async fn stores_share_a_root_and_are_isolated_by_different_roots() {
     let etcd = Etcd::start();
     let member = etcd.client();
     let (one, same, other) =
@@ -69,7 +69,7 @@ async fn stores_of_one_root_are_one_and_of_two_roots_are_strangers() {
         write(&other, "/a", value).await;
     }
     let second = write(&one, "/b", "2").await;
-    assert!(second > first + 1, "numbers have gaps where others write");
+    assert!(second > first + 1, "revisions have gaps where others write");
     assert_eq!(
         next(&mut seen).await.unwrap().unwrap(),
         batch([put("/a", "1", Expect::Any)]).into_commit(first)
@@ -78,7 +78,7 @@ async fn stores_of_one_root_are_one_and_of_two_roots_are_strangers() {
     for value in ["x", "y", "z"] {
         write(&other, "/a", value).await;
     }
-    assert_eq!(same.write(Batch::default()).await.unwrap().number, second, "what others write is not ours");
+    assert_eq!(same.write(Batch::default()).await.unwrap().number, second, "foreign writes do not count");
     assert_eq!(same.load().await.unwrap().0, second);
     let stale = one.write(batch([put("/b", "3", Expect::Revision(first))])).await;
     let Err(WriteError::Conflict(conflict)) = stale else { panic!("{stale:?}") };
@@ -86,18 +86,18 @@ async fn stores_of_one_root_are_one_and_of_two_roots_are_strangers() {
 }
 
 #[tokio::test]
-async fn a_member_that_dies_and_returns_loses_and_repeats_nothing() {
+async fn a_restarted_member_loses_and_repeats_no_commit() {
     let mut etcd = Etcd::start();
     let store = std::sync::Arc::new(open(&["127.0.0.1:1", &etcd.client()], "").await);
     let mut commits = store.commits(0);
-    assert!(commits.next().await.is_err(), "the store's own beginning is nobody's commit");
+    assert!(commits.next().await.is_err(), "the creation of the store is not a commit");
     let mut commits = store.commits(store.load().await.unwrap().0);
     for round in ["1", "2", "3"] {
         let before = write(&store, "/a", round).await;
         assert_eq!(next_number(&mut commits).await, before);
         etcd.kill();
         let writer = store.clone();
-        // Nobody takes it, so it waits for the member to return.
+        // No member accepts it, so it waits for the member to return.
         let waiting = tokio::spawn(async move { write(&writer, "/b", round).await });
         tokio::task::yield_now().await;
         etcd.restart();
@@ -105,23 +105,23 @@ async fn a_member_that_dies_and_returns_loses_and_repeats_nothing() {
         let after = write(&store, "/c", round).await;
         assert_eq!((next_number(&mut commits).await, next_number(&mut commits).await), (during, after));
     }
-    assert_eq!(store.broken(), None);
+    assert_eq!(store.fatal_error(), None);
 }
 
 #[tokio::test]
-async fn commits_of_a_time_without_connection_arrive_whole_in_parts() {
+async fn commits_made_during_a_disconnect_arrive_complete_in_fragments() {
     let etcd = Etcd::start();
     let proxy = Proxy::to(etcd.client()).await;
     let (cut, direct) = (open(&[&proxy.address], "").await, open(&[&etcd.client()], "").await);
     let mut commits = cut.commits(cut.load().await.unwrap().0);
-    proxy.set(Way::Cut);
+    proxy.set(Link::Cut);
     let mut expected = Vec::new();
     for round in 0..6 {
         let ops = (0..5).map(|i| put(format!("/{round}/{i}"), large(), Expect::Absent));
         let batch = batch(ops);
         expected.push(batch.clone().into_commit(direct.write(batch).await.unwrap().number));
     }
-    proxy.set(Way::Open);
+    proxy.set(Link::Open);
     for expected in expected {
         let commit = next(&mut commits).await.unwrap().unwrap();
         assert!(commit == expected, "revision {} instead of {}", commit.revision, expected.revision);
@@ -129,80 +129,80 @@ async fn commits_of_a_time_without_connection_arrive_whole_in_parts() {
 }
 
 #[tokio::test]
-async fn who_slept_through_a_compaction_is_told_to_load_and_then_goes_on() {
+async fn a_watcher_behind_a_compaction_has_to_load_and_then_continues() {
     let etcd = Etcd::start();
     let proxy = Proxy::to(etcd.client()).await;
-    let (sleeper, direct) = (open(&[&proxy.address], "").await, open(&[&etcd.client()], "").await);
-    let loaded = sleeper.load().await.unwrap().0;
-    let mut commits = sleeper.commits(loaded);
-    proxy.set(Way::Cut);
+    let (lagging, direct) = (open(&[&proxy.address], "").await, open(&[&etcd.client()], "").await);
+    let loaded = lagging.load().await.unwrap().0;
+    let mut commits = lagging.commits(loaded);
+    proxy.set(Link::Cut);
     for value in ["1", "2", "3"] {
         write(&direct, "/a", value).await;
     }
     let newest =
         direct.write(batch([delete("/a", Expect::Any), put("/b", "4", Expect::Any)])).await.unwrap().number;
     etcd.post("kv/compaction", &format!("{{\"revision\":{newest}}}"));
-    proxy.set(Way::Open);
+    proxy.set(Link::Open);
 
-    assert_eq!(next(&mut commits).await, Err(Behind { after: loaded, oldest: newest + 1 }));
-    let (revision, entries) = sleeper.load().await.unwrap();
+    assert_eq!(next(&mut commits).await, Err(Compacted { after: loaded, oldest: newest + 1 }));
+    let (revision, entries) = lagging.load().await.unwrap();
     assert_eq!(revision, newest);
     assert_eq!(
         entries.iter().map(|(key, entry)| (&**key, entry.revision)).collect::<Vec<_>>(),
         [("/b", newest)]
     );
-    let mut commits = sleeper.commits(revision);
+    let mut commits = lagging.commits(revision);
     let live = write(&direct, "/c", "5").await;
     assert_eq!(next_number(&mut commits).await, live);
-    assert_eq!(sleeper.broken(), None);
+    assert_eq!(lagging.fatal_error(), None);
 }
 
 #[tokio::test]
-async fn a_compaction_of_what_others_wrote_costs_nobody_a_load() {
+async fn a_compaction_of_foreign_keys_requires_no_load() {
     let etcd = Etcd::start();
     let proxy = Proxy::to(etcd.client()).await;
-    let sleeper = open(&[&proxy.address], "").await;
+    let lagging = open(&[&proxy.address], "").await;
     let (direct, other) = (open(&[&etcd.client()], "").await, open(&[&etcd.client()], "/other").await);
-    let mut commits = sleeper.commits(sleeper.load().await.unwrap().0);
-    proxy.set(Way::Cut);
+    let mut commits = lagging.commits(lagging.load().await.unwrap().0);
+    proxy.set(Link::Cut);
     write(&other, "/a", "1").await;
     let newest = write(&other, "/a", "2").await;
     etcd.post("kv/compaction", &format!("{{\"revision\":{newest}}}"));
-    proxy.set(Way::Open);
+    proxy.set(Link::Open);
     let live = write(&direct, "/c", "5").await;
     assert_eq!(next_number(&mut commits).await, live);
 }
 
 #[tokio::test]
-async fn a_write_whose_answer_is_lost_is_not_acknowledged_and_may_be_there() {
+async fn a_write_whose_response_is_lost_has_an_unknown_outcome() {
     let etcd = Etcd::start();
     let proxy = Proxy::to(etcd.client()).await;
     let (muted, direct) =
         (std::sync::Arc::new(open(&[&proxy.address], "").await), open(&[&etcd.client()], "").await);
     let loaded = direct.load().await.unwrap().0;
     let (mut seen, mut own) = (direct.commits(loaded), muted.commits(loaded));
-    proxy.set(Way::Mute);
+    proxy.set(Link::Mute);
     let writer = muted.clone();
     let waiting = tokio::spawn(async move { writer.write(batch([put("/a", "1", Expect::Absent)])).await });
-    let carried_out = next_number(&mut seen).await;
-    proxy.set(Way::Cut);
-    let refusal = timeout(PATIENCE, waiting).await.unwrap().unwrap().unwrap_err();
+    let applied = next_number(&mut seen).await;
+    proxy.set(Link::Cut);
+    let refusal = timeout(TIMEOUT, waiting).await.unwrap().unwrap().unwrap_err();
     assert!(matches!(refusal, WriteError::Unknown { .. }), "{refusal}");
-    assert!(refusal.to_string().contains("may have been carried out"), "{refusal}");
-    proxy.set(Way::Open);
-    assert_eq!(next_number(&mut own).await, carried_out);
+    assert!(refusal.to_string().contains("may have been applied"), "{refusal}");
+    proxy.set(Link::Open);
+    assert_eq!(next_number(&mut own).await, applied);
     let live = write(&muted, "/b", "2").await;
-    assert_eq!(next_number(&mut own).await, live, "it was written once and is seen once");
+    assert_eq!(next_number(&mut own).await, live, "it was written once and is delivered once");
 }
 
 #[tokio::test]
-async fn a_batch_above_the_bounds_of_etcd_names_the_flag_and_passes_with_it() {
+async fn a_batch_above_the_limits_of_etcd_names_the_flag_and_passes_with_it() {
     let keys = |count: usize, long: usize| {
         batch((0..count).map(move |i| put(format!("/{i:0long$}"), "", Expect::Absent)))
     };
     let etcd = Etcd::start();
     let store = open(&[&etcd.client()], "").await;
-    assert!(store.write(keys(127, 8)).await.is_ok(), "one operation notes the revision");
+    assert!(store.write(keys(127, 8)).await.is_ok(), "one operation records the revision");
     let refusal = store.write(keys(128, 9)).await.unwrap_err().to_string();
     assert!(refusal.contains("--max-txn-ops=10001"), "{refusal}");
 
@@ -221,11 +221,11 @@ async fn a_batch_above_the_bounds_of_etcd_names_the_flag_and_passes_with_it() {
 }
 
 #[tokio::test]
-async fn a_full_etcd_says_how_to_make_room() {
+async fn a_full_etcd_explains_how_to_free_space() {
     let etcd = Etcd::with(&["--quota-backend-bytes=1000000"]);
     let store = open(&[&etcd.client()], "").await;
     let mut refusal = None;
-    // Etcd learns of its size only now and then.
+    // Etcd updates its size only now and then.
     for i in 0..400 {
         refusal = store.write(batch([put(format!("/{i}"), large(), Expect::Any)])).await.err();
         if refusal.is_some() {
@@ -237,7 +237,7 @@ async fn a_full_etcd_says_how_to_make_room() {
 }
 
 #[tokio::test]
-async fn another_store_in_its_place_ends_it_and_is_not_written() {
+async fn a_replaced_store_fails_and_is_not_written() {
     let mut etcd = Etcd::start();
     let store = open(&[&etcd.client()], "").await;
     let mut commits = store.commits(store.load().await.unwrap().0);
@@ -246,7 +246,7 @@ async fn another_store_in_its_place_ends_it_and_is_not_written() {
     assert_ne!(renewed, store.id());
     let refusal = store.write(batch([put("/a", "1", Expect::Any)])).await.unwrap_err().to_string();
     assert!(refusal.contains("another store"), "{refusal}");
-    assert!(store.broken().unwrap().contains("another store"));
+    assert!(store.fatal_error().unwrap().contains("another store"));
     assert_eq!(next(&mut commits).await, Ok(None));
     let store = EtcdStore::open(&config).await.unwrap();
     assert_eq!((store.id(), store.load().await.unwrap().1.len()), (renewed, 0));
@@ -256,13 +256,13 @@ async fn another_store_in_its_place_ends_it_and_is_not_written() {
     etcd.wipe();
     etcd.restart();
     assert_eq!(next(&mut commits).await, Ok(None));
-    assert!(store.broken().unwrap().contains("another store, or none"));
+    assert!(store.fatal_error().unwrap().contains("another store, or none"));
     let nothing = EtcdStore::renew_id(&config).await.unwrap_err().to_string();
     assert!(nothing.contains("leave --new-store-id out"), "{nothing}");
 }
 
 #[tokio::test]
-async fn keys_of_somebody_else_are_refused_and_left_alone() {
+async fn foreign_keys_are_refused_and_unchanged() {
     let etcd = Etcd::start();
     // "/fairmesh/meta/store" = "hello"
     etcd.post("kv/put", r#"{"key":"L2ZhaXJtZXNoL21ldGEvc3RvcmU=","value":"aGVsbG8="}"#);
@@ -270,17 +270,17 @@ async fn keys_of_somebody_else_are_refused_and_left_alone() {
     assert!(refusal.contains("give another root"), "{refusal}");
 }
 
-// With paused time, waiting takes none.
+// With paused time, timeouts take none.
 #[tokio::test(start_paused = true)]
-async fn an_etcd_that_is_not_there_is_named() {
+async fn an_unreachable_etcd_is_named_in_the_error() {
     let refusal = EtcdStore::open(&etcd_config(&["127.0.0.1:1", "127.0.0.1:2"], "/x")).await.unwrap_err();
-    assert!(matches!(refusal, StoreError::Away { .. }), "{refusal}");
+    assert!(matches!(refusal, StoreError::Unavailable { .. }), "{refusal}");
     let text = refusal.to_string();
     assert!(text.contains("etcd://127.0.0.1:1,127.0.0.1:2/x") && text.contains("refused"), "{text}");
 }
 
 #[tokio::test]
-async fn a_user_logs_in_again_when_the_token_is_gone_and_sees_its_root_alone() {
+async fn a_user_logs_in_again_after_its_token_expires_and_accesses_only_its_root() {
     let mut etcd = Etcd::start();
     let login = |user: &str, password: &str, root: &str| EtcdConfig {
         login: Some(EtcdLogin { user: user.into(), password: password.into() }),
@@ -307,7 +307,7 @@ async fn a_user_logs_in_again_when_the_token_is_gone_and_sees_its_root_alone() {
     ] {
         etcd.post(&format!("auth/{path}"), body);
     }
-    assert!(EtcdStore::open(&right).await.is_ok(), "while etcd does not ask for users");
+    assert!(EtcdStore::open(&right).await.is_ok(), "while authentication is disabled");
     etcd.post("auth/enable", "{}");
     for refused in [wrong, astray, nobody] {
         let refusal = EtcdStore::open(&refused).await.unwrap_err().to_string();
@@ -317,7 +317,7 @@ async fn a_user_logs_in_again_when_the_token_is_gone_and_sees_its_root_alone() {
 
     let store = EtcdStore::open(&right).await.unwrap();
     let mut commits = store.commits(store.load().await.unwrap().0);
-    // Etcd keeps tokens in memory: none of before is good afterwards.
+    // Etcd keeps tokens in memory: a restart invalidates them.
     etcd.kill();
     etcd.restart();
     let first = write(&store, "/a", "1").await;
@@ -326,68 +326,71 @@ async fn a_user_logs_in_again_when_the_token_is_gone_and_sees_its_root_alone() {
 }
 
 #[tokio::test]
-async fn whoever_sleeps_past_its_hold_writes_nothing_and_learns_that_another_took_over() {
-    let term = Duration::from_secs(1);
+async fn a_writer_paused_past_its_lease_writes_nothing_and_fails_when_another_took_over() {
+    let ttl = Duration::from_secs(1);
     let etcd = Etcd::start();
     let proxy = Proxy::to(etcd.client()).await;
     let first = open(&[&proxy.address], "").await;
-    first.hold("first", term).await.unwrap();
+    first.acquire_writer_lease("first", ttl).await.unwrap();
     let held = write(&first, "/a", "1").await;
     let second = std::sync::Arc::new(open(&[&etcd.client()], "").await);
     let standby = second.clone();
-    let mut taking = tokio::spawn(async move { standby.hold("second", term).await });
-    // Longer than the term: it is the renewals that keep the other waiting.
-    assert!(timeout(term * 3, &mut taking).await.is_err(), "the first is there");
-    let mut until = first.held_until().unwrap();
-    timeout(PATIENCE, until.wait_for(|until| Instant::now() < *until)).await.unwrap().unwrap();
-    assert_eq!(second.held_until().map(|_| ()), None, "it does not hold anything");
+    let mut taking = tokio::spawn(async move { standby.acquire_writer_lease("second", ttl).await });
+    // Longer than the TTL: only renewals keep the other waiting.
+    assert!(timeout(ttl * 3, &mut taking).await.is_err(), "the first holds the lease");
+    let mut expiry = first.lease_expiry().unwrap();
+    timeout(TIMEOUT, expiry.wait_for(|expiry| Instant::now() < *expiry)).await.unwrap().unwrap();
+    assert_eq!(second.lease_expiry().map(|_| ()), None, "it holds no lease");
 
     let mut ending = first.commits(held);
-    proxy.set(Way::Cut);
-    timeout(PATIENCE, taking).await.unwrap().unwrap().unwrap();
-    assert!(*until.borrow() < Instant::now(), "it knows by itself, before another can take over");
+    proxy.set(Link::Cut);
+    timeout(TIMEOUT, taking).await.unwrap().unwrap().unwrap();
+    assert!(
+        *expiry.borrow() < Instant::now(),
+        "its lease expires by its own clock before another can take over"
+    );
     let taken = write(&second, "/a", "2").await;
     let before = second.load().await.unwrap();
-    proxy.set(Way::Open);
-    // It may have been sent and lost while the way was cut, but never carried out.
+    proxy.set(Link::Open);
+    // It may have been sent and lost while the link was cut, but never applied.
     let late = first.write(batch([put("/a", "late", Expect::Any), put("/b", "late", Expect::Any)])).await;
     assert!(late.is_err(), "{late:?}");
     assert_eq!(second.load().await.unwrap(), before);
     while let Some(commit) = next(&mut ending).await.unwrap() {
-        assert_eq!(commit.revision, taken, "what others write");
+        assert_eq!(commit.revision, taken, "a commit of the other process");
     }
-    assert!(first.broken().unwrap().contains("another process took over"), "{:?}", first.broken());
+    assert!(first.fatal_error().unwrap().contains("another process took over"), "{:?}", first.fatal_error());
 
-    // Given up in order, the store is free at once.
+    // A lease that is released is free at once.
     second.close().await;
     let third = open(&[&etcd.client()], "").await;
-    timeout(PATIENCE, third.hold("third", Duration::from_secs(3600))).await.unwrap().unwrap();
+    timeout(TIMEOUT, third.acquire_writer_lease("third", Duration::from_secs(3600))).await.unwrap().unwrap();
     write(&third, "/a", "3").await;
 }
 
 #[tokio::test]
-async fn a_hold_that_ran_out_while_nobody_else_wrote_is_taken_again() {
+async fn an_expired_lease_is_reacquired_if_no_other_process_wrote() {
     let etcd = Etcd::start();
     let proxy = Proxy::to(etcd.client()).await;
     let store = open(&[&proxy.address], "").await;
-    store.hold("only", Duration::from_secs(1)).await.unwrap();
+    store.acquire_writer_lease("only", Duration::from_secs(1)).await.unwrap();
     write(&store, "/a", "1").await;
     let direct = open(&[&etcd.client()], "").await;
-    proxy.set(Way::Cut);
-    // Nobody holds it once another can take it.
-    direct.hold("other", Duration::from_secs(1)).await.unwrap();
-    let mut until = store.held_until().unwrap();
-    assert!(*until.borrow_and_update() < Instant::now());
+    proxy.set(Link::Cut);
+    // Another process can acquire the lease only once it has expired.
+    direct.acquire_writer_lease("other", Duration::from_secs(1)).await.unwrap();
+    let mut expiry = store.lease_expiry().unwrap();
+    assert!(*expiry.borrow_and_update() < Instant::now());
     direct.close().await;
-    proxy.set(Way::Open);
-    timeout(PATIENCE, until.wait_for(|until| Instant::now() < *until)).await.unwrap().unwrap();
-    let again = timeout(PATIENCE, async {
+    proxy.set(Link::Open);
+    timeout(TIMEOUT, expiry.wait_for(|expiry| Instant::now() < *expiry)).await.unwrap().unwrap();
+    let again = timeout(TIMEOUT, async {
         loop {
             match store.write(batch([put("/a", "2", Expect::Any)])).await {
                 Ok(written) => return written.number,
-                // Until the hold is taken again.
+                // Until the lease is reacquired.
                 Err(refusal) => {
-                    assert_eq!(store.broken(), None, "{refusal}");
+                    assert_eq!(store.fatal_error(), None, "{refusal}");
                     tokio::task::yield_now().await;
                 }
             }
@@ -395,10 +398,10 @@ async fn a_hold_that_ran_out_while_nobody_else_wrote_is_taken_again() {
     });
     let again = again.await.unwrap();
     assert_eq!(store.load().await.unwrap().0, again);
-    assert_eq!(store.broken(), None);
+    assert_eq!(store.fatal_error(), None);
 }
 
-/// Makes an authority and a certificate of it, as `NAME.pem` and `NAME.key`.
+/// Creates a certificate authority and a certificate signed by it, as `NAME.pem` and `NAME.key`.
 fn certificates(folder: &Path, authority: &str, name: &str) {
     let extensions = folder.join("extensions");
     std::fs::write(&extensions, "subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n")
@@ -420,7 +423,7 @@ fn certificates(folder: &Path, authority: &str, name: &str) {
 }
 
 #[tokio::test]
-async fn connections_are_secured_both_ways_by_the_right_authority_only() {
+async fn mutual_tls_accepts_only_the_configured_authority() {
     let folder = tempfile::tempdir().unwrap();
     certificates(folder.path(), "ca", "node");
     certificates(folder.path(), "stranger", "other");
@@ -440,7 +443,7 @@ async fn connections_are_secured_both_ways_by_the_right_authority_only() {
 
     let refused = async |config| EtcdStore::open(&config).await.unwrap_err().to_string();
     let plain = etcd_config(&[&etcd.client()], "");
-    // Each attempt ends at once; it is trying again that takes ten seconds, so all do at the same time.
+    // Each attempt fails at once; retries take ten seconds, so all run concurrently.
     let (stranger, unsigned, nobody, plain) = tokio::join!(
         refused(with("stranger.pem", Some("node"))),
         refused(with("ca.pem", Some("other"))),

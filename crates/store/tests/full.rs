@@ -1,4 +1,4 @@
-//! A disk without space, and one that fails a sync: batches are refused, reads go on, and writes work again later.
+//! A full disk, and one that fails a sync: batches are refused, reads continue, and writes work again later.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
@@ -21,8 +21,8 @@ async fn a_full_disk_refuses_writes_serves_reads_and_recovers() {
     for _ in 0..3 {
         let refusal =
             store.write(batch([put("/a", "2", Expect::Revision(1)), put("/b", "2", Expect::Any)])).await;
-        assert!(matches!(refusal, Err(WriteError::Full { .. })), "{refusal:?}");
-        assert_eq!(store.load().await.unwrap(), before, "reads go on, and nothing is half written");
+        assert!(matches!(refusal, Err(WriteError::DiskFull { .. })), "{refusal:?}");
+        assert_eq!(store.load().await.unwrap(), before, "reads continue, and nothing is half written");
     }
 
     disk.set_full(false);
@@ -35,10 +35,10 @@ async fn a_full_disk_refuses_writes_serves_reads_and_recovers() {
 }
 
 #[tokio::test]
-async fn a_store_on_a_full_disk_is_not_opened_and_says_what_to_do() {
+async fn a_store_on_a_full_disk_is_refused_with_a_hint() {
     let refused = |disk: &Disk| {
         let refusal = disk.open().map(drop).unwrap_err();
-        assert!(matches!(refusal, StoreError::Full { .. }), "{refusal:?}");
+        assert!(matches!(refusal, StoreError::DiskFull { .. }), "{refusal:?}");
         assert_eq!(refusal.to_string(), "store disk: the disk is full; free some space, then start again",);
     };
     let disk = Disk::default();
@@ -56,24 +56,24 @@ async fn a_store_on_a_full_disk_is_not_opened_and_says_what_to_do() {
     assert_eq!(disk.open().unwrap().load().await.unwrap(), before, "nothing is lost by the attempt");
 }
 
-/// What became of a write whose sync failed.
+/// Outcome of a write whose sync failed.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Fate {
-    /// It was there when the file was opened anew, and then acknowledged.
+enum WriteOutcome {
+    /// Found when the file was reopened, and then acknowledged.
     Acknowledged,
-    /// It was refused, since the file could not be opened anew, and was found there later.
+    /// Refused, since the file could not be reopened, and found there later.
     FoundLater,
     Refused,
 }
 
-async fn write_over_failing_syncs(healthy: usize, failures: usize) -> Fate {
+async fn write_over_failing_syncs(healthy: usize, failures: usize) -> WriteOutcome {
     let disk = Disk::default();
     let store = disk.open().unwrap();
     store.write(batch([put("/a", "1", Expect::Absent)])).await.unwrap();
     let mut commits = store.commits(1);
     disk.fail_syncs(healthy, failures);
     let first = store.write(batch([put("/b", "2", Expect::Absent)])).await;
-    assert!(store.load().await.is_ok(), "reads go on");
+    assert!(store.load().await.is_ok(), "reads continue");
     disk.fail_syncs(0, 0);
     let last = store.write(batch([put("/c", "3", Expect::Absent)])).await.unwrap().number;
     for expected in 2..=last {
@@ -85,22 +85,25 @@ async fn write_over_failing_syncs(healthy: usize, failures: usize) -> Fate {
     match (first, last) {
         (Ok(revision), 3) => {
             assert_eq!(revision.number, 2);
-            Fate::Acknowledged
+            WriteOutcome::Acknowledged
         }
-        (Err(WriteError::Failed { .. }), 3) => Fate::FoundLater,
-        (Err(WriteError::Failed { .. }), 2) => Fate::Refused,
+        (Err(WriteError::Failed { .. }), 3) => WriteOutcome::FoundLater,
+        (Err(WriteError::Failed { .. }), 2) => WriteOutcome::Refused,
         other => panic!("{other:?}"),
     }
 }
 
 #[tokio::test]
-async fn after_failed_syncs_what_is_published_and_what_is_stored_agree() {
-    let mut fates = BTreeSet::new();
-    // A commit syncs its pages, then the header; opening anew syncs too.
+async fn after_failed_syncs_published_and_stored_commits_agree() {
+    let mut outcomes = BTreeSet::new();
+    // A commit syncs its pages, then the header; reopening syncs too.
     for healthy in 0..3 {
         for failures in 1..6 {
-            fates.insert(write_over_failing_syncs(healthy, failures).await);
+            outcomes.insert(write_over_failing_syncs(healthy, failures).await);
         }
     }
-    assert_eq!(fates.into_iter().collect::<Vec<_>>(), [Fate::Acknowledged, Fate::FoundLater, Fate::Refused]);
+    assert_eq!(
+        outcomes.into_iter().collect::<Vec<_>>(),
+        [WriteOutcome::Acknowledged, WriteOutcome::FoundLater, WriteOutcome::Refused]
+    );
 }

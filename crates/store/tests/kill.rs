@@ -1,8 +1,8 @@
-//! Kills a process that writes, again and again on the same file, and checks that nothing acknowledged is missing,
-//! nothing is there in part, and no revision is left out.
+//! Kills a writing process again and again on the same file, and checks that no acknowledged batch is missing, none is
+//! stored in part, and no revision is left out.
 //!
-//! The test runs itself as the child. The file that was killed is only read as a copy, so that each child meets it as
-//! its predecessor left it.
+//! The test runs itself as the child. Only a copy of the file is read after a kill, so that each child finds it as its
+//! predecessor left it.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
@@ -18,14 +18,14 @@ use std::{
 
 use fairmesh_store::{RedbStore, Store};
 use support::{
-    Dice,
+    Random,
     workload::{self, Acknowledged, Mark, WRITERS},
 };
 
 const ROUNDS: u64 = 200;
 const CHILD: &str = "FAIRMESH_STORE_KILL_TEST";
-/// How long a child may take for its next acknowledgement before the test gives up on it.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Time limit for the next acknowledgement of a child.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn main() {
     if let Some(path) = env::var_os(CHILD) {
@@ -40,10 +40,10 @@ fn main() {
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
-    let mut dice = Dice::new(7);
+    let mut random = Random::new(7);
     let mut acknowledged = Vec::new();
     for round in 0..ROUNDS {
-        run_and_kill(&path, &mut dice, &mut acknowledged);
+        run_and_kill(&path, &mut random, &mut acknowledged);
         let copy = folder.path().join(format!("copy-{round}"));
         fs::copy(&path, &copy).unwrap();
         let loaded = load(&copy);
@@ -56,7 +56,7 @@ fn main() {
     println!("test result: ok. 1 passed; 0 failed");
 }
 
-fn load(path: &Path) -> fairmesh_store::Loaded {
+fn load(path: &Path) -> fairmesh_store::StoreSnapshot {
     let store = RedbStore::open(path).unwrap();
     runtime().block_on(store.load()).unwrap()
 }
@@ -65,8 +65,8 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().build().unwrap()
 }
 
-/// Starts a child, kills it a moment after some number of acknowledgements, and notes all that it managed to report.
-fn run_and_kill(path: &Path, dice: &mut Dice, acknowledged: &mut Vec<Acknowledged>) {
+/// Starts a child, kills it shortly after a random number of acknowledgements, and records all that it reported.
+fn run_and_kill(path: &Path, random: &mut Random, acknowledged: &mut Vec<Acknowledged>) {
     let mut child = Reaped(
         Command::new(env::current_exe().unwrap()).env(CHILD, path).stdout(Stdio::piped()).spawn().unwrap(),
     );
@@ -74,18 +74,18 @@ fn run_and_kill(path: &Path, dice: &mut Dice, acknowledged: &mut Vec<Acknowledge
     let lines = BufReader::new(child.0.stdout.take().unwrap()).lines();
     let reader = std::thread::spawn(move || {
         for line in lines.map_while(Result::ok) {
-            // A line cut short by the kill is no acknowledgement: nobody could have read it.
+            // A line truncated by the kill is no acknowledgement.
             let numbers: Vec<u64> = line.split(' ').map_while(|number| number.parse().ok()).collect();
             if let [writer, number, revision, 0] = numbers[..] {
                 report.send(Acknowledged { writer, number, revision }).unwrap();
             }
         }
     });
-    for _ in 0..dice.below(40) {
-        acknowledged.push(reports.recv_timeout(PATIENCE).expect("the child writes"));
+    for _ in 0..random.below(40) {
+        acknowledged.push(reports.recv_timeout(TIMEOUT).expect("the child writes"));
     }
-    // Not to wait for anything: to hit another point of the next write each time.
-    std::thread::sleep(Duration::from_micros(dice.below(4000)));
+    // Not a wait for a condition: kills at another point of the next write each time.
+    std::thread::sleep(Duration::from_micros(random.below(4000)));
     child.0.kill().unwrap();
     child.0.wait().unwrap();
     reader.join().unwrap();
@@ -101,7 +101,7 @@ impl Drop for Reaped {
     }
 }
 
-/// Writes without end and says on its standard output what was acknowledged.
+/// Writes endlessly and prints acknowledgements to standard output.
 fn child(path: PathBuf) {
     let store = Arc::new(RedbStore::open(path).unwrap());
     runtime().block_on(async move {

@@ -1,4 +1,5 @@
-//! A database that panics in the middle of a write: nothing waits for ever, everybody learns why, and the file is sound.
+//! A database that panics in the middle of a write: no caller waits forever, each gets the reason, and the file is
+//! sound.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
@@ -8,12 +9,12 @@ use fairmesh_store::Store;
 use support::{batch, disk::Disk, put};
 
 #[tokio::test]
-async fn a_writer_that_breaks_down_ends_the_store_and_keeps_what_was_acknowledged() {
+async fn a_panicking_writer_ends_the_store_and_keeps_acknowledged_batches() {
     let disk = Disk::default();
     let store = disk.open().unwrap();
     store.write(batch([put("/a", "1", Expect::Absent)])).await.unwrap();
     let mut commits = store.commits(0);
-    assert_eq!(store.broken(), None);
+    assert_eq!(store.fatal_error(), None);
 
     disk.set_panics(true);
     for _ in 0..2 {
@@ -21,9 +22,9 @@ async fn a_writer_that_breaks_down_ends_the_store_and_keeps_what_was_acknowledge
         assert!(refusal.contains("page 7 is not where it should be"), "{refusal}");
         assert!(refusal.contains("start the process again"), "{refusal}");
     }
-    assert!(store.broken().unwrap().contains("broke down"));
+    assert!(store.fatal_error().unwrap().contains("panicked"));
     assert_eq!(commits.next().await.unwrap().unwrap().revision, 1);
-    assert_eq!(commits.next().await.unwrap(), None, "whoever follows the store learns that it is over");
+    assert_eq!(commits.next().await.unwrap(), None, "subscriptions end");
 
     disk.set_panics(false);
     drop(store);

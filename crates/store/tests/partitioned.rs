@@ -1,5 +1,5 @@
-//! What only a store over several clusters has to get right: parts that do not answer while others do, batches over
-//! several, takeovers in the middle of either, and services that move while they are written.
+//! Behaviour specific to a partitioned store: unresponsive partitions, batches over several, takeovers in the middle of
+//! either, and moves under concurrent writes.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
@@ -15,13 +15,13 @@ use std::{
 
 use fairmesh_rib::{Commit, Expect};
 use fairmesh_store::{
-    Behind, Commits, EtcdStore, PartitionedStore, SplitEvent, SplitWish, Store, StoreError, WriteError,
+    Commits, Compacted, EtcdStore, PartitionedStore, SplitEvent, SplitRequest, Store, StoreError, WriteError,
 };
 use support::{
     batch, delete,
     etcd::Etcd,
     etcd_config,
-    proxy::{Proxy, Way},
+    proxy::{Link, Proxy},
     put,
 };
 use tokio::{
@@ -31,51 +31,51 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-/// How long anything may take that takes moments.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// How long the store of a process that was killed stays held.
-const TERM: Duration = Duration::from_secs(2);
+/// Time limit of operations that take moments.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// TTL of the writer lease, and how long it outlives a killed process.
+const LEASE_TTL: Duration = Duration::from_secs(2);
 
 async fn open(home: &str) -> PartitionedStore {
-    PartitionedStore::open(&etcd_config(&[home], ""), "the test", TERM).await.unwrap()
+    PartitionedStore::open(&etcd_config(&[home], ""), "the test", LEASE_TTL).await.unwrap()
 }
 
-/// Moves services to the cluster at `into`; none named is half of all.
+/// Moves services to the cluster at `into`; none named moves half of all.
 async fn split(
     store: &PartitionedStore,
     into: &str,
     services: &[&str],
 ) -> Result<Vec<SplitEvent>, StoreError> {
-    let wish = SplitWish {
+    let wish = SplitRequest {
         into: etcd_config(&[into], "").address,
         services: services.iter().map(|&service| service.to_owned()).collect(),
         dry_run: false,
     };
-    let (told, mut heard) = mpsc::channel(1);
+    let (progress, mut receiver) = mpsc::channel(1);
     let listening = async {
         let mut events = Vec::new();
-        while let Some(event) = heard.recv().await {
+        while let Some(event) = receiver.recv().await {
             events.push(event);
         }
         events
     };
     let (ended, events) =
-        timeout(PATIENCE, async { tokio::join!(store.split(wish, told), listening) }).await.unwrap();
+        timeout(TIMEOUT, async { tokio::join!(store.split(wish, progress), listening) }).await.unwrap();
     ended.map(|()| events)
 }
 
-/// The declaration of a service.
+/// Key of a service declaration.
 fn key(service: &str) -> String {
     format!("/t/shop/services/{service}")
 }
 
 async fn write(store: &PartitionedStore, service: &str, value: &str) -> u64 {
     let written = store.write(batch([put(key(service), value.to_owned(), Expect::Any)]));
-    timeout(PATIENCE, written).await.unwrap().unwrap().number
+    timeout(TIMEOUT, written).await.unwrap().unwrap().number
 }
 
-async fn next(commits: &mut Commits) -> Result<Option<Commit>, Behind> {
-    timeout(PATIENCE, commits.next()).await.unwrap()
+async fn next(commits: &mut Commits) -> Result<Option<Commit>, Compacted> {
+    timeout(TIMEOUT, commits.next()).await.unwrap()
 }
 
 type Rows = BTreeMap<String, (String, u64)>;
@@ -88,11 +88,11 @@ async fn rows(store: &PartitionedStore) -> (u64, Rows) {
         .into_iter()
         .map(|(key, entry)| (key.to_string(), row(&entry.value, entry.revision)))
         .collect();
-    assert_eq!(rows.len(), count, "a record lies in two parts");
+    assert_eq!(rows.len(), count, "a record is in two partitions");
     (newest, rows)
 }
 
-/// Does what a commit says.
+/// Applies a commit.
 fn apply(rows: &mut Rows, commit: Commit) {
     for (key, value) in commit.changes {
         match value {
@@ -106,7 +106,7 @@ fn apply(rows: &mut Rows, commit: Commit) {
     }
 }
 
-/// Reads commits up to a revision, each of which has to be newer than the one before.
+/// Reads commits up to a revision, each newer than the one before.
 async fn follow(commits: &mut Commits, rows: &mut Rows, (mut at, until): (u64, u64)) -> BTreeSet<u64> {
     let mut numbers = BTreeSet::new();
     while at < until {
@@ -119,7 +119,7 @@ async fn follow(commits: &mut Commits, rows: &mut Rows, (mut at, until): (u64, u
     numbers
 }
 
-/// Writes a few services of its own, and answers the numbers.
+/// Writes services of its own until stopped, and returns the revisions.
 async fn keep_writing(store: Arc<PartitionedStore>, stop: Arc<AtomicBool>, writer: u32) -> Vec<u64> {
     let mut numbers = Vec::new();
     for round in 0.. {
@@ -128,7 +128,7 @@ async fn keep_writing(store: Arc<PartitionedStore>, stop: Arc<AtomicBool>, write
         }
         let service = |i: u32| key(&format!("s{}", writer * 25 + (round + i) % 25));
         let value = format!("{writer}/{round}");
-        // Some write two services at once, which may lie in two parts, and some take one away.
+        // Some batches write two services, which may be in two partitions, and some delete one.
         let ops = match round % 4 {
             0 => vec![put(service(0), value.clone(), Expect::Any), put(service(7), value, Expect::Any)],
             1 => vec![delete(service(3), Expect::Any)],
@@ -140,7 +140,7 @@ async fn keep_writing(store: Arc<PartitionedStore>, stop: Arc<AtomicBool>, write
 }
 
 #[tokio::test]
-async fn services_that_move_under_steady_writers_lose_and_repeat_nothing_for_who_watches() {
+async fn moving_services_under_steady_writes_loses_and_repeats_no_commit() {
     let (home, first, second) = (Etcd::start(), Etcd::start(), Etcd::start());
     let store = Arc::new(open(&home.client()).await);
     let (began, mut seen) = rows(&store).await;
@@ -155,7 +155,7 @@ async fn services_that_move_under_steady_writers_lose_and_repeat_nothing_for_who
     }
     let half = split(&store, &first.client(), &[]).await.unwrap();
     let named = split(&store, &second.client(), &["shop/s1", "shop/s2"]).await;
-    // They may have come to lie apart, which is refused.
+    // They may be in different partitions by now, which is refused.
     if named.is_err() {
         split(&store, &second.client(), &["shop/s1"]).await.unwrap();
     }
@@ -177,10 +177,10 @@ async fn services_that_move_under_steady_writers_lose_and_repeat_nothing_for_who
     store.close().await;
     drop(store);
     let store = open(&home.client()).await;
-    assert_eq!(rows(&store).await, (newest, seen), "readers go on where they were");
+    assert_eq!(rows(&store).await, (newest, seen), "readers continue");
 }
 
-/// A store in a runtime of its own, which can end at any moment as a process does.
+/// A store in a runtime of its own, which can be killed at any moment like a process.
 struct Process {
     runtime: Runtime,
     store: Arc<PartitionedStore>,
@@ -191,7 +191,7 @@ impl Process {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let home = home.to_owned();
         let store = runtime.spawn(async move { open(&home).await });
-        let store = Arc::new(timeout(PATIENCE, store).await.unwrap().unwrap());
+        let store = Arc::new(timeout(TIMEOUT, store).await.unwrap().unwrap());
         Self { runtime, store }
     }
 
@@ -200,28 +200,28 @@ impl Process {
     }
 }
 
-/// How many keys an etcd has from one key to another, both in base64.
+/// Number of keys of an etcd in a range, both ends in base64.
 fn count(etcd: &Etcd, from: &str, until: &str) -> usize {
     let ask = format!(r#"{{"key":"{from}","range_end":"{until}","count_only":true}}"#);
-    let answer = etcd.post("kv/range", &ask);
-    let Some((_, rest)) = answer.split_once(r#""count":""#) else { return 0 };
+    let response = etcd.post("kv/range", &ask);
+    let Some((_, rest)) = response.split_once(r#""count":""#) else { return 0 };
     rest.split_once('"').unwrap().0.parse().unwrap()
 }
 
-/// How many records it has, of whatever part.
+/// Number of records of any partition.
 fn records(etcd: &Etcd) -> usize {
     // From "/fairmesh/records/" to "/fairmesh/records0".
     count(etcd, "L2ZhaXJtZXNoL3JlY29yZHMv", "L2ZhaXJtZXNoL3JlY29yZHMw")
 }
 
-/// How many batches it knows of that are not carried out everywhere.
+/// Number of intents: committed batches that are not applied everywhere.
 fn intents(etcd: &Etcd) -> usize {
     // From "/fairmesh/meta/intent/" to "/fairmesh/meta/intent0".
     count(etcd, "L2ZhaXJtZXNoL21ldGEvaW50ZW50Lw==", "L2ZhaXJtZXNoL21ldGEvaW50ZW50MA==")
 }
 
 #[tokio::test]
-async fn a_process_killed_anywhere_in_a_move_leaves_every_record_and_the_next_begins_anew() {
+async fn a_process_killed_at_any_stage_of_a_move_leaves_every_record_and_the_next_can_repeat_it() {
     let (home, part) = (Etcd::start(), Etcd::start());
     let process = Process::start(&home.client()).await;
     for service in 0..300 {
@@ -234,27 +234,27 @@ async fn a_process_killed_anywhere_in_a_move_leaves_every_record_and_the_next_be
         let last = acknowledged.clone();
         process.runtime.spawn(async move {
             for value in 1.. {
-                // Both change together, wherever they lie.
+                // Both change together, in whichever partitions they are.
                 let both =
                     ["a", "b"].map(|service| put(key(service), format!("{events}{value:06}"), Expect::Any));
                 written.write(batch(both)).await.unwrap();
                 last.store(value, Relaxed);
             }
         });
-        let (told, mut heard) = mpsc::channel(1);
+        let (progress, mut receiver) = mpsc::channel(1);
         let (store, into) = (process.store.clone(), etcd_config(&[&part.client()], "").address);
         process.runtime.spawn(async move {
-            let wish = SplitWish { into, services: Vec::new(), dry_run: false };
-            store.split(wish, told).await
+            let wish = SplitRequest { into, services: Vec::new(), dry_run: false };
+            store.split(wish, progress).await
         });
         for _ in 0..events {
-            timeout(PATIENCE, heard.recv()).await.unwrap();
+            timeout(TIMEOUT, receiver.recv()).await.unwrap();
         }
         process.kill();
 
         let store = open(&home.client()).await;
         let (newest, held) = rows(&store).await;
-        assert_eq!(held.len(), 302, "killed after {events} words of progress");
+        assert_eq!(held.len(), 302, "killed after {events} progress events");
         let (a, b) = (&held[&key("a")], &held[&key("b")]);
         assert_eq!(a.0, b.0, "half a batch is there");
         let last: u64 = a.0[1..].parse().unwrap();
@@ -267,28 +267,28 @@ async fn a_process_killed_anywhere_in_a_move_leaves_every_record_and_the_next_be
     let before = rows(&store).await;
     split(&store, &part.client(), &[]).await.unwrap();
     assert_eq!(rows(&store).await, before);
-    assert_eq!(records(&home) + records(&part), before.1.len(), "nothing is left behind");
+    assert_eq!(records(&home) + records(&part), before.1.len(), "no leftovers");
 }
 
-/// A store whose service "far" lies behind a way that can be cut; "near" lies at home.
-async fn apart(home: &Etcd, part: &Etcd) -> (PartitionedStore, Proxy) {
-    let way = Proxy::to(part.client()).await;
+/// A store whose service "far" is behind a link that can be cut; "near" is in the home.
+async fn partitioned_store(home: &Etcd, part: &Etcd) -> (PartitionedStore, Proxy) {
+    let link = Proxy::to(part.client()).await;
     let store = open(&home.client()).await;
     write(&store, "near", "0").await;
     write(&store, "far", "0").await;
-    split(&store, &way.address, &["shop/far"]).await.unwrap();
-    (store, way)
+    split(&store, &link.address, &["shop/far"]).await.unwrap();
+    (store, link)
 }
 
 #[tokio::test]
-async fn a_part_that_does_not_answer_holds_nobody_else_up_and_what_it_took_is_told_later() {
+async fn an_unresponsive_partition_blocks_no_other_and_its_writes_are_published_later() {
     let (home, part) = (Etcd::start(), Etcd::start());
-    let (store, way) = apart(&home, &part).await;
+    let (store, link) = partitioned_store(&home, &part).await;
     let store = Arc::new(store);
     let (began, mut seen) = rows(&store).await;
     let mut commits = store.commits(began);
-    way.set(Way::Mute);
-    let (before, writer) = (counted(&part), store.clone());
+    link.set(Link::Mute);
+    let (before, writer) = (etcd_revision(&part), store.clone());
     let stuck = tokio::spawn(async move { write(&writer, "far", "1").await });
     for value in ["1", "2", "3"] {
         let near = write(&store, "near", value).await;
@@ -296,19 +296,19 @@ async fn a_part_that_does_not_answer_holds_nobody_else_up_and_what_it_took_is_to
         assert_eq!(commit, batch([put(key("near"), value, Expect::Any)]).into_commit(near));
         apply(&mut seen, commit);
     }
-    until(|| counted(&part) != before).await;
-    way.set(Way::Cut);
+    until(|| etcd_revision(&part) != before).await;
+    link.set(Link::Cut);
     let near = write(&store, "near", "4").await;
-    way.set(Way::Open);
+    link.set(Link::Open);
     let commit = next(&mut commits).await.unwrap().unwrap();
     assert_eq!(commit.revision, near);
     apply(&mut seen, commit);
-    let late = timeout(PATIENCE, stuck).await.unwrap().unwrap();
+    let late = timeout(TIMEOUT, stuck).await.unwrap().unwrap();
     let commit = next(&mut commits).await.unwrap().unwrap();
     assert_eq!(
         commit,
         batch([put(key("far"), "1", Expect::Any)]).into_commit(late),
-        "once, under a new number"
+        "once, under a new revision"
     );
     apply(&mut seen, commit);
     assert_eq!(rows(&store).await, (late, seen));
@@ -316,27 +316,27 @@ async fn a_part_that_does_not_answer_holds_nobody_else_up_and_what_it_took_is_to
     assert_eq!(next(&mut commits).await.unwrap().unwrap().revision, again.number);
 }
 
-/// Waits for something to be so.
+/// Waits for a condition.
 async fn until(mut holds: impl FnMut() -> bool) {
     let waiting = async {
         while !holds() {
             tokio::task::yield_now().await;
         }
     };
-    timeout(PATIENCE, waiting).await.unwrap();
+    timeout(TIMEOUT, waiting).await.unwrap();
 }
 
-/// What an etcd counts.
-fn counted(etcd: &Etcd) -> u64 {
-    let answer = etcd.post("maintenance/status", "{}");
-    let (_, rest) = answer.split_once(r#""revision":""#).unwrap();
+/// Revision of an etcd.
+fn etcd_revision(etcd: &Etcd) -> u64 {
+    let response = etcd.post("maintenance/status", "{}");
+    let (_, rest) = response.split_once(r#""revision":""#).unwrap();
     rest.split_once('"').unwrap().0.parse().unwrap()
 }
 
 #[tokio::test]
-async fn parts_go_on_without_the_home_and_the_home_is_written_again_when_it_is_back() {
+async fn partitions_are_written_without_the_home_and_the_home_again_when_it_returns() {
     let (mut home, part) = (Etcd::start(), Etcd::start());
-    let (store, _way) = apart(&home, &part).await;
+    let (store, _way) = partitioned_store(&home, &part).await;
     let (began, mut seen) = rows(&store).await;
     let mut commits = store.commits(began);
     home.kill();
@@ -346,15 +346,15 @@ async fn parts_go_on_without_the_home_and_the_home_is_written_again_when_it_is_b
         assert_eq!(seen[&key("far")], (value.into(), far));
     }
     let refusal = store.write(batch([put(key("near"), "lost", Expect::Any)])).await.unwrap_err();
-    assert!(matches!(refusal, WriteError::Away { .. }), "{refusal}");
+    assert!(matches!(refusal, WriteError::Unavailable { .. }), "{refusal}");
     home.restart();
     let both = || batch(["near", "far"].map(|service| put(key(service), "both", Expect::Any)));
-    // It may have to be held anew first.
-    let written = timeout(PATIENCE, async {
+    // The lease may have to be reacquired first.
+    let written = timeout(TIMEOUT, async {
         loop {
             match store.write(both()).await {
                 Ok(written) => return written.number,
-                Err(refusal) => assert_eq!(store.broken(), None, "{refusal}"),
+                Err(refusal) => assert_eq!(store.fatal_error(), None, "{refusal}"),
             }
             tokio::task::yield_now().await;
         }
@@ -366,47 +366,47 @@ async fn parts_go_on_without_the_home_and_the_home_is_written_again_when_it_is_b
 }
 
 #[tokio::test]
-async fn readers_of_what_was_told_without_a_part_are_told_to_load_by_the_next_process() {
+async fn readers_of_commits_published_without_a_partition_have_to_load_from_the_next_process() {
     let (home, part) = (Etcd::start(), Etcd::start());
-    let (store, way) = apart(&home, &part).await;
+    let (store, link) = partitioned_store(&home, &part).await;
     store.close().await;
     drop(store);
     let process = Process::start(&home.client()).await;
     let (began, _) = rows(&process.store).await;
     let mut commits = process.store.commits(began);
-    way.set(Way::Mute);
-    let (before, writer) = (counted(&part), process.store.clone());
+    link.set(Link::Mute);
+    let (before, writer) = (etcd_revision(&part), process.store.clone());
     process.runtime.spawn(async move { write(&writer, "far", "1").await });
-    until(|| counted(&part) != before).await;
+    until(|| etcd_revision(&part) != before).await;
     let told = write(&process.store, "near", "1").await;
     assert_eq!(next(&mut commits).await.unwrap().unwrap().revision, told);
     process.kill();
-    way.set(Way::Cut);
-    way.set(Way::Open);
+    link.set(Link::Cut);
+    link.set(Link::Open);
 
     let store = open(&home.client()).await;
     let (newest, held) = rows(&store).await;
-    assert!(newest > told, "who stands at {told} lacks a record");
-    assert!(matches!(next(&mut store.commits(told)).await, Err(Behind { .. })));
+    assert!(newest > told, "a reader at {told} lacks a record");
+    assert!(matches!(next(&mut store.commits(told)).await, Err(Compacted { .. })));
     let value = |service: &str| held[&key(service)].0.clone();
     assert_eq!((value("far"), value("near")), ("1".into(), "1".into()));
-    assert!(held[&key("far")].1 < told, "it was the earlier one");
+    assert!(held[&key("far")].1 < told, "it has the earlier revision");
     store.close().await;
     drop(store);
     let store = open(&home.client()).await;
-    assert_eq!(store.load().await.unwrap().0, newest, "it is said once");
+    assert_eq!(store.load().await.unwrap().0, newest, "the gap is cleared once");
 }
 
 #[tokio::test]
-async fn a_batch_over_several_parts_that_was_committed_is_carried_out_by_the_next_process() {
+async fn a_committed_multi_partition_batch_is_completed_by_the_next_process() {
     let (home, part) = (Etcd::start(), Etcd::start());
-    let (store, _way) = apart(&home, &part).await;
+    let (store, _way) = partitioned_store(&home, &part).await;
     store.close().await;
     drop(store);
-    let way = Proxy::to(home.client()).await;
-    let process = Process::start(&way.address).await;
+    let link = Proxy::to(home.client()).await;
+    let process = Process::start(&link.address).await;
     let (began, _) = rows(&process.store).await;
-    way.set(Way::Mute);
+    link.set(Link::Mute);
     let writer = process.store.clone();
     process.runtime.spawn(async move {
         let both = ["near", "far"].map(|service| put(key(service), "both", Expect::Any));
@@ -416,7 +416,7 @@ async fn a_batch_over_several_parts_that_was_committed_is_carried_out_by_the_nex
     process.kill();
     let store = open(&home.client()).await;
     let (newest, held) = rows(&store).await;
-    assert!(newest > began + 1, "readers of its number load again");
+    assert!(newest > began + 1, "readers of its revision load again");
     for service in ["near", "far"] {
         assert_eq!(held[&key(service)].0, "both");
     }
@@ -425,9 +425,9 @@ async fn a_batch_over_several_parts_that_was_committed_is_carried_out_by_the_nex
 }
 
 #[tokio::test]
-async fn of_a_batch_over_several_parts_all_or_nothing_is_written_and_the_first_conflict_is_named() {
+async fn a_multi_partition_batch_is_atomic_and_reports_the_first_conflict() {
     let (home, part) = (Etcd::start(), Etcd::start());
-    let (store, way) = apart(&home, &part).await;
+    let (store, link) = partitioned_store(&home, &part).await;
     let (newest, held) = rows(&store).await;
     let at = |service: &str| held[&key(service)].1;
     let wrong = batch([
@@ -439,15 +439,15 @@ async fn of_a_batch_over_several_parts_all_or_nothing_is_written_and_the_first_c
     assert_eq!((&*conflict.key, conflict.found, conflict.current), (&*key("far"), Some(at("far")), newest));
     assert_eq!(rows(&store).await, (newest, held.clone()));
 
-    way.set(Way::Cut);
+    link.set(Link::Cut);
     let both = || batch(["near", "far"].map(|name| put(key(name), "2", Expect::Revision(at(name)))));
-    let refusal = timeout(PATIENCE, store.write(both())).await.unwrap().unwrap_err();
-    assert!(matches!(refusal, WriteError::Away { .. } | WriteError::Unknown { .. }), "{refusal}");
+    let refusal = timeout(TIMEOUT, store.write(both())).await.unwrap().unwrap_err();
+    assert!(matches!(refusal, WriteError::Unavailable { .. } | WriteError::Unknown { .. }), "{refusal}");
     write(&store, "other", "1").await;
-    way.set(Way::Open);
+    link.set(Link::Open);
     let mut written = None;
     while written.is_none() {
-        // Not written in part: both are as expected still.
+        // Nothing was written in part: both expectations still hold.
         written = store.write(both()).await.ok();
     }
     let (_, held) = rows(&store).await;
@@ -455,39 +455,42 @@ async fn of_a_batch_over_several_parts_all_or_nothing_is_written_and_the_first_c
 }
 
 #[tokio::test]
-async fn whoever_lost_the_home_writes_nothing_in_any_part() {
+async fn a_former_holder_of_the_home_writes_nothing_in_any_partition() {
     let (home, part) = (Etcd::start(), Etcd::start());
-    let (store, _open) = apart(&home, &part).await;
+    let (store, _open) = partitioned_store(&home, &part).await;
     store.close().await;
     drop(store);
-    let way = Proxy::to(home.client()).await;
-    let first = open(&way.address).await;
+    let link = Proxy::to(home.client()).await;
+    let first = open(&link.address).await;
     let mut ending = first.commits(first.load().await.unwrap().0);
-    let mut until = first.held_until().unwrap();
-    timeout(PATIENCE, until.wait_for(|until| Instant::now() < *until)).await.unwrap().unwrap();
-    way.set(Way::Cut);
+    let mut expiry = first.lease_expiry().unwrap();
+    timeout(TIMEOUT, expiry.wait_for(|expiry| Instant::now() < *expiry)).await.unwrap().unwrap();
+    link.set(Link::Cut);
     let second = open(&home.client()).await;
-    assert!(*until.borrow() < Instant::now(), "it knows by itself, before another can take over");
+    assert!(
+        *expiry.borrow() < Instant::now(),
+        "its lease expires by its own clock before another can take over"
+    );
     let taken = write(&second, "far", "2").await;
     let before = rows(&second).await;
-    // Its way to that part is open.
-    let late = timeout(PATIENCE, first.write(batch([put(key("far"), "late", Expect::Any)]))).await.unwrap();
+    // Its link to that partition is open.
+    let late = timeout(TIMEOUT, first.write(batch([put(key("far"), "late", Expect::Any)]))).await.unwrap();
     assert!(matches!(late, Err(WriteError::Refused { .. })), "{late:?}");
-    way.set(Way::Open);
+    link.set(Link::Open);
     let both = ["near", "far"].map(|service| put(key(service), "late", Expect::Any));
-    assert!(timeout(PATIENCE, first.write(batch(both))).await.unwrap().is_err());
+    assert!(timeout(TIMEOUT, first.write(batch(both))).await.unwrap().is_err());
     assert_eq!(rows(&second).await, before);
-    assert_eq!(next(&mut ending).await, Ok(None), "it comes to its end");
-    assert!(first.broken().is_some());
+    assert_eq!(next(&mut ending).await, Ok(None), "the subscription ends");
+    assert!(first.fatal_error().is_some());
     assert!(write(&second, "far", "3").await > taken);
 }
 
 #[tokio::test]
-async fn who_waits_for_a_batch_that_waits_for_a_part_takes_nothing_from_who_does_not() {
+async fn batches_blocked_by_an_unresponsive_partition_use_no_lanes_of_others() {
     let (home, part) = (Etcd::start(), Etcd::start());
-    let (store, way) = apart(&home, &part).await;
+    let (store, link) = partitioned_store(&home, &part).await;
     let store = Arc::new(store);
-    way.set(Way::Mute);
+    link.set(Link::Mute);
     let mut waiting = JoinSet::new();
     let near = put(key("near"), "1", Expect::Any);
     let mut begin = |ops| {
@@ -496,7 +499,7 @@ async fn who_waits_for_a_batch_that_waits_for_a_part_takes_nothing_from_who_does
     };
     begin(vec![near.clone(), put(key("far"), "1", Expect::Any)]);
     until(|| intents(&home) > 0).await;
-    // More than can be with one part at once.
+    // More than the lanes of one partition.
     for _ in 0..64 {
         begin(vec![near.clone()]);
     }
@@ -506,32 +509,32 @@ async fn who_waits_for_a_batch_that_waits_for_a_part_takes_nothing_from_who_does
 }
 
 #[tokio::test]
-async fn whoever_cannot_know_whether_a_batch_is_written_tells_nothing_after_it() {
+async fn a_process_with_an_unknown_outcome_publishes_nothing_after_it() {
     let (home, part) = (Etcd::start(), Etcd::start());
-    let (store, way) = apart(&home, &part).await;
+    let (store, link) = partitioned_store(&home, &part).await;
     let store = Arc::new(store);
     let mut ending = store.commits(store.load().await.unwrap().0);
-    way.set(Way::Mute);
-    let (before, writer) = (counted(&part), store.clone());
+    link.set(Link::Mute);
+    let (before, writer) = (etcd_revision(&part), store.clone());
     let ops = || batch([put(key("far"), "1", Expect::Any)]);
     let stuck = tokio::spawn(async move { writer.write(ops()).await });
-    until(|| counted(&part) != before).await;
-    // Another process takes that part over: "/fairmesh/meta/turn" is greater than any of its own.
-    part.post("kv/put", r#"{"key":"L2ZhaXJtZXNoL21ldGEvdHVybg==","value":"//////////8="}"#);
-    way.set(Way::Cut);
+    until(|| etcd_revision(&part) != before).await;
+    // Another process takes the partition over: "/fairmesh/meta/fence" is greater than any of this process.
+    part.post("kv/put", r#"{"key":"L2ZhaXJtZXNoL21ldGEvZmVuY2U=","value":"//////////8="}"#);
+    link.set(Link::Cut);
     write(&store, "near", "1").await;
-    way.set(Way::Open);
-    let lost = timeout(PATIENCE, stuck).await.unwrap().unwrap();
+    link.set(Link::Open);
+    let lost = timeout(TIMEOUT, stuck).await.unwrap().unwrap();
     assert!(matches!(lost, Err(WriteError::Unknown { .. })), "{lost:?}");
-    assert!(store.broken().is_some());
-    // What was told before has been noted: the next process has readers load again.
+    assert!(store.fatal_error().is_some());
+    // A gap was recorded for the commits published before: readers of the next process load again.
     while next(&mut ending).await.unwrap().is_some() {}
     let near = store.write(batch([put(key("near"), "2", Expect::Any)])).await;
     assert!(matches!(near, Err(WriteError::Refused { .. })), "{near:?}");
 }
 
 #[tokio::test]
-async fn a_store_in_one_cluster_becomes_one_with_parts_and_keeps_id_records_and_revisions() {
+async fn converting_a_store_keeps_its_id_records_and_revisions() {
     let (home, part) = (Etcd::start(), Etcd::start());
     let config = etcd_config(&[&home.client()], "");
     let whole = EtcdStore::open(&config).await.unwrap();
@@ -541,20 +544,20 @@ async fn a_store_in_one_cluster_becomes_one_with_parts_and_keeps_id_records_and_
     let newest = whole.write(batch([delete(key("s7"), Expect::Any)])).await.unwrap().number;
     let (id, before) = (whole.id(), whole.load().await.unwrap());
     drop(whole);
-    let refusal = PartitionedStore::open(&config, "the test", TERM).await.unwrap_err().to_string();
+    let refusal = PartitionedStore::open(&config, "the test", LEASE_TTL).await.unwrap_err().to_string();
     assert!(refusal.contains("--partitioned"), "{refusal}");
     let standby = EtcdStore::open(&config).await.unwrap();
     for _ in 0..2 {
-        PartitionedStore::convert(&config, "the test", TERM).await.unwrap();
+        PartitionedStore::convert(&config, "the test", LEASE_TTL).await.unwrap();
     }
-    let refusal = standby.hold("another", TERM).await.unwrap_err().to_string();
+    let refusal = standby.acquire_writer_lease("another", LEASE_TTL).await.unwrap_err().to_string();
     assert!(refusal.contains("start the process again"), "{refusal}");
     let store = open(&home.client()).await;
     assert_eq!((store.id(), store.load().await.unwrap()), (id, before));
     assert_eq!(store.write(batch([])).await.unwrap().number, newest);
     split(&store, &part.client(), &[]).await.unwrap();
     assert_eq!(store.load().await.unwrap().1.len(), 299);
-    // From "/fairmesh/rib/" to "/fairmesh/rib0": the records in their former form.
+    // From "/fairmesh/rib/" to "/fairmesh/rib0": records in the unpartitioned format.
     assert_eq!(count(&home, "L2ZhaXJtZXNoL3JpYi8=", "L2ZhaXJtZXNoL3JpYjA="), 0);
     store.close().await;
     drop(store);
@@ -567,30 +570,30 @@ async fn a_store_in_one_cluster_becomes_one_with_parts_and_keeps_id_records_and_
 }
 
 #[tokio::test]
-async fn a_move_that_cannot_be_is_refused_with_why_and_one_that_is_only_asked_about_changes_nothing() {
+async fn an_impossible_move_is_refused_with_the_reason_and_a_dry_run_changes_nothing() {
     let (home, part, other) = (Etcd::start(), Etcd::start(), Etcd::start());
-    let (store, _way) = apart(&home, &part).await;
+    let (store, _way) = partitioned_store(&home, &part).await;
     let stranger = EtcdStore::open(&etcd_config(&[&other.client()], "")).await.unwrap();
     let refusal =
         async |into: &str, services: &[&str]| split(&store, into, services).await.unwrap_err().to_string();
     assert!(refusal(&other.client(), &["shop/near"]).await.contains("another store lies there"));
     assert!(refusal(&part.client(), &["shop/far"]).await.contains("there already"));
-    assert!(refusal(&part.client(), &["shop/far", "shop/near"]).await.contains("several parts"));
-    assert!(refusal(&part.client(), &[]).await.contains("--services"), "one service is left at home");
+    assert!(refusal(&part.client(), &["shop/far", "shop/near"]).await.contains("several partitions"));
+    assert!(refusal(&part.client(), &[]).await.contains("--services"), "one service is left in the home");
     drop(stranger);
-    let (told, mut heard) = mpsc::channel(4);
+    let (progress, mut receiver) = mpsc::channel(4);
     let into = etcd_config(&[&other.client()], "/empty").address;
-    let wish = SplitWish { into: into.clone(), services: vec!["shop/near".into()], dry_run: true };
-    store.split(wish, told).await.unwrap();
-    let planned = heard.recv().await.unwrap();
+    let wish = SplitRequest { into: into.clone(), services: vec!["shop/near".into()], dry_run: true };
+    store.split(wish, progress).await.unwrap();
+    let planned = receiver.recv().await.unwrap();
     assert!(
         matches!(planned, SplitEvent::Planned { from: 0, to: 2, services: 1, records: 1, .. }),
         "{planned:?}"
     );
-    assert_eq!((heard.recv().await, store.partition(&key("near"))), (None, 0));
-    let wish = |services: &str, into| SplitWish { into, services: vec![services.into()], dry_run: false };
+    assert_eq!((receiver.recv().await, store.partition(&key("near"))), (None, 0));
+    let wish = |services: &str, into| SplitRequest { into, services: vec![services.into()], dry_run: false };
     store.split(wish("shop/near", into), mpsc::channel(9).0).await.unwrap();
-    // And back to the home, which is a part as any other.
+    // And back to the home, a partition like any other.
     let home = etcd_config(&[&home.client()], "").address;
     store.split(wish("shop/far", home), mpsc::channel(9).0).await.unwrap();
     assert_eq!(["near", "far"].map(|service| store.partition(&key(service))), [2, 0]);

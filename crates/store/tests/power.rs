@@ -1,5 +1,5 @@
-//! Cuts the power of a disk that loses, keeps or tears what was not synced, and checks that nothing acknowledged is
-//! missing, nothing is there in part, and no revision is left out.
+//! Cuts the power of a disk that loses, keeps or tears unsynced writes, and checks that no acknowledged batch is
+//! missing, none is stored in part, and no revision is left out.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
@@ -8,38 +8,38 @@ use std::sync::{Arc, Mutex};
 
 use fairmesh_store::Store;
 use support::{
-    Dice,
+    Random,
     disk::{Disk, Loss},
     workload::{self, Acknowledged, WRITERS},
 };
 
-/// How many batches a writer writes before the power fails at the latest: a store that never reaches the disk would
-/// not notice that it is off.
-const MOST: u64 = 100;
+/// Maximum number of batches of a writer before the power fails: a store that never reached the disk would not detect
+/// the failure.
+const MAX_BATCHES: u64 = 100;
 
-/// Runs the workload on a disk whose power fails again and again; the first violation ends it.
+/// Runs the workload on a disk whose power fails again and again, until the first violation.
 fn cut_power(disk: &Disk, loss: Loss, rounds: u64, seed: u64) -> Result<usize, String> {
-    let mut dice = Dice::new(seed);
+    let mut random = Random::new(seed);
     let acknowledged = Arc::new(Mutex::new(Vec::new()));
     for round in 0..rounds {
-        disk.cut_power_after(dice.below(2000));
-        write_until_dark(disk, &acknowledged);
-        disk.crash(loss, &mut dice);
+        disk.cut_power_after(random.below(2000));
+        write_until_power_failure(disk, &acknowledged);
+        disk.crash(loss, &mut random);
         let acknowledged = acknowledged.lock().unwrap();
         let store = disk.open().map_err(|e| format!("round {round}: {e}"))?;
         let loaded = runtime().block_on(store.load()).map_err(|e| format!("round {round}: {e}"))?;
         workload::check(&loaded, &acknowledged).map_err(|e| format!("round {round}: {e}"))?;
-        // The next round starts from what the crash left, not from a store that was closed in order.
+        // The next round starts from the state after the crash, not from a store that was closed properly.
         disk.cut_power_after(0);
         drop(store);
-        disk.crash(loss, &mut dice);
+        disk.crash(loss, &mut random);
     }
     let count = acknowledged.lock().unwrap().len();
     Ok(count)
 }
 
-fn write_until_dark(disk: &Disk, acknowledged: &Arc<Mutex<Vec<Acknowledged>>>) {
-    // The power may fail while the store is being opened; then nothing is written this time.
+fn write_until_power_failure(disk: &Disk, acknowledged: &Arc<Mutex<Vec<Acknowledged>>>) {
+    // The power may fail while the store is being opened; then nothing is written in this round.
     let Ok(store) = disk.open() else { return };
     let store = Arc::new(store);
     runtime().block_on(async {
@@ -48,7 +48,7 @@ fn write_until_dark(disk: &Disk, acknowledged: &Arc<Mutex<Vec<Acknowledged>>>) {
         let mut writers = tokio::task::JoinSet::new();
         for (writer, mark) in (0..WRITERS).zip(marks) {
             let acknowledged = acknowledged.clone();
-            writers.spawn(workload::write(store.clone(), writer, mark, MOST, move |a| {
+            writers.spawn(workload::write(store.clone(), writer, mark, MAX_BATCHES, move |a| {
                 acknowledged.lock().unwrap().push(a);
             }));
         }
@@ -61,7 +61,7 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 #[test]
-fn what_is_acknowledged_survives_when_everything_unsynced_is_lost() {
+fn acknowledged_batches_survive_the_loss_of_unsynced_writes() {
     let disk = Disk::default();
     drop(disk.open().unwrap());
     let acknowledged = cut_power(&disk, Loss::Everything, 100, 11).unwrap();
@@ -69,7 +69,7 @@ fn what_is_acknowledged_survives_when_everything_unsynced_is_lost() {
 }
 
 #[test]
-fn what_is_acknowledged_survives_when_unsynced_writes_are_torn() {
+fn acknowledged_batches_survive_torn_unsynced_writes() {
     for seed in 0..3 {
         let disk = Disk::default();
         drop(disk.open().unwrap());
@@ -87,7 +87,7 @@ fn without_syncs_the_same_run_finds_a_lost_acknowledgement() {
 }
 
 #[test]
-fn without_syncs_torn_writes_do_not_go_unnoticed() {
+fn without_syncs_torn_writes_are_detected() {
     let disk = Disk::default();
     drop(disk.open().unwrap());
     disk.ignore_syncs();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fairmesh_model::{Invalid, ServiceName};
-use fairmesh_store::{PartitionedStore, SplitEvent, SplitWish, StoreError};
+use fairmesh_store::{PartitionedStore, SplitEvent, SplitRequest, StoreError};
 use fairmesh_wire::v1::{self, split_store_progress as progress};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -15,7 +15,7 @@ pub(super) type Progress = ReceiverStream<Result<v1::SplitStoreProgress, Status>
 /// How many words of progress wait for a caller who reads slowly; the move waits too, then.
 const WAITING: usize = 16;
 
-pub(super) fn wish(request: v1::SplitStoreRequest) -> Result<SplitWish, Invalid> {
+pub(super) fn wish(request: v1::SplitStoreRequest) -> Result<SplitRequest, Invalid> {
     let v1::SplitStoreRequest { into, services, dry_run } = request;
     let into = into.parse().map_err(|e: Invalid| e.within("into"))?;
     let service = |(i, name): (usize, &String)| {
@@ -23,11 +23,11 @@ pub(super) fn wish(request: v1::SplitStoreRequest) -> Result<SplitWish, Invalid>
         parsed.map(|name| name.to_string()).map_err(|e| e.within(format!("services[{i}]")))
     };
     let services = services.iter().enumerate().map(service).collect::<Result<_, _>>()?;
-    Ok(SplitWish { into, services, dry_run })
+    Ok(SplitRequest { into, services, dry_run })
 }
 
 /// Starts it: it goes on though nobody listens.
-pub(super) fn start(store: Arc<PartitionedStore>, wish: SplitWish) -> Progress {
+pub(super) fn start(store: Arc<PartitionedStore>, wish: SplitRequest) -> Progress {
     let (told, heard) = mpsc::channel(WAITING);
     tokio::spawn(async move {
         let (events, mut happened) = mpsc::channel(1);
@@ -53,7 +53,7 @@ fn message(event: SplitEvent) -> v1::SplitStoreProgress {
         }
         SplitEvent::Copied(records) => progress::Event::Copied(records),
         SplitEvent::Verified(records) => progress::Event::Verified(records),
-        SplitEvent::Moved { version, held } => {
+        SplitEvent::Moved { version, paused: held } => {
             let held_ms = u64::try_from(held.as_millis()).unwrap_or(u64::MAX);
             progress::Event::Moved(progress::Moved { version, held_ms })
         }
@@ -64,7 +64,7 @@ fn message(event: SplitEvent) -> v1::SplitStoreProgress {
 
 fn status(error: &StoreError) -> Status {
     match error {
-        StoreError::Away { .. } => Status::aborted(error.to_string()),
+        StoreError::Unavailable { .. } => Status::aborted(error.to_string()),
         _ => Status::failed_precondition(error.to_string()),
     }
 }

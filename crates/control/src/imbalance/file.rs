@@ -92,7 +92,7 @@ impl History {
         let file = path.to_owned();
         let opened = spawn_blocking(move || RedbStore::open(file)).await;
         let store = opened.unwrap_or_else(|stopped| {
-            Err(StoreError::Unreadable { place: path.into(), source: std::io::Error::other(stopped) })
+            Err(StoreError::Io { location: path.into(), source: std::io::Error::other(stopped) })
         })?;
         let (_, entries) = store.load().await?;
         let mut index = Index::default();

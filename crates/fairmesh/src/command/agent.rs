@@ -10,14 +10,14 @@ use fairmesh_wire::transport::Address;
 use crate::{failure::Failure, logging::Logging, signals};
 
 use super::{
-    places,
-    process::{Metrics, host_name},
+    daemon_args::{MetricsAddress, host_name},
+    default_paths,
 };
 
 /// Arguments of `fairmesh agent`.
 #[derive(Debug, Args)]
 pub(crate) struct AgentArgs {
-    /// The control plane: host:port or unix:/path; several are tried in turn.
+    /// The control plane: host:port or unix:/path; several are attempted in order.
     #[arg(
         long,
         env = "FAIRMESH_CONTROL",
@@ -26,14 +26,14 @@ pub(crate) struct AgentArgs {
         value_delimiter = ','
     )]
     control: Vec<Address>,
-    /// Where local programs connect [default: unix:/run/fairmesh/agent.sock, or in $XDG_RUNTIME_DIR when not root].
+    /// Address for local programs [default: unix:/run/fairmesh/agent.sock, or in $XDG_RUNTIME_DIR when not root].
     #[arg(long, env = "FAIRMESH_AGENT", value_name = "ADDRESS")]
     listen: Option<Address>,
-    /// Where the copy of the routing information is kept [default: /var/lib/fairmesh/agent, or below
+    /// Directory of the copy of the routing information [default: /var/lib/fairmesh/agent, or below
     /// ~/.local/state/fairmesh when not root].
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
-    /// The region that this machine is in.
+    /// The region of this machine.
     #[arg(long, env = "FAIRMESH_REGION", default_value = "local")]
     region: Region,
     /// The failure domain within the region.
@@ -45,12 +45,12 @@ pub(crate) struct AgentArgs {
     /// The hardware type of this machine.
     #[arg(long)]
     host_type: Option<HostType>,
-    /// What the control plane calls this agent, for people [default: the host's name].
+    /// Name of this agent, for people [default: the host's name].
     #[arg(long)]
     name: Option<String>,
-    /// Where /metrics is, or 'none'.
+    /// Address of /metrics, or 'none'.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7402")]
-    metrics: Metrics,
+    metrics: MetricsAddress,
     #[command(flatten)]
     logging: Logging,
 }
@@ -61,8 +61,8 @@ pub(crate) async fn run(args: AgentArgs) -> Result<ExitCode, Failure> {
     let AgentArgs { region, zone, cluster, host_type, .. } = args;
     let config = AgentConfig {
         upstreams: args.control,
-        listen: args.listen.unwrap_or_else(|| Address::Unix(places::agent_socket())),
-        state_dir: args.state_dir.map_or_else(|| places::state("agent"), Ok)?,
+        listen: args.listen.unwrap_or_else(|| Address::Unix(default_paths::agent_socket())),
+        state_dir: args.state_dir.map_or_else(|| default_paths::state("agent"), Ok)?,
         location: Location { region, zone, cluster, host_type },
         name: args.name.unwrap_or_else(host_name),
         metrics: args.metrics.0,

@@ -15,7 +15,7 @@ use serde_json::json;
 use tonic::Code;
 
 use crate::{
-    cli::{Files, Format, Reach, SeenAs},
+    cli::{Files, Format, OutputArgs, TargetArgs},
     connect,
     failure::Failure,
     manifests,
@@ -24,8 +24,8 @@ use crate::{
 
 pub(crate) use changes::same_map;
 
-/// What to do rather than to change a declaration under servers that run.
-const WAY_OUT: &str = "write a shard map along with 'type: sharded', and the protocol that its servers speak (see \
+/// Alternative to a change of a declaration that has running servers.
+const HINT: &str = "write a shard map along with 'type: sharded', and the protocol that its servers speak (see \
     'fairmesh get endpoints'); or say --force where they are ready for it";
 
 /// Arguments of `fairmesh apply`.
@@ -33,36 +33,37 @@ const WAY_OUT: &str = "write a shard map along with 'type: sharded', and the pro
 pub(crate) struct ApplyArgs {
     #[command(flatten)]
     files: Files,
-    /// Only say what would change.
+    /// Only report the changes.
     #[arg(long)]
     dry_run: bool,
     /// Change a declaration even though the service has endpoints, and calls to them would fail.
     #[arg(long)]
     force: bool,
-    /// Say nothing when all went well.
+    /// Print nothing on success.
     #[arg(short, long)]
     quiet: bool,
     #[command(flatten)]
-    reach: Reach,
+    target: TargetArgs,
     #[command(flatten)]
-    seen_as: SeenAs,
+    output_args: OutputArgs,
 }
 
-/// What became of one document.
-struct Done {
+/// Result of one document.
+struct DocumentResult {
     kind: &'static str,
     name: String,
     outcome: &'static str,
 }
 
-/// Writes what the files say: services, policies, topology and hosts all or none, then shard maps one by one.
+/// Writes the documents: services, policies, topology and hosts all or none, then shard maps one by one.
 pub(crate) async fn run(args: ApplyArgs) -> Result<ExitCode, Failure> {
     let wanted = manifests::load(&args.files)?;
-    let connection = connect::connect(&args.reach).await?;
-    let stranded =
-        warnings::say(&connection, &wanted.iter().map(|one| &one.plan).collect::<Vec<_>>()).await?;
-    if !args.force && !stranded.is_empty() {
-        return Err(Failure::failed_with(stranded.join("; "), WAY_OUT));
+    let connection = connect::connect(&args.target).await?;
+    let breaking_changes =
+        warnings::print_warnings(&connection, &wanted.iter().map(|one| &one.plan).collect::<Vec<_>>())
+            .await?;
+    if !args.force && !breaking_changes.is_empty() {
+        return Err(Failure::failed_with(breaking_changes.join("; "), HINT));
     }
     let (maps, records): (Vec<_>, Vec<_>) =
         wanted.into_iter().map(|one| one.plan).partition(|plan| matches!(plan, Plan::ShardMap(..)));
@@ -70,14 +71,18 @@ pub(crate) async fn run(args: ApplyArgs) -> Result<ExitCode, Failure> {
     for plan in &maps {
         if let Plan::ShardMap(name, map) = plan {
             let outcome = apply_map(&connection, name, map, args.dry_run).await?;
-            done.push(Done { kind: "ShardMap", name: name.to_string(), outcome });
+            done.push(DocumentResult { kind: "ShardMap", name: name.to_string(), outcome });
         }
     }
     report(&done, &args)?;
     Ok(ExitCode::SUCCESS)
 }
 
-async fn apply_records(connection: &Connection, plans: &[Plan], dry_run: bool) -> Result<Vec<Done>, Failure> {
+async fn apply_records(
+    connection: &Connection,
+    plans: &[Plan],
+    dry_run: bool,
+) -> Result<Vec<DocumentResult>, Failure> {
     if plans.is_empty() {
         return Ok(Vec::new());
     }
@@ -87,7 +92,7 @@ async fn apply_records(connection: &Connection, plans: &[Plan], dry_run: bool) -
     let done = answer.outcomes.into_iter().filter_map(|outcome| {
         let outcome_kind = outcome.kind();
         let change = changes.iter().find(|change| change.key == outcome.key)?;
-        Some(Done { kind: change.kind, name: change.name.clone(), outcome: word(outcome_kind) })
+        Some(DocumentResult { kind: change.kind, name: change.name.clone(), outcome: word(outcome_kind) })
     });
     Ok(done.collect())
 }
@@ -101,7 +106,7 @@ fn word(kind: outcome::Kind) -> &'static str {
     }
 }
 
-/// Writes one shard map, on the version that is there unless the file names one.
+/// Writes one shard map, based on the stored version unless the file names one.
 async fn apply_map(
     connection: &Connection,
     name: &ServiceName,
@@ -122,7 +127,7 @@ async fn apply_map(
     Ok(if stored.is_some() { "changed" } else { "created" })
 }
 
-/// The shard map of a service, or `None` where nobody has created it.
+/// The stored shard map of a service, or `None`.
 pub(crate) async fn stored_map(
     connection: &Connection,
     name: &ServiceName,
@@ -136,14 +141,14 @@ pub(crate) async fn stored_map(
     Ok(map.map(ShardMap::try_from).transpose()?)
 }
 
-fn report(done: &[Done], args: &ApplyArgs) -> Result<(), Failure> {
-    let format = args.seen_as.format();
+fn report(done: &[DocumentResult], args: &ApplyArgs) -> Result<(), Failure> {
+    let format = args.output_args.format();
     if args.quiet && format == Format::Table {
         return Ok(());
     }
     let mut listing =
         Listing::new(if args.dry_run { &["KIND", "NAME", "WOULD BE"] } else { &["KIND", "NAME", "OUTCOME"] });
-    for Done { kind, name, outcome } in done {
+    for DocumentResult { kind, name, outcome } in done {
         listing.add(
             vec![(*kind).into(), name.clone(), (*outcome).into()],
             json!({ "kind": kind, "name": name, "outcome": outcome, "dryRun": args.dry_run }),

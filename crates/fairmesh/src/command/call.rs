@@ -1,4 +1,4 @@
-//! `fairmesh call`: one request through the library, as any program that embeds it would make it.
+//! `fairmesh call`: one request through the library.
 
 use std::{
     fs,
@@ -15,9 +15,9 @@ use http::{HeaderName, HeaderValue, Method, Request, Response};
 use http_body_util::BodyExt as _;
 use tokio::time::Instant;
 
-use crate::{cli::Agent, failure::Failure, output};
+use crate::{cli::AgentTarget, failure::Failure, output};
 
-use super::read;
+use super::request_args;
 
 /// Arguments of `fairmesh call`.
 #[derive(Debug, Args)]
@@ -25,12 +25,12 @@ pub(crate) struct CallArgs {
     /// The service, as tenant/service.
     service: ServiceName,
     /// The path of the request, with its query.
-    #[arg(default_value = "/", value_parser = read::path)]
+    #[arg(default_value = "/", value_parser = request_args::path)]
     path: String,
     /// The key of the call, decimal or 0x…
     #[arg(long, allow_negative_numbers = true)]
     key: Option<ShardKey>,
-    /// The role that the replica must have.
+    /// The required role of the replica.
     #[arg(long)]
     role: Option<Role>,
     /// The method [default: GET, or POST with a body].
@@ -40,23 +40,23 @@ pub(crate) struct CallArgs {
     #[arg(short = 'd', long = "data", value_name = "BODY")]
     body: Option<String>,
     /// A header of the request; may be repeated.
-    #[arg(short = 'H', long = "header", value_name = "NAME: VALUE", value_parser = read::header)]
+    #[arg(short = 'H', long = "header", value_name = "NAME: VALUE", value_parser = request_args::header)]
     headers: Vec<(String, String)>,
-    /// How long the call may take; silence alone ends it otherwise, or the timeout of the service's policy.
+    /// Timeout of the call; without it, the timeouts of the service's policy apply.
     #[arg(long, value_parser = spec::read_duration, value_name = "DURATION")]
     timeout: Option<Duration>,
-    /// Say on standard error who answered, after how many tries and how long, and with which headers.
+    /// Print the responding endpoint, attempts, duration and headers to standard error.
     #[arg(short, long)]
     verbose: bool,
     #[command(flatten)]
-    agent: Agent,
+    agent: AgentTarget,
     /// A control plane to follow instead of the agent.
     #[arg(long, value_name = "ADDRESS")]
     control: Option<Address>,
-    /// A lookaside to ask instead of the agent.
+    /// A lookaside to use instead of the agent.
     #[arg(long, value_name = "ADDRESS", conflicts_with = "control")]
     lookaside: Option<Address>,
-    /// Where the call is made from, with --control; an agent says where it is.
+    /// The region of the caller, with --control; otherwise that of the agent.
     #[arg(long, env = "FAIRMESH_REGION", default_value = "local")]
     region: Region,
 }
@@ -65,7 +65,7 @@ fn method(text: &str) -> Result<Method, String> {
     text.to_uppercase().parse().map_err(|_| format!("'{text}' is not a method; write one such as PUT"))
 }
 
-/// Calls; the answer's body goes to standard output as it is. An answer of 400 and above counts as failed.
+/// Calls; the response body goes to standard output unchanged. A status of 400 and above counts as failed.
 pub(crate) async fn run(args: CallArgs) -> Result<ExitCode, Failure> {
     let mesh = connect(&args).await.map_err(refused)?;
     let service = handle(&mesh, &args).map_err(refused)?;
@@ -77,23 +77,23 @@ pub(crate) async fn run(args: CallArgs) -> Result<ExitCode, Failure> {
     {
         return Err(Failure::refused(
             format!("{} speaks gRPC, and this command plain HTTP only", args.service),
-            "call it with a gRPC client; 'fairmesh explain' says where its calls go",
+            "call it with a gRPC client; 'fairmesh explain' shows where its calls go",
         ));
     }
-    let begun = Instant::now();
+    let started = Instant::now();
     let answer = service.send(request).await;
     if args.verbose {
-        tell(&trace);
+        print_trace(&trace);
     }
     let answer = answer.map_err(fault)?;
     if args.verbose {
-        tell_head(&answer);
+        print_head(&answer);
     }
     let status = answer.status();
     let body = answer.into_body().collect().await.map_err(fault)?.to_bytes();
     output::write_bytes(&body)?;
     if args.verbose {
-        eprintln!("* {} bytes of body, {:.1?} in all", body.len(), begun.elapsed());
+        eprintln!("* {} bytes of body, {:.1?} in all", body.len(), started.elapsed());
     }
     if status.is_client_error() || status.is_server_error() {
         eprintln!("{} answered {status}", args.service);
@@ -135,13 +135,13 @@ fn request(args: &CallArgs) -> Result<Request<Body>, Failure> {
     *request.uri_mut() = args.path.parse().map_err(|_| {
         Failure::refused(
             format!("'{}' is not a path", args.path),
-            "escape what paths may not hold, such as %20",
+            "escape characters that paths may not contain, such as %20",
         )
     })?;
     for (name, value) in &args.headers {
         let parsed = name.parse::<HeaderName>().ok().zip(value.parse::<HeaderValue>().ok());
         let Some((name, value)) = parsed else {
-            let hint = "names hold letters, digits and dashes, values visible text";
+            let hint = "names have letters, digits and dashes, values visible text";
             return Err(Failure::refused(format!("'{name}: {value}' is not a header"), hint));
         };
         request.headers_mut().append(name, value);
@@ -170,8 +170,8 @@ fn body(text: Option<&str>) -> Result<Body, Failure> {
     })
 }
 
-/// One line a try.
-fn tell(trace: &Trace) {
+/// Prints one line per attempt.
+fn print_trace(trace: &Trace) {
     for (i, tried) in (1..).zip(trace.take()) {
         let endpoint = &tried.endpoint;
         let (instance, address, region) = (&endpoint.instance, &endpoint.address, &endpoint.location.region);
@@ -183,7 +183,7 @@ fn tell(trace: &Trace) {
     }
 }
 
-fn tell_head(answer: &Response<Body>) {
+fn print_head(answer: &Response<Body>) {
     eprintln!("< {:?} {}", answer.version(), answer.status());
     for (name, value) in answer.headers() {
         eprintln!("< {name}: {}", String::from_utf8_lossy(value.as_bytes()));

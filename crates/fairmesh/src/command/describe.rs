@@ -10,7 +10,7 @@ use fairmesh_model::{InstanceId, Region, ServiceName};
 use serde_json::json;
 
 use crate::{
-    cli::{Format, Reach, SeenAs},
+    cli::{Format, OutputArgs, TargetArgs},
     connect,
     failure::Failure,
     output,
@@ -20,69 +20,69 @@ use crate::{
 /// Arguments of `fairmesh describe`.
 #[derive(Debug, Args)]
 pub(crate) struct DescribeArgs {
-    /// What to describe.
+    /// The kind.
     #[arg(value_enum)]
     kind: Kind,
     /// Its name: tenant/service, tenant/service/instance for an endpoint, a region, or a host type.
     name: String,
     #[command(flatten)]
-    reach: Reach,
+    target: TargetArgs,
     #[command(flatten)]
-    seen_as: SeenAs,
+    output_args: OutputArgs,
 }
 
-/// A kind of thing to describe.
+/// A kind of object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Kind {
     /// A service with its policy, endpoints, shards and moves.
     #[value(aliases = ["services", "policy", "policies", "shards"])]
     Service,
-    /// One running copy of a service.
+    /// An endpoint of a service.
     #[value(alias = "endpoints")]
     Endpoint,
-    /// A region, and what runs there.
+    /// A region and its endpoints.
     #[value(alias = "regions")]
     Region,
-    /// A host type, and what runs on machines of it.
+    /// A host type and its endpoints.
     #[value(alias = "hosts")]
     Host,
 }
 
-/// Describes.
+/// Prints all details of one object.
 pub(crate) async fn run(args: DescribeArgs) -> Result<ExitCode, Failure> {
-    let format = args.seen_as.format();
+    let format = args.output_args.format();
     match args.kind {
         Kind::Service => {
-            let name: ServiceName = typed(args.name.parse())?;
-            let view = read(&args.reach, Scope::Service(name.clone())).await?;
+            let name: ServiceName = parse_name(args.name.parse())?;
+            let view = read(&args.target, Scope::Service(name.clone())).await?;
             service::describe(&name, &view, format)?;
         }
         Kind::Endpoint => {
             let (service, instance) = instance(&args.name)?;
-            let view = read(&args.reach, Scope::Service(service.clone())).await?;
+            let view = read(&args.target, Scope::Service(service.clone())).await?;
             endpoint(&service, &instance, &view, format)?;
         }
         Kind::Region => {
-            let region: Region = typed(args.name.parse())?;
-            let view = read(&args.reach, Scope::All).await?;
+            let region: Region = parse_name(args.name.parse())?;
+            let view = read(&args.target, Scope::All).await?;
             describe_region(&region, &view, format)?;
         }
         Kind::Host => {
-            let host_type = typed(args.name.parse())?;
-            let view = read(&args.reach, Scope::All).await?;
+            let host_type = parse_name(args.name.parse())?;
+            let view = read(&args.target, Scope::All).await?;
             host::describe(&host_type, &view, format)?;
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-async fn read(reach: &Reach, scope: Scope) -> Result<View, Failure> {
-    let connection = connect::connect(reach).await?;
+async fn read(target: &TargetArgs, scope: Scope) -> Result<View, Failure> {
+    let connection = connect::connect(target).await?;
     View::read(&connection, &scope, EVERY_KIND).await
 }
 
-/// A name that was typed, or a refusal that says how to write one.
-fn typed<T>(name: Result<T, fairmesh_model::Invalid>) -> Result<T, Failure> {
+/// Parses a name, or refuses it with the expected form.
+fn parse_name<T>(name: Result<T, fairmesh_model::Invalid>) -> Result<T, Failure> {
     name.map_err(|invalid| Failure::refused(invalid.problem, invalid.hint))
 }
 
@@ -93,7 +93,7 @@ fn instance(name: &str) -> Result<(ServiceName, InstanceId), Failure> {
             "write tenant/service/instance, such as shop/cart/cart-0",
         )
     })?;
-    Ok((typed(service.parse())?, typed(instance.parse())?))
+    Ok((parse_name(service.parse())?, parse_name(instance.parse())?))
 }
 
 fn endpoint(

@@ -10,18 +10,19 @@ use fairmesh_model::{
 use serde_json::json;
 
 use crate::{
-    cli::{Files, Format, Reach, SeenAs},
-    connect, difference,
+    cli::{Files, Format, OutputArgs, TargetArgs},
+    connect,
     failure::Failure,
-    manifests::{self, Wanted},
+    manifests::{self, ManifestDocument},
     output,
     view::{EVERY_KIND, Scope, View},
+    yaml_diff,
 };
 
 use super::apply;
 
-/// The exit code that says that there are differences.
-const DIFFERENT: u8 = 3;
+/// Exit code for differences.
+const EXIT_DIFFERENT: u8 = 3;
 
 /// Arguments of `fairmesh diff`.
 #[derive(Debug, Args)]
@@ -29,12 +30,12 @@ pub(crate) struct DiffArgs {
     #[command(flatten)]
     files: Files,
     #[command(flatten)]
-    reach: Reach,
+    target: TargetArgs,
     #[command(flatten)]
-    seen_as: SeenAs,
+    output_args: OutputArgs,
 }
 
-/// A document that would change something.
+/// A document that would change a record.
 struct Difference {
     kind: &'static str,
     name: String,
@@ -44,10 +45,10 @@ struct Difference {
 /// Compares; nothing is written.
 pub(crate) async fn run(args: DiffArgs) -> Result<ExitCode, Failure> {
     let wanted = manifests::load(&args.files)?;
-    let connection = connect::connect(&args.reach).await?;
+    let connection = connect::connect(&args.target).await?;
     let plans: Vec<_> = wanted.iter().map(|one| &one.plan).collect();
-    for damage in apply::warnings::say(&connection, &plans).await? {
-        eprintln!("warning: {damage}; 'apply' asks for --force");
+    for damage in apply::warnings::print_warnings(&connection, &plans).await? {
+        eprintln!("warning: {damage}; 'apply' requires --force");
     }
     let mut differences = Vec::new();
     for one in &wanted {
@@ -64,11 +65,11 @@ pub(crate) async fn run(args: DiffArgs) -> Result<ExitCode, Failure> {
         };
         differences.extend(difference(one, stored(&one.plan, &view).as_ref())?);
     }
-    report(&differences, args.seen_as.format())?;
-    Ok(if differences.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(DIFFERENT) })
+    report(&differences, args.output_args.format())?;
+    Ok(if differences.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(EXIT_DIFFERENT) })
 }
 
-/// What is stored where a plan would be written.
+/// The stored record that a plan would replace.
 fn stored(plan: &Plan, view: &View) -> Option<Plan> {
     let of = |name: &ServiceName| view.services.get(name);
     match plan {
@@ -85,25 +86,25 @@ fn stored(plan: &Plan, view: &View) -> Option<Plan> {
     }
 }
 
-/// The stored map in the order of the written one where both say the same: the order of copies says nothing.
+/// The stored map in the order of the written one where both are equal: the order of replicas has no meaning.
 fn ordered_as(stored: &ShardMap, wanted: &ShardMap) -> ShardMap {
     if apply::same_map(stored, wanted) { wanted.clone() } else { stored.clone() }
 }
 
-fn difference(wanted: &Wanted, stored: Option<&Plan>) -> Result<Option<Difference>, Failure> {
+fn difference(wanted: &ManifestDocument, stored: Option<&Plan>) -> Result<Option<Difference>, Failure> {
     let new = output::yaml(&Document::from(&wanted.plan))?;
     let old = stored.map(|plan| output::yaml(&Document::from(plan))).transpose()?.unwrap_or_default();
     if old == new {
         return Ok(None);
     }
-    let (kind, name) = manifests::subject(&wanted.plan);
+    let (kind, name) = manifests::kind_and_name(&wanted.plan);
     let before = if stored.is_some() { format!("stored {kind} {name}") } else { "/dev/null".into() };
-    let text = difference::unified(&old, &new, (before.trim_end(), &wanted.place));
+    let text = yaml_diff::unified(&old, &new, (before.trim_end(), &wanted.place));
     Ok(Some(Difference { kind, name, text }))
 }
 
 fn report(differences: &[Difference], format: Format) -> Result<(), Failure> {
-    let texts: String = differences.iter().map(|one| difference::coloured(&one.text)).collect();
+    let texts: String = differences.iter().map(|one| yaml_diff::coloured(&one.text)).collect();
     let items = differences
         .iter()
         .map(|Difference { kind, name, text }| json!({ "kind": kind, "name": name, "diff": text }));

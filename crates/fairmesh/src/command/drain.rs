@@ -14,7 +14,7 @@ use fairmesh_wire::{
 use serde_json::json;
 
 use crate::{
-    cli::{Reach, SeenAs},
+    cli::{OutputArgs, TargetArgs},
     connect,
     failure::Failure,
     output,
@@ -23,27 +23,27 @@ use crate::{
 
 use super::get;
 
-/// How long a drain may take before it says whom it waits for.
-const QUIET: Duration = Duration::from_secs(1);
+/// Duration of a drain after which the awaited callers are printed.
+const REPORT_AFTER: Duration = Duration::from_secs(1);
 
-/// The exit code that says that callers were left behind.
-const BEHIND: u8 = 4;
+/// Exit code when callers have not moved.
+const EXIT_BEHIND: u8 = 4;
 
 /// Arguments of `fairmesh drain`.
 #[derive(Debug, Args)]
 pub(crate) struct DrainArgs {
     /// The service, as tenant/service.
     service: ServiceName,
-    /// The instances to take out.
+    /// The instances to drain.
     #[arg(required = true)]
     instances: Vec<InstanceId>,
     /// How long to wait for callers to move, such as 30s.
     #[arg(long, default_value = "30s", value_parser = read_deadline, value_name = "DURATION")]
     deadline: Duration,
     #[command(flatten)]
-    reach: Reach,
+    target: TargetArgs,
     #[command(flatten)]
-    seen_as: SeenAs,
+    output_args: OutputArgs,
 }
 
 /// Arguments of `fairmesh undrain`.
@@ -55,12 +55,12 @@ pub(crate) struct UndrainArgs {
     #[arg(required = true)]
     instances: Vec<InstanceId>,
     #[command(flatten)]
-    reach: Reach,
+    target: TargetArgs,
     #[command(flatten)]
-    seen_as: SeenAs,
+    output_args: OutputArgs,
 }
 
-/// Reads a duration from a millisecond to a day.
+/// Parses a duration from a millisecond to a day.
 fn read_deadline(text: &str) -> Result<Duration, Invalid> {
     let deadline = read_duration(text)?;
     if (Duration::from_millis(1)..=Duration::from_secs(86_400)).contains(&deadline) {
@@ -69,15 +69,15 @@ fn read_deadline(text: &str) -> Result<Duration, Invalid> {
     Err(Invalid::new("deadline", format!("'{text}' is out of range"), "write 1ms to 24h"))
 }
 
-/// Drains; the instances go on running, and finish what they have.
+/// Drains; the instances continue to run, and complete calls in flight.
 pub(crate) async fn run(args: DrainArgs) -> Result<ExitCode, Failure> {
-    let connection = connect::connect(&args.reach).await?;
+    let connection = connect::connect(&args.target).await?;
     let request = DrainRequest {
         instances: args.instances.iter().map(|instance| named(&args.service, instance)).collect(),
         // At most a day, which fits.
         deadline_ms: u32::try_from(args.deadline.as_millis()).unwrap_or(u32::MAX),
     };
-    let waiting = tokio::spawn(tell_of_waiting(connection.clone(), args.service.clone(), args.deadline));
+    let waiting = tokio::spawn(report_waiting(connection.clone(), args.service.clone(), args.deadline));
     let answer = connection.registry().drain(request).await;
     waiting.abort();
     let answer = answer?.into_inner();
@@ -85,13 +85,17 @@ pub(crate) async fn run(args: DrainArgs) -> Result<ExitCode, Failure> {
     let service = &args.service;
     let text = match (answer.callers_moved, last) {
         (true, false) => "drained: every caller has moved\n".to_owned(),
-        (true, true) => "draining: every caller knows, and has nowhere to move\n".to_owned(),
+        (true, true) => {
+            "draining: every caller is informed, and has no other endpoint to move to\n".to_owned()
+        }
         (false, _) => {
             format!("draining, but these callers had not moved in time: {}\n", answer.behind.join(", "))
         }
     };
     if last {
-        eprintln!("no other endpoint of {service} is serving: callers go on using these as a last resort");
+        eprintln!(
+            "no other endpoint of {service} is serving: callers continue to use these as a last resort"
+        );
     }
     let item = json!({
         "revision": answer.revision.map(|revision| revision.number),
@@ -99,16 +103,16 @@ pub(crate) async fn run(args: DrainArgs) -> Result<ExitCode, Failure> {
         "behind": answer.behind,
         "lastResort": last,
     });
-    output::print_one(args.seen_as.format(), &item, &text)?;
-    Ok(if answer.callers_moved { ExitCode::SUCCESS } else { ExitCode::from(BEHIND) })
+    output::print_one(args.output_args.format(), &item, &text)?;
+    Ok(if answer.callers_moved { ExitCode::SUCCESS } else { ExitCode::from(EXIT_BEHIND) })
 }
 
-/// Says on standard error whom a drain waits for, where it takes longer than most.
-async fn tell_of_waiting(connection: Connection, service: ServiceName, deadline: Duration) {
-    tokio::time::sleep(QUIET).await;
+/// Prints the callers that a long drain waits for, to standard error.
+async fn report_waiting(connection: Connection, service: ServiceName, deadline: Duration) {
+    tokio::time::sleep(REPORT_AFTER).await;
     let named = match get::watching(&connection, &service).await {
         Ok(callers) if !callers.is_empty() => callers.into_iter().collect::<Vec<_>>().join(", "),
-        // The drain itself tells what is wrong.
+        // The drain itself reports the error.
         _ => "callers".to_owned(),
     };
     eprintln!(
@@ -117,9 +121,9 @@ async fn tell_of_waiting(connection: Connection, service: ServiceName, deadline:
     );
 }
 
-/// Puts instances back that were drained and still run.
+/// Puts drained instances that still run back into service.
 pub(crate) async fn undo(args: UndrainArgs) -> Result<ExitCode, Failure> {
-    let connection = connect::connect(&args.reach).await?;
+    let connection = connect::connect(&args.target).await?;
     let report = |instance: &InstanceId| StateReport {
         instance: Some(named(&args.service, instance)),
         state: State::Serving.into(),
@@ -127,7 +131,7 @@ pub(crate) async fn undo(args: UndrainArgs) -> Result<ExitCode, Failure> {
     let request = ReportRequest { reports: args.instances.iter().map(report).collect() };
     let answer = connection.registry().report(request).await?.into_inner();
     let item = json!({ "revision": answer.revision.map(|revision| revision.number) });
-    output::print_one(args.seen_as.format(), &item, "serving again\n")?;
+    output::print_one(args.output_args.format(), &item, "serving again\n")?;
     Ok(ExitCode::SUCCESS)
 }
 

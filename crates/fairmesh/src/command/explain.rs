@@ -1,5 +1,4 @@
-//! `fairmesh explain`: the decision of a caller, made here on the same records and by the
-//! library's own code.
+//! `fairmesh explain`: the decision of a caller, made here by the library's code on the same records.
 
 use std::{process::ExitCode, sync::Arc};
 
@@ -14,14 +13,14 @@ use fairmesh_wire::handshake::Connection;
 use serde_json::{Value, json};
 
 use crate::{
-    cli::{Agent, Reach, SeenAs},
+    cli::{AgentTarget, OutputArgs, TargetArgs},
     connect,
     failure::Failure,
     output,
     view::{EVERY_KIND, Scope, View},
 };
 
-use super::{read, region};
+use super::{caller_region, request_args};
 
 /// Arguments of `fairmesh explain`.
 #[derive(Debug, Args)]
@@ -31,17 +30,17 @@ pub(crate) struct ExplainArgs {
     /// The key of the call, decimal or 0x…
     #[arg(long, allow_negative_numbers = true)]
     key: Option<ShardKey>,
-    /// The role that the replica must have.
+    /// The required role of the replica.
     #[arg(long)]
     role: Option<Role>,
     /// The method of the request; ignored for gRPC, where it is POST.
     #[arg(long, default_value = "GET", value_parser = |text: &str| Ok::<_, String>(text.to_uppercase()))]
     method: String,
     /// The path of the request; for gRPC /package.Service/Method.
-    #[arg(long, default_value = "/", value_parser = read::path)]
+    #[arg(long, default_value = "/", value_parser = request_args::path)]
     path: String,
     /// A header of the request; may be repeated.
-    #[arg(long = "header", value_name = "NAME: VALUE", value_parser = read::header)]
+    #[arg(long = "header", value_name = "NAME: VALUE", value_parser = request_args::header)]
     headers: Vec<(String, String)>,
     /// The host of the request [default: none].
     #[arg(long, default_value = "")]
@@ -49,33 +48,33 @@ pub(crate) struct ExplainArgs {
     /// The region of the caller [default: that of this machine's agent].
     #[arg(long, env = "FAIRMESH_REGION")]
     region: Option<Region>,
-    /// The id of the caller, which settles its subset of endpoints.
+    /// The id of the caller, which determines its subset of endpoints.
     #[arg(long, default_value = "explain")]
     client_id: String,
-    /// The chance of this call: another number may split and pick otherwise.
+    /// The random seed of the call, for splits and picks.
     #[arg(long, default_value_t = 0)]
     seed: u64,
     #[command(flatten)]
-    agent: Agent,
+    agent: AgentTarget,
     #[command(flatten)]
-    reach: Reach,
+    target: TargetArgs,
     #[command(flatten)]
-    seen_as: SeenAs,
+    output_args: OutputArgs,
 }
 
-/// Who is imagined to call.
+/// The simulated caller.
 struct Caller {
     location: Location,
-    /// Its id.
+    /// Client id.
     name: String,
-    /// The same, hashed.
+    /// Hash of the client id.
     id: u64,
 }
 
 /// Explains.
 pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
-    let connection = connect::connect(&args.reach).await?;
-    let region = region::of_caller(&connection, args.region.as_ref(), &args.agent).await?;
+    let connection = connect::connect(&args.target).await?;
+    let region = caller_region::resolve(&connection, args.region.as_ref(), &args.agent).await?;
     let id = arith::hash_text(&args.client_id);
     let caller = Caller { location: Location::in_region(region), name: args.client_id.clone(), id };
     let (upstream, revision, mut kind) = compile(&connection, &args.service, &caller).await?;
@@ -97,16 +96,14 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
         kind = of_target;
     }
     if kind == ServiceKind::Replicated && (args.key.is_some() || args.role.is_some()) {
-        eprintln!(
-            "note: any endpoint of a replicated service serves any call; key and role do not matter here"
-        );
+        eprintln!("note: any endpoint of a replicated service serves any call; key and role are ignored");
     }
-    output::print_one(args.seen_as.format(), &as_json(&report), &report.to_string())?;
+    output::print_one(args.output_args.format(), &as_json(&report), &report.to_string())?;
     let answered = report.decisions.iter().any(|decision| decision.explanation.instead.is_some());
     Ok(if report.endpoint.is_some() || answered { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The snapshot that the caller would have, the revision of the newest record in it, and the type of the service.
+/// The caller's snapshot, the revision of its newest record, and the type of the service.
 async fn compile(
     connection: &Connection,
     name: &ServiceName,

@@ -14,7 +14,7 @@ use fairmesh_model::{ServiceName, Tenant};
 use fairmesh_wire::handshake::Connection;
 
 use crate::{
-    cli::{Reach, SeenAs},
+    cli::{OutputArgs, TargetArgs},
     connect,
     failure::Failure,
     output::Listing,
@@ -30,30 +30,30 @@ pub(crate) use shards::one_map;
 /// Arguments of `fairmesh get`.
 #[derive(Debug, Args)]
 pub(crate) struct GetArgs {
-    /// What to list.
+    /// The kind to list.
     #[arg(value_enum)]
     kind: Kind,
-    /// Only what belongs to this service, as tenant/service.
+    /// Only objects of this service, as tenant/service.
     service: Option<ServiceName>,
-    /// Only what belongs to this tenant.
+    /// Only objects of this tenant.
     #[arg(short, long, conflicts_with = "service")]
     tenant: Option<Tenant>,
     #[command(flatten)]
-    reach: Reach,
+    target: TargetArgs,
     #[command(flatten)]
-    seen_as: SeenAs,
+    output_args: OutputArgs,
 }
 
-/// A kind of thing to list.
+/// A kind of object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Kind {
     /// Declared services, and those that only have endpoints or a policy.
     #[value(alias = "service")]
     Services,
-    /// Running copies of services.
+    /// Endpoints of services.
     #[value(alias = "endpoint")]
     Endpoints,
-    /// What active health checks found of endpoints.
+    /// Results of active health checks.
     Health,
     /// Written policies; a service without one has the default.
     #[value(aliases = ["policy"])]
@@ -67,16 +67,16 @@ pub(crate) enum Kind {
     /// Host types with their speeds, and how many endpoints run on each.
     #[value(aliases = ["host", "hosttypes"])]
     Hosts,
-    /// Shard moves under way.
+    /// Shard moves in progress.
     #[value(alias = "move")]
     Moves,
-    /// Who watches the endpoints of services, and how far each has applied them.
+    /// Watchers of the endpoints of services, and the revision that each has applied.
     #[value(alias = "watcher")]
     Watchers,
 }
 
 impl Kind {
-    /// The folders that hold what is shown.
+    /// Key prefixes of the displayed records.
     fn folders(self) -> &'static [&'static str] {
         match self {
             Self::Services => EVERY_KIND,
@@ -90,11 +90,11 @@ impl Kind {
     }
 }
 
-/// Lists.
+/// Lists objects.
 pub(crate) async fn run(args: GetArgs) -> Result<ExitCode, Failure> {
-    let connection = connect::connect(&args.reach).await?;
+    let connection = connect::connect(&args.target).await?;
     let listing = list(&connection, &args).await?;
-    listing.print(args.seen_as.format())?;
+    listing.print(args.output_args.format())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -133,7 +133,7 @@ async fn list(connection: &Connection, args: &GetArgs) -> Result<Listing, Failur
     Ok(listing)
 }
 
-/// Why a list of what belongs to a service may be empty, where that is known.
+/// Why the list of a service may be empty, if known.
 fn why_empty(kind: Kind, name: &ServiceName, one: &ServiceView) -> Option<String> {
     match kind {
         Kind::Policies => Some(format!(
@@ -153,7 +153,7 @@ fn why_all_empty(kind: Kind, view: &View) -> Option<String> {
         .then(|| "no service is checked; add a healthCheck to the policy of one".to_owned())
 }
 
-/// The shard map of a service, one row a shard.
+/// The shard map of a service, one row per shard.
 pub(crate) async fn shards_of(connection: &Connection, name: &ServiceName) -> Result<Listing, Failure> {
     let view = View::read(connection, &Scope::Service(name.clone()), Kind::Shards.folders()).await?;
     shards::one(&view, name)

@@ -9,51 +9,52 @@ use fairmesh_wire::v1::Change;
 use serde_json::json;
 
 use crate::{
-    cli::{Format, Reach, SeenAs},
-    connect, difference,
+    cli::{Format, OutputArgs, TargetArgs},
+    connect,
     failure::Failure,
     output::{self, Listing},
+    yaml_diff,
 };
 
-use super::subject::{self, Subject};
+use super::history_key::{self, HistoryKey};
 
 /// Arguments of `fairmesh history`.
 #[derive(Debug, Args)]
 pub(crate) struct HistoryArgs {
     #[command(flatten)]
-    of: Subject,
-    /// Show whole differences, not the first in one line each.
+    of: HistoryKey,
+    /// Show whole differences instead of one line each.
     #[arg(long)]
     full: bool,
     #[command(flatten)]
-    reach: Reach,
+    target: TargetArgs,
     #[command(flatten)]
-    seen_as: SeenAs,
+    output_args: OutputArgs,
 }
 
-/// Who declares a service that was never applied. What is applied leaves a row that says that there was nothing before; a
+/// Author of a declaration that was never applied. An applied declaration leaves a row that nothing existed before; a
 /// declaration by the first registration is written without history, and so without its time.
 const REGISTRATION: &str = "the first registration";
 
 /// One value of the record.
 struct Version<'a> {
     change: &'a Change,
-    /// `None` where the record did not exist.
+    /// `None` if the record did not exist.
     document: Option<Document>,
 }
 
-/// Lists values, newest first, each by what it changed of the one before.
+/// Lists values, newest first, each with its changes from the one before.
 pub(crate) async fn run(args: HistoryArgs) -> Result<ExitCode, Failure> {
-    let connection = connect::connect(&args.reach).await?;
-    let changes = subject::changes(&connection, &args.of).await?;
+    let connection = connect::connect(&args.target).await?;
+    let changes = history_key::changes(&connection, &args.of).await?;
     let versions = changes.iter().map(|change| {
         let document = change.value.as_deref().map(|value| args.of.document(value)).transpose()?.flatten();
         Ok(Version { change, document })
     });
     let versions = versions.collect::<Result<Vec<_>, Failure>>()?;
-    let format = args.seen_as.format();
+    let format = args.output_args.format();
     if args.full && format == Format::Table {
-        output::write(&in_full(&args.of, &versions)?)?;
+        output::write(&full_diffs(&args.of, &versions)?)?;
     } else {
         table(&versions)?.print(format)?;
     }
@@ -73,7 +74,7 @@ fn table(versions: &[Version<'_>]) -> Result<Listing, Failure> {
             None => String::new(),
         };
         let replaced = replaced(change);
-        // A time without the record has no revision of its own while it lasts.
+        // The absence of a record has no revision while it lasts.
         let revision = Some(change.revision).filter(|number| *number > 0);
         listing.add(
             vec![
@@ -96,25 +97,25 @@ fn table(versions: &[Version<'_>]) -> Result<Listing, Failure> {
     Ok(listing)
 }
 
-/// What a version changed, in one line.
+/// The changes of a version, in one line.
 fn brief(before: Option<&Version<'_>>, version: &Version<'_>) -> Result<String, Failure> {
     Ok(match (before.map(|before| &before.document), &version.document) {
         (None | Some(None), None) => "did not exist".into(),
         (Some(Some(_)), None) => "deleted".into(),
-        (Some(None), Some(new)) => format!("created: {}", subject::one_line(new)),
-        (None, Some(oldest)) => subject::one_line(oldest),
-        (Some(Some(old)), Some(new)) => difference::brief(&output::yaml(old)?, &output::yaml(new)?),
+        (Some(None), Some(new)) => format!("created: {}", history_key::one_line(new)),
+        (None, Some(oldest)) => history_key::one_line(oldest),
+        (Some(Some(old)), Some(new)) => yaml_diff::brief(&output::yaml(old)?, &output::yaml(new)?),
     })
 }
 
 /// Every version with its whole difference from the one before.
-fn in_full(of: &Subject, versions: &[Version<'_>]) -> Result<String, Failure> {
+fn full_diffs(of: &HistoryKey, versions: &[Version<'_>]) -> Result<String, Failure> {
     let yaml = |version: Option<&Version<'_>>| match version.and_then(|version| version.document.as_ref()) {
         Some(document) => output::yaml(document),
         None => Ok(String::new()),
     };
     let name = |version: &Version<'_>| match version.document {
-        Some(_) => format!("{} at revision {}", of.words(), version.change.revision),
+        Some(_) => format!("{} at revision {}", of.title(), version.change.revision),
         None => "/dev/null".to_owned(),
     };
     let mut text = String::new();
@@ -125,8 +126,8 @@ fn in_full(of: &Subject, versions: &[Version<'_>]) -> Result<String, Failure> {
             text.push_str(&format!("written {when} by {}\n", before.change.replaced_by));
         }
         let names = (before.map_or_else(|| "/dev/null".to_owned(), name), name(version));
-        let unified = difference::unified(&yaml(before)?, &yaml(Some(version))?, (&names.0, &names.1));
-        text.push_str(&difference::coloured(&unified));
+        let unified = yaml_diff::unified(&yaml(before)?, &yaml(Some(version))?, (&names.0, &names.1));
+        text.push_str(&yaml_diff::coloured(&unified));
         text.push('\n');
     }
     Ok(text)

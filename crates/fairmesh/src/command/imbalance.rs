@@ -1,41 +1,41 @@
-//! `fairmesh imbalance`: how many cores are wasted since load is uneven, where, and why.
+//! `fairmesh imbalance`: cores wasted by uneven load, with their causes.
 
 use std::process::ExitCode;
 
 use clap::Args;
 use fairmesh_imbalance::{
-    Area, By, Causes, Figures, Line, Measure, Outlier, OutlierView, Report, Strayed, View, read_window,
+    Area, By, Causes, Figures, Line, Measure, Outlier, OutlierJson, OutlierView, Report, View, read_window,
 };
 use fairmesh_model::{HostType, InstanceId, Invalid, ServiceName};
 use fairmesh_wire::v1;
 
 use crate::{
-    cli::{Format, Reach, SeenAs},
+    cli::{Format, OutputArgs, TargetArgs},
     connect,
     failure::Failure,
     output,
     view::{EVERY_KIND, Scope, View as Records},
 };
 
-/// How many outliers of a host type a table names.
-const NAMED: usize = 3;
+/// Outliers of a host type named in a table.
+const MAX_NAMED: usize = 3;
 
 /// Arguments of `fairmesh imbalance`.
 #[derive(Debug, Args)]
 pub(crate) struct ImbalanceArgs {
-    /// One service, tenant/service; unless given, all of them.
+    /// Only this service, as tenant/service [default: all].
     service: Option<ServiceName>,
-    /// What to tell apart: service, region, zone, cluster, host-type, hour, day or cause.
+    /// Grouping: service, region, zone, cluster, host-type, hour, day or cause.
     #[arg(long, value_parser = by, default_value = "service")]
     by: By,
-    /// How far back to look: a number and m, h or d [default: 1h; 1d by hour, 14d by day]. Beyond 6h from the beginning of
-    /// an hour, beyond 14d of a day (UTC).
+    /// Time window: a number and m, h or d [default: 1h; 1d by hour, 14d by day]. Beyond 6h it is rounded to hours,
+    /// beyond 14d to days (UTC).
     #[arg(long, value_parser = read_window)]
     window: Option<u32>,
     #[command(flatten)]
-    reach: Reach,
+    target: TargetArgs,
     #[command(flatten)]
-    seen_as: SeenAs,
+    output_args: OutputArgs,
 }
 
 fn by(text: &str) -> Result<By, String> {
@@ -45,9 +45,9 @@ fn by(text: &str) -> Result<By, String> {
     })
 }
 
-/// Asks the control plane and prints what it says.
+/// Prints the control plane's figures.
 pub(crate) async fn run(args: ImbalanceArgs) -> Result<ExitCode, Failure> {
-    let connection = connect::connect(&args.reach).await?;
+    let connection = connect::connect(&args.target).await?;
     let request = v1::ReadImbalanceRequest {
         service: args.service.as_ref().map(ToString::to_string).unwrap_or_default(),
         by: args.by.name().into(),
@@ -56,12 +56,14 @@ pub(crate) async fn run(args: ImbalanceArgs) -> Result<ExitCode, Failure> {
     let answer = connection.imbalance().read(request).await?.into_inner();
     let view = report(args.by, answer)?.view();
     if let Some(name) = args.service.as_ref().filter(|_| view.total.containers <= 0.0) {
-        // A service that is gone may still have figures; one that has none must be there.
+        // A deleted service may have figures; one without figures must exist.
         Records::read(&connection, &Scope::Service(name.clone()), EVERY_KIND).await?.service(name)?;
     }
-    let format = args.seen_as.format();
+    let format = args.output_args.format();
     if format == Format::Table && view.minutes == 0 {
-        eprintln!("nothing is known of this time: servers report through their agents within half a minute");
+        eprintln!(
+            "there are no figures for this time: servers report through their agents within half a minute"
+        );
         return Ok(ExitCode::SUCCESS);
     }
     output::print_one(format, &view, &text(&view))?;
@@ -87,7 +89,7 @@ fn report(by: By, answer: v1::ReadImbalanceResponse) -> Result<Report, Invalid> 
             within: causes.within,
             unknown: causes.unknown,
         },
-        outliers: answer.outliers.into_iter().map(strayed).collect::<Result<_, _>>()?,
+        outliers: answer.outliers.into_iter().map(outlier_text).collect::<Result<_, _>>()?,
     })
 }
 
@@ -100,9 +102,9 @@ fn area(area: Option<v1::Area>) -> Area {
     }
 }
 
-fn strayed(outlier: v1::ImbalanceOutlier) -> Result<Strayed, Invalid> {
+fn outlier_text(outlier: v1::ImbalanceOutlier) -> Result<OutlierJson, Invalid> {
     let by = if outlier.per_request { Measure::CpuPerRequest } else { Measure::Cpu };
-    Ok(Strayed {
+    Ok(OutlierJson {
         service: ServiceName::new(outlier.service)?,
         host_type: HostType::new(outlier.host_type)?,
         outlier: Outlier { instance: InstanceId::new(outlier.instance)?, off: outlier.off, by },
@@ -141,7 +143,7 @@ fn title(by: &'static str) -> &'static str {
     }
 }
 
-/// As many digits as say something: thousands of cores without a fraction, hundredths of one with three places.
+/// Significant digits: thousands of cores without a fraction, hundredths of one with three places.
 fn cores(cores: f64) -> String {
     let places = match cores.abs() {
         1000.0.. => 0,
@@ -168,13 +170,13 @@ fn row(line: &Figures) -> Vec<String> {
 
 fn outliers(all: &[OutlierView], host_type: &str) -> String {
     let own: Vec<_> = all.iter().filter(|outlier| outlier.host_type == host_type).collect();
-    let named = own.iter().take(NAMED).map(|outlier| {
+    let named = own.iter().take(MAX_NAMED).map(|outlier| {
         let OutlierView { service, instance, off, .. } = outlier;
         format!("{service} {instance} {:+.0} %", off * 100.0)
     });
     let mut text = named.collect::<Vec<_>>().join(", ");
-    if own.len() > NAMED {
-        text += &format!(" and {} more", own.len() - NAMED);
+    if own.len() > MAX_NAMED {
+        text += &format!(" and {} more", own.len() - MAX_NAMED);
     }
     text
 }

@@ -10,7 +10,7 @@ use fairmesh_lookaside::{Limits, LookasideConfig, Terms};
 use fairmesh_model::{Location, Region, spec};
 use fairmesh_wire::transport::Address;
 
-use super::process::Metrics;
+use super::daemon_args::MetricsAddress;
 use crate::{failure::Failure, logging::Logging, signals};
 
 /// Arguments of `fairmesh lookaside`.
@@ -23,54 +23,54 @@ pub(crate) struct LookasideArgs {
     serve: ServeArgs,
 }
 
-/// What else can be asked.
+/// Further commands.
 #[derive(Debug, Subcommand)]
 enum LookasideCommand {
-    /// Ask a lookaside that runs for endpoints, and print what it leases.
+    /// Request leases from a running lookaside, and print them.
     Pick(pick::PickArgs),
 }
 
 #[derive(Debug, Args)]
 struct ServeArgs {
-    /// Where callers connect: ip:port or unix:/path.
+    /// Address for callers: ip:port or unix:/path.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7420")]
     listen: Address,
-    /// Where /metrics, /healthz and /readyz are, or 'none'.
+    /// Address of /metrics, /healthz and /readyz, or 'none'.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7421")]
-    admin: Metrics,
-    /// The agent to follow [default: FAIRMESH_AGENT, else the agent's usual socket].
+    admin: MetricsAddress,
+    /// The agent to follow [default: FAIRMESH_AGENT, else the agent's default socket].
     #[arg(long, value_name = "ADDRESS")]
     agent: Option<Address>,
     /// A control plane to follow, where there is no agent.
     #[arg(long, value_name = "ADDRESS", conflicts_with = "agent")]
     control: Option<Address>,
-    /// Where it picks from [default: where the agent says, or FAIRMESH_REGION].
+    /// Its region [default: that of the agent, or FAIRMESH_REGION].
     #[arg(long)]
     region: Option<Region>,
-    /// Who it is: its subset of endpoints, and with it that of all its callers, hangs on it
-    /// [default: FAIRMESH_CLIENT_ID, else the host's and the program's name].
+    /// Its client id, which determines its subset of endpoints and so that of all its callers [default:
+    /// FAIRMESH_CLIENT_ID, else the names of host and program].
     #[arg(long, value_name = "ID")]
     client_id: Option<String>,
-    /// How long a lease is good for; as long may callers go on using an endpoint that drains.
+    /// Lifetime of a lease; callers may use a draining endpoint this long.
     #[arg(long, value_name = "DURATION", value_parser = spec::read_duration, default_value = "5s")]
     lease: Duration,
-    /// For how many calls a lease is good.
+    /// Number of calls per lease.
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     lease_calls: u32,
-    /// Leases that are counted at one time.
+    /// Maximum number of live leases.
     #[arg(long, value_name = "N", default_value_t = 65_536)]
     max_leases: usize,
-    /// Connections at one time; further ones wait.
+    /// Maximum number of connections; further ones wait.
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     max_connections: usize,
-    /// How long calls under way may take once it is told to stop.
+    /// Time limit for calls in flight after SIGTERM.
     #[arg(long, value_name = "DURATION", value_parser = spec::read_duration, default_value = "10s")]
     drain_deadline: Duration,
     #[command(flatten)]
     logging: Logging,
 }
 
-/// Serves until SIGTERM or SIGINT, then drains; or asks.
+/// Serves until SIGTERM or SIGINT, then drains; or runs the subcommand.
 pub(crate) async fn run(args: LookasideArgs) -> Result<ExitCode, Failure> {
     match args.command {
         Some(LookasideCommand::Pick(args)) => pick::run(args).await,

@@ -14,7 +14,7 @@ use fairmesh_proxy::{
 };
 use fairmesh_wire::transport::Address;
 
-use super::process::{Metrics, host_name};
+use super::daemon_args::{MetricsAddress, host_name};
 use crate::{failure::Failure, logging::Logging, register, signals};
 
 /// Arguments of `fairmesh proxy`.
@@ -27,22 +27,23 @@ pub(crate) struct ProxyArgs {
     serve: ServeArgs,
 }
 
-/// What else can be asked.
+/// Further commands.
 #[derive(Debug, Subcommand)]
 enum ProxyCommand {
-    /// Redirect connections of programs that know nothing of the proxy to it, with nftables, or stop that.
+    /// Redirect connections of unmodified programs to the proxy, with nftables, or stop that.
     Capture(Box<capture::CaptureArgs>),
-    /// Show what a proxy that runs was told, how fresh what it knows is, and what became of its services' requests.
+    /// Show the configuration of a running proxy, the age of its records, and its services' requests.
     Status(status::StatusArgs),
 }
 
 #[derive(Debug, Args)]
 struct ServeArgs {
-    /// Where programs connect: ip:port, where the host of each request names its service (cart.shop for shop/cart), or
-    /// ip:port=tenant/service, where all are for one; tcp:ip:port=tenant/service passes connections on that are no HTTP. Behind
-    /// a balancer that says who connects, add +accept-proxy; where programs speak TLS, +tls; where they may ask for
-    /// tunnels (CONNECT) without a route that allows it, +connect; to tell servers behind tcp:, +send-proxy or +send-proxy-v2. capture:ip:port takes what 'fairmesh proxy capture' redirects; with +only-services nothing
-    /// but calls of services goes on, and +transparent takes what 'capture --from' does. May be repeated.
+    /// Address for programs: ip:port, where the host of each request names its service (cart.shop for shop/cart), or
+    /// ip:port=tenant/service for a single service; tcp:ip:port=tenant/service forwards TCP connections. +accept-proxy
+    /// accepts the PROXY protocol of a load balancer, +tls terminates TLS, +connect allows tunnels (CONNECT) without a
+    /// route that names them, and +send-proxy or +send-proxy-v2 sends the PROXY protocol to servers of tcp:.
+    /// capture:ip:port accepts connections redirected by 'fairmesh proxy capture'; +only-services refuses all but calls
+    /// of services, and +transparent accepts those of 'capture --from'. May be repeated.
     #[arg(
         long,
         value_name = "[tcp:|capture:]ADDRESS[=SERVICE][+OPTION]",
@@ -50,86 +51,87 @@ struct ServeArgs {
         value_delimiter = ','
     )]
     listen: Vec<Listen>,
-    /// What listeners with +tls show: a certificate in PEM, the proxy's own before those of authorities. It is read again when it
-    /// changes.
+    /// The certificate chain of listeners with +tls: PEM, the leaf first. It is reloaded when it changes.
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
-    /// The private key of that certificate, in PEM, without a password.
+    /// The private key of that certificate, in PEM, unencrypted.
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Where the pages for operators are (/ lists them), or 'none'.
+    /// Address of the admin pages (/ lists them), or 'none'.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7411")]
-    admin: Metrics,
-    /// A Unix socket for hot upgrades: a proxy started with the same path takes the listeners over from the one that runs, which
-    /// then drains and ends.
+    admin: MetricsAddress,
+    /// A Unix socket for hot upgrades: a proxy started with the same path takes over the listeners of the running one,
+    /// which then drains and ends.
     #[arg(long, value_name = "PATH")]
     handover: Option<PathBuf>,
-    /// A program on this machine that is an endpoint of a service, and the address at which callers reach it through this proxy.
+    /// A program on this machine that is an endpoint of a service, and the address of this proxy at which callers reach
+    /// it.
     #[arg(long, value_name = "SERVICE@IP:PORT=PROGRAM", conflicts_with = "handover")]
     inbound: Option<Inbound>,
-    /// What that program speaks: http1, http2 or grpc. A service that nobody has declared is declared to speak it.
+    /// The protocol of that program: http1, http2 or grpc. A service without declaration is declared with it.
     #[arg(long, value_parser = register::protocol, default_value = "http1", requires = "inbound")]
     inbound_protocol: Protocol,
-    /// The program's identity within the service [default: the host's name and the port].
+    /// The instance id of the program within the service [default: host name and port].
     #[arg(long, value_name = "ID", requires = "inbound")]
     inbound_instance: Option<String>,
-    /// Requests that the program gets at one time; further ones are refused, and callers turn to others.
+    /// Maximum number of concurrent requests to the program; further ones are refused, and callers retry elsewhere.
     #[arg(long, value_name = "N", default_value_t = 1024, requires = "inbound")]
     inbound_requests: u32,
-    /// Fewer while they take too long for their number: a limit that follows the time of requests, up to --inbound-requests.
+    /// Adaptive concurrency limit: follows the latency of requests, up to --inbound-requests.
     #[arg(long, requires = "inbound")]
     inbound_adaptive: bool,
-    /// The agent to follow [default: FAIRMESH_AGENT, else the agent's usual socket].
+    /// The agent to follow [default: FAIRMESH_AGENT, else the agent's default socket].
     #[arg(long, value_name = "ADDRESS")]
     agent: Option<Address>,
     /// A control plane to follow, where there is no agent.
     #[arg(long, value_name = "ADDRESS", conflicts_with = "agent")]
     control: Option<Address>,
-    /// Where it runs [default: where the agent says, or FAIRMESH_REGION].
+    /// Its region [default: that of the agent, or FAIRMESH_REGION].
     #[arg(long)]
     region: Option<Region>,
-    /// Who it is: its subset of endpoints hangs on it, so it should stay the same and differ between proxies
-    /// [default: FAIRMESH_CLIENT_ID, else the host's and the program's name].
+    /// Its client id, which determines its subset of endpoints; stable, and unique among proxies [default:
+    /// FAIRMESH_CLIENT_ID, else the names of host and program].
     #[arg(long, value_name = "ID")]
     client_id: Option<String>,
     /// The access log, to standard output.
     #[arg(long, value_enum, default_value_t, value_name = "FORM")]
     access_log: LogForm,
-    /// Log one of so many requests; those that failed are all logged.
+    /// Log one of N requests; failed ones are all logged.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     access_log_one_in: u64,
-    /// Count tries by endpoint too, of a thousand endpoints at most.
+    /// Count attempts by endpoint too, for at most a thousand endpoints.
     #[arg(long)]
     metrics_per_endpoint: bool,
-    /// A collector of traces: http://ip:4318 for OTLP over HTTP, grpc://ip:4317 for OTLP over gRPC. Requests with a 'traceparent'
-    /// that says they are recorded are told to it.
+    /// A trace collector: http://ip:4318 for OTLP over HTTP, grpc://ip:4317 for OTLP over gRPC. Requests whose
+    /// 'traceparent' is sampled are exported.
     #[arg(long, value_name = "URL")]
     trace_to: Option<Collector>,
-    /// Of requests without a trace of their own, begin one for one of so many; 0 for none.
+    /// Start a trace for one of N requests that have none; 0 for none.
     #[arg(long, default_value_t = 100, value_name = "N", requires = "trace_to")]
     trace_one_in: u64,
-    /// How long requests under way may take once it is told to stop.
+    /// Time limit for requests in flight after SIGTERM.
     #[arg(long, value_parser = spec::read_duration, default_value = "25s")]
     drain_deadline: Duration,
-    /// How long a connection may be idle, and the head of a request take.
+    /// Idle timeout of connections, and time limit for the headers of a request.
     #[arg(long, value_parser = spec::read_duration, default_value = "75s")]
     idle_timeout: Duration,
-    /// How long nothing may come over a WebSocket, a CONNECT or a TCP connection.
+    /// Idle timeout of WebSocket, CONNECT and TCP connections.
     #[arg(long, value_parser = spec::read_duration, default_value = "1h")]
     tunnel_idle_timeout: Duration,
-    /// Connections of programs at one time; further ones wait.
+    /// Maximum number of downstream connections; further ones wait.
     #[arg(long, default_value_t = 10_000, value_name = "N")]
     max_connections: usize,
-    /// Services at one time; a call of one more is answered with 503 until one is not called any more.
+    /// Maximum number of services followed; calls of one more get a 503 response until another one is idle.
     #[arg(long, default_value_t = 65_536, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=80_000))]
     max_services: u32,
-    /// How long a service that is not called is followed; the next call learns it anew.
+    /// How long a service without calls is followed; the next call subscribes again.
     #[arg(long, value_parser = spec::read_duration, default_value = "10m")]
     service_idle_timeout: Duration,
-    /// The longest body of a request, in bytes; longer ones are answered with 413 [default: any].
+    /// Maximum size of a request body in bytes; larger ones get a 413 response [default: unlimited].
     #[arg(long, value_name = "BYTES")]
     max_body: Option<u64>,
-    /// Threads that serve connections [default: as many as there are processors to use]. With one it does all the rest too.
+    /// Threads that serve connections [default: the number of available processors]. With 1 the process has a single
+    /// thread.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=512))]
     cores: Option<u16>,
     #[command(flatten)]
@@ -138,7 +140,7 @@ struct ServeArgs {
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum LogForm {
-    /// No line.
+    /// No access log.
     #[default]
     Off,
     /// For people.
@@ -158,20 +160,21 @@ impl From<LogForm> for Form {
 }
 
 impl ProxyArgs {
-    /// Whether the thread that serves connections does all the rest too. Beside a second one that seldom has anything to do it would
-    /// share its files, and the system would find each socket with atomic operations only, which takes some percent of a request.
+    /// Whether the thread that serves connections runs everything else too. With a second, mostly idle thread the
+    /// processes's file table would be shared, and the kernel would look up each socket with atomic operations only,
+    /// which takes some percent of a request.
     pub(crate) fn runs_on_one_thread(&self) -> bool {
         self.command.is_none() && cores(&self.serve) == 1
     }
 }
 
-/// Threads that serve connections: as many as processors that this process may use, unless it was told.
+/// Number of serving threads.
 fn cores(args: &ServeArgs) -> usize {
     let processors = || thread::available_parallelism().map_or(1, usize::from);
     args.cores.map_or_else(processors, usize::from)
 }
 
-/// The program to speak for.
+/// The inbound program.
 fn inbound(args: &ServeArgs) -> Option<InboundConfig> {
     args.inbound.clone().map(|inbound| InboundConfig {
         inbound,
@@ -199,7 +202,7 @@ fn limits(args: &ServeArgs) -> Limits {
     }
 }
 
-/// Runs until SIGTERM or SIGINT, then drains; or does what belongs to it.
+/// Serves until SIGTERM or SIGINT, then drains; or runs the subcommand.
 pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Failure> {
     match args.command {
         Some(ProxyCommand::Capture(args)) => capture::run(*args).await,
@@ -210,7 +213,7 @@ pub(crate) async fn run(args: ProxyArgs) -> Result<ExitCode, Failure> {
 
 async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
     args.logging.start()?;
-    // Typed wrong, and so said before anything is begun.
+    // Errors in arguments are reported before anything is started.
     check_tls(&args.listen, args.tls_cert.is_some())
         .map_err(|wrong| Failure::refused(wrong, "see 'fairmesh proxy --help'"))?;
     let shutdown = signals::shutdown()?;
@@ -219,7 +222,7 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
         None => None,
     };
     let shown = spoken.as_ref().map(Spoken::server);
-    // The program may call others through this proxy while it ends what is under way.
+    // The program may call others through this proxy while it completes calls in flight.
     let shutdown = async {
         shutdown.await;
         if let Some(spoken) = spoken {
@@ -234,7 +237,7 @@ async fn serve(args: ServeArgs) -> Result<ExitCode, Failure> {
 }
 
 fn config(args: ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> ProxyConfig {
-    let (told, cores, limits) = (told(&args), cores(&args), limits(&args));
+    let (told, cores, limits) = (client_settings(&args), cores(&args), limits(&args));
     let instance = args.client_id.unwrap_or_else(host_name);
     let one_in = args.trace_one_in;
     ProxyConfig {
@@ -252,8 +255,8 @@ fn config(args: ServeArgs, endpoints: Option<Arc<EndpointMetrics>>) -> ProxyConf
     }
 }
 
-/// What the library was told, and not the proxy itself.
-fn told(args: &ServeArgs) -> BTreeMap<&'static str, String> {
+/// Settings of the library, for the admin page.
+fn client_settings(args: &ServeArgs) -> BTreeMap<&'static str, String> {
     let inbound = args.inbound.as_ref().map(|_| format!("{:?}", args.inbound_protocol).to_lowercase());
     let told = [
         ("agent", args.agent.as_ref().map(ToString::to_string)),

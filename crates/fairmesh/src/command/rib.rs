@@ -11,20 +11,20 @@ use clap::Subcommand;
 
 use crate::failure::Failure;
 
-/// What to do with the routing information base as a whole.
+/// Commands on the whole routing information base.
 #[derive(Debug, Subcommand)]
 pub(crate) enum RibCommand {
-    /// Run a replica: a copy of everything that agents and further replicas follow in the control plane's stead.
+    /// Run a replica: a copy of all records that agents and further replicas follow instead of the control plane.
     Replica(replica::ReplicaArgs),
-    /// Show how far everybody is behind the control plane, by router, by replica or by region, and who is.
+    /// Show the lag of watchers behind the control plane, by router, by replica or by region.
     Status(status::StatusArgs),
-    /// Move services of a store in etcd to another cluster, while it is read and written.
+    /// Move services of a partitioned store in etcd to another cluster, while it is read and written.
     Split(split::SplitArgs),
     /// Write all records, at one revision and with a checksum, to a new file.
     Export(transfer::Export),
     /// Write the records of a file into an empty store.
     Import(transfer::import::Import),
-    /// Check that every record can be read, and that they are those of a file; exits 3 when not.
+    /// Check that every record is readable and equal to that of a file; exits 3 when not.
     Verify(transfer::Verify),
 }
 

@@ -10,70 +10,70 @@ use fairmesh_wire::{
 use serde_json::json;
 
 use crate::{
-    cli::{Reach, SeenAs},
+    cli::{OutputArgs, TargetArgs},
     connect,
     failure::Failure,
     output,
 };
 
 use super::{
-    strand,
-    subject::{self, Kind, Subject},
+    breaking_change,
+    history_key::{self, HistoryKey, Kind},
 };
 
-/// What to do rather than to take a declaration away from servers that run, or change it under them.
-const WAY_OUT: &str = "choose a later revision with --to (see 'fairmesh history service'), or say --force";
+/// Alternative to deleting or changing a declaration that has running servers.
+const HINT: &str = "choose a later revision with --to (see 'fairmesh history service'), or use --force";
 
 /// Arguments of `fairmesh rollback`.
 #[derive(Debug, Args)]
 pub(crate) struct RollbackArgs {
     #[command(flatten)]
-    of: Subject,
-    /// The revision whose value to put back [default: the one before the current].
+    of: HistoryKey,
+    /// The revision whose value to restore [default: the one before the current].
     #[arg(long = "to", value_name = "REVISION", value_parser = clap::value_parser!(u64).range(1..))]
     to: Option<u64>,
-    /// Only say what would be put back.
+    /// Only report what would be restored.
     #[arg(long)]
     dry_run: bool,
     /// Do so even though the service has endpoints, and calls to them would fail.
     #[arg(long)]
     force: bool,
     #[command(flatten)]
-    reach: Reach,
+    target: TargetArgs,
     #[command(flatten)]
-    seen_as: SeenAs,
+    output_args: OutputArgs,
 }
 
-/// Puts an earlier value back.
+/// Restores an earlier value.
 pub(crate) async fn run(args: RollbackArgs) -> Result<ExitCode, Failure> {
-    let connection = connect::connect(&args.reach).await?;
+    let connection = connect::connect(&args.target).await?;
     let chosen = chosen(&connection, &args).await?;
-    let kind = args.of.kind_typed();
+    let kind = args.of.kind_argument();
     if !args.force && matches!(args.of.kind, Kind::Service) {
         let to = chosen.value.as_deref().map(|value| args.of.declaration(value)).transpose()?.flatten();
-        let change = strand::Change { name: &args.of.service, to: to.as_ref(), mapped: false };
-        strand::refuse(&connection, &change, WAY_OUT).await?;
+        let change = breaking_change::Change { name: &args.of.service, to: to.as_ref(), mapped: false };
+        breaking_change::refuse(&connection, &change, HINT).await?;
     }
-    let subject = args.of.words();
+    let subject = args.of.title();
     let back = chosen.revision;
     if args.dry_run {
         let document = chosen.value.as_deref().map(|value| args.of.document(value)).transpose()?.flatten();
-        let shown = document.as_ref().map_or_else(|| "it did not exist".into(), subject::one_line);
+        let shown = document.as_ref().map_or_else(|| "it did not exist".into(), history_key::one_line);
         let text = format!("{subject} would be as at revision {back}: {shown}\n");
         let item = json!({ "service": args.of.service.to_string(), "kind": kind, "to": back, "dryRun": true, "document": document });
-        output::print_one(args.seen_as.format(), &item, &text)?;
+        output::print_one(args.output_args.format(), &item, &text)?;
         return Ok(ExitCode::SUCCESS);
     }
-    // By number, so that what is put back is what was looked at, whatever is written meanwhile.
+    // By revision, so that the displayed value is restored whatever is written meanwhile.
     let request =
         RollbackRequest { kind: args.of.kind(), service: args.of.service.to_string(), revision: back };
     let answer = connection.admin().rollback(request).await?.into_inner();
     let outcome = answer.outcomes.first().map_or(outcome::Kind::Unchanged, |outcome| outcome.kind());
     let word = match outcome {
         outcome::Kind::Unchanged => "is unchanged: that value is in force already",
-        outcome::Kind::Created => "is there again",
+        outcome::Kind::Created => "exists again",
         outcome::Kind::Changed => "has its earlier value again",
-        outcome::Kind::Deleted => "is gone again, as it was before",
+        outcome::Kind::Deleted => "is deleted again, as it was before",
     };
     let item = json!({
         "kind": kind,
@@ -82,14 +82,14 @@ pub(crate) async fn run(args: RollbackArgs) -> Result<ExitCode, Failure> {
         "changed": outcome != outcome::Kind::Unchanged,
         "revision": answer.revision.map(|revision| revision.number),
     });
-    output::print_one(args.seen_as.format(), &item, &format!("{subject} {word} (revision {back})\n"))?;
+    output::print_one(args.output_args.format(), &item, &format!("{subject} {word} (revision {back})\n"))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The value to put back: the one asked for, or the one before the current.
+/// The value to restore: the given one, or the one before the current.
 async fn chosen(connection: &Connection, args: &RollbackArgs) -> Result<Change, Failure> {
     let of = &args.of;
-    let mut changes = subject::changes(connection, of).await?;
+    let mut changes = history_key::changes(connection, of).await?;
     let found = match args.to {
         Some(to) => changes.iter().position(|change| change.revision == to),
         None => (changes.len() > 1).then_some(1),
@@ -104,6 +104,6 @@ async fn chosen(connection: &Connection, args: &RollbackArgs) -> Result<Change, 
             format!("no value of {service} at revision {to} is kept"),
             format!("choose one of {kept}"),
         ),
-        _ => Failure::failed(format!("{service} has no earlier value to go back to")),
+        _ => Failure::failed(format!("{service} has no earlier value to restore")),
     })
 }

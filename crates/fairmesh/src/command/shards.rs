@@ -16,7 +16,7 @@ use fairmesh_wire::{
 use serde_json::json;
 
 use crate::{
-    cli::{Reach, SeenAs},
+    cli::{OutputArgs, TargetArgs},
     connect,
     failure::Failure,
     output::{self, Listing},
@@ -24,38 +24,38 @@ use crate::{
 
 use super::{apply, get};
 
-/// What to do with a shard map. A map is created with 'fairmesh apply'.
+/// Commands on a shard map. A map is created with 'fairmesh apply'.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ShardsCommand {
     /// Print the map of a service.
     Get(Of),
     /// Split one shard in two; the upper half gets a new id.
     Split(Split),
-    /// Let a shard swallow the next one by key; both must be held alike.
+    /// Merge a shard with the next one by key; both must have the same replicas.
     Merge(Merge),
-    /// Move one copy of a shard from one instance to another, make before break.
+    /// Move one replica of a shard from one instance to another, make before break.
     Move(Move),
-    /// Add a copy of a shard.
+    /// Add a replica of a shard.
     Add(Add),
-    /// Drop a copy of a shard; callers leave it first.
+    /// Drop a replica of a shard; callers leave it first.
     Drop(Drop),
-    /// List the moves under way.
+    /// List the moves in progress.
     Moves(Of),
-    /// Say how much work the shards of each server are.
+    /// Show the load of the shards of each server.
     Loads(Of),
-    /// Move shards, and copy hot ones, until no server is overloaded.
+    /// Move shards, and replicate hot ones, until no server is overloaded.
     Balance(balance::Balance),
 }
 
-/// A service.
+/// Arguments of commands on one service.
 #[derive(Debug, Args)]
 pub(crate) struct Of {
     /// The service, as tenant/service.
     service: ServiceName,
     #[command(flatten)]
-    reach: Reach,
+    target: TargetArgs,
     #[command(flatten)]
-    seen_as: SeenAs,
+    output_args: OutputArgs,
 }
 
 /// Arguments of `fairmesh shards split`.
@@ -86,13 +86,13 @@ pub(crate) struct Move {
     of: Of,
     /// The shard's id.
     shard: u32,
-    /// Who gives the copy up.
+    /// The source instance.
     #[arg(long, value_name = "INSTANCE")]
     from: InstanceId,
-    /// Who takes it.
+    /// The target instance.
     #[arg(long, value_name = "INSTANCE")]
     to: InstanceId,
-    /// The role of the copy [default: the role in which it is held, if there is one only].
+    /// The role of the replica [default: its role, if it has only one].
     #[arg(long)]
     role: Option<Role>,
     /// Wait until the move is done.
@@ -107,10 +107,10 @@ pub(crate) struct Add {
     of: Of,
     /// The shard's id.
     shard: u32,
-    /// Who takes it.
+    /// The target instance.
     #[arg(long, value_name = "INSTANCE")]
     to: InstanceId,
-    /// The role of the copy [default: the role in which the shard is held, if there is one only].
+    /// The role of the replica [default: the role of the shard's replicas, if they have only one].
     #[arg(long)]
     role: Option<Role>,
     /// Wait until callers use it.
@@ -125,19 +125,19 @@ pub(crate) struct Drop {
     of: Of,
     /// The shard's id.
     shard: u32,
-    /// Who gives it up.
+    /// The instance to drop it from.
     #[arg(long, value_name = "INSTANCE")]
     from: InstanceId,
-    /// The role of the copy [default: the role in which it is held, if there is one only].
+    /// The role of the replica [default: its role, if it has only one].
     #[arg(long)]
     role: Option<Role>,
-    /// Wait until it is gone.
+    /// Wait until it is dropped.
     #[arg(long)]
     wait: bool,
 }
 
-/// What is wished, from whichever command.
-struct Wanted {
+/// A move, from any of the commands.
+struct MoveArgs {
     of: Of,
     shard: ShardId,
     from: Option<InstanceId>,
@@ -146,7 +146,7 @@ struct Wanted {
     wait: bool,
 }
 
-/// Carries the command out.
+/// Runs the command.
 pub(crate) async fn run(command: ShardsCommand) -> Result<ExitCode, Failure> {
     match command {
         ShardsCommand::Get(of) => get_map(of).await,
@@ -154,13 +154,13 @@ pub(crate) async fn run(command: ShardsCommand) -> Result<ExitCode, Failure> {
         ShardsCommand::Merge(args) => merge(args).await,
         ShardsCommand::Move(Move { of, shard, from, to, role, wait }) => {
             let (from, to) = (Some(from), Some(to));
-            start_move(Wanted { of, shard: ShardId(shard), from, to, role, wait }).await
+            start_move(MoveArgs { of, shard: ShardId(shard), from, to, role, wait }).await
         }
         ShardsCommand::Add(Add { of, shard, to, role, wait }) => {
-            start_move(Wanted { of, shard: ShardId(shard), from: None, to: Some(to), role, wait }).await
+            start_move(MoveArgs { of, shard: ShardId(shard), from: None, to: Some(to), role, wait }).await
         }
         ShardsCommand::Drop(Drop { of, shard, from, role, wait }) => {
-            start_move(Wanted { of, shard: ShardId(shard), from: Some(from), to: None, role, wait }).await
+            start_move(MoveArgs { of, shard: ShardId(shard), from: Some(from), to: None, role, wait }).await
         }
         ShardsCommand::Moves(of) => moves(of).await,
         ShardsCommand::Loads(of) => loads::run(of).await,
@@ -169,15 +169,15 @@ pub(crate) async fn run(command: ShardsCommand) -> Result<ExitCode, Failure> {
 }
 
 async fn get_map(of: Of) -> Result<ExitCode, Failure> {
-    let connection = connect::connect(&of.reach).await?;
+    let connection = connect::connect(&of.target).await?;
     let listing = get::shards_of(&connection, &of.service).await?;
-    listing.print(of.seen_as.format())?;
+    listing.print(of.output_args.format())?;
     Ok(ExitCode::SUCCESS)
 }
 
 async fn split(args: Split) -> Result<ExitCode, Failure> {
     let Split { of, shard, at } = args;
-    let connection = connect::connect(&of.reach).await?;
+    let connection = connect::connect(&of.target).await?;
     let request = SplitShardRequest {
         service: of.service.to_string(),
         shard,
@@ -189,7 +189,7 @@ async fn split(args: Split) -> Result<ExitCode, Failure> {
 
 async fn merge(args: Merge) -> Result<ExitCode, Failure> {
     let Merge { of, shard } = args;
-    let connection = connect::connect(&of.reach).await?;
+    let connection = connect::connect(&of.target).await?;
     let request = MergeShardsRequest { service: of.service.to_string(), shard };
     let version = connection.registry().merge_shards(request).await?.into_inner().version;
     say_version(&of, version)
@@ -198,43 +198,44 @@ async fn merge(args: Merge) -> Result<ExitCode, Failure> {
 fn say_version(of: &Of, version: u64) -> Result<ExitCode, Failure> {
     let item = json!({ "service": of.service.to_string(), "version": version });
     let text = format!("the map of {} is at version {version}\n", of.service);
-    output::print_one(of.seen_as.format(), &item, &text)?;
+    output::print_one(of.output_args.format(), &item, &text)?;
     Ok(ExitCode::SUCCESS)
 }
 
-async fn start_move(args: Wanted) -> Result<ExitCode, Failure> {
-    let connection = connect::connect(&args.of.reach).await?;
+async fn start_move(args: MoveArgs) -> Result<ExitCode, Failure> {
+    let connection = connect::connect(&args.of.target).await?;
     let role = match &args.role {
         Some(role) => role.clone(),
-        None => held_role(&connection, &args).await?,
+        None => replica_role(&connection, &args).await?,
     };
     let service = &args.of.service;
-    let wish = ShardMove { shard: args.shard, role, from: args.from.clone(), to: args.to.clone() };
-    let request = MoveShardRequest { service: service.to_string(), r#move: Some(wish.clone().into()) };
+    let move_request = ShardMove { shard: args.shard, role, from: args.from.clone(), to: args.to.clone() };
+    let request =
+        MoveShardRequest { service: service.to_string(), r#move: Some(move_request.clone().into()) };
     connection.registry().move_shard(request).await?;
     if args.wait {
-        wait::until_moved(&connection, service, &wish).await?;
+        wait::wait_until_moved(&connection, service, &move_request).await?;
     }
     let item = json!({
         "service": service.to_string(),
-        "shard": wish.shard.0,
-        "role": wish.role,
-        "from": wish.from,
-        "to": wish.to,
+        "shard": move_request.shard.0,
+        "role": move_request.role,
+        "from": move_request.from,
+        "to": move_request.to,
         "done": args.wait,
     });
     let done = if args.wait { "done" } else { "wished" };
-    let mut text = format!("{service}: {wish} is {done}");
+    let mut text = format!("{service}: {move_request} is {done}");
     if !args.wait {
         text += &format!("; see 'fairmesh shards moves {service}'");
     }
     text.push('\n');
-    output::print_one(args.of.seen_as.format(), &item, &text)?;
+    output::print_one(args.of.output_args.format(), &item, &text)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The one role in which the instance that gives the shard up holds it, or in which it is held at all.
-async fn held_role(connection: &Connection, args: &Wanted) -> Result<Role, Failure> {
+/// The only role in which the source instance has the shard, or in which any instance has it.
+async fn replica_role(connection: &Connection, args: &MoveArgs) -> Result<Role, Failure> {
     let service = &args.of.service;
     let map = apply::stored_map(connection, service).await?;
     let shards = map.map(|map| map.shards).unwrap_or_default();
@@ -244,24 +245,24 @@ async fn held_role(connection: &Connection, args: &Wanted) -> Result<Role, Failu
     match (roles.first(), &args.from) {
         (Some(role), _) if roles.len() == 1 => Ok((*role).clone()),
         (None, Some(from)) => Err(Failure::failed_with(
-            format!("{from} does not hold shard {} of {service}", args.shard),
-            format!("see who does with 'fairmesh shards get {service}'"),
+            format!("{from} has no replica of shard {} of {service}", args.shard),
+            format!("list its replicas with 'fairmesh shards get {service}'"),
         )),
         (None, None) => Err(Failure::failed_with(
-            format!("nobody holds shard {} of {service}", args.shard),
-            "name the role of its first copy with --role",
+            format!("shard {} of {service} has no replica", args.shard),
+            "give the role of its first replica with --role",
         )),
         _ => Err(Failure::refused(
-            format!("shard {} is held in several roles", args.shard),
-            "say which one is meant with --role",
+            format!("shard {} has replicas in several roles", args.shard),
+            "give the role with --role",
         )),
     }
 }
 
 async fn moves(of: Of) -> Result<ExitCode, Failure> {
-    let connection = connect::connect(&of.reach).await?;
+    let connection = connect::connect(&of.target).await?;
     let mut listing = Listing::new(get::MOVES_HEAD);
     get::add_moves(&connection, &of.service, &mut listing).await?;
-    listing.print(of.seen_as.format())?;
+    listing.print(of.output_args.format())?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,4 +1,4 @@
-//! Simulated fleets: a table for people, JSON for programs, a picture for both.
+//! `fairmesh sim`: simulated fleets, as a table for people, JSON for programs, and a picture for both.
 
 mod show;
 mod sweep;
@@ -18,37 +18,37 @@ use tokio::time::Instant;
 
 use crate::{failure::Failure, manifests, output};
 
-/// What to do with simulated fleets.
+/// Commands on simulated fleets.
 #[derive(Debug, Subcommand)]
 pub(crate) enum SimCommand {
-    /// Play scenarios; exits 1 when one does not do what its file expects.
+    /// Play scenarios; exits 1 when one does not meet the expectations in its file.
     Run(RunArgs),
-    /// Try every combination of a grid of constants on many generated fleets, on all cores.
+    /// Play every combination of a grid of constants on many generated fleets, on all cores.
     Sweep(sweep::SweepArgs),
 }
 
-/// Play scenarios.
+/// Arguments of `fairmesh sim run`.
 #[derive(Args, Debug)]
 pub(crate) struct RunArgs {
     /// Files, each with one scenario.
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
-    /// Start chance here instead of where the files say.
+    /// The random seed, instead of that of the files.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Make the fleets of trees (kind: tree) larger or smaller: 0.01 is a hundredth of their services, machines and writes.
+    /// Scale the fleets of trees (kind: tree): 0.01 is a hundredth of their services, machines and writes.
     #[arg(long, value_name = "TIMES", value_parser = factor)]
     factor: Option<f64>,
-    /// Write the figures to this file as JSON, one object a scenario, in a list.
+    /// Write the figures to this file as a JSON list with one object per scenario.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Draw the utilisation of every server over time into this file, of a tree how long changes took; of several
+    /// Draw the utilisation of every server over time into this file, or the propagation delay of a tree; of several
     /// scenarios, into FILE-NAME.svg each.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
 
-/// Carries out what was typed.
+/// Runs the command.
 pub(crate) fn run(command: SimCommand) -> Result<ExitCode, Failure> {
     match command {
         SimCommand::Run(args) => play_all(&args),
@@ -56,18 +56,18 @@ pub(crate) fn run(command: SimCommand) -> Result<ExitCode, Failure> {
     }
 }
 
-/// A file's scenario.
+/// A parsed scenario.
 #[derive(Debug)]
 enum Loaded {
     Fleet(Box<Scenario>),
     Tree(Box<fairmesh_sim::tree::Scenario>),
 }
 
-/// The kind of scenarios that are about trees; those about fleets say none.
+/// The kind of tree scenarios; fleet scenarios have none.
 const TREE: &str = "tree";
 
 fn play_all(args: &RunArgs) -> Result<ExitCode, Failure> {
-    // All files before the first simulation: a slip of the pen in the last is said at once.
+    // All files before the first simulation: an error in the last is reported at once.
     let scenarios: Vec<Loaded> = args.files.iter().map(|file| load(file, args)).collect::<Result<_, _>>()?;
     let (mut reports, mut met) = (Vec::new(), true);
     for scenario in &scenarios {
@@ -94,7 +94,7 @@ fn load(file: &Path, args: &RunArgs) -> Result<Loaded, Failure> {
     Ok(Loaded::Fleet(Box::new(scenario)))
 }
 
-/// Its figures as JSON, and whether they are not as expected.
+/// Figures as JSON, and whether expectations are missed.
 fn play_fleet(scenario: &Scenario, args: &RunArgs) -> Result<(serde_json::Value, bool), Failure> {
     let (result, took) = play(scenario)?;
     output::write(&show::report(scenario, &result.report, took))?;
@@ -106,7 +106,7 @@ fn play_fleet(scenario: &Scenario, args: &RunArgs) -> Result<(serde_json::Value,
     Ok((report, !result.report.missed.is_empty()))
 }
 
-/// Plays one scenario behind a progress bar; also says how long it took.
+/// Plays one scenario with a progress bar; returns the elapsed time too.
 fn play(scenario: &Scenario) -> Result<(SimulationResult, Duration), Failure> {
     let bar = progress(&scenario.name, scenario.duration);
     let began = Instant::now();
@@ -118,13 +118,13 @@ fn play(scenario: &Scenario) -> Result<(SimulationResult, Duration), Failure> {
 fn progress(name: &str, duration: SimTime) -> ProgressBar {
     let bar = ProgressBar::new(duration.nanos() / 1_000_000_000);
     let style = ProgressStyle::with_template("{prefix} {wide_bar} {pos}/{len} s, {eta} left");
-    // The template is a constant that parses; a default bar would do as well.
+    // The template is a valid constant; the default bar would do as well.
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar.set_prefix(name.to_owned());
     bar
 }
 
-/// More than nothing, and no more than memory can hold by any means.
+/// Parses a positive factor that memory can hold.
 fn factor(text: &str) -> Result<f64, String> {
     text.parse()
         .ok()

@@ -1,4 +1,4 @@
-//! The five things that happen to the fleet while load runs.
+//! The five events injected while load runs.
 
 use std::time::Duration;
 
@@ -8,29 +8,28 @@ use tokio::time::Instant;
 
 use super::{
     DemoError,
-    running::{Running, STOP},
-    tally::{Phase, Tally},
+    call_stats::{CallStats, Phase},
+    fleet::{Fleet, STOP_TIMEOUT},
 };
 
-/// How long a shard may take to move: callers that do not say that they have applied the new map are waited for up to a
-/// minute.
-const MOVE: Duration = Duration::from_secs(70);
+/// Time limit of a shard move: callers that do not acknowledge the new map are waited for up to a minute.
+const MOVE_TIMEOUT: Duration = Duration::from_secs(70);
 
-/// How much time events get.
+/// Durations around events.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
     /// Load before the first event and between two.
     pub calm: Duration,
-    /// How long an event is watched after it was over.
+    /// Observation time after an event.
     pub settle: Duration,
-    /// How long the control plane stays away.
+    /// Duration of a control plane outage.
     pub outage: Duration,
 }
 
-/// Runs all events in order; `say` is told each as it begins. Returns what each did, in words.
+/// Runs all events in order; `say` is called as each begins. Returns a description of each.
 pub(super) async fn run(
-    fleet: &mut Running,
-    tally: &Tally,
+    fleet: &mut Fleet,
+    tally: &CallStats,
     pace: Pace,
     say: &dyn Fn(&str),
 ) -> Result<Vec<(Phase, String)>, DemoError> {
@@ -55,16 +54,13 @@ pub(super) async fn run(
     Ok(story)
 }
 
-/// A planned stop: the server tells the registry first and leaves when its callers have.
-async fn drain(fleet: &mut Running) -> Result<String, DemoError> {
+/// A planned stop: the server drains in the registry and exits when its callers have left.
+async fn drain(fleet: &mut Fleet) -> Result<String, DemoError> {
     let server = fleet.server("checkout-eu-1")?;
     let start = Instant::now();
-    let status = server.stop(STOP).await?;
+    let status = server.stop(STOP_TIMEOUT).await?;
     if !status.success() {
-        return Err(DemoError::Fleet(format!(
-            "checkout-eu-1 stopped with {status}:\n{}",
-            server.last_words()
-        )));
+        return Err(DemoError::Fleet(format!("checkout-eu-1 stopped with {status}:\n{}", server.log_tail())));
     }
     let took = start.elapsed();
     server.restart()?;
@@ -73,7 +69,7 @@ async fn drain(fleet: &mut Running) -> Result<String, DemoError> {
 }
 
 /// A crash.
-async fn kill(fleet: &mut Running, pace: Pace) -> Result<String, DemoError> {
+async fn kill(fleet: &mut Fleet, pace: Pace) -> Result<String, DemoError> {
     let server = fleet.server("checkout-eu-0")?;
     server.kill().await?;
     tokio::time::sleep(pace.outage).await;
@@ -82,8 +78,8 @@ async fn kill(fleet: &mut Running, pace: Pace) -> Result<String, DemoError> {
     Ok(format!("checkout-eu-0 got SIGKILL, came back {:.1} s later", pace.outage.as_secs_f64()))
 }
 
-/// The primary of shard 5 goes from one server to another.
-async fn shard_move(fleet: &mut Running) -> Result<String, DemoError> {
+/// Moves the primary of shard 5 from one server to another.
+async fn shard_move(fleet: &mut Fleet) -> Result<String, DemoError> {
     let address = Address::Tcp(fleet.control_address.to_string());
     let connection =
         handshake::connect(&address, "demo").await.map_err(|e| DemoError::Fleet(e.to_string()))?;
@@ -94,7 +90,7 @@ async fn shard_move(fleet: &mut Running) -> Result<String, DemoError> {
     let start = Instant::now();
     registry.move_shard(request).await.map_err(|e| DemoError::Fleet(e.message().to_owned()))?;
     let mut phase = String::new();
-    while start.elapsed() < MOVE {
+    while start.elapsed() < MOVE_TIMEOUT {
         let request = v1::ListMovesRequest { service: "shop/cart".into() };
         let moves =
             registry.list_moves(request).await.map_err(|e| DemoError::Fleet(e.message().to_owned()))?;
@@ -110,11 +106,11 @@ async fn shard_move(fleet: &mut Running) -> Result<String, DemoError> {
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    Err(DemoError::Fleet(format!("the shard move was still {phase} after {MOVE:?}; see control.log")))
+    Err(DemoError::Fleet(format!("the shard move was still {phase} after {MOVE_TIMEOUT:?}; see control.log")))
 }
 
-/// The control plane crashes and is away for a while.
-async fn control_outage(fleet: &mut Running, pace: Pace) -> Result<String, DemoError> {
+/// Kills the control plane and restarts it later.
+async fn control_outage(fleet: &mut Fleet, pace: Pace) -> Result<String, DemoError> {
     fleet.control.kill().await?;
     tokio::time::sleep(pace.outage).await;
     fleet.control.restart()?;
@@ -123,8 +119,8 @@ async fn control_outage(fleet: &mut Running, pace: Pace) -> Result<String, DemoE
     Ok(format!("control plane got SIGKILL, came back {:.1} s later", pace.outage.as_secs_f64()))
 }
 
-/// An agent crashes; its region's programs go on from memory.
-async fn agent_restart(fleet: &mut Running, pace: Pace) -> Result<String, DemoError> {
+/// Kills an agent; programs of its region continue from memory.
+async fn agent_restart(fleet: &mut Fleet, pace: Pace) -> Result<String, DemoError> {
     let Some(agent) = fleet.agents.get_mut(1) else {
         return Err(DemoError::Fleet("there is no agent in us".into()));
     };
@@ -134,15 +130,15 @@ async fn agent_restart(fleet: &mut Running, pace: Pace) -> Result<String, DemoEr
     Ok(format!("agent of us got SIGKILL, came back {:.1} s later", pace.outage.as_secs_f64() / 2.0))
 }
 
-/// Waits until an instance takes calls again.
-async fn serving(fleet: &mut Running, instance: &str) -> Result<(), DemoError> {
+/// Waits until an instance serves again.
+async fn serving(fleet: &mut Fleet, instance: &str) -> Result<(), DemoError> {
     let start = Instant::now();
-    while start.elapsed() < STOP {
+    while start.elapsed() < STOP_TIMEOUT {
         let endpoints = fleet.endpoints().await?;
         if endpoints.iter().any(|(name, state)| name == instance && *state == EndpointState::Serving) {
             return Ok(());
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    Err(DemoError::Fleet(format!("{instance} is not back after {STOP:?}")))
+    Err(DemoError::Fleet(format!("{instance} is not back after {STOP_TIMEOUT:?}")))
 }

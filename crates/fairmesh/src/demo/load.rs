@@ -1,4 +1,4 @@
-//! Open-loop load: calls begin when they are due, however slow earlier ones are, so that a stall cannot hide.
+//! Open-loop load: calls begin on schedule, however slow earlier ones are, so that a stall is visible.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,21 +8,22 @@ use tokio::{sync::Semaphore, task::JoinHandle, time::Instant};
 
 use super::{
     DemoError,
-    fleet::{PLACES, Place},
-    running::Running,
+    call_stats::{CallRecord, CallStats, Failure, Phase},
+    fleet::Fleet,
     service::REGION_HEADER,
-    tally::{Failure, Phase, Seen, Tally},
+    topology::{DemoRegion, REGIONS},
     v1::{AddRequest, GetRequest, cart_client::CartClient},
 };
 
-/// Calls that may be under way a region; more mean that the fleet is stuck, and the driver must not grow for ever.
+/// Maximum number of calls in flight per region; more mean that the fleet is stuck, and the driver must not grow
+/// without bound.
 const IN_FLIGHT: usize = 4096;
-/// Customers of the shop: the interval of the cart's shard map.
-const CUSTOMERS: u64 = 1000;
+/// Customers of the shop: the key range of the cart's shard map.
+const CUSTOMER_COUNT: u64 = 1000;
 
-/// What a shopper does.
+/// An action of a shopper.
 #[derive(Clone, Copy, Debug)]
-enum Act {
+enum Action {
     Browse,
     Recommend,
     ReadCart,
@@ -30,24 +31,24 @@ enum Act {
     Checkout,
 }
 
-/// What shoppers do, in turn. Half of it are POSTs that nobody declared idempotent: [`Act::Add`] and [`Act::Checkout`].
-const DAY: [Act; 10] = [
-    Act::Browse,
-    Act::Add,
-    Act::Checkout,
-    Act::Browse,
-    Act::Add,
-    Act::Recommend,
-    Act::Add,
-    Act::Browse,
-    Act::Checkout,
-    Act::ReadCart,
+/// Actions of shoppers, in turn. Half of them are POSTs that are not declared idempotent: [`Action::Add`] and
+/// [`Action::Checkout`].
+const ACTIONS: [Action; 10] = [
+    Action::Browse,
+    Action::Add,
+    Action::Checkout,
+    Action::Browse,
+    Action::Add,
+    Action::Recommend,
+    Action::Add,
+    Action::Browse,
+    Action::Checkout,
+    Action::ReadCart,
 ];
 
-impl Act {
-    /// Only what was on the server when it was killed, and may not be repeated, has an excuse: of what the server that is
-    /// killed answers, checkouts.
-    fn judge(self, failure: Failure, tally: &Tally, began: Phase) -> Failure {
+impl Action {
+    /// Only calls in flight to the killed server that may not be retried are excused: checkouts.
+    fn judge(self, failure: Failure, tally: &CallStats, began: Phase) -> Failure {
         let killed = [began, tally.now()].contains(&Phase::Kill);
         Failure { in_flight: failure.in_flight && killed && matches!(self, Self::Checkout), ..failure }
     }
@@ -63,10 +64,10 @@ impl Act {
     }
 }
 
-/// The callers of one region, with a library of their own.
+/// The callers of one region, with a library instance of their own.
 #[derive(Clone, Debug)]
 struct Shoppers {
-    place: Place,
+    place: DemoRegion,
     mesh: Mesh,
     catalog: ServiceHandle,
     recommend: ServiceHandle,
@@ -84,11 +85,11 @@ pub(super) struct Load {
 
 impl Load {
     /// Starts `rate` calls a second, spread over the regions.
-    pub(super) async fn start(fleet: &Running, tally: &Arc<Tally>, rate: u32) -> Result<Self, DemoError> {
+    pub(super) async fn start(fleet: &Fleet, tally: &Arc<CallStats>, rate: u32) -> Result<Self, DemoError> {
         let (stop, stopped) = tokio::sync::watch::channel(false);
         let mut load = Self { shoppers: Vec::new(), drivers: Vec::new(), stop };
-        let period = Duration::from_secs(1) * u32::try_from(PLACES.len()).unwrap_or(1) / rate;
-        for place in PLACES {
+        let period = Duration::from_secs(1) * u32::try_from(REGIONS.len()).unwrap_or(1) / rate;
+        for place in REGIONS {
             let shoppers = Shoppers::new(fleet, place).await?;
             load.shoppers.push(shoppers.clone());
             load.drivers.push(tokio::spawn(drive(shoppers, tally.clone(), period, stopped.clone())));
@@ -96,17 +97,17 @@ impl Load {
         Ok(load)
     }
 
-    /// Tries made so far.
+    /// Number of attempts so far.
     pub(super) fn attempts(&self) -> u64 {
         self.shoppers.iter().map(|shoppers| shoppers.mesh.stats().tries).sum()
     }
 
-    /// Stops, lets the calls under way end, and returns attempts and the share of them that reused a connection.
+    /// Stops, waits for calls in flight, and returns attempts and the share of them that reused a connection.
     pub(super) async fn stop(self) -> (u64, f64) {
-        // An error means that every driver ended already.
+        // An error means that every driver has ended.
         let _ = self.stop.send(true);
         for driver in self.drivers {
-            // A driver that panicked has been seen on standard error; what it counted stands.
+            // A driver that panicked has printed to standard error; its counts remain valid.
             let _ = driver.await;
         }
         let stats: Vec<_> = self.shoppers.iter().map(|shoppers| shoppers.mesh.stats()).collect();
@@ -118,7 +119,7 @@ impl Load {
 
 async fn drive(
     shoppers: Shoppers,
-    tally: Arc<Tally>,
+    tally: Arc<CallStats>,
     period: Duration,
     stopped: tokio::sync::watch::Receiver<bool>,
 ) {
@@ -130,7 +131,7 @@ async fn drive(
         number += 1;
         tokio::time::sleep_until(due).await;
         let phase = tally.now();
-        let act = DAY[usize::try_from(number).unwrap_or(0) % DAY.len()];
+        let act = ACTIONS[usize::try_from(number).unwrap_or(0) % ACTIONS.len()];
         let Ok(permit) = room.clone().try_acquire_owned() else {
             tally.add(stuck(&shoppers, act, phase));
             continue;
@@ -139,22 +140,22 @@ async fn drive(
         tokio::spawn(async move {
             let result = shoppers.act(act, number).await.map_err(|failure| act.judge(failure, &tally, phase));
             let (call, from) = (act.name(), shoppers.place.name);
-            tally.add(Seen { call, phase, from, took: due.elapsed(), result });
+            tally.add(CallRecord { call, phase, from, took: due.elapsed(), result });
             drop(permit);
         });
     }
-    // Every permit back means that no call is under way; the semaphore is never closed.
+    // With every permit back no call is in flight; the semaphore is never closed.
     let _ = room.acquire_many(IN_FLIGHT as u32).await;
 }
 
-fn stuck(shoppers: &Shoppers, act: Act, phase: Phase) -> Seen {
-    let why = format!("not begun: {IN_FLIGHT} calls of this region are under way");
+fn stuck(shoppers: &Shoppers, act: Action, phase: Phase) -> CallRecord {
+    let why = format!("not started: {IN_FLIGHT} calls of this region are in flight");
     let result = Err(Failure { why, in_flight: false });
-    Seen { call: act.name(), phase, from: shoppers.place.name, took: Duration::ZERO, result }
+    CallRecord { call: act.name(), phase, from: shoppers.place.name, took: Duration::ZERO, result }
 }
 
 impl Shoppers {
-    async fn new(fleet: &Running, place: Place) -> Result<Self, DemoError> {
+    async fn new(fleet: &Fleet, place: DemoRegion) -> Result<Self, DemoError> {
         let mesh =
             super::service::mesh(fleet.agent_socket(place), place, &format!("shoppers-{}", place.name))
                 .await?;
@@ -169,21 +170,23 @@ impl Shoppers {
         })
     }
 
-    /// Does one thing and says in which region it was answered.
-    async fn act(&self, act: Act, number: u64) -> Result<String, Failure> {
-        let customer = number.wrapping_mul(7919) % CUSTOMERS;
+    /// Performs one action and returns the region of the response.
+    async fn act(&self, act: Action, number: u64) -> Result<String, Failure> {
+        let customer = number.wrapping_mul(7919) % CUSTOMER_COUNT;
         match act {
-            Act::Browse => get(&self.catalog, format!("/items/{customer}")).await,
-            Act::Recommend => {
-                // The program knows nothing of regions, and its policy keeps calls at home.
+            Action::Browse => get(&self.catalog, format!("/items/{customer}")).await,
+            Action::Recommend => {
+                // The program does not report its region, and its policy keeps calls in their region.
                 get(&self.recommend, format!("/because/{customer}")).await.map(|_| self.place.name.to_owned())
             }
-            Act::Checkout => post(&self.checkout, format!("/checkout/{customer}")).await,
-            Act::Add => {
+            Action::Checkout => post(&self.checkout, format!("/checkout/{customer}")).await,
+            Action::Add => {
                 let request = AddRequest { customer, item: format!("item-{}", number % 50) };
                 answered(self.cart("primary", customer)?.add(request).await)
             }
-            Act::ReadCart => answered(self.cart("secondary", customer)?.get(GetRequest { customer }).await),
+            Action::ReadCart => {
+                answered(self.cart("secondary", customer)?.get(GetRequest { customer }).await)
+            }
         }
     }
 
@@ -224,7 +227,7 @@ fn answered<T>(answer: Result<tonic::Response<T>, tonic::Status>) -> Result<Stri
     }
 }
 
-/// A call that broke under way was in flight when its server died, and nothing says that it may be repeated.
+/// A call whose connection broke was in flight when its server died, and is not declared safe to retry.
 fn failure(fault: &Fault) -> Failure {
     Failure { why: fault.kind().label().to_owned(), in_flight: fault.kind() == FaultKind::Reset }
 }

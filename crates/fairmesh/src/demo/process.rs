@@ -1,4 +1,4 @@
-//! Real processes of the demo: started, watched and ended by pid, their output kept in files.
+//! Processes of the demo: started, watched and ended by pid, with their output in files.
 
 use std::{
     ffi::OsString,
@@ -12,10 +12,10 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 
-/// How a process is started, so that it can be started again after it was ended.
+/// Command of a process, to start and restart it.
 #[derive(Clone, Debug)]
 pub(super) struct Program {
-    /// What people call it; also the name of its log file.
+    /// Name for people; also of the log file.
     pub name: String,
     /// The executable.
     pub binary: PathBuf,
@@ -23,7 +23,7 @@ pub(super) struct Program {
     pub args: Vec<OsString>,
 }
 
-/// A process that this one started. Dropping it kills it.
+/// A child process. Dropping it kills it.
 #[derive(Debug)]
 pub(super) struct Process {
     program: Program,
@@ -43,7 +43,7 @@ impl Process {
             .stdout(log.try_clone()?)
             .stderr(log)
             .kill_on_drop(true)
-            // Ctrl-C is for the demo, which then stops the fleet in order; the fleet must not stop by itself.
+            // Ctrl-C goes to the demo alone, which then stops the fleet in order.
             .process_group(0)
             .spawn()
             .map_err(|e| {
@@ -52,17 +52,17 @@ impl Process {
         Ok(Self { program, child, logs: logs.to_owned() })
     }
 
-    /// What people call it.
+    /// Name for people.
     pub(super) fn name(&self) -> &str {
         &self.program.name
     }
 
-    /// Ends it at once, as a crash would.
+    /// Kills it, as a crash would.
     pub(super) async fn kill(&mut self) -> io::Result<()> {
         self.child.kill().await
     }
 
-    /// Asks it to stop and waits, killing it when it takes longer than `patience`.
+    /// Terminates it and waits, killing it after `patience`.
     pub(super) async fn stop(&mut self, patience: Duration) -> io::Result<ExitStatus> {
         self.terminate()?;
         match tokio::time::timeout(patience, self.child.wait()).await {
@@ -77,7 +77,7 @@ impl Process {
         }
     }
 
-    /// Asks it to stop.
+    /// Sends SIGTERM.
     pub(super) fn terminate(&self) -> io::Result<()> {
         let pid = self.child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
         match pid {
@@ -86,24 +86,24 @@ impl Process {
         }
     }
 
-    /// Starts it again after it ended.
+    /// Restarts it after it ended.
     pub(super) fn restart(&mut self) -> io::Result<()> {
         *self = Self::start(self.program.clone(), &self.logs)?;
         Ok(())
     }
 
-    /// How it ended, if it has.
+    /// Exit status, if it has ended.
     pub(super) fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
         self.child.try_wait()
     }
 
-    /// Where its output is.
+    /// Path of its log.
     pub(super) fn log(&self) -> PathBuf {
         self.logs.join(format!("{}.log", self.program.name))
     }
 
-    /// The last lines of its output, for an error message.
-    pub(super) fn last_words(&self) -> String {
+    /// The last lines of its log, for an error message.
+    pub(super) fn log_tail(&self) -> String {
         let text = fs::read_to_string(self.log()).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(8)..].join("\n")

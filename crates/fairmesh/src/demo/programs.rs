@@ -1,5 +1,5 @@
-//! The second act: programs that know nothing of Fairmesh call the shop through a sidecar, and what they reach is what the
-//! library reaches and `fairmesh explain` foretells.
+//! Second part of the demo: unmodified programs call the shop through a sidecar, and reach what the library reaches and
+//! `fairmesh explain` predicts.
 
 mod callers;
 mod picks;
@@ -18,28 +18,28 @@ use self::{
 };
 use super::{
     DemoError,
-    fleet::{PLACES, Place},
+    fleet::Fleet,
     report::table,
-    running::Running,
     service,
+    topology::{DemoRegion, REGIONS},
 };
 
-/// Where the sidecar stands.
-const PLACE: Place = PLACES[0];
-/// Who calls, whichever program it is: subsets hang on it.
+/// Region of the sidecar.
+const REGION: DemoRegion = REGIONS[0];
+/// Client id of all callers, which determines their subsets.
 const CLIENT: &str = "programs";
-/// How long one program, or the library, may take.
-const PATIENCE: Duration = Duration::from_secs(20);
-/// How often each calls where several endpoints may answer, and with how many seeds that is foretold.
+/// Time limit of one program, or the library.
+const CALL_TIMEOUT: Duration = Duration::from_secs(20);
+/// Calls of each program if several endpoints may respond, and number of seeds for the prediction.
 const CALLS: usize = 6;
 const SEEDS: u64 = 12;
 
-/// What is called.
+/// A call to compare.
 #[derive(Clone, Copy, Debug)]
 struct Probe {
     service: &'static str,
     path: &'static str,
-    /// The key and role of a call to a sharded service, which say where it goes.
+    /// Key and role of a call to a sharded service.
     shard: Option<(u64, &'static str)>,
 }
 
@@ -63,7 +63,7 @@ impl Probe {
         }
     }
 
-    /// As programs write it: `cart.shop` is `shop/cart`.
+    /// The URL for programs: `cart.shop` is `shop/cart`.
     fn url(&self) -> String {
         let (tenant, service) = self.service.split_once('/').unwrap_or_default();
         format!("http://{service}.{tenant}{}", self.path)
@@ -78,65 +78,65 @@ impl Probe {
     }
 }
 
-/// What everybody reached.
+/// Endpoints reached by all callers.
 #[derive(Debug)]
-pub(super) struct Act {
+pub(super) struct Action {
     rows: Vec<Row>,
-    /// Programs that this machine has.
+    /// Programs installed on this machine.
     callers: Vec<&'static str>,
     absent: Vec<&'static str>,
 }
 
-/// Starts the sidecar, lets everybody call, and compares.
-pub(super) async fn play(fleet: &mut Running) -> Result<Act, DemoError> {
-    let sidecar = fleet.start_sidecar(PLACE, CLIENT).await?;
+/// Starts the sidecar, makes all calls, and compares.
+pub(super) async fn play(fleet: &mut Fleet) -> Result<Action, DemoError> {
+    let sidecar = fleet.start_sidecar(REGION, CLIENT).await?;
     for caller in CALLERS {
         caller.prepare(fleet.dir())?;
     }
     let (here, absent): (Vec<Caller>, Vec<Caller>) = CALLERS.into_iter().partition(|caller| caller.is_here());
-    let mesh = service::mesh(fleet.agent_socket(PLACE), PLACE, CLIENT).await?;
+    let mesh = service::mesh(fleet.agent_socket(REGION), REGION, CLIENT).await?;
     let (fleet, mesh, here) = (&*fleet, &mesh, &here);
     let rows = PROBES.iter().map(async |probe| {
-        let explained = explained(fleet, probe);
+        let prediction = predict(fleet, probe);
         let programs = join_all(here.iter().map(|caller| caller.call(fleet.dir(), sidecar, probe)));
-        let (explained, library, programs) = tokio::join!(explained, called(mesh, probe), programs);
+        let (predicted, library, programs) = tokio::join!(prediction, called(mesh, probe), programs);
         let picked = std::iter::once(library).chain(programs).collect();
-        Row { what: probe.words(), one: probe.shard.is_some(), explained, picked }
+        Row { what: probe.words(), one: probe.shard.is_some(), predicted, picked }
     });
     let rows = join_all(rows).await;
     let names = here.iter().map(|caller| caller.name);
     let callers = std::iter::once("library").chain(names).collect();
-    Ok(Act { rows, callers, absent: absent.into_iter().map(|caller| caller.name).collect() })
+    Ok(Action { rows, callers, absent: absent.into_iter().map(|caller| caller.name).collect() })
 }
 
-/// Where `fairmesh explain` says that the call goes: by any of some seeds, where chance has a part in it.
-async fn explained(fleet: &Running, probe: &Probe) -> Picks {
+/// The targets predicted by `fairmesh explain`, over several seeds where the pick is random.
+async fn predict(fleet: &Fleet, probe: &Probe) -> Picks {
     let seeds = if probe.shard.is_some() { 1 } else { SEEDS };
-    let all = join_all((0..seeds).map(|seed| foretold(fleet, probe, seed))).await;
+    let all = join_all((0..seeds).map(|seed| predict_with_seed(fleet, probe, seed))).await;
     all.into_iter().collect()
 }
 
-async fn foretold(fleet: &Running, probe: &Probe, seed: u64) -> Result<String, String> {
+async fn predict_with_seed(fleet: &Fleet, probe: &Probe, seed: u64) -> Result<String, String> {
     let mut command = Command::new(&fleet.binary);
-    command.args(["explain", probe.service, "--json", "--region", PLACE.name, "--client-id", CLIENT]);
+    command.args(["explain", probe.service, "--json", "--region", REGION.name, "--client-id", CLIENT]);
     command.args(["--path", probe.path, "--seed", &seed.to_string()]);
     command.args(["--control", &fleet.control_address.to_string()]);
     if let Some((key, role)) = probe.shard {
         command.args(["--key", &key.to_string(), "--role", role]);
     }
     let output = command.stdin(Stdio::null()).kill_on_drop(true).output();
-    let output = timeout(PATIENCE, output).await.map_err(|_| "explain took too long")?;
+    let output = timeout(CALL_TIMEOUT, output).await.map_err(|_| "explain took too long")?;
     let output = output.map_err(|error| format!("explain: {error}"))?;
     let told: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
     let instance = told["goesTo"]["instance"].as_str().map(str::to_owned);
     instance.ok_or_else(|| format!("explain: {}", String::from_utf8_lossy(&output.stderr)))
 }
 
-/// Where the library's own calls go.
+/// The targets of the library's own calls.
 async fn called(mesh: &Mesh, probe: &Probe) -> Picks {
     let mut picks = BTreeSet::new();
     for _ in 0..probe.calls() {
-        let call = timeout(PATIENCE, call(mesh, probe));
+        let call = timeout(CALL_TIMEOUT, call(mesh, probe));
         picks.insert(call.await.map_err(|_| "the library's call took too long")??);
     }
     Ok(picks)
@@ -156,11 +156,11 @@ async fn call(mesh: &Mesh, probe: &Probe) -> Result<String, String> {
         return Err(status.to_string());
     }
     let last = trace.take().pop().map(|tried| tried.endpoint.instance.to_string());
-    last.ok_or_else(|| "the library tried nobody".to_owned())
+    last.ok_or_else(|| "the library made no attempt".to_owned())
 }
 
-impl Act {
-    /// How many rows do not agree.
+impl Action {
+    /// Number of rows that do not agree.
     pub(super) fn differing(&self) -> u64 {
         self.rows.iter().filter(|row| !row.agrees()).count() as u64
     }
@@ -173,14 +173,10 @@ impl Act {
             table.add_row(row.cells());
         }
         let mut out = String::new();
-        // Writing to a string cannot fail.
-        let _ = writeln!(
-            out,
-            "Programs that know nothing of Fairmesh, through a sidecar in {}:\n{table}",
-            PLACE.name
-        );
+        // Writing to a String cannot fail.
+        let _ = writeln!(out, "Unmodified programs, through a sidecar in {}:\n{table}", REGION.name);
         for absent in &self.absent {
-            let _ = writeln!(out, "{absent} is not on this machine, and did not call");
+            let _ = writeln!(out, "{absent} is not installed on this machine, and was skipped");
         }
         for problem in self.rows.iter().flat_map(Row::problems) {
             let _ = writeln!(out, "{problem}");

@@ -1,4 +1,4 @@
-//! A TCP relay that holds every byte back for a while: it makes regions of one machine as far apart as real ones.
+//! A TCP relay that delays every byte: it simulates distances between regions on one machine.
 //!
 //! Delaying packets in the kernel would need root and a module that many machines lack; a relay needs neither.
 
@@ -12,19 +12,19 @@ use tokio::{
     time::Instant,
 };
 
-/// How many reads may be under way in one direction; beyond them the sender is slowed down, as by a full link.
+/// Maximum number of reads in flight in one direction; beyond them the sender is slowed down, as by a full link.
 const IN_FLIGHT: usize = 512;
-/// The largest read.
-const READ: usize = 16 * 1024;
+/// Maximum size of a read.
+const MAX_READ: usize = 16 * 1024;
 
-/// Decides the one-way delay for a caller by the address that it calls from.
-pub(super) type Distance = Arc<dyn Fn(IpAddr) -> Duration + Send + Sync>;
+/// One-way delay for a caller, by its source address.
+pub(super) type DelayFn = Arc<dyn Fn(IpAddr) -> Duration + Send + Sync>;
 
-/// Accepts connections for ever and relays each to `target`.
-pub(super) async fn serve(listener: TcpListener, target: std::net::SocketAddr, distance: Distance) {
+/// Accepts connections and relays each to `target`.
+pub(super) async fn serve(listener: TcpListener, target: std::net::SocketAddr, distance: DelayFn) {
     loop {
         let Ok((near, peer)) = listener.accept().await else {
-            // Out of descriptors: those in use must close before another accept can succeed.
+            // Out of file descriptors: other connections must close before another accept can succeed.
             tokio::time::sleep(Duration::from_millis(10)).await;
             continue;
         };
@@ -38,7 +38,7 @@ pub(super) async fn serve(listener: TcpListener, target: std::net::SocketAddr, d
 }
 
 async fn join(near: TcpStream, far: TcpStream, delay: Duration) {
-    // Delays are what this is for; Nagle's would come on top.
+    // Nagle's algorithm would add its own delays.
     let _ = (near.set_nodelay(true), far.set_nodelay(true));
     let (near_in, near_out) = near.into_split();
     let (far_in, far_out) = far.into_split();
@@ -51,18 +51,18 @@ async fn pump(from: tcp::OwnedReadHalf, to: tcp::OwnedWriteHalf, delay: Duration
 }
 
 async fn read(mut from: tcp::OwnedReadHalf, queue: mpsc::Sender<(Instant, Bytes)>, delay: Duration) {
-    let mut buffer = BytesMut::with_capacity(READ);
+    let mut buffer = BytesMut::with_capacity(MAX_READ);
     while let Ok(1..) = from.read_buf(&mut buffer).await {
         if queue.send((Instant::now() + delay, buffer.split().freeze())).await.is_err() {
             return;
         }
-        buffer.reserve(READ);
+        buffer.reserve(MAX_READ);
     }
 }
 
 async fn write(mut held: mpsc::Receiver<(Instant, Bytes)>, mut to: tcp::OwnedWriteHalf) {
     while let Some((due, bytes)) = held.recv().await {
-        // The timer rounds up to a millisecond, which would be a long way within a region.
+        // The timer rounds up to a millisecond, which is long within a region.
         if due > Instant::now() {
             tokio::time::sleep_until(due).await;
         }
@@ -70,7 +70,7 @@ async fn write(mut held: mpsc::Receiver<(Instant, Bytes)>, mut to: tcp::OwnedWri
             return;
         }
     }
-    // An error here means that the other side is gone already.
+    // An error here means that the other side is closed already.
     let _ = to.shutdown().await;
 }
 

@@ -1,28 +1,28 @@
-//! What the demo prints at its end, and the JSON of it.
+//! Final report of the demo, as text and JSON.
 
 use std::fmt::Write;
 
 use comfy_table::{CellAlignment, Table, presets};
 use serde_json::{Value, json};
 
-use super::tally::{Count, Phase, Tally};
+use super::call_stats::{CallStats, Count, Phase};
 
-/// Figures that do not come from the tally.
+/// Figures that are not in the statistics of calls.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Totals {
-    /// Tries made for the calls.
+    /// Number of attempts.
     pub attempts: u64,
-    /// Share of tries that went over a connection which was open already, 0 to 1.
+    /// Share of attempts that reused a connection, 0 to 1.
     pub reuse: f64,
-    /// How long load ran, in seconds.
+    /// Duration of the load, in seconds.
     pub seconds: f64,
 }
 
 /// The tables for people.
-pub(super) fn text(tally: &Tally, story: &[(Phase, String)], totals: Totals) -> String {
+pub(super) fn text(tally: &CallStats, story: &[(Phase, String)], totals: Totals) -> String {
     let mut out = String::new();
     let total = tally.total();
-    // Proof for this and the following: writing to a String cannot fail.
+    // For this and the following: writing to a String cannot fail.
     let _ = writeln!(
         out,
         "{} calls in {:.0} s ({} attempts), {} failed, {:.2} % of attempts reused a connection\n",
@@ -33,15 +33,15 @@ pub(super) fn text(tally: &Tally, story: &[(Phase, String)], totals: Totals) -> 
         totals.reuse * 100.0
     );
     let _ = writeln!(out, "{}\n\n{}\n\n{}", calls(tally), regions(tally), events(tally, story));
-    let _ = writeln!(out, "* of the failed: sent to the server that died, and not to be repeated unasked\n");
+    let _ = writeln!(out, "* of the failed: in flight to the server that died, and not safe to retry\n");
     for ((phase, call, why), count) in tally.failures() {
         let _ = writeln!(out, "failed during {phase}: {count} × {call}: {why}");
     }
     out
 }
 
-/// The JSON: `{"calls", "failed", "reuse", "events": [{"name", "calls", "failed"}]}` and what else is known.
-pub(super) fn json(tally: &Tally, story: &[(Phase, String)], totals: Totals) -> Value {
+/// The JSON: `{"calls", "failed", "reuse", "events": [{"name", "calls", "failed"}]}` and further figures.
+pub(super) fn json(tally: &CallStats, story: &[(Phase, String)], totals: Totals) -> Value {
     let total = tally.total();
     let events: Vec<Value> =
         story.iter().map(|(phase, what)| event(*phase, what, tally.count(*phase))).collect();
@@ -68,7 +68,7 @@ fn event(phase: Phase, what: &str, count: Count) -> Value {
     })
 }
 
-/// A table as all of the demo look.
+/// The common table style of the demo.
 pub(super) fn table(head: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED);
@@ -84,7 +84,7 @@ fn align_right(table: &mut Table, columns: std::ops::Range<usize>) {
     }
 }
 
-fn calls(tally: &Tally) -> Table {
+fn calls(tally: &CallStats) -> Table {
     let mut table = table(&["call", "calls", "failed", "p50 ms", "p99 ms"]);
     for (name, row) in tally.rows() {
         let quantile = |q| format!("{:.1}", row.latency.value_at_quantile(q) as f64 / 1000.0);
@@ -95,10 +95,10 @@ fn calls(tally: &Tally) -> Table {
     table
 }
 
-fn regions(tally: &Tally) -> Table {
+fn regions(tally: &CallStats) -> Table {
     let mut table = table(&["call", "from", "answered in"]);
     for (name, row) in tally.rows() {
-        for place in super::fleet::PLACES {
+        for place in super::topology::REGIONS {
             let here = row.regions.iter().filter(|((from, _), _)| from == place.name);
             let total: u64 = here.clone().map(|(_, count)| count).sum();
             let share =
@@ -110,7 +110,7 @@ fn regions(tally: &Tally) -> Table {
     table
 }
 
-fn events(tally: &Tally, story: &[(Phase, String)]) -> Table {
+fn events(tally: &CallStats, story: &[(Phase, String)]) -> Table {
     let mut table = table(&["event", "what happened", "calls", "failed", "in flight*"]);
     for (phase, what) in story {
         let count = tally.count(*phase);

@@ -1,4 +1,4 @@
-//! `fairmesh demo serve`: one server of the shop, as its owner would write it with the library.
+//! `fairmesh demo serve`: one server of the shop, written with the library.
 
 mod cart;
 mod shop;
@@ -17,12 +17,12 @@ use fairmesh_model::{Location, Protocol, Region};
 use fairmesh_wire::transport::Address;
 use tokio::net::TcpListener;
 
-use super::{DemoError, fleet::Place, relay};
+use super::{DemoError, relay, topology::DemoRegion};
 
-/// Where an answer says which region it comes from.
+/// Response header with the region of the server.
 pub(super) const REGION_HEADER: &str = "x-shop-region";
 
-/// Which server to be, and where.
+/// The server to run, and its addresses.
 #[derive(Args, Debug)]
 pub(super) struct ServeArgs {
     service: Kind,
@@ -34,7 +34,7 @@ pub(super) struct ServeArgs {
     agent: Address,
 }
 
-/// The services of the shop that are written with the library.
+/// The services of the shop that use the library.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Kind {
     Catalog,
@@ -62,13 +62,13 @@ impl Kind {
     }
 }
 
-/// Serves until it is told to stop and its callers have left.
+/// Serves until SIGTERM and until its callers have left.
 pub(super) async fn serve(args: ServeArgs) -> Result<(), DemoError> {
     tracing_subscriber::fmt().with_ansi(false).init();
-    let place = Place::named(&args.region)
+    let place = DemoRegion::named(&args.region)
         .ok_or_else(|| DemoError::Fleet(format!("there is no region {} in the shop", args.region)))?;
     let inner = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-    let public = border(place, inner.local_addr()?).await?;
+    let public = delayed_listener(place, inner.local_addr()?).await?;
     let mesh = mesh(args.agent.clone(), place, &args.instance).await?;
 
     let mut server = Server::builder(args.service.name())
@@ -90,8 +90,8 @@ pub(super) async fn serve(args: ServeArgs) -> Result<(), DemoError> {
     Ok(serve_http(inner, routes, &server).await?)
 }
 
-/// The library as programs of a region use it.
-pub(super) async fn mesh(agent: Address, place: Place, client: &str) -> Result<Mesh, DemoError> {
+/// The library as configured for programs of a region.
+pub(super) async fn mesh(agent: Address, place: DemoRegion, client: &str) -> Result<Mesh, DemoError> {
     let region = Region::new(place.name).map_err(|e| DemoError::Fleet(e.to_string()))?;
     let mesh = Mesh::builder()
         .agent(agent)
@@ -101,8 +101,8 @@ pub(super) async fn mesh(agent: Address, place: Place, client: &str) -> Result<M
     mesh.connect().await.map_err(|e| DemoError::Fleet(e.to_string()))
 }
 
-/// Opens the address that callers use, as far from each as its region is.
-async fn border(place: Place, target: SocketAddr) -> Result<SocketAddr, DemoError> {
+/// Opens the address for callers, delayed for each by its distance.
+async fn delayed_listener(place: DemoRegion, target: SocketAddr) -> Result<SocketAddr, DemoError> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
     let address = listener.local_addr()?;
     tokio::spawn(relay::serve(listener, target, Arc::new(move |caller| place.one_way_from(caller))));

@@ -6,26 +6,26 @@ use tokio::{
     time::{Instant, sleep, timeout_at},
 };
 
-use super::say;
+use super::print_status;
 use crate::failure::Failure;
 
-/// How often to look whether what the program started has ended as well; the system does not tell.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Interval at which remaining descendants are checked; the system does not notify.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The program that this command started, with everything that it started in turn: a shell passes no signal on to what
-/// it runs. Dropping it kills them all.
+/// The started program with all its descendants: a shell passes no signal on to its children. Dropping it kills them
+/// all.
 #[derive(Debug)]
 pub(super) struct Child {
     process: tokio::process::Child,
     group: Group,
 }
 
-/// A process group; `None` once it was found empty, since its number may be another's then.
+/// A process group; `None` once it was empty, since its id may be reused then.
 #[derive(Debug)]
 struct Group(Option<Pid>);
 
 impl Child {
-    /// Starts the program, where there is one to start.
+    /// Starts the program, if one is given.
     pub(super) fn start(command: &[OsString]) -> Result<Option<Self>, Failure> {
         let Some((program, arguments)) = command.split_first() else {
             return Ok(None);
@@ -38,21 +38,25 @@ impl Child {
         let process = started.map_err(|error| {
             Failure::failed_with(
                 format!("cannot start '{}': {error}", program.display()),
-                "check that the program is there and may be executed",
+                "check that the program exists and is executable",
             )
         })?;
-        say(format_args!("started '{}' as process {}", program.display(), process.id().unwrap_or_default()));
+        print_status(format_args!(
+            "started '{}' as process {}",
+            program.display(),
+            process.id().unwrap_or_default()
+        ));
         let group = Group(process.id().and_then(|pid| Pid::from_raw(pid.cast_signed())));
         Ok(Some(Self { process, group }))
     }
 
-    /// Its first process, while that runs.
+    /// Pid of its first process, while that runs.
     pub(super) fn pid(&self) -> Option<u32> {
         self.process.id()
     }
 
-    /// Waits until it ends by itself; its exit code, or 128 and the number of the signal that ended it. What it leaves
-    /// running is asked to stop.
+    /// Waits until it ends by itself; its exit code, or 128 plus the number of the signal that ended it. Remaining
+    /// descendants are asked to stop.
     pub(super) async fn wait(&mut self) -> Result<u8, Failure> {
         let status = self.process.wait().await.map_err(Failure::failed)?;
         if !self.group.is_empty() {
@@ -61,21 +65,21 @@ impl Child {
         Ok(code(status))
     }
 
-    /// Asks it to stop and kills it when it has not by `end`. Whoever ends by the signal alone has ended well.
+    /// Terminates it, and kills it if it has not ended by `end`. Ending by the signal counts as success.
     pub(super) async fn stop(&mut self, end: Instant) -> Result<u8, Failure> {
-        say("stopping the program");
+        print_status("stopping the program");
         self.group.signal(Signal::TERM);
         let ended = async {
             let status = self.process.wait().await;
             while !self.group.is_empty() {
-                sleep(LOOK_EVERY).await;
+                sleep(POLL_INTERVAL).await;
             }
             status
         };
         let status = match timeout_at(end, ended).await {
             Ok(status) => status.map_err(Failure::failed)?,
             Err(_) => {
-                say("the program did not stop in time; killing it");
+                print_status("the program did not stop in time; killing it");
                 self.group.signal(Signal::KILL);
                 return self.wait().await;
             }
@@ -85,10 +89,10 @@ impl Child {
 }
 
 impl Group {
-    /// Whether nobody is left in it. To be asked only once the first of it was waited for.
+    /// Whether the group is empty. To be called only after its first process was reaped.
     fn is_empty(&mut self) -> bool {
         let Some(pid) = self.0 else { return true };
-        // Where this is the first process of a container, what the program leaves behind becomes its child.
+        // In a container whose first process this is, orphans become its children.
         while let Ok(Some(_)) = waitpgid(pid, WaitOptions::NOHANG) {}
         if test_kill_process_group(pid).is_err() {
             self.0 = None;
@@ -97,7 +101,7 @@ impl Group {
     }
 
     fn signal(&self, signal: Signal) {
-        // It may have ended this moment; then waiting tells.
+        // It may have ended already; waiting tells.
         let _ = self.0.map(|pid| kill_process_group(pid, signal));
     }
 }
@@ -121,7 +125,7 @@ mod tests {
 
     const BOUND: Duration = Duration::from_secs(20);
 
-    /// A shell that runs a program of its own, which writes its number to a file.
+    /// A shell that runs a program of its own, which writes its pid to a file.
     async fn shell_with_a_program(folder: &Path) -> (Child, Pid) {
         let file = folder.join("pid");
         let inner = format!("echo $$ > '{0}.new'; mv '{0}.new' '{0}'; exec sleep 600", file.display());
@@ -132,25 +136,25 @@ mod tests {
                 if let Ok(text) = std::fs::read_to_string(&file) {
                     return Pid::from_raw(text.trim().parse().unwrap()).unwrap();
                 }
-                sleep(LOOK_EVERY).await;
+                sleep(POLL_INTERVAL).await;
             }
         };
         (child, tokio::time::timeout(BOUND, wrote).await.expect("the program starts"))
     }
 
-    /// Waits until a process runs no more; one that nobody waits for counts as ended.
+    /// Waits until a process has ended; a zombie counts as ended.
     async fn ends(pid: Pid) {
         let stat = format!("/proc/{}/stat", pid.as_raw_nonzero());
         let gone = async {
             while std::fs::read_to_string(&stat).is_ok_and(|text| !text.contains(") Z ")) {
-                sleep(LOOK_EVERY).await;
+                sleep(POLL_INTERVAL).await;
             }
         };
-        tokio::time::timeout(BOUND, gone).await.expect("what the program started ends with it");
+        tokio::time::timeout(BOUND, gone).await.expect("descendants end with the program");
     }
 
     #[tokio::test]
-    async fn what_a_shell_started_stops_with_it() {
+    async fn descendants_of_a_shell_are_stopped_with_it() {
         let folder = tempfile::tempdir().unwrap();
         let (mut child, program) = shell_with_a_program(folder.path()).await;
         assert_ne!(child.process.id().unwrap().cast_signed(), program.as_raw_nonzero().get());
@@ -159,7 +163,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_shell_started_does_not_outlive_it() {
+    async fn descendants_of_a_shell_do_not_outlive_it() {
         let folder = tempfile::tempdir().unwrap();
         let (mut child, program) = shell_with_a_program(folder.path()).await;
         child.process.start_kill().unwrap();
@@ -168,7 +172,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn dropping_it_kills_what_a_shell_started() {
+    async fn dropping_it_kills_descendants_of_a_shell() {
         let folder = tempfile::tempdir().unwrap();
         let (child, program) = shell_with_a_program(folder.path()).await;
         drop(child);

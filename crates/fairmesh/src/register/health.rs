@@ -1,31 +1,31 @@
-/// Failed looks in a row after which a program that answered does no longer: one lost packet is no outage.
-const PATIENCE: u32 = 3;
+/// Consecutive failed probes after which a program counts as lost: one lost packet is no outage.
+const FAILURE_THRESHOLD: u32 = 3;
 
-/// Whether a program answers, judged by looking at it again and again.
+/// Health of a program, from consecutive probes.
 #[derive(Debug, Default)]
 pub(super) struct Health {
     answers: bool,
     failures: u32,
 }
 
-/// What a look changed.
+/// Effect of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
-    /// It answers, for the first time or again.
-    Answers,
-    /// It does not answer any more.
+    /// The program responds, for the first time or again.
+    Responds,
+    /// The program does not respond any more.
     Lost,
 }
 
 impl Health {
-    /// Takes in one look.
-    pub(super) fn observe(&mut self, answered: bool) -> Option<Change> {
-        if answered {
+    /// Adds the result of a probe.
+    pub(super) fn observe(&mut self, responded: bool) -> Option<Change> {
+        if responded {
             self.failures = 0;
-            return (!std::mem::replace(&mut self.answers, true)).then_some(Change::Answers);
+            return (!std::mem::replace(&mut self.answers, true)).then_some(Change::Responds);
         }
         self.failures += 1;
-        let lost = self.answers && self.failures >= PATIENCE;
+        let lost = self.answers && self.failures >= FAILURE_THRESHOLD;
         if lost {
             self.answers = false;
         }
@@ -38,14 +38,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn three_failures_in_a_row_lose_a_program_and_one_answer_brings_it_back() {
+    fn three_consecutive_failures_lose_a_program_and_one_success_restores_it() {
         let mut health = Health::default();
         let looks = [false, true, true, false, false, true, false, false, false, false, true];
-        let changes = looks.map(|answered| health.observe(answered));
+        let changes = looks.map(|responded| health.observe(responded));
         let mut expected = [None; 11];
-        expected[1] = Some(Change::Answers);
+        expected[1] = Some(Change::Responds);
         expected[8] = Some(Change::Lost);
-        expected[10] = Some(Change::Answers);
+        expected[10] = Some(Change::Responds);
         assert_eq!(changes, expected);
     }
 }

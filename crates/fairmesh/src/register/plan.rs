@@ -9,7 +9,7 @@ use fairmesh_wire::transport::Address;
 use super::{Probe, RegisterArgs};
 use crate::failure::Failure;
 
-/// What was typed, checked and completed.
+/// Validated and completed arguments.
 pub(super) struct Plan {
     pub(super) registration: Registration,
     pub(super) addresses: Vec<Address>,
@@ -25,7 +25,7 @@ impl Plan {
         let refused = |e: Invalid| Failure::refused(format!("{}: {}", e.field, e.problem), e.hint);
         let given: Vec<Address> = args.agent.into_iter().chain(args.control).collect();
         if args.interval.is_zero() {
-            return Err(Failure::refused("interval: 0 would never pause", "write a duration such as 2s"));
+            return Err(Failure::refused("interval: 0 is too short", "write a duration such as 2s"));
         }
         let instance = match args.instance {
             Some(instance) => instance,
@@ -58,21 +58,20 @@ impl Plan {
     }
 }
 
-/// Adds the hardware to where the program runs. Without a region the agent says both.
+/// Adds the host type to the location. Without a region the agent provides both.
 fn on_hardware(location: Option<Location>, host_type: Option<HostType>) -> Result<Option<Location>, Invalid> {
     match (location, host_type) {
         (Some(location), Some(host_type)) => Ok(Some(Location { host_type: Some(host_type), ..location })),
         (None, Some(host_type)) => Err(Invalid::new(
             "host-type",
-            format!("'{host_type}' is given and no region, so that the agent says where the program runs"),
-            "name the region too, or start the agent with --host-type",
+            format!("'{host_type}' is given without a region, so that the agent provides the location"),
+            "give the region too, or start the agent with --host-type",
         )),
         (location, None) => Ok(location),
     }
 }
 
-/// Reads where callers reach the program. Names are not looked up: what they mean on this host, callers elsewhere could not
-/// know.
+/// Parses the address of the program. Host names are not resolved: callers elsewhere could resolve them differently.
 pub(super) fn address(text: &str) -> Result<SocketAddr, Invalid> {
     text.parse().map_err(|_| {
         let problem = format!("'{text}' is not an IP address and a port");
@@ -84,7 +83,7 @@ pub(super) fn address(text: &str) -> Result<SocketAddr, Invalid> {
     })
 }
 
-/// Reads a protocol as manifests write it.
+/// Parses a protocol as in manifests.
 pub(crate) fn protocol(text: &str) -> Result<Protocol, Invalid> {
     match text {
         "http1" => Ok(Protocol::Http1),
@@ -94,7 +93,7 @@ pub(crate) fn protocol(text: &str) -> Result<Protocol, Invalid> {
     }
 }
 
-/// Reads `NAME=VALUE`.
+/// Parses `NAME=VALUE`.
 pub(super) fn label(text: &str) -> Result<(String, String), Invalid> {
     let Some((name, value)) = text.split_once('=') else {
         return Err(Invalid::new("label", format!("'{text}' has no '='"), "write NAME=VALUE"));
@@ -109,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hardware_is_named_with_a_region_or_by_the_agent() {
+    fn a_host_type_comes_with_a_region_or_from_the_agent() {
         let host_type = || HostType::new("milan-64").unwrap();
         let eu = || Location::in_region(Region::new("eu").unwrap());
         let both = on_hardware(Some(eu()), Some(host_type())).unwrap().unwrap();

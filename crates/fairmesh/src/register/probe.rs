@@ -2,11 +2,10 @@ use std::{net::SocketAddr, str::FromStr, time::Duration};
 
 use fairmesh_model::{Invalid, Probe as Model};
 
-/// How long a look may take.
+/// Time limit of a probe.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How to see that a program answers: `tcp`, that it takes connections, or `http:/path`, that it answers a GET with 2xx or
-/// 3xx.
+/// A health probe: `tcp` requires an accepted connection, `http:/path` a 2xx or 3xx response to GET.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Probe(Model);
 
@@ -14,8 +13,7 @@ impl FromStr for Probe {
     type Err = Invalid;
 
     fn from_str(text: &str) -> Result<Self, Invalid> {
-        let wrong =
-            || Invalid::new("probe", format!("'{text}' is no way to look"), "write tcp, or http:/path");
+        let wrong = || Invalid::new("probe", format!("'{text}' is not a probe"), "write tcp, or http:/path");
         let probe = match text.strip_prefix("http:") {
             None if text == "tcp" => Model::Tcp,
             Some(path) if !path.starts_with("//") => Model::Http { path: path.to_owned(), status: None },
@@ -27,8 +25,8 @@ impl FromStr for Probe {
 }
 
 impl Probe {
-    /// Looks once, for at most 2 s; the error says what was seen.
-    pub(super) async fn look(&self, address: SocketAddr) -> Result<(), String> {
+    /// Probes once, for at most 2 s; the error has the reason.
+    pub(super) async fn probe(&self, address: SocketAddr) -> Result<(), String> {
         fairmesh_agent::probe(&self.0, address, TIMEOUT).await
     }
 }
@@ -38,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn probes_read_as_they_are_written() {
+    fn probes_round_trip() {
         assert_eq!("tcp".parse(), Ok(Probe(Model::Tcp)));
         let http = Model::Http { path: "/health?x=1".into(), status: None };
         assert_eq!("http:/health?x=1".parse(), Ok(Probe(http)));

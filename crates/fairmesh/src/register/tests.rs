@@ -1,4 +1,4 @@
-//! Against a real control plane and a real child; the test itself listens in the child's stead.
+//! With a real control plane and a real child; the test itself listens on the child's address.
 
 use std::{ffi::OsString, fs::File, net::SocketAddr, path::Path, time::Duration};
 
@@ -9,10 +9,10 @@ use fairmesh_wire::{handshake, transport::Address, v1};
 use tempfile::TempDir;
 use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle, time::timeout};
 
-use super::{Child, FIRST_PAUSE, Plan, RegisterArgs, Watch, longer};
+use super::{Child, FIRST_PROBE_INTERVAL, Plan, RegisterArgs, Supervisor, next_interval};
 use crate::failure::Failure;
 
-/// The longest that any test waits for anything.
+/// Time limit of every wait.
 const BOUND: Duration = Duration::from_secs(20);
 
 #[derive(Parser)]
@@ -43,7 +43,7 @@ impl Bench {
         Self { control: address, folder, _running: running }
     }
 
-    /// Registers what listens on `address`, with a child that ends with exit code 3 once the file `end` is there.
+    /// Registers the listener on `address`, with a child that ends with exit code 3 once the file `end` exists.
     fn register(&self, address: SocketAddr) -> (oneshot::Sender<()>, JoinHandle<Result<u8, Failure>>) {
         let child = format!("while [ ! -e '{}' ]; do sleep 0.05; done; exit 3", self.end().display());
         let typed = format!(
@@ -55,7 +55,7 @@ impl Bench {
         let plan = Plan::new(CommandLine::try_parse_from(typed).unwrap().args).unwrap();
         let child = Child::start(&plan.command).unwrap();
         let (terminate, terminated) = oneshot::channel();
-        let watch = Watch::new(plan, child);
+        let watch = Supervisor::new(plan, child);
         (terminate, tokio::spawn(watch.run(async { drop(terminated.await) })))
     }
 
@@ -85,7 +85,7 @@ impl Bench {
 }
 
 #[tokio::test]
-async fn a_program_is_registered_while_it_answers_and_stopped_after_its_callers() {
+async fn a_program_is_registered_while_it_responds_and_stopped_after_its_callers_left() {
     let bench = Bench::new().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -98,12 +98,12 @@ async fn a_program_is_registered_while_it_answers_and_stopped_after_its_callers(
     bench.until(&[EndpointState::Serving]).await;
     terminate.send(()).unwrap();
     let code = timeout(BOUND, ended).await.unwrap().unwrap().unwrap();
-    assert_eq!(code, 0, "it was ended by the signal that it was sent");
+    assert_eq!(code, 0, "it was ended by SIGTERM");
     bench.until(&[]).await;
 }
 
 #[tokio::test]
-async fn a_program_that_dies_is_taken_out_at_once_and_its_exit_code_kept() {
+async fn a_program_that_dies_is_removed_at_once_and_its_exit_code_kept() {
     let bench = Bench::new().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (_terminate, ended) = bench.register(listener.local_addr().unwrap());
@@ -114,17 +114,18 @@ async fn a_program_that_dies_is_taken_out_at_once_and_its_exit_code_kept() {
 }
 
 #[test]
-fn looks_become_rarer_until_they_come_at_the_interval() {
+fn probes_become_less_frequent_until_the_interval() {
     let interval = Duration::from_secs(2);
-    let pauses = std::iter::successors(Some(FIRST_PAUSE), |pause| Some(longer(*pause, interval)));
+    let pauses =
+        std::iter::successors(Some(FIRST_PROBE_INTERVAL), |pause| Some(next_interval(*pause, interval)));
     let pauses: Vec<_> = pauses.take_while(|pause| *pause < interval).collect();
     assert!(pauses.is_sorted() && pauses.len() < 20, "{pauses:?}");
     assert!(pauses.iter().take(4).sum::<Duration>() < Duration::from_millis(500), "{pauses:?}");
-    assert_eq!(longer(interval, interval), interval);
+    assert_eq!(next_interval(interval, interval), interval);
 }
 
 #[test]
-fn what_cannot_be_meant_is_refused_with_a_hint() {
+fn invalid_arguments_are_refused_with_a_hint() {
     let typed = |rest: &str| {
         format!("register shop/recommend {rest}").split(' ').map(str::to_owned).collect::<Vec<_>>()
     };

@@ -206,7 +206,7 @@ fn a_declaration_with_endpoints_is_not_changed_under_its_callers_unasked() {
     }
     assert_eq!(kind(), "replicated", "nothing was written");
     let file = mesh.file("sharded.yaml", &declare("type: sharded"));
-    assert!(mesh.run(&["diff", "-f", &file]).err.contains("'apply' asks for --force"));
+    assert!(mesh.run(&["diff", "-f", &file]).err.contains("'apply' requires --force"));
     // What is harmless, and what comes with what it needs, is not asked about.
     apply("type: consistent-hash", &[]).ok();
     let map = "type: sharded\n---\nkind: ShardMap\nservice: shop/catalog\nshards: [{id: 0, start: 0, replicas: [{instance: catalog-0, region: us, role: primary}]}]";

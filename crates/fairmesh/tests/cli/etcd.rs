@@ -34,7 +34,9 @@ fn a_second_control_plane_stands_by_and_takes_over_from_one_that_stops_or_dies()
         let mut standby = Mesh::empty();
         standby.arguments = serving.arguments.clone();
         standby.spawn_control();
-        wait_until("it stands by", || standby.control_log().contains("another process holds the store"));
+        wait_until("it stands by", || {
+            standby.control_log().contains("another process holds the writer lease")
+        });
         serving.apply(&format!("kind: Service\nname: shop/s{round}\n")).ok();
         assert!(!standby.path("control.sock").exists(), "two serve at once");
         serving.stop_control(signal);
@@ -46,7 +48,7 @@ fn a_second_control_plane_stands_by_and_takes_over_from_one_that_stops_or_dies()
     let mut idle = Mesh::empty();
     idle.arguments = serving.arguments.clone();
     idle.spawn_control();
-    wait_until("it stands by", || idle.control_log().contains("another process holds the store"));
+    wait_until("it stands by", || idle.control_log().contains("another process holds the writer lease"));
     assert_eq!(idle.stop_control("TERM"), Some(0), "{}", idle.control_log());
 }
 

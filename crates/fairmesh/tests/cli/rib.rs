@@ -47,17 +47,17 @@ fn a_file_store_moves_to_etcd_whole_and_back() {
     assert_eq!(to.run(&["rib", "verify", &file, "--json"]).code, Some(3), "a dry run writes nothing");
     let imported = to.run(&["rib", "import", &file, "--json"]).json();
     assert_eq!(imported["records"].as_u64(), Some(records));
-    assert!(to.run(&["rib", "verify", &file]).ok().contains("all as in the file"));
+    assert!(to.run(&["rib", "verify", &file]).ok().contains("all equal to the file"));
     assert_eq!(answers(&to), answers(&from));
     to.stop_control("TERM");
     to.start_control();
-    assert!(to.run(&["rib", "verify", &file]).ok().contains("all as in the file"));
+    assert!(to.run(&["rib", "verify", &file]).ok().contains("all equal to the file"));
 
     let back = to.path("back.rib").display().to_string();
     to.run(&["rib", "export", &back]).ok();
     let again = Mesh::start();
     again.run(&["rib", "import", &back]).ok();
-    assert!(again.run(&["rib", "verify", &file]).ok().contains("all as in the file"));
+    assert!(again.run(&["rib", "verify", &file]).ok().contains("all equal to the file"));
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn a_store_that_is_not_empty_is_added_to_only_on_request_and_never_overwritten()
 
     let to = Mesh::start();
     to.apply("kind: Service\nname: shop/own\n").ok();
-    assert!(to.run(&["rib", "import", &file]).fails(2).contains("the store holds"));
+    assert!(to.run(&["rib", "import", &file]).fails(2).contains("the store has"));
     to.run(&["rib", "import", &file, "--merge"]).ok();
     assert_eq!(to.run(&["get", "services", "--json"]).json().as_array().unwrap().len(), 3);
 
@@ -87,7 +87,7 @@ fn verify_names_what_differs() {
     let mesh = filled();
     let file = mesh.path("all.rib").display().to_string();
     mesh.run(&["rib", "export", &file]).ok();
-    assert!(mesh.run(&["rib", "verify"]).ok().contains("all can be read"));
+    assert!(mesh.run(&["rib", "verify"]).ok().contains("all readable"));
     mesh.run(&["delete", "policy", "shop/catalog"]).ok();
     mesh.apply("kind: Service\nname: shop/new\n").ok();
     mesh.apply("kind: Topology\nregions: [{name: eu}]\n").ok();

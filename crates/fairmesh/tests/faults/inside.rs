@@ -214,7 +214,7 @@ async fn the_pages_tell_what_runs_and_why_the_last_request_went_where_it_went() 
     assert_eq!(last.collect::<Vec<_>>(), ["shop/none", "shop/one"], "newest first");
     let nobody = format!("127.0.0.1:{}", free_port());
     let fails = Proxy::status(&nobody, &[]).await.fails();
-    assert!(fails.contains("no proxy tells of itself") && fails.contains("--admin"), "{fails}");
+    assert!(fails.contains("no proxy responds") && fails.contains("--admin"), "{fails}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -2,7 +2,7 @@
 
 use std::{fs, time::Duration};
 
-use fairmesh_store::CopyFile;
+use fairmesh_store::ReplicaFile;
 
 use crate::{
     forest::Forest,
@@ -96,7 +96,7 @@ async fn a_stop_leaves_the_last_revision_on_disk() {
     }
     replica.stop().await;
     control.stop().await;
-    let (_, copied) = CopyFile::open(forest.copy("replica")).unwrap();
+    let (_, copied) = ReplicaFile::open(forest.copy("replica")).unwrap();
     let copied = copied.unwrap();
     assert_eq!((copied.revision, copied.entries), memory.node.read(&[prefix("/")]));
 }
@@ -141,7 +141,7 @@ async fn a_copy_that_is_wiped_damaged_or_of_another_store_is_fetched_again() {
     }
     replica.stop().await;
     control.stop().await;
-    let (_, copied) = CopyFile::open(forest.copy("replica")).unwrap();
+    let (_, copied) = ReplicaFile::open(forest.copy("replica")).unwrap();
     let copied = copied.unwrap();
     assert_eq!((copied.revision, copied.entries), other.node.read(&[prefix("/")]), "nothing of the old one");
 }

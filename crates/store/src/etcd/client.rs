@@ -20,8 +20,9 @@ use tonic::{
 };
 
 use super::{
-    EtcdConfig, EtcdLogin, connect,
-    failure::Failure,
+    EtcdConfig, EtcdLogin,
+    call_error::CallError,
+    connect,
     proto::{
         AuthenticateRequest, LeaseGrantRequest, LeaseKeepAliveRequest, LeaseRevokeRequest, RangeRequest,
         RangeResponse, TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest, WatchResponse,
@@ -29,30 +30,30 @@ use super::{
         watch_request,
     },
 };
-use crate::{Place, StoreError};
+use crate::{StoreError, StoreLocation};
 
-/// How long one member may take to answer; etcd itself gives up a proposal after 7 s.
-const ANSWER: Duration = Duration::from_secs(10);
-/// How long a call is tried again, over all members.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// The most bytes of an answer: a page of the largest values.
-const MAX_ANSWER: usize = 96 << 20;
-/// The pauses between attempts.
+/// Time limit of one call to one member; etcd itself gives up a proposal after 7 s.
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit of retries, over all members.
+const RETRY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum size of a response: a page of the largest values.
+const MAX_RESPONSE: usize = 96 << 20;
+/// Backoff between attempts.
 const BACKOFF: Backoff = Backoff { first: Duration::from_millis(50), longest: Duration::from_secs(2) };
 
-/// When a call may be made again after one whose outcome is not known.
+/// Which calls are retried after an unknown outcome, as in etcd's own client.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Again {
-    /// Always: it reads, or does the same whether once or twice.
-    Always,
-    /// Only after it was certainly not carried out.
-    Unsent,
+pub(super) enum RetryPolicy {
+    /// Always: the call reads, or is idempotent.
+    Repeatable,
+    /// Only if the call was certainly not applied.
+    NonRepeatable,
 }
 
 /// The members of a cluster, one of which is called until it fails.
 #[derive(Debug)]
 pub(super) struct Client {
-    pub(super) place: Place,
+    pub(super) location: StoreLocation,
     members: Vec<Channel>,
     current: AtomicUsize,
     login: Option<EtcdLogin>,
@@ -60,112 +61,126 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// Prepares connections; they are made when they are used.
+    /// Prepares connections, which are established on first use.
     pub(super) fn new(config: &EtcdConfig) -> Result<Self, StoreError> {
-        let place = config.address.place();
+        let location = config.address.location();
         let members = connect::members(config)?;
-        // Spreads those who start with the same list.
+        // Spreads processes that have the same list of members.
         let current = AtomicUsize::new(random() as usize % members.len().max(1));
-        Ok(Self { place, members, current, login: config.login.clone(), token: Mutex::default() })
+        Ok(Self { location, members, current, login: config.login.clone(), token: Mutex::default() })
     }
 
-    pub(super) async fn range(&self, range: RangeRequest) -> Result<RangeResponse, Failure> {
-        let call =
-            |channel, token| kv(channel, token, range.clone(), async |mut kv, ask| kv.range(ask).await);
-        self.repeat(Again::Always, call).await
-    }
-
-    pub(super) async fn txn(&self, again: Again, txn: TxnRequest) -> Result<TxnResponse, Failure> {
-        let call = |channel, token| kv(channel, token, txn.clone(), async |mut kv, ask| kv.txn(ask).await);
-        self.repeat(again, call).await
-    }
-
-    /// Grants a lease for so many seconds, and answers its id. One that is granted twice runs out by itself.
-    pub(super) async fn grant(&self, seconds: i64) -> Result<i64, Failure> {
-        let call = |channel, token| async move {
-            LeaseClient::new(channel).lease_grant(request(LeaseGrantRequest { ttl: seconds }, token)).await
+    pub(super) async fn range(&self, range: RangeRequest) -> Result<RangeResponse, CallError> {
+        let call = |channel, token| {
+            kv(channel, token, range.clone(), async |mut kv, request| kv.range(request).await)
         };
-        Ok(self.repeat(Again::Always, call).await?.id)
+        self.call_with_retry(RetryPolicy::Repeatable, call).await
     }
 
-    /// Renews a lease, and answers since when at the latest it runs anew; `None` where it is not there any more.
-    pub(super) async fn renew(&self, id: i64) -> Result<Option<Instant>, Failure> {
+    pub(super) async fn txn(
+        &self,
+        retry_policy: RetryPolicy,
+        txn: TxnRequest,
+    ) -> Result<TxnResponse, CallError> {
+        let call =
+            |channel, token| kv(channel, token, txn.clone(), async |mut kv, request| kv.txn(request).await);
+        self.call_with_retry(retry_policy, call).await
+    }
+
+    /// Grants a lease with a TTL in seconds, and returns its id. A lease granted twice expires by itself.
+    pub(super) async fn grant(&self, seconds: i64) -> Result<i64, CallError> {
+        let call = |channel, token| async move {
+            LeaseClient::new(channel)
+                .lease_grant(with_metadata(LeaseGrantRequest { ttl: seconds }, token))
+                .await
+        };
+        Ok(self.call_with_retry(RetryPolicy::Repeatable, call).await?.id)
+    }
+
+    /// Renews a lease, and returns the time of the request, from which its TTL runs at the earliest; `None` if it has
+    /// expired.
+    pub(super) async fn renew(&self, id: i64) -> Result<Option<Instant>, CallError> {
         let call = |channel, token| async move {
             let sent = Instant::now();
-            let asked = request(tokio_stream::once(LeaseKeepAliveRequest { id }), token);
-            let mut answers = LeaseClient::new(channel).lease_keep_alive(asked).await?.into_inner();
-            let answer = answers.message().await?;
-            let answer = answer.ok_or_else(|| Status::unavailable("the lease was not renewed"))?;
-            Ok(Response::new((answer.ttl > 0).then_some(sent)))
+            let request_stream = with_metadata(tokio_stream::once(LeaseKeepAliveRequest { id }), token);
+            let mut responses =
+                LeaseClient::new(channel).lease_keep_alive(request_stream).await?.into_inner();
+            let response = responses.message().await?;
+            let response = response.ok_or_else(|| Status::unavailable("the lease was not renewed"))?;
+            Ok(Response::new((response.ttl > 0).then_some(sent)))
         };
-        self.repeat(Again::Always, call).await
+        self.call_with_retry(RetryPolicy::Repeatable, call).await
     }
 
-    /// Ends a lease and what goes with it.
-    pub(super) async fn revoke(&self, id: i64) -> Result<(), Failure> {
+    /// Revokes a lease, which deletes its keys.
+    pub(super) async fn revoke(&self, id: i64) -> Result<(), CallError> {
         let call = |channel, token| async move {
-            LeaseClient::new(channel).lease_revoke(request(LeaseRevokeRequest { id }, token)).await
+            LeaseClient::new(channel).lease_revoke(with_metadata(LeaseRevokeRequest { id }, token)).await
         };
-        self.repeat(Again::Always, call).await.map(drop)
+        self.call_with_retry(RetryPolicy::Repeatable, call).await.map(drop)
     }
 
-    /// Opens a watch with one attempt; after a failure the next goes to another member.
+    /// Opens a watch with one attempt; after a failure the next call goes to another member.
     pub(super) async fn watch(
         &self,
         create: WatchCreateRequest,
-    ) -> Result<(Streaming<WatchResponse>, Member), Failure> {
-        let member = Member(self.current.load(Relaxed));
+    ) -> Result<(Streaming<WatchResponse>, MemberIndex), CallError> {
+        let member = MemberIndex(self.current.load(Relaxed));
         let call = |channel, token| async move {
             let create = WatchRequest { request: Some(watch_request::Request::Create(create)) };
-            // Etcd ends the watch when it has heard everything.
-            let asked = tokio_stream::iter([create]).chain(tokio_stream::pending());
-            let mut client = WatchClient::new(channel).max_decoding_message_size(MAX_ANSWER);
-            client.watch(request(asked, token)).await
+            // Etcd ends the watch when the request stream ends.
+            let request_stream = tokio_stream::iter([create]).chain(tokio_stream::pending());
+            let mut client = WatchClient::new(channel).max_decoding_message_size(MAX_RESPONSE);
+            client.watch(with_metadata(request_stream, token)).await
         };
         match self.attempt(member, call).await {
             Ok(stream) => Ok((stream, member)),
-            Err(failure) => {
-                self.turn_from(member);
-                Err(failure)
+            Err(error) => {
+                self.fail_over_from(member);
+                Err(error)
             }
         }
     }
 
-    /// The next call goes to another member, unless somebody turned already.
-    pub(super) fn turn_from(&self, Member(failed): Member) {
+    /// Directs the next call to another member, unless another call already did.
+    pub(super) fn fail_over_from(&self, MemberIndex(failed): MemberIndex) {
         let next = (failed + 1) % self.members.len();
-        // Whoever was first has turned.
+        // The first of concurrent calls switches the member.
         let _ = self.current.compare_exchange(failed, next, Relaxed, Relaxed);
     }
 
-    /// The token is not good any more: the next call asks for another.
+    /// Drops an invalid token: the next call requests another.
     pub(super) fn forget_token(&self) {
         *self.token.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Calls one member after another, until there is an answer or reason to give up.
-    async fn repeat<T, F>(&self, again: Again, call: impl Fn(Channel, Token) -> F) -> Result<T, Failure>
+    /// Calls one member after another until one responds or the error is final.
+    async fn call_with_retry<T, F>(
+        &self,
+        retry_policy: RetryPolicy,
+        call: impl Fn(Channel, Token) -> F,
+    ) -> Result<T, CallError>
     where
         F: Future<Output = Result<Response<T>, Status>>,
     {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + RETRY_TIMEOUT;
         let mut failures = 0;
         loop {
-            let member = Member(self.current.load(Relaxed));
-            let failure = match self.attempt(member, &call).await {
-                Ok(answer) => return Ok(answer),
-                Err(failure) => failure,
+            let member = MemberIndex(self.current.load(Relaxed));
+            let error = match self.attempt(member, &call).await {
+                Ok(response) => return Ok(response),
+                Err(error) => error,
             };
-            let hopeless = match failure {
-                Failure::Refused(_) | Failure::Replaced => true,
-                Failure::Unknown(_) => again == Again::Unsent,
-                Failure::Away(_) | Failure::Token(_) => false,
+            let final_error = match error {
+                CallError::Refused(_) | CallError::StoreReplaced => true,
+                CallError::Unknown(_) => retry_policy == RetryPolicy::NonRepeatable,
+                CallError::Unavailable(_) | CallError::InvalidToken(_) => false,
             };
-            self.turn_from(member);
+            self.fail_over_from(member);
             failures += 1;
-            let pause = pause(failures);
-            if hopeless || Instant::now() + pause > deadline {
-                return Err(failure);
+            let pause = backoff(failures);
+            if final_error || Instant::now() + pause > deadline {
+                return Err(error);
             }
             sleep(pause).await;
         }
@@ -173,58 +188,61 @@ impl Client {
 
     async fn attempt<T, F>(
         &self,
-        member: Member,
+        member: MemberIndex,
         call: impl FnOnce(Channel, Token) -> F,
-    ) -> Result<T, Failure>
+    ) -> Result<T, CallError>
     where
         F: Future<Output = Result<Response<T>, Status>>,
     {
         let channel = self.members[member.0].clone();
         let token = self.token(channel.clone()).await?;
-        let answer = timeout(ANSWER, call(channel, token)).await;
-        let late = |_| Failure::Unknown(format!("no answer within {} s", ANSWER.as_secs()));
-        answer.map_err(late)?.map(Response::into_inner).map_err(|status| {
-            let failure = Failure::of(status);
-            if matches!(failure, Failure::Token(_)) {
+        let response = timeout(CALL_TIMEOUT, call(channel, token)).await;
+        let late = |_| CallError::Unknown(format!("no response within {} s", CALL_TIMEOUT.as_secs()));
+        response.map_err(late)?.map(Response::into_inner).map_err(|status| {
+            let error = CallError::from_status(status);
+            if matches!(error, CallError::InvalidToken(_)) {
                 self.forget_token();
             }
-            failure
+            error
         })
     }
 
-    /// What a call shows to say who makes it. Two calls that both find none both log in; either token is good.
-    async fn token(&self, channel: Channel) -> Result<Token, Failure> {
+    /// The token that authenticates a call. Two calls that find none both log in; either token is valid.
+    async fn token(&self, channel: Channel) -> Result<Token, CallError> {
         let Some(login) = &self.login else { return Ok(None) };
-        let held = self.token.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if held.is_some() {
-            return Ok(held);
+        let cached = self.token.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if cached.is_some() {
+            return Ok(cached);
         }
-        let ask = AuthenticateRequest { name: login.user.clone(), password: login.password.clone() };
+        let request = AuthenticateRequest { name: login.user.clone(), password: login.password.clone() };
         let mut client = AuthClient::new(channel);
-        let asked = timeout(ANSWER, client.authenticate(request(ask, None))).await;
-        let token = match asked.map_err(|_| Failure::Away("no answer to the login".into()))? {
-            Ok(answer) => answer.into_inner().token,
+        let authenticated = timeout(CALL_TIMEOUT, client.authenticate(with_metadata(request, None))).await;
+        let token = match authenticated
+            .map_err(|_| CallError::Unavailable("no response to the login".into()))?
+        {
+            Ok(response) => response.into_inner().token,
             Err(status) if status.code() == Code::FailedPrecondition => {
-                tracing::warn!(place = %self.place, "etcd knows no users yet: everybody may write; see 'etcdctl auth enable'");
+                tracing::warn!(location = %self.location, "etcd has no authentication enabled: any client may write; see 'etcdctl auth enable'");
                 return Ok(None);
             }
             Err(status) => {
-                return Err(match Failure::of(status) {
-                    // Nothing of the call itself was sent.
-                    Failure::Unknown(problem) => Failure::Away(problem),
+                return Err(match CallError::from_status(status) {
+                    // The call itself was not sent.
+                    CallError::Unknown(problem) => CallError::Unavailable(problem),
                     other => other,
                 });
             }
         };
-        let token = MetadataValue::try_from(token).map_err(|e| Failure::Away(format!("its token: {e}")))?;
+        let token =
+            MetadataValue::try_from(token).map_err(|e| CallError::Unavailable(format!("its token: {e}")))?;
         *self.token.lock().unwrap_or_else(PoisonError::into_inner) = Some(token.clone());
         Ok(Some(token))
     }
 }
 
-/// One of the members, by its place in the list.
+/// Index of a member in the list.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Member(usize);
+pub(super) struct MemberIndex(usize);
 
 type Token = Option<MetadataValue<Ascii>>;
 
@@ -234,12 +252,12 @@ async fn kv<M, T>(
     message: M,
     call: impl AsyncFnOnce(KvClient<Channel>, Request<M>) -> Result<Response<T>, Status>,
 ) -> Result<Response<T>, Status> {
-    call(KvClient::new(channel).max_decoding_message_size(MAX_ANSWER), request(message, token)).await
+    call(KvClient::new(channel).max_decoding_message_size(MAX_RESPONSE), with_metadata(message, token)).await
 }
 
-fn request<M>(message: M, token: Token) -> Request<M> {
+fn with_metadata<M>(message: M, token: Token) -> Request<M> {
     let mut request = Request::new(message);
-    // A member that has lost the others says so at once, and ends its watches.
+    // A member without leader then fails at once, and ends its watches.
     request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
     if let Some(token) = token {
         request.metadata_mut().insert("token", token);
@@ -247,12 +265,12 @@ fn request<M>(message: M, token: Token) -> Request<M> {
     request
 }
 
-/// How long to wait after so many failures in a row.
-pub(super) fn pause(failures: u32) -> Duration {
+/// Backoff after this number of consecutive failures.
+pub(super) fn backoff(failures: u32) -> Duration {
     BACKOFF.delay(failures, random())
 }
 
-/// The standard library's hash seeds are random enough to spread attempts.
+/// Randomness of the standard library's hash seeds, which suffices to spread attempts.
 fn random() -> u64 {
     RandomState::new().hash_one(())
 }

@@ -2,51 +2,51 @@ use std::{fmt, path::PathBuf, str::FromStr};
 
 use fairmesh_model::Invalid;
 
-use crate::Place;
+use crate::StoreLocation;
 
-/// Where keys lie when the address names no root.
+/// Root of the keys if the address has none.
 const DEFAULT_ROOT: &str = "/fairmesh";
-/// Where etcd listens when the address names no port.
+/// Port of etcd if the address has none.
 const DEFAULT_PORT: u16 = 2379;
 
-/// Which etcd a store lies in, and how it is reached.
+/// Address and credentials of the etcd cluster of a store.
 #[derive(Clone, Debug)]
 pub struct EtcdConfig {
-    /// Its members and the root of the keys.
+    /// Members of the cluster and root of the keys.
     pub address: EtcdAddress,
-    /// How connections are secured; without it they are in plain text.
+    /// TLS; plaintext if absent.
     pub tls: Option<EtcdTls>,
-    /// Who this is, where etcd asks for a user.
+    /// User, where etcd requires authentication.
     pub login: Option<EtcdLogin>,
 }
 
-/// Members of one etcd cluster and the root below which all keys lie: `etcd://host:2379,host2:2379/root`.
+/// Members of one etcd cluster and the root of all keys: `etcd://host:2379,host2:2379/root`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EtcdAddress {
     members: Vec<String>,
     root: String,
 }
 
-/// PEM files that secure connections.
+/// PEM files for TLS.
 #[derive(Clone, Debug)]
 pub struct EtcdTls {
-    /// The authorities one of which must have signed etcd's certificate.
+    /// Certificate authorities, one of which must have signed etcd's certificate.
     pub ca: PathBuf,
-    /// The certificate that this process shows, and its key.
+    /// Client certificate and its key.
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
 /// A user of etcd.
 #[derive(Clone)]
 pub struct EtcdLogin {
-    /// The name.
+    /// Name of the user.
     pub user: String,
-    /// The password.
+    /// Password of the user.
     pub password: String,
 }
 
 impl EtcdAddress {
-    /// The members, each as host and port.
+    /// The members, each as `host:port`.
     pub(super) fn members(&self) -> &[String] {
         &self.members
     }
@@ -56,8 +56,8 @@ impl EtcdAddress {
         &self.root
     }
 
-    /// Where that is, for messages.
-    pub fn place(&self) -> Place {
+    /// The address as a location for messages.
+    pub fn location(&self) -> StoreLocation {
         self.to_string().as_str().into()
     }
 }
@@ -82,20 +82,20 @@ impl FromStr for EtcdAddress {
         let members = members.split(',').map(|member| with_port(member).ok_or(member));
         let members = members
             .collect::<Result<_, _>>()
-            .map_err(|wrong| refused(&format!("'{wrong}' is no host with a port")))?;
+            .map_err(|wrong| refused(&format!("'{wrong}' is not host:port")))?;
         let root = root.strip_suffix('/').unwrap_or(root);
         if root.split('/').skip(1).any(str::is_empty) {
-            return Err(refused("the root has an empty part"));
+            return Err(refused("the root has an empty segment"));
         }
         let root = if root.is_empty() { DEFAULT_ROOT } else { root };
         Ok(Self { members, root: root.into() })
     }
 }
 
-/// `host:port`, with the usual port where none is given.
+/// `host:port`, with the default port if absent.
 fn with_port(member: &str) -> Option<String> {
     let (host, port) = match member.rsplit_once(':') {
-        // The colon belongs to an address of version 6.
+        // The colon belongs to an IPv6 address.
         Some((_, port)) if port.ends_with(']') => (member, DEFAULT_PORT),
         Some((host, port)) => (host, port.parse().ok()?),
         None => (member, DEFAULT_PORT),
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_name_members_and_a_root_and_have_usual_ones() {
+    fn addresses_have_a_default_port_and_a_default_root() {
         let whole = |text: &str| text.parse::<EtcdAddress>().unwrap().to_string();
         assert_eq!(whole("etcd://a:1,b.example:2/mesh/eu"), "etcd://a:1,b.example:2/mesh/eu");
         assert_eq!(whole("etcd://a,b:7"), "etcd://a:2379,b:7/fairmesh");
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused_with_the_form() {
+    fn an_invalid_address_is_refused_with_the_expected_form() {
         for wrong in [
             "http://a:1",
             "etcd://",

@@ -1,4 +1,4 @@
-//! Connections to members, secured where that is wanted.
+//! Connections to the members, with TLS if configured.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -7,16 +7,16 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 use super::{EtcdConfig, EtcdTls};
 use crate::StoreError;
 
-/// How long a connection may take to be made.
-const CONNECT: Duration = Duration::from_secs(3);
-/// After how long without a word the other side is asked whether it is there; etcd refuses more than one in 5 s.
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
-/// How long it may take to answer that.
-const KEEP_ALIVE_ANSWER: Duration = Duration::from_secs(5);
-/// A channel to each member; it connects when it is used.
+/// Time limit for establishing a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// Interval of HTTP/2 keep-alive pings on an idle connection; etcd refuses more than one in 5 s.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// Time limit for the response to a ping.
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// A lazily connected channel to each member.
 pub(super) fn members(config: &EtcdConfig) -> Result<Vec<Channel>, StoreError> {
-    let refused = |problem: String| StoreError::Refused { place: config.address.place(), problem };
-    let tls = config.tls.as_ref().map(secure).transpose().map_err(refused)?;
+    let refused = |problem: String| StoreError::Refused { location: config.address.location(), problem };
+    let tls = config.tls.as_ref().map(tls_config).transpose().map_err(refused)?;
     let members = config.address.members().iter().map(|member| {
         channel(member, tls.clone()).map_err(|e| refused(format!("{member}: {}", innermost(&e))))
     });
@@ -26,9 +26,9 @@ pub(super) fn members(config: &EtcdConfig) -> Result<Vec<Channel>, StoreError> {
 fn channel(member: &str, tls: Option<ClientTlsConfig>) -> Result<Channel, tonic::transport::Error> {
     let scheme = if tls.is_some() { "https" } else { "http" };
     let endpoint = Endpoint::from_shared(format!("{scheme}://{member}"))?
-        .connect_timeout(CONNECT)
-        .http2_keep_alive_interval(KEEP_ALIVE)
-        .keep_alive_timeout(KEEP_ALIVE_ANSWER)
+        .connect_timeout(CONNECT_TIMEOUT)
+        .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
+        .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
         .tcp_nodelay(true);
     let endpoint = match tls {
         Some(tls) => endpoint.tls_config(tls)?,
@@ -37,7 +37,7 @@ fn channel(member: &str, tls: Option<ClientTlsConfig>) -> Result<Channel, tonic:
     Ok(endpoint.connect_lazy())
 }
 
-fn secure(tls: &EtcdTls) -> Result<ClientTlsConfig, String> {
+fn tls_config(tls: &EtcdTls) -> Result<ClientTlsConfig, String> {
     let read = |path: &Path| fs::read(path).map_err(|e| format!("{}: {e}; give a PEM file", path.display()));
     let mut config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(&tls.ca)?));
     if let Some((certificate, key)) = &tls.identity {

@@ -1,4 +1,4 @@
-//! Which keys a store has in etcd, and what stands at those that are not records.
+//! Layout of the keys of a store in etcd, and the metadata keys.
 
 use std::{ops::Range, sync::Arc};
 
@@ -7,52 +7,52 @@ use fairmesh_model::StoreId;
 use fairmesh_rib::Entry;
 
 use super::proto::{KeyValue, RangeRequest, RangeResponse};
-use crate::{Place, StoreError};
+use crate::{StoreError, StoreLocation};
 
-/// The format of a store in one cluster.
-const WHOLE: u32 = 1;
-/// The format of each part of a store over several clusters, and the newest that this release reads.
-const PART: u32 = 2;
-/// What begins the value of `store`.
+/// Format of a store in one cluster.
+const FORMAT_SINGLE_CLUSTER: u32 = 1;
+/// Format of each partition of a store over several clusters, and the newest format that this release reads.
+const FORMAT_PARTITION: u32 = 2;
+/// Prefix of the value of `store`.
 const MAGIC: &[u8] = b"fairmesh";
 
-/// The keys of one store. Below its root lie `rib` with the records, and `meta` with
+/// The keys of one store. Below its root are `rib` with the records, and `meta` with
 /// * `store`: format and id, written once;
-/// * `last`: written with every batch, so that its revision is the newest of *this* store, whatever else etcd holds, and
-///   a batch has a revision though it deletes only what is not there;
-/// * `holder`: who alone may write, for as long as its lease lasts. The revision that created it is the fence.
+/// * `last`: written with every batch, so that its revision is the newest of *this* store, whatever else etcd contains,
+///   and a batch has a revision though it deletes only absent keys;
+/// * `holder`: the process that may write, attached to its lease. The revision that created it is the fence.
 #[derive(Debug)]
 pub(super) struct Layout {
-    /// What stands before the key of a record.
+    /// Prefix of record keys.
     records: String,
-    /// What stands before the other keys.
+    /// Prefix of metadata keys.
     meta: String,
 }
 
-/// What a mark says that keys are.
+/// Identity of the keys below a root, from the value of `store`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mark {
+pub(super) enum Identity {
     /// A store in one cluster.
-    Whole(StoreId),
-    /// A part of one over several clusters.
-    Part {
-        /// The store's.
+    SingleCluster(StoreId),
+    /// A partition of a store over several clusters.
+    Partition {
+        /// Id of the store.
         id: StoreId,
-        /// Which part; 0 is the home, which knows of the others.
+        /// Identifies the partition; 0 is the home partition, which has the map of the others.
         token: u64,
     },
 }
 
-/// What `meta` says.
+/// Values of the metadata keys.
 #[derive(Clone, Debug)]
-pub(super) struct State {
-    /// The newest revision of this store.
+pub(super) struct StoreMeta {
+    /// Newest revision of this store.
     pub(super) last: u64,
-    /// The revision of the cluster when it said so.
+    /// Revision of the cluster at the time of the read.
     pub(super) revision: u64,
-    /// What stands at `store`.
-    pub(super) mark: Option<Bytes>,
-    /// Who holds the store: the fence, and words for people.
+    /// Value of `store`.
+    pub(super) identity: Option<Bytes>,
+    /// Holder of the writer lease: the fence, and its name for people.
     pub(super) holder: Option<(u64, String)>,
 }
 
@@ -61,135 +61,143 @@ impl Layout {
         Self { records: format!("{root}/rib"), meta: format!("{root}/meta/") }
     }
 
-    /// The keys of a part of a store over several clusters. Its records have a folder of their own, so that a store in
-    /// one cluster becomes one with parts by a copy that counts only once it is whole.
-    pub(super) fn of_part(root: &str) -> Self {
+    /// The keys of a partition of a store over several clusters. Its records have a prefix of their own, so that a
+    /// store in one cluster is converted by a copy that takes effect only once it is complete.
+    pub(super) fn for_partition(root: &str) -> Self {
         Self { records: format!("{root}/records"), meta: format!("{root}/meta/") }
     }
 
-    /// Another of the keys that are not records.
-    pub(super) fn meta(&self, name: &str) -> Bytes {
+    /// Another metadata key.
+    pub(super) fn meta_key(&self, name: &str) -> Bytes {
         format!("{}{name}", self.meta).into()
     }
 
-    /// Where a record lies.
-    pub(super) fn record(&self, key: &str) -> Bytes {
+    /// Key of a record.
+    pub(super) fn record_key(&self, key: &str) -> Bytes {
         format!("{}{key}", self.records).into()
     }
 
-    /// The record that lies at `key`, where one does. A key that is no text is nobody's.
-    pub(super) fn record_at<'a>(&self, key: &'a [u8]) -> Option<&'a str> {
+    /// The record stored at `key`, if it is a record key. Keys that are not UTF-8 are foreign.
+    pub(super) fn parse_record_key<'a>(&self, key: &'a [u8]) -> Option<&'a str> {
         let key = std::str::from_utf8(key).ok()?.strip_prefix(&self.records)?;
         key.starts_with('/').then_some(key)
     }
 
-    /// Where format and id stand.
-    pub(super) fn store(&self) -> Bytes {
+    /// Key of format and id.
+    pub(super) fn identity_key(&self) -> Bytes {
         format!("{}store", self.meta).into()
     }
 
-    /// What every batch writes.
-    pub(super) fn last(&self) -> Bytes {
+    /// Key that every batch writes.
+    pub(super) fn last_key(&self) -> Bytes {
         format!("{}last", self.meta).into()
     }
 
-    /// Who holds the store.
-    pub(super) fn holder(&self) -> Bytes {
+    /// Key of the holder of the writer lease.
+    pub(super) fn holder_key(&self) -> Bytes {
         format!("{}holder", self.meta).into()
     }
 
-    /// Every record.
-    pub(super) fn records(&self) -> Range<Bytes> {
+    /// Range of all records.
+    pub(super) fn record_range(&self) -> Range<Bytes> {
         // '0' follows '/'.
         format!("{}/", self.records).into()..format!("{}0", self.records).into()
     }
 
-    /// Everything of the store in one range; keys of others may lie within it.
-    pub(super) fn everything(&self) -> Range<Bytes> {
-        self.meta.clone().into()..self.records().end
+    /// Range of all keys of the store; keys of others may lie within it.
+    pub(super) fn full_range(&self) -> Range<Bytes> {
+        self.meta.clone().into()..self.record_range().end
     }
 
-    /// Asks for [`State`].
-    pub(super) fn ask_state(&self) -> RangeRequest {
+    /// Request for [`StoreMeta`].
+    pub(super) fn meta_request(&self) -> RangeRequest {
         let mut end = self.meta.clone().into_bytes();
         end.pop();
         end.push(b'0');
         RangeRequest { key: self.meta.clone().into(), range_end: end.into(), ..RangeRequest::default() }
     }
 
-    /// Reads the answer to [`Layout::ask_state`].
-    pub(super) fn state(&self, answer: RangeResponse) -> State {
-        let revision = answer.header.map_or(0, |header| number(header.revision));
-        let mut state = State { last: 0, revision, mark: None, holder: None };
-        for kv in answer.kvs {
-            if kv.key == self.store() {
-                state.mark = Some(kv.value);
-            } else if kv.key == self.last() {
-                state.last = number(kv.mod_revision);
-            } else if kv.key == self.holder() {
-                let who = String::from_utf8_lossy(&kv.value).into_owned();
-                state.holder = Some((number(kv.create_revision), who));
+    /// Parses the response to [`Layout::meta_request`].
+    pub(super) fn parse_meta(&self, response: RangeResponse) -> StoreMeta {
+        let revision = response.header.map_or(0, |header| number(header.revision));
+        let mut meta = StoreMeta { last: 0, revision, identity: None, holder: None };
+        for kv in response.kvs {
+            if kv.key == self.identity_key() {
+                meta.identity = Some(kv.value);
+            } else if kv.key == self.last_key() {
+                meta.last = number(kv.mod_revision);
+            } else if kv.key == self.holder_key() {
+                let name = String::from_utf8_lossy(&kv.value).into_owned();
+                meta.holder = Some((number(kv.create_revision), name));
             }
         }
-        state
+        meta
     }
 
-    /// A record with its key, from what stands in etcd.
+    /// Parses a record with its key.
     pub(super) fn entry(&self, kv: KeyValue) -> Option<(Arc<str>, Entry)> {
-        let key = Arc::from(self.record_at(&kv.key)?);
+        let key = Arc::from(self.parse_record_key(&kv.key)?);
         Some((key, Entry { value: kv.value, revision: number(kv.mod_revision) }))
     }
 }
 
-/// A revision; etcd's are never negative.
+/// A revision of etcd, which is never negative, as a number.
 pub(super) fn number(revision: i64) -> u64 {
     u64::try_from(revision).unwrap_or(0)
 }
 
-/// What to ask etcd for a revision.
+/// A revision as a field of an etcd request.
 pub(super) fn signed(revision: u64) -> i64 {
     i64::try_from(revision).unwrap_or(i64::MAX)
 }
 
-/// What stands at `store`.
-pub(super) fn mark(mark: Mark) -> Bytes {
-    match mark {
-        Mark::Whole(id) => [MAGIC, &WHOLE.to_be_bytes(), &id.0.to_be_bytes()].concat().into(),
-        Mark::Part { id, token } => {
-            [MAGIC, &PART.to_be_bytes(), &id.0.to_be_bytes(), &token.to_be_bytes()].concat().into()
+/// Encodes the value of `store`.
+pub(super) fn encode_identity(identity: Identity) -> Bytes {
+    match identity {
+        Identity::SingleCluster(id) => {
+            [MAGIC, &FORMAT_SINGLE_CLUSTER.to_be_bytes(), &id.0.to_be_bytes()].concat().into()
+        }
+        Identity::Partition { id, token } => {
+            [MAGIC, &FORMAT_PARTITION.to_be_bytes(), &id.0.to_be_bytes(), &token.to_be_bytes()]
+                .concat()
+                .into()
         }
     }
 }
 
-/// Reads what stands at `store`.
-pub(super) fn read_mark(mark: &[u8], place: &Place) -> Result<Mark, StoreError> {
+/// Decodes the value of `store`.
+pub(super) fn decode_identity(identity: &[u8], location: &StoreLocation) -> Result<Identity, StoreError> {
     let foreign = || StoreError::Refused {
-        place: place.clone(),
+        location: location.clone(),
         problem:
             "the keys below this root are not those of a Fairmesh store; give another root in the address"
                 .into(),
     };
-    let (format, rest) = mark.strip_prefix(MAGIC).and_then(<[u8]>::split_first_chunk).ok_or_else(foreign)?;
+    let (format, rest) =
+        identity.strip_prefix(MAGIC).and_then(<[u8]>::split_first_chunk).ok_or_else(foreign)?;
     let (id, token) = rest.split_first_chunk().ok_or_else(foreign)?;
     let id = StoreId(u128::from_be_bytes(*id));
     match (u32::from_be_bytes(*format), <[u8; 8]>::try_from(token)) {
-        (WHOLE, _) if token.is_empty() => Ok(Mark::Whole(id)),
-        (PART, Ok(token)) => Ok(Mark::Part { id, token: u64::from_be_bytes(token) }),
-        (format, _) if format > PART => {
-            Err(StoreError::Newer { place: place.clone(), found: format.into(), known: PART.into() })
-        }
+        (FORMAT_SINGLE_CLUSTER, _) if token.is_empty() => Ok(Identity::SingleCluster(id)),
+        (FORMAT_PARTITION, Ok(token)) => Ok(Identity::Partition { id, token: u64::from_be_bytes(token) }),
+        (format, _) if format > FORMAT_PARTITION => Err(StoreError::NewerFormat {
+            location: location.clone(),
+            found: format.into(),
+            known: FORMAT_PARTITION.into(),
+        }),
         _ => Err(foreign()),
     }
 }
 
-/// The id of a store in one cluster.
-pub(super) fn id_in(mark: &[u8], place: &Place) -> Result<StoreId, StoreError> {
-    match read_mark(mark, place)? {
-        Mark::Whole(id) => Ok(id),
-        Mark::Part { .. } => Err(StoreError::Refused {
-            place: place.clone(),
-            problem: "the keys below this root are one part of a store over several clusters; open that"
-                .into(),
+/// Id of a store in one cluster.
+pub(super) fn single_cluster_id(identity: &[u8], location: &StoreLocation) -> Result<StoreId, StoreError> {
+    match decode_identity(identity, location)? {
+        Identity::SingleCluster(id) => Ok(id),
+        Identity::Partition { .. } => Err(StoreError::Refused {
+            location: location.clone(),
+            problem:
+                "these keys are one partition of a store over several clusters; use the address of its home"
+                    .into(),
         }),
     }
 }
@@ -199,31 +207,49 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_keys_below_the_records_are_records() {
+    fn only_keys_below_the_record_prefix_are_records() {
         let layout = Layout::new("/mesh");
-        assert_eq!(layout.record_at(&layout.record("/t/shop/services/cart")), Some("/t/shop/services/cart"));
+        assert_eq!(
+            layout.parse_record_key(&layout.record_key("/t/shop/services/cart")),
+            Some("/t/shop/services/cart")
+        );
         for other in ["/mesh/meta/last", "/mesh/ribs/x", "/mesh/rib", "/other/rib/x"] {
-            assert_eq!(layout.record_at(other.as_bytes()), None, "{other}");
+            assert_eq!(layout.parse_record_key(other.as_bytes()), None, "{other}");
         }
-        assert_eq!(layout.record_at(b"/mesh/rib/\xff"), None);
-        let all = layout.everything();
-        for own in [layout.store(), layout.last(), layout.record("/"), layout.record("/zzz")] {
+        assert_eq!(layout.parse_record_key(b"/mesh/rib/\xff"), None);
+        let all = layout.full_range();
+        for own in
+            [layout.identity_key(), layout.last_key(), layout.record_key("/"), layout.record_key("/zzz")]
+        {
             assert!(all.contains(&own), "{own:?}");
         }
     }
 
     #[test]
-    fn a_mark_holds_the_id_and_what_is_none_is_refused() {
-        let place = Place::from("etcd://a/b");
-        assert_eq!(id_in(&mark(Mark::Whole(StoreId(77))), &place).unwrap(), StoreId(77));
-        let mut newer = mark(Mark::Whole(StoreId(77))).to_vec();
+    fn an_identity_round_trips_and_anything_else_is_refused() {
+        let location = StoreLocation::from("etcd://a/b");
+        assert_eq!(
+            single_cluster_id(&encode_identity(Identity::SingleCluster(StoreId(77))), &location).unwrap(),
+            StoreId(77)
+        );
+        let mut newer = encode_identity(Identity::SingleCluster(StoreId(77))).to_vec();
         newer[11] = 3;
-        assert!(matches!(id_in(&newer, &place), Err(StoreError::Newer { found: 3, known: 2, .. })));
-        let part = Mark::Part { id: StoreId(77), token: 5 };
-        assert_eq!(read_mark(&mark(part), &place).unwrap(), part);
-        assert!(id_in(&mark(part), &place).unwrap_err().to_string().contains("several clusters"));
-        for foreign in [&b""[..], b"hello", &mark(Mark::Whole(StoreId(7)))[..27], &[0; 28]] {
-            let refusal = id_in(foreign, &place).unwrap_err().to_string();
+        assert!(matches!(
+            single_cluster_id(&newer, &location),
+            Err(StoreError::NewerFormat { found: 3, known: 2, .. })
+        ));
+        let part = Identity::Partition { id: StoreId(77), token: 5 };
+        assert_eq!(decode_identity(&encode_identity(part), &location).unwrap(), part);
+        assert!(
+            single_cluster_id(&encode_identity(part), &location)
+                .unwrap_err()
+                .to_string()
+                .contains("several clusters")
+        );
+        for foreign in
+            [&b""[..], b"hello", &encode_identity(Identity::SingleCluster(StoreId(7)))[..27], &[0; 28]]
+        {
+            let refusal = single_cluster_id(foreign, &location).unwrap_err().to_string();
             assert!(refusal.contains("give another root"), "{refusal}");
         }
     }

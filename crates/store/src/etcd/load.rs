@@ -1,4 +1,4 @@
-//! Reads all of a store at one revision.
+//! Reads a whole store at one revision.
 
 use std::{ops::Range, sync::Arc};
 
@@ -6,82 +6,83 @@ use bytes::Bytes;
 use fairmesh_rib::Entry;
 
 use super::{
+    call_error::CallError,
     client::Client,
-    failure::Failure,
     layout::signed,
     proto::{KeyValue, RangeRequest, RangeResponse},
-    shared::Shared,
+    state::EtcdState,
 };
-use crate::{Loaded, StoreError};
+use crate::{StoreError, StoreSnapshot};
 
-/// How many entries are asked for at once: bounds an answer to 64 MB, were all as large as may be.
-const PAGE: i64 = 256;
-/// How often reading begins anew since its revision was compacted meanwhile.
-const TRIES: u32 = 5;
+/// Entries per page: bounds a response to 64 MB of the largest entries.
+const PAGE_ENTRIES: i64 = 256;
+/// Attempts to read at one revision, each of which compaction may interrupt.
+const MAX_ATTEMPTS: u32 = 5;
 
-/// Everything at the newest revision.
-pub(super) async fn load(shared: &Shared) -> Result<Loaded, StoreError> {
-    let mut tries = 0;
+/// Reads everything at the newest revision.
+pub(super) async fn load(shared: &EtcdState) -> Result<StoreSnapshot, StoreError> {
+    let mut attempts = 0;
     loop {
-        tries += 1;
-        match all(shared).await {
-            Err(Failure::Refused(status)) if tries < TRIES && status.message().contains("compacted") => {}
-            loaded => return loaded.map_err(|failure| failure.reading(&shared.client.place)),
+        attempts += 1;
+        match load_once(shared).await {
+            Err(CallError::Refused(status))
+                if attempts < MAX_ATTEMPTS && status.message().contains("compacted") => {}
+            loaded => return loaded.map_err(|failure| failure.into_store_error(&shared.client.location)),
         }
     }
 }
 
-async fn all(shared: &Shared) -> Result<Loaded, Failure> {
-    let state = shared.state().await?;
+async fn load_once(shared: &EtcdState) -> Result<StoreSnapshot, CallError> {
+    let meta = shared.meta().await?;
     let mut entries = Vec::new();
-    let mut scan = Scan::new(shared.layout.records(), state.revision);
+    let mut scan = RangeScan::new(shared.layout.record_range(), meta.revision);
     while let Some(kvs) = scan.next(&shared.client).await? {
-        entries.extend(kvs.into_iter().filter_map(|kv| shared.layout.entry(kv)).map(compact));
+        entries.extend(kvs.into_iter().filter_map(|kv| shared.layout.entry(kv)).map(detach_value));
     }
-    Ok((state.last, entries))
+    Ok((meta.last, entries))
 }
 
-/// Reads a range of keys a page at a time.
+/// Reads a range of keys page by page.
 #[derive(Debug)]
-pub(super) struct Scan {
-    /// What is asked for next; `None` once there is no more.
-    ask: Option<RangeRequest>,
+pub(super) struct RangeScan {
+    /// Request for the next page; `None` after the last.
+    request: Option<RangeRequest>,
 }
 
-impl Scan {
-    /// Everything as it was at a revision of the cluster; at 0, each page is the newest.
+impl RangeScan {
+    /// Reads at a revision of the cluster; with 0 each page is read at the newest.
     pub(super) fn new(range: Range<Bytes>, revision: u64) -> Self {
-        let ask = RangeRequest {
+        let request = RangeRequest {
             key: range.start,
             range_end: range.end,
-            limit: PAGE,
+            limit: PAGE_ENTRIES,
             revision: signed(revision),
             ..RangeRequest::default()
         };
-        Self { ask: Some(ask) }
+        Self { request: Some(request) }
     }
 
-    /// Without values.
+    /// Omits the values.
     pub(super) fn keys_only(self) -> Self {
-        Self { ask: self.ask.map(|ask| RangeRequest { keys_only: true, ..ask }) }
+        Self { request: self.request.map(|request| RangeRequest { keys_only: true, ..request }) }
     }
 
     /// The next page.
-    pub(super) async fn next(&mut self, client: &Client) -> Result<Option<Vec<KeyValue>>, Failure> {
-        let Some(ask) = self.ask.take() else { return Ok(None) };
-        let RangeResponse { kvs, more, .. } = client.range(ask.clone()).await?;
-        let behind = kvs.last().map(|kv| after(&kv.key));
-        self.ask = behind.filter(|_| more).map(|key| RangeRequest { key, ..ask });
+    pub(super) async fn next(&mut self, client: &Client) -> Result<Option<Vec<KeyValue>>, CallError> {
+        let Some(request) = self.request.take() else { return Ok(None) };
+        let RangeResponse { kvs, more, .. } = client.range(request.clone()).await?;
+        let next = kvs.last().map(|kv| successor(&kv.key));
+        self.request = next.filter(|_| more).map(|key| RangeRequest { key, ..request });
         Ok(Some(kvs))
     }
 }
 
-/// The first key behind another.
-pub(super) fn after(key: &[u8]) -> Bytes {
+/// The smallest key greater than `key`.
+pub(super) fn successor(key: &[u8]) -> Bytes {
     [key, b"\0"].concat().into()
 }
 
-/// Frees the page that a value came in: one entry that stays would keep all of it.
-pub(super) fn compact((key, entry): (Arc<str>, Entry)) -> (Arc<str>, Entry) {
+/// Copies a value out of its page, which it would otherwise keep in memory.
+pub(super) fn detach_value((key, entry): (Arc<str>, Entry)) -> (Arc<str>, Entry) {
     (key, Entry { value: Bytes::copy_from_slice(&entry.value), ..entry })
 }

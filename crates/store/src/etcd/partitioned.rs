@@ -1,20 +1,21 @@
-//! A store over several etcd clusters, each of which holds the records of some services.
+//! A store over several etcd clusters, each of which holds the records of some services: a partition.
 //!
-//! One process writes, as with one cluster: the fence that it takes the home with is what every write in every part
-//! rests on. So it alone gives out numbers, publishes what it committed without a watch, and knows where everything is; the
-//! home keeps the map of parts for the next. What parts cannot do is fail alone and stop the others.
+//! One process writes, as with one cluster: the fence of its writer lease in the home partition guards every write in
+//! every partition. So it alone allocates revisions, publishes its commits without a watch, and knows the location of
+//! every record; the home partition keeps the partition map for its successor. A failing partition does not block the
+//! others.
 
-mod change;
 mod cluster;
+mod conditional_write;
 mod convert;
-mod core;
 mod intent;
-mod keys;
+mod key_locks;
 mod load;
-mod map;
 mod open;
-mod sequence;
+mod partition_map;
+mod revision_sequence;
 mod split;
+mod state;
 mod sweep;
 mod write;
 
@@ -34,156 +35,168 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::{EtcdConfig, FAREWELL, failure::Failure};
-use crate::{BoxFuture, Commits, Loaded, Store, StoreError, WriteError};
+use super::{CLOSE_TIMEOUT, EtcdConfig, call_error::CallError};
+use crate::{BoxFuture, Commits, Store, StoreError, StoreSnapshot, WriteError};
 pub use convert::is_partitioned;
-use core::Core;
-pub use split::{SplitEvent, SplitWish};
-use write::Caller;
+pub use split::{SplitEvent, SplitRequest};
+use state::PartitionedState;
+use write::WriteResponder;
 
-/// What stands for the partition in revisions: numbers are one sequence over all of them.
-const NUMBERED_TOGETHER: u32 = 0;
+/// The partition in revisions: they are one sequence over all partitions.
+const REVISION_PARTITION: u32 = 0;
 
-/// A store over several etcd clusters, which this process holds. Lives within the tokio runtime that opened it.
+/// A store over several etcd clusters, whose writer lease this process holds. Lives within the tokio runtime that
+/// opened it.
 #[derive(Debug)]
 pub struct PartitionedStore {
-    core: Arc<Core>,
-    lease: Arc<AtomicI64>,
-    keeper: AbortHandle,
+    state: Arc<PartitionedState>,
+    lease_id: Arc<AtomicI64>,
+    lease_keeper: AbortHandle,
     tasks: Vec<AbortHandle>,
 }
 
 impl PartitionedStore {
-    /// Opens the store whose home `config` names, and creates it where there is none: waits until no other process holds
-    /// it, keeps every process that held it from writing, and carries out what they committed and left undone. `who` is for
-    /// people; so long as `term` after a death another can take over.
+    /// Opens the store whose home partition `config` names, and creates it if absent: acquires the writer lease, fences
+    /// every former holder, and completes its committed batches. `holder` is a name for people; another process can
+    /// take over `ttl` after the last renewal.
     ///
     /// # Errors
-    /// [`StoreError`] when a cluster does not answer, denies access, or holds something else; and when the home holds a
-    /// store in one cluster, see [`PartitionedStore::convert`].
-    pub async fn open(config: &EtcdConfig, who: &str, term: Duration) -> Result<Self, StoreError> {
-        let home = open::home(config).await?;
-        let (lease, keeper) = open::hold(&home, who, term).await?;
+    /// [`StoreError`] when a cluster does not respond, denies access, or contains something else; and when the home
+    /// contains a store in one cluster, see [`PartitionedStore::convert`].
+    pub async fn open(config: &EtcdConfig, holder: &str, ttl: Duration) -> Result<Self, StoreError> {
+        let home = open::open_home(config).await?;
+        let (lease_id, lease_keeper) = open::acquire_lease(&home, holder, ttl).await?;
         let opened = open::open(home.clone(), config.clone()).await;
-        let core = match opened {
-            Ok(core) => Arc::new(core),
+        let state = match opened {
+            Ok(state) => Arc::new(state),
             Err(error) => {
-                keeper.abort();
-                let _ = timeout(FAREWELL, home.client.revoke(lease.load(Relaxed))).await;
+                lease_keeper.abort();
+                let _ = timeout(CLOSE_TIMEOUT, home.client.revoke(lease_id.load(Relaxed))).await;
                 return Err(error);
             }
         };
-        let (passing, sweeping) = (core.clone(), core.clone());
+        let (skipping, sweeping) = (state.clone(), state.clone());
         let tasks = vec![
-            tokio::spawn(async move { passing.pass_overdue().await }).abort_handle(),
+            tokio::spawn(async move { skipping.skip_overdue().await }).abort_handle(),
             tokio::spawn(async move { sweeping.sweep().await }).abort_handle(),
         ];
-        Ok(Self { core, lease, keeper, tasks })
+        Ok(Self { state, lease_id, lease_keeper, tasks })
     }
 
-    /// Makes a store in one cluster the home of one over several, and creates one where there is none; nothing where it is
-    /// one already.
-    /// Records keep their revisions, so that readers go on where they were. No other process may have it open. Cut short,
-    /// it leaves the store as it was.
+    /// Makes a store in one cluster the home partition of one over several, and creates one if absent; does nothing if
+    /// it is converted already. Records keep their revisions, so that readers continue. No other process may have it
+    /// open. An interrupted conversion leaves the store unchanged.
     ///
     /// # Errors
     /// As [`PartitionedStore::open`].
-    pub async fn convert(config: &EtcdConfig, who: &str, term: Duration) -> Result<(), StoreError> {
-        convert::convert(config, who, term).await
+    pub async fn convert(config: &EtcdConfig, holder: &str, ttl: Duration) -> Result<(), StoreError> {
+        convert::convert(config, holder, ttl).await
     }
 
-    /// Gives the store another id, and answers it: once, after an older copy of etcd's data was put back.
+    /// Gives the store another id and returns it: once, after an older snapshot of etcd was restored.
     ///
     /// # Errors
-    /// As [`PartitionedStore::open`]; a store that is not there is an error too.
+    /// As [`PartitionedStore::open`]; a missing store is an error too.
     pub async fn renew_id(config: &EtcdConfig) -> Result<StoreId, StoreError> {
         open::renew_id(config).await
     }
 
-    /// Moves services to another part while everything goes on, and tells how far it is. It goes on though the future is
-    /// dropped. What fails leaves every service where it was.
+    /// Moves services to another partition while the store is read and written, and reports progress. Dropping the
+    /// future does not cancel the move. A failed move leaves every service where it was.
     ///
     /// # Errors
-    /// [`StoreError`] saying which part, and why.
-    pub async fn split(&self, wish: SplitWish, progress: mpsc::Sender<SplitEvent>) -> Result<(), StoreError> {
-        let core = self.core.clone();
-        let place = core.place();
-        let splitting = tokio::spawn(async move { core.split(&wish, &progress).await });
-        splitting.await.unwrap_or_else(|ended| Err(StoreError::Refused { place, problem: ended.to_string() }))
+    /// [`StoreError`] with the partition and the reason.
+    pub async fn split(
+        &self,
+        request: SplitRequest,
+        progress: mpsc::Sender<SplitEvent>,
+    ) -> Result<(), StoreError> {
+        let state = self.state.clone();
+        let location = state.location();
+        let splitting = tokio::spawn(async move { state.split(&request, &progress).await });
+        splitting
+            .await
+            .unwrap_or_else(|ended| Err(StoreError::Refused { location, problem: ended.to_string() }))
     }
 
     async fn submit(&self, batch: Batch) -> Result<Revision, WriteError> {
         let number = if batch.ops.is_empty() { self.newest().await? } else { self.send(batch).await? };
-        Ok(Revision { store: self.core.home.id, partition: NUMBERED_TOGETHER, number })
+        Ok(Revision { store: self.state.home.id, partition: REVISION_PARTITION, number })
     }
 
-    /// The newest number, if this process still is the one to say so.
+    /// The newest revision, if this process still holds the writer lease.
     async fn newest(&self) -> Result<u64, WriteError> {
-        let home = &self.core.home;
-        let failed = |failure: Failure| failure.writing(&home.client.place, 0, 0);
-        let holder = home.state().await.map_err(failed)?.holder;
-        match holder.is_some_and(|(fence, _)| fence == home.held()) {
-            true => Ok(self.core.sequence.committed()),
+        let home = &self.state.home;
+        let failed = |failure: CallError| failure.into_write_error(&home.client.location, 0, 0);
+        let holder = home.meta().await.map_err(failed)?.holder;
+        match holder.is_some_and(|(fence, _)| fence == home.fence()) {
+            true => Ok(self.state.sequence.committed()),
             false => Err(WriteError::Refused {
-                place: self.core.place(),
-                problem: "this process does not hold the store any more; ask who does".into(),
+                location: self.state.location(),
+                problem:
+                    "this process does not hold the writer lease any more; read from the active control plane"
+                        .into(),
             }),
         }
     }
 
     async fn send(&self, batch: Batch) -> Result<u64, WriteError> {
         batch.validate()?;
-        let room = self.core.room(&batch)?;
-        let (answer, answered) = oneshot::channel();
-        let core = self.core.clone();
-        // A task of its own, so that a caller who leaves does not take the batch back half way.
+        let permit = self.state.admit(&batch)?;
+        let (response, result) = oneshot::channel();
+        let state = self.state.clone();
+        // In a task of its own, so that a cancelled caller does not cancel a write in flight.
         tokio::spawn(async move {
-            let _room = room;
-            core.write(batch, Caller::new(&core, answer)).await;
+            let _permit = permit;
+            state.write(batch, WriteResponder::new(&state, response)).await;
         });
-        let lost = || WriteError::Unknown { place: self.core.place(), problem: "this process ends".into() };
-        answered.await.unwrap_or_else(|_| Err(lost()))
+        let lost = || WriteError::Unknown {
+            location: self.state.location(),
+            problem: "this process is shutting down".into(),
+        };
+        result.await.unwrap_or_else(|_| Err(lost()))
     }
 }
 
 impl Store for PartitionedStore {
     fn id(&self) -> StoreId {
-        self.core.home.id
+        self.state.home.id
     }
 
     fn partition(&self, key: &str) -> u32 {
-        u32::try_from(self.core.routes().map.part(key)).unwrap_or(u32::MAX)
+        u32::try_from(self.state.partitions().map.partition_of(key)).unwrap_or(u32::MAX)
     }
 
     fn write(&self, batch: Batch) -> BoxFuture<'_, Result<Revision, WriteError>> {
         Box::pin(self.submit(batch))
     }
 
-    fn load(&self) -> BoxFuture<'_, Result<Loaded, StoreError>> {
-        Box::pin(self.core.load())
+    fn load(&self) -> BoxFuture<'_, Result<StoreSnapshot, StoreError>> {
+        Box::pin(self.state.load())
     }
 
     fn commits(&self, after: u64) -> Commits {
-        self.core.home.history.subscribe(after)
+        self.state.home.commit_log.subscribe(after)
     }
 
-    fn broken(&self) -> Option<&str> {
-        self.core.home.broken()
+    fn fatal_error(&self) -> Option<&str> {
+        self.state.home.fatal_error()
     }
 
-    fn held_until(&self) -> Option<watch::Receiver<Instant>> {
-        Some(self.core.home.until.subscribe())
+    fn lease_expiry(&self) -> Option<watch::Receiver<Instant>> {
+        Some(self.state.home.lease_expiry.subscribe())
     }
 
     fn close(&self) -> BoxFuture<'_, ()> {
         Box::pin(async {
-            if timeout(FAREWELL, self.core.cross_note_out()).await.is_err() {
-                tracing::debug!(place = %self.core.place(), "a part does not answer; readers take a snapshot");
+            if timeout(CLOSE_TIMEOUT, self.state.clear_gap()).await.is_err() {
+                tracing::debug!(location = %self.state.location(), "a partition does not respond; readers take a snapshot");
             }
-            self.keeper.abort();
-            let revoked = timeout(FAREWELL, self.core.home.client.revoke(self.lease.load(Relaxed))).await;
+            self.lease_keeper.abort();
+            let revoked =
+                timeout(CLOSE_TIMEOUT, self.state.home.client.revoke(self.lease_id.load(Relaxed))).await;
             if !matches!(revoked, Ok(Ok(()))) {
-                tracing::warn!(place = %self.core.place(), "the store stays held until the hold runs out");
+                tracing::warn!(location = %self.state.location(), "the writer lease could not be revoked and remains until it expires");
             }
         })
     }
@@ -191,9 +204,9 @@ impl Store for PartitionedStore {
 
 impl Drop for PartitionedStore {
     fn drop(&mut self) {
-        for task in self.tasks.iter().chain([&self.keeper]) {
+        for task in self.tasks.iter().chain([&self.lease_keeper]) {
             task.abort();
         }
-        self.core.home.history.close();
+        self.state.home.commit_log.close();
     }
 }

@@ -1,4 +1,4 @@
-//! What redb reads and writes: a file, or a look at one that leaves it untouched.
+//! Storage backends of redb: a file, or a read-only overlay over one.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +14,7 @@ use redb::{BackendError, StorageBackend, backends::FileBackend};
 /// Opens the bytes of a store; called again after a failure, since redb gives up a backend that failed once.
 pub type OpenBackend = Box<dyn Fn() -> io::Result<Box<dyn StorageBackend>> + Send + Sync>;
 
-/// The bytes of the file at `path`, which must exist.
+/// The file at `path`, which must exist.
 pub(super) fn of_file(path: &Path) -> io::Result<Box<dyn StorageBackend>> {
     let file = File::options().read(true).write(true).open(path)?;
     Ok(Box::new(FileBackend::new(file).map_err(io::Error::other)?))
@@ -24,20 +24,20 @@ pub(super) fn of_file(path: &Path) -> io::Result<Box<dyn StorageBackend>> {
 #[derive(Debug)]
 pub(super) struct Direct(pub(super) Box<dyn StorageBackend>);
 
-/// A backend whose bytes are read and never written: changes stay in memory. redb writes even to a file that it only
-/// looks at (it marks it as in use, and repairs it), which neither a damaged file nor a full disk allows.
+/// A copy-on-write overlay: the backend below is only read, changes stay in memory. redb writes even to a file that it
+/// only verifies (it marks it as in use, and repairs it), which neither a damaged file nor a full disk allows.
 #[derive(Debug)]
 pub(super) struct Overlay {
     below: Box<dyn StorageBackend>,
-    changes: Mutex<Changes>,
+    changes: Mutex<PageOverlay>,
 }
 
 #[derive(Debug)]
-struct Changes {
+struct PageOverlay {
     len: u64,
     /// Changed pages by their number.
     pages: BTreeMap<u64, Box<[u8]>>,
-    /// What lies above this was cut off once and reads as zero where no page has changed since.
+    /// Lowest length since the overlay was created: bytes above it read as zero unless their page has changed.
     cut: u64,
 }
 
@@ -46,22 +46,22 @@ const PAGE: u64 = 4096;
 impl Overlay {
     pub(super) fn new(below: Box<dyn StorageBackend>) -> io::Result<Self> {
         let len = below.len()?;
-        Ok(Self { below, changes: Mutex::new(Changes { len, pages: BTreeMap::new(), cut: len }) })
+        Ok(Self { below, changes: Mutex::new(PageOverlay { len, pages: BTreeMap::new(), cut: len }) })
     }
 
-    fn changes(&self) -> MutexGuard<'_, Changes> {
+    fn changes(&self) -> MutexGuard<'_, PageOverlay> {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The content of a page as it stands now.
-    fn page(&self, changes: &Changes, number: u64) -> io::Result<Box<[u8]>> {
+    /// Current content of a page.
+    fn page(&self, changes: &PageOverlay, number: u64) -> io::Result<Box<[u8]>> {
         if let Some(page) = changes.pages.get(&number) {
             return Ok(page.clone());
         }
         let mut page = vec![0; PAGE as usize].into_boxed_slice();
-        let there = changes.cut.saturating_sub(number * PAGE).min(PAGE) as usize;
-        if there > 0 {
-            self.below.read(number * PAGE, &mut page[..there])?;
+        let unchanged = changes.cut.saturating_sub(number * PAGE).min(PAGE) as usize;
+        if unchanged > 0 {
+            self.below.read(number * PAGE, &mut page[..unchanged])?;
         }
         Ok(page)
     }
@@ -78,7 +78,7 @@ impl StorageBackend for Overlay {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let end = offset + out.len() as u64;
-        // Nearly everything that is looked at is as it was: it is read in one go, and not page by page.
+        // Nearly all reads are of unchanged pages: one read instead of one per page.
         if end <= changes.cut && changes.pages.range(offset / PAGE..end.div_ceil(PAGE)).next().is_none() {
             return self.below.read(offset, out);
         }
@@ -129,7 +129,7 @@ impl StorageBackend for Overlay {
     }
 }
 
-/// Cuts a run of bytes at page borders: the page, where in it the part starts, and which bytes of the run it takes.
+/// Splits a range of bytes at page borders into page number, offset within the page, and part of the range.
 fn parts(offset: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops::Range<usize>)> {
     let mut done = 0;
     std::iter::from_fn(move || {

@@ -1,4 +1,4 @@
-//! What stands in the file.
+//! Tables of the store file.
 
 use std::{fs::File, io::Read, ops::Range, sync::Arc};
 
@@ -10,32 +10,32 @@ use redb::{
     WriteTransaction,
 };
 
-use crate::Loaded;
+use crate::StoreSnapshot;
 
 /// The format that this release writes, and the newest that it reads.
 pub(super) const FORMAT: u128 = 1;
 
-/// Facts about the store, by name.
+/// Metadata of the store, by name.
 pub(super) const META: TableDefinition<'_, &str, u128> = TableDefinition::new("fairmesh.meta");
-/// Every key with the revision that wrote it and its value.
+/// Every key with its value and the revision that wrote it.
 pub(super) const ENTRIES: TableDefinition<'_, &str, (u64, &[u8])> = TableDefinition::new("fairmesh.entries");
 
 const META_FORMAT: &str = "format";
 pub(super) const META_STORE: &str = "store";
 pub(super) const META_REVISION: &str = "revision";
 
-/// What the meta table says.
+/// Contents of the meta table.
 pub(super) struct Meta {
     pub(super) format: u128,
     pub(super) id: StoreId,
     pub(super) revision: u64,
 }
 
-/// Begins a transaction that is on disk once it is committed.
+/// Begins a transaction that is durable once committed.
 ///
-/// Two phases: the pages reach the disk before the header that names them does. So a header never names pages that a
-/// power failure or a failed sync took away; and when the newest state is damaged later, redb refuses the file rather
-/// than falling back to an older state in silence, as it does for one-phase commits.
+/// Two-phase: the pages reach the disk before the header that refers to them. So a header never refers to pages that a
+/// power failure or a failed sync lost; and when the newest state is damaged later, redb refuses the file instead of
+/// silently falling back to an older state, as it does for one-phase commits.
 pub(super) fn begin(db: &Database) -> Result<WriteTransaction, Error> {
     let mut transaction = db.begin_write()?;
     transaction.set_durability(redb::Durability::Immediate)?;
@@ -43,9 +43,9 @@ pub(super) fn begin(db: &Database) -> Result<WriteTransaction, Error> {
     Ok(transaction)
 }
 
-/// Lays down an empty store with an id of its own.
+/// Creates an empty store with a new id.
 pub(super) fn initialize(db: &Database) -> Result<(), Error> {
-    let StoreId(id) = draw()?;
+    let StoreId(id) = random_id()?;
     let transaction = begin(db)?;
     {
         let mut meta = transaction.open_table(META)?;
@@ -59,21 +59,21 @@ pub(super) fn initialize(db: &Database) -> Result<(), Error> {
 }
 
 /// Gives a store another id.
-pub(super) fn renew(db: &Database) -> Result<StoreId, Error> {
-    let id = draw()?;
+pub(super) fn renew_id(db: &Database) -> Result<StoreId, Error> {
+    let id = random_id()?;
     let transaction = begin(db)?;
     transaction.open_table(META)?.insert(META_STORE, id.0)?;
     transaction.commit()?;
     Ok(id)
 }
 
-fn draw() -> Result<StoreId, Error> {
+fn random_id() -> Result<StoreId, Error> {
     let mut id = [0; 16];
     File::open("/dev/urandom").and_then(|mut random| random.read_exact(&mut id)).map_err(Error::Io)?;
     Ok(StoreId(u128::from_be_bytes(id)))
 }
 
-/// The meta table, or `None` where the file holds something else.
+/// Reads the meta table; `None` if the file is not a store.
 pub(super) fn meta(db: &Database) -> Result<Option<Meta>, Error> {
     let transaction = db.begin_read()?;
     let table = match transaction.open_table(META) {
@@ -82,20 +82,20 @@ pub(super) fn meta(db: &Database) -> Result<Option<Meta>, Error> {
         }
         table => table?,
     };
-    let fact = |name| table.get(name).map(|found| found.map(|found| found.value()));
-    let (Some(format), Some(id)) = (fact(META_FORMAT)?, fact(META_STORE)?) else { return Ok(None) };
-    let revision = fact(META_REVISION)?.and_then(|number| u64::try_from(number).ok());
+    let value = |name| table.get(name).map(|found| found.map(|found| found.value()));
+    let (Some(format), Some(id)) = (value(META_FORMAT)?, value(META_STORE)?) else { return Ok(None) };
+    let revision = value(META_REVISION)?.and_then(|number| u64::try_from(number).ok());
     Ok(revision.map(|revision| Meta { format, id: StoreId(id), revision }))
 }
 
-/// Notes the newest revision within a transaction.
+/// Records the newest revision within a transaction.
 pub(super) fn set_revision(transaction: &WriteTransaction, revision: u64) -> Result<(), Error> {
     transaction.open_table(META)?.insert(META_REVISION, u128::from(revision))?;
     Ok(())
 }
 
-/// Everything that the store holds, at one revision.
-pub(super) fn load(db: &Database) -> Result<Loaded, Error> {
+/// Reads the whole store at one revision.
+pub(super) fn load(db: &Database) -> Result<StoreSnapshot, Error> {
     let transaction = db.begin_read()?;
     let revision = transaction.open_table(META)?.get(META_REVISION)?.map_or(0, |found| found.value());
     let table = transaction.open_table(ENTRIES)?;
@@ -104,13 +104,13 @@ pub(super) fn load(db: &Database) -> Result<Loaded, Error> {
     Ok((revision, loaded))
 }
 
-/// The entries of some keys.
+/// Reads the entries of a range of keys.
 pub(super) fn range(db: &Database, keys: Range<String>) -> Result<Vec<(Arc<str>, Entry)>, Error> {
     let table = db.begin_read()?.open_table(ENTRIES)?;
     entries(table.range(keys.start.as_str()..keys.end.as_str())?, 0)
 }
 
-/// Reads rows of which there are about so many.
+/// Collects rows; `count` is a capacity hint.
 fn entries(
     rows: redb::Range<'_, &'static str, (u64, &'static [u8])>,
     count: usize,

@@ -1,4 +1,4 @@
-//! From a path to a database that can be trusted, or to words that say why not.
+//! Opens and verifies a store file, and explains why one is refused.
 
 use std::{
     fs::{self, File},
@@ -13,20 +13,20 @@ use super::{
     backend::{Direct, OpenBackend, Overlay, of_file},
     format::{self, FORMAT, Meta},
 };
-use crate::{Place, StoreError};
+use crate::{StoreError, StoreLocation};
 
-/// How much of the file redb may keep in memory; values are served from elsewhere.
+/// Cache of redb; values are served from the RIB and not from here.
 const CACHE_BYTES: usize = 64 << 20;
 
-/// Creates an empty store file at `path`, where there is none.
+/// Creates an empty store file at `path`.
 ///
-/// Under another name until it is whole: a file that is empty or cut short was a store once, and is never taken for a
-/// new one.
+/// It has another name until it is complete: an empty or truncated file was a store once, and is never taken for a new
+/// one.
 pub(super) fn create_file(path: &Path) -> Result<(), StoreError> {
     let mut fresh = path.as_os_str().to_owned();
     fresh.push(".new");
     let fresh = PathBuf::from(fresh);
-    // What is left of an attempt that was cut short; the lock is held, so nobody else is at it.
+    // Left by an interrupted creation; the lock is held, so no other process uses it.
     match fs::remove_file(&fresh) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(system_error(&fresh, e)),
         _ => {}
@@ -37,13 +37,13 @@ pub(super) fn create_file(path: &Path) -> Result<(), StoreError> {
     let durable = || {
         File::open(&fresh)?.sync_all()?;
         fs::rename(&fresh, path)?;
-        // Without this the name may be gone after a power failure, and with it acknowledged writes.
+        // Without syncing the directory a power failure may lose the name, and with it acknowledged writes.
         File::open(path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")))?.sync_all()
     };
     durable().map_err(|e| system_error(path, e))
 }
 
-/// Creates an empty store on a backend that holds nothing yet.
+/// Creates an empty store on an empty backend.
 pub(super) fn create_on(path: &Path, backend: &OpenBackend) -> Result<(), StoreError> {
     let backend = backend().map_err(|e| system_error(path, e))?;
     if backend.len().map_err(|e| system_error(path, e))? > 0 {
@@ -57,11 +57,11 @@ fn initialize(path: &Path, backend: Box<dyn StorageBackend>) -> Result<(), Store
     format::initialize(&db).map_err(|e| store_error(path, e))
 }
 
-/// Checks all of a store without writing to it, and reads what its meta table says.
+/// Verifies a store without writing to it, and reads its meta table.
 pub(super) fn verify(path: &Path, backend: &OpenBackend) -> Result<Meta, StoreError> {
-    let damaged = |problem: String| StoreError::Corrupt { place: path.into(), problem };
-    let mut db = view(path, backend)?;
-    // redb asserts what it takes for granted about its file; a damaged one may break that.
+    let damaged = |problem: String| StoreError::Corrupt { location: path.into(), problem };
+    let mut db = open_read_only(path, backend)?;
+    // redb asserts invariants of its file, which a damaged one may violate.
     let sound = catch_unwind(AssertUnwindSafe(|| db.check_integrity()))
         .map_err(|_| damaged("its pages contradict each other".into()))?
         .map_err(|e| store_error(path, e.into()))?;
@@ -69,22 +69,22 @@ pub(super) fn verify(path: &Path, backend: &OpenBackend) -> Result<Meta, StoreEr
         return Err(damaged("checksums or page lists do not match".into()));
     }
     let meta = format::meta(&db).map_err(|e| store_error(path, e))?.ok_or_else(|| StoreError::Foreign {
-        place: path.into(),
+        location: path.into(),
         problem: "a redb file of another program".into(),
     })?;
     if meta.format > FORMAT {
-        return Err(StoreError::Newer { place: path.into(), found: meta.format, known: FORMAT });
+        return Err(StoreError::NewerFormat { location: path.into(), found: meta.format, known: FORMAT });
     }
     Ok(meta)
 }
 
-/// Opens a store to look at; nothing that redb writes reaches the backend.
-pub(super) fn view(path: &Path, backend: &OpenBackend) -> Result<Database, StoreError> {
+/// Opens a store read-only; writes of redb do not reach the backend.
+pub(super) fn open_read_only(path: &Path, backend: &OpenBackend) -> Result<Database, StoreError> {
     let below = backend().map_err(|e| system_error(path, e))?;
     let len = below.len().map_err(|e| system_error(path, e))?;
     if len == 0 {
-        // redb would take it for a new database.
-        return Err(StoreError::Corrupt { place: path.into(), problem: "it is empty".into() });
+        // redb would create a database in it.
+        return Err(StoreError::Corrupt { location: path.into(), problem: "it is empty".into() });
     }
     let overlay = Overlay::new(below).map_err(|e| system_error(path, e))?;
     open_database(path, overlay)
@@ -99,7 +99,7 @@ pub(super) fn writable(path: &Path, backend: &OpenBackend) -> Result<Database, S
 fn open_database(path: &Path, backend: impl StorageBackend) -> Result<Database, StoreError> {
     catch_unwind(AssertUnwindSafe(|| builder().create_with_backend(backend)))
         .map_err(|_| StoreError::Corrupt {
-            place: path.into(),
+            location: path.into(),
             problem: "its header contradicts its pages".into(),
         })?
         .map_err(|e| store_error(path, e.into()))
@@ -115,34 +115,34 @@ fn builder() -> Builder {
     builder
 }
 
-/// What redb said, for people.
+/// Maps an error of redb.
 pub(super) fn store_error(path: &Path, error: Error) -> StoreError {
-    let place = Place::from(path);
+    let location = StoreLocation::from(path);
     match error {
-        Error::DatabaseAlreadyOpen => StoreError::Locked { place },
+        Error::DatabaseAlreadyOpen => StoreError::Locked { location },
         Error::UpgradeRequired(version) => {
-            StoreError::Foreign { place, problem: format!("a redb file of version {version}") }
+            StoreError::Foreign { location, problem: format!("a redb file of version {version}") }
         }
-        // redb reports a wrong magic number so.
+        // redb reports a wrong magic number like this.
         Error::Io(e) if e.kind() == io::ErrorKind::InvalidData => {
-            StoreError::Foreign { place, problem: e.to_string() }
+            StoreError::Foreign { location, problem: e.to_string() }
         }
         Error::Io(e) if e.kind() == io::ErrorKind::UnexpectedEof => {
-            StoreError::Corrupt { place, problem: "it is cut short".into() }
+            StoreError::Corrupt { location, problem: "it is truncated".into() }
         }
         Error::Io(e) => system_error(path, e),
-        Error::Corrupted(problem) => StoreError::Corrupt { place, problem },
-        other => StoreError::Corrupt { place, problem: other.to_string() },
+        Error::Corrupted(problem) => StoreError::Corrupt { location, problem },
+        other => StoreError::Corrupt { location, problem: other.to_string() },
     }
 }
 
-/// What the operating system said, for people.
+/// Maps an error of the operating system.
 pub(super) fn system_error(path: &Path, source: io::Error) -> StoreError {
-    let place = Place::from(path);
-    if is_full(&source) { StoreError::Full { place } } else { StoreError::Unreadable { place, source } }
+    let location = StoreLocation::from(path);
+    if is_full(&source) { StoreError::DiskFull { location } } else { StoreError::Io { location, source } }
 }
 
-/// Whether a write failed because there is no room.
+/// Whether a write failed for lack of space.
 pub(super) fn is_full(error: &io::Error) -> bool {
     matches!(
         error.kind(),

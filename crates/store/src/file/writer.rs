@@ -1,4 +1,4 @@
-//! The one thread that writes the file: it gathers the batches that wait and commits them together.
+//! The writer thread: collects the queued batches and commits them in groups.
 
 use std::{
     any::Any,
@@ -18,120 +18,120 @@ use tokio::sync::{mpsc, oneshot};
 use super::{
     format::{self, ENTRIES},
     open::is_full,
-    shared::{Shared, State},
+    state::{Access, FileState},
 };
 use crate::{StoreError, WriteError};
 
-/// How many batches may wait.
-const MAX_WAITING: usize = 4096;
-/// How many bytes of keys and values they may hold.
-const MAX_WAITING_BYTES: usize = 64 << 20;
-/// How many batches share a transaction: bounds how long the first waits for the last.
+/// Batches in the queue.
+const MAX_QUEUED: usize = 4096;
+/// Bytes of keys and values in the queue.
+const MAX_QUEUED_BYTES: usize = 64 << 20;
+/// Batches per transaction: bounds how long the first waits for the last.
 const MAX_GROUP: usize = 512;
-/// How many bytes of keys and values they may hold.
+/// Bytes of keys and values per transaction.
 const MAX_GROUP_BYTES: usize = 8 << 20;
 
-/// A batch that waits for the disk.
+/// A queued batch.
 #[derive(Debug)]
-pub(super) struct Request {
+pub(super) struct WriteRequest {
     pub(super) batch: Batch,
     pub(super) bytes: usize,
-    pub(super) answer: oneshot::Sender<Result<u64, WriteError>>,
+    pub(super) response: oneshot::Sender<Result<u64, WriteError>>,
 }
 
-/// The way to the writer. The writer ends when this is dropped and everything that waits is written.
+/// Sends batches to the writer thread, which ends when this is dropped and the queue is written.
 #[derive(Debug)]
 pub(super) struct Queue {
-    requests: mpsc::Sender<Request>,
+    requests: mpsc::Sender<WriteRequest>,
     bytes: Arc<AtomicUsize>,
 }
 
 impl Queue {
-    /// Hands a batch over, or refuses it where too much waits already.
-    pub(super) fn push(&self, request: Request, shared: &Shared) -> Result<(), WriteError> {
+    /// Enqueues a batch, or refuses it if the queue is full.
+    pub(super) fn push(&self, request: WriteRequest, shared: &FileState) -> Result<(), WriteError> {
         let bytes = request.bytes;
         let waiting = self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        let refusal = match self.requests.try_reserve() {
-            Ok(place) if waiting <= MAX_WAITING_BYTES => {
-                place.send(request);
+        let rejection = match self.requests.try_reserve() {
+            Ok(permit) if waiting <= MAX_QUEUED_BYTES => {
+                permit.send(request);
                 return Ok(());
             }
             Ok(_) | Err(mpsc::error::TrySendError::Full(())) => {
-                WriteError::Overloaded { place: shared.place() }
+                WriteError::Overloaded { location: shared.location() }
             }
             Err(mpsc::error::TrySendError::Closed(())) => shared.closed(),
         };
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
-        Err(refusal)
+        Err(rejection)
     }
 }
 
 /// Starts the thread.
-pub(super) fn start(shared: Arc<Shared>) -> io::Result<(Queue, JoinHandle<()>)> {
-    let (requests, waiting) = mpsc::channel(MAX_WAITING);
+pub(super) fn start(shared: Arc<FileState>) -> io::Result<(Queue, JoinHandle<()>)> {
+    let (requests, queue) = mpsc::channel(MAX_QUEUED);
     let bytes = Arc::new(AtomicUsize::new(0));
-    let mut writer = Writer { shared, waiting, bytes: bytes.clone(), unsettled: Vec::new() };
+    let mut writer = Writer { shared, queue, bytes: bytes.clone(), uncertain: Vec::new() };
     let thread = thread::Builder::new().name("fairmesh-store".into()).spawn(move || writer.run())?;
     Ok((Queue { requests, bytes }, thread))
 }
 
 struct Writer {
-    shared: Arc<Shared>,
-    waiting: mpsc::Receiver<Request>,
+    shared: Arc<FileState>,
+    queue: mpsc::Receiver<WriteRequest>,
     bytes: Arc<AtomicUsize>,
-    /// What a failed transaction would have written, until it is known whether it did.
-    unsettled: Vec<Commit>,
+    /// Commits of a failed transaction, until it is known whether it persisted.
+    uncertain: Vec<Commit>,
 }
 
-/// A transaction in the making.
+/// A transaction being prepared.
 #[derive(Default)]
 struct Staged {
-    /// For each batch its revision, or why it has none.
-    verdicts: Vec<Result<u64, Conflict>>,
+    /// The revision of each batch, or its conflict.
+    results: Vec<Result<u64, Conflict>>,
     commits: Vec<Commit>,
 }
 
 impl Writer {
     fn run(&mut self) {
-        while let Some(first) = self.waiting.blocking_recv() {
-            let group = self.gather(first);
+        while let Some(first) = self.queue.blocking_recv() {
+            let group = self.collect_group(first);
             let mut staged = Staged::default();
             match catch_unwind(AssertUnwindSafe(|| self.write(&group, &mut staged))) {
                 Ok(Ok(())) => {
-                    if self.shared.wrote(None).is_some() {
-                        tracing::info!(path = %self.shared.path.display(), "the store takes writes again");
+                    if self.shared.set_write_failure(None).is_some() {
+                        tracing::info!(path = %self.shared.path.display(), "writes to the store succeed again");
                     }
-                    answer(group, staged.verdicts);
+                    respond(group, staged.results);
                 }
-                Err(panic) => return self.break_down(group, &*panic),
+                Err(panic) => return self.shut_down(group, &*panic),
                 Ok(Err(failure)) => {
-                    // Once: each that waits is refused with it, and /readyz says it for as long as it lasts.
-                    if self.shared.wrote(Some(self.refusal(&failure).to_string())).is_none() {
+                    // Logged once: every rejected batch carries the error, and /readyz reports it while it lasts.
+                    if self.shared.set_write_failure(Some(self.rejection(&failure).to_string())).is_none() {
                         let path = self.shared.path.display();
                         tracing::error!(%path, error = %failure, "a write to the store failed");
                     }
-                    refuse(group, || self.refusal(&failure));
+                    reject(group, || self.rejection(&failure));
                 }
             }
         }
     }
 
-    /// Ends with the reason: what the database in memory is worth after a panic, nobody knows, so it is not written again.
-    /// The file is as the last commit left it, and is verified when it is opened next.
-    fn break_down(&self, group: Vec<Request>, panic: &(dyn Any + Send)) {
+    /// Ends the thread with the reason: after a panic the database in memory cannot be trusted and is not written
+    /// again. The file is as the last commit left it, and is verified when it is opened next.
+    fn shut_down(&self, group: Vec<WriteRequest>, panic: &(dyn Any + Send)) {
         let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it did not say why");
-        tracing::error!(path = %self.shared.path.display(), text, "the writer of the store broke down; nothing is written any more");
-        // Before anybody is refused, so that all are told why.
-        self.shared.broke(format!("its writer broke down: {text}; start the process again"));
-        refuse(group, || self.shared.closed());
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+        tracing::error!(path = %self.shared.path.display(), text, "the writer thread of the store panicked; nothing is written any more");
+        // Before the batches are refused, so that each refusal has the reason.
+        self.shared.fail(format!("its writer panicked: {text}; start the process again"));
+        reject(group, || self.shared.closed());
     }
 
-    fn gather(&mut self, first: Request) -> Vec<Request> {
+    fn collect_group(&mut self, first: WriteRequest) -> Vec<WriteRequest> {
         let mut bytes = first.bytes;
         let mut group = vec![first];
         while group.len() < MAX_GROUP && bytes < MAX_GROUP_BYTES {
-            let Ok(next) = self.waiting.try_recv() else { break };
+            let Ok(next) = self.queue.try_recv() else { break };
             bytes += next.bytes;
             group.push(next);
         }
@@ -139,62 +139,67 @@ impl Writer {
         group
     }
 
-    /// Commits a group and publishes what it changed. Whatever goes wrong, the file is as before or holds all of it.
-    fn write(&mut self, group: &[Request], staged: &mut Staged) -> Result<(), StoreError> {
-        if !matches!(&*self.shared.state(), State::Open(_)) {
+    /// Commits a group and publishes its commits. On a failure the file contains all of the group or none of it.
+    fn write(&mut self, group: &[WriteRequest], staged: &mut Staged) -> Result<(), StoreError> {
+        if !matches!(&*self.shared.access(), Access::ReadWrite(_)) {
             self.recover()?;
         }
-        let newest = self.shared.history.newest();
-        let outcome = match &*self.shared.state() {
-            State::Open(db) => commit(db, group, newest, staged),
-            State::Readable(_) | State::Shut => Err(Error::DatabaseClosed),
+        let newest = self.shared.commit_log.newest();
+        let outcome = match &*self.shared.access() {
+            Access::ReadWrite(db) => commit(db, group, newest, staged),
+            Access::ReadOnly(_) | Access::Closed => Err(Error::DatabaseClosed),
         };
         let commits = std::mem::take(&mut staged.commits);
         let Err(failure) = outcome else {
-            self.shared.history.publish(commits);
+            self.shared.commit_log.publish(commits);
             return Ok(());
         };
-        self.unsettled = commits;
-        let arrived = self.recover().unwrap_or(false);
-        if arrived { Ok(()) } else { Err(super::open::store_error(&self.shared.path, failure)) }
+        self.uncertain = commits;
+        let persisted = self.recover().unwrap_or(false);
+        if persisted { Ok(()) } else { Err(super::open::store_error(&self.shared.path, failure)) }
     }
 
-    /// Opens the file anew, and answers whether the transaction that had failed is in it after all; it is then
-    /// published like any other.
+    /// Reopens the file, and returns whether the failed transaction persisted after all; it is then published like any
+    /// other.
     fn recover(&mut self) -> Result<bool, StoreError> {
         let revision = self.shared.recover()?;
-        let unsettled = std::mem::take(&mut self.unsettled);
-        let arrived = unsettled.last().is_some_and(|commit| commit.revision == revision);
-        if arrived {
-            self.shared.history.publish(unsettled);
+        let uncertain = std::mem::take(&mut self.uncertain);
+        let persisted = uncertain.last().is_some_and(|commit| commit.revision == revision);
+        if persisted {
+            self.shared.commit_log.publish(uncertain);
         }
-        Ok(arrived)
+        Ok(persisted)
     }
 
-    fn refusal(&self, failure: &StoreError) -> WriteError {
-        let place = self.shared.place();
+    fn rejection(&self, failure: &StoreError) -> WriteError {
+        let location = self.shared.location();
         match failure {
-            StoreError::Full { .. } => WriteError::Full { place },
-            StoreError::Unreadable { source, .. } if is_full(source) => WriteError::Full { place },
-            other => WriteError::Failed { place, source: io::Error::other(other.to_string()) },
+            StoreError::DiskFull { .. } => WriteError::DiskFull { location },
+            StoreError::Io { source, .. } if is_full(source) => WriteError::DiskFull { location },
+            other => WriteError::Failed { location, source: io::Error::other(other.to_string()) },
         }
     }
 }
 
-fn commit(db: &redb::Database, group: &[Request], newest: u64, staged: &mut Staged) -> Result<(), Error> {
+fn commit(
+    db: &redb::Database,
+    group: &[WriteRequest],
+    newest: u64,
+    staged: &mut Staged,
+) -> Result<(), Error> {
     let transaction = format::begin(db)?;
     let mut revision = newest;
     {
         let mut entries = transaction.open_table(ENTRIES)?;
-        for Request { batch, .. } in group {
+        for WriteRequest { batch, .. } in group {
             if let Some(conflict) = conflict(&entries, batch, revision)? {
-                staged.verdicts.push(Err(conflict));
+                staged.results.push(Err(conflict));
                 continue;
             }
             revision += 1;
             apply(&mut entries, batch, revision)?;
             staged.commits.push(batch.clone().into_commit(revision));
-            staged.verdicts.push(Ok(revision));
+            staged.results.push(Ok(revision));
         }
     }
     if revision == newest {
@@ -204,7 +209,7 @@ fn commit(db: &redb::Database, group: &[Request], newest: u64, staged: &mut Stag
     Ok(transaction.commit()?)
 }
 
-/// The first expectation that the state does not meet.
+/// The first expectation that does not hold.
 fn conflict(
     entries: &impl ReadableTable<&'static str, (u64, &'static [u8])>,
     batch: &Batch,
@@ -237,15 +242,15 @@ fn apply(entries: &mut Table<'_, &str, (u64, &[u8])>, batch: &Batch, revision: u
     Ok(())
 }
 
-/// Tells every writer of a group what became of its batch. One that no longer listens does not matter.
-fn answer(group: Vec<Request>, verdicts: Vec<Result<u64, Conflict>>) {
-    for (request, verdict) in group.into_iter().zip(verdicts) {
-        let _ = request.answer.send(verdict.map_err(WriteError::from));
+/// Sends each writer of a group its result. Writers may have left.
+fn respond(group: Vec<WriteRequest>, results: Vec<Result<u64, Conflict>>) {
+    for (request, result) in group.into_iter().zip(results) {
+        let _ = request.response.send(result.map_err(WriteError::from));
     }
 }
 
-fn refuse(group: Vec<Request>, refusal: impl Fn() -> WriteError) {
+fn reject(group: Vec<WriteRequest>, rejection: impl Fn() -> WriteError) {
     for request in group {
-        let _ = request.answer.send(Err(refusal()));
+        let _ = request.response.send(Err(rejection()));
     }
 }

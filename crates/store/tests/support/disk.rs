@@ -1,4 +1,4 @@
-//! A disk in memory that keeps unsynced writes apart, and drops, keeps or tears them when the power fails.
+//! A disk in memory that tracks unsynced writes, and drops, keeps or tears them on a power failure.
 
 use std::{
     io,
@@ -8,14 +8,14 @@ use std::{
 use fairmesh_store::RedbStore;
 use redb::StorageBackend;
 
-use super::Dice;
+use super::Random;
 
 const SECTOR: usize = 512;
 
-/// What happens to writes that were not synced when the power fails.
+/// Fate of unsynced writes on a power failure.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Loss {
-    /// All are gone.
+    /// All are lost.
     Everything,
     /// Each sector reached the disk or did not.
     Some,
@@ -23,9 +23,9 @@ pub(crate) enum Loss {
 
 #[derive(Debug, Default)]
 struct State {
-    /// What a power failure leaves for certain.
+    /// Contents that survive a power failure.
     durable: Vec<u8>,
-    /// What a running process sees.
+    /// Contents seen by a running process.
     live: Vec<u8>,
     unsynced: Vec<Change>,
     /// Calls until the power fails.
@@ -43,37 +43,37 @@ enum Change {
     Length(usize),
 }
 
-/// The disk; a clone is another handle on it.
+/// The disk; clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Disk(Arc<Mutex<State>>);
 
 impl Disk {
-    /// Opens (or creates) the store on this disk.
+    /// Opens or creates the store on this disk.
     pub(crate) fn open(&self) -> Result<RedbStore, fairmesh_store::StoreError> {
         let disk = self.clone();
         RedbStore::with_backend("disk", Box::new(move || Ok(Box::new(disk.clone()))))
     }
 
-    /// Cuts the power after so many more calls: they and all later ones fail until [`Disk::crash`].
+    /// Cuts the power after this number of calls: all later ones fail until [`Disk::crash`].
     pub(crate) fn cut_power_after(&self, calls: u64) {
         self.0.lock().unwrap().fuse = Some(calls);
     }
 
-    /// Leaves what a power failure leaves, and switches the power on again.
-    pub(crate) fn crash(&self, loss: Loss, dice: &mut Dice) {
+    /// Applies a power failure to the contents, and switches the power on again.
+    pub(crate) fn crash(&self, loss: Loss, random: &mut Random) {
         let state = &mut *self.0.lock().unwrap();
         state.fuse = None;
         for change in std::mem::take(&mut state.unsynced) {
             match (loss, change) {
                 (Loss::Everything, _) => {}
                 (Loss::Some, Change::Length(length)) => {
-                    if dice.coin() {
+                    if random.coin() {
                         state.durable.resize(length, 0);
                     }
                 }
                 (Loss::Some, Change::Write(offset, data)) => {
-                    for (i, sector) in data.chunks(SECTOR).enumerate().filter(|_| dice.coin()) {
-                        place(&mut state.durable, offset + i * SECTOR, sector);
+                    for (i, sector) in data.chunks(SECTOR).enumerate().filter(|_| random.coin()) {
+                        overwrite(&mut state.durable, offset + i * SECTOR, sector);
                     }
                 }
             }
@@ -81,23 +81,23 @@ impl Disk {
         state.live = state.durable.clone();
     }
 
-    /// Whether writes fail for want of space.
+    /// Whether writes fail for lack of space.
     pub(crate) fn set_full(&self, full: bool) {
         self.0.lock().unwrap().full = full;
     }
 
-    /// Lets so many syncs succeed and so many after them fail.
+    /// Lets `healthy` syncs succeed and the `failing` ones after them fail.
     pub(crate) fn fail_syncs(&self, healthy: usize, failing: usize) {
         let mut state = self.0.lock().unwrap();
         (state.healthy_syncs, state.failing_syncs) = (healthy, failing);
     }
 
-    /// Whether writes panic, as a bug of whoever makes them would.
+    /// Whether writes panic, as a bug in the database would.
     pub(crate) fn set_panics(&self, panics: bool) {
         self.0.lock().unwrap().panics = panics;
     }
 
-    /// Makes every sync do nothing and say that it did: what a store without syncs would be.
+    /// Makes every sync succeed without effect, as in a store without syncs.
     pub(crate) fn ignore_syncs(&self) {
         self.0.lock().unwrap().lying_syncs = true;
     }
@@ -113,7 +113,7 @@ impl Disk {
     }
 }
 
-fn place(bytes: &mut Vec<u8>, offset: usize, data: &[u8]) {
+fn overwrite(bytes: &mut Vec<u8>, offset: usize, data: &[u8]) {
     let end = offset + data.len();
     if bytes.len() < end {
         bytes.resize(end, 0);
@@ -154,7 +154,7 @@ impl StorageBackend for Disk {
             state.healthy_syncs -= 1;
         } else if state.failing_syncs > 0 {
             state.failing_syncs -= 1;
-            return Err(io::Error::other("the disk did not take it"));
+            return Err(io::Error::other("the disk failed the sync"));
         }
         if !state.lying_syncs {
             state.unsynced.clear();
@@ -164,14 +164,14 @@ impl StorageBackend for Disk {
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        // Not under the lock, which would be poisoned.
+        // Outside the lock, which would be poisoned.
         let panics = self.0.lock().unwrap().panics;
         assert!(!panics, "page 7 is not where it should be");
         let state = &mut *self.powered()?;
         if state.full {
             return Err(io::ErrorKind::StorageFull.into());
         }
-        place(&mut state.live, index(offset), data);
+        overwrite(&mut state.live, index(offset), data);
         state.unsynced.push(Change::Write(index(offset), data.to_vec()));
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! A real etcd on free ports of this machine, in a folder of its own, ended with the value.
+//! A real etcd on free ports of this machine, with a temporary directory; killed on drop.
 
 use std::{
     io::{Read, Write},
@@ -10,10 +10,10 @@ use std::{
     time::Duration,
 };
 
-/// How long anything may take that takes moments.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// How long to wait before looking whether it listens.
-const LOOK: Duration = Duration::from_millis(5);
+/// Time limit of operations that take moments.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// Interval at which the port is tried.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 pub(crate) struct Etcd {
     folder: tempfile::TempDir,
@@ -28,12 +28,12 @@ impl Etcd {
         Self::with(&[])
     }
 
-    /// One with further arguments.
+    /// Starts etcd with further arguments.
     pub(crate) fn with(arguments: &[&str]) -> Self {
         Self::begin(arguments.iter().map(|&argument| argument.to_owned()).collect(), "http")
     }
 
-    /// One that shows the certificate of these files and asks for one of the same authority.
+    /// Starts etcd with TLS and client certificates of the same authority.
     pub(crate) fn secured(certificate: &Path, key: &Path, ca: &Path) -> Self {
         let flag = |name: &str, path: &Path| format!("--{name}={}", path.display());
         let files = [
@@ -48,7 +48,7 @@ impl Etcd {
     fn begin(arguments: Vec<String>, scheme: &'static str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut etcd = Self { folder, arguments, scheme, port: 0, process: None };
-        // A port that was free may be taken before etcd has it.
+        // A free port may be taken before etcd binds it.
         for _ in 0..5 {
             etcd.port = free_port();
             if etcd.run() {
@@ -58,12 +58,12 @@ impl Etcd {
         panic!("etcd does not start: {}", etcd.log());
     }
 
-    /// Where clients connect.
+    /// Client address, as `host:port`.
     pub(crate) fn client(&self) -> String {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// Kills it, and leaves its data.
+    /// Kills it, and keeps its data.
     pub(crate) fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
             process.kill().unwrap();
@@ -71,17 +71,17 @@ impl Etcd {
         }
     }
 
-    /// Starts it again where it was.
+    /// Restarts it on the same ports.
     pub(crate) fn restart(&mut self) {
         assert!(self.process.is_none() && self.run(), "{}", self.log());
     }
 
-    /// Takes the data away of one that does not run.
+    /// Deletes the data of a stopped etcd.
     pub(crate) fn wipe(&self) {
         std::fs::remove_dir_all(self.data()).unwrap();
     }
 
-    /// What a call of its HTTP interface answers, which has to be well.
+    /// Response to a call of its HTTP interface, which has to succeed.
     pub(crate) fn post(&self, path: &str, body: &str) -> String {
         call(&self.client(), path, body).unwrap()
     }
@@ -94,7 +94,7 @@ impl Etcd {
         std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
 
-    /// Whether it came up.
+    /// Runs etcd; false if it exits.
     fn run(&mut self) -> bool {
         let clients = format!("{}://{}", self.scheme, self.client());
         let peers = format!("http://127.0.0.1:{}", free_port());
@@ -111,7 +111,7 @@ impl Etcd {
             .stderr(log)
             .spawn()
             .expect("these tests need etcd; run scripts/setup.sh etcd");
-        for _ in 0..PATIENCE.as_millis() / LOOK.as_millis() {
+        for _ in 0..TIMEOUT.as_millis() / POLL_INTERVAL.as_millis() {
             if process.try_wait().unwrap().is_some() {
                 return false;
             }
@@ -119,7 +119,7 @@ impl Etcd {
                 self.process = Some(process);
                 return true;
             }
-            sleep(LOOK);
+            sleep(POLL_INTERVAL);
         }
         process.kill().unwrap();
         process.wait().unwrap();
@@ -133,25 +133,24 @@ impl Drop for Etcd {
     }
 }
 
-/// What a call of the HTTP interface of the etcd at `client` answers; an error when it is away or refuses.
+/// Response to a call of the HTTP interface of the etcd at `client`; an error when it is unreachable or refuses.
 pub(crate) fn call(client: &str, path: &str, body: &str) -> std::io::Result<String> {
     let mut stream = TcpStream::connect(client)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     let length = body.len();
     write!(
         stream,
         "POST /v3/{path} HTTP/1.1\r\nhost: etcd\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
     )?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    match answer.starts_with("HTTP/1.1 200") {
-        true => Ok(answer),
-        false => Err(std::io::Error::other(format!("{path}: {answer}"))),
+    let mut response = String::new();
+    stream.read_to_string(&mut response)?;
+    match response.starts_with("HTTP/1.1 200") {
+        true => Ok(response),
+        false => Err(std::io::Error::other(format!("{path}: {response}"))),
     }
 }
 
-/// A port that nobody listens on, below those that the system gives to connections: one of these could take it while an etcd
-/// that is to come back does not run.
+/// A free port below the ephemeral range: a port of that range could be taken while an etcd is stopped.
 pub(crate) fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let first = 20_000 + u16::try_from(std::process::id() % 100).unwrap() * 100;

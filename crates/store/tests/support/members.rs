@@ -1,4 +1,4 @@
-//! Three real etcds of one cluster, each of which can be killed and come back.
+//! Three real members of one etcd cluster, each of which can be killed and restarted.
 
 use std::{
     process::{Child, Command, Stdio},
@@ -7,8 +7,8 @@ use std::{
 
 use super::etcd::{call, free_port};
 
-/// How long anything may take that takes moments.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Time limit of operations that take moments.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) struct Members {
     folder: tempfile::TempDir,
@@ -35,7 +35,7 @@ impl Members {
         all
     }
 
-    /// Where clients connect.
+    /// Client addresses, as `host:port`.
     pub(crate) fn clients(&self) -> Vec<&str> {
         self.members.iter().map(|member| &*member.client).collect()
     }
@@ -46,7 +46,7 @@ impl Members {
         process.wait().unwrap();
     }
 
-    /// Starts it where it was; it joins the others by itself.
+    /// Restarts it on the same ports; it rejoins the cluster by itself.
     pub(crate) fn restart(&mut self, i: usize) {
         let cluster: Vec<_> = self
             .members
@@ -72,15 +72,15 @@ impl Members {
         self.members[i].process = Some(process);
     }
 
-    /// Which one leads, once those that run agree on one of them.
+    /// Index of the leader, once the running members agree on one of them.
     pub(crate) fn leader(&self) -> usize {
         #[allow(clippy::disallowed_methods, reason = "a test gives up after real time")]
         let begun = Instant::now();
-        while begun.elapsed() < PATIENCE {
+        while begun.elapsed() < TIMEOUT {
             let running = self.members.iter().enumerate().filter(|(_, member)| member.process.is_some());
             let mut answers = running.filter_map(|(i, member)| {
-                let answer = call(&member.client, "maintenance/status", "{}").ok()?;
-                Some((i, field(&answer, "member_id")?, field(&answer, "leader")?))
+                let response = call(&member.client, "maintenance/status", "{}").ok()?;
+                Some((i, field(&response, "member_id")?, field(&response, "leader")?))
             });
             if let Some((leader, ..)) = answers.find(|(_, id, leader)| id == leader) {
                 return leader;
@@ -91,9 +91,9 @@ impl Members {
     }
 }
 
-/// The text of a field in an answer of etcd.
-fn field(answer: &str, name: &str) -> Option<String> {
-    let (_, rest) = answer.split_once(&format!("\"{name}\":\""))?;
+/// Text of a field in a response of etcd.
+fn field(response: &str, name: &str) -> Option<String> {
+    let (_, rest) = response.split_once(&format!("\"{name}\":\""))?;
     Some(rest.split_once('"')?.0.to_owned())
 }
 
@@ -101,7 +101,7 @@ impl Drop for Members {
     fn drop(&mut self) {
         for member in &mut self.members {
             if let Some(mut process) = member.process.take() {
-                // It is gone, or goes now; a test that ends has nobody to tell.
+                // It may have exited already; errors do not matter at the end of a test.
                 let _ = process.kill();
                 let _ = process.wait();
             }

@@ -1,5 +1,5 @@
-//! What the crash tests share: a workload whose traces tell whether anything acknowledged is missing, and a disk that
-//! loses what was not synced.
+//! Shared by the crash tests: a workload whose records show whether an acknowledged batch is missing, and a disk that
+//! loses unsynced writes.
 #![allow(dead_code, reason = "each test uses its part")]
 
 pub(crate) mod disk;
@@ -15,11 +15,11 @@ use fairmesh_model::arith::mix64;
 use fairmesh_rib::{Batch, Expect, Op};
 use fairmesh_store::EtcdConfig;
 
-/// A seeded source of numbers, so that a failing run can be repeated.
+/// A seeded source of numbers, so that a failed run can be repeated.
 #[derive(Clone, Debug)]
-pub(crate) struct Dice(u64);
+pub(crate) struct Random(u64);
 
-impl Dice {
+impl Random {
     pub(crate) fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -47,7 +47,7 @@ pub(crate) fn batch(ops: impl IntoIterator<Item = Op>) -> Batch {
     Batch { ops: ops.into_iter().collect() }
 }
 
-/// A store below `root` in the etcd with these members, in plain text and without a user.
+/// Config of a store below `root` in the etcd with these members, in plaintext and without a user.
 pub(crate) fn etcd_config(members: &[&str], root: &str) -> EtcdConfig {
     let address = format!("etcd://{}{root}", members.join(",")).parse().unwrap();
     EtcdConfig { address, tls: None, login: None }

@@ -1,4 +1,4 @@
-//! A way to a server that can be cut, and muted so that what is sent arrives and nothing comes back.
+//! A TCP proxy whose link can be cut, or muted so that requests arrive and responses are lost.
 
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use tokio::{
     task::{AbortHandle, JoinSet},
 };
 
-/// What passes.
+/// State of the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum Link {
     Open,
     Mute,
     Cut,
@@ -19,7 +19,7 @@ pub(crate) enum Way {
 
 pub(crate) struct Proxy {
     pub(crate) address: String,
-    way: Arc<watch::Sender<Way>>,
+    link: Arc<watch::Sender<Link>>,
     task: AbortHandle,
 }
 
@@ -27,24 +27,24 @@ impl Proxy {
     pub(crate) async fn to(server: String) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let way = Arc::new(watch::Sender::new(Way::Open));
-        let ways = way.clone();
+        let link = Arc::new(watch::Sender::new(Link::Open));
+        let links = link.clone();
         let task = tokio::spawn(async move {
             let mut connections = JoinSet::new();
             loop {
                 let (client, _) = listener.accept().await.unwrap();
-                if *ways.borrow() == Way::Open
+                if *links.borrow() == Link::Open
                     && let Ok(server) = TcpStream::connect(&server).await
                 {
-                    connections.spawn(pass(client, server, ways.subscribe()));
+                    connections.spawn(pass(client, server, links.subscribe()));
                 }
             }
         });
-        Self { address, way, task: task.abort_handle() }
+        Self { address, link, task: task.abort_handle() }
     }
 
-    pub(crate) fn set(&self, way: Way) {
-        self.way.send_replace(way);
+    pub(crate) fn set(&self, link: Link) {
+        self.link.send_replace(link);
     }
 }
 
@@ -54,10 +54,10 @@ impl Drop for Proxy {
     }
 }
 
-async fn pass(client: TcpStream, server: TcpStream, mut way: watch::Receiver<Way>) {
+async fn pass(client: TcpStream, server: TcpStream, mut link: watch::Receiver<Link>) {
     let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
         (client.into_split(), server.into_split());
-    let muted = way.clone();
+    let muted = link.clone();
     let back = async move {
         let mut bytes = vec![0; 1 << 16];
         loop {
@@ -65,7 +65,7 @@ async fn pass(client: TcpStream, server: TcpStream, mut way: watch::Receiver<Way
             if read == 0 {
                 return io::Result::Ok(());
             }
-            if *muted.borrow() == Way::Open {
+            if *muted.borrow() == Link::Open {
                 to_client.write_all(&bytes[..read]).await?;
             }
         }
@@ -73,6 +73,6 @@ async fn pass(client: TcpStream, server: TcpStream, mut way: watch::Receiver<Way
     tokio::select! {
         _ = io::copy(&mut from_client, &mut to_server) => {}
         _ = back => {}
-        _ = way.wait_for(|way| *way == Way::Cut) => {}
+        _ = link.wait_for(|link| *link == Link::Cut) => {}
     }
 }

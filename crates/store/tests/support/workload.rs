@@ -1,15 +1,15 @@
-//! Several writers, each writing numbered batches one after the other.
+//! Several writers, each of which writes numbered batches one after the other.
 //!
-//! Batch `b` of writer `w` puts three keys of the slot `b % SLOTS`, moves the writer's mark (by compare-and-set on the
-//! mark that it left before), and swaps one key for the next. So from any state of the store it can be read which
-//! batches are in it, whether each is whole, and, since every batch takes one revision, whether revisions have gaps.
+//! Batch `b` of writer `w` puts three keys of the slot `b % SLOTS`, advances the writer's mark (by compare-and-set on
+//! its former revision), and replaces one key by the next. So any state of the store shows which batches it contains,
+//! whether each is complete, and, since every batch takes one revision, whether revisions have gaps.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
 use fairmesh_model::arith::mix64;
 use fairmesh_rib::{Batch, Entry, Expect};
-use fairmesh_store::{Loaded, RedbStore, Store};
+use fairmesh_store::{RedbStore, Store, StoreSnapshot};
 
 use super::{batch, delete, put};
 
@@ -17,7 +17,7 @@ pub(crate) const WRITERS: u64 = 4;
 const SLOTS: u64 = 50;
 const PARTS: u64 = 3;
 
-/// A batch that the store acknowledged.
+/// An acknowledged batch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Acknowledged {
     pub(crate) writer: u64,
@@ -25,14 +25,14 @@ pub(crate) struct Acknowledged {
     pub(crate) revision: u64,
 }
 
-/// Where a writer stands: the last batch of it that is stored and the revision that this became; zeros at first.
+/// Position of a writer: its last stored batch and that batch's revision; zeros at first.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Mark {
     pub(crate) number: u64,
     pub(crate) revision: u64,
 }
 
-/// Up to a kilobyte that can be told from every other, after the number itself.
+/// Up to a kilobyte of unique content, after the number itself.
 fn content(writer: u64, number: u64, part: u64) -> Bytes {
     let seed = mix64(writer << 48 | number << 8 | part);
     let mut bytes = number.to_be_bytes().to_vec();
@@ -53,15 +53,15 @@ fn next(writer: u64, mark: Mark) -> Batch {
     batch(ops)
 }
 
-/// Writes as one writer until the store refuses, at most so many batches, and reports each acknowledgement.
+/// Writes as one writer until the store refuses, at most `limit` batches, and reports each acknowledgement.
 pub(crate) async fn write(
     store: Arc<RedbStore>,
     writer: u64,
     mut mark: Mark,
-    most: u64,
+    limit: u64,
     mut acknowledged: impl FnMut(Acknowledged),
 ) {
-    for _ in 0..most {
+    for _ in 0..limit {
         let Ok(revision) = store.write(next(writer, mark)).await else { return };
         mark = Mark { number: mark.number + 1, revision: revision.number };
         acknowledged(Acknowledged { writer, number: mark.number, revision: mark.revision });
@@ -72,10 +72,10 @@ fn number_of(entry: &Entry) -> u64 {
     entry.value.first_chunk().map_or(0, |number| u64::from_be_bytes(*number))
 }
 
-/// Checks that the store holds whole batches only, revisions without gap, and all that was acknowledged. Answers where
-/// the writers stand.
+/// Checks that the store has only complete batches, revisions without gaps, and all acknowledged batches. Returns the
+/// positions of the writers.
 pub(crate) fn check(
-    (revision, entries): &Loaded,
+    (revision, entries): &StoreSnapshot,
     acknowledged: &[Acknowledged],
 ) -> Result<Vec<Mark>, String> {
     let rows: BTreeMap<&str, &Entry> = entries.iter().map(|(key, entry)| (&**key, entry)).collect();
@@ -85,11 +85,11 @@ pub(crate) fn check(
         let mark = rows
             .get(&*format!("/mark/{writer}"))
             .map_or(Mark::default(), |entry| Mark { number: number_of(entry), revision: entry.revision });
-        expected_rows += whole(&rows, writer, mark)?;
+        expected_rows += check_writer(&rows, writer, mark)?;
         marks.push(mark);
     }
     if rows.len() != expected_rows {
-        return Err(format!("{} rows instead of {expected_rows}: a batch is there in part", rows.len()));
+        return Err(format!("{} rows instead of {expected_rows}: a batch is stored in part", rows.len()));
     }
     let stored: u64 = marks.iter().map(|mark| mark.number).sum();
     if stored != *revision {
@@ -98,7 +98,7 @@ pub(crate) fn check(
     for a in acknowledged {
         let mark = marks[usize::try_from(a.writer).unwrap()];
         if mark.number < a.number || mark.revision < a.revision {
-            return Err(format!("lost: {a:?}, the writer stands at {mark:?}"));
+            return Err(format!("lost: {a:?}, the writer is at {mark:?}"));
         }
         if mark.number == a.number && mark.revision != a.revision {
             return Err(format!("{a:?} has another revision now: {mark:?}"));
@@ -107,8 +107,8 @@ pub(crate) fn check(
     Ok(marks)
 }
 
-/// Checks every batch of a writer whose keys are not yet overwritten, and answers how many keys it should have.
-fn whole(rows: &BTreeMap<&str, &Entry>, writer: u64, mark: Mark) -> Result<usize, String> {
+/// Checks every batch of a writer whose keys are not overwritten yet, and returns its expected number of keys.
+fn check_writer(rows: &BTreeMap<&str, &Entry>, writer: u64, mark: Mark) -> Result<usize, String> {
     let oldest = (mark.number + 1).saturating_sub(SLOTS).max(1);
     for number in oldest..=mark.number {
         let mut revisions = Vec::new();
@@ -116,7 +116,7 @@ fn whole(rows: &BTreeMap<&str, &Entry>, writer: u64, mark: Mark) -> Result<usize
             let key = format!("/slot/{writer}/{}/{part}", number % SLOTS);
             match rows.get(&*key) {
                 Some(entry) if entry.value == content(writer, number, part) => revisions.push(entry.revision),
-                _ => return Err(format!("{key} is not of batch {number}: it is there in part")),
+                _ => return Err(format!("{key} is not of batch {number}: it is stored in part")),
             }
         }
         if revisions.iter().any(|revision| *revision != revisions[0]) {
@@ -131,7 +131,7 @@ fn whole(rows: &BTreeMap<&str, &Entry>, writer: u64, mark: Mark) -> Result<usize
         return Ok(0);
     }
     if !rows.contains_key(&*format!("/one/{writer}/{}", mark.number)) {
-        return Err(format!("the last batch of writer {writer} is there in part"));
+        return Err(format!("the last batch of writer {writer} is stored in part"));
     }
     Ok(kept + 2)
 }

@@ -1,4 +1,4 @@
-//! From plans to what is written.
+//! Converts plans to writes.
 
 use bytes::Bytes;
 use fairmesh_model::{Record, RecordKey, Replica, Shard, ShardMap, spec::Plan};
@@ -18,8 +18,8 @@ impl Change {
     }
 }
 
-/// The records that plans stand for: topology first, so that what refers to a region finds it, then services and
-/// policies. Shard maps and endpoints are not written by the admin API.
+/// The records of plans: topology first, so that references to regions resolve, then services and policies. Shard maps
+/// and endpoints are not written by the admin API.
 pub(super) fn of(plans: &[Plan]) -> Vec<Change> {
     let mut changes: Vec<(u8, Change)> = Vec::new();
     for plan in plans {
@@ -51,14 +51,14 @@ pub(super) fn of(plans: &[Plan]) -> Vec<Change> {
     changes.into_iter().map(|(_, change)| change).collect()
 }
 
-/// The operations that write them, whatever is there: history keeps what they replace.
+/// Unconditional write operations: history keeps the replaced values.
 pub(super) fn ops(changes: &[Change]) -> Vec<Op> {
     let op =
         |change: &Change| Op { key: change.key.clone(), value: Some(change.value.clone()), condition: None };
     changes.iter().map(op).collect()
 }
 
-/// Whether two maps say the same of every key; the order of copies says nothing.
+/// Whether two maps are equal for every key; the order of replicas has no meaning.
 pub(crate) fn same_map(a: &ShardMap, b: &ShardMap) -> bool {
     let same_shard = |(a, b): (&Shard, &Shard)| {
         a.id == b.id && a.start == b.start && sorted(&a.replicas) == sorted(&b.replicas)
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_with_its_copies_in_another_order_is_the_same() {
+    fn maps_with_replicas_in_another_order_are_equal() {
         let a = r#"{"instance": "a", "region": "eu", "role": "primary"}"#;
         let b = r#"{"instance": "b", "region": "us", "role": "secondary"}"#;
         let both = map(&format!("{a}, {b}"));

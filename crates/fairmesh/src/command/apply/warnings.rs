@@ -1,5 +1,5 @@
-//! What is valid by itself and would still fail calls, or do nothing: said when it is written, and not refused, since
-//! what is missing may come later. What fails calls that work now is left to [`strand`].
+//! Warnings about valid documents that would fail calls or have no effect: printed, not refused, since the missing
+//! records may follow. Changes that break working calls are handled by [`breaking_change`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,25 +10,25 @@ use fairmesh_wire::handshake::Connection;
 
 use crate::{
     command::{
+        breaking_change::{self, Change},
         get,
-        strand::{self, Change},
     },
     failure::Failure,
     view::{Scope, ServiceView, View},
 };
 
-/// How many instances one warning names.
-const NAMED: usize = 5;
+/// Instances named in one warning.
+const MAX_NAMED: usize = 5;
 
-/// Which records it takes to tell.
+/// Kinds of records that warnings depend on.
 const KINDS: &[&str] = &["services", "endpoints", "policies", "shards"];
 
-/// Says on standard error what calls would fail on once the plans are written; what would fail calls that work now comes
-/// back, since that is asked about.
+/// Prints warnings about calls that would fail once the plans are written to standard error; returns those about calls
+/// that work now, which need confirmation.
 ///
 /// # Errors
 /// When a shard map is of a service that is not sharded: it would be refused after the rest is written.
-pub(crate) async fn say(connection: &Connection, plans: &[&Plan]) -> Result<Vec<String>, Failure> {
+pub(crate) async fn print_warnings(connection: &Connection, plans: &[&Plan]) -> Result<Vec<String>, Failure> {
     let mut known = View::default();
     let mut names: BTreeSet<ServiceName> =
         plans.iter().flat_map(|plan| mentioned(plan)).map(|(name, _)| name).collect();
@@ -41,10 +41,10 @@ pub(crate) async fn say(connection: &Connection, plans: &[&Plan]) -> Result<Vec<
     for warning in warnings(&known, plans) {
         eprintln!("warning: {warning}");
     }
-    Ok(stranded(&known, plans))
+    Ok(breaking_changes(&known, plans))
 }
 
-/// Whether every shard map is of a service that is sharded once the plans are written.
+/// Checks that every shard map is of a service that is sharded once the plans are written.
 fn check_maps(known: &View, plans: &[&Plan]) -> Result<(), Failure> {
     for plan in plans {
         let Plan::ShardMap(name, _) = plan else { continue };
@@ -53,7 +53,7 @@ fn check_maps(known: &View, plans: &[&Plan]) -> Result<(), Failure> {
         let problem = match written.or_else(stored).map(|service| service.kind) {
             Some(ServiceKind::Sharded) => continue,
             Some(_) => format!("the shard map of {name} is refused: {name} is not sharded"),
-            None => format!("the shard map of {name} is refused: nobody declared {name}"),
+            None => format!("the shard map of {name} is refused: {name} is not declared"),
         };
         let hint = "apply a document of kind Service with 'type: sharded' along with it, or before it";
         return Err(Failure::failed_with(problem, hint));
@@ -61,13 +61,13 @@ fn check_maps(known: &View, plans: &[&Plan]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What the plans would do to calls that work now.
-fn stranded(known: &View, plans: &[&Plan]) -> Vec<String> {
+/// Effects of the plans on calls that work now.
+fn breaking_changes(known: &View, plans: &[&Plan]) -> Vec<String> {
     let mapped =
         |name: &ServiceName| plans.iter().any(|plan| matches!(plan, Plan::ShardMap(n, _) if n == name));
     let damage = |(name, to)| {
         let change = Change { name, to: Some(to), mapped: mapped(name) };
-        strand::damage(known.services.get(name)?, &change)
+        breaking_change::consequences(known.services.get(name)?, &change)
     };
     declared(plans).filter_map(damage).collect()
 }
@@ -80,13 +80,13 @@ fn declared<'a>(plans: &[&'a Plan]) -> impl Iterator<Item = (&'a ServiceName, &'
     })
 }
 
-/// The services that a plan needs, and who needs them.
+/// The services that a plan refers to, each with the reference in words.
 fn mentioned(plan: &Plan) -> Vec<(ServiceName, String)> {
     match plan {
         Plan::Policy(of, policy) => {
             let targets = policy.routes.iter().flat_map(|route| {
-                let who = format!("route '{}' of the policy of {of}", route.name);
-                route.targets().map(move |target| (target.clone(), who.clone()))
+                let reference = format!("route '{}' of the policy of {of}", route.name);
+                route.targets().map(move |target| (target.clone(), reference.clone()))
             });
             std::iter::once((of.clone(), format!("the policy of {of}"))).chain(targets).collect()
         }
@@ -101,10 +101,11 @@ fn warnings(known: &View, plans: &[&Plan]) -> Vec<String> {
     let stored = |name: &ServiceName| known.services.get(name).is_some_and(|of| of.service.is_some());
     let mut warnings = Vec::new();
     for plan in plans {
-        for (name, who) in mentioned(plan) {
+        for (name, reference) in mentioned(plan) {
             if !written(&name) && !stored(&name) {
-                warnings
-                    .push(format!("{who} names {name}, which is not declared: calls to it fail until it is"));
+                warnings.push(format!(
+                    "{reference} names {name}, which is not declared: calls to it fail until it is"
+                ));
             }
         }
         if let Plan::ShardMap(name, map) = plan {
@@ -116,7 +117,7 @@ fn warnings(known: &View, plans: &[&Plan]) -> Vec<String> {
     warnings
 }
 
-/// Policies that balance by a hash which their services do not make.
+/// Policies that balance by a hash which their services do not compute.
 fn unhashed(known: &View, plans: &[&Plan]) -> Vec<String> {
     let subjects: BTreeSet<&ServiceName> = plans
         .iter()
@@ -147,7 +148,7 @@ fn unhashed(known: &View, plans: &[&Plan]) -> Vec<String> {
     subjects.into_iter().filter_map(warning).collect()
 }
 
-/// Copies that callers would not find: they look for the instance among the endpoints of the replica's region.
+/// Replicas that callers would not find: they look up the instance among the endpoints of the replica's region.
 fn of_map(name: &ServiceName, map: &ShardMap, known: Option<&ServiceView>) -> Vec<String> {
     let endpoints = known.into_iter().flat_map(|of| &of.endpoints);
     let regions: BTreeMap<&InstanceId, &Region> =
@@ -166,20 +167,20 @@ fn of_map(name: &ServiceName, map: &ShardMap, known: Option<&ServiceView>) -> Ve
     let mut warnings = Vec::new();
     if !missing.is_empty() {
         warnings.push(format!(
-            "the shard map of {name} has copies on instances that are not registered: {}",
+            "the shard map of {name} has replicas on instances that are not registered: {}",
             some(&missing)
         ));
     }
     if !elsewhere.is_empty() {
         let some = some(&elsewhere);
-        warnings.push(format!("the shard map of {name} has copies in another region than their endpoint's, where callers do not find them: {some}"));
+        warnings.push(format!("the shard map of {name} has replicas that callers do not find, in another region than their endpoint's: {some}"));
     }
     warnings
 }
 
 fn some(names: &BTreeSet<String>) -> String {
-    let shown: Vec<&str> = names.iter().take(NAMED).map(String::as_str).collect();
-    match names.len().saturating_sub(NAMED) {
+    let shown: Vec<&str> = names.iter().take(MAX_NAMED).map(String::as_str).collect();
+    match names.len().saturating_sub(MAX_NAMED) {
         0 => shown.join("; "),
         more => format!("{}; and {more} more", shown.join("; ")),
     }

@@ -1,4 +1,4 @@
-//! What there is to know of this machine, and a thread on the core of it that has least to do.
+//! The processor of this machine, and a thread pinned to its idlest core.
 
 use std::{collections::BTreeMap, fs, io, thread, time::Duration};
 
@@ -7,10 +7,10 @@ use rustix::{
     time::{ClockId, clock_gettime},
 };
 
-/// How long cores are watched to see which has least to do.
-const WATCHED: Duration = Duration::from_millis(300);
+/// Time over which idle cores are sampled.
+const SAMPLE_TIME: Duration = Duration::from_millis(300);
 
-/// The name of the processor, or `None` where the system does not tell.
+/// Model name of the processor, or `None` if unknown.
 pub(super) fn cpu_model() -> Option<String> {
     let info = fs::read_to_string("/proc/cpuinfo").ok()?;
     let named = info.lines().filter_map(|line| line.split_once(':'));
@@ -18,11 +18,11 @@ pub(super) fn cpu_model() -> Option<String> {
     model.map(|(_, name)| name.trim().to_owned()).find(|name| !name.is_empty())
 }
 
-/// The core that this process may use and that had least to do just now, with the thousandths of the time that it was idle.
+/// The idlest core that this process may use, with its idle time in thousandths.
 pub(super) fn idlest_core() -> io::Result<(usize, u64)> {
     let allowed = sched_getaffinity(None)?;
     let before = core_times()?;
-    thread::sleep(WATCHED);
+    thread::sleep(SAMPLE_TIME);
     let after = core_times()?;
     let idle = |(core, now): (&usize, &CoreTime)| {
         let before = before.get(core)?;
@@ -38,21 +38,21 @@ pub(super) fn idlest_core() -> io::Result<(usize, u64)> {
     })
 }
 
-/// Ties the calling thread to a core.
-pub(super) fn stay_on(core: usize) -> io::Result<()> {
+/// Pins the calling thread to a core.
+pub(super) fn pin_to_core(core: usize) -> io::Result<()> {
     let mut only = CpuSet::new();
     only.set(core);
     Ok(sched_setaffinity(None, &only)?)
 }
 
-/// The processor time that the calling thread has had.
+/// Processor time of the calling thread.
 pub(super) fn processor_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     // Neither is ever negative.
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// How a core has spent its time, in the system's ticks.
+/// Times of a core, in ticks.
 struct CoreTime {
     all: u64,
     idle: u64,
@@ -66,7 +66,7 @@ fn read_core_times(stat: &str) -> BTreeMap<usize, CoreTime> {
     let core = |line: &str| {
         let mut fields = line.split_ascii_whitespace();
         let core = fields.next()?.strip_prefix("cpu")?.parse().ok()?;
-        // user, nice, system, idle, iowait, irq, softirq, steal; what follows is counted in these already.
+        // user, nice, system, idle, iowait, irq, softirq, steal; the rest is included in these.
         let ticks: Vec<u64> = fields.take(8).map_while(|ticks| ticks.parse().ok()).collect();
         let idle = ticks.get(3)? + ticks.get(4).unwrap_or(&0);
         Some((core, CoreTime { all: ticks.iter().sum(), idle }))

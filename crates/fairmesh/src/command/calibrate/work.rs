@@ -1,9 +1,9 @@
-//! The work that is timed: the same on every machine, with a result that only whoever did it knows.
+//! The timed work: the same on every machine, with a result that proves it was done.
 //!
-//! Half of it is integer arithmetic in which each step needs the one before, so that it goes with frequency times
-//! instructions per cycle; half is reads and writes at unforeseeable places of a table too large for the caches next to a
-//! core, as in services that walk their own data. Floating point and disks are left out: services that live on those give
-//! their endpoints a weight of their own.
+//! Half of it is integer arithmetic in which each step depends on the one before, so that it measures frequency times
+//! instructions per cycle; half is reads and writes at unpredictable indexes of a table larger than the caches of a
+//! core, as in services that traverse their own data. Floating point and disks are left out: services bound by those
+//! give their endpoints a weight of their own.
 
 /// Entries of the table: 4 MiB.
 const TABLE: usize = 1 << 19;
@@ -12,15 +12,15 @@ const ARITHMETIC: u32 = 12_000_000;
 /// Steps through the table in one round.
 const MEMORY: u32 = 1_500_000;
 
-/// What every round comes to.
+/// Result of every round.
 pub(super) const RESULT: u64 = 0xbfd5_f50c_5955_8eb6;
 
-/// The table, made once.
+/// Creates the table.
 pub(super) fn table() -> Vec<u64> {
     vec![0; TABLE]
 }
 
-/// One round; returns [`RESULT`] on a machine that computes rightly.
+/// One round; returns [`RESULT`] on a machine that computes correctly.
 pub(super) fn round(table: &mut [u64]) -> u64 {
     let mut state = 0x9e37_79b9_7f4a_7c15;
     for entry in table.iter_mut() {
@@ -43,7 +43,7 @@ fn arithmetic(mut state: u64) -> u64 {
 
 fn walk(table: &mut [u64], mut state: u64) -> u64 {
     for _ in 0..MEMORY {
-        // The table has a power of two of entries.
+        // The length of the table is a power of two.
         let read = state as usize & (table.len() - 1);
         state = mix(state ^ table[read]);
         let write = (state >> 40) as usize & (table.len() - 1);
@@ -52,7 +52,7 @@ fn walk(table: &mut [u64], mut state: u64) -> u64 {
     state
 }
 
-/// A step that nothing but the one before can foretell.
+/// A step that cannot be predicted without the one before.
 fn mix(state: u64) -> u64 {
     let state = state.wrapping_mul(0xd129_0d3b_26c1_c4b7).wrapping_add(0x2545_f491_4f6c_dd1d);
     state ^ (state >> 29)

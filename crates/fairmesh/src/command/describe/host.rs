@@ -1,4 +1,4 @@
-//! Everything about one host type.
+//! Details of one host type.
 
 use fairmesh_model::HostType;
 use serde_json::json;

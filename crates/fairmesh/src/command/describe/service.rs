@@ -1,4 +1,4 @@
-//! Everything about one service.
+//! Details of one service.
 
 use std::fmt::Write;
 
@@ -24,7 +24,7 @@ pub(super) fn describe(name: &ServiceName, view: &View, format: Format) -> Resul
     output::print_one(format, &value(name, one, &capacity, &health), &text(name, one, &capacity, &health)?)
 }
 
-/// What its serving endpoints can do by region and zone, one row each.
+/// Capacity of its serving endpoints by region and zone, one row each.
 fn capacity(one: &ServiceView, hosts: &Hosts) -> Listing {
     let capacities = Capacities::of(one.endpoints.iter().map(|endpoint| &endpoint.value), hosts);
     let mut listing = Listing::new(&["REGION", "ZONE", "SERVING", "POWER", "SHARE"]);
@@ -115,7 +115,7 @@ fn text(
         section(&mut text, &title, &table_or_none(&get::one_map(name, map)));
     }
     if !one.moves.is_empty() {
-        let hint = format!("{} under way; see 'fairmesh shards moves {name}'\n", one.moves.len());
+        let hint = format!("{} in progress; see 'fairmesh shards moves {name}'\n", one.moves.len());
         section(&mut text, "Moves", &hint);
     }
     Ok(text)

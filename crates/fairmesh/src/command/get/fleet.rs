@@ -1,4 +1,4 @@
-//! What is not of one service: regions, moves, watchers.
+//! Lists across services: regions, moves, watchers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::{connect::SOFTWARE, failure::Failure, output::Listing, view::View};
 
-/// One row a region, declared or merely used.
+/// One row per region, declared or in use.
 pub(super) fn regions(view: &View) -> Listing {
     let mut listing =
         Listing::new(&["REGION", "CONTINENT", "NEIGHBOURS", "ROUND TRIPS", "ENDPOINTS", "STATE"]);
@@ -68,7 +68,7 @@ fn round_trips(view: &View, region: &Region) -> String {
 /// The columns of moves.
 pub(crate) const MOVES_HEAD: &[&str] = &["SERVICE", "SHARD", "ROLE", "FROM", "TO", "PHASE"];
 
-/// One row a move under way.
+/// One row per move in progress.
 pub(super) async fn moves(connection: &Connection, view: &View) -> Result<Listing, Failure> {
     let mut listing = Listing::new(MOVES_HEAD);
     for (name, one) in &view.services {
@@ -79,7 +79,7 @@ pub(super) async fn moves(connection: &Connection, view: &View) -> Result<Listin
     Ok(listing)
 }
 
-/// Adds the moves of one service; the registry knows how far each is.
+/// Adds the moves of one service, with their progress from the registry.
 pub(crate) async fn add_moves(
     connection: &Connection,
     name: &ServiceName,
@@ -113,7 +113,7 @@ pub(crate) async fn add_moves(
     Ok(())
 }
 
-/// What watches the endpoints of a service, as it calls itself.
+/// The names of the watchers of a service's endpoints.
 pub(crate) async fn watching(
     connection: &Connection,
     name: &ServiceName,
@@ -124,33 +124,33 @@ pub(crate) async fn watching(
 async fn watchers_of(connection: &Connection, name: &ServiceName) -> Result<Vec<Watcher>, Failure> {
     let request = WatchersRequest { prefix: Prefix::endpoints(name, None).to_string() };
     let mut watchers = connection.rib().watchers(request).await?.into_inner().watchers;
-    // Commands like this one read by a short watch of their own, which calls nobody.
+    // Commands like this one read by a short watch of their own, and make no calls.
     watchers.retain(|watcher| watcher.software != SOFTWARE);
     Ok(watchers)
 }
 
-/// What is known of watchers with one name.
-struct Watching {
+/// The watchers with one name.
+struct WatcherInfo {
     applied: u64,
     services: usize,
 }
 
-/// One row a watcher of the endpoints of these services, with the oldest revision that it has applied of them.
+/// One row per watcher of the endpoints of these services, with the oldest revision that it has applied.
 pub(super) async fn watchers(connection: &Connection, view: &View) -> Result<Listing, Failure> {
-    let mut found: BTreeMap<(String, String), Watching> = BTreeMap::new();
+    let mut found: BTreeMap<(String, String), WatcherInfo> = BTreeMap::new();
     for name in view.services.keys() {
         for watcher in watchers_of(connection, name).await? {
             let applied =
                 watcher.applied.map(Cursor::try_from).transpose()?.map_or(0, |applied| applied.number(0));
             let one = found
                 .entry((watcher.software, watcher.identity))
-                .or_insert(Watching { applied, services: 0 });
+                .or_insert(WatcherInfo { applied, services: 0 });
             one.applied = one.applied.min(applied);
             one.services += 1;
         }
     }
     let mut listing = Listing::new(&["WATCHER", "IDENTITY", "APPLIED", "SERVICES"]);
-    for ((software, identity), Watching { applied, services }) in found {
+    for ((software, identity), WatcherInfo { applied, services }) in found {
         let item =
             json!({ "software": software, "identity": identity, "applied": applied, "services": services });
         listing.add(vec![software, identity, applied.to_string(), services.to_string()], item);

@@ -1,4 +1,4 @@
-//! Verdicts of active health checks as lists.
+//! Lists of active health check verdicts.
 
 use fairmesh_model::{Endpoint, Force, Hosts, ServiceName, Verdict};
 use jiff::Timestamp;
@@ -9,7 +9,7 @@ use crate::{
     view::{ServiceView, View},
 };
 
-/// One row an endpoint that was checked, of every service.
+/// One row per checked endpoint, of every service.
 pub(super) fn all(view: &View) -> Listing {
     let head = &["SERVICE", "INSTANCE", "REGION", "HEALTH", "SINCE", "SURE", "EFFECT", "CAUSE"];
     let mut listing = Listing::new(head);
@@ -61,7 +61,7 @@ pub(crate) fn of_service(name: &ServiceName, one: &ServiceView, hosts: &Hosts) -
     listing
 }
 
-/// What callers make of it.
+/// Effect of a verdict on callers.
 fn effect(verdict: &Verdict, force: Force, panic: bool) -> &'static str {
     match force {
         Force::Exclusion => "last resort",

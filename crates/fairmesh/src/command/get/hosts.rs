@@ -1,4 +1,4 @@
-//! Host types as a list.
+//! List of host types.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::{output::Listing, view::View};
 
-/// One row a host type, declared or merely named by an endpoint, and one for endpoints of no known type.
+/// One row per host type, declared or in use, and one for endpoints of no known type.
 pub(super) fn hosts(view: &View) -> Listing {
     let mut counts: BTreeMap<Option<&HostType>, usize> =
         view.hosts.value.speeds().keys().map(|host_type| (Some(host_type), 0)).collect();

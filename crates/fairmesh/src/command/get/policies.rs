@@ -1,4 +1,4 @@
-//! Policies as lists.
+//! List of policies.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::{output::Listing, view::View};
 
-/// One row a written policy.
+/// One row per written policy.
 pub(super) fn policies(view: &View) -> Listing {
     let mut listing = Listing::new(&["SERVICE", "ROUTES", "RINGS", "SUBSET", "TIMEOUT", "TRIES", "REVISION"]);
     for (name, one) in &view.services {
@@ -35,7 +35,7 @@ pub(super) fn policies(view: &View) -> Listing {
     listing
 }
 
-/// A policy in force as pairs of a title and a text, defaults spelt out. `kind` is of the service, where it is declared.
+/// A policy in force as pairs of title and text, including defaults. `kind` is that of the service, if declared.
 pub(crate) fn summary(policy: &Policy, kind: Option<ServiceKind>) -> Vec<(&'static str, String)> {
     let retries = &policy.retries;
     vec![
@@ -87,9 +87,9 @@ fn balancing(balancing: &Balancing, kind: Option<ServiceKind>) -> String {
 fn score(score: &Score) -> String {
     let asked = match (score.poll, score.poll_after.map(write_duration)) {
         (false, _) => "never asked".to_owned(),
-        (true, None) => format!("asked where a round trip takes under {} % of a request", score.poll_ratio),
+        (true, None) => format!("polled where a round trip takes under {} % of a request", score.poll_ratio),
         (true, Some(after)) => {
-            format!("asked after {after} where a round trip takes under {} % of a request", score.poll_ratio)
+            format!("polled after {after} where a round trip takes under {} % of a request", score.poll_ratio)
         }
     };
     format!(
@@ -112,7 +112,7 @@ fn outliers(outliers: &Outliers) -> String {
     };
     let share = match outliers.failure_percent {
         0 => "no share".to_owned(),
-        n => format!("{n} points above the others from {} answers on", outliers.min_samples),
+        n => format!("{n} points above the others from {} responses on", outliers.min_samples),
     };
     format!(
         "{row}, {share}; avoided for {} to {}; none of them above {} % of the endpoints",

@@ -1,4 +1,4 @@
-//! Services and their endpoints as lists.
+//! Lists of services and endpoints.
 
 use fairmesh_model::{
     Endpoint, EndpointState, Service, ServiceName,
@@ -11,7 +11,7 @@ use crate::{
     view::{At, ServiceView, View},
 };
 
-/// One row a service.
+/// One row per service.
 pub(super) fn services(view: &View) -> Listing {
     let mut listing = Listing::new(&["SERVICE", "TYPE", "PROTOCOL", "SERVING", "POLICY", "SHARDS"]);
     for (name, one) in &view.services {
@@ -54,9 +54,9 @@ fn item(name: &ServiceName, one: &ServiceView, serving: usize) -> Value {
     })
 }
 
-/// Type and protocol as written in YAML.
+/// Type and protocol as in YAML.
 pub(crate) fn words(service: &Service) -> (String, String) {
-    // Both are enums that serde writes as a bare text.
+    // Both are enums that serde writes as plain strings.
     let text = |value: Value| value.as_str().unwrap_or_default().to_owned();
     (text(json!(service.kind)), text(json!(service.protocol)))
 }
@@ -65,7 +65,7 @@ fn serving(endpoints: &[At<Endpoint>]) -> usize {
     endpoints.iter().filter(|endpoint| endpoint.value.state == EndpointState::Serving).count()
 }
 
-/// One row an endpoint, of every service.
+/// One row per endpoint, of every service.
 pub(super) fn all_endpoints(view: &View) -> Listing {
     let mut listing =
         Listing::new(&["SERVICE", "INSTANCE", "ADDRESS", "REGION", "ZONE", "STATE", "WEIGHT", "LEASE"]);
@@ -111,7 +111,7 @@ fn endpoint_row(endpoint: &Endpoint) -> Vec<String> {
 fn endpoint_item(service: &ServiceName, endpoint: &At<Endpoint>) -> Value {
     let mut item = json!(fairmesh_model::spec::EndpointSpec::of(&endpoint.value));
     item["service"] = json!(service.to_string());
-    // Left out in YAML where it is the default; programs want it spelt out.
+    // Omitted in YAML if it is the default; programs get it explicitly.
     item["state"] = json!(endpoint.value.state);
     item["weight"] = json!(endpoint.value.weight);
     item["revision"] = json!(endpoint.revision);

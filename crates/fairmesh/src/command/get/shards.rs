@@ -1,4 +1,4 @@
-//! Shard maps as lists.
+//! Lists of shard maps.
 
 use fairmesh_model::{
     Replica, ReplicaState, ServiceName, ShardMap,
@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::{failure::Failure, output::Listing, view::View};
 
-/// One row a map.
+/// One row per map.
 pub(super) fn maps(view: &View) -> Listing {
     let mut listing = Listing::new(&["SERVICE", "VERSION", "INTERVAL", "SHARDS", "REPLICAS"]);
     for (name, one) in &view.services {
@@ -36,7 +36,7 @@ pub(super) fn maps(view: &View) -> Listing {
     listing
 }
 
-/// One row a shard, of one service.
+/// One row per shard, of one service.
 pub(super) fn one(view: &View, name: &ServiceName) -> Result<Listing, Failure> {
     let map = view.services.get(name).and_then(|one| one.shards.as_ref()).ok_or_else(|| no_map(name))?;
     Ok(one_map(name, map))
@@ -47,12 +47,12 @@ fn no_map(name: &ServiceName) -> Failure {
     Failure::failed_with(format!("{name} has no shard map"), "write one as 'kind: ShardMap' and apply it")
 }
 
-/// One row a shard. Programs get one item, the whole map with its version.
+/// One row per shard. Programs get one item, the whole map with its version.
 pub(crate) fn one_map(name: &ServiceName, map: &ShardMap) -> Listing {
     let mut listing = Listing::new(&["SHARD", "KEYS", "REPLICAS"]);
     for (position, shard) in map.shards.iter().enumerate() {
         let mut replicas: Vec<String> = shard.replicas.iter().map(replica).collect();
-        // By role, so that a column reads alike from row to row.
+        // By role, so that columns are alike in all rows.
         replicas.sort();
         listing.rows.push(vec![shard.id.to_string(), map.range(position).to_string(), replicas.join(", ")]);
     }

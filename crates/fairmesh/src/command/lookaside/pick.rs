@@ -1,4 +1,4 @@
-//! `fairmesh lookaside pick`: what a caller in any language would ask.
+//! `fairmesh lookaside pick`: the request of a caller in any language.
 
 use std::process::ExitCode;
 
@@ -11,7 +11,7 @@ use fairmesh_wire::{
 use serde_json::json;
 
 use crate::{
-    cli::SeenAs,
+    cli::OutputArgs,
     failure::Failure,
     output::{self, Listing},
 };
@@ -24,23 +24,23 @@ pub(super) struct PickArgs {
     /// The key of the calls, decimal or 0x…
     #[arg(long, allow_negative_numbers = true)]
     key: Option<ShardKey>,
-    /// The role that the replica must have.
+    /// The required role of the replica.
     #[arg(long)]
     role: Option<Role>,
-    /// How many different endpoints.
+    /// Number of distinct endpoints.
     #[arg(short = 'n', long, default_value_t = 1, value_name = "N")]
     endpoints: u32,
     /// The lookaside: host:port or unix:/path.
     #[arg(long, env = "FAIRMESH_LOOKASIDE", default_value = "127.0.0.1:7420", value_name = "ADDRESS")]
     at: Address,
     #[command(flatten)]
-    seen_as: SeenAs,
+    output_args: OutputArgs,
 }
 
 pub(super) async fn run(args: PickArgs) -> Result<ExitCode, Failure> {
     let channel = connect_channel(&args.at).await.map_err(|_| {
         let hint =
-            "start it with 'fairmesh lookaside', or name another with --at ADDRESS or FAIRMESH_LOOKASIDE";
+            "start it with 'fairmesh lookaside', or give another with --at ADDRESS or FAIRMESH_LOOKASIDE";
         Failure::failed_with(format!("cannot reach a lookaside at {}", args.at), hint)
     })?;
     let request = PickRequest {
@@ -53,8 +53,8 @@ pub(super) async fn run(args: PickArgs) -> Result<ExitCode, Failure> {
     let answer = LookasideClient::new(channel).pick(request).await;
     let answer = answer.map_err(|status| Failure::failed(status.message()))?.into_inner();
     let listing = listing(&answer);
-    listing.print(args.seen_as.format())?;
-    if args.seen_as.is_table() {
+    listing.print(args.output_args.format())?;
+    if args.output_args.is_table() {
         output::write_bytes(words(&answer).as_bytes())?;
     }
     Ok(ExitCode::SUCCESS)
@@ -77,7 +77,7 @@ fn listing(answer: &PickResponse) -> Listing {
             "address": lease.address,
             "region": region,
             "power": lease.power,
-            // A number of 64 bits is not safe in JSON.
+            // 64-bit numbers are not safe in JSON.
             "lease": format!("{:016x}", lease.id),
             "ttlMs": answer.ttl_ms,
             "calls": answer.calls,
@@ -90,11 +90,11 @@ fn listing(answer: &PickResponse) -> Listing {
     listing
 }
 
-/// What holds of all leases of an answer.
+/// The common part of all leases of a response.
 fn words(answer: &PickResponse) -> String {
     let PickResponse { service, ttl_ms, calls, revision, .. } = answer;
     let (first, last) = (key(&answer.first_key), key(&answer.last_key));
-    let keys = if (first.as_str(), last.as_str()) == ("0", ALL) {
+    let keys = if (first.as_str(), last.as_str()) == ("0", MAX_KEY) {
         "every key".into()
     } else {
         format!("keys {first} to {last}")
@@ -103,7 +103,7 @@ fn words(answer: &PickResponse) -> String {
 }
 
 /// The greatest key.
-const ALL: &str = "340282366920938463463374607431768211455";
+const MAX_KEY: &str = "340282366920938463463374607431768211455";
 
 fn key(bytes: &[u8]) -> String {
     <[u8; 16]>::try_from(bytes).map(|key| ShardKey(u128::from_be_bytes(key)).to_string()).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! `fairmesh proxy status`: the pages of a proxy that runs, as tables.
+//! `fairmesh proxy status`: the admin pages of a running proxy, as tables.
 
 use std::{net::SocketAddr, process::ExitCode, time::Duration};
 
@@ -9,12 +9,12 @@ use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use crate::{cli::SeenAs, failure::Failure, output};
+use crate::{cli::OutputArgs, failure::Failure, output};
 
-/// A proxy on this machine answers at once.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// More than the pages of thousands of services hold.
-const LONGEST: usize = 64 << 20;
+/// Time limit of a page.
+const PAGE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum size of a page; those of thousands of services are smaller.
+const MAX_PAGE_BYTES: usize = 64 << 20;
 
 /// Arguments of `fairmesh proxy status`.
 #[derive(Debug, Args)]
@@ -23,7 +23,7 @@ pub(super) struct StatusArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7411")]
     admin: SocketAddr,
     #[command(flatten)]
-    seen_as: SeenAs,
+    output_args: OutputArgs,
 }
 
 pub(super) async fn run(args: StatusArgs) -> Result<ExitCode, Failure> {
@@ -32,14 +32,14 @@ pub(super) async fn run(args: StatusArgs) -> Result<ExitCode, Failure> {
     let text = text(&config, &last);
     let mut whole = config;
     whole["last"] = last;
-    output::print_one(args.seen_as.format(), &whole, &text)?;
+    output::print_one(args.output_args.format(), &whole, &text)?;
     Ok(ExitCode::SUCCESS)
 }
 
 async fn page(admin: SocketAddr, path: &str) -> Result<Value, Failure> {
-    let hint = "see that a proxy runs, and which --admin it was given";
+    let hint = "check that a proxy runs, and its --admin address";
     let failed = |why: &dyn std::fmt::Display| {
-        Failure::failed_with(format!("no proxy tells of itself at {admin}: {why}"), hint)
+        Failure::failed_with(format!("no proxy responds at {admin}: {why}"), hint)
     };
     let uri = format!("http://{admin}{path}").parse().map_err(|error| failed(&error))?;
     let client = Client::builder(TokioExecutor::new()).build_http::<Empty<Bytes>>();
@@ -48,15 +48,16 @@ async fn page(admin: SocketAddr, path: &str) -> Result<Value, Failure> {
         if !answer.status().is_success() {
             return Err(failed(&answer.status()));
         }
-        let body = Limited::new(answer.into_body(), LONGEST).collect().await;
+        let body = Limited::new(answer.into_body(), MAX_PAGE_BYTES).collect().await;
         Ok(body.map_err(|error| failed(&error))?.to_bytes())
     };
-    let read =
-        timeout(PATIENCE, read).await.map_err(|_| failed(&format!("no answer within {PATIENCE:?}")))?;
+    let read = timeout(PAGE_TIMEOUT, read)
+        .await
+        .map_err(|_| failed(&format!("no response within {PAGE_TIMEOUT:?}")))?;
     serde_json::from_slice(&read?).map_err(|error| failed(&error))
 }
 
-/// What it is, what it was told, its services, and where the last request of each went.
+/// Its configuration, its services, and the target of the last request of each.
 fn text(config: &Value, last: &Value) -> String {
     let word = |value: &Value| match value {
         Value::String(text) => text.clone(),
@@ -135,7 +136,7 @@ fn request(record: &Value, word: &dyn Fn(&Value) -> String) -> Vec<String> {
     let went = went.collect::<Vec<_>>().join(", ");
     vec![
         word(&record["service"]),
-        // Debug, since a path may hold anything.
+        // Escaped, since a path may contain anything.
         format!("{} {:?}", word(&record["method"]), word(&record["path"])),
         word(&record["status"]),
         format!("{:.2} ms", record["ms"].as_f64().unwrap_or(0.0)),

@@ -9,8 +9,8 @@ use fairmesh_wire::transport::Address;
 
 use crate::{
     command::{
-        places,
-        process::{Metrics, host_name},
+        daemon_args::{MetricsAddress, host_name},
+        default_paths,
     },
     failure::Failure,
     logging::Logging,
@@ -20,29 +20,29 @@ use crate::{
 /// Arguments of `fairmesh rib replica`.
 #[derive(Debug, Args)]
 pub(crate) struct ReplicaArgs {
-    /// Whom to follow, the control plane or a replica nearer to it: host:port or unix:/path; several are tried in turn.
+    /// The control plane or replica to follow: host:port or unix:/path; several are attempted in order.
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',', required = true)]
     upstream: Vec<Address>,
-    /// Where agents and further replicas connect: host:port or unix:/path; may be repeated.
+    /// Address for agents and further replicas: host:port or unix:/path; may be repeated.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7403")]
     listen: Vec<Address>,
-    /// Where the copy of the routing information is kept [default: /var/lib/fairmesh/replica, or below
+    /// Directory of the copy of the routing information [default: /var/lib/fairmesh/replica, or below
     /// ~/.local/state/fairmesh when not root].
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
-    /// What others call this replica, for people [default: the host's name].
+    /// Name of this replica, for people [default: the host's name].
     #[arg(long)]
     name: Option<String>,
-    /// The region that this replica is in, for 'fairmesh rib status'.
+    /// The region of this replica, for 'fairmesh rib status'.
     #[arg(long, env = "FAIRMESH_REGION")]
     region: Option<Region>,
-    /// Where 'fairmesh rib status' reaches this replica; may be repeated [default: where it listens, by the host's name
-    /// for 0.0.0.0 and its like of IPv6].
+    /// The address at which 'fairmesh rib status' reaches this replica; may be repeated [default: its listeners, with
+    /// the host's name for wildcard addresses].
     #[arg(long, value_name = "ADDRESS")]
     advertise: Vec<Address>,
-    /// Where /metrics, /healthz and /readyz are, or 'none'.
+    /// Address of /metrics, /healthz and /readyz, or 'none'.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7404")]
-    metrics: Metrics,
+    metrics: MetricsAddress,
     #[command(flatten)]
     logging: Logging,
 }
@@ -57,7 +57,7 @@ pub(super) async fn run(args: ReplicaArgs) -> Result<ExitCode, Failure> {
             false => args.advertise,
         },
         listen: args.listen,
-        state_dir: args.state_dir.map_or_else(|| places::state("replica"), Ok)?,
+        state_dir: args.state_dir.map_or_else(|| default_paths::state("replica"), Ok)?,
         name: args.name.unwrap_or_else(host_name),
         region: args.region,
         metrics: args.metrics.0,
@@ -66,7 +66,7 @@ pub(super) async fn run(args: ReplicaArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Where others reach what listens here.
+/// The address at which others reach a listener.
 fn reachable(listen: &Address) -> Address {
     if let Address::Tcp(text) = listen
         && let Ok(address) = text.parse::<SocketAddr>()
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_address_is_told_as_others_reach_it() {
+    fn listeners_are_advertised_at_reachable_addresses() {
         let told = |text: &str| reachable(&text.parse().unwrap()).to_string();
         assert_eq!(told("10.0.0.7:7403"), "10.0.0.7:7403");
         assert_eq!(told("unix:/run/replica.sock"), "unix:/run/replica.sock");

@@ -10,7 +10,7 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 
 use crate::{
-    cli::{Reach, SeenAs},
+    cli::{OutputArgs, TargetArgs},
     connect,
     failure::Failure,
     output,
@@ -19,23 +19,23 @@ use crate::{
 /// Arguments of `fairmesh rib split`.
 #[derive(Debug, Args)]
 pub(crate) struct SplitArgs {
-    /// The cluster, and the root of the keys there: an empty one, or one that holds a part of the store. It is reached
+    /// The target cluster and the root of its keys: an empty one, or an existing partition of the store. It is reached
     /// with the certificates and the login of the store.
     #[arg(long, value_name = "ADDRESS")]
     into: EtcdAddress,
-    /// Services to move, separated by commas [default: half of the range of services that takes most bytes].
+    /// Services to move, separated by commas [default: half of the range of services with most bytes].
     #[arg(long, value_name = "SERVICE", value_delimiter = ',')]
     services: Vec<ServiceName>,
-    /// Say what would be moved, and move nothing.
+    /// Only report what would be moved.
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
-    reach: Reach,
+    target: TargetArgs,
     #[command(flatten)]
-    seen_as: SeenAs,
+    output_args: OutputArgs,
 }
 
-/// What was moved.
+/// The moved services.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Moved {
@@ -45,11 +45,11 @@ struct Moved {
     records: u64,
     bytes: u64,
     dry_run: bool,
-    /// How many records were found the same in both parts before the move.
+    /// Number of records that were equal in both partitions before the move.
     verified: u64,
-    /// For how long writes to the part that was left were held, in milliseconds.
+    /// How long writes to the source partition were paused, in milliseconds.
     held_ms: u64,
-    /// How often the map of parts was changed.
+    /// Version of the partition map.
     version: u64,
 }
 
@@ -59,7 +59,7 @@ pub(super) async fn run(args: SplitArgs) -> Result<ExitCode, Failure> {
         services: args.services.iter().map(ToString::to_string).collect(),
         dry_run: args.dry_run,
     };
-    let connection = connect::connect(&args.reach).await?;
+    let connection = connect::connect(&args.target).await?;
     let mut events = connection.admin().split_store(request).await?.into_inner();
     let progress = ProgressBar::new_spinner();
     let mut moved = Moved { dry_run: args.dry_run, ..Moved::default() };
@@ -67,7 +67,7 @@ pub(super) async fn run(args: SplitArgs) -> Result<ExitCode, Failure> {
         moved.take(happened.event, &progress);
     }
     progress.finish_and_clear();
-    output::print_one(args.seen_as.format(), &moved, &moved.text())?;
+    output::print_one(args.output_args.format(), &moved, &moved.text())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -87,7 +87,7 @@ impl Moved {
             }
             Some(Event::Moved(moved)) => {
                 (self.version, self.held_ms) = (moved.version, moved.held_ms);
-                progress.set_message("moved; what was left behind is taken away");
+                progress.set_message("moved; cleaning up the source");
             }
             Some(Event::Done(_)) | None => {}
         }
@@ -98,9 +98,9 @@ impl Moved {
         let Self { from, to, services, records, bytes, held_ms, .. } = self;
         let what = format!("{services} services with {records} records ({bytes} bytes)");
         match self.dry_run {
-            true => format!("{what} would move from part {from} to part {to}\n"),
+            true => format!("{what} would move from partition {from} to {to}\n"),
             false => format!(
-                "{what} moved from part {from} to part {to}; writes to part {from} were held for {held_ms} ms\n"
+                "{what} moved from partition {from} to {to}; writes to {from} were paused for {held_ms} ms\n"
             ),
         }
     }

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 
 use crate::{
-    cli::{Reach, SeenAs},
+    cli::{OutputArgs, TargetArgs},
     connect,
     failure::Failure,
     output,
@@ -17,33 +17,33 @@ use crate::{
 /// Arguments of `fairmesh rib status`.
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
-    /// What a line is about.
+    /// Grouping of lines.
     #[arg(long, value_enum, default_value_t)]
     by: By,
-    /// How many lines to print, of those that are furthest behind; 0 prints all.
+    /// Number of lines to print, furthest behind first; 0 prints all.
     #[arg(long, value_name = "N", default_value_t = 50)]
     limit: usize,
     #[command(flatten)]
-    reach: Reach,
+    target: TargetArgs,
     #[command(flatten)]
-    seen_as: SeenAs,
+    output_args: OutputArgs,
 }
 
-/// What a line of the table is about.
+/// Grouping of the table.
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 pub(super) enum By {
-    /// Everybody who watches: replicas, agents, and programs without one.
+    /// Every watcher: replicas, agents, and programs without an agent.
     #[default]
     Router,
-    /// Everybody who serves: the control plane and replicas.
+    /// Every server: the control plane and replicas.
     Replica,
-    /// All watchers of a region together.
+    /// The watchers of each region.
     Region,
 }
 
 pub(super) async fn run(args: StatusArgs) -> Result<ExitCode, Failure> {
-    let tree = walk::walk(connect::connect(&args.reach).await?).await?;
+    let tree = walk::walk(connect::connect(&args.target).await?).await?;
     let text = report::text(&tree, args.by, args.limit);
-    output::print_one(args.seen_as.format(), &tree, &text)?;
+    output::print_one(args.output_args.format(), &tree, &text)?;
     Ok(ExitCode::SUCCESS)
 }

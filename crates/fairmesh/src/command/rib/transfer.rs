@@ -1,4 +1,4 @@
-//! All records as a file: written, compared, and, in `import`, put into another store.
+//! `fairmesh rib export`, `verify` and `import`: all records as a file.
 
 mod difference;
 pub(crate) mod import;
@@ -20,27 +20,27 @@ use indicatif::ProgressBar;
 use serde_json::json;
 
 use crate::{
-    cli::{Reach, SeenAs},
+    cli::{OutputArgs, TargetArgs},
     connect,
     failure::Failure,
-    output, rib,
+    output, rib_reader,
 };
 use difference::Difference;
 
-/// What there is differs from the file, or cannot be read.
-const DIFFERENT: u8 = 3;
-/// How many keys a person is told of each kind.
-const NAMED: usize = 10;
+/// Exit code for differences and unreadable records.
+const EXIT_DIFFERENT: u8 = 3;
+/// Keys printed of each kind.
+const MAX_LISTED: usize = 10;
 
 /// Arguments of `fairmesh rib export`.
 #[derive(Debug, Args)]
 pub(crate) struct Export {
-    /// The file, which must not be there yet.
+    /// The file, which must not exist.
     file: PathBuf,
     #[command(flatten)]
-    reach: Reach,
+    target: TargetArgs,
     #[command(flatten)]
-    seen_as: SeenAs,
+    output_args: OutputArgs,
 }
 
 /// Arguments of `fairmesh rib verify`.
@@ -49,26 +49,26 @@ pub(crate) struct Verify {
     /// The file to compare with.
     file: Option<PathBuf>,
     #[command(flatten)]
-    reach: Reach,
+    target: TargetArgs,
     #[command(flatten)]
-    seen_as: SeenAs,
+    output_args: OutputArgs,
 }
 
 pub(super) async fn export(args: Export) -> Result<ExitCode, Failure> {
     let failed = |error: std::io::Error| {
         let problem = format!("cannot write {}: {error}", args.file.display());
-        Failure::failed_with(problem, "name a new file in a folder that exists, on a disk with room")
+        Failure::failed_with(problem, "give a new file in a folder that exists, on a disk with free space")
     };
-    // Before anything is read, so that a wrong name costs no time.
+    // Before anything is read, so that a wrong path fails at once.
     let mut file = File::create_new(&args.file).map_err(failed)?;
     let write = async {
-        let saved = read(&connect::connect(&args.reach).await?).await?;
+        let saved = read(&connect::connect(&args.target).await?).await?;
         let content = saved.encode();
         file.write_all(&content).and_then(|()| file.sync_all()).map_err(failed)?;
         Ok((saved, content.len()))
     };
     let (saved, bytes) = write.await.inspect_err(|_: &Failure| {
-        // It was made above, and is of no use to anybody.
+        // It was created above and is incomplete.
         let _ = fs::remove_file(&args.file);
     })?;
     let (entries, revision) = (saved.entries.len(), saved.revision);
@@ -77,20 +77,20 @@ pub(super) async fn export(args: Export) -> Result<ExitCode, Failure> {
         "file": args.file, "records": entries, "bytes": bytes,
         "store": revision.store.to_string(), "revision": revision.number,
     });
-    output::print_one(args.seen_as.format(), &value, &text)?;
+    output::print_one(args.output_args.format(), &value, &text)?;
     Ok(ExitCode::SUCCESS)
 }
 
 pub(super) async fn verify(args: Verify) -> Result<ExitCode, Failure> {
     let file = args.file.as_deref().map(open).transpose()?;
-    let stored = read(&connect::connect(&args.reach).await?).await?;
+    let stored = read(&connect::connect(&args.target).await?).await?;
     let unreadable = unreadable(&stored);
     let difference = file.map(|file| Difference::between(&file.entries, &stored.entries)).unwrap_or_default();
     let sound = unreadable.is_empty() && difference.is_none();
     let mut text = format!("{} records at revision {}", stored.entries.len(), stored.revision.number);
     text += match (sound, &args.file) {
-        (true, Some(_)) => ": all as in the file\n",
-        (true, None) => ": all can be read\n",
+        (true, Some(_)) => ": all equal to the file\n",
+        (true, None) => ": all readable\n",
         (false, _) => "\n",
     };
     for (what, keys) in difference.kinds().into_iter().chain([("cannot be read", &unreadable)]) {
@@ -101,14 +101,14 @@ pub(super) async fn verify(args: Verify) -> Result<ExitCode, Failure> {
         "revision": stored.revision.number, "sound": sound, "unreadable": unreadable,
         "missing": difference.missing, "different": difference.different, "further": difference.further,
     });
-    output::print_one(args.seen_as.format(), &value, &text)?;
-    Ok(if sound { ExitCode::SUCCESS } else { ExitCode::from(DIFFERENT) })
+    output::print_one(args.output_args.format(), &value, &text)?;
+    Ok(if sound { ExitCode::SUCCESS } else { ExitCode::from(EXIT_DIFFERENT) })
 }
 
-/// Some of the keys of a kind, a line each.
+/// Some of the keys of a kind, one per line.
 fn named(what: &str, keys: &[String]) -> String {
-    let mut text: String = keys.iter().take(NAMED).map(|key| format!("{what}: {key}\n")).collect();
-    if let Some(more) = keys.len().checked_sub(NAMED + 1) {
+    let mut text: String = keys.iter().take(MAX_LISTED).map(|key| format!("{what}: {key}\n")).collect();
+    if let Some(more) = keys.len().checked_sub(MAX_LISTED + 1) {
         text += &format!("{what}: and {} more\n", more + 1);
     }
     text
@@ -121,16 +121,16 @@ fn unreadable(saved: &Saved) -> Vec<String> {
     wrong.collect()
 }
 
-/// Everything that a control plane has.
+/// All records of a control plane.
 async fn read(connection: &Connection) -> Result<Saved, Failure> {
     let progress = ProgressBar::new_spinner();
-    let (revision, entries) = rib::everything(connection, |entries| {
+    let (revision, entries) = rib_reader::read_all(connection, |entries| {
         progress.set_message(format!("{entries} records read"));
         progress.tick();
     })
     .await?;
     progress.finish_and_clear();
-    #[allow(clippy::disallowed_methods, reason = "a file says when it was made")]
+    #[allow(clippy::disallowed_methods, reason = "a file has its time of creation")]
     let at = SystemTime::now();
     let entries = entries
         .into_iter()
@@ -138,19 +138,19 @@ async fn read(connection: &Connection) -> Result<Saved, Failure> {
     Ok(Saved { prefix: Prefix::everything(), revision, at, entries: entries.collect() })
 }
 
-/// What a file holds.
+/// Contents of a file.
 fn open(path: &Path) -> Result<Saved, Failure> {
     let content = fs::read(path).map_err(|error| {
-        Failure::refused(format!("cannot read {}: {error}", path.display()), "name a file of 'rib export'")
+        Failure::refused(format!("cannot read {}: {error}", path.display()), "give a file of 'rib export'")
     })?;
     let saved = Saved::decode(content.into()).map_err(|problem| {
-        Failure::refused(format!("{}: {problem}", path.display()), "name a whole file of 'rib export'")
+        Failure::refused(format!("{}: {problem}", path.display()), "give a complete file of 'rib export'")
     })?;
     match saved.prefix == Prefix::everything() {
         true => Ok(saved),
         false => Err(Failure::refused(
-            format!("{} holds only what is below {}", path.display(), saved.prefix),
-            "name a file of 'rib export'",
+            format!("{} has only records below {}", path.display(), saved.prefix),
+            "give a file of 'rib export'",
         )),
     }
 }

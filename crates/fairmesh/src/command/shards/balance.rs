@@ -1,8 +1,8 @@
-//! `fairmesh shards balance`: what the control plane proposes, carried out move by move.
+//! `fairmesh shards balance`: executes the control plane's plan move by move.
 //!
-//! The loop is here, not in the control plane: an operator sees it, stops it between two moves and starts it where an
-//! outside shard manager would run, by the same calls. Each move is a wish that the control plane carries out whole even
-//! when this program is gone.
+//! The loop is here, not in the control plane: an operator sees it, stops it between two moves and runs it where an
+//! external shard manager would run, with the same calls. Each move is a request that the control plane completes even
+//! when this program has ended.
 
 use std::{pin::Pin, process::ExitCode, time::Duration};
 
@@ -24,53 +24,53 @@ use crate::{
     signals::{self, Shutdown},
 };
 
-/// How long to wait between two plans.
-const AGAIN: Duration = Duration::from_secs(30);
+/// Interval between two plans.
+const PLAN_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Arguments of `fairmesh shards balance`.
 #[derive(Debug, Args)]
 pub(crate) struct Balance {
     #[command(flatten)]
     of: Of,
-    /// Only say what would be done.
+    /// Only print the plan.
     #[arg(long, conflicts_with = "watch")]
     dry_run: bool,
-    /// The most moves of one plan, 1 to 1000.
+    /// Maximum number of moves of one plan, 1 to 1000.
     #[arg(long, value_name = "N", default_value_t = Terms::MOVES, value_parser = clap::value_parser!(u32).range(1..=1000))]
     max_moves: u32,
-    /// The most moves that begin within a minute, 1 to 600.
+    /// Maximum number of moves started per minute, 1 to 600.
     #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=600))]
     rate: u32,
-    /// Overloaded is who has more than this percentage of its fair share, 101 to 1000; it is brought down half the way.
+    /// A server above this percentage of its fair share is overloaded, 101 to 1000; its load is reduced to halfway.
     #[arg(long, value_name = "PERCENT", default_value_t = Terms::THRESHOLD, value_parser = clap::value_parser!(u32).range(101..=1000))]
     threshold: u32,
-    /// A role of which copies may be added where one shard is too hot for any server, and extra ones dropped again; may be
+    /// A role whose replicas may be added where one shard is too hot for any server, and dropped again; may be
     /// repeated.
     #[arg(long, value_name = "ROLE")]
     replicate: Vec<Role>,
-    /// Go on, with a new plan every 30 s, until it is stopped.
+    /// Continue with a new plan every 30 s, until stopped.
     #[arg(long)]
     watch: bool,
 }
 
-/// A plan and how much of it is done.
-struct Round {
+/// A plan and its progress.
+struct BalanceRound {
     moves: Vec<ShardMove>,
     servers: Vec<Server>,
     notes: Vec<String>,
     done: usize,
 }
 
-/// Told to stop, or not yet.
-struct Stop {
+/// The stop signal.
+struct StopSignal {
     signal: Pin<Box<Shutdown>>,
     heard: bool,
 }
 
-/// Carries the command out. A watch says what fails and goes on: what is not known or not there yet may be soon.
+/// Runs the command. With --watch errors are printed and it continues: missing data may arrive.
 pub(super) async fn run(args: Balance) -> Result<ExitCode, Failure> {
     let signal: Pin<Box<Shutdown>> = Box::pin(signals::shutdown()?);
-    let mut stop = Stop { signal, heard: false };
+    let mut stop = StopSignal { signal, heard: false };
     loop {
         let ended = once(&args, &mut stop).await;
         if !args.watch {
@@ -79,23 +79,23 @@ pub(super) async fn run(args: Balance) -> Result<ExitCode, Failure> {
         if let Err(failure) = ended {
             failure.report();
         }
-        if !stop.sleeps(Instant::now() + AGAIN).await {
+        if !stop.sleep_unless_stopped(Instant::now() + PLAN_INTERVAL).await {
             return Ok(ExitCode::SUCCESS);
         }
     }
 }
 
-/// Makes one plan and carries it out.
-async fn once(args: &Balance, stop: &mut Stop) -> Result<(), Failure> {
-    let connection = connect::connect(&args.of.reach).await?;
-    let mut round = Round::of(propose(&connection, args).await?)?;
+/// Requests one plan and executes it.
+async fn once(args: &Balance, stop: &mut StopSignal) -> Result<(), Failure> {
+    let connection = connect::connect(&args.of.target).await?;
+    let mut round = BalanceRound::of(propose(&connection, args).await?)?;
     let ended = match args.dry_run {
         true => Ok(()),
-        false => round.carry_out(&connection, args, stop).await,
+        false => round.execute(&connection, args, stop).await,
     };
-    // A watch is silent where there was nothing to do.
+    // With --watch an empty plan prints nothing.
     if !args.watch || !round.moves.is_empty() {
-        output::print_one(args.of.seen_as.format(), &round.json(args), &round.text(args))?;
+        output::print_one(args.of.output_args.format(), &round.json(args), &round.text(args))?;
     }
     ended
 }
@@ -110,9 +110,9 @@ async fn propose(connection: &Connection, args: &Balance) -> Result<ProposeMoves
     Ok(connection.registry().propose_moves(request).await?.into_inner())
 }
 
-impl Stop {
-    /// Sleeps; `false` when it was woken in order to stop.
-    async fn sleeps(&mut self, until: Instant) -> bool {
+impl StopSignal {
+    /// Sleeps; `false` if stopped meanwhile.
+    async fn sleep_unless_stopped(&mut self, until: Instant) -> bool {
         if !self.heard {
             tokio::select! {
                 () = sleep_until(until) => {}
@@ -123,28 +123,28 @@ impl Stop {
     }
 }
 
-impl Round {
+impl BalanceRound {
     fn of(plan: ProposeMovesResponse) -> Result<Self, Failure> {
         let moves = plan.moves.into_iter().map(ShardMove::try_from).collect::<Result<_, _>>()?;
         Ok(Self { moves, servers: plan.servers, notes: plan.notes, done: 0 })
     }
 
-    /// Move after move, until one fails or it is stopped; one that was begun is waited for.
-    async fn carry_out(
+    /// Executes move after move, until one fails or it is stopped; a started move is waited for.
+    async fn execute(
         &mut self,
         connection: &Connection,
         args: &Balance,
-        stop: &mut Stop,
+        stop: &mut StopSignal,
     ) -> Result<(), Failure> {
         let pause = Duration::from_secs(60) / args.rate;
         let all = self.moves.len();
-        for (number, wish) in (1..).zip(self.moves.clone()) {
+        for (number, move_request) in (1..).zip(self.moves.clone()) {
             let began = Instant::now();
-            eprintln!("{number} of {all}: {wish}");
-            carry_out(connection, args, &wish, stop).await?;
+            eprintln!("{number} of {all}: {move_request}");
+            execute(connection, args, &move_request, stop).await?;
             self.done += 1;
             eprintln!("{number} of {all}: done in {:.1} s", began.elapsed().as_secs_f64());
-            if stop.heard || (self.done < all && !stop.sleeps(began + pause).await) {
+            if stop.heard || (self.done < all && !stop.sleep_unless_stopped(began + pause).await) {
                 break;
             }
         }
@@ -159,23 +159,25 @@ impl Round {
             variation(|server| server.before),
             variation(|server| server.after)
         );
-        for (number, wish) in (1..).zip(&self.moves) {
+        for (number, move_request) in (1..).zip(&self.moves) {
             let done = if number <= self.done { " (done)" } else { "" };
-            text += &format!("{number}. {wish}{done}\n");
+            text += &format!("{number}. {move_request}{done}\n");
         }
         for note in &self.notes {
             text += &format!("note: {note}\n");
         }
         text + &match (self.moves.len(), args.dry_run) {
-            (0, _) => format!("nothing to move: nobody who can be helped is above {} %\n", args.threshold),
+            (0, _) => {
+                format!("nothing to move: no server that moves can relieve is above {} %\n", args.threshold)
+            }
             (moves, true) => format!("{moves} moves; nothing was done\n"),
             (moves, false) => format!("{} of {moves} moves done\n", self.done),
         }
     }
 
     fn json(&self, args: &Balance) -> serde_json::Value {
-        let moves = self.moves.iter().enumerate().map(|(i, wish)| {
-            let ShardMove { shard, role, from, to } = wish;
+        let moves = self.moves.iter().enumerate().map(|(i, move_request)| {
+            let ShardMove { shard, role, from, to } = move_request;
             json!({ "shard": shard.0, "role": role, "from": from, "to": to, "done": i < self.done })
         });
         let servers = self.servers.iter().map(|server| {
@@ -193,31 +195,32 @@ impl Round {
     }
 }
 
-/// Wishes one move and waits for its end, also when told to stop meanwhile; told twice, it leaves the rest to the control
-/// plane.
-async fn carry_out(
+/// Requests one move and waits for its end, also when stopped meanwhile; stopped twice, it leaves the rest to the
+/// control plane.
+async fn execute(
     connection: &Connection,
     args: &Balance,
-    wish: &ShardMove,
-    stop: &mut Stop,
+    move_request: &ShardMove,
+    stop: &mut StopSignal,
 ) -> Result<(), Failure> {
     let service = &args.of.service;
-    let request = MoveShardRequest { service: service.to_string(), r#move: Some(wish.clone().into()) };
+    let request =
+        MoveShardRequest { service: service.to_string(), r#move: Some(move_request.clone().into()) };
     connection.registry().move_shard(request).await?;
-    let moved = wait::until_moved(connection, service, wish);
+    let moved = wait::wait_until_moved(connection, service, move_request);
     tokio::pin!(moved);
     if !stop.heard {
         tokio::select! {
             moved = &mut moved => return moved,
             () = &mut stop.signal => stop.heard = true,
         }
-        eprintln!("stopping once this move is done; the control plane finishes it in any case");
+        eprintln!("stopping after this move; the control plane completes it in any case");
     }
     let again = signals::shutdown()?;
     tokio::select! {
         moved = moved => moved,
         () = again => Err(Failure::failed_with(
-            format!("not waiting for {wish}"),
+            format!("not waiting for {move_request}"),
             format!("see how far it is with 'fairmesh shards moves {service}'"),
         )),
     }
@@ -225,7 +228,7 @@ async fn carry_out(
 
 const HEAD: [&str; 7] = ["INSTANCE", "REGION", "LOAD", "SHARE", "", "LOAD AFTER", "SHARE AFTER"];
 
-/// Loads as calls under way, and as a percentage of the fair share.
+/// Loads as calls in flight, and as a percentage of the fair share.
 fn row(server: &Server) -> Vec<String> {
     let Server { instance, region, before, after, fair } = server;
     let load = |work: u64| format!("{:.3}", work as f64 / 1e6);
@@ -235,7 +238,7 @@ fn row(server: &Server) -> Vec<String> {
     row.into_iter().chain(after).collect()
 }
 
-/// Standard deviation by mean of the loads, each by its fair share (ServiceRouter §4.3.1).
+/// Coefficient of variation of the loads, each relative to its fair share (ServiceRouter §4.3.1).
 fn variation(servers: &[Server], load: fn(&Server) -> u64) -> f64 {
     let shares: Vec<f64> =
         servers.iter().map(|server| load(server) as f64 / server.fair.max(1) as f64).collect();

@@ -1,4 +1,4 @@
-//! `fairmesh shards loads`: how much work the shards of each server are.
+//! `fairmesh shards loads`: load of the shards of each server.
 
 use std::process::ExitCode;
 
@@ -8,12 +8,12 @@ use serde_json::json;
 use super::Of;
 use crate::{connect, failure::Failure, output::Listing};
 
-/// How many shards a table names.
-const NAMED: usize = 3;
+/// Shards named in a table.
+const MAX_NAMED: usize = 3;
 
-/// Carries the command out.
+/// Runs the command.
 pub(super) async fn run(of: Of) -> Result<ExitCode, Failure> {
-    let connection = connect::connect(&of.reach).await?;
+    let connection = connect::connect(&of.target).await?;
     let request = ReadShardLoadsRequest { service: of.service.to_string() };
     let servers = connection.registry().read_shard_loads(request).await?.into_inner().servers;
     let mut listing =
@@ -21,7 +21,7 @@ pub(super) async fn run(of: Of) -> Result<ExitCode, Failure> {
     for server in servers {
         listing.add(row(&server), item(&server));
     }
-    listing.print(of.seen_as.format())?;
+    listing.print(of.output_args.format())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -30,20 +30,20 @@ fn row(server: &ServerLoad) -> Vec<String> {
     let mut hottest: Vec<_> = server.shards.iter().collect();
     hottest.sort_by_key(|shard| (std::cmp::Reverse(shard.work), shard.shard));
     let hottest =
-        hottest.iter().take(NAMED).map(|shard| format!("{}: {}", shard.shard, under_way(shard.work)));
+        hottest.iter().take(MAX_NAMED).map(|shard| format!("{}: {}", shard.shard, in_flight(shard.work)));
     vec![
         server.instance.clone(),
         server.region.clone(),
         server.power.to_string(),
         server.age_ms.map_or("never, or long ago".into(), |age| format!("{} s ago", age / 1000)),
         known(server.calls.to_string()),
-        known(under_way(server.work)),
+        known(in_flight(server.work)),
         hottest.collect::<Vec<_>>().join(", "),
     ]
 }
 
-/// Work as the number of calls that are under way on average.
-fn under_way(work: u64) -> String {
+/// Load as the average number of calls in flight.
+fn in_flight(work: u64) -> String {
     format!("{:.3}", work as f64 / 1e6)
 }
 

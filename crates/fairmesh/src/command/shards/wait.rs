@@ -9,48 +9,48 @@ use tokio::time::{Instant, sleep};
 
 use crate::{connect::SOFTWARE, failure::Failure};
 
-/// How often to ask how far the move is.
-const ASK_EVERY: Duration = Duration::from_millis(100);
-/// After how long a person wants to know what takes the time.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Poll interval.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Duration after which the phase of a move is printed.
+const REPORT_AFTER: Duration = Duration::from_secs(2);
 
-/// Polls until the move is no longer listed: it is a wish that the control plane carries out and then forgets. One that
-/// takes long is spoken of, each time that it waits for something else.
-pub(super) async fn until_moved(
+/// Polls until the move is no longer listed: the control plane completes a move and then deletes its record. The phases
+/// of a slow move are printed.
+pub(super) async fn wait_until_moved(
     connection: &Connection,
     service: &ServiceName,
-    wish: &ShardMove,
+    move_request: &ShardMove,
 ) -> Result<(), Failure> {
     let (start, mut told) = (Instant::now(), String::new());
-    while let Some(phase) = phase(connection, service, wish).await? {
+    while let Some(phase) = phase(connection, service, move_request).await? {
         if let Some(reason) = phase.strip_prefix("undone: ") {
             return Err(Failure::failed_with(
-                format!("{service}: the move of {wish} was undone: {reason}"),
-                "who held it holds it as before; ask for it again when that is mended",
+                format!("{service}: the move of {move_request} was undone: {reason}"),
+                "its former holder keeps it; fix the reason, and request the move again",
             ));
         }
-        if start.elapsed() >= PATIENCE {
-            let waits = waits_for(connection, service, wish, &phase).await?;
+        if start.elapsed() >= REPORT_AFTER {
+            let waits = waits_for(connection, service, move_request, &phase).await?;
             if waits != told {
-                eprintln!("shard {} of {service} is {phase}: {waits}", wish.shard);
+                eprintln!("shard {} of {service} is {phase}: {waits}", move_request.shard);
                 told = waits;
             }
         }
-        sleep(ASK_EVERY).await;
+        sleep(POLL_INTERVAL).await;
     }
     Ok(())
 }
 
-/// How far the move is; `None` where it is done.
+/// Phase of the move; `None` when it is done.
 async fn phase(
     connection: &Connection,
     service: &ServiceName,
-    wish: &ShardMove,
+    move_request: &ShardMove,
 ) -> Result<Option<String>, Failure> {
     let request = ListMovesRequest { service: service.to_string() };
     for status in connection.registry().list_moves(request).await?.into_inner().moves {
         let Some(message) = status.r#move else { continue };
-        if ShardMove::try_from(message)? == *wish {
+        if ShardMove::try_from(message)? == *move_request {
             return Ok(Some(status.phase));
         }
     }
@@ -60,25 +60,24 @@ async fn phase(
 async fn waits_for(
     connection: &Connection,
     service: &ServiceName,
-    wish: &ShardMove,
+    move_request: &ShardMove,
     phase: &str,
 ) -> Result<String, Failure> {
-    if let Some(to) = wish.to.as_ref().filter(|_| phase == "starting") {
+    if let Some(to) = move_request.to.as_ref().filter(|_| phase == "starting") {
         return Ok(format!("waiting until '{to}' serves and has loaded it"));
     }
     let behind = behind(connection, service).await?;
     Ok(match behind.is_empty() {
         true => "waiting for the control plane".to_owned(),
-        false => format!("waiting for callers that have yet to follow: {}", behind.join(", ")),
+        false => format!("waiting for callers that have not applied the map: {}", behind.join(", ")),
     })
 }
 
-/// Callers that do not decide by the present map.
+/// Callers that have not applied the current map.
 async fn behind(connection: &Connection, service: &ServiceName) -> Result<Vec<String>, Failure> {
     let ranges = Prefix::shards(service, Some(&ShardPart::Ranges)).to_string();
     let mut rib = connection.rib();
-    // Not through a watch, which would itself be one that has yet to follow. A map too large to be read so is moved
-    // without this.
+    // Not through a watch, which would count as one of them. For a map too large to read the callers are not printed.
     let read = rib.read(ReadRequest { prefixes: vec![ranges.clone()], ..ReadRequest::default() }).await;
     let Ok(map) = read else { return Ok(Vec::new()) };
     let written = map.into_inner().entries.iter().map(|entry| entry.revision).max().unwrap_or_default();

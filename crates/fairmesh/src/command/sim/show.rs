@@ -1,4 +1,4 @@
-//! A simulation's figures in words.
+//! Formats the figures of a simulation.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -6,7 +6,7 @@ use fairmesh_sim::{Latency, Report, Scenario};
 
 use crate::output;
 
-/// The figures as a table, and what was expected and is not so.
+/// The figures as a table, and the missed expectations.
 pub(crate) fn report(scenario: &Scenario, report: &Report, took: Duration) -> String {
     let rate = report.requests as f64 / took.as_secs_f64().max(1e-9) / 1e6;
     let mut text = String::new();
@@ -69,7 +69,7 @@ fn asked_row(report: &Report) -> Option<Vec<String>> {
     let all = of.cached + of.polled + of.random;
     let share = |count: u64| percent(count as f64 / all.max(1) as f64);
     let about = format!(
-        "questions for load a call; estimates {} cached, {} polled, {} random",
+        "load polls per call; estimates {} cached, {} polled, {} random",
         share(of.cached),
         share(of.polled),
         share(of.random)

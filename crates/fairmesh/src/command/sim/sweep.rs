@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::write_file;
 use crate::{failure::Failure, manifests, output};
 
-/// Try a grid of constants, or one constant at a time, on many fleets.
+/// Play a grid of constants, or one constant at a time, on many fleets.
 #[derive(Args, Debug)]
 pub(crate) struct SweepArgs {
     /// The file with the grid.
@@ -19,13 +19,13 @@ pub(crate) struct SweepArgs {
     /// Write the summaries to this file as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write a line a fleet and combination to this file, for spreadsheets.
+    /// Write a line per fleet and combination to this file, for spreadsheets.
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
-    /// Draw what each does to utilisation and latency into this file.
+    /// Draw the effect of each on utilisation and latency into this file.
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Threads; left out, one a core.
+    /// Number of threads [default: one per core].
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
 }
@@ -35,7 +35,7 @@ pub(super) fn run(args: &SweepArgs) -> Result<ExitCode, Failure> {
     let threads = args.threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
     let bar = ProgressBar::new(grid.simulations()?);
     let style = ProgressStyle::with_template("{prefix} {wide_bar} {pos}/{len} simulations, {eta} left");
-    // The template is a constant that parses; a default bar would do as well.
+    // The template is a valid constant; the default bar would do as well.
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar.set_prefix(grid.name.clone());
     let result = sweep(&grid, threads, || bar.inc(1))?;

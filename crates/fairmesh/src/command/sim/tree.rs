@@ -1,4 +1,4 @@
-//! Simulated trees of replicas: a file read, played, and its figures as tables.
+//! Simulated trees of replicas: reads a file, plays it, and prints its figures as tables.
 
 use std::{fmt::Write as _, path::Path, time::Duration};
 
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::{Loaded, RunArgs, picture_path, progress, write_file};
 use crate::{failure::Failure, manifests, output};
 
-/// What ServiceRouter's clients see, in milliseconds (ServiceRouter §4.1).
+/// Propagation delay to ServiceRouter's clients, in milliseconds (ServiceRouter §4.1).
 const PUBLISHED: &str = "400 / 900 / 1300";
 
 pub(super) fn load(file: &Path, args: &RunArgs) -> Result<Loaded, Failure> {
@@ -21,7 +21,7 @@ pub(super) fn load(file: &Path, args: &RunArgs) -> Result<Loaded, Failure> {
     Ok(Loaded::Tree(Box::new(scenario)))
 }
 
-/// Its figures as JSON, and whether they are not as expected.
+/// Figures as JSON, and whether expectations are missed.
 pub(super) fn play(scenario: &Scenario, args: &RunArgs) -> Result<(serde_json::Value, bool), Failure> {
     let bar = progress(&scenario.name, scenario.duration);
     let began = Instant::now();
@@ -106,7 +106,7 @@ fn rest(report: &Report) -> String {
         let Propagation { p50_ms, p99_ms, .. } = acknowledged;
         let _ = writeln!(
             text,
-            "known at the root to be everywhere after {p50_ms:.0} ms at p50, {p99_ms:.0} at p99"
+            "acknowledged everywhere, as known at the root, after {p50_ms:.0} ms at p50, {p99_ms:.0} at p99"
         );
     }
     if !report.recoveries.is_empty() {
@@ -114,7 +114,7 @@ fn rest(report: &Report) -> String {
         text += &format!("\n{}", output::table(&head, &recoveries(report)));
     }
     if let Some(different) = report.different {
-        let _ = writeln!(text, "\n{different} records differ from the root's in the end");
+        let _ = writeln!(text, "\n{different} records differ from the root's at the end");
     }
     for missed in &report.missed {
         let _ = writeln!(text, "not as expected: {missed}");

@@ -1,17 +1,17 @@
-//! The programs, as anybody has them.
+//! The unmodified programs.
 
 use std::{env, fs, io, net::SocketAddr, path::Path, process::Stdio};
 
 use tokio::{process::Command, time::timeout};
 
-use super::{PATIENCE, Probe, picks, picks::Picks};
+use super::{CALL_TIMEOUT, Probe, picks, picks::Picks};
 
-/// A program that calls what it is told to, and prints heads of answers.
+/// A program that makes calls and prints response headers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Caller {
-    /// What people call it, and the shell.
+    /// Name for people and the shell.
     pub(super) name: &'static str,
-    /// What it runs, where it is an interpreter: the name of a file and its text.
+    /// Name and text of its script, for an interpreter.
     script: Option<(&'static str, &'static str)>,
 }
 
@@ -22,7 +22,7 @@ pub(super) const CALLERS: [Caller; 3] = [
 ];
 
 impl Caller {
-    /// Whether this machine has it.
+    /// Whether it is installed.
     pub(super) fn is_here(&self) -> bool {
         let path = env::var_os("PATH").unwrap_or_default();
         env::split_paths(&path).any(|folder| folder.join(self.name).is_file())
@@ -33,7 +33,7 @@ impl Caller {
         self.script.map_or(Ok(()), |(file, text)| fs::write(folder.join(file), text))
     }
 
-    /// Has it call through a proxy.
+    /// Runs its calls through a proxy.
     pub(super) async fn call(&self, folder: &Path, proxy: SocketAddr, probe: &Probe) -> Picks {
         let mut command = self.command(folder, probe);
         command.env("http_proxy", format!("http://{proxy}"));
@@ -41,7 +41,8 @@ impl Caller {
             command.env_remove(exception);
         }
         let output = command.stdin(Stdio::null()).kill_on_drop(true).output();
-        let output = timeout(PATIENCE, output).await.map_err(|_| format!("{} took too long", self.name))?;
+        let output =
+            timeout(CALL_TIMEOUT, output).await.map_err(|_| format!("{} took too long", self.name))?;
         let output = output.map_err(|error| format!("{}: {error}", self.name))?;
         if !output.status.success() {
             return Err(format!("{}: {}", self.name, String::from_utf8_lossy(&output.stderr).trim()));

@@ -1,30 +1,30 @@
-//! What callers reached, and whether it is the same.
+//! Compares the endpoints reached by different callers.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-/// The instances that answered, or why a call failed.
+/// The instances that responded, or why a call failed.
 pub(super) type Picks = Result<BTreeSet<String>, String>;
 
-/// One call, made by everybody.
+/// One call, made by all callers.
 #[derive(Debug)]
 pub(super) struct Row {
     pub(super) what: String,
-    /// Whether one instance alone may answer.
+    /// Whether only one instance may respond.
     pub(super) one: bool,
-    pub(super) explained: Picks,
+    pub(super) predicted: Picks,
     /// By caller.
     pub(super) picked: Vec<Picks>,
 }
 
 impl Row {
-    /// Whether everybody reached what was foretold: the same instance where it is one, and else none but candidates.
+    /// Whether all callers reached the predicted instance, or only predicted candidates.
     pub(super) fn agrees(&self) -> bool {
-        let Ok(explained) = &self.explained else { return false };
+        let Ok(predicted) = &self.predicted else { return false };
         let agrees = |picks: &Picks| match picks {
-            Ok(picks) if self.one => picks == explained && picks.len() == 1,
-            Ok(picks) => !picks.is_empty() && picks.is_subset(explained),
+            Ok(picks) if self.one => picks == predicted && picks.len() == 1,
+            Ok(picks) => !picks.is_empty() && picks.is_subset(predicted),
             Err(_) => false,
         };
         self.picked.iter().all(agrees)
@@ -35,14 +35,14 @@ impl Row {
             Ok(picks) => picks.iter().map(String::as_str).collect::<Vec<_>>().join("\n"),
             Err(_) => "failed".into(),
         };
-        let picked = std::iter::once(&self.explained).chain(&self.picked).map(cell);
+        let picked = std::iter::once(&self.predicted).chain(&self.picked).map(cell);
         let same = if self.agrees() { "yes" } else { "NO" };
         std::iter::once(self.what.clone()).chain(picked).chain([same.to_owned()]).collect()
     }
 
     /// Why calls failed.
     pub(super) fn problems(&self) -> impl Iterator<Item = String> {
-        let all = std::iter::once(&self.explained).chain(&self.picked);
+        let all = std::iter::once(&self.predicted).chain(&self.picked);
         all.filter_map(|picks| picks.as_ref().err()).map(|why| format!("failed: {}: {why}", self.what))
     }
 
@@ -54,11 +54,11 @@ impl Row {
         let picked =
             callers.iter().zip(&self.picked).map(|(caller, picks)| ((*caller).to_owned(), value(picks)));
         let picked: serde_json::Map<_, _> = picked.collect();
-        json!({ "call": self.what, "explained": value(&self.explained), "picked": picked, "agree": self.agrees() })
+        json!({ "call": self.what, "explained": value(&self.predicted), "picked": picked, "agree": self.agrees() })
     }
 }
 
-/// Reads heads of answers as callers print them: who answered each request, in the words of the sidecar.
+/// Parses response headers as printed by callers: the instance of each request, from the sidecar's debug header.
 pub(super) fn read(heads: &str, calls: usize) -> Picks {
     let mut picks = BTreeSet::new();
     let (mut answers, mut decisions) = (0, 0);
@@ -66,23 +66,23 @@ pub(super) fn read(heads: &str, calls: usize) -> Picks {
         if let Some(status) = line.strip_prefix("HTTP/1.1 ") {
             answers += 1;
             if !status.starts_with("200") {
-                return Err(format!("answered with {status}"));
+                return Err(format!("response with {status}"));
             }
         } else if let Some(decision) = line.strip_prefix("x-fairmesh-decision: ") {
             decisions += 1;
-            picks.insert(answered(decision)?);
+            picks.insert(responding_instance(decision)?);
         }
     }
     if (answers, decisions) != (calls, calls) {
-        return Err(format!("{answers} answers and {decisions} decisions for {calls} calls: {heads:?}"));
+        return Err(format!("{answers} responses and {decisions} decisions for {calls} calls: {heads:?}"));
     }
     Ok(picks)
 }
 
-/// Who answered: the last that was tried.
-fn answered(decision: &str) -> Result<String, String> {
+/// The instance that responded: that of the last attempt.
+fn responding_instance(decision: &str) -> Result<String, String> {
     let last = decision.rsplit_once("; ").and_then(|(_, last)| last.split(' ').next());
-    last.map(str::to_owned).ok_or_else(|| format!("nobody was tried: {decision}"))
+    last.map(str::to_owned).ok_or_else(|| format!("no attempt: {decision}"))
 }
 
 #[cfg(test)]
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_of_answers_say_who_answered() {
+    fn response_headers_name_the_instance() {
         let head =
             |tried: &str| format!("HTTP/1.1 200 OK\r\nx-fairmesh-decision: shop/cart; {tried}\r\n\r\n");
         let [a, b] =
@@ -106,10 +106,10 @@ mod tests {
     }
 
     #[test]
-    fn who_reaches_something_else_than_was_foretold_is_found() {
-        let row = |one, explained: &[&str], picked: &[&[&str]]| {
+    fn a_caller_that_reaches_another_endpoint_is_found() {
+        let row = |one, predicted: &[&str], picked: &[&[&str]]| {
             let picked = picked.iter().map(|instances| picks(instances)).collect();
-            Row { what: String::new(), one, explained: picks(explained), picked }.agrees()
+            Row { what: String::new(), one, predicted: picks(predicted), picked }.agrees()
         };
         assert!(row(true, &["a"], &[&["a"], &["a"]]));
         assert!(!row(true, &["a"], &[&["a"], &["b"]]));
@@ -118,7 +118,7 @@ mod tests {
         assert!(!row(false, &["a", "b"], &[&["a"], &["c"]]));
         assert!(!row(false, &["a"], &[&[]]), "nobody called");
         let failed = vec![Err("refused".to_owned())];
-        let failed = Row { what: "x".into(), one: true, explained: picks(&["a"]), picked: failed };
+        let failed = Row { what: "x".into(), one: true, predicted: picks(&["a"]), picked: failed };
         assert!(!failed.agrees() && failed.problems().count() == 1);
     }
 }

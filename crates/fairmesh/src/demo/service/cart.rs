@@ -1,4 +1,4 @@
-//! The sharded store of carts: primaries write and copy to their secondary, which answers reads.
+//! The sharded store of carts: primaries write and copy to their secondary, which serves reads.
 //!
 //! It keeps carts in memory and copies them without waiting; a shop's real store would be a database.
 
@@ -19,33 +19,33 @@ use fairmesh_model::{KeyRange, ShardId};
 use serde_json::json;
 use tonic::{Request, Response, Status};
 
-use super::{Place, REGION_HEADER};
+use super::{DemoRegion, REGION_HEADER};
 use crate::demo::v1::{
     AddRequest, CartContent, DumpRequest, DumpResponse, GetRequest, Replicated,
     cart_client::CartClient,
     cart_server::{Cart, CartServer},
 };
 
-/// The items that a cart keeps; older ones fall out, so that the demo may run for ever.
-const ITEMS: usize = 20;
+/// Maximum number of items of a cart; older ones are dropped, so that the demo may run forever.
+const MAX_ITEMS: usize = 20;
 
-/// How long another server of the store may take.
-const PEER: Duration = Duration::from_secs(1);
+/// Time limit of calls to another server of the store.
+const PEER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The carts that this server holds.
+/// The carts of this server.
 #[derive(Debug)]
 pub(super) struct Carts {
     mesh: Mesh,
-    place: Place,
+    place: DemoRegion,
     carts: Mutex<HashMap<u64, Vec<String>>>,
 }
 
-/// Before this server gets a shard's calls, it fetches the shard's carts from whoever holds them.
+/// Fetches the carts of a shard from its holder before this server serves the shard.
 pub(super) fn take_over_shards(server: ServerBuilder, carts: Arc<Carts>) -> ServerBuilder {
     server.on_shard_start(move |_shard: ShardId, range: KeyRange| {
         let carts = carts.clone();
         async move {
-            // A shop that opens has nobody to ask.
+            // In a new shop there is no holder.
             if let Err(status) = carts.fetch(range).await {
                 tracing::info!(%range, %status, "starting the shard with no carts");
             }
@@ -54,7 +54,7 @@ pub(super) fn take_over_shards(server: ServerBuilder, carts: Arc<Carts>) -> Serv
     })
 }
 
-/// The gRPC service, and a page a cart for programs that do not speak it.
+/// The gRPC service, and a page per cart for programs that do not speak it.
 pub(super) fn routes(carts: Arc<Carts>) -> Router {
     let page = Router::new().route("/carts/{customer}", get(page)).with_state(carts.clone());
     tonic::service::Routes::new(CartServer::from_arc(carts)).into_axum_router().merge(page)
@@ -67,7 +67,7 @@ async fn page(State(carts): State<Arc<Carts>>, Path(customer): Path<u64>) -> imp
 
 impl Carts {
     /// No carts.
-    pub(super) fn new(mesh: Mesh, place: Place) -> Self {
+    pub(super) fn new(mesh: Mesh, place: DemoRegion) -> Self {
         Self { mesh, place, carts: Mutex::default() }
     }
 
@@ -76,7 +76,8 @@ impl Carts {
     }
 
     fn client(&self, key: u128, role: &str) -> Result<CartClient<fairmesh_client::ServiceHandle>, Status> {
-        let handle = self.mesh.service("shop/cart").and_then(|cart| cart.key(key).timeout(PEER).role(role));
+        let handle =
+            self.mesh.service("shop/cart").and_then(|cart| cart.key(key).timeout(PEER_TIMEOUT).role(role));
         handle.map(CartClient::new).map_err(|e| Status::internal(e.to_string()))
     }
 
@@ -105,7 +106,7 @@ impl Cart for Carts {
             let mut carts = self.carts();
             let items = carts.entry(customer).or_default();
             items.push(item);
-            let old = items.len().saturating_sub(ITEMS);
+            let old = items.len().saturating_sub(MAX_ITEMS);
             items.drain(..old);
             items.clone()
         };

@@ -1,4 +1,4 @@
-//! The stateless services: what is sold, paying, and the checkout that calls two others.
+//! The stateless services: catalog, payment, and the checkout that calls two others.
 
 use axum::{
     Router,
@@ -10,26 +10,26 @@ use axum::{
 use fairmesh_client::{Body, Mesh, ServiceHandle};
 use http_body_util::BodyExt;
 
-use super::{DemoError, Place, REGION_HEADER};
+use super::{DemoError, DemoRegion, REGION_HEADER};
 use crate::demo::v1::{GetRequest, cart_client::CartClient};
 
-/// What is sold.
-pub(super) fn catalog(place: Place) -> Router {
+/// The catalog.
+pub(super) fn catalog(place: DemoRegion) -> Router {
     let item = move |Path(item): Path<u64>| async move {
         answer(place, format!("{{\"item\": {item}, \"price\": {}}}", 100 + item % 900))
     };
     Router::new().route("/items/{item}", get(item))
 }
 
-/// Takes money. A payment is a POST that must not happen twice.
-pub(super) fn payment(place: Place) -> Router {
+/// Takes payments: POSTs that must not happen twice.
+pub(super) fn payment(place: DemoRegion) -> Router {
     let pay =
         move |Path(customer): Path<u64>| async move { answer(place, format!("{{\"paid_by\": {customer}}}")) };
     Router::new().route("/pay/{customer}", post(pay))
 }
 
-/// Reads the cart, then takes the money.
-pub(super) fn checkout(place: Place, mesh: &Mesh) -> Result<Router, DemoError> {
+/// Reads the cart, then takes the payment.
+pub(super) fn checkout(place: DemoRegion, mesh: &Mesh) -> Result<Router, DemoError> {
     let service = |name: &str| mesh.service(name).map_err(|e| DemoError::Fleet(e.to_string()));
     let callees = Callees { place, cart: service("shop/cart")?, payment: service("shop/payment")? };
     Ok(Router::new().route("/checkout/{customer}", post(check_out)).with_state(callees))
@@ -37,7 +37,7 @@ pub(super) fn checkout(place: Place, mesh: &Mesh) -> Result<Router, DemoError> {
 
 #[derive(Clone, Debug)]
 struct Callees {
-    place: Place,
+    place: DemoRegion,
     cart: ServiceHandle,
     payment: ServiceHandle,
 }
@@ -60,12 +60,12 @@ impl Callees {
         if !paid.status().is_success() {
             return Err(format!("payment: {}", paid.status()));
         }
-        // Read to its end, so that the connection can be used again.
+        // Read to its end, so that the connection can be reused.
         paid.into_body().collect().await.map_err(|e| format!("payment: {e}"))?;
         Ok(content.into_inner().items.len())
     }
 }
 
-fn answer(place: Place, json: String) -> Response {
+fn answer(place: DemoRegion, json: String) -> Response {
     ([("content-type", "application/json"), (REGION_HEADER, place.name)], json).into_response()
 }

@@ -1,9 +1,10 @@
-//! One part of a store: the connection to its cluster, what proves that this process may write there, and lanes.
+//! One partition of a store: the client of its cluster, the fence of this process, and lanes.
 //!
-//! A **lane** makes every write happen exactly once. It is a key with the number of the last batch that it carried, and
-//! a batch is written if the lane stands where this process left it. So a transaction whose answer was lost is made
-//! again as it is: whichever of the two etcd carries out first moves the lane, the other finds it moved, and what the lane
-//! says tells whether the batch is committed. Without it, one that was delayed on the way could overwrite a later one.
+//! A **lane** makes every write exactly-once, as the client sessions of Raft do (Ongaro 2014, 6.3). It is a key with
+//! the number of its last batch, and a batch is written only if the lane still has the number that this process left
+//! there. So a transaction whose response was lost is retried unchanged: the first of the two that etcd applies
+//! advances the lane, the other fails its comparison, and the value of the lane tells whether the batch is committed.
+//! Without lanes a delayed transaction could overwrite a later one.
 
 #[cfg(test)]
 mod tests;
@@ -25,337 +26,368 @@ use tokio::{
 
 use super::{
     super::{
-        client::{self, Again, Client},
-        failure::Failure,
+        call_error::CallError,
+        client::{self, Client, RetryPolicy},
         layout::Layout,
         proto::{Compare, KeyValue, RangeRequest, RequestOp, TxnRequest, TxnResponse, compare},
-        shared::Shared,
-        waiting::Waiting,
+        state::EtcdState,
+        write_admission::WriteAdmission,
     },
-    change::{self, Change, Unmet},
+    conditional_write::{self, ConditionalWrite, UnmetCondition},
 };
 
-/// How many batches are with one part at once.
-const LANES: usize = 32;
+/// Batches in flight to one partition.
+const MAX_LANES: usize = 32;
 
-/// One part of a store.
+/// One partition of a store.
 #[derive(Debug)]
 pub(super) struct Cluster {
     pub(super) client: Client,
     pub(super) layout: Layout,
-    /// What stands at `store`.
-    pub(super) mark: Bytes,
+    /// Value of `store`.
+    pub(super) identity: Bytes,
     fence: Fence,
-    /// Held while a batch is under way; whoever has it alone knows that none is.
+    /// Held for reading while a batch is in flight; a write lock excludes all batches.
     pub(super) gate: Arc<RwLock<()>>,
-    /// For batches of this part alone: those of one that does not answer take no room from others.
-    pub(super) waiting: Waiting,
-    turns: Arc<Semaphore>,
-    free: Mutex<Vec<Lane>>,
-    /// For what moves records as they are, one at a time.
+    /// Queue of batches of this partition alone: an unresponsive partition does not use up the capacity of others.
+    pub(super) admission: WriteAdmission,
+    lane_permits: Arc<Semaphore>,
+    free_lanes: Mutex<Vec<Lane>>,
+    /// Lane for records copied by a move, one write at a time.
     copier: tokio::sync::Mutex<Lane>,
-    /// Whether it answered lately, for the log.
-    away: AtomicBool,
+    /// Whether the last attempt failed, for the log.
+    unreachable: AtomicBool,
 }
 
-/// What proves that this process may write.
+/// Proof that this process may write.
 #[derive(Debug)]
 pub(super) enum Fence {
-    /// In the home: the key that goes with a lease.
-    Holder(Arc<Shared>),
-    /// Elsewhere: the fence that this process took the home with, which is greater than that of every holder before it.
-    /// A lease of its own was rejected: whoever holds the home would have to wait for one that a former holder renews.
-    Turn(u64),
+    /// In the home partition: the `holder` key, attached to the writer lease.
+    Holder(Arc<EtcdState>),
+    /// Elsewhere: the fence of this process's lease in the home, which is greater than that of every former holder. A
+    /// lease of its own was rejected: a new holder of the home would have to wait for one that a former holder renews.
+    Stamped(u64),
 }
 
-/// A key that says which batch it carried last.
+/// A key with the number of the last batch that was written through it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Lane {
     name: String,
     at: u64,
-    /// The greatest number that it was asked to carry. Beyond `at` it may have carried it, or still do: none is used again.
-    tried: u64,
+    /// Greatest number attempted. Numbers beyond `at` may have been written, or may still be: none is reused.
+    highest_attempted: u64,
 }
 
-/// A lane in one batch's hands, until this is dropped.
+/// A lane in use by one batch, until dropped.
 #[derive(Debug)]
-pub(super) struct Turn {
+pub(super) struct LaneGuard {
     pub(super) cluster: Arc<Cluster>,
     lane: Lane,
     _permit: OwnedSemaphorePermit,
 }
 
-/// What became of a transaction.
+/// Outcome of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
-    /// It is carried out.
+pub(super) enum CommitOutcome {
+    /// Written.
     Written,
-    /// Something is not as expected. Nothing is written.
-    Conflict(Unmet),
-    /// Another process may write, or nobody. Nothing is written.
-    Deposed,
-    /// The part is not there any more, or not as this process left it. Nothing is written.
+    /// A condition does not hold. Nothing is written.
+    Conflict(UnmetCondition),
+    /// This process does not hold the writer lease. Nothing is written.
+    Fenced,
+    /// The partition is missing, or was changed by another writer. Nothing is written.
     Replaced,
-    /// This process took its hold anew in the meantime. Nothing is written; it would be now.
-    Raced,
+    /// This process reacquired its lease meanwhile. Nothing is written; a retry would succeed.
+    FenceChanged,
 }
 
-/// Hears of a transaction that may be carried out or not, and says whether to give up.
-pub(super) trait Patience: Send {
-    /// It was sent, and no verdict came back.
-    fn unsure(&mut self, problem: &str) -> bool;
+/// Decides whether to give up a transaction of unknown outcome.
+pub(super) trait RetryControl: Send {
+    /// The transaction was sent, and no response came.
+    fn should_give_up(&mut self, problem: &str) -> bool;
 }
 
 impl Cluster {
-    /// A part with what its `meta` says.
+    /// A partition with the given metadata.
     pub(super) fn new(
         (client, layout): (Client, Layout),
-        mark: Bytes,
+        identity: Bytes,
         fence: Fence,
         meta: &HashMap<String, KeyValue>,
     ) -> Self {
         let lane = |name: String| {
-            let at = meta.get(&name).map_or(0, |kv| lane_at(&kv.value));
-            Lane { name, at, tried: at }
+            let at = meta.get(&name).map_or(0, |kv| decode_position(&kv.value));
+            Lane { name, at, highest_attempted: at }
         };
-        let free = (0..LANES).map(|i| lane(format!("lane/{i:02}"))).collect();
+        let free_lanes = (0..MAX_LANES).map(|i| lane(format!("lane/{i:02}"))).collect();
         Self {
             client,
             layout,
-            mark,
+            identity,
             fence,
             gate: Arc::default(),
-            waiting: Waiting::default(),
-            turns: Arc::new(Semaphore::new(LANES)),
-            free: Mutex::new(free),
+            admission: WriteAdmission::default(),
+            lane_permits: Arc::new(Semaphore::new(MAX_LANES)),
+            free_lanes: Mutex::new(free_lanes),
             copier: tokio::sync::Mutex::new(lane("copier".into())),
-            away: AtomicBool::new(false),
+            unreachable: AtomicBool::new(false),
         }
     }
 
-    /// The newest number that any of its lanes carried.
+    /// Greatest number written through any of its lanes.
     pub(super) fn newest(&self) -> u64 {
-        self.lanes().iter().map(|lane| lane.at).max().unwrap_or(0)
+        self.free_lanes().iter().map(|lane| lane.at).max().unwrap_or(0)
     }
 
-    /// Waits for a lane.
-    pub(super) async fn turn(self: &Arc<Self>) -> Turn {
+    /// Waits for a free lane.
+    pub(super) async fn acquire_lane(self: &Arc<Self>) -> LaneGuard {
         loop {
             // The semaphore is never closed, and there are as many lanes as permits.
-            if let Ok(permit) = self.turns.clone().acquire_owned().await
-                && let Some(lane) = self.lanes().pop()
+            if let Ok(permit) = self.lane_permits.clone().acquire_owned().await
+                && let Some(lane) = self.free_lanes().pop()
             {
-                return Turn { cluster: self.clone(), lane, _permit: permit };
+                return LaneGuard { cluster: self.clone(), lane, _permit: permit };
             }
         }
     }
 
     /// Whether conditions hold now; nothing is written.
-    pub(super) async fn check(&self, change: &Change) -> Result<Verdict, Failure> {
-        let answer = self.client.txn(Again::Always, self.transaction(None, change)).await?;
-        Ok(match answer.succeeded {
-            true => Verdict::Written,
-            false => self.unguarded(change, answer),
+    pub(super) async fn check(&self, change: &ConditionalWrite) -> Result<CommitOutcome, CallError> {
+        let response = self.client.txn(RetryPolicy::Repeatable, self.transaction(None, change)).await?;
+        Ok(match response.succeeded {
+            true => CommitOutcome::Written,
+            false => self.outcome_without_lane(change, response),
         })
     }
 
-    /// Leaves word at a key, or takes it away, as often as it takes. Safe to be carried out late for names and values that
+    /// Writes or deletes a metadata key, with retries. A late duplicate must be harmless, as for names and values that
     /// are used once.
-    pub(super) async fn note(&self, key: Bytes, value: Option<Bytes>) -> Result<Verdict, Failure> {
-        let change = Change::default().and(key, value);
-        let answer = self.client.txn(Again::Always, self.transaction(None, &change)).await?;
-        Ok(if answer.succeeded { Verdict::Written } else { self.unguarded(&change, answer) })
+    pub(super) async fn write_meta(
+        &self,
+        key: Bytes,
+        value: Option<Bytes>,
+    ) -> Result<CommitOutcome, CallError> {
+        let change = ConditionalWrite::default().with_write(key, value);
+        let response = self.client.txn(RetryPolicy::Repeatable, self.transaction(None, &change)).await?;
+        Ok(if response.succeeded {
+            CommitOutcome::Written
+        } else {
+            self.outcome_without_lane(&change, response)
+        })
     }
 
-    /// Carries out a change that is no revision, as [`Cluster::commit`] does.
-    pub(super) async fn carry(
+    /// Writes a change that is no revision, as [`Cluster::commit`] does.
+    pub(super) async fn commit_copy(
         &self,
-        change: &Change,
-        patience: &mut dyn Patience,
-    ) -> Result<Verdict, Failure> {
+        change: &ConditionalWrite,
+        retry: &mut dyn RetryControl,
+    ) -> Result<CommitOutcome, CallError> {
         let mut lane = self.copier.lock().await;
-        if lane.tried > lane.at {
-            // What became of the last one is not known: it was given up, or its future was dropped.
-            lane.at = self.stands(&lane).await.map_err(Failure::unsent)?;
+        if lane.highest_attempted > lane.at {
+            // The outcome of the last write is unknown: it was given up, or its future was dropped.
+            lane.at = self.stored_position(&lane).await.map_err(CallError::as_unavailable)?;
         }
         let number = lane.next();
-        self.commit(&mut lane, number, change, patience).await
+        self.commit(&mut lane, number, change, retry).await
     }
 
-    /// Where a lane stands in etcd.
-    async fn stands(&self, lane: &Lane) -> Result<u64, Failure> {
-        Ok(self.value(&lane.name).await?.map_or(0, |value| lane_at(&value)))
+    /// Position of a lane in etcd.
+    async fn stored_position(&self, lane: &Lane) -> Result<u64, CallError> {
+        Ok(self.read_meta_value(&lane.name).await?.map_or(0, |value| decode_position(&value)))
     }
 
-    /// What stands at a key of `meta`.
-    pub(super) async fn value(&self, name: &str) -> Result<Option<Bytes>, Failure> {
-        let ask = RangeRequest { key: self.layout.meta(name), ..RangeRequest::default() };
-        Ok(self.client.range(ask).await?.kvs.into_iter().next().map(|kv| kv.value))
+    /// Value of a metadata key.
+    pub(super) async fn read_meta_value(&self, name: &str) -> Result<Option<Bytes>, CallError> {
+        let request = RangeRequest { key: self.layout.meta_key(name), ..RangeRequest::default() };
+        Ok(self.client.range(request).await?.kvs.into_iter().next().map(|kv| kv.value))
     }
 
-    /// Carries a change out exactly once or not at all, under a number that the lane has not had. Tries until that is
-    /// certain, unless `patience` ends.
+    /// Writes a change exactly once or not at all, under a number that the lane has not used. Retries until the outcome
+    /// is certain, unless `retry` gives up.
     pub(super) async fn commit(
         &self,
         lane: &mut Lane,
         number: u64,
-        change: &Change,
-        patience: &mut dyn Patience,
-    ) -> Result<Verdict, Failure> {
-        let (mut unsure, mut failures) = (false, 0);
+        change: &ConditionalWrite,
+        retry: &mut dyn RetryControl,
+    ) -> Result<CommitOutcome, CallError> {
+        let (mut uncertain, mut failures) = (false, 0);
         loop {
             let txn = self.transaction(Some((lane, number)), change);
-            let problem = match self.client.txn(Again::Unsent, txn).await {
-                Ok(answer) => {
-                    self.heard();
-                    let (at, verdict) = match answer.succeeded {
-                        true => (number, Verdict::Written),
-                        false => self.refusal(lane, number, change, answer),
+            let problem = match self.client.txn(RetryPolicy::NonRepeatable, txn).await {
+                Ok(response) => {
+                    self.mark_reachable();
+                    let (at, outcome) = match response.succeeded {
+                        true => (number, CommitOutcome::Written),
+                        false => self.outcome_with_lane(lane, number, change, response),
                     };
-                    match verdict {
-                        Verdict::Written => lane.at = number,
-                        Verdict::Raced => continue,
-                        // Whether it was written before others went on from there is not to be seen any more.
-                        _ if unsure && at != lane.at => {
-                            return Err(Failure::Unknown("another process went on from there".into()));
+                    match outcome {
+                        CommitOutcome::Written => lane.at = number,
+                        CommitOutcome::FenceChanged => continue,
+                        // Another process has advanced the lane: whether the write preceded that cannot be determined
+                        // any more.
+                        _ if uncertain && at != lane.at => {
+                            return Err(CallError::Unknown("another process has written since".into()));
                         }
                         _ => {}
                     }
-                    return Ok(verdict);
+                    return Ok(outcome);
                 }
-                Err(Failure::Unknown(problem)) => {
-                    unsure = true;
+                Err(CallError::Unknown(problem)) => {
+                    uncertain = true;
                     problem
                 }
-                Err(failure) if !unsure => return Err(failure),
-                Err(failure) => failure.words(),
+                Err(failure) if !uncertain => return Err(failure),
+                Err(failure) => failure.message(),
             };
-            self.unheard(&problem);
-            if patience.unsure(&problem) {
-                return Err(Failure::Unknown(problem));
+            self.mark_unreachable(&problem);
+            if retry.should_give_up(&problem) {
+                return Err(CallError::Unknown(problem));
             }
             failures += 1;
-            sleep(client::pause(failures)).await;
+            sleep(client::backoff(failures)).await;
         }
     }
 
-    fn transaction(&self, lane: Option<(&Lane, u64)>, change: &Change) -> TxnRequest {
-        let stands = lane.map(|(lane, _)| match lane.at {
-            0 => change::absent(self.layout.meta(&lane.name)),
+    fn transaction(&self, lane: Option<(&Lane, u64)>, change: &ConditionalWrite) -> TxnRequest {
+        let lane_compare = lane.map(|(lane, _)| match lane.at {
+            0 => conditional_write::absent_compare(self.layout.meta_key(&lane.name)),
             at => {
                 let value = at.to_be_bytes().to_vec();
-                change::value(self.layout.meta(&lane.name), compare::Result::Equal, value)
+                conditional_write::value_compare(
+                    self.layout.meta_key(&lane.name),
+                    compare::Result::Equal,
+                    value,
+                )
             }
         });
-        let moves = lane.map(|(lane, number)| {
-            change::put(self.layout.meta(&lane.name), number.to_be_bytes().to_vec().into())
+        let lane_write = lane.map(|(lane, number)| {
+            conditional_write::put(self.layout.meta_key(&lane.name), number.to_be_bytes().to_vec().into())
         });
-        let lane_read = lane.map(|(lane, _)| change::read(self.layout.meta(&lane.name)));
-        let guard = [change::read(self.layout.store()), change::read(self.fence_key())];
+        let lane_read = lane.map(|(lane, _)| conditional_write::read(self.layout.meta_key(&lane.name)));
+        let guard =
+            [conditional_write::read(self.layout.identity_key()), conditional_write::read(self.fence_key())];
         TxnRequest {
-            compare: self.guard().into_iter().chain(stands).chain(change.compare()).collect(),
-            success: change.requests().chain(moves).collect(),
+            compare: self.guard().into_iter().chain(lane_compare).chain(change.compares()).collect(),
+            success: change.requests().chain(lane_write).collect(),
             failure: guard.into_iter().chain(lane_read).chain(change.reads()).collect::<Vec<RequestOp>>(),
         }
     }
 
-    /// What has to be so for anything to be written here.
+    /// Preconditions of every write in this partition.
     fn guard(&self) -> [Compare; 2] {
         let fence = match &self.fence {
-            Fence::Holder(home) => change::created(self.fence_key(), home.held()),
-            Fence::Turn(turn) => {
-                change::value(self.fence_key(), compare::Result::Equal, turn.to_be_bytes().to_vec())
-            }
+            Fence::Holder(home) => conditional_write::created_compare(self.fence_key(), home.fence()),
+            Fence::Stamped(stamp) => conditional_write::value_compare(
+                self.fence_key(),
+                compare::Result::Equal,
+                stamp.to_be_bytes().to_vec(),
+            ),
         };
-        [change::value(self.layout.store(), compare::Result::Equal, self.mark.to_vec()), fence]
+        [
+            conditional_write::value_compare(
+                self.layout.identity_key(),
+                compare::Result::Equal,
+                self.identity.to_vec(),
+            ),
+            fence,
+        ]
     }
 
     fn fence_key(&self) -> Bytes {
         match &self.fence {
-            Fence::Holder(_) => self.layout.holder(),
-            Fence::Turn(_) => self.layout.meta("turn"),
+            Fence::Holder(_) => self.layout.holder_key(),
+            Fence::Stamped(_) => self.layout.meta_key(super::open::FENCE_KEY),
         }
     }
 
-    /// Where the lane stands and what became of a transaction that was not carried out now.
-    fn refusal(&self, lane: &Lane, number: u64, change: &Change, answer: TxnResponse) -> (u64, Verdict) {
-        let mut found = change::found(answer);
-        let guarded = self.guarded(&mut found);
-        let at = found.next().flatten().map_or(0, |kv| lane_at(&kv.value));
-        let verdict = match guarded {
-            Some(verdict) => verdict,
-            // Nobody else writes here, so it was carried out when the answer was lost. Without the fence that would be
-            // no proof: two processes may use a number.
-            None if at == number => Verdict::Written,
-            None if at != lane.at => Verdict::Replaced,
-            None => change.unmet(found).map_or(Verdict::Raced, Verdict::Conflict),
+    /// Position of the lane and outcome of a transaction that failed its comparisons.
+    fn outcome_with_lane(
+        &self,
+        lane: &Lane,
+        number: u64,
+        change: &ConditionalWrite,
+        response: TxnResponse,
+    ) -> (u64, CommitOutcome) {
+        let mut found = conditional_write::read_results(response);
+        let guarded = self.failed_guard(&mut found);
+        let at = found.next().flatten().map_or(0, |kv| decode_position(&kv.value));
+        let outcome = match guarded {
+            Some(outcome) => outcome,
+            // No other process writes here, so the write was applied and its response lost. Without the fence this
+            // would prove nothing: two processes may use the same number.
+            None if at == number => CommitOutcome::Written,
+            None if at != lane.at => CommitOutcome::Replaced,
+            None => change.unmet(found).map_or(CommitOutcome::FenceChanged, CommitOutcome::Conflict),
         };
-        (at, verdict)
+        (at, outcome)
     }
 
-    /// Why nothing may be written, of what was read to find that out.
-    fn guarded(&self, found: &mut impl Iterator<Item = Option<KeyValue>>) -> Option<Verdict> {
-        let (mark, fence) = (found.next().flatten(), found.next().flatten());
+    /// The failed precondition, from the values read.
+    fn failed_guard(&self, found: &mut impl Iterator<Item = Option<KeyValue>>) -> Option<CommitOutcome> {
+        let (identity, fence) = (found.next().flatten(), found.next().flatten());
         let fenced = match &self.fence {
-            Fence::Holder(home) => fence.is_some_and(|kv| kv.create_revision as u64 == home.held()),
-            Fence::Turn(turn) => fence.is_some_and(|kv| kv.value[..] == turn.to_be_bytes()),
+            Fence::Holder(home) => fence.is_some_and(|kv| kv.create_revision as u64 == home.fence()),
+            Fence::Stamped(stamp) => fence.is_some_and(|kv| kv.value[..] == stamp.to_be_bytes()),
         };
-        match mark.is_some_and(|kv| kv.value == self.mark) {
-            false => Some(Verdict::Replaced),
-            true => (!fenced).then_some(Verdict::Deposed),
+        match identity.is_some_and(|kv| kv.value == self.identity) {
+            false => Some(CommitOutcome::Replaced),
+            true => (!fenced).then_some(CommitOutcome::Fenced),
         }
     }
 
-    /// What became of a transaction without a lane that was not carried out.
-    fn unguarded(&self, change: &Change, answer: TxnResponse) -> Verdict {
-        let mut found = change::found(answer);
-        let guarded = self.guarded(&mut found);
-        guarded.unwrap_or_else(|| change.unmet(found).map_or(Verdict::Raced, Verdict::Conflict))
+    /// Outcome of a transaction without a lane that failed its comparisons.
+    fn outcome_without_lane(&self, change: &ConditionalWrite, response: TxnResponse) -> CommitOutcome {
+        let mut found = conditional_write::read_results(response);
+        let guarded = self.failed_guard(&mut found);
+        guarded.unwrap_or_else(|| {
+            change.unmet(found).map_or(CommitOutcome::FenceChanged, CommitOutcome::Conflict)
+        })
     }
 
-    fn lanes(&self) -> std::sync::MutexGuard<'_, Vec<Lane>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    fn free_lanes(&self) -> std::sync::MutexGuard<'_, Vec<Lane>> {
+        self.free_lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn heard(&self) {
-        if self.away.swap(false, Relaxed) {
-            tracing::info!(place = %self.client.place, "a part of the store answers again");
+    fn mark_reachable(&self) {
+        if self.unreachable.swap(false, Relaxed) {
+            tracing::info!(location = %self.client.location, "a partition of the store responds again");
         }
     }
 
-    fn unheard(&self, problem: &str) {
-        if !self.away.swap(true, Relaxed) {
-            tracing::warn!(place = %self.client.place, problem, "a part of the store does not answer; its writes wait");
+    fn mark_unreachable(&self, problem: &str) {
+        if !self.unreachable.swap(true, Relaxed) {
+            tracing::warn!(location = %self.client.location, problem, "a partition of the store does not respond; its writes wait");
         }
     }
 }
 
-impl Turn {
+impl LaneGuard {
     /// As [`Cluster::commit`].
     pub(super) async fn commit(
         &mut self,
         number: u64,
-        change: &Change,
-        patience: &mut dyn Patience,
-    ) -> Result<Verdict, Failure> {
-        self.cluster.commit(&mut self.lane, number, change, patience).await
+        change: &ConditionalWrite,
+        retry: &mut dyn RetryControl,
+    ) -> Result<CommitOutcome, CallError> {
+        self.cluster.commit(&mut self.lane, number, change, retry).await
     }
 }
 
-impl Drop for Turn {
+impl Drop for LaneGuard {
     fn drop(&mut self) {
-        self.cluster.lanes().push(self.lane.clone());
+        self.cluster.free_lanes().push(self.lane.clone());
     }
 }
 
 impl Lane {
-    /// A number that nothing was sent under, for changes that are no revisions.
+    /// An unused number, for changes that are no revisions.
     fn next(&mut self) -> u64 {
-        self.tried = self.tried.max(self.at) + 1;
-        self.tried
+        self.highest_attempted = self.highest_attempted.max(self.at) + 1;
+        self.highest_attempted
     }
 }
 
-fn lane_at(value: &[u8]) -> u64 {
+fn decode_position(value: &[u8]) -> u64 {
     value.try_into().map_or(0, u64::from_be_bytes)
 }

@@ -1,7 +1,8 @@
-//! From a store in one cluster to one that may have more.
+//! Converts a store in one cluster to a partitioned one.
 //!
-//! Records get another form, in a folder beside the former, and count once the mark says so, in one transaction. While the
-//! store is served was rejected: each of its control planes would have to read both forms for as long as it takes.
+//! Records are copied to another format below another prefix, and take effect with the new identity, in one
+//! transaction. Converting while the store is served was rejected: each control plane would have to read both formats
+//! meanwhile.
 
 use std::time::Duration;
 
@@ -10,49 +11,51 @@ use bytes::Bytes;
 use super::{
     super::{
         EtcdConfig, EtcdStore,
-        client::{Again, Client},
-        failure::Failure,
-        follow::read_state,
-        layout::{self, Layout, Mark, number, signed},
-        load::Scan,
+        call_error::CallError,
+        client::{Client, RetryPolicy},
+        layout::{self, Identity, Layout, number, signed},
+        load::RangeScan,
         proto::{Compare, KeyValue, RequestOp, TxnRequest, compare},
+        watch_loop::read_meta,
     },
-    change,
-    map::PartitionMap,
-    open::{MAP, home, refused},
-    sweep::MAX_KEYS,
+    conditional_write,
+    open::{MAP_KEY, open_home, refused},
+    partition_map::PartitionMap,
+    sweep::MAX_KEYS_PER_TXN,
 };
 use crate::{Store, StoreError};
 
-/// The most bytes of values in one transaction.
-pub(super) const MAX_BYTES: usize = 1_000_000;
+/// Bytes of values in one transaction.
+pub(super) const MAX_BYTES_PER_TXN: usize = 1_000_000;
 
-/// Whether a store is made to lie in several clusters; `None` where there is no store.
+/// Whether a store is partitioned; `None` if there is no store.
 ///
 /// # Errors
-/// [`StoreError`] when etcd does not answer or denies access, or the keys are not those of a store.
+/// [`StoreError`] when etcd does not respond or denies access, or the keys are not those of a store.
 pub async fn is_partitioned(config: &EtcdConfig) -> Result<Option<bool>, StoreError> {
     let (client, layout) = (Client::new(config)?, Layout::new(config.address.root()));
-    let state = read_state(&client, &layout).await.map_err(|failure| failure.reading(&client.place))?;
-    let mark = state.mark.map(|mark| layout::read_mark(&mark, &client.place)).transpose()?;
-    Ok(mark.map(|mark| matches!(mark, Mark::Part { .. })))
+    let meta =
+        read_meta(&client, &layout).await.map_err(|failure| failure.into_store_error(&client.location))?;
+    let identity =
+        meta.identity.map(|identity| layout::decode_identity(&identity, &client.location)).transpose()?;
+    Ok(identity.map(|identity| matches!(identity, Identity::Partition { .. })))
 }
 
 /// See [`super::PartitionedStore::convert`].
-pub(super) async fn convert(config: &EtcdConfig, who: &str, term: Duration) -> Result<(), StoreError> {
+pub(super) async fn convert(config: &EtcdConfig, holder: &str, ttl: Duration) -> Result<(), StoreError> {
     match is_partitioned(config).await? {
         Some(true) => return Ok(()),
-        None => return home(config).await.map(drop),
+        None => return open_home(config).await.map(drop),
         Some(false) => {}
     }
     let store = EtcdStore::open(config).await?;
-    store.hold(who, term).await?;
+    store.acquire_writer_lease(holder, ttl).await?;
     let converted = Conversion::new(&store, config.address.root()).run().await;
     store.close().await;
-    let place = config.address.place();
-    match converted.map_err(|failure| failure.reading(&place))? {
+    let location = config.address.location();
+    match converted.map_err(|failure| failure.into_store_error(&location))? {
         true => Ok(()),
-        false => Err(refused(&place, "another process took the store over meanwhile; start again")),
+        false => Err(refused(&location, "another process acquired the writer lease meanwhile; start again")),
     }
 }
 
@@ -64,19 +67,19 @@ struct Conversion<'a> {
 
 impl<'a> Conversion<'a> {
     fn new(store: &'a EtcdStore, root: &str) -> Self {
-        Self { store, from: Layout::new(root), to: Layout::of_part(root) }
+        Self { store, from: Layout::new(root), to: Layout::for_partition(root) }
     }
 
-    /// Whether it is done; false when the store is not held any more.
-    async fn run(&self) -> Result<bool, Failure> {
+    /// Runs the conversion; false when the writer lease is lost.
+    async fn run(&self) -> Result<bool, CallError> {
         let client = &self.store.shared.client;
-        let records = self.to.records();
-        // Of a conversion that was cut short.
-        if !self.write(vec![change::delete(records.start, records.end)]).await? {
+        let records = self.to.record_range();
+        // Left by an interrupted conversion.
+        if !self.write(vec![conditional_write::delete(records.start, records.end)]).await? {
             return Ok(false);
         }
-        let state = self.store.shared.state().await?;
-        let mut scan = Scan::new(self.from.records(), state.revision);
+        let meta = self.store.shared.meta().await?;
+        let mut scan = RangeScan::new(self.from.record_range(), meta.revision);
         let mut records = 0;
         while let Some(kvs) = scan.next(client).await? {
             records += kvs.len();
@@ -86,30 +89,35 @@ impl<'a> Conversion<'a> {
                 }
             }
         }
-        let mark = layout::mark(Mark::Part { id: self.store.shared.id, token: 0 });
-        let last: Bytes = state.last.to_be_bytes().to_vec().into();
-        let flip = vec![
-            change::put(self.to.store(), mark.clone()),
-            change::put(self.to.meta(MAP), PartitionMap::home().encode().into()),
-            change::put(self.to.meta("lane/00"), last),
+        let identity = layout::encode_identity(Identity::Partition { id: self.store.shared.id, token: 0 });
+        let last: Bytes = meta.last.to_be_bytes().to_vec().into();
+        let switch = vec![
+            conditional_write::put(self.to.identity_key(), identity.clone()),
+            conditional_write::put(self.to.meta_key(MAP_KEY), PartitionMap::home().encode().into()),
+            conditional_write::put(self.to.meta_key("lane/00"), last),
         ];
-        let written = self.write(flip).await;
-        if !matches!(written, Ok(true)) && read_state(client, &self.from).await?.mark != Some(mark) {
+        let written = self.write(switch).await;
+        if !matches!(written, Ok(true)) && read_meta(client, &self.from).await?.identity != Some(identity) {
             return written;
         }
-        tracing::info!(records, revision = state.last, "the store may have several parts now");
+        tracing::info!(records, revision = meta.last, "the store is partitioned now");
         Ok(true)
     }
 
-    /// Records in their new form, in transactions within bounds.
+    /// Records in the new format, split into transactions within bounds.
     fn puts(&self, kvs: Vec<KeyValue>) -> Vec<Vec<RequestOp>> {
         let (mut txns, mut bytes) = (Vec::<Vec<_>>::new(), 0);
         for kv in kvs {
-            let Some(key) = self.from.record_at(&kv.key).map(|key| self.to.record(key)) else { continue };
+            let Some(key) = self.from.parse_record_key(&kv.key).map(|key| self.to.record_key(key)) else {
+                continue;
+            };
             let size = key.len() + kv.value.len();
-            let put = change::put(key, change::numbered(number(kv.mod_revision), &kv.value));
+            let put = conditional_write::put(
+                key,
+                conditional_write::encode_record(number(kv.mod_revision), &kv.value),
+            );
             match txns.last_mut() {
-                Some(txn) if txn.len() < MAX_KEYS && bytes + size <= MAX_BYTES => {
+                Some(txn) if txn.len() < MAX_KEYS_PER_TXN && bytes + size <= MAX_BYTES_PER_TXN => {
                     txn.push(put);
                     bytes += size;
                 }
@@ -122,15 +130,19 @@ impl<'a> Conversion<'a> {
         txns
     }
 
-    /// Writes while the store is in one cluster and held: what comes late then does nothing.
-    async fn write(&self, success: Vec<RequestOp>) -> Result<bool, Failure> {
+    /// Writes only while the store is unconverted and the lease held: a delayed transaction then does nothing.
+    async fn write(&self, success: Vec<RequestOp>) -> Result<bool, CallError> {
         let shared = &self.store.shared;
-        let mark = change::value(self.from.store(), compare::Result::Equal, shared.mark.to_vec());
-        let held = Compare {
-            operand: Some(compare::Operand::CreateRevision(signed(shared.held()))),
-            ..change::absent(self.from.holder())
+        let identity = conditional_write::value_compare(
+            self.from.identity_key(),
+            compare::Result::Equal,
+            shared.identity.to_vec(),
+        );
+        let fenced = Compare {
+            operand: Some(compare::Operand::CreateRevision(signed(shared.fence()))),
+            ..conditional_write::absent_compare(self.from.holder_key())
         };
-        let txn = TxnRequest { compare: vec![mark, held], success, failure: Vec::new() };
-        Ok(shared.client.txn(Again::Always, txn).await?.succeeded)
+        let txn = TxnRequest { compare: vec![identity, fenced], success, failure: Vec::new() };
+        Ok(shared.client.txn(RetryPolicy::Repeatable, txn).await?.succeeded)
     }
 }

@@ -1,8 +1,8 @@
-//! What a batch over several parts is to do in those that are not the home.
+//! Write-ahead intents: operations of a batch in partitions other than the home.
 //!
-//! It is written in the home together with the home's own records, which is when the batch is committed: from then on it is
-//! carried out, by whoever holds the store. Two phases with a vote of each part were rejected: one process writes, so what
-//! holds when it looks holds until it writes.
+//! An intent is written in the home partition together with the home's own records, which commits the batch: from then
+//! on the holder of the writer lease applies it. Two-phase commit with a vote of each partition was rejected: with one
+//! writer, conditions that hold when checked hold until written.
 
 use std::sync::Arc;
 
@@ -11,12 +11,12 @@ use fairmesh_rib::{Expect, Op};
 
 use super::super::layout::Layout;
 
-/// Where the intent of a batch lies. The name is used once, so that it may be deleted twice.
+/// Key of the intent of a batch. Each key is used once, so that deleting it twice is harmless.
 pub(super) fn key(layout: &Layout, number: u64) -> Bytes {
-    layout.meta(&format!("intent/{number:016x}"))
+    layout.meta_key(&format!("intent/{number:016x}"))
 }
 
-/// Operations with the parts that they are in.
+/// Encodes operations with their partitions.
 pub(super) fn encode(parts: &[(&usize, &Vec<Op>)]) -> Bytes {
     let mut text = Vec::new();
     for (part, op) in parts.iter().flat_map(|(part, ops)| ops.iter().map(move |op| (part, op))) {
@@ -31,7 +31,7 @@ pub(super) fn encode(parts: &[(&usize, &Vec<Op>)]) -> Bytes {
     text.into()
 }
 
-/// Reads [`encode`]; `None` for what is not that.
+/// Decodes [`encode`]; `None` if malformed.
 pub(super) fn decode(mut text: Bytes) -> Option<Vec<(usize, Op)>> {
     let mut ops = Vec::new();
     while text.has_remaining() {
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_intent_reads_back_and_half_of_one_is_none() {
+    fn an_intent_round_trips_and_a_truncated_one_is_refused() {
         let ops = [vec![Op::put("/a", "1"), Op::delete("/b")], vec![Op::put("/c", "")]];
         let text = encode(&[(&1, &ops[0]), (&7, &ops[1])]);
         let all: Vec<_> = [1, 1, 7].into_iter().zip(ops.concat()).collect();

@@ -1,77 +1,83 @@
-//! Reads all parts of a store at one revision.
+//! Reads all partitions of a store at one revision.
 
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::timeout;
 
 use super::{
-    super::{failure::Failure, follow::read_state, load::Scan},
-    change,
+    super::{call_error::CallError, load::RangeScan, watch_loop::read_meta},
     cluster::Cluster,
-    core::{Core, Routes},
+    conditional_write,
+    state::{PartitionedState, Partitions},
 };
-use crate::{Loaded, StoreError};
+use crate::{StoreError, StoreSnapshot};
 
-/// How long writes may be held until nothing is under way.
-const QUIET: Duration = Duration::from_secs(1);
-/// How often reading begins anew since a revision was compacted meanwhile.
-const TRIES: u32 = 5;
+/// How long writes may be paused until none is in flight.
+const QUIESCE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Attempts to read at one revision, each of which compaction may interrupt.
+const MAX_ATTEMPTS: u32 = 5;
 
-impl Core {
-    /// Everything at the newest revision.
-    pub(super) async fn load(&self) -> Result<Loaded, StoreError> {
-        let mut tries = 0;
+impl PartitionedState {
+    /// Reads everything at the newest revision.
+    pub(super) async fn load(&self) -> Result<StoreSnapshot, StoreError> {
+        let mut attempts = 0;
         loop {
-            tries += 1;
-            match self.try_load().await {
+            attempts += 1;
+            match self.load_once().await {
                 Err(StoreError::Refused { problem, .. })
-                    if tries < TRIES && problem.contains("compacted") => {}
+                    if attempts < MAX_ATTEMPTS && problem.contains("compacted") => {}
                 loaded => return loaded,
             }
         }
     }
 
-    async fn try_load(&self) -> Result<Loaded, StoreError> {
-        let busy = |_| StoreError::Away {
-            place: self.place(),
-            problem: "a part of it has not answered a write yet".into(),
+    async fn load_once(&self) -> Result<StoreSnapshot, StoreError> {
+        let busy = |_| StoreError::Unavailable {
+            location: self.location(),
+            problem: "a write to one of its partitions is still in flight".into(),
         };
-        let (routes, newest, revisions) = timeout(QUIET, self.revisions()).await.map_err(busy)??;
+        let (partitions, newest, revisions) =
+            timeout(QUIESCE_TIMEOUT, self.revisions()).await.map_err(busy)??;
         let mut entries = Vec::new();
-        for (part, (cluster, revision)) in routes.clusters.iter().zip(revisions).enumerate() {
-            let reading = |failure: Failure| failure.reading(&cluster.client.place);
-            let mut scan = Scan::new(cluster.layout.records(), revision);
-            while let Some(kvs) = scan.next(&cluster.client).await.map_err(reading)? {
-                let found = kvs.into_iter().filter_map(|kv| change::entry(&cluster.layout, kv));
-                // What a move left behind, or has not finished, is not there.
-                entries.extend(found.filter(|(key, _)| routes.map.part(key) == part));
+        for (part, (cluster, revision)) in partitions.clusters.iter().zip(revisions).enumerate() {
+            let store_error = |failure: CallError| failure.into_store_error(&cluster.client.location);
+            let mut scan = RangeScan::new(cluster.layout.record_range(), revision);
+            while let Some(kvs) = scan.next(&cluster.client).await.map_err(store_error)? {
+                let found =
+                    kvs.into_iter().filter_map(|kv| conditional_write::decode_entry(&cluster.layout, kv));
+                // Leftovers and copies of a move are ignored.
+                entries.extend(found.filter(|(key, _)| partitions.map.partition_of(key) == part));
             }
         }
         entries.sort_unstable_by(|(before, _), (after, _)| before.cmp(after));
         Ok((newest, entries))
     }
 
-    /// The newest number, and what every part counts then: while nothing is under way anywhere.
-    async fn revisions(&self) -> Result<(Arc<Routes>, u64, Vec<u64>), StoreError> {
+    /// The newest revision, and each partition's cluster revision, while no write is in flight.
+    async fn revisions(&self) -> Result<(Arc<Partitions>, u64, Vec<u64>), StoreError> {
         loop {
-            let (routes, mut gates) = (self.routes(), Vec::new());
-            for cluster in &routes.clusters {
+            let (partitions, mut gates) = (self.partitions(), Vec::new());
+            for cluster in &partitions.clusters {
                 gates.push(cluster.gate.clone().write_owned().await);
             }
-            // A move may have ended before its gate was free.
-            if !Arc::ptr_eq(&routes, &self.routes()) {
+            // A move may have ended while this waited for the gates.
+            if !Arc::ptr_eq(&partitions, &self.partitions()) {
                 continue;
             }
             let (newest, mut revisions) = (self.sequence.committed(), Vec::new());
-            for cluster in &routes.clusters {
-                revisions.push(revision(cluster).await.map_err(|f| f.reading(&cluster.client.place))?);
+            for cluster in &partitions.clusters {
+                revisions.push(
+                    cluster_revision(cluster)
+                        .await
+                        .map_err(|f| f.into_store_error(&cluster.client.location))?,
+                );
             }
-            return Ok((routes, newest, revisions));
+            return Ok((partitions, newest, revisions));
         }
     }
 }
 
-/// The newest revision of a part's cluster.
-async fn revision(cluster: &Cluster) -> Result<u64, Failure> {
-    Ok(read_state(&cluster.client, &cluster.layout).await?.revision)
+/// Newest revision of a partition's cluster.
+async fn cluster_revision(cluster: &Cluster) -> Result<u64, CallError> {
+    Ok(read_meta(&cluster.client, &cluster.layout).await?.revision)
 }

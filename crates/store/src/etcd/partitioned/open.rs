@@ -1,4 +1,4 @@
-//! How a process takes over a store over several clusters.
+//! Takes over a partitioned store: fences former holders and completes their batches.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -13,188 +13,204 @@ use tokio::{task::AbortHandle, time::Instant};
 use super::{
     super::{
         EtcdConfig,
-        client::{Again, Client},
-        draw,
-        failure::Failure,
-        follow::read_state,
-        hold::Hold,
-        layout::{self, Layout, Mark},
+        call_error::CallError,
+        client::{Client, RetryPolicy},
+        layout::{self, Identity, Layout},
         proto::{KeyValue, TxnRequest, compare},
-        shared::Shared,
+        random_id,
+        state::EtcdState,
+        watch_loop::read_meta,
+        writer_lease::WriterLease,
     },
-    change::{self, Change},
-    cluster::{Cluster, Fence, Patience, Verdict},
-    core::{Core, GAP, Routes},
+    cluster::{Cluster, CommitOutcome, Fence, RetryControl},
+    conditional_write::{self, ConditionalWrite},
     intent,
-    map::{HOME, Part, PartitionMap},
+    partition_map::{HOME, PartitionEntry, PartitionMap},
+    state::{GAP_KEY, PartitionedState, Partitions},
 };
-use crate::{Place, StoreError};
+use crate::{StoreError, StoreLocation};
 
-/// Where the map of parts stands.
-pub(super) const MAP: &str = "map";
-/// Whose turn it is to write a part that is not the home.
-pub(super) const TURN: &str = "turn";
-/// How long it may take to carry out one thing that was left undone.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Metadata key of the partition map.
+pub(super) const MAP_KEY: &str = "map";
+/// Metadata key of the fence in partitions other than the home.
+pub(super) const FENCE_KEY: &str = "fence";
+/// Time limit for completing one batch of a former holder.
+const REPAIR_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A key of `meta` with what is there, by its name.
-pub(super) type Meta = HashMap<String, KeyValue>;
+/// Metadata keys with their values, by name.
+pub(super) type MetaKeys = HashMap<String, KeyValue>;
 
-/// Gives up after a while: what was left undone stays so, and the next process tries again.
-pub(super) struct Until(pub(super) Instant);
+/// Gives up at a deadline: the next process tries again.
+pub(super) struct RetryUntil(pub(super) Instant);
 
-impl Patience for Until {
-    fn unsure(&mut self, _problem: &str) -> bool {
+impl RetryControl for RetryUntil {
+    fn should_give_up(&mut self, _problem: &str) -> bool {
         Instant::now() > self.0
     }
 }
 
-pub(super) fn refused(place: &Place, problem: &str) -> StoreError {
-    StoreError::Refused { place: place.clone(), problem: problem.into() }
+pub(super) fn refused(location: &StoreLocation, problem: &str) -> StoreError {
+    StoreError::Refused { location: location.clone(), problem: problem.into() }
 }
 
-/// The home, which is created where there is none.
-pub(super) async fn home(config: &EtcdConfig) -> Result<Arc<Shared>, StoreError> {
-    let (client, layout) = reach(config)?;
-    let reading = |failure: Failure| failure.reading(&config.address.place());
-    let mut state = read_state(&client, &layout).await.map_err(reading)?;
-    if state.mark.is_none() {
-        let mark = layout::mark(Mark::Part { id: draw(&client)?, token: 0 });
-        let creation = TxnRequest {
-            compare: vec![change::absent(layout.store())],
+/// The home partition, created if absent.
+pub(super) async fn open_home(config: &EtcdConfig) -> Result<Arc<EtcdState>, StoreError> {
+    let (client, layout) = connect(config)?;
+    let store_error = |failure: CallError| failure.into_store_error(&config.address.location());
+    let mut meta = read_meta(&client, &layout).await.map_err(store_error)?;
+    if meta.identity.is_none() {
+        let identity = layout::encode_identity(Identity::Partition { id: random_id(&client)?, token: 0 });
+        let create = TxnRequest {
+            compare: vec![conditional_write::absent_compare(layout.identity_key())],
             success: vec![
-                change::put(layout.store(), mark),
-                change::put(layout.last(), Bytes::new()),
-                change::put(layout.meta(MAP), PartitionMap::home().encode().into()),
+                conditional_write::put(layout.identity_key(), identity),
+                conditional_write::put(layout.last_key(), Bytes::new()),
+                conditional_write::put(layout.meta_key(MAP_KEY), PartitionMap::home().encode().into()),
             ],
             failure: Vec::new(),
         };
-        // Twice does no harm: the second finds what the first, or somebody else's, created.
-        client.txn(Again::Always, creation).await.map_err(reading)?;
-        state = read_state(&client, &layout).await.map_err(reading)?;
+        // Idempotent: the second attempt finds the store that the first attempt or another process created.
+        client.txn(RetryPolicy::Repeatable, create).await.map_err(store_error)?;
+        meta = read_meta(&client, &layout).await.map_err(store_error)?;
     }
-    let mark = state.mark.unwrap_or_default();
-    match layout::read_mark(&mark, &client.place)? {
-        Mark::Part { id, token: 0 } => {
-            let mut shared = Shared::new(client, layout, id, mark, 0);
-            shared.traces_holds = true;
+    let identity = meta.identity.unwrap_or_default();
+    match layout::decode_identity(&identity, &client.location)? {
+        Identity::Partition { id, token: 0 } => {
+            let mut shared = EtcdState::new(client, layout, id, identity, 0);
+            shared.acquisition_writes_last = true;
             Ok(Arc::new(shared))
         }
-        Mark::Part { .. } => Err(refused(
-            &client.place,
-            "the keys below this root are one part of a store over several clusters; name the home of that store",
+        Identity::Partition { .. } => Err(refused(
+            &client.location,
+            "these keys are one partition of a store over several clusters; use the address of its home",
         )),
-        Mark::Whole(_) => Err(refused(
-            &client.place,
+        Identity::SingleCluster(_) => Err(refused(
+            &client.location,
             "this store is in one cluster; start the control plane once with --partitioned",
         )),
     }
 }
 
-fn reach(config: &EtcdConfig) -> Result<(Client, Layout), StoreError> {
-    Ok((Client::new(config)?, Layout::of_part(config.address.root())))
+fn connect(config: &EtcdConfig) -> Result<(Client, Layout), StoreError> {
+    Ok((Client::new(config)?, Layout::for_partition(config.address.root())))
 }
 
-/// Waits for the store and holds it; answers the lease and what renews it.
-pub(super) async fn hold(
-    home: &Arc<Shared>,
-    who: &str,
-    term: Duration,
+/// Acquires the writer lease; returns its id and the task that renews it.
+pub(super) async fn acquire_lease(
+    home: &Arc<EtcdState>,
+    holder: &str,
+    ttl: Duration,
 ) -> Result<(Arc<AtomicI64>, AbortHandle), StoreError> {
-    let hold = Hold::take(home, who, term).await.map_err(|failure| failure.reading(&home.client.place))?;
-    let lease = Arc::new(AtomicI64::new(hold.lease()));
-    let keeper = tokio::spawn(hold.keep(home.clone(), lease.clone())).abort_handle();
-    Ok((lease, keeper))
+    let lease = WriterLease::acquire(home, holder, ttl)
+        .await
+        .map_err(|failure| failure.into_store_error(&home.client.location))?;
+    let lease_id = Arc::new(AtomicI64::new(lease.id()));
+    let keeper = tokio::spawn(lease.keep_alive(home.clone(), lease_id.clone())).abort_handle();
+    Ok((lease_id, keeper))
 }
 
-/// Takes over every part, and finishes what was left undone. The home is held.
-pub(super) async fn open(home: Arc<Shared>, config: EtcdConfig) -> Result<Core, StoreError> {
-    let place = &home.client.place;
-    let (client, layout) = reach(&config)?;
-    let meta = meta(&client, &layout).await.map_err(|failure| failure.reading(place))?;
-    let map = meta.get(MAP).and_then(|kv| std::str::from_utf8(&kv.value).ok()).and_then(PartitionMap::decode);
+/// Takes over every partition, and completes committed batches. The writer lease is held.
+pub(super) async fn open(home: Arc<EtcdState>, config: EtcdConfig) -> Result<PartitionedState, StoreError> {
+    let location = &home.client.location;
+    let (client, layout) = connect(&config)?;
+    let meta =
+        read_meta_keys(&client, &layout).await.map_err(|failure| failure.into_store_error(location))?;
+    let map =
+        meta.get(MAP_KEY).and_then(|kv| std::str::from_utf8(&kv.value).ok()).and_then(PartitionMap::decode);
     let map = map.ok_or_else(|| {
         refused(
-            place,
-            "the map of its parts cannot be read; put an older copy back, or start a later release",
+            location,
+            "its partition map cannot be read; restore an older snapshot, or start a later release",
         )
     })?;
     let fence = Fence::Holder(home.clone());
     let mut gaps = Vec::new();
-    let mut clusters = vec![Arc::new(Cluster::new((client, layout), home.mark.clone(), fence, &meta))];
-    gaps.extend(meta.contains_key(GAP).then_some(HOME));
-    for (part, Part { token, address }) in map.parts.iter().enumerate() {
+    let mut clusters = vec![Arc::new(Cluster::new((client, layout), home.identity.clone(), fence, &meta))];
+    gaps.extend(meta.contains_key(GAP_KEY).then_some(HOME));
+    for (part, PartitionEntry { token, address }) in map.entries.iter().enumerate() {
         let Some(address) = address.clone() else { continue };
         let config = EtcdConfig { address, ..config.clone() };
-        let mark = layout::mark(Mark::Part { id: home.id, token: *token });
-        let (cluster, gap) = take(&config, mark, home.held()).await?;
+        let identity = layout::encode_identity(Identity::Partition { id: home.id, token: *token });
+        let (cluster, gap) = take_over(&config, identity, home.fence()).await?;
         clusters.push(Arc::new(cluster));
         gaps.extend(gap.then_some(part));
     }
-    let routes = Routes { map, clusters };
-    let mut newest = routes.clusters.iter().map(|cluster| cluster.newest()).max().unwrap_or(0);
+    let partitions = Partitions { map, clusters };
+    let mut newest = partitions.clusters.iter().map(|cluster| cluster.newest()).max().unwrap_or(0);
     for (name, kv) in meta {
         if let Some(number) = name.strip_prefix("intent/").and_then(|hex| u64::from_str_radix(hex, 16).ok()) {
             newest += 1;
-            carry_out(&routes, (number, newest), kv.value).await?;
+            replay_intent(&partitions, (number, newest), kv.value).await?;
         }
     }
     if !gaps.is_empty() {
         newest += 1;
-        cross_out(&routes, &gaps, newest).await?;
+        clear_gaps(&partitions, &gaps, newest).await?;
     }
-    home.history.skip_to(newest);
-    Ok(Core::new(home, config, routes, newest))
+    home.commit_log.skip_to(newest);
+    Ok(PartitionedState::new(home, config, partitions, newest))
 }
 
-/// Takes a part over: whoever held the home before can write nothing there any more.
-pub(super) async fn take(config: &EtcdConfig, mark: Bytes, turn: u64) -> Result<(Cluster, bool), StoreError> {
-    let (client, layout) = reach(config)?;
-    let place = client.place.clone();
-    let reading = |failure: Failure| failure.reading(&place);
-    let text = turn.to_be_bytes().to_vec();
-    let stamp = TxnRequest {
+/// Writes the fence of this process to a partition: former holders can write nothing there any more.
+pub(super) async fn take_over(
+    config: &EtcdConfig,
+    identity: Bytes,
+    fence: u64,
+) -> Result<(Cluster, bool), StoreError> {
+    let (client, layout) = connect(config)?;
+    let location = client.location.clone();
+    let store_error = |failure: CallError| failure.into_store_error(&location);
+    let text = fence.to_be_bytes().to_vec();
+    let stamp_txn = TxnRequest {
         compare: vec![
-            change::value(layout.store(), compare::Result::Equal, mark.to_vec()),
-            change::value(layout.meta(TURN), compare::Result::Less, text.clone()),
+            conditional_write::value_compare(
+                layout.identity_key(),
+                compare::Result::Equal,
+                identity.to_vec(),
+            ),
+            conditional_write::value_compare(layout.meta_key(FENCE_KEY), compare::Result::Less, text.clone()),
         ],
-        success: vec![change::put(layout.meta(TURN), text.clone().into())],
+        success: vec![conditional_write::put(layout.meta_key(FENCE_KEY), text.clone().into())],
         failure: Vec::new(),
     };
-    client.txn(Again::Always, stamp).await.map_err(reading)?;
-    let meta = meta(&client, &layout).await.map_err(reading)?;
-    if meta.get("store").is_none_or(|kv| kv.value != mark) {
+    client.txn(RetryPolicy::Repeatable, stamp_txn).await.map_err(store_error)?;
+    let meta = read_meta_keys(&client, &layout).await.map_err(store_error)?;
+    if meta.get("store").is_none_or(|kv| kv.value != identity) {
         return Err(refused(
-            &place,
-            "this part of the store is not there, or was replaced; put a copy of it back",
+            &location,
+            "this partition of the store is missing or was replaced; restore a snapshot of it",
         ));
     }
-    if meta.get(TURN).is_none_or(|kv| kv.value[..] != text[..]) {
+    if meta.get(FENCE_KEY).is_none_or(|kv| kv.value[..] != text[..]) {
         let problem = "another process took over meanwhile, or the home went back to an older copy: then start once \
                        with --new-store-id";
-        return Err(refused(&place, problem));
+        return Err(refused(&location, problem));
     }
-    let gap = meta.contains_key(GAP);
-    Ok((Cluster::new((client, layout), mark, Fence::Turn(turn), &meta), gap))
+    let gap = meta.contains_key(GAP_KEY);
+    Ok((Cluster::new((client, layout), identity, Fence::Stamped(fence), &meta), gap))
 }
 
-/// Everything of a part but its records.
-pub(super) async fn meta(client: &Client, layout: &Layout) -> Result<Meta, Failure> {
-    let start = layout.meta("").len();
-    let answer = client.range(layout.ask_state()).await?;
-    let named = answer
+/// Reads all metadata keys of a partition.
+pub(super) async fn read_meta_keys(client: &Client, layout: &Layout) -> Result<MetaKeys, CallError> {
+    let start = layout.meta_key("").len();
+    let response = client.range(layout.meta_request()).await?;
+    let named = response
         .kvs
         .into_iter()
         .map(|kv| (String::from_utf8_lossy(&kv.key[start.min(kv.key.len())..]).into_owned(), kv));
     Ok(named.collect())
 }
 
-/// Carries out what a process committed and left undone. Under a number of its own: of the former one readers may have
-/// heard, and those that did not have to be told.
-async fn carry_out(routes: &Routes, (number, anew): (u64, u64), text: Bytes) -> Result<(), StoreError> {
-    let home = &routes.clusters[HOME];
+/// Completes a committed batch of a former holder, under a new revision: some readers may have received the former one,
+/// and the others have to be sent the batch.
+async fn replay_intent(
+    partitions: &Partitions,
+    (number, new_number): (u64, u64),
+    text: Bytes,
+) -> Result<(), StoreError> {
+    let home = &partitions.clusters[HOME];
     let unreadable =
-        || refused(&home.client.place, "what was left undone cannot be read; start a later release");
+        || refused(&home.client.location, "a committed batch cannot be read; start a later release");
     let mut parts = BTreeMap::<usize, Vec<_>>::new();
     for (part, op) in intent::decode(text).ok_or_else(unreadable)? {
         parts.entry(part).or_default().push(op);
@@ -202,75 +218,92 @@ async fn carry_out(routes: &Routes, (number, anew): (u64, u64), text: Bytes) -> 
     tracing::info!(
         number,
         parts = parts.len(),
-        "a batch that was committed and not carried out everywhere is now"
+        "a committed batch was not applied in every partition and is applied now"
     );
     for (part, ops) in parts {
-        let cluster = routes.clusters.get(part).ok_or_else(unreadable)?;
-        settle(cluster, anew, Change::of(&cluster.layout, &ops, anew)).await?;
+        let cluster = partitions.clusters.get(part).ok_or_else(unreadable)?;
+        commit_repair(cluster, new_number, ConditionalWrite::puts(&cluster.layout, &ops, new_number)).await?;
     }
-    settle(home, anew, Change::raw(vec![(intent::key(&home.layout, number), None)])).await
+    commit_repair(home, new_number, ConditionalWrite::raw(vec![(intent::key(&home.layout, number), None)]))
+        .await
 }
 
-/// Numbers were passed over, and what they became was not told: readers that have the newest one may lack it, so that this
-/// process begins one number later, and they take a snapshot.
-async fn cross_out(routes: &Routes, parts: &[usize], number: u64) -> Result<(), StoreError> {
+/// Revisions were skipped and their batches not published under new ones: a reader at the newest revision may lack
+/// them, so that this process begins one revision later and readers take a snapshot.
+async fn clear_gaps(partitions: &Partitions, parts: &[usize], number: u64) -> Result<(), StoreError> {
     for part in parts {
-        let cluster = &routes.clusters[*part];
-        settle(cluster, number, Change::raw(vec![(cluster.layout.meta(GAP), None)])).await?;
+        let cluster = &partitions.clusters[*part];
+        commit_repair(cluster, number, ConditionalWrite::raw(vec![(cluster.layout.meta_key(GAP_KEY), None)]))
+            .await?;
     }
     Ok(())
 }
 
-async fn settle(cluster: &Arc<Cluster>, number: u64, change: Change) -> Result<(), StoreError> {
-    let mut turn = cluster.turn().await;
-    let verdict = turn.commit(number, &change, &mut Until(Instant::now() + PATIENCE)).await;
-    let place = &cluster.client.place;
-    match verdict.map_err(|failure| failure.reading(place))? {
-        Verdict::Written => Ok(()),
-        _ => Err(refused(place, "another process took over meanwhile; start again")),
+async fn commit_repair(
+    cluster: &Arc<Cluster>,
+    number: u64,
+    change: ConditionalWrite,
+) -> Result<(), StoreError> {
+    let mut lane = cluster.acquire_lane().await;
+    let outcome = lane.commit(number, &change, &mut RetryUntil(Instant::now() + REPAIR_TIMEOUT)).await;
+    let location = &cluster.client.location;
+    match outcome.map_err(|failure| failure.into_store_error(location))? {
+        CommitOutcome::Written => Ok(()),
+        _ => Err(refused(location, "another process took over meanwhile; start again")),
     }
 }
 
-/// Gives every part another id, the home last: cut short, it can be done again.
+/// Gives every partition another id, the home last, so that an interrupted run can be repeated.
 pub(super) async fn renew_id(config: &EtcdConfig) -> Result<StoreId, StoreError> {
-    let before = home(config).await?;
-    let reading = |failure: Failure| failure.reading(&before.client.place);
-    let (client, layout) = reach(config)?;
-    let meta = meta(&client, &layout).await.map_err(reading)?;
-    let map = meta.get(MAP).and_then(|kv| std::str::from_utf8(&kv.value).ok()).and_then(PartitionMap::decode);
-    let map = map.ok_or_else(|| refused(&client.place, "the map of its parts cannot be read"))?;
-    let id = draw(&client)?;
-    for Part { token, address } in map.parts.iter().rev() {
+    let before = open_home(config).await?;
+    let store_error = |failure: CallError| failure.into_store_error(&before.client.location);
+    let (client, layout) = connect(config)?;
+    let meta = read_meta_keys(&client, &layout).await.map_err(store_error)?;
+    let map =
+        meta.get(MAP_KEY).and_then(|kv| std::str::from_utf8(&kv.value).ok()).and_then(PartitionMap::decode);
+    let map = map.ok_or_else(|| refused(&client.location, "its partition map cannot be read"))?;
+    let id = random_id(&client)?;
+    for PartitionEntry { token, address } in map.entries.iter().rev() {
         let config = match address.clone() {
             Some(address) => EtcdConfig { address, ..config.clone() },
             None => config.clone(),
         };
-        remark(&config, *token, id).await?;
+        renew_identity(&config, *token, id).await?;
     }
     Ok(id)
 }
 
-async fn remark(config: &EtcdConfig, token: u64, id: StoreId) -> Result<(), StoreError> {
-    let (client, layout) = reach(config)?;
-    let reading = |failure: Failure| failure.reading(&client.place);
-    let found = read_state(&client, &layout).await.map_err(reading)?.mark.unwrap_or_default();
-    match layout::read_mark(&found, &client.place)? {
-        Mark::Part { token: there, .. } if there == token => {}
+async fn renew_identity(config: &EtcdConfig, token: u64, id: StoreId) -> Result<(), StoreError> {
+    let (client, layout) = connect(config)?;
+    let store_error = |failure: CallError| failure.into_store_error(&client.location);
+    let found = read_meta(&client, &layout).await.map_err(store_error)?.identity.unwrap_or_default();
+    match layout::decode_identity(&found, &client.location)? {
+        Identity::Partition { token: found, .. } if found == token => {}
         _ => {
-            return Err(refused(&client.place, "this part of the store was replaced; put a copy of it back"));
+            return Err(refused(
+                &client.location,
+                "this partition of the store was replaced; restore a snapshot of it",
+            ));
         }
     }
-    let renewal = TxnRequest {
-        compare: vec![change::value(layout.store(), compare::Result::Equal, found.to_vec())],
+    let renew = TxnRequest {
+        compare: vec![conditional_write::value_compare(
+            layout.identity_key(),
+            compare::Result::Equal,
+            found.to_vec(),
+        )],
         success: vec![
-            change::put(layout.store(), layout::mark(Mark::Part { id, token })),
-            // The home may count from an earlier time now.
-            change::put(layout.meta(TURN), 0_u64.to_be_bytes().to_vec().into()),
+            conditional_write::put(
+                layout.identity_key(),
+                layout::encode_identity(Identity::Partition { id, token }),
+            ),
+            // Revisions of a restored home may be lower than the former fence.
+            conditional_write::put(layout.meta_key(FENCE_KEY), 0_u64.to_be_bytes().to_vec().into()),
         ],
         failure: Vec::new(),
     };
-    match client.txn(Again::Unsent, renewal).await.map_err(reading)?.succeeded {
+    match client.txn(RetryPolicy::NonRepeatable, renew).await.map_err(store_error)?.succeeded {
         true => Ok(()),
-        false => Err(refused(&client.place, "somebody else gave it a new id at the same time; try again")),
+        false => Err(refused(&client.location, "another process gave it a new id at the same time; retry")),
     }
 }

@@ -1,9 +1,9 @@
-//! Moves services to another part while they are read and written.
+//! Moves services to another partition while the store is read and written.
 //!
-//! Their records are copied, then what was written of them meanwhile, until little is left; then writes to the part that
-//! they leave are held for moments, the rest is copied, and the map is changed in one transaction. Records keep their
-//! numbers, so that readers notice nothing. Until then the former map is in force, whatever happens, and the copies are
-//! nobody's.
+//! Their records are copied, then those written meanwhile, until few are left; then writes to the source partition are
+//! paused for moments, the rest is copied, and the partition map is changed in one transaction. Records keep their
+//! revisions, so that readers notice nothing. Until the map is changed the former one is in force, whatever happens,
+//! and the copies are ignored.
 
 mod copy;
 mod plan;
@@ -22,82 +22,82 @@ use tokio::{
 };
 
 use super::{
-    super::{client, failure::Failure},
-    change::Change,
-    cluster::{Cluster, Patience, Verdict},
-    core::{Core, Routes, Watched},
-    map::{HOME, PartitionMap},
-    open::{MAP, refused},
+    super::{call_error::CallError, client},
+    cluster::{Cluster, CommitOutcome, RetryControl},
+    conditional_write::ConditionalWrite,
+    open::{MAP_KEY, refused},
+    partition_map::{HOME, PartitionMap},
+    state::{MoveTracker, PartitionedState, Partitions},
 };
 use crate::{EtcdAddress, StoreError};
 use copy::Copier;
 
-/// How long one step may take while a part does not answer.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
-/// How long writes may wait until nothing is under way in the part that services leave.
-const QUIET: Duration = Duration::from_secs(2);
-/// As few records are left for when writes are held.
-const FEW: usize = 200;
-/// How often what was written meanwhile is copied, at most, before writes are held for what is left.
-const ROUNDS: usize = 16;
+/// Time limit of one step while a partition does not respond.
+pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long writes may be paused until none is in flight in the source partition.
+const QUIESCE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Records left to copy when writes are paused.
+const FINAL_COPY_RECORDS: usize = 200;
+/// Maximum number of copies of concurrent writes before writes are paused.
+const MAX_CATCH_UP_ROUNDS: usize = 16;
 
-/// What is to be moved, and where.
+/// A request to move services.
 #[derive(Clone, Debug)]
-pub struct SplitWish {
-    /// The cluster and the root: an empty one, which becomes a part of the store, or one that is.
+pub struct SplitRequest {
+    /// Cluster and root: an empty one, which becomes a partition of the store, or an existing partition.
     pub into: EtcdAddress,
-    /// The services, as `tenant/service`, all in one part; empty for half of the range that has most bytes.
+    /// The services, as `tenant/service`, all in one partition; empty for half of the range with most bytes.
     pub services: Vec<String>,
-    /// Only say what would be moved.
+    /// Only report what would be moved.
     pub dry_run: bool,
 }
 
-/// How far a split is.
+/// Progress of a split.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SplitEvent {
-    /// What is moved.
+    /// The move.
     Planned {
-        /// The part that it leaves.
+        /// Source partition.
         from: u32,
-        /// The part that it goes to.
+        /// Target partition.
         to: u32,
-        /// How many services that have records.
+        /// Number of services that have records.
         services: u64,
-        /// How many records.
+        /// Number of records.
         records: u64,
-        /// The bytes of their keys and values.
+        /// Bytes of their keys and values.
         bytes: u64,
     },
-    /// So many records are copied; left out while the one before is not read.
+    /// Number of copied records; omitted while the receiver is slow.
     Copied(u64),
-    /// So many records are the same in both parts, but for what was written since.
+    /// Number of records that are equal in both partitions, except for those written since.
     Verified(u64),
-    /// The map is changed.
+    /// The partition map is changed.
     Moved {
-        /// How often it was.
+        /// Version of the map.
         version: u64,
-        /// For how long writes to the part that was left were held.
-        held: Duration,
+        /// How long writes to the source partition were paused.
+        paused: Duration,
     },
-    /// Nothing is left behind.
+    /// The source is cleaned up.
     Done,
 }
 
-/// A move, from one part to another.
+/// A move from one partition to another.
 #[derive(Debug)]
-pub(super) struct Move {
-    before: Arc<Routes>,
+pub(super) struct PartitionMove {
+    before: Arc<Partitions>,
     after: PartitionMap,
     from: usize,
     to: usize,
-    /// Where it goes.
+    /// Target partition.
     target: Arc<Cluster>,
 }
 
-impl Move {
+impl PartitionMove {
     /// Whether a record is moved.
     pub(super) fn moves(&self, key: &str) -> bool {
-        self.after.part(key) == self.to && self.before.map.part(key) == self.from
+        self.after.partition_of(key) == self.to && self.before.map.partition_of(key) == self.from
     }
 
     fn source(&self) -> &Arc<Cluster> {
@@ -105,156 +105,167 @@ impl Move {
     }
 }
 
-/// Waits for as long as this process holds the store.
-struct Held<'a>(&'a Core);
+/// Retries while this process holds the writer lease.
+struct RetryWhileWriter<'a>(&'a PartitionedState);
 
-impl Patience for Held<'_> {
-    fn unsure(&mut self, _problem: &str) -> bool {
-        self.0.home.broken().is_some()
+impl RetryControl for RetryWhileWriter<'_> {
+    fn should_give_up(&mut self, _problem: &str) -> bool {
+        self.0.home.fatal_error().is_some()
     }
 }
 
-impl Core {
+impl PartitionedState {
     pub(super) async fn split(
         &self,
-        wish: &SplitWish,
+        request: &SplitRequest,
         progress: &mpsc::Sender<SplitEvent>,
     ) -> Result<(), StoreError> {
-        let busy = "another move is under way; wait for it";
-        let moving = timeout(PATIENCE, self.moving.lock()).await;
-        let _moving = moving.map_err(|_| refused(&self.place(), busy))?;
-        let found = self.target(&wish.into).await?;
-        let plan = self.plan(wish, found.part()).await?;
-        tell(progress, plan.event()).await;
-        if wish.dry_run {
+        let busy = "another move is in progress; wait for it";
+        let locked = timeout(STEP_TIMEOUT, self.move_lock.lock()).await;
+        let _lock = locked.map_err(|_| refused(&self.location(), busy))?;
+        let found = self.find_target(&request.into).await?;
+        let plan = self.plan(request, found.part()).await?;
+        report(progress, plan.event()).await;
+        if request.dry_run {
             return Ok(());
         }
-        let plan = self.ready(plan, found).await?;
-        let moved = self.carry_out(&plan, progress).await;
-        self.watch_move(None);
+        let plan = self.prepare_target(plan, found).await?;
+        let moved = self.execute_move(&plan, progress).await;
+        self.set_move_tracker(None);
         moved?;
-        let left = self.delete(plan.source(), |key| plan.after.part(key) == plan.from).await;
+        let left = self.delete(plan.source(), |key| plan.after.partition_of(key) == plan.from).await;
         if let Err(failure) = left {
-            let problem = failure.words();
-            tracing::warn!(problem, "what was moved still lies where it was; the next start takes it away");
+            let problem = failure.message();
+            tracing::warn!(
+                problem,
+                "moved records could not be deleted from the source; the next start deletes them"
+            );
         }
-        tell(progress, SplitEvent::Done).await;
+        report(progress, SplitEvent::Done).await;
         Ok(())
     }
 
-    async fn carry_out(
+    async fn execute_move(
         &self,
-        plan: &Arc<Move>,
+        plan: &Arc<PartitionMove>,
         progress: &mpsc::Sender<SplitEvent>,
     ) -> Result<(), StoreError> {
         let (source, target) = (plan.source().clone(), plan.target.clone());
-        let reading = |failure: Failure| failure.reading(&source.client.place);
-        let own = |key: &str| plan.before.map.part(key) == plan.to;
-        self.delete(&target, own).await.map_err(|failure| failure.reading(&target.client.place))?;
-        let quiet = self.quiet(&source).await?;
-        self.watch_move(Some(Watched { plan: plan.clone(), written: BTreeSet::new() }));
-        drop(quiet);
+        let store_error = |failure: CallError| failure.into_store_error(&source.client.location);
+        let own = |key: &str| plan.before.map.partition_of(key) == plan.to;
+        self.delete(&target, own)
+            .await
+            .map_err(|failure| failure.into_store_error(&target.client.location))?;
+        let quiesced = self.quiesce(&source).await?;
+        self.set_move_tracker(Some(MoveTracker { partition_move: plan.clone(), written: BTreeSet::new() }));
+        drop(quiesced);
 
         let mut copier = Copier::new(plan, progress);
-        copier.everything().await.map_err(reading)?;
-        for _ in 0..ROUNDS {
-            let written = self.written();
-            copier.keys(&written).await.map_err(reading)?;
-            if written.len() <= FEW {
+        copier.copy_all().await.map_err(store_error)?;
+        for _ in 0..MAX_CATCH_UP_ROUNDS {
+            let written = self.take_tracked_writes();
+            copier.copy_keys(&written).await.map_err(store_error)?;
+            if written.len() <= FINAL_COPY_RECORDS {
                 break;
             }
         }
-        let (same, differing) = copier.compare().await.map_err(reading)?;
-        tell(progress, SplitEvent::Verified(same)).await;
+        let (same, differing) = copier.compare().await.map_err(store_error)?;
+        report(progress, SplitEvent::Verified(same)).await;
 
-        let quiet = self.quiet(&source).await?;
+        let quiesced = self.quiesce(&source).await?;
         let since = Instant::now();
-        let written = self.written();
-        copier.keys(&written).await.map_err(reading)?;
+        let written = self.take_tracked_writes();
+        copier.copy_keys(&written).await.map_err(store_error)?;
         let wrong = differing.into_iter().find(|key| !written.contains(key));
-        if let Some(key) = wrong.or(copier.differs(&written).await.map_err(reading)?) {
+        if let Some(key) = wrong.or(copier.first_difference(&written).await.map_err(store_error)?) {
             let problem =
-                format!("{key} is not what was copied; somebody else writes there. Nothing was moved");
-            return Err(refused(&target.client.place, &problem));
+                format!("{key} differs from its copy: another client writes there. Nothing was moved");
+            return Err(refused(&target.client.location, &problem));
         }
-        self.flip(plan).await?;
-        drop(quiet);
-        let held = since.elapsed();
-        tracing::info!(from = plan.from, to = plan.to, ?held, "services lie in another part now");
-        tell(progress, SplitEvent::Moved { version: plan.after.version, held }).await;
+        self.activate_map(plan).await?;
+        drop(quiesced);
+        let paused = since.elapsed();
+        tracing::info!(from = plan.from, to = plan.to, ?paused, "services were moved to another partition");
+        report(progress, SplitEvent::Moved { version: plan.after.version, paused }).await;
         Ok(())
     }
 
-    /// Puts the new map in force. Once it was sent, nothing is written to that part until it is certain that it is: what
-    /// follows deletes what the former map led to.
-    async fn flip(&self, plan: &Move) -> Result<(), StoreError> {
+    /// Puts the new map in force. Once it is sent, nothing is written to the source until it is certain that it is in
+    /// force: the next step deletes the records that the former map refers to.
+    async fn activate_map(&self, plan: &PartitionMove) -> Result<(), StoreError> {
         let home = &plan.before.clusters[HOME];
-        let reading = |failure: Failure| failure.reading(&home.client.place);
+        let store_error = |failure: CallError| failure.into_store_error(&home.client.location);
         let map: Bytes = plan.after.encode().into();
-        let change = Change::raw(vec![(home.layout.meta(MAP), Some(map.clone()))]);
-        match home.carry(&change, &mut Held(self)).await {
-            Ok(Verdict::Written) => {}
+        let change = ConditionalWrite::raw(vec![(home.layout.meta_key(MAP_KEY), Some(map.clone()))]);
+        match home.commit_copy(&change, &mut RetryWhileWriter(self)).await {
+            Ok(CommitOutcome::Written) => {}
             Ok(_) => {
-                return Err(refused(&home.client.place, "this process does not hold the store any more"));
+                return Err(refused(
+                    &home.client.location,
+                    "this process does not hold the writer lease any more",
+                ));
             }
             Err(failure) => {
-                if let Failure::Unknown(problem) = &failure {
-                    self.home.broke(format!(
-                        "whether services were moved is not known ({problem}); start the process again"
+                if let CallError::Unknown(problem) = &failure {
+                    self.home.fail(format!(
+                        "it is unknown whether services were moved ({problem}); start the process again"
                     ));
                 }
-                return Err(reading(failure));
+                return Err(store_error(failure));
             }
         }
-        if self.map_at(home).await? != Some(map) {
-            let problem = "the map of its parts is not what this process wrote; start the process again";
-            self.home.broke(problem.into());
-            return Err(refused(&home.client.place, problem));
+        if self.read_active_map(home).await? != Some(map) {
+            let problem = "the partition map was changed by another client; start the process again";
+            self.home.fail(problem.into());
+            return Err(refused(&home.client.location, problem));
         }
         let mut clusters = plan.before.clusters.clone();
         if plan.to == clusters.len() {
             clusters.push(plan.target.clone());
         }
-        self.set_routes(Routes { map: plan.after.clone(), clusters });
+        self.set_partitions(Partitions { map: plan.after.clone(), clusters });
         Ok(())
     }
 
-    /// The map that is in force, however long it takes to read it.
-    async fn map_at(&self, home: &Cluster) -> Result<Option<Bytes>, StoreError> {
+    /// The map in force, with unlimited retries.
+    async fn read_active_map(&self, home: &Cluster) -> Result<Option<Bytes>, StoreError> {
         let mut failures = 0;
         loop {
-            match home.value(MAP).await {
-                Err(failure) if self.home.broken().is_some() => {
-                    return Err(failure.reading(&home.client.place));
+            match home.read_meta_value(MAP_KEY).await {
+                Err(failure) if self.home.fatal_error().is_some() => {
+                    return Err(failure.into_store_error(&home.client.location));
                 }
                 Err(_) => failures += 1,
                 Ok(map) => return Ok(map),
             }
-            sleep(client::pause(failures)).await;
+            sleep(client::backoff(failures)).await;
         }
     }
 
-    /// Keeps a part from being written, once nothing is under way there.
-    async fn quiet(&self, cluster: &Cluster) -> Result<tokio::sync::OwnedRwLockWriteGuard<()>, StoreError> {
-        let quiet = timeout(QUIET, cluster.gate.clone().write_owned()).await;
-        quiet.map_err(|_| StoreError::Away {
-            place: cluster.client.place.clone(),
-            problem: "a write there is not answered yet; nothing was moved, try again".into(),
+    /// Blocks writes to a partition, once none is in flight there.
+    async fn quiesce(&self, cluster: &Cluster) -> Result<tokio::sync::OwnedRwLockWriteGuard<()>, StoreError> {
+        let quiesced = timeout(QUIESCE_TIMEOUT, cluster.gate.clone().write_owned()).await;
+        quiesced.map_err(|_| StoreError::Unavailable {
+            location: cluster.client.location.clone(),
+            problem: "a write to this partition is still in flight; nothing was moved, retry".into(),
         })
     }
 
-    fn watch_move(&self, watched: Option<Watched>) {
-        *self.watched.lock().unwrap_or_else(PoisonError::into_inner) = watched;
+    fn set_move_tracker(&self, move_tracker: Option<MoveTracker>) {
+        *self.move_tracker.lock().unwrap_or_else(PoisonError::into_inner) = move_tracker;
     }
 
-    /// What was written of what is moved, since this was last asked.
-    fn written(&self) -> BTreeSet<Arc<str>> {
-        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
-        watched.as_mut().map(|watched| std::mem::take(&mut watched.written)).unwrap_or_default()
+    /// Records of the move written since the last call.
+    fn take_tracked_writes(&self) -> BTreeSet<Arc<str>> {
+        let mut move_tracker = self.move_tracker.lock().unwrap_or_else(PoisonError::into_inner);
+        move_tracker
+            .as_mut()
+            .map(|move_tracker| std::mem::take(&mut move_tracker.written))
+            .unwrap_or_default()
     }
 }
 
-/// Nobody has to listen.
-async fn tell(progress: &mpsc::Sender<SplitEvent>, event: SplitEvent) {
+/// Sends progress; the receiver may be gone.
+async fn report(progress: &mpsc::Sender<SplitEvent>, event: SplitEvent) {
     let _ = progress.send(event).await;
 }

@@ -1,4 +1,4 @@
-//! Takes away what moves left behind: nobody reads it, and it takes up room.
+//! Deletes records that moves left behind, which are ignored but take up space.
 
 use std::sync::Arc;
 
@@ -7,79 +7,91 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     super::{
-        client::{self, Again},
-        failure::Failure,
+        call_error::CallError,
+        client::{self, RetryPolicy},
         layout::Layout,
-        load::{Scan, after},
+        load::{RangeScan, successor},
         proto::TxnRequest,
     },
-    change::{self, Change},
-    cluster::{Cluster, Verdict},
-    core::Core,
-    map::HOME,
-    open::Until,
-    split::PATIENCE,
+    cluster::{Cluster, CommitOutcome},
+    conditional_write::{self, ConditionalWrite},
+    open::RetryUntil,
+    partition_map::HOME,
+    split::STEP_TIMEOUT,
+    state::PartitionedState,
 };
 
-/// How many keys one transaction deletes or copies: an etcd with its own bounds takes it.
-pub(super) const MAX_KEYS: usize = 100;
+/// Keys per transaction that deletes or copies: within the default limit of etcd.
+pub(super) const MAX_KEYS_PER_TXN: usize = 100;
 
-impl Core {
-    /// Once, after the store was opened; tries again until it is done.
+impl PartitionedState {
+    /// Runs once after the store was opened, with retries.
     pub(super) async fn sweep(&self) {
-        let _moving = self.moving.lock().await;
+        let _lock = self.move_lock.lock().await;
         let mut failures = 0;
-        while let Err(failure) = self.try_sweep().await {
+        while let Err(failure) = self.sweep_once().await {
             failures += 1;
-            tracing::debug!(problem = failure.words(), "what moves left behind cannot be taken away yet");
-            sleep(client::pause(failures)).await;
+            tracing::debug!(
+                problem = failure.message(),
+                "records left behind by moves cannot be deleted yet"
+            );
+            sleep(client::backoff(failures)).await;
         }
     }
 
-    async fn try_sweep(&self) -> Result<(), Failure> {
-        let routes = self.routes();
-        for (part, cluster) in routes.clusters.iter().enumerate() {
-            let stays = |key: &str| routes.map.part(key) == part;
-            self.delete(cluster, stays).await?;
+    async fn sweep_once(&self) -> Result<(), CallError> {
+        let partitions = self.partitions();
+        for (part, cluster) in partitions.clusters.iter().enumerate() {
+            let keep = |key: &str| partitions.map.partition_of(key) == part;
+            self.delete(cluster, keep).await?;
         }
-        former(&routes.clusters[HOME], self.config.address.root()).await
+        delete_unpartitioned_records(&partitions.clusters[HOME], self.config.address.root()).await
     }
 
-    /// Deletes records of a part but those that stay.
+    /// Deletes records of a partition except those to `keep`.
     pub(super) async fn delete(
         &self,
         cluster: &Arc<Cluster>,
-        stays: impl Fn(&str) -> bool,
-    ) -> Result<(), Failure> {
-        let mut scan = Scan::new(cluster.layout.records(), 0).keys_only();
+        keep: impl Fn(&str) -> bool,
+    ) -> Result<(), CallError> {
+        let mut scan = RangeScan::new(cluster.layout.record_range(), 0).keys_only();
         while let Some(kvs) = scan.next(&cluster.client).await? {
-            let gone = kvs.into_iter().map(|kv| kv.key);
-            let gone: Vec<_> =
-                gone.filter(|key| cluster.layout.record_at(key).is_some_and(|key| !stays(key))).collect();
-            for keys in gone.chunks(MAX_KEYS) {
-                carry(cluster, keys.iter().map(|key| (key.clone(), None)).collect()).await?;
+            let stale = kvs.into_iter().map(|kv| kv.key);
+            let stale: Vec<_> = stale
+                .filter(|key| cluster.layout.parse_record_key(key).is_some_and(|key| !keep(key)))
+                .collect();
+            for keys in stale.chunks(MAX_KEYS_PER_TXN) {
+                write_keys(cluster, keys.iter().map(|key| (key.clone(), None)).collect()).await?;
             }
         }
         Ok(())
     }
 }
 
-/// Writes keys of one part as they are to be, exactly once.
-pub(super) async fn carry(cluster: &Cluster, writes: Vec<(Bytes, Option<Bytes>)>) -> Result<(), Failure> {
-    match cluster.carry(&Change::raw(writes), &mut Until(Instant::now() + PATIENCE)).await? {
-        Verdict::Written => Ok(()),
-        verdict => Err(Failure::Unknown(format!("this process may not write there any more ({verdict:?})"))),
+/// Writes keys of one partition, exactly once.
+pub(super) async fn write_keys(
+    cluster: &Cluster,
+    writes: Vec<(Bytes, Option<Bytes>)>,
+) -> Result<(), CallError> {
+    match cluster
+        .commit_copy(&ConditionalWrite::raw(writes), &mut RetryUntil(Instant::now() + STEP_TIMEOUT))
+        .await?
+    {
+        CommitOutcome::Written => Ok(()),
+        outcome => {
+            Err(CallError::Unknown(format!("this process may not write there any more ({outcome:?})")))
+        }
     }
 }
 
-/// Deletes the records of when the store was in one cluster.
-async fn former(home: &Cluster, root: &str) -> Result<(), Failure> {
-    let mut scan = Scan::new(Layout::new(root).records(), 0).keys_only();
+/// Deletes the records of the store from before its conversion.
+async fn delete_unpartitioned_records(home: &Cluster, root: &str) -> Result<(), CallError> {
+    let mut scan = RangeScan::new(Layout::new(root).record_range(), 0).keys_only();
     while let Some(kvs) = scan.next(&home.client).await? {
         let (Some(first), Some(last)) = (kvs.first(), kvs.last()) else { return Ok(()) };
-        let range = change::delete(first.key.clone(), after(&last.key));
+        let range = conditional_write::delete(first.key.clone(), successor(&last.key));
         let deletion = TxnRequest { success: vec![range], ..TxnRequest::default() };
-        home.client.txn(Again::Always, deletion).await?;
+        home.client.txn(RetryPolicy::Repeatable, deletion).await?;
     }
     Ok(())
 }

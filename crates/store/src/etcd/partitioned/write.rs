@@ -1,4 +1,4 @@
-//! A batch, from the part or parts that it touches to what it became.
+//! Writes a batch to the partitions that it touches.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,219 +13,235 @@ use tokio::{
 };
 
 use super::{
-    super::{client, failure::Failure},
-    change::Change,
-    cluster::{Cluster, Patience, Turn, Verdict},
-    core::{Core, Routes},
+    super::{call_error::CallError, client},
+    cluster::{Cluster, CommitOutcome, LaneGuard, RetryControl},
+    conditional_write::ConditionalWrite,
     intent,
-    keys::Held,
-    map::HOME,
+    key_locks::KeyLockGuard,
+    partition_map::HOME,
+    state::{PartitionedState, Partitions},
 };
 use crate::WriteError;
 
-/// How long a caller waits for what may be long in coming.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How long the batches of other parts wait for one to be settled. Doubled each time it was not enough, so that a part
-/// which is only slow is waited for in the end.
-const WAIT: Duration = Duration::from_millis(100);
-/// Beyond this it is not doubled.
-const LONGEST_WAIT: Duration = Duration::from_secs(10);
+/// Time limit after which a caller gets an error.
+const CALLER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long batches of other partitions wait for one to be settled. Doubled each time it was exceeded, so that a slow
+/// partition is waited for in the end.
+const PUBLISH_WAIT: Duration = Duration::from_millis(100);
+/// Upper bound of the doubled wait.
+const MAX_PUBLISH_WAIT: Duration = Duration::from_secs(10);
 
-/// Who wants to know what became of a batch.
+/// Sends the result of a batch to its caller, once.
 #[derive(Debug)]
-pub(super) struct Caller<'a> {
-    core: &'a Core,
-    answer: Option<oneshot::Sender<Result<u64, WriteError>>>,
+pub(super) struct WriteResponder<'a> {
+    core: &'a PartitionedState,
+    response: Option<oneshot::Sender<Result<u64, WriteError>>>,
     since: Instant,
 }
 
-/// What a batch needs to be sent.
-struct Taken<'a> {
-    routes: Arc<Routes>,
+/// Locks, lanes and gates that a batch needs to be sent.
+struct WriteLocks<'a> {
+    partitions: Arc<Partitions>,
     parts: BTreeMap<usize, Vec<Op>>,
-    turns: BTreeMap<usize, Turn>,
-    _spanning: Option<SemaphorePermit<'a>>,
+    lanes: BTreeMap<usize, LaneGuard>,
+    _multi_partition: Option<SemaphorePermit<'a>>,
     _gates: Vec<OwnedRwLockReadGuard<()>>,
-    _keys: Held<'a>,
+    _keys: KeyLockGuard<'a>,
 }
 
-impl<'a> Caller<'a> {
-    pub(super) fn new(core: &'a Core, answer: oneshot::Sender<Result<u64, WriteError>>) -> Self {
-        Self { core, answer: Some(answer), since: Instant::now() }
+impl<'a> WriteResponder<'a> {
+    pub(super) fn new(
+        core: &'a PartitionedState,
+        response: oneshot::Sender<Result<u64, WriteError>>,
+    ) -> Self {
+        Self { core, response: Some(response), since: Instant::now() }
     }
 
-    /// Says what became of it, the first time that it is asked to.
-    pub(super) fn tell(&mut self, result: Result<u64, WriteError>) {
-        if let Some(answer) = self.answer.take() {
-            // A caller that is gone does not take the batch back.
-            let _ = answer.send(result);
+    /// Sends the result, if none was sent yet.
+    pub(super) fn respond(&mut self, result: Result<u64, WriteError>) {
+        if let Some(response) = self.response.take() {
+            // A caller that left does not cancel the batch.
+            let _ = response.send(result);
         }
     }
 }
 
-impl Patience for Caller<'_> {
-    fn unsure(&mut self, problem: &str) -> bool {
-        let place = self.core.place();
-        let over = self.core.home.broken().is_some();
-        if over || self.since.elapsed() > PATIENCE {
-            self.tell(Err(WriteError::Unknown { place, problem: problem.into() }));
+impl RetryControl for WriteResponder<'_> {
+    fn should_give_up(&mut self, problem: &str) -> bool {
+        let location = self.core.location();
+        let stopped = self.core.home.fatal_error().is_some();
+        if stopped || self.since.elapsed() > CALLER_TIMEOUT {
+            self.respond(Err(WriteError::Unknown { location, problem: problem.into() }));
         }
-        over
+        stopped
     }
 }
 
-impl Core {
-    /// Writes a batch, and tells the caller; goes on after that until it is certain what became of it.
-    pub(super) async fn write(&self, batch: Batch, mut caller: Caller<'_>) {
-        let result = self.try_write(&batch, &mut caller).await;
-        caller.tell(result);
+impl PartitionedState {
+    /// Writes a batch, responds to the caller, and continues until the outcome is certain.
+    pub(super) async fn write(&self, batch: Batch, mut responder: WriteResponder<'_>) {
+        let result = self.write_batch(&batch, &mut responder).await;
+        responder.respond(result);
     }
 
-    async fn try_write(&self, batch: &Batch, caller: &mut Caller<'_>) -> Result<u64, WriteError> {
-        let late = |_| WriteError::Away {
-            place: self.place(),
-            problem: "too much waits for a part of the store that does not answer".into(),
+    async fn write_batch(
+        &self,
+        batch: &Batch,
+        responder: &mut WriteResponder<'_>,
+    ) -> Result<u64, WriteError> {
+        let late = |_| WriteError::Unavailable {
+            location: self.location(),
+            problem: "too many writes wait for a partition that does not respond".into(),
         };
-        let taken = timeout(PATIENCE, self.take(batch)).await.map_err(late)?;
-        if let Some(reason) = self.home.broken() {
-            return Err(WriteError::Refused { place: self.place(), problem: reason.into() });
+        let locks = timeout(CALLER_TIMEOUT, self.acquire(batch)).await.map_err(late)?;
+        if let Some(reason) = self.home.fatal_error() {
+            return Err(WriteError::Refused { location: self.location(), problem: reason.into() });
         }
-        let mut wait = WAIT;
-        let mut taken = taken;
-        // Whether it is certain that the batch is to be written, if not yet under which number.
-        let mut certain = false;
+        let mut wait = PUBLISH_WAIT;
+        let mut locks = locks;
+        // Whether the batch will certainly be written, if not yet under which revision.
+        let mut decided = false;
         loop {
-            let first = taken.turns.keys().next().copied().unwrap_or(HOME);
-            let number = self.sequence.draw(first, Instant::now() + wait).await;
-            let attempt = self.attempt(&mut taken, batch, (number, certain), caller).await;
+            let first = locks.lanes.keys().next().copied().unwrap_or(HOME);
+            let number = self.sequence.allocate(first, Instant::now() + wait).await;
+            let attempt = self.attempt(&mut locks, batch, (number, decided), responder).await;
             match attempt {
                 Ok(()) => {
-                    self.watch(batch);
+                    self.track_writes(batch);
                     let published = self.sequence.settle(number, Some(batch.clone().into_commit(number)));
                     if published {
-                        caller.tell(Ok(number));
+                        responder.respond(Ok(number));
                     }
-                    if taken.parts.len() > 1 {
-                        self.finish(&taken.routes.clusters[HOME], number).await;
+                    if locks.parts.len() > 1 {
+                        self.delete_intent(&locks.partitions.clusters[HOME], number).await;
                     }
                     if published {
                         return Ok(number);
                     }
-                    certain = true;
-                    wait = (wait * 2).min(LONGEST_WAIT);
+                    decided = true;
+                    wait = (wait * 2).min(MAX_PUBLISH_WAIT);
                 }
                 Err(error) => {
-                    self.unless_unknown(number, &error);
-                    // What is certain is written under a former number: the caller must not be told that nothing is.
-                    if !certain {
+                    self.settle_failed(number, &error);
+                    // The batch is written under a former revision: the caller must not get an error that denies it.
+                    if !decided {
                         return Err(error);
                     }
-                    if caller.unsure("it was written too late to be told of, and not anew yet") {
+                    if responder
+                        .should_give_up("it was written too late to be published, and is not rewritten yet")
+                    {
                         return Err(error);
                     }
-                    sleep(client::pause(1)).await;
+                    sleep(client::backoff(1)).await;
                 }
             }
         }
     }
 
-    /// Settles a number that nothing is written under. Where that is not certain it stays open, and this process ends:
-    /// readers who were told of a later one would never hear of it, and the next process does not know that they lack it.
-    fn unless_unknown(&self, number: u64, error: &WriteError) {
-        if let (WriteError::Unknown { problem, .. }, None) = (error, self.home.broken()) {
-            self.home
-                .broke(format!("what became of a batch is not known ({problem}); start the process again"));
+    /// Settles a revision without a commit. If the outcome is unknown the revision stays pending, and this process
+    /// ends: readers of a later revision would never receive it, and the next process does not know that they lack it.
+    fn settle_failed(&self, number: u64, error: &WriteError) {
+        if let (WriteError::Unknown { problem, .. }, None) = (error, self.home.fatal_error()) {
+            self.home.fail(format!("the outcome of a batch is unknown ({problem}); start the process again"));
         }
-        if self.home.broken().is_none() {
+        if self.home.fatal_error().is_none() {
             self.sequence.settle(number, None);
         }
     }
 
-    /// Waits until the batch can be sent: nobody else writes its keys, there are lanes, and nothing moves what it touches.
-    async fn take(&self, batch: &Batch) -> Taken<'_> {
-        // Before lanes: who waits for a key that a batch over several parts has may wait for a part that does not answer,
-        // and must not use up the lanes of one that does.
-        let keys = self.keys.hold(batch.ops.iter().map(|op| op.key.clone()).collect()).await;
+    /// Waits until the batch can be sent: its keys are locked, there are lanes, and no move affects its partitions.
+    async fn acquire(&self, batch: &Batch) -> WriteLocks<'_> {
+        // Before lanes: a batch that waits for a key of a multi-partition batch may wait for an unresponsive partition,
+        // and must not use up the lanes of a responsive one.
+        let keys = self.key_locks.lock(batch.ops.iter().map(|op| op.key.clone()).collect()).await;
         loop {
-            let routes = self.routes();
-            let parts = routes.divide(batch);
-            let spanning = match parts.len() {
+            let partitions = self.partitions();
+            let parts = partitions.divide(batch);
+            let multi_partition = match parts.len() {
                 0 | 1 => None,
-                _ => self.spanning.acquire().await.ok(),
+                _ => self.multi_partition.acquire().await.ok(),
             };
-            let home = spanning.as_ref().map(|_| HOME);
+            let home = multi_partition.as_ref().map(|_| HOME);
             let touched: BTreeSet<_> = home.into_iter().chain(parts.keys().copied()).collect();
-            // Parts in order, so that no two wait for each other; and lanes before gates, so that few hold a gate and who
-            // wants it alone waits for these only.
-            let mut turns = BTreeMap::new();
+            // Partitions in order, against deadlock; and lanes before gates, so that few batches hold a gate and a
+            // waiting writer waits for these only.
+            let mut lanes = BTreeMap::new();
             for part in touched {
-                turns.insert(part, routes.clusters[part].turn().await);
+                lanes.insert(part, partitions.clusters[part].acquire_lane().await);
             }
             let mut gates = Vec::with_capacity(parts.len());
             for part in parts.keys() {
-                gates.push(routes.clusters[*part].gate.clone().read_owned().await);
+                gates.push(partitions.clusters[*part].gate.clone().read_owned().await);
             }
-            // What moved while this waited may be what it is about.
-            if Arc::ptr_eq(&routes, &self.routes()) {
-                return Taken { routes, parts, turns, _spanning: spanning, _gates: gates, _keys: keys };
+            // A move may have ended while this waited.
+            if Arc::ptr_eq(&partitions, &self.partitions()) {
+                return WriteLocks {
+                    partitions,
+                    parts,
+                    lanes,
+                    _multi_partition: multi_partition,
+                    _gates: gates,
+                    _keys: keys,
+                };
             }
         }
     }
 
-    /// Writes the batch under a number, or nothing.
+    /// Writes the batch under a revision, or nothing.
     async fn attempt(
         &self,
-        taken: &mut Taken<'_>,
+        locks: &mut WriteLocks<'_>,
         batch: &Batch,
-        (number, certain): (u64, bool),
-        caller: &mut Caller<'_>,
+        (number, decided): (u64, bool),
+        responder: &mut WriteResponder<'_>,
     ) -> Result<(), WriteError> {
-        let Taken { routes, parts, turns, .. } = taken;
+        let WriteLocks { partitions, parts, lanes, .. } = locks;
         if parts.len() == 1 {
             let Some((part, ops)) = parts.first_key_value() else { return Ok(()) };
-            let Some(turn) = turns.get_mut(part) else { return Ok(()) };
-            let cluster = &routes.clusters[*part];
-            let change = Change::of(&cluster.layout, ops, number);
-            let change = if certain { change } else { change.expecting(&cluster.layout, ops) };
-            let verdict = turn.commit(number, &change, caller).await;
-            return self.judge(cluster, ops, verdict);
+            let Some(lane) = lanes.get_mut(part) else { return Ok(()) };
+            let cluster = &partitions.clusters[*part];
+            let change = ConditionalWrite::puts(&cluster.layout, ops, number);
+            let change = if decided { change } else { change.with_conditions(&cluster.layout, ops) };
+            let outcome = lane.commit(number, &change, responder).await;
+            return self.write_result(cluster, ops, outcome);
         }
-        if !certain {
-            self.check(routes, parts, batch).await?;
+        if !decided {
+            self.check(partitions, parts, batch).await?;
         }
-        let home = &routes.clusters[HOME];
+        let home = &partitions.clusters[HOME];
         let elsewhere: Vec<_> = parts.iter().filter(|(part, _)| **part != HOME).collect();
         let own = parts.get(&HOME).map_or(&[][..], Vec::as_slice);
-        let change = Change::of(&home.layout, own, number)
-            .and(intent::key(&home.layout, number), Some(intent::encode(&elsewhere)));
-        let Some(turn) = turns.get_mut(&HOME) else { return Ok(()) };
-        let verdict = turn.commit(number, &change, caller).await;
-        self.judge(home, own, verdict)?;
-        // It is committed now, and has to be carried out.
+        let change = ConditionalWrite::puts(&home.layout, own, number)
+            .with_write(intent::key(&home.layout, number), Some(intent::encode(&elsewhere)));
+        let Some(lane) = lanes.get_mut(&HOME) else { return Ok(()) };
+        let outcome = lane.commit(number, &change, responder).await;
+        self.write_result(home, own, outcome)?;
+        // The batch is committed now, and has to be applied everywhere.
         for (part, ops) in elsewhere {
-            let Some(turn) = turns.get_mut(part) else { continue };
-            let cluster = &routes.clusters[*part];
-            let change = Change::of(&cluster.layout, ops, number);
-            self.insist(turn, number, &change, caller).await?;
+            let Some(lane) = lanes.get_mut(part) else { continue };
+            let cluster = &partitions.clusters[*part];
+            let change = ConditionalWrite::puts(&cluster.layout, ops, number);
+            self.commit_until_done(lane, number, &change, responder).await?;
         }
         Ok(())
     }
 
-    /// Whether what a batch over several parts expects is so. Nobody else writes its keys, and when another process takes
-    /// over meanwhile it has the home, so that nothing is committed.
+    /// Checks the expectations of a multi-partition batch. Its keys are locked, and a process that takes over meanwhile
+    /// holds the home, so that nothing is committed.
     async fn check(
         &self,
-        routes: &Routes,
+        partitions: &Partitions,
         parts: &BTreeMap<usize, Vec<Op>>,
         batch: &Batch,
     ) -> Result<(), WriteError> {
         let mut conflicts = Vec::new();
         let expecting = parts.iter().filter(|(_, ops)| ops.iter().any(|op| op.expect != Expect::Any));
         for (part, ops) in expecting {
-            let cluster = &routes.clusters[*part];
-            let conditions = Change::default().expecting(&cluster.layout, ops).conditions();
-            let verdict = cluster.check(&conditions).await.map_err(Failure::unsent);
-            match self.judge(cluster, ops, verdict) {
+            let cluster = &partitions.clusters[*part];
+            let conditions =
+                ConditionalWrite::default().with_conditions(&cluster.layout, ops).only_conditions();
+            let outcome = cluster.check(&conditions).await.map_err(CallError::as_unavailable);
+            match self.write_result(cluster, ops, outcome) {
                 Ok(()) => {}
                 Err(WriteError::Conflict(conflict)) => conflicts.push(conflict),
                 Err(error) => return Err(error),
@@ -237,58 +253,58 @@ impl Core {
         first.map_or(Ok(()), |conflict| Err(conflict.into()))
     }
 
-    /// Writes what is certain to be written, however long that takes.
-    pub(super) async fn insist(
+    /// Writes a committed change, with unlimited retries.
+    pub(super) async fn commit_until_done(
         &self,
-        turn: &mut Turn,
+        lane: &mut LaneGuard,
         number: u64,
-        change: &Change,
-        patience: &mut dyn Patience,
+        change: &ConditionalWrite,
+        retry: &mut dyn RetryControl,
     ) -> Result<(), WriteError> {
         loop {
-            let verdict = turn.commit(number, change, patience).await;
-            let cluster = turn.cluster.clone();
-            let error = match self.judge(&cluster, &[], verdict) {
+            let outcome = lane.commit(number, change, retry).await;
+            let cluster = lane.cluster.clone();
+            let error = match self.write_result(&cluster, &[], outcome) {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             };
-            if patience.unsure("it is committed, and not carried out everywhere yet") {
+            if retry.should_give_up("the batch is committed, and not applied in every partition yet") {
                 return Err(error);
             }
-            sleep(client::pause(1)).await;
+            sleep(client::backoff(1)).await;
         }
     }
 
-    /// Takes the intent away of what is carried out everywhere. Until that is certain nobody else may write those keys: a
-    /// later process would carry it out again.
-    pub(super) async fn finish(&self, home: &Cluster, number: u64) {
-        while self.home.broken().is_none() {
-            match home.note(intent::key(&home.layout, number), None).await {
-                Ok(Verdict::Written) => return,
+    /// Deletes the intent of a batch that is applied everywhere. Until then its keys stay locked: a later process would
+    /// apply it again.
+    pub(super) async fn delete_intent(&self, home: &Cluster, number: u64) {
+        while self.home.fatal_error().is_none() {
+            match home.write_meta(intent::key(&home.layout, number), None).await {
+                Ok(CommitOutcome::Written) => return,
                 Ok(_) => {}
                 Err(failure) => {
-                    let problem = failure.words();
+                    let problem = failure.message();
                     tracing::warn!(
                         number,
                         problem,
-                        "what is carried out cannot be crossed out; trying again"
+                        "the intent of an applied batch cannot be deleted; retrying"
                     );
                 }
             }
-            sleep(client::pause(1)).await;
+            sleep(client::backoff(1)).await;
         }
     }
 
-    /// What became of operations of one part, for who wanted them.
-    fn judge(
+    /// Result of the operations of one partition.
+    fn write_result(
         &self,
         cluster: &Cluster,
         ops: &[Op],
-        verdict: Result<Verdict, Failure>,
+        outcome: Result<CommitOutcome, CallError>,
     ) -> Result<(), WriteError> {
-        match verdict {
-            Ok(Verdict::Written) => Ok(()),
-            Ok(Verdict::Conflict(unmet)) => {
+        match outcome {
+            Ok(CommitOutcome::Written) => Ok(()),
+            Ok(CommitOutcome::Conflict(unmet)) => {
                 let mut expected = ops.iter().filter(|op| op.expect != Expect::Any);
                 match expected.nth(unmet.condition) {
                     Some(op) => Err(WriteError::Conflict(Conflict {
@@ -297,15 +313,15 @@ impl Core {
                         found: unmet.found,
                         current: self.sequence.committed(),
                     })),
-                    None => Err(self.refused(cluster, Verdict::Replaced)),
+                    None => Err(self.rejection(cluster, CommitOutcome::Replaced)),
                 }
             }
-            Ok(verdict) => Err(self.refused(cluster, verdict)),
+            Ok(outcome) => Err(self.rejection(cluster, outcome)),
             Err(failure) => {
                 let bytes =
                     ops.iter().map(|op| op.key.len() + op.value.as_ref().map_or(0, |value| value.len()));
-                // What is expected of a record is two comparisons, and the lane is an operation more.
-                Err(failure.writing(&cluster.client.place, 2 * ops.len() + 3, bytes.sum()))
+                // An expectation is two comparisons, and the lane is one more operation.
+                Err(failure.into_write_error(&cluster.client.location, 2 * ops.len() + 3, bytes.sum()))
             }
         }
     }

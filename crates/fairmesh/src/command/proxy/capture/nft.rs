@@ -1,4 +1,4 @@
-//! `nft`, which takes rules as text and changes all or nothing.
+//! Runs `nft`, which applies rules as text in one transaction.
 
 use std::{
     io::{self, Write as _},
@@ -8,16 +8,16 @@ use std::{
 use super::rules::TABLE;
 use crate::failure::Failure;
 
-/// Where it is on machines whose users do not have it in their path.
-const USUAL: &str = "/usr/sbin/nft";
+/// Its path on systems whose users do not have it in PATH.
+const FALLBACK_PATH: &str = "/usr/sbin/nft";
 
-/// Carries a script out, whole or not at all.
+/// Applies a script, whole or not at all.
 pub(super) fn load(script: &str) -> Result<(), Failure> {
     let output = run(&["-f", "-"], script)?;
     if output.status.success() { Ok(()) } else { Err(refused(&complaint(&output))) }
 }
 
-/// Removes our table; whether there was one.
+/// Removes our table; returns whether there was one.
 pub(super) fn remove() -> Result<bool, Failure> {
     let output = run(&["-f", "-"], &format!("delete table {TABLE}\n"))?;
     if output.status.success() {
@@ -27,14 +27,14 @@ pub(super) fn remove() -> Result<bool, Failure> {
     if is_absent(&complaint) { Ok(false) } else { Err(refused(&complaint)) }
 }
 
-/// Whether our table is there.
+/// Whether our table exists.
 pub(super) fn has_table() -> Result<bool, Failure> {
     Ok(run(&["-f", "-"], &format!("list table {TABLE}\n"))?.status.success())
 }
 
 fn run(arguments: &[&str], script: &str) -> Result<Output, Failure> {
     match feed("nft", arguments, script) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => feed(USUAL, arguments, script),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => feed(FALLBACK_PATH, arguments, script),
         outcome => outcome,
     }
     .map_err(|error| match error.kind() {
@@ -49,11 +49,11 @@ fn run(arguments: &[&str], script: &str) -> Result<Output, Failure> {
 
 fn feed(program: &str, arguments: &[&str], script: &str) -> io::Result<Output> {
     let mut command = Command::new(program);
-    // Its words are looked at, so they have to be in one language.
+    // Its messages are parsed, so they have to be in English.
     command.args(arguments).env("LC_ALL", "C");
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     if let Some(mut input) = child.stdin.take() {
-        // One that ends before it has read all says why.
+        // If it ends before it has read everything, its output has the reason.
         let _ = input.write_all(script.as_bytes());
     }
     child.wait_with_output()
@@ -67,15 +67,15 @@ fn is_absent(complaint: &str) -> bool {
     complaint.contains("No such file or directory") && complaint.contains("delete table")
 }
 
-/// Whoever runs it lacks the right to.
+/// The user lacks the privilege.
 pub(super) fn not_permitted() -> Failure {
     Failure::failed_with(
-        "this user may not change where connections go",
+        "this user may not change nftables rules",
         "run it as root, or with CAP_NET_ADMIN in this network namespace",
     )
 }
 
-/// Why nft did not do it, and what to do.
+/// Maps the error of nft, with a hint.
 fn refused(complaint: &str) -> Failure {
     let has = |words: &[&str]| words.iter().any(|words| complaint.contains(words));
     if has(&["Operation not permitted", "Permission denied"]) {
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_that_is_not_there_is_told_from_other_complaints() {
+    fn a_missing_table_is_distinguished_from_other_errors() {
         let absent = "/dev/stdin:1:19-34: Error: Could not process rule: No such file or directory\n\
                       delete table inet fairmesh_capture\n                  ^^^^";
         assert!(is_absent(absent));

@@ -1,5 +1,5 @@
-//! Routes for packets that come here though they are meant for others: rules of nftables mark them, and the system delivers what
-//! is marked to this machine (Linux, `Documentation/networking/tproxy.rst`).
+//! Routes of transparently proxied packets: nftables rules mark them, and the system delivers marked packets to this
+//! machine (Linux, `Documentation/networking/tproxy.rst`).
 
 use std::{
     io,
@@ -7,15 +7,15 @@ use std::{
 };
 
 use super::{
+    networks::{FAMILIES, Family},
     nft::not_permitted,
-    places::{FAMILIES, Family},
     rules::MARK,
 };
 use crate::failure::Failure;
 
-/// Where it is on machines whose users do not have it in their path.
-const USUAL: &str = "/usr/sbin/ip";
-/// What `ip` is given, line by line.
+/// Its path on systems whose users do not have it in PATH.
+const FALLBACK_PATH: &str = "/usr/sbin/ip";
+/// Arguments of `ip`, line by line.
 pub(super) fn steps(families: &[Family]) -> Vec<String> {
     let of_one = |Family { option, everywhere, .. }: &Family| {
         [
@@ -26,11 +26,11 @@ pub(super) fn steps(families: &[Family]) -> Vec<String> {
     families.iter().flat_map(of_one).collect()
 }
 
-/// Has these families routed so.
+/// Adds the routes of these families.
 pub(super) fn add(families: &[Family]) -> Result<(), Failure> {
     for step in steps(families) {
         let output = run(&step).map_err(|error| missing(&error))?;
-        // As it is when this is done once more; connections under way go on.
+        // Repeating is harmless; connections in flight continue.
         let is_there = complaint(&output).contains("File exists");
         if !output.status.success() && !is_there {
             return Err(refused(&step, &output));
@@ -39,7 +39,7 @@ pub(super) fn add(families: &[Family]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Removes the routes of all other families; whether there were any.
+/// Removes the routes of all other families; returns whether there were any.
 pub(super) fn keep(families: &[Family]) -> Result<bool, Failure> {
     let others = FAMILIES.into_iter().filter(|family| !families.contains(family));
     others.map(remove_of).try_fold(false, |any, removed| Ok(removed? || any))
@@ -48,7 +48,7 @@ pub(super) fn keep(families: &[Family]) -> Result<bool, Failure> {
 fn remove_of(Family { option, .. }: Family) -> Result<bool, Failure> {
     match run(&format!("{option} rule del pref {MARK} fwmark {MARK} lookup {MARK}")) {
         Ok(output) if output.status.success() => {}
-        // There is none. Who may not change them was told so by nft.
+        // There is none. A missing privilege was reported by nft.
         Ok(_) => return Ok(false),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(missing(&error)),
@@ -62,7 +62,7 @@ fn remove_of(Family { option, .. }: Family) -> Result<bool, Failure> {
 fn run(step: &str) -> io::Result<Output> {
     let output = |program| Command::new(program).args(step.split(' ')).env("LC_ALL", "C").output();
     match output("ip") {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => output(USUAL),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => output(FALLBACK_PATH),
         outcome => outcome,
     }
 }
@@ -70,8 +70,8 @@ fn run(step: &str) -> io::Result<Output> {
 fn missing(error: &io::Error) -> Failure {
     match error.kind() {
         io::ErrorKind::NotFound => Failure::failed_with(
-            "there is no ip on this machine, which routes what passes through it to the proxy",
-            "install the package iproute2, or leave --from away",
+            "there is no ip on this machine, which routes forwarded connections to the proxy",
+            "install the package iproute2, or omit --from",
         ),
         _ => Failure::failed(format!("cannot run ip: {error}")),
     }

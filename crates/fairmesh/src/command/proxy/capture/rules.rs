@@ -1,36 +1,36 @@
-//! What is captured, and the rules of nftables for it.
+//! The captured connections, and the nftables rules for them.
 
 use std::{collections::BTreeSet, fmt::Write as _, net::SocketAddr};
 
-use super::places::{FAMILIES, Family, HTTP, Net, Ports, list};
+use super::networks::{FAMILIES, Family, HTTP, Network, Ports, list};
 use crate::failure::Failure;
 
-/// The table that is ours. All rules that we set up are in it, so that removing it removes them; beside it there are only routes.
+/// Our table. All our rules are in it, so that removing it removes them; beside it there are only routes.
 pub(super) const TABLE: &str = "inet fairmesh_capture";
-/// What the packets are marked with that come here though they are meant for others, and the number of the table that routes them.
+/// Mark of packets to other addresses that are delivered here, and the number of their routing table.
 pub(super) const MARK: u32 = 7415;
 
-/// A cgroup, as rules name it.
+/// A cgroup in rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Cgroup {
-    /// Below /sys/fs/cgroup.
+    /// Path below /sys/fs/cgroup.
     pub(super) path: String,
-    /// How far below the root of its hierarchy.
+    /// Depth below the root of its hierarchy.
     pub(super) level: usize,
 }
 
-/// What is captured.
+/// The captured connections.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Rules {
-    /// Where it goes: one place a family at most.
+    /// The proxy's listeners: one per family at most.
     pub(super) at: Vec<SocketAddr>,
     pub(super) ports: Vec<Ports>,
-    pub(super) to: BTreeSet<Net>,
-    /// From where connections are captured that only pass through this machine.
-    pub(super) from: BTreeSet<Net>,
-    /// Also those of this machine's own programs, where others are captured.
+    pub(super) to: BTreeSet<Network>,
+    /// Sources of forwarded connections to capture.
+    pub(super) from: BTreeSet<Network>,
+    /// Also those of this machine's own programs, in addition to forwarded ones.
     pub(super) own: bool,
-    /// Whose connections; of neither users nor cgroups: everybody's.
+    /// Owners of captured connections; without users and cgroups, all.
     pub(super) uids: BTreeSet<u32>,
     pub(super) cgroups: Vec<Cgroup>,
     pub(super) except_uids: BTreeSet<u32>,
@@ -39,7 +39,7 @@ pub(super) struct Rules {
 }
 
 impl Rules {
-    /// Every address that is named must have somewhere to go, and somewhere to come from.
+    /// Checks that every address has a listener of its family, and every source a destination.
     pub(super) fn reach(&self) -> Result<(), Failure> {
         let named =
             self.to.iter().map(|net| ("--to", net)).chain(self.from.iter().map(|net| ("--from", net)));
@@ -47,7 +47,9 @@ impl Rules {
             named.filter(|(_, net)| !self.at.iter().any(|at| at.is_ipv4() == net.address.is_ipv4()));
         if let Some((option, net)) = lost.next() {
             return Err(Failure::refused(
-                format!("{option} {net}: no --at is of its family, so there is nowhere to redirect it to"),
+                format!(
+                    "{option} {net}: no --at is of its family, so there is no listener to redirect it to"
+                ),
                 "give --at 127.0.0.1:7415 and --at [::1]:7415, and the proxy a listener at each",
             ));
         }
@@ -61,7 +63,7 @@ impl Rules {
         }
     }
 
-    /// Takes care that the proxy does not capture itself; `proxy` is as whom it listens.
+    /// Excludes the proxy itself; `proxy` is the user of its listener.
     pub(super) fn except(&mut self, proxy: Option<u32>) -> Result<(), Failure> {
         if !self.takes_own() || !self.cgroups.is_empty() || !self.except_cgroups.is_empty() {
             return Ok(());
@@ -76,8 +78,11 @@ impl Rules {
                 Ok(())
             }
             None if self.uids.is_empty() && self.except_uids.is_empty() => Err(Failure::refused(
-                format!("nobody listens at {}, so that everybody's connections would fail", list(&self.at)),
-                "start 'fairmesh proxy --listen capture:IP:PORT' first, or say as whom it will run: --except-uid USER",
+                format!(
+                    "no proxy listens at {}, so that all captured connections would fail",
+                    list(&self.at)
+                ),
+                "start 'fairmesh proxy --listen capture:IP:PORT' first, or give its user: --except-uid USER",
             )),
             None => Ok(()),
         }
@@ -88,7 +93,7 @@ impl Rules {
         self.own || self.from.is_empty() || !self.uids.is_empty() || !self.cgroups.is_empty()
     }
 
-    /// One transaction that puts the rules in the place of earlier ones.
+    /// One transaction that replaces earlier rules.
     pub(super) fn script(&self) -> String {
         let mut text = format!("table {TABLE}\ndelete table {TABLE}\n\ntable {TABLE} {{");
         if self.takes_own() {
@@ -101,13 +106,13 @@ impl Rules {
         text
     }
 
-    /// Rules for connections of this machine's own programs, which are sent elsewhere.
+    /// Rules for connections of this machine's own programs, which are redirected.
     fn own_programs(&self, text: &mut String) {
         text.push_str("\n\tchain output {\n\t\ttype nat hook output priority -100; policy accept;\n");
         if !self.loopback {
             text.push_str("\t\toifname \"lo\" return\n");
         }
-        // Writing to a string cannot fail.
+        // Writing to a String cannot fail.
         for (from, verdict) in [
             (from(&self.except_uids, &self.except_cgroups), "return"),
             (from(&self.uids, &self.cgroups), "jump to_proxy"),
@@ -129,22 +134,23 @@ impl Rules {
         text.push_str("\t}\n");
     }
 
-    /// Rules for connections that only pass through: left as they are, and taken nevertheless (TPROXY). Redirected, they would need a
-    /// listener at an address that those machines reach, which anybody could call. What has begun before goes on as it did, and what
-    /// nobody takes is refused, as that of own programs is.
+    /// Rules for forwarded connections: intercepted with their addresses unchanged (TPROXY). Redirection would need a
+    /// listener at an address that those machines reach, and that anyone could call. Connections that began before
+    /// continue unchanged, and connections without a listener are refused, as those of own programs are.
     fn passing(&self, text: &mut String) {
         passing_on(text);
         if !self.loopback {
             text.push_str("\t\tfib daddr type local return\n");
         }
-        // What a network says to each of its machines alone, such as credentials, is not for the router to ask for in their stead.
+        // Link-local services of a network, such as credentials, must not be requested by the router in place of a
+        // machine.
         text.push_str("\t\tip daddr 169.254.0.0/16 return\n\t\tip6 daddr fe80::/10 return\n");
-        // Other packets of a connection that is not captured belong to one that began before, or came from outside.
+        // Packets other than SYN belong to a connection that began before, or came from outside.
         text.push_str("\t\ttcp flags & (fin | syn | rst | ack) != syn return\n");
         for family in self.passing_families() {
             let from = self.from.iter().filter(|net| net.address.is_ipv4() == family.is_ipv4);
             let (from, ports) = (list(from), self.ports());
-            // Writing to a string cannot fail.
+            // Writing to a String cannot fail.
             for to in self.targets(family.is_ipv4) {
                 let _ =
                     writeln!(text, "\t\t{} saddr {{ {from} }} {to} {ports} goto to_listener", family.named);
@@ -159,7 +165,7 @@ impl Rules {
             );
         }
         text.push_str("\t\tmeta l4proto tcp reject with tcp reset\n\t}\n");
-        // Whoever redirects by destination, as Kubernetes does for its services, would redirect what was taken: the first word counts.
+        // Other DNAT rules, as of Kubernetes services, would redirect intercepted connections: the first rule counts.
         text.push_str("\n\tchain as_it_is {\n\t\ttype nat hook prerouting priority -101; policy accept;\n");
         for (family, nfproto) in [("ip", "ipv4"), ("ip6", "ipv6")] {
             let _ = writeln!(
@@ -170,7 +176,7 @@ impl Rules {
         text.push_str("\t}\n");
     }
 
-    /// Of which families connections are captured that only pass through.
+    /// Families of captured forwarded connections.
     pub(super) fn passing_families(&self) -> Vec<Family> {
         let has = |family: &Family| self.from.iter().any(|net| net.address.is_ipv4() == family.is_ipv4);
         FAMILIES.into_iter().filter(has).collect()
@@ -213,20 +219,22 @@ impl Rules {
         add("; not by ", people(&self.except_uids, &self.except_cgroups));
         if !self.from.is_empty() {
             words.push_str(if self.own { "; by this machine's own programs as well" } else { "" });
-            words.push_str("\nwhat comes through this machine needs a listener with +transparent, and is refused without one");
+            words.push_str(
+                "\nforwarded connections need a listener with +transparent, and are refused without one",
+            );
         }
         words.push_str("\nundo it with 'fairmesh proxy capture --undo'");
         if self.except_uids.contains(&0) {
-            words.push_str("\nnote: the proxy is root, so that no program of root is captured; give it a user of its own");
+            words.push_str("\nnote: programs of root are not captured, since the proxy is root; run it as a user of its own");
         }
         words
     }
 }
 
-/// Rules that capture nothing, and let go on what was captured.
+/// Rules that capture nothing, and keep captured connections working.
 pub(super) fn rest() -> String {
     let mut text = format!("table {TABLE}\ndelete table {TABLE}\n\ntable {TABLE} {{");
-    // What was redirected is translated as long as some rule has the system follow connections.
+    // Redirected connections are translated as long as some rule uses connection tracking.
     text.push_str("\n\tchain output {\n\t\ttype nat hook output priority -100; policy accept;\n");
     text.push_str("\t\tct state established accept\n\t}\n");
     passing_on(&mut text);
@@ -234,15 +242,15 @@ pub(super) fn rest() -> String {
     text
 }
 
-/// Begins the chain of what passes through, with the rule for what is captured already.
+/// Begins the chain of forwarded connections, with the rule for those captured already.
 fn passing_on(text: &mut String) {
     text.push_str("\n\tchain passing {\n\t\ttype filter hook prerouting priority mangle; policy accept;\n");
     text.push_str("\t\tiifname \"lo\" return\n");
-    // Writing to a string cannot fail.
+    // Writing to a String cannot fail.
     let _ = writeln!(text, "\t\tmeta l4proto tcp socket transparent 1 meta mark set {MARK} accept");
 }
 
-/// Conditions, any of which says whose a connection is.
+/// Alternative conditions on the owner of a connection.
 fn from(uids: &BTreeSet<u32>, cgroups: &[Cgroup]) -> Vec<String> {
     let uids = (!uids.is_empty()).then(|| format!("meta skuid {{ {} }}", list(uids)));
     let cgroup = |Cgroup { path, level }: &Cgroup| format!("socket cgroupv2 level {level} \"{path}\"");
@@ -255,12 +263,12 @@ fn people(uids: &BTreeSet<u32>, cgroups: &[Cgroup]) -> String {
     all.join(" or ")
 }
 
-/// Where captured connections go.
-pub(super) fn places(at: &[SocketAddr]) -> Result<Vec<SocketAddr>, Failure> {
+/// Listeners of captured connections.
+pub(super) fn listener_addresses(at: &[SocketAddr]) -> Result<Vec<SocketAddr>, Failure> {
     for (number, place) in at.iter().enumerate() {
         if place.ip().is_unspecified() || place.port() == 0 {
             let problem = format!("--at {place}: connections cannot be redirected to it");
-            return Err(Failure::refused(problem, "name one address and port, such as 127.0.0.1:7415"));
+            return Err(Failure::refused(problem, "give one address and port, such as 127.0.0.1:7415"));
         }
         if at[..number].iter().any(|other| other.is_ipv4() == place.is_ipv4()) {
             let problem = format!("--at {place}: another --at is of the same family");

@@ -1,14 +1,14 @@
-//! What a person is shown of the tree.
+//! Formats the replica tree for people.
 
 use std::{collections::BTreeMap, fmt::Write, time::Duration};
 
 use super::{
     By,
-    walk::{Server, Tree, Watching},
+    walk::{Server, Tree, WatcherInfo},
 };
 use crate::output;
 
-/// What stands where nothing is known.
+/// Placeholder of unknown values.
 const UNKNOWN: &str = "-";
 
 /// The table, furthest behind first, and a summary below it.
@@ -35,7 +35,7 @@ pub(super) fn text(tree: &Tree, by: By, limit: usize) -> String {
     text + &summary(tree)
 }
 
-fn watcher(one: &Watching) -> Vec<String> {
+fn watcher(one: &WatcherInfo) -> Vec<String> {
     vec![
         one.name.clone(),
         one.kind.to_owned(),
@@ -47,7 +47,7 @@ fn watcher(one: &Watching) -> Vec<String> {
 }
 
 fn server(one: &Server) -> Vec<String> {
-    // To the second, but never down to what says that it is in touch.
+    // Rounded to seconds, but never to 0, which means in touch.
     let age = match one.age_ms {
         0 => "0".to_owned(),
         age => format!("{} s", Duration::from_millis(age).as_secs().max(1)),
@@ -63,16 +63,16 @@ fn server(one: &Server) -> Vec<String> {
     ]
 }
 
-/// One row a region: those who call there, and whoever is furthest behind.
+/// One row per region: its routers, and the one furthest behind.
 fn regions(tree: &Tree) -> Vec<Vec<String>> {
-    let mut regions: BTreeMap<String, Vec<&Watching>> = BTreeMap::new();
+    let mut regions: BTreeMap<String, Vec<&WatcherInfo>> = BTreeMap::new();
     for one in routers(tree) {
         regions.entry(known(one.region.as_ref())).or_default().push(one);
     }
-    // Each is in the order of the tree: whoever is furthest behind comes first.
+    // Each is in the order of the tree: furthest behind first.
     let mut regions: Vec<_> = regions.into_iter().collect();
     regions.sort_by_key(|(_, watchers)| std::cmp::Reverse(watchers[0].lag));
-    let row = |(region, watchers): (String, Vec<&Watching>)| {
+    let row = |(region, watchers): (String, Vec<&WatcherInfo>)| {
         let behind = watchers.iter().filter(|one| is_behind(one)).count();
         let furthest = watchers[0];
         let name = if is_behind(furthest) { furthest.name.clone() } else { UNKNOWN.into() };
@@ -81,12 +81,12 @@ fn regions(tree: &Tree) -> Vec<Vec<String>> {
     regions.into_iter().map(row).collect()
 }
 
-/// Whoever calls by what it is sent, or passes it on to programs that do.
-fn routers(tree: &Tree) -> impl Iterator<Item = &Watching> {
+/// Watchers that route calls by their records, or relay them to programs that do.
+fn routers(tree: &Tree) -> impl Iterator<Item = &WatcherInfo> {
     tree.watchers.iter().filter(|one| one.kind != "replica")
 }
 
-fn is_behind(one: &Watching) -> bool {
+fn is_behind(one: &WatcherInfo) -> bool {
     one.lag != Some(0)
 }
 
@@ -99,17 +99,17 @@ fn summary(tree: &Tree) -> String {
         behind.len(),
         routers(tree).count()
     );
-    // Writing to a string cannot fail.
-    if let Some(Watching { name, follows, lag: Some(lag), .. }) = behind.first() {
+    // Writing to a String cannot fail.
+    if let Some(WatcherInfo { name, follows, lag: Some(lag), .. }) = behind.first() {
         let _ = write!(text, ", the furthest by {lag} revisions: {name}, below {follows}");
     }
     text.push('\n');
     for one in tree.servers.iter().filter(|one| one.age_ms > 0) {
-        let _ = writeln!(text, "{} is cut off from the control plane", one.name);
+        let _ = writeln!(text, "{} is disconnected from the control plane", one.name);
     }
     for Server { name, problem, .. } in &tree.servers {
         if let Some(problem) = problem {
-            let _ = writeln!(text, "{name} could not be asked, nor whoever is below it: {problem}");
+            let _ = writeln!(text, "{name} and everything below it could not be queried: {problem}");
         }
     }
     text
@@ -123,10 +123,10 @@ fn known(value: Option<impl ToString>) -> String {
 mod tests {
     use super::*;
 
-    fn one(name: &str, kind: &'static str, region: Option<&str>, lag: Option<u64>) -> Watching {
+    fn one(name: &str, kind: &'static str, region: Option<&str>, lag: Option<u64>) -> WatcherInfo {
         let applied = lag.map(|lag| 100 - lag);
         let (name, identity, follows) = (name.into(), "anonymous".into(), "root".into());
-        Watching { name, identity, kind, region: region.map(Into::into), follows, applied, lag }
+        WatcherInfo { name, identity, kind, region: region.map(Into::into), follows, applied, lag }
     }
 
     fn server(name: &str, age_ms: u64, problem: Option<&str>) -> Server {
@@ -158,21 +158,21 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_behind_is_named_and_whoever_could_not_be_asked() {
+    fn the_furthest_behind_and_unreachable_servers_are_named() {
         let text = text(&tree(), By::Router, 2);
         assert!(text.contains("host-1") && !text.contains("host-2"), "{text}");
         assert!(text.contains("and 3 more"), "{text}");
         assert!(text.contains("replicas: 2; agents and programs behind: 2 of 4"), "{text}");
         assert!(text.contains("furthest by 7 revisions: host-1, below root"), "{text}");
-        assert!(text.contains("root is cut off"), "{text}");
-        assert!(text.contains("eu could not be asked, nor whoever is below it: gone"), "{text}");
+        assert!(text.contains("root is disconnected"), "{text}");
+        assert!(text.contains("eu and everything below it could not be queried: gone"), "{text}");
     }
 
     #[test]
-    fn a_region_is_as_far_behind_as_the_last_of_it() {
+    fn a_region_has_the_lag_of_its_last_router() {
         let rows = regions(&tree());
         assert_eq!(rows[0], ["eu", "2", "1", "7", "host-1"]);
         assert_eq!(rows[1], ["us", "1", "0", "0", "-"]);
-        assert_eq!(rows[2], ["-", "1", "1", "-", "old"], "what is not known is not current");
+        assert_eq!(rows[2], ["-", "1", "1", "-", "old"], "an unknown lag is not 0");
     }
 }

@@ -1,4 +1,4 @@
-//! Asks the control plane who watches it, then every replica among them, and so on down.
+//! Walks the replica tree: queries the watchers of the control plane, then of every replica among them, and so on.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -15,23 +15,23 @@ use tokio::time::timeout;
 
 use crate::{connect::SOFTWARE, failure::Failure};
 
-/// How many replicas are asked at one time.
-const AT_ONCE: usize = 32;
-/// How long one may take to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// The most layers: replicas that follow each other in a circle must not be asked for ever.
+/// Replicas queried concurrently.
+const MAX_CONCURRENT_QUERIES: usize = 32;
+/// Time limit of one query.
+const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum depth: replicas that follow each other in a cycle must not be queried forever.
 const MAX_LAYERS: usize = 16;
 
-/// Who serves and who watches, as far as everybody could be asked.
+/// Servers and watchers, as far as they could be queried.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Tree {
-    /// The store that revisions belong to; absent where a replica that has met none was asked.
+    /// The store of the revisions; absent if the first server is a replica that has none yet.
     pub(super) store: Option<String>,
-    /// The revision of whoever was asked first, to which everybody is compared.
+    /// The revision of the first server, to which all others are compared.
     pub(super) revision: u64,
     pub(super) servers: Vec<Server>,
-    pub(super) watchers: Vec<Watching>,
+    pub(super) watchers: Vec<WatcherInfo>,
 }
 
 /// The control plane or a replica.
@@ -40,77 +40,77 @@ pub(super) struct Tree {
 pub(super) struct Server {
     pub(super) name: String,
     pub(super) region: Option<String>,
-    /// Who it follows; absent for the one that was asked first.
+    /// The server that it follows; absent for the first.
     pub(super) follows: Option<String>,
-    /// What it has; absent where it could not be asked.
+    /// Its revision; absent if it could not be queried.
     pub(super) revision: Option<u64>,
-    /// How many revisions it is behind.
+    /// Number of revisions that it is behind.
     pub(super) lag: Option<u64>,
-    /// How old what it has may be; 0 while it is in touch with the control plane.
+    /// Maximum age of its data; 0 while it is connected to the control plane.
     pub(super) age_ms: u64,
     pub(super) watchers: usize,
-    /// Why it could not be asked.
+    /// Why it could not be queried.
     pub(super) problem: Option<String>,
 }
 
-/// One that watches.
+/// A watcher.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Watching {
+pub(super) struct WatcherInfo {
     pub(super) name: String,
     pub(super) identity: String,
     /// `replica`, `agent` or `program`.
     pub(super) kind: &'static str,
     pub(super) region: Option<String>,
     pub(super) follows: String,
-    /// Up to where it, and everybody below it, decides by what it was sent; absent for one of another store.
+    /// The revision that it and everything below it have applied; absent for another store.
     pub(super) applied: Option<u64>,
-    /// How many revisions that is behind.
+    /// Number of revisions that it is behind.
     pub(super) lag: Option<u64>,
 }
 
-/// A replica that is to be asked.
+/// A replica to query.
 #[derive(Clone, Debug)]
-struct Question {
+struct PendingServer {
     name: String,
     region: Option<String>,
     follows: String,
     addresses: Vec<Address>,
 }
 
-/// What the first one that was asked counts by.
+/// Store and revision of the first server.
 #[derive(Clone, Copy, Debug)]
-struct Mark {
+struct Baseline {
     store: Option<StoreId>,
     revision: u64,
 }
 
 pub(super) async fn walk(first: Connection) -> Result<Tree, Failure> {
-    let answer = watchers(&first).await.map_err(Failure::from)?;
-    let at = answer.at.clone().map(Cursor::try_from).transpose()?;
-    let mark = Mark {
+    let response = watchers(&first).await.map_err(Failure::from)?;
+    let at = response.at.clone().map(Cursor::try_from).transpose()?;
+    let mark = Baseline {
         store: at.as_ref().map(|at| at.store),
         revision: at.map(|at| at.number(0)).unwrap_or_default(),
     };
     let mut tree =
         Tree { store: mark.store.map(|store| store.to_string()), revision: mark.revision, ..Tree::default() };
-    let asked = Question {
+    let asked = PendingServer {
         name: first.hello.software.clone(),
         region: None,
         follows: String::new(),
         addresses: Vec::new(),
     };
-    let mut next = tree.take(asked, Ok(answer), mark);
+    let mut next = tree.add_response(asked, Ok(response), mark);
     let mut known = BTreeSet::new();
     for _ in 0..MAX_LAYERS {
         next.retain(|question| known.insert(question.addresses.clone()));
         let asking = next.drain(..).map(|question| async move {
-            let answer = ask(&question.addresses).await;
-            (question, answer)
+            let response = query(&question.addresses).await;
+            (question, response)
         });
-        let answers: Vec<_> = stream::iter(asking).buffer_unordered(AT_ONCE).collect().await;
-        for (question, answer) in answers {
-            next.extend(tree.take(question, answer, mark));
+        let answers: Vec<_> = stream::iter(asking).buffer_unordered(MAX_CONCURRENT_QUERIES).collect().await;
+        for (question, response) in answers {
+            next.extend(tree.add_response(question, response, mark));
         }
     }
     tree.servers.sort_by(|a, b| b.lag.cmp(&a.lag).then_with(|| a.name.cmp(&b.name)));
@@ -123,32 +123,32 @@ async fn watchers(connection: &Connection) -> Result<WatchersResponse, tonic::St
     Ok(connection.rib().watchers(request).await?.into_inner())
 }
 
-/// Asks at the first address that answers.
-async fn ask(addresses: &[Address]) -> Result<WatchersResponse, String> {
-    let mut problem = "it does not say where it can be asked".to_owned();
+/// Queries the first address that responds.
+async fn query(addresses: &[Address]) -> Result<WatchersResponse, String> {
+    let mut problem = "it advertises no address".to_owned();
     for address in addresses {
         let asking = async {
             let connection =
                 handshake::connect(address, SOFTWARE).await.map_err(|error| error.to_string())?;
             watchers(&connection).await.map_err(|status| status.message().to_owned())
         };
-        match timeout(PATIENCE, asking).await {
-            Ok(Ok(answer)) => return Ok(answer),
+        match timeout(QUERY_TIMEOUT, asking).await {
+            Ok(Ok(response)) => return Ok(response),
             Ok(Err(reason)) => problem = reason,
-            Err(_) => problem = format!("{address} did not answer within {PATIENCE:?}"),
+            Err(_) => problem = format!("{address} did not respond within {QUERY_TIMEOUT:?}"),
         }
     }
     Err(problem)
 }
 
 impl Tree {
-    /// Takes what one that serves answered; returns the replicas that watch it.
-    fn take(
+    /// Adds the response of a server; returns the replicas among its watchers.
+    fn add_response(
         &mut self,
-        asked: Question,
-        answer: Result<WatchersResponse, String>,
-        mark: Mark,
-    ) -> Vec<Question> {
+        asked: PendingServer,
+        response: Result<WatchersResponse, String>,
+        mark: Baseline,
+    ) -> Vec<PendingServer> {
         let mut server = Server {
             name: asked.name,
             region: asked.region,
@@ -160,16 +160,16 @@ impl Tree {
             problem: None,
         };
         let mut below = Vec::new();
-        match answer {
+        match response {
             Err(problem) => server.problem = Some(problem),
-            Ok(answer) => {
-                server.revision = mark.number(answer.at);
+            Ok(response) => {
+                server.revision = mark.number(response.at);
                 server.lag = server.revision.map(|revision| mark.lag(revision));
-                server.age_ms = answer.age_ms;
-                // Commands like this one read by a short watch of their own, which calls nobody.
-                for watcher in answer.watchers.into_iter().filter(|watcher| watcher.software != SOFTWARE) {
+                server.age_ms = response.age_ms;
+                // Commands like this one read by a short watch of their own, and make no calls.
+                for watcher in response.watchers.into_iter().filter(|watcher| watcher.software != SOFTWARE) {
                     server.watchers += 1;
-                    below.extend(self.watching(watcher, &server.name, mark));
+                    below.extend(self.add_watcher(watcher, &server.name, mark));
                 }
             }
         }
@@ -177,14 +177,14 @@ impl Tree {
         below
     }
 
-    /// Takes note of one that watches; returns it as one to be asked, where it is a replica.
-    fn watching(&mut self, watcher: v1::Watcher, follows: &str, mark: Mark) -> Option<Question> {
-        // What cannot be read comes from a newer release, and is shown as a program.
+    /// Adds a watcher; returns it as a server to query if it is a replica.
+    fn add_watcher(&mut self, watcher: v1::Watcher, follows: &str, mark: Baseline) -> Option<PendingServer> {
+        // Unknown info comes from a newer release, and is shown as a program.
         let about = watcher.about.and_then(|about| About::try_from(about).ok());
         let region = about.as_ref().and_then(|about| about.region.as_ref()).map(ToString::to_string);
         let kind = about.as_ref().map(|about| about.kind);
         let applied = mark.number(watcher.applied);
-        self.watchers.push(Watching {
+        self.watchers.push(WatcherInfo {
             name: watcher.software.clone(),
             identity: watcher.identity,
             kind: match kind {
@@ -198,18 +198,18 @@ impl Tree {
             lag: applied.map(|applied| mark.lag(applied)),
         });
         let addresses = about.filter(|about| about.kind == Kind::Replica)?.addresses;
-        Some(Question { name: watcher.software, region, follows: follows.to_owned(), addresses })
+        Some(PendingServer { name: watcher.software, region, follows: follows.to_owned(), addresses })
     }
 }
 
-impl Mark {
-    /// The number of a cursor of the same store.
+impl Baseline {
+    /// The revision of a cursor of the same store.
     fn number(&self, cursor: Option<v1::Cursor>) -> Option<u64> {
         let cursor = Cursor::try_from(cursor?).ok()?;
         (Some(cursor.store) == self.store).then(|| cursor.number(0))
     }
 
-    /// How many revisions a number is behind. Who was asked later may be ahead, which is no lag.
+    /// How far a revision is behind. A server queried later may be ahead, which is no lag.
     fn lag(&self, number: u64) -> u64 {
         self.revision.saturating_sub(number)
     }

@@ -2,19 +2,19 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use fairmesh_rib::Entry;
 
-/// How what is stored differs from a file, by keys.
+/// Differences between the store and a file, by key.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Difference {
     /// In the file only.
     pub(super) missing: Vec<String>,
-    /// In both, with another value.
+    /// In both, with different values.
     pub(super) different: Vec<String>,
     /// In the store only.
     pub(super) further: Vec<String>,
 }
 
 impl Difference {
-    /// Compares keys and values; each store numbers its revisions by itself.
+    /// Compares keys and values; revisions differ between stores.
     pub(super) fn between(file: &[(Arc<str>, Entry)], stored: &[(Arc<str>, Entry)]) -> Self {
         let mut stored: BTreeMap<_, _> = stored.iter().map(|(key, entry)| (&**key, &entry.value)).collect();
         let mut difference = Self::default();
@@ -37,7 +37,7 @@ impl Difference {
     pub(super) fn kinds(&self) -> [(&'static str, &Vec<String>); 3] {
         [
             ("only in the file", &self.missing),
-            ("not as in the file", &self.different),
+            ("different from the file", &self.different),
             ("only in the store", &self.further),
         ]
     }

@@ -13,17 +13,17 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use tonic::Code;
 
-use super::{Difference, NAMED, named, open, read};
+use super::{Difference, MAX_LISTED, named, open, read};
 use crate::{
-    cli::{Reach, SeenAs},
+    cli::{OutputArgs, TargetArgs},
     connect,
     failure::Failure,
     output,
 };
 
-/// The most records in one batch: an etcd with its own bounds takes it.
+/// Records per batch: within the default limit of etcd.
 const MAX_OPS: usize = 100;
-/// The most bytes of keys and values in one batch.
+/// Bytes of keys and values per batch.
 const MAX_BYTES: usize = 1_000_000;
 
 /// Arguments of `fairmesh rib import`.
@@ -31,34 +31,35 @@ const MAX_BYTES: usize = 1_000_000;
 pub(crate) struct Import {
     /// A file of 'fairmesh rib export'.
     file: PathBuf,
-    /// Add to what is there: records that are there alike are left, others are refused before anything is written. Also
-    /// takes up an import that was cut short.
+    /// Add to the stored records: equal records are kept, and if one differs nothing is written. Also resumes an
+    /// interrupted import.
     #[arg(long)]
     merge: bool,
-    /// Say what would be written, and write nothing.
+    /// Only report what would be written.
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
-    reach: Reach,
+    target: TargetArgs,
     #[command(flatten)]
-    seen_as: SeenAs,
+    output_args: OutputArgs,
 }
 
 pub(crate) async fn run(args: Import) -> Result<ExitCode, Failure> {
     let file = open(&args.file)?;
-    let connection = connect::connect(&args.reach).await?;
+    let connection = connect::connect(&args.target).await?;
     let stored = read(&connection).await?;
     if !stored.entries.is_empty() && !args.merge {
         return Err(Failure::refused(
-            format!("the store holds {} records", stored.entries.len()),
+            format!("the store has {} records", stored.entries.len()),
             "import into an empty one, or add to these with --merge",
         ));
     }
     let difference = Difference::between(&file.entries, &stored.entries);
     if !difference.different.is_empty() {
-        let keys = named("not as in the file", &difference.different);
-        let hint = format!("decide which is right, and delete the other; at most {NAMED} are named:\n{keys}");
-        let problem = format!("{} records are there with other values", difference.different.len());
+        let keys = named("different from the file", &difference.different);
+        let hint =
+            format!("decide which is right, and delete the other; at most {MAX_LISTED} are listed:\n{keys}");
+        let problem = format!("{} records exist with other values", difference.different.len());
         return Err(Failure::refused(problem, hint));
     }
     let missing: BTreeSet<_> = difference.missing.iter().map(String::as_str).collect();
@@ -69,18 +70,16 @@ pub(crate) async fn run(args: Import) -> Result<ExitCode, Failure> {
         write(&connection, missing.len(), &batches).await?;
     }
     let (written, would) = (missing.len(), if args.dry_run { "would be " } else { "" });
-    let text = format!(
-        "{written} records {would}written in {} batches, {there} were there already\n",
-        batches.len()
-    );
+    let text =
+        format!("{written} records {would}written in {} batches, {there} existed already\n", batches.len());
     let value = json!({
         "records": written, "batches": batches.len(), "there": there, "dryRun": args.dry_run,
     });
-    output::print_one(args.seen_as.format(), &value, &text)?;
+    output::print_one(args.output_args.format(), &value, &text)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Chunks of shard maps before the maps that name them, and everything else by key.
+/// Chunks of shard maps before the manifests that refer to them, and everything else by key.
 fn in_order(mut entries: Vec<(Arc<str>, Entry)>) -> Vec<(Arc<str>, Entry)> {
     entries.sort_by_cached_key(|(key, _)| {
         (!matches!(RecordKey::parse(key), Ok(RecordKey::ShardChunk(..))), key.clone())
@@ -88,7 +87,7 @@ fn in_order(mut entries: Vec<(Arc<str>, Entry)>) -> Vec<(Arc<str>, Entry)> {
     entries
 }
 
-/// Writes of keys that must not be there, in batches within the bounds.
+/// Writes that expect absent keys, in batches within the bounds.
 fn batches(entries: Vec<(Arc<str>, Entry)>) -> Vec<Vec<Op>> {
     let (mut batches, mut bytes) = (Vec::<Vec<Op>>::new(), 0);
     for (key, Entry { value, .. }) in entries {
@@ -112,7 +111,7 @@ fn batches(entries: Vec<(Arc<str>, Entry)>) -> Vec<Vec<Op>> {
 async fn write(connection: &Connection, records: usize, batches: &[Vec<Op>]) -> Result<(), Failure> {
     let bar = ProgressBar::new(records as u64);
     let style = ProgressStyle::with_template("{wide_bar} {pos}/{len} records, {eta} left");
-    // The template is a constant that parses; a default bar would do as well.
+    // The template is a valid constant; the default bar would do as well.
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     for batch in batches {
         let written = connection.rib().write(WriteRequest { ops: batch.clone() }).await;
@@ -122,9 +121,9 @@ async fn write(connection: &Connection, records: usize, batches: &[Vec<Op>]) -> 
             match status.code() {
                 Code::Aborted => Failure::failed_with(
                     problem,
-                    "somebody else writes there; look at what, and go on with --merge",
+                    "another client writes to this store; stop it, and resume with --merge",
                 ),
-                _ => Failure::failed_with(problem, "once that is mended, go on with --merge"),
+                _ => Failure::failed_with(problem, "fix that, and resume with --merge"),
             }
         })?;
         bar.inc(batch.len() as u64);
@@ -142,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_keep_to_both_bounds_and_hold_everything_once() {
+    fn batches_are_within_both_bounds_and_contain_everything_once() {
         let small = (0..250).map(|i| entry(&format!("/{i:03}"), 10));
         assert_eq!(batches(small.collect()).iter().map(Vec::len).collect::<Vec<_>>(), [100, 100, 50]);
         let large = (0..9).map(|i| entry(&format!("/{i}"), 240_000));

@@ -3,7 +3,7 @@ use tokio::time::{Instant, timeout};
 use super::{
     super::{
         super::{EtcdConfig, layout::Layout},
-        open::Until,
+        open::RetryUntil,
     },
     *,
 };
@@ -14,41 +14,44 @@ mod etcd;
 #[path = "../../../../tests/support/proxy.rs"]
 mod proxy;
 
-/// A part in an etcd behind a way that can be cut, in the hands of this process.
-async fn part(server: &etcd::Etcd) -> (Cluster, proxy::Proxy) {
-    let way = proxy::Proxy::to(server.client()).await;
-    let address = format!("etcd://{}", way.address).parse().unwrap();
+/// A partition in an etcd behind a proxy that can cut the connection, with the fence of this process.
+async fn partition_behind_proxy(server: &etcd::Etcd) -> (Cluster, proxy::Proxy) {
+    let proxy = proxy::Proxy::to(server.client()).await;
+    let address = format!("etcd://{}", proxy.address).parse().unwrap();
     let config = EtcdConfig { address, tls: None, login: None };
-    let (client, layout) = (Client::new(&config).unwrap(), Layout::of_part("/x"));
-    let (mark, turn) = (Bytes::from_static(b"mark"), Bytes::copy_from_slice(&7_u64.to_be_bytes()));
-    let puts = vec![change::put(layout.store(), mark.clone()), change::put(layout.meta("turn"), turn)];
-    client.txn(Again::Always, TxnRequest { success: puts, ..TxnRequest::default() }).await.unwrap();
-    (Cluster::new((client, layout), mark, Fence::Turn(7), &HashMap::new()), way)
+    let (client, layout) = (Client::new(&config).unwrap(), Layout::for_partition("/x"));
+    let (identity, fence) = (Bytes::from_static(b"identity"), Bytes::copy_from_slice(&7_u64.to_be_bytes()));
+    let puts = vec![
+        conditional_write::put(layout.identity_key(), identity.clone()),
+        conditional_write::put(layout.meta_key("fence"), fence),
+    ];
+    client.txn(RetryPolicy::Repeatable, TxnRequest { success: puts, ..TxnRequest::default() }).await.unwrap();
+    (Cluster::new((client, layout), identity, Fence::Stamped(7), &HashMap::new()), proxy)
 }
 
 #[tokio::test]
-async fn a_change_after_one_that_was_carried_out_and_never_answered_is_not_taken_for_it() {
+async fn a_write_after_one_whose_response_was_lost_is_not_mistaken_for_it() {
     let server = etcd::Etcd::start();
-    let (cluster, way) = part(&server).await;
-    let carry = async |value: &'static str| {
-        let key = cluster.layout.meta("what");
-        let change = Change::raw(vec![(key, Some(Bytes::from_static(value.as_bytes())))]);
-        cluster.carry(&change, &mut Until(Instant::now())).await
+    let (cluster, proxy) = partition_behind_proxy(&server).await;
+    let commit = async |value: &'static str| {
+        let key = cluster.layout.meta_key("what");
+        let change = ConditionalWrite::raw(vec![(key, Some(Bytes::from_static(value.as_bytes())))]);
+        cluster.commit_copy(&change, &mut RetryUntil(Instant::now())).await
     };
-    assert_eq!(carry("first").await.unwrap(), Verdict::Written);
-    way.set(proxy::Way::Mute);
+    assert_eq!(commit("first").await.unwrap(), CommitOutcome::Written);
+    proxy.set(proxy::Link::Mute);
     let cut_once_there = async {
         // "/x/meta/what"
         while !server.post("kv/range", r#"{"key":"L3gvbWV0YS93aGF0"}"#).contains("c2Vjb25k") {
             tokio::task::yield_now().await;
         }
-        way.set(proxy::Way::Cut);
+        proxy.set(proxy::Link::Cut);
     };
-    let patience = std::time::Duration::from_secs(30);
-    let both = async { tokio::join!(carry("second"), cut_once_there).0 };
-    let lost = timeout(patience, both).await.unwrap();
-    assert!(matches!(lost, Err(Failure::Unknown(_))), "{lost:?}");
-    way.set(proxy::Way::Open);
-    assert_eq!(carry("third").await.unwrap(), Verdict::Written);
-    assert_eq!(cluster.value("what").await.unwrap().as_deref(), Some(&b"third"[..]));
+    let retry = std::time::Duration::from_secs(30);
+    let both = async { tokio::join!(commit("second"), cut_once_there).0 };
+    let lost = timeout(retry, both).await.unwrap();
+    assert!(matches!(lost, Err(CallError::Unknown(_))), "{lost:?}");
+    proxy.set(proxy::Link::Open);
+    assert_eq!(commit("third").await.unwrap(), CommitOutcome::Written);
+    assert_eq!(cluster.read_meta_value("what").await.unwrap().as_deref(), Some(&b"third"[..]));
 }

@@ -1,4 +1,4 @@
-//! The cluster that services are to move to.
+//! The cluster that services are moved to.
 
 use std::sync::Arc;
 
@@ -6,98 +6,111 @@ use super::{
     super::{
         super::{
             EtcdConfig,
-            client::{Again, Client},
-            draw,
-            failure::Failure,
-            follow::read_state,
-            layout::{self, Layout, Mark},
+            call_error::CallError,
+            client::{Client, RetryPolicy},
+            layout::{self, Identity, Layout},
             proto::TxnRequest,
+            random_id,
+            watch_loop::read_meta,
         },
-        change,
-        core::Core,
-        map::{MAX_PARTS, Part},
-        open::{self, TURN, refused},
+        conditional_write,
+        open::{self, FENCE_KEY, refused},
+        partition_map::{MAX_PARTITIONS, PartitionEntry},
+        state::PartitionedState,
     },
-    Move,
-    plan::Planned,
+    PartitionMove,
+    plan::MovePlan,
 };
 use crate::{EtcdAddress, StoreError};
 
-/// What was found there.
+/// The partition found at an address.
 #[derive(Clone, Debug)]
-pub(super) struct Found {
+pub(super) struct TargetPartition {
     address: EtcdAddress,
-    /// Which part it is, or would be.
+    /// Index of the partition, existing or new.
     part: usize,
-    /// What tells it from others; `None` where nothing is there yet.
+    /// Token of the partition; `None` if the root is empty.
     token: Option<u64>,
     is_new: bool,
 }
 
-impl Found {
+impl TargetPartition {
     pub(super) fn part(&self) -> usize {
         self.part
     }
 }
 
-impl Core {
-    /// Looks what there is, and changes nothing.
-    pub(super) async fn target(&self, address: &EtcdAddress) -> Result<Found, StoreError> {
+impl PartitionedState {
+    /// Inspects the target, without changes.
+    pub(super) async fn find_target(&self, address: &EtcdAddress) -> Result<TargetPartition, StoreError> {
         let config = EtcdConfig { address: address.clone(), ..self.config.clone() };
-        let (client, layout) = (Client::new(&config)?, Layout::of_part(address.root()));
-        let state = read_state(&client, &layout).await.map_err(|failure| failure.reading(&client.place))?;
-        let routes = self.routes();
-        let is_new =
-            Found { address: address.clone(), part: routes.map.parts.len(), token: None, is_new: true };
-        let Some(mark) = state.mark else {
-            return match is_new.part < MAX_PARTS {
+        let (client, layout) = (Client::new(&config)?, Layout::for_partition(address.root()));
+        let meta = read_meta(&client, &layout)
+            .await
+            .map_err(|failure| failure.into_store_error(&client.location))?;
+        let partitions = self.partitions();
+        let is_new = TargetPartition {
+            address: address.clone(),
+            part: partitions.map.entries.len(),
+            token: None,
+            is_new: true,
+        };
+        let Some(identity) = meta.identity else {
+            return match is_new.part < MAX_PARTITIONS {
                 true => Ok(is_new),
-                false => {
-                    Err(refused(&client.place, "the store has as many parts as it can; name one of them"))
-                }
+                false => Err(refused(
+                    &client.location,
+                    "the store has the maximum number of partitions; name one of them",
+                )),
             };
         };
-        match layout::read_mark(&mark, &client.place)? {
-            Mark::Part { id, token } if id == self.home.id => {
-                let known = routes.map.parts.iter().position(|part| part.token == token);
-                // One that is none of the parts is what a move left that was cut short.
+        match layout::decode_identity(&identity, &client.location)? {
+            Identity::Partition { id, token } if id == self.home.id => {
+                let known = partitions.map.entries.iter().position(|part| part.token == token);
+                // An unknown token was left by an interrupted move.
                 let part = known.unwrap_or(is_new.part);
-                Ok(Found { part, token: Some(token), is_new: known.is_none(), ..is_new })
+                Ok(TargetPartition { part, token: Some(token), is_new: known.is_none(), ..is_new })
             }
-            _ => Err(refused(&client.place, "another store lies there; name a root with nothing below it")),
+            _ => {
+                Err(refused(&client.location, "another store lies there; name a root with nothing below it"))
+            }
         }
     }
 
-    /// Makes a part of what was found, where it is none, and takes it over.
-    pub(super) async fn ready(&self, plan: Planned, found: Found) -> Result<Arc<Move>, StoreError> {
-        let before = self.routes();
-        let Planned { wanted, from, .. } = plan;
+    /// Creates the partition if it is new, and takes it over.
+    pub(super) async fn prepare_target(
+        &self,
+        plan: MovePlan,
+        found: TargetPartition,
+    ) -> Result<Arc<PartitionMove>, StoreError> {
+        let before = self.partitions();
+        let MovePlan { scope, from, .. } = plan;
         if !found.is_new {
             let target = before.clusters[found.part].clone();
-            let after = before.map.moved(&wanted, found.part, None);
-            return Ok(Arc::new(Move { before, after, from, to: found.part, target }));
+            let after = before.map.with_move(&scope, found.part, None);
+            return Ok(Arc::new(PartitionMove { before, after, from, to: found.part, target }));
         }
         let config = EtcdConfig { address: found.address.clone(), ..self.config.clone() };
-        let (client, layout) = (Client::new(&config)?, Layout::of_part(found.address.root()));
-        // The home's is 0.
+        let (client, layout) = (Client::new(&config)?, Layout::for_partition(found.address.root()));
+        // The home has 0.
         let token = match found.token {
             Some(token) => token,
-            None => (draw(&client)?.0 as u64).max(1),
+            None => (random_id(&client)?.0 as u64).max(1),
         };
-        let mark = layout::mark(Mark::Part { id: self.home.id, token });
-        let creation = TxnRequest {
-            compare: vec![change::absent(layout.store())],
+        let identity = layout::encode_identity(Identity::Partition { id: self.home.id, token });
+        let create = TxnRequest {
+            compare: vec![conditional_write::absent_compare(layout.identity_key())],
             success: vec![
-                change::put(layout.store(), mark.clone()),
-                change::put(layout.meta(TURN), 0_u64.to_be_bytes().to_vec().into()),
+                conditional_write::put(layout.identity_key(), identity.clone()),
+                conditional_write::put(layout.meta_key(FENCE_KEY), 0_u64.to_be_bytes().to_vec().into()),
             ],
             failure: Vec::new(),
         };
-        let reading = |failure: Failure| failure.reading(&client.place);
-        client.txn(Again::Always, creation).await.map_err(reading)?;
-        let (target, _) = open::take(&config, mark, self.home.held()).await?;
-        let part = Part { token, address: Some(found.address) };
-        let after = before.map.moved(&wanted, found.part, Some(part));
-        Ok(Arc::new(Move { before, after, from, to: found.part, target: Arc::new(target) }))
+        let store_error = |failure: CallError| failure.into_store_error(&client.location);
+        client.txn(RetryPolicy::Repeatable, create).await.map_err(store_error)?;
+        let (target, _) = open::take_over(&config, identity, self.home.fence()).await?;
+        let part = PartitionEntry { token, address: Some(found.address) };
+        let after = before.map.with_move(&scope, found.part, Some(part));
+        Ok(Arc::new(PartitionMove { before, after, from, to: found.part, target: Arc::new(target) }))
     }
 }

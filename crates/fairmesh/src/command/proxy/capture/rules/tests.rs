@@ -1,4 +1,4 @@
-use super::{super::places::merged, *};
+use super::{super::networks::merged, *};
 
 fn rules(at: &[&str]) -> Rules {
     Rules { at: at.iter().map(|at| at.parse().unwrap()).collect(), ..Rules::default() }
@@ -11,7 +11,7 @@ fn lines(rules: &Rules) -> Vec<String> {
 }
 
 #[test]
-fn unless_told_otherwise_the_port_of_http_is_captured_of_everybody_but_the_proxy() {
+fn by_default_port_80_of_all_users_but_the_proxy_is_captured() {
     let mut rules = rules(&["127.0.0.1:7415"]);
     rules.except(Some(998)).unwrap();
     assert_eq!(
@@ -32,7 +32,7 @@ fn unless_told_otherwise_the_port_of_http_is_captured_of_everybody_but_the_proxy
 }
 
 #[test]
-fn what_is_named_narrows_what_is_captured() {
+fn ports_networks_and_owners_restrict_what_is_captured() {
     let mut rules = rules(&["127.0.0.1:7415", "[::1]:7415"]);
     rules.ports = merged(&["8000-8010", "443", "8005-8020", "8021"].map(|ports| ports.parse().unwrap()));
     rules.to = ["10.1.2.3/8", "fd00::1", "10.9.9.9/8"].iter().map(|net| net.parse().unwrap()).collect();
@@ -54,14 +54,14 @@ fn what_is_named_narrows_what_is_captured() {
 }
 
 #[test]
-fn what_passes_through_is_captured_where_it_comes_from_there() {
+fn forwarded_connections_are_captured_from_the_given_networks() {
     let mut rules = rules(&["127.0.0.1:7415", "[::1]:7415"]);
     rules.except(Some(998)).unwrap();
     assert!(!rules.script().contains("tproxy") && rules.passing_families().is_empty());
     rules.from = ["10.1.2.3/8", "192.168.0.0/16"].iter().map(|net| net.parse().unwrap()).collect();
     rules.to = ["10.9.0.0/16", "fd00::/8"].iter().map(|net| net.parse().unwrap()).collect();
     rules.reach().unwrap();
-    assert!(!rules.script().contains("chain output"), "none of its own programs is meant");
+    assert!(!rules.script().contains("chain output"), "own programs are not captured");
     assert_eq!(
         lines(&rules),
         [
@@ -102,14 +102,14 @@ fn what_passes_through_is_captured_where_it_comes_from_there() {
 }
 
 #[test]
-fn addresses_without_ports_are_captured_whole() {
+fn networks_without_ports_are_captured_on_every_port() {
     let mut rules = rules(&["127.0.0.1:7415"]);
     rules.to = ["0.0.0.0/0".parse().unwrap()].into();
     assert!(rules.script().contains("ip daddr 0.0.0.0/0 meta l4proto tcp dnat"), "{}", rules.script());
 }
 
 #[test]
-fn a_proxy_that_would_capture_itself_or_nobody_is_refused() {
+fn a_proxy_that_would_capture_itself_or_nothing_is_refused() {
     let of = |uids: &[u32], proxy| {
         let mut rules = rules(&["127.0.0.1:7415"]);
         rules.uids = uids.iter().copied().collect();
@@ -118,22 +118,22 @@ fn a_proxy_that_would_capture_itself_or_nobody_is_refused() {
     assert!(format!("{:?}", of(&[0], Some(0)).unwrap_err()).contains("--except-cgroup"));
     assert!(format!("{:?}", of(&[], None).unwrap_err()).contains("--except-uid"));
     assert!(of(&[1000], None).is_ok(), "others were chosen");
-    assert!(of(&[], Some(0)).unwrap().words().contains("note: the proxy is root"));
+    assert!(of(&[], Some(0)).unwrap().words().contains("note: programs of root are not captured"));
     let mut lost = rules(&["127.0.0.1:7415"]);
     lost.to = ["fd00::/8".parse().unwrap()].into();
     assert!(format!("{:?}", lost.reach().unwrap_err()).contains("[::1]:7415"));
 }
 
 #[test]
-fn what_is_no_port_address_or_place_is_refused() {
+fn invalid_ports_networks_and_listeners_are_refused() {
     for wrong in ["", "0", "90-80", "http", "1-", "65536"] {
         assert!(wrong.parse::<Ports>().is_err(), "{wrong}");
     }
     for wrong in ["", "10.0.0.0/33", "fd00::/129", "10.0.0", "a.b/8", "10.0.0.0/-1"] {
-        assert!(wrong.parse::<Net>().is_err(), "{wrong}");
+        assert!(wrong.parse::<Network>().is_err(), "{wrong}");
     }
     for wrong in [&["0.0.0.0:7415"][..], &["127.0.0.1:0"], &["127.0.0.1:1", "127.0.0.2:1"]] {
         let at: Vec<_> = wrong.iter().map(|at| at.parse().unwrap()).collect();
-        assert!(places(&at).is_err(), "{wrong:?}");
+        assert!(listener_addresses(&at).is_err(), "{wrong:?}");
     }
 }

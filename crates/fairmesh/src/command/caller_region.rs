@@ -1,0 +1,66 @@
+//! The region of a simulated caller.
+
+use fairmesh_model::{Invalid, Region};
+use fairmesh_wire::{
+    handshake::{self, Connection},
+    transport::Address,
+};
+
+use crate::{
+    cli::AgentTarget,
+    connect::SOFTWARE,
+    failure::Failure,
+    view::{Scope, View},
+};
+
+/// Default region of an agent.
+const DEFAULT_REGION: &str = "local";
+
+/// The given region, else that of this machine's agent, else the default of agents; printed to standard error if it was
+/// not given.
+///
+/// # Errors
+/// When the given region is not declared and has no endpoints: most likely it is misspelt.
+pub(crate) async fn resolve(
+    connection: &Connection,
+    named: Option<&Region>,
+    agent: &AgentTarget,
+) -> Result<Region, Failure> {
+    let Some(named) = named else { return Ok(assumed(agent).await?) };
+    let declared = View::topology(connection).await?.region_names();
+    if declared.contains(named) {
+        return Ok(named.clone());
+    }
+    let known = View::read(connection, &Scope::All, &[]).await?.region_names();
+    if known.contains(named) || agent_region(&agent.address()).await.as_ref() == Some(named) {
+        return Ok(named.clone());
+    }
+    Err(unknown_region(named, &known))
+}
+
+async fn assumed(agent: &AgentTarget) -> Result<Region, Invalid> {
+    let address = agent.address();
+    if let Some(region) = agent_region(&address).await {
+        eprintln!("as a caller in region {region}, where the agent at {address} is");
+        return Ok(region);
+    }
+    eprintln!(
+        "as a caller in region {DEFAULT_REGION}: no agent responds at {address}; give another with --region"
+    );
+    Region::new(DEFAULT_REGION)
+}
+
+/// Region of the agent at `address`; `None` if it does not respond.
+async fn agent_region(address: &Address) -> Option<Region> {
+    let connection = handshake::connect(address, SOFTWARE).await.ok()?;
+    connection.hello.location.map(|location| location.region)
+}
+
+fn unknown_region(named: &Region, known: &[Region]) -> Failure {
+    let list = known.iter().map(Region::as_str).collect::<Vec<_>>().join(", ");
+    let hint = match known {
+        [] => "no region is declared and no endpoint is registered; leave --region out".to_owned(),
+        _ => format!("write one of {list}, or declare it as 'kind: Topology'"),
+    };
+    Failure::refused(format!("there is no region {named}"), hint)
+}

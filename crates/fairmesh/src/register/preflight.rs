@@ -1,0 +1,55 @@
+//! Checks before a program is started and registered.
+
+use std::time::Duration;
+
+use fairmesh_model::{Prefix, RecordKey};
+use fairmesh_wire::handshake;
+use tokio::{net::TcpStream, time::timeout};
+
+use super::{plan::Plan, print_status};
+use crate::{command::service_words, connect::SOFTWARE, failure::Failure, rib_reader};
+
+/// Time limit of the connection attempt to the address; a listener on this machine accepts at once.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
+/// Time limit for checking whether the service is declared, while callers wait for the program.
+const DECLARATION_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Refuses to start a program whose address is in use: calls would go to the other listener, and its probes would
+/// succeed.
+pub(super) async fn refuse_address_in_use(plan: &Plan) -> Result<(), Failure> {
+    let address = plan.registration.address;
+    let connects = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await;
+    if plan.command.is_empty() || !matches!(connects, Ok(Ok(_))) {
+        return Ok(());
+    }
+    Err(Failure::failed_with(
+        format!("another program listens on {address} before the program is started: it would get its calls"),
+        "stop it or choose another port; or omit COMMAND to register the program that listens there",
+    ))
+}
+
+/// Announces that registering declares the service, if it has no declaration. If that cannot be checked nothing is
+/// printed: registering will report the error.
+pub(super) async fn announce_declaration(plan: &Plan) {
+    let service = &plan.registration.service;
+    if let Ok(Some(false)) = timeout(DECLARATION_TIMEOUT, is_declared(plan)).await
+        && let Some(declaration) = &plan.registration.declaration
+    {
+        let (kind, protocol) = service_words(declaration);
+        print_status(format_args!(
+            "{service} is not declared: registering declares it as {kind}, {protocol}"
+        ));
+    }
+}
+
+/// `None` if it cannot be checked.
+async fn is_declared(plan: &Plan) -> Option<bool> {
+    let key = RecordKey::Service(plan.registration.service.clone());
+    for address in &plan.addresses {
+        if let Ok(connection) = handshake::connect(address, SOFTWARE).await {
+            let found = rib_reader::read(&connection, &[Prefix::from(&key)]).await.ok()?;
+            return Some(found.iter().any(|stored| stored.key == key));
+        }
+    }
+    None
+}

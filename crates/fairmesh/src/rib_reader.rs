@@ -1,0 +1,112 @@
+//! Reads the routing information base for commands.
+//!
+//! Through a watch that ends with its first snapshot, and not through `Read`: a snapshot has parts and so may be of any
+//! size.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use fairmesh_model::{Prefix, RecordKey, Revision};
+use fairmesh_wire::{
+    handshake::Connection,
+    v1::{self, Entry, Subscribe, WatchRequest, watch_request, watch_response},
+    watch::Watch,
+};
+
+use crate::failure::Failure;
+
+/// Time limit for a whole snapshot.
+const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A stored record.
+#[derive(Debug)]
+pub(crate) struct StoredRecord {
+    /// Its key.
+    pub(crate) key: RecordKey,
+    /// Its encoded value.
+    pub(crate) value: Bytes,
+    /// The revision that wrote it.
+    pub(crate) revision: u64,
+}
+
+/// Reads everything below the prefixes, by ascending key within each. Keys of newer releases are omitted.
+pub(crate) async fn read(connection: &Connection, prefixes: &[Prefix]) -> Result<Vec<StoredRecord>, Failure> {
+    let snapshots = tokio::time::timeout(SNAPSHOT_TIMEOUT, snapshots(connection, prefixes));
+    let entries = snapshots.await.map_err(|_| {
+        Failure::failed(format!(
+            "no complete response within {} s; request less, or retry",
+            SNAPSHOT_TIMEOUT.as_secs()
+        ))
+    })??;
+    let stored = |entry: Entry| {
+        let key = RecordKey::parse(&entry.key).ok()?;
+        Some(StoredRecord { key, value: entry.value, revision: entry.revision })
+    };
+    Ok(entries.into_iter().filter_map(stored).collect())
+}
+
+/// Reads everything at one revision, without a time limit as long as parts arrive; `seen` is called with the number of
+/// entries so far.
+pub(crate) async fn read_all(
+    connection: &Connection,
+    mut seen: impl FnMut(usize),
+) -> Result<(Revision, Vec<Entry>), Failure> {
+    let mut responses = watch(connection, &[Prefix::everything()]).await?;
+    let mut entries = Vec::new();
+    loop {
+        let part = tokio::time::timeout(SNAPSHOT_TIMEOUT, next_part(&mut responses))
+            .await
+            .map_err(|_| Failure::failed(format!("no data for {} s; retry", SNAPSHOT_TIMEOUT.as_secs())))??;
+        entries.extend(part.entries);
+        seen(entries.len());
+        if part.last {
+            let revision = part.revision.unwrap_or_default();
+            return Ok((Revision::try_from(revision).map_err(Failure::failed)?, entries));
+        }
+    }
+}
+
+async fn snapshots(connection: &Connection, prefixes: &[Prefix]) -> Result<Vec<Entry>, Failure> {
+    let mut responses = watch(connection, prefixes).await?;
+    let mut entries = Vec::new();
+    for _ in prefixes {
+        receive_snapshot(&mut responses, &mut entries).await?;
+    }
+    Ok(entries)
+}
+
+/// Subscribes to all prefixes at one revision.
+async fn watch(connection: &Connection, prefixes: &[Prefix]) -> Result<Watch, Failure> {
+    let mut watch = connection.watch().await.map_err(Failure::failed)?;
+    for (i, prefix) in prefixes.iter().enumerate() {
+        let more = i + 1 < prefixes.len();
+        let subscribe = Subscribe { prefix: prefix.to_string(), more, ..Subscribe::default() };
+        watch.send(&WatchRequest { kind: Some(watch_request::Kind::Subscribe(subscribe)) });
+    }
+    Ok(watch)
+}
+
+/// Receives the next snapshot, of any prefix, with all its parts.
+async fn receive_snapshot(responses: &mut Watch, entries: &mut Vec<Entry>) -> Result<(), Failure> {
+    loop {
+        let part = next_part(responses).await?;
+        entries.extend(part.entries);
+        if part.last {
+            return Ok(());
+        }
+    }
+}
+
+/// The next part of a snapshot.
+async fn next_part(responses: &mut Watch) -> Result<v1::Snapshot, Failure> {
+    loop {
+        // Other messages, such as deltas after the snapshot, are ignored.
+        match responses.next().await?.kind {
+            Some(watch_response::Kind::Snapshot(part)) => return Ok(part),
+            Some(watch_response::Kind::Refused(refused)) => {
+                return Err(Failure::failed(format!("{}: {}", refused.prefix, refused.reason)));
+            }
+            _ => {}
+        }
+    }
+}

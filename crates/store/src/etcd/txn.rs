@@ -1,0 +1,189 @@
+//! Batches and lease operations as transactions of etcd, and their outcomes.
+
+use fairmesh_rib::{Batch, Conflict, Expect, Op};
+
+use super::{
+    layout::{Layout, number, signed},
+    proto::{
+        Compare, DeleteRangeRequest, KeyValue, PutRequest, RangeRequest, RequestOp, TxnRequest, TxnResponse,
+        compare, request_op, response_op,
+    },
+    state::EtcdState,
+};
+
+/// Outcome of a transaction.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum TxnOutcome {
+    /// Written at this revision.
+    Written(u64),
+    /// An expectation does not hold.
+    Conflict(Conflict),
+    /// The store was deleted or replaced by another.
+    StoreReplaced,
+    /// This process does not hold the writer lease.
+    Fenced,
+}
+
+/// Preconditions of every write.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Guard<'a> {
+    /// Value of `store`.
+    pub(super) identity: &'a [u8],
+    /// Revision that created `holder`, if this process needs the writer lease.
+    pub(super) fence: Option<u64>,
+}
+
+/// Writes all of `batch` if the guard and every expectation hold; otherwise reads the current values.
+pub(super) fn write_batch(layout: &Layout, guard: Guard<'_>, batch: &Batch) -> TxnRequest {
+    let same_store = Compare {
+        target: compare::Target::Value.into(),
+        key: layout.identity_key(),
+        operand: Some(compare::Operand::Value(guard.identity.to_vec().into())),
+        ..Compare::default()
+    };
+    let fenced = guard.fence.map(|fence| Compare {
+        target: compare::Target::Create.into(),
+        key: layout.holder_key(),
+        operand: Some(compare::Operand::CreateRevision(signed(fence))),
+        ..Compare::default()
+    });
+    let last = PutRequest { key: layout.last_key(), ..PutRequest::default() };
+    let expected = || batch.ops.iter().filter_map(|op| Some((op, revision(op.expect)?)));
+    let compare = expected().map(|(op, revision)| Compare {
+        target: compare::Target::Mod.into(),
+        key: layout.record_key(&op.key),
+        operand: Some(compare::Operand::ModRevision(signed(revision))),
+        ..Compare::default()
+    });
+    let reads = expected().map(|(op, _)| RangeRequest {
+        key: layout.record_key(&op.key),
+        // Only the revision is needed.
+        keys_only: true,
+        ..RangeRequest::default()
+    });
+    TxnRequest {
+        compare: std::iter::once(same_store).chain(fenced).chain(compare).collect(),
+        success: batch
+            .ops
+            .iter()
+            .map(|op| change(layout, op))
+            .chain([request_op::Request::Put(last)])
+            .map(request_op)
+            .collect(),
+        failure: reads
+            .chain([layout.meta_request()])
+            .map(request_op::Request::Range)
+            .map(request_op)
+            .collect(),
+    }
+}
+
+/// Creates an empty store if there is none.
+pub(super) fn create(layout: &Layout, identity: &[u8]) -> TxnRequest {
+    let put = |key, value: &[u8]| {
+        request_op(request_op::Request::Put(PutRequest { key, value: value.to_vec().into(), lease: 0 }))
+    };
+    let absent = Compare {
+        target: compare::Target::Mod.into(),
+        key: layout.identity_key(),
+        operand: Some(compare::Operand::ModRevision(0)),
+        ..Compare::default()
+    };
+    TxnRequest {
+        compare: vec![absent],
+        success: vec![put(layout.identity_key(), identity), put(layout.last_key(), b"")],
+        failure: Vec::new(),
+    }
+}
+
+/// Replaces the identity `before` of a store.
+pub(super) fn renew_id(layout: &Layout, before: &[u8], after: &[u8]) -> TxnRequest {
+    let put = PutRequest { key: layout.identity_key(), value: after.to_vec().into(), lease: 0 };
+    TxnRequest {
+        success: vec![request_op(request_op::Request::Put(put))],
+        ..write_batch(layout, Guard { identity: before, fence: None }, &Batch::default())
+    }
+}
+
+/// Writes the `holder` key with a lease, if no other process holds it and, where `last` is given, nothing was written
+/// since that revision.
+pub(super) fn acquire_lease(
+    shared: &EtcdState,
+    last: Option<u64>,
+    (lease, holder): (i64, &str),
+) -> TxnRequest {
+    let EtcdState { layout, identity, .. } = shared;
+    let revision = |key, revision| Compare {
+        target: compare::Target::Mod.into(),
+        key,
+        operand: Some(compare::Operand::ModRevision(revision)),
+        ..Compare::default()
+    };
+    let unheld = revision(layout.holder_key(), 0);
+    let unwritten = last.map(|last| revision(layout.last_key(), signed(last)));
+    let put = PutRequest { key: layout.holder_key(), value: holder.to_owned().into(), lease };
+    let trace = shared
+        .acquisition_writes_last
+        .then(|| PutRequest { key: layout.last_key(), ..PutRequest::default() });
+    let TxnRequest { mut compare, .. } =
+        write_batch(layout, Guard { identity, fence: None }, &Batch::default());
+    compare.extend([unheld].into_iter().chain(unwritten));
+    let puts = [put].into_iter().chain(trace).map(|put| request_op(request_op::Request::Put(put)));
+    TxnRequest { compare, success: puts.collect(), failure: Vec::new() }
+}
+
+/// Parses the response to [`write_batch`].
+pub(super) fn outcome(layout: &Layout, guard: Guard<'_>, batch: &Batch, response: TxnResponse) -> TxnOutcome {
+    if response.succeeded {
+        return TxnOutcome::Written(response.header.map_or(0, |header| number(header.revision)));
+    }
+    let mut ranges = response.responses.into_iter().map(|op| match op.response {
+        Some(response_op::Response::Range(range)) => range,
+        None => super::proto::RangeResponse::default(),
+    });
+    let found: Vec<_> =
+        batch.ops.iter().filter(|op| op.expect != Expect::Any).map(|op| (op, ranges.next())).collect();
+    let meta = layout.parse_meta(ranges.next().unwrap_or_default());
+    if meta.identity.as_deref() != Some(guard.identity) {
+        return TxnOutcome::StoreReplaced;
+    }
+    if guard.fence.is_some() && guard.fence != meta.holder.map(|(fence, _)| fence) {
+        return TxnOutcome::Fenced;
+    }
+    let found = found.into_iter().map(|(op, range)| {
+        let stored = range.and_then(|range| range.kvs.into_iter().next());
+        (op, stored.map(|KeyValue { mod_revision, .. }| number(mod_revision)))
+    });
+    let mut unmet = found.filter(|(op, found)| revision(op.expect) != Some(found.unwrap_or(0)));
+    match unmet.next() {
+        Some((op, found)) => TxnOutcome::Conflict(Conflict {
+            key: op.key.clone(),
+            expected: op.expect,
+            found,
+            current: meta.last,
+        }),
+        // Etcd compares and reads at one revision, so this response does not belong to the request.
+        None => TxnOutcome::StoreReplaced,
+    }
+}
+
+/// The revision to compare with; etcd's of an absent key is 0.
+fn revision(expect: Expect) -> Option<u64> {
+    match expect {
+        Expect::Any => None,
+        Expect::Absent => Some(0),
+        Expect::Revision(revision) => Some(revision),
+    }
+}
+
+fn change(layout: &Layout, op: &Op) -> request_op::Request {
+    let key = layout.record_key(&op.key);
+    match &op.value {
+        Some(value) => request_op::Request::Put(PutRequest { key, value: value.clone(), lease: 0 }),
+        None => request_op::Request::DeleteRange(DeleteRangeRequest { key, ..DeleteRangeRequest::default() }),
+    }
+}
+
+pub(super) fn request_op(request: request_op::Request) -> RequestOp {
+    RequestOp { request: Some(request) }
+}

@@ -1,0 +1,124 @@
+//! The lease that lets one of several processes write to a store.
+//!
+//! The `holder` key is attached to the lease, and every write compares the revision that created it (a fence): a
+//! process that paused for longer than the lease, and does not know yet that another acquired it, writes nothing.
+//! Relying on the clock for writes was rejected: a process can be paused between the check and the write.
+//!
+//! For reads the clock suffices, as for leader leases in Raft (Ongaro 2014, 6.4.1): the state at the check, which
+//! follows the request, is a linearizable result however long the process pauses before it responds.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use tokio::time::{Instant, sleep};
+
+use super::{call_error::CallError, client::RetryPolicy, layout::number, state::EtcdState, txn};
+
+/// Interval at which a waiting process checks whether the lease is free.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// A lease held by this process.
+#[derive(Debug)]
+pub(super) struct WriterLease {
+    id: i64,
+    seconds: u64,
+    holder: String,
+}
+
+impl WriterLease {
+    /// Id of the lease.
+    pub(super) fn id(&self) -> i64 {
+        self.id
+    }
+
+    /// Waits until no other process holds the lease, and acquires it with this TTL, rounded up to seconds.
+    pub(super) async fn acquire(shared: &EtcdState, holder: &str, ttl: Duration) -> Result<Self, CallError> {
+        let seconds = ttl.as_millis().div_ceil(1000).max(1) as u64;
+        let mut reported = None;
+        loop {
+            let meta = shared.meta().await?;
+            if meta.identity.as_ref() != Some(&shared.identity) {
+                return Err(CallError::StoreReplaced);
+            }
+            if let Some((fence, other)) = meta.holder {
+                if reported != Some(fence) {
+                    tracing::info!(location = %shared.client.location, holder = other, "standing by: another process holds the writer lease of the store");
+                    reported = Some(fence);
+                }
+            } else if let Some(lease) = Self::try_acquire(shared, (holder, seconds), None).await? {
+                tracing::info!(location = %shared.client.location, "this process holds the writer lease of the store");
+                return Ok(lease);
+            }
+            sleep(POLL_INTERVAL).await;
+        }
+    }
+
+    /// Acquires the lease if it is free and, where `last` is given, nothing was written since that revision.
+    async fn try_acquire(
+        shared: &EtcdState,
+        (holder, seconds): (&str, u64),
+        last: Option<u64>,
+    ) -> Result<Option<Self>, CallError> {
+        let started = Instant::now();
+        let id = shared.client.grant(seconds as i64).await?;
+        let txn = txn::acquire_lease(shared, last, (id, holder));
+        // If the response is lost, the retry finds the lease taken; it expires, as it is not renewed.
+        let response = shared.client.txn(RetryPolicy::Repeatable, txn).await?;
+        if !response.succeeded {
+            // The lease would expire by itself.
+            let _ = shared.client.revoke(id).await;
+            return Ok(None);
+        }
+        shared.set_fence(response.header.map_or(0, |header| number(header.revision)));
+        let lease = Self { id, seconds, holder: holder.to_owned() };
+        lease.extend(shared, started);
+        Ok(Some(lease))
+    }
+
+    /// Records that no other process can acquire the lease before it expires, a TTL after `since` at the earliest. A
+    /// tenth less, for clock drift.
+    fn extend(&self, shared: &EtcdState, since: Instant) {
+        let ttl = Duration::from_secs(self.seconds);
+        shared.lease_expiry.send_replace(since + (ttl - ttl / 10));
+    }
+
+    /// Renews the lease until another process acquires it, which none can while etcd is unavailable. `current` is set
+    /// to the id of a reacquired lease.
+    pub(super) async fn keep_alive(mut self, shared: Arc<EtcdState>, current: Arc<AtomicI64>) {
+        loop {
+            sleep(Duration::from_secs(self.seconds) / 3).await;
+            match shared.client.renew(self.id).await {
+                Ok(Some(since)) => self.extend(&shared, since),
+                Ok(None) => match self.reacquire(&shared).await {
+                    Ok(Some(lease)) => {
+                        current.store(lease.id, Relaxed);
+                        self = lease;
+                    }
+                    Ok(None) => {
+                        return shared.fail(
+                            "its writer lease expired, and another process took over since; start again"
+                                .into(),
+                        );
+                    }
+                    Err(failure) => {
+                        tracing::warn!(location = %shared.client.location, problem = failure.message(), "the writer lease of the store cannot be reacquired");
+                    }
+                },
+                Err(failure) => {
+                    let problem = failure.message();
+                    tracing::warn!(location = %shared.client.location, problem, "the writer lease of the store cannot be renewed");
+                }
+            }
+        }
+    }
+
+    /// Acquires the lease again after it expired, if nothing was written since.
+    async fn reacquire(&self, shared: &EtcdState) -> Result<Option<Self>, CallError> {
+        Self::try_acquire(shared, (&self.holder, self.seconds), Some(shared.newest_known())).await
+    }
+}

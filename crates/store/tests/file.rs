@@ -1,0 +1,91 @@
+//! Behaviour specific to a store in a file; `contract.rs` has the contract of every store.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod support;
+
+use std::{fs, path::PathBuf};
+
+use fairmesh_rib::Expect;
+use fairmesh_store::{RedbStore, Store, StoreError};
+use support::{batch, put};
+
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn file(&self) -> PathBuf {
+        self.0.path().join("data/store")
+    }
+
+    fn open(&self) -> RedbStore {
+        RedbStore::open(self.file()).unwrap()
+    }
+}
+
+async fn rows(store: &impl Store) -> Vec<(String, Vec<u8>, u64)> {
+    let (_, entries) = store.load().await.unwrap();
+    entries.into_iter().map(|(key, entry)| (key.to_string(), entry.value.to_vec(), entry.revision)).collect()
+}
+
+#[tokio::test]
+async fn a_range_includes_its_start_and_excludes_its_end() {
+    let folder = Folder::new();
+    let store = folder.open();
+    let keys = ["/a", "/b/1", "/b/2", "/b0", "/c"].map(|key| put(key, "1", Expect::Any));
+    store.write(batch(keys)).await.unwrap();
+    let keys = |from: &str, to: &str| {
+        let range = store.range(from.to_owned()..to.to_owned());
+        async { range.await.unwrap().into_iter().map(|(key, _)| key.to_string()).collect::<Vec<_>>() }
+    };
+    assert_eq!(keys("/b/", "/b0").await, ["/b/1", "/b/2"]);
+    assert_eq!(keys("/b/2", "/c").await, ["/b/2", "/b0"]);
+    assert_eq!(keys("/d", "/e").await, [""; 0]);
+}
+
+#[tokio::test]
+async fn two_stores_have_different_ids() {
+    let (one, other) = (Folder::new(), Folder::new());
+    assert_ne!(one.open().id(), other.open().id());
+}
+
+#[test]
+fn a_store_in_use_is_not_opened_twice() {
+    let folder = Folder::new();
+    let first = folder.open();
+    let refusal = RedbStore::open(folder.file()).unwrap_err();
+    assert!(matches!(refusal, StoreError::Locked { .. }), "{refusal}");
+    drop(first);
+    folder.open();
+}
+
+#[test]
+fn an_unusable_directory_is_named_in_the_error() {
+    let folder = Folder::new();
+    let taken = folder.0.path().join("data");
+    fs::write(&taken, "a file where a directory should be").unwrap();
+    let refusal = RedbStore::open(taken.join("store")).unwrap_err();
+    assert!(matches!(refusal, StoreError::Io { .. }), "{refusal}");
+    assert!(refusal.to_string().contains(taken.to_str().unwrap()), "{refusal}");
+}
+
+#[tokio::test]
+async fn a_restored_backup_can_get_a_new_id_and_keeps_its_records() {
+    let folder = Folder::new();
+    assert!(matches!(RedbStore::renew_id(folder.file()), Err(StoreError::Io { .. })), "no file, no id");
+    let store = folder.open();
+    store.write(batch([put("/a", "1", Expect::Any)])).await.unwrap();
+    let (before, kept) = (store.id(), rows(&store).await);
+    assert!(
+        matches!(RedbStore::renew_id(folder.file()), Err(StoreError::Locked { .. })),
+        "never while it serves"
+    );
+    drop(store);
+
+    let renewed = RedbStore::renew_id(folder.file()).unwrap();
+    let store = folder.open();
+    assert_ne!(renewed, before);
+    assert_eq!((store.id(), rows(&store).await), (renewed, kept));
+}
