@@ -23,7 +23,7 @@ pub use minutes::{Minutes, Moment, Reading};
 pub use open::{KEPT, LATENESS, MAX_INSTANCES, Open, Taken};
 pub use outliers::{Measure, Member, Outlier, outliers};
 pub use percentile::{median, p99};
-pub use report::{By, CauseView, Figures, Line, OutlierView, Report, Strayed, View};
+pub use report::{By, CauseView, Figures, Line, OutlierView, Report, ServiceOutlier, View};
 pub use row::{Causes, Dimension, NO_NAME, OTHERS, Row, Slice};
 pub use tier::{Tier, read_window};
 pub use usage::{MIN_COVERED_MS, Minute, Unusable, Usage};

@@ -34,7 +34,7 @@ pub struct Line {
 
 /// An outlier and where it is one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Strayed {
+pub struct ServiceOutlier {
     /// The service.
     pub service: ServiceName,
     /// The type of hardware.
@@ -57,7 +57,7 @@ pub struct Report {
     /// Where the waste comes from; adds up to that of the total.
     pub causes: Causes,
     /// Machines that differ from their like.
-    pub outliers: Vec<Strayed>,
+    pub outliers: Vec<ServiceOutlier>,
 }
 
 impl By {
@@ -102,7 +102,7 @@ impl By {
 
 impl Report {
     /// Lays rows out; each is one service over the whole time, or over the time that begins with its minute ([`By::time`]).
-    pub fn of(by: By, rows: &BTreeMap<(Minute, ServiceName), Row>, outliers: Vec<Strayed>) -> Self {
+    pub fn of(by: By, rows: &BTreeMap<(Minute, ServiceName), Row>, outliers: Vec<ServiceOutlier>) -> Self {
         let mut report = Self { by, outliers, ..Self::default() };
         let mut lines: BTreeMap<String, Line> = BTreeMap::new();
         let mut seen: BTreeMap<&ServiceName, u64> = BTreeMap::new();
@@ -317,14 +317,14 @@ impl CauseView {
     }
 }
 
-impl From<&Strayed> for OutlierView {
-    fn from(strayed: &Strayed) -> Self {
+impl From<&ServiceOutlier> for OutlierView {
+    fn from(entry: &ServiceOutlier) -> Self {
         Self {
-            service: strayed.service.to_string(),
-            host_type: strayed.host_type.to_string(),
-            instance: strayed.outlier.instance.to_string(),
-            off: cores(strayed.outlier.off, 1),
-            measure: strayed.outlier.by.name(),
+            service: entry.service.to_string(),
+            host_type: entry.host_type.to_string(),
+            instance: entry.outlier.instance.to_string(),
+            off: cores(entry.outlier.off, 1),
+            measure: entry.outlier.by.name(),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fairmesh_imbalance::{Area, By, Causes, Measure, Report, Row, Slice, Strayed, Usage};
+use fairmesh_imbalance::{Area, By, Causes, Measure, Report, Row, ServiceOutlier, Slice, Usage};
 use fairmesh_model::{InstanceId, Location};
 use fairmesh_wire::v1;
 use prost::Message as _;
@@ -100,13 +100,13 @@ pub(super) fn report(report: &Report) -> v1::ReadImbalanceResponse {
     }
 }
 
-fn outlier(strayed: &Strayed) -> v1::ImbalanceOutlier {
+fn outlier(entry: &ServiceOutlier) -> v1::ImbalanceOutlier {
     v1::ImbalanceOutlier {
-        service: strayed.service.to_string(),
-        host_type: strayed.host_type.to_string(),
-        instance: strayed.outlier.instance.to_string(),
-        off: strayed.outlier.off,
-        per_request: strayed.outlier.by == Measure::CpuPerRequest,
+        service: entry.service.to_string(),
+        host_type: entry.host_type.to_string(),
+        instance: entry.outlier.instance.to_string(),
+        off: entry.outlier.off,
+        per_request: entry.outlier.by == Measure::CpuPerRequest,
     }
 }
 

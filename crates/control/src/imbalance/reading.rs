@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use fairmesh_imbalance::{By, Dimension, Minute, Report, Row, Strayed, Tier, outliers, read_window};
+use fairmesh_imbalance::{By, Dimension, Minute, Report, Row, ServiceOutlier, Tier, outliers, read_window};
 use fairmesh_model::{Invalid, ServiceName};
 
 use super::{HistoryError, Imbalance};
@@ -91,16 +91,19 @@ impl Imbalance {
     }
 
     /// Who differs from its like over the minutes that are open.
-    fn outliers(&self, asked: Option<&ServiceName>) -> Vec<Strayed> {
+    fn outliers(&self, asked: Option<&ServiceName>) -> Vec<ServiceOutlier> {
         let members = self.open().members();
         let groups =
             members.into_iter().filter(|((service, _), _)| asked.is_none_or(|asked| asked == service));
-        let strayed = groups.flat_map(|((service, host_type), members)| {
-            let name =
-                move |outlier| Strayed { service: service.clone(), host_type: host_type.clone(), outlier };
+        let entry = groups.flat_map(|((service, host_type), members)| {
+            let name = move |outlier| ServiceOutlier {
+                service: service.clone(),
+                host_type: host_type.clone(),
+                outlier,
+            };
             outliers(&members).into_iter().map(name)
         });
-        strayed.collect()
+        entry.collect()
     }
 
     /// The rows of the last whole minute, for metrics.

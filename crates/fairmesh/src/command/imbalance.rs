@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use fairmesh_imbalance::{
-    Area, By, Causes, Figures, Line, Measure, Outlier, OutlierJson, OutlierView, Report, View, read_window,
+    Area, By, Causes, Figures, Line, Measure, Outlier, OutlierView, Report, ServiceOutlier, View, read_window,
 };
 use fairmesh_model::{HostType, InstanceId, Invalid, ServiceName};
 use fairmesh_wire::v1;
@@ -102,9 +102,9 @@ fn area(area: Option<v1::Area>) -> Area {
     }
 }
 
-fn outlier_text(outlier: v1::ImbalanceOutlier) -> Result<OutlierJson, Invalid> {
+fn outlier_text(outlier: v1::ImbalanceOutlier) -> Result<ServiceOutlier, Invalid> {
     let by = if outlier.per_request { Measure::CpuPerRequest } else { Measure::Cpu };
-    Ok(OutlierJson {
+    Ok(ServiceOutlier {
         service: ServiceName::new(outlier.service)?,
         host_type: HostType::new(outlier.host_type)?,
         outlier: Outlier { instance: InstanceId::new(outlier.instance)?, off: outlier.off, by },

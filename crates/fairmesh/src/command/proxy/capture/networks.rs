@@ -19,8 +19,8 @@ pub(super) struct Family {
 
 /// Both families.
 pub(super) const FAMILIES: [Family; 2] = [
-    Family { is_ipv4: true, named: "ip", option: "-4", everywhere: "0.0.0.0/0" },
-    Family { is_ipv4: false, named: "ip6", option: "-6", everywhere: "::/0" },
+    Family { is_ipv4: true, keyword: "ip", option: "-4", everywhere: "0.0.0.0/0" },
+    Family { is_ipv4: false, keyword: "ip6", option: "-6", everywhere: "::/0" },
 ];
 
 /// A range of ports, both ends included.

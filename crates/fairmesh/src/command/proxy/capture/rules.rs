@@ -153,7 +153,7 @@ impl Rules {
             // Writing to a String cannot fail.
             for to in self.targets(family.is_ipv4) {
                 let _ =
-                    writeln!(text, "\t\t{} saddr {{ {from} }} {to} {ports} goto to_listener", family.named);
+                    writeln!(text, "\t\t{} saddr {{ {from} }} {to} {ports} goto to_listener", family.keyword);
             }
         }
         text.push_str("\t}\n\n\tchain to_listener {\n");
