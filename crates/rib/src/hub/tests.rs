@@ -296,7 +296,10 @@ fn a_quiet_watcher_counts_as_current_and_one_that_was_sent_something_only_when_i
 }
 
 /// The least time of several that something takes, in seconds.
-#[allow(clippy::disallowed_methods, reason = "what is measured is how time grows with the number of prefixes")]
+#[allow(
+    clippy::disallowed_methods,
+    reason = "what is measured is how time grows with the number of prefixes"
+)]
 fn seconds(mut work: impl FnMut()) -> f64 {
     let took = |_| {
         let began = std::time::Instant::now();

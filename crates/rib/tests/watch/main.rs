@@ -10,7 +10,7 @@ mod traffic;
 
 use fairmesh_model::StoreId;
 use fairmesh_rib::{Node, Table};
-use support::{Got, Memory, Reader, Server, copy, prefix};
+use support::{Memory, Reader, Server, copy, prefix};
 
 /// A socket path that lives as long as the test.
 fn socket() -> (tempfile::TempDir, String) {
