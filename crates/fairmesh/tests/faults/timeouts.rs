@@ -4,10 +4,10 @@ mod foreign;
 mod long;
 mod server;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fairmesh_model::Protocol;
-use tokio::process::Command;
+use tokio::{process::Command, time::Instant};
 
 use self::server::{MESSAGE, Slow};
 use crate::harness::{PATIENCE, Proxy, Run, World, beside_others, run};
