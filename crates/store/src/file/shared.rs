@@ -12,7 +12,7 @@ use fairmesh_rib::Entry;
 use redb::Database;
 
 use super::{
-    backend::OpenBackend,
+    backend::{self, OpenBackend},
     format::{self, Meta},
     open,
 };
@@ -30,7 +30,7 @@ pub(super) struct Shared {
     /// Why the last write failed, until one succeeds.
     failing: Mutex<Option<String>>,
     /// Declared last: released after the database is closed.
-    _lock: Option<File>,
+    lock: Option<File>,
 }
 
 /// What can be done with the file now.
@@ -57,7 +57,7 @@ impl Shared {
             state: RwLock::new(State::Open(db)),
             broken: OnceLock::new(),
             failing: Mutex::default(),
-            _lock: lock,
+            lock,
         })
     }
 
@@ -101,7 +101,11 @@ impl Shared {
     /// Verifies the file while nothing is written to it, over a view of its own: what is open is not touched.
     pub(super) fn verify(&self) -> Result<(), StoreError> {
         let _alone = self.state.write().unwrap_or_else(PoisonError::into_inner);
-        let Meta { revision, .. } = open::verify(&self.path, &self.backend)?;
+        let path = self.path.clone();
+        let look: OpenBackend = Box::new(move || backend::look_at(&path));
+        // Without a lock it is no file, and what it is can be opened again.
+        let backend = if self.lock.is_some() { &look } else { &self.backend };
+        let Meta { revision, .. } = open::verify(&self.path, backend)?;
         // Where the pages of the last commit do not match, what is found is the commit before.
         match revision >= self.history.newest() {
             true => Ok(()),
