@@ -5,6 +5,7 @@ use std::{
     fs::File,
     io,
     ops::Bound,
+    os::unix::fs::FileExt as _,
     path::Path,
     sync::{Mutex, MutexGuard, PoisonError},
 };
@@ -18,6 +19,44 @@ pub type OpenBackend = Box<dyn Fn() -> io::Result<Box<dyn StorageBackend>> + Sen
 pub(super) fn of_file(path: &Path) -> io::Result<Box<dyn StorageBackend>> {
     let file = File::options().read(true).write(true).open(path)?;
     Ok(Box::new(FileBackend::new(file).map_err(io::Error::other)?))
+}
+
+/// A read-only view of the file at `path` while it is open elsewhere in this process: it takes no lock and refuses writes.
+pub(super) fn open_read_only(path: &Path) -> io::Result<Box<dyn StorageBackend>> {
+    Ok(Box::new(ReadOnly(File::open(path)?)))
+}
+
+#[derive(Debug)]
+struct ReadOnly(File);
+
+impl StorageBackend for ReadOnly {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.0.metadata()?.len())
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.0.read_exact_at(out, offset)
+    }
+
+    fn set_len(&self, _: u64) -> io::Result<()> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn write(&self, _: u64, _: &[u8]) -> io::Result<()> {
+        Err(io::ErrorKind::ReadOnlyFilesystem.into())
+    }
+
+    fn try_lock_range(&self, _: Bound<u64>, _: Bound<u64>) -> Result<bool, BackendError> {
+        Ok(true)
+    }
+
+    fn unlock_range(&self, _: Bound<u64>, _: Bound<u64>) -> Result<(), BackendError> {
+        Ok(())
+    }
 }
 
 /// A backend behind a pointer.

@@ -12,7 +12,7 @@ use fairmesh_rib::Entry;
 use redb::Database;
 
 use super::{
-    backend::OpenBackend,
+    backend::{self, OpenBackend},
     format::{self, Meta},
     open,
 };
@@ -30,7 +30,7 @@ pub(super) struct FileState {
     /// Why the last write failed, until one succeeds.
     write_failure: Mutex<Option<String>>,
     /// Declared last: released after the database is closed.
-    _lock: Option<File>,
+    lock: Option<File>,
 }
 
 /// Which operations the file allows.
@@ -57,7 +57,7 @@ impl FileState {
             access: RwLock::new(Access::ReadWrite(db)),
             fatal_error: OnceLock::new(),
             write_failure: Mutex::default(),
-            _lock: lock,
+            lock,
         })
     }
 
@@ -101,7 +101,11 @@ impl FileState {
     /// Verifies the file while nothing is written to it, over a view of its own: the open database is not touched.
     pub(super) fn verify(&self) -> Result<(), StoreError> {
         let _exclusive = self.access.write().unwrap_or_else(PoisonError::into_inner);
-        let Meta { revision, .. } = open::verify(&self.path, &self.backend)?;
+        let path = self.path.clone();
+        let read_only: OpenBackend = Box::new(move || backend::open_read_only(&path));
+        // A store without a lock is not a file, and its backend can be opened a second time.
+        let backend = if self.lock.is_some() { &read_only } else { &self.backend };
+        let Meta { revision, .. } = open::verify(&self.path, backend)?;
         // If the pages of the last commit do not match, the previous commit is found.
         match revision >= self.commit_log.newest() {
             true => Ok(()),

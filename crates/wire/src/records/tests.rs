@@ -18,7 +18,10 @@ fn micros(range: std::ops::Range<u64>) -> impl Strategy<Value = Duration> {
 }
 
 fn address() -> impl Strategy<Value = std::net::SocketAddr> {
-    let callable = |ip: &std::net::IpAddr| !ip.is_multicast() && !ip.is_unspecified();
+    let callable = |ip: &std::net::IpAddr| {
+        let ip = ip.to_canonical();
+        !ip.is_multicast() && !ip.is_unspecified() && ip != std::net::Ipv4Addr::BROADCAST
+    };
     (any::<std::net::IpAddr>().prop_filter("of one machine", callable), 1..=u16::MAX).prop_map(Into::into)
 }
 
