@@ -16,9 +16,7 @@ use fairmesh_wire::{
     rpc,
     transport::{self, Address, Listener, Plaintext, Services, Transport},
 };
-use tokio::{
-    task::{JoinSet, spawn_blocking},
-};
+use tokio::task::{JoinSet, spawn_blocking};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
@@ -150,19 +148,8 @@ impl Control {
         closing: &CancellationToken,
         served: &CancellationToken,
     ) {
-        let Self {
-            store,
-            partitions,
-            node,
-            census,
-            roll,
-            metrics,
-            imbalance,
-            grpc,
-            http,
-            listeners,
-            config,
-        } = self;
+        let Self { store, partitions, node, census, roll, metrics, imbalance, grpc, http, listeners, config } =
+            self;
         let followed: Arc<dyn Store> = Arc::new(Followed::new(store.clone(), node.clone(), metrics.clone()));
         let registry = Registry::new(followed.clone(), node.clone());
         let checks = Checks::new(node.clone(), followed.clone(), roll.clone());
@@ -200,18 +187,25 @@ impl Control {
         run_beside(following, served, quotas.sweep());
         let stop = served.clone();
         run_to_its_end(following, async move { imbalance.run(stop).await });
-        let stop = served.clone();
-        following.spawn(async move {
-            tokio::select! {
-                () = stop.cancelled() => Ok(()),
-                // Whatever broke it, a new process verifies the file and goes on: this one could only refuse writes.
-                () = follow(store.clone(), node, census, roll) => {
-                    Err(ended("the store", store.broken().unwrap_or("it is closed")))
-                }
-            }
-        });
+        following.spawn(follow_until(store, node, (census, roll), served.clone()));
         let stop = served.clone();
         run_to_its_end(following, async move { registry.run(stop.cancelled_owned()).await });
+    }
+}
+
+/// Follows the store until `stop`.
+async fn follow_until(
+    store: Arc<dyn Store>,
+    node: Node,
+    (census, roll): (Arc<Census>, Arc<Roll>),
+    stop: CancellationToken,
+) -> Result<(), ControlError> {
+    tokio::select! {
+        () = stop.cancelled() => Ok(()),
+        // Whatever broke it, a new process verifies the file and goes on: this one could only refuse writes.
+        () = follow(store.clone(), node, census, roll) => {
+            Err(ended("the store", store.broken().unwrap_or("it is closed")))
+        }
     }
 }
 

@@ -39,7 +39,10 @@ impl fmt::Display for BodyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Late(limit) => {
-                write!(f, "the request did not come within {limit:?}; send its message and the end of its stream")
+                write!(
+                    f,
+                    "the request did not come within {limit:?}; send its message and the end of its stream"
+                )
             }
             Self::NoMemory => f.write_str("too many large requests are in flight; send it again later"),
             Self::TooMany => f.write_str("the call has more than one message; send one and end the stream"),
@@ -112,19 +115,14 @@ impl<B> RequestBody<B> {
             timer.as_mut().reset(began + limit);
             if !*this.has_claimed && this.waiting.is_none() {
                 let id = this.guard.connection().id();
-                match this.guard.memory().poll_claim(id, REQUEST, &mut None, cx) {
-                    Poll::Ready(Ok(claim)) => {
-                        this.guard.hold(claim);
-                        *this.has_claimed = true;
-                        if this.guard.poll_revoked(cx) {
-                            this.guard.set_refused();
-                            return Poll::Ready(BodyError::NoMemory);
-                        }
-                    }
-                    _ => {
-                        this.guard.set_refused();
-                        return Poll::Ready(BodyError::NoMemory);
-                    }
+                let claimed = this.guard.memory().poll_claim(id, REQUEST, &mut None, cx);
+                if let Poll::Ready(Ok(claim)) = claimed {
+                    this.guard.hold(claim);
+                    *this.has_claimed = true;
+                }
+                if !*this.has_claimed || this.guard.poll_revoked(cx) {
+                    this.guard.set_refused();
+                    return Poll::Ready(BodyError::NoMemory);
                 }
             }
         }
@@ -150,10 +148,12 @@ where
         }
         if this.held.is_none() {
             match this.inner.poll_frame(cx) {
-                Poll::Ready(Some(Ok(frame))) => match this.framing.read(frame.data_ref().map_or(&[], |data| data)) {
-                    Some(claimed) => *this.held = Some((frame, claimed)),
-                    None => return Poll::Ready(Some(Err(BodyError::TooMany))),
-                },
+                Poll::Ready(Some(Ok(frame))) => {
+                    match this.framing.read(frame.data_ref().map_or(&[], |data| data)) {
+                        Some(claimed) => *this.held = Some((frame, claimed)),
+                        None => return Poll::Ready(Some(Err(BodyError::TooMany))),
+                    }
+                }
                 Poll::Ready(Some(Err(error))) => {
                     return Poll::Ready(Some(Err(BodyError::Broken(error.into()))));
                 }
@@ -226,7 +226,10 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
     type Data = Bytes;
     type Error = B::Error;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         let this = self.project();
         match this.inner.as_pin_mut() {
             Some(inner) => inner.poll_frame(cx),
@@ -246,8 +249,8 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
 
 #[cfg(test)]
 mod tests {
-    use futures_util::stream::{iter, pending};
     use futures_util::StreamExt as _;
+    use futures_util::stream::{iter, pending};
     use http::Request;
     use http_body_util::{BodyExt as _, StreamBody};
     use tokio::io::duplex;
@@ -283,7 +286,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_second_message_is_refused_at_once() {
-        let (came, error, after) = read(Framing::message(100), &[&[0, 0, 0, 0, 1, 7], &[0, 0, 0, 0, 0]]).await;
+        let (came, error, after) =
+            read(Framing::message(100), &[&[0, 0, 0, 0, 1, 7], &[0, 0, 0, 0, 0]]).await;
         assert_eq!((came, after), (vec![6], Duration::ZERO));
         assert!(matches!(error, BodyError::TooMany), "{error}");
     }

@@ -37,6 +37,10 @@ impl CloseReason {
     }
 }
 
+/// After how many seconds without a request a connection that has carried some counts as quiet. Its peer may be about to use it: that
+/// request would be lost.
+const IDLE: u32 = 5;
+
 /// What a connection speaks, as far as that is known.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,7 +131,8 @@ impl Connection {
 
     /// Something was read. Outside of a request of HTTP/1.1 it begins the headers of the next one.
     pub(crate) fn received(&self) {
-        let between = self.protocol.load(Relaxed) == Protocol::Http1 as u8 && self.in_flight.load(Relaxed) == 0;
+        let between =
+            self.protocol.load(Relaxed) == Protocol::Http1 as u8 && self.in_flight.load(Relaxed) == 0;
         if between && !self.partial.swap(true, Relaxed) {
             self.since.store(self.shared.now(), Relaxed);
         }
@@ -145,9 +150,8 @@ impl Connection {
     /// Why it is late now, if it is.
     pub(crate) fn overdue(&self, now: u32) -> Option<CloseReason> {
         let limits = self.shared.limits();
-        let longer_than = |since: u32, limit: std::time::Duration| {
-            u64::from(now.saturating_sub(since)) > limit.as_secs()
-        };
+        let longer_than =
+            |since: u32, limit: std::time::Duration| u64::from(now.saturating_sub(since)) > limit.as_secs();
         let (stalled, since) = (self.stalled.load(Relaxed), self.since.load(Relaxed));
         if self.protocol.load(Relaxed) == Protocol::Other as u8 {
             return None;
@@ -165,8 +169,10 @@ impl Connection {
     /// In which order quiet connections are closed for new ones, the first first: those without a request yet, then those that are
     /// idle longest. `None` where it is not quiet.
     pub(crate) fn quiet(&self) -> Option<(bool, u32, u64)> {
+        let (served, since) = (self.served.load(Relaxed), self.since.load(Relaxed));
         let is_quiet = self.in_flight.load(Relaxed) == 0 && self.closed.load(Relaxed) == 0;
-        is_quiet.then(|| (self.served.load(Relaxed), self.since.load(Relaxed), self.id))
+        let is_idle = !served || self.shared.now().saturating_sub(since) >= IDLE;
+        (is_quiet && is_idle).then_some((served, since, self.id))
     }
 
     /// Closes it with its next read or write.
