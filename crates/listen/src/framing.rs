@@ -35,7 +35,8 @@ impl Framing {
 
     /// The body of a request of HTTP.
     pub fn whole<B>(request: &Request<B>) -> Self {
-        let length = request.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+        let length =
+            request.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
         Self::Whole { length, has_begun: false }
     }
 

@@ -88,7 +88,11 @@ impl<S> Guarded<S> {
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         if self.connection().is_some_and(|connection| connection.is_closed()) {
             return Poll::Ready(Err(Self::aborted()));
         }

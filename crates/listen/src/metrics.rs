@@ -54,10 +54,13 @@ impl Kind {
             Self::Limit => ("listener_connections_limit", "The most connections at one time"),
             Self::Accepted => ("listener_connections_accepted", "Connections accepted"),
             Self::Closed => ("listener_connections_closed", "Connections closed at a limit, by which"),
-            Self::Delayed => {
-                ("listener_accepts_delayed", "Waits for a place or a descriptor before a connection was accepted")
+            Self::Delayed => (
+                "listener_accepts_delayed",
+                "Waits for a place or a descriptor before a connection was accepted",
+            ),
+            Self::Refused => {
+                ("listener_requests_refused", "Requests ended before they were complete, by why")
             }
-            Self::Refused => ("listener_requests_refused", "Requests ended before they were complete, by why"),
         }
     }
 

@@ -38,7 +38,9 @@ pub(crate) struct Pages {
 impl Pages {
     pub(crate) async fn start(address: SocketAddr, about: About) -> Result<Self, LookasideError> {
         let acceptor = about.listeners.acceptor("http", Limits::pages());
-        let listener = PageListener::bind(address, acceptor).await.map_err(|source| LookasideError::Pages { address, source })?;
+        let listener = PageListener::bind(address, acceptor)
+            .await
+            .map_err(|source| LookasideError::Pages { address, source })?;
         let router = Router::new()
             .route("/metrics", get(metrics))
             .route("/healthz", get(|| async { "ok\n" }))

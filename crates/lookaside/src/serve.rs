@@ -48,10 +48,11 @@ async fn connection(
     let peer = socket.connect_info();
     let mut builder = auto::Builder::new(TokioExecutor::new()).http2_only();
     Http2 { streams: STREAMS }.apply(&mut builder);
-    let service = CallGuard.layer(calls).map_request(move |mut request: http::Request<hyper::body::Incoming>| {
-        request.extensions_mut().insert(peer.clone());
-        request.map(tonic::body::Body::new)
-    });
+    let service =
+        CallGuard.layer(calls).map_request(move |mut request: http::Request<hyper::body::Incoming>| {
+            request.extensions_mut().insert(peer.clone());
+            request.map(tonic::body::Body::new)
+        });
     let mut served = pin!(builder.serve_connection(TokioIo::new(socket), TowerToHyperService::new(service)));
     tokio::select! {
         ended = served.as_mut() => {

@@ -62,7 +62,16 @@ impl State {
         about: About,
     ) -> Self {
         let about = Arc::new(about);
-        Self { mesh, services, metrics, seeing, about, ready: Arc::default(), inbound: None, listeners: Listeners::default() }
+        Self {
+            mesh,
+            services,
+            metrics,
+            seeing,
+            about,
+            ready: Arc::default(),
+            inbound: None,
+            listeners: Listeners::default(),
+        }
     }
 
     /// Shows an endpoint that is served for a program, too.

@@ -120,8 +120,7 @@ impl Replica {
         tokio::spawn(acks);
         let backend = ReplicaBackend::new(shared.clone(), upstream.clone(), &config);
         let pages = http::Pages { backend: backend.clone(), listeners: bounded };
-        let http =
-            http.map(|listener| tokio::spawn(http::serve(listener, pages.clone(), stopping.clone())));
+        let http = http.map(|listener| tokio::spawn(http::serve(listener, pages.clone(), stopping.clone())));
         let saving = tokio::spawn(shared.save_all(stopping.clone()));
         let mut serving = JoinSet::new();
         let services = services(backend, Forward::new(upstream, "replica", stopping.clone()), &stopping);

@@ -46,7 +46,11 @@ impl Connected for IncomingStream {
 }
 
 impl AsyncRead for IncomingStream {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
         if !self.is_begun
             && let Some(connection) = self.stream.connection().filter(|connection| connection.has_begun())

@@ -3,9 +3,9 @@
 use std::{error::Error, io, pin::pin, task::Context, time::Duration};
 
 use bytes::Bytes;
+use fairmesh_listen::{Acceptor, Guarded, Limits, Memory};
 use http::{Request, Response};
 use http_body::Body;
-use fairmesh_listen::{Acceptor, Guarded, Limits, Memory};
 use hyper::body::Incoming;
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},

@@ -19,7 +19,9 @@ const CALLS: usize = 200;
 const FLOOR: Duration = Duration::from_millis(40);
 
 /// The 99th percentile of the times of calls, one after the other, of which none fails.
-async fn p99<T, E: std::fmt::Debug, F: Future<Output = Result<T, E>>>(mut call: impl FnMut() -> F) -> Duration {
+async fn p99<T, E: std::fmt::Debug, F: Future<Output = Result<T, E>>>(
+    mut call: impl FnMut() -> F,
+) -> Duration {
     let mut took = Vec::with_capacity(CALLS);
     for _ in 0..CALLS {
         let began = Instant::now();

@@ -95,7 +95,12 @@ pub(super) fn program(log: PathBuf, args: &str, descriptors: Option<u32>) -> Pro
     let Some(descriptors) = descriptors else { return Program::fairmesh(log, args) };
     let binary = env!("CARGO_BIN_EXE_fairmesh");
     let script = format!("ulimit -n {descriptors}; exec {binary} {args}");
-    Program { binary: "/bin/sh".into(), args: ["-c".into(), OsString::from(script)].into(), env: Vec::new(), log }
+    Program {
+        binary: "/bin/sh".into(),
+        args: ["-c".into(), OsString::from(script)].into(),
+        env: Vec::new(),
+        log,
+    }
 }
 
 /// What is responded with at a path, if anything is.

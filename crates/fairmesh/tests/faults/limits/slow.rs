@@ -80,7 +80,8 @@ async fn connections_that_do_not_begin_are_closed_on_every_listener() {
     kept.read_exact(&mut body).await.unwrap();
     kept.write_all(request).await.unwrap();
     assert!(read_head(&mut kept).await.starts_with("http/1.1 200"));
-    let closed = r#"fairmesh_control_listener_connections_closed_total{listener="http",reason="headers_timeout"}"#;
+    let closed =
+        r#"fairmesh_control_listener_connections_closed_total{listener="http",reason="headers_timeout"}"#;
     assert!(metric(&fleet.control_http, closed).await >= f64::from(u32::try_from(scale()).unwrap() / 2));
 }
 
@@ -104,7 +105,8 @@ async fn one_listener_takes_no_descriptors_of_another_and_new_connections_displa
             read(&honest).await.unwrap();
         }
     }
-    let displaced = r#"fairmesh_control_listener_connections_closed_total{listener="http",reason="displaced"}"#;
+    let displaced =
+        r#"fairmesh_control_listener_connections_closed_total{listener="http",reason="displaced"}"#;
     assert!(metric(&fleet.control_http, displaced).await >= 200.0);
     let limit = r#"fairmesh_control_listener_connections_limit{listener="http"}"#;
     assert!(metric(&fleet.control_http, limit).await <= 64.0);
@@ -180,7 +182,10 @@ async fn bodies_that_do_not_come_are_responded_to_with_408() {
         let mut response = String::new();
         let read = stream.read_to_string(&mut response);
         tokio::time::timeout_at(began + Duration::from_secs(45), read).await.expect("it stays open").unwrap();
-        assert!(response.starts_with("HTTP/1.1 408 ") && response.contains("connection: close"), "{response}");
+        assert!(
+            response.starts_with("HTTP/1.1 408 ") && response.contains("connection: close"),
+            "{response}"
+        );
     }
     let late = r#"fairmesh_control_listener_requests_refused_total{listener="http",reason="body_timeout"}"#;
     assert!(metric(&fleet.control_http, late).await >= 60.0);

@@ -77,9 +77,21 @@ async fn every_listener_of_every_process_is_in_the_table() {
     ] {
         let documented = rows.remove(name).unwrap_or_default();
         let labels: BTreeSet<_> = documented.iter().filter(|label| !label.is_empty()).cloned().collect();
-        assert_eq!(counted(http, kind).await, labels, "listeners that the {name} counts, and those in docs/limits.md");
+        assert_eq!(
+            counted(http, kind).await,
+            labels,
+            "listeners that the {name} counts, and those in docs/limits.md"
+        );
         let sockets = listening(process.pid());
-        assert_eq!(sockets, documented.len(), "the {name} listens on {sockets} sockets; docs/limits.md has {documented:?}");
+        assert_eq!(
+            sockets,
+            documented.len(),
+            "the {name} listens on {sockets} sockets; docs/limits.md has {documented:?}"
+        );
     }
-    assert_eq!(rows.into_keys().collect::<Vec<_>>(), ["a program's server"], "processes that are not tested here");
+    assert_eq!(
+        rows.into_keys().collect::<Vec<_>>(),
+        ["a program's server"],
+        "processes that are not tested here"
+    );
 }

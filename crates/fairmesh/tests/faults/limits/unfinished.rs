@@ -102,7 +102,9 @@ async fn attacked(what: &str, process: &Process, address: &str, http: &str) {
     for _ in 0..connections {
         match address.parse().unwrap() {
             Address::Tcp(to) => withhold(TcpStream::connect(to).await.unwrap(), calls, &mut attack).await,
-            Address::Unix(path) => withhold(UnixStream::connect(path).await.unwrap(), calls, &mut attack).await,
+            Address::Unix(path) => {
+                withhold(UnixStream::connect(path).await.unwrap(), calls, &mut attack).await
+            }
         }
     }
     let (most, meanwhile) = peak(process, async {
