@@ -217,18 +217,25 @@ impl Control {
         run_beside(following, served, quotas.sweep());
         let stop = served.clone();
         run_to_its_end(following, async move { imbalance.run(stop).await });
-        let stop = served.clone();
-        following.spawn(async move {
-            tokio::select! {
-                () = stop.cancelled() => Ok(()),
-                // Whatever broke it, a new process verifies the file and goes on: this one could only refuse writes.
-                () = follow(store.clone(), node, census, check_index) => {
-                    Err(ended("the store", store.fatal_error().unwrap_or("it is closed")))
-                }
-            }
-        });
+        following.spawn(followed(store, node, (census, check_index), served.clone()));
         let stop = served.clone();
         run_to_its_end(following, async move { registry.run(stop.cancelled_owned()).await });
+    }
+}
+
+/// Follows the store until `stop`.
+async fn follow_until(
+    store: Arc<dyn Store>,
+    node: Node,
+    (census, check_index): (Arc<Census>, Arc<CheckIndex>),
+    stop: CancellationToken,
+) -> Result<(), ControlError> {
+    tokio::select! {
+        () = stop.cancelled() => Ok(()),
+        // A new process verifies the file and goes on; this one could only refuse writes.
+        () = follow(store.clone(), node, census, check_index) => {
+            Err(ended("the store", store.fatal_error().unwrap_or("it is closed")))
+        }
     }
 }
 

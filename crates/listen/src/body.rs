@@ -115,19 +115,14 @@ impl<B> RequestBody<B> {
             timer.as_mut().reset(began + limit);
             if !*this.has_claimed && this.waiting.is_none() {
                 let id = this.guard.connection().id();
-                match this.guard.memory().poll_claim(id, REQUEST, &mut None, cx) {
-                    Poll::Ready(Ok(claim)) => {
-                        this.guard.hold(claim);
-                        *this.has_claimed = true;
-                        if this.guard.poll_revoked(cx) {
-                            this.guard.set_refused();
-                            return Poll::Ready(BodyError::NoMemory);
-                        }
-                    }
-                    _ => {
-                        this.guard.set_refused();
-                        return Poll::Ready(BodyError::NoMemory);
-                    }
+                let claimed = this.guard.memory().poll_claim(id, REQUEST, &mut None, cx);
+                if let Poll::Ready(Ok(claim)) = claimed {
+                    this.guard.hold(claim);
+                    *this.has_claimed = true;
+                }
+                if !*this.has_claimed || this.guard.poll_revoked(cx) {
+                    this.guard.set_refused();
+                    return Poll::Ready(BodyError::NoMemory);
                 }
             }
         }

@@ -37,6 +37,10 @@ impl CloseReason {
     }
 }
 
+/// After how many seconds without a request a connection that has carried some counts as quiet. Its peer may be about to use it: that
+/// request would be lost.
+const IDLE: u32 = 5;
+
 /// What a connection speaks, as far as that is known.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,8 +169,10 @@ impl Connection {
     /// In which order quiet connections are closed for new ones, the first first: those without a request yet, then those that are
     /// idle longest. `None` where it is not quiet.
     pub(crate) fn quiet(&self) -> Option<(bool, u32, u64)> {
+        let (served, since) = (self.served.load(Relaxed), self.since.load(Relaxed));
         let is_quiet = self.in_flight.load(Relaxed) == 0 && self.closed.load(Relaxed) == 0;
-        is_quiet.then(|| (self.served.load(Relaxed), self.since.load(Relaxed), self.id))
+        let is_idle = !served || self.shared.now().saturating_sub(since) >= IDLE;
+        (is_quiet && is_idle).then_some((served, since, self.id))
     }
 
     /// Closes it with its next read or write.
