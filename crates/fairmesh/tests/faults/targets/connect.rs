@@ -63,11 +63,12 @@ async fn connect_is_refused_unless_it_is_allowed() {
             let request = format!("CONNECT {target} HTTP/1.1\r\nhost: one.shop:80\r\n\r\n");
             assert!(asked(to, request.as_bytes()).await.starts_with("400 "), "{target}");
         }
-        assert_eq!(asked_http2(to, &[(":method", "CONNECT"), (":authority", "*")]).await, "reset");
+        let told = asked_http2(to, &[(":method", "CONNECT"), (":authority", "*")]).await;
+        assert!(told.starts_with("400 "), "{told}");
         let mut program = say(to, "CONNECT one.shop:80 HTTP/1.1\r\nhost: one.shop:80\r\n\r\n").await;
         let head = read_head(&mut program).await;
         assert!(
-            head.contains("\r\nallow: get, head, ") && !head.contains("connect"),
+            head.contains("\r\nallow: get, head, ") && !head.contains(", connect"),
             "RFC 9110 15.5.6: {head}"
         );
     }
