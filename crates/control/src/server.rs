@@ -217,7 +217,7 @@ impl Control {
         run_beside(following, served, quotas.sweep());
         let stop = served.clone();
         run_to_its_end(following, async move { imbalance.run(stop).await });
-        following.spawn(followed(store, node, (census, check_index), served.clone()));
+        following.spawn(follow_until(store, node, (census, check_index), served.clone()));
         let stop = served.clone();
         run_to_its_end(following, async move { registry.run(stop.cancelled_owned()).await });
     }

@@ -149,7 +149,7 @@ impl Reader {
         }
     }
 
-    async fn got(&mut self) -> Got {
+    pub(crate) async fn got(&mut self) -> Got {
         let got = timeout(BOUND, self.got.recv()).await.expect("something arrives").unwrap();
         if let Got::Update(update) = &got {
             self.apply(update);
