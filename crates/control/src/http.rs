@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     ControlError,
     metrics::{Metrics, Sources},
-    readiness::{Integrity, Readiness},
+    readiness::Readiness,
 };
 
 /// What the handlers share.
@@ -28,7 +28,6 @@ pub(crate) struct Shared {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) sources: Sources,
     pub(crate) readiness: Readiness,
-    pub(crate) integrity: Integrity,
     pub(crate) closing: CancellationToken,
 }
 
@@ -82,7 +81,7 @@ async fn ready(State(shared): State<Arc<Shared>>) -> (StatusCode, String) {
     match (problem, shared.closing.is_cancelled()) {
         (Some(problem), _) => (StatusCode::SERVICE_UNAVAILABLE, format!("{problem}\n")),
         (None, true) => (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n".into()),
-        (None, false) => match shared.integrity.damage() {
+        (None, false) => match shared.readiness.integrity.damage() {
             None => (StatusCode::OK, "ready\n".into()),
             Some(damage) => (
                 StatusCode::OK,

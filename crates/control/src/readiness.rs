@@ -49,13 +49,16 @@ impl Integrity {
 /// Looks whether the disk takes writes again after one has failed: else a control plane without writers would never be ready again.
 #[derive(Debug)]
 pub(crate) struct Readiness {
+    /// What is known of the store's file.
+    pub(crate) integrity: Integrity,
     data_dir: PathBuf,
     probed: Mutex<Option<(Instant, bool)>>,
 }
 
 impl Readiness {
     pub(crate) fn of(data_dir: &Path) -> Self {
-        Self { data_dir: data_dir.to_owned(), probed: Mutex::default() }
+        let (integrity, probed) = (Integrity::default(), Mutex::default());
+        Self { integrity, data_dir: data_dir.to_owned(), probed }
     }
 
     /// Why nothing can be written now, where that is so.

@@ -33,7 +33,7 @@ use crate::{
     metrics::{Metrics, Sources},
     partitions::{self, Opened},
     quotas::Quotas,
-    readiness::{Integrity, Readiness},
+    readiness::Readiness,
 };
 
 /// The store file within the data directory.
@@ -179,12 +179,10 @@ impl Control {
         let checks = Checks::new(node.clone(), followed.clone(), check_index.clone());
         let quotas = Quotas::new(node.clone());
         let admin = AdminService { node: node.clone(), store: followed.clone(), partitions };
+        let figures = ImbalanceService { imbalance: imbalance.clone(), node: node.clone() };
         let others = routes(&registry, &checks, closing)
             .add_service(rpc::admin_server(admin))
-            .add_service(rpc::imbalance_server(ImbalanceService {
-                imbalance: imbalance.clone(),
-                node: node.clone(),
-            }))
+            .add_service(rpc::imbalance_server(figures))
             .add_service(rpc::quota_server(quotas.clone()));
         let hold = store.lease_expiry().map(Hold::new);
         let backend = ControlBackend { node: node.clone(), store: followed.clone(), hold: hold.clone() };
@@ -202,10 +200,9 @@ impl Control {
             quotas: quotas.clone(),
             listeners,
         };
-        let (readiness, integrity) = (Readiness::of(&config.data_dir), Integrity::default());
-        run_beside(following, served, integrity.clone().watch(store.clone()));
-        let shared =
-            Arc::new(http::Shared { metrics, sources, readiness, integrity, closing: closing.clone() });
+        let readiness = Readiness::of(&config.data_dir);
+        run_beside(following, served, readiness.integrity.clone().watch(store.clone()));
+        let shared = Arc::new(http::Shared { metrics, sources, readiness, closing: closing.clone() });
         let pages = http::router(shared, registry.router()).merge(imbalance::router(imbalance.clone()));
         let serving = http::serve(pages, http, closing.clone(), DRAIN);
         run_to_its_end(parts, serving);

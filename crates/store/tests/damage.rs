@@ -132,7 +132,7 @@ fn bits_that_flip_in_the_file_of_an_open_store_are_found_by_verifying_it() {
     let path = folder.path().join("store");
     let store = fill(&path);
     runtime().block_on(store.verify()).unwrap();
-    runtime().block_on(store.write(batch([put("/more".to_owned(), b"x".to_vec(), Expect::Absent)]))).unwrap();
+    runtime().block_on(store.write(batch([put("/more", b"x".to_vec(), Expect::Absent)]))).unwrap();
     runtime().block_on(store.verify()).unwrap();
     let whole = fs::read(&path).unwrap();
     let file = fs::OpenOptions::new().write(true).open(&path).unwrap();

@@ -102,7 +102,7 @@ impl Pattern {
     }
 }
 
-fn compile(text: &str) -> Result<Regex, BuildError> {
+fn compile(text: &str) -> Result<Regex, Box<BuildError>> {
     let config = Config::new()
         .nfa_size_limit(Some(MOST))
         // They are for captures, of which there are none.
@@ -111,7 +111,8 @@ fn compile(text: &str) -> Result<Regex, BuildError> {
         .which_captures(WhichCaptures::None)
         .utf8_empty(false);
     let syntax = syntax::Config::new().unicode(false).utf8(false);
-    let build = |text: &str| Regex::builder().configure(config.clone()).syntax(syntax).build(text);
+    let build =
+        |text: &str| Regex::builder().configure(config.clone()).syntax(syntax).build(text).map_err(Box::new);
     // By itself first: what closes a group that it did not open must not get out of the anchors.
     if syntax::parse_with(text, &syntax).is_err() {
         return build(text);
