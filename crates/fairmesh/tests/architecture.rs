@@ -98,7 +98,7 @@ const LISTENS: &[&str] = &[
     "proxy/src/serve.rs",
     "proxy/src/inbound.rs",
     "proxy/src/handover.rs",
-    "fairmesh/src/demo/running.rs",
+    "fairmesh/src/demo/fleet.rs",
     "fairmesh/src/demo/service.rs",
 ];
 

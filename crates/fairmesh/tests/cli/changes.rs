@@ -109,7 +109,7 @@ fn a_service_that_its_first_server_declared_says_so_in_its_history() {
     let mesh = Mesh::start();
     mesh.register("shop/new", "new-0", "eu", 7000);
     let created = |line: Option<&str>| {
-        line.is_some_and(|line| line.contains(" the first registration ") && line.contains(" created: {"))
+        line.is_some_and(|line| line.contains(" its first registration ") && line.contains(" created: {"))
     };
     let table = mesh.run(&["history", "service", "shop/new"]).ok();
     assert!(created(table.lines().nth(1)), "{table}");

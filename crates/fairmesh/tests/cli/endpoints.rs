@@ -92,7 +92,7 @@ fn explain_says_step_by_step_where_a_key_goes() {
 fn explain_takes_the_region_of_this_machines_agent_and_refuses_unknown_ones() {
     let mesh = shop_with_servers();
     let assumed = mesh.run(&["explain", "shop/catalog"]);
-    assert!(assumed.err.contains("as a caller in region local: no agent answers at "), "{assumed:?}");
+    assert!(assumed.err.contains("as a caller in region local: no agent responds at "), "{assumed:?}");
     let unknown = mesh.run(&["explain", "shop/catalog", "--region", "uss"]).fails(2);
     assert!(
         unknown.contains("there is no region uss") && unknown.contains("write one of eu, us"),
@@ -140,7 +140,7 @@ fn shards_split_merge_and_move() {
 
     let complaint =
         mesh.run(&["shards", "move", "shop/cart", "1", "--from", "cart-1", "--to", "cart-0"]).fails(1);
-    assert!(complaint.contains("cart-1 does not hold shard 1"), "{complaint}");
+    assert!(complaint.contains("cart-1 has no replica of shard 1"), "{complaint}");
 }
 
 #[test]

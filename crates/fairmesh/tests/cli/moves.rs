@@ -63,7 +63,7 @@ fn a_move_that_waits_for_a_caller_names_it() {
     mesh.while_watching("/t/shop/shards/", || {
         let (child, mut told) = start_move(&mesh, "cart-2");
         let told = line(&mut told);
-        assert!(told.contains("callers that have yet to follow: test ("), "{told}");
+        assert!(told.contains("waiting for callers that have not applied the map: test ("), "{told}");
         started = Some(child);
     });
     assert!(started.unwrap().wait().unwrap().success(), "nobody is left to wait for");

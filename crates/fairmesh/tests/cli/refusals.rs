@@ -78,7 +78,7 @@ fn a_shard_map_of_what_is_not_sharded_is_refused_with_all_that_comes_along() {
     let mesh = Mesh::start();
     let map = "kind: ShardMap\nservice: shop/whole\nshards:\n  - {id: 0, start: 0, replicas: []}\n";
     let whole = format!("kind: Service\nname: shop/whole\n---\n{map}");
-    for (yaml, why) in [(&*whole, "shop/whole is not sharded"), (map, "nobody declared shop/whole")] {
+    for (yaml, why) in [(&*whole, "shop/whole is not sharded"), (map, "shop/whole is not declared")] {
         let file = mesh.file("map.yaml", yaml);
         for extra in [&["--dry-run"][..], &[]] {
             let complaint = mesh.run(&[&["apply", "-f", &file], extra].concat()).fails(1);
