@@ -111,12 +111,7 @@ impl Server {
             ..*totals
         };
         let refused = std::mem::take(&mut self.refused);
-        self.limit.record_success(CompletedRequest {
-            latency: latency,
-            in_flight: in_flight,
-            refused,
-            now: self.now,
-        });
+        self.limit.record_success(CompletedRequest { latency, in_flight, refused, now: self.now });
         if let Some(arrived_at) = self.queue.pop_front() {
             self.begin(arrived_at);
         }

@@ -207,6 +207,23 @@ impl Control {
         let serving = http::serve(pages, http, closing.clone(), DRAIN);
         run_to_its_end(parts, serving);
 
+        following.spawn(follow_until(store, node, (census, check_index), served.clone()));
+        Controllers { hold, checks, quotas, imbalance, registry }.spawn(following, served);
+    }
+}
+
+/// The loops that act on the store's records until the control plane stops.
+struct Controllers {
+    hold: Option<Hold>,
+    checks: Checks,
+    quotas: Quotas,
+    imbalance: Arc<Imbalance>,
+    registry: Registry,
+}
+
+impl Controllers {
+    fn spawn(self, following: &mut Parts, served: &CancellationToken) {
+        let Self { hold, checks, quotas, imbalance, registry } = self;
         if let Some(hold) = hold {
             run_beside(following, served, hold.keep());
         }
@@ -214,7 +231,6 @@ impl Control {
         run_beside(following, served, quotas.sweep());
         let stop = served.clone();
         run_to_its_end(following, async move { imbalance.run(stop).await });
-        following.spawn(follow_until(store, node, (census, check_index), served.clone()));
         let stop = served.clone();
         run_to_its_end(following, async move { registry.run(stop.cancelled_owned()).await });
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::{Balancing, HealthCheck, Invalid, RateLimit, Route, Timeouts, route::is_token};
 
 /// How calls to a service are routed and protected. The default is right for a service nobody wrote a policy for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
     /// Rules in order; the first that matches wins, and a call that none matches goes to the service itself, as in Envoy.
     pub routes: Vec<Route>,
@@ -25,22 +25,6 @@ pub struct Policy {
     pub health_check: Option<HealthCheck>,
     /// Where a lookaside of the service's own is asked which endpoints to call: `host:port`, or `unix:/path`.
     pub lookaside: Option<String>,
-}
-
-impl Default for Policy {
-    fn default() -> Self {
-        Self {
-            routes: Vec::new(),
-            locality: Locality::default(),
-            balancing: Balancing::default(),
-            timeouts: Timeouts::default(),
-            retries: Retries::default(),
-            limit: None,
-            key: None,
-            health_check: None,
-            lookaside: None,
-        }
-    }
 }
 
 /// Which regions a call may go to, and in which order (ServiceRouter §3.4.1).

@@ -49,9 +49,9 @@ enum Event {
     /// The process is connected.
     Connected(ProcessId, u32),
     /// A scenario event begins.
-    BeginScenarioEvent(usize),
+    Begin(usize),
     /// A scenario event ends.
-    EndScenarioEvent(usize),
+    End(usize),
     /// A second has passed.
     Second,
 }
@@ -131,8 +131,8 @@ impl Engine<'_> {
             Event::ReceiveAck { from, generation, number } => self.receive_ack(from, generation, number),
             Event::Connect(child, generation) => self.connect(child, generation),
             Event::Connected(child, generation) => self.connected(child, generation),
-            Event::BeginScenarioEvent(index) => self.begin_event(index),
-            Event::EndScenarioEvent(index) => self.end_event(index),
+            Event::Begin(index) => self.begin_event(index),
+            Event::End(index) => self.end_event(index),
             Event::Second => self.second(),
         }
         Ok(())

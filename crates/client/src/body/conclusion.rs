@@ -73,7 +73,7 @@ impl WebFrames {
             self.group.push(*digit);
             if self.group.len() == 4 {
                 match decode_base64(&self.group, &mut [0; 3]) {
-                    Some(bytes) => self.see_bytes(&bytes.to_vec()),
+                    Some(bytes) => self.see_bytes(bytes),
                     None => self.is_over = true,
                 }
                 self.group.clear();

@@ -48,7 +48,7 @@ impl CallError {
     }
 
     /// The same for a read: nothing was to be applied.
-    pub(super) fn as_unavailable(self) -> Self {
+    pub(super) fn into_unavailable(self) -> Self {
         match self {
             Self::Unknown(problem) => Self::Unavailable(problem),
             other => other,

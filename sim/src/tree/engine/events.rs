@@ -30,7 +30,7 @@ impl Engine<'_> {
                 self.affected(index).into_iter().for_each(|id| self.stop(id, index));
             }
         }
-        self.push(ends, Event::EndScenarioEvent(index));
+        self.push(ends, Event::End(index));
     }
 
     pub(super) fn end_event(&mut self, index: usize) {

@@ -168,7 +168,7 @@ impl Engine<'_> {
         let first = self.workload.pause();
         self.push(first, Event::Write);
         for (index, event) in self.scenario.events.iter().enumerate() {
-            self.push(SimTime::nanos(event.at), Event::BeginScenarioEvent(index));
+            self.push(SimTime::nanos(event.at), Event::Begin(index));
         }
     }
 }

@@ -49,7 +49,7 @@ impl Terms {
 #[derive(Clone)]
 enum Way {
     Library(ServiceHandle),
-    Proxy(Client<HttpConnector, AnyBody>, String, &'static str),
+    Proxy(Box<Client<HttpConnector, AnyBody>>, String, &'static str),
 }
 
 /// Who is called over what.
@@ -151,7 +151,7 @@ async fn streams_polls_and_transfers_outlive_every_default() {
     {
         let is_grpc = service == "shop/rpc";
         let client = Client::builder(TokioExecutor::new()).http2_only(http2).build_http();
-        let proxied = Way::Proxy(client, mesh.proxy.by_host.clone(), host);
+        let proxied = Way::Proxy(Box::new(client), mesh.proxy.by_host.clone(), host);
         for (over, way) in [("proxy", proxied), ("library", Way::Library(library.service(service).unwrap()))]
         {
             calls.spawn(Caller { name: format!("{service} over {over}"), way, is_grpc }.go(terms));

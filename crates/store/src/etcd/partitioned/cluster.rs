@@ -185,7 +185,7 @@ impl Cluster {
         let mut lane = self.copier.lock().await;
         if lane.highest_attempted > lane.at {
             // The outcome of the last write is unknown: it was given up, or its future was dropped.
-            lane.at = self.stored_position(&lane).await.map_err(CallError::as_unavailable)?;
+            lane.at = self.stored_position(&lane).await.map_err(CallError::into_unavailable)?;
         }
         let number = lane.next();
         self.commit(&mut lane, number, change, retry).await

@@ -240,7 +240,7 @@ impl PartitionedState {
             let cluster = &partitions.clusters[*part];
             let conditions =
                 ConditionalWrite::default().with_conditions(&cluster.layout, ops).only_conditions();
-            let outcome = cluster.check(&conditions).await.map_err(CallError::as_unavailable);
+            let outcome = cluster.check(&conditions).await.map_err(CallError::into_unavailable);
             match self.write_result(cluster, ops, outcome) {
                 Ok(()) => {}
                 Err(WriteError::Conflict(conflict)) => conflicts.push(conflict),
