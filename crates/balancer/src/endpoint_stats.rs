@@ -32,7 +32,7 @@ const LATENCY_SHIFT: u32 = 8;
 /// another.
 ///
 /// A program calls many services, and most of the time of a pick is cache misses. So what a pick reads of an endpoint
-/// ([`HotStats`]) is a quarter of a cache line, and what only responses write is stored elsewhere. Padding each count
+/// (`HotStats`) is a quarter of a cache line, and what only responses write is stored elsewhere. Padding each count
 /// to its own cache line was rejected: it helps when many cores call one service, at the expense of calls to all other
 /// services.
 ///

@@ -154,7 +154,7 @@ impl ServerBuilder {
     }
 
     /// Takes fewer calls at a time while they take too long for their number, and refuses the others
-    /// [likewise](Self::at_most); see [`Concurrency`](fairmesh_balancer::Concurrency). It begins with the bound that is
+    /// [likewise](Self::at_most); see [`AdaptiveConcurrency`](fairmesh_balancer::AdaptiveConcurrency). It begins with the bound that is
     /// given, or 1024. Streams are not counted.
     pub fn adaptive(mut self) -> Self {
         self.adaptive = true;
