@@ -3,7 +3,6 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use fairmesh_control::HISTORY_KEPT;
 use fairmesh_model::spec::Document;
 use fairmesh_wire::v1::Change;
 use serde_json::json;
@@ -31,10 +30,6 @@ pub(crate) struct HistoryArgs {
     #[command(flatten)]
     output_args: OutputArgs,
 }
-
-/// Author of a declaration that was never applied. An applied declaration leaves a row that nothing existed before; a
-/// declaration by the first registration is written without history, and so without its time.
-const REGISTRATION: &str = "the first registration";
 
 /// One value of the record.
 struct Version<'a> {
@@ -67,12 +62,7 @@ fn table(versions: &[Version<'_>]) -> Result<Listing, Failure> {
         let Version { change, document } = version;
         let before = versions.get(i + 1);
         let written = before.and_then(|before| replaced(before.change));
-        let registered = before.is_none() && document.is_some() && versions.len() <= HISTORY_KEPT;
-        let by = match before {
-            Some(before) => before.change.replaced_by.clone(),
-            None if registered => REGISTRATION.to_owned(),
-            None => String::new(),
-        };
+        let by = before.map(|before| before.change.replaced_by.clone()).unwrap_or_default();
         let replaced = replaced(change);
         // The absence of a record has no revision while it lasts.
         let revision = Some(change.revision).filter(|number| *number > 0);
@@ -81,7 +71,7 @@ fn table(versions: &[Version<'_>]) -> Result<Listing, Failure> {
                 revision.map_or_else(|| "-".to_owned(), |number| number.to_string()),
                 written.clone().unwrap_or_default(),
                 by.clone(),
-                if registered { "created: " } else { "" }.to_owned() + &brief(before, version)?,
+                brief(before, version)?,
             ],
             json!({
                 "revision": revision,

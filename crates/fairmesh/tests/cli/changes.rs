@@ -115,7 +115,8 @@ fn a_service_that_its_first_server_declared_says_so_in_its_history() {
     assert!(created(table.lines().nth(1)), "{table}");
     mesh.apply("kind: Service\nname: shop/new\ntype: consistent-hash\n").ok();
     let table = mesh.run(&["history", "service", "shop/new"]).ok();
-    assert_eq!(table.lines().count(), 3, "{table}");
+    // The heading, both versions, and that there was none before.
+    assert_eq!(table.lines().count(), 4, "{table}");
     assert!(created(table.lines().nth(2)) && !created(table.lines().nth(1)), "{table}");
 }
 
