@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_store::Store;
+use fairmesh_store::{Store, StoreError};
 use tokio::{sync::Mutex, task::spawn_blocking, time::Instant};
 
 /// How long the result of a probe is believed: whoever reads `/readyz` causes no more writes than this.
@@ -29,7 +29,14 @@ impl Integrity {
     pub(crate) async fn watch(self, store: Arc<dyn Store>) {
         loop {
             tokio::time::sleep(VERIFIED_EVERY).await;
-            let Err(error) = store.verify().await else { continue };
+            let error = match store.verify().await {
+                Ok(()) => continue,
+                Err(error @ (StoreError::Corrupt { .. } | StoreError::Foreign { .. })) => error,
+                Err(error) => {
+                    tracing::warn!(%error, "the store's file cannot be verified; trying again later");
+                    continue;
+                }
+            };
             tracing::error!(
                 %error,
                 "the store's file is damaged; this process goes on by what it has in memory, and the next start would refuse the file: save \

@@ -14,13 +14,11 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::{
     Framing, RequestGuard,
-    memory::{PendingBody, Waiting},
+    memory::{LEAST, PendingBody, Waiting},
 };
 
 /// How long a body may keep its handler waiting before it has to claim memory for that.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// What a request costs that is waited for, in bytes.
-const REQUEST: usize = 16 * 1024;
 
 /// Why a body ended early.
 #[derive(Debug)]
@@ -115,7 +113,7 @@ impl<B> RequestBody<B> {
             timer.as_mut().reset(began + limit);
             if !*this.has_claimed && this.waiting.is_none() {
                 let id = this.guard.connection().id();
-                let claimed = this.guard.memory().poll_claim(id, REQUEST, &mut None, cx);
+                let claimed = this.guard.memory().poll_claim(id, LEAST, &mut None, cx);
                 if let Poll::Ready(Ok(claim)) = claimed {
                     this.guard.hold(claim);
                     *this.has_claimed = true;

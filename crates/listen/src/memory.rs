@@ -17,6 +17,8 @@ use tokio::time::Instant;
 const TOTAL: usize = 64 << 20;
 /// Bytes of one connection.
 const OF_ONE: usize = 16 << 20;
+/// The least that is claimed, which bounds how many claims there are: making room looks at all of them.
+pub(crate) const LEAST: usize = 16 * 1024;
 /// Requests that wait for memory, of all connections and of one. What they have sent is bounded by their windows.
 const WAITING: usize = 256;
 const WAITING_OF_ONE: usize = 64;
@@ -122,7 +124,7 @@ impl Memory {
         waiting: &mut Option<Waiting>,
         cx: &Context<'_>,
     ) -> Poll<Result<Claim, Exhausted>> {
-        let bytes = bytes.min(OF_ONE);
+        let bytes = bytes.clamp(LEAST, OF_ONE);
         let mut ledger = self.ledger();
         if ledger.make_room(connection, bytes, Instant::now()) {
             let claim = self.grant(&mut ledger, connection, bytes);

@@ -184,7 +184,7 @@ impl Forwarder {
     }
 
     /// Counts a request that is for no service here.
-    fn count_nobody(&self, nobody: &Nobody) {
+    pub(super) fn count_nobody(&self, nobody: &Nobody) {
         count(match nobody {
             Nobody::TooMany { .. } => &self.services.refused,
             Nobody::NoHost | Nobody::Malformed(_) | Nobody::NoName(_) => &self.metrics.nobody,

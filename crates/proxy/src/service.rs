@@ -171,7 +171,11 @@ impl Services {
 
     /// Nobody knows it: whoever makes names up must not fill the table.
     pub(crate) fn forget(&self, name: &ServiceName) {
-        self.known.write().unwrap_or_else(PoisonError::into_inner).remove(name);
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        // One with a listener of its own stays, and may be declared yet.
+        if known.by_name.get(name).is_none_or(|target| !target.is_kept.load(Acquire)) {
+            known.remove(name);
+        }
     }
 
     /// All of them, by name.

@@ -13,7 +13,10 @@ static ASIDE: Semaphore = Semaphore::const_new(2);
 pub async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Status> {
     let stopped = || Status::unavailable("the process is stopping; try again");
     let place = ASIDE.acquire().await.map_err(|_| stopped())?;
-    let done = spawn_blocking(work).await.map_err(|_| stopped());
-    drop(place);
-    done
+    // The work goes on if its caller goes away, and keeps its place until it has ended.
+    let work = move || {
+        let _place = place;
+        work()
+    };
+    spawn_blocking(work).await.map_err(|_| stopped())
 }

@@ -49,6 +49,7 @@ pub(super) struct Fields {
     /// Fields that came, all and those that count: a cookie that is cut into several is one (RFC 9113 8.2.3).
     came: usize,
     counted: usize,
+    has_cookie: bool,
     size: usize,
     /// What is wrong with the message, if anything.
     wrong: Option<&'static str>,
@@ -99,7 +100,9 @@ impl Fields {
         self.came += 1;
         let is_own = !matches!(field, Field::Header(..) | Field::Malformed(..));
         let is_cookie = matches!(&field, Field::Header(name, _) if *name == header::COOKIE);
-        self.counted += usize::from(!is_own && !is_cookie);
+        // The pieces of a cookie become one header.
+        let is_piece = is_cookie && std::mem::replace(&mut self.has_cookie, true);
+        self.counted += usize::from(!is_own && !is_piece);
         if self.is_too_large() || self.wrong.is_some() {
             return;
         }

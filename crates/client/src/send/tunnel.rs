@@ -39,14 +39,16 @@ pub(crate) async fn open(handle: &Handle, mut parts: Parts, allowed: bool) -> Re
             return Ok(Connected::Refused);
         }
         let mut call = Call::new(&handle.subscription);
-        let routed = route(terms, &mut call, &head).await?;
+        drop(route(terms, &mut call, &head).await?);
         if let Some(treatment) = call.treatment().cloned() {
             if let Some(answer) = treated::instead(terms, &treatment, &head) {
                 return Ok(Connected::Answered(answer));
             }
             treated::delay(terms, &treatment, &call).await?;
         }
-        tries(terms, &mut call, routed).await.map(Connected::Tunnel)
+        // Time has passed since it was routed: the service was waited for, or the route delayed the call.
+        let current = (handle.mesh.clock.now(), call.look());
+        tries(terms, &mut call, current).await.map(Connected::Tunnel)
     };
     counted(handle, opened).await
 }
@@ -99,7 +101,8 @@ async fn tries(
         let line = decide(terms, call, view, &mut now).await?;
         count(&mesh.counters.tries);
         // Half, as for a request: the rest is for another server.
-        let connected_by = mesh.clock.instant(now + nanos(call.left_before_request(now)) / 2);
+        let half = now + nanos(call.left_before_request(now)) / 2;
+        let connected_by = mesh.clock.instant(half.min(call.try_ends(now)));
         let error = match line.open_raw(connected_by).await {
             Ok((io, open)) => {
                 call.end(Ending::Answered);

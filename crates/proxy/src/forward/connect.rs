@@ -56,6 +56,10 @@ impl Forwarder {
     /// asked for would be a way around every border of the network that it stands in. Even to a service it is a way around all routes
     /// but the one of the CONNECT itself, so that the listener or that route has to allow it.
     pub(super) async fn connect<B>(&self, request: Request<B>, origin: &Origin) -> Response<Body> {
+        if let Err(nobody) = named::host_header(&request) {
+            self.count_nobody(&nobody);
+            return answer::of_http(StatusCode::BAD_REQUEST, format!("{nobody}\n"));
+        }
         let (mut head, _) = request.into_parts();
         let named = head.uri.authority().map(ToString::to_string).unwrap_or_default();
         let target = match self.tunnel_target(&named, origin) {

@@ -11,16 +11,11 @@ use crate::service::{Nobody, Target};
 impl Forwarder {
     /// The service that a request is for, whose host is well formed.
     pub(super) fn target<B>(&self, request: &Request<B>, origin: &Origin) -> Result<Arc<Target>, Nobody> {
-        let header = host_of(request.headers())?;
-        if header.is_none() && request.version() == Version::HTTP_11 {
-            // A server must refuse it, whatever else names a host (RFC 9112 3.2).
-            return Err(Nobody::NoHost);
-        }
+        let header = host_header(request)?;
         // The URI counts before the header (RFC 9112 3.2.2, RFC 9113 8.3.1): HTTP/2 and requests to a proxy name the host there.
         let authority = request.uri().authority().map(|authority| authority.as_str());
         if origin.service.is_some() {
             authority.map_or(Ok(()), check)?;
-            header.map_or(Ok(()), check)?;
             return self.target_of("", origin);
         }
         let by_host = |host: &str| self.target_of(host, origin);
@@ -28,10 +23,20 @@ impl Forwarder {
             // It names the proxy itself, as programs that set the header over HTTP/2 have it, and the header says who is meant.
             // The server is told the service's own name in either case.
             (Some(Err(Nobody::NoName(_))) | None, Some(host)) => by_host(host),
-            (Some(found), host) => host.map_or(Ok(()), check).and(found),
+            (Some(found), _) => found,
             (None, None) => Err(Nobody::NoHost),
         }
     }
+}
+
+/// The one well-formed header `host` of a request. HTTP/1.1 without it is refused, whatever else names a host (RFC 9112 3.2).
+pub(super) fn host_header<B>(request: &Request<B>) -> Result<Option<&str>, Nobody> {
+    let header = host_of(request.headers())?;
+    if header.is_none() && request.version() == Version::HTTP_11 {
+        return Err(Nobody::NoHost);
+    }
+    header.map_or(Ok(()), check)?;
+    Ok(header)
 }
 
 /// The header `host`; where there are several, two servers could take another one each.

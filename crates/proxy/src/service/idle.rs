@@ -58,7 +58,8 @@ impl Services {
         known.searched = Some(now);
         let long = self.limits.service_idle / IN_NEED;
         self.let_go(known, |target| {
-            matches!(*target.handle.view(), View::Unknown) || target.is_idle(now, long)
+            let is_kept = target.is_kept.load(Acquire);
+            !is_kept && (matches!(*target.handle.view(), View::Unknown) || target.is_idle(now, long))
         });
         let room = known.by_name.len() < self.limits.services;
         if !room {

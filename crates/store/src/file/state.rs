@@ -29,6 +29,8 @@ pub(super) struct FileState {
     fatal_error: OnceLock<String>,
     /// Why the last write failed, until one succeeds.
     write_failure: Mutex<Option<String>>,
+    /// Held while the file is written or verified.
+    pub(super) writing: Mutex<()>,
     /// Declared last: released after the database is closed.
     lock: Option<File>,
 }
@@ -57,6 +59,7 @@ impl FileState {
             access: RwLock::new(Access::ReadWrite(db)),
             fatal_error: OnceLock::new(),
             write_failure: Mutex::default(),
+            writing: Mutex::default(),
             lock,
         })
     }
@@ -100,7 +103,7 @@ impl FileState {
 
     /// Verifies the file while nothing is written to it, over a view of its own: the open database is not touched.
     pub(super) fn verify(&self) -> Result<(), StoreError> {
-        let _exclusive = self.access.write().unwrap_or_else(PoisonError::into_inner);
+        let _no_writes = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let path = self.path.clone();
         let read_only: OpenBackend = Box::new(move || backend::open_read_only(&path));
         // A store without a lock is not a file, and its backend can be opened a second time.

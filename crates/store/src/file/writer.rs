@@ -5,7 +5,7 @@ use std::{
     io,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc,
+        Arc, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     thread::{self, JoinHandle},
@@ -141,6 +141,9 @@ impl Writer {
 
     /// Commits a group and publishes its commits. On a failure the file contains all of the group or none of it.
     fn write(&mut self, group: &[WriteRequest], staged: &mut Staged) -> Result<(), StoreError> {
+        let shared = Arc::clone(&self.shared);
+        // A panic under the lock has ended the writer; verification may go on.
+        let _writing = shared.writing.lock().unwrap_or_else(PoisonError::into_inner);
         if !matches!(&*self.shared.access(), Access::ReadWrite(_)) {
             self.recover()?;
         }
