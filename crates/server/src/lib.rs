@@ -74,6 +74,7 @@ pub use body::ServerBody;
 pub use builder::{ServerBuilder, default_instance};
 pub use cpu::{Cpu, CpuTime};
 pub use drain::{drain_deadline, terminated};
+pub use fairmesh_model::{Location, Protocol, Region};
 pub use incoming::{IncomingStream, incoming};
 pub use layer::{ServerFuture, ServerLayer, ServerService};
 pub use lease::{Drained, Lease, Standing};
