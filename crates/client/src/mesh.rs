@@ -1,6 +1,6 @@
 use std::{
     env, fmt,
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     path::PathBuf,
     sync::{
         Arc,
@@ -25,7 +25,7 @@ use crate::{
     observer::Observer,
     source::Source,
     stats::Counters,
-    transport::{Line, Wiring},
+    transport::{Line, OwnAddresses, Wiring},
 };
 
 /// How long [`Mesh::connect`] waits for the agent, so that the first calls find it there.
@@ -98,6 +98,12 @@ impl Mesh {
     /// must not begin to serve before; calls wait by themselves.
     pub async fn informed(&self) {
         self.shared.source.informed().await;
+    }
+
+    /// Makes no connections to these addresses from now on: those at which this process accepts the calls that it forwards.
+    /// An endpoint there counts as one that cannot be reached.
+    pub fn exclude_addresses(&self, addresses: impl IntoIterator<Item = SocketAddr>) {
+        self.shared.wiring.own_addresses.add(addresses);
     }
 
     /// How fresh what is known is, and from whom it comes.
@@ -220,7 +226,12 @@ impl MeshBuilder {
             None => Source::Records(self.follow(client_id).await?),
         };
         let counters = Arc::<Counters>::default();
-        let wiring = Wiring { counters: Arc::clone(&counters), local: self.local_address, cores: self.cores };
+        let wiring = Wiring {
+            counters: Arc::clone(&counters),
+            local: self.local_address,
+            own_addresses: OwnAddresses::default(),
+            cores: self.cores,
+        };
         let mirrors = Arc::new(Semaphore::new(MIRRORS));
         let (clock, observer) = (Clock::start(), self.observer);
         let shared = Shared { source, own_lookasides, counters, wiring, clock, observer, mirrors, seed };

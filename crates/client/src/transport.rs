@@ -7,6 +7,7 @@ mod alarm;
 mod h1;
 mod h2;
 mod outgoing;
+mod own_addresses;
 mod request;
 mod wait;
 
@@ -35,6 +36,7 @@ pub(crate) use self::{
     h1::{Got, Incoming, Plain, Reply as H1Reply, call_over},
     h2::{Incoming as H2Incoming, Reply as H2Reply, Shared, over},
     outgoing::{Outgoing, Replay},
+    own_addresses::OwnAddresses,
     request::{Head, Request, Slot},
     wait::{Silence, Times},
 };
@@ -65,6 +67,8 @@ pub(crate) struct Wiring {
     pub(crate) counters: Arc<Counters>,
     /// The address that connections are made from; the system's choice where none is given.
     pub(crate) local: Option<IpAddr>,
+    /// Addresses to which no connection is made.
+    pub(crate) own_addresses: OwnAddresses,
     /// Event loops that call.
     pub(crate) cores: usize,
 }
@@ -74,6 +78,7 @@ pub(crate) struct Line {
     endpoint: Held,
     address: SocketAddr,
     local: Option<IpAddr>,
+    own_addresses: OwnAddresses,
     multiplexed: bool,
     h1: PerCore<h1::Pool>,
     h2: PerCore<h2::Pool>,
@@ -169,6 +174,10 @@ impl Line {
     }
 
     async fn reach(&self) -> Result<TcpStream, SendError> {
+        if self.own_addresses.contains(self.address) {
+            let own = format!("{} is an address of this process itself", self.address);
+            return Err(SendError::Unreachable(io::Error::other(own)));
+        }
         let reached = Plaintext.reach(self.address, self.local);
         let connected = tokio::time::timeout(CONNECT_TIMEOUT, reached).await;
         let late = || io::Error::new(io::ErrorKind::TimedOut, "no connection within 2 s");
@@ -267,6 +276,7 @@ impl Lane for Arc<Line> {
         Self::new(Line {
             address: target.address,
             local: wiring.local,
+            own_addresses: wiring.own_addresses.clone(),
             multiplexed,
             endpoint,
             h1: PerCore::new(if multiplexed { 1 } else { wiring.cores }),

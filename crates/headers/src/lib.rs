@@ -45,6 +45,9 @@ pub const OVERLOADED: &str = "overloaded";
 pub const FULL: HeaderName = HeaderName::from_static("x-fairmesh-full");
 /// In [`FAULT`], said by the server layer: the time that the caller gave has passed while the server worked on the call.
 pub const LATE: &str = "deadline";
+/// The proxies that forwarded a request, one identity in each field, as `CDN-Loop` has those of content delivery networks (RFC 8586):
+/// a proxy that finds its own too often ends a loop.
+pub const LOOP: &str = "x-fairmesh-loop";
 /// The load report in text form: `TEXT cpu_utilization=0.3,named_metrics.concurrent_requests=4` (ORCA). For HTTP answers.
 pub const LOAD: HeaderName = HeaderName::from_static("endpoint-load-metrics");
 /// The load report as an `xds.data.orca.v3.OrcaLoadReport`, base64. A trailer of gRPC answers.
@@ -63,6 +66,6 @@ pub const STREAMS: &str = "concurrent_streams";
 /// Whether there may be a header by which a caller tells what is wanted of its call: asked in one pass, since most calls have
 /// none, and looking each up would cost a hash.
 pub fn may_tell(headers: &http::HeaderMap) -> bool {
-    let tells = |name: &str| name.starts_with("x-fairmesh-") || name == GRPC_TIMEOUT;
+    let tells = |name: &str| name.starts_with("x-fairmesh-") && name != LOOP || name == GRPC_TIMEOUT;
     headers.keys().any(|name| tells(name.as_str()))
 }

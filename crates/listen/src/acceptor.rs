@@ -54,6 +54,7 @@ pub(crate) struct Counts {
     pub(crate) closed: [AtomicU64; CloseReason::COUNT],
     pub(crate) late_bodies: AtomicU64,
     pub(crate) large_bodies: AtomicU64,
+    pub(crate) refused_waits: AtomicU64,
 }
 
 impl Acceptor {
@@ -126,7 +127,7 @@ impl Acceptor {
         }
     }
 
-    #[cfg(feature = "metrics")]
+    #[cfg(any(test, feature = "metrics"))]
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }

@@ -26,6 +26,7 @@ mod metrics;
 mod pages;
 mod request;
 mod sweep;
+mod wait;
 
 pub use acceptor::Acceptor;
 pub use body::{BodyError, RequestBody, ResponseBody};
@@ -38,3 +39,4 @@ pub use listeners::Listeners;
 pub use memory::Memory;
 pub use pages::PageListener;
 pub use request::{GuardedCall, RequestGuard, guard_request};
+pub use wait::WaitRefused;

@@ -19,6 +19,8 @@ const TOTAL: usize = 64 << 20;
 const OF_ONE: usize = 16 << 20;
 /// The least that is claimed, which bounds how many claims there are: making room looks at all of them.
 pub(crate) const LEAST: usize = 16 * 1024;
+/// The least that a request holds which is complete and waits for something else: its stream, its handler and timers.
+const LEAST_OF_WAIT: usize = 4 * 1024;
 /// Requests that wait for memory, of all connections and of one. What they have sent is bounded by their windows.
 const WAITING: usize = 256;
 const WAITING_OF_ONE: usize = 64;
@@ -145,6 +147,15 @@ impl Memory {
         ledger.waiting.insert(id, (connection, cx.waker().clone()));
         *waiting = Some(Waiting { memory: self.clone(), id });
         Poll::Pending
+    }
+
+    /// Claims so many bytes for a request that is complete and waits for something else; `None` where there is no room now.
+    pub(crate) fn claim_wait(&self, connection: u64, bytes: usize) -> Option<Claim> {
+        let bytes = bytes.clamp(LEAST_OF_WAIT, OF_ONE);
+        let mut ledger = self.ledger();
+        ledger
+            .make_room(connection, bytes, Instant::now())
+            .then(|| self.grant(&mut ledger, connection, bytes))
     }
 
     fn grant(&self, ledger: &mut Ledger, connection: u64, bytes: usize) -> Claim {

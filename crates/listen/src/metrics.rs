@@ -83,6 +83,7 @@ impl Kind {
             Self::Refused => vec![
                 (Some("body_timeout"), counts.late_bodies.load(Relaxed)),
                 (Some("memory"), counts.large_bodies.load(Relaxed)),
+                (Some("wait"), counts.refused_waits.load(Relaxed)),
             ],
         }
     }

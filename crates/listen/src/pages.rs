@@ -129,7 +129,8 @@ where
 
     fn call(&self, request: Request<Incoming>) -> Self::Future {
         let framing = Framing::whole(&request);
-        let (request, guard) = guard_request(&self.connection, request, framing);
+        let (mut request, guard) = guard_request(&self.connection, request, framing);
+        request.extensions_mut().insert(guard.clone());
         // Routers are always ready, as hyper's own adapter takes for granted of all services.
         Box::pin(GuardedCall::http(self.inner.clone().call(request), guard))
     }

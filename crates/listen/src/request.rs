@@ -88,7 +88,8 @@ impl RequestGuard {
         self.claims(|claims| claims.iter().for_each(Claim::complete));
     }
 
-    fn release(&self) {
+    /// Gives all memory of the body back.
+    pub(crate) fn release(&self) {
         let released = self.claims(std::mem::take);
         drop(released);
     }

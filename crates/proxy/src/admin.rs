@@ -144,7 +144,7 @@ fn text(state: &State) -> String {
 fn connections(registry: &mut Registry, metrics: &Metrics) {
     let open = ConstGauge::new(metrics.open.load(Relaxed));
     registry.register("connections_open", "Connections of programs", open);
-    let counters: [(&str, &str, &AtomicU64); 11] = [
+    let counters: [(&str, &str, &AtomicU64); 12] = [
         ("connections_accepted", "Connections of programs accepted", &metrics.accepted),
         ("connections_broken", "Connections of programs that ended early", &metrics.broken),
         ("connections_cut", "Connections cut off at the end of a drain", &metrics.cut),
@@ -166,6 +166,7 @@ fn connections(registry: &mut Registry, metrics: &Metrics) {
             &metrics.nobody,
         ),
         ("requests_refused", "Requests for what a proxy does not do", &metrics.refused),
+        ("requests_looped", "Requests that the proxy had forwarded to itself", &metrics.looped),
         ("requests_too_large", "Requests with bodies that are too long", &metrics.too_large),
         ("log_lines_dropped", "Access log lines that nobody read in time", &metrics.log_lines_dropped),
     ];

@@ -8,6 +8,8 @@ use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 
 /// What gRPC says of messages that are too large.
 const RESOURCE_EXHAUSTED: i32 = 8;
+/// What gRPC says where a repetition fails as well until an operator has changed something.
+const FAILED_PRECONDITION: i32 = 9;
 
 /// A fault as an answer: callers of gRPC, whose answers are of this content type, get its status, the others one of HTTP, and
 /// both the words.
@@ -34,6 +36,22 @@ pub(crate) fn of_too_large(most: u64, grpc: Option<HeaderValue>) -> Response<Bod
         None => of_http(StatusCode::PAYLOAD_TOO_LARGE, format!("{words}\n")),
     };
     answer.headers_mut().insert(FAULT, HeaderValue::from_static("too_large"));
+    answer
+}
+
+/// Of a request that the proxy forwarded to itself (RFC 5842 7.2).
+pub(crate) fn of_loop(is_captured: bool, grpc: Option<HeaderValue>) -> Response<Body> {
+    let words = match is_captured {
+        true => "the proxy's own call was redirected to it; except the proxy from what is captured",
+        false => {
+            "the request came back to a proxy that had forwarded it; take the proxy's address out of the endpoints of the service"
+        }
+    };
+    let mut answer = match grpc {
+        Some(grpc) => of_grpc(grpc, FAILED_PRECONDITION, words),
+        None => of_http(StatusCode::LOOP_DETECTED, format!("{words}\n")),
+    };
+    answer.headers_mut().insert(FAULT, HeaderValue::from_static("loop"));
     answer
 }
 

@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use crate::{
     answer, hops,
     insight::{Seeing, Story},
+    loops,
     max_body::{self, Limited},
     metrics::{Held, Metrics, count},
     onward::Onward,
@@ -100,6 +101,9 @@ impl Forwarder {
     where
         B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + Unpin + 'static,
     {
+        if loops::is_loop(request.headers()) {
+            return self.looped(&request, origin);
+        }
         let request = match &origin.captured {
             None => request,
             Some(captured) => match self.admit(request, captured).await {
@@ -190,6 +194,13 @@ impl Forwarder {
         });
     }
 
+    /// The response to a request that this proxy forwarded to itself.
+    fn looped<B>(&self, request: &Request<B>, origin: &Origin) -> Response<Body> {
+        let is_captured = origin.captured.is_some();
+        count(if is_captured { &self.metrics.captured.looped } else { &self.metrics.looped });
+        answer::of_loop(is_captured, grpc_kind(request.headers()))
+    }
+
     fn too_large(&self, grpc: Option<HeaderValue>) -> Response<Body> {
         count(&self.metrics.too_large);
         answer::of_too_large(self.max_body, grpc)
@@ -220,6 +231,7 @@ fn for_server(head: &mut Parts, origin: &Origin) {
     named::tell_host(head, origin);
     hops::strip_request(&mut head.headers);
     hops::tell_scheme(&mut head.headers, origin.over_tls);
+    loops::mark(&mut head.headers);
     // Nothing of the connection it came on belongs to the call; its path does.
     let raw = head.extensions.remove::<RawPath>();
     head.extensions.clear();

@@ -28,6 +28,7 @@ mod lasts;
 mod lean;
 mod link;
 mod listen;
+mod loops;
 mod max_body;
 mod metrics;
 mod onward;

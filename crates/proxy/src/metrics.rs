@@ -34,6 +34,8 @@ pub(crate) struct Metrics {
     pub(crate) nobody: AtomicU64,
     /// Requests for what a proxy does not do.
     pub(crate) refused: AtomicU64,
+    /// Requests that the proxy forwarded to itself, over and over.
+    pub(crate) looped: AtomicU64,
     /// Requests whose bodies were longer than they may be.
     pub(crate) too_large: AtomicU64,
     pub(crate) log_lines_dropped: AtomicU64,

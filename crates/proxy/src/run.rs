@@ -52,6 +52,8 @@ pub async fn run(
     let (predecessor, mut inherited) = predecessor(config.handover.as_deref()).await?;
     // Bound before anything is waited for, so that an address that is taken is said at once.
     let bound = Bound::all(&config.listen, &mut inherited).await?;
+    // A connection to one of them would forward a request in a circle.
+    mesh.exclude_addresses(bound.iter().map(|bound| bound.address));
     let pages = match config.admin {
         Some(address) => Some(Bound::at(address, &mut inherited).await?.listener),
         None => None,

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use fairmesh_model::{Invalid, Revision, ServiceName, ShardId, ShardMove};
-use fairmesh_wire::{convert, identity_of, on_behalf_of, v1};
+use fairmesh_wire::{convert, identity_of, on_behalf_of, transport::Waits, v1};
 use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
 
@@ -74,10 +74,11 @@ impl v1::registry_server::Registry for RegistryService {
     }
 
     async fn drain(&self, request: Request<v1::DrainRequest>) -> Answer<v1::DrainResponse> {
+        let waits = Waits::of(&request);
         let v1::DrainRequest { instances, deadline_ms } = open("drain", request);
         let instances = each("instances", instances, claim)?;
         let patience = Duration::from_millis(deadline_ms.into());
-        let drained = self.registry.drain(&instances, patience).await?;
+        let drained = waits.run(self.registry.drain(&instances, patience)).await??;
         Ok(Response::new(v1::DrainResponse {
             revision: self.at(drained.revision),
             callers_moved: drained.callers_moved,

@@ -5,6 +5,7 @@ use std::{error::Error, pin::Pin};
 use fairmesh_wire::{
     handshake::{Connection, is_version_refusal},
     identity_of, pass_on_for,
+    transport::Waits,
     v1::{
         self, checker_server::Checker, imbalance_server::Imbalance, quota_server::Quota,
         registry_server::Registry,
@@ -90,12 +91,16 @@ fn passed_on<T>(request: Request<T>) -> Request<T> {
 }
 
 macro_rules! forward {
-    ($service:ident by $client:ident: $($method:ident: $request:ident => $response:ident;)*) => {
+    (@run $call:ident) => { $call.await };
+    (@run $call:ident, $waits:ident) => { $waits.run($call).await? };
+    ($service:ident by $client:ident: $($method:ident: $request:ident => $response:ident $(, $waits:ident)?;)*) => {
         #[tonic::async_trait]
         impl $service for Forward {
             $(async fn $method(&self, request: Request<v1::$request>) -> Result<Response<v1::$response>, Status> {
                 let mut client = self.connection()?.$client();
-                self.answer(client.$method(passed_on(request)).await)
+                $(let $waits = Waits::of(&request);)?
+                let call = client.$method(passed_on(request));
+                self.answer(forward!(@run call $(, $waits)?))
             })*
         }
     };
@@ -106,7 +111,7 @@ forward! {
     register: RegisterRequest => RegisterResponse;
     renew: RenewRequest => RenewResponse;
     report: ReportRequest => ReportResponse;
-    drain: DrainRequest => DrainResponse;
+    drain: DrainRequest => DrainResponse, waits;
     deregister: DeregisterRequest => DeregisterResponse;
     get_shards: GetShardsRequest => GetShardsResponse;
     put_shards: PutShardsRequest => PutShardsResponse;

@@ -16,7 +16,7 @@ use fairmesh_wire::{
     aside,
     handshake::{self, Hello},
     identity_of, records, rpc,
-    transport::{Services, Socket},
+    transport::{Services, Socket, Waits},
     v1,
     watch::Watched,
 };
@@ -254,11 +254,12 @@ impl<B: Backend> v1::rib_server::Rib for RibServer<B> {
     }
 
     async fn read(&self, request: Request<v1::ReadRequest>) -> Result<Response<v1::ReadResponse>, Status> {
+        let waits = Waits::of(&request);
         let request = request.into_inner();
         let asked = request.at_least.as_ref().map_or(String::new(), |at_least| {
             format!(", or not revision {}", at_least.numbers.get(&0).copied().unwrap_or_default())
         });
-        match tokio::time::timeout(LONGEST_READ, self.read_prefixes(request)).await {
+        match waits.run(tokio::time::timeout(LONGEST_READ, self.read_prefixes(request))).await? {
             Ok(read) => read.map(Response::new),
             Err(_) => Err(Status::deadline_exceeded(format!(
                 "what was asked for did not get here within {LONGEST_READ:?}{asked}; check that this \

@@ -9,6 +9,7 @@ mod channel;
 mod listener;
 mod serve;
 mod socket;
+mod waits;
 
 use std::{
     future::Future,
@@ -24,6 +25,7 @@ pub use listener::{BindError, Listener};
 pub use serve::{Services, serve};
 pub use socket::{Peer, Socket};
 use tokio::net::{TcpSocket, TcpStream};
+pub use waits::Waits;
 
 /// How bytes get from one process to another, and what is known of the peer.
 pub trait Transport: Clone + Send + Sync + 'static {

@@ -60,13 +60,13 @@ pub(crate) struct UndrainArgs {
     output_args: OutputArgs,
 }
 
-/// Parses a duration from a millisecond to a day.
+/// Parses a duration from a millisecond to an hour, the longest that the registry waits.
 fn read_deadline(text: &str) -> Result<Duration, Invalid> {
     let deadline = read_duration(text)?;
-    if (Duration::from_millis(1)..=Duration::from_secs(86_400)).contains(&deadline) {
+    if (Duration::from_millis(1)..=Duration::from_secs(3600)).contains(&deadline) {
         return Ok(deadline);
     }
-    Err(Invalid::new("deadline", format!("'{text}' is out of range"), "write 1ms to 24h"))
+    Err(Invalid::new("deadline", format!("'{text}' is out of range"), "write 1ms to 1h"))
 }
 
 /// Drains; the instances continue to run, and complete calls in flight.
@@ -74,7 +74,7 @@ pub(crate) async fn run(args: DrainArgs) -> Result<ExitCode, Failure> {
     let connection = connect::connect(&args.target).await?;
     let request = DrainRequest {
         instances: args.instances.iter().map(|instance| named(&args.service, instance)).collect(),
-        // At most a day, which fits.
+        // At most an hour, which fits.
         deadline_ms: u32::try_from(args.deadline.as_millis()).unwrap_or(u32::MAX),
     };
     let waiting = tokio::spawn(report_waiting(connection.clone(), args.service.clone(), args.deadline));

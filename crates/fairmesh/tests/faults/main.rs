@@ -19,6 +19,7 @@ mod inbound;
 mod inside;
 mod limits;
 mod lookaside;
+mod loops;
 mod messages;
 mod outage;
 mod own_lookaside;

@@ -43,8 +43,8 @@ pub struct PlainRequest<'a> {
     pub host: &'a str,
     /// All that go on.
     fields: &'a [Header<'a>],
-    /// What is added to them.
-    also: Option<(&'static str, &'static str)>,
+    /// The fields that are added to them.
+    added: &'a [(&'static str, &'static str)],
     /// The body, all of it.
     pub body: &'a [u8],
     body_length: usize,
@@ -117,24 +117,21 @@ impl<'a> PlainRequest<'a> {
         let host = std::str::from_utf8(host?).ok()?;
         let fields: &'a [Header<'a>] = fields;
         let length = head + body_length;
-        Some(Self { method, path, host, fields: &fields[..kept], also: None, body: &[], body_length, length })
+        Some(Self { method, path, host, fields: &fields[..kept], added: &[], body: &[], body_length, length })
     }
 
-    /// The same with another field, whose name is in lower case.
+    /// The same with these fields added, whose names are in lower case.
     #[must_use]
-    pub fn with(self, name: &'static str, value: &'static str) -> Self {
-        Self { also: Some((name, value)), ..self }
+    pub fn with(self, added: &'a [(&'static str, &'static str)]) -> Self {
+        Self { added, ..self }
     }
 
     /// The values of a field, whose name is in lower case.
     pub fn values(&self, name: &str) -> impl Iterator<Item = &'a [u8]> {
         let fields = self.fields.iter();
         let told = fields.filter(move |field| field.name.eq_ignore_ascii_case(name)).map(|field| field.value);
-        told.chain(
-            self.also
-                .filter(move |(own, _)| own.eq_ignore_ascii_case(name))
-                .map(|(_, value)| value.as_bytes()),
-        )
+        let added = self.added.iter().filter(move |(own, _)| own.eq_ignore_ascii_case(name));
+        told.chain(added.map(|(_, value)| value.as_bytes()))
     }
 
     /// Writes the head as it goes on to this host, and a field that holds a number, where there is one; the body follows it.
@@ -151,7 +148,7 @@ impl<'a> PlainRequest<'a> {
         for field in self.fields.iter().filter(|field| !is_host_or_length(field)) {
             write(field, out);
         }
-        if let Some((name, value)) = self.also {
+        for (name, value) in self.added {
             write(&Header { name, value: value.as_bytes() }, out);
         }
         // Of these, servers expect a body (RFC 9110 8.6).
@@ -288,6 +285,7 @@ fn of_request(field: &Header<'_>) -> Field {
         12 if is("content-type") && is_grpc(field.value) => Field::Unusual,
         12 if is("grpc-timeout") => Field::Unusual,
         14 if is("content-length") => Field::Length,
+        15 if is("x-fairmesh-loop") => Field::GoesOn,
         11.. if field.name.get(..11).is_some_and(|begin| begin.eq_ignore_ascii_case("x-fairmesh-")) => {
             Field::Unusual
         }

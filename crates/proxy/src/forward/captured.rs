@@ -3,17 +3,11 @@
 //! Over HTTP/1.1 the first request of a connection tells whom it is for, and what is for no service never comes here. Over
 //! HTTP/2 nothing tells before both sides have spoken, so that each request is looked at, and passed on by itself.
 
-use std::{
-    collections::hash_map::RandomState,
-    hash::{BuildHasher as _, Hasher as _},
-    io,
-    net::SocketAddr,
-    sync::{Arc, LazyLock},
-};
+use std::{io, net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
 use fairmesh_client::{Body, BoxError};
-use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version, header};
+use http::{Method, Request, Response, StatusCode, Version, header};
 use http_body_util::{BodyExt as _, combinators::UnsyncBoxBody};
 use hyper::client::conn::http2::{self, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -21,16 +15,6 @@ use tokio::sync::Mutex;
 
 use super::Forwarder;
 use crate::{answer, metrics::count, onward::Onward};
-
-/// In requests that came by capture: which proxies captured them.
-const CAPTURED_BY: HeaderName = HeaderName::from_static("x-fairmesh-captured-by");
-
-/// How often a request may come by: programs that call each other in a chain pass headers on, so that once more says nothing.
-/// A loop comes by without end.
-const MOST_TIMES: usize = 8;
-
-/// What this process calls itself there: it need not be told from anybody but other proxies that the request meets.
-static OURSELVES: LazyLock<HeaderValue> = LazyLock::new(|| RandomState::new().build_hasher().finish().into());
 
 type Upload = UnsyncBoxBody<Bytes, BoxError>;
 
@@ -71,27 +55,20 @@ impl Captured {
 }
 
 impl Forwarder {
-    /// Lets a request through that is for a service and was not captured here before; else the answer to it.
+    /// Lets a request through that is for a service; else the answer to it.
     pub(super) async fn admit<B>(
         &self,
-        mut request: Request<B>,
+        request: Request<B>,
         captured: &Captured,
     ) -> Result<Request<B>, Response<Body>>
     where
         B: http_body::Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
     {
-        let times = request.headers().get_all(CAPTURED_BY).iter().filter(|by| *by == *OURSELVES).count();
-        if times >= MOST_TIMES {
-            count(&self.metrics.captured.looped);
-            let words = "the proxy's own call was redirected to it; except the proxy from what is captured\n";
-            return Err(answer::of_http(StatusCode::LOOP_DETECTED, words.to_owned()));
-        }
         let authority = request.uri().authority().map(|authority| authority.as_str());
         let header = || request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
         let host = authority.or_else(header).unwrap_or_default();
         // Where nothing is passed on, who calls a service that does not exist is told so as by any other listener.
         if captured.only_services || self.services.has(host).await {
-            request.headers_mut().append(CAPTURED_BY, OURSELVES.clone());
             return Ok(request);
         }
         // Nothing carries a tunnel on to where this connection was meant to go.

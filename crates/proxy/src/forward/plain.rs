@@ -3,6 +3,7 @@
 use std::{ops::Range, sync::Arc, task::Context};
 
 use fairmesh_client::{Apart, Body, EndpointTarget, Passage};
+use fairmesh_headers::LOOP;
 use fairmesh_http::h1::{LEAST_READ, PlainAnswer, PlainRequest, no_fields};
 use http::{Request, Response};
 use tokio::{
@@ -14,6 +15,7 @@ use super::{Forwarder, Origin, for_program, for_server, region_of};
 use crate::{
     answer,
     lean::{Answer, Broken, Connection, Upload},
+    loops,
     metrics::Held,
     service::Target,
     stopping::Stopping,
@@ -21,6 +23,8 @@ use crate::{
 
 /// How much may follow a large body, in bytes, for it to be forgotten: what follows is moved for that.
 const FEW: usize = 4 * 1024;
+
+const FORWARDED_PROTO: &str = "x-forwarded-proto";
 
 /// Answers what comes over one connection.
 #[derive(Debug)]
@@ -50,9 +54,10 @@ impl<'a> Answering<'a> {
         if origin.captured.is_some() {
             return None;
         }
+        let added = added_fields(origin.over_tls);
         let mut room = no_fields();
         let request = PlainRequest::read(input, &mut room)?;
-        let request = tell_scheme(request, origin.over_tls)?;
+        let request = with_added(request, &added)?;
         let target = &*target.insert(forwarder.target_of(request.host, origin).ok()?);
         if request.body.len() as u64 > forwarder.max_body || forwarder.seeing.wants(target, began) {
             return None;
@@ -62,15 +67,25 @@ impl<'a> Answering<'a> {
     }
 }
 
-/// Tells the server what [`hops::tell_scheme`](crate::hops::tell_scheme) does; `None` where something is to be taken away for that.
-fn tell_scheme(request: PlainRequest<'_>, over_tls: bool) -> Option<PlainRequest<'_>> {
-    const NAME: &str = "x-forwarded-proto";
-    let is_told = request.values(NAME).next().is_some();
+/// What is added to each request: by which proxy it was forwarded, and how its program spoke.
+fn added_fields(over_tls: bool) -> [(&'static str, &'static str); 2] {
+    [(LOOP, loops::identity()), (FORWARDED_PROTO, if over_tls { "https" } else { "http" })]
+}
+
+/// Adds what [`loops::mark`] and [`hops::tell_scheme`](crate::hops::tell_scheme) do; `None` where something is to be taken away for
+/// that, or the request was forwarded here before.
+fn with_added<'a>(
+    request: PlainRequest<'a>,
+    added: &'a [(&'static str, &'static str); 2],
+) -> Option<PlainRequest<'a>> {
+    if loops::passes(request.values(LOOP)) > 0 {
+        return None;
+    }
+    let (is_told, over_tls) = (request.values(FORWARDED_PROTO).next().is_some(), added[1].1 == "https");
     match (over_tls, is_told) {
         (true, true) => None,
-        (false, true) => Some(request),
-        (true, false) => Some(request.with(NAME, "https")),
-        (false, false) => Some(request.with(NAME, "http")),
+        (false, true) => Some(request.with(&added[..1])),
+        (_, false) => Some(request.with(added)),
     }
 }
 

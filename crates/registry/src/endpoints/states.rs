@@ -7,6 +7,9 @@ use tokio::time::Instant;
 use super::{Claim, InstanceRef, StateReport, check_batch, expiry::MARKED_AT_ONCE};
 use crate::{Registry, RegistryError, leases::Renewal, view::Held};
 
+/// The longest wait for callers to move that one drain may ask for.
+const LONGEST_DRAIN: Duration = Duration::from_secs(3600);
+
 /// What a drain came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drained {
@@ -113,12 +116,13 @@ impl Registry {
         Ok(self.change(plan).await?.revision)
     }
 
-    /// Marks endpoints as draining, then waits until every caller has applied that, at most for `patience` (ServiceRouter §3.2).
+    /// Marks endpoints as draining, then waits until every caller has applied that, at most for `patience` (ServiceRouter §3.2),
+    /// which counts as an hour where it is longer. Dropped meanwhile, it leaves them draining.
     ///
     /// # Errors
     /// `NotFound` when one is not registered, or by another process; nothing is drained then.
     pub async fn drain(&self, instances: &[Claim], patience: Duration) -> Result<Drained, RegistryError> {
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + patience.min(LONGEST_DRAIN);
         check_batch("instances", named(instances))?;
         let plan = || {
             let held = self.find_all("instances", instances)?;

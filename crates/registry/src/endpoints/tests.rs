@@ -154,6 +154,12 @@ async fn a_drain_waits_for_every_caller() {
     assert!(drained.callers_moved, "{drained:?}");
     assert_eq!(drained.revision, bench.revision());
 
+    let (began, days) = (tokio::time::Instant::now(), Duration::from_secs(49 * 86_400));
+    bench.registry.report(&[StateReport { who: anyone("b"), state: EndpointState::Serving }]).await.unwrap();
+    let late = bench.registry.drain(&[anyone("b")], days).await.unwrap();
+    assert!(!late.callers_moved && began.elapsed() <= Duration::from_secs(3601), "no call waits longer");
+    acknowledge();
+
     // Unrelated writes that this caller is never told of do not hold up a drain of what drains already.
     let other = Registration { service: "shop/other".parse().unwrap(), ..endpoint("x") };
     bench.registry.register(&[other]).await.unwrap();

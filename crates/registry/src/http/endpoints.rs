@@ -1,19 +1,19 @@
 use std::time::Duration;
 
-use axum::{Json, extract::State};
+use axum::{Json, extract::State, http::Extensions};
 use fairmesh_model::{
     EndpointState, InstanceId, Invalid, ServiceName,
     spec::{EndpointsSpec, read_duration},
 };
+use fairmesh_wire::transport::Waits;
 use serde::{Deserialize, Serialize};
+use tonic::Status;
 
 use super::answer::{Failure, Spec};
-use crate::{Claim, InstanceRef, Registration, Registry, StateReport};
+use crate::{Claim, InstanceRef, Registration, Registry, RegistryError, StateReport};
 
 /// How long a drain waits for callers when nothing else is said.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The longest wait that one call may ask for.
-const LONGEST: Duration = Duration::from_secs(3600);
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -122,12 +122,17 @@ pub(super) struct Drained {
 
 pub(super) async fn drain(
     State(registry): State<Registry>,
+    extensions: Extensions,
     Spec(body): Spec<Drain>,
 ) -> Result<Json<Drained>, Failure> {
     let Drain { service, instances, deadline } = body;
     let patience = deadline.map_or(Ok(PATIENCE), |text| read_duration(&text));
-    let patience = patience.map_err(|e| e.within("deadline"))?.min(LONGEST);
-    let drained = registry.drain(&Instances { service, instances }.plan()?, patience).await?;
+    let patience = patience.map_err(|e| e.within("deadline"))?;
+    let instances = Instances { service, instances }.plan()?;
+    let drained = Waits::of_http(&extensions).run(registry.drain(&instances, patience)).await;
+    let unavailable =
+        |refused: Status| Invalid::new("deadline", refused.message(), "ask for less time, or later");
+    let drained = drained.map_err(|refused| RegistryError::Unavailable(unavailable(refused)))??;
     let crate::Drained { revision, callers_moved, behind } = drained;
     Ok(Json(Drained { revision, callers_moved, behind }))
 }

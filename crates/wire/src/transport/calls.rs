@@ -18,7 +18,7 @@ const UNREADABLE: [&str; 3] =
 /// The layer that bounds calls in time and memory, and responds to those that cannot be read with `INVALID_ARGUMENT`.
 ///
 /// It knows the connection by the [`Peer`] among the extensions of a request, and leaves the
-/// [`Identity`](fairmesh_model::Identity) there for handlers.
+/// [`Identity`](fairmesh_model::Identity) and [`Waits`](super::Waits) there for handlers.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CallGuard;
 
@@ -56,7 +56,8 @@ where
             None => (request, None),
             Some(Peer { identity, connection }) => {
                 request.extensions_mut().insert(identity);
-                let (request, guard) = guard_request(&connection, request, Framing::message(MAX_MESSAGE));
+                let (mut request, guard) = guard_request(&connection, request, Framing::message(MAX_MESSAGE));
+                request.extensions_mut().insert(guard.clone());
                 (request.map(|body| Body::new(body.map_err(refused))), Some(guard))
             }
         };

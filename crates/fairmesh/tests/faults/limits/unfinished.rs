@@ -83,7 +83,7 @@ async fn peak<T>(process: &Process, during: impl Future<Output = T>) -> (u64, T)
 }
 
 /// A write of about three megabytes.
-fn large() -> v1::WriteRequest {
+pub(super) fn large() -> v1::WriteRequest {
     let op = |number: usize| v1::Op {
         key: format!("/chunks/{number:064x}"),
         value: Some(vec![7; 48 << 10].into()),

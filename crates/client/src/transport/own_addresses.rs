@@ -1,0 +1,57 @@
+//! Addresses at which this process itself accepts the calls that it forwards: a connection to one of them would forward a call in a
+//! circle.
+
+use std::{
+    net::{IpAddr, SocketAddr, UdpSocket},
+    sync::{Arc, PoisonError, RwLock},
+};
+
+/// Shared by all connections of a mesh. Looked at once for each connection that is opened.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct OwnAddresses(Arc<RwLock<Vec<SocketAddr>>>);
+
+impl OwnAddresses {
+    pub(crate) fn add(&self, addresses: impl IntoIterator<Item = SocketAddr>) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).extend(addresses);
+    }
+
+    /// Whether a connection to this address would come to this process.
+    pub(crate) fn contains(&self, address: SocketAddr) -> bool {
+        let own = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        own.iter().any(|own| own.port() == address.port() && covers(own.ip(), address.ip()))
+    }
+}
+
+/// Whether a listener at one address gets the connections to another one.
+fn covers(listener: IpAddr, address: IpAddr) -> bool {
+    // The unspecified address of IPv6 takes connections of both families.
+    let any = listener.is_unspecified() && (listener.is_ipv6() || address.is_ipv4());
+    listener == address || any && is_local(address)
+}
+
+/// Whether an address is one of this machine, the only ones at which the system binds a socket.
+fn is_local(address: IpAddr) -> bool {
+    UdpSocket::bind((address, 0)).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_on_all_addresses_covers_those_of_this_machine_alone() {
+        let own = OwnAddresses::default();
+        own.add(["127.0.0.1:80", "0.0.0.0:81", "[::]:82"].map(|address| address.parse().unwrap()));
+        for (address, is_own) in [
+            ("127.0.0.1:80", true),
+            ("127.0.0.2:80", false),
+            ("127.0.0.1:83", false),
+            ("127.0.0.2:81", true),
+            ("192.0.2.1:81", false),
+            ("[::1]:81", false),
+            ("127.0.0.1:82", true),
+        ] {
+            assert_eq!(own.contains(address.parse().unwrap()), is_own, "{address}");
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Handlers that wait for something else once all of their request is here: a revision, callers that move.
+
+use std::{
+    fmt,
+    future::{Future, poll_fn},
+    pin::pin,
+    sync::atomic::Ordering::Relaxed,
+    task::Poll,
+};
+
+use crate::RequestGuard;
+
+/// A request may wait no longer: others need the memory that it holds meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitRefused;
+
+impl fmt::Display for WaitRefused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("too many requests wait here; send it again later, or elsewhere")
+    }
+}
+
+impl std::error::Error for WaitRefused {}
+
+impl RequestGuard {
+    /// Runs the rest of a handler that may have to wait, and may be dropped meanwhile without harm. As soon as it waits, the
+    /// memory that the request claimed as it came is given back; from then on it holds so many bytes, which may be taken
+    /// back like those of an incomplete request. That bounds the number of requests that wait.
+    ///
+    /// # Errors
+    /// When there is no memory to wait in, or others need it more; the handler has been dropped then.
+    pub async fn wait<T>(&self, bytes: usize, handler: impl Future<Output = T>) -> Result<T, WaitRefused> {
+        let mut handler = pin!(handler);
+        let mut claim = None;
+        let waited = poll_fn(|cx| {
+            if let Poll::Ready(done) = handler.as_mut().poll(cx) {
+                return Poll::Ready(Ok(done));
+            }
+            if claim.is_none() {
+                self.release();
+                claim = self.memory().claim_wait(self.connection().id(), bytes);
+            }
+            match claim.as_ref().is_none_or(|claim| claim.poll_revoked(cx)) {
+                true => Poll::Ready(Err(WaitRefused)),
+                false => Poll::Pending,
+            }
+        });
+        let waited = waited.await;
+        if waited.is_err() {
+            self.connection().shared().counts.refused_waits.fetch_add(1, Relaxed);
+        }
+        waited
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+
+    use tokio::io::duplex;
+
+    use super::*;
+    use crate::{Acceptor, Limits, Memory};
+
+    /// A request on a connection of its own.
+    async fn request(acceptor: &Acceptor) -> RequestGuard {
+        let stream = acceptor.accept(|_| Poll::Ready(Ok(duplex(1).0))).await;
+        RequestGuard::new(stream.connection().unwrap())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_waits_holds_little_and_gives_that_up_for_others() {
+        let memory = Memory::default();
+        let acceptor = Acceptor::new("test", Limits::calls(), memory.clone());
+        let (first, second) = (request(&acceptor).await, request(&acceptor).await);
+        first.hold(memory.claim_wait(first.connection().id(), 16 << 20).unwrap());
+        first.complete();
+        assert_eq!(first.wait(0, ready(7)).await, Ok(7));
+        assert_eq!(memory.used(), 16 << 20, "it has not waited");
+
+        let mut waiting = pin!(first.wait(1 << 20, pending::<()>()));
+        let polled = poll_fn(|cx| Poll::Ready(waiting.as_mut().poll(cx))).await;
+        assert_eq!((polled, memory.used()), (Poll::Pending, 1 << 20));
+        let mut others = Vec::new();
+        for _ in 0..4 {
+            let other = request(&acceptor).await;
+            let claim = memory.claim_wait(other.connection().id(), 15 << 20).unwrap();
+            claim.complete();
+            others.push((other, claim));
+        }
+        // All that is left but for a little, and the first one holds more than the second asks for.
+        assert_eq!(second.wait((3 << 20) + 1, ready(())).await, Ok(()));
+        let claim = memory.claim_wait(second.connection().id(), (3 << 20) + 1);
+        assert!(claim.is_none(), "the first one holds less");
+        let claim = memory.claim_wait(second.connection().id(), 3 << 20);
+        assert!(claim.is_some());
+        tokio::time::advance(std::time::Duration::from_secs(5)).await;
+        drop(claim);
+        let _claim = memory.claim_wait(second.connection().id(), (3 << 20) + 1).unwrap();
+        assert_eq!(waiting.await, Err(WaitRefused));
+        assert_eq!(acceptor.shared().counts.refused_waits.load(Relaxed), 1);
+    }
+}
