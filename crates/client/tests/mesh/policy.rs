@@ -107,7 +107,7 @@ async fn a_redirect_is_answered_without_a_call() {
     assert_eq!((server.requests(), mesh.stats().tries, mesh.stats().faults), (0, 0, 0));
     let words = report(&service, &get("/old")).await.to_string();
     assert!(
-        words.contains("answered with 308 to https://one.shop/new") && !words.contains("fails"),
+        words.contains("redirects with 308 to https://one.shop/new") && !words.contains("fails"),
         "{words}"
     );
 }

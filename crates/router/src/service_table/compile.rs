@@ -10,64 +10,70 @@ use fairmesh_model::{
     arith::{hash_text, mix_pair},
 };
 
-use super::{Hashed, Holder, Kind, Node, Sharding, Standing, Tier, Upstream};
+use super::{EndpointStatus, Hashed, Holder, Node, Selection, ServiceTable, Sharding, Tier};
 use crate::{
-    EndpointTarget, Facts, Shards, Unroutable,
-    horizon::{Class, Horizon},
+    CompileInput, EndpointTarget, PickError, ShardTable,
+    locality::{PreferenceClass, RegionRanks},
+    route_actions::carry_over,
     routes::Routes,
-    treatment::carried,
 };
 
 pub(super) fn compile(
-    facts: &Facts<'_>,
+    input: &CompileInput<'_>,
     endpoint_stats: &Arc<EndpointStats>,
-    previous: Option<&Upstream>,
-) -> Upstream {
-    let horizon = Horizon::new(facts);
-    let chooser = mix_pair(facts.client, hash_text(&facts.name.to_string()));
-    let endpoints = unique(facts.endpoints);
-    let powers: Vec<u32> = endpoints.iter().map(|endpoint| facts.hosts.power(endpoint)).collect();
-    let Judged { forces, panics } = facts.health.judge(&endpoints, facts.hosts);
-    let draft =
-        Draft { facts, horizon: &horizon, chooser, endpoints: &endpoints, powers: &powers, forces: &forces };
-    let tiers = draft.tiers();
+    previous: Option<&ServiceTable>,
+) -> ServiceTable {
+    let locality = RegionRanks::new(input);
+    let client_hash = mix_pair(input.client, hash_text(&input.name.to_string()));
+    let endpoints = unique(input.endpoints);
+    let powers: Vec<u32> = endpoints.iter().map(|endpoint| input.hosts.power(endpoint)).collect();
+    let Judged { forces, panics } = input.health.judge(&endpoints, input.hosts);
+    let compiler = Compiler {
+        input,
+        locality: &locality,
+        client_hash,
+        endpoints: &endpoints,
+        powers: &powers,
+        forces: &forces,
+    };
+    let tiers = compiler.tiers();
     if previous.is_none() {
-        // A client's first turn is its own, or all would move in step.
-        endpoint_stats.start_round_robin_at(chooser as u32);
+        // Each client starts the rotation at its own position, or all would be in step.
+        endpoint_stats.start_round_robin_at(client_hash as u32);
     }
-    let config = BalancerConfig::new(&facts.policy.balancing);
-    let (indices, index_pin) = draft.assign(endpoint_stats, &tiers);
-    let targets = draft.targets(&indices, previous);
-    let standings = draft.standings(&indices, &tiers);
-    let nothing = draft.nothing();
-    draft.admit(endpoint_stats, &config, &indices, &tiers);
-    let kind = draft.kind(&indices, tiers);
-    Upstream {
+    let config = BalancerConfig::new(&input.policy.balancing);
+    let (indices, index_pin) = compiler.assign(endpoint_stats, &tiers);
+    let targets = compiler.targets(&indices, previous);
+    let statuses = compiler.statuses(&indices, &tiers);
+    let no_endpoint_error = compiler.no_endpoint_error();
+    compiler.admit(endpoint_stats, &config, &indices, &tiers);
+    let selection = compiler.selection(&indices, tiers);
+    ServiceTable {
         endpoint_stats: Arc::clone(endpoint_stats),
         pick_config: config.pick_config(),
         routes: Routes::compile(
-            &facts.policy.routes,
-            facts.client_id,
+            &input.policy.routes,
+            input.client_id,
             previous.map(|previous| &previous.routes),
         ),
-        bucket: carried(facts.policy.limit, previous.and_then(|previous| previous.bucket.as_ref())),
-        timeouts: facts.policy.timeouts,
-        last_resort: horizon.last_resort(),
-        kind,
-        name: facts.name.clone(),
-        policy: without_routes(facts.policy),
-        protocol: facts.service.protocol,
-        chooser,
+        bucket: carry_over(input.policy.limit, previous.and_then(|previous| previous.bucket.as_ref())),
+        timeouts: input.policy.timeouts,
+        last_resort: locality.last_resort(),
+        selection,
+        name: input.name.clone(),
+        policy: without_routes(input.policy),
+        protocol: input.service.protocol,
+        client_hash,
         targets,
-        standings,
-        nothing,
-        horizon,
-        panics: panics.into_boxed_slice(),
+        statuses,
+        no_endpoint_error,
+        locality,
+        panicking_regions: panics.into_boxed_slice(),
         _index_pin: index_pin,
     }
 }
 
-/// The policy but for its routes, which are compiled: many services have few endpoints, and routes are what is largest of them.
+/// The policy without its routes, which are compiled: in services with few endpoints, routes take most of the memory.
 fn without_routes(policy: &Policy) -> Policy {
     let Policy { routes: _, locality, balancing, timeouts, retries, limit, key, health_check, lookaside } =
         policy;
@@ -84,13 +90,13 @@ fn without_routes(policy: &Policy) -> Policy {
     }
 }
 
-/// Each instance once. While it moves to another region it stands in two records: the one that serves counts.
+/// Each instance once. While an instance moves to another region it has two records: the serving one counts.
 fn unique(endpoints: &[Endpoint]) -> Vec<&Endpoint> {
-    let mut places: HashMap<&InstanceId, usize> = HashMap::with_capacity(endpoints.len());
+    let mut positions: HashMap<&InstanceId, usize> = HashMap::with_capacity(endpoints.len());
     let mut unique: Vec<&Endpoint> = Vec::with_capacity(endpoints.len());
     for endpoint in endpoints {
-        let place = *places.entry(&endpoint.instance).or_insert(unique.len());
-        match unique.get_mut(place) {
+        let position = *positions.entry(&endpoint.instance).or_insert(unique.len());
+        match unique.get_mut(position) {
             None => unique.push(endpoint),
             Some(other) if other.state != EndpointState::Serving => *other = endpoint,
             Some(_) => {}
@@ -99,37 +105,39 @@ fn unique(endpoints: &[Endpoint]) -> Vec<&Endpoint> {
     unique
 }
 
-/// A snapshot while it is compiled. Endpoints are positions in `endpoints` until they have indices.
-struct Draft<'a> {
-    facts: &'a Facts<'a>,
-    horizon: &'a Horizon,
-    chooser: u64,
+/// A snapshot under construction. Endpoints are positions in `endpoints` until they have indices.
+struct Compiler<'a> {
+    input: &'a CompileInput<'a>,
+    locality: &'a RegionRanks,
+    client_hash: u64,
     endpoints: &'a [&'a Endpoint],
-    /// What each can do: weights alone would give a slow machine as much as a fast one (Uber, zone weights and host-aware balancing).
+    /// Capacity of each endpoint: weights alone would load a slow machine as much as a fast one (Uber, zone weights
+    /// and host-aware balancing).
     powers: &'a [u32],
-    /// How much active checks speak against each.
+    /// Effect of active health checks on each endpoint.
     forces: &'a [Force],
 }
 
 /// Positions, by preference.
 type Positions = Tier<Vec<usize>>;
 
-impl Draft<'_> {
-    fn class(&self, position: usize) -> Option<Class> {
-        Class::of(self.endpoints[position].state, self.forces[position])
+impl Compiler<'_> {
+    fn class(&self, position: usize) -> Option<PreferenceClass> {
+        PreferenceClass::of(self.endpoints[position].state, self.forces[position])
     }
 
     fn rank(&self, position: usize) -> Option<u32> {
-        let reach = self.horizon.reach(&self.endpoints[position].location.region);
-        self.horizon.rank(self.class(position)?, reach)
+        let distance = self.locality.distance(&self.endpoints[position].location.region);
+        self.locality.rank(self.class(position)?, distance)
     }
 
-    /// An endpoint as rendezvous hashing sees it.
+    /// The hash of an endpoint for rendezvous hashing.
     fn hash(&self, position: usize) -> u64 {
         hash_text(self.endpoints[position].instance.as_str())
     }
 
-    /// The endpoints that may be called, by rank; of replicated services only this client's subset of each (ServiceRouter §3.4.2).
+    /// The endpoints that may be called, by rank; for replicated services only this client's subset of each
+    /// (ServiceRouter §3.4.2).
     fn tiers(&self) -> Vec<Positions> {
         let mut ranks: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         for position in 0..self.endpoints.len() {
@@ -137,27 +145,27 @@ impl Draft<'_> {
                 ranks.entry(rank).or_default().push(position);
             }
         }
-        let keep = match self.facts.service.kind {
-            ServiceKind::Replicated => self.facts.policy.balancing.subset as usize,
+        let keep = match self.input.service.kind {
+            ServiceKind::Replicated => self.input.policy.balancing.subset as usize,
             ServiceKind::Sharded | ServiceKind::ConsistentHash => 0,
         };
         let tier = |(rank, positions): (u32, Vec<usize>)| {
             let candidates = self.subset(&positions, keep);
-            Tier { rank, of: positions.len() as u32, candidates }
+            Tier { rank, total: positions.len() as u32, candidates }
         };
         ranks.into_iter().map(tier).collect()
     }
 
-    /// This client's own among the candidates of one rank. All count alike here, and by what they can do only in the draw
-    /// within the subset: weighed twice, a machine of twice the power would get four times the calls (ServiceRouter §3.4.2 does not say where
-    /// to weigh). Besides, a new weight then moves no connection.
+    /// This client's subset of the candidates of one rank. All count alike here, and by capacity only in the draw
+    /// within the subset: weighed twice, a machine of double capacity would get four times the calls (ServiceRouter
+    /// §3.4.2 does not say where to weigh). Besides, a changed weight then moves no connection.
     fn subset(&self, positions: &[usize], keep: usize) -> Vec<usize> {
         let node = |&position: &usize| (self.hash(position), FULL_WEIGHT);
         let nodes: Vec<_> = positions.iter().map(node).collect();
-        rendezvous::subset(self.chooser, &nodes, keep).into_iter().map(|i| positions[i]).collect()
+        rendezvous::subset(self.client_hash, &nodes, keep).into_iter().map(|i| positions[i]).collect()
     }
 
-    /// Gives indices by position. The subsets come first, so that the counts of what is called lie close together.
+    /// Assigns indices by position. Subsets come first, so that the counters that calls use are adjacent.
     fn assign(
         &self,
         endpoint_stats: &EndpointStats,
@@ -180,7 +188,7 @@ impl Draft<'_> {
         (indices, index_pin)
     }
 
-    /// Tells the slots whom this client calls: those that it is nearest to, which share the calls.
+    /// Tells the statistics which endpoints share this client's calls: those of the lowest rank.
     fn admit(
         &self,
         endpoint_stats: &EndpointStats,
@@ -193,21 +201,25 @@ impl Draft<'_> {
         endpoint_stats.set_members(&nearest.iter().map(member).collect::<Vec<_>>(), config);
     }
 
-    fn targets(&self, indices: &[u32], previous: Option<&Upstream>) -> Box<[Option<Arc<EndpointTarget>>]> {
-        let metric = match &self.facts.policy.balancing.signal {
+    fn targets(
+        &self,
+        indices: &[u32],
+        previous: Option<&ServiceTable>,
+    ) -> Box<[Option<Arc<EndpointTarget>>]> {
+        let metric = match &self.input.policy.balancing.signal {
             LoadSignal::Metric(name) => Some(Arc::from(name.as_str())),
             _ => None,
         };
-        let by_latency = self.facts.policy.balancing.policy == BalancingPolicy::PeakEwma;
+        let by_latency = self.input.policy.balancing.policy == BalancingPolicy::PeakEwma;
         let mut targets = vec![None; len(indices)];
         for (endpoint, &index) in self.endpoints.iter().zip(indices) {
             let target = EndpointTarget::new(
-                (endpoint, self.facts.hosts),
-                self.facts.service.protocol,
+                (endpoint, self.input.hosts),
+                self.input.service.protocol,
                 metric.as_ref(),
                 by_latency,
             );
-            targets[index as usize] = match previous.and_then(|previous| previous.known(index)) {
+            targets[index as usize] = match previous.and_then(|previous| previous.find_target(index)) {
                 Some(same) if **same == target => Some(Arc::clone(same)),
                 _ => Some(Arc::new(target)),
             };
@@ -215,45 +227,48 @@ impl Draft<'_> {
         targets.into_boxed_slice()
     }
 
-    fn standings(&self, indices: &[u32], tiers: &[Positions]) -> Box<[Standing]> {
-        let mut standings =
-            vec![Standing { reach: Horizon::NOWHERE, in_subset: false, verdict: None }; len(indices)];
+    fn statuses(&self, indices: &[u32], tiers: &[Positions]) -> Box<[EndpointStatus]> {
+        let mut statuses =
+            vec![
+                EndpointStatus { distance: RegionRanks::UNREACHABLE, in_subset: false, verdict: None };
+                len(indices)
+            ];
         for (endpoint, &index) in self.endpoints.iter().zip(indices) {
-            let standing = &mut standings[index as usize];
-            standing.reach = self.horizon.reach(&endpoint.location.region).clone();
-            standing.verdict = self.facts.health.on(endpoint).cloned();
+            let status = &mut statuses[index as usize];
+            status.distance = self.locality.distance(&endpoint.location.region).clone();
+            status.verdict = self.input.health.on(endpoint).cloned();
         }
         for &position in tiers.iter().flat_map(|tier| &tier.candidates) {
-            standings[indices[position] as usize].in_subset = true;
+            statuses[indices[position] as usize].in_subset = true;
         }
-        standings.into_boxed_slice()
+        statuses.into_boxed_slice()
     }
 
-    fn nothing(&self) -> Unroutable {
+    fn no_endpoint_error(&self) -> PickError {
         if (0..self.endpoints.len()).any(|position| self.class(position).is_some()) {
-            Unroutable::NoneInRegion { region: self.facts.location.region.clone() }
+            PickError::NoneInRegion { region: self.input.location.region.clone() }
         } else {
-            Unroutable::NoEndpoints
+            PickError::NoEndpoints
         }
     }
 
-    fn kind(&self, indices: &[u32], tiers: Vec<Positions>) -> Kind {
-        match self.facts.service.kind {
+    fn selection(&self, indices: &[u32], tiers: Vec<Positions>) -> Selection {
+        match self.input.service.kind {
             ServiceKind::Replicated => {
                 let member = |&position: &usize| (indices[position], self.powers[position]);
                 let members = |positions: &[usize]| {
                     CandidateSet::new(&positions.iter().map(member).collect::<Vec<_>>())
                 };
-                let mut tiers = each(tiers, members);
+                let mut tiers = map_tiers(tiers, members);
                 let nearest = if tiers.is_empty() {
-                    Tier { rank: 0, of: 0, candidates: members(&[]) }
+                    Tier { rank: 0, total: 0, candidates: members(&[]) }
                 } else {
                     tiers.remove(0)
                 };
-                Kind::Replicated { nearest, further: tiers.into_boxed_slice() }
+                Selection::Replicated { nearest, further: tiers.into_boxed_slice() }
             }
-            ServiceKind::ConsistentHash => Kind::Hashed(
-                each(tiers, |positions: &[usize]| {
+            ServiceKind::ConsistentHash => Selection::Hashed(
+                map_tiers(tiers, |positions: &[usize]| {
                     let node = |&position: &usize| {
                         let weight = self.powers[position];
                         Node { hash: self.hash(position), weight, index: indices[position] }
@@ -266,43 +281,44 @@ impl Draft<'_> {
             ),
             ServiceKind::Sharded => {
                 let nearest = tiers.first().map_or(&[][..], |tier| &tier.candidates);
-                Kind::Sharded(self.facts.shards.map(|shards| self.sharding(shards, indices, nearest)))
+                Selection::Sharded(self.input.shards.map(|shards| self.sharding(shards, indices, nearest)))
             }
         }
     }
 
-    fn sharding(&self, shards: &Arc<Shards>, indices: &[u32], nearest: &[usize]) -> Sharding {
+    fn sharding(&self, shards: &Arc<ShardTable>, indices: &[u32], nearest: &[usize]) -> Sharding {
         let known: HashMap<&str, usize> =
             self.endpoints.iter().enumerate().map(|(i, endpoint)| (endpoint.instance.as_str(), i)).collect();
         let roles: BTreeSet<&str> = shards.holdings().iter().map(|holding| holding.role).collect();
-        // A name that is no role, which only a damaged list holds, is nobody's.
+        // A role that does not parse, which only a damaged list contains, matches no call.
         let roles: Vec<Role> = roles.into_iter().filter_map(|role| Role::new(role).ok()).collect();
         let holder = |holding: crate::Holding<'_>| {
             let &position = known.get(holding.instance)?;
             let endpoint = self.endpoints[position];
-            let class = Class::of_copy(self.class(position)?, holding.state)?;
-            let rank = self.horizon.rank(class, self.horizon.reach(&endpoint.location.region))?;
+            let class = PreferenceClass::of_copy(self.class(position)?, holding.state)?;
+            let rank = self.locality.rank(class, self.locality.distance(&endpoint.location.region))?;
             let role = roles.binary_search_by(|role| role.as_str().cmp(holding.role)).ok()? as u32;
             Some(Holder { rank, role, index: indices[position], weight: self.powers[position] })
         };
         let holders =
-            shards.holdings().iter().map(|holding| holder(holding).unwrap_or(Holder::NOBODY)).collect();
+            shards.holdings().iter().map(|holding| holder(holding).unwrap_or(Holder::UNAVAILABLE)).collect();
         let nearest = nearest.iter().map(|&position| indices[position]).collect();
         Sharding { shards: Arc::clone(shards), holders, roles: roles.into_boxed_slice(), nearest }
     }
 }
 
 impl Holder {
-    /// A holding at an endpoint that is not registered, or may not be called from here.
-    pub(super) const NOBODY: Self = Self { rank: u32::MAX, role: u32::MAX, index: 0, weight: 0 };
+    /// A holding at an endpoint that is not registered, or may not be called by this caller.
+    pub(super) const UNAVAILABLE: Self = Self { rank: u32::MAX, role: u32::MAX, index: 0, weight: 0 };
 }
 
-/// How long a list by index must be.
+/// Length of a list by index.
 fn len(indices: &[u32]) -> usize {
     indices.iter().max().map_or(0, |&last| last as usize + 1)
 }
 
-fn each<T>(tiers: Vec<Positions>, compile: impl Fn(&[usize]) -> T) -> Vec<Tier<T>> {
-    let tier = |tier: Positions| Tier { rank: tier.rank, of: tier.of, candidates: compile(&tier.candidates) };
+fn map_tiers<T>(tiers: Vec<Positions>, compile: impl Fn(&[usize]) -> T) -> Vec<Tier<T>> {
+    let tier =
+        |tier: Positions| Tier { rank: tier.rank, total: tier.total, candidates: compile(&tier.candidates) };
     tiers.into_iter().map(tier).collect()
 }
