@@ -52,7 +52,7 @@ fn hash_path(path: &str) -> u64 {
 fn path_of(condition: &Match) -> Option<PathMatch> {
     match &condition.grpc {
         None => match &condition.path {
-            Some(PathMatch::Template(template)) => Some(PathMatch::Prefix(template.stem())),
+            Some(PathMatch::Template(template)) => Some(PathMatch::Prefix(template.literal_prefix())),
             Some(PathMatch::Regex(_)) => None,
             path => path.clone(),
         },

@@ -2,9 +2,9 @@ use std::{collections::BTreeSet, time::Duration};
 
 use fairmesh_balancer::poll::PollState;
 use fairmesh_model::{
-    Balancing, Endpoint, EndpointState, Hosts, InstanceId, KeyRange, Label, Location, Match, Region,
+    Backend, Balancing, Endpoint, EndpointState, Hosts, InstanceId, KeyRange, Label, Location, Match, Region,
     RegionInfo, Regions, Replica, ReplicaState, Ring, RoundTrips, Route, Service, ServiceKind, Shard,
-    ShardId, ShardKey, ShardMap, Target, Timeouts, Verdict, Verdicts,
+    ShardId, ShardKey, ShardMap, Timeouts, Verdict, Verdicts,
     arith::{Generator, hash_text, mix64},
 };
 use proptest::prelude::*;
@@ -201,8 +201,8 @@ fn routes_set_target_class_timeout_and_idempotence() {
     let other = ServiceName::new("shop/cart-next").unwrap();
     let split = |weights: [u32; 2]| {
         vec![
-            Target { service: fleet.name.clone(), weight: weights[0] },
-            Target { service: other.clone(), weight: weights[1] },
+            Backend { service: fleet.name.clone(), weight: weights[0] },
+            Backend { service: other.clone(), weight: weights[1] },
         ]
     };
     let path =
