@@ -25,7 +25,7 @@ use fairmesh_model::{
     ShardKey, ShardMap, Verdicts,
     arith::{Generator, mix64},
 };
-use fairmesh_router::{Facts, RequestView, Shards, Upstream};
+use fairmesh_router::{CompileInput, RequestView, ServiceTable, ShardTable};
 
 use crate::report::Report;
 
@@ -187,7 +187,7 @@ fn one_call(known: &Known, context: &CallContext, at: Moment) -> Option<u32> {
     (next == Next::Done).then_some(index)
 }
 
-fn look_up(shards: &Shards, calls: u64, seed: u64) -> u64 {
+fn look_up(shards: &ShardTable, calls: u64, seed: u64) -> u64 {
     let mut random = Generator::new(seed);
     let mut found = 0;
     for _ in 0..calls {
@@ -247,9 +247,9 @@ fn publish(
     kind: ServiceKind,
     endpoints: &[Endpoint],
     subset: u32,
-    shards: Option<&Arc<Shards>>,
+    shards: Option<&Arc<ShardTable>>,
 ) {
-    let facts = Facts {
+    let facts = CompileInput {
         name: known.name(),
         service: &Service { kind, protocol: Protocol::Http1, virtual_address: None },
         policy: &Policy { balancing: Balancing { subset, ..Balancing::default() }, ..Policy::default() },
@@ -263,7 +263,7 @@ fn publish(
         client_id: "bench",
         client: 7,
     };
-    let upstream = Upstream::compile(&facts, known.endpoint_stats(), None);
+    let upstream = ServiceTable::compile(&facts, known.endpoint_stats(), None);
     known.publish(View::Ready(Ready::new(upstream, Vec::new(), 1, None)));
 }
 
@@ -297,11 +297,11 @@ fn check_fleet(fleet: &[Known], endpoints: usize, subset: u32) -> Result<(), Box
 }
 
 /// The large map over 10,000 endpoints, and what is to be known of it.
-fn sharded() -> Result<(Known, Arc<Shards>, String), Box<dyn Error>> {
+fn sharded() -> Result<(Known, Arc<ShardTable>, String), Box<dyn Error>> {
     let endpoints = endpoints("holder", 10_000);
     let map = shard_map(&endpoints);
     let start = now();
-    let shards = Arc::new(Shards::compile(&map));
+    let shards = Arc::new(ShardTable::compile(&map));
     let compiled = now() - start;
     let known = known(0);
     publish(&known, ServiceKind::Sharded, &endpoints, 20, Some(&shards));

@@ -9,7 +9,7 @@ use fairmesh_model::{
     QueryMatch, Region, Regions, RoundTrips, Route, Service, ServiceKind, ServiceName, Template, TextMatch,
     Verdicts,
 };
-use fairmesh_router::{Facts, RequestView, Upstream};
+use fairmesh_router::{CompileInput, RequestView, ServiceTable};
 use oracle::Pairs;
 
 /// Few words, so that conditions and requests often meet.
@@ -124,7 +124,7 @@ fn policy(routes: &[Match]) -> Policy {
 pub fn run(data: &[u8]) {
     let Ok(input) = Input::arbitrary_take_rest(Unstructured::new(data)) else { return };
     let service = Service { kind: ServiceKind::Replicated, protocol: Protocol::Http1, virtual_address: None };
-    let facts = Facts {
+    let facts = CompileInput {
         name: &ServiceName::new("shop/cart").expect("the name is well formed"),
         service: &service,
         policy: &policy(&input.routes),
@@ -138,7 +138,7 @@ pub fn run(data: &[u8]) {
         client_id: "",
         client: 0,
     };
-    let upstream = Upstream::compile(&facts, &Default::default(), None);
+    let upstream = ServiceTable::compile(&facts, &Default::default(), None);
     let Input { host, path, method, headers, grpc, .. } = &input;
     let request = RequestView { host, path, method, headers, grpc: *grpc };
     let chosen = upstream.route(&request, 0).route.map(ToString::to_string);

@@ -1,7 +1,7 @@
 //! Simulates fleets: thousands of servers and callers, in which every decision is made by the routing code of
 //! production.
 //!
-//! Each simulated caller owns a real [`fairmesh_router::Upstream`] and picks, counts and learns as the client library
+//! Each simulated caller owns a real [`fairmesh_router::ServiceTable`] and picks, counts and learns as the client library
 //! does; the world around it (processors, networks, failures, time) is a deterministic discrete-event simulation. The
 //! same scenario and seed give the same result to the last bit, on every machine. A second, faster implementation of
 //! the decisions was rejected: it would prove something about itself.

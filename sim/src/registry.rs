@@ -8,7 +8,7 @@ use fairmesh_model::{
     Region, Regions, RoundTrips, Service, ServiceKind, ServiceName, Verdicts,
     arith::{hash_text, mix_pair},
 };
-use fairmesh_router::{EndpointStats, Facts, Upstream};
+use fairmesh_router::{CompileInput, EndpointStats, ServiceTable};
 
 use crate::endpoint_connection::EndpointConnection;
 
@@ -169,8 +169,8 @@ impl Registry {
         endpoints: &'a [Endpoint],
         location: &'a Location,
         client: u64,
-    ) -> Facts<'a> {
-        Facts {
+    ) -> CompileInput<'a> {
+        CompileInput {
             name: &self.name,
             service: &self.service,
             policy: &self.policy,
@@ -192,7 +192,7 @@ impl Registry {
 #[derive(Debug)]
 pub(crate) struct DiscoveredService {
     /// The compiled snapshot.
-    pub(crate) upstream: Upstream,
+    pub(crate) upstream: ServiceTable,
     /// Stats of the endpoints, shared by all snapshots.
     pub(crate) endpoint_stats: Arc<EndpointStats>,
     /// Servers by the upstream's indices.
@@ -208,8 +208,11 @@ impl DiscoveredService {
     pub(crate) fn subscribe(registry: &Registry, location: &Location, client: u64) -> Self {
         let endpoints = relevant_endpoints(registry, client);
         let endpoint_stats = Arc::default();
-        let upstream =
-            Upstream::compile(&registry.compile_input(&endpoints, location, client), &endpoint_stats, None);
+        let upstream = ServiceTable::compile(
+            &registry.compile_input(&endpoints, location, client),
+            &endpoint_stats,
+            None,
+        );
         let servers = servers_of(&upstream);
         Self {
             upstream,
@@ -230,7 +233,7 @@ impl DiscoveredService {
         let endpoints = relevant_endpoints(registry, client);
         if endpoints != self.endpoints {
             let input = registry.compile_input(&endpoints, location, client);
-            let upstream = Upstream::compile(&input, &self.endpoint_stats, Some(&self.upstream));
+            let upstream = ServiceTable::compile(&input, &self.endpoint_stats, Some(&self.upstream));
             self.close_removed(&upstream);
             self.upstream = upstream;
             self.servers = servers_of(&self.upstream);
@@ -239,9 +242,10 @@ impl DiscoveredService {
     }
 
     /// Drops the connections to endpoints that the next snapshot does not contain.
-    fn close_removed(&mut self, next: &Upstream) {
-        let instance =
-            |upstream: &Upstream, index| upstream.known(index).map(|target| target.instance.clone());
+    fn close_removed(&mut self, next: &ServiceTable) {
+        let instance = |upstream: &ServiceTable, index| {
+            upstream.find_target(index).map(|target| target.instance.clone())
+        };
         for (index, connection) in (0..).zip(&mut self.connections) {
             if instance(&self.upstream, index) != instance(next, index) {
                 *connection = None;
@@ -291,7 +295,7 @@ fn relevant_endpoints(registry: &Registry, client: u64) -> Vec<Endpoint> {
 }
 
 /// The address of an endpoint contains the number of its server.
-fn servers_of(upstream: &Upstream) -> Vec<u32> {
+fn servers_of(upstream: &ServiceTable) -> Vec<u32> {
     let mut servers = Vec::new();
     for candidate in upstream.candidates() {
         let index = candidate.index as usize;
@@ -308,7 +312,7 @@ fn servers_of(upstream: &Upstream) -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
-    use fairmesh_router::Ask;
+    use fairmesh_router::PickParams;
 
     use super::*;
 
@@ -332,9 +336,9 @@ mod tests {
     }
 
     /// The router's snapshot of all endpoints.
-    fn full(registry: &Registry, location: &Location, client: u64) -> Upstream {
+    fn full(registry: &Registry, location: &Location, client: u64) -> ServiceTable {
         let all: Vec<Endpoint> = registry.entries.iter().map(|entry| entry.endpoint.clone()).collect();
-        Upstream::compile(&registry.compile_input(&all, location, client), &Arc::default(), None)
+        ServiceTable::compile(&registry.compile_input(&all, location, client), &Arc::default(), None)
     }
 
     #[test]
@@ -351,7 +355,7 @@ mod tests {
             let service = DiscoveredService::subscribe(&registry, &location, client);
             assert!(service.endpoints.len() <= 6 * 20, "{}", service.endpoints.len());
             let full = full(&registry, &location, client);
-            let subset = |upstream: &Upstream| {
+            let subset = |upstream: &ServiceTable| {
                 let candidates = upstream.candidates().filter(|candidate| candidate.in_subset);
                 let mut names: Vec<_> =
                     candidates.map(|candidate| candidate.target.instance.clone()).collect();
@@ -360,7 +364,7 @@ mod tests {
             };
             assert_eq!(subset(&service.upstream), subset(&full));
             for seed in 0..200 {
-                let ask = Ask::default();
+                let ask = PickParams::default();
                 let subset_pick = service.upstream.pick(&ask, 0, seed).unwrap();
                 let full_pick = full.pick(&ask, 0, seed).unwrap();
                 let target = &full.target(full_pick.index).address;

@@ -16,7 +16,7 @@ use fairmesh_rib::{
     server::{Backend, RibServer, WriteError},
     upstream::{Backoff, UpstreamConfig},
 };
-use fairmesh_router::Shards;
+use fairmesh_router::ShardTable;
 use fairmesh_wire::{
     records, shards,
     transport::{Address, Listener, serve},
@@ -251,7 +251,7 @@ pub(super) async fn caller(dir: &Path, name: &str) -> Result<(), BoxError> {
     Ok(())
 }
 
-fn map_of<L: Lane>(subscription: &Subscription<L>) -> Option<Arc<Shards>> {
+fn map_of<L: Lane>(subscription: &Subscription<L>) -> Option<Arc<ShardTable>> {
     match &*subscription.view() {
         View::Ready(ready) => ready.upstream.shards().cloned(),
         _ => None,
@@ -260,7 +260,7 @@ fn map_of<L: Lane>(subscription: &Subscription<L>) -> Option<Arc<Shards>> {
 
 /// Nanoseconds of processor time a look-up, the middle of five rounds. No key can be worked out before the look-up of the
 /// one before it is done.
-fn look_up(map: &Shards, count: u64) -> f64 {
+fn look_up(map: &ShardTable, count: u64) -> f64 {
     let mut random = Generator::new(u64::from(std::process::id()));
     let mut found = 0;
     let mut rounds = Vec::new();

@@ -347,7 +347,7 @@ impl Attempt {
                 return None;
             }
             self.stream_at = None;
-            self.is_stream = self.line.endpoint().becomes_stream();
+            self.is_stream = self.line.endpoint().mark_as_stream();
         }
         alarm.has_rung(due, context).then(|| match self.deadline <= silent {
             true => Late::Deadline,
@@ -357,7 +357,7 @@ impl Attempt {
 
     /// Counts as a stream from now on, since nobody knows how long it will take.
     pub(crate) fn into_stream(mut self) -> Self {
-        self.is_stream = self.line.endpoint().becomes_stream();
+        self.is_stream = self.line.endpoint().mark_as_stream();
         self
     }
 

@@ -7,7 +7,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use fairmesh_model::{BalancingPolicy, Location, ServiceName};
-use fairmesh_router::{Ask, EndpointTarget, Explanation, Headers, RequestView, Upstream};
+use fairmesh_router::{EndpointTarget, Explanation, Headers, PickParams, RequestView, ServiceTable};
 use fairmesh_wire::transport::Address;
 use http::Request;
 
@@ -36,7 +36,7 @@ pub struct Question<'a, H: Headers + ?Sized> {
     /// What routes look at.
     pub request: RequestView<'a, H>,
     /// What the pick depends on.
-    pub ask: Ask<'a>,
+    pub ask: PickParams<'a>,
     /// Nanoseconds of the clock by which the snapshot's counts go.
     pub now: u64,
     /// Chance: another number may give another endpoint.
@@ -90,7 +90,7 @@ impl ServiceHandle {
             headers: &headers,
             grpc: headers::is_grpc(request.headers()),
         };
-        let ask = Ask { key: context.key, role: context.role.as_ref(), avoid: &[] };
+        let ask = PickParams { key: context.key, role: context.role.as_ref(), avoid: &[] };
         let question = Question { request, ask, now: self.inner.mesh.clock.now(), seed };
         let mut report = Report { freshness: Some(self.freshness()), ..Report::default() };
         let asked = send::ready(&self.inner.subscription, timeout).await?;
@@ -116,7 +116,7 @@ impl Report {
     /// [goes on](Self::goes_on_at) elsewhere, that of the other service.
     pub fn decide<H: Headers + ?Sized>(
         &mut self,
-        upstream: &Upstream,
+        upstream: &ServiceTable,
         revision: u64,
         question: &Question<'_, H>,
     ) {
@@ -126,7 +126,7 @@ impl Report {
             // The key that the policy of the service asked for read in the request goes along.
             false => {
                 let key = self.decisions[0].explanation.key;
-                upstream.explain_pick(&Ask { key, ..*ask }, *now, *seed)
+                upstream.explain_pick(&PickParams { key, ..*ask }, *now, *seed)
             }
         };
         if let Some(Ok(picked)) = &explanation.picked {
@@ -140,7 +140,7 @@ impl Report {
     /// The service to which a route sends the call, whose snapshot has yet to decide.
     pub fn goes_on_at(&self) -> Option<&ServiceName> {
         let last = &self.decisions.last()?.explanation;
-        (last.picked.is_none() && last.instead.is_none()).then_some(&last.target)
+        (last.picked.is_none() && last.direct_response.is_none()).then_some(&last.target)
     }
 }
 
@@ -157,7 +157,7 @@ impl fmt::Display for Report {
                     let (service, region) = (&explanation.target, &location.region);
                     writeln!(f, "{:<8} {service} {instance} at {address} in {region}", "goes to")?;
                 }
-                (None, None) if explanation.instead.is_some() => {
+                (None, None) if explanation.direct_response.is_some() => {
                     writeln!(f, "{:<8} without a server", "answered")?;
                 }
                 (None, Some(Err(why))) => {

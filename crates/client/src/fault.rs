@@ -4,7 +4,7 @@ use fairmesh_http::{
     BoxError,
     h2::{Reason, ResetReason},
 };
-use fairmesh_router::Unroutable;
+use fairmesh_router::PickError;
 use http::{HeaderMap, StatusCode};
 use tonic::{Code, Status};
 
@@ -157,13 +157,13 @@ pub(crate) fn grpc_code_of(status: u16) -> Code {
     }
 }
 
-impl From<&Unroutable> for FaultKind {
-    fn from(why: &Unroutable) -> Self {
+impl From<&PickError> for FaultKind {
+    fn from(why: &PickError) -> Self {
         match why {
-            Unroutable::NoEndpoints | Unroutable::NoneInRegion { .. } => Self::NoEndpoints,
-            Unroutable::KeyMissing => Self::KeyMissing,
-            Unroutable::KeyOutside { .. } => Self::KeyOutside,
-            Unroutable::NoReplica { .. } | Unroutable::NoShardMap => Self::NoReplica,
+            PickError::NoEndpoints | PickError::NoneInRegion { .. } => Self::NoEndpoints,
+            PickError::KeyMissing => Self::KeyMissing,
+            PickError::KeyOutside { .. } => Self::KeyOutside,
+            PickError::NoReplica { .. } | PickError::NoShardMap => Self::NoReplica,
         }
     }
 }

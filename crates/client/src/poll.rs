@@ -142,7 +142,7 @@ fn learn(line: &Line, answer: &response::Parts, now: u64) -> u64 {
         // It was taken out meanwhile, and its place among the endpoints may be another's.
         Some(Some(_)) if line.is_retired() => 0,
         Some(Some(load)) if load != LoadReport::default() => {
-            line.endpoint().told(line.poll_state(), load, now);
+            line.endpoint().record_polled_report(line.poll_state(), load, now);
             0
         }
         Some(None) => {

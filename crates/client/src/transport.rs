@@ -22,7 +22,7 @@ use std::{
 };
 
 use fairmesh_balancer::poll::PollState;
-use fairmesh_router::{EndpointTarget, Held};
+use fairmesh_router::{EndpointRef, EndpointTarget};
 use fairmesh_wire::transport::{Plaintext, Transport};
 use http::{HeaderMap, StatusCode, response};
 use tokio::{
@@ -75,7 +75,7 @@ pub(crate) struct Wiring {
 
 /// All connections to one endpoint.
 pub(crate) struct Line {
-    endpoint: Held,
+    endpoint: EndpointRef,
     address: SocketAddr,
     local: Option<IpAddr>,
     own_addresses: OwnAddresses,
@@ -191,7 +191,7 @@ impl Line {
     pub(crate) fn answered(&self, is_answer: bool, since: u64, clock: Clock) {
         if is_answer && self.target().by_latency {
             let now = clock.now();
-            self.endpoint().observe(now.saturating_sub(since), now);
+            self.endpoint().record_latency(now.saturating_sub(since), now);
         }
     }
 
@@ -221,7 +221,7 @@ impl Line {
     }
 
     /// The endpoint, and how tries end there.
-    pub(crate) fn endpoint(&self) -> &Held {
+    pub(crate) fn endpoint(&self) -> &EndpointRef {
         &self.endpoint
     }
 
@@ -270,7 +270,7 @@ async fn by<T>(
 impl Lane for Arc<Line> {
     type Shared = Wiring;
 
-    fn open(wiring: &Wiring, endpoint: Held) -> Self {
+    fn open(wiring: &Wiring, endpoint: EndpointRef) -> Self {
         let target = endpoint.target();
         let multiplexed = target.protocol.is_multiplexed();
         Self::new(Line {

@@ -18,7 +18,9 @@ use fairmesh_listen::Listeners;
 use fairmesh_model::{
     InstanceId, KeyRange, Locality, Policy, Protocol, Role, ServiceName, ShardKey, arith::mix64,
 };
-use fairmesh_router::{Ask, EndpointTarget, Held, LoadReport, Outcome, Picked, RequestView, Upstream};
+use fairmesh_router::{
+    EndpointPick, EndpointRef, EndpointTarget, LoadReport, Outcome, PickParams, RequestView, ServiceTable,
+};
 
 use crate::{
     Limits, Terms,
@@ -72,7 +74,7 @@ pub(crate) struct Told {
 pub(crate) struct Picker {
     mesh: Mesh,
     services: Mutex<HashMap<ServiceName, ServiceHandle>>,
-    book: Mutex<Book<Held>>,
+    book: Mutex<Book<EndpointRef>>,
     clock: Clock,
     seeds: AtomicU64,
     pub(crate) terms: Terms,
@@ -120,14 +122,14 @@ impl Picker {
     }
 
     /// Who gets calls of which nothing is known but the service.
-    fn routed<'a>(&self, upstream: &'a Upstream) -> &'a ServiceName {
+    fn routed<'a>(&self, upstream: &'a ServiceTable) -> &'a ServiceName {
         let grpc = upstream.protocol() == Protocol::Grpc;
         let request = RequestView { host: "", path: "/", method: "POST", headers: &(), grpc };
         upstream.route(&request, self.seed()).target
     }
 
-    fn lease(&self, upstream: &Upstream, revision: u64, wanted: &Wanted) -> Result<Given, Fault> {
-        let keys = wanted.key.map_or(KeyRange::ALL, |key| upstream.alike(key));
+    fn lease(&self, upstream: &ServiceTable, revision: u64, wanted: &Wanted) -> Result<Given, Fault> {
+        let keys = wanted.key.map_or(KeyRange::ALL, |key| upstream.equivalent_keys(key));
         let now = self.clock.now();
         // Where the key alone says who is next, the next ones are for when the first is gone.
         let is_hashed = wanted.key.is_some() && keys != KeyRange::ALL && upstream.shards().is_none();
@@ -136,7 +138,7 @@ impl Picker {
         let ends = now.saturating_add(nanos(self.terms.ttl));
         let mut book = self.book();
         let leases = picked.into_iter().map(|picked| {
-            let (id, held) = (self.seed(), upstream.hold(picked.index));
+            let (id, held) = (self.seed(), upstream.endpoint_ref(picked.index));
             let target = Arc::clone(held.target());
             if let Some(displaced) = book.enter(id, held, ends) {
                 add(&self.metrics.displaced, 1);
@@ -185,7 +187,7 @@ impl Picker {
             held.finish(outcome, now);
         }
         if let Some(load) = told.load {
-            held.report_unearned(load, now);
+            held.record_unrewarded_report(load, now);
         }
         if told.done
             && let Some(held) = book.close(id)
@@ -244,7 +246,7 @@ impl Picker {
         Ok(service)
     }
 
-    fn book(&self) -> MutexGuard<'_, Book<Held>> {
+    fn book(&self) -> MutexGuard<'_, Book<EndpointRef>> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -256,19 +258,19 @@ impl Picker {
 
 /// Chooses up to so many different endpoints that are as near as the first, and counts a call at each.
 fn choose(
-    upstream: &Upstream,
+    upstream: &ServiceTable,
     wanted: &Wanted,
     most: usize,
     chance: impl Fn() -> (u64, u64),
-) -> Result<Vec<Picked>, Fault> {
+) -> Result<Vec<EndpointPick>, Fault> {
     let mut avoid = match wanted.avoid.is_empty() {
         true => Vec::new(),
         false => failed(upstream, &wanted.avoid),
     };
-    let mut chosen: Vec<Picked> = Vec::new();
+    let mut chosen: Vec<EndpointPick> = Vec::new();
     while chosen.len() < most {
         let (now, seed) = chance();
-        let ask = Ask { key: wanted.key, role: wanted.role.as_ref(), avoid: &avoid };
+        let ask = PickParams { key: wanted.key, role: wanted.role.as_ref(), avoid: &avoid };
         let picked = match upstream.pick(&ask, now, seed) {
             Ok(picked) => picked,
             Err(why) if chosen.is_empty() => {
@@ -287,17 +289,17 @@ fn choose(
 }
 
 /// Whether a further pick is another endpoint that is as good to call as the first.
-fn is_like(upstream: &Upstream, first: &Picked, picked: &Picked) -> bool {
+fn is_like(upstream: &ServiceTable, first: &EndpointPick, picked: &EndpointPick) -> bool {
     let reach = |index| {
         let found = upstream.candidates().find(|candidate| candidate.index == index);
-        found.map(|candidate| (candidate.reach.ring, candidate.reach.draining))
+        found.map(|candidate| (candidate.distance.ring, candidate.distance.draining))
     };
     first.index != picked.index
         && first.last_resort == picked.last_resort
         && reach(first.index) == reach(picked.index)
 }
 
-fn failed(upstream: &Upstream, instances: &[InstanceId]) -> Vec<u32> {
+fn failed(upstream: &ServiceTable, instances: &[InstanceId]) -> Vec<u32> {
     let candidates = upstream.candidates();
     let failed = candidates.filter(|candidate| instances.contains(&candidate.target.instance));
     failed.map(|candidate| candidate.index).collect()

@@ -1,28 +1,30 @@
-//! Decides where a call goes: compiles the records of one service into an immutable [`Upstream`], and asks it per call.
+//! Routing decisions: compiles the records of one service into an immutable [`ServiceTable`], and picks an endpoint
+//! for each call.
 //!
 //! The order is fixed: route, shard, ring, subset, pick. Every step is a function of (snapshot, counts, request, now,
-//! seed) in integers, without allocation, lock or clock; [`Upstream::explain`] runs the very same code with a witness
-//! that writes down the reasons. One mutable table updated in place was rejected: a call would see half of a change, and
-//! readers would need a lock.
+//! seed) in integers, without allocation, lock or clock; [`ServiceTable::explain`] runs the same code with a tracer
+//! that records the reasons. One mutable table updated in place was rejected: a call could observe half of a change,
+//! and readers would need a lock.
 
-mod bucket;
-mod facts;
-mod horizon;
-mod key;
+mod compile_input;
+mod locality;
 mod request;
+mod request_key;
+mod route_actions;
 mod routes;
-mod shards;
-mod treatment;
-mod upstream;
-mod witness;
+mod service_table;
+mod shard_table;
+mod token_bucket;
+mod trace;
 
-pub use bucket::Bucket;
-pub use facts::{Candidate, EndpointTarget, Facts, Reach};
+pub use compile_input::{Candidate, CompileInput, EndpointTarget, RegionDistance};
 pub use fairmesh_balancer::{EndpointStats, LoadReport, Outcome, ReceivedReport};
-pub use request::{Ask, Headers, Picked, RequestView, Routed, Unroutable};
-pub use shards::{
-    Holding, HoldingNumbers, Holdings, Located, Rows, SEGMENT_SHARDS, Segment, Shards, Unfit, Words,
+pub use request::{EndpointPick, Headers, PickError, PickParams, RequestView, RouteDecision};
+pub use route_actions::{DirectResponse, RouteActions};
+pub use service_table::{EndpointRef, Explanation, ServiceTable};
+pub use shard_table::{
+    Holding, HoldingInterner, Holdings, InvalidTable, SEGMENT_SHARDS, Segment, SegmentBuilder, SegmentMemory,
+    ShardLocation, ShardTable,
 };
-pub use treatment::{Instead, Treatment};
-pub use upstream::{Explanation, Held, Upstream};
-pub use witness::Step;
+pub use token_bucket::TokenBucket;
+pub use trace::Step;

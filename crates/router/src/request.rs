@@ -2,20 +2,20 @@ use std::sync::Arc;
 
 use fairmesh_model::{KeyRange, Label, Region, Role, ServiceName, ShardId, ShardKey, Timeouts};
 
-use crate::Treatment;
+use crate::RouteActions;
 
-/// Header look-up, so that routes match whatever the caller's request type is.
+/// Header lookup, so that routes match any request type of the caller.
 pub trait Headers {
-    /// The first value of the header called `name` (lower case).
+    /// The first value of the header `name` (lower case).
     fn get(&self, name: &str) -> Option<&[u8]>;
 
-    /// Whether `sees` is true of any value of the header called `name`, asked of one after the other.
-    fn any(&self, name: &str, sees: &mut dyn FnMut(&[u8]) -> bool) -> bool {
-        self.get(name).is_some_and(sees)
+    /// Whether `matches` holds for any value of the header `name`; called for one value after the other.
+    fn any(&self, name: &str, matches: &mut dyn FnMut(&[u8]) -> bool) -> bool {
+        self.get(name).is_some_and(matches)
     }
 }
 
-/// A call without headers.
+/// A request without headers.
 impl Headers for () {
     fn get(&self, _name: &str) -> Option<&[u8]> {
         None
@@ -35,10 +35,10 @@ impl Headers for Vec<(String, String)> {
     }
 }
 
-/// The parts of a request that routes look at.
+/// The parts of a request that routes match.
 #[derive(Debug)]
 pub struct RequestView<'a, H: Headers + ?Sized> {
-    /// The authority or `Host` as the server is told it, in any case, with or without port; empty when there is none.
+    /// The authority or `Host` as sent to the server, in any case, with or without port; empty if there is none.
     pub host: &'a str,
     /// The path, and after `?` the query.
     pub path: &'a str,
@@ -50,58 +50,60 @@ pub struct RequestView<'a, H: Headers + ?Sized> {
     pub grpc: bool,
 }
 
-/// What the first matching route says about a call.
+/// The decision of the first matching route.
 #[derive(Clone, Copy, Debug)]
-pub struct Routed<'a> {
-    /// The service that gets the call: this one, or an arm of the route's split. Ask that service's snapshot to pick.
+pub struct RouteDecision<'a> {
+    /// The service that receives the call: this one, or a backend of the route's split. The snapshot of that service
+    /// picks.
     pub target: &'a ServiceName,
     /// The route that matched, or `None` for the service's default.
     pub route: Option<&'a Label>,
-    /// The traffic class, where the route tells one.
+    /// The traffic class, if the route sets one.
     pub class: Option<&'a Label>,
-    /// How long the call may take.
+    /// Timeouts of the call.
     pub timeouts: Timeouts,
-    /// Whether the route's owner declares that a repeated call does no harm.
+    /// Whether the route declares calls idempotent.
     pub idempotent: bool,
-    /// What else happens to the call.
-    pub treatment: Option<&'a Arc<Treatment>>,
+    /// Route actions besides the choice of a backend.
+    pub actions: Option<&'a Arc<RouteActions>>,
 }
 
-/// What a pick depends on beside the snapshot.
+/// Inputs of a pick besides the snapshot.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Ask<'a> {
+pub struct PickParams<'a> {
     /// The key, for sharded and consistently hashed services.
     pub key: Option<ShardKey>,
-    /// The role that the replica must have; `None` takes any.
+    /// The role that the replica must have; `None` accepts any.
     pub role: Option<&'a Role>,
-    /// Indices that this call tried already; one is taken again only when nothing else is left.
+    /// Indices of earlier attempts of this call; one is picked again only if no other endpoint is left.
     pub avoid: &'a [u32],
 }
 
-/// Where a try goes.
+/// The result of a pick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Picked {
-    /// The endpoint, for [`Upstream::target`](crate::Upstream::target), `begin` and `finish`.
+pub struct EndpointPick {
+    /// The endpoint, for [`ServiceTable::target`](crate::ServiceTable::target), `begin` and `finish`.
     pub index: u32,
     /// The shard that holds the key, for sharded services.
     pub shard: Option<ShardId>,
-    /// The version of the shard map that was used; 0 without one.
+    /// The version of the shard map that was used; 0 if none.
     pub map_version: u64,
-    /// Whether only what should not be called any more was left: draining or lost endpoints, copies that stop. Count it.
+    /// Whether only endpoints were left that should not be called: draining or lost ones, or copies that stop. Callers
+    /// count it.
     pub last_resort: bool,
-    /// Whether so many endpoints answer badly that nobody is avoided for it any more. Count it.
+    /// Whether so many endpoints fail that ejections are ignored (panic mode). Callers count it.
     pub panic: bool,
 }
 
-/// Why a call can go nowhere.
+/// Why no endpoint can be picked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unroutable {
-    /// Nothing is registered that may be called.
-    #[error("no endpoint of the service can be called; register one, or see why all are starting")]
+pub enum PickError {
+    /// No endpoint is registered that may be called.
+    #[error("no endpoint of the service can be called; register one, or check why all are starting")]
     NoEndpoints,
-    /// There are endpoints, none where the policy lets this caller go.
+    /// There are endpoints, but none in a region that the policy allows this caller to use.
     #[error(
-        "no endpoint that the policy allows to callers in {region}; add one there, or lift localOnly or the last ring"
+        "no endpoint that the policy allows for callers in {region}; add one there, or relax localOnly or the last ring"
     )]
     NoneInRegion {
         /// The caller's region.
@@ -110,24 +112,24 @@ pub enum Unroutable {
     /// A sharded or consistently hashed service was called without a key.
     #[error("the service is called by key and the call has none; set the key or the x-fairmesh-key header")]
     KeyMissing,
-    /// The shard map does not speak for this key.
-    #[error("key {key} lies outside {interval}, the keys of the shard map; widen the map or mend the key")]
+    /// The shard map does not cover this key.
+    #[error("key {key} is outside {interval}, the interval of the shard map; widen the map or fix the key")]
     KeyOutside {
         /// The key of the call.
         key: ShardKey,
         /// The keys of the map.
         interval: KeyRange,
     },
-    /// No copy of the shard can serve the role from here.
-    #[error("shard {shard} has no serving replica{} that this caller may use; assign one or ask for another role",
+    /// No copy of the shard can serve the role for this caller.
+    #[error("shard {shard} has no serving replica{} that this caller may use; assign one or request another role",
         .role.as_ref().map(|r| format!(" of role '{r}'")).unwrap_or_default())]
     NoReplica {
         /// The shard.
         shard: ShardId,
-        /// The role asked for.
+        /// The requested role.
         role: Option<Role>,
     },
-    /// The service is sharded and nobody has created its map.
+    /// The service is sharded and its shard map does not exist yet.
     #[error("the service is sharded and has no shard map yet; apply one")]
     NoShardMap,
 }

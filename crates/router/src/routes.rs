@@ -1,54 +1,54 @@
 use std::sync::Arc;
 
 use fairmesh_model::{
-    Label, Match, Route, ServiceName, Target, Timeouts,
+    Backend, Label, Match, Route, ServiceName, Timeouts,
     arith::{Generator, mix64},
 };
 
-use crate::{Bucket, Headers, RequestView, Treatment};
+use crate::{Headers, RequestView, RouteActions, TokenBucket};
 
 mod condition;
 mod index;
-mod texts;
+mod parameters;
 
-use condition::{View, host_satisfies};
+use condition::{MatchInput, host_satisfies};
 use index::Index;
-pub(crate) use texts::{cookie, decoded, parameter};
+pub(crate) use parameters::{cookie, decoded, parameter};
 
-/// Up to this many routes are simply tried in order: an index would cost more than it saves.
+/// Up to this number, routes are checked in order: an index would cost more than it saves.
 const SCAN_UP_TO: usize = 6;
 
-/// The routes of a policy, compiled so that a call looks at few of them.
+/// The routes of a policy, compiled so that a call checks few of them.
 ///
-/// The index only leaves out routes that cannot match; those that remain are checked in full, in order. So a mistake in
-/// the index could skip a route, which the tests compare against, but never match a wrong one.
+/// The index only excludes routes that cannot match; the others are checked in full, in order. So an error in the
+/// index could skip a route (the tests compare with an oracle), but never match a wrong one.
 #[derive(Debug)]
 pub(crate) struct Routes {
     rules: Box<[Rule]>,
-    /// Apart, since most services have few routes and every call reads this.
+    /// Boxed, since most services have few routes and every call reads this struct.
     index: Option<Box<Index>>,
 }
 
-/// One route, as the policy has it but for its actions, which the treatment holds: most routes have none, and they would be most of
-/// what a service takes.
+/// One route of the policy without its actions, which are in [`RouteActions`]: most routes have none, and they would
+/// be most of the memory of a service.
 #[derive(Debug)]
 pub(crate) struct Rule {
     pub(crate) name: Label,
     matches: Match,
-    split: Box<[Target]>,
+    split: Box<[Backend]>,
     pub(crate) class: Option<Label>,
     pub(crate) timeouts: Timeouts,
     pub(crate) idempotent: bool,
-    /// Whether it is for this caller at all.
-    is_ours: bool,
-    /// Running totals of the split's weights.
-    ends: Box<[u64]>,
-    /// What else happens to its calls.
-    pub(crate) treatment: Option<Arc<Treatment>>,
+    /// Whether its client condition matches this caller.
+    matches_client: bool,
+    /// Cumulative weights of the split.
+    cumulative_weights: Box<[u64]>,
+    /// Further actions on its calls.
+    pub(crate) actions: Option<Arc<RouteActions>>,
 }
 
 impl Routes {
-    /// Compiles the routes of a valid policy; limits that stayed as they were `before` go on counting.
+    /// Compiles the routes of a valid policy; rate limits that are unchanged since `before` keep their state.
     pub(crate) fn compile(routes: &[Route], client: &str, before: Option<&Self>) -> Self {
         let same = |route: &Route| before?.rules.iter().find(|rule| rule.name == route.name);
         let rules: Box<[Rule]> = routes.iter().map(|route| Rule::new(route, client, same(route))).collect();
@@ -62,26 +62,29 @@ impl Routes {
         if self.rules.is_empty() {
             return None;
         }
-        let view = View::new(request);
+        let input = MatchInput::new(request);
         match &self.index {
-            None => {
-                self.rules.iter().enumerate().find(|(_, rule)| rule.is_ours && view.satisfies(&rule.matches))
-            }
+            None => self
+                .rules
+                .iter()
+                .enumerate()
+                .find(|(_, rule)| rule.matches_client && input.satisfies(&rule.matches)),
             Some(index) => index
-                .find(&view, |i| self.rules[i].is_ours && view.satisfies(&self.rules[i].matches))
+                .find(&input, |i| self.rules[i].matches_client && input.satisfies(&self.rules[i].matches))
                 .map(|i| (i, &self.rules[i])),
         }
     }
 
-    /// The limits of the routes for this caller, with their names.
-    pub(crate) fn buckets(&self) -> impl Iterator<Item = (&str, &Arc<Bucket>)> {
-        let ours = self.rules.iter().filter(|rule| rule.is_ours);
-        ours.filter_map(|rule| Some((rule.name.as_str(), rule.treatment.as_ref()?.bucket()?)))
+    /// The rate limits of the routes for this caller, with the names of the routes.
+    pub(crate) fn buckets(&self) -> impl Iterator<Item = (&str, &Arc<TokenBucket>)> {
+        let ours = self.rules.iter().filter(|rule| rule.matches_client);
+        ours.filter_map(|rule| Some((rule.name.as_str(), rule.actions.as_ref()?.bucket()?)))
     }
 
-    /// Whether a route of this caller's names this host in its condition, itself or by a wildcard.
-    pub(crate) fn name_host(&self, host: &str) -> bool {
-        let mut hosts = self.rules.iter().filter(|rule| rule.is_ours).flat_map(|rule| &rule.matches.hosts);
+    /// Whether a route for this caller names this host in its condition, exactly or by a wildcard.
+    pub(crate) fn names_host(&self, host: &str) -> bool {
+        let mut hosts =
+            self.rules.iter().filter(|rule| rule.matches_client).flat_map(|rule| &rule.matches.hosts);
         hosts.any(|wanted| host_satisfies(host, wanted))
     }
 
@@ -98,38 +101,39 @@ impl Rule {
 
     fn new(route: &Route, client: &str, before: Option<&Self>) -> Self {
         let mut total = 0;
-        let ends = route.split.iter().map(|target| {
+        let cumulative_weights = route.split.iter().map(|target| {
             total += u64::from(target.weight);
             total
         });
         let clients = &route.matches.clients;
-        let is_ours = clients.is_empty() || clients.iter().any(|wanted| wanted.matches(client));
-        let before = before.and_then(|before| before.treatment.as_deref());
-        let treatment = Treatment::compile(&route.actions, &route.matches, before).map(Arc::new);
+        let matches_client = clients.is_empty() || clients.iter().any(|wanted| wanted.matches(client));
+        let before = before.and_then(|before| before.actions.as_deref());
+        let actions = RouteActions::compile(&route.actions, &route.matches, before).map(Arc::new);
         let Route { name, matches, split, class, timeouts, idempotent, actions: _ } = route;
         Self {
-            ends: ends.collect(),
+            cumulative_weights: cumulative_weights.collect(),
             name: name.clone(),
             matches: matches.clone(),
             split: split.as_slice().into(),
             class: class.clone(),
             timeouts: *timeouts,
             idempotent: *idempotent,
-            treatment,
-            is_ours,
+            actions,
+            matches_client,
         }
     }
 
-    /// The arm of the split for this seed, or `None` where the route has no split: the one whose stretch of the running
-    /// totals holds `below(total)` of the generator that starts at `mix64(seed)`, a stream apart from the pick's.
+    /// The backend of the split for this seed; `None` if the route has no split. It is the backend whose interval of
+    /// the cumulative weights contains `below(total)` of the generator seeded with `mix64(seed)`, which is independent
+    /// of the pick's.
     #[inline]
-    pub(crate) fn arm(&self, seed: u64) -> Option<&ServiceName> {
+    pub(crate) fn backend(&self, seed: u64) -> Option<&ServiceName> {
         let target = match &*self.split {
             [] => return None,
             [only] => only,
             split => {
-                let point = Generator::new(mix64(seed)).below(*self.ends.last()?);
-                &split[self.ends.partition_point(|&end| end <= point)]
+                let point = Generator::new(mix64(seed)).below(*self.cumulative_weights.last()?);
+                &split[self.cumulative_weights.partition_point(|&end| end <= point)]
             }
         };
         Some(&target.service)

@@ -1,7 +1,7 @@
-//! What a compiled service takes: a shared proxy holds tens of thousands.
+//! Memory of a compiled service: a shared proxy holds tens of thousands.
 
-#![allow(clippy::unwrap_used, reason = "what a test cannot do without has failed it")]
-#![allow(unsafe_code, reason = "an allocator that counts is one")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
+#![allow(unsafe_code, reason = "implements a counting global allocator")]
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -16,13 +16,13 @@ use fairmesh_model::{
     Endpoint, EndpointState, FULL_WEIGHT, Hosts, InstanceId, Label, Location, PathMatch, Policy, Protocol,
     Region, Regions, RoundTrips, Route, Service, ServiceKind, ServiceName, Verdicts,
 };
-use fairmesh_router::{EndpointStats, Facts, Upstream};
+use fairmesh_router::{CompileInput, EndpointStats, ServiceTable};
 
-/// The most bytes of one service of two routes and one endpoint.
+/// The most bytes of one service with two routes and one endpoint.
 const MOST: i64 = 5_000;
 const SERVICES: i64 = 1_000;
 
-/// The system's allocator, and how many bytes are in use.
+/// The system's allocator, which counts the bytes in use.
 struct Counting;
 
 static IN_USE: AtomicI64 = AtomicI64::new(0);
@@ -30,17 +30,17 @@ static IN_USE: AtomicI64 = AtomicI64::new(0);
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-// SAFETY: both calls go to the system's allocator with the arguments that they came with.
+// SAFETY: both calls are forwarded to the system's allocator with unchanged arguments.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         IN_USE.fetch_add(layout.size() as i64, Relaxed);
-        // SAFETY: the caller keeps the contract of `alloc`.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         IN_USE.fetch_sub(layout.size() as i64, Relaxed);
-        // SAFETY: the caller keeps the contract of `dealloc`.
+        // SAFETY: the caller upholds the contract of `dealloc`.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -52,7 +52,7 @@ fn route(name: &str, path: &str) -> Route {
     route
 }
 
-fn compiled(name: &str) -> (Arc<EndpointStats>, Box<Upstream>) {
+fn compiled(name: &str) -> (Arc<EndpointStats>, Box<ServiceTable>) {
     let here = Location::in_region(Region::new("eu").unwrap());
     let endpoint = Endpoint {
         instance: InstanceId::new("one").unwrap(),
@@ -64,7 +64,7 @@ fn compiled(name: &str) -> (Arc<EndpointStats>, Box<Upstream>) {
         labels: Default::default(),
     };
     let policy = Policy { routes: vec![route("read", "/v1"), route("rest", "/v2")], ..Policy::default() };
-    let facts = Facts {
+    let input = CompileInput {
         name: &ServiceName::new(name).unwrap(),
         service: &Service { kind: ServiceKind::Replicated, protocol: Protocol::Http1, virtual_address: None },
         policy: &policy,
@@ -79,12 +79,12 @@ fn compiled(name: &str) -> (Arc<EndpointStats>, Box<Upstream>) {
         client: 1,
     };
     let slots = Arc::default();
-    let upstream = Box::new(Upstream::compile(&facts, &slots, None));
-    (slots, upstream)
+    let table = Box::new(ServiceTable::compile(&input, &slots, None));
+    (slots, table)
 }
 
 #[test]
-fn a_service_of_two_routes_and_one_endpoint_takes_little() {
+fn a_service_with_two_routes_and_one_endpoint_fits_into_5000_bytes() {
     let before = IN_USE.load(Relaxed);
     let services: Vec<_> = (0..SERVICES).map(|number| compiled(&format!("shop/s{number}"))).collect();
     let each = (IN_USE.load(Relaxed) - before) / SERVICES;

@@ -1,6 +1,6 @@
-//! Compares routes, shards, rings and calls by key with `vectors/`; see the README there for how to change them.
+//! Compares routes, shards, rings and calls by key with `vectors/`; its README says how to change them.
 
-#![allow(clippy::unwrap_used, reason = "a test that panics has found something")]
+#![allow(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use fairmesh_model::{
     arith::Generator,
     spec::{EndpointsSpec, HostsSpec, PolicySpec, ServiceSpec, ShardMapSpec, TopologySpec},
 };
-use fairmesh_router::{Ask, Facts, Instead, RequestView, Shards, Upstream};
+use fairmesh_router::{CompileInput, DirectResponse, PickParams, RequestView, ServiceTable, ShardTable};
 use serde_json::{Value, json};
 
 #[path = "../../../vectors/support.rs"]
@@ -24,7 +24,7 @@ fn read<T: serde::de::DeserializeOwned>(document: &Value) -> T {
     serde_json::from_value(document.clone()).unwrap()
 }
 
-/// What a vector says of a fleet; parts that are `null` have their defaults.
+/// The fleet of a vector; parts that are `null` have their defaults.
 #[derive(Clone)]
 struct Fleet {
     kind: &'static str,
@@ -41,7 +41,7 @@ impl Fleet {
         Self { kind: "replicated", policy, endpoints, topology, hosts, shard_map }
     }
 
-    fn compile(&self) -> Upstream {
+    fn compile(&self) -> ServiceTable {
         let service = json!({"name": "shop/cart", "type": self.kind, "protocol": "http1"});
         let (name, service) = read::<ServiceSpec>(&service).plan().unwrap();
         let (_, policy) = read::<PolicySpec>(&self.policy).plan().unwrap();
@@ -56,10 +56,10 @@ impl Fleet {
         };
         let shards = (!self.shard_map.is_null()).then(|| {
             let (_, map) = read::<ShardMapSpec>(&self.shard_map).plan().unwrap();
-            Arc::new(Shards::compile(&map))
+            Arc::new(ShardTable::compile(&map))
         });
         let location = Location::in_region(Region::new("eu").unwrap());
-        let facts = Facts {
+        let input = CompileInput {
             name: &name,
             service: &service,
             policy: &policy,
@@ -73,7 +73,7 @@ impl Fleet {
             client_id: CLIENT_ID,
             client: CLIENT,
         };
-        Upstream::compile(&facts, &Arc::default(), None)
+        ServiceTable::compile(&input, &Arc::default(), None)
     }
 
     fn write(&self) -> Value {
@@ -84,10 +84,10 @@ impl Fleet {
     }
 }
 
-/// The instance picked, or the refusal in a word.
-fn picked(upstream: &Upstream, ask: &Ask<'_>, seed: u64) -> Value {
-    match upstream.pick(ask, 0, seed) {
-        Ok(picked) => json!(upstream.target(picked.index).instance),
+/// The instance picked, or the name of the error.
+fn picked(table: &ServiceTable, params: &PickParams<'_>, seed: u64) -> Value {
+    match table.pick(params, 0, seed) {
+        Ok(picked) => json!(table.target(picked.index).instance),
         Err(refused) => {
             let word = format!("{refused:?}");
             json!({"refused": word.split([' ', '{', '(']).next()})
@@ -163,17 +163,17 @@ fn routes() {
         {"name": "anonymous", "match": {"path": {"prefix": "/me"}, "headers": [{"name": "x-canary", "present": false}]}},
     ]});
     let fleet = Fleet::replicated(policy.clone(), endpoints(&[]));
-    let upstream = fleet.compile();
+    let table = fleet.compile();
     let cases = REQUESTS.into_iter().map(|(host, path, method, canary, grpc)| {
         let headers: Vec<(String, String)> = match canary {
             "" => Vec::new(),
             value => vec![("x-canary".into(), value.into())],
         };
         let request = RequestView { host, path, method, headers: &headers, grpc };
-        let targets: Vec<_> = (0..8).map(|seed| json!(upstream.route(&request, seed).target)).collect();
+        let targets: Vec<_> = (0..8).map(|seed| json!(table.route(&request, seed).target)).collect();
         json!({
             "host": host, "path": path, "method": method, "headers": headers, "grpc": grpc,
-            "route": upstream.route(&request, 0).route, "target_by_seed_0_to_7": targets,
+            "route": table.route(&request, 0).route, "target_by_seed_0_to_7": targets,
         })
     });
     check(
@@ -193,7 +193,7 @@ fn actions() {
             "fault": {"abort": {"share": "25%", "status": 503}, "delay": {"share": "25%", "time": "20ms"}},
             "mirror": {"service": "shop/shadow", "share": "25%"}},
     ]});
-    let upstream = Fleet::replicated(policy.clone(), endpoints(&[])).compile();
+    let table = Fleet::replicated(policy.clone(), endpoints(&[])).compile();
     let requests = [
         "/old",
         "/old/",
@@ -208,19 +208,19 @@ fn actions() {
     ];
     let cases = requests.into_iter().map(|path| {
         let request = RequestView { host: "cart.shop:8080", path, method: "GET", headers: &(), grpc: false };
-        let routed = upstream.route(&request, 0);
-        let treatment = routed.treatment.unwrap();
-        let instead = (0..16).map(|seed| treatment.instead(&request, seed)).map(|instead| match instead {
-            Some(Instead::Redirect { status, location }) => json!([status, location]),
-            Some(Instead::Abort { status }) => json!(status),
+        let routed = table.route(&request, 0);
+        let actions = routed.actions.unwrap();
+        let direct_response = (0..16).map(|seed| actions.direct_response(&request, seed)).map(|direct_response| match direct_response {
+            Some(DirectResponse::Redirect { status, location }) => json!([status, location]),
+            Some(DirectResponse::Abort { status }) => json!(status),
             None => Value::Null,
         });
-        let instead = instead.collect::<Vec<_>>();
-        let delays: Vec<_> = (0..16).map(|seed| treatment.delay(seed).map(|time| time.as_millis() as u64)).collect();
-        let mirrors: Vec<_> = (0..16).map(|seed| treatment.mirror(seed).map(ToString::to_string)).collect();
+        let direct_response = direct_response.collect::<Vec<_>>();
+        let delays: Vec<_> = (0..16).map(|seed| actions.delay(seed).map(|time| time.as_millis() as u64)).collect();
+        let mirrors: Vec<_> = (0..16).map(|seed| actions.mirror(seed).map(ToString::to_string)).collect();
         json!({
-            "path": path, "route": routed.route, "sent_path": treatment.path(path), "sent_host": treatment.host(),
-            "instead_by_seed_0_to_15": instead, "delay_ms_by_seed_0_to_15": delays, "mirror_by_seed_0_to_15": mirrors,
+            "path": path, "route": routed.route, "sent_path": actions.path(path), "sent_host": actions.host(),
+            "instead_by_seed_0_to_15": direct_response, "delay_ms_by_seed_0_to_15": delays, "mirror_by_seed_0_to_15": mirrors,
         })
     });
     check("actions.json", &[("policy", vec![policy]), ("requests", cases.collect())]);
@@ -239,7 +239,7 @@ fn shards() {
             starts.iter().zip(0..).map(|(start, id)| json!({"id": id, "start": start.to_string()})).collect();
         let end = end.map_or("max".to_owned(), |end| end.to_string());
         let map = json!({"service": "shop/cart", "interval": {"start": 0, "end": end}, "shards": shards});
-        let compiled = Shards::compile(&read::<ShardMapSpec>(&map).plan().unwrap().1);
+        let compiled = ShardTable::compile(&read::<ShardMapSpec>(&map).plan().unwrap().1);
         let around = starts.iter().flat_map(|&start| [start.saturating_sub(1), start, start + 1]);
         let look_ups = around.chain([618, 899, 900, u128::MAX]).map(|key| {
             let shard = compiled.locate(ShardKey(key)).map(|located| located.shard.0);
@@ -287,14 +287,14 @@ fn rings() {
     let cases = cases.map(|(list, policy, hosts)| {
         let fleet =
             Fleet { kind: "replicated", policy, endpoints: endpoints(&list), topology: topology(), hosts, shard_map: Value::Null };
-        let upstream = fleet.compile();
-        let mut reach: Vec<_> = upstream
+        let table = fleet.compile();
+        let mut distance: Vec<_> = table
             .candidates()
-            .map(|c| json!({"instance": c.target.instance, "ring": c.reach.ring, "draining": c.reach.draining, "in_subset": c.in_subset}))
+            .map(|c| json!({"instance": c.target.instance, "ring": c.distance.ring, "draining": c.distance.draining, "in_subset": c.in_subset}))
             .collect();
-        reach.sort_by_key(|endpoint| endpoint["instance"].to_string());
-        let picks: Vec<_> = (0..8).map(|seed| picked(&upstream, &Ask::default(), seed)).collect();
-        json!({"fleet": fleet.write(), "endpoints": reach, "picked_by_seed_0_to_7": picks})
+        distance.sort_by_key(|endpoint| endpoint["instance"].to_string());
+        let picks: Vec<_> = (0..8).map(|seed| picked(&table, &PickParams::default(), seed)).collect();
+        json!({"fleet": fleet.write(), "endpoints": distance, "picked_by_seed_0_to_7": picks})
     });
     check("rings.json", &[("cases", cases.collect())]);
 }
@@ -334,11 +334,11 @@ fn calls_by_key() {
     };
     let hashed = Fleet { kind: "consistent-hash", shard_map: Value::Null, ..sharded.clone() };
     let calls = |fleet: &Fleet, keys: &[Option<u128>], roles: &[Option<&str>]| {
-        let upstream = fleet.compile();
+        let table = fleet.compile();
         let case = |(key, role): (Option<u128>, Option<&str>)| {
             let role = role.map(|role| Role::new(role).unwrap());
-            let ask = Ask { key: key.map(ShardKey), role: role.as_ref(), avoid: &[] };
-            let picks: Vec<_> = (0..8).map(|seed| picked(&upstream, &ask, seed)).collect();
+            let params = PickParams { key: key.map(ShardKey), role: role.as_ref(), avoid: &[] };
+            let picks: Vec<_> = (0..8).map(|seed| picked(&table, &params, seed)).collect();
             json!({"key": key.map(|key| key.to_string()), "role": role, "picked_by_seed_0_to_7": picks})
         };
         let asked = keys.iter().flat_map(|&key| roles.iter().map(move |&role| (key, role)));

@@ -1,7 +1,7 @@
 //! The callers: pick, send, learn, each as the client library does it.
 
 use fairmesh_model::BalancingPolicy;
-use fairmesh_router::{Ask, Outcome, RequestView};
+use fairmesh_router::{Outcome, PickParams, RequestView};
 
 use super::{Engine, EventKind};
 use crate::{
@@ -37,7 +37,7 @@ impl Engine {
         let upstream = &caller.service.upstream;
         let view = RequestView { host: "", path: "/", method: "POST", headers: &(), grpc: false };
         let _ = upstream.route(&view, seed);
-        let ask = Ask { avoid: request.attempted(), ..Ask::default() };
+        let ask = PickParams { avoid: request.attempted(), ..PickParams::default() };
         let Ok(picked) = upstream.pick(&ask, now, seed) else {
             self.metrics.record_unroutable(self.now);
             return self.in_flight.remove(id);
@@ -99,15 +99,15 @@ impl Engine {
         }
         let DiscoveredService { upstream, endpoint_stats, .. } = &caller.service;
         match outcome {
-            AttemptOutcome::Responded => upstream.report(request.index, request.report, now),
+            AttemptOutcome::Responded => upstream.record_report(request.index, request.report, now),
             AttemptOutcome::Error | AttemptOutcome::Busy => {
-                upstream.report_unearned(request.index, request.report, now)
+                upstream.record_unrewarded_report(request.index, request.report, now)
             }
             _ => {}
         }
         let by_latency = self.registry.policy().balancing.policy == BalancingPolicy::PeakEwma;
         if by_latency && outcome == AttemptOutcome::Responded && !request.streaming {
-            upstream.observe(request.index, self.now - request.began, now);
+            upstream.record_latency(request.index, self.now - request.began, now);
         }
         match request.streaming {
             true => endpoint_stats.finish_stream(request.index, classify(outcome), now),

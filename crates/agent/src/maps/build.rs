@@ -9,7 +9,7 @@ use fairmesh_model::{
     ChunkHash, InstanceId, Invalid, KeyRange, Region, ReplicaState, Role, ShardId, ShardKey, ShardPart,
     StoreId,
 };
-use fairmesh_router::{HoldingNumbers, Rows, SEGMENT_SHARDS, Segment, Words};
+use fairmesh_router::{HoldingInterner, SEGMENT_SHARDS, Segment, SegmentBuilder, SegmentMemory};
 use fairmesh_sealed::Sealed;
 use fairmesh_wire::shards::{Copies, read_copies, read_ranges};
 
@@ -48,7 +48,7 @@ pub(crate) struct Table {
 /// Makes versions of one map, each from the one before where that is possible.
 pub(super) struct Builder {
     next_table: Box<dyn Fn() -> u64 + Send>,
-    numbers: HoldingNumbers,
+    numbers: HoldingInterner,
     /// The region of each holder, as its place in `regions`.
     homes: Vec<u16>,
     regions: Vec<Region>,
@@ -103,7 +103,7 @@ impl Builder {
     pub(super) fn new(next_table: impl Fn() -> u64 + Send + 'static) -> Self {
         Self {
             next_table: Box::new(next_table),
-            numbers: HoldingNumbers::default(),
+            numbers: HoldingInterner::default(),
             homes: Vec::new(),
             regions: Vec::new(),
             fresh: None,
@@ -330,7 +330,7 @@ impl Builder {
         *copies += found.len() as u64;
         // Stable: regions stay in their order.
         found.sort_by_key(|(place, _)| *place);
-        let (mut rows, mut rest) = (Rows::default(), &found[..]);
+        let (mut rows, mut rest) = (SegmentBuilder::default(), &found[..]);
         for (i, (id, start)) in draft.shards.iter().enumerate() {
             let count = rest.iter().take_while(|(place, _)| *place as usize == i).count();
             let (own, others) = rest.split_at(count);
@@ -338,7 +338,7 @@ impl Builder {
             rest = others;
         }
         let memory = Arc::new(Sealed::words("fairmesh-shards", &rows.encode(source.store, draft.range))?);
-        let words: Words = memory.clone();
+        let words: SegmentMemory = memory.clone();
         let segment = Segment::read(words)?;
         Ok(Arc::new(Table { id: (self.next_table)(), memory, segment: Some(segment) }))
     }
@@ -379,7 +379,7 @@ impl Builder {
     }
 
     fn number(&mut self, home: u16, instance: &InstanceId, role: &Role, state: ReplicaState) -> u32 {
-        let number = self.numbers.number(instance, role, state);
+        let number = self.numbers.intern(instance, role, state);
         match self.homes.get_mut(number as usize) {
             Some(known) if *known != home => *known = SEVERAL,
             Some(_) => {}

@@ -46,7 +46,7 @@ pub(super) enum Broken {
     Memory(#[from] std::io::Error),
     /// What was made cannot be read back.
     #[error("{0}")]
-    Unfit(#[from] fairmesh_router::Unfit),
+    Unfit(#[from] fairmesh_router::InvalidTable),
 }
 
 impl Source {

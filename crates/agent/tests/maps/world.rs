@@ -15,7 +15,7 @@ use fairmesh_rib::{
     server::{Backend, RibServer, WriteError},
     upstream::{Backoff, UpstreamConfig},
 };
-use fairmesh_router::Shards;
+use fairmesh_router::ShardTable;
 use fairmesh_wire::{
     records, shards,
     transport::{Address, Listener, serve},
@@ -209,7 +209,7 @@ pub(crate) struct Program {
 
 impl Program {
     /// The map that calls are decided by.
-    pub(crate) fn map(&self) -> Option<Arc<Shards>> {
+    pub(crate) fn map(&self) -> Option<Arc<ShardTable>> {
         match &*self.subscription.view() {
             View::Ready(ready) => ready.upstream.shards().cloned(),
             _ => None,

@@ -5,7 +5,9 @@ use std::{
 };
 
 use fairmesh_model::{CallKind, ShardKey, Timeouts, arith::mix64};
-use fairmesh_router::{Ask, Headers, Outcome, Picked, RequestView, Step, Treatment, Unroutable};
+use fairmesh_router::{
+    EndpointPick, Headers, Outcome, PickError, PickParams, RequestView, RouteActions, Step,
+};
 use hazarc::ArcBorrow;
 
 pub use self::ending::{Ending, Next};
@@ -53,7 +55,7 @@ pub struct Call<'a, L: Lane> {
     /// Whether its caller waits for a stream, although it is no gRPC call by its headers.
     is_stream: bool,
     /// What its route does with it.
-    treatment: Option<Arc<Treatment>>,
+    treatment: Option<Arc<RouteActions>>,
     /// The key that the policy reads in the request, where the caller names none.
     key: Option<ShardKey>,
     idempotent: bool,
@@ -65,7 +67,7 @@ pub struct Call<'a, L: Lane> {
 /// One try: its endpoint has one more call outstanding.
 #[derive(Debug)]
 struct Try {
-    picked: Picked,
+    picked: EndpointPick,
     clock: Clock,
     outcome: Outcome,
 }
@@ -157,7 +159,7 @@ impl<'a, L: Lane> Call<'a, L> {
         let total = shorter(shorter(routed.timeouts.total, context.timeout), start.limit);
         self.bound(&routed.timeouts, total, (start.now, request.grpc));
         self.idempotent = context.idempotent || routed.idempotent || is_idempotent(request);
-        self.treatment = routed.treatment.cloned();
+        self.treatment = routed.actions.cloned();
         self.asked.budget.deposit();
         if context.key.is_none() {
             self.key = ready.upstream.key(request);
@@ -181,15 +183,15 @@ impl<'a, L: Lane> Call<'a, L> {
         let kind = match total {
             Some(_) => CallKind::Bounded,
             None if grpc || self.is_stream => CallKind::Stream,
-            None => CallKind::Usual,
+            None => CallKind::Other,
         };
         if let Some(total) = total.map(nanos) {
             self.deadline = began.saturating_add(total);
             self.grace = if grpc { nanos(GRACE).min(total / 10) } else { 0 };
         }
-        self.response_header = timeouts.to_response_header(kind).map_or(NEVER, nanos);
-        self.idle = timeouts.of_silence(kind).map_or(NEVER, nanos);
-        self.may_be_events = kind == CallKind::Usual && timeouts.idle.is_none();
+        self.response_header = timeouts.response_header_timeout(kind).map_or(NEVER, nanos);
+        self.idle = timeouts.idle_timeout(kind).map_or(NEVER, nanos);
+        self.may_be_events = kind == CallKind::Other && timeouts.idle.is_none();
     }
 
     /// Gives the call to `service` instead, which is the same one as seen by somebody else. Its route stays as it is.
@@ -233,9 +235,9 @@ impl<'a, L: Lane> Call<'a, L> {
 
     /// What the next pick depends on.
     #[inline]
-    fn ask<'b>(&'b self, context: &'b CallContext) -> Ask<'b> {
+    fn ask<'b>(&'b self, context: &'b CallContext) -> PickParams<'b> {
         let avoid = &self.tried[..self.tries];
-        Ask { key: context.key.or(self.key), role: context.role.as_ref(), avoid }
+        PickParams { key: context.key.or(self.key), role: context.role.as_ref(), avoid }
     }
 
     /// Why [`route`](Self::route) found what it found, for whoever wants to read it.
@@ -248,7 +250,7 @@ impl<'a, L: Lane> Call<'a, L> {
     ) -> Vec<Step> {
         match &**self.asked.look() {
             View::Ready(Ready { upstream, .. }) => {
-                let ask = Ask { key: context.key, role: context.role.as_ref(), avoid: &[] };
+                let ask = PickParams { key: context.key, role: context.role.as_ref(), avoid: &[] };
                 upstream.explain_route(request, &ask, start.now, start.seed).steps
             }
             _ => Vec::new(),
@@ -305,7 +307,7 @@ impl<'a, L: Lane> Call<'a, L> {
         next
     }
 
-    fn next(&mut self, ending: Ending, picked: &Picked, now: u64, seed: u64) -> Next {
+    fn next(&mut self, ending: Ending, picked: &EndpointPick, now: u64, seed: u64) -> Next {
         let again = match ending {
             // The server passes on what another one told it, and may have carried out the call before that.
             Ending::WrongShard { .. } if picked.shard.is_none() => return Next::Done,
@@ -337,7 +339,7 @@ impl<'a, L: Lane> Call<'a, L> {
 
     /// The choice of the try under way.
     #[inline]
-    pub fn picked(&self) -> Option<&Picked> {
+    pub fn picked(&self) -> Option<&EndpointPick> {
         self.under_way.as_ref().map(|attempt| &attempt.picked)
     }
 
@@ -347,9 +349,9 @@ impl<'a, L: Lane> Call<'a, L> {
     }
 
     /// Hands the try under way over to an answer that is still read: whoever gets its outcome so far must end it by the
-    /// [`Held`] that its lane was opened with.
+    /// [`EndpointRef`] that its lane was opened with.
     ///
-    /// [`Held`]: fairmesh_router::Held
+    /// [`EndpointRef`]: fairmesh_router::EndpointRef
     pub fn hand_over(&mut self) -> Option<Outcome> {
         self.under_way.take().map(|attempt| attempt.outcome)
     }
@@ -401,7 +403,7 @@ impl<'a, L: Lane> Call<'a, L> {
     }
 
     /// What its route does with it besides sending it somewhere.
-    pub fn treatment(&self) -> Option<&Arc<Treatment>> {
+    pub fn treatment(&self) -> Option<&Arc<RouteActions>> {
         self.treatment.as_ref()
     }
 
@@ -413,7 +415,7 @@ impl<'a, L: Lane> Call<'a, L> {
     /// When a try that begins now must have its response headers, in nanoseconds of the clock.
     #[inline]
     pub fn try_ends(&self, now: u64) -> u64 {
-        let longest = self.treatment.as_ref().and_then(|treatment| treatment.try_timeout());
+        let longest = self.treatment.as_ref().and_then(|treatment| treatment.attempt_timeout());
         longest.map_or(self.ends(), |longest| self.ends().min(now.saturating_add(nanos(longest))))
     }
 
@@ -583,7 +585,7 @@ fn limited<L>(service: &Subscription<L>, wait: Duration) -> Box<Undecided<L>> {
 }
 
 #[cold]
-fn unroutable<L>(service: &Subscription<L>, why: &Unroutable) -> Box<Undecided<L>> {
+fn unroutable<L>(service: &Subscription<L>, why: &PickError) -> Box<Undecided<L>> {
     Box::new(Undecided::Fault(Fault::new(why.into(), format!("{}: {why}", service.name()))))
 }
 

@@ -217,7 +217,7 @@ impl<L: Lane> Resolver<L> {
     pub fn health_panics(&self) -> u64 {
         let by_name = self.registered.by_name.lock().unwrap_or_else(PoisonError::into_inner);
         let panics = by_name.values().map(|listed| match &*listed.subscription.view() {
-            View::Ready(ready) => ready.upstream.panics().len() as u64,
+            View::Ready(ready) => ready.upstream.panicking_regions().len() as u64,
             _ => 0,
         });
         panics.sum()

@@ -5,7 +5,7 @@ use std::{
 
 use fairmesh_balancer::poll::PollLimiter;
 use fairmesh_model::ServiceName;
-use fairmesh_router::{EndpointStats, Held, Upstream};
+use fairmesh_router::{EndpointRef, EndpointStats, ServiceTable};
 use hazarc::{ArcBorrow, AtomicArc};
 use tokio::sync::Notify;
 
@@ -18,7 +18,7 @@ pub trait Lane: Clone + Send + Sync + 'static {
     type Shared: Clone + Send + Sync + 'static;
 
     /// Makes the lane to an endpoint; called on the request path, once an endpoint.
-    fn open(shared: &Self::Shared, endpoint: Held) -> Self;
+    fn open(shared: &Self::Shared, endpoint: EndpointRef) -> Self;
 
     /// The endpoint was removed, moved to another address or left this client's subset: what is idle goes now, what is
     /// in use when it is done.
@@ -31,7 +31,7 @@ pub trait Lane: Clone + Send + Sync + 'static {
 impl Lane for () {
     type Shared = ();
 
-    fn open(_: &(), _: Held) -> Self {}
+    fn open(_: &(), _: EndpointRef) -> Self {}
 
     fn retire(&self) {}
 
@@ -75,7 +75,7 @@ pub enum View<L> {
 /// A compiled snapshot and what hangs on it.
 pub struct Ready<L> {
     /// What decides.
-    pub upstream: Upstream,
+    pub upstream: ServiceTable,
     /// The other services that the policy's routes send calls to.
     splits: Vec<Arc<Subscription<L>>>,
     /// By index of the endpoint.
@@ -161,7 +161,7 @@ impl<L: Lane> Ready<L> {
     /// `splits` are the other services that its routes send calls to; `revision` is that of the RIB that it rests on, 0
     /// where there is none.
     pub fn new(
-        upstream: Upstream,
+        upstream: ServiceTable,
         splits: Vec<Arc<Subscription<L>>>,
         revision: u64,
         before: Option<&Self>,
@@ -175,7 +175,7 @@ impl<L: Lane> Ready<L> {
     /// The lane to an endpoint of this snapshot, made when it is first asked for.
     #[inline]
     pub fn lane(&self, index: u32, shared: &L::Shared) -> L {
-        let open = || L::open(shared, self.upstream.hold(index));
+        let open = || L::open(shared, self.upstream.endpoint_ref(index));
         match self.lanes.get(index as usize) {
             Some(lane) => lane.get_or_init(open).clone(),
             // Unreachable, since there is a place for every candidate; a lane of its own is right all the same.
@@ -198,7 +198,7 @@ impl<L: Lane> Ready<L> {
         self.lanes.iter().filter_map(OnceLock::get)
     }
 
-    fn lanes_for(upstream: &Upstream, before: Option<&Self>) -> Box<[OnceLock<L>]> {
+    fn lanes_for(upstream: &ServiceTable, before: Option<&Self>) -> Box<[OnceLock<L>]> {
         let mut lanes: Vec<OnceLock<L>> = Vec::new();
         for candidate in upstream.candidates() {
             let index = candidate.index as usize;

@@ -206,7 +206,7 @@ impl Task {
                 cpu: reported.load.cpu.map(u32::from),
                 metric: reported.load.metric,
             });
-            Some(Told { lease: id, calls: each, failures: candidate.failures, load, done: true })
+            Some(Told { lease: id, calls: each, failures: candidate.consecutive_failures, load, done: true })
         });
         let request = ReportRequest { results: results.collect() };
         let mut lookaside = LookasideClient::new(shared.channel.clone());

@@ -4,7 +4,7 @@ use fairmesh_model::{
     Endpoint, EndpointState, Hosts, InstanceId, Invalid, KeyRange, Location, MAX_WEIGHT, Policy, Protocol,
     Region, Regions, RoundTrips, Service, ServiceKind, ShardKey, Verdicts, arith::hash_text,
 };
-use fairmesh_router::{Facts, Upstream};
+use fairmesh_router::{CompileInput, ServiceTable};
 use fairmesh_wire::{
     lookaside::v1::{Lease, PickResponse},
     v1,
@@ -63,7 +63,7 @@ impl Table {
         };
         let service =
             Service { kind: ServiceKind::Replicated, protocol: self.protocol, virtual_address: None };
-        let facts = Facts {
+        let facts = CompileInput {
             name: subscription.name(),
             service: &service,
             policy: &self.policy,
@@ -78,7 +78,7 @@ impl Table {
             client: hash_text(client_id),
         };
         let upstream =
-            Upstream::compile(&facts, subscription.endpoint_stats(), before.map(|ready| &ready.upstream));
+            ServiceTable::compile(&facts, subscription.endpoint_stats(), before.map(|ready| &ready.upstream));
         subscription.publish(View::Ready(Ready::new(upstream, Vec::new(), self.revision, before)));
     }
 }

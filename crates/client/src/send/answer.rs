@@ -179,8 +179,8 @@ fn keep((line, clock): (&Line, Clock), load: Option<Option<LoadReport>>, is_good
     match load {
         None => {}
         Some(None) => count(&line.counters().reports_ignored),
-        Some(Some(load)) if is_good => line.endpoint().report(load, clock.now()),
-        Some(Some(load)) => line.endpoint().report_unearned(load, clock.now()),
+        Some(Some(load)) if is_good => line.endpoint().record_report(load, clock.now()),
+        Some(Some(load)) => line.endpoint().record_unrewarded_report(load, clock.now()),
     }
 }
 

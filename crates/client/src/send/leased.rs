@@ -47,5 +47,5 @@ pub(super) async fn turn(
 /// Whether its route answers the call, so that nobody is to be chosen.
 fn answers_itself(terms: Terms<'_>, call: &Call<'_, Arc<Line>>, head: &Head) -> bool {
     let headers = HeadersView(&head.headers);
-    call.treatment().is_some_and(|own| own.instead(&head.view(&headers), terms.start.seed).is_some())
+    call.treatment().is_some_and(|own| own.direct_response(&head.view(&headers), terms.start.seed).is_some())
 }

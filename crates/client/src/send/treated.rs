@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use fairmesh_model::HeaderEdits;
-use fairmesh_router::{Instead, Treatment};
+use fairmesh_router::{DirectResponse, RouteActions};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 
 use super::{HeadersView, go, mirror, terms::Terms, unsent};
@@ -20,7 +20,7 @@ use fairmesh_http::path::Path;
 /// Carries a routed call out as its route wants.
 pub(super) async fn send(
     terms: Terms<'_>,
-    treatment: &Treatment,
+    treatment: &RouteActions,
     call: &mut Call<'_, Arc<Line>>,
     slot: &mut Slot,
 ) -> Result<Response<Body>, Fault> {
@@ -35,14 +35,14 @@ pub(super) async fn send(
         mirror::send(terms, call, service, head, body);
     }
     let mut answer = go(terms, (mesh.clock.now(), call.look()), call, slot).await?;
-    edit(answer.headers_mut(), treatment.answer_headers());
+    edit(answer.headers_mut(), treatment.response_headers());
     Ok(answer)
 }
 
 /// What the route gives the caller although no server is asked.
-pub(super) fn instead(terms: Terms<'_>, treatment: &Treatment, head: &Head) -> Option<Response<Body>> {
-    let instead = treatment.instead(&head.view(&HeadersView(&head.headers)), terms.start.seed)?;
-    if let Instead::Abort { .. } = instead {
+pub(super) fn instead(terms: Terms<'_>, treatment: &RouteActions, head: &Head) -> Option<Response<Body>> {
+    let instead = treatment.direct_response(&head.view(&HeadersView(&head.headers)), terms.start.seed)?;
+    if let DirectResponse::Abort { .. } = instead {
         count(&terms.handle.mesh.counters.aborted);
     }
     Some(answer(instead, grpc_kind(&head.headers)))
@@ -51,7 +51,7 @@ pub(super) fn instead(terms: Terms<'_>, treatment: &Treatment, head: &Head) -> O
 /// Waits on purpose where the route wants that, at most until the deadline.
 pub(super) async fn delay(
     terms: Terms<'_>,
-    treatment: &Treatment,
+    treatment: &RouteActions,
     call: &Call<'_, Arc<Line>>,
 ) -> Result<(), Fault> {
     let Some(delay) = treatment.delay(terms.start.seed) else { return Ok(()) };
@@ -63,7 +63,7 @@ pub(super) async fn delay(
     }
 }
 
-fn change(head: &mut Head, treatment: &Treatment) -> Result<(), Fault> {
+fn change(head: &mut Head, treatment: &RouteActions) -> Result<(), Fault> {
     let refused = |what: &str| {
         Fault::new(FaultKind::Invalid, format!("its route makes it a {what} that cannot be sent"))
     };
@@ -94,17 +94,17 @@ fn edit(headers: &mut HeaderMap, edits: &HeaderEdits) {
 }
 
 /// What the caller gets although no server was asked.
-fn answer(instead: Instead, grpc: Option<HeaderValue>) -> Response<Body> {
+fn answer(instead: DirectResponse, grpc: Option<HeaderValue>) -> Response<Body> {
     let mut answer = Response::new(Body::empty());
     match instead {
-        Instead::Redirect { status, location } => {
+        DirectResponse::Redirect { status, location } => {
             *answer.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::FOUND);
             // A path of a request and what a policy may hold are always header values.
             if let Ok(location) = HeaderValue::try_from(location) {
                 answer.headers_mut().insert(header::LOCATION, location);
             }
         }
-        Instead::Abort { status } => {
+        DirectResponse::Abort { status } => {
             answer.headers_mut().insert(FAULT, HeaderValue::from_static("injected"));
             if let Some(kind) = grpc {
                 let code = grpc_code_of(status) as i32;

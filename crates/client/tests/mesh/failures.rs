@@ -43,7 +43,7 @@ fn outstanding_at(service: &ServiceHandle, instance: &str) -> u32 {
 fn blame(service: &ServiceHandle) -> (u32, u64) {
     let View::Ready(ready) = &*service.view() else { return (0, 0) };
     let first = ready.upstream.candidates().next();
-    first.map_or((0, 0), |candidate| (candidate.failures, candidate.penalised_until))
+    first.map_or((0, 0), |candidate| (candidate.consecutive_failures, candidate.ejected_until))
 }
 
 /// A server that holds every answer back until told.

@@ -323,7 +323,8 @@ async fn a_server_that_fails_to_answer_the_question_is_not_blamed_for_it() {
     assert_eq!(server.open(), server.connections(), "that nobody waits any more closes no connection");
     assert_eq!((stats.tries, stats.faults, stats.retries), (stats.calls, 0, 0), "{stats:?}");
     let View::Ready(ready) = &*service.view() else { panic!("known") };
-    let troubles = ready.upstream.candidates().map(|c| (c.failures, c.penalised_until, c.outstanding));
+    let troubles =
+        ready.upstream.candidates().map(|c| (c.consecutive_failures, c.ejected_until, c.outstanding));
     assert!(troubles.into_iter().all(|trouble| trouble == (0, 0, 0)));
 }
 

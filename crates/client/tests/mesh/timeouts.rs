@@ -102,7 +102,7 @@ fn grpc(path: &str) -> Request<Body> {
 
 fn failures(service: &fairmesh_client::ServiceHandle) -> u32 {
     let View::Ready(ready) = &*service.view() else { return 0 };
-    ready.upstream.candidates().map(|candidate| candidate.failures).sum()
+    ready.upstream.candidates().map(|candidate| candidate.consecutive_failures).sum()
 }
 
 #[tokio::test]

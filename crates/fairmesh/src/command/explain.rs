@@ -8,7 +8,7 @@ use fairmesh_client::{
     explain::{Question, Report},
 };
 use fairmesh_model::{Endpoint, Location, Region, Role, Service, ServiceKind, ServiceName, ShardKey, arith};
-use fairmesh_router::{Ask, Facts, Instead, RequestView, Shards, Upstream};
+use fairmesh_router::{CompileInput, DirectResponse, PickParams, RequestView, ServiceTable, ShardTable};
 use fairmesh_wire::handshake::Connection;
 use serde_json::{Value, json};
 
@@ -86,7 +86,7 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
         headers: &args.headers,
         grpc,
     };
-    let ask = Ask { key: args.key, role: args.role.as_ref(), avoid: &[] };
+    let ask = PickParams { key: args.key, role: args.role.as_ref(), avoid: &[] };
     let question = Question { request, ask, now: 0, seed: args.seed };
     let mut report = Report::default();
     report.decide(&upstream, revision, &question);
@@ -99,7 +99,7 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<ExitCode, Failure> {
         eprintln!("note: any endpoint of a replicated service serves any call; key and role are ignored");
     }
     output::print_one(args.output_args.format(), &as_json(&report), &report.to_string())?;
-    let answered = report.decisions.iter().any(|decision| decision.explanation.instead.is_some());
+    let answered = report.decisions.iter().any(|decision| decision.explanation.direct_response.is_some());
     Ok(if report.endpoint.is_some() || answered { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -108,7 +108,7 @@ async fn compile(
     connection: &Connection,
     name: &ServiceName,
     caller: &Caller,
-) -> Result<(Upstream, u64, ServiceKind), Failure> {
+) -> Result<(ServiceTable, u64, ServiceKind), Failure> {
     let view = View::read(connection, &Scope::Service(name.clone()), EVERY_KIND).await?;
     let one = view.service(name)?;
     let service: &Service = match &one.service {
@@ -121,8 +121,8 @@ async fn compile(
         }
     };
     let endpoints: Vec<Endpoint> = one.endpoints.iter().map(|endpoint| endpoint.value.clone()).collect();
-    let shards = one.shards.as_ref().map(|map| Arc::new(Shards::compile(map)));
-    let facts = Facts {
+    let shards = one.shards.as_ref().map(|map| Arc::new(ShardTable::compile(map)));
+    let facts = CompileInput {
         name,
         service,
         policy: &one.effective_policy(),
@@ -140,16 +140,16 @@ async fn compile(
     let policy = one.policy.as_ref().map(|policy| policy.revision);
     let declared = one.service.as_ref().map(|service| service.revision);
     let revision = revisions.chain(policy).chain(declared).max().unwrap_or_default();
-    Ok((Upstream::compile(&facts, &Arc::default(), None), revision, service.kind))
+    Ok((ServiceTable::compile(&facts, &Arc::default(), None), revision, service.kind))
 }
 
 fn as_json(report: &Report) -> Value {
     let steps = report.decisions.iter().flat_map(|decision| &decision.explanation.steps);
     let steps: Vec<_> = steps.map(|step| json!({ "step": step.title, "detail": step.detail })).collect();
     let last = report.decisions.last().map(|decision| &decision.explanation);
-    let instead = last.and_then(|last| last.instead.as_ref()).map(|instead| match instead {
-        Instead::Redirect { status, location } => json!({ "status": status, "location": location }),
-        Instead::Abort { status } => json!({ "status": status }),
+    let instead = last.and_then(|last| last.direct_response.as_ref()).map(|instead| match instead {
+        DirectResponse::Redirect { status, location } => json!({ "status": status, "location": location }),
+        DirectResponse::Abort { status } => json!({ "status": status }),
     });
     let end = match (last.and_then(|last| last.picked.as_ref()), &report.endpoint) {
         (Some(Ok(picked)), Some(target)) => json!({

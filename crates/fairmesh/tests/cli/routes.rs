@@ -30,7 +30,7 @@ fn explain_names_the_route_and_what_it_does() {
     }
     let told = mesh.run(&["explain", "shop/tea", "--region", "eu", "--path", "/old/7?a=b"]).ok();
     assert!(
-        told.contains("'moved', number 1 of 2") && told.contains("answered with 308 to /new?a=b"),
+        told.contains("'moved', number 1 of 2") && told.contains("redirects with 308 to /new?a=b"),
         "{told}"
     );
     let told = mesh.run(&["explain", "shop/tea", "--region", "eu", "--path", "/old/7?a=b", "--json"]).json();

@@ -1,16 +1,16 @@
 use fairmesh_model::{GrpcMatch, HostMatch, Match, PathMatch, host_name};
 
-use super::texts::{decoded, parameter, text_satisfies};
+use super::parameters::{decoded, parameter, text_satisfies};
 use crate::{Headers, RequestView};
 
-/// A request with its host and path cut to what conditions compare.
+/// A request, with its host and path reduced to what conditions compare.
 #[derive(Debug)]
-pub(super) struct View<'a, H: Headers + ?Sized> {
-    /// Without port and the dot at its end, in any case.
+pub(super) struct MatchInput<'a, H: Headers + ?Sized> {
+    /// Without port and trailing dot, in any case.
     pub(super) host: &'a str,
-    /// As it is written: the header `host`, however it is sent.
+    /// As sent: the value of the header `host` in every version of HTTP.
     authority: &'a str,
-    /// Without query.
+    /// Without the query.
     pub(super) path: &'a str,
     /// Without `?`.
     query: &'a str,
@@ -19,7 +19,7 @@ pub(super) struct View<'a, H: Headers + ?Sized> {
     grpc: bool,
 }
 
-impl<'a, H: Headers + ?Sized> View<'a, H> {
+impl<'a, H: Headers + ?Sized> MatchInput<'a, H> {
     #[inline]
     pub(super) fn new(request: &RequestView<'a, H>) -> Self {
         let (path, query) = request.path.split_once('?').unwrap_or((request.path, ""));
@@ -34,7 +34,7 @@ impl<'a, H: Headers + ?Sized> View<'a, H> {
         }
     }
 
-    /// The first value of a header as the server sees it: it is told the host by the authority alone.
+    /// The first value of a header as the server receives it; `host` is always the authority.
     fn header(&self, name: &str) -> Option<&'a [u8]> {
         match name {
             "host" => Some(self.authority.as_bytes()).filter(|host| !host.is_empty()),
@@ -44,24 +44,25 @@ impl<'a, H: Headers + ?Sized> View<'a, H> {
 
     /// Whether all conditions hold.
     #[inline]
-    pub(super) fn satisfies(&self, wanted: &Match) -> bool {
-        wanted.path.as_ref().is_none_or(|path| path_satisfies(self.path, path))
-            && (wanted.methods.is_empty() || wanted.methods.iter().any(|method| method == self.method))
-            && (wanted.hosts.is_empty() || wanted.hosts.iter().any(|host| host_satisfies(self.host, host)))
-            && wanted.grpc.as_ref().is_none_or(|grpc| self.grpc && grpc_satisfies(self.path, grpc))
-            && wanted.headers.iter().all(|header| {
+    pub(super) fn satisfies(&self, condition: &Match) -> bool {
+        condition.path.as_ref().is_none_or(|path| path_satisfies(self.path, path))
+            && (condition.methods.is_empty() || condition.methods.iter().any(|method| method == self.method))
+            && (condition.hosts.is_empty()
+                || condition.hosts.iter().any(|host| host_satisfies(self.host, host)))
+            && condition.grpc.as_ref().is_none_or(|grpc| self.grpc && grpc_satisfies(self.path, grpc))
+            && condition.headers.iter().all(|header| {
                 let value = self.header(&header.name).map(|value| value.iter().copied());
                 text_satisfies(value, &header.value)
             })
-            && wanted
+            && condition
                 .query
                 .iter()
                 .all(|query| text_satisfies(parameter(self.query, &query.name).map(decoded), &query.value))
     }
 }
 
-pub(super) fn host_satisfies(host: &str, wanted: &HostMatch) -> bool {
-    match wanted {
+pub(super) fn host_satisfies(host: &str, condition: &HostMatch) -> bool {
+    match condition {
         HostMatch::Exact(name) => host.eq_ignore_ascii_case(name),
         HostMatch::Suffix(domain) => host
             .len()
@@ -71,8 +72,8 @@ pub(super) fn host_satisfies(host: &str, wanted: &HostMatch) -> bool {
 }
 
 #[inline]
-pub(super) fn path_satisfies(path: &str, wanted: &PathMatch) -> bool {
-    match wanted {
+pub(super) fn path_satisfies(path: &str, condition: &PathMatch) -> bool {
+    match condition {
         PathMatch::Exact(exact) => path == exact,
         PathMatch::Prefix(prefix) => {
             path.strip_prefix(prefix.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -83,8 +84,8 @@ pub(super) fn path_satisfies(path: &str, wanted: &PathMatch) -> bool {
 }
 
 /// A gRPC path is `/service/method`, and neither part holds a `/`.
-fn grpc_satisfies(path: &str, wanted: &GrpcMatch) -> bool {
+fn grpc_satisfies(path: &str, condition: &GrpcMatch) -> bool {
     path.strip_prefix('/').and_then(|path| path.split_once('/')).is_some_and(|(service, method)| {
-        service == wanted.service && wanted.method.as_ref().is_none_or(|name| name == method)
+        service == condition.service && condition.method.as_ref().is_none_or(|name| name == method)
     })
 }

@@ -1,33 +1,33 @@
 use fairmesh_model::{HostMatch, Match, PathMatch, Route};
 
-use super::condition::{View, host_satisfies, path_satisfies};
+use super::condition::{MatchInput, host_satisfies, path_satisfies};
 use crate::Headers;
 
-/// Which routes may match, by host, path and method: one set of routes each, and a route must be in all three.
+/// Candidate routes by host, path and method: one set of routes each; a route must be in all three.
 #[derive(Debug)]
 pub(super) struct Index {
-    /// 64-bit words of a set.
+    /// Number of 64-bit words of a set.
     words: usize,
-    /// All sets, one after the other.
+    /// All sets, concatenated.
     sets: Vec<u64>,
-    hosts: Texts,
-    prefixes: Texts,
-    paths: Texts,
+    hosts: TextSets,
+    prefixes: TextSets,
+    paths: TextSets,
     methods: Vec<(String, Set)>,
     other_methods: Set,
 }
 
-/// Where a set starts.
+/// Offset of a set.
 type Set = u32;
 
-/// Sets by text, found by a hash that can be computed byte by byte. Each text's set holds all routes that match whatever
-/// is covered by the text, so that only the longest text found counts.
+/// Sets by text, looked up by a hash that is computed byte by byte. The set of a text contains every route that
+/// matches anything covered by the text, so that only the longest text found counts.
 #[derive(Debug)]
-struct Texts {
-    /// By hash.
+struct TextSets {
+    /// Sorted by hash.
     entries: Vec<(u64, Box<str>, Set)>,
-    /// For what no text covers.
-    others: Set,
+    /// The set for inputs that no text covers.
+    uncovered: Set,
 }
 
 const FNV_START: u64 = 0xcbf2_9ce4_8422_2325;
@@ -38,7 +38,7 @@ fn fold(hash: u64, byte: u8) -> u64 {
     (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
 }
 
-/// Hosts are read from the end, where their domain stands, and without case.
+/// Hosts are hashed from the end, where their domain is, ignoring case.
 fn hash_host(host: &str) -> u64 {
     host.bytes().rev().fold(FNV_START, |hash, byte| fold(hash, byte.to_ascii_lowercase()))
 }
@@ -47,11 +47,12 @@ fn hash_path(path: &str) -> u64 {
     path.bytes().fold(FNV_START, fold)
 }
 
-/// What the path of a call that a route matches begins with or is; one on a gRPC method is a narrower condition on the path.
-fn path_of(wanted: &Match) -> Option<PathMatch> {
-    match &wanted.grpc {
-        None => match &wanted.path {
-            Some(PathMatch::Template(template)) => Some(PathMatch::Prefix(template.stem())),
+/// The path condition of a match; a condition on a gRPC method is a narrower condition on the path. `None` if the
+/// index cannot use it.
+fn path_of(condition: &Match) -> Option<PathMatch> {
+    match &condition.grpc {
+        None => match &condition.path {
+            Some(PathMatch::Template(template)) => Some(PathMatch::Prefix(template.literal_prefix())),
             Some(PathMatch::Regex(_)) => None,
             path => path.clone(),
         },
@@ -66,32 +67,33 @@ impl Index {
     pub(super) fn new(routes: &[Route]) -> Self {
         let mut sets = Sets { words: routes.len().div_ceil(64), sets: Vec::new() };
         let conditions: Vec<&Match> = routes.iter().map(|route| &route.matches).collect();
-        let paths: Vec<Option<PathMatch>> = conditions.iter().map(|wanted| path_of(wanted)).collect();
+        let paths: Vec<Option<PathMatch>> = conditions.iter().map(|condition| path_of(condition)).collect();
         let hosts = sets.hosts(&conditions);
         let (prefixes, exact) = sets.paths(&paths);
-        let mut names: Vec<&String> = conditions.iter().flat_map(|wanted| &wanted.methods).collect();
+        let mut names: Vec<&String> = conditions.iter().flat_map(|condition| &condition.methods).collect();
         names.sort_unstable();
         names.dedup();
-        let allows =
-            |wanted: &Match, name: &String| wanted.methods.is_empty() || wanted.methods.contains(name);
+        let allows = |condition: &Match, name: &String| {
+            condition.methods.is_empty() || condition.methods.contains(name)
+        };
         let methods = names
             .iter()
-            .map(|name| ((*name).clone(), sets.add(&conditions, |wanted| allows(wanted, name))))
+            .map(|name| ((*name).clone(), sets.add(&conditions, |condition| allows(condition, name))))
             .collect();
-        let other_methods = sets.add(&conditions, |wanted| wanted.methods.is_empty());
+        let other_methods = sets.add(&conditions, |condition| condition.methods.is_empty());
         Self { words: sets.words, sets: sets.sets, hosts, prefixes, paths: exact, methods, other_methods }
     }
 
-    /// The first route that may match and does by `check`.
+    /// The first candidate route for which `check` holds.
     #[inline]
     pub(super) fn find<H: Headers + ?Sized>(
         &self,
-        view: &View<'_, H>,
+        input: &MatchInput<'_, H>,
         check: impl Fn(usize) -> bool,
     ) -> Option<usize> {
         let method =
-            self.methods.iter().find(|(name, _)| name == view.method).map_or(self.other_methods, |m| m.1);
-        let [hosts, paths, methods] = [self.host(view.host), self.path(view.path), method].map(|set| {
+            self.methods.iter().find(|(name, _)| name == input.method).map_or(self.other_methods, |m| m.1);
+        let [hosts, paths, methods] = [self.host(input.host), self.path(input.path), method].map(|set| {
             let start = set as usize;
             &self.sets[start..start + self.words]
         });
@@ -109,7 +111,7 @@ impl Index {
     }
 
     fn host(&self, host: &str) -> Set {
-        let mut found = self.hosts.others;
+        let mut found = self.hosts.uncovered;
         let mut hash = FNV_START;
         for (i, byte) in host.bytes().enumerate().rev() {
             hash = fold(hash, byte.to_ascii_lowercase());
@@ -121,7 +123,7 @@ impl Index {
     }
 
     fn path(&self, path: &str) -> Set {
-        let mut found = self.prefixes.others;
+        let mut found = self.prefixes.uncovered;
         let mut hash = FNV_START;
         for (i, byte) in path.bytes().enumerate() {
             if byte == b'/' {
@@ -134,7 +136,7 @@ impl Index {
     }
 }
 
-impl Texts {
+impl TextSets {
     #[inline]
     fn get(&self, hash: u64, same: impl Fn(&str) -> bool) -> Option<Set> {
         let first = self.entries.partition_point(|entry| entry.0 < hash);
@@ -143,7 +145,7 @@ impl Texts {
     }
 }
 
-/// Sets while they are gathered.
+/// Sets under construction.
 struct Sets {
     words: usize,
     sets: Vec<u64>,
@@ -165,7 +167,7 @@ impl Sets {
         hash: fn(&str) -> u64,
         routes: &[T],
         holds: impl Fn(&T, Option<&str>) -> bool,
-    ) -> Texts {
+    ) -> TextSets {
         texts.sort_unstable();
         texts.dedup();
         let mut entries: Vec<_> = texts
@@ -173,26 +175,26 @@ impl Sets {
             .map(|text| (hash(text), text.into(), self.add(routes, |route| holds(route, Some(text)))))
             .collect();
         entries.sort_unstable();
-        Texts { entries, others: self.add(routes, |route| holds(route, None)) }
+        TextSets { entries, uncovered: self.add(routes, |route| holds(route, None)) }
     }
 
-    fn hosts(&mut self, conditions: &[&Match]) -> Texts {
-        let texts = conditions.iter().flat_map(|wanted| &wanted.hosts).map(|host| match host {
+    fn hosts(&mut self, conditions: &[&Match]) -> TextSets {
+        let texts = conditions.iter().flat_map(|condition| &condition.hosts).map(|host| match host {
             HostMatch::Exact(text) | HostMatch::Suffix(text) => text.as_str(),
         });
-        self.texts(texts.collect(), hash_host, conditions, |wanted, text| {
-            wanted.hosts.is_empty()
-                || text.is_some_and(|text| wanted.hosts.iter().any(|host| covers(host, text)))
+        self.texts(texts.collect(), hash_host, conditions, |condition, text| {
+            condition.hosts.is_empty()
+                || text.is_some_and(|text| condition.hosts.iter().any(|host| covers(host, text)))
         })
     }
 
-    /// Sets by prefix, and by whole path.
-    fn paths<'a>(&mut self, paths: &'a [Option<PathMatch>]) -> (Texts, Texts) {
+    /// Sets by path prefix, and by exact path.
+    fn paths<'a>(&mut self, paths: &'a [Option<PathMatch>]) -> (TextSets, TextSets) {
         let of = |exact: bool| {
             let text = move |path: &'a Option<PathMatch>| match path {
                 Some(PathMatch::Exact(text)) => Some(text.as_str()).filter(|_| exact),
                 Some(PathMatch::Prefix(text)) => Some(text.as_str()).filter(|_| !exact),
-                // Not in the index: see `path_of`.
+                // Not indexed: see `path_of`.
                 Some(PathMatch::Template(_) | PathMatch::Regex(_)) | None => None,
             };
             paths.iter().filter_map(text)
@@ -214,8 +216,8 @@ impl Sets {
     }
 }
 
-/// Whether a route for `wanted` may match a host that `text` stands for: that very host, or one below `.domain`.
-fn covers(wanted: &HostMatch, text: &str) -> bool {
-    let same_domain = matches!(wanted, HostMatch::Suffix(domain) if domain.eq_ignore_ascii_case(text));
-    same_domain || host_satisfies(text, wanted)
+/// Whether a route with condition `condition` may match a host that `text` stands for: that host, or one below `.domain`.
+fn covers(condition: &HostMatch, text: &str) -> bool {
+    let same_domain = matches!(condition, HostMatch::Suffix(domain) if domain.eq_ignore_ascii_case(text));
+    same_domain || host_satisfies(text, condition)
 }

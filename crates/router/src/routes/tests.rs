@@ -1,7 +1,7 @@
 mod oracle;
 
 use fairmesh_model::{
-    ClientMatch, GrpcMatch, HeaderMatch, HostMatch, Label, Match, PathMatch, Pattern, QueryMatch, Target,
+    Backend, ClientMatch, GrpcMatch, HeaderMatch, HostMatch, Label, Match, PathMatch, Pattern, QueryMatch,
     Template, TextMatch,
 };
 use proptest::{collection::vec, option, prelude::*, sample::select};
@@ -10,7 +10,7 @@ use super::*;
 use oracle::{Pairs, fits};
 
 fn path() -> impl Strategy<Value = String> {
-    // Few segments, so that paths often meet; sometimes with a doubled or a final slash.
+    // Few segments, so that paths often match; sometimes with a double or trailing slash.
     vec(select(vec!["a", "b", "ab", "v1", ""]), 0..5).prop_map(|parts| format!("/{}", parts.join("/")))
 }
 
@@ -25,7 +25,7 @@ fn a_match() -> impl Strategy<Value = Match> {
     let template = (vec(select(vec!["a", "b", "{x}"]), 0..3), vec(select(vec!["a", "{y}"]), 0..2))
         .prop_map(|(before, after)| [before, vec!["{z}"], after].concat().join("/"))
         .prop_map(|text| PathMatch::Template(Template::new(&format!("/{text}")).unwrap()));
-    // Compiled once: that takes longer than all the rest.
+    // Compiled once, since compilation takes longer than the rest of the test.
     let patterns = ["/.*/a", "/.*/v1"].map(|text| PathMatch::Regex(Pattern::new(text).unwrap()));
     let regex = select(patterns.to_vec());
     let path = prop_oneof![
@@ -64,7 +64,7 @@ fn a_match() -> impl Strategy<Value = Match> {
         })
 }
 
-fn route(name: usize, matches: Match, split: Vec<Target>) -> Route {
+fn route(name: usize, matches: Match, split: Vec<Backend>) -> Route {
     let name = Label::new(format!("r{name}")).unwrap();
     Route { matches, split, ..Route::new(name) }
 }
@@ -76,7 +76,7 @@ fn routes(matches: Vec<Match>) -> Vec<Route> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
     #[test]
-    fn the_table_finds_what_a_literal_reading_finds(
+    fn compiled_routes_match_as_the_oracle(
         matches in vec(a_match(), 0..90),
         host in host(), port in select(vec!["", ":80", ".", ".:80"]), shout: bool,
         path in path(), query in select(vec!["", "?", "?x=/a/b", "?x=x&y", "?y=xy&x="]),
@@ -127,7 +127,7 @@ fn hosts_are_compared_without_case_port_and_the_dot_at_the_end() {
 }
 
 #[test]
-fn the_header_host_is_the_authority_whatever_else_is_called_so() {
+fn the_host_header_is_always_the_authority() {
     let with = |value| HeaderMatch { name: "host".into(), value };
     let matches = |value| vec![Match { headers: vec![with(value)], ..Match::default() }];
     let told = vec![("host".to_owned(), "other.org".to_owned())];
@@ -141,7 +141,7 @@ fn the_header_host_is_the_authority_whatever_else_is_called_so() {
 }
 
 #[test]
-fn routes_say_which_hosts_they_name_and_whether_they_name_connect() {
+fn routes_know_the_hosts_and_methods_that_they_name() {
     let hosts = vec![HostMatch::Exact("a.org".into()), HostMatch::Suffix(".b.org".into())];
     let named = |clients: &[&str], methods: &[&str]| Match {
         clients: clients.iter().map(|text| ClientMatch::new(*text).unwrap()).collect(),
@@ -151,21 +151,22 @@ fn routes_say_which_hosts_they_name_and_whether_they_name_connect() {
     };
     let ours = Routes::compile(&routes(vec![Match::default(), named(&[], &["GET", "CONNECT"])]), "web", None);
     for (host, is_named) in [("A.org", true), ("x.b.org", true), ("b.org", false), ("c.org", false)] {
-        assert_eq!(ours.name_host(host), is_named, "{host}");
+        assert_eq!(ours.names_host(host), is_named, "{host}");
     }
     assert_eq!(ours.rules.iter().map(Rule::names_connect).collect::<Vec<_>>(), [false, true]);
     let of_others = Routes::compile(&routes(vec![named(&["batch"], &[])]), "web", None);
-    assert!(!of_others.name_host("a.org"), "a rule of other callers names nothing here");
+    assert!(!of_others.names_host("a.org"), "rules for other clients do not count");
 }
 
 #[test]
-fn a_split_shares_by_weight_and_gives_nothing_to_weight_0() {
-    let arm = |name, weight| Target { service: ServiceName::new(name).unwrap(), weight };
-    let split = vec![arm("shop/off", 0), arm("shop/old", 90), arm("shop/no", 0), arm("shop/new", 10)];
+fn a_split_shares_by_weight_and_sends_nothing_to_weight_0() {
+    let backend = |name, weight| Backend { service: ServiceName::new(name).unwrap(), weight };
+    let split =
+        vec![backend("shop/off", 0), backend("shop/old", 90), backend("shop/no", 0), backend("shop/new", 10)];
     let rule = Rule::new(&route(0, Match::default(), split), "", None);
     let mut counts = std::collections::BTreeMap::new();
     for seed in 0..100_000 {
-        *counts.entry(rule.arm(seed).unwrap().service.to_string()).or_insert(0_u32) += 1;
+        *counts.entry(rule.backend(seed).unwrap().service.to_string()).or_insert(0_u32) += 1;
     }
     assert_eq!(counts.len(), 2);
     assert!((9_500..10_500).contains(&counts["new"]), "{counts:?}");

@@ -10,7 +10,7 @@ use fairmesh_model::{
     Endpoint, Invalid, Location, Policy, Prefix, Record, RecordKey, Region, Revision, Service, ServiceKind,
     ServiceName, ShardPart, Verdicts,
 };
-use fairmesh_router::Shards;
+use fairmesh_router::ShardTable;
 use fairmesh_wire::{records, shards};
 
 use super::maps::{LARGE, MapName};
@@ -55,7 +55,7 @@ pub(super) struct Endpoints {
 #[derive(Debug, Default)]
 pub(super) struct ShardParts {
     parts: BTreeMap<RecordKey, Bytes>,
-    compiled: Option<Arc<Shards>>,
+    compiled: Option<Arc<ShardTable>>,
     changed: bool,
     /// Whether an agent may hand maps over.
     offered: bool,
@@ -67,7 +67,7 @@ pub(super) struct ShardParts {
     told: u64,
     /// Versions that were told and are not in use yet, ascending, each with the last revision before it.
     coming: VecDeque<(u64, Option<Revision>)>,
-    shared: Option<Arc<Shards>>,
+    shared: Option<Arc<ShardTable>>,
     /// The last version that cannot be used.
     failed: u64,
 }
@@ -310,18 +310,18 @@ impl ShardParts {
         if std::mem::take(&mut self.changed) && !elsewhere {
             let map = shards::decode_map(self.parts.iter().map(|(key, part)| (key.clone(), part.clone())))?;
             // Read here after all, where the agent hands over no newer one.
-            (self.compiled, self.shared) = (map.map(|map| Arc::new(Shards::compile(&map))), None);
+            (self.compiled, self.shared) = (map.map(|map| Arc::new(ShardTable::compile(&map))), None);
         }
         Ok(())
     }
 
     /// The map as it was last handed over or put together.
-    pub(super) fn last(&self) -> Option<&Arc<Shards>> {
+    pub(super) fn last(&self) -> Option<&Arc<ShardTable>> {
         self.shared.as_ref().or(self.compiled.as_ref())
     }
 
     /// Takes the map that the agent handed over.
-    pub(super) fn share(&mut self, shards: Arc<Shards>) {
+    pub(super) fn share(&mut self, shards: Arc<ShardTable>) {
         (self.shared, self.compiled, self.here) = (Some(shards), None, false);
         self.settled();
     }

@@ -12,7 +12,7 @@ use std::{
 use bytes::Bytes;
 use fairmesh_model::{Invalid, Region, ServiceName};
 use fairmesh_rib::upstream::Backoff;
-use fairmesh_router::{Holdings, Segment, Shards, Words};
+use fairmesh_router::{Holdings, Segment, SegmentMemory, ShardTable};
 use fairmesh_sealed::{Channel, Sealed};
 use fairmesh_wire::{
     convert,
@@ -50,7 +50,7 @@ pub(super) enum Ask {
 #[derive(Debug)]
 pub(super) enum Heard {
     /// A map, new or changed.
-    Map(MapName, Arc<Shards>),
+    Map(MapName, Arc<ShardTable>),
     /// This version of a map cannot be used, nor could an earlier one that was not heard of; 0 where the version is not
     /// known.
     Failed(MapName, u64, String),
@@ -229,7 +229,7 @@ impl Received {
 fn assemble(
     tables: &mut HashMap<u64, Table>,
     map: &v1::SharedMap,
-) -> Result<Shards, Box<dyn std::error::Error + Send + Sync>> {
+) -> Result<ShardTable, Box<dyn std::error::Error + Send + Sync>> {
     let interval = convert::interval(&map.first_key, &map.last_key)?;
     let mut segments = Vec::with_capacity(map.segments.len());
     for id in &map.segments {
@@ -237,7 +237,7 @@ fn assemble(
         let segment = match &table.segment {
             Some(segment) => segment.clone(),
             None => {
-                let words: Words = table.memory.clone();
+                let words: SegmentMemory = table.memory.clone();
                 table.segment.insert(Segment::read(words)?).clone()
             }
         };
@@ -245,7 +245,7 @@ fn assemble(
     }
     let holders = tables.get(&map.holders).ok_or("the list of holders was not handed over")?;
     let holders = Holdings::read(Bytes::from_owner(Owner(Arc::clone(&holders.memory))))?;
-    Ok(Shards::new(map.version, interval, segments, holders)?)
+    Ok(ShardTable::new(map.version, interval, segments, holders)?)
 }
 
 /// Bytes that keep their memory.

@@ -8,7 +8,7 @@ use std::{
 
 use fairmesh_model::{ServiceName, quota::ALL_PARTS};
 use fairmesh_rib::upstream::Handle;
-use fairmesh_router::Bucket;
+use fairmesh_router::TokenBucket;
 use fairmesh_wire::v1;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
@@ -65,7 +65,7 @@ struct Claims {
 
 /// How many calls a limit had counted, and when that was.
 struct Seen {
-    bucket: Arc<Bucket>,
+    bucket: Arc<TokenBucket>,
     asked: u64,
     at: Instant,
     /// Whether it was ever asked about.
@@ -75,7 +75,7 @@ struct Seen {
 impl Claims {
     /// Takes down what began after the last look, at `looked`, so that a first claim says what was asked for since; whether any
     /// was never asked about.
-    fn note(&mut self, limits: &[(Name, Arc<Bucket>)], looked: Instant) -> bool {
+    fn note(&mut self, limits: &[(Name, Arc<TokenBucket>)], looked: Instant) -> bool {
         self.known.retain(|name, _| limits.iter().any(|(known, _)| known == name));
         for (name, bucket) in limits {
             if !self.known.get(name).is_some_and(|seen| Arc::ptr_eq(&seen.bucket, bucket)) {
@@ -87,7 +87,11 @@ impl Claims {
     }
 
     /// Asks once; when to ask again.
-    async fn make(&mut self, upstream: &Handle, limits: &[(Name, Arc<Bucket>)]) -> Result<Duration, String> {
+    async fn make(
+        &mut self,
+        upstream: &Handle,
+        limits: &[(Name, Arc<TokenBucket>)],
+    ) -> Result<Duration, String> {
         let connection = upstream.connection().ok_or("nobody is connected to")?;
         let demands = limits.iter().map(|(name, bucket)| self.demand(name, bucket)).collect();
         let mut client = connection.quota();
@@ -104,8 +108,8 @@ impl Claims {
     }
 
     /// What was asked for since the last time.
-    fn demand(&mut self, (service, route): &Name, bucket: &Arc<Bucket>) -> v1::Demand {
-        let (asked, at) = (bucket.asked(), Instant::now());
+    fn demand(&mut self, (service, route): &Name, bucket: &Arc<TokenBucket>) -> v1::Demand {
+        let (asked, at) = (bucket.requested(), Instant::now());
         let now = Seen { bucket: Arc::clone(bucket), asked, at, claimed: true };
         let before = self.known.insert((service.clone(), route.clone()), now);
         let rate = before.map_or(0, |before| {
@@ -123,13 +127,13 @@ impl Claims {
 
 impl<L> Registered<L> {
     /// The limits of services in use that hold for the whole mesh.
-    fn limits(&self) -> Vec<(Name, Arc<Bucket>)> {
+    fn limits(&self) -> Vec<(Name, Arc<TokenBucket>)> {
         let limited: Vec<ServiceName> = self.limited().iter().cloned().collect();
         let by_name = self.by_name.lock().unwrap_or_else(PoisonError::into_inner);
         let limited = limited.iter().filter_map(|service| by_name.get_key_value(service));
         let limits = limited.flat_map(|(service, listed)| match &*listed.subscription.view() {
             View::Ready(ready) => {
-                let named = |(route, bucket): (&str, &Arc<Bucket>)| {
+                let named = |(route, bucket): (&str, &Arc<TokenBucket>)| {
                     ((service.clone(), route.to_owned()), Arc::clone(bucket))
                 };
                 ready.upstream.mesh_limits().map(named).collect()
@@ -146,13 +150,13 @@ mod tests {
         Hosts, Location, Policy, Protocol, RateLimit, Region, Regions, RoundTrips, Scope, Service,
         ServiceKind, Verdicts,
     };
-    use fairmesh_router::{Facts, RequestView, Upstream};
+    use fairmesh_router::{CompileInput, RequestView, ServiceTable};
 
     use super::*;
 
-    fn upstream(calls: u32, before: Option<&Upstream>) -> Upstream {
+    fn upstream(calls: u32, before: Option<&ServiceTable>) -> ServiceTable {
         let limit = RateLimit { calls, per: Duration::from_secs(1), burst: 1, scope: Scope::Mesh };
-        let facts = Facts {
+        let facts = CompileInput {
             name: &ServiceName::new("shop/one").unwrap(),
             service: &Service {
                 kind: ServiceKind::Replicated,
@@ -170,25 +174,26 @@ mod tests {
             client_id: "web-1",
             client: 1,
         };
-        Upstream::compile(&facts, &Arc::default(), before)
+        ServiceTable::compile(&facts, &Arc::default(), before)
     }
 
     /// Calls so many times; the limit then.
-    fn called(upstream: &Upstream, times: u32) -> Vec<(Name, Arc<Bucket>)> {
+    fn called(upstream: &ServiceTable, times: u32) -> Vec<(Name, Arc<TokenBucket>)> {
         let request = RequestView { host: "", path: "/", method: "GET", headers: &(), grpc: false };
         for _ in 0..times {
             let _ = upstream.admit(&upstream.route(&request, 0), 0);
         }
         let name = ServiceName::new("shop/one").unwrap();
-        let named =
-            |(route, bucket): (&str, &Arc<Bucket>)| ((name.clone(), route.to_owned()), Arc::clone(bucket));
+        let named = |(route, bucket): (&str, &Arc<TokenBucket>)| {
+            ((name.clone(), route.to_owned()), Arc::clone(bucket))
+        };
         upstream.mesh_limits().map(named).collect()
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_first_claim_says_what_was_asked_for_since_the_limit_began() {
         let mut claims = Claims { caller: 1, known: HashMap::new() };
-        let mut rate = |limits: &[(Name, Arc<Bucket>)], looked, new| {
+        let mut rate = |limits: &[(Name, Arc<TokenBucket>)], looked, new| {
             assert_eq!(claims.note(limits, looked), new);
             claims.demand(&limits[0].0, &limits[0].1).millicalls_per_second
         };

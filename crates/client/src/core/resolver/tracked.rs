@@ -1,7 +1,7 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use fairmesh_model::{Hosts, Location, Policy, Region, Regions, RoundTrips, ServiceName};
-use fairmesh_router::{Facts as Compiled, Upstream};
+use fairmesh_router::{CompileInput as Compiled, ServiceTable};
 use tokio::time::Instant;
 
 use super::{
@@ -130,7 +130,7 @@ impl<L: Lane> Tracked<L> {
         before: Option<&Ready<L>>,
     ) -> Option<Ready<L>> {
         let policy = self.facts.policy();
-        let upstream = Upstream::compile(
+        let upstream = ServiceTable::compile(
             &Compiled {
                 name: &self.facts.name,
                 service: self.facts.service.as_ref()?,

@@ -1,5 +1,5 @@
-//! What the documentation says of the conditions of routes, read as literally as possible and sharing nothing with the compiled
-//! table. The fuzz target includes this file too.
+//! Literal implementation of the documented route conditions, which shares no code with the compiled table. The fuzz
+//! target includes this file too.
 
 use fairmesh_model::{HeaderMatch, HostMatch, Match, PathMatch, QueryMatch, TextMatch};
 
@@ -16,7 +16,7 @@ fn text_fits(value: Option<&str>, wanted: &TextMatch) -> bool {
     }
 }
 
-/// Whether a caller that is called `web-1` meets these conditions with a request.
+/// Whether the conditions match a request of client `web-1`.
 pub(super) fn fits(wanted: &Match, request: &RequestView<'_, Pairs>) -> bool {
     let host = request.host.to_lowercase();
     let host = host.split(':').next().unwrap_or_default().trim_end_matches('.');
@@ -33,7 +33,7 @@ pub(super) fn fits(wanted: &Match, request: &RequestView<'_, Pairs>) -> bool {
             };
             open.len() == parts.len() && open.iter().zip(&parts).all(fits)
         }
-        // No other ones are tried than `/.*/` and a word.
+        // Tests generate only patterns of `/.*/` and a word.
         Some(PathMatch::Regex(pattern)) => {
             let end = pattern.as_str().trim_start_matches("/.*");
             path.starts_with('/') && path[1..].ends_with(end)

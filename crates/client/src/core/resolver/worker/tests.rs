@@ -14,7 +14,7 @@ use fairmesh_rib::{
     cache::Saved,
     upstream::{Backoff, Upstream, UpstreamConfig},
 };
-use fairmesh_router::{Held, Shards};
+use fairmesh_router::{EndpointRef, ShardTable};
 use fairmesh_wire::{shards::encode_map, transport::Address, v1};
 use prost::Message;
 use tempfile::TempDir;
@@ -36,7 +36,7 @@ struct Counting(Arc<AtomicUsize>);
 impl Lane for Counting {
     type Shared = Arc<AtomicUsize>;
 
-    fn open(tidied: &Self::Shared, _: Held) -> Self {
+    fn open(tidied: &Self::Shared, _: EndpointRef) -> Self {
         Self(Arc::clone(tidied))
     }
 
@@ -393,13 +393,13 @@ async fn only_what_is_still_wanted_is_asked_for_again() {
 }
 
 /// A shard map, and what tells its version and that it is large.
-fn large(version: u64) -> (Arc<Shards>, (Arc<str>, Entry)) {
+fn large(version: u64) -> (Arc<ShardTable>, (Arc<str>, Entry)) {
     let shard = Shard { id: ShardId(1), start: ShardKey(0), replicas: vec![] };
     let map = ShardMap { version, interval: KeyRange::ALL, shards: vec![shard] };
     let key = RecordKey::ShardManifest(name(), ShardPart::Ranges);
     let manifest = v1::ShardManifest::decode(encode_map(&name(), &map).remove(&key).unwrap()).unwrap();
     let value = v1::ShardManifest { shards: LARGE, ..manifest }.encode_to_vec().into();
-    (Arc::new(Shards::compile(&map)), (key.to_string().into(), Entry { value, revision: version }))
+    (Arc::new(ShardTable::compile(&map)), (key.to_string().into(), Entry { value, revision: version }))
 }
 
 impl Rig {

@@ -5,11 +5,11 @@ use fairmesh_model::{
     ServiceName, Verdict, Verdicts,
 };
 
-use crate::{ReceivedReport, Shards};
+use crate::{ReceivedReport, ShardTable};
 
-/// The records that a snapshot is compiled from.
+/// The records from which a [`ServiceTable`](crate::ServiceTable) is compiled.
 #[derive(Clone, Copy, Debug)]
-pub struct Facts<'a> {
+pub struct CompileInput<'a> {
     /// The service.
     pub name: &'a ServiceName,
     /// Its kind and protocol.
@@ -18,25 +18,26 @@ pub struct Facts<'a> {
     pub policy: &'a Policy,
     /// Its endpoints, in any order.
     pub endpoints: &'a [Endpoint],
-    /// Its shard map: compiled once a version ([`Shards::compile`]), not again with every change of an endpoint.
-    pub shards: Option<&'a Arc<Shards>>,
+    /// Its shard map: compiled once per version ([`ShardTable::compile`]), not again for each change of an endpoint.
+    pub shards: Option<&'a Arc<ShardTable>>,
     /// Where the caller runs.
     pub location: &'a Location,
     /// The regions of the fleet.
     pub regions: &'a Regions,
     /// Round trips between them.
     pub round_trips: &'a RoundTrips,
-    /// How fast the machines of endpoints are.
+    /// Speeds of the machines of endpoints.
     pub hosts: &'a Hosts,
-    /// What active checks found of the endpoints.
+    /// Verdicts of active health checks.
     pub health: &'a Verdicts,
-    /// The caller's id, as routes for certain callers name it.
+    /// The caller's id, which routes for certain clients match.
     pub client_id: &'a str,
-    /// The caller's id, hashed by [`fairmesh_model::arith::hash_text`]; the same after its restart.
+    /// The caller's id, hashed by [`fairmesh_model::arith::hash_text`]; the same after a restart.
     pub client: u64,
 }
 
-/// One endpoint as a caller needs it to connect. Kept (the same `Arc`) from snapshot to snapshot while nothing changes.
+/// An endpoint, with all that a caller needs to connect. Shared between snapshots (the same `Arc`) while it is
+/// unchanged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointTarget {
     /// Its identity.
@@ -45,19 +46,20 @@ pub struct EndpointTarget {
     pub address: SocketAddr,
     /// Where it runs.
     pub location: Location,
-    /// Whether it should get calls.
+    /// Its lifecycle state.
     pub state: EndpointState,
     /// Its own weight in thousandths.
     pub weight: u32,
     /// The speed of its machine in thousandths of an ordinary one.
     pub speed: u32,
-    /// What it can do, by which it is picked: the two together, in thousandths of an ordinary instance.
+    /// Its capacity, by which it is picked: weight times speed, in thousandths of an ordinary instance.
     pub power: u32,
-    /// What it speaks.
+    /// Its application protocol.
     pub protocol: Protocol,
-    /// The metric to read of its load reports, where the service is balanced by one.
+    /// The metric of its load reports that the service is balanced by, if any.
     pub metric: Option<Arc<str>>,
-    /// Whether picks go by latency, so that it is to be [observed](crate::Held::observe).
+    /// Whether the balancing policy uses latencies, so that they have to be
+    /// [recorded](crate::EndpointRef::record_latency).
     pub by_latency: bool,
 }
 
@@ -83,39 +85,39 @@ impl EndpointTarget {
     }
 }
 
-/// How far away an endpoint is, in the order in which callers turn to it.
+/// How far away a region is; regions are preferred in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reach {
-    /// The ring, from 0, or `None` where the policy does not let this caller go.
+pub struct RegionDistance {
+    /// The ring, from 0; `None` if the policy does not allow this caller to use the region.
     pub ring: Option<u16>,
-    /// The round trip to its region, where it is known.
+    /// The round trip to the region, if known.
     pub round_trip: Option<Duration>,
-    /// Whether its region is being emptied, and so comes after all others.
+    /// Whether the region is draining, and therefore comes after all others.
     pub draining: bool,
 }
 
-/// One endpoint of a snapshot, with what this client knows of it.
+/// One endpoint of a snapshot, with this client's state of it.
 #[derive(Clone, Debug)]
 pub struct Candidate<'a> {
     /// Its index.
     pub index: u32,
-    /// What it is.
+    /// Its target.
     pub target: &'a Arc<EndpointTarget>,
-    /// How far away it is.
-    pub reach: &'a Reach,
-    /// Whether it is one of the endpoints that this client keeps to within its ring: those of a ring that is not in use
-    /// are chosen already. True of whatever may be called for services called by key, whose endpoints the key chooses.
+    /// The distance of its region.
+    pub distance: &'a RegionDistance,
+    /// Whether it is in this client's subset of its ring; subsets of rings that are not in use are chosen too. For
+    /// services called by key it is true of each endpoint that may be called, since the key chooses.
     pub in_subset: bool,
-    /// What active checks last found of it, whether it has force or not.
+    /// The last verdict of active health checks, whether or not it excludes the endpoint.
     pub verdict: Option<&'a Verdict>,
-    /// Calls begun and not finished, without streams.
+    /// Calls in flight, without streams.
     pub outstanding: u32,
-    /// Calls that turned out to be streams and have not ended.
+    /// Calls in flight that turned out to be streams.
     pub streams: u32,
-    /// Failures in a row.
-    pub failures: u32,
-    /// When its penalty ends, in nanoseconds of the caller's clock; 0 without one.
-    pub penalised_until: u64,
-    /// What it last said of its load.
+    /// Consecutive failures.
+    pub consecutive_failures: u32,
+    /// When its ejection ends, in nanoseconds of the caller's clock; 0 if it is not ejected.
+    pub ejected_until: u64,
+    /// Its last load report.
     pub report: Option<ReceivedReport>,
 }

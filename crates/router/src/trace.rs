@@ -3,92 +3,92 @@ use std::time::Duration;
 use fairmesh_balancer::{Exclusion, LoadReport, ReceivedReport, SCORE_BITS, ScoredEndpoint};
 use fairmesh_model::{BalancingPolicy, FULL_SPEED, counted};
 
-use crate::{EndpointTarget, Upstream};
+use crate::{EndpointTarget, ServiceTable};
 
 /// One step of a decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Which step it is: `route`, `action`, `key`, `shard`, `region`, `health`, `subset`, `pick`.
+    /// The kind of step: `route`, `action`, `key`, `shard`, `region`, `health`, `subset`, `pick`.
     pub title: &'static str,
-    /// What was decided and from what.
+    /// The decision and its inputs.
     pub detail: String,
 }
 
-/// Sees a decision while it is made; `()` does not look, and costs nothing.
-pub(crate) trait Witness: fairmesh_balancer::PickTracer {
-    /// Whether anything is written down: what must be searched for is not searched for nobody.
-    const LOOKS: bool;
+/// Observes a decision while it is made; `()` observes nothing, and costs nothing.
+pub(crate) trait DecisionTracer: fairmesh_balancer::PickTracer {
+    /// Whether steps are recorded; without it, details are not searched for.
+    const ENABLED: bool;
 
-    /// Writes a step down; whoever does not look does not compute the detail either.
-    fn note(&mut self, title: &'static str, detail: impl FnOnce() -> String);
+    /// Records a step; the detail is not computed if steps are not recorded.
+    fn record_step(&mut self, title: &'static str, detail: impl FnOnce() -> String);
 }
 
-impl Witness for () {
-    const LOOKS: bool = false;
+impl DecisionTracer for () {
+    const ENABLED: bool = false;
 
     #[inline]
-    fn note(&mut self, _title: &'static str, _detail: impl FnOnce() -> String) {}
+    fn record_step(&mut self, _title: &'static str, _detail: impl FnOnce() -> String) {}
 }
 
-/// Writes everything down.
+/// Records every step.
 #[derive(Debug)]
-pub(crate) struct Notes<'a> {
-    pub(crate) upstream: &'a Upstream,
+pub(crate) struct StepRecorder<'a> {
+    pub(crate) table: &'a ServiceTable,
     pub(crate) now: u64,
     pub(crate) steps: Vec<Step>,
 }
 
-impl Witness for Notes<'_> {
-    const LOOKS: bool = true;
+impl DecisionTracer for StepRecorder<'_> {
+    const ENABLED: bool = true;
 
-    fn note(&mut self, title: &'static str, detail: impl FnOnce() -> String) {
+    fn record_step(&mut self, title: &'static str, detail: impl FnOnce() -> String) {
         self.steps.push(Step { title, detail: detail() });
     }
 }
 
-impl fairmesh_balancer::PickTracer for Notes<'_> {
+impl fairmesh_balancer::PickTracer for StepRecorder<'_> {
     fn record_candidate(&mut self, scored: &ScoredEndpoint) {
         let ScoredEndpoint { index, weight, outstanding, exclusion, score, panic } = *scored;
-        let target = self.upstream.target(index);
-        let load = match self.upstream.policy().balancing.policy {
+        let target = self.table.target(index);
+        let load = match self.table.policy().balancing.policy {
             BalancingPolicy::Score | BalancingPolicy::BoundedHash => {
                 let thousandths = (score * 1000) >> SCORE_BITS;
                 let sign = if thousandths < 0 { "-" } else { "" };
-                format!("so a score of {sign}{}.{:03}", thousandths.abs() / 1000, thousandths.abs() % 1000)
+                format!("score {sign}{}.{:03}", thousandths.abs() / 1000, thousandths.abs() % 1000)
             }
             BalancingPolicy::PeakEwma => {
-                format!("expected to take {:?} with it", Duration::from_nanos((score >> 8).unsigned_abs()))
+                format!("expected latency {:?}", Duration::from_nanos((score >> 8).unsigned_abs()))
             }
-            BalancingPolicy::RoundRobin => "in turn".to_owned(),
-            BalancingPolicy::Random => "by chance".to_owned(),
+            BalancingPolicy::RoundRobin => "round robin".to_owned(),
+            BalancingPolicy::Random => "random".to_owned(),
             BalancingPolicy::LeastRequest => {
                 let load = u64::from(outstanding) * 1000 * 1000 / u64::from(weight);
-                format!("so a load of {}.{:03}", load / 1000, load % 1000)
+                format!("load {}.{:03}", load / 1000, load % 1000)
             }
         };
-        let weighed = weighed(target);
+        let weight_text = weight_text(target);
         let against = match exclusion {
             Exclusion::None => "",
-            Exclusion::Ejected => ", penalised for recent failures",
-            Exclusion::Attempted => ", tried by this call already",
+            Exclusion::Ejected => ", ejected for recent failures",
+            Exclusion::Attempted => ", already attempted by this call",
             Exclusion::AttemptedAndEjected => {
-                ", tried by this call already, and penalised for recent failures"
+                ", already attempted by this call, and ejected for recent failures"
             }
         };
-        let alarm = if panic { ", in a panic" } else { "" };
-        let report = self.upstream.reported(index);
+        let alarm = if panic { ", in panic mode" } else { "" };
+        let report = self.table.last_report(index);
         let report = report.map(|report| describe(report, self.now)).unwrap_or_default();
-        self.note("pick", || {
+        self.record_step("pick", || {
             format!(
-                "considered {} at {} in {}: {outstanding} outstanding at {weighed}, {load}{against}{alarm}{report}",
+                "considered {} at {} in {}: {outstanding} outstanding at {weight_text}, {load}{against}{alarm}{report}",
                 target.instance, target.address, target.location.region,
             )
         });
     }
 }
 
-/// `weight 1000`, and with the speed of a machine that is not an ordinary one, `power 1250 (weight 1000, host speed 1250)`.
-fn weighed(EndpointTarget { weight, speed, power, .. }: &EndpointTarget) -> String {
+/// `weight 1000`, or on a machine that is not of ordinary speed `power 1250 (weight 1000, host speed 1250)`.
+fn weight_text(EndpointTarget { weight, speed, power, .. }: &EndpointTarget) -> String {
     match *speed {
         FULL_SPEED => format!("weight {weight}"),
         _ => format!("power {power} (weight {weight}, host speed {speed})"),

@@ -1,4 +1,4 @@
-//! What happens to calls of a route besides going somewhere, decided from the request and a seed.
+//! Route actions other than the choice of a backend, decided from the request and a seed.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,41 +9,42 @@ use fairmesh_model::{
     quota::ALL_PARTS,
 };
 
-use crate::{Headers, RequestView, bucket::Bucket};
+use crate::{Headers, RequestView, token_bucket::TokenBucket};
 
-/// Streams of chance, apart from each other and from those that split and pick: `mix64(seed ^ stream)` begins each.
+/// Seeds of independent random streams, also independent of those of splits and picks: `mix64(seed ^ stream)` begins
+/// each.
 const ABORT: u64 = 0x6162_6f72_7400_0000;
 const DELAY: u64 = 0x6465_6c61_7900_0000;
 const MIRROR: u64 = 0x6d69_7272_6f72_0000;
 
-/// The actions of a route, compiled.
+/// The compiled actions of a route.
 #[derive(Debug)]
-pub struct Treatment {
+pub struct RouteActions {
     actions: Actions,
-    /// How long the prefix is that the route matches.
+    /// Length of the path prefix that the route matches.
     prefix: usize,
-    bucket: Option<Arc<Bucket>>,
+    bucket: Option<Arc<TokenBucket>>,
 }
 
-/// What the caller gets instead of an answer of a server.
+/// A response that is generated without calling a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Instead {
-    /// It is sent elsewhere.
+pub enum DirectResponse {
+    /// A redirect.
     Redirect {
         /// The status.
         status: u16,
         /// The header `location`.
         location: String,
     },
-    /// A failure on purpose.
+    /// An injected failure.
     Abort {
         /// The status.
         status: u16,
     },
 }
 
-impl Treatment {
-    /// `None` where nothing happens. What was counted by `before` goes on being counted while the limit stays.
+impl RouteActions {
+    /// `None` if the route has no actions. A rate limit that is unchanged since `before` keeps its state.
     pub(crate) fn compile(actions: &Actions, matches: &Match, before: Option<&Self>) -> Option<Self> {
         if *actions == Actions::default() {
             return None;
@@ -52,76 +53,80 @@ impl Treatment {
             Some(PathMatch::Prefix(prefix)) => prefix.len(),
             _ => 0,
         };
-        let bucket = carried(actions.limit, before.and_then(|before| before.bucket.as_ref()));
+        let bucket = carry_over(actions.limit, before.and_then(|before| before.bucket.as_ref()));
         Some(Self { actions: actions.clone(), prefix, bucket })
     }
 
-    pub(crate) fn bucket(&self) -> Option<&Arc<Bucket>> {
+    pub(crate) fn bucket(&self) -> Option<&Arc<TokenBucket>> {
         self.bucket.as_ref()
     }
 
-    /// What the caller gets although no server is asked.
-    pub fn instead<H: Headers + ?Sized>(&self, request: &RequestView<'_, H>, seed: u64) -> Option<Instead> {
+    /// The direct response to the call, if any.
+    pub fn direct_response<H: Headers + ?Sized>(
+        &self,
+        request: &RequestView<'_, H>,
+        seed: u64,
+    ) -> Option<DirectResponse> {
         if let Some(redirect) = &self.actions.redirect {
             let location = self.location(redirect, request);
-            return Some(Instead::Redirect { status: redirect.status, location });
+            return Some(DirectResponse::Redirect { status: redirect.status, location });
         }
-        let abort = self.actions.abort.filter(|abort| chosen(abort.share, seed, ABORT))?;
-        Some(Instead::Abort { status: abort.status })
+        let abort = self.actions.abort.filter(|abort| is_sampled(abort.share, seed, ABORT))?;
+        Some(DirectResponse::Abort { status: abort.status })
     }
 
-    /// How long the call waits before it is made.
+    /// The injected delay before the call.
     pub fn delay(&self, seed: u64) -> Option<Duration> {
-        self.actions.delay.filter(|delay| chosen(delay.share, seed, DELAY)).map(|delay| delay.time)
+        self.actions.delay.filter(|delay| is_sampled(delay.share, seed, DELAY)).map(|delay| delay.time)
     }
 
-    /// Who gets a copy of the call.
+    /// The service that receives a mirrored copy of the call.
     pub fn mirror(&self, seed: u64) -> Option<&ServiceName> {
         let mirror = self.actions.mirror.as_ref();
-        mirror.filter(|mirror| chosen(mirror.share, seed, MIRROR)).map(|mirror| &mirror.service)
+        mirror.filter(|mirror| is_sampled(mirror.share, seed, MIRROR)).map(|mirror| &mirror.service)
     }
 
-    /// The path and query that the server sees, where they are others.
+    /// The rewritten path and query, if they are rewritten.
     pub fn path(&self, path: &str) -> Option<String> {
-        self.actions.rewrite.path.as_ref().map(|rewrite| rewritten(rewrite, path, self.prefix))
+        self.actions.rewrite.path.as_ref().map(|rewrite| rewrite_path(rewrite, path, self.prefix))
     }
 
-    /// The host that the server sees, where it is another.
+    /// The rewritten host, if it is rewritten.
     pub fn host(&self) -> Option<&str> {
         self.actions.rewrite.host.as_deref()
     }
 
-    /// What is done to the headers of the request.
+    /// Edits of the request headers.
     pub fn request_headers(&self) -> &HeaderEdits {
         &self.actions.request_headers
     }
 
-    /// What is done to the headers of the answer.
-    pub fn answer_headers(&self) -> &HeaderEdits {
-        &self.actions.answer_headers
+    /// Edits of the response headers.
+    pub fn response_headers(&self) -> &HeaderEdits {
+        &self.actions.response_headers
     }
 
-    /// The longest that one try may take.
-    pub fn try_timeout(&self) -> Option<Duration> {
-        self.actions.try_timeout
+    /// The timeout of one attempt.
+    pub fn attempt_timeout(&self) -> Option<Duration> {
+        self.actions.attempt_timeout
     }
 
-    /// The longest that a server is given.
+    /// The longest deadline that is sent to a server.
     pub fn server_timeout(&self) -> Option<Duration> {
         self.actions.server_timeout
     }
 
-    /// After which time without an answer another try is made beside the first.
+    /// The time without a response after which a hedged attempt is started.
     pub fn hedge_after(&self) -> Option<Duration> {
         self.actions.hedge_after
     }
 
-    /// Where a redirect leads. What it does not say stays as the caller had it: a reference may leave out the scheme, or
-    /// scheme and host (RFC 3986 4.2).
+    /// The target of a redirect. Parts that it does not name stay those of the request: a reference may omit the
+    /// scheme, or scheme and host (RFC 3986 4.2).
     fn location<H: Headers + ?Sized>(&self, redirect: &Redirect, request: &RequestView<'_, H>) -> String {
         let path = match &redirect.path {
-            Some(rewrite) => rewritten(rewrite, request.path, self.prefix),
-            None => rooted(request.path.to_owned()),
+            Some(rewrite) => rewrite_path(rewrite, request.path, self.prefix),
+            None => single_leading_slash(request.path.to_owned()),
         };
         let host = redirect.host.as_deref().unwrap_or(host_name(request.host));
         let same_host = (redirect.https, &redirect.host, redirect.port) == (None, &None, None);
@@ -133,7 +138,7 @@ impl Treatment {
         format!("{scheme}//{host}{port}{path}")
     }
 
-    /// What is done, in words.
+    /// Describes the actions for explanations.
     pub(crate) fn describe<H: Headers + ?Sized>(
         &self,
         request: &RequestView<'_, H>,
@@ -144,62 +149,64 @@ impl Treatment {
         if let Some(bucket) = self.bucket() {
             words.push(describe_limit("the route", bucket, now));
         }
-        match self.instead(request, seed) {
-            Some(Instead::Redirect { status, location }) => {
-                words.push(format!("answered with {status} to {location}"));
+        match self.direct_response(request, seed) {
+            Some(DirectResponse::Redirect { status, location }) => {
+                words.push(format!("redirects with {status} to {location}"));
                 return words;
             }
-            Some(Instead::Abort { status }) => {
-                words.push(format!("answered with {status}, a failure on purpose"));
+            Some(DirectResponse::Abort { status }) => {
+                words.push(format!("aborts with {status}, an injected fault"));
                 return words;
             }
             None => {}
         }
-        words.extend(self.delay(seed).map(|time| format!("waits for {time:?}, on purpose")));
+        words.extend(self.delay(seed).map(|time| format!("waits for {time:?}, an injected delay")));
         words.extend(self.path(request.path).map(|path| format!("the path becomes {path}")));
         words.extend(self.host().map(|host| format!("the host becomes {host}")));
-        for (edits, of) in [(self.request_headers(), "request"), (self.answer_headers(), "answer")] {
+        for (edits, of) in [(self.request_headers(), "request"), (self.response_headers(), "response")] {
             words.extend(
                 (!edits.is_empty()).then(|| format!("headers of the {of}: {}", describe_edits(edits))),
             );
         }
-        words.extend(self.mirror(seed).map(|service| format!("a copy goes to {service}")));
-        words.extend(self.try_timeout().map(|time| format!("a try may take {time:?}")));
-        words.extend(self.server_timeout().map(|time| format!("servers are given {time:?}")));
-        let hedge =
-            self.hedge_after().map(|after| format!("a second try is made beside the first after {after:?}"));
+        words.extend(self.mirror(seed).map(|service| format!("mirrors to {service}")));
+        words.extend(self.attempt_timeout().map(|time| format!("an attempt may take {time:?}")));
+        words.extend(self.server_timeout().map(|time| format!("servers get a deadline of {time:?}")));
+        let hedge = self.hedge_after().map(|after| format!("hedges with a second attempt after {after:?}"));
         words.extend(hedge);
         words
     }
 }
 
-/// The bucket of a limit: the one `before` while the limit stays the same.
-pub(crate) fn carried(limit: Option<RateLimit>, before: Option<&Arc<Bucket>>) -> Option<Arc<Bucket>> {
+/// The bucket of a limit: that of `before` while the limit is unchanged.
+pub(crate) fn carry_over(
+    limit: Option<RateLimit>,
+    before: Option<&Arc<TokenBucket>>,
+) -> Option<Arc<TokenBucket>> {
     let limit = limit?;
     let same = before.filter(|before| *before.limit() == limit);
-    Some(same.cloned().unwrap_or_else(|| Arc::new(Bucket::after(limit, before.map(Arc::as_ref)))))
+    Some(same.cloned().unwrap_or_else(|| Arc::new(TokenBucket::succeeding(limit, before.map(Arc::as_ref)))))
 }
 
-/// Whether this call is one of the share, by a stream of chance of its own.
-fn chosen(share: Share, seed: u64, stream: u64) -> bool {
+/// Whether this call is part of the share, by a random stream of its own.
+fn is_sampled(share: Share, seed: u64, stream: u64) -> bool {
     let all = u64::from(Share::ALL.millionths());
     Generator::new(mix64(seed ^ stream)).below(all) < u64::from(share.millionths())
 }
 
-/// A path and query with the path rewritten; `prefix` is how long the prefix is that it begins with.
-fn rewritten(rewrite: &PathRewrite, path_and_query: &str, prefix: usize) -> String {
+/// A path and query with the path rewritten; `prefix` is the length of the matched prefix.
+fn rewrite_path(rewrite: &PathRewrite, path_and_query: &str, prefix: usize) -> String {
     let end = path_and_query.find('?').unwrap_or(path_and_query.len());
     let (path, query) = path_and_query.split_at(end);
     let path = match rewrite {
         PathRewrite::Full(path) => path.clone(),
         PathRewrite::Prefix(new) => format!("{new}{}", path.get(prefix..).unwrap_or_default()),
     };
-    rooted(path + query)
+    single_leading_slash(path + query)
 }
 
-/// A path that begins with one `/`: with two, a reader would take what follows for a host, so that a redirect would lead
-/// wherever whoever made the link wants.
-fn rooted(path: String) -> String {
+/// A path that begins with exactly one `/`: clients would read the text after `//` as a host, so that the author of a
+/// link could choose the host of the redirect.
+fn single_leading_slash(path: String) -> String {
     let rest = path.trim_start_matches(['/', '\\']);
     match path.strip_prefix('/') {
         Some(same) if same == rest => path,
@@ -208,13 +215,13 @@ fn rooted(path: String) -> String {
 }
 
 /// `at most 100 calls in 1s of this caller to the route, 20 at once; 3 may pass now`.
-pub(crate) fn describe_limit(of: &str, bucket: &Bucket, now: u64) -> String {
+pub(crate) fn describe_limit(of: &str, bucket: &TokenBucket, now: u64) -> String {
     let RateLimit { calls, per, burst, scope } = *bucket.limit();
-    let left = bucket.left(now);
+    let left = bucket.available(now);
     let whose = match (scope, bucket.parts()) {
         (Scope::Caller, _) => String::from("of this caller"),
         (Scope::Mesh, None) => {
-            String::from("of the whole mesh, of which this caller was told no part yet and has a tenth,")
+            String::from("of the whole mesh, of which this caller was granted no part yet and uses a tenth,")
         }
         (Scope::Mesh, Some(parts)) => {
             let tenths = u64::from(parts) * 1_000 / u64::from(ALL_PARTS);
@@ -237,23 +244,23 @@ mod tests {
 
     use super::*;
 
-    fn treat(actions: Actions, prefix: &str) -> Treatment {
+    fn route_actions(actions: Actions, prefix: &str) -> RouteActions {
         let path = Some(PathMatch::Prefix(prefix.into()));
-        Treatment::compile(&actions, &Match { path, ..Match::default() }, None).unwrap()
+        RouteActions::compile(&actions, &Match { path, ..Match::default() }, None).unwrap()
     }
 
     fn redirected(redirect: Redirect, host: &str, path: &str) -> String {
-        let treatment = treat(Actions { redirect: Some(redirect), ..Actions::default() }, "/old");
+        let actions = route_actions(Actions { redirect: Some(redirect), ..Actions::default() }, "/old");
         let request = RequestView { host, path, method: "GET", headers: &(), grpc: false };
-        match treatment.instead(&request, 0) {
-            Some(Instead::Redirect { status: 301, location }) => location,
+        match actions.direct_response(&request, 0) {
+            Some(DirectResponse::Redirect { status: 301, location }) => location,
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
     fn a_prefix_is_replaced_by_whole_segments() {
-        let to = |new: &str, path| rewritten(&PathRewrite::Prefix(new.into()), path, "/foo".len());
+        let to = |new: &str, path| rewrite_path(&PathRewrite::Prefix(new.into()), path, "/foo".len());
         for (new, path, expected) in [
             ("/xyz", "/foo/bar", "/xyz/bar"),
             ("/xyz", "/foo", "/xyz"),
@@ -266,11 +273,11 @@ mod tests {
         ] {
             assert_eq!(to(new, path), expected, "{path} to {new}");
         }
-        assert_eq!(rewritten(&PathRewrite::Full("/x".into()), "/foo/bar?a=1", 4), "/x?a=1");
+        assert_eq!(rewrite_path(&PathRewrite::Full("/x".into()), "/foo/bar?a=1", 4), "/x?a=1");
     }
 
     #[test]
-    fn a_redirect_keeps_what_it_does_not_name() {
+    fn a_redirect_keeps_the_parts_that_it_does_not_name() {
         let none = Redirect { https: None, host: None, port: None, path: None, status: 301 };
         let path = Some(PathRewrite::Prefix("/new".into()));
         let to = |redirect: &Redirect| redirected(redirect.clone(), "cart.shop:8080", "/old/a?b=c");
@@ -284,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_redirect_leads_to_no_host_that_only_the_caller_named() {
+    fn a_redirect_cannot_be_steered_to_another_host() {
         let bare = Redirect {
             https: None,
             host: None,
@@ -298,19 +305,19 @@ mod tests {
     }
 
     #[test]
-    fn chance_strikes_the_share_and_each_action_by_itself() {
+    fn shares_hold_and_actions_are_independent() {
         let share = |text: &str| text.parse::<Share>().unwrap();
         let actions = Actions {
             abort: Some(Abort { share: share("10%"), status: 503 }),
             delay: Some(Delay { share: share("10%"), time: Duration::from_millis(5) }),
             ..Actions::default()
         };
-        let treatment = treat(actions, "");
+        let actions = route_actions(actions, "");
         let request = RequestView { host: "", path: "/", method: "GET", headers: &(), grpc: false };
         let (mut aborted, mut delayed, mut both) = (0, 0, 0);
         for seed in 0..100_000_u64 {
             let (abort, delay) =
-                (treatment.instead(&request, seed).is_some(), treatment.delay(seed).is_some());
+                (actions.direct_response(&request, seed).is_some(), actions.delay(seed).is_some());
             aborted += u32::from(abort);
             delayed += u32::from(delay);
             both += u32::from(abort && delay);
@@ -319,7 +326,10 @@ mod tests {
             (9_500..10_500).contains(&aborted) && (9_500..10_500).contains(&delayed),
             "{aborted} {delayed}"
         );
-        assert!((800..1_200).contains(&both), "not the same calls: {both}");
-        assert!((0..10_000).all(|seed| chosen(Share::ALL, seed, ABORT) && !chosen(share("0%"), seed, ABORT)));
+        assert!((800..1_200).contains(&both), "the shares are independent: {both}");
+        assert!(
+            (0..10_000)
+                .all(|seed| is_sampled(Share::ALL, seed, ABORT) && !is_sampled(share("0%"), seed, ABORT))
+        );
     }
 }

@@ -4,16 +4,19 @@ use std::sync::Arc;
 
 use fairmesh_model::{KeyRange, ShardKey, ShardMap, StoreId};
 
-use super::{HoldingNumbers, Holdings, Rows, SEGMENT_SHARDS, Segment, Shards, Unfit, Words};
+use super::{
+    HoldingInterner, Holdings, InvalidTable, SEGMENT_SHARDS, Segment, SegmentBuilder, SegmentMemory,
+    ShardTable,
+};
 
-pub(super) fn compile(map: &ShardMap) -> Result<Shards, Unfit> {
-    let mut numbers = HoldingNumbers::default();
+pub(super) fn compile(map: &ShardMap) -> Result<ShardTable, InvalidTable> {
+    let mut numbers = HoldingInterner::default();
     let mut segments = Vec::new();
     for (i, shards) in map.shards.chunks(SEGMENT_SHARDS).enumerate() {
-        let mut rows = Rows::default();
+        let mut rows = SegmentBuilder::default();
         for shard in shards {
             let copies = shard.replicas.iter();
-            let copies = copies.map(|copy| numbers.number(&copy.instance, &copy.role, copy.state));
+            let copies = copies.map(|copy| numbers.intern(&copy.instance, &copy.role, copy.state));
             rows.push(shard.id, shard.start, copies);
         }
         let last = match map.shards.get((i + 1) * SEGMENT_SHARDS) {
@@ -21,16 +24,16 @@ pub(super) fn compile(map: &ShardMap) -> Result<Shards, Unfit> {
             None => map.interval.last,
         };
         let range = KeyRange { first: shards[0].start, last };
-        segments.push(Segment::open(aligned(rows.encode(NOWHERE, range)))?);
+        segments.push(Segment::open(aligned(rows.encode(NO_STORE, range)))?);
     }
-    let holdings = Holdings::read(numbers.encode(NOWHERE).into())?;
-    Shards::new(map.version, map.interval, segments, holdings)
+    let holdings = Holdings::read(numbers.encode(NO_STORE).into())?;
+    ShardTable::new(map.version, map.interval, segments, holdings)
 }
 
-/// What stands for the store in tables that do not leave the process.
-const NOWHERE: StoreId = StoreId(0);
+/// The store id of tables that do not leave the process.
+const NO_STORE: StoreId = StoreId(0);
 
-/// Words that begin where a line of the cache does.
+/// SegmentMemory aligned to a cache line.
 struct Aligned {
     words: Vec<u64>,
     skip: usize,
@@ -42,7 +45,7 @@ impl AsRef<[u64]> for Aligned {
     }
 }
 
-fn aligned(words: Vec<u64>) -> Words {
+fn aligned(words: Vec<u64>) -> SegmentMemory {
     let mut shifted: Vec<u64> = Vec::with_capacity(words.len() + 7);
     let into_line = shifted.as_ptr().addr() % 64 / 8;
     let skip = if into_line == 0 { 0 } else { 8 - into_line };

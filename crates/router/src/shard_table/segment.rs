@@ -1,84 +1,86 @@
-//! A segment: the shards of an interval of keys as one array of words, which is read where it lies, be that memory of this
-//! process or a mapping that another one made. It holds no address, and every offset follows from three counts, so that
-//! there is little that a damaged one could say.
+//! A segment: the shards of an interval of keys as one array of words, read in place in memory of this process or in a
+//! mapping that another process made. It contains no address, and every offset follows from three counts, so that a
+//! damaged segment can do little harm.
 //!
-//! | lines of 64 bytes | what |
+//! | lines of 64 bytes | content |
 //! |---|---|
-//! | 2 | header: magic, format version and shift, checksum of all else, store id, first and last key, number of shards, lines of blocks, how far holders are numbered, shift of marks, one more than the copies of each shard or 0 |
+//! | 2 | header |
 //! | 5 a node | the tree over the blocks, by level from the root down |
 //! | 1 for 16 blocks | the line at which each block starts, counted from the first, unless all have as many |
 //! | … | blocks |
-//! | 2 a block | rests, where the scale cuts any off |
+//! | 2 a block | rests, if the scale cuts off bits |
 //!
-//! Words are in the byte order of the machine, which no segment leaves.
+//! The header contains: magic, format version and shift, checksum of all that follows, store id, first and last key, number
+//! of shards, lines of blocks, the bound of holder indices, shift of marks, and one more than the copies of each shard or 0.
+//! SegmentMemory are in the byte order of the machine; segments never leave it.
 
 use std::{fmt, hint::black_box, sync::Arc};
 
 use fairmesh_model::{KeyRange, ShardId, ShardKey, StoreId, arith::mix64};
 
 use super::{
-    Scale, Unfit,
-    block::{self, IDS, MOST_COPIES, NO_START, SHARDS, STARTS, Shape},
+    InvalidTable, KeyScale,
+    block::{self, BLOCK_SHARDS, IDS, MAX_COPIES, NO_START, STARTS, Shape},
     tree::{self, Level, Line},
 };
 
 const MAGIC: u64 = u64::from_le_bytes(*b"fairshrd");
 const VERSION: u64 = 2;
 /// Lines before the tree.
-const HEADER: usize = 2;
-/// Words before those that the checksum is of.
+const HEADER_LINES: usize = 2;
+/// SegmentMemory before the checksummed part.
 const CHECKED_FROM: usize = 3;
 
-/// Where the words of a segment lie.
-pub type Words = Arc<dyn AsRef<[u64]> + Send + Sync>;
+/// The memory of a segment.
+pub type SegmentMemory = Arc<dyn AsRef<[u64]> + Send + Sync>;
 
-/// The shards of an interval of keys, read where they lie. Cheap to clone.
+/// The shards of an interval of keys, read in place. Cheap to clone.
 #[derive(Clone)]
 pub struct Segment {
-    words: Words,
+    words: SegmentMemory,
     store: StoreId,
     range: KeyRange,
-    scale: Scale,
+    scale: KeyScale,
     len: u32,
-    /// Holders are numbered below this.
+    /// Indices of holders are below this.
     holders: u32,
     shape: Shape,
     levels: Box<[Level]>,
-    /// By how much words are shifted to be marks of the tree.
+    /// Right shift of words to marks of the tree.
     marks: u32,
-    /// The first line of each.
+    /// The first line of each part.
     offsets: u32,
     blocks: u32,
     rests: u32,
-    /// The first line that is not of it. Memory that is handed over may have more.
+    /// The line after the last. Shared memory may be larger.
     end: u32,
 }
 
-/// Where a key lies in a segment.
+/// The result of a lookup in a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct SegmentLocation {
     pub(super) id: ShardId,
     pub(super) place: u32,
-    /// The first line of its block's copies, and its own among those.
+    /// The first line of its block's copies, and the position of its copies among those.
     pub(super) line: u32,
     pub(super) from: u32,
     pub(super) copies: u32,
 }
 
-/// The rows of a segment to be: shards by ascending start, each with the numbers of its holders.
+/// Builds a segment: shards by ascending start, each with the indices of its holders.
 #[derive(Debug, Default)]
-pub struct Rows {
+pub struct SegmentBuilder {
     shards: Vec<(ShardId, ShardKey)>,
-    /// Where the copies of each shard end.
+    /// The end of each shard's copies in `copies`.
     ends: Vec<u32>,
     copies: Vec<u32>,
 }
 
-impl Rows {
-    /// Appends a shard. Of more than 4,095 copies the first are used.
+impl SegmentBuilder {
+    /// Appends a shard. Copies beyond the first 4,095 are ignored.
     pub fn push(&mut self, id: ShardId, start: ShardKey, copies: impl IntoIterator<Item = u32>) {
         self.shards.push((id, start));
-        self.copies.extend(copies.into_iter().take(MOST_COPIES));
+        self.copies.extend(copies.into_iter().take(MAX_COPIES));
         self.ends.push(self.copies.len() as u32);
     }
 
@@ -87,25 +89,25 @@ impl Rows {
         &self.copies[from..self.ends[i] as usize]
     }
 
-    /// How many copies every shard has; `None` where that differs.
-    fn each(&self) -> Option<u32> {
+    /// Copies of each shard; `None` if that differs.
+    fn uniform_copies(&self) -> Option<u32> {
         let first = self.copies(0).len();
         (1..self.shards.len()).all(|i| self.copies(i).len() == first).then_some(first as u32)
     }
 
-    /// The words of the segment that speaks for `range`, in which all shards start.
+    /// The words of the segment for `range`, which contains the starts of all shards.
     ///
     /// # Panics
-    /// When there is no shard.
+    /// If there is no shard.
     pub fn encode(&self, store: StoreId, range: KeyRange) -> Vec<u64> {
-        let scale = Scale::new(range.first, self.shards[self.shards.len() - 1].1);
+        let scale = KeyScale::new(range.first, self.shards[self.shards.len() - 1].1);
         let holders = self.copies.iter().max().map_or(0, |last| last.saturating_add(1));
-        let shape = Shape::new(self.each(), holders);
+        let shape = Shape::new(self.uniform_copies(), holders);
         let starts: Vec<(u64, u64)> = self.shards.iter().map(|(_, start)| scale.split(*start)).collect();
         let mark_shift = tree::shift(starts[starts.len() - 1].0);
         let (mut blocks, mut rests, mut offsets) = (Vec::new(), Vec::new(), Vec::new());
-        for first in (0..self.shards.len()).step_by(SHARDS) {
-            let block = first..(first + SHARDS).min(self.shards.len());
+        for first in (0..self.shards.len()).step_by(BLOCK_SHARDS) {
+            let block = first..(first + BLOCK_SHARDS).min(self.shards.len());
             offsets.push(blocks.len() as u32);
             shape
                 .write(block.clone().map(|i| (starts[i].0, self.shards[i].0.0, self.copies(i))), &mut blocks);
@@ -115,31 +117,32 @@ impl Rows {
                 rests.extend(lines);
             }
         }
-        let mut lines = vec![[0; 8]; HEADER];
+        let mut lines = vec![[0; 8]; HEADER_LINES];
         tree::write(
-            starts.iter().step_by(SHARDS).map(|start| tree::mark(start.0, mark_shift)).collect(),
+            starts.iter().step_by(BLOCK_SHARDS).map(|start| tree::mark(start.0, mark_shift)).collect(),
             &mut lines,
         );
-        if shape.each.is_none() {
+        if shape.uniform_copies.is_none() {
             lines.extend(offset_lines(&offsets));
         }
         let block_lines = blocks.len() as u64;
         lines.append(&mut blocks);
         lines.append(&mut rests);
-        let (store, first, last) = (halves(store.0), halves(range.first.0), halves(range.last.0));
+        let (store, first, last) =
+            (u128_to_words(store.0), u128_to_words(range.first.0), u128_to_words(range.last.0));
         let version = VERSION << 32 | u64::from(scale.shift);
         lines[0] = [MAGIC, version, 0, store[0], store[1], first[0], first[1], last[0]];
         let (len, holders) = (self.shards.len() as u64, u64::from(holders));
-        let each = shape.each.map_or(0, |each| u64::from(each) + 1);
-        lines[1] = [last[1], len, block_lines, holders, u64::from(mark_shift), each, 0, 0];
+        let uniform_copies = shape.uniform_copies.map_or(0, |uniform_copies| u64::from(uniform_copies) + 1);
+        lines[1] = [last[1], len, block_lines, holders, u64::from(mark_shift), uniform_copies, 0, 0];
         let mut words: Vec<u64> = lines.into_flattened();
-        seal(&mut words);
+        write_checksum(&mut words);
         words
     }
 }
 
 /// Writes the checksum.
-pub(super) fn seal(words: &mut [u64]) {
+pub(super) fn write_checksum(words: &mut [u64]) {
     words[CHECKED_FROM - 1] = checksum(words);
 }
 
@@ -155,16 +158,16 @@ fn offset_lines(offsets: &[u32]) -> impl Iterator<Item = Line> {
     })
 }
 
-fn halves(wide: u128) -> [u64; 2] {
+fn u128_to_words(wide: u128) -> [u64; 2] {
     [(wide >> 64) as u64, wide as u64]
 }
 
-fn whole(words: &[u64], at: usize) -> u128 {
+fn words_to_u128(words: &[u64], at: usize) -> u128 {
     u128::from(words[at]) << 64 | u128::from(words[at + 1])
 }
 
-/// Against damage, not against malice: whoever hands a segment over could write a right one of a wrong map. Four lanes, since
-/// one would wait for itself at each step.
+/// Detects damage, not malice: a writer of segments could write a valid segment of a wrong map. Four lanes, since a
+/// single one would stall on its own result at each step.
 fn checksum(segment: &[u64]) -> u64 {
     const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
     let words = &segment[CHECKED_FROM..];
@@ -180,45 +183,45 @@ fn checksum(segment: &[u64]) -> u64 {
 }
 
 impl Segment {
-    /// Reads a segment where it lies, once all of it has been checked: sizes, checksum, order of starts and of nodes, and
-    /// that every copy lies within its block.
+    /// Reads a segment in place after a full check: sizes, checksum, order of starts and nodes, and that every copy is
+    /// inside its block.
     ///
     /// # Errors
-    /// What is wrong with it.
-    pub fn read(words: Words) -> Result<Self, Unfit> {
+    /// The defect that was found.
+    pub fn read(words: SegmentMemory) -> Result<Self, InvalidTable> {
         let segment = Self::open(words)?;
         segment.check()?;
         Ok(segment)
     }
 
-    /// Reads the header, and checks that all that it speaks of is there.
-    pub(super) fn open(words: Words) -> Result<Self, Unfit> {
+    /// Reads the header, and checks that all parts that it describes exist.
+    pub(super) fn open(words: SegmentMemory) -> Result<Self, InvalidTable> {
         let all: &[u64] = (*words).as_ref();
-        let header = all.get(..HEADER * 8).ok_or(Unfit("it is cut short"))?;
+        let header = all.get(..HEADER_LINES * 8).ok_or(InvalidTable("it is truncated"))?;
         if header[0] != MAGIC || header[1] >> 32 != VERSION {
-            return Err(Unfit("it is of another format"));
+            return Err(InvalidTable("it has another format"));
         }
-        let (first, last) = (ShardKey(whole(header, 5)), ShardKey(whole(header, 7)));
-        let scale = Scale { origin: first.0, shift: header[1] as u32 };
-        let [len, block_lines, holders, marks, each] =
+        let (first, last) = (ShardKey(words_to_u128(header, 5)), ShardKey(words_to_u128(header, 7)));
+        let scale = KeyScale { origin: first.0, shift: header[1] as u32 };
+        let [len, block_lines, holders, marks, uniform_copies] =
             [9, 10, 11, 12, 13].map(|at| u32::try_from(header[at]).unwrap_or(u32::MAX));
-        let sensible = marks < u64::BITS && each as usize <= MOST_COPIES + 1 && holders < u32::MAX;
+        let sensible = marks < u64::BITS && uniform_copies as usize <= MAX_COPIES + 1 && holders < u32::MAX;
         if first > last || scale.shift > 64 || len == 0 || !sensible {
-            return Err(Unfit("its header makes no sense"));
+            return Err(InvalidTable("its header is inconsistent"));
         }
-        let shape = Shape::new(each.checked_sub(1), holders);
-        let count = (len as usize).div_ceil(SHARDS);
+        let shape = Shape::new(uniform_copies.checked_sub(1), holders);
+        let count = (len as usize).div_ceil(BLOCK_SHARDS);
         if shape.stride().is_some_and(|stride| stride * count != block_lines as usize) {
-            return Err(Unfit("its blocks are not as many lines as its header says"));
+            return Err(InvalidTable("its blocks do not have the number of lines that its header states"));
         }
-        let (levels, offsets) = tree::levels(count, HEADER as u64);
-        let blocks = offsets + if shape.each.is_some() { 0 } else { count.div_ceil(16) as u64 };
+        let (levels, offsets) = tree::levels(count, HEADER_LINES as u64);
+        let blocks = offsets + if shape.uniform_copies.is_some() { 0 } else { count.div_ceil(16) as u64 };
         let rests = blocks + u64::from(block_lines);
         let end = rests + if scale.has_rest() { (STARTS * count) as u64 } else { 0 };
         if end * 8 > all.len() as u64 || end > u64::from(u32::MAX) {
-            return Err(Unfit("its size is not what its header says"));
+            return Err(InvalidTable("its size differs from its header"));
         }
-        let (store, range) = (StoreId(whole(header, 3)), KeyRange { first, last });
+        let (store, range) = (StoreId(words_to_u128(header, 3)), KeyRange { first, last });
         let (offsets, blocks, rests, end) = (offsets as u32, blocks as u32, rests as u32, end as u32);
         let levels = levels.into();
         Ok(Self {
@@ -238,90 +241,92 @@ impl Segment {
         })
     }
 
-    fn check(&self) -> Result<(), Unfit> {
+    fn check(&self) -> Result<(), InvalidTable> {
         let words = self.lines().get(..self.end as usize).unwrap_or_default().as_flattened();
         if words.get(CHECKED_FROM - 1) != Some(&checksum(words)) {
-            return Err(Unfit("its checksum does not fit"));
+            return Err(InvalidTable("its checksum is wrong"));
         }
         let mut marks = Vec::new();
         let (mut before, mut line) = (None, self.blocks as usize);
         for number in 0..self.block_count() {
             if self.line_of(self.lines(), number) != Some(line) {
-                return Err(Unfit("a block is not where the one before it ends"));
+                return Err(InvalidTable("a block does not start at the end of the one before it"));
             }
-            let block = self.block(number).ok_or(Unfit("a block lies outside"))?;
+            let block = self.block(number).ok_or(InvalidTable("a block is out of bounds"))?;
             let mut copies = 0;
-            for place in 0..self.inside(number) {
+            for place in 0..self.shards_in_block(number) {
                 let start = block.start(place);
                 if before.is_some_and(|before| before >= start) {
-                    return Err(Unfit("its starts do not ascend"));
+                    return Err(InvalidTable("its starts do not ascend"));
                 }
                 before = Some(start);
                 if place == 0 {
                     marks.push(tree::mark(start.0, self.marks));
                 }
-                let span = self.shape.span(block.lines, place).ok_or(Unfit("a block lies outside"))?;
+                let span =
+                    self.shape.span(block.lines, place).ok_or(InvalidTable("a block is out of bounds"))?;
                 if span.from != copies {
-                    return Err(Unfit("copies are not where those before them end"));
+                    return Err(InvalidTable("copies do not start at the end of those before them"));
                 }
                 copies += span.len;
             }
-            self.check_copies(line + self.shape.head(), copies)?;
-            let lines = self.shape.head() + self.shape.lines_of(copies as usize);
+            self.check_copies(line + self.shape.header_lines(), copies)?;
+            let lines = self.shape.header_lines() + self.shape.lines_of(copies as usize);
             line += self.shape.stride().unwrap_or(lines);
         }
         if line != self.rests as usize {
-            return Err(Unfit("its blocks do not end where its header says"));
+            return Err(InvalidTable("its blocks do not end where its header states"));
         }
         let greatest = before.map_or(0, |(word, _)| word);
         let mut tree = Vec::new();
         tree::write(marks, &mut tree);
-        match self.lines().get(HEADER..self.offsets as usize) {
+        match self.lines().get(HEADER_LINES..self.offsets as usize) {
             Some(found) if *found == tree && self.marks == tree::shift(greatest) => Ok(()),
-            _ => Err(Unfit("its tree does not lead to its blocks")),
+            _ => Err(InvalidTable("its tree does not lead to its blocks")),
         }
     }
 
-    fn check_copies(&self, first: usize, count: u32) -> Result<(), Unfit> {
-        let lines = self.lines().get(first..self.rests as usize).ok_or(Unfit("copies lie outside"))?;
+    fn check_copies(&self, first: usize, count: u32) -> Result<(), InvalidTable> {
+        let lines =
+            self.lines().get(first..self.rests as usize).ok_or(InvalidTable("copies are out of bounds"))?;
         let known = |i: usize| self.shape.copy(lines, i).is_some_and(|copy| copy < self.holders);
-        if (0..count as usize).all(known) { Ok(()) } else { Err(Unfit("a copy has no holder")) }
+        if (0..count as usize).all(known) { Ok(()) } else { Err(InvalidTable("a copy has no holder")) }
     }
 
-    /// The keys that it speaks for.
+    /// The interval of keys that it covers.
     pub fn range(&self) -> KeyRange {
         self.range
     }
 
-    /// The store that the map is from.
+    /// The store of the map.
     pub fn store(&self) -> StoreId {
         self.store
     }
 
-    /// How many shards it has.
+    /// Number of shards.
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Never: a segment has at least one shard.
+    /// Always false: a segment has at least one shard.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// One more than the greatest number of a holder.
+    /// One more than the greatest index of a holder.
     pub fn holders(&self) -> u32 {
         self.holders
     }
 
-    /// Its shards by ascending start, each with the numbers of its holders.
+    /// Its shards by ascending start, each with the indices of its holders.
     pub fn shards(&self) -> impl Iterator<Item = (ShardId, ShardKey, impl Iterator<Item = u32>)> {
         let shards = move |number: usize| {
             self.block(number).into_iter().flat_map(move |block| {
-                (0..self.inside(number)).filter_map(move |place| {
+                (0..self.shards_in_block(number)).filter_map(move |place| {
                     let (word, rest) = block.start(place);
                     let span = self.shape.span(block.lines, place)?;
                     let copies = move |i| self.copy(block.copies, (span.from + i) as usize);
-                    let id = ShardId(block::half(&block.lines[IDS..], place)?);
+                    let id = ShardId(block::u32_at(&block.lines[IDS..], place)?);
                     Some((id, self.scale.join(word, rest), (0..span.len).filter_map(copies)))
                 })
             })
@@ -329,23 +334,23 @@ impl Segment {
         (0..self.block_count()).flat_map(shards)
     }
 
-    /// The first key of the shard at this place, where there is one.
+    /// The first key of the shard at this position, if it exists.
     pub(super) fn start(&self, place: u32) -> Option<ShardKey> {
         if place >= self.len {
             return None;
         }
-        let (word, rest) = self.block(place as usize / SHARDS)?.start(place as usize % SHARDS);
+        let (word, rest) = self.block(place as usize / BLOCK_SHARDS)?.start(place as usize % BLOCK_SHARDS);
         Some(self.scale.join(word, rest))
     }
 
-    /// Its size, in bytes.
+    /// Size in bytes.
     pub fn bytes(&self) -> usize {
         size_of_val((*self.words).as_ref())
     }
 
     /// The shard that holds a key of its range.
     #[inline]
-    pub(super) fn locate(&self, key: ShardKey) -> Option<Found> {
+    pub(super) fn locate(&self, key: ShardKey) -> Option<SegmentLocation> {
         let split = self.scale.split(key);
         let mut number = tree::find(&self.levels, self.lines(), tree::mark(split.0, self.marks))?;
         let mut block = self.block(number)?;
@@ -355,19 +360,19 @@ impl Segment {
             block = self.block(number)?;
             count = block.count(split);
         }
-        let place = count.min(self.inside(number)).saturating_sub(1);
+        let place = count.min(self.shards_in_block(number)).saturating_sub(1);
         let span = self.shape.span(block.lines, place)?;
-        Some(Found {
-            id: ShardId(block::half(&block.lines[IDS..], place)?),
-            place: (number * SHARDS + place) as u32,
+        Some(SegmentLocation {
+            id: ShardId(block::u32_at(&block.lines[IDS..], place)?),
+            place: (number * BLOCK_SHARDS + place) as u32,
             line: block.copies as u32,
             from: span.from,
             copies: span.len,
         })
     }
 
-    /// The last block before `number` that does not start after the key. Only keys that agree with the start of the next block in
-    /// all that the tree knows of come here.
+    /// The last block before `number` that does not start after the key. Called only for keys whose mark equals that
+    /// of the next block's start.
     #[cold]
     fn before(&self, number: usize, split: (u64, u64)) -> usize {
         let (mut first, mut after) = (0, number);
@@ -381,7 +386,7 @@ impl Segment {
         first
     }
 
-    /// The `i`-th copy of a shard that was found, as the number of its holder.
+    /// The `i`-th copy of a shard that was found, as the index of its holder.
     #[inline]
     pub(super) fn copy(&self, line: usize, i: usize) -> Option<u32> {
         self.shape.copy(self.lines().get(line..)?, i)
@@ -393,21 +398,21 @@ impl Segment {
     }
 
     fn block_count(&self) -> usize {
-        (self.len as usize).div_ceil(SHARDS)
+        (self.len as usize).div_ceil(BLOCK_SHARDS)
     }
 
-    /// How many shards a block has.
+    /// Number of shards in a block.
     #[inline]
-    fn inside(&self, number: usize) -> usize {
-        (self.len as usize - number * SHARDS).min(SHARDS)
+    fn shards_in_block(&self, number: usize) -> usize {
+        (self.len as usize - number * BLOCK_SHARDS).min(BLOCK_SHARDS)
     }
 
-    /// The line at which a block starts.
+    /// The first line of a block.
     #[inline]
     fn line_of(&self, lines: &[Line], number: usize) -> Option<usize> {
         let from = match self.shape.stride() {
             Some(stride) => number * stride,
-            None => block::half(lines.get(self.offsets as usize..)?, number)? as usize,
+            None => block::u32_at(lines.get(self.offsets as usize..)?, number)? as usize,
         };
         Some(self.blocks as usize + from)
     }
@@ -416,8 +421,8 @@ impl Segment {
     fn block(&self, number: usize) -> Option<Block<'_>> {
         let lines = self.lines();
         let line = self.line_of(lines, number)?;
-        let copies = line + self.shape.head();
-        (line + IDS..=copies).for_each(|line| touch(lines, line));
+        let copies = line + self.shape.header_lines();
+        (line + IDS..=copies).for_each(|line| prefetch(lines, line));
         let rests = match self.scale.has_rest() {
             true => Some(lines.get(self.rests as usize + number * STARTS..)?.first_chunk()?),
             false => None,
@@ -427,14 +432,14 @@ impl Segment {
     }
 }
 
-/// A block where it lies.
+/// A block, read in place.
 #[derive(Clone, Copy)]
 struct Block<'a> {
-    /// The lines before its copies, of which there are all that its shape has.
+    /// The lines before its copies, complete for its shape.
     lines: &'a [Line],
     starts: &'a [Line; STARTS],
     rests: Option<&'a [Line; STARTS]>,
-    /// The first line of its copies, counted from that of the segment.
+    /// The first line of its copies, relative to the segment.
     copies: usize,
 }
 
@@ -445,17 +450,17 @@ impl Block<'_> {
         (block::start(self.starts, place), self.rests.map_or(0, |rests| block::start(rests, place)))
     }
 
-    /// How many of its starts lie at or before the key.
+    /// How many of its starts are at or below the key.
     #[inline]
     fn count(&self, split: (u64, u64)) -> usize {
-        block::count(self.starts, self.rests, split)
+        block::count_up_to(self.starts, self.rests, split)
     }
 }
 
-/// Has a line fetched that will be wanted, while what says where in it is still on its way: a look-up then waits for memory
-/// once and not twice. By a plain read: the instruction for it would need `unsafe` here.
+/// Prefetches a line while the position in it is still being computed: a lookup then waits for memory once instead of
+/// twice. A plain read, since the prefetch instruction would need `unsafe` here.
 #[inline]
-fn touch(lines: &[Line], at: usize) {
+fn prefetch(lines: &[Line], at: usize) {
     if let Some(line) = lines.get(at) {
         black_box(line[0]);
     }

@@ -7,7 +7,7 @@ fn map(interval: KeyRange, starts: impl IntoIterator<Item = u128>) -> ShardMap {
     map_of(interval, starts, |i| i % 5, 50)
 }
 
-/// A map whose shard `i` has so many copies, at so many servers.
+/// A map whose shard `i` has `copies(i)` copies, spread over `servers` servers.
 fn map_of(
     interval: KeyRange,
     starts: impl IntoIterator<Item = u128>,
@@ -28,7 +28,7 @@ fn map_of(
     ShardMap { version: 3, interval, shards: shards.collect() }
 }
 
-fn agrees(map: &ShardMap, shards: &Shards, key: u128) {
+fn agrees(map: &ShardMap, shards: &ShardTable, key: u128) {
     let key = ShardKey(key);
     let expected = map.position(key);
     let located = shards.locate(key);
@@ -50,7 +50,7 @@ fn agrees(map: &ShardMap, shards: &Shards, key: u128) {
 
 fn agrees_around(map: &ShardMap) {
     map.validate().unwrap();
-    let shards = Shards::compile(map);
+    let shards = ShardTable::compile(map);
     for shard in &map.shards {
         for key in [shard.start.0.wrapping_sub(1), shard.start.0, shard.start.0.wrapping_add(1)] {
             agrees(map, &shards, key);
@@ -64,7 +64,7 @@ fn agrees_around(map: &ShardMap) {
 #[test]
 fn the_papers_example_finds_key_618_in_shard_5() {
     let map = map(KeyRange::ALL, [0, 100, 200, 300, 400, 500, 900]);
-    assert_eq!(Shards::compile(&map).locate(ShardKey(618)).unwrap().position, 5);
+    assert_eq!(ShardTable::compile(&map).locate(ShardKey(618)).unwrap().position, 5);
     agrees_around(&map);
 }
 
@@ -88,7 +88,7 @@ fn as_many_copies_of_each_shard_and_numbers_of_holders_of_any_width_work() {
 }
 
 #[test]
-fn starts_that_differ_only_in_their_last_bits_are_told_apart() {
+fn starts_that_differ_only_in_their_last_bits_are_distinguished() {
     let clusters = (0..40_u128).flat_map(|high| (0..50).map(move |low| (high << 121) + low));
     agrees_around(&map(KeyRange::ALL, clusters));
     let top = (0..2000).map(|i| u128::MAX - 2000 + i);
@@ -104,13 +104,13 @@ fn look_ups_take_at_most_25_bytes_a_shard_with_two_copies() {
     starts.sort_unstable();
     starts.dedup();
     let map = map_of(KeyRange::ALL, starts, |_| 2, 3000);
-    let bytes = Shards::compile(&map).bytes();
+    let bytes = ShardTable::compile(&map).bytes();
     assert!(bytes < map.shards.len() * 25, "{} bytes", bytes);
 }
 
 proptest! {
     #[test]
-    fn any_map_is_read_as_it_was_written(
+    fn any_map_survives_encoding(
         first: u128, width in 1_u32..=128, mut offsets in prop::collection::vec(any::<u128>(), 0..300), seed: u64,
     ) {
         let span = if width == 128 { u128::MAX } else { (1 << width) - 1 };
@@ -122,7 +122,7 @@ proptest! {
         let interval = KeyRange { first: ShardKey(first), last: ShardKey(first + span) };
         let map = map(interval, offsets.into_iter().map(|offset| first + offset));
         agrees_around(&map);
-        let shards = Shards::compile(&map);
+        let shards = ShardTable::compile(&map);
         let mut random = Generator::new(seed);
         for _ in 0..100 {
             let key = u128::from(random.next()) << 64 | u128::from(random.next());
@@ -134,9 +134,9 @@ proptest! {
 
 const STORE: StoreId = StoreId(7);
 
-/// The words of a segment, of `n` shards with and without rests, and with as many copies each or not.
+/// The words of a segment of `n` shards, with or without rests, and with equal or different numbers of copies.
 fn segment(n: u128, wide: bool, even: bool) -> Vec<u64> {
-    let mut rows = Rows::default();
+    let mut rows = SegmentBuilder::default();
     for i in 0..n {
         let start = if wide { i << 100 | i } else { i * 1000 };
         let copies = if even { 3 } else { i as u32 % 40 };
@@ -145,57 +145,56 @@ fn segment(n: u128, wide: bool, even: bool) -> Vec<u64> {
     rows.encode(STORE, KeyRange::ALL)
 }
 
-fn read(words: &[u64]) -> Result<Segment, Unfit> {
+fn read(words: &[u64]) -> Result<Segment, InvalidTable> {
     Segment::read(std::sync::Arc::new(words.to_vec()))
 }
 
 fn holdings(n: usize) -> Holdings {
-    let mut numbers = HoldingNumbers::default();
+    let mut numbers = HoldingInterner::default();
     for i in 0..n {
         let instance = InstanceId::new(format!("i{i}")).unwrap();
-        numbers.number(&instance, &Role::new("primary").unwrap(), ReplicaState::Serving);
+        numbers.intern(&instance, &Role::new("primary").unwrap(), ReplicaState::Serving);
     }
     Holdings::read(numbers.encode(STORE).into()).unwrap()
 }
 
 #[test]
-fn a_segment_is_read_where_it_lies_and_goes_with_its_own_list_only() {
+fn a_segment_is_read_in_place_and_only_with_its_own_list() {
     let sizes = [(1, false), (1000, false), (5000, true)];
     for words in sizes.into_iter().flat_map(|(n, wide)| [true, false].map(|even| segment(n, wide, even))) {
-        let segment =
-            read(&[&words[..], &[0; 99]].concat()).expect("memory may be larger than what is in it");
+        let segment = read(&[&words[..], &[0; 99]].concat()).expect("memory may be larger than the segment");
         assert_eq!((segment.store(), segment.range()), (STORE, KeyRange::ALL));
-        let map = |holdings| Shards::new(1, KeyRange::ALL, vec![segment.clone()], holdings);
-        assert!(segment.holders() < 3 || map(holdings(2)).is_err(), "three hold copies");
+        let map = |holdings| ShardTable::new(1, KeyRange::ALL, vec![segment.clone()], holdings);
+        assert!(segment.holders() < 3 || map(holdings(2)).is_err(), "there are three holders");
         assert_eq!(map(holdings(3)).unwrap().len(), segment.len());
-        let mut again = Rows::default();
+        let mut again = SegmentBuilder::default();
         segment.shards().for_each(|(id, start, copies)| again.push(id, start, copies));
-        assert!(again.encode(STORE, KeyRange::ALL) == words, "what is read is not what was written");
+        assert!(again.encode(STORE, KeyRange::ALL) == words, "the words read differ from those written");
     }
     let half = KeyRange { first: ShardKey(0), last: ShardKey(9) };
-    let mut rows = Rows::default();
+    let mut rows = SegmentBuilder::default();
     rows.push(ShardId(1), ShardKey(0), []);
     let lower = read(&rows.encode(STORE, half)).unwrap();
     for segments in [vec![], vec![lower.clone()], vec![lower.clone(), lower]] {
-        assert!(Shards::new(1, KeyRange::ALL, segments, holdings(1)).is_err());
+        assert!(ShardTable::new(1, KeyRange::ALL, segments, holdings(1)).is_err());
     }
 }
 
 #[test]
-fn every_cut_and_every_changed_word_is_refused() {
+fn every_truncation_and_changed_word_is_rejected() {
     for words in [segment(600, true, true), segment(600, true, false)] {
         assert!(read(&words).is_ok());
-        no_cut_or_change_is_read(&words);
+        rejects_truncation_and_change(&words);
     }
-    let mut numbers = HoldingNumbers::default();
-    numbers.number(&InstanceId::new("a").unwrap(), &Role::new("primary").unwrap(), ReplicaState::Serving);
+    let mut numbers = HoldingInterner::default();
+    numbers.intern(&InstanceId::new("a").unwrap(), &Role::new("primary").unwrap(), ReplicaState::Serving);
     let list = numbers.encode(STORE);
     for at in 0..list.len() {
         assert!(Holdings::read(list[..at].to_vec().into()).is_err(), "cut at {at}");
     }
 }
 
-fn no_cut_or_change_is_read(words: &[u64]) {
+fn rejects_truncation_and_change(words: &[u64]) {
     for at in 0..words.len() {
         assert!(read(&words[..at]).is_err(), "cut at {at}");
         let mut changed = words.to_vec();
@@ -205,9 +204,10 @@ fn no_cut_or_change_is_read(words: &[u64]) {
 }
 
 proptest! {
-    /// Whoever writes a segment can make its checksum fit: what is read then must still lie inside, whatever the key.
+    /// A writer of segments can forge the checksum: any segment that is accepted must be read without an access out of
+    /// bounds, for every key.
     #[test]
-    fn a_hostile_segment_is_refused_or_read_without_a_step_outside(
+    fn a_hostile_segment_is_rejected_or_read_within_bounds(
         n in 1_u128..700, wide: bool, even: bool, changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u64>()), 1..4),
         keys in prop::collection::vec(any::<u128>(), 1..20),
     ) {
@@ -216,9 +216,9 @@ proptest! {
             let at = at.index(words.len());
             words[at] = value;
         }
-        segment::seal(&mut words);
+        segment::write_checksum(&mut words);
         if let Ok(segment) = read(&words)
-            && let Ok(shards) = Shards::new(1, segment.range(), vec![segment], holdings(3))
+            && let Ok(shards) = ShardTable::new(1, segment.range(), vec![segment], holdings(3))
         {
             for key in keys {
                 if let Some(located) = shards.locate(ShardKey(key)) {
@@ -229,20 +229,20 @@ proptest! {
     }
 
     #[test]
-    fn a_hostile_list_of_holders_is_refused_or_read_without_a_step_outside(
+    fn a_hostile_list_of_holders_is_rejected_or_read_within_bounds(
         n in 1_usize..20, changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
     ) {
-        let mut numbers = HoldingNumbers::default();
+        let mut numbers = HoldingInterner::default();
         for i in 0..n {
             let instance = InstanceId::new(format!("i{i}")).unwrap();
-            numbers.number(&instance, &Role::new("primary").unwrap(), ReplicaState::Stopping);
+            numbers.intern(&instance, &Role::new("primary").unwrap(), ReplicaState::Stopping);
         }
         let mut list = numbers.encode(STORE);
         for (at, value) in changes {
             let at = at.index(list.len());
             list[at] = value;
         }
-        holdings::seal(&mut list);
+        holdings::write_checksum(&mut list);
         if let Ok(holdings) = Holdings::read(list.into()) {
             prop_assert_eq!(holdings.iter().count(), holdings.len());
         }

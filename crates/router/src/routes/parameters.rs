@@ -1,19 +1,21 @@
-//! Texts of a request as they read: parameters of a query, cookies.
+//! Parameters of queries, cookies, and conditions on their texts.
 
 use fairmesh_model::TextMatch;
 
-/// Whether a text, where there is one, is what is wanted.
-pub(super) fn text_satisfies(text: Option<impl Iterator<Item = u8>>, wanted: &TextMatch) -> bool {
-    match (wanted, text) {
+/// Whether a text satisfies a condition; `None` if the request has no such text.
+pub(super) fn text_satisfies(text: Option<impl Iterator<Item = u8>>, condition: &TextMatch) -> bool {
+    match (condition, text) {
         (TextMatch::Absent, text) => text.is_none(),
         (_, None) => false,
         (TextMatch::Present, Some(_)) => true,
-        (TextMatch::Exact(wanted), Some(text)) => text.eq(wanted.bytes()),
-        (TextMatch::Prefix(wanted), Some(mut text)) => wanted.bytes().all(|byte| text.next() == Some(byte)),
+        (TextMatch::Exact(condition), Some(text)) => text.eq(condition.bytes()),
+        (TextMatch::Prefix(condition), Some(mut text)) => {
+            condition.bytes().all(|byte| text.next() == Some(byte))
+        }
     }
 }
 
-/// The value of the first parameter of this name, as it stands in the query.
+/// The value of the first parameter of this name, still percent-encoded.
 pub(crate) fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
     query.split('&').find_map(|pair| {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -21,7 +23,7 @@ pub(crate) fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
     })
 }
 
-/// What a part of a query stands for (WHATWG URL, 5.1): `+` is a blank and `%41` a byte. A `%` without two digits is itself.
+/// Decodes a part of a query (WHATWG URL, 5.1): `+` is a space and `%41` a byte. A `%` without two digits is literal.
 pub(crate) fn decoded(text: &str) -> impl Iterator<Item = u8> {
     let mut rest = text.as_bytes();
     std::iter::from_fn(move || {
@@ -55,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parameters_are_found_as_they_read() {
+    fn parameters_are_found_decoded() {
         let read =
             |query, name| parameter(query, name).map(|v| String::from_utf8(decoded(v).collect()).unwrap());
         assert_eq!(read("a=1&b=2&b=3", "b").as_deref(), Some("2"), "the first counts");

@@ -1,12 +1,12 @@
-//! Who holds copies: each combination of endpoint, role and state once, by number.
+//! The holders of copies: each combination of endpoint, role and state once, by index.
 //!
-//! | bytes | what |
+//! | bytes | content |
 //! |---|---|
 //! | 8 | `fairhold` |
-//! | 4, 4 | format version; how many there are |
+//! | 4, 4 | format version; number of entries |
 //! | 16 | store id |
-//! | 8 | XXH3 of all that follows |
-//! | 12 each | where its names begin (4), length of the instance (2) and of the role (2), state (4) |
+//! | 8 | XXH3 of the following bytes |
+//! | 12 each | offset of the names (4), length of the instance (2) and of the role (2), state (4) |
 //! | rest | the names |
 //!
 //! Numbers are little endian.
@@ -17,25 +17,25 @@ use bytes::{BufMut, Bytes};
 use fairmesh_model::{InstanceId, ReplicaState, Role, StoreId};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::Unfit;
+use super::InvalidTable;
 
 const MAGIC: &[u8; 8] = b"fairhold";
 const VERSION: u32 = 1;
 const HEADER: usize = 40;
 const ENTRY: usize = 12;
 
-/// Who holds a copy, for what and how.
+/// A holder of copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holding<'a> {
     /// The endpoint.
     pub instance: &'a str,
-    /// What the copy is for.
+    /// The role of the copy.
     pub role: &'a str,
-    /// Whether calls go to it.
+    /// The state of the copy; only some states receive calls.
     pub state: ReplicaState,
 }
 
-/// Every combination of endpoint, role and state that holds a copy, read where it lies.
+/// Every combination of endpoint, role and state that holds a copy, read in place.
 #[derive(Clone, Debug)]
 pub struct Holdings {
     bytes: Bytes,
@@ -43,30 +43,30 @@ pub struct Holdings {
     len: u32,
 }
 
-/// Numbers combinations as they are met. Numbers stay, so that a table that was made earlier goes with a list that has
-/// grown since.
+/// Assigns indices to combinations in the order of first use. Indices are never reassigned, so that an older table is
+/// valid with a list that has grown since.
 #[derive(Clone, Debug, Default)]
-pub struct HoldingNumbers {
+pub struct HoldingInterner {
     known: HashMap<InstanceId, Vec<(Role, ReplicaState, u32)>>,
-    /// In the order of numbers.
+    /// By index.
     all: Vec<(InstanceId, Role, ReplicaState)>,
 }
 
-impl HoldingNumbers {
-    /// The number of a combination, which it gets now if it has none.
-    pub fn number(&mut self, instance: &InstanceId, role: &Role, state: ReplicaState) -> u32 {
+impl HoldingInterner {
+    /// The index of a combination, assigned now if it has none.
+    pub fn intern(&mut self, instance: &InstanceId, role: &Role, state: ReplicaState) -> u32 {
         let mut known = self.known.get(instance).into_iter().flatten();
         if let Some((_, _, number)) = known.find(|(r, s, _)| r == role && *s == state) {
             return *number;
         }
-        // As many as there are copies at most, which are counted in 32 bits.
+        // At most the number of copies, which fits into 32 bits.
         let number = self.all.len() as u32;
         self.known.entry(instance.clone()).or_default().push((role.clone(), state, number));
         self.all.push((instance.clone(), role.clone(), state));
         number
     }
 
-    /// How many there are.
+    /// Number of combinations.
     pub fn len(&self) -> usize {
         self.all.len()
     }
@@ -76,14 +76,14 @@ impl HoldingNumbers {
         self.all.is_empty()
     }
 
-    /// The list as readers take it.
+    /// The encoded list.
     pub fn encode(&self, store: StoreId) -> Vec<u8> {
         let mut body = Vec::with_capacity(self.all.len() * ENTRY);
         let mut names = Vec::new();
         for (instance, role, state) in &self.all {
             let (instance, role) = (instance.as_str().as_bytes(), role.as_str().as_bytes());
             body.put_u32_le(names.len() as u32);
-            // Names are short, as the model checks.
+            // The model bounds the length of names.
             body.put_u16_le(instance.len() as u16);
             body.put_u16_le(role.len() as u16);
             body.put_u32_le(match state {
@@ -95,7 +95,7 @@ impl HoldingNumbers {
             names.extend_from_slice(role);
         }
         body.append(&mut names);
-        // Memory that is handed over has whole words.
+        // Shared memory has whole words.
         body.resize(body.len().next_multiple_of(8), 0);
         let mut all = Vec::with_capacity(HEADER + body.len());
         all.put_slice(MAGIC);
@@ -104,40 +104,40 @@ impl HoldingNumbers {
         all.put_u128_le(store.0);
         all.put_u64_le(0);
         all.append(&mut body);
-        seal(&mut all);
+        write_checksum(&mut all);
         all
     }
 }
 
 impl Holdings {
-    /// Reads a list where it lies, once it has been checked from end to end.
+    /// Reads a list in place after a full check.
     ///
     /// # Errors
-    /// What is wrong with it.
-    pub fn read(bytes: Bytes) -> Result<Self, Unfit> {
-        let header = bytes.get(..HEADER).ok_or(Unfit("the list of holders is cut short"))?;
+    /// The defect that was found.
+    pub fn read(bytes: Bytes) -> Result<Self, InvalidTable> {
+        let header = bytes.get(..HEADER).ok_or(InvalidTable("the list of holders is truncated"))?;
         if &header[..8] != MAGIC || u32_at(header, 8) != Some(VERSION) {
-            return Err(Unfit("the list of holders is of another format"));
+            return Err(InvalidTable("the list of holders has another format"));
         }
         let len = u32_at(header, 12).unwrap_or_default();
         let store = header[16..32].first_chunk().map_or(0, |id| u128::from_le_bytes(*id));
         let checksum = header[32..].first_chunk().map(|sum| u64::from_le_bytes(*sum));
         if checksum != Some(xxh3_64(&bytes[HEADER..])) {
-            return Err(Unfit("the checksum of the list of holders does not fit"));
+            return Err(InvalidTable("the checksum of the list of holders is wrong"));
         }
         let holdings = Self { bytes, store: StoreId(store), len };
         if (0..len).any(|number| holdings.get(number).is_none()) {
-            return Err(Unfit("a holder is not named"));
+            return Err(InvalidTable("a holder has no valid name"));
         }
         Ok(holdings)
     }
 
-    /// The store that the map is from.
+    /// The store of the map.
     pub fn store(&self) -> StoreId {
         self.store
     }
 
-    /// How many there are.
+    /// Number of combinations.
     pub fn len(&self) -> usize {
         self.len as usize
     }
@@ -147,7 +147,7 @@ impl Holdings {
         self.len == 0
     }
 
-    /// The combination of this number.
+    /// The combination with this index.
     pub fn get(&self, number: u32) -> Option<Holding<'_>> {
         if number >= self.len {
             return None;
@@ -167,14 +167,14 @@ impl Holdings {
         Some(Holding { instance: name(from..middle)?, role: name(middle..end)?, state })
     }
 
-    /// All of them, by number.
+    /// All combinations, by index.
     pub fn iter(&self) -> impl Iterator<Item = Holding<'_>> {
         (0..self.len).filter_map(|number| self.get(number))
     }
 }
 
 /// Writes the checksum.
-pub(super) fn seal(list: &mut [u8]) {
+pub(super) fn write_checksum(list: &mut [u8]) {
     let (header, body) = list.split_at_mut(HEADER);
     header[HEADER - 8..].copy_from_slice(&xxh3_64(body).to_le_bytes());
 }

@@ -5,32 +5,32 @@ use crate::{
     routes::{cookie, decoded, parameter},
 };
 
-/// The key that a request carries where the policy says: a number is the key itself, any other text is hashed, so that a
-/// session stays with its endpoint. An empty text is none.
+/// The key of a request, from the place that the policy names: a number is the key itself, any other text is hashed,
+/// so that a session stays with its endpoint. An empty text is no key.
 pub(crate) fn read<H: Headers + ?Sized>(
     source: &KeySource,
     request: &RequestView<'_, H>,
 ) -> Option<ShardKey> {
     match source {
-        KeySource::Header(name) => request.headers.get(name).and_then(of_bytes),
+        KeySource::Header(name) => request.headers.get(name).and_then(key_from_text),
         KeySource::Cookie(name) => {
             let mut found = None;
-            // HTTP/2 may send each cookie in a header of its own (RFC 9113 8.2.3).
+            // HTTP/2 clients may split cookies over several header fields (RFC 9113 8.2.3).
             request.headers.any("cookie", &mut |header| {
                 let header = str::from_utf8(header).unwrap_or_default();
-                found = cookie(header, name).and_then(|value| of_bytes(value.as_bytes()));
+                found = cookie(header, name).and_then(|value| key_from_text(value.as_bytes()));
                 found.is_some()
             });
             found
         }
         KeySource::Query(name) => {
             let (_, query) = request.path.split_once('?')?;
-            of_bytes(&decoded(parameter(query, name)?).collect::<Vec<u8>>())
+            key_from_text(&decoded(parameter(query, name)?).collect::<Vec<u8>>())
         }
     }
 }
 
-fn of_bytes(text: &[u8]) -> Option<ShardKey> {
+fn key_from_text(text: &[u8]) -> Option<ShardKey> {
     let text = str::from_utf8(text).ok().filter(|text| !text.is_empty())?;
     Some(text.parse().unwrap_or_else(|_| ShardKey(hash_text(text).into())))
 }

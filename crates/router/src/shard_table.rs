@@ -8,73 +8,76 @@ mod holdings;
 mod segment;
 mod tree;
 
-pub use holdings::{Holding, HoldingNumbers, Holdings};
-pub use segment::{Rows, Segment, Words};
+pub use holdings::{Holding, HoldingInterner, Holdings};
+pub use segment::{Segment, SegmentBuilder, SegmentMemory};
 
-/// How many shards a segment is made of. A change of one shard makes its segment anew; smaller ones would make a list of them
-/// that does not stay in the nearest cache. So many with two copies each and keys of 128 bits fill one large page of two megabytes.
+/// ShardTable of a segment. A change of one shard rebuilds its segment; smaller segments would make a list that does not
+/// fit into the L1 cache. With two copies of each shard and keys of 128 bits, a segment fills one large page of two
+/// megabytes.
 pub const SEGMENT_SHARDS: usize = 86_016;
 
-/// A shard map compiled for look-ups. Independent of endpoints and caller, so compile it once a version and share it.
+/// A shard map compiled for lookups. It depends on neither endpoints nor caller: it is compiled once per version and
+/// shared.
 ///
-/// Sixteen consecutive shards make a block: their starts, ids and copies side by side, so that a look-up in millions of
-/// shards misses the cache in one place; a small tree above finds the block. A binary search over one array of starts
-/// was rejected: it misses at each of its last eight steps. Blocks and trees lie in [segments](Segment), which are flat, so
-/// that one process can make them and others read them where they lie; a new version shares those that did not change.
-pub struct Shards {
+/// Sixteen consecutive shards make a block: their starts, ids and copies are adjacent, so that a lookup among millions
+/// of shards misses the cache in one place; a small tree finds the block. A binary search over one array of starts was
+/// rejected: it misses at each of its last eight steps. Blocks and trees are stored in [segments](Segment), which
+/// contain no pointers, so that one process can write them and others read them in shared memory; a new version shares
+/// the segments that did not change.
+pub struct ShardTable {
     version: u64,
     interval: KeyRange,
     len: u32,
-    /// Where each segment starts, and how many shards lie before it.
+    /// The first key of each segment, and the number of shards before it.
     firsts: Box<[u128]>,
     before: Box<[u32]>,
     segments: Box<[Segment]>,
     holdings: Holdings,
 }
 
-/// Why a table that was handed over cannot be used.
+/// Why a shard table cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a shard table is damaged or another release's: {0}")]
-pub struct Unfit(&'static str);
+#[error("the shard table is damaged or of another release: {0}")]
+pub struct InvalidTable(&'static str);
 
-/// Where a key lies.
+/// The result of a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Located {
+pub struct ShardLocation {
     /// The shard.
     pub shard: ShardId,
-    /// Where it stands in the map.
+    /// Its position in the map.
     pub position: u32,
     segment: u32,
-    /// The first line of its block's copies, and its own among those.
+    /// The first line of its block's copies, and the position of its copies among those.
     line: u32,
     from: u32,
     len: u32,
 }
 
-impl Located {
-    /// How many copies the shard has.
+impl ShardLocation {
+    /// Number of copies of the shard.
     #[inline]
     pub fn copies(&self) -> usize {
         self.len as usize
     }
 }
 
-/// How keys of 128 bits become words of 64 that keep their order: relative to the first key, cut to the bits that the
-/// starts use. What is cut off is kept as the rest and compared only where words are equal.
+/// Order-preserving map of keys of 128 bits to words of 64: relative to the first key, without the low bits that the
+/// starts do not need. The cut bits are the rest, which is compared only if words are equal.
 #[derive(Clone, Copy, Debug)]
-struct Scale {
+struct KeyScale {
     origin: u128,
     shift: u32,
 }
 
-impl Scale {
-    /// By the last start, not by the interval: the interval is often "everything" where keys are small.
+impl KeyScale {
+    /// Scaled by the last start, not by the interval: the interval is often the whole key space where keys are small.
     fn new(origin: ShardKey, last: ShardKey) -> Self {
         let bits = 128 - (last.0 - origin.0).leading_zeros();
         Self { origin: origin.0, shift: bits.saturating_sub(64) }
     }
 
-    /// The word and rest of a key; a key above every start that fits counts as the greatest.
+    /// The word and the rest of a key; a key above every start that fits is mapped to the greatest.
     #[inline]
     fn split(self, key: ShardKey) -> (u64, u64) {
         let relative = key.0.wrapping_sub(self.origin);
@@ -86,7 +89,7 @@ impl Scale {
         }
     }
 
-    /// The key that was split.
+    /// The inverse of [`split`](Self::split).
     fn join(self, word: u64, rest: u64) -> ShardKey {
         ShardKey(self.origin.wrapping_add(u128::from(word) << self.shift | u128::from(rest)))
     }
@@ -96,40 +99,40 @@ impl Scale {
     }
 }
 
-impl Shards {
-    /// Compiles a valid map in the memory of this process. Of more than 4,095 copies of one shard, the first are used.
+impl ShardTable {
+    /// Compiles a valid map in the memory of this process. Copies of a shard beyond the first 4,095 are ignored.
     ///
     /// # Panics
-    /// When the map is not valid.
+    /// If the map is not valid.
     pub fn compile(map: &ShardMap) -> Self {
-        build::compile(map).unwrap_or_else(|unfit| unreachable!("of a valid map: {unfit}"))
+        build::compile(map).unwrap_or_else(|invalid| unreachable!("of a valid map: {invalid}"))
     }
 
-    /// The map that segments make together.
+    /// Assembles a map from segments.
     ///
     /// # Errors
-    /// When they leave keys of the interval out, overlap, come from several stores, or name holders that are not listed.
+    /// If segments have gaps or overlap, come from different stores, or refer to holders that are not listed.
     pub fn new(
         version: u64,
         interval: KeyRange,
         segments: Vec<Segment>,
         holdings: Holdings,
-    ) -> Result<Self, Unfit> {
+    ) -> Result<Self, InvalidTable> {
         let (mut next, mut len) = (Some(interval.first.0), 0_u32);
         let mut before = Vec::with_capacity(segments.len());
         for segment in &segments {
             if Some(segment.range().first.0) != next {
-                return Err(Unfit("segments do not follow one another"));
+                return Err(InvalidTable("segments do not follow one another"));
             }
             if segment.holders() as usize > holdings.len() || segment.store() != holdings.store() {
-                return Err(Unfit("a segment does not go with the list of holders"));
+                return Err(InvalidTable("a segment and the list of holders do not match"));
             }
             next = segment.range().last.0.checked_add(1);
             before.push(len);
-            len = len.checked_add(segment.len() as u32).ok_or(Unfit("there are too many shards"))?;
+            len = len.checked_add(segment.len() as u32).ok_or(InvalidTable("there are too many shards"))?;
         }
         if segments.is_empty() || next != interval.last.0.checked_add(1) {
-            return Err(Unfit("segments do not end where the map does"));
+            return Err(InvalidTable("segments do not end where the map does"));
         }
         let firsts = segments.iter().map(|segment| segment.range().first.0).collect();
         let (before, segments) = (before.into(), segments.into());
@@ -141,30 +144,30 @@ impl Shards {
         self.version
     }
 
-    /// The keys that the map speaks for.
+    /// The interval of keys that the map covers.
     pub fn interval(&self) -> KeyRange {
         self.interval
     }
 
-    /// How many shards there are.
+    /// Number of shards.
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Whether there is none, which no valid map is.
+    /// Always false for a valid map.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// The shard that holds `key`, or `None` outside the interval.
     #[inline]
-    pub fn locate(&self, key: ShardKey) -> Option<Located> {
+    pub fn locate(&self, key: ShardKey) -> Option<ShardLocation> {
         if !self.interval.contains(key) {
             return None;
         }
         let number = self.firsts.partition_point(|first| *first <= key.0).checked_sub(1)?;
         let found = self.segments.get(number)?.locate(key)?;
-        Some(Located {
+        Some(ShardLocation {
             shard: found.id,
             position: self.before.get(number)? + found.place,
             segment: number as u32,
@@ -174,8 +177,8 @@ impl Shards {
         })
     }
 
-    /// The keys of a shard that [`locate`](Self::locate) of this very map found.
-    pub fn range(&self, located: &Located) -> KeyRange {
+    /// The keys of a shard that [`locate`](Self::locate) of this map returned.
+    pub fn range(&self, located: &ShardLocation) -> KeyRange {
         let number = located.segment as usize;
         let (segment, place) = (&self.segments[number], located.position - self.before[number]);
         let first = segment.start(place).unwrap_or(segment.range().first);
@@ -183,13 +186,13 @@ impl Shards {
         KeyRange { first, last }
     }
 
-    /// The `i`-th copy of a shard that [`locate`](Self::locate) of this very map found, below its number of
-    /// [copies](Located::copies), as the number of one of the [`holdings`](Self::holdings).
+    /// The `i`-th copy of a shard that [`locate`](Self::locate) of this map returned, as an index into
+    /// [`holdings`](Self::holdings); `i` is below its number of [copies](ShardLocation::copies).
     #[inline]
-    pub fn copy(&self, located: &Located, i: usize) -> u32 {
+    pub fn copy(&self, located: &ShardLocation, i: usize) -> u32 {
         let copy =
             self.segments[located.segment as usize].copy(located.line as usize, located.from as usize + i);
-        // There is one, as was checked when the segment was read.
+        // It exists, as was checked when the segment was read.
         copy.unwrap_or_default()
     }
 
@@ -198,15 +201,15 @@ impl Shards {
         &self.holdings
     }
 
-    /// The memory that look-ups use, in bytes, without that of names.
+    /// Size of the tables that lookups read, in bytes, without names.
     pub fn bytes(&self) -> usize {
         self.segments.iter().map(Segment::bytes).sum()
     }
 }
 
-impl fmt::Debug for Shards {
+impl fmt::Debug for ShardTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shards")
+        f.debug_struct("ShardTable")
             .field("version", &self.version)
             .field("interval", &self.interval)
             .field("len", &self.len)

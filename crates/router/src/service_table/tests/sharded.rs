@@ -37,9 +37,9 @@ pub(super) fn any_map(endpoints: &[Endpoint], random: &mut Generator) -> ShardMa
 }
 
 /// The paper's map: shard 5 holds [500, 900); copies are `(shard, instance, role, state)`.
-fn world(endpoints: &[(&str, &str)], copies: &[(u32, &str, &str, ReplicaState)]) -> World {
-    let mut world = World::replicated(endpoints);
-    world.service.kind = ServiceKind::Sharded;
+fn fleet(endpoints: &[(&str, &str)], copies: &[(u32, &str, &str, ReplicaState)]) -> Fleet {
+    let mut fleet = Fleet::replicated(endpoints);
+    fleet.service.kind = ServiceKind::Sharded;
     let shards = [0, 100, 200, 300, 400, 500].into_iter().zip(0..).map(|(start, i)| Shard {
         id: ShardId(i),
         start: ShardKey(start),
@@ -55,15 +55,15 @@ fn world(endpoints: &[(&str, &str)], copies: &[(u32, &str, &str, ReplicaState)])
             .collect(),
     });
     let interval = KeyRange::new(ShardKey(0), Some(ShardKey(900))).unwrap();
-    world.shards =
-        Some(Arc::new(Shards::compile(&ShardMap { version: 7, interval, shards: shards.collect() })));
-    world
+    fleet.shards =
+        Some(Arc::new(ShardTable::compile(&ShardMap { version: 7, interval, shards: shards.collect() })));
+    fleet
 }
 
-fn holders(upstream: &Upstream, key: u128, role: Option<&str>) -> Result<BTreeSet<String>, Box<Unroutable>> {
+fn holders(table: &ServiceTable, key: u128, role: Option<&str>) -> Result<BTreeSet<String>, Box<PickError>> {
     let role = role.map(|role| Role::new(role).unwrap());
-    let ask = Ask { key: Some(ShardKey(key)), role: role.as_ref(), avoid: &[] };
-    (0..100).map(|seed| upstream.pick(&ask, 0, seed).map(|picked| id(upstream, &picked))).collect()
+    let params = PickParams { key: Some(ShardKey(key)), role: role.as_ref(), avoid: &[] };
+    (0..100).map(|seed| table.pick(&params, 0, seed).map(|picked| id(table, &picked))).collect()
 }
 
 use ReplicaState::{Serving, Starting, Stopping};
@@ -72,11 +72,11 @@ use ReplicaState::{Serving, Starting, Stopping};
 fn a_key_goes_to_the_copies_of_its_shard_with_the_role() {
     let copies =
         [(5, "a", "primary", Serving), (5, "b", "secondary", Serving), (5, "c", "secondary", Serving)];
-    let upstream = world(&[("a", "eu"), ("b", "eu"), ("c", "eu")], &copies).compile(None);
-    assert_eq!(holders(&upstream, 618, Some("primary")), Ok(names(&["a"])));
-    assert_eq!(holders(&upstream, 618, Some("secondary")), Ok(names(&["b", "c"])));
-    assert_eq!(holders(&upstream, 618, None), Ok(names(&["a", "b", "c"])));
-    let picked = upstream.pick(&Ask { key: Some(ShardKey(618)), ..Ask::default() }, 0, 1).unwrap();
+    let table = fleet(&[("a", "eu"), ("b", "eu"), ("c", "eu")], &copies).compile(None);
+    assert_eq!(holders(&table, 618, Some("primary")), Ok(names(&["a"])));
+    assert_eq!(holders(&table, 618, Some("secondary")), Ok(names(&["b", "c"])));
+    assert_eq!(holders(&table, 618, None), Ok(names(&["a", "b", "c"])));
+    let picked = table.pick(&PickParams { key: Some(ShardKey(618)), ..PickParams::default() }, 0, 1).unwrap();
     assert_eq!((picked.shard, picked.map_version), (Some(ShardId(5)), 7));
 }
 
@@ -84,9 +84,9 @@ fn a_key_goes_to_the_copies_of_its_shard_with_the_role() {
 fn the_nearest_copy_is_used_and_a_far_one_when_only_that_has_the_role() {
     let copies =
         [(5, "a", "secondary", Serving), (5, "b", "secondary", Serving), (5, "c", "primary", Serving)];
-    let upstream = world(&[("a", "eu"), ("b", "us"), ("c", "asia")], &copies).compile(None);
-    assert_eq!(holders(&upstream, 618, Some("secondary")), Ok(names(&["a"])));
-    assert_eq!(holders(&upstream, 618, Some("primary")), Ok(names(&["c"])));
+    let table = fleet(&[("a", "eu"), ("b", "us"), ("c", "asia")], &copies).compile(None);
+    assert_eq!(holders(&table, 618, Some("secondary")), Ok(names(&["a"])));
+    assert_eq!(holders(&table, 618, Some("primary")), Ok(names(&["c"])));
 }
 
 #[test]
@@ -97,57 +97,57 @@ fn a_move_is_followed_copy_by_copy() {
             .into_iter()
             .filter_map(|(name, state)| state.map(|state| (5, name, "primary", state)))
             .collect();
-        holders(&world(&endpoints, &copies).compile(None), 618, Some("primary"))
+        holders(&fleet(&endpoints, &copies).compile(None), 618, Some("primary"))
     };
     assert_eq!(at(Some(Serving), Some(Starting)), Ok(names(&["x"])));
     assert_eq!(at(Some(Stopping), Some(Serving)), Ok(names(&["y"])));
-    assert_eq!(at(Some(Stopping), Some(Starting)), Ok(names(&["x"])), "better than failing");
+    assert_eq!(at(Some(Stopping), Some(Starting)), Ok(names(&["x"])), "rather than fail");
     assert!(at(None, Some(Starting)).is_err());
 }
 
 #[test]
-fn what_cannot_be_routed_says_why() {
-    let upstream =
-        world(&[("a", "eu")], &[(5, "a", "primary", Serving), (4, "gone", "primary", Serving)]).compile(None);
+fn pick_errors_name_their_cause() {
+    let table =
+        fleet(&[("a", "eu")], &[(5, "a", "primary", Serving), (4, "gone", "primary", Serving)]).compile(None);
     let interval = KeyRange::new(ShardKey(0), Some(ShardKey(900))).unwrap();
-    let outside = Unroutable::KeyOutside { key: ShardKey(900), interval };
-    assert_eq!(holders(&upstream, 900, None), Err(outside.into()));
+    let outside = PickError::KeyOutside { key: ShardKey(900), interval };
+    assert_eq!(holders(&table, 900, None), Err(outside.into()));
     let secondary = Some(Role::new("secondary").unwrap());
     assert_eq!(
-        holders(&upstream, 618, Some("secondary")),
-        Err(Unroutable::NoReplica { shard: ShardId(5), role: secondary }.into())
+        holders(&table, 618, Some("secondary")),
+        Err(PickError::NoReplica { shard: ShardId(5), role: secondary }.into())
     );
     assert_eq!(
-        holders(&upstream, 450, None),
-        Err(Unroutable::NoReplica { shard: ShardId(4), role: None }.into())
+        holders(&table, 450, None),
+        Err(PickError::NoReplica { shard: ShardId(4), role: None }.into())
     );
-    assert_eq!(upstream.pick(&Ask::default(), 0, 1), Err(Unroutable::KeyMissing.into()));
-    let mut unmapped = World::many(ServiceKind::Sharded, 3);
+    assert_eq!(table.pick(&PickParams::default(), 0, 1), Err(PickError::KeyMissing.into()));
+    let mut unmapped = Fleet::many(ServiceKind::Sharded, 3);
     unmapped.shards = None;
-    assert_eq!(holders(&unmapped.compile(None), 1, None), Err(Unroutable::NoShardMap.into()));
+    assert_eq!(holders(&unmapped.compile(None), 1, None), Err(PickError::NoShardMap.into()));
 }
 
 #[test]
 fn endpoints_come_and_go_under_one_compiled_map() {
     let copies = [(5, "a", "primary", Serving), (5, "b", "primary", Serving)];
-    let mut world = world(&[("a", "eu")], &copies);
-    let first = world.compile(None);
+    let mut fleet = fleet(&[("a", "eu")], &copies);
+    let first = fleet.compile(None);
     assert_eq!(holders(&first, 618, None), Ok(names(&["a"])));
-    world.endpoints.push(endpoint("b", "eu"));
-    let second = world.compile(Some(&first));
+    fleet.endpoints.push(endpoint("b", "eu"));
+    let second = fleet.compile(Some(&first));
     assert_eq!(holders(&second, 618, None), Ok(names(&["a", "b"])));
     assert!(Arc::ptr_eq(first.shards().unwrap(), second.shards().unwrap()));
 }
 
 #[test]
-fn of_very_many_copies_a_client_keeps_to_some() {
+fn of_very_many_copies_a_client_uses_a_subset() {
     let names: Vec<String> = (0..200).map(|i| format!("i{i}")).collect();
     let endpoints: Vec<_> = names.iter().map(|name| (name.as_str(), "eu")).collect();
     let copies: Vec<_> = names.iter().map(|name| (5, name.as_str(), "cache", Serving)).collect();
-    let mut world = world(&endpoints, &copies);
-    let mine = holders(&world.compile(None), 618, None).unwrap();
+    let mut fleet = fleet(&endpoints, &copies);
+    let mine = holders(&fleet.compile(None), 618, None).unwrap();
     assert!(mine.len() <= fairmesh_balancer::InlineCandidates::CAPACITY);
-    assert_eq!(holders(&world.compile(None), 618, None), Ok(mine.clone()));
-    world.client = 1;
-    assert_ne!(holders(&world.compile(None), 618, None), Ok(mine));
+    assert_eq!(holders(&fleet.compile(None), 618, None), Ok(mine.clone()));
+    fleet.client = 1;
+    assert_ne!(holders(&fleet.compile(None), 618, None), Ok(mine));
 }

@@ -1,0 +1,141 @@
+use std::collections::BTreeMap;
+
+use fairmesh_model::{EndpointState, Locality, Region, ReplicaState, Ring, VerdictEffect};
+
+use crate::{CompileInput, RegionDistance};
+
+/// Regions as seen by one caller: their rings, and the order in which their endpoints are used.
+///
+/// The order is one number, the rank; the lowest rank that has a candidate is used (ServiceRouter §3.4.1). Ranks
+/// ascend by preference class, then regions that do not drain before those that do, then by ring.
+#[derive(Debug)]
+pub(crate) struct RegionRanks {
+    home: Region,
+    rings: Vec<Ring>,
+    /// Sorted by name.
+    regions: Box<[(Region, RegionDistance)]>,
+}
+
+/// Whether an endpoint should be called, in the order of preference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum PreferenceClass {
+    /// It serves.
+    Serving,
+    /// It serves, and its copy of the shard is being moved away.
+    Stopping,
+    /// It serves, and active health checks report it as probably unhealthy.
+    Unhealthy,
+    /// It should not be called and may still respond.
+    LastResort,
+}
+
+impl PreferenceClass {
+    /// The class of an endpoint by its state and the effect of active health checks; `None` if it may not be called at
+    /// all.
+    pub(crate) fn of(state: EndpointState, effect: VerdictEffect) -> Option<Self> {
+        match state {
+            EndpointState::Starting => None,
+            EndpointState::Serving => Some(match effect {
+                VerdictEffect::None => Self::Serving,
+                VerdictEffect::Penalty => Self::Unhealthy,
+                VerdictEffect::Exclusion => Self::LastResort,
+            }),
+            // One class: preferring the few that drain over the many that were lost at once would overload the few.
+            EndpointState::Draining | EndpointState::Lost => Some(Self::LastResort),
+        }
+    }
+
+    /// The class of a copy at an endpoint of this class; `None` if it may not be called at all.
+    pub(crate) fn of_copy(endpoint: Self, copy: ReplicaState) -> Option<Self> {
+        let class = match copy {
+            ReplicaState::Starting => return None,
+            ReplicaState::Serving => Self::Serving,
+            ReplicaState::Stopping => Self::Stopping,
+        };
+        Some(endpoint.max(class))
+    }
+}
+
+impl RegionRanks {
+    /// The distance of a region without endpoints, which is never used.
+    pub(crate) const UNREACHABLE: RegionDistance =
+        RegionDistance { ring: None, round_trip: None, draining: false };
+
+    pub(crate) fn new(input: &CompileInput<'_>) -> Self {
+        let Locality { rings, local_only } = &input.policy.locality;
+        let rings = if rings.is_empty() { Locality::default_rings() } else { rings.clone() };
+        let mut regions = BTreeMap::new();
+        for endpoint in input.endpoints {
+            let region = &endpoint.location.region;
+            if !regions.contains_key(region) {
+                regions.insert(region.clone(), distance(input, &rings, *local_only, region));
+            }
+        }
+        // A `BTreeMap` takes as much memory for one region as for ten, and most services have one.
+        Self { home: input.location.region.clone(), rings, regions: regions.into_iter().collect() }
+    }
+
+    /// Every region that has an endpoint.
+    pub(crate) fn regions(&self) -> impl Iterator<Item = (&Region, &RegionDistance)> {
+        self.regions.iter().map(|(region, distance)| (region, distance))
+    }
+
+    /// The caller's own region.
+    pub(crate) fn home(&self) -> &Region {
+        &self.home
+    }
+
+    /// The distance of a region that has an endpoint.
+    pub(crate) fn distance(&self, region: &Region) -> &RegionDistance {
+        let found = self.regions.binary_search_by(|(known, _)| known.cmp(region));
+        found.map_or(&Self::UNREACHABLE, |at| &self.regions[at].1)
+    }
+
+    /// The rank of endpoints of this class and distance; `None` if the policy does not allow the caller to use the
+    /// region.
+    pub(crate) fn rank(&self, class: PreferenceClass, distance: &RegionDistance) -> Option<u32> {
+        let rings = self.rings.len() as u32;
+        let drained = if distance.draining { rings } else { 0 };
+        distance.ring.map(|ring| class as u32 * 2 * rings + drained + u32::from(ring))
+    }
+
+    /// The first rank of endpoints that should not be called.
+    pub(crate) fn last_resort(&self) -> u32 {
+        2 * self.rings.len() as u32
+    }
+
+    /// Describes a rank for explanations.
+    pub(crate) fn describe(&self, rank: u32) -> String {
+        let rings = self.rings.len() as u32;
+        let ring = rank % rings;
+        let bound = match self.rings[ring as usize].within {
+            Some(within) => format!("ring {ring} (within {within:?})"),
+            None => format!("ring {ring} (any distance)"),
+        };
+        let drained = if rank % (2 * rings) >= rings { " of draining regions" } else { "" };
+        let class = match rank / (2 * rings) {
+            0 => "",
+            1 => ", only copies that stop",
+            2 => ", only endpoints that active checks found unhealthy",
+            _ => ", only draining, lost or certainly unhealthy endpoints, as a last resort",
+        };
+        format!("{bound}{drained}{class}")
+    }
+}
+
+fn distance(input: &CompileInput<'_>, rings: &[Ring], local_only: bool, region: &Region) -> RegionDistance {
+    let own = *region == input.location.region;
+    let round_trip = input.round_trips.get(&input.location.region, region);
+    let ring = match round_trip {
+        _ if local_only && !own => None,
+        Some(rtt) => rings.iter().position(|ring| ring.within.is_none_or(|within| rtt <= within)),
+        // An unknown distance counts as the farthest ring, so that a call that finds nothing nearer does not fail.
+        None => Some(rings.len() - 1),
+    };
+    RegionDistance {
+        ring: ring.map(|ring| u16::try_from(ring).unwrap_or(u16::MAX)),
+        round_trip,
+        // Callers inside a draining region keep using it: they leave with it.
+        draining: !own && input.regions.regions.get(region).is_some_and(|info| info.draining),
+    }
+}

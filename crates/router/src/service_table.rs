@@ -1,0 +1,372 @@
+use std::{sync::Arc, time::Duration};
+
+use fairmesh_balancer::{CandidateSet, EndpointStats, IndexPin, Outcome, PickConfig};
+use fairmesh_model::{
+    BalancingPolicy, KeyRange, Policy, Protocol, Region, Role, Scope, ServiceName, ShardKey, Timeouts,
+    Verdict,
+};
+
+use crate::{
+    Candidate, CompileInput, DirectResponse, EndpointPick, EndpointTarget, Headers, LoadReport, PickError,
+    PickParams, ReceivedReport, RegionDistance, RequestView, RouteDecision, ShardTable, Step,
+    locality::RegionRanks, request_key, routes::Routes, token_bucket::TokenBucket,
+};
+
+mod compile;
+mod decide;
+mod endpoint_ref;
+mod explain;
+
+pub use endpoint_ref::EndpointRef;
+
+/// The compiled routing table of one service for one caller: immutable except for the counters.
+///
+/// Fields that every call reads come first, in this order, so that they share few cache lines.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct ServiceTable {
+    endpoint_stats: Arc<EndpointStats>,
+    pick_config: PickConfig,
+    routes: Routes,
+    /// The rate limit of the service.
+    bucket: Option<Arc<TokenBucket>>,
+    timeouts: Timeouts,
+    /// Ranks from this one on should not be called.
+    last_resort: u32,
+    selection: Selection,
+    name: ServiceName,
+    /// The caller's hash, salted with the service.
+    client_hash: u64,
+    /// By index; gaps are indices of removed instances.
+    targets: Box<[Option<Arc<EndpointTarget>>]>,
+    /// Parallel to `targets`.
+    statuses: Box<[EndpointStatus]>,
+    policy: Policy,
+    protocol: Protocol,
+    locality: RegionRanks,
+    /// The regions in panic mode, whose verdicts are ignored.
+    panicking_regions: Box<[Region]>,
+    /// The error if no endpoint can be called.
+    no_endpoint_error: PickError,
+    _index_pin: IndexPin,
+}
+
+/// How candidates are selected.
+#[derive(Debug)]
+enum Selection {
+    /// Any of the endpoints, by rank.
+    Replicated {
+        /// The lowest rank, if there is any.
+        nearest: Tier<CandidateSet>,
+        /// The other ranks.
+        further: Box<[Tier<CandidateSet>]>,
+    },
+    /// The endpoint that rendezvous hashing ranks first for the key, by rank.
+    Hashed(Box<[Tier<Hashed>]>),
+    /// The holders of the key's shard; `None` until the shard map exists.
+    Sharded(Option<Sharding>),
+}
+
+/// The candidates of one rank.
+#[derive(Debug)]
+#[repr(C)]
+struct Tier<T> {
+    rank: u32,
+    /// Number of endpoints of the rank, before subsetting.
+    total: u32,
+    candidates: T,
+}
+
+/// Endpoints for consistent hashing.
+#[derive(Debug)]
+struct Hashed {
+    nodes: Box<[Node]>,
+    /// Whether all weights are equal.
+    equal: bool,
+}
+
+/// An endpoint for consistent hashing.
+#[derive(Clone, Copy, Debug)]
+struct Node {
+    hash: u64,
+    weight: u32,
+    index: u32,
+}
+
+/// The shard map, with its holdings resolved for this caller.
+#[derive(Debug)]
+struct Sharding {
+    shards: Arc<ShardTable>,
+    /// By index of the holding.
+    holders: Box<[Holder]>,
+    roles: Box<[Role]>,
+    /// The endpoints of the lowest rank.
+    nearest: Box<[u32]>,
+}
+
+/// A holding resolved for this caller: [`Holder::UNAVAILABLE`] if it cannot be called.
+#[derive(Clone, Copy, Debug)]
+struct Holder {
+    rank: u32,
+    role: u32,
+    index: u32,
+    weight: u32,
+}
+
+/// State of an endpoint relative to this caller.
+#[derive(Clone, Debug)]
+struct EndpointStatus {
+    distance: RegionDistance,
+    in_subset: bool,
+    verdict: Option<Verdict>,
+}
+
+/// Why a call goes to its endpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explanation {
+    /// The reasons, in the order of the decision.
+    pub steps: Vec<Step>,
+    /// The service that receives the call.
+    pub target: ServiceName,
+    /// The key of the call: given by the caller, or read from the request as the policy says.
+    pub key: Option<ShardKey>,
+    /// The direct response, if no endpoint is picked because of one.
+    pub direct_response: Option<DirectResponse>,
+    /// The pick or its error; `None` if there is a [direct response](Self::direct_response), or if the call goes to another
+    /// service, whose snapshot explains the pick ([`ServiceTable::explain_pick`]).
+    pub picked: Option<Result<EndpointPick, Box<PickError>>>,
+}
+
+impl ServiceTable {
+    /// Compiles the records. `endpoint_stats` hold the state of the service's endpoints across snapshots; parts that
+    /// are unchanged since `previous`, the snapshot before, are shared with it.
+    pub fn compile(
+        input: &CompileInput<'_>,
+        endpoint_stats: &Arc<EndpointStats>,
+        previous: Option<&Self>,
+    ) -> Self {
+        compile::compile(input, endpoint_stats, previous)
+    }
+
+    /// The service.
+    pub fn name(&self) -> &ServiceName {
+        &self.name
+    }
+
+    /// The region of the caller for whom it was compiled.
+    pub fn home(&self) -> &Region {
+        self.locality.home()
+    }
+
+    /// Its policy without the routes.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// The application protocol of its endpoints.
+    pub fn protocol(&self) -> Protocol {
+        self.protocol
+    }
+
+    /// The shard map in use.
+    pub fn shards(&self) -> Option<&Arc<ShardTable>> {
+        match &self.selection {
+            Selection::Sharded(Some(sharding)) => Some(&sharding.shards),
+            _ => None,
+        }
+    }
+
+    /// The keys that are routed as this one: an endpoint picked for it may receive calls for all of them.
+    pub fn equivalent_keys(&self, key: ShardKey) -> KeyRange {
+        let alone = KeyRange { first: key, last: key };
+        match &self.selection {
+            Selection::Replicated { .. } => KeyRange::ALL,
+            Selection::Hashed(_) | Selection::Sharded(None) => alone,
+            Selection::Sharded(Some(Sharding { shards, .. })) => {
+                shards.locate(key).map_or(alone, |located| shards.range(&located))
+            }
+        }
+    }
+
+    /// The service that receives the call, and its rules; the first matching route wins, as in Envoy.
+    #[inline]
+    pub fn route<H: Headers + ?Sized>(&self, request: &RequestView<'_, H>, seed: u64) -> RouteDecision<'_> {
+        self.decide_route(request, seed, &mut ())
+    }
+
+    /// Whether the matching route names the method CONNECT, which allows tunnels; a route for any method does not.
+    pub fn names_connect<H: Headers + ?Sized>(&self, request: &RequestView<'_, H>) -> bool {
+        self.routes.find(request).is_some_and(|(_, rule)| rule.names_connect())
+    }
+
+    /// Whether a route's conditions name this host, given without port and trailing dot.
+    pub fn names_host(&self, host: &str) -> bool {
+        self.routes.names_host(host)
+    }
+
+    /// Whether the rate limits of the service and of the route admit a call at `now`, which is then counted; the error
+    /// is the time until they would.
+    #[inline]
+    pub fn admit(&self, routed: &RouteDecision<'_>, now: u64) -> Result<(), Duration> {
+        match (&self.bucket, routed.actions) {
+            (None, None) => Ok(()),
+            (bucket, actions) => {
+                let route = actions.and_then(|actions| actions.bucket());
+                route.map_or(Ok(()), |route| route.try_acquire(now))?;
+                let admitted = bucket.as_ref().map_or(Ok(()), |bucket| bucket.try_acquire(now));
+                if let (Err(_), Some(route)) = (&admitted, route) {
+                    route.refund();
+                }
+                admitted
+            }
+        }
+    }
+
+    /// The limits of the whole mesh, with the names of their routes; the limit of the service has an empty name.
+    pub fn mesh_limits(&self) -> impl Iterator<Item = (&str, &Arc<TokenBucket>)> {
+        let own = self.bucket.iter().map(|bucket| ("", bucket));
+        own.chain(self.routes.buckets()).filter(|(_, bucket)| bucket.limit().scope == Scope::Mesh)
+    }
+
+    /// The key of a call without an explicit key, if the service is called by key and its policy says where to read
+    /// it.
+    #[inline]
+    pub fn key<H: Headers + ?Sized>(&self, request: &RequestView<'_, H>) -> Option<ShardKey> {
+        match &self.selection {
+            Selection::Replicated { .. } => None,
+            Selection::Hashed(_) | Selection::Sharded(_) => {
+                request_key::read(self.policy.key.as_ref()?, request)
+            }
+        }
+    }
+
+    /// Picks the endpoint of one attempt. `now` is in nanoseconds of any monotonic clock, the same as for `finish`.
+    ///
+    /// # Errors
+    /// If no endpoint can be called; boxed, so that the pick is returned in registers.
+    #[inline]
+    pub fn pick(&self, params: &PickParams<'_>, now: u64, seed: u64) -> Result<EndpointPick, Box<PickError>> {
+        self.decide(params, now, seed, &mut ())
+    }
+
+    /// Counts an attempt that begins at `index`. Each is followed by one [`finish`](Self::finish), on this snapshot or
+    /// any later one of the service.
+    #[inline]
+    pub fn begin(&self, index: u32) {
+        self.endpoint_stats.begin(index);
+        if self.pick_config.policy() == BalancingPolicy::RoundRobin {
+            self.endpoint_stats.advance_round_robin();
+        }
+    }
+
+    /// Counts the end of an attempt and records its outcome.
+    #[inline]
+    pub fn finish(&self, index: u32, outcome: Outcome, now: u64) {
+        self.endpoint_stats.finish(index, outcome, now);
+    }
+
+    /// Records a load report that arrived at `now` in a successful response.
+    #[inline]
+    pub fn record_report(&self, index: u32, load: LoadReport, now: u64) {
+        self.endpoint_stats.record_report(index, load, now);
+    }
+
+    /// As [`record_report`](Self::record_report), in a response that is a server failure: it earns no reward.
+    pub fn record_unrewarded_report(&self, index: u32, load: LoadReport, now: u64) {
+        self.endpoint_stats.record_unrewarded_report(index, load, now);
+    }
+
+    /// Records the latency of a response that arrived at `now`, both in nanoseconds, for policies that use it
+    /// ([`EndpointTarget::by_latency`]).
+    pub fn record_latency(&self, index: u32, latency: u64, now: u64) {
+        self.endpoint_stats.record_latency(index, latency, now);
+    }
+
+    /// The last load report of the endpoint at `index`.
+    #[inline]
+    pub fn last_report(&self, index: u32) -> Option<ReceivedReport> {
+        self.endpoint_stats.last_report(index)
+    }
+
+    /// The endpoint at an index that this snapshot picked.
+    ///
+    /// # Panics
+    /// If this snapshot has no endpoint of that index.
+    #[inline]
+    pub fn target(&self, index: u32) -> &Arc<EndpointTarget> {
+        match self.find_target(index) {
+            Some(target) => target,
+            None => panic!("index {index} was not picked from this snapshot"),
+        }
+    }
+
+    /// The endpoint at an index that any snapshot of the service picked; `None` if it was removed since.
+    #[inline]
+    pub fn find_target(&self, index: u32) -> Option<&Arc<EndpointTarget>> {
+        self.targets.get(index as usize)?.as_ref()
+    }
+
+    /// Indices of the endpoints that share calls by load while all are healthy: those of the lowest rank; empty where
+    /// only the key decides.
+    pub fn nearest(&self) -> &[u32] {
+        match &self.selection {
+            Selection::Replicated { nearest, .. } => nearest.candidates.as_candidates().indices(),
+            Selection::Sharded(Some(sharding)) => &sharding.nearest,
+            Selection::Hashed(_) | Selection::Sharded(None) => &[],
+        }
+    }
+
+    /// The regions in panic mode: verdicts against more than half of the capacity that serves there are ignored.
+    pub fn panicking_regions(&self) -> &[Region] {
+        &self.panicking_regions
+    }
+
+    /// All endpoints by index, including those that may not be called.
+    pub fn candidates(&self) -> impl Iterator<Item = Candidate<'_>> {
+        (0..).zip(self.targets.iter().zip(&self.statuses)).filter_map(|(index, (target, status))| {
+            Some(Candidate {
+                index,
+                target: target.as_ref()?,
+                distance: &status.distance,
+                in_subset: status.in_subset,
+                verdict: status.verdict.as_ref(),
+                outstanding: self.endpoint_stats.outstanding(index),
+                streams: self.endpoint_stats.streams(index),
+                consecutive_failures: self.endpoint_stats.consecutive_failures(index),
+                ejected_until: self.endpoint_stats.ejected_until(index),
+                report: self.endpoint_stats.last_report(index),
+            })
+        })
+    }
+
+    /// Decides as [`route`](Self::route) and [`pick`](Self::pick) do, and records the reasons.
+    pub fn explain<H: Headers + ?Sized>(
+        &self,
+        request: &RequestView<'_, H>,
+        params: &PickParams<'_>,
+        now: u64,
+        seed: u64,
+    ) -> Explanation {
+        explain::explain(self, request, params, now, seed)
+    }
+
+    /// Decides as [`route`](Self::route) does, and records the reasons; nothing is picked.
+    pub fn explain_route<H: Headers + ?Sized>(
+        &self,
+        request: &RequestView<'_, H>,
+        params: &PickParams<'_>,
+        now: u64,
+        seed: u64,
+    ) -> Explanation {
+        explain::explain_route(self, request, params, now, seed)
+    }
+
+    /// Decides as [`pick`](Self::pick) does, and records the reasons: for a call that a route of another service sent
+    /// here.
+    pub fn explain_pick(&self, params: &PickParams<'_>, now: u64, seed: u64) -> Explanation {
+        explain::explain_pick(self, params, now, seed)
+    }
+}
+
+#[cfg(test)]
+mod tests;

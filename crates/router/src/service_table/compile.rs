@@ -1,0 +1,324 @@
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use fairmesh_balancer::{BalancerConfig, CandidateSet, EndpointStats, rendezvous};
+use fairmesh_model::{
+    BalancingPolicy, Endpoint, EndpointState, FULL_WEIGHT, InstanceId, JudgedVerdicts, LoadSignal, Policy,
+    Role, ServiceKind, VerdictEffect,
+    arith::{hash_text, mix_pair},
+};
+
+use super::{EndpointStatus, Hashed, Holder, Node, Selection, ServiceTable, Sharding, Tier};
+use crate::{
+    CompileInput, EndpointTarget, PickError, ShardTable,
+    locality::{PreferenceClass, RegionRanks},
+    route_actions::carry_over,
+    routes::Routes,
+};
+
+pub(super) fn compile(
+    input: &CompileInput<'_>,
+    endpoint_stats: &Arc<EndpointStats>,
+    previous: Option<&ServiceTable>,
+) -> ServiceTable {
+    let locality = RegionRanks::new(input);
+    let client_hash = mix_pair(input.client, hash_text(&input.name.to_string()));
+    let endpoints = unique(input.endpoints);
+    let powers: Vec<u32> = endpoints.iter().map(|endpoint| input.hosts.power(endpoint)).collect();
+    let JudgedVerdicts { effects, panicking_regions } = input.health.judge(&endpoints, input.hosts);
+    let compiler = Compiler {
+        input,
+        locality: &locality,
+        client_hash,
+        endpoints: &endpoints,
+        powers: &powers,
+        effects: &effects,
+    };
+    let tiers = compiler.tiers();
+    if previous.is_none() {
+        // Each client starts the rotation at its own position, or all would be in step.
+        endpoint_stats.start_round_robin_at(client_hash as u32);
+    }
+    let config = BalancerConfig::new(&input.policy.balancing);
+    let (indices, index_pin) = compiler.assign(endpoint_stats, &tiers);
+    let targets = compiler.targets(&indices, previous);
+    let statuses = compiler.statuses(&indices, &tiers);
+    let no_endpoint_error = compiler.no_endpoint_error();
+    compiler.admit(endpoint_stats, &config, &indices, &tiers);
+    let selection = compiler.selection(&indices, tiers);
+    ServiceTable {
+        endpoint_stats: Arc::clone(endpoint_stats),
+        pick_config: config.pick_config(),
+        routes: Routes::compile(
+            &input.policy.routes,
+            input.client_id,
+            previous.map(|previous| &previous.routes),
+        ),
+        bucket: carry_over(input.policy.limit, previous.and_then(|previous| previous.bucket.as_ref())),
+        timeouts: input.policy.timeouts,
+        last_resort: locality.last_resort(),
+        selection,
+        name: input.name.clone(),
+        policy: without_routes(input.policy),
+        protocol: input.service.protocol,
+        client_hash,
+        targets,
+        statuses,
+        no_endpoint_error,
+        locality,
+        panicking_regions: panicking_regions.into_boxed_slice(),
+        _index_pin: index_pin,
+    }
+}
+
+/// The policy without its routes, which are compiled: in services with few endpoints, routes take most of the memory.
+fn without_routes(policy: &Policy) -> Policy {
+    let Policy { routes: _, locality, balancing, timeouts, retries, limit, key, health_check, lookaside } =
+        policy;
+    Policy {
+        routes: Vec::new(),
+        locality: locality.clone(),
+        balancing: balancing.clone(),
+        timeouts: *timeouts,
+        retries: retries.clone(),
+        limit: *limit,
+        key: key.clone(),
+        health_check: health_check.clone(),
+        lookaside: lookaside.clone(),
+    }
+}
+
+/// Each instance once. While an instance moves to another region it has two records: the serving one counts.
+fn unique(endpoints: &[Endpoint]) -> Vec<&Endpoint> {
+    let mut positions: HashMap<&InstanceId, usize> = HashMap::with_capacity(endpoints.len());
+    let mut unique: Vec<&Endpoint> = Vec::with_capacity(endpoints.len());
+    for endpoint in endpoints {
+        let position = *positions.entry(&endpoint.instance).or_insert(unique.len());
+        match unique.get_mut(position) {
+            None => unique.push(endpoint),
+            Some(other) if other.state != EndpointState::Serving => *other = endpoint,
+            Some(_) => {}
+        }
+    }
+    unique
+}
+
+/// A snapshot under construction. Endpoints are positions in `endpoints` until they have indices.
+struct Compiler<'a> {
+    input: &'a CompileInput<'a>,
+    locality: &'a RegionRanks,
+    client_hash: u64,
+    endpoints: &'a [&'a Endpoint],
+    /// Capacity of each endpoint: weights alone would load a slow machine as much as a fast one (Uber, zone weights
+    /// and host-aware balancing).
+    powers: &'a [u32],
+    /// Effect of active health checks on each endpoint.
+    effects: &'a [VerdictEffect],
+}
+
+/// Positions, by preference.
+type Positions = Tier<Vec<usize>>;
+
+impl Compiler<'_> {
+    fn class(&self, position: usize) -> Option<PreferenceClass> {
+        PreferenceClass::of(self.endpoints[position].state, self.effects[position])
+    }
+
+    fn rank(&self, position: usize) -> Option<u32> {
+        let distance = self.locality.distance(&self.endpoints[position].location.region);
+        self.locality.rank(self.class(position)?, distance)
+    }
+
+    /// The hash of an endpoint for rendezvous hashing.
+    fn hash(&self, position: usize) -> u64 {
+        hash_text(self.endpoints[position].instance.as_str())
+    }
+
+    /// The endpoints that may be called, by rank; for replicated services only this client's subset of each
+    /// (ServiceRouter §3.4.2).
+    fn tiers(&self) -> Vec<Positions> {
+        let mut ranks: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        for position in 0..self.endpoints.len() {
+            if let Some(rank) = self.rank(position) {
+                ranks.entry(rank).or_default().push(position);
+            }
+        }
+        let keep = match self.input.service.kind {
+            ServiceKind::Replicated => self.input.policy.balancing.subset as usize,
+            ServiceKind::Sharded | ServiceKind::ConsistentHash => 0,
+        };
+        let tier = |(rank, positions): (u32, Vec<usize>)| {
+            let candidates = self.subset(&positions, keep);
+            Tier { rank, total: positions.len() as u32, candidates }
+        };
+        ranks.into_iter().map(tier).collect()
+    }
+
+    /// This client's subset of the candidates of one rank. All count alike here, and by capacity only in the draw
+    /// within the subset: weighed twice, a machine of double capacity would get four times the calls (ServiceRouter
+    /// §3.4.2 does not say where to weigh). Besides, a changed weight then moves no connection.
+    fn subset(&self, positions: &[usize], keep: usize) -> Vec<usize> {
+        let node = |&position: &usize| (self.hash(position), FULL_WEIGHT);
+        let nodes: Vec<_> = positions.iter().map(node).collect();
+        rendezvous::subset(self.client_hash, &nodes, keep).into_iter().map(|i| positions[i]).collect()
+    }
+
+    /// Assigns indices by position. Subsets come first, so that the counters that calls use are adjacent.
+    fn assign(
+        &self,
+        endpoint_stats: &EndpointStats,
+        tiers: &[Positions],
+    ) -> (Vec<u32>, fairmesh_balancer::IndexPin) {
+        let mut seen = vec![false; self.endpoints.len()];
+        let mut order: Vec<usize> = Vec::with_capacity(self.endpoints.len());
+        for position in tiers.iter().flat_map(|tier| &tier.candidates).copied().chain(0..self.endpoints.len())
+        {
+            if !std::mem::replace(&mut seen[position], true) {
+                order.push(position);
+            }
+        }
+        let (given, index_pin) =
+            endpoint_stats.assign_indices(order.iter().map(|&position| &self.endpoints[position].instance));
+        let mut indices = vec![0; self.endpoints.len()];
+        for (position, index) in order.into_iter().zip(given) {
+            indices[position] = index;
+        }
+        (indices, index_pin)
+    }
+
+    /// Tells the statistics which endpoints share this client's calls: those of the lowest rank.
+    fn admit(
+        &self,
+        endpoint_stats: &EndpointStats,
+        config: &BalancerConfig,
+        indices: &[u32],
+        tiers: &[Positions],
+    ) {
+        let nearest = tiers.first().map_or(&[][..], |tier| &tier.candidates);
+        let member = |&position: &usize| (indices[position], self.powers[position]);
+        endpoint_stats.set_members(&nearest.iter().map(member).collect::<Vec<_>>(), config);
+    }
+
+    fn targets(
+        &self,
+        indices: &[u32],
+        previous: Option<&ServiceTable>,
+    ) -> Box<[Option<Arc<EndpointTarget>>]> {
+        let metric = match &self.input.policy.balancing.signal {
+            LoadSignal::Metric(name) => Some(Arc::from(name.as_str())),
+            _ => None,
+        };
+        let by_latency = self.input.policy.balancing.policy == BalancingPolicy::PeakEwma;
+        let mut targets = vec![None; len(indices)];
+        for (endpoint, &index) in self.endpoints.iter().zip(indices) {
+            let target = EndpointTarget::new(
+                (endpoint, self.input.hosts),
+                self.input.service.protocol,
+                metric.as_ref(),
+                by_latency,
+            );
+            targets[index as usize] = match previous.and_then(|previous| previous.find_target(index)) {
+                Some(same) if **same == target => Some(Arc::clone(same)),
+                _ => Some(Arc::new(target)),
+            };
+        }
+        targets.into_boxed_slice()
+    }
+
+    fn statuses(&self, indices: &[u32], tiers: &[Positions]) -> Box<[EndpointStatus]> {
+        let mut statuses =
+            vec![
+                EndpointStatus { distance: RegionRanks::UNREACHABLE, in_subset: false, verdict: None };
+                len(indices)
+            ];
+        for (endpoint, &index) in self.endpoints.iter().zip(indices) {
+            let status = &mut statuses[index as usize];
+            status.distance = self.locality.distance(&endpoint.location.region).clone();
+            status.verdict = self.input.health.on(endpoint).cloned();
+        }
+        for &position in tiers.iter().flat_map(|tier| &tier.candidates) {
+            statuses[indices[position] as usize].in_subset = true;
+        }
+        statuses.into_boxed_slice()
+    }
+
+    fn no_endpoint_error(&self) -> PickError {
+        if (0..self.endpoints.len()).any(|position| self.class(position).is_some()) {
+            PickError::NoneInRegion { region: self.input.location.region.clone() }
+        } else {
+            PickError::NoEndpoints
+        }
+    }
+
+    fn selection(&self, indices: &[u32], tiers: Vec<Positions>) -> Selection {
+        match self.input.service.kind {
+            ServiceKind::Replicated => {
+                let member = |&position: &usize| (indices[position], self.powers[position]);
+                let members = |positions: &[usize]| {
+                    CandidateSet::new(&positions.iter().map(member).collect::<Vec<_>>())
+                };
+                let mut tiers = map_tiers(tiers, members);
+                let nearest = if tiers.is_empty() {
+                    Tier { rank: 0, total: 0, candidates: members(&[]) }
+                } else {
+                    tiers.remove(0)
+                };
+                Selection::Replicated { nearest, further: tiers.into_boxed_slice() }
+            }
+            ServiceKind::ConsistentHash => Selection::Hashed(
+                map_tiers(tiers, |positions: &[usize]| {
+                    let node = |&position: &usize| {
+                        let weight = self.powers[position];
+                        Node { hash: self.hash(position), weight, index: indices[position] }
+                    };
+                    let nodes: Box<[Node]> = positions.iter().map(node).collect();
+                    let equal = nodes.windows(2).all(|pair| pair[0].weight == pair[1].weight);
+                    Hashed { nodes, equal }
+                })
+                .into_boxed_slice(),
+            ),
+            ServiceKind::Sharded => {
+                let nearest = tiers.first().map_or(&[][..], |tier| &tier.candidates);
+                Selection::Sharded(self.input.shards.map(|shards| self.sharding(shards, indices, nearest)))
+            }
+        }
+    }
+
+    fn sharding(&self, shards: &Arc<ShardTable>, indices: &[u32], nearest: &[usize]) -> Sharding {
+        let known: HashMap<&str, usize> =
+            self.endpoints.iter().enumerate().map(|(i, endpoint)| (endpoint.instance.as_str(), i)).collect();
+        let roles: BTreeSet<&str> = shards.holdings().iter().map(|holding| holding.role).collect();
+        // A role that does not parse, which only a damaged list contains, matches no call.
+        let roles: Vec<Role> = roles.into_iter().filter_map(|role| Role::new(role).ok()).collect();
+        let holder = |holding: crate::Holding<'_>| {
+            let &position = known.get(holding.instance)?;
+            let endpoint = self.endpoints[position];
+            let class = PreferenceClass::of_copy(self.class(position)?, holding.state)?;
+            let rank = self.locality.rank(class, self.locality.distance(&endpoint.location.region))?;
+            let role = roles.binary_search_by(|role| role.as_str().cmp(holding.role)).ok()? as u32;
+            Some(Holder { rank, role, index: indices[position], weight: self.powers[position] })
+        };
+        let holders =
+            shards.holdings().iter().map(|holding| holder(holding).unwrap_or(Holder::UNAVAILABLE)).collect();
+        let nearest = nearest.iter().map(|&position| indices[position]).collect();
+        Sharding { shards: Arc::clone(shards), holders, roles: roles.into_boxed_slice(), nearest }
+    }
+}
+
+impl Holder {
+    /// A holding at an endpoint that is not registered, or may not be called by this caller.
+    pub(super) const UNAVAILABLE: Self = Self { rank: u32::MAX, role: u32::MAX, index: 0, weight: 0 };
+}
+
+/// Length of a list by index.
+fn len(indices: &[u32]) -> usize {
+    indices.iter().max().map_or(0, |&last| last as usize + 1)
+}
+
+fn map_tiers<T>(tiers: Vec<Positions>, compile: impl Fn(&[usize]) -> T) -> Vec<Tier<T>> {
+    let tier =
+        |tier: Positions| Tier { rank: tier.rank, total: tier.total, candidates: compile(&tier.candidates) };
+    tiers.into_iter().map(tier).collect()
+}

@@ -1,0 +1,380 @@
+use std::ops::Range;
+
+use fairmesh_balancer::{Exclusion, InlineCandidates, PickContext, ScoredEndpoint, pick, rendezvous::Rank};
+use fairmesh_model::{
+    BalancingPolicy, ShardId,
+    arith::{Generator, hash_key},
+    counted,
+};
+
+use super::{CandidateSet, Hashed, Holder, Selection, ServiceTable, Sharding, Tier};
+use crate::{
+    EndpointPick, Headers, PickError, PickParams, RequestView, RouteDecision, ShardLocation,
+    trace::DecisionTracer,
+};
+
+/// One attempt to be decided.
+struct Attempt<'a> {
+    params: &'a PickParams<'a>,
+    context: PickContext<'a>,
+    random: Generator,
+}
+
+/// The best candidate found while ranks are searched in ascending order.
+struct BestCandidate {
+    scored: ScoredEndpoint,
+    rank: u32,
+}
+
+impl BestCandidate {
+    /// Considers the candidate of a rank; returns whether it has no exclusion, so that no further rank needs to be
+    /// searched.
+    #[inline]
+    fn offer(kept: &mut Option<Self>, scored: Option<ScoredEndpoint>, rank: u32) -> bool {
+        let Some(scored) = scored else { return false };
+        if kept.as_ref().is_none_or(|best| scored.exclusion < best.scored.exclusion) {
+            *kept = Some(Self { scored, rank });
+        }
+        scored.exclusion == Exclusion::None
+    }
+}
+
+impl ServiceTable {
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "as for `decide`")]
+    pub(super) fn decide_route<H: Headers + ?Sized, W: DecisionTracer>(
+        &self,
+        request: &RequestView<'_, H>,
+        seed: u64,
+        tracer: &mut W,
+    ) -> RouteDecision<'_> {
+        let Some((position, rule)) = self.routes.find(request) else {
+            tracer.record_step("route", || match self.routes.len() {
+                0 => format!("{} has no routes", self.name),
+                n => format!("none of the {} of {} matches", counted(n, "route"), self.name),
+            });
+            let timeouts = self.timeouts;
+            let target = &self.name;
+            return RouteDecision {
+                target,
+                route: None,
+                class: None,
+                timeouts,
+                idempotent: false,
+                actions: None,
+            };
+        };
+        let target = rule.backend(seed).unwrap_or(&self.name);
+        tracer.record_step("route", || {
+            let n = self.routes.len();
+            format!("'{}', number {} of {n}, is the first match: to {target}", rule.name, position + 1)
+        });
+        RouteDecision {
+            target,
+            route: Some(&rule.name),
+            class: rule.class.as_ref(),
+            timeouts: rule.timeouts.or(&self.timeouts),
+            idempotent: rule.idempotent,
+            actions: rule.actions.as_ref(),
+        }
+    }
+
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "as for `PickContext::score_endpoint`, which this calls")]
+    pub(super) fn decide<W: DecisionTracer>(
+        &self,
+        params: &PickParams<'_>,
+        now: u64,
+        seed: u64,
+        tracer: &mut W,
+    ) -> Result<EndpointPick, Box<PickError>> {
+        let context = PickContext::new(&self.endpoint_stats, self.pick_config, params.avoid, now);
+        let mut attempt = Attempt { params, context, random: Generator::new(seed) };
+        match self.pick_nearest(&mut attempt, tracer) {
+            Ok(picked) => Ok(picked),
+            Err(best) => {
+                // Unwrapped and wrapped again, so that it does not share its memory with the common case.
+                let picked = self.pick_slow(best, attempt, tracer)?;
+                Ok(picked)
+            }
+        }
+    }
+
+    /// Picks from the nearest rank, where any endpoint will do: nearly always one has no exclusion. The error is the
+    /// best candidate found there.
+    #[inline(always)]
+    #[allow(clippy::inline_always, reason = "as for `decide`")]
+    fn pick_nearest<W: DecisionTracer>(
+        &self,
+        attempt: &mut Attempt<'_>,
+        tracer: &mut W,
+    ) -> Result<EndpointPick, Option<BestCandidate>> {
+        let Selection::Replicated { nearest, .. } = &self.selection else { return Err(None) };
+        self.trace_regions(tracer);
+        self.trace_tier(nearest, tracer);
+        match pick(&nearest.candidates.as_candidates(), &attempt.context, &mut attempt.random, tracer) {
+            Some(scored) if scored.exclusion == Exclusion::None => {
+                Ok(self.to_pick(&scored, nearest.rank, None, tracer))
+            }
+            scored => Err(scored.map(|scored| BestCandidate { scored, rank: nearest.rank })),
+        }
+    }
+
+    /// The other cases, out of line: a result returned through memory here would be returned so in the common case as
+    /// well.
+    #[inline(never)]
+    fn pick_slow<W: DecisionTracer>(
+        &self,
+        best: Option<BestCandidate>,
+        attempt: Attempt<'_>,
+        tracer: &mut W,
+    ) -> Result<EndpointPick, Box<PickError>> {
+        match &self.selection {
+            Selection::Replicated { further, .. } => self.pick_further_ranks(further, best, attempt, tracer),
+            Selection::Hashed(tiers) => self.pick_by_hash(tiers, &attempt, tracer),
+            Selection::Sharded(Some(sharding)) => self.pick_by_shard(sharding, attempt, tracer),
+            Selection::Sharded(None) => Err(PickError::NoShardMap.into()),
+        }
+    }
+
+    #[cold]
+    fn pick_further_ranks<W: DecisionTracer>(
+        &self,
+        further: &[Tier<CandidateSet>],
+        mut best: Option<BestCandidate>,
+        Attempt { context, mut random, .. }: Attempt<'_>,
+        tracer: &mut W,
+    ) -> Result<EndpointPick, Box<PickError>> {
+        for tier in further {
+            if self.stops_before(&best, tier.rank) {
+                break;
+            }
+            self.trace_tier(tier, tracer);
+            let scored = pick(&tier.candidates.as_candidates(), &context, &mut random, tracer);
+            if BestCandidate::offer(&mut best, scored, tier.rank) {
+                break;
+            }
+        }
+        self.best_pick(best, None, tracer).ok_or_else(|| self.no_endpoint_error.clone().into())
+    }
+
+    /// The first choice of the key among all endpoints of the lowest rank, or the next one without an exclusion.
+    fn pick_by_hash<W: DecisionTracer>(
+        &self,
+        tiers: &[Tier<Hashed>],
+        Attempt { params, context, .. }: &Attempt<'_>,
+        tracer: &mut W,
+    ) -> Result<EndpointPick, Box<PickError>> {
+        let key = params.key.ok_or(PickError::KeyMissing)?;
+        let hash = hash_key(key.0);
+        self.trace_regions(tracer);
+        let mut best = None;
+        for tier in tiers {
+            if self.stops_before(&best, tier.rank) {
+                break;
+            }
+            self.trace_rank(tier.rank, tracer);
+            let first = self.first_choice(&tier.candidates, hash, context);
+            if let Some(scored) = &first {
+                tracer.record_step("subset", || {
+                    format!("key {key} hashed over {} of that rank", counted(tier.total as usize, "endpoint"))
+                });
+                tracer.record_candidate(scored);
+            }
+            if BestCandidate::offer(&mut best, first, tier.rank) {
+                break;
+            }
+        }
+        self.best_pick(best, None, tracer).ok_or_else(|| self.no_endpoint_error.clone().into())
+    }
+
+    fn pick_by_shard<W: DecisionTracer>(
+        &self,
+        sharding: &Sharding,
+        Attempt { params, context, mut random }: Attempt<'_>,
+        tracer: &mut W,
+    ) -> Result<EndpointPick, Box<PickError>> {
+        let shards = &sharding.shards;
+        let key = params.key.ok_or(PickError::KeyMissing)?;
+        let located =
+            shards.locate(key).ok_or_else(|| PickError::KeyOutside { key, interval: shards.interval() })?;
+        tracer.record_step("shard", || {
+            let copies = counted(located.copies(), "copy");
+            format!("key {key} is in shard {} of map version {}, {copies}", located.shard, shards.version())
+        });
+        self.trace_regions(tracer);
+        let no_replica =
+            || Box::new(PickError::NoReplica { shard: located.shard, role: params.role.cloned() });
+        let role = match params.role {
+            None => None,
+            Some(role) => Some(sharding.roles.binary_search(role).map_err(|_| no_replica())? as u32),
+        };
+        let eligible = EligibleCopies { located, role, client_hash: self.client_hash };
+        let (mut best, mut inline, mut floor) = (None, InlineCandidates::new(), 0);
+        while let Some(rank) = eligible.lowest_rank(sharding, floor) {
+            if self.stops_before(&best, rank) {
+                break;
+            }
+            eligible.collect_rank(sharding, rank, &mut inline);
+            self.trace_rank(rank, tracer);
+            tracer.record_step("subset", || format!("{} of that rank", counted(inline.len(), "copy")));
+            if BestCandidate::offer(
+                &mut best,
+                pick(&inline.as_candidates(), &context, &mut random, tracer),
+                rank,
+            ) {
+                break;
+            }
+            floor = rank + 1;
+        }
+        self.best_pick(best, Some((located.shard, shards.version())), tracer).ok_or_else(no_replica)
+    }
+
+    fn trace_tier<W: DecisionTracer>(&self, tier: &Tier<CandidateSet>, tracer: &mut W) {
+        self.trace_rank(tier.rank, tracer);
+        tracer.record_step("subset", || {
+            format!(
+                "{} of {} of that rank",
+                tier.candidates.as_candidates().len(),
+                counted(tier.total as usize, "endpoint")
+            )
+        });
+    }
+
+    /// Whether a search that has a candidate stops before this rank: endpoints that should not be called are only used
+    /// if there is no other.
+    #[inline]
+    fn stops_before(&self, best: &Option<BestCandidate>, rank: u32) -> bool {
+        best.is_some() && rank >= self.last_resort
+    }
+
+    fn best_pick<W: DecisionTracer>(
+        &self,
+        best: Option<BestCandidate>,
+        shard: Option<(ShardId, u64)>,
+        tracer: &mut W,
+    ) -> Option<EndpointPick> {
+        best.map(|BestCandidate { scored, rank }| self.to_pick(&scored, rank, shard, tracer))
+    }
+
+    #[inline]
+    fn to_pick<W: DecisionTracer>(
+        &self,
+        scored: &ScoredEndpoint,
+        rank: u32,
+        shard: Option<(ShardId, u64)>,
+        tracer: &mut W,
+    ) -> EndpointPick {
+        tracer.record_step("pick", || {
+            let target = self.target(scored.index);
+            format!("{} at {}", target.instance, target.address)
+        });
+        EndpointPick {
+            index: scored.index,
+            shard: shard.map(|(id, _)| id),
+            map_version: shard.map_or(0, |(_, version)| version),
+            last_resort: rank >= self.last_resort,
+            panic: scored.panic,
+        }
+    }
+
+    /// The node that the key ranks first among those with the least exclusion; with bounded loads, nodes below their
+    /// share of this client's calls come first.
+    fn first_choice(&self, hashed: &Hashed, key: u64, context: &PickContext<'_>) -> Option<ScoredEndpoint> {
+        let bound = self.bound(hashed);
+        let mut best: Option<(ScoredEndpoint, bool, Rank)> = None;
+        for node in &hashed.nodes {
+            let rank = if hashed.equal {
+                Rank::unweighted(key, node.hash)
+            } else {
+                Rank::new(key, node.hash, node.weight)
+            };
+            // Counters are read only where the rank leads, so a few times in a thousand nodes.
+            if best.as_ref().is_some_and(|(kept, full, first)| {
+                kept.exclusion == Exclusion::None && !full && *first < rank
+            }) {
+                continue;
+            }
+            let scored = context.score_endpoint(node.index, node.weight);
+            let full = bound.is_some_and(|bound| bound.is_full(&scored));
+            if best.as_ref().is_none_or(|(kept, kept_full, first)| {
+                (scored.exclusion, full, rank) < (kept.exclusion, *kept_full, *first)
+            }) {
+                best = Some((scored, full, rank));
+            }
+        }
+        best.map(|(scored, ..)| scored)
+    }
+
+    fn bound(&self, hashed: &Hashed) -> Option<Bound> {
+        (self.pick_config.policy() == BalancingPolicy::BoundedHash).then(|| Bound {
+            calls: hashed
+                .nodes
+                .iter()
+                .map(|node| u64::from(self.endpoint_stats.outstanding(node.index)))
+                .sum(),
+            weight: hashed.nodes.iter().map(|node| u64::from(node.weight)).sum(),
+            percent: self.endpoint_stats.config().load_factor().into(),
+        })
+    }
+}
+
+/// The load bound of endpoints: consistent hashing with bounded loads (Mirrokni et al. 2018), by weight.
+#[derive(Clone, Copy, Debug)]
+struct Bound {
+    calls: u64,
+    weight: u64,
+    percent: u64,
+}
+
+impl Bound {
+    /// Whether a further call would exceed `percent` of the endpoint's share of all calls, rounded up.
+    fn is_full(&self, scored: &ScoredEndpoint) -> bool {
+        let share = (self.calls + 1) * u64::from(scored.weight) * self.percent;
+        u64::from(scored.outstanding) >= share.div_ceil(self.weight.max(1) * 100)
+    }
+}
+
+/// The copies that a call may use.
+struct EligibleCopies {
+    located: ShardLocation,
+    role: Option<u32>,
+    client_hash: u64,
+}
+
+impl EligibleCopies {
+    /// The lowest rank from `floor` up that has a copy.
+    #[inline]
+    fn lowest_rank(&self, sharding: &Sharding, floor: u32) -> Option<u32> {
+        self.holders(sharding, 0..self.located.copies())
+            .map(|holder| holder.rank)
+            .filter(|&rank| rank >= floor)
+            .min()
+    }
+
+    /// Collects the copies of this rank. If there are more than fit, those from a position of this client's own on: a
+    /// subset that is stable while the map is.
+    #[inline]
+    fn collect_rank(&self, sharding: &Sharding, rank: u32, inline: &mut InlineCandidates) {
+        inline.clear();
+        let copies = self.located.copies();
+        let skip =
+            if copies > InlineCandidates::CAPACITY { (self.client_hash % copies as u64) as usize } else { 0 };
+        let rotated = self.holders(sharding, skip..copies).chain(self.holders(sharding, 0..skip));
+        for holder in rotated.filter(|holder| holder.rank == rank) {
+            inline.push(holder.index, holder.weight);
+        }
+    }
+
+    #[inline]
+    fn holders<'a>(
+        &'a self,
+        sharding: &'a Sharding,
+        copies: Range<usize>,
+    ) -> impl Iterator<Item = Holder> + 'a {
+        let holders = copies.map(|i| sharding.holders[sharding.shards.copy(&self.located, i) as usize]);
+        holders
+            .filter(|holder| holder.rank != u32::MAX)
+            .filter(move |holder| self.role.is_none_or(|role| holder.role == role))
+    }
+}

@@ -1,0 +1,166 @@
+use fairmesh_model::{Capacities, EndpointState, Region, Verdict};
+
+use super::{Explanation, ServiceTable};
+use crate::{
+    EndpointTarget, Headers, PickParams, RegionDistance, RequestView,
+    route_actions::describe_limit,
+    trace::{DecisionTracer, StepRecorder},
+};
+
+/// The most unhealthy endpoints that are listed.
+const MAX_LISTED: usize = 5;
+
+pub(super) fn explain<H: Headers + ?Sized>(
+    table: &ServiceTable,
+    request: &RequestView<'_, H>,
+    params: &PickParams<'_>,
+    now: u64,
+    seed: u64,
+) -> Explanation {
+    let mut explanation = explain_route(table, request, params, now, seed);
+    if explanation.direct_response.is_none() && explanation.target == table.name {
+        let params = PickParams { key: explanation.key, ..*params };
+        let pick = explain_pick(table, &params, now, seed);
+        explanation.steps.extend(pick.steps);
+        explanation.picked = pick.picked;
+    }
+    explanation
+}
+
+pub(super) fn explain_route<H: Headers + ?Sized>(
+    table: &ServiceTable,
+    request: &RequestView<'_, H>,
+    params: &PickParams<'_>,
+    now: u64,
+    seed: u64,
+) -> Explanation {
+    let mut recorder = StepRecorder { table, now, steps: Vec::new() };
+    let routed = table.decide_route(request, seed, &mut recorder);
+    let (target, actions) = (routed.target.clone(), routed.actions);
+    if let Some(bucket) = table.bucket.as_deref() {
+        recorder.record_step("action", || describe_limit("the service", bucket, now));
+    }
+    for words in actions.iter().flat_map(|actions| actions.describe(request, now, seed)) {
+        recorder.record_step("action", || words);
+    }
+    let direct_response = actions.and_then(|actions| actions.direct_response(request, seed));
+    let key = params.key.or_else(|| table.key(request));
+    if params.key.is_none()
+        && let Some(key) = key
+    {
+        recorder.record_step("key", || format!("the policy reads key {key} from the request"));
+    }
+    Explanation { steps: recorder.steps, target, key, direct_response, picked: None }
+}
+
+pub(super) fn explain_pick(
+    table: &ServiceTable,
+    params: &PickParams<'_>,
+    now: u64,
+    seed: u64,
+) -> Explanation {
+    let mut recorder = StepRecorder { table, now, steps: Vec::new() };
+    let picked = table.decide(params, now, seed, &mut recorder);
+    let target = table.name.clone();
+    Explanation {
+        steps: recorder.steps,
+        target,
+        key: params.key,
+        direct_response: None,
+        picked: Some(picked),
+    }
+}
+
+impl ServiceTable {
+    /// Records the rtt_text of each region with an endpoint, and its share of the service's capacity.
+    #[inline]
+    pub(super) fn trace_regions<W: DecisionTracer>(&self, tracer: &mut W) {
+        tracer.record_step("region", || {
+            let (home, capacities) = (self.locality.home(), self.capacities());
+            let describe = |(region, distance)| {
+                format!("{}, {}", describe(region, distance, home), share(region, &capacities))
+            };
+            let regions: Vec<_> = self.locality.regions().map(describe).collect();
+            if regions.is_empty() { "no region has an endpoint".to_owned() } else { regions.join("; ") }
+        });
+        self.trace_health(tracer);
+    }
+
+    /// Records the ring that is searched.
+    #[inline]
+    pub(super) fn trace_rank<W: DecisionTracer>(&self, rank: u32, tracer: &mut W) {
+        tracer.record_step("region", || format!("candidates from {}", self.locality.describe(rank)));
+    }
+}
+
+impl ServiceTable {
+    /// Records the endpoints that active health checks found unhealthy, and whether that is ignored.
+    #[inline]
+    fn trace_health<W: DecisionTracer>(&self, tracer: &mut W) {
+        if !W::ENABLED {
+            return;
+        }
+        let unhealthy =
+            || self.candidates().filter_map(|c| Some((c.target, c.verdict.filter(|v| !v.healthy)?)));
+        if unhealthy().next().is_some() {
+            tracer.record_step("health", || {
+                let named =
+                    unhealthy().take(MAX_LISTED).map(|(target, verdict)| describe_verdict(target, verdict));
+                let named = named.collect::<Vec<_>>().join("; ");
+                match unhealthy().count().saturating_sub(MAX_LISTED) {
+                    0 => named,
+                    more => format!("{named}; and {more} more"),
+                }
+            });
+        }
+        for region in &self.panicking_regions {
+            tracer.record_step("health", || {
+                format!(
+                    "panic: more than half of the capacity that serves in {region} is unhealthy, so verdicts are ignored there"
+                )
+            });
+        }
+    }
+
+    /// Capacity of serving endpoints, by location.
+    fn capacities(&self) -> Capacities {
+        let mut capacities = Capacities::default();
+        for target in self.targets.iter().flatten().filter(|target| target.state == EndpointState::Serving) {
+            capacities.add(&target.location, target.power);
+        }
+        capacities
+    }
+}
+
+/// `cart-1 is unhealthy (75.0 % sure): status 503`.
+fn describe_verdict(target: &EndpointTarget, verdict: &Verdict) -> String {
+    let Verdict { confidence, cause, stale, .. } = verdict;
+    let stale = if *stale { ", stale" } else { "" };
+    format!(
+        "{} is unhealthy ({}.{} % certain{stale}): {cause}",
+        target.instance,
+        confidence / 10,
+        confidence % 10
+    )
+}
+
+/// `62.5 % of the capacity`.
+fn share(region: &Region, capacities: &Capacities) -> String {
+    let here = capacities.regions.get(region).copied().unwrap_or_default();
+    let share = here.thousandths_of(capacities.total);
+    format!("{}.{} % of the capacity", share / 10, share % 10)
+}
+
+fn describe(region: &Region, distance: &RegionDistance, home: &Region) -> String {
+    let rtt_text = match distance.round_trip {
+        _ if region == home => "here (0 ms)".to_owned(),
+        Some(rtt) => format!("{rtt:?} away"),
+        None => "at an unknown rtt_text".to_owned(),
+    };
+    let ring = match distance.ring {
+        Some(ring) => format!("ring {ring}"),
+        None => "not allowed by the policy".to_owned(),
+    };
+    let draining = if distance.draining { ", draining, so used last" } else { "" };
+    format!("{region} is {rtt_text}: {ring}{draining}")
+}

@@ -1,0 +1,96 @@
+use fairmesh_model::{Abort, Actions, KeySource, PathMatch, RateLimit, Scope, Share};
+
+use super::*;
+
+const SECOND: u64 = 1_000_000_000;
+
+fn limited(calls: u32) -> RateLimit {
+    RateLimit { calls, per: Duration::from_secs(1), burst: calls, scope: Scope::Caller }
+}
+
+fn below(path: &str, actions: Actions) -> Route {
+    let path = Some(PathMatch::Prefix(path.into()));
+    Route { matches: Match { path, ..Match::default() }, actions, ..Route::new(Label::new("one").unwrap()) }
+}
+
+fn request(path: &str) -> RequestView<'_, ()> {
+    RequestView { host: "", path, method: "GET", headers: &(), grpc: false }
+}
+
+/// How many of 100 simultaneous calls are admitted.
+fn admitted(table: &ServiceTable, path: &str) -> usize {
+    let routed = table.route(&request(path), 0);
+    (0..100).filter(|_| table.admit(&routed, SECOND).is_ok()).count()
+}
+
+#[test]
+fn limits_of_service_and_route_both_hold_and_outlive_other_changes() {
+    let mut fleet = Fleet::new(ServiceKind::Replicated, vec![endpoint("a", "eu")]);
+    let first = fleet.compile(None);
+    assert_eq!(admitted(&first, "/"), 100, "there is no limit");
+    fleet.policy.limit = Some(limited(5));
+    fleet.policy.routes = vec![below("/few", Actions { limit: Some(limited(3)), ..Actions::default() })];
+    let second = fleet.compile(Some(&first));
+    assert_eq!(admitted(&second, "/few"), 3);
+    assert_eq!(admitted(&second, "/"), 2, "calls that the route admitted count for the service");
+    fleet.endpoints.push(endpoint("b", "eu"));
+    let third = fleet.compile(Some(&second));
+    assert_eq!((admitted(&third, "/few"), admitted(&third, "/")), (0, 0), "a new endpoint fills no bucket");
+    fleet.policy.limit = Some(limited(7));
+    let fourth = fleet.compile(Some(&third));
+    assert_eq!((admitted(&fourth, "/few"), admitted(&fourth, "/")), (0, 7), "a changed limit starts afresh");
+    fleet.policy.limit = None;
+    let last = fleet.compile(Some(&fourth));
+    assert_eq!((admitted(&last, "/few"), admitted(&last, "/")), (0, 100));
+}
+
+#[test]
+fn a_call_rejected_by_the_service_limit_refunds_the_route_limit() {
+    let mut fleet = Fleet::new(ServiceKind::Replicated, vec![endpoint("a", "eu")]);
+    fleet.policy.limit = Some(limited(2));
+    fleet.policy.routes = vec![below("/few", Actions { limit: Some(limited(3)), ..Actions::default() })];
+    let both = fleet.compile(None);
+    assert_eq!(admitted(&both, "/few"), 2);
+    fleet.policy.limit = None;
+    assert_eq!(admitted(&fleet.compile(Some(&both)), "/few"), 1);
+}
+
+#[test]
+fn the_policy_reads_the_key_of_services_called_by_key() {
+    let endpoints: Vec<_> = ["a", "b", "c"].into_iter().map(|id| endpoint(id, "eu")).collect();
+    let mut fleet = Fleet::new(ServiceKind::ConsistentHash, endpoints.clone());
+    fleet.policy.key = Some(KeySource::Query("user".into()));
+    let table = fleet.compile(None);
+    let key = table.key(&request("/?user=ann"));
+    assert_eq!(key, Some(ShardKey(hash_text("ann").into())));
+    let picked = |seed| table.pick(&PickParams { key, ..PickParams::default() }, 1, seed).unwrap().index;
+    assert!((1..50).all(|seed| picked(seed) == picked(0)), "a session stays");
+    assert_eq!(table.key(&request("/")), None);
+    let told = table.explain(&request("/?user=ann"), &PickParams::default(), 1, 0);
+    assert_eq!((told.key, told.picked.unwrap().unwrap().index), (key, picked(0)));
+    fleet.service.kind = ServiceKind::Replicated;
+    assert_eq!(fleet.compile(None).key(&request("/?user=ann")), None, "replicated services have no key");
+}
+
+#[test]
+fn explaining_lists_the_actions_and_counts_no_call() {
+    let mut fleet = Fleet::new(ServiceKind::Replicated, vec![endpoint("a", "eu")]);
+    let abort = Some(Abort { share: Share::ALL, status: 503 });
+    fleet.policy.routes =
+        vec![below("/few", Actions { limit: Some(limited(3)), abort, ..Actions::default() })];
+    let table = fleet.compile(None);
+    for _ in 0..10 {
+        let told = table.explain(&request("/few"), &PickParams::default(), SECOND, 0);
+        assert_eq!((told.direct_response, told.picked), (Some(DirectResponse::Abort { status: 503 }), None));
+        let words: Vec<_> = told.steps.iter().map(|step| (step.title, step.detail.as_str())).collect();
+        assert_eq!(words[0].0, "route");
+        assert!(
+            words[1].0 == "action"
+                && words[1].1.contains("3 calls in 1s")
+                && words[1].1.ends_with("3 may pass now"),
+            "{words:?}"
+        );
+        assert!(words[2].0 == "action" && words[2].1.contains("503"), "{words:?}");
+    }
+    assert_eq!(admitted(&table, "/few"), 3);
+}

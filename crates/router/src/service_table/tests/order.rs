@@ -1,0 +1,146 @@
+//! The order in which a caller uses regions, and endpoints that should not be called.
+
+use super::*;
+
+#[test]
+fn the_first_ring_that_holds_a_serving_endpoint_is_used() {
+    let everywhere = [("a", "eu"), ("b", "near"), ("c", "us"), ("d", "asia"), ("e", "moon")];
+    // Within 5 ms lie eu and near; within 80 ms us; beyond asia, and moon whose distance is unknown.
+    for (from, expected) in [(0, &["a", "b"][..]), (2, &["c"]), (3, &["d", "e"])] {
+        let table = Fleet::replicated(&everywhere[from..]).compile(None);
+        assert_eq!(reached(&table), names(expected));
+    }
+}
+
+#[test]
+fn the_nearest_endpoints_share_calls_while_all_are_healthy() {
+    let mut fleet = Fleet::replicated(&[("a", "eu"), ("b", "eu"), ("far", "us"), ("leaving", "eu")]);
+    fleet.endpoints[3].state = EndpointState::Draining;
+    let nearest = |fleet: &Fleet| -> BTreeSet<String> {
+        let table = fleet.compile(None);
+        table.nearest().iter().map(|&index| table.target(index).instance.to_string()).collect()
+    };
+    assert_eq!(nearest(&fleet), names(&["a", "b"]));
+    assert_eq!(nearest(&fleet), reached(&fleet.compile(None)));
+    fleet.service.kind = ServiceKind::ConsistentHash;
+    assert_eq!(nearest(&fleet), names(&[]), "keys decide, not load");
+    fleet.endpoints.clear();
+    fleet.service.kind = ServiceKind::Replicated;
+    assert_eq!(nearest(&fleet), names(&[]));
+}
+
+#[test]
+fn draining_regions_come_last_and_not_for_their_own_callers() {
+    let mut fleet = Fleet::replicated(&[("a", "eu"), ("b", "near"), ("c", "asia")]);
+    let drain = |fleet: &mut Fleet, name| {
+        fleet.regions.regions.insert(region(name), RegionInfo { draining: true, ..RegionInfo::default() });
+    };
+    drain(&mut fleet, "near");
+    assert_eq!(reached(&fleet.compile(None)), names(&["a"]));
+    fleet.endpoints.remove(0);
+    assert_eq!(
+        reached(&fleet.compile(None)),
+        names(&["c"]),
+        "asia, although far, comes before the draining region"
+    );
+    fleet.endpoints.remove(1);
+    assert_eq!(reached(&fleet.compile(None)), names(&["b"]));
+    drain(&mut fleet, "eu");
+    fleet.endpoints.extend([endpoint("a", "eu"), endpoint("c", "asia")]);
+    assert_eq!(reached(&fleet.compile(None)), names(&["a"]));
+}
+
+#[test]
+fn local_only_fails_rather_than_leave_the_region() {
+    let mut fleet = Fleet::replicated(&[("b", "near")]);
+    fleet.policy.locality.local_only = true;
+    let refused = fleet.compile(None).pick(&PickParams::default(), 0, 1);
+    assert_eq!(refused, Err(PickError::NoneInRegion { region: region("eu") }.into()));
+    fleet.endpoints.push(endpoint("a", "eu"));
+    assert_eq!(reached(&fleet.compile(None)), names(&["a"]));
+}
+
+#[test]
+fn a_bounded_last_ring_excludes_regions_known_to_be_farther() {
+    let mut fleet = Fleet::replicated(&[("d", "asia")]);
+    fleet.policy.locality.rings = vec![Ring { within: Some(Duration::from_millis(100)) }];
+    let refused = fleet.compile(None).pick(&PickParams::default(), 0, 1).unwrap_err();
+    assert!(matches!(*refused, PickError::NoneInRegion { .. }));
+    fleet.endpoints.push(endpoint("e", "moon"));
+    assert_eq!(reached(&fleet.compile(None)), names(&["e"]));
+}
+
+#[test]
+fn lost_and_draining_endpoints_serve_only_when_nothing_else_is_left_anywhere() {
+    let mut fleet = Fleet::replicated(&[("a", "eu"), ("b", "eu"), ("c", "eu"), ("d", "asia")]);
+    fleet.endpoints[0].state = EndpointState::Lost;
+    fleet.endpoints[1].state = EndpointState::Draining;
+    fleet.endpoints[2].state = EndpointState::Starting;
+    let table = fleet.compile(None);
+    assert_eq!(reached(&table), names(&["d"]));
+    assert!(!table.pick(&PickParams::default(), 0, 1).unwrap().last_resort);
+    fleet.endpoints.pop();
+    let table = fleet.compile(None);
+    assert_eq!(reached(&table), names(&["a", "b"]));
+    assert!(table.pick(&PickParams::default(), 0, 1).unwrap().last_resort);
+    fleet.endpoints.drain(..2);
+    assert_eq!(fleet.compile(None).pick(&PickParams::default(), 0, 1), Err(PickError::NoEndpoints.into()));
+}
+
+#[test]
+fn a_call_leaves_its_ring_when_everything_there_has_just_failed() {
+    let mut fleet = Fleet::replicated(&[("a", "eu"), ("b", "eu"), ("c", "us"), ("d", "eu")]);
+    fleet.endpoints[3].state = EndpointState::Lost;
+    let table = fleet.compile(None);
+    let index = |name: &str| table.candidates().find(|c| c.target.instance.as_str() == name).unwrap().index;
+    table.finish(index("a"), Outcome::Unreachable, 0);
+    assert_eq!(reached(&table), names(&["b"]));
+    table.finish(index("b"), Outcome::Unreachable, 0);
+    assert_eq!(reached(&table), names(&["c"]));
+    table.finish(index("c"), Outcome::Unreachable, 0);
+    assert_eq!(reached(&table), names(&["a", "b"]), "the home region again, and never a lost endpoint");
+    let later = table.pick(&PickParams::default(), 200_000_000, 1).unwrap();
+    assert!(["a", "b"].contains(&id(&table, &later).as_str()), "penalties end");
+}
+
+#[test]
+fn a_key_has_one_endpoint_for_all_callers_until_it_is_removed() {
+    let mut fleet = Fleet::many(ServiceKind::ConsistentHash, 100);
+    let homes = |fleet: &Fleet| -> Vec<String> {
+        let table = fleet.compile(None);
+        let at = |key| {
+            table.pick(
+                &PickParams { key: Some(ShardKey(key)), ..PickParams::default() },
+                0,
+                mix64(key as u64),
+            )
+        };
+        (0..2000).map(|key| id(&table, &at(key).unwrap())).collect()
+    };
+    let before = homes(&fleet);
+    fleet.client = 7;
+    assert_eq!(homes(&fleet), before);
+    fleet.endpoints[13].state = EndpointState::Lost;
+    for (old, new) in before.iter().zip(homes(&fleet)) {
+        assert!(*old == new || old == "i13");
+    }
+    fleet.endpoints[13].state = EndpointState::Serving;
+    fleet.endpoints.push(endpoint("new", "eu"));
+    let moved = before.iter().zip(homes(&fleet)).filter(|(old, new)| *old != new).collect::<Vec<_>>();
+    assert!(moved.iter().all(|(_, new)| new == "new"));
+    assert!((5..60).contains(&moved.len()), "{} of 2000 keys where 20 are fair", moved.len());
+}
+
+#[test]
+fn a_hashed_key_fails_over_to_the_same_next_endpoint() {
+    let table = Fleet::many(ServiceKind::ConsistentHash, 50).compile(None);
+    let at = |avoid: &[u32], seed| {
+        table.pick(&PickParams { key: Some(ShardKey(9)), role: None, avoid }, 0, seed).unwrap().index
+    };
+    let first = at(&[], 1);
+    let next = at(&[first], 1);
+    assert_ne!(first, next);
+    table.finish(first, Outcome::Unreachable, 0);
+    assert!((0..20).all(|seed| at(&[], seed) == next));
+    assert_eq!(table.pick(&PickParams::default(), 0, 1), Err(PickError::KeyMissing.into()));
+}
