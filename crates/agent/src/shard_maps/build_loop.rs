@@ -9,87 +9,91 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     MapName,
-    build::{Builder, Built},
-    source::{Broken, Source},
+    build::{Builder, BuiltMap},
+    map_records::{BuildError, MapRecords},
 };
-use crate::feed::Shared;
+use crate::state::AgentState;
 
-/// How long to wait after a version was made, at least: a burst of moves becomes one.
-const REST: Duration = Duration::from_millis(20);
-/// How many times as long as it took to make one to wait after it, so that moves without end leave most of the machine alone.
-const RESTS: u32 = 4;
-/// How long to wait until what was lost is fetched again.
-const RETRY: Duration = Duration::from_secs(1);
+/// Minimum pause between builds: a burst of moves becomes one version.
+const MIN_BUILD_PAUSE: Duration = Duration::from_millis(20);
+/// Pause after a build, as a multiple of its duration, so that constant moves leave most of the machine to others.
+const BUILD_PAUSE_FACTOR: u32 = 4;
+/// Pause for a missing chunk to be fetched again.
+const CHUNK_RETRY: Duration = Duration::from_secs(1);
 
-/// Makes tables of every version of a map that is followed, until nobody does.
-pub(super) async fn keep(
-    shared: Arc<Shared>,
+/// Builds the tables of each version of a map, until it is dropped.
+pub(super) async fn run(
+    shared: Arc<AgentState>,
     upstream: Handle,
     name: MapName,
     (changed, gone): (Arc<Notify>, CancellationToken),
 ) {
     let numbers = Arc::clone(&shared);
     let mut builder = Builder::new(move || numbers.maps.next_table());
-    // Tables of another builder number holders otherwise, and must not be mixed with those of this one.
-    let mut latest: Option<Arc<Built>> = None;
+    // Builders number holders independently, so tables of another one must not be mixed with these.
+    let mut latest: Option<Arc<BuiltMap>> = None;
     loop {
         let next = async {
             changed.notified().await;
             // Never closed.
             Arc::clone(&shared.maps.builds).acquire_owned().await
         };
-        let turn = tokio::select! {
+        let permit = tokio::select! {
             biased;
             () = gone.cancelled() => return,
-            turn = next => turn,
+            permit = next => permit,
         };
         let Some(source) = shared.maps.source(&name) else { continue };
         let before = latest.clone();
         let began = Instant::now();
-        // Its turn goes with it, and not with this keeper: it cannot be called off.
+        // The permit moves into the blocking task, which cannot be cancelled.
         let work = tokio::task::spawn_blocking(move || {
-            let (version, built) = make(&mut builder, &source, before.as_ref());
-            // What was read and is in tables now is freed, and would stay with this process.
+            let (version, built) = build_current(&mut builder, &source, before.as_ref());
+            // Returns the freed chunks to the system; the allocator would keep them.
             fairmesh_sealed::trim();
-            drop(turn);
+            drop(permit);
             (builder, version, built)
         });
-        // Else it panicked, which the runtime has reported; the map stays as it is.
+        // On a panic, which the runtime has reported, the map stays as it is.
         let Ok((returned, version, built)) = work.await else { return };
         builder = returned;
         let took = began.elapsed();
         match built {
             Ok(built) => {
-                tracing::debug!(service = %name.service, version, ?took, "shard tables are made");
+                tracing::debug!(service = %name.service, version, ?took, "shard tables built");
                 latest.clone_from(&built);
-                shared.maps.tell(&name, &changed, |latest| (latest.built, latest.failure) = (built, None));
+                shared.maps.publish(&name, &changed, |latest| (latest.built, latest.failure) = (built, None));
             }
-            // Replaced meanwhile: what replaces it is there.
-            Err(Broken::Lost(hash)) if !shared.maps.names(&name, hash) => changed.notify_one(),
-            Err(Broken::Lost(hash)) => {
-                tracing::warn!(service = %name.service, %hash, "a chunk of the shard map is fetched again");
+            // Replaced meanwhile; the new chunk is there.
+            Err(BuildError::ChunkMissing(hash)) if !shared.maps.references_chunk(&name, hash) => {
+                changed.notify_one()
+            }
+            Err(BuildError::ChunkMissing(hash)) => {
+                let service = &name.service;
+                tracing::warn!(%service, %hash, "chunk of a shard map is missing on disk; fetching it");
                 shared.fetch_again(&name, &upstream);
-                rest(&gone, RETRY).await;
+                pause(&gone, CHUNK_RETRY).await;
                 changed.notify_one();
             }
-            Err(broken) => {
-                tracing::warn!(service = %name.service, version, %broken, "the shard map cannot be used; the one before stays");
-                shared.maps.tell(&name, &changed, |latest| {
-                    latest.failure = Some((version, broken.to_string()));
+            Err(error) => {
+                let service = &name.service;
+                tracing::warn!(%service, version, %error, "invalid shard map; keeping the previous version");
+                shared.maps.publish(&name, &changed, |latest| {
+                    latest.failure = Some((version, error.to_string()));
                 });
             }
         }
-        rest(&gone, (took * RESTS).max(REST)).await;
+        pause(&gone, (took * BUILD_PAUSE_FACTOR).max(MIN_BUILD_PAUSE)).await;
     }
 }
 
-/// The tables of what there is now, with its version.
-fn make(
+/// Builds the tables of the current records; returns them with their version.
+fn build_current(
     builder: &mut Builder,
-    source: &Source,
-    before: Option<&Arc<Built>>,
-) -> (u64, Result<Option<Arc<Built>>, Broken>) {
-    let built = source.parts().map_err(Broken::from).and_then(|parts| match (&parts, before) {
+    source: &MapRecords,
+    before: Option<&Arc<BuiltMap>>,
+) -> (u64, Result<Option<Arc<BuiltMap>>, BuildError>) {
+    let built = source.parts().map_err(BuildError::from).and_then(|parts| match (&parts, before) {
         (None, _) => Ok(None),
         (Some(parts), Some(built)) if built.is(source, parts) => Ok(Some(Arc::clone(built))),
         (Some(parts), built) => {
@@ -100,8 +104,8 @@ fn make(
     (version, built)
 }
 
-/// Waits so long, or until nobody follows the map any more.
-async fn rest(gone: &CancellationToken, time: Duration) {
-    // Which of the two it was, the caller finds out.
+/// Waits for this time, or until the map is dropped.
+async fn pause(gone: &CancellationToken, time: Duration) {
+    // The caller checks which of the two happened.
     let _ = timeout(time, gone.cancelled()).await;
 }
