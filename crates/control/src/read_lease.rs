@@ -1,4 +1,4 @@
-//! Whether what is served here is all there is, or another control plane may have written since.
+//! Whether this control plane may still serve linearizable reads, or another one may have written since.
 
 use std::time::Duration;
 
@@ -7,74 +7,72 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-/// How long a read waits for the store to be held again: as long as a write waits for etcd.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// The least age of what may be old.
-const LEAST: Duration = Duration::from_millis(1);
+/// Time that a read waits for the writer lease to be renewed: as long as a write waits for etcd.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
+/// Minimum age of possibly stale data.
+const MIN_AGE: Duration = Duration::from_millis(1);
 
-/// The hold of a store that others wait for.
+/// Validity of reads, from the writer lease of a store that other control planes stand by for.
 #[derive(Clone, Debug)]
-pub(crate) struct Hold {
-    /// Until when nobody else can write.
-    until: watch::Receiver<Instant>,
-    /// Ticks when that time is over, and when it goes on.
+pub(crate) struct ReadLease {
+    /// Until when no other process can write.
+    expiry: watch::Receiver<Instant>,
+    /// Ticks when the lease expires, and when it is renewed after that.
     ticks: watch::Sender<u64>,
 }
 
-impl Hold {
-    pub(crate) fn new(until: watch::Receiver<Instant>) -> Self {
-        Self { until, ticks: watch::Sender::new(0) }
+impl ReadLease {
+    pub(crate) fn new(expiry: watch::Receiver<Instant>) -> Self {
+        Self { expiry, ticks: watch::Sender::new(0) }
     }
 
-    /// How old what is served may be; zero while nobody else can write.
+    /// Maximum age of served data; zero while the lease is held.
     pub(crate) fn age(&self) -> Duration {
-        let (now, until) = (Instant::now(), *self.until.borrow());
-        if now < until { Duration::ZERO } else { (now - until).max(LEAST) }
+        let (now, expiry) = (Instant::now(), *self.expiry.borrow());
+        if now < expiry { Duration::ZERO } else { (now - expiry).max(MIN_AGE) }
     }
 
-    /// Ticks when the age ceased or began to be zero, if it is [kept](Self::keep).
+    /// Ticks when the age becomes or ceases to be zero, while [`watch_expiry`](Self::watch_expiry) runs.
     pub(crate) fn ages(&self) -> watch::Receiver<u64> {
         self.ticks.subscribe()
     }
 
-    /// Returns at a moment at which nobody else could have written.
+    /// Waits expiry the lease is held, so that no other process can have written.
     ///
     /// # Errors
-    /// Whom to ask instead, where that does not come.
-    pub(crate) async fn certain(&self) -> Result<(), String> {
-        let mut until = self.until.clone();
-        let held = until.wait_for(|until| Instant::now() < *until);
-        match timeout(PATIENCE, held).await {
+    /// After [`READ_TIMEOUT`] without the lease: the message for the caller.
+    pub(crate) async fn wait_held(&self) -> Result<(), String> {
+        let mut expiry = self.expiry.clone();
+        let held = expiry.wait_for(|expiry| Instant::now() < *expiry);
+        match timeout(READ_TIMEOUT, held).await {
             Ok(Ok(_)) => Ok(()),
-            _ => Err("this control plane cannot reach its store in etcd, and another may have taken over and written; \
-                      ask that one, or read what was known at a replica"
-                .into()),
+            _ => Err(
+                "this control plane cannot reach its store in etcd, and another one may have taken over; \
+                      read there, or read possibly stale data from a replica"
+                    .into(),
+            ),
         }
     }
 
-    /// Tells when the age begins and ceases to be zero, until the store is dropped.
-    pub(crate) async fn keep(self) {
-        let mut until = self.until.clone();
+    /// Drives the ticks of [`ages`](Self::ages), expiry the store is dropped.
+    pub(crate) async fn watch_expiry(self) {
+        let mut expiry = self.expiry.clone();
         let mut known = true;
         loop {
-            let end = *until.borrow_and_update();
+            let end = *expiry.borrow_and_update();
             let held = Instant::now() < end;
             if held != known {
                 known = held;
                 self.ticks.send_modify(|ticks| *ticks += 1);
                 if held {
-                    tracing::info!(
-                        "the store is held again, and nobody else wrote: what is served is current"
-                    );
+                    tracing::info!("writer lease renewed and no other process wrote; reads are current");
                 } else {
-                    tracing::warn!(
-                        "the hold of the store is not renewed: what is served may be old, and is said to be"
-                    );
+                    tracing::warn!("writer lease expired; reads may be stale, and are marked as such");
                 }
             }
             tokio::select! {
                 () = sleep_until(end), if held => {}
-                changed = until.changed() => {
+                changed = expiry.changed() => {
                     if changed.is_err() {
                         return;
                     }
@@ -91,38 +89,38 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_served_ages_from_the_end_of_the_hold_until_it_is_renewed() {
-        let (renewal, until) = watch::channel(Instant::now() + 5 * SECOND);
-        let hold = Hold::new(until);
-        let mut ages = hold.ages();
-        tokio::spawn(hold.clone().keep());
+    async fn data_ages_from_expiry_of_the_lease_until_its_renewal() {
+        let (renewal, expiry) = watch::channel(Instant::now() + 5 * SECOND);
+        let read_lease = ReadLease::new(expiry);
+        let mut ages = read_lease.ages();
+        tokio::spawn(read_lease.clone().watch_expiry());
         let begun = Instant::now();
-        assert_eq!(hold.age(), Duration::ZERO);
+        assert_eq!(read_lease.age(), Duration::ZERO);
         renewal.send_replace(begun + 7 * SECOND);
         ages.changed().await.unwrap();
-        assert!(begun.elapsed() >= 7 * SECOND, "a renewal is not the end");
+        assert!(begun.elapsed() >= 7 * SECOND, "a renewal in time is no expiry");
         tokio::time::sleep_until(begun + 9 * SECOND).await;
-        assert_eq!(hold.age(), 2 * SECOND);
+        assert_eq!(read_lease.age(), 2 * SECOND);
         renewal.send_replace(begun + 14 * SECOND);
         ages.changed().await.unwrap();
-        assert_eq!((hold.age(), Instant::now()), (Duration::ZERO, begun + 9 * SECOND));
+        assert_eq!((read_lease.age(), Instant::now()), (Duration::ZERO, begun + 9 * SECOND));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_read_waits_for_the_hold_and_not_for_ever() {
-        let (renewal, until) = watch::channel(Instant::now());
-        let hold = Hold::new(until);
-        let asked = Instant::now();
-        let refusal = hold.certain().await.unwrap_err();
-        assert_eq!(asked.elapsed(), PATIENCE);
-        assert!(refusal.contains("another may have taken over"), "{refusal}");
-        let reading = tokio::spawn({
-            let hold = hold.clone();
-            async move { hold.certain().await }
+    async fn a_read_waits_for_the_lease_with_a_timeout() {
+        let (renewal, expiry) = watch::channel(Instant::now());
+        let read_lease = ReadLease::new(expiry);
+        let began = Instant::now();
+        let refusal = read_lease.wait_held().await.unwrap_err();
+        assert_eq!(began.elapsed(), READ_TIMEOUT);
+        assert!(refusal.contains("another one may have taken over"), "{refusal}");
+        let waiting = tokio::spawn({
+            let read_lease = read_lease.clone();
+            async move { read_lease.wait_held().await }
         });
         tokio::time::sleep(SECOND).await;
-        assert!(!reading.is_finished());
+        assert!(!waiting.is_finished());
         renewal.send_replace(Instant::now() + SECOND);
-        assert_eq!(reading.await.unwrap(), Ok(()));
+        assert_eq!(waiting.await.unwrap(), Ok(()));
     }
 }

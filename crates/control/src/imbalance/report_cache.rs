@@ -1,41 +1,41 @@
-//! Reports that were made a moment ago: many readers cost as much as one.
+//! Cache of reports: many readers cost as much as one.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use fairmesh_imbalance::Report;
 use tokio::{runtime::Handle, sync::Mutex, task::spawn_blocking, time::Instant};
 
-use super::{Imbalance, now, reading::Question};
+use super::{Imbalance, now, query::ReportQuery};
 
-/// For how long a report is given to others who ask the same.
-const FRESH: Duration = Duration::from_secs(5);
-/// Reports that are kept.
-const MAX_KEPT: usize = 64;
+/// Lifetime of a cached report.
+const MAX_REPORT_AGE: Duration = Duration::from_secs(5);
+/// Maximum of cached reports.
+const MAX_CACHED: usize = 64;
 
-/// The reports, by what was asked. The lock is held while one is made, so that they take one core at most.
+/// Reports by query. The lock is held while one is computed, so that they take one core at most.
 #[derive(Debug, Default)]
-pub(super) struct Recent(Arc<Mutex<Reports>>);
+pub(super) struct ReportCache(Arc<Mutex<Reports>>);
 
-type Reports = HashMap<Question, (Instant, Arc<Report>)>;
+type Reports = HashMap<ReportQuery, (Instant, Arc<Report>)>;
 
 impl Imbalance {
-    /// A report that is at most [`FRESH`] old, made on a thread of its own where there is none.
+    /// A report that is at most [`MAX_REPORT_AGE`] old, computed on a thread of its own if there is none.
     ///
     /// # Errors
-    /// Why it could not be made, for people.
-    pub(super) async fn recent(self: &Arc<Self>, asked: Question) -> Result<Arc<Report>, String> {
-        let mut recent = self.recent.0.clone().lock_owned().await;
-        recent.retain(|_, (made, _)| made.elapsed() < FRESH);
-        if let Some((_, report)) = recent.get(&asked) {
+    /// Why it could not be computed.
+    pub(super) async fn cached_report(self: &Arc<Self>, query: ReportQuery) -> Result<Arc<Report>, String> {
+        let mut cache = self.report_cache.0.clone().lock_owned().await;
+        cache.retain(|_, (computed, _)| computed.elapsed() < MAX_REPORT_AGE);
+        if let Some((_, report)) = cache.get(&query) {
             return Ok(report.clone());
         }
-        let (this, question, handle) = (self.clone(), asked.clone(), Handle::current());
-        // The report is made to its end if its reader goes away, and keeps the lock until then.
-        let making = spawn_blocking(move || (handle.block_on(this.report(&question, now())), recent));
-        let (made, mut recent) = making.await.map_err(|stopped| stopped.to_string())?;
-        let report = Arc::new(made.map_err(|error| error.to_string())?);
-        if recent.len() < MAX_KEPT {
-            recent.insert(asked, (Instant::now(), report.clone()));
+        let (this, wanted, handle) = (self.clone(), query.clone(), Handle::current());
+        // If its reader leaves, the report is still computed to its end, and holds the lock until then.
+        let computing = spawn_blocking(move || (handle.block_on(this.report(&wanted, now())), cache));
+        let (computed, mut cache) = computing.await.map_err(|stopped| stopped.to_string())?;
+        let report = Arc::new(computed.map_err(|error| error.to_string())?);
+        if cache.len() < MAX_CACHED {
+            cache.insert(query, (Instant::now(), report.clone()));
         }
         Ok(report)
     }

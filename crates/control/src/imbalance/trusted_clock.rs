@@ -1,62 +1,62 @@
-//! How far the clock is believed, by another one that never jumps.
+//! Detects jumps of the wall clock by comparison with the monotonic clock.
 
 use fairmesh_imbalance::{Minute, Moment};
 
-/// How much the clock may gain between two readings without having jumped, in milliseconds: adjustments are smaller.
+/// Gain of the wall clock between two readings that is not a jump, in milliseconds: adjustments are smaller.
 const TOLERANCE_MS: u64 = 2 * 60_000;
-/// How long the clock must go on steadily, in milliseconds, before anything is deleted by what it says, and before a
-/// jump ahead is believed. A clock that is wrong is mostly put back sooner; one that stays is right, such as after a
-/// machine was asleep. Never believing it was rejected: nothing would be closed until a restart.
+/// Time without a jump, in milliseconds, before anything is deleted by the wall clock, and before a jump ahead is
+/// trusted. A wrong clock is usually corrected sooner; one that stays is right, such as after a machine was suspended.
+/// Never trusting it was rejected: no minute would be closed until a restart.
 const STEADY_MS: u64 = 60 * 60_000;
 
-/// A clock that is watched.
+/// Tracks the wall clock.
 #[derive(Debug, Default)]
-pub(super) struct Clock {
-    known: Option<Known>,
+pub(super) struct TrustedClock {
+    state: Option<ClockState>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Known {
+struct ClockState {
     last: Moment,
-    /// How far the clock is ahead of what is believed, in milliseconds.
+    /// How far the wall clock is ahead of trusted time, in milliseconds.
     ahead_ms: u64,
-    /// Since when the clock has gone on steadily, by the one that never jumps.
+    /// Monotonic time of the last jump.
     steady_since_ms: u64,
 }
 
-/// What to go by.
+/// Trusted time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Believed {
-    /// The minute up to which time has passed.
+pub(super) struct TrustedTime {
+    /// The current minute of trusted time.
     pub(super) now: Minute,
-    /// Whether that is sure enough to delete by.
+    /// Whether it may be used to delete expired data.
     pub(super) steady: bool,
-    /// How far the clock has just jumped ahead, in milliseconds.
+    /// A jump ahead since the last reading, in milliseconds.
     pub(super) jumped_ms: Option<u64>,
 }
 
-impl Clock {
-    pub(super) fn read(&mut self, at: Moment) -> Believed {
-        let fresh = Known { last: at, ahead_ms: 0, steady_since_ms: at.elapsed_ms };
-        let mut known = self.known.unwrap_or(fresh);
-        let passed = at.elapsed_ms.saturating_sub(known.last.elapsed_ms);
-        let expected = known.last.clock_ms.saturating_add(passed);
+impl TrustedClock {
+    pub(super) fn read(&mut self, at: Moment) -> TrustedTime {
+        let fresh = ClockState { last: at, ahead_ms: 0, steady_since_ms: at.elapsed_ms };
+        let mut state = self.state.unwrap_or(fresh);
+        let passed = at.elapsed_ms.saturating_sub(state.last.elapsed_ms);
+        let expected = state.last.clock_ms.saturating_add(passed);
         let (gained, lost) = (at.clock_ms.saturating_sub(expected), expected.saturating_sub(at.clock_ms));
         let jumped = gained > TOLERANCE_MS;
         if jumped {
-            known.ahead_ms = known.ahead_ms.saturating_add(gained);
-            known.steady_since_ms = at.elapsed_ms;
+            state.ahead_ms = state.ahead_ms.saturating_add(gained);
+            state.steady_since_ms = at.elapsed_ms;
         } else {
-            known.ahead_ms = known.ahead_ms.saturating_sub(lost);
+            state.ahead_ms = state.ahead_ms.saturating_sub(lost);
         }
-        let steady = at.elapsed_ms.saturating_sub(known.steady_since_ms) >= STEADY_MS;
+        let steady = at.elapsed_ms.saturating_sub(state.steady_since_ms) >= STEADY_MS;
         if steady {
-            known.ahead_ms = 0;
+            state.ahead_ms = 0;
         }
-        known.last = at;
-        self.known = Some(known);
-        let now = Minute::of_ms(at.clock_ms.saturating_sub(known.ahead_ms));
-        Believed { now, steady, jumped_ms: jumped.then_some(gained) }
+        state.last = at;
+        self.state = Some(state);
+        let now = Minute::of_ms(at.clock_ms.saturating_sub(state.ahead_ms));
+        TrustedTime { now, steady, jumped_ms: jumped.then_some(gained) }
     }
 }
 
@@ -68,24 +68,24 @@ mod tests {
     const DECADE: u64 = 10 * 366 * 24 * 60;
     const START: u64 = 28_000_000;
 
-    /// Reads at this minute since the start, by a clock that is ahead by so many minutes.
-    fn read(clock: &mut Clock, minute: u64, ahead: u64) -> (u64, bool, bool) {
+    /// Reads at this minute since the start, with a wall clock that is `ahead` minutes ahead.
+    fn read(clock: &mut TrustedClock, minute: u64, ahead: u64) -> (u64, bool, bool) {
         let at = Moment { elapsed_ms: minute * MINUTE, clock_ms: (START + minute + ahead) * MINUTE };
-        let believed = clock.read(at);
-        (u64::from(believed.now.0) - START, believed.steady, believed.jumped_ms.is_some())
+        let trusted = clock.read(at);
+        (u64::from(trusted.now.0) - START, trusted.steady, trusted.jumped_ms.is_some())
     }
 
     #[test]
-    fn time_that_goes_on_is_believed_and_deleted_by_after_an_hour() {
-        let mut clock = Clock::default();
+    fn a_steady_clock_is_trusted_for_deletion_after_an_hour() {
+        let mut clock = TrustedClock::default();
         for minute in 0..200 {
             assert_eq!(read(&mut clock, minute, 0), (minute, minute >= 60, false));
         }
     }
 
     #[test]
-    fn a_jump_ahead_that_is_taken_back_moves_and_deletes_nothing() {
-        let mut clock = Clock::default();
+    fn a_jump_ahead_that_is_corrected_moves_and_deletes_nothing() {
+        let mut clock = TrustedClock::default();
         for minute in 0..100 {
             read(&mut clock, minute, 0);
         }
@@ -98,8 +98,8 @@ mod tests {
     }
 
     #[test]
-    fn a_jump_ahead_that_stays_is_believed_after_an_hour() {
-        let mut clock = Clock::default();
+    fn a_jump_ahead_that_stays_is_trusted_after_an_hour() {
+        let mut clock = TrustedClock::default();
         read(&mut clock, 0, 0);
         assert_eq!(read(&mut clock, 1, DECADE), (1, false, true));
         assert_eq!(read(&mut clock, 60, DECADE), (60, false, false));
@@ -107,8 +107,8 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_put_back_is_followed_and_small_adjustments_are_none() {
-        let mut clock = Clock::default();
+    fn a_clock_set_back_is_followed_and_small_adjustments_are_no_jumps() {
+        let mut clock = TrustedClock::default();
         read(&mut clock, 0, 50);
         assert_eq!(read(&mut clock, 1, 10), (11, false, false));
         assert_eq!(read(&mut clock, 2, 12), (14, false, false));
