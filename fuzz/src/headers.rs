@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use arbitrary::{Arbitrary as _, Unstructured};
-use fairmesh_client::headers::{
+use fairmesh_headers::{
     DEADLINE, GRPC_TIMEOUT, encode_grpc_timeout, grpc_timeout, load_from_binary, load_from_text,
     read_deadline, write_deadline,
 };

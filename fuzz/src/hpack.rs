@@ -2,7 +2,7 @@
 //! what we have understood.
 
 use arbitrary::{Arbitrary as _, Unstructured};
-use fairmesh_client::http2::hpack::{Block, Decoder, Encoder, Field};
+use fairmesh_http::hpack::{Block, Decoder, Encoder, Field};
 
 /// What HTTP/2 counts of a head before it is refused; a block of a few bytes may hold far more.
 const MOST: usize = 64 * 1024;

@@ -2,7 +2,7 @@
 //! nothing is lost: what was read and what is left for the next message are no longer than what was sent.
 
 use bytes::{Bytes, BytesMut};
-use fairmesh_client::http1::{HeadReader, Malformed, Piece};
+use fairmesh_http::h1::{HeadReader, Malformed, Piece};
 use http::{HeaderMap, Method, Response};
 
 use crate::cut;

@@ -4,10 +4,8 @@
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use fairmesh_client::{
-    fuzzing,
-    http1::{HeadReader, Piece},
-};
+use fairmesh_client::fuzzing;
+use fairmesh_http::h1::{HeadReader, Piece};
 use http::{Method, StatusCode};
 use http_body_util::BodyExt as _;
 use tokio::io::duplex;

@@ -2,10 +2,10 @@
 //! on as that.
 
 use bytes::{Bytes, BytesMut};
-use fairmesh_client::{
-    RawPath,
-    headers::DEADLINE,
-    http1::{Decoder, HeadReader, Piece, PlainAnswer, PlainRequest, RequestReader, no_fields},
+use fairmesh_headers::DEADLINE;
+use fairmesh_http::{
+    h1::{Decoder, HeadReader, Piece, PlainAnswer, PlainRequest, RequestReader, no_fields},
+    path::RawPath,
 };
 use http::{HeaderMap, HeaderName, Method, header};
 

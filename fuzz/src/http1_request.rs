@@ -2,7 +2,7 @@
 //! longer than what was sent, and what is left to another reader is left as it came.
 
 use bytes::BytesMut;
-use fairmesh_client::http1::{Piece, Received, RequestReader, Unserved};
+use fairmesh_http::h1::{Piece, Received, RequestReader, Unserved};
 use http::{HeaderMap, Request};
 
 use crate::cut;

@@ -5,7 +5,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::BytesMut;
-use fairmesh_client::http1::{HeadReader, Piece, RequestReader};
+use fairmesh_http::h1::{HeadReader, Piece, RequestReader};
 use fairmesh_proxy::fuzzing::{self, RequestBody};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use tokio::io::duplex;

@@ -1,6 +1,6 @@
 //! Whatever a caller sends as `traceparent`, reading it never panics, and what was read is written so that it is read alike.
 
-use fairmesh_client::headers::{SpanContext, TRACEPARENT};
+use fairmesh_headers::{SpanContext, TRACEPARENT};
 use http::{HeaderMap, HeaderValue};
 
 /// What must hold of these bytes.

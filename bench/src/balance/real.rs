@@ -7,8 +7,8 @@
 
 use std::{error::Error, path::Path, time::Duration};
 
-use fairmesh_client::server::terminated;
 use fairmesh_model::{Balancing, BalancingPolicy, Policy, RecordKey};
+use fairmesh_server::terminated;
 use fairmesh_wire::{
     handshake, records,
     transport::Address,

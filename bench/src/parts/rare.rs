@@ -8,11 +8,9 @@ use std::{
 use axum::{Router, body::Bytes as Text, extract::DefaultBodyLimit, routing::post};
 use bytes::Bytes;
 use clap::Args;
-use fairmesh_client::{
-    Mesh, ServiceHandle,
-    server::{Server, Standing, serve_http},
-};
+use fairmesh_client::{Mesh, ServiceHandle};
 use fairmesh_model::{Location, Protocol, Region};
+use fairmesh_server::{Server, Standing, serve_http};
 use fairmesh_wire::transport::Address;
 use http::Request;
 use http_body_util::{BodyExt as _, Full};

@@ -7,9 +7,9 @@ use std::{
 
 use axum::{Router, body::Bytes, routing::post};
 use fairmesh_agent::AgentConfig;
-use fairmesh_client::server::{Server, Standing, serve_http};
 use fairmesh_control::ControlConfig;
 use fairmesh_model::{Location, Region};
+use fairmesh_server::{Server, Standing, serve_http};
 use fairmesh_wire::transport::Address;
 use hyper_util::{
     rt::{TokioExecutor, TokioIo},

@@ -15,11 +15,9 @@ use std::{
 
 use axum::{Router, body::Bytes, http::StatusCode, routing::post};
 use clap::Args;
-use fairmesh_client::{
-    Mesh,
-    server::{Server, Standing, serve_http},
-};
+use fairmesh_client::Mesh;
 use fairmesh_model::{Location, Protocol, Region, arith::mix64};
+use fairmesh_server::{Server, Standing, serve_http};
 use fairmesh_wire::transport::Address;
 use http_body_util::{BodyExt, Full};
 use tokio::net::TcpListener;

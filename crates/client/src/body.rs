@@ -24,11 +24,11 @@ use self::{
 use crate::{
     BoxError, Fault, FaultKind,
     core::{Call, Clock},
-    headers::{Caller, GRPC_STATUS, WEB_TEXT, is_event_stream},
-    send::{has_erred, learn_from_trailers, violates_protocol},
+    send::{learn_from_trailers, violates_protocol},
     transport::{H2Incoming, Incoming, Lent, Line, Reply},
     tunnel::Tunnel,
 };
+use fairmesh_headers::{Caller, GRPC_STATUS, WEB_TEXT, has_erred, is_event_stream};
 
 /// The body of an answer; also a simple body for requests.
 ///

@@ -14,10 +14,10 @@ use http::Request;
 use crate::{
     Fault, FaultKind, Mesh, ServiceHandle,
     core::{FIRST_CONTACT, View},
-    headers,
-    path::Path,
     send::{self, HeadersView, authority},
 };
+use fairmesh_headers as headers;
+use fairmesh_http::path::Path;
 
 /// One decision with its reasons and what it rests on.
 #[derive(Clone, Debug, Default)]

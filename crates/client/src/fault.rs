@@ -1,13 +1,12 @@
 use std::{error::Error as StdError, fmt, time::Duration};
 
+use fairmesh_http::{
+    BoxError,
+    h2::{Reason, ResetReason},
+};
 use fairmesh_router::Unroutable;
 use http::{HeaderMap, StatusCode};
 use tonic::{Code, Status};
-
-use crate::http2::{Reason, ResetReason};
-
-/// A boxed error of a body or a peer.
-pub type BoxError = Box<dyn StdError + Send + Sync>;
 
 /// Why a call got no answer. Answers of servers, good or bad, are not faults.
 ///

@@ -28,11 +28,11 @@ use self::{cell::Wanted, places::Places};
 use crate::{
     Body, CallContext, Fault,
     core::Subscription,
-    headers::WRONG_SHARD,
     send,
     service::Handle,
     transport::{Line, Outgoing},
 };
+use fairmesh_headers::WRONG_SHARD;
 
 /// All leases of a mesh.
 pub(crate) struct Leases(Arc<Shared>);

@@ -1,9 +1,9 @@
 //! The embeddable library: a program calls another service by name, and the call goes straight to the right server.
 //!
-//! It sits on `rib` (what the agent tells), `router` (what to choose), [`http1`] and [`http2`] (how to send). [`Mesh`] is the
+//! It sits on `rib` (what the agent tells), `router` (what to choose), [`fairmesh_http`] (how to send). [`Mesh`] is the
 //! entrance; a [`ServiceHandle`] is a `tower::Service` over `http` requests that hyper HTTP/1.1 and HTTP/2 servers and
 //! every generated tonic client understand. [`mod@core`] holds what every form of Fairmesh must do alike around a try, without
-//! a transport; [`server`] is the other end.
+//! a transport; `fairmesh-server` is the other end.
 //!
 //! ```no_run
 //! # async fn call() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
@@ -26,20 +26,12 @@ pub mod explain;
 mod fault;
 #[doc(hidden)]
 pub mod fuzzing;
-pub mod headers;
-pub mod http1;
-pub mod http2;
-pub mod informational;
 mod leases;
 mod mesh;
 mod observer;
-mod path;
-pub mod places;
 mod poll;
 mod send;
-pub mod server;
 mod service;
-mod socket;
 mod source;
 mod stats;
 mod trace;
@@ -49,14 +41,14 @@ mod tunnel;
 pub use body::{Body, BodyEnd, Watch};
 pub use core::CallContext;
 pub use cores::on_core;
+pub use fairmesh_headers::Deadline;
+pub use fairmesh_http::BoxError;
 pub use fairmesh_model::{InstanceId, Invalid, Location, Protocol, Region, ServiceName, ShardId, ShardKey};
 pub use fairmesh_router::{EndpointTarget, Step};
 pub use fairmesh_wire::transport::Address;
-pub use fault::{BoxError, Fault, FaultKind, Origin, Retry};
-pub use headers::Deadline;
+pub use fault::{Fault, FaultKind, Origin, Retry};
 pub use mesh::{Mesh, MeshBuilder};
 pub use observer::{Observer, TryEnded};
-pub use path::{Path, RawPath};
 pub use send::{Apart, Passage};
 pub use service::ServiceHandle;
 pub use stats::Stats;

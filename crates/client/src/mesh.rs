@@ -14,7 +14,7 @@ use fairmesh_model::{
     arith::{hash_text, mix64},
 };
 use fairmesh_rib::upstream::{Backoff, UpstreamConfig};
-use fairmesh_wire::transport::Address;
+use fairmesh_wire::{environment, transport::Address};
 use tokio::sync::Semaphore;
 
 use crate::{
@@ -23,8 +23,6 @@ use crate::{
     explain::Freshness,
     leases::{Leases, OwnLookasides},
     observer::Observer,
-    places,
-    server::default_location,
     source::Source,
     stats::Counters,
     transport::{Line, Wiring},
@@ -231,7 +229,7 @@ impl MeshBuilder {
 
     /// Follows records.
     async fn follow(&self, client_id: String) -> Result<Resolver<Arc<Line>>, Invalid> {
-        let region = default_location(None)?;
+        let region = environment::location(None)?;
         let (location, otherwise) = match self.is_direct() {
             // Nobody says it who could know better, so that nothing is decided before.
             true => (self.location.clone().or(region), None),
@@ -244,7 +242,7 @@ impl MeshBuilder {
             refuse_lagging: false,
         };
         // Whoever follows control planes has no agent, and what one left on this machine once is nobody's copy.
-        let usual = || (!self.is_direct()).then(places::agent_copy);
+        let usual = || (!self.is_direct()).then(environment::agent_copy);
         let cache_dir = self.cache_dir.clone().or_else(usual);
         let unused = self.unused.unwrap_or(UNUSED);
         let resolver =
@@ -271,7 +269,7 @@ impl MeshBuilder {
         let agent = match (&self.agent, env::var("FAIRMESH_AGENT")) {
             (Some(agent), _) => agent.clone(),
             (None, Ok(text)) => text.parse().map_err(|e: Invalid| e.within("FAIRMESH_AGENT"))?,
-            (None, Err(_)) => places::agent(),
+            (None, Err(_)) => environment::agent(),
         };
         Ok([vec![agent], self.control.clone()].concat())
     }

@@ -18,12 +18,12 @@ use tokio::time::timeout;
 
 use crate::{
     core::{Clock, Ready, Subscription, View},
-    headers::{LOAD, LOAD_PATH, load_from_text},
     mesh::Shared,
     service::authority,
     stats::count,
     transport::{Head, Line, Outgoing, Request},
 };
+use fairmesh_headers::{LOAD, LOAD_PATH, load_from_text};
 
 /// [`POLL_TIMEOUT`] as a duration.
 const PATIENT: Duration = Duration::from_nanos(POLL_TIMEOUT);

@@ -17,7 +17,7 @@ use http::{Response, request::Parts};
 pub use self::passage::{Apart, Passage};
 use self::{answer::judge, request::Copy, terms::Terms};
 pub(crate) use self::{
-    answer::{has_erred, learn_from_trailers, violates_protocol},
+    answer::{learn_from_trailers, violates_protocol},
     passage::begin as pass,
     request::{View as HeadersView, authority},
     tunnel::{connect, open},
@@ -29,7 +29,6 @@ use crate::{
         Call, Chosen, Clock, Ending, FIRST_CONTACT, Moment, Next, Sight, Start, Subscription, Undecided,
         View, nanos, no_view,
     },
-    headers::WRONG_SHARD,
     mesh::Shared,
     poll,
     service::Handle,
@@ -37,6 +36,7 @@ use crate::{
     trace::Trace,
     transport::{Head, Line, Outgoing, Request, Sent, Slot, Times},
 };
+use fairmesh_headers::WRONG_SHARD;
 
 /// What a caller is told of a call that may have reached a server.
 const MAYBE: &str = "it may have been carried out";

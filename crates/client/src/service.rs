@@ -17,13 +17,13 @@ use crate::{
     BoxError, CallContext, Fault, FaultKind,
     body::Body,
     core::{FIRST_CONTACT, Lane, Subscription, View},
-    headers::{Deadline, IDEMPOTENT, KEY, ROLE, may_tell, read_deadline},
-    http1::PlainRequest,
     mesh::Shared,
     send::{self, Apart, Passage},
     transport::{Line, Outgoing},
     tunnel::{Connected, Tunnel},
 };
+use fairmesh_headers::{Deadline, IDEMPOTENT, KEY, ROLE, may_tell, read_deadline};
+use fairmesh_http::h1::PlainRequest;
 
 /// A service to call: cheap to clone, and a `tower::Service` that is always ready.
 #[derive(Clone)]
@@ -106,7 +106,8 @@ impl ServiceHandle {
     /// not sent.
     ///
     /// ```no_run
-    /// # use fairmesh_client::{Body, Deadline, ServiceHandle};
+    /// # use fairmesh_headers::Deadline;
+    /// # use fairmesh_client::{Body, ServiceHandle};
     /// # async fn handle(request: http::Request<Body>, stock: ServiceHandle) {
     /// let stock = match Deadline::read(request.headers()) {
     ///     Some(deadline) => stock.deadline(deadline),

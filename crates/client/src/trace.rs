@@ -8,7 +8,8 @@ use fairmesh_model::{ServiceName, arith::mix64};
 use fairmesh_router::{EndpointTarget, Step};
 use http::StatusCode;
 
-use crate::{Fault, FaultKind, headers::SpanContext};
+use crate::{Fault, FaultKind};
+use fairmesh_headers::SpanContext;
 
 /// Reasons that are kept of one call; the rest of a long story is left out.
 const MOST_STEPS: usize = 64;

@@ -42,9 +42,9 @@ use crate::{
     BoxError,
     core::{Clock, Lane},
     cores::PerCore,
-    socket,
     stats::{Counters, OpenConnection},
 };
+use fairmesh_http::socket;
 
 /// How long a connection may take to come about.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);

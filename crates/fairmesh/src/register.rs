@@ -13,8 +13,8 @@ mod tests;
 
 use std::{ffi::OsString, future::pending, net::SocketAddr, process::ExitCode, sync::Arc, time::Duration};
 
-use fairmesh_client::server::{Cpu, Drained, Lease, Link, Standing, UsageReports};
 use fairmesh_model::{EndpointState, HostType, InstanceId, Protocol, Region, ServiceName, spec};
+use fairmesh_server::{Cpu, Drained, Lease, Link, Standing, UsageReports};
 use fairmesh_wire::transport::Address;
 use tokio::{
     sync::watch,

@@ -15,10 +15,13 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("model", &[]),
     // How connections are accepted knows nothing of what they carry.
     ("listen", &[]),
+    // Messages as bytes: no word of the mesh.
+    ("http", &[]),
     ("wire", &["model", "listen"]),
     ("balancer", &["model"]),
     ("imbalance", &["model"]),
     ("router", &["model", "balancer"]),
+    ("headers", &["model", "router"]),
     ("sealed", &[]),
     ("rib", &["model", "wire"]),
     ("sim", &["model", "balancer", "router", "rib"]),
@@ -26,14 +29,15 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("registry", &["model", "wire", "rib", "store"]),
     ("replica", &["model", "listen", "wire", "rib", "store"]),
     ("agent", &["model", "listen", "wire", "rib", "router", "sealed", "imbalance"]),
-    ("client", &["model", "listen", "wire", "rib", "balancer", "router", "sealed", "imbalance"]),
+    ("server", &["model", "listen", "wire", "rib", "balancer", "imbalance", "http", "headers"]),
+    ("client", &["model", "wire", "rib", "balancer", "router", "sealed", "http", "headers"]),
     // Says what it saw to a collector, and knows nothing of the mesh.
     ("otlp", &[]),
-    ("proxy", &["model", "listen", "sealed", "client", "otlp"]),
+    ("proxy", &["model", "listen", "sealed", "http", "headers", "client", "server", "otlp"]),
     ("lookaside", &["model", "listen", "wire", "router", "client"]),
     ("control", &["model", "listen", "wire", "rib", "store", "registry", "imbalance"]),
     // A newcomer's program needs the library and nothing else of ours.
-    ("examples", &["client"]),
+    ("examples", &["client", "server"]),
 ];
 
 /// What wires everything: binaries, and what is tried on all that reads bytes of others.

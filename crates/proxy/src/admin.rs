@@ -13,11 +13,9 @@ use std::{
 };
 
 use axum::{Router, extract, http::header, response::IntoResponse, routing::get};
-use fairmesh_client::{
-    Mesh, Stats,
-    server::{Admission, Server},
-};
+use fairmesh_client::{Mesh, Stats};
 use fairmesh_listen::{Limits, Listeners, PageListener};
+use fairmesh_server::{Admission, Server};
 use http::StatusCode;
 use prometheus_client::{
     encoding::text::encode,

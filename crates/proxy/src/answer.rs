@@ -2,10 +2,8 @@
 
 use std::fmt::Write as _;
 
-use fairmesh_client::{
-    Body, Fault,
-    headers::{self, FAULT},
-};
+use fairmesh_client::{Body, Fault};
+use fairmesh_headers::{self, FAULT};
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 
 /// What gRPC says of messages that are too large.
@@ -53,7 +51,7 @@ fn of_grpc(content_type: HeaderValue, code: i32, words: &str) -> Response<Body> 
     let mut answer = Response::new(Body::empty());
     let headers = answer.headers_mut();
     headers.insert(header::CONTENT_TYPE, content_type);
-    headers.insert(headers::GRPC_STATUS, code.into());
+    headers.insert(fairmesh_headers::GRPC_STATUS, code.into());
     // Percent-encoded, it holds only what a header may.
     if let Ok(message) = percent_encoded(words).try_into() {
         headers.insert(HeaderName::from_static("grpc-message"), message);
@@ -94,7 +92,7 @@ mod tests {
         let grpc = of_fault(&fault, kind());
         assert_eq!(grpc.headers()[header::CONTENT_TYPE], "application/grpc-web+proto");
         assert_eq!(grpc.status(), StatusCode::OK);
-        assert_eq!(grpc.headers()[headers::GRPC_STATUS], "14");
+        assert_eq!(grpc.headers()[fairmesh_headers::GRPC_STATUS], "14");
         assert_eq!(grpc.headers()["grpc-message"], "nobody serves 100 %25 of it%0Anow");
         let limited =
             Fault::new(FaultKind::RateLimited, "later").with_retry_after(Duration::from_millis(1001));
@@ -103,6 +101,6 @@ mod tests {
             (plain.status(), &plain.headers()["retry-after"]),
             (StatusCode::TOO_MANY_REQUESTS, &"2".parse().unwrap())
         );
-        assert_eq!(grpc.headers()[headers::GRPC_STATUS], "8");
+        assert_eq!(grpc.headers()[fairmesh_headers::GRPC_STATUS], "8");
     }
 }

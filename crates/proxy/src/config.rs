@@ -1,6 +1,6 @@
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use fairmesh_client::server::Server;
+use fairmesh_server::Server;
 
 use crate::{AccessLog, EndpointMetrics, Listen, TlsFiles, Traces};
 

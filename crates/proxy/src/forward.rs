@@ -8,10 +8,9 @@ mod plain;
 use std::{net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
-use fairmesh_client::{
-    Body, BoxError, Fault, FaultKind, RawPath, Region, ServiceName, Watch,
-    headers::{grpc_kind, is_grpc},
-};
+use fairmesh_client::{Body, BoxError, Fault, FaultKind, Region, ServiceName, Watch};
+use fairmesh_headers::{grpc_kind, is_grpc};
+use fairmesh_http::path::RawPath;
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version, request::Parts};
 use tokio::time::Instant;
 

@@ -4,7 +4,8 @@
 use std::{pin::Pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use fairmesh_client::{BoxError, Fault, http2::Connection};
+use fairmesh_client::{BoxError, Fault};
+use fairmesh_http::h2::Connection;
 use http::{Request, Response};
 use http_body::Body;
 use tokio::io::{AsyncRead, AsyncWrite, ReadHalf, copy, split};
@@ -63,7 +64,7 @@ where
     let (metrics, answers, restless) =
         (Metrics::default(), Arc::new(Answers::default()), Arc::<Restless>::default());
     let (watched, begun) = (Arc::clone(&answers), Arc::clone(&restless));
-    let service = move |request: Request<fairmesh_client::http2::RequestBody>| -> Answer<B> {
+    let service = move |request: Request<fairmesh_http::h2::RequestBody>| -> Answer<B> {
         let (answers, waiting) = (Arc::clone(&watched), begun.begin());
         let answer = answer(boxed(request));
         Box::pin(async move {

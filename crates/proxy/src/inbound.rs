@@ -8,12 +8,10 @@ mod body;
 
 use std::{fmt, net::SocketAddr, str::FromStr, time::Duration};
 
-use fairmesh_client::{
-    Address, BoxError, Fault, FaultKind, Location, Protocol, ServiceName,
-    headers::grpc_kind,
-    server::{Server, serve_http},
-};
+use fairmesh_client::{Address, BoxError, Fault, FaultKind, Location, Protocol, ServiceName};
+use fairmesh_headers::grpc_kind;
 use fairmesh_model::Invalid;
+use fairmesh_server::{Server, serve_http};
 use http::{HeaderValue, Request, Response, Uri, Version, uri::Scheme};
 use hyper::body::Incoming;
 use hyper_util::{
@@ -107,7 +105,7 @@ impl Spoken {
     }
 }
 
-fn builder(config: InboundConfig) -> fairmesh_client::server::ServerBuilder {
+fn builder(config: InboundConfig) -> fairmesh_server::ServerBuilder {
     let InboundConfig { inbound, protocol, instance, location, requests, adaptive, drain, agent, control } =
         config;
     let mut builder = Server::builder(inbound.service.to_string())

@@ -16,7 +16,8 @@ mod tests;
 use std::{future::poll_fn, io, mem, task::Poll, time::Duration};
 
 use bytes::{Bytes, BytesMut};
-use fairmesh_client::{BoxError, http1::WrongLength};
+use fairmesh_client::BoxError;
+use fairmesh_http::h1::WrongLength;
 use http::{Request, Response};
 use http_body::Body;
 use tokio::io::{AsyncRead, AsyncWrite};

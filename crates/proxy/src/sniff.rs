@@ -6,7 +6,7 @@
 
 use std::{io, net::SocketAddr, time::Duration};
 
-use fairmesh_client::{http1::lower_version, http2::PREFACE};
+use fairmesh_http::{h1::lower_version, h2::PREFACE};
 use http::Uri;
 use rustix::net::{RecvFlags, recv};
 use tokio::{

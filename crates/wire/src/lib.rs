@@ -14,6 +14,7 @@
 
 mod aside;
 pub mod convert;
+pub mod environment;
 pub mod handshake;
 mod lines;
 pub mod records;

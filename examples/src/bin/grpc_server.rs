@@ -2,10 +2,8 @@
 
 use std::{env, error::Error, process::ExitCode};
 
-use fairmesh_client::{
-    Protocol,
-    server::{Server as Member, incoming, terminated},
-};
+use fairmesh_client::Protocol;
+use fairmesh_server::{Server as Member, incoming, terminated};
 use greeter::{
     GreetReply, GreetRequest,
     greeter_server::{Greeter, GreeterServer},

@@ -3,10 +3,8 @@
 use std::{env, error::Error, process::ExitCode};
 
 use axum::{Router, routing::get};
-use fairmesh_client::{
-    Protocol,
-    server::{Server, serve_http},
-};
+use fairmesh_client::Protocol;
+use fairmesh_server::{Server, serve_http};
 use tokio::net::TcpListener;
 
 #[tokio::main]

@@ -4,10 +4,8 @@
 use std::{env, error::Error, process::ExitCode};
 
 use axum::{Router, routing::get};
-use fairmesh_client::{
-    Protocol,
-    server::{Server, serve_http},
-};
+use fairmesh_client::Protocol;
+use fairmesh_server::{Server, serve_http};
 use http::HeaderMap;
 use tokio::net::TcpListener;
 

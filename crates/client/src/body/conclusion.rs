@@ -8,7 +8,8 @@ use http::HeaderMap;
 use http_body::Frame;
 use tonic::metadata::BinaryMetadataValue;
 
-use crate::{Fault, headers::decode_base64};
+use crate::Fault;
+use fairmesh_headers::decode_base64;
 
 /// What frames of gRPC and gRPC-Web begin with: flags, and the length of what follows.
 const HEAD: usize = 5;

@@ -9,14 +9,16 @@ use super::{MAYBE, terms::Terms};
 use crate::{
     BoxError, Fault, FaultKind, Retry,
     core::{Call, Clock, Ending},
-    headers::{
-        FAULT, FULL, GRPC_STATUS, LATE, LOAD, LOAD_BIN, LoadReport, OVERLOADED, WRONG_SHARD,
-        load_from_binary, load_from_text,
-    },
-    http1::{Malformed, PlainAnswer},
-    http2::Lost,
     stats::count,
     transport::{Line, Reply, SendError, Sent, Silence},
+};
+use fairmesh_headers::{
+    FAULT, FULL, GRPC_STATUS, LATE, LOAD, LOAD_BIN, LoadReport, OVERLOADED, WRONG_SHARD, has_erred,
+    load_from_binary, load_from_text,
+};
+use fairmesh_http::{
+    h1::{Malformed, PlainAnswer},
+    h2::Lost,
 };
 
 /// What a try over `line` amounts to, and what the caller gets if it is the last. `unsent`: whether the request is still at hand.
@@ -213,10 +215,4 @@ fn verdict(
         (_, Some(code)) if has_erred(code) => Ending::Erred,
         _ => Ending::Answered,
     }
-}
-
-/// Whether a gRPC status is a failure of the server's own: `UNKNOWN`, `INTERNAL`, `UNAVAILABLE`, `DATA_LOSS`. That something
-/// is not implemented, or took longer than the caller gave it, is not.
-pub(crate) fn has_erred(code: &[u8]) -> bool {
-    matches!(code, b"2" | b"13" | b"14" | b"15")
 }

@@ -21,13 +21,13 @@ use crate::{
     BoxError, Fault, FaultKind,
     body::Body,
     core::{Call, Ending, Moment, Start, Undecided, View, nanos},
-    headers::DEADLINE,
-    http1::{Answer, PlainAnswer, PlainRequest},
     poll,
     service::Handle,
     stats::count,
     transport::{Got, Head, Line, Outgoing, Plain, SendError, Silence},
 };
+use fairmesh_headers::DEADLINE;
+use fairmesh_http::h1::{Answer, PlainAnswer, PlainRequest};
 
 /// A call whose plain request was sent.
 pub struct Passage<'a> {

@@ -7,12 +7,14 @@ use fairmesh_router::{Headers, RequestView};
 use http::{HeaderMap, HeaderValue, Method, header, request::Parts, uri::Authority};
 
 use crate::{
-    Fault, FaultKind, headers,
-    headers::{KEY, ROLE},
-    path::{Path, RawPath},
+    Fault, FaultKind,
     service::{Handle, Marks},
     transport::{Head, Replay, Request},
 };
+use fairmesh_headers::{
+    self, {KEY, ROLE},
+};
+use fairmesh_http::path::{Path, RawPath};
 
 /// Headers as routes see them.
 pub(crate) struct View<'a>(pub(crate) &'a HeaderMap);
@@ -75,13 +77,13 @@ impl Head {
             headers.insert(ROLE, role.clone());
         }
         let path = Path::of(uri.path_and_query, raw.as_ref());
-        let grpc = headers::is_grpc(&headers);
+        let grpc = fairmesh_headers::is_grpc(&headers);
         Ok(Self { method: mem::take(&mut parts.method), authority, path, headers, grpc })
     }
 
     /// Whether it is a call of gRPC-Web, whose response may be a stream as well.
     pub(super) fn is_grpc_web(&self) -> bool {
-        self.method == Method::POST && headers::is_grpc_web(&self.headers)
+        self.method == Method::POST && fairmesh_headers::is_grpc_web(&self.headers)
     }
 
     /// Says the key that the policy read in the request, as if the caller had.

@@ -9,12 +9,12 @@ use super::HeadersView;
 use crate::{
     CallContext, Fault, FaultKind,
     core::{Call, Chosen, Moment, Start, View, nanos},
-    headers::TRACEPARENT,
     observer::TryEnded,
     service::Handle,
     trace::Trace,
     transport::{Head, Line, Reply, Slot},
 };
+use fairmesh_headers::TRACEPARENT;
 
 /// What one call was begun with.
 #[derive(Clone, Copy)]

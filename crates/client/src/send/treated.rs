@@ -11,11 +11,11 @@ use crate::{
     Body, Fault, FaultKind, Retry,
     core::Call,
     fault::grpc_code_of,
-    headers::{FAULT, GRPC_STATUS, grpc_kind},
-    path::Path,
     stats::count,
     transport::{Head, Line, Request, Slot},
 };
+use fairmesh_headers::{FAULT, GRPC_STATUS, grpc_kind};
+use fairmesh_http::path::Path;
 
 /// Carries a routed call out as its route wants.
 pub(super) async fn send(

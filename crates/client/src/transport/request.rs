@@ -3,7 +3,7 @@ use std::time::Duration;
 use http::{HeaderMap, Method, uri::Authority};
 
 use super::Outgoing;
-use crate::path::Path;
+use fairmesh_http::path::Path;
 
 /// A request on its way out, by whichever protocol.
 pub(crate) struct Request {

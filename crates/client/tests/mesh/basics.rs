@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use fairmesh_client::{Body, Deadline, FaultKind, Retry, ServiceHandle};
+use fairmesh_client::{Body, FaultKind, Retry, ServiceHandle};
+use fairmesh_headers::Deadline;
 use fairmesh_model::{Protocol, ServiceKind};
 use http::Request;
 use http_body::Frame;

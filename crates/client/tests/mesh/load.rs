@@ -12,9 +12,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_client::{ServiceHandle, core::View, server::ServerLayer};
+use fairmesh_client::{ServiceHandle, core::View};
 use fairmesh_model::{Balancing, EndpointState, LoadSignal, Policy, Protocol, Score};
 use fairmesh_router::{LoadReport, ReceivedReport};
+use fairmesh_server::ServerLayer;
 use futures_util::{FutureExt as _, StreamExt as _, stream};
 use http::{HeaderMap, HeaderValue, Request, Response, header::CONTENT_TYPE};
 use http_body::Frame;

@@ -3,8 +3,8 @@
 use std::{convert::Infallible, time::Duration};
 
 use bytes::Bytes;
-use fairmesh_client::server::ServerLayer;
 use fairmesh_model::{Actions, Label, Policy, Protocol, Route};
+use fairmesh_server::ServerLayer;
 use http::{Request, Response};
 use http_body_util::Full;
 use hyper::body::Incoming;

@@ -10,10 +10,8 @@ use std::{
 };
 
 use bytes::BytesMut;
-use fairmesh_client::{
-    Fault, FaultKind, Mesh, ServiceHandle,
-    http1::{PlainAnswer, PlainRequest, Received, RequestReader, no_fields},
-};
+use fairmesh_client::{Fault, FaultKind, Mesh, ServiceHandle};
+use fairmesh_http::h1::{PlainAnswer, PlainRequest, Received, RequestReader, no_fields};
 use fairmesh_model::{Policy, Protocol, RateLimit, Retries, Scope, arith::Generator};
 use http::{HeaderMap, Request, header};
 use http_body_util::{BodyExt as _, Full};
@@ -198,7 +196,7 @@ async fn passed(
                 passage.end();
                 counts.plainly += 1;
                 let mut input = BytesMut::from(&out[..]);
-                let reader = &mut fairmesh_client::http1::HeadReader::new(&http::Method::GET);
+                let reader = &mut fairmesh_http::h1::HeadReader::new(&http::Method::GET);
                 let head = reader.read(&mut input).unwrap().unwrap().head;
                 let body = String::from_utf8(input.to_vec()).unwrap();
                 return Ok((head.status().as_u16(), head.headers().clone(), Some(body)));

@@ -15,11 +15,11 @@ use bytes::Bytes;
 use fairmesh_client::{
     ServiceHandle,
     core::{Lane, View},
-    headers::LOAD_PATH,
-    server::ServerLayer,
 };
+use fairmesh_headers::LOAD_PATH;
 use fairmesh_model::{Balancing, BalancingPolicy, EndpointState, Policy, Protocol, Score};
 use fairmesh_router::ReceivedReport;
+use fairmesh_server::ServerLayer;
 use http::{HeaderValue, Request};
 use hyper::body::Incoming;
 use tokio::{

@@ -1,7 +1,7 @@
 //! Arguments that many commands share: the address to call, and the output format.
 
 use clap::{Args, ValueEnum};
-use fairmesh_client::places;
+use fairmesh_wire::environment;
 use fairmesh_wire::transport::Address;
 
 /// Address of the control plane.
@@ -23,7 +23,7 @@ pub(crate) struct AgentTarget {
 impl AgentTarget {
     /// Address on which the agent listens.
     pub(crate) fn address(&self) -> Address {
-        self.agent.clone().unwrap_or_else(places::agent)
+        self.agent.clone().unwrap_or_else(environment::agent)
     }
 }
 

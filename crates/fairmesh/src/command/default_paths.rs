@@ -2,13 +2,13 @@
 
 use std::path::PathBuf;
 
-use fairmesh_client::places;
+use fairmesh_wire::environment;
 
 use crate::failure::Failure;
 
 /// The state directory of one component, `control` or `agent`, which survives restarts.
 pub(crate) fn state(part: &str) -> Result<PathBuf, Failure> {
-    let folder = if is_root() { Some(places::system_state(part)) } else { places::own_state(part) };
+    let folder = if is_root() { Some(environment::system_state(part)) } else { environment::own_state(part) };
     folder.ok_or_else(|| {
         Failure::refused(
             "there is no home directory for the state",
@@ -19,8 +19,8 @@ pub(crate) fn state(part: &str) -> Result<PathBuf, Failure> {
 
 /// The default socket of the agent of this machine, or of this user.
 pub(crate) fn agent_socket() -> PathBuf {
-    let own = if is_root() { None } else { places::own_socket() };
-    own.unwrap_or_else(places::system_socket)
+    let own = if is_root() { None } else { environment::own_socket() };
+    own.unwrap_or_else(environment::system_socket)
 }
 
 fn is_root() -> bool {

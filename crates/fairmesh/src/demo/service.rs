@@ -9,11 +9,9 @@ use std::{
 };
 
 use clap::{Args, ValueEnum};
-use fairmesh_client::{
-    Mesh,
-    server::{Server, serve_http},
-};
+use fairmesh_client::Mesh;
 use fairmesh_model::{Location, Protocol, Region};
+use fairmesh_server::{Server, serve_http};
 use fairmesh_wire::transport::Address;
 use tokio::net::TcpListener;
 

@@ -1,10 +1,8 @@
 use std::{ffi::OsString, net::SocketAddr, time::Duration};
 
-use fairmesh_client::server::{
-    Registration, default_instance, default_location, drain_deadline, registry_addresses,
-};
 use fairmesh_model::{HostType, Invalid, Location, Protocol, Service, ServiceKind};
-use fairmesh_wire::transport::Address;
+use fairmesh_server::{Registration, default_instance, drain_deadline, registry_addresses};
+use fairmesh_wire::{environment, transport::Address};
 
 use super::{Probe, RegisterArgs};
 use crate::failure::Failure;
@@ -31,7 +29,7 @@ impl Plan {
             Some(instance) => instance,
             None => default_instance(args.address).map_err(refused)?,
         };
-        let location = default_location(args.region.map(Location::in_region)).map_err(refused)?;
+        let location = environment::location(args.region.map(Location::in_region)).map_err(refused)?;
         let location = on_hardware(location, args.host_type).map_err(refused)?;
         let declaration =
             Service { kind: ServiceKind::Replicated, protocol: args.protocol, virtual_address: None };

@@ -10,8 +10,8 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::server::Server;
 use fairmesh_model::Protocol;
+use fairmesh_server::Server;
 use http::{Request, Response};
 use hyper::{body::Incoming, server::conn::http2, service::service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo};

@@ -4,7 +4,7 @@
 use std::{convert::Infallible, time::Duration};
 
 use bytes::Bytes;
-use fairmesh_client::server::{Server, serve_http};
+use fairmesh_server::{Server, serve_http};
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;

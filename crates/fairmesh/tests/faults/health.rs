@@ -9,8 +9,8 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::server::{Server, serve_http};
 use fairmesh_model::Protocol;
+use fairmesh_server::{Server, serve_http};
 use fairmesh_wire::transport::Address;
 use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;

@@ -7,8 +7,8 @@ mod informational;
 mod limits;
 mod refused;
 
-use fairmesh_client::server::Server;
 use fairmesh_model::Protocol;
+use fairmesh_server::Server;
 use tokio::{
     io::AsyncWriteExt as _,
     net::{TcpListener, TcpStream},

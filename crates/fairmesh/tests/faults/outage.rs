@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use fairmesh_client::{Mesh, server::Link};
+use fairmesh_client::Mesh;
 use fairmesh_model::Protocol;
+use fairmesh_server::Link;
 use fairmesh_wire::{
     handshake,
     v1::{Endpoint, Location, Op, Registration, WriteRequest},

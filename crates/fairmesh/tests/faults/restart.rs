@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use fairmesh_client::{Mesh, ServiceHandle, core::View, server::Drained};
+use fairmesh_client::{Mesh, ServiceHandle, core::View};
 use fairmesh_model::Protocol;
+use fairmesh_server::Drained;
 use serde_json::json;
 use tokio::time::Instant;
 

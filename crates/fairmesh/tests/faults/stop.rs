@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use fairmesh_client::server::Drained;
 use fairmesh_model::{EndpointState, Protocol};
+use fairmesh_server::Drained;
 use rustix::process::Signal;
 use tokio::{net::TcpStream, time::Instant};
 

@@ -5,15 +5,13 @@ mod connect;
 use std::{future::Ready, future::ready};
 
 use bytes::{Bytes, BytesMut};
-use fairmesh_client::{
-    RawPath,
-    http2::{
-        self, RequestBody,
-        hpack::{Decoder, Field},
-    },
-    server::Server,
+use fairmesh_http::{
+    h2::{Connection, PREFACE, RequestBody},
+    hpack::{Decoder, Field},
+    path::RawPath,
 };
 use fairmesh_model::Protocol;
+use fairmesh_server::Server;
 use http::{Request, Response, header};
 use http_body_util::Full;
 use tokio::{
@@ -103,10 +101,10 @@ async fn serve_http1(mut stream: TcpStream) {
 }
 
 async fn serve_http2(mut stream: TcpStream) {
-    let mut preface = BytesMut::zeroed(http2::PREFACE.len());
+    let mut preface = BytesMut::zeroed(PREFACE.len());
     if stream.read_exact(&mut preface).await.is_ok() {
         // How it ended is for the proxy to see.
-        let _ = http2::Connection::new(stream, preface, tell).await;
+        let _ = Connection::new(stream, preface, tell).await;
     }
 }
 

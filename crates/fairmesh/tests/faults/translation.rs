@@ -7,8 +7,8 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_client::server::{Server, serve_http};
 use fairmesh_model::Protocol;
+use fairmesh_server::{Server, serve_http};
 use futures_util::stream;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use http_body_util::{BodyExt as _, Empty, Full, StreamBody, combinators::UnsyncBoxBody};

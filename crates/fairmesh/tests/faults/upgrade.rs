@@ -13,8 +13,8 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_client::server::{Server, serve_http};
 use fairmesh_model::Protocol;
+use fairmesh_server::{Server, serve_http};
 use futures_util::{StreamExt as _, stream};
 use http::{Request, Response, StatusCode, header::CONNECTION};
 use http_body_util::{BodyExt as _, Full, StreamBody};

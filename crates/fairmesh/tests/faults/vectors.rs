@@ -2,8 +2,8 @@
 
 use std::{collections::BTreeSet, net::SocketAddr};
 
-use fairmesh_client::server::Server;
 use fairmesh_model::{Location, Protocol, Region};
+use fairmesh_server::Server;
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},

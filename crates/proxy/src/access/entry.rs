@@ -2,7 +2,8 @@
 
 use std::{fmt, time::Duration};
 
-use fairmesh_client::{BodyEnd, headers::SpanContext};
+use fairmesh_client::BodyEnd;
+use fairmesh_headers::SpanContext;
 use serde::Serialize;
 
 use crate::insight::{Asked, Ended};

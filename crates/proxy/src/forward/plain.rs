@@ -2,10 +2,8 @@
 
 use std::{ops::Range, sync::Arc, task::Context};
 
-use fairmesh_client::{
-    Apart, Body, EndpointTarget, Passage,
-    http1::{LEAST_READ, PlainAnswer, PlainRequest, no_fields},
-};
+use fairmesh_client::{Apart, Body, EndpointTarget, Passage};
+use fairmesh_http::h1::{LEAST_READ, PlainAnswer, PlainRequest, no_fields};
 use http::{Request, Response};
 use tokio::{
     io::{AsyncRead, AsyncWrite},

@@ -6,7 +6,8 @@ use std::sync::{
 };
 
 use bytes::Bytes;
-use fairmesh_client::{BodyEnd, Watch, headers::GRPC_STATUS};
+use fairmesh_client::{BodyEnd, Watch};
+use fairmesh_headers::GRPC_STATUS;
 use http::{HeaderMap, header::CONTENT_LENGTH};
 use http_body::Frame;
 

@@ -2,10 +2,8 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use fairmesh_client::{
-    Body, BodyEnd, EndpointTarget, Fault, Step, Trace, Tried, Watch,
-    headers::{SpanContext, is_grpc},
-};
+use fairmesh_client::{Body, BodyEnd, EndpointTarget, Fault, Step, Trace, Tried, Watch};
+use fairmesh_headers::{SpanContext, is_grpc};
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Uri, Version, header, request::Parts};
 use tokio::time::Instant;
 

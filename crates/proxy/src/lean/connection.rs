@@ -17,9 +17,9 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_client::{
-    BoxError,
-    http1::{
+use fairmesh_client::BoxError;
+use fairmesh_http::{
+    h1::{
         Asked, Decoder, Outbox, REST, Received, RequestReader, Unserved, informational as write_informational,
     },
     informational,

@@ -12,10 +12,8 @@ use std::{
 };
 
 use bytes::{Buf as _, Bytes};
-use fairmesh_client::{
-    BoxError,
-    http1::{Decoder, Inbox, LEAST_READ, Piece, Received, plain_request_lacks},
-};
+use fairmesh_client::BoxError;
+use fairmesh_http::h1::{Decoder, Inbox, LEAST_READ, Piece, Received, plain_request_lacks};
 use http_body::{Body, Frame, SizeHint};
 use tokio::{
     io::AsyncRead,

@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::BytesMut;
-use fairmesh_client::http2::{Connection, End, RequestBody, Shared, Violation, lock};
+use fairmesh_http::h2::{Connection, End, RequestBody, Shared, Violation, lock};
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use http::{Request, header};
 use tokio::{

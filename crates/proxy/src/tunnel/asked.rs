@@ -1,6 +1,6 @@
 //! What a request says of another protocol than HTTP.
 
-use fairmesh_client::http2;
+use fairmesh_http::h2;
 use http::{Extensions, HeaderMap, HeaderValue, header, request::Parts};
 
 use crate::lean::{self, Stream};
@@ -14,7 +14,7 @@ pub(crate) enum Program {
     /// All of a connection.
     Whole(lean::Switch),
     /// One stream of it.
-    Stream(http2::Switch),
+    Stream(h2::Switch),
 }
 
 impl Program {

@@ -21,12 +21,11 @@ use super::{
     Alarm, Incoming, Movement, Request, SendError, Sending, Slot, Times, Wait,
     upload::{Upload, UploadError},
 };
-use crate::{
-    BoxError,
-    headers::{DEADLINE, GRPC_TIMEOUT, encode_grpc_timeout},
-    http1::{self, Answer, Decoder, Encoder, Framing, HeadReader, Inbox, LEAST_READ, MOST_READ, Outbox},
+use crate::{BoxError, stats::OpenConnection};
+use fairmesh_headers::{DEADLINE, GRPC_TIMEOUT, encode_grpc_timeout};
+use fairmesh_http::{
+    h1::{self, Answer, Decoder, Encoder, Framing, HeadReader, Inbox, LEAST_READ, MOST_READ, Outbox},
     informational,
-    stats::OpenConnection,
 };
 
 /// What the head of an answer may well need, besides its body.
@@ -134,8 +133,8 @@ where
         };
         let chunk = body.whole.pop().filter(|_| !copied);
         self.output.begun(chunk, tail, written);
-        self.persistent = !http1::says_close(&head.headers);
-        let reader = HeadReader::new(&head.method).switching(http1::says_upgrade(&head.headers));
+        self.persistent = !h1::says_close(&head.headers);
+        let reader = HeadReader::new(&head.method).switching(h1::says_upgrade(&head.headers));
         Ok((reader.informing(informational::came), Upload::new(body, encoder)))
     }
 
@@ -257,19 +256,19 @@ impl Connection {
 }
 
 /// Writes the head of a request, and says how its body is framed.
-fn write_head(request: &Request, out: &mut Vec<u8>) -> Result<Framing, http1::Unframed> {
+fn write_head(request: &Request, out: &mut Vec<u8>) -> Result<Framing, h1::Unframed> {
     let Request { head, body, left } = request;
     let framing = Framing::of(&head.method, &head.headers, http_body::Body::size_hint(body).exact())?;
-    http1::begin_request(out, &head.method, head.path.as_str(), head.authority.as_str().as_bytes());
+    h1::begin_request(out, &head.method, head.path.as_str(), head.authority.as_str().as_bytes());
     if let Some(left) = *left {
-        http1::number(out, &DEADLINE, u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
+        h1::number(out, &DEADLINE, u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
         if head.grpc {
-            http1::field(out, &GRPC_TIMEOUT, encode_grpc_timeout(left).as_bytes());
+            h1::field(out, &GRPC_TIMEOUT, encode_grpc_timeout(left).as_bytes());
         }
     }
     let own = [DEADLINE, GRPC_TIMEOUT];
-    http1::fields(out, &head.headers, if head.grpc { &own } else { &own[..1] });
-    http1::end_head(out, framing);
+    h1::fields(out, &head.headers, if head.grpc { &own } else { &own[..1] });
+    h1::end_head(out, framing);
     Ok(framing)
 }
 

@@ -17,11 +17,8 @@ use super::{
     Line,
     connection::{Connection, cut},
 };
-use crate::{
-    BoxError,
-    http1::{Decoder, Piece},
-    stats::OpenConnection,
-};
+use crate::{BoxError, stats::OpenConnection};
+use fairmesh_http::h1::{Decoder, Piece};
 
 /// Pieces up to which reading an unwanted answer is cheaper than another connection.
 const FEW: usize = 4;

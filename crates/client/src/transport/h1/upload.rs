@@ -10,10 +10,8 @@ use http_body::Body as _;
 use tokio::io::{AsyncWrite, AsyncWriteExt as _, WriteHalf};
 
 use super::{Movement, Outgoing, Sending};
-use crate::{
-    BoxError,
-    http1::{Encoder, Outbox},
-};
+use crate::BoxError;
+use fairmesh_http::h1::{Encoder, Outbox};
 
 /// A request that is being sent.
 pub(super) struct Upload {

@@ -11,7 +11,7 @@ use tokio::{
 };
 
 use super::{Line, SendError, Shared, last_words::LastWords};
-use crate::http2::{self, Outbound, lock};
+use fairmesh_http::h2::{self, Outbound, lock};
 
 /// How often a connection with calls on it is probed. gRPC servers tolerate a probe in 5 min on streams that stay quiet,
 /// and end the connection of whoever probes more often (gRFC A8). Hosts that vanish are found by the socket, and much
@@ -47,7 +47,7 @@ where
     shared
 }
 
-async fn drive(connection: impl Future, session: &http2::Shared, shared: &Weak<Shared>) {
+async fn drive(connection: impl Future, session: &h2::Shared, shared: &Weak<Shared>) {
     let mut connection = pin!(connection);
     loop {
         tokio::select! {
@@ -67,7 +67,7 @@ async fn drive(connection: impl Future, session: &http2::Shared, shared: &Weak<S
 }
 
 /// Whether the server is there while the connection is driven.
-async fn probe<C: Future>(connection: Pin<&mut C>, session: &http2::Shared) -> bool {
+async fn probe<C: Future>(connection: Pin<&mut C>, session: &h2::Shared) -> bool {
     lock(session).was_heard();
     lock(session).probe();
     tokio::select! {

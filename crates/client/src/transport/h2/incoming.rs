@@ -13,10 +13,8 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{Outgoing, Place, wait::Movement};
-use crate::{
-    BoxError,
-    http2::{AnswerBody, Upload},
-};
+use crate::BoxError;
+use fairmesh_http::h2::{AnswerBody, Upload};
 
 /// The body of an answer over HTTP/2.
 pub(crate) struct Incoming {

@@ -16,10 +16,11 @@ use super::{
     Incoming, Lent, Outgoing, Request, SendError, Slot, Times,
     wait::{Sending, Wait},
 };
-use crate::{
-    BoxError, headers, http1,
-    http2::{self, Ask, Call, Lost, Reason, Unanswered},
-    transport::Head,
+use crate::{BoxError, transport::Head};
+use fairmesh_headers as headers;
+use fairmesh_http::{
+    h1,
+    h2::{self, Ask, Call, Lost, Reason, Unanswered},
 };
 
 /// Said of a request to switch protocols on a connection that other calls share.
@@ -27,7 +28,7 @@ const NO_UPGRADES: &str = "over HTTP/2 there are no upgrades; declare the servic
 
 /// A connection that calls share.
 pub(crate) struct Shared {
-    session: http2::Shared,
+    session: h2::Shared,
     /// Calls on it.
     pub(super) streams: AtomicU32,
     /// Calls that the server allows on it.
@@ -80,8 +81,8 @@ pub(super) async fn answer(
 
 impl Shared {
     /// On a connection of which this is said.
-    pub(super) fn new(session: http2::Shared, freed: Arc<Notify>) -> Self {
-        let limit = http2::lock(&session).limit().into();
+    pub(super) fn new(session: h2::Shared, freed: Arc<Notify>) -> Self {
+        let limit = h2::lock(&session).limit().into();
         Self {
             session,
             limit,
@@ -112,7 +113,7 @@ impl Shared {
     }
 
     pub(super) fn refresh_limit(&self) {
-        self.limit.store(http2::lock(&self.session).limit(), Relaxed);
+        self.limit.store(h2::lock(&self.session).limit(), Relaxed);
     }
 
     /// Begins to send the request in the slot, where it stays if there is no place for it.
@@ -121,7 +122,7 @@ impl Shared {
             return Err(SendError::Invalid("there is no request to send".into()));
         };
         let Request { head, body, left } = &mut request;
-        if http1::says_upgrade(&head.headers) {
+        if h1::says_upgrade(&head.headers) {
             return Err(SendError::Invalid(NO_UPGRADES.into()));
         }
         headers::write_deadline(&mut head.headers, *left, head.grpc);
@@ -144,13 +145,13 @@ impl Shared {
     }
 
     fn begin_with(self: &Arc<Self>, head: &Head, ends: bool) -> Result<Begun, SendError> {
-        let session = http2::lock(&self.session);
+        let session = h2::lock(&self.session);
         self.limit.store(session.limit(), Relaxed);
         match session.place() {
-            http2::Place::Free => {}
-            http2::Place::Taken => return Ok(Begun::Taken),
-            http2::Place::None => return Ok(Begun::None),
-            http2::Place::Blocked => {
+            h2::Place::Free => {}
+            h2::Place::Taken => return Ok(Begun::Taken),
+            h2::Place::None => return Ok(Begun::None),
+            h2::Place::Blocked => {
                 return Err(SendError::Refused("it takes nothing of what waits to be sent to it".into()));
             }
         }
@@ -165,7 +166,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        http2::lock(&self.session).retire();
+        h2::lock(&self.session).retire();
     }
 }
 
@@ -178,7 +179,7 @@ impl Drop for Place {
 
 /// Takes out what HTTP/2 has no place for, and the host, which it says elsewhere, and tells the length where the caller did.
 fn prepare(headers: &mut HeaderMap, body: &Outgoing) {
-    http2::keep_allowed(headers);
+    h2::keep_allowed(headers);
     // Looked at in one pass first: nearly no request has any, and a hash for each would be in vain.
     if headers.keys().any(|name| *name == header::HOST || *name == header::TE) {
         headers.remove(header::HOST);

@@ -12,7 +12,8 @@ use tokio::{
 };
 
 use super::*;
-use crate::{Body, http2, transport::Head};
+use crate::{Body, transport::Head};
+use fairmesh_http::h2;
 
 /// Settings, of which the only one is how many calls are allowed at a time.
 fn allows(calls: u32) -> Vec<u8> {
@@ -49,7 +50,7 @@ async fn settle(server: &mut DuplexStream, says: &[u8]) {
     }
 }
 
-fn begin(shared: &Arc<Shared>) -> (http2::Call<Outgoing>, Place) {
+fn begin(shared: &Arc<Shared>) -> (h2::Call<Outgoing>, Place) {
     match shared.begin(&mut request(Outgoing::empty())) {
         Ok(Begun::Call(call, place)) => (call, place),
         _ => panic!("there is no place"),

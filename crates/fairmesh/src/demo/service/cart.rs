@@ -14,8 +14,9 @@ use axum::{
     response::IntoResponse,
     routing::get,
 };
-use fairmesh_client::{Mesh, server::ServerBuilder};
+use fairmesh_client::Mesh;
 use fairmesh_model::{KeyRange, ShardId};
+use fairmesh_server::ServerBuilder;
 use serde_json::json;
 use tonic::{Request, Response, Status};
 

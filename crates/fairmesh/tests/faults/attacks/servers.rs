@@ -1,7 +1,7 @@
 //! Servers that answer with what is no answer, over HTTP/1.1 and HTTP/2, and policies that name nobody.
 
-use fairmesh_client::server::Server;
 use fairmesh_model::Protocol;
+use fairmesh_server::Server;
 use tokio::{
     io::AsyncWriteExt as _,
     net::{TcpListener, TcpStream},

@@ -1,8 +1,8 @@
 use std::convert::Infallible;
 
 use bytes::Bytes;
-use fairmesh_client::server::{Server, serve_http};
 use fairmesh_model::Protocol;
+use fairmesh_server::{Server, serve_http};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, header::CONTENT_TYPE};
 use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
 use hyper::body::Incoming;

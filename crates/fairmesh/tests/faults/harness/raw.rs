@@ -1,5 +1,5 @@
-use fairmesh_client::server::Server;
 use fairmesh_model::Protocol;
+use fairmesh_server::Server;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},

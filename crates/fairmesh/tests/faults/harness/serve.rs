@@ -1,7 +1,7 @@
 use std::{convert::Infallible, env, net::SocketAddr, time::Duration};
 
-use fairmesh_client::server::{Drained, Server, serve_http};
 use fairmesh_model::Protocol;
+use fairmesh_server::{Drained, Server, serve_http};
 use fairmesh_wire::transport::Address;
 use http::{HeaderName, HeaderValue, Request, Response};
 use http_body_util::BodyExt as _;

@@ -2,8 +2,8 @@
 
 use std::{process::Stdio, time::Duration};
 
-use fairmesh_client::server::Server;
 use fairmesh_model::Protocol;
+use fairmesh_server::Server;
 use futures_util::stream;
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader},

@@ -3,8 +3,9 @@
 use std::{convert::Infallible, net::SocketAddr, time::Duration};
 
 use bytes::Bytes;
-use fairmesh_client::{BoxError, server::Server};
+use fairmesh_client::BoxError;
 use fairmesh_model::Protocol;
+use fairmesh_server::Server;
 use futures_util::stream;
 use http::{HeaderMap, HeaderValue, Request, Response, header::CONTENT_TYPE};
 use http_body_util::{BodyExt as _, Empty, StreamBody, combinators::UnsyncBoxBody};

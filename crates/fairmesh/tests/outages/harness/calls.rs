@@ -8,12 +8,9 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_client::{
-    Body, Mesh, ServiceHandle,
-    core::View,
-    server::{Server, serve_http},
-};
+use fairmesh_client::{Body, Mesh, ServiceHandle, core::View};
 use fairmesh_model::Protocol;
+use fairmesh_server::{Server, serve_http};
 use fairmesh_wire::transport::Address;
 use http::{Request, Response};
 use http_body_util::BodyExt as _;

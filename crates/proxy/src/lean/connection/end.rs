@@ -7,7 +7,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_client::http1::{Asked, response as write_response};
+use fairmesh_http::h1::{Asked, response as write_response};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt as _},

@@ -9,9 +9,9 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_client::{
-    BoxError,
-    http1::{Outbox, PlainAnswer, scratch},
+use fairmesh_client::BoxError;
+use fairmesh_http::{
+    h1::{Outbox, PlainAnswer, scratch},
     informational,
 };
 use http::{Request, Response};

@@ -8,10 +8,8 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_client::{
-    BoxError,
-    http1::{Asked, Encoder, Framing, response as write_response},
-};
+use fairmesh_client::BoxError;
+use fairmesh_http::h1::{Asked, Encoder, Framing, response as write_response};
 use http::{HeaderMap, Response, StatusCode};
 use http_body::{Body, Frame};
 use tokio::{

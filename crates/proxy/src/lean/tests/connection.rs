@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_client::http1::{LEAST_READ, PlainAnswer, PlainRequest, no_fields};
+use fairmesh_http::h1::{LEAST_READ, PlainAnswer, PlainRequest, no_fields};
 use futures_util::stream;
 use http::{Request, Response};
 use http_body::Frame;

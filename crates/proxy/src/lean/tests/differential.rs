@@ -9,10 +9,8 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use fairmesh_client::{
-    BoxError,
-    http1::{HeadReader, Piece},
-};
+use fairmesh_client::BoxError;
+use fairmesh_http::h1::{HeadReader, Piece};
 use fairmesh_model::arith::Generator;
 use futures_util::stream;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version, header};

@@ -14,15 +14,13 @@ use tokio::{
 };
 
 use super::{Connection, Io, broken, cut};
-use crate::{
-    http1::{
-        Answer, Encoder, Framing, HeadReader, PlainAnswer, REST, no_fields, plain_answer_lacks, scratch,
-    },
+use crate::transport::{
+    Line, Outgoing, Reply, SendError,
+    h1::{self, upload::Upload},
+};
+use fairmesh_http::{
+    h1::{Answer, Encoder, Framing, HeadReader, PlainAnswer, REST, no_fields, plain_answer_lacks, scratch},
     informational,
-    transport::{
-        Line, Outgoing, Reply, SendError,
-        h1::{self, upload::Upload},
-    },
 };
 
 /// A connection that waits for the answer to a plain request.

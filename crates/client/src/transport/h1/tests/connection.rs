@@ -14,13 +14,11 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use crate::{
-    http1::Malformed,
-    transport::{
-        Head, Outgoing, Request, SendError, Times,
-        h1::{Incoming, connection::Connection},
-    },
+use crate::transport::{
+    Head, Outgoing, Request, SendError, Times,
+    h1::{Incoming, connection::Connection},
 };
+use fairmesh_http::h1::Malformed;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\ntea";

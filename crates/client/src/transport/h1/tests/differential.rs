@@ -12,12 +12,12 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
 use super::connection::request;
 use crate::{
     BoxError,
-    http1::Malformed,
     transport::{
         SendError,
         h1::{Incoming, connection::Connection},
     },
 };
+use fairmesh_http::h1::Malformed;
 
 /// What hyper takes and we do not, since two readers could understand it differently.
 const STRICTER: [&str; 3] = [

@@ -1,0 +1,107 @@
+//! A server for hyper, axum and tonic services that closes without losing a call.
+
+use std::{error::Error, io, pin::pin, task::Context, time::Duration};
+
+use bytes::Bytes;
+use fairmesh_listen::{Acceptor, GuardedStream, Limits, Memory};
+use http::{Request, Response};
+use http_body::Body;
+use hyper::body::Incoming;
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::conn::auto,
+    service::TowerToHyperService,
+};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    time::{timeout, timeout_at},
+};
+use tokio_util::task::TaskTracker;
+use tower_layer::Layer as _;
+use tower_service::Service;
+
+use super::{Server, counted::Counted, drain::Phase, terminated};
+use fairmesh_http::socket;
+
+/// How often a quiet HTTP/2 connection is probed and how long the answer may take: callers that vanished without a word
+/// give back their connections within the sum.
+const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(10));
+
+/// How long an idle connection may take to close once the endpoint is gone.
+const GOODBYE: Duration = Duration::from_secs(1);
+
+/// Serves HTTP/1.1 and HTTP/2 (prior knowledge, so gRPC too) behind [`Server::layer`] until SIGTERM, SIGINT or
+/// [`Server::shutdown`], then drains, and returns when the endpoint is out of the registry and every connection is
+/// closed, at the latest when the drain deadline has passed.
+///
+/// A connection that has not sent its preface or the headers of a request within 10 s is closed, and from half of the file
+/// descriptors of the process on, quiet connections are closed for new ones (`docs/limits.md`).
+///
+/// `service` is anything that answers requests of hyper: a `tower::service_fn`, an `axum::Router`, or tonic's
+/// `Routes`. It must not carry the layer already.
+///
+/// # Errors
+/// When the listener has no local address any more.
+pub async fn serve_http<S, B>(listener: TcpListener, service: S, server: &Server) -> io::Result<()>
+where
+    S: Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
+    S::Future: Send,
+    S::Error: Into<Box<dyn Error + Send + Sync>>,
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn Error + Send + Sync>>,
+{
+    tracing::debug!(address = %listener.local_addr()?, "serving");
+    server.drain_on(terminated());
+    let service = server.layer().layer(service);
+    let connections = TaskTracker::new();
+    let mut draining = pin!(server.draining());
+    let acceptor = Acceptor::new("program", Limits::program(), Memory::default());
+    loop {
+        let accept = |cx: &mut Context<'_>| listener.poll_accept(cx).map_ok(|(stream, _)| stream);
+        let stream = tokio::select! {
+            stream = acceptor.accept(accept) => stream,
+            () = &mut draining => break,
+        };
+        connections.spawn(serve_connection(stream, service.clone(), server.clone()));
+    }
+    drop(listener);
+    connections.close();
+    connections.wait().await;
+    server.shutdown().await;
+    Ok(())
+}
+
+async fn serve_connection<S, B>(stream: GuardedStream<TcpStream>, service: S, server: Server)
+where
+    S: Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
+    S::Future: Send,
+    S::Error: Into<Box<dyn Error + Send + Sync>>,
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn Error + Send + Sync>>,
+{
+    socket::prepare(stream.get_ref());
+    let service = Counted::new(service, stream.connection().cloned());
+    let (interval, patience) = KEEP_ALIVE;
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    // The acceptor bounds the time of headers: hyper's limit also runs while a kept connection is idle, and would cut connections
+    // that callers are about to use.
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(None);
+    builder.http2().timer(TokioTimer::new()).keep_alive_interval(interval).keep_alive_timeout(patience);
+    let mut connection =
+        pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), TowerToHyperService::new(service)));
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = server.draining() => {
+            connection.as_mut().graceful_shutdown();
+            let phase = server.inner.phase.borrow().clone();
+            match phase {
+                Phase::Closing(end) => timeout_at(end, connection).await.unwrap_or(Ok(())),
+                // Nothing is under way any more; what is left is to say goodbye.
+                _ => timeout(GOODBYE, connection).await.unwrap_or(Ok(())),
+            }
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(error, "a connection ended early");
+    }
+}

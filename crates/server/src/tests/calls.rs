@@ -1,0 +1,353 @@
+//! The layer over real sockets: hyper for HTTP, tonic for gRPC.
+
+use std::{collections::BTreeSet, convert::Infallible, net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use fairmesh_model::{
+    InstanceId, KeyRange, Region, Replica, ReplicaState, Role, Shard, ShardId, ShardKey, ShardMap,
+};
+use fairmesh_wire::v1::{
+    self, checker_client::CheckerClient, checker_server, rib_client::RibClient, rib_server,
+};
+use futures_util::{Stream, StreamExt as _, stream};
+use http::{Request, Response};
+use http_body::Body as _;
+use http_body_util::{BodyExt as _, Empty, Full, StreamBody};
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::Notify,
+};
+use tonic::{Code, Status, metadata::MetadataMap, transport::Channel};
+use tower::{Layer as _, ServiceExt as _, service_fn};
+
+use super::control::{Facts, send, somewhere, until};
+use crate::{Outstanding, Server, ServerLayer, ownership::Ownership, serve_http};
+use fairmesh_headers::{
+    DEADLINE, Deadline, KEY, LOAD, LOAD_BIN, LOAD_PATH, ROLE, WRONG_SHARD, orca::OrcaReport,
+};
+
+/// A server that nobody registers, for its layer and its sockets.
+async fn alone() -> (Server, TcpListener, SocketAddr) {
+    let control = Facts::new(Some("eu")).serve(None).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = Server::builder("shop/cart").address(somewhere()).agent(control.address.clone());
+    (server.start().await.unwrap(), listener, address)
+}
+
+/// Keys 0 to 99 in the role primary are held here, by version 9 of the map.
+fn hold_a_hundred_keys(layer: &ServerLayer) {
+    let here = InstanceId::new("here").unwrap();
+    let replica = Replica {
+        instance: here.clone(),
+        region: Region::new("eu").unwrap(),
+        role: Role::new("primary").unwrap(),
+        state: ReplicaState::Serving,
+    };
+    let shard = |id, start, replicas| Shard { id: ShardId(id), start: ShardKey(start), replicas };
+    let shards = vec![shard(0, 0, vec![replica]), shard(1, 100, vec![])];
+    let map = ShardMap { version: 9, interval: KeyRange::ALL, shards };
+    layer.shared.ownership.store(Some(Arc::new(Ownership::new(&map, &here, &BTreeSet::new()))));
+}
+
+fn reported(text: &http::HeaderValue) -> Option<u32> {
+    OrcaReport::from_text(text.to_str().unwrap()).unwrap().outstanding()
+}
+
+#[tokio::test]
+async fn http_answers_say_how_many_other_calls_are_under_way() {
+    let (server, listener, address) = alone().await;
+    let finish = Arc::new(Notify::new());
+    let held = Arc::clone(&finish);
+    let service = service_fn(move |request: Request<hyper::body::Incoming>| {
+        let held = Arc::clone(&held);
+        async move {
+            if request.uri().path() == "/held" {
+                held.notified().await;
+            }
+            Ok::<_, Infallible>(Response::new(Full::new(Bytes::from("done"))))
+        }
+    });
+    let serving = server.clone();
+    tokio::spawn(async move { serve_http(listener, service, &serving).await });
+
+    let alone = send(address, Request::get("/")).await.unwrap();
+    assert_eq!(reported(&alone.headers()[LOAD]), Some(0));
+    let held = tokio::spawn(send(address, Request::get("/held")));
+    let cut = tokio::spawn(send(address, Request::get("/held")));
+    until(|| server.outstanding().calls == 2).await;
+    let among_others = send(address, Request::get("/")).await.unwrap();
+    assert_eq!(reported(&among_others.headers()[LOAD]), Some(2));
+
+    // A caller that goes away takes its call off the count, and only its own.
+    cut.abort();
+    until(|| server.outstanding().calls == 1).await;
+    finish.notify_waiters();
+    let body = held.await.unwrap().unwrap().into_body().collect().await.unwrap();
+    assert_eq!(body.to_bytes(), "done");
+    until(|| server.outstanding() == Outstanding::default()).await;
+}
+
+#[tokio::test]
+async fn whoever_asks_for_the_load_alone_is_told_and_not_counted() {
+    let layer = ServerLayer::default();
+    hold_a_hundred_keys(&layer);
+    let service = layer.layer(service_fn(async |request: Request<()>| {
+        Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(request.uri().path().to_owned()))))
+    }));
+    layer.metric("queue", 7.5).unwrap();
+    let (one, two) = (layer.shared.load.begin(None), layer.shared.load.begin(None));
+    let activity = layer.shared.load.activity();
+    // A key is no reason to refuse: the question is for this server.
+    let question = Request::get(LOAD_PATH).header(KEY, "500").body(()).unwrap();
+    let told = service.clone().oneshot(question).await.unwrap();
+    assert_eq!((told.status().as_u16(), reported(&told.headers()[LOAD])), (204, Some(2)));
+    assert!(told.headers()[LOAD].to_str().unwrap().ends_with(",named_metrics.queue=7.5"));
+    assert!(told.into_body().is_end_stream());
+    assert_eq!(layer.shared.load.activity(), activity, "a drain need not wait for it");
+    for other in [Request::post(LOAD_PATH), Request::get(format!("{LOAD_PATH}/more"))] {
+        let answer = service.clone().oneshot(other.body(()).unwrap()).await.unwrap();
+        assert_eq!(answer.status(), 200);
+        assert!(answer.into_body().collect().await.unwrap().to_bytes().starts_with(LOAD_PATH.as_bytes()));
+    }
+    drop((one, two));
+}
+
+#[tokio::test]
+async fn http_calls_for_keys_of_others_are_misdirected() {
+    let layer = ServerLayer::default();
+    let service = layer.layer(service_fn(async |_: Request<()>| {
+        Ok::<_, Infallible>(Response::new(Full::new(Bytes::from("mine"))))
+    }));
+    let ask = |key: &'static str, role: &'static str| {
+        let request = Request::get("/").header(KEY, key).header(ROLE, role).body(()).unwrap();
+        let service = service.clone();
+        async move { service.oneshot(request).await.unwrap() }
+    };
+    assert_eq!(ask("500", "primary").await.status(), 200, "without a map every call is answered");
+    hold_a_hundred_keys(&layer);
+    assert_eq!(ask("99", "primary").await.status(), 200);
+    assert_eq!(ask("0x63", "primary").await.status(), 200);
+    assert_eq!(ask("ninety", "primary").await.status(), 200, "what is no key is none of ours");
+    for (key, role) in [("100", "primary"), ("99", "secondary")] {
+        let refused = ask(key, role).await;
+        assert_eq!(
+            (refused.status().as_u16(), &refused.headers()[WRONG_SHARD]),
+            (421, &"9".parse().unwrap())
+        );
+        assert_eq!(reported(&refused.headers()[LOAD]), Some(0));
+        let text = refused.into_body().collect().await.unwrap().to_bytes();
+        assert!(text.starts_with(b"this server does not hold"));
+    }
+    assert_eq!(layer.outstanding(), Outstanding::default());
+}
+
+/// Two tonic services, one with plain calls and one with a stream; any would do.
+#[derive(Clone, Default)]
+pub(super) struct App {
+    finish: Arc<Notify>,
+}
+
+type Holding = Pin<Box<dyn Stream<Item = Result<v1::CampaignResponse, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl checker_server::Checker for App {
+    type CampaignStream = Holding;
+
+    async fn campaign(
+        &self,
+        request: tonic::Request<v1::CampaignRequest>,
+    ) -> Result<tonic::Response<Holding>, Status> {
+        let answers =
+            stream::iter([Ok(v1::CampaignResponse::default()), Ok(v1::CampaignResponse::default())]);
+        if request.metadata().contains_key("for-ever") {
+            return Ok(tonic::Response::new(Box::pin(answers.chain(stream::pending()))));
+        }
+        Ok(tonic::Response::new(Box::pin(answers)))
+    }
+
+    async fn judge(
+        &self,
+        _: tonic::Request<v1::JudgeRequest>,
+    ) -> Result<tonic::Response<v1::JudgeResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+}
+
+#[tonic::async_trait]
+impl rib_server::Rib for App {
+    async fn hello(
+        &self,
+        _: tonic::Request<v1::HelloRequest>,
+    ) -> Result<tonic::Response<v1::HelloResponse>, Status> {
+        Err(Status::not_found("nobody to greet"))
+    }
+
+    async fn write(
+        &self,
+        _: tonic::Request<v1::WriteRequest>,
+    ) -> Result<tonic::Response<v1::WriteResponse>, Status> {
+        self.finish.notified().await;
+        Ok(tonic::Response::new(v1::WriteResponse::default()))
+    }
+
+    async fn read(
+        &self,
+        _: tonic::Request<v1::ReadRequest>,
+    ) -> Result<tonic::Response<v1::ReadResponse>, Status> {
+        Ok(tonic::Response::new(v1::ReadResponse::default()))
+    }
+
+    async fn watchers(
+        &self,
+        _: tonic::Request<v1::WatchersRequest>,
+    ) -> Result<tonic::Response<v1::WatchersResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+}
+
+/// The app behind the layer on tonic's own server.
+async fn grpc() -> (ServerLayer, Arc<Notify>, RibClient<Channel>, CheckerClient<Channel>) {
+    let (layer, finish, address) = grpc_at().await;
+    let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
+    (layer, finish, RibClient::new(channel.clone()), CheckerClient::new(channel))
+}
+
+async fn grpc_at() -> (ServerLayer, Arc<Notify>, SocketAddr) {
+    let layer = ServerLayer::default();
+    let finish = Arc::new(Notify::new());
+    let app = App { finish: Arc::clone(&finish) };
+    let incoming = tonic::transport::server::TcpIncoming::bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let address = incoming.local_addr().unwrap();
+    let router = tonic::transport::Server::builder()
+        .layer(layer.clone())
+        .add_service(rib_server::RibServer::new(app.clone()))
+        .add_service(checker_server::CheckerServer::new(app));
+    tokio::spawn(router.serve_with_incoming(incoming));
+    (layer, finish, address)
+}
+
+/// Asks a gRPC server for its load as callers do, by HTTP/2.
+async fn ask_for_load(address: SocketAddr) -> Response<hyper::body::Incoming> {
+    let stream = TokioIo::new(TcpStream::connect(address).await.unwrap());
+    let (mut sender, connection) = http2::handshake(TokioExecutor::new(), stream).await.unwrap();
+    tokio::spawn(connection);
+    let question = Request::get(format!("http://cart.shop{LOAD_PATH}"));
+    sender.send_request(question.body(Empty::<Bytes>::new()).unwrap()).await.unwrap()
+}
+
+fn reported_in(metadata: &MetadataMap) -> Option<u32> {
+    let report = metadata.get_bin(LOAD_BIN.as_str()).unwrap().to_bytes().unwrap();
+    OrcaReport::from_binary(&report).unwrap().outstanding()
+}
+
+#[tokio::test]
+async fn grpc_answers_carry_the_report_in_trailers() {
+    let (layer, finish, address) = grpc_at().await;
+    let mut client = RibClient::connect(format!("http://{address}")).await.unwrap();
+    let mut other = client.clone();
+    let held = tokio::spawn(async move { other.write(v1::WriteRequest::default()).await });
+    until(|| layer.outstanding().calls == 1).await;
+
+    let unary = client.read(v1::ReadRequest::default()).await.unwrap();
+    assert_eq!(reported_in(unary.metadata()), Some(1));
+    let mut streaming = CheckerClient::connect(format!("http://{address}")).await.unwrap();
+    let mut stream = streaming.campaign(v1::CampaignRequest::default()).await.unwrap().into_inner();
+    while stream.message().await.unwrap().is_some() {}
+    assert_eq!(reported_in(&stream.trailers().await.unwrap().unwrap()), Some(1));
+    let without_body = client.hello(v1::HelloRequest::default()).await.unwrap_err();
+    assert_eq!((without_body.code(), reported_in(without_body.metadata())), (Code::NotFound, Some(1)));
+
+    let told = ask_for_load(address).await;
+    assert_eq!((told.status().as_u16(), reported(&told.headers()[LOAD])), (204, Some(1)));
+
+    finish.notify_one();
+    let held = held.await.unwrap().unwrap();
+    assert_eq!(reported_in(held.metadata()), Some(0));
+    until(|| layer.outstanding() == Outstanding::default()).await;
+}
+
+#[tokio::test]
+async fn a_grpc_call_that_is_given_up_is_not_counted_on() {
+    let (layer, _finish, mut client, _) = grpc().await;
+    let given_up = tokio::spawn(async move { client.write(v1::WriteRequest::default()).await });
+    until(|| layer.outstanding().calls == 1).await;
+    given_up.abort();
+    until(|| layer.outstanding() == Outstanding::default()).await;
+}
+
+fn for_key<T>(key: &'static str, message: T) -> tonic::Request<T> {
+    let mut request = tonic::Request::new(message);
+    request.metadata_mut().insert("x-fairmesh-key", key.parse().unwrap());
+    request
+}
+
+#[tokio::test]
+async fn grpc_calls_for_keys_of_others_fail_their_precondition() {
+    let (layer, _finish, mut client, mut streaming) = grpc().await;
+    hold_a_hundred_keys(&layer);
+    client.read(for_key("99", v1::ReadRequest::default())).await.unwrap();
+    let unary = client.read(for_key("100", v1::ReadRequest::default())).await.unwrap_err();
+    let streaming = streaming.campaign(for_key("100", v1::CampaignRequest::default())).await.unwrap_err();
+    for refused in [unary, streaming] {
+        assert_eq!(refused.code(), Code::FailedPrecondition, "{refused:?}");
+        assert_eq!(refused.metadata().get(WRONG_SHARD.as_str()).unwrap(), "9");
+        assert_eq!(reported_in(refused.metadata()), Some(0));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_goes_on_for_long_counts_as_a_stream() {
+    let layer = ServerLayer::default();
+    let service = layer.layer(service_fn(async |_: Request<()>| {
+        let never = StreamBody::new(stream::pending::<Result<http_body::Frame<Bytes>, Infallible>>());
+        Ok::<_, Infallible>(Response::new(never))
+    }));
+    let mut body = service.oneshot(Request::new(())).await.unwrap().into_body();
+    let first = tokio::time::timeout(Duration::from_millis(500), body.frame()).await;
+    assert!(first.is_err() && layer.outstanding() == Outstanding { calls: 1, streams: 0 });
+    let later = tokio::time::timeout(Duration::from_secs(5), body.frame()).await;
+    assert!(later.is_err() && layer.outstanding() == Outstanding { calls: 0, streams: 1 });
+    drop(body);
+    assert_eq!(layer.outstanding(), Outstanding::default());
+}
+
+#[tokio::test]
+async fn what_another_server_said_of_its_shards_is_not_passed_on() {
+    let layer = ServerLayer::default();
+    let http = layer.layer(service_fn(async |_: Request<()>| {
+        let answer = Response::builder().status(421).header(WRONG_SHARD, "4");
+        Ok::<_, Infallible>(answer.body(Full::new(Bytes::new())).unwrap())
+    }));
+    let answer = http.oneshot(Request::new(())).await.unwrap();
+    assert_eq!((answer.status().as_u16(), answer.headers().get(WRONG_SHARD)), (421, None));
+
+    let grpc = layer.layer(service_fn(async |_: Request<()>| {
+        let trailers = [("grpc-status", "9"), ("fairmesh-wrong-shard", "4")];
+        let trailers = trailers.map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
+        let frame = http_body::Frame::trailers(trailers.into_iter().collect());
+        Ok::<_, Infallible>(Response::new(StreamBody::new(stream::iter([Ok::<_, Infallible>(frame)]))))
+    }));
+    let call = Request::post("/").header("content-type", "application/grpc").body(()).unwrap();
+    let answer = grpc.oneshot(call).await.unwrap().into_body().collect().await.unwrap();
+    let trailers = answer.trailers().unwrap();
+    assert_eq!((trailers.get(WRONG_SHARD), &trailers["grpc-status"]), (None, &"9".parse().unwrap()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_says_by_when_its_caller_wants_the_answer() {
+    let service = ServerLayer::default().layer(service_fn(async |request: Request<()>| {
+        let left = request.extensions().get().copied().map(Deadline::left);
+        Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(format!("{left:?}")))))
+    }));
+    let mut call = Request::new(());
+    for (deadline, left) in
+        [(None, None), (Some("250"), Some(Duration::from_millis(250))), (Some("soon"), None)]
+    {
+        deadline.map(|text| call.headers_mut().insert(DEADLINE, text.parse().unwrap()));
+        let answer = service.clone().oneshot(call.clone()).await.unwrap();
+        assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), format!("{left:?}"));
+    }
+}

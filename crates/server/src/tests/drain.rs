@@ -1,0 +1,113 @@
+use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use fairmesh_wire::{
+    transport::Address,
+    v1::{CampaignRequest, checker_client::CheckerClient, checker_server::CheckerServer},
+};
+use http::{Request, Response};
+use http_body_util::{BodyExt as _, Full};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{Notify, oneshot},
+    task::JoinHandle,
+    time::timeout,
+};
+use tower::service_fn;
+
+use super::{
+    calls::App,
+    control::{BOUND, Facts, Told, send, until},
+};
+use crate::{Drained, Server, serve_http};
+
+/// A server whose calls finish when `finish` is notified.
+async fn serving(control: &Address, finish: Arc<Notify>) -> (Server, SocketAddr, JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = Server::builder("shop/cart")
+        .address(address)
+        .drain_deadline(Duration::from_secs(10))
+        .agent(control.clone())
+        .start()
+        .await
+        .unwrap();
+    let service = service_fn(move |_: Request<_>| {
+        let finish = Arc::clone(&finish);
+        async move {
+            finish.notified().await;
+            Ok::<_, Infallible>(Response::new(Full::new(Bytes::from("done"))))
+        }
+    });
+    let serving = server.clone();
+    let task = tokio::spawn(async move { serve_http(listener, service, &serving).await.unwrap() });
+    (server, address, task)
+}
+
+#[tokio::test]
+async fn callers_move_first_then_calls_finish_then_the_endpoint_goes() {
+    let control = Facts::new(Some("eu")).serve(None).await;
+    control.facts.callers_moved.send_replace(false);
+    let finish = Arc::new(Notify::new());
+    let (server, address, task) = serving(&control.address, Arc::clone(&finish)).await;
+    let call = tokio::spawn(send(address, Request::get("/")));
+    until(|| server.outstanding().calls == 1).await;
+
+    let (terminate, terminated) = oneshot::channel::<()>();
+    server.drain_on(async { drop(terminated.await) });
+    terminate.send(()).unwrap();
+    control.facts.until(|told| told.contains(&Told::Drain)).await;
+    // A caller that has not moved yet is served as ever.
+    let late = tokio::spawn(send(address, Request::get("/")));
+    until(|| server.outstanding().calls == 2).await;
+    control.facts.callers_moved.send_replace(true);
+    assert!(!control.facts.told().contains(&Told::Deregister));
+    finish.notify_waiters();
+    for call in [call, late] {
+        let answer = timeout(BOUND, call).await.unwrap().unwrap().unwrap();
+        assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "done");
+    }
+    assert_eq!(timeout(BOUND, server.shutdown()).await.unwrap(), Drained::CallersMoved);
+    timeout(BOUND, task).await.unwrap().unwrap();
+    assert_eq!(control.facts.told().last(), Some(&Told::Deregister));
+    assert!(TcpStream::connect(address).await.is_err(), "nobody listens any more");
+}
+
+#[tokio::test]
+async fn a_control_plane_that_is_away_does_not_hold_up_the_stop() {
+    let control = Facts::new(Some("eu")).serve(None).await;
+    let (server, _, task) = serving(&control.address, Arc::new(Notify::new())).await;
+    control.stop().await;
+    let drained = timeout(BOUND, server.shutdown()).await.unwrap();
+    assert!(matches!(drained, Drained::Untold(_)), "{drained:?}");
+    timeout(BOUND, task).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_stream_that_nobody_ends_does_not_hold_up_a_grpc_server_beyond_the_drain_deadline() {
+    let control = Facts::new(Some("eu")).serve(None).await;
+    let incoming = tonic::transport::server::TcpIncoming::bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let address = incoming.local_addr().unwrap();
+    let server = Server::builder("shop/cart").address(address).agent(control.address.clone());
+    let server = server.drain_deadline(Duration::from_secs(1)).start().await.unwrap();
+    let serving = tonic::transport::Server::builder()
+        .layer(server.layer())
+        .add_service(CheckerServer::new(App::default()))
+        .serve_with_incoming_shutdown(incoming, server.draining());
+    let gone = server.gone();
+    let program = tokio::spawn(async move {
+        tokio::select! {
+            ended = serving => ended.map(|()| "all calls had ended"),
+            () = gone => Ok("the deadline had passed"),
+        }
+    });
+    let mut client = CheckerClient::connect(format!("http://{address}")).await.unwrap();
+    let mut call = tonic::Request::new(CampaignRequest::default());
+    call.metadata_mut().insert("for-ever", "true".parse().unwrap());
+    let mut open = client.campaign(call).await.unwrap().into_inner();
+    open.message().await.unwrap();
+    assert!(!program.is_finished(), "nothing has asked for a drain");
+    server.shutdown().await;
+    let ended = timeout(BOUND, program).await.unwrap().unwrap().unwrap();
+    assert_eq!(ended, "the deadline had passed");
+}

@@ -1,0 +1,234 @@
+//! How much work calls are by shard, for whoever balances shards (ServiceRouter §4.3.1).
+//!
+//! Work is the time for which calls are under way, summed: what a server is busy with at one moment, on average (Little's
+//! law), whether it computes or waits. Counting calls alone was rejected: those of one shard may be dearer than those of
+//! another.
+
+use std::{
+    cmp::Reverse,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use fairmesh_model::{Role, SHARDS_TOLD, ShardId, ShardKey};
+use fairmesh_wire::v1;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio_util::task::AbortOnDropHandle;
+
+use super::{Link, Registration, layer::Shared, link::instance_ref};
+
+/// How often the registry hears of it.
+const PERIOD: Duration = Duration::from_secs(10);
+
+/// The calls for one shard since they were last taken.
+#[derive(Debug, Default)]
+pub(super) struct Work {
+    busy_us: AtomicU64,
+    calls: AtomicU64,
+}
+
+impl Work {
+    /// Adds one call.
+    pub(super) fn add(&self, took: Duration) {
+        self.busy_us.fetch_add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX), Relaxed);
+        self.calls.fetch_add(1, Relaxed);
+    }
+
+    /// Goes on where another left off. A call that is just being added to that one is lost: this is a load, and no bill.
+    pub(super) fn go_on_from(&self, before: &Self) {
+        self.busy_us.store(before.busy_us.load(Relaxed), Relaxed);
+        self.calls.store(before.calls.load(Relaxed), Relaxed);
+    }
+
+    fn take(&self) -> (u64, u64) {
+        (self.busy_us.swap(0, Relaxed), self.calls.swap(0, Relaxed))
+    }
+}
+
+/// A call for a key, until it has ended or become a stream. Its shard is looked up at its end, so that a map that changes
+/// meanwhile costs it nothing.
+#[derive(Debug)]
+pub(super) struct Keyed {
+    shared: Arc<Shared>,
+    key: ShardKey,
+    began: Instant,
+}
+
+impl Keyed {
+    /// A call that begins now.
+    pub(super) fn begin(shared: &Arc<Shared>, key: ShardKey) -> Self {
+        Self { shared: Arc::clone(shared), key, began: Instant::now() }
+    }
+}
+
+impl Drop for Keyed {
+    fn drop(&mut self) {
+        let ownership = self.shared.ownership.load();
+        if let Some(work) = ownership.as_ref().and_then(|own| own.work(self.key)) {
+            work.add(self.began.elapsed());
+        }
+    }
+}
+
+/// A task that reports the work of shards until it is dropped. What cannot be told is dropped: the next report is of its
+/// own time only.
+#[derive(Debug)]
+pub(super) struct WorkReports {
+    _task: AbortOnDropHandle<()>,
+}
+
+impl WorkReports {
+    /// Starts to report. Must be called within a tokio runtime.
+    pub(super) fn start(link: Arc<Link>, registration: Registration, shared: Arc<Shared>) -> Self {
+        Self { _task: AbortOnDropHandle::new(tokio::spawn(report(link, registration, shared))) }
+    }
+}
+
+async fn report(link: Arc<Link>, registration: Registration, shared: Arc<Shared>) {
+    let mut ticks = interval(PERIOD);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks.tick().await;
+    let (mut since, mut sequence) = (Instant::now(), 0);
+    loop {
+        ticks.tick().await;
+        let period = std::mem::replace(&mut since, Instant::now()).elapsed();
+        let Some(told) = told(&shared) else { continue };
+        sequence += 1;
+        let request = v1::ReportShardLoadRequest {
+            instance: Some(instance_ref(&registration.service, &registration.instance)),
+            sequence,
+            period_ms: u32::try_from(period.as_millis()).unwrap_or(u32::MAX),
+            ..told
+        };
+        if let Err(error) = link.report_shard_load(request).await {
+            let service = &registration.service;
+            tracing::debug!(%service, %error, "the load of shards could not be reported");
+        }
+    }
+}
+
+/// Takes what was counted; `None` where no map is known. A server that holds nothing says so, and may be given shards.
+fn told(shared: &Shared) -> Option<v1::ReportShardLoadRequest> {
+    let ownership = shared.ownership.load();
+    let mut calls = 0;
+    let mut works: Vec<_> = ownership
+        .as_ref()?
+        .works()
+        .map(|(shard, role, work)| {
+            let (busy_us, begun) = work.take();
+            calls += begun;
+            (busy_us, shard, role)
+        })
+        .filter(|(busy_us, ..)| *busy_us > 0)
+        .collect();
+    if works.len() > SHARDS_TOLD {
+        works.select_nth_unstable_by_key(SHARDS_TOLD, |(busy_us, shard, _)| (Reverse(*busy_us), *shard));
+    }
+    let told = works.len().min(SHARDS_TOLD);
+    let rest_us = works[told..].iter().map(|(busy_us, ..)| busy_us).sum();
+    let work = |(busy_us, shard, role): (u64, ShardId, &Role)| v1::report_shard_load_request::Work {
+        shard: shard.0,
+        role: role.to_string(),
+        busy_us,
+    };
+    let shards = works.into_iter().take(told).map(work).collect();
+    Some(v1::ReportShardLoadRequest { shards, rest_us, calls, ..Default::default() })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, convert::Infallible};
+
+    use bytes::Bytes;
+    use fairmesh_model::{KeyRange, Replica, ReplicaState, Shard, ShardMap};
+    use http::{Request, Response};
+    use http_body_util::{BodyExt as _, Full};
+    use tower::{Layer as _, ServiceExt as _, service_fn};
+
+    use super::*;
+    use crate::{ServerLayer, ownership::Ownership};
+    use fairmesh_headers::KEY;
+
+    /// Shards of a hundred keys each, all of them held here.
+    fn own(shards: u32) -> Ownership {
+        let here = Replica {
+            instance: "here".parse().unwrap(),
+            region: "eu".parse().unwrap(),
+            role: "primary".parse().unwrap(),
+            state: ReplicaState::Serving,
+        };
+        let shard = |id: u32| Shard {
+            id: ShardId(id),
+            start: ShardKey(u128::from(id) * 100),
+            replicas: vec![here.clone()],
+        };
+        let map = ShardMap { version: 1, interval: KeyRange::ALL, shards: (0..shards).map(shard).collect() };
+        Ownership::new(&map, &here.instance, &BTreeSet::new())
+    }
+
+    /// Serves a call that takes 20 ms to its end.
+    async fn call(layer: &ServerLayer, key: Option<u32>) {
+        let service = layer.layer(service_fn(async |_: Request<()>| {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            Ok::<_, Infallible>(Response::new(Full::new(Bytes::new())))
+        }));
+        let mut request = Request::get("/");
+        if let Some(key) = key {
+            request = request.header(KEY, key);
+        }
+        service.oneshot(request.body(()).unwrap()).await.unwrap().collect().await.unwrap();
+    }
+
+    fn shards(told: &v1::ReportShardLoadRequest) -> Vec<(u32, u64)> {
+        told.shards.iter().map(|work| (work.shard, work.busy_us / 5_000)).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn calls_are_work_of_the_shard_of_their_key() {
+        let layer = ServerLayer::default();
+        call(&layer, Some(5)).await;
+        assert!(told(&layer.shared).is_none(), "no map is known");
+        layer.shared.ownership.store(Some(Arc::new(own(2))));
+        for key in [Some(5), Some(99), Some(100), None] {
+            call(&layer, key).await;
+        }
+        let said = told(&layer.shared).unwrap();
+        assert_eq!((shards(&said), said.calls, said.rest_us), (vec![(0, 8), (1, 4)], 3, 0));
+        assert_eq!(said.shards[0].role, "primary");
+        assert_eq!(told(&layer.shared).unwrap().calls, 0, "each call is told once");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_new_map_loses_no_work() {
+        let layer = ServerLayer::default();
+        layer.shared.ownership.store(Some(Arc::new(own(1))));
+        call(&layer, Some(5)).await;
+        let under_way = call(&layer, Some(6));
+        let change = async {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            let next = own(2);
+            next.go_on_from(layer.shared.ownership.load().as_ref().unwrap());
+            layer.shared.ownership.store(Some(Arc::new(next)));
+        };
+        tokio::join!(under_way, change);
+        let said = told(&layer.shared).unwrap();
+        assert_eq!((shards(&said), said.calls), (vec![(0, 8)], 2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_hottest_shards_are_told_one_by_one_and_the_others_together() {
+        let layer = ServerLayer::default();
+        let own = own(1000);
+        for shard in 0..1000u64 {
+            own.work(ShardKey(u128::from(shard) * 100)).unwrap().add(Duration::from_micros(shard));
+        }
+        layer.shared.ownership.store(Some(Arc::new(own)));
+        let told = told(&layer.shared).unwrap();
+        assert_eq!((told.shards.len(), told.calls), (SHARDS_TOLD, 1000));
+        assert!(told.shards.iter().all(|work| work.busy_us >= 872));
+        assert_eq!(told.rest_us, (0..872).sum::<u64>());
+    }
+}

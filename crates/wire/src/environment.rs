@@ -1,0 +1,98 @@
+//! Defaults that a process takes from its environment: the paths of an agent's socket and state, and the region.
+//!
+//! Paths are system folders for root and the user's own folders otherwise. The binary and the library share them, so that each finds
+//! the files and sockets of the other.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+};
+
+use fairmesh_model::{Invalid, Location, Region};
+
+use crate::transport::Address;
+
+/// The folder in which `part`, `agent` or `control`, keeps its state when it runs as root.
+pub fn system_state(part: &str) -> PathBuf {
+    Path::new("/var/lib/fairmesh").join(part)
+}
+
+/// The folder in which it does when it runs as this user: below `XDG_STATE_HOME`, else `~/.local/state`. `None` of a user
+/// without a home.
+pub fn own_state(part: &str) -> Option<PathBuf> {
+    let base = folder("XDG_STATE_HOME").or_else(|| Some(folder("HOME")?.join(".local/state")))?;
+    Some(base.join("fairmesh").join(part))
+}
+
+/// The socket of an agent that runs as root.
+pub fn system_socket() -> PathBuf {
+    "/run/fairmesh/agent.sock".into()
+}
+
+/// The socket of an agent that runs as this user, below `XDG_RUNTIME_DIR`; `None` where that is not set.
+pub fn own_socket() -> Option<PathBuf> {
+    folder("XDG_RUNTIME_DIR").map(|folder| folder.join("fairmesh/agent.sock"))
+}
+
+/// Where a program finds an agent: at the machine's socket, unless only the user's own can be there.
+pub fn agent() -> Address {
+    let system = system_socket();
+    let own = if system.exists() { None } else { own_socket() };
+    Address::Unix(own.unwrap_or(system))
+}
+
+/// The copy that an agent left: the machine's or the user's own, whichever can be read and was written last.
+pub fn agent_copy() -> PathBuf {
+    last_written([Some(system_state("agent")), own_state("agent")]).unwrap_or_else(|| system_state("agent"))
+}
+
+/// The location of this program: `given`, else the region in `FAIRMESH_REGION`; `None` leaves it to the agent.
+///
+/// # Errors
+/// Where `FAIRMESH_REGION` is not the name of a region.
+pub fn location(given: Option<Location>) -> Result<Option<Location>, Invalid> {
+    const NAME: &str = "FAIRMESH_REGION";
+    match (given, env::var(NAME)) {
+        (None, Ok(region)) if !region.is_empty() => {
+            let region = Region::new(region).map_err(|e| e.within(NAME))?;
+            Ok(Some(Location::in_region(region)))
+        }
+        (given, _) => Ok(given),
+    }
+}
+
+fn last_written(folders: impl IntoIterator<Item = Option<PathBuf>>) -> Option<PathBuf> {
+    let readable = folders.into_iter().flatten().filter(|folder| fs::read_dir(folder).is_ok());
+    readable.max_by_key(|folder| fs::metadata(folder).and_then(|found| found.modified()).ok())
+}
+
+/// Relative paths do not count (XDG Base Directory Specification).
+fn folder(variable: &str) -> Option<PathBuf> {
+    env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs::File,
+        time::{Duration, SystemTime},
+    };
+
+    use super::*;
+
+    #[test]
+    fn the_copy_written_last_is_read() {
+        let root = tempfile::tempdir().unwrap();
+        let [system, own] = ["system", "own"].map(|name| root.path().join(name));
+        let either = || last_written([Some(system.clone()), None, Some(own.clone())]);
+        assert_eq!(either(), None, "nobody left one");
+        fs::create_dir(&own).unwrap();
+        assert_eq!(either(), Some(own.clone()));
+        fs::create_dir(&system).unwrap();
+        let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(3600);
+        File::open(&system).unwrap().set_modified(long_ago).unwrap();
+        assert_eq!(either(), Some(own.clone()), "an agent ran as root once");
+        File::open(&own).unwrap().set_modified(long_ago - Duration::from_secs(1)).unwrap();
+        assert_eq!(either(), Some(system.clone()));
+    }
+}
