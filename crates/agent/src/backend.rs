@@ -15,67 +15,67 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     AgentConfig,
     checker::Counts,
-    feed::Shared,
-    maps::{self, MapName},
+    shard_maps::{self, MapName},
+    state::AgentState,
     subscriptions::{Claimed, Subscriptions},
 };
 
-/// How long a caller waits for the upstream before it is given a saved copy.
-const PATIENCE: Duration = Duration::from_millis(500);
-/// How often idle subscriptions are looked for.
-const SWEEP_EVERY: Duration = Duration::from_secs(30);
+/// Time that a new watcher waits for the upstream before it gets a saved copy.
+const UPSTREAM_TIMEOUT: Duration = Duration::from_millis(500);
+/// Interval between sweeps for idle subscriptions.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Serves what the agent holds, and sees to it that it holds what is asked for.
+/// Serves the agent's copy, and subscribes upstream to the prefixes that programs watch.
 #[derive(Clone, Debug)]
 pub(crate) struct AgentBackend {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<AgentState>,
     pub(crate) upstream: Handle,
-    /// What the health checker of this agent does, for metrics.
+    /// Counters of this agent's health checker, for metrics.
     pub(crate) checks: Arc<Counts>,
-    facts: Arc<Facts>,
+    info: Arc<AgentInfo>,
 }
 
 #[derive(Debug)]
-struct Facts {
+struct AgentInfo {
     software: String,
     location: Location,
-    /// Where writes go, for people.
+    /// Addresses that accept writes, for messages.
     upstreams: String,
 }
 
 impl AgentBackend {
     pub(crate) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<AgentState>,
         upstream: Handle,
         checks: Arc<Counts>,
         config: &AgentConfig,
     ) -> Self {
         let upstreams: Vec<String> = config.upstreams.iter().map(ToString::to_string).collect();
-        let facts = Facts {
+        let info = AgentInfo {
             software: format!("agent {} {}", config.name, env!("CARGO_PKG_VERSION")),
             location: config.location.clone(),
             upstreams: upstreams.join(" or "),
         };
-        Self { shared, upstream, checks, facts: Arc::new(facts) }
+        Self { shared, upstream, checks, info: Arc::new(info) }
     }
 
-    /// Where the control plane is, for people.
+    /// Addresses of the upstreams, for messages.
     pub(crate) fn upstreams(&self) -> &str {
-        &self.facts.upstreams
+        &self.info.upstreams
     }
 
-    /// Gives up what nobody has used for long, until `stopping`.
+    /// Unsubscribes from prefixes that have long been idle, until `stopping`.
     pub(crate) async fn sweep(self, stopping: CancellationToken) {
-        let mut ticks = interval(SWEEP_EVERY);
+        let mut ticks = interval(SWEEP_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 now = ticks.tick() => {
                     let upstream = self.upstream_since();
-                    // One lock from finding it idle to giving it up: it may be claimed at any time.
+                    // One lock from the check to the removal: a prefix may be claimed at any time.
                     let mut subscriptions = self.shared.subscriptions();
                     for prefix in subscriptions.expired(now, upstream) {
-                        self.give_up(&mut subscriptions, &prefix);
+                        self.unfollow(&mut subscriptions, &prefix);
                     }
                 }
                 () = stopping.cancelled() => return,
@@ -83,23 +83,23 @@ impl AgentBackend {
         }
     }
 
-    /// One more program follows a map. Returns the prefixes that are held for it, which it gives up when it leaves.
+    /// Adds a follower of a map. Returns the prefixes claimed for it, to pass to [`leave_map`](Self::leave_map).
     pub(crate) fn join_map(&self, name: &MapName) -> Vec<Prefix> {
         let mut subscriptions = self.shared.subscriptions();
         let mut held = name.prefixes();
         let wanted = held.len();
         held.retain(|prefix| {
             match subscriptions.claim_for_map(prefix) {
-                Claimed::NoRoom => return false,
+                Claimed::LimitReached => return false,
                 Claimed::Known if !self.shared.maps.holds(prefix) => {
                     let entries = || self.shared.node.read(std::slice::from_ref(prefix)).1;
-                    let whole = subscriptions.standing(prefix).is_some_and(Standing::holds).then(entries);
+                    let whole = subscriptions.freshness(prefix).is_some_and(Standing::holds).then(entries);
                     self.shared.maps.hold(prefix, self.shared.node.store(), whole);
                     self.shared.disk.jobs().save([prefix.clone()]);
                 }
-                Claimed::Known | Claimed::ForMaps => {}
-                Claimed::New { instead_of } => {
-                    instead_of.iter().for_each(|prefix| self.give_up(&mut subscriptions, prefix));
+                Claimed::Known | Claimed::MapsOnly => {}
+                Claimed::New { evicted } => {
+                    evicted.iter().for_each(|prefix| self.unfollow(&mut subscriptions, prefix));
                     self.shared.maps.hold(prefix, None, None);
                     self.upstream.subscribe(prefix.clone());
                 }
@@ -107,47 +107,47 @@ impl AgentBackend {
             true
         });
         drop(subscriptions);
-        maps::follow(&self.shared, &self.upstream, name);
+        shard_maps::follow(&self.shared, &self.upstream, name);
         if held.len() < wanted {
-            let reason = format!("this agent follows {MAX_PREFIXES} prefixes already, all in use");
+            let reason = format!("this agent already follows {MAX_PREFIXES} prefixes, all in use");
             name.prefixes().iter().for_each(|prefix| self.shared.maps.refused(prefix, &reason));
         }
         held
     }
 
-    /// One follows it no more, for whom `held` was held.
+    /// Removes a follower of a map, and the claims made for it.
     pub(crate) fn leave_map(&self, name: &MapName, held: &[Prefix]) {
         self.shared.maps.leave(name);
         let mut subscriptions = self.shared.subscriptions();
         held.iter().for_each(|prefix| subscriptions.release_for_map(prefix, Instant::now()));
     }
 
-    fn give_up(&self, subscriptions: &mut Subscriptions, prefix: &Prefix) {
+    fn unfollow(&self, subscriptions: &mut Subscriptions, prefix: &Prefix) {
         tracing::debug!(%prefix, "no longer followed");
         self.upstream.unsubscribe(prefix);
         self.shared.forget(subscriptions, prefix);
     }
 
-    /// Since when the upstream is there; `None` while it is not.
+    /// Since when the upstream is connected; `None` while it is not.
     fn upstream_since(&self) -> Option<Instant> {
         let state = self.upstream.state();
         let state = state.borrow();
         state.connected.then_some(state.since)
     }
 
-    /// Whether a prefix can be served: `None` where it can, else what to wait for.
+    /// Whether a prefix can be served: `None` if so, else the notification of its next change.
     ///
     /// # Errors
-    /// Why it cannot, where waiting does not help.
-    fn look(&self, prefix: &Prefix, patient: bool) -> Result<Option<OwnedNotified>, String> {
+    /// The reason, where waiting does not help.
+    fn poll_ready(&self, prefix: &Prefix, may_wait: bool) -> Result<Option<OwnedNotified>, String> {
         let mut subscriptions = self.shared.subscriptions();
-        match subscriptions.standing(prefix) {
+        match subscriptions.freshness(prefix) {
             Some(Standing::Followed { .. }) => return Ok(None),
-            Some(Standing::Held { .. }) if !patient || self.upstream_away().is_some() => return Ok(None),
-            Some(Standing::Missing) if !patient => {
-                if let Some(reason) = self.upstream_away() {
+            Some(Standing::Held { .. }) if !may_wait || self.upstream_failure().is_some() => return Ok(None),
+            Some(Standing::Missing) if !may_wait => {
+                if let Some(reason) = self.upstream_failure() {
                     return Err(format!(
-                        "no control plane answers this agent, which has no copy of it: {reason}"
+                        "no control plane answers this agent, which has no copy of this prefix: {reason}"
                     ));
                 }
             }
@@ -155,17 +155,17 @@ impl AgentBackend {
             Some(Standing::Refused(reason)) => return Err(reason.clone()),
             None => {
                 return Err(format!(
-                    "this agent follows {MAX_PREFIXES} prefixes, all in use, and has no room for more; run another agent \
+                    "this agent follows {MAX_PREFIXES} prefixes, its maximum, all in use; run another agent \
                      for some of the machine's programs"
                 ));
             }
         }
-        // Of changes from here on, since the lock is held.
+        // The lock is held, so no change is missed.
         Ok(Some(subscriptions.changes(prefix).notified_owned()))
     }
 
-    /// Why the upstream is away; `None` while it is there or still being reached.
-    fn upstream_away(&self) -> Option<String> {
+    /// Why the upstream is disconnected; `None` while it is connected or still connecting.
+    fn upstream_failure(&self) -> Option<String> {
         let state = self.upstream.state();
         let state = state.borrow();
         (!state.connected && state.failures > 0).then(|| state.error.clone().unwrap_or_default())
@@ -178,15 +178,15 @@ impl Backend for AgentBackend {
     }
 
     fn software(&self) -> String {
-        self.facts.software.clone()
+        self.info.software.clone()
     }
 
     fn location(&self) -> Option<Location> {
-        Some(self.facts.location.clone())
+        Some(self.info.location.clone())
     }
 
     async fn write(&self, _: Batch, _: Identity) -> Result<Revision, WriteError> {
-        let upstreams = &self.facts.upstreams;
+        let upstreams = &self.info.upstreams;
         Err(WriteError::Elsewhere(format!(
             "an agent takes no writes; write to the control plane at {upstreams}"
         )))
@@ -196,42 +196,42 @@ impl Backend for AgentBackend {
         let mut subscriptions = self.shared.subscriptions();
         match subscriptions.claim(prefix) {
             Claimed::Known => true,
-            Claimed::ForMaps => {
+            Claimed::MapsOnly => {
                 self.shared.hold_in_node(&mut subscriptions, prefix, &self.upstream);
                 true
             }
-            Claimed::New { instead_of } => {
-                instead_of.iter().for_each(|prefix| self.give_up(&mut subscriptions, prefix));
+            Claimed::New { evicted } => {
+                evicted.iter().for_each(|prefix| self.unfollow(&mut subscriptions, prefix));
                 self.upstream.subscribe(prefix.clone());
                 true
             }
-            Claimed::NoRoom => false,
+            Claimed::LimitReached => false,
         }
     }
 
-    /// Returns when the upstream sent the prefix; with a copy that is held, not later than the upstream is known to be
-    /// away, or has not answered for [`PATIENCE`]. Where nothing is held, fails once both are so.
+    /// Returns when the prefix has arrived from the upstream. With a saved copy, returns at the latest when the
+    /// upstream is known to be disconnected or [`UPSTREAM_TIMEOUT`] has passed; without one, fails once both hold.
     async fn ready(&self, prefix: &Prefix) -> Result<(), String> {
         let mut state = self.upstream.state();
-        let patience = sleep(PATIENCE);
-        tokio::pin!(patience);
-        let mut patient = true;
+        let upstream_timeout = sleep(UPSTREAM_TIMEOUT);
+        tokio::pin!(upstream_timeout);
+        let mut may_wait = true;
         loop {
             state.mark_unchanged();
-            let Some(changed) = self.look(prefix, patient)? else { return Ok(()) };
+            let Some(changed) = self.poll_ready(prefix, may_wait)? else { return Ok(()) };
             tokio::select! {
                 () = changed => {}
                 Ok(()) = state.changed() => {}
-                () = &mut patience, if patient => patient = false,
+                () = &mut upstream_timeout, if may_wait => may_wait = false,
             }
         }
     }
 
     fn waits(&self) -> Result<(), String> {
         Err(format!(
-            "an agent holds parts of a store and cannot say when all of a revision is there; read with 'at_least' at the \
-             control plane at {}, or here without",
-            self.facts.upstreams
+            "an agent holds parts of a store and cannot tell when it has a whole revision; read with \
+             'at_least' at the control plane at {}, or here without it",
+            self.info.upstreams
         ))
     }
 
@@ -262,36 +262,36 @@ mod tests {
     use fairmesh_wire::transport::Address;
 
     use super::*;
-    use crate::{disk::Disk, feed::Feed};
+    use crate::{disk::Disk, state::UpstreamSink};
 
     #[tokio::test]
-    async fn who_found_no_room_for_a_map_takes_none_from_those_who_did() {
+    async fn a_follower_whose_claims_were_refused_releases_none_of_the_others() {
         let folder = tempfile::tempdir().unwrap();
-        let nobody = Address::Unix(folder.path().join("nobody"));
+        let absent = Address::Unix(folder.path().join("absent"));
         let location = Location::in_region(Region::new("eu").unwrap());
         let config = AgentConfig {
-            upstreams: vec![nobody.clone()],
-            listen: nobody.clone(),
+            upstreams: vec![absent.clone()],
+            listen: absent.clone(),
             state_dir: folder.path().into(),
             location: location.clone(),
             name: "test".into(),
             metrics: None,
         };
         let (disk, _) = Disk::open(folder.path().into(), location).await.unwrap();
-        let shared = Arc::new(Shared::new(Node::replica(), disk));
+        let shared = Arc::new(AgentState::new(Node::replica(), disk));
         let upstream = UpstreamConfig {
-            addresses: vec![nobody],
+            addresses: vec![absent],
             software: "test".into(),
             backoff: Backoff::default(),
             refuse_lagging: true,
         };
-        let upstream = Upstream::spawn(upstream, Feed::new(shared.clone()));
+        let upstream = Upstream::spawn(upstream, UpstreamSink::new(shared.clone()));
         let backend = AgentBackend::new(shared, upstream, Arc::default(), &config);
         let other = |i| Prefix::new(format!("/{i}/")).unwrap();
         (0..MAX_PREFIXES).for_each(|i| assert!(backend.claim(&other(i))));
         let name = MapName { service: ServiceName::new("shop/cart").unwrap(), region: None };
         let early = backend.join_map(&name);
-        assert!(early.is_empty(), "every place is in use");
+        assert!(early.is_empty(), "the limit is reached");
         backend.release(&other(0));
         let late = backend.join_map(&name);
         assert_eq!(late, name.prefixes());
@@ -300,7 +300,7 @@ mod tests {
             let ever = Instant::now() + Duration::from_secs(24 * 3600);
             backend.shared.subscriptions().expired(ever, Some(Instant::now()))
         };
-        assert!(expired().is_empty(), "one follows it still");
+        assert!(expired().is_empty(), "one follower is left");
         backend.leave_map(&name, &late);
         assert_eq!(expired(), late);
     }

@@ -2,7 +2,7 @@
 //! (Canal Mesh §6.1 measures the cost of probes from every caller).
 //!
 //! The checker follows the checked services and the endpoints of its region by a watch of its own, which ends with its
-//! term. Subscriptions of the agent were rejected: every machine would keep these records on disk.
+//! term. Using subscriptions of the agent was rejected: every machine would keep these records on disk.
 
 mod checked_endpoints;
 mod election;

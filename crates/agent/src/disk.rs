@@ -1,4 +1,4 @@
-//! Saves what changed, soon and together, off the workers that serve.
+//! Saves changed prefixes to disk in batches, off the worker threads that serve.
 
 use std::{
     collections::BTreeMap,
@@ -21,19 +21,19 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{error::AgentError, feed::Shared};
+use crate::{error::AgentError, state::AgentState};
 
-/// The least time between two rounds of saving: a burst of changes is written once.
-const SAVE_EVERY: Duration = Duration::from_millis(200);
-/// How many times as long as a round took to wait after it: at most a twentieth of the time goes into saving.
-const SAVE_REST: u32 = 19;
-/// How long to wait after the disk refused.
+/// Minimum time between two rounds of saving: a burst of changes is written once.
+const SAVE_INTERVAL: Duration = Duration::from_millis(200);
+/// Pause after a round, as a multiple of its duration: saving takes at most a twentieth of the time.
+const SAVE_PAUSE_FACTOR: u32 = 19;
+/// Pause after a round that failed.
 const SAVE_RETRY: Duration = Duration::from_secs(5);
 
-/// From how many bytes on what is let go is given back to the system.
-const TRIM_ABOVE: usize = 1 << 20;
+/// Freed memory above this many bytes is returned to the system.
+const MIN_TRIM_BYTES: usize = 1 << 20;
 
-/// The folder of copies and what is to be done there.
+/// The state directory and its pending jobs.
 #[derive(Debug)]
 pub(crate) struct Disk {
     cache: Arc<Cache>,
@@ -48,7 +48,7 @@ enum Job {
     Remove,
 }
 
-/// The locked list of what is to be done; the saver is woken when it is released.
+/// The locked list of pending jobs; the saver is woken when it is released.
 #[derive(Debug)]
 pub(crate) struct Jobs<'a> {
     jobs: MutexGuard<'a, BTreeMap<Prefix, Job>>,
@@ -78,14 +78,14 @@ impl Drop for Jobs<'_> {
 }
 
 impl Disk {
-    /// Opens the folder, reads what is there, and leaves word of where this agent runs.
+    /// Opens the directory, loads its copies, and saves the agent's location.
     pub(crate) async fn open(folder: PathBuf, location: Location) -> Result<(Self, Vec<Saved>), AgentError> {
         let open = move || {
             let cache = Cache::open(folder)?;
             let saved = cache.load_all()?;
             if let Err(error) = cache.save_location(&location) {
-                // No reason to leave programs without what is held.
-                tracing::warn!(%error, "programs that start while no agent runs will not know where they are");
+                // Saved copies are still worth serving.
+                tracing::warn!(%error, "cannot save the location; programs started without an agent lack it");
             }
             Ok::<_, CacheError>((cache, saved))
         };
@@ -102,28 +102,29 @@ impl Disk {
         Ok((disk, saved))
     }
 
-    /// The folder of copies.
+    /// The state directory.
     pub(crate) fn cache(&self) -> Arc<Cache> {
         Arc::clone(&self.cache)
     }
 
     pub(crate) fn jobs(&self) -> Jobs<'_> {
-        // Nothing that runs under the lock panics.
+        // No code that holds the lock panics.
         Jobs { jobs: self.jobs.lock().unwrap_or_else(PoisonError::into_inner), wake: &self.wake }
     }
 }
 
 /// One round of saving.
 #[derive(Debug)]
-struct Round {
+struct SaveRound {
     jobs: BTreeMap<Prefix, Job>,
     save: Vec<Saved>,
-    /// Where everything stands once this round is on disk; `None` while the upstream is away and nothing is certain.
+    /// Revision of all copies once this round is on disk; `None` while the upstream is disconnected and the revision
+    /// uncertain.
     mark: Option<(Revision, SystemTime)>,
 }
 
-impl Shared {
-    /// Saves until `stopping`, and what is left then.
+impl AgentState {
+    /// Saves until `stopping`, and once more at the end.
     pub(crate) async fn save_all(
         self: Arc<Self>,
         upstream: watch::Receiver<State>,
@@ -148,7 +149,7 @@ impl Shared {
         self.save_round(connected()).await;
     }
 
-    /// Returns whether all of it is on disk; what is not is tried again.
+    /// Returns whether the whole round is on disk; failed jobs are queued again.
     async fn save_round(&self, connected: bool) -> bool {
         let round = self.round(connected);
         let cache = self.disk.cache.clone();
@@ -159,8 +160,8 @@ impl Shared {
                 let saves = round.save.iter();
                 let freed: usize = saves.map(|saved| self.maps.saved(&saved.prefix, &saved.entries)).sum();
                 drop(round);
-                if freed > TRIM_ABOVE {
-                    // Fails for no reason but the end of the runtime.
+                if freed > MIN_TRIM_BYTES {
+                    // Fails only when the runtime shuts down.
                     let _ = tokio::task::spawn_blocking(fairmesh_sealed::trim).await;
                 }
                 return true;
@@ -168,7 +169,10 @@ impl Shared {
             Ok(Err(error)) => error.to_string(),
             Err(panicked) => panicked.to_string(),
         };
-        tracing::warn!(error, "what is held is not saved; a restart without control plane would miss it");
+        tracing::warn!(
+            error,
+            "cannot save copies; a restart without a control plane would lose recent changes"
+        );
         self.disk.failures.fetch_add(1, Ordering::Relaxed);
         let mut again = self.disk.jobs();
         for (prefix, job) in jobs {
@@ -177,7 +181,7 @@ impl Shared {
         false
     }
 
-    fn round(&self, connected: bool) -> Round {
+    fn round(&self, connected: bool) -> SaveRound {
         let (jobs, revision) = {
             let mut jobs = self.disk.jobs.lock().unwrap_or_else(PoisonError::into_inner);
             (std::mem::take(&mut *jobs), self.node.revision())
@@ -191,17 +195,17 @@ impl Shared {
         });
         let save = save.collect();
         let mark = (connected && self.node.store().is_some()).then_some((revision, at));
-        Round { jobs, save, mark }
+        SaveRound { jobs, save, mark }
     }
 }
 
-/// How long to let changes gather after a round that took so long. Whole prefixes are written, so that where they are
-/// large and change all the time, saving would otherwise keep the disk busy.
+/// Pause after a round of this duration. Whole prefixes are written, so that large prefixes that change constantly
+/// would otherwise keep the disk busy.
 fn pause(took: Duration) -> Duration {
-    (took * SAVE_REST).max(SAVE_EVERY)
+    (took * SAVE_PAUSE_FACTOR).max(SAVE_INTERVAL)
 }
 
-fn write(cache: &Cache, round: &Round) -> Result<(), CacheError> {
+fn write(cache: &Cache, round: &SaveRound) -> Result<(), CacheError> {
     for (prefix, _) in round.jobs.iter().filter(|(_, job)| **job == Job::Remove) {
         cache.remove(prefix)?;
     }
@@ -209,10 +213,10 @@ fn write(cache: &Cache, round: &Round) -> Result<(), CacheError> {
     round.mark.map_or(Ok(()), |(revision, at)| cache.mark(revision, at))
 }
 
-/// The time of day, which only files that outlive a restart need.
+/// The time of day, needed only for files that outlive a restart.
 #[allow(
     clippy::disallowed_methods,
-    reason = "ages of files are kept over restarts, which no monotonic clock is"
+    reason = "file ages must survive restarts, and a monotonic clock does not"
 )]
 pub(crate) fn wall_clock() -> SystemTime {
     SystemTime::now()
@@ -223,8 +227,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slow_disk_is_left_alone_for_most_of_the_time_and_a_fast_one_still_gathers_bursts() {
-        assert_eq!(pause(Duration::from_millis(1)), SAVE_EVERY);
+    fn saving_takes_a_twentieth_of_the_time_and_still_batches_bursts() {
+        assert_eq!(pause(Duration::from_millis(1)), SAVE_INTERVAL);
         let slow = Duration::from_secs(1);
         assert!(slow <= (slow + pause(slow)) / 20);
     }

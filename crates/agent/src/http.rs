@@ -15,16 +15,16 @@ use fairmesh_listen::{Limits, Listeners, PageListener};
 use fairmesh_model::Probe;
 use tokio_util::sync::CancellationToken;
 
-use crate::{backend::AgentBackend, error::AgentError, metrics, usage::Usages};
+use crate::{backend::AgentBackend, error::AgentError, metrics, usage_forwarder::UsageForwarder};
 
-/// What OpenMetrics text is called on the wire.
+/// Media type of the OpenMetrics text format.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// What the pages are about.
+/// State that the HTTP handlers read.
 #[derive(Clone)]
 pub(crate) struct Pages {
     pub(crate) backend: AgentBackend,
-    pub(crate) usages: Usages,
+    pub(crate) usages: UsageForwarder,
     pub(crate) listeners: Listeners,
 }
 
@@ -52,7 +52,7 @@ pub(crate) async fn serve(listener: PageListener, pages: Pages, stopping: Cancel
     listener.serve(router, stopping).await;
 }
 
-/// Refuses health checks: they are for servers, and would tell in a verdict what these pages say.
+/// Refuses health checks, so that a verdict never carries the content of these pages.
 async fn refuse_probes(request: Request, next: Next) -> Response {
     if request.headers().get(USER_AGENT).is_some_and(|agent| agent == Probe::USER_AGENT) {
         return (StatusCode::FORBIDDEN, "health checks do not reach the mesh's own ports\n").into_response();
@@ -64,17 +64,19 @@ async fn metrics_page(State(pages): State<Pages>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, OPEN_METRICS)], metrics::text(&pages))
 }
 
-/// Ready is an agent that can answer: from its upstream, or from what it saved.
+/// Ready when connected to an upstream, or when saved copies can be served.
 async fn readiness(State(Pages { backend, .. }): State<Pages>) -> (StatusCode, String) {
     let state = backend.upstream.state().borrow().clone();
     match (state.connected, backend.shared.node.store()) {
         (true, _) => (StatusCode::OK, "ready\n".into()),
-        (false, Some(_)) => (StatusCode::OK, "ready, from what is held; no control plane answers\n".into()),
+        (false, Some(_)) => {
+            (StatusCode::OK, "ready, serving saved copies; no control plane is reachable\n".into())
+        }
         (false, None) => {
-            let reason = state.error.unwrap_or_else(|| "it was not reached yet".into());
+            let reason = state.error.unwrap_or_else(|| "not reached yet".into());
             (
                 StatusCode::SERVICE_UNAVAILABLE,
-                format!("no control plane answers and nothing is saved: {reason}\n"),
+                format!("no control plane is reachable and no copy is saved: {reason}\n"),
             )
         }
     }

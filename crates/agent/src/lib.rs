@@ -1,24 +1,24 @@
 //! The agent: one process a machine that holds the part of the routing information base that the machine's programs use
 //! (ServiceRouter §3.2).
 //!
-//! It follows a control plane with `rib`'s reader and serves what it holds with `rib`'s server on one Unix socket, where
-//! it also passes on calls to the registry. Copies on disk let it serve after a restart though no control plane answers.
+//! It follows a control plane or a replica, and serves its copy on one Unix socket, where it also forwards calls to the
+//! registry. Copies on disk let it serve after a restart without a control plane.
 //!
-//! Large shard maps are not passed on: they are made into tables that programs read where they lie (`maps.rs`).
+//! Large shard maps are not forwarded as records: the agent builds tables of them in shared memory (`shard_maps.rs`).
 //!
-//! Everything is subscribed to on first use. Holding all of it, so that first calls never wait, was rejected: the memory of
-//! a million machines would be spent on services that they never call.
+//! The agent subscribes to a prefix on first use. Holding the whole RIB, so that first calls never wait, was rejected:
+//! a million machines would spend memory on services that they never call.
 
 mod backend;
 mod checker;
 mod disk;
 mod error;
-mod feed;
 mod http;
-mod maps;
 mod metrics;
+mod shard_maps;
+mod state;
 mod subscriptions;
-mod usage;
+mod usage_forwarder;
 
 use std::{future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -38,36 +38,36 @@ use fairmesh_wire::{
     rpc,
     transport::{Address, BindError, Listener, Plaintext, Transport, serve},
 };
-use feed::{Feed, Shared};
+use state::{AgentState, UpstreamSink};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
-use usage::Usages;
+use usage_forwarder::UsageForwarder;
 
-/// How long calls under way may take after the agent was asked to stop; watches are ended at once.
+/// Time for calls in flight to finish after a stop request; watches end at once.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// What an agent needs to know.
+/// Configuration of an agent.
 #[derive(Clone, Debug)]
 pub struct AgentConfig {
-    /// Control planes or replicas, tried in turn; at least one.
+    /// Control planes or replicas, attempted in this order; at least one.
     pub upstreams: Vec<Address>,
-    /// Where the machine's programs connect.
+    /// Listening address for the machine's programs.
     pub listen: Address,
-    /// Where copies of subscriptions are kept; one agent each.
+    /// Directory for copies of subscriptions; one agent each.
     pub state_dir: PathBuf,
-    /// Where the machine is; told to the programs.
+    /// Location of the machine; sent to its programs.
     pub location: Location,
-    /// What people call this agent, usually the machine's name.
+    /// Display name of this agent, usually the machine's name.
     pub name: String,
-    /// Where `/metrics`, `/healthz` and `/readyz` are served, if anywhere.
+    /// Listening address of `/metrics`, `/healthz` and `/readyz`, if any.
     pub metrics: Option<SocketAddr>,
 }
 
-/// Runs an agent until `shutdown` completes; what it holds is on disk then.
+/// Runs an agent until `shutdown` completes; its copy is on disk then.
 ///
 /// # Errors
-/// When it cannot start: the folder, the socket or the port is taken or not accessible. A control plane that does not
-/// answer is no error.
+/// When it cannot start: the directory, the socket or the port is in use or not accessible. An unreachable control
+/// plane is no error.
 pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Result<(), AgentError> {
     if config.upstreams.is_empty() {
         return Err(AgentError::NoUpstream);
@@ -79,11 +79,11 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let maps = bind_maps(&config.listen, &listeners).await?;
     let http = http::bind(config.metrics, &listeners).await?;
     let node = Node::replica();
-    let shared = Arc::new(Shared::new(node.clone(), disk));
+    let shared = Arc::new(AgentState::new(node.clone(), disk));
     let upstream = follow(&config, &shared, saved);
     let checks = Arc::<checker::Counts>::default();
     let backend = AgentBackend::new(shared.clone(), upstream.clone(), checks.clone(), &config);
-    let usages = Usages::new(upstream.clone(), backend.upstreams().into());
+    let usages = UsageForwarder::new(upstream.clone(), backend.upstreams().into());
 
     let stopping = CancellationToken::new();
     let _stop_with_me = stopping.clone().drop_guard();
@@ -91,7 +91,8 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     tokio::spawn(upstream::acknowledge(node, upstream.clone(), stopping.clone()));
     tokio::spawn(checker::campaign(candidate(&config, checks), upstream.clone(), stopping.clone()));
     tokio::spawn(usages.clone().run(stopping.clone()));
-    let maps = maps.map(|listener| tokio::spawn(maps::serve(listener, backend.clone(), stopping.clone())));
+    let maps =
+        maps.map(|listener| tokio::spawn(shard_maps::serve(listener, backend.clone(), stopping.clone())));
     let pages = http::Pages { backend: backend.clone(), usages: usages.clone(), listeners };
     let http = http.map(|listener| tokio::spawn(http::serve(listener, pages, stopping.clone())));
     let saving = tokio::spawn(shared.clone().save_all(upstream.state(), stopping.clone()));
@@ -101,7 +102,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     routes.add_service(rpc::quota_server(forward.clone()));
     routes.add_service(rpc::registry_server(forward));
     routes.add_service(rpc::imbalance_server(usages));
-    tracing::info!(listen = %config.listen, region = %config.location.region, "the agent serves");
+    tracing::info!(listen = %config.listen, region = %config.location.region, "agent is serving");
     let stopped = async {
         shutdown.await;
         stopping.cancel();
@@ -109,7 +110,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let services = RibServer::new(backend, stopping.clone()).beside(routes.routes());
     let served = serve(services, listener, stopped, DRAIN).await;
     stopping.cancel();
-    // A panic in one of these has been reported by the runtime; stopping goes on.
+    // The runtime has already reported a panic of one of these tasks.
     let _ = saving.await;
     for task in [http, maps].into_iter().flatten() {
         let _ = task.await;
@@ -128,15 +129,15 @@ fn candidate(config: &AgentConfig, counts: Arc<checker::Counts>) -> checker::Can
     }
 }
 
-/// The socket beside the agent's own; none beside a port.
+/// Listens for shard map sessions beside a Unix socket; a TCP listener has none.
 async fn bind_maps(listen: &Address, listeners: &Listeners) -> Result<Option<Listener>, BindError> {
     let Some(address) = listen.maps() else { return Ok(None) };
-    let maps = listeners.acceptor("maps", maps::limits());
+    let maps = listeners.acceptor("maps", shard_maps::limits());
     Ok(Some(Plaintext.bind(&address).await?.within(maps)))
 }
 
-/// Starts from the saved copies and follows the upstream.
-fn follow(config: &AgentConfig, shared: &Arc<Shared>, saved: Vec<Saved>) -> Handle {
+/// Restores the saved copies and follows the upstream.
+fn follow(config: &AgentConfig, shared: &Arc<AgentState>, saved: Vec<Saved>) -> Handle {
     let held: Vec<_> = saved.iter().map(|saved| (saved.prefix.clone(), saved.revision)).collect();
     shared.restore(saved);
     let upstream = UpstreamConfig {
@@ -145,7 +146,7 @@ fn follow(config: &AgentConfig, shared: &Arc<Shared>, saved: Vec<Saved>) -> Hand
         backoff: Backoff::default(),
         refuse_lagging: true,
     };
-    let upstream = Upstream::spawn(upstream, Feed::new(shared.clone()));
+    let upstream = Upstream::spawn(upstream, UpstreamSink::new(shared.clone()));
     let region = Some(config.location.region.clone());
     upstream.introduce(About { kind: Kind::Agent, region, addresses: Vec::new() });
     upstream.subscribe_held(held);

@@ -32,7 +32,7 @@ pub(crate) fn text(Pages { backend, usages, listeners }: &Pages) -> String {
     counter(&mut registry, "deltas", "Changes taken from the upstream", &shared.deltas);
     counter(&mut registry, "snapshots", "Snapshots taken from the upstream", &shared.snapshots);
     counter(&mut registry, "save_failures", "Rounds of saving that the disk refused", &shared.disk.failures);
-    gauge(&mut registry, "usages_waiting", "Minutes of programs to be passed on", usages.waiting());
+    gauge(&mut registry, "usages_waiting", "Minutes of programs to be passed on", usages.queued());
     counter(&mut registry, "usages_dropped", "Minutes of programs given up", usages.dropped());
     counter(&mut registry, "usages_refused", "Minutes of programs not taken as they are", usages.refused());
     let (maps, bytes) = shared.maps.size();

@@ -1,4 +1,4 @@
-//! What this machine's programs use, and how far it may be trusted. No lock, no clock: callers pass `now`.
+//! Subscriptions of the agent: their users, idle times and freshness. No lock, no clock: callers pass `now`.
 
 use std::{collections::BTreeMap, ops::Bound, sync::Arc, time::Duration};
 
@@ -6,47 +6,47 @@ use fairmesh_model::Prefix;
 use fairmesh_rib::{covering, server::MAX_PREFIXES, upstream::Standing};
 use tokio::{sync::Notify, time::Instant};
 
-/// How long a prefix is followed after its last user left: a program that restarts finds it warm.
+/// Time that a prefix stays subscribed after its last user left, so that a restarted program finds it.
 const LINGER: Duration = Duration::from_secs(600);
 
-/// Where there is no room, one in so many of those that nobody uses is given up.
-const ROOM: usize = 64;
+/// At the limit, one in so many idle subscriptions is evicted.
+const EVICTION_DIVISOR: usize = 64;
 
 /// All subscriptions of the agent.
 #[derive(Debug, Default)]
 pub(crate) struct Subscriptions {
     all: BTreeMap<Prefix, Subscription>,
-    /// How many of them nobody uses.
+    /// Number of subscriptions without a user.
     idle: usize,
-    /// How many of them age: while none does, which is most of the time, they need not be looked at for it.
+    /// Number of subscriptions that age; while it is zero, [`oldest`](Self::oldest) need not scan.
     aging: usize,
 }
 
 #[derive(Debug, Default)]
 struct Subscription {
     users: usize,
-    /// How many maps are made of it.
+    /// Number of shard maps built from it.
     maps: usize,
-    /// Whether the node holds it, for those who watch.
+    /// Whether the node holds it, for watchers.
     in_node: bool,
-    /// Since when nobody uses it.
+    /// Since when it has no user.
     idle: Option<Instant>,
-    standing: Standing,
-    /// Woken when the standing changes, where somebody waits for that.
+    freshness: Standing,
+    /// Woken when the freshness changes, if a watcher waits for that.
     changed: Option<Arc<Notify>>,
 }
 
-/// What a claim means for the upstream.
+/// Result of a claim.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Claimed {
-    /// It was followed already.
+    /// The prefix was already subscribed.
     Known,
-    /// It was followed for a map alone, and the node is to hold it from now on.
-    ForMaps,
-    /// It is to be followed, in place of others that were idle where the bound was reached.
-    New { instead_of: Vec<Prefix> },
-    /// Every place is in use.
-    NoRoom,
+    /// It was subscribed for shard maps only; the caller loads it into the node.
+    MapsOnly,
+    /// The caller subscribes to it, and drops the evicted prefixes.
+    New { evicted: Vec<Prefix> },
+    /// [`MAX_PREFIXES`] are subscribed, all in use.
+    LimitReached,
 }
 
 impl Subscriptions {
@@ -55,52 +55,52 @@ impl Subscriptions {
             known.users += 1;
             self.idle -= usize::from(known.idle.take().is_some());
             let held = std::mem::replace(&mut known.in_node, true);
-            return if held { Claimed::Known } else { Claimed::ForMaps };
+            return if held { Claimed::Known } else { Claimed::MapsOnly };
         }
         let new = Subscription { users: 1, in_node: true, ..Subscription::default() };
         self.claim_new(prefix, new)
     }
 
-    /// Follows a prefix that a map is made of.
+    /// Claims a prefix to build a shard map from.
     pub(crate) fn claim_for_map(&mut self, prefix: &Prefix) -> Claimed {
         if let Some(known) = self.all.get_mut(prefix) {
             known.maps += 1;
             self.idle -= usize::from(known.idle.take().is_some());
-            return if known.in_node { Claimed::Known } else { Claimed::ForMaps };
+            return if known.in_node { Claimed::Known } else { Claimed::MapsOnly };
         }
         self.claim_new(prefix, Subscription { maps: 1, ..Subscription::default() })
     }
 
     fn claim_new(&mut self, prefix: &Prefix, new: Subscription) -> Claimed {
-        let mut instead_of = Vec::new();
+        let mut evicted = Vec::new();
         if self.all.len() >= MAX_PREFIXES {
             if self.idle == 0 {
-                return Claimed::NoRoom;
+                return Claimed::LimitReached;
             }
-            instead_of = self.longest_idle();
+            evicted = self.longest_idle_prefixes();
         }
         self.all.insert(prefix.clone(), new);
-        Claimed::New { instead_of }
+        Claimed::New { evicted }
     }
 
-    /// Some that nobody uses, the longest idle: several at once, since all have to be looked at for it.
-    fn longest_idle(&self) -> Vec<Prefix> {
+    /// The longest idle subscriptions: several at once, since finding them scans all.
+    fn longest_idle_prefixes(&self) -> Vec<Prefix> {
         let idle = self.all.iter().filter_map(|(prefix, known)| {
-            // First what holds nothing: what does may not come back.
-            Some((known.standing.holds(), known.idle?, prefix))
+            // First those without a copy: a copy may be irreplaceable.
+            Some((known.freshness.holds(), known.idle?, prefix))
         });
         let mut idle: Vec<_> = idle.collect();
-        let some = idle.len().div_ceil(ROOM);
+        let some = idle.len().div_ceil(EVICTION_DIVISOR);
         idle.select_nth_unstable(some - 1);
         idle.into_iter().take(some).map(|(_, _, prefix)| prefix.clone()).collect()
     }
 
-    /// Whether the node need not hold it any more, since a map alone is made of it.
+    /// Removes a user; returns whether only shard maps use the prefix, so that the node may drop it.
     pub(crate) fn release(&mut self, prefix: &Prefix, now: Instant) -> bool {
-        // One that found no room is not there.
+        // A refused claim left no subscription.
         let Some(known) = self.all.get_mut(prefix) else { return false };
         known.users = known.users.saturating_sub(1);
-        self.idle += usize::from(known.rest(now));
+        self.idle += usize::from(known.mark_idle(now));
         if known.users == 0 && known.maps > 0 {
             known.in_node = false;
         }
@@ -110,38 +110,38 @@ impl Subscriptions {
     pub(crate) fn release_for_map(&mut self, prefix: &Prefix, now: Instant) {
         if let Some(known) = self.all.get_mut(prefix) {
             known.maps = known.maps.saturating_sub(1);
-            self.idle += usize::from(known.rest(now));
+            self.idle += usize::from(known.mark_idle(now));
         }
     }
 
-    /// Whether somebody may watch a key, or a prefix: the node holds it.
+    /// Whether the node holds a key or a prefix for watchers.
     pub(crate) fn in_node(&self, key: &str) -> bool {
         self.all.get(key).is_some_and(|known| known.in_node)
             || covering(key).any(|text| self.all.get(text).is_some_and(|known| known.in_node))
     }
 
-    /// Takes a saved copy that is `age` old, held by the node or for maps.
+    /// Restores a saved copy that is `age` old, held by the node or for shard maps.
     pub(crate) fn restore(&mut self, prefix: Prefix, now: Instant, age: Duration, in_node: bool) {
         self.remove(&prefix);
-        let standing = Standing::Held { at: now, age };
+        let freshness = Standing::Held { at: now, age };
         (self.idle, self.aging) = (self.idle + 1, self.aging + 1);
-        let restored = Subscription { in_node, idle: Some(now), standing, ..Subscription::default() };
+        let restored = Subscription { in_node, idle: Some(now), freshness, ..Subscription::default() };
         self.all.insert(prefix, restored);
     }
 
     pub(crate) fn remove(&mut self, prefix: &Prefix) {
         if let Some(mut known) = self.all.remove(prefix) {
             self.idle -= usize::from(known.idle.is_some());
-            self.aging -= usize::from(known.standing.ages());
+            self.aging -= usize::from(known.freshness.ages());
             known.wake();
         }
     }
 
-    /// Prefixes that nobody has used for long enough. Of those with a copy, time counts only from when the upstream is
-    /// there, `None` while it is away: a copy that is given up then cannot be had again.
+    /// Prefixes idle for [`LINGER`]. Those with a copy count only from when the upstream connected (`None`: it is
+    /// disconnected), because a dropped copy could not be fetched again.
     pub(crate) fn expired(&self, now: Instant, upstream: Option<Instant>) -> Vec<Prefix> {
         let is_old = |known: &Subscription| {
-            let from = if known.standing.holds() { upstream } else { known.idle };
+            let from = if known.freshness.holds() { upstream } else { known.idle };
             let idle = known.idle.zip(from).map(|(idle, from)| idle.max(from));
             idle.is_some_and(|idle| now.duration_since(idle) >= LINGER)
         };
@@ -151,54 +151,54 @@ impl Subscriptions {
         self.all.iter().filter(expired).map(|(prefix, _)| prefix.clone()).collect()
     }
 
-    /// Whether those who used a folder went on to a part of it, as programs do that ask for all endpoints of a service at once
-    /// and learn from its policy that those of their region are enough.
+    /// Whether users of a prefix moved to a narrower one: programs first ask for all endpoints of a service, and learn
+    /// from its policy that those of their region suffice.
     fn is_narrowed(&self, prefix: &Prefix) -> bool {
         let after = (Bound::Excluded(prefix.as_str()), Bound::Unbounded);
         let mut below =
             self.all.range::<str, _>(after).take_while(|(other, _)| prefix.covers(other.as_str()));
-        below.any(|(_, other)| other.idle.is_none() && other.standing.holds())
+        below.any(|(_, other)| other.idle.is_none() && other.freshness.holds())
     }
 
-    pub(crate) fn standing(&self, prefix: &Prefix) -> Option<&Standing> {
-        self.all.get(prefix).map(|known| &known.standing)
+    pub(crate) fn freshness(&self, prefix: &Prefix) -> Option<&Standing> {
+        self.all.get(prefix).map(|known| &known.freshness)
     }
 
-    pub(crate) fn set(&mut self, prefix: &Prefix, standing: Standing) {
+    pub(crate) fn set(&mut self, prefix: &Prefix, freshness: Standing) {
         if let Some(known) = self.all.get_mut(prefix) {
-            self.aging -= usize::from(known.standing.ages());
-            self.aging += usize::from(standing.ages());
-            known.standing = standing;
+            self.aging -= usize::from(known.freshness.ages());
+            self.aging += usize::from(freshness.ages());
+            known.freshness = freshness;
             known.wake();
         }
     }
 
-    /// Woken when the standing of a prefix changes from now on; of one that is not followed, never.
+    /// Notified at the next change of a prefix's freshness; never for a prefix that is not subscribed.
     pub(crate) fn changes(&mut self, prefix: &Prefix) -> Arc<Notify> {
         let known = self.all.get_mut(prefix).map(|known| known.changed.get_or_insert_default());
         known.cloned().unwrap_or_default()
     }
 
-    /// The upstream says that what it sends is `told` old at worst and ages, or no longer does where that is zero.
-    pub(crate) fn contact(&mut self, told: Duration, now: Instant) {
-        self.change_all(|standing| standing.contact(told, now));
+    /// The upstream's own data is `upstream_age` old and ages, or is current where that is zero.
+    pub(crate) fn contact(&mut self, upstream_age: Duration, now: Instant) {
+        self.change_all(|freshness| freshness.contact(upstream_age, now));
     }
 
-    /// The upstream is away: what was followed ages, and refusals no longer hold.
+    /// The upstream disconnected: its data ages from now on, and its refusals expire.
     pub(crate) fn disconnected(&mut self, now: Instant) {
-        self.change_all(|standing| standing.disconnected(now));
+        self.change_all(|freshness| freshness.disconnected(now));
     }
 
     fn change_all(&mut self, change: impl Fn(&mut Standing)) {
         for known in self.all.values_mut() {
-            change(&mut known.standing);
+            change(&mut known.freshness);
             known.wake();
         }
-        self.aging = self.all.values().filter(|known| known.standing.ages()).count();
+        self.aging = self.all.values().filter(|known| known.freshness.ages()).count();
     }
 
     pub(crate) fn age(&self, prefix: &Prefix, now: Instant) -> Duration {
-        self.standing(prefix).map_or(Duration::ZERO, |standing| standing.age(now))
+        self.freshness(prefix).map_or(Duration::ZERO, |freshness| freshness.age(now))
     }
 
     /// Whether any of them ages.
@@ -206,16 +206,16 @@ impl Subscriptions {
         self.aging > 0
     }
 
-    /// The age of the oldest that is held.
+    /// The age of the oldest copy.
     pub(crate) fn oldest(&self, now: Instant) -> Duration {
         if !self.any_ages() {
             return Duration::ZERO;
         }
-        self.all.values().map(|known| known.standing.age(now)).max().unwrap_or_default()
+        self.all.values().map(|known| known.freshness.age(now)).max().unwrap_or_default()
     }
 
     /// The subscriptions that a key belongs to.
-    pub(crate) fn of<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a Prefix> {
+    pub(crate) fn covering_prefixes<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a Prefix> {
         covering(key).filter_map(|text| self.all.get_key_value(text)).map(|(prefix, _)| prefix)
     }
 
@@ -225,12 +225,12 @@ impl Subscriptions {
 }
 
 impl Subscription {
-    /// Counts as idle from now on unless it is in use; returns whether that is new.
-    fn rest(&mut self, now: Instant) -> bool {
+    /// Marks it idle unless it has a user; returns whether that is new.
+    fn mark_idle(&mut self, now: Instant) -> bool {
         self.users + self.maps == 0 && self.idle.replace(now).is_none()
     }
 
-    /// Wakes those who wait for a change of the standing.
+    /// Wakes watchers that wait for a change of the freshness.
     fn wake(&mut self) {
         if let Some(changed) = self.changed.take() {
             changed.notify_waiters();
@@ -247,9 +247,9 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_lingers_after_its_last_user_and_not_while_it_has_one() {
+    fn a_prefix_expires_only_after_its_last_user_left() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
-        assert_eq!(all.claim(&prefix(1)), Claimed::New { instead_of: Vec::new() });
+        assert_eq!(all.claim(&prefix(1)), Claimed::New { evicted: Vec::new() });
         assert_eq!(all.claim(&prefix(1)), Claimed::Known);
         all.release(&prefix(1), start);
         let expired = |all: &Subscriptions, now| all.expired(now, Some(start));
@@ -262,27 +262,27 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_is_kept_while_the_upstream_is_away_and_for_as_long_as_ever_after() {
+    fn a_copy_does_not_expire_while_the_upstream_is_disconnected() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
         all.restore(prefix(1), start, LINGER, true);
         all.claim(&prefix(2));
         all.release(&prefix(2), start);
-        assert_eq!(all.expired(start + 2 * LINGER, None), [prefix(2)], "of which there is nothing");
+        assert_eq!(all.expired(start + 2 * LINGER, None), [prefix(2)], "it has no copy");
         all.remove(&prefix(2));
         let back = start + 3 * LINGER;
-        assert!(all.expired(back + LINGER / 2, Some(back)).is_empty(), "nobody had time to use it");
+        assert!(all.expired(back + LINGER / 2, Some(back)).is_empty(), "no program had time to use it");
         assert_eq!(all.expired(back + LINGER, Some(back)), [prefix(1)]);
     }
 
     #[test]
-    fn what_a_map_alone_is_made_of_is_not_in_the_node() {
+    fn a_prefix_used_only_by_maps_is_not_in_the_node() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
-        assert_eq!(all.claim_for_map(&prefix(1)), Claimed::New { instead_of: Vec::new() });
+        assert_eq!(all.claim_for_map(&prefix(1)), Claimed::New { evicted: Vec::new() });
         assert!(!all.in_node("/1/key"));
-        assert_eq!(all.claim(&prefix(1)), Claimed::ForMaps);
+        assert_eq!(all.claim(&prefix(1)), Claimed::MapsOnly);
         assert!(all.in_node("/1/key"));
         assert_eq!(all.claim_for_map(&prefix(1)), Claimed::Known);
-        assert!(all.release(&prefix(1), start), "maps alone are left");
+        assert!(all.release(&prefix(1), start), "only maps are left");
         assert!(!all.in_node("/1/key"));
         all.release_for_map(&prefix(1), start);
         assert!(all.expired(start + 2 * LINGER, Some(start)).is_empty(), "one map is left");
@@ -291,46 +291,38 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_idle_makes_room_and_what_is_used_never_does() {
+    fn the_longest_idle_is_evicted_and_never_one_in_use() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
         (0..MAX_PREFIXES)
-            .for_each(|i| assert_eq!(all.claim(&prefix(i)), Claimed::New { instead_of: Vec::new() }));
+            .for_each(|i| assert_eq!(all.claim(&prefix(i)), Claimed::New { evicted: Vec::new() }));
         let another = prefix(MAX_PREFIXES);
-        assert_eq!(all.claim(&another), Claimed::NoRoom);
-        assert_eq!(all.standing(&another), None);
+        assert_eq!(all.claim(&another), Claimed::LimitReached);
+        assert_eq!(all.freshness(&another), None);
         all.release(&prefix(7), start);
         all.release(&prefix(3), start + LINGER);
-        assert_eq!(all.claim(&another), Claimed::New { instead_of: vec![prefix(7)] });
+        assert_eq!(all.claim(&another), Claimed::New { evicted: vec![prefix(7)] });
         all.remove(&prefix(7));
         all.set(&prefix(3), Standing::Held { at: start, age: LINGER });
         all.release(&another, start + 2 * LINGER);
-        let instead_of = vec![another];
-        assert_eq!(
-            all.claim(&prefix(7)),
-            Claimed::New { instead_of },
-            "a copy is worth more than an empty place"
-        );
+        let evicted = vec![another];
+        assert_eq!(all.claim(&prefix(7)), Claimed::New { evicted }, "one with a copy is evicted last");
     }
 
     #[test]
-    fn data_ages_from_the_moment_that_the_upstream_is_lost() {
+    fn data_ages_from_the_disconnection_of_the_upstream() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
         let second = Duration::from_secs(1);
         all.restore(prefix(1), start, 10 * second, true);
-        assert_eq!(
-            all.age(&prefix(1), start + second),
-            11 * second,
-            "saved copies were old when they were read"
-        );
+        assert_eq!(all.age(&prefix(1), start + second), 11 * second, "saved copies keep their age");
         all.set(&prefix(1), Standing::Followed { at: start + second, age: Duration::ZERO });
         assert_eq!(all.oldest(start + 5 * second), Duration::ZERO);
         all.disconnected(start + 6 * second);
         assert_eq!(all.oldest(start + 8 * second), 2 * second);
-        assert!(all.oldest(start + 6 * second) > Duration::ZERO, "zero would say that it is followed");
+        assert!(all.oldest(start + 6 * second) > Duration::ZERO, "zero would mean current");
     }
 
     #[test]
-    fn data_ages_while_the_upstream_is_cut_off_from_its_own() {
+    fn data_ages_while_the_upstream_is_disconnected_from_its_own() {
         let (mut all, start) = (Subscriptions::default(), Instant::now());
         let second = Duration::from_secs(1);
         all.claim(&prefix(1));
@@ -338,7 +330,7 @@ mod tests {
         all.set(&prefix(1), Standing::Followed { at: start, age: Duration::ZERO });
         all.contact(second, start);
         assert_eq!(all.age(&prefix(1), start + 2 * second), 3 * second);
-        assert_eq!(all.age(&prefix(2), start + 2 * second), Duration::ZERO, "nothing of it has come");
+        assert_eq!(all.age(&prefix(2), start + 2 * second), Duration::ZERO, "it has not arrived yet");
         all.contact(Duration::ZERO, start + 3 * second);
         assert_eq!(all.oldest(start + 4 * second), Duration::ZERO);
     }

@@ -1,4 +1,4 @@
-//! What operators do: apply configuration, look at its history, go back.
+//! The gRPC service of operators: apply configuration, read its history, roll back.
 
 mod history;
 mod plan;
@@ -14,20 +14,20 @@ use tonic::{Request, Response, Status};
 
 use crate::backend::write_error;
 pub use history::HISTORY_KEPT;
-use plan::{Author, Plan, Wish};
+use plan::{Author, DesiredRecord, Plan};
 
 /// The gRPC service `Admin`.
 #[derive(Clone, Debug)]
 pub(crate) struct AdminService {
     pub(crate) node: Node,
     pub(crate) store: Arc<dyn Store>,
-    /// The store, where it can have several parts.
+    /// The store, if it can have several partitions.
     pub(crate) partitions: Option<Arc<PartitionedStore>>,
 }
 
 impl AdminService {
-    /// Carries a plan out. Its writes rest on what was read, so whoever changed any of it meanwhile wins.
-    async fn carry_out(&self, plan: Plan, dry_run: bool) -> Result<v1::ApplyResponse, Status> {
+    /// Executes a plan. Its writes are conditional on the records read, so a concurrent change wins.
+    async fn execute(&self, plan: Plan, dry_run: bool) -> Result<v1::ApplyResponse, Status> {
         let revision = match dry_run || plan.batch.ops.is_empty() {
             true => {
                 self.node.check(&plan.batch).map_err(WriteError::from)?;
@@ -53,19 +53,19 @@ impl v1::admin_server::Admin for AdminService {
     ) -> Result<Response<Self::SplitStoreStream>, Status> {
         let store = self.partitions.clone().ok_or_else(|| {
             Status::failed_precondition(
-                "this store has one part only; keep it in etcd, and start the control plane once with --partitioned",
+                "this store is not partitioned; keep it in etcd, and start the control plane with --partitioned",
             )
         })?;
-        let wish = split::wish(request.into_inner()).map_err(invalid)?;
-        Ok(Response::new(split::start(store, wish)))
+        let wanted = split::parse_request(request.into_inner()).map_err(invalid)?;
+        Ok(Response::new(split::start(store, wanted)))
     }
 
     async fn apply(&self, request: Request<v1::ApplyRequest>) -> Result<Response<v1::ApplyResponse>, Status> {
         let author = author(&request);
         let v1::ApplyRequest { ops, dry_run } = request.into_inner();
-        let wishes = aside(move || plan::wishes(ops)).await?.map_err(invalid)?;
-        let plan = plan::plan(&self.node, wishes, &author)?;
-        self.carry_out(plan, dry_run).await.map(Response::new)
+        let desired = aside(move || plan::parse_ops(ops)).await?.map_err(invalid)?;
+        let plan = plan::plan(&self.node, desired, &author)?;
+        self.execute(plan, dry_run).await.map(Response::new)
     }
 
     async fn get_history(
@@ -73,13 +73,13 @@ impl v1::admin_server::Admin for AdminService {
         request: Request<v1::GetHistoryRequest>,
     ) -> Result<Response<v1::GetHistoryResponse>, Status> {
         let v1::GetHistoryRequest { kind, service } = request.into_inner();
-        let key = subject(&kind, &service).map_err(invalid)?;
+        let key = history_key(&kind, &service).map_err(invalid)?;
         let (node, of) = (self.node.clone(), key.clone());
         let changes = aside(move || history::changes(&node, &of)).await?;
         if changes.is_empty() {
             return Err(Status::not_found(format!(
                 "{} never existed; check the name with 'fairmesh get {kind}'",
-                history::words(&key)
+                history::describe(&key)
             )));
         }
         Ok(Response::new(v1::GetHistoryResponse { changes }))
@@ -91,17 +91,17 @@ impl v1::admin_server::Admin for AdminService {
     ) -> Result<Response<v1::ApplyResponse>, Status> {
         let author = author(&request);
         let v1::RollbackRequest { kind, service, revision } = request.into_inner();
-        let key = subject(&kind, &service).map_err(invalid)?;
+        let key = history_key(&kind, &service).map_err(invalid)?;
         let (node, of) = (self.node.clone(), key.clone());
         let value =
             aside(move || history::value_at(&node, &of, revision)).await?.map_err(Status::not_found)?;
-        let plan = plan::plan(&self.node, vec![Wish::new(key, value)], &author)?;
-        self.carry_out(plan, false).await.map(Response::new)
+        let plan = plan::plan(&self.node, vec![DesiredRecord::new(key, value)], &author)?;
+        self.execute(plan, false).await.map(Response::new)
     }
 }
 
-/// The record that a call about history names.
-fn subject(kind: &str, service: &str) -> Result<RecordKey, Invalid> {
+/// The key of a record with history.
+fn history_key(kind: &str, service: &str) -> Result<RecordKey, Invalid> {
     let service: ServiceName = service.parse().map_err(|e: Invalid| e.within("service"))?;
     match kind {
         "services" => Ok(RecordKey::Service(service)),
@@ -118,7 +118,7 @@ fn author<T>(request: &Request<T>) -> Author {
     Author { by, at_ms: now_ms() }
 }
 
-/// Milliseconds since 1970, for people who read history; nothing is decided by it.
+/// Milliseconds since 1970, for display in the history; no decision depends on it.
 #[allow(clippy::disallowed_methods, reason = "the one reading of the wall clock in this crate")]
 pub(crate) fn now_ms() -> u64 {
     let since = std::time::SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -8,9 +8,9 @@ use fairmesh_rib::{
 use fairmesh_store::{Store, WriteError as StoreWriteError};
 use tokio::sync::watch;
 
-use crate::hold::Hold;
+use crate::read_lease::ReadLease;
 
-/// What the control plane is, for people who look at its handshake.
+/// Software name in the handshake.
 pub(crate) const SOFTWARE: &str = concat!("control plane ", env!("CARGO_PKG_VERSION"));
 
 /// Serves the whole routing information base, and writes it.
@@ -18,8 +18,8 @@ pub(crate) const SOFTWARE: &str = concat!("control plane ", env!("CARGO_PKG_VERS
 pub(crate) struct ControlBackend {
     pub(crate) node: Node,
     pub(crate) store: Arc<dyn Store>,
-    /// `None` where no other process can write the store.
-    pub(crate) hold: Option<Hold>,
+    /// `None` if no other process can write the store.
+    pub(crate) read_lease: Option<ReadLease>,
 }
 
 impl Backend for ControlBackend {
@@ -36,15 +36,15 @@ impl Backend for ControlBackend {
     }
 
     async fn write(&self, batch: Batch, identity: Identity) -> Result<Revision, WriteError> {
-        tracing::debug!(%identity, ops = batch.ops.len(), "a batch is written");
+        tracing::debug!(%identity, ops = batch.ops.len(), "writing a batch");
         self.store.write(batch).await.map_err(write_error)
     }
 
-    /// What was written by way of this process is in the node before it is acknowledged, so all is there while nobody else
-    /// can write.
+    /// Writes of this process are in the node before they are acknowledged, so the node is current while no other
+    /// process can write.
     async fn current(&self) -> Result<(), String> {
-        match &self.hold {
-            Some(hold) => hold.certain().await,
+        match &self.read_lease {
+            Some(read_lease) => read_lease.wait_held().await,
             None => Ok(()),
         }
     }
@@ -54,15 +54,15 @@ impl Backend for ControlBackend {
     }
 
     fn oldest(&self) -> Duration {
-        self.hold.as_ref().map_or(Duration::ZERO, Hold::age)
+        self.read_lease.as_ref().map_or(Duration::ZERO, ReadLease::age)
     }
 
     fn ages(&self) -> Option<watch::Receiver<u64>> {
-        self.hold.as_ref().map(Hold::ages)
+        self.read_lease.as_ref().map(ReadLease::ages)
     }
 }
 
-/// What the store said, for callers.
+/// Converts the store's error for callers.
 pub(crate) fn write_error(error: StoreWriteError) -> WriteError {
     match error {
         StoreWriteError::Conflict(conflict) => WriteError::Conflict(conflict),

@@ -1,9 +1,10 @@
 //! Active health checks at the control plane: the election of each region's checker, and the verdicts that it reports
 //! (Uber, assisted balancing; Canal Mesh §6.1).
 //!
-//! One agent of a region is elected checker for as long as its call `Campaign` lasts; when the call ends, for any reason,
-//! the next candidate is elected. The election is kept in memory only, since agents campaign anew at a restarted control
-//! plane. A lease in the RIB was rejected: its renewals would write, and its loss would be noticed no sooner.
+//! One agent of a region is elected checker for as long as its call `Campaign` lasts; when the call ends, for any
+//! reason, the next candidate is elected. The election is kept in memory only, since agents campaign anew at a
+//! restarted control plane. A lease in the RIB was rejected: its renewals would write, and its loss would be noticed no
+//! sooner.
 
 mod check_index;
 mod election;

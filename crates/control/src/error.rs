@@ -3,7 +3,7 @@ use std::{io, net::SocketAddr};
 use fairmesh_store::StoreError;
 use fairmesh_wire::transport::BindError;
 
-/// Why a control plane cannot start or go on.
+/// Why a control plane cannot start or continue.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     /// The store cannot be opened.
@@ -13,9 +13,9 @@ pub enum ControlError {
     #[error("gRPC: {0}")]
     Grpc(#[from] BindError),
     /// No gRPC address was given.
-    #[error("no gRPC address is given; name at least one, such as 127.0.0.1:7400")]
+    #[error("no gRPC address is configured; give at least one, such as 127.0.0.1:7400")]
     NoAddress,
-    /// Another process has the HTTP port.
+    /// Another process listens on the HTTP address.
     #[error("HTTP: another process already listens on {address}; stop it, or choose another address")]
     HttpInUse {
         /// The address.
@@ -23,20 +23,20 @@ pub enum ControlError {
     },
     /// The system refused the HTTP address.
     #[error(
-        "HTTP: cannot listen on {address}: {source}; choose an address of this machine and a port that this user may open"
+        "HTTP: cannot listen on {address}: {source}; choose an address of this machine and a port open to this user"
     )]
     Http {
         /// The address.
         address: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A part of the server ended by itself.
+    /// A task of the server ended unexpectedly.
     #[error("{part} ended: {reason}; start the control plane again, nothing acknowledged is lost")]
     Ended {
-        /// Which part.
+        /// Name of the task.
         part: &'static str,
-        /// What it said.
+        /// The cause.
         reason: String,
     },
 }

@@ -1,4 +1,4 @@
-//! What is served over HTTP: the registry as JSON, health, metrics.
+//! The HTTP server: the registry as JSON, health, metrics.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -19,14 +19,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     ControlError,
-    metrics::{Metrics, Sources},
+    metrics::{MetricSources, Metrics},
     readiness::Readiness,
 };
 
-/// What the handlers share.
-pub(crate) struct Shared {
+/// State of the handlers.
+pub(crate) struct HttpState {
     pub(crate) metrics: Arc<Metrics>,
-    pub(crate) sources: Sources,
+    pub(crate) sources: MetricSources,
     pub(crate) readiness: Readiness,
     pub(crate) closing: CancellationToken,
 }
@@ -39,8 +39,8 @@ pub(crate) async fn bind(address: SocketAddr, acceptor: Acceptor) -> Result<Page
     })
 }
 
-/// Everything under one roof.
-pub(crate) fn router(shared: Arc<Shared>, registry: Router) -> Router {
+/// All routes.
+pub(crate) fn router(shared: Arc<HttpState>, registry: Router) -> Router {
     let own = Router::new()
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(ready))
@@ -49,7 +49,7 @@ pub(crate) fn router(shared: Arc<Shared>, registry: Router) -> Router {
     own.merge(registry)
 }
 
-/// Refuses health checks: they are for servers, and would tell in a verdict what these pages say.
+/// Refuses health checks, so that a verdict never carries the content of these pages.
 async fn refuse_probes(request: Request, next: Next) -> Response {
     if request.headers().get(USER_AGENT).is_some_and(|agent| agent == Probe::USER_AGENT) {
         return (StatusCode::FORBIDDEN, "health checks do not reach the mesh's own ports\n").into_response();
@@ -57,7 +57,7 @@ async fn refuse_probes(request: Request, next: Next) -> Response {
     next.run(request).await
 }
 
-/// Serves until `closing` is cancelled, and then lets requests under way finish for at most `drain`.
+/// Serves until `closing` is cancelled, and then lets requests in flight finish for at most `drain`.
 pub(crate) async fn serve(
     router: Router,
     listener: PageListener,
@@ -75,8 +75,8 @@ pub(crate) async fn serve(
     }
 }
 
-/// Whether new callers should come here.
-async fn ready(State(shared): State<Arc<Shared>>) -> (StatusCode, String) {
+/// Whether load balancers should send new callers here.
+async fn ready(State(shared): State<Arc<HttpState>>) -> (StatusCode, String) {
     let problem = shared.readiness.problem(&*shared.sources.store).await;
     match (problem, shared.closing.is_cancelled()) {
         (Some(problem), _) => (StatusCode::SERVICE_UNAVAILABLE, format!("{problem}\n")),
@@ -85,13 +85,13 @@ async fn ready(State(shared): State<Arc<Shared>>) -> (StatusCode, String) {
             None => (StatusCode::OK, "ready\n".into()),
             Some(damage) => (
                 StatusCode::OK,
-                format!("ready, by what is in memory; the store's file is damaged: {damage}\n"),
+                format!("ready, serving from memory; the store's file is damaged: {damage}\n"),
             ),
         },
     }
 }
 
-async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
+async fn metrics(State(shared): State<Arc<HttpState>>) -> Response {
     match shared.metrics.encode(&shared.sources) {
         Ok(text) => {
             let form = "application/openmetrics-text; version=1.0.0; charset=utf-8";

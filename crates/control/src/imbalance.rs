@@ -1,21 +1,21 @@
-//! Gathers what servers say of their CPU, keeps its sums for years, and answers how much is wasted where.
+//! Collects CPU usage reports of servers, keeps their sums for years, and computes how much CPU is wasted, and where.
 //!
-//! Minutes stay open for a quarter of an hour, since agents pass figures on late after an outage; then they are closed: a
-//! service's minute becomes a row, which is added to its hour and its day in the same write. What is open is written
-//! down once a minute too, so that a restart loses less than a minute, and counts nothing twice: rows are only ever made
-//! of all that is known of a minute, once. Keeping ever-growing counters and taking differences was rejected: each delay
-//! and restart on the way becomes a spike, which a p99 is made to find.
+//! Minutes stay open for 15 minutes, since agents report late after an outage; then they are closed: a service's minute
+//! becomes a row, which is added to its hour and its day in the same write. Open minutes are saved once a minute too,
+//! so that a restart loses less than a minute and counts nothing twice: a row is made once, of all that is known of its
+//! minute. Differences of growing counters were rejected: each delay and restart on the way becomes a spike, and a p99
+//! finds spikes.
 //!
-//! Nothing here stops the control plane: without its file it goes on with the last hour, in memory.
+//! No failure here stops the control plane: without its file the indicator continues with the last hour, in memory.
 
-mod clock;
-mod file;
+mod convert;
+mod history_file;
 mod http;
-mod message;
 mod metrics;
-mod reading;
-mod recent;
+mod query;
+mod report_cache;
 mod service;
+mod trusted_clock;
 
 use std::{
     path::Path,
@@ -36,33 +36,33 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::admin::now_ms;
-use clock::{Believed, Clock};
-use file::History;
+use history_file::HistoryFile;
 pub(crate) use http::router;
-use recent::Recent;
+use report_cache::ReportCache;
 pub(crate) use service::ImbalanceService;
+use trusted_clock::{TrustedClock, TrustedTime};
 
-/// How often what changed is written down, and what is due closed.
-const PERIOD: Duration = Duration::from_mins(1);
-/// How long writing may go on once the control plane is told to stop. What is not written then is reported again in part.
-const FAREWELL: Duration = Duration::from_millis(700);
+/// Interval of saving changed minutes and closing due ones.
+const WRITE_INTERVAL: Duration = Duration::from_mins(1);
+/// Time for the last write after a stop request. Agents report again some of what is not written then.
+const FINAL_WRITE_TIMEOUT: Duration = Duration::from_millis(700);
 
-/// How many services' minutes are handed to the file at once.
-const NOTED_AT_ONCE: usize = 1_000;
+/// Maximum of minutes of services handed to the file at once.
+const MAX_SERVICES_PER_WRITE: usize = 1_000;
 
-/// The collector of a control plane.
+/// The imbalance indicator of a control plane.
 #[derive(Debug)]
 pub(crate) struct Imbalance {
     open: Mutex<Open>,
-    /// `None` where it cannot be used.
-    history: Option<History>,
-    /// Held by who closes minutes, since they are neither here nor there for a moment.
+    /// `None` if the file cannot be used.
+    history: Option<HistoryFile>,
+    /// Locked for writing while a minute is closed, when it is neither open nor in the file for a moment.
     closing: RwLock<()>,
-    recent: Recent,
+    report_cache: ReportCache,
     counts: Counts,
 }
 
-/// What became of usages and minutes.
+/// Outcomes of reports, and failures.
 #[derive(Debug, Default)]
 struct Counts {
     counted: AtomicU64,
@@ -90,7 +90,7 @@ impl Counts {
     }
 }
 
-/// Why something could not be written down or read.
+/// Why the file could not be written or read.
 #[derive(Debug, thiserror::Error)]
 enum HistoryError {
     #[error(transparent)]
@@ -100,16 +100,16 @@ enum HistoryError {
 }
 
 impl Imbalance {
-    /// Takes up what the file at `path` holds. A file that cannot be used is said and left alone.
+    /// Restores the file at `path`. A file that cannot be used is reported and left unchanged.
     pub(crate) async fn start(path: &Path) -> Self {
         let mut open = Open::default();
-        let history = match History::open(path, &mut open).await {
+        let history = match HistoryFile::open(path, &mut open).await {
             Ok(history) => Some(history),
             Err(error) => {
                 tracing::error!(
                     %error,
-                    "the imbalance indicator has only the last hour, in memory, until this is mended and the control \
-                     plane is started again; routing is not touched by it"
+                    "cannot use the file of the imbalance indicator; it has only the last hour, in memory, until \
+                     this is fixed and the control plane is started again; routing is not affected"
                 );
                 None
             }
@@ -117,16 +117,16 @@ impl Imbalance {
         Self::of(open, history)
     }
 
-    fn of(open: Open, history: Option<History>) -> Self {
-        let (closing, recent, counts) = (RwLock::default(), Recent::default(), Counts::default());
-        Self { open: Mutex::new(open), history, closing, recent, counts }
+    fn of(open: Open, history: Option<HistoryFile>) -> Self {
+        let (closing, report_cache, counts) = (RwLock::default(), ReportCache::default(), Counts::default());
+        Self { open: Mutex::new(open), history, closing, report_cache, counts }
     }
 
-    /// Writes down and closes until `stopping`, and then once more, as far as that is done soon.
+    /// Saves and closes minutes until `stopping`, and then once more within [`FINAL_WRITE_TIMEOUT`].
     pub(crate) async fn run(&self, stopping: CancellationToken) {
-        let mut ticks = interval(PERIOD);
+        let mut ticks = interval(WRITE_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (began, mut clock) = (Instant::now(), Clock::default());
+        let (began, mut clock) = (Instant::now(), TrustedClock::default());
         let mut stop = false;
         while !stop {
             tokio::select! {
@@ -134,66 +134,71 @@ impl Imbalance {
                 () = stopping.cancelled() => stop = true,
             }
             let elapsed_ms = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-            let believed = clock.read(Moment { elapsed_ms, clock_ms: now_ms() });
-            if let Some(ms) = believed.jumped_ms {
+            let trusted = clock.read(Moment { elapsed_ms, clock_ms: now_ms() });
+            if let Some(ms) = trusted.jumped_ms {
                 self.counts.clock_jumps.fetch_add(1, Relaxed);
                 tracing::warn!(
                     ahead_s = ms / 1_000,
-                    "the clock jumped ahead; check the time of this machine: in an hour it is believed, and figures past \
-                     their time by it are deleted"
+                    "the clock jumped ahead; check the time of this machine: in an hour it is trusted, and data \
+                     that it expires is deleted"
                 );
             }
             let overdue = async {
                 stopping.cancelled().await;
-                sleep(FAREWELL).await;
+                sleep(FINAL_WRITE_TIMEOUT).await;
             };
             let written = tokio::select! {
-                written = self.round(believed) => written,
+                written = self.round(trusted) => written,
                 () = overdue => {
-                    tracing::warn!("the last figures of the imbalance indicator are not written: there was no time");
+                    tracing::warn!("last minutes of the imbalance indicator not written: out of time");
                     return;
                 }
             };
             if let Err(error) = written {
                 self.counts.write_failures.fetch_add(1, Relaxed);
-                tracing::warn!(%error, "figures of the imbalance indicator could not be written; trying again in a minute");
+                tracing::warn!(%error, "cannot write the imbalance indicator; retrying in a minute");
             }
         }
     }
 
-    async fn round(&self, believed: Believed) -> Result<(), HistoryError> {
-        self.settle(believed.now).await?;
-        if believed.steady { self.thin_out(believed.now).await } else { Ok(()) }
+    async fn round(&self, trusted: TrustedTime) -> Result<(), HistoryError> {
+        self.save_and_close(trusted.now).await?;
+        if trusted.steady { self.delete_expired(trusted.now).await } else { Ok(()) }
     }
 
     fn open(&self) -> MutexGuard<'_, Open> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes one usage.
-    fn take(&self, who: (&ServiceName, &InstanceId, &Location), said: (Minute, Usage), now: Minute) -> Taken {
-        let taken = self.open().take(who, said, now);
+    /// Records one report.
+    fn record(
+        &self,
+        instance_key: (&ServiceName, &InstanceId, &Location),
+        said: (Minute, Usage),
+        now: Minute,
+    ) -> Taken {
+        let taken = self.open().take(instance_key, said, now);
         self.counts.of(taken).fetch_add(1, Relaxed);
         taken
     }
 
-    /// Writes down what changed and closes what is due.
-    async fn settle(&self, now: Minute) -> Result<(), HistoryError> {
-        let settled = match &self.history {
+    /// Saves changed minutes and closes due ones.
+    async fn save_and_close(&self, now: Minute) -> Result<(), HistoryError> {
+        let saved = match &self.history {
             Some(history) => self.write(history, now).await,
             None => Ok(()),
         };
-        // Where minutes cannot be closed, they do not pile up. Only what is there is closed: a clock that is wrong for a
-        // while must not close what is yet to come.
+        // Bounds memory where minutes cannot be closed. Only existing minutes are closed: a temporarily wrong clock
+        // must not close future ones.
         let mut open = self.open();
         if let Some(last) = open.minutes().into_iter().rfind(|minute| *minute <= now.before(KEPT + 1)) {
             open.close(last);
         }
         drop(open);
-        settled
+        saved
     }
 
-    async fn write(&self, history: &History, now: Minute) -> Result<(), HistoryError> {
+    async fn write(&self, history: &HistoryFile, now: Minute) -> Result<(), HistoryError> {
         let due = self.open().due(now);
         for minute in due {
             let rows = self.open().rows(minute);
@@ -203,12 +208,12 @@ impl Imbalance {
         }
         let changed: Vec<_> = self.open().take_changed().into_iter().collect();
         let mut failed = Ok(());
-        for changed in changed.chunks(NOTED_AT_ONCE) {
+        for changed in changed.chunks(MAX_SERVICES_PER_WRITE) {
             if failed.is_ok() {
                 let usages = changed.iter().map(|(minute, service)| {
                     (*minute, service.clone(), self.open().usages(*minute, service))
                 });
-                failed = history.note(usages.collect()).await;
+                failed = history.save_open(usages.collect()).await;
             }
             if failed.is_err() {
                 let mut open = self.open();
@@ -216,19 +221,19 @@ impl Imbalance {
             }
         }
         failed?;
-        history.keep_within_bounds().await
+        history.enforce_max_bytes().await
     }
 
-    /// Takes away what is past its time.
-    async fn thin_out(&self, now: Minute) -> Result<(), HistoryError> {
+    /// Deletes expired rows.
+    async fn delete_expired(&self, now: Minute) -> Result<(), HistoryError> {
         match &self.history {
-            Some(history) => history.thin_out(now).await,
+            Some(history) => history.delete_expired(now).await,
             None => Ok(()),
         }
     }
 }
 
-/// The minute that it is.
+/// The current minute.
 fn now() -> Minute {
     Minute::of_ms(now_ms())
 }

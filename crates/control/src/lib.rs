@@ -1,28 +1,28 @@
 //! The control plane: the routing information base, the registry and administration as one server.
 //!
-//! It owns the store, so it sits above everything but the binary. Only a control plane writes the store, one at a time; in etcd,
-//! others stand by. It serves three gRPC
-//! services (`Rib`, `Registry`, `Admin`) on every address that it is given, and the registry as JSON, metrics and health
-//! over HTTP. No call of a user's program ever waits for it: agents keep what they have while it is away.
+//! It owns the store, so it sits above everything but the binary. Only one control plane at a time writes a store; with
+//! etcd, others stand by. It serves gRPC (`Rib`, `Registry`, `Admin` and others) on every configured address, and the
+//! registry as JSON, metrics and health over HTTP. No call of a user's program ever waits for it: agents keep their
+//! copy while it is down.
 //!
-//! Everybody writes through one door, `Followed`, which answers when the change is on disk *and*
-//! served to readers, so that whoever wrote reads what was written. Answering at the commit was rejected: each caller
-//! would have to wait for the revision by itself, and some would forget.
+//! Every write goes through `AppliedStore`, which returns once the change is on disk *and* served to readers, so that
+//! writers read their own writes. Returning at the commit was rejected: each caller would have to wait for the revision
+//! itself, and some would forget.
 
 mod admin;
 mod backend;
-mod census;
 mod checks;
+mod endpoint_counts;
 mod error;
-mod following;
-mod hold;
+mod etcd_store;
 mod http;
 mod imbalance;
 mod metrics;
-mod partitions;
 mod quotas;
+mod read_lease;
 mod readiness;
 mod server;
+mod store_applier;
 
 use std::{future::Future, net::SocketAddr, path::PathBuf, pin::pin};
 
@@ -33,30 +33,30 @@ pub use error::ControlError;
 pub use fairmesh_store::{EtcdAddress, EtcdConfig, EtcdLogin, EtcdTls};
 pub use server::{Control, partition_store, renew_store_id};
 
-/// Where a control plane keeps its data and listens.
+/// Configuration of a control plane.
 #[derive(Clone, Debug)]
 pub struct ControlConfig {
-    /// The directory of the store, unless that is in etcd, and of the imbalance indicator; made when it is not there.
+    /// Directory of the store (unless it is in etcd) and of the imbalance indicator; created if missing.
     pub data_dir: PathBuf,
-    /// Where the store is, if not in the data directory.
+    /// The etcd store, if the store is not in the data directory.
     pub etcd: Option<EtcdConfig>,
-    /// Where gRPC is served: TCP, Unix sockets, or both. At least one.
+    /// Listening addresses of gRPC: TCP, Unix sockets, or both. At least one.
     pub grpc: Vec<Address>,
-    /// Where HTTP is served.
+    /// Listening address of HTTP.
     pub http: SocketAddr,
-    /// YAML files of endpoints, and folders of such, that are watched.
+    /// YAML files of endpoints, and directories of such files, to watch.
     pub sources: Vec<PathBuf>,
 }
 
-/// Runs a control plane until `shutdown` completes, and then ends calls under way in order.
+/// Runs a control plane until `shutdown` completes, and then finishes calls in flight.
 ///
 /// # Errors
-/// [`ControlError`] when it cannot start, or cannot go on.
+/// [`ControlError`] when it cannot start, or cannot continue.
 pub async fn run(config: ControlConfig, shutdown: impl Future<Output = ()>) -> Result<(), ControlError> {
     let mut shutdown = pin!(shutdown);
     let control = tokio::select! {
         started = Control::start(config) => started?,
-        // While it waits for a store that another control plane holds.
+        // A start may wait for a store held by another control plane.
         () = &mut shutdown => return Ok(()),
     };
     control.run(shutdown).await

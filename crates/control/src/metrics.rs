@@ -12,15 +12,15 @@ use prometheus_client::{
 };
 
 use crate::{
-    census::{Census, STATES},
     checks::Checks,
+    endpoint_counts::{EndpointCounts, STATES},
     imbalance::Imbalance,
     quotas::Quotas,
 };
 
 type Label = [(&'static str, &'static str); 1];
 
-/// What the control plane counts, in the OpenMetrics text format.
+/// Metrics of the control plane, in the OpenMetrics text format.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {
     writes: Family<Label, Counter>,
@@ -30,18 +30,18 @@ pub(crate) struct Metrics {
     store_bytes: Gauge,
     leases: Gauge,
     endpoints: Family<Label, Gauge>,
-    wrong_files: Gauge,
+    invalid_files: Gauge,
     checkers: Gauge,
     unchecked_regions: Gauge,
     panics: Gauge,
     load_servers: Family<Label, Gauge>,
 }
 
-/// Where what is not counted as it happens is read from.
-pub(crate) struct Sources {
+/// MetricSources of the values that are read at each scrape.
+pub(crate) struct MetricSources {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) node: Node,
-    pub(crate) census: Arc<Census>,
+    pub(crate) endpoint_counts: Arc<EndpointCounts>,
     pub(crate) checks: Checks,
     pub(crate) files: Vec<Arc<FileSource>>,
     pub(crate) imbalance: Arc<Imbalance>,
@@ -51,8 +51,8 @@ pub(crate) struct Sources {
 }
 
 impl Metrics {
-    /// Counts a write by what became of it.
-    pub(crate) fn wrote(&self, written: &Result<Revision, WriteError>) {
+    /// Counts a write by its outcome.
+    pub(crate) fn count_write(&self, written: &Result<Revision, WriteError>) {
         let outcome = match written {
             Ok(_) => "written",
             Err(WriteError::Conflict(_)) => "conflict",
@@ -69,8 +69,8 @@ impl Metrics {
         }
     }
 
-    /// All of them as text.
-    pub(crate) fn encode(&self, sources: &Sources) -> Result<String, fmt::Error> {
+    /// All metrics as text.
+    pub(crate) fn encode(&self, sources: &MetricSources) -> Result<String, fmt::Error> {
         self.read(sources);
         let mut text = String::new();
         let mut all = self.registry();
@@ -83,13 +83,13 @@ impl Metrics {
         Ok(text)
     }
 
-    fn read(&self, sources: &Sources) {
+    fn read(&self, sources: &MetricSources) {
         self.revision.set(signed(sources.node.revision().number));
         self.watchers.set(signed(sources.node.watcher_count() as u64));
         self.store_bytes.set(signed(sources.store.disk_bytes()));
-        self.leases.set(signed(sources.census.leases() as u64));
-        let wrong = sources.files.iter().map(|file| file.status().errors.len() as u64).sum();
-        self.wrong_files.set(signed(wrong));
+        self.leases.set(signed(sources.endpoint_counts.leases() as u64));
+        let invalid_files = sources.files.iter().map(|file| file.status().errors.len() as u64).sum();
+        self.invalid_files.set(signed(invalid_files));
         self.checkers.set(signed(sources.checks.checkers() as u64));
         let fleet = sources.checks.check_health();
         self.unchecked_regions.set(signed(fleet.unchecked_regions as u64));
@@ -98,7 +98,7 @@ impl Metrics {
         for (state, count) in [("known", known), ("silent", silent)] {
             self.load_servers.get_or_create(&[("state", state)]).set(signed(count as u64));
         }
-        for (state, count) in STATES.iter().zip(sources.census.counts()) {
+        for (state, count) in STATES.iter().zip(sources.endpoint_counts.counts()) {
             self.endpoints.get_or_create(&[("state", state.as_str())]).set(signed(count as u64));
         }
     }
@@ -129,7 +129,7 @@ impl Metrics {
         );
         control.register("leases", "Endpoints that keep a lease", self.leases.clone());
         control.register("endpoints", "Endpoints by state", self.endpoints.clone());
-        let wrong = self.wrong_files.clone();
+        let invalid_files = self.invalid_files.clone();
         control.register("checkers", "Regions whose endpoints somebody checks", self.checkers.clone());
         let unchecked = self.unchecked_regions.clone();
         control.register(
@@ -139,14 +139,14 @@ impl Metrics {
         );
         let panic = "Services times regions whose verdicts callers ignore, since too much would be left without calls";
         control.register("health_panics", panic, self.panics.clone());
-        control.register("wrong_files", "Endpoint files whose newest content is refused", wrong);
+        control.register("wrong_files", "Endpoint files whose newest content is refused", invalid_files);
         let servers = self.load_servers.clone();
         control.register("shard_load_servers", "Servers by whether their load by shard is known", servers);
         all
     }
 }
 
-/// What the registry counts itself.
+/// Counters of the registry.
 fn register_load_reports(registry: &fairmesh_registry::Registry, control: &mut Registry) {
     let reports = Family::<Label, Counter>::default();
     for (taken, count) in registry.load_reports() {
@@ -155,7 +155,7 @@ fn register_load_reports(registry: &fairmesh_registry::Registry, control: &mut R
     control.register("shard_load_reports", "Reports of load by shard, by what became of them", reports);
 }
 
-/// Services that registrations have declared.
+/// Services declared by registrations.
 fn register_declarations(registry: &fairmesh_registry::Registry, control: &mut Registry) {
     let (known, refused, removed) = registry.self_declared();
     let declared = Gauge::<i64>::default();
@@ -170,16 +170,16 @@ fn register_declarations(registry: &fairmesh_registry::Registry, control: &mut R
     control.register("self_declarations", help, counts);
 }
 
-/// The limits that hold for the whole mesh.
+/// Mesh-wide limits.
 fn register_quotas(quotas: &Quotas, control: &mut Registry) {
-    let size = quotas.size();
+    let stats = quotas.stats();
     let (known, claimed) = (Gauge::<i64>::default(), Gauge::<i64>::default());
-    known.set(signed(size.limits as u64));
-    claimed.set(signed(size.shares as u64));
+    known.set(signed(stats.limits as u64));
+    claimed.set(signed(stats.shares as u64));
     control.register("mesh_limits", "Limits of the whole mesh that callers share", known);
     control.register("mesh_limit_shares", "Parts of them that callers have", claimed);
     let refused = Family::<Label, Counter>::default();
-    for (reason, count) in [("undeclared", size.undeclared), ("full", size.full)] {
+    for (reason, count) in [("undeclared", stats.undeclared), ("full", stats.full)] {
         refused.get_or_create(&[("reason", reason)]).inc_by(count);
     }
     let help = "Claims that got no part: no policy declares the limit for the mesh, or too many share it";

@@ -1,9 +1,10 @@
-//! Divides the limits that hold for a whole mesh among those who call.
+//! Divides mesh-wide rate limits among their callers.
 //!
-//! In memory, and by request and response: what changes every few seconds and concerns one caller is no record, which would be
-//! written to disk and sent to everybody who watches. Only limits that a policy declares are divided. After a restart callers report
-//! what they hold, and for a few seconds no part is given out. One caller claims every two seconds; where there are many, less
-//! often, so that all together claim no more than [`CLAIMS`] times a second.
+//! State is in memory and exchanged by request and response: a value that changes every few seconds and concerns one
+//! caller should not be a record, which would be written to disk and sent to every watcher. Only limits declared by a
+//! policy are divided. After a restart callers report the parts that they hold, and for a few seconds none is
+//! assigned. A caller claims every two seconds, or less often where callers are many, so that there are at most
+//! [`MAX_CLAIMS_PER_SECOND`] claims a second.
 
 mod declared;
 
@@ -24,37 +25,37 @@ use tonic::{Request, Response, Status};
 
 use declared::Declared;
 
-/// How often a caller claims.
-const PERIOD: Duration = Duration::from_secs(2);
-/// How many claims a second are wanted at most.
-const CLAIMS: u64 = 1_000;
-/// For how long after a start no part is given out; where callers are so many that they claim seldom, up to the second, which is
-/// longer than any of them waits.
-const SETTLING: Duration = Duration::from_secs(6);
-const LONG_SETTLING: Duration = Duration::from_secs(12);
-/// Limits that are divided; others are not.
+/// Interval between claims of a caller.
+const CLAIM_INTERVAL: Duration = Duration::from_secs(2);
+/// Target maximum of claims per second.
+const MAX_CLAIMS_PER_SECOND: u64 = 1_000;
+/// Time after a start in which no part is assigned; with many callers, which claim seldom, up to the second value,
+/// which is longer than the interval of any caller.
+const STARTUP_GRACE: Duration = Duration::from_secs(6);
+const MAX_STARTUP_GRACE: Duration = Duration::from_secs(12);
+/// Maximum of response limits.
 const MAX_LIMITS: usize = 10_000;
-/// Callers of all limits together, some 100 bytes each; further ones go by what they have.
+/// Maximum of callers over all limits, some 100 bytes each; further callers keep the part they have.
 const MAX_SHARES: usize = 250_000;
-/// Limits in one claim.
+/// Maximum of limits in one claim.
 const MAX_DEMANDS: usize = 1_000;
 
-/// A service, and the route of its policy; empty is the policy itself.
-type Name = (ServiceName, String);
+/// A service, and the route of its policy; empty means the policy itself.
+type LimitName = (ServiceName, String);
 
-/// Every limit that is divided.
+/// All response limits, and their gRPC service.
 #[derive(Clone, Debug)]
 pub(crate) struct Quotas {
-    shared: Arc<Shared>,
+    shared: Arc<QuotaState>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct QuotaState {
     node: Node,
     began: Instant,
-    /// The longest period that any caller was sent, in milliseconds.
+    /// The longest interval sent to any caller, in milliseconds.
     longest: AtomicU64,
-    /// Claims of limits that no policy declares, and of limits that too many share.
+    /// Claims refused because no policy declares the limit, or because of a maximum.
     undeclared: AtomicU64,
     full: AtomicU64,
     limits: Mutex<Limits>,
@@ -62,13 +63,13 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Limits {
-    by_name: BTreeMap<Name, quota::Quota>,
+    by_name: BTreeMap<LimitName, quota::Quota>,
     declared: Declared,
     shares: usize,
 }
 
-/// How much there is, for metrics.
-pub(crate) struct Size {
+/// Values for metrics.
+pub(crate) struct QuotaStats {
     pub(crate) limits: usize,
     pub(crate) shares: usize,
     pub(crate) undeclared: u64,
@@ -80,19 +81,19 @@ impl Quotas {
     pub(crate) fn new(node: Node) -> Self {
         let [longest, undeclared, full] = [(); 3].map(|()| AtomicU64::default());
         let limits = Mutex::default();
-        let shared = Shared { node, began: Instant::now(), longest, undeclared, full, limits };
+        let shared = QuotaState { node, began: Instant::now(), longest, undeclared, full, limits };
         Self { shared: Arc::new(shared) }
     }
 
-    pub(crate) fn size(&self) -> Size {
+    pub(crate) fn stats(&self) -> QuotaStats {
         let limits = self.lock();
         let (undeclared, full) = (self.shared.undeclared.load(Relaxed), self.shared.full.load(Relaxed));
-        Size { limits: limits.by_name.len(), shares: limits.shares, undeclared, full }
+        QuotaStats { limits: limits.by_name.len(), shares: limits.shares, undeclared, full }
     }
 
-    /// Forgets limits without claims and those that are declared no longer, for ever.
+    /// Forgets limits without claims and limits that are no longer declared, forever.
     pub(crate) async fn sweep(self) {
-        let mut ticks = tokio::time::interval(SETTLING);
+        let mut ticks = tokio::time::interval(STARTUP_GRACE);
         loop {
             ticks.tick().await;
             let now = self.now();
@@ -108,21 +109,21 @@ impl Quotas {
         u64::try_from(self.shared.began.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Whether callers may hold parts that they have not reported yet. Those of a limit claim evenly over the longest period that
-    /// they were sent: once half of that time has passed, more than half have claimed, which tells how long it is.
-    fn settling(&self) -> bool {
+    /// Whether callers may hold parts that they have not reported yet. Callers of a limit claim evenly over the
+    /// longest interval sent to them: after half of it more than half have claimed, which determines the interval.
+    fn is_starting(&self) -> bool {
         let longest = Duration::from_millis(2 * self.shared.longest.load(Relaxed));
-        self.shared.began.elapsed() < longest.clamp(SETTLING, LONG_SETTLING)
+        self.shared.began.elapsed() < longest.clamp(STARTUP_GRACE, MAX_STARTUP_GRACE)
     }
 
     fn lock(&self) -> MutexGuard<'_, Limits> {
         self.shared.limits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn divide(&self, request: v1::ClaimRequest) -> Result<v1::ClaimResponse, Invalid> {
+    fn assign_parts(&self, request: v1::ClaimRequest) -> Result<v1::ClaimResponse, Invalid> {
         let v1::ClaimRequest { caller, demands } = request;
         if demands.len() > MAX_DEMANDS {
-            let problem = format!("{} are too many", demands.len());
+            let problem = format!("has {} entries", demands.len());
             return Err(Invalid::new("demands", problem, format!("send at most {MAX_DEMANDS}")));
         }
         let named = demands.into_iter().enumerate().map(|(i, demand)| {
@@ -130,21 +131,28 @@ impl Quotas {
             Ok((name, demand))
         });
         let named = named.collect::<Result<Vec<_>, Invalid>>()?;
-        let (mut limits, mut most) = (self.lock(), 0);
+        let (mut limits, mut max_callers) = (self.lock(), 0);
         let parts = named.into_iter().map(|(name, demand)| {
             let claim = quota::Claim { caller, demand: demand.millicalls_per_second, held: demand.held };
-            v1::Part { parts: self.one(&mut limits, name, claim, &mut most) }
+            v1::Part { parts: self.claim_one(&mut limits, name, claim, &mut max_callers) }
         });
         let parts = parts.collect();
-        let spread = Duration::from_millis(most * 1_000 / CLAIMS);
+        let spread = Duration::from_millis(max_callers * 1_000 / MAX_CLAIMS_PER_SECOND);
         self.shared.longest.fetch_max(u64::try_from(spread.as_millis()).unwrap_or(u64::MAX), Relaxed);
-        let again_ms = u32::try_from(PERIOD.max(spread).as_millis()).unwrap_or(u32::MAX);
-        Ok(v1::ClaimResponse { parts, again_ms })
+        let next_claim_ms = u32::try_from(CLAIM_INTERVAL.max(spread).as_millis()).unwrap_or(u32::MAX);
+        Ok(v1::ClaimResponse { parts, next_claim_ms })
     }
 
-    /// The part of one limit; `None` where the caller goes by what it has. `most` is the most callers of any limit so far.
-    fn one(&self, limits: &mut Limits, name: Name, claim: quota::Claim, most: &mut u64) -> Option<u32> {
-        let Some(whole) = limits.declared.limit(&self.shared.node, &name) else {
+    /// The part of one limit; `None` if the caller keeps what it has. `max_callers` is the maximum of callers of any
+    /// limit so far.
+    fn claim_one(
+        &self,
+        limits: &mut Limits,
+        name: LimitName,
+        claim: quota::Claim,
+        max_callers: &mut u64,
+    ) -> Option<u32> {
+        let Some(limit) = limits.declared.limit(&self.shared.node, &name) else {
             self.shared.undeclared.fetch_add(1, Relaxed);
             return None;
         };
@@ -156,16 +164,16 @@ impl Quotas {
         }
         let (now, quota) = (self.now(), limits.by_name.entry(name).or_default());
         let before = quota.callers();
-        let parts = match self.settling() {
+        let parts = match self.is_starting() {
             true => {
                 quota.record(claim, now);
                 None
             }
-            false => quota.claim(claim, whole, now),
+            false => quota.claim(claim, limit, now),
         };
         let callers = quota.callers();
         limits.shares = (limits.shares + callers).saturating_sub(before);
-        *most = (*most).max(callers as u64);
+        *max_callers = (*max_callers).max(callers as u64);
         if callers >= quota::MAX_CALLERS && parts.is_none() {
             self.shared.full.fetch_add(1, Relaxed);
         }
@@ -173,7 +181,7 @@ impl Quotas {
     }
 }
 
-fn name(demand: &v1::Demand) -> Result<Name, Invalid> {
+fn name(demand: &v1::Demand) -> Result<LimitName, Invalid> {
     let service = ServiceName::new(&demand.service).map_err(|e| e.within("service"))?;
     if !demand.route.is_empty() {
         Label::new(&demand.route).map_err(|e| e.within("route"))?;
@@ -184,8 +192,8 @@ fn name(demand: &v1::Demand) -> Result<Name, Invalid> {
 #[tonic::async_trait]
 impl quota_server::Quota for Quotas {
     async fn claim(&self, request: Request<v1::ClaimRequest>) -> Result<Response<v1::ClaimResponse>, Status> {
-        let divided = self.divide(request.into_inner());
-        divided.map(Response::new).map_err(|problem| Status::invalid_argument(problem.to_string()))
+        let response = self.assign_parts(request.into_inner());
+        response.map(Response::new).map_err(|problem| Status::invalid_argument(problem.to_string()))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Whether this control plane can do its work, for load balancers and people.
+//! Readiness of this control plane, for load balancers and operators.
 
 use std::{
     io,
@@ -10,53 +10,53 @@ use std::{
 use fairmesh_store::{Store, StoreError};
 use tokio::{sync::Mutex, task::spawn_blocking, time::Instant};
 
-/// How long the result of a probe is believed: whoever reads `/readyz` causes no more writes than this.
-const BELIEVED: Duration = Duration::from_secs(1);
-/// Written and taken away again, in the data directory: about what the store's file grows by.
-const PROBE: &str = ".readyz";
+/// Lifetime of a probe's result: it bounds the writes that readers of `/readyz` cause.
+const PROBE_TTL: Duration = Duration::from_secs(1);
+/// File that the probe writes and removes in the data directory; as large as a growth step of the store's file.
+const PROBE_FILE: &str = ".readyz";
 const PROBE_BYTES: usize = 1 << 20;
 
-/// How often the checksums of the store are verified, from the start on, which does so itself. Writes wait for as long as it takes: some
-/// milliseconds for each megabyte.
-const VERIFIED_EVERY: Duration = Duration::from_secs(6 * 60 * 60);
+/// Interval of checksum verification, after the one at the start. Writes wait meanwhile: some milliseconds for each
+/// megabyte.
+const VERIFY_INTERVAL: Duration = Duration::from_secs(6 * 60 * 60);
 
-/// Whether the store's file is known to be damaged.
+/// Known damage of the store's file.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Integrity(Arc<OnceLock<String>>);
 
 impl Integrity {
-    /// Verifies the store now and then, until it is found damaged.
+    /// Verifies the store periodically, until it is found damaged.
     pub(crate) async fn watch(self, store: Arc<dyn Store>) {
         loop {
-            tokio::time::sleep(VERIFIED_EVERY).await;
+            tokio::time::sleep(VERIFY_INTERVAL).await;
             let error = match store.verify().await {
                 Ok(()) => continue,
                 Err(error @ (StoreError::Corrupt { .. } | StoreError::Foreign { .. })) => error,
                 Err(error) => {
-                    tracing::warn!(%error, "the store's file cannot be verified; trying again later");
+                    tracing::warn!(%error, "cannot verify the store's file; retrying later");
                     continue;
                 }
             };
             tracing::error!(
                 %error,
-                "the store's file is damaged; this process goes on by what it has in memory, and the next start would refuse the file: save \
-                 all records with 'fairmesh rib export' now, then put them or a copy back"
+                "the store's file is damaged; this process continues from memory, but the next start would \
+                 refuse the file: save all records now with 'fairmesh rib export', then restore them or a backup"
             );
             let _ = self.0.set(error.to_string());
             return;
         }
     }
 
-    /// What was found, where it is damaged.
+    /// The damage found, if any.
     pub(crate) fn damage(&self) -> Option<&str> {
         self.0.get().map(String::as_str)
     }
 }
 
-/// Looks whether the disk takes writes again after one has failed: else a control plane without writers would never be ready again.
+/// Probes the disk after a failed write: otherwise a control plane without writers would never become ready again.
 #[derive(Debug)]
 pub(crate) struct Readiness {
-    /// What is known of the store's file.
+    /// Known damage of the store's file.
     pub(crate) integrity: Integrity,
     data_dir: PathBuf,
     probed: Mutex<Option<(Instant, bool)>>,
@@ -68,10 +68,10 @@ impl Readiness {
         Self { integrity, data_dir: data_dir.to_owned(), probed }
     }
 
-    /// Why nothing can be written now, where that is so.
+    /// Why writes fail now; `None` if they succeed.
     pub(crate) async fn problem(&self, store: &dyn Store) -> Option<String> {
         if let Some(reason) = store.fatal_error() {
-            return Some(format!("the store: {reason}"));
+            return Some(format!("store: {reason}"));
         }
         let reason = store.write_failure()?;
         if self.takes_writes().await { None } else { Some(format!("the last write failed: {reason}")) }
@@ -80,11 +80,11 @@ impl Readiness {
     async fn takes_writes(&self) -> bool {
         let mut probed = self.probed.lock().await;
         if let Some((at, result)) = *probed
-            && at.elapsed() < BELIEVED
+            && at.elapsed() < PROBE_TTL
         {
             return result;
         }
-        let path = self.data_dir.join(PROBE);
+        let path = self.data_dir.join(PROBE_FILE);
         let result = spawn_blocking(move || probe(&path)).await.is_ok_and(|probed| probed.is_ok());
         *probed = Some((Instant::now(), result));
         result

@@ -24,25 +24,25 @@ use crate::{
     ControlConfig, ControlError,
     admin::AdminService,
     backend::ControlBackend,
-    census::Census,
     checks::{CheckIndex, CheckerService, Checks},
-    following::{Followed, follow},
-    hold::Hold,
+    endpoint_counts::EndpointCounts,
+    etcd_store::{self, OpenStore},
     http,
     imbalance::{self, Imbalance, ImbalanceService},
-    metrics::{Metrics, Sources},
-    partitions::{self, Opened},
+    metrics::{MetricSources, Metrics},
     quotas::Quotas,
+    read_lease::ReadLease,
     readiness::Readiness,
+    store_applier::{AppliedStore, apply_commits},
 };
 
 /// The store file within the data directory.
 const STORE_FILE: &str = "rib.redb";
 /// The file of the imbalance indicator within the data directory.
 const IMBALANCE_FILE: &str = "imbalance.redb";
-/// How long after the death of a control plane another may take over its store in etcd.
-const TERM: Duration = Duration::from_secs(5);
-/// How long calls under way may take to finish once the control plane is told to stop.
+/// TTL of the writer lease: time after which another control plane takes over a store in etcd.
+const LEASE_TTL: Duration = Duration::from_secs(5);
+/// Time for calls in flight to finish after a stop request.
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// A control plane that is ready to serve: its store is loaded and its addresses are bound.
@@ -51,7 +51,7 @@ pub struct Control {
     store: Arc<dyn Store>,
     partitions: Option<Arc<PartitionedStore>>,
     node: Node,
-    census: Arc<Census>,
+    endpoint_counts: Arc<EndpointCounts>,
     check_index: Arc<CheckIndex>,
     metrics: Arc<Metrics>,
     imbalance: Arc<Imbalance>,
@@ -61,22 +61,22 @@ pub struct Control {
     config: ControlConfig,
 }
 
-/// The parts of a running control plane: each ends with nothing when it was told to, and with why when not.
-type Parts = JoinSet<Result<(), ControlError>>;
+/// Tasks of a running control plane; each returns an error unless it was stopped.
+type Tasks = JoinSet<Result<(), ControlError>>;
 
 impl Control {
-    /// Opens the store and binds every address. A store in etcd has one control plane at a time: others wait here for it.
+    /// Opens the store and binds every address. A store in etcd has one control plane at a time: others wait here.
     ///
     /// # Errors
-    /// [`ControlError`] saying which file or address it is about and what to do.
+    /// [`ControlError`] with the file or address, and a remedy.
     pub async fn start(config: ControlConfig) -> Result<Self, ControlError> {
         if config.grpc.is_empty() {
             return Err(ControlError::NoAddress);
         }
-        let Opened { store, partitions } = open(&config).await?;
+        let OpenStore { store, partitions } = open(&config).await?;
         let (revision, entries) = store.load().await?;
-        let census = Arc::new(Census::default());
-        census.load(&entries);
+        let endpoint_counts = Arc::new(EndpointCounts::default());
+        endpoint_counts.load(&entries);
         let check_index = Arc::new(CheckIndex::default());
         check_index.load(&entries);
         let node = Node::load(store.id(), revision, entries);
@@ -90,18 +90,18 @@ impl Control {
         let http = http::bind(config.http, listeners.acceptor("http", Limits::pages())).await?;
         let imbalance = Arc::new(Imbalance::start(&config.data_dir.join(IMBALANCE_FILE)).await);
         for address in grpc.iter().filter_map(|listener| listener.address().ok()) {
-            tracing::info!(%address, "gRPC is served");
+            tracing::info!(%address, "serving gRPC");
         }
         if let Ok(address) = http.local_addr() {
-            tracing::info!(%address, "HTTP is served");
+            tracing::info!(%address, "serving HTTP");
         }
-        tracing::info!(store = %store.id(), revision, place = %place(&config), "the store is open");
+        tracing::info!(store = %store.id(), revision, place = %store_location(&config), "store opened");
         let metrics = Arc::default();
         Ok(Self {
             store,
             partitions,
             node,
-            census,
+            endpoint_counts,
             check_index,
             metrics,
             imbalance,
@@ -112,60 +112,60 @@ impl Control {
         })
     }
 
-    /// Where gRPC is served, in the order of the configuration, with the ports that the system chose for port 0.
+    /// Listening addresses of gRPC, in the order of the configuration, with the ports chosen for port 0.
     pub fn grpc_addresses(&self) -> io::Result<Vec<Address>> {
         self.grpc.iter().map(Listener::address).collect()
     }
 
-    /// Where HTTP is served.
+    /// Listening address of HTTP.
     pub fn http_address(&self) -> io::Result<SocketAddr> {
         self.http.local_addr()
     }
 
-    /// Serves until `shutdown` completes: then nobody new is let in, calls under way have five seconds to finish, and
-    /// the store is closed.
+    /// Serves until `shutdown` completes: then no connections are accepted, calls in flight have five seconds to
+    /// finish, and the store is closed.
     ///
     /// # Errors
-    /// [`ControlError::Ended`] when a part of it ended by itself.
+    /// [`ControlError::Ended`] when a task ended unexpectedly.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), ControlError> {
         let closing = CancellationToken::new();
-        // Outlives `closing`, since calls under way still write.
-        let served = CancellationToken::new();
-        let mut following = Parts::new();
-        let mut parts = Parts::new();
+        // Outlives `closing`, since calls in flight still write.
+        let writes_ended = CancellationToken::new();
+        let mut store_tasks = Tasks::new();
+        let mut tasks = Tasks::new();
         let stores = (self.store.clone(), self.imbalance.clone());
-        self.spawn(&mut parts, &mut following, &closing, &served);
-        let mut ended = tokio::select! {
+        self.spawn(&mut tasks, &mut store_tasks, &closing, &writes_ended);
+        let mut result = tokio::select! {
             () = shutdown => Ok(()),
-            ended = first_end(&mut parts) => ended,
-            ended = first_end(&mut following) => ended,
+            result = join_next(&mut tasks) => result,
+            result = join_next(&mut store_tasks) => result,
         };
         closing.cancel();
-        while !parts.is_empty() {
-            ended = ended.and(first_end(&mut parts).await);
+        while !tasks.is_empty() {
+            result = result.and(join_next(&mut tasks).await);
         }
-        served.cancel();
-        while !following.is_empty() {
-            ended = ended.and(first_end(&mut following).await);
+        writes_ended.cancel();
+        while !store_tasks.is_empty() {
+            result = result.and(join_next(&mut store_tasks).await);
         }
         stores.0.close().await;
-        // The last handle waits for the writer of the store, which would block this thread.
+        // Dropping the last handle waits for the writer thread of the store, which would block this thread.
         let _ = spawn_blocking(move || drop(stores)).await;
-        ended
+        result
     }
 
     fn spawn(
         self,
-        parts: &mut Parts,
-        following: &mut Parts,
+        tasks: &mut Tasks,
+        store_tasks: &mut Tasks,
         closing: &CancellationToken,
-        served: &CancellationToken,
+        writes_ended: &CancellationToken,
     ) {
         let Self {
             store,
             partitions,
             node,
-            census,
+            endpoint_counts,
             check_index,
             metrics,
             imbalance,
@@ -174,25 +174,30 @@ impl Control {
             listeners,
             config,
         } = self;
-        let followed: Arc<dyn Store> = Arc::new(Followed::new(store.clone(), node.clone(), metrics.clone()));
-        let registry = Registry::new(followed.clone(), node.clone());
-        let checks = Checks::new(node.clone(), followed.clone(), check_index.clone());
+        let applied_store: Arc<dyn Store> =
+            Arc::new(AppliedStore::new(store.clone(), node.clone(), metrics.clone()));
+        let registry = Registry::new(applied_store.clone(), node.clone());
+        let checks = Checks::new(node.clone(), applied_store.clone(), check_index.clone());
         let quotas = Quotas::new(node.clone());
-        let admin = AdminService { node: node.clone(), store: followed.clone(), partitions };
-        let figures = ImbalanceService { imbalance: imbalance.clone(), node: node.clone() };
-        let others = routes(&registry, &checks, closing)
+        let admin = AdminService { node: node.clone(), store: applied_store.clone(), partitions };
+        let imbalance_service = ImbalanceService { imbalance: imbalance.clone(), node: node.clone() };
+        let other_services = routes(&registry, &checks, closing)
             .add_service(rpc::admin_server(admin))
-            .add_service(rpc::imbalance_server(figures))
+            .add_service(rpc::imbalance_server(imbalance_service))
             .add_service(rpc::quota_server(quotas.clone()));
-        let hold = store.lease_expiry().map(Hold::new);
-        let backend = ControlBackend { node: node.clone(), store: followed.clone(), hold: hold.clone() };
-        let services = RibServer::new(backend, closing.clone()).beside(others);
-        serve_grpc(parts, grpc, &services, closing);
-        let files = watch_files(&config.sources, &registry, following, served);
-        let sources = Sources {
+        let read_lease = store.lease_expiry().map(ReadLease::new);
+        let backend = ControlBackend {
+            node: node.clone(),
+            store: applied_store.clone(),
+            read_lease: read_lease.clone(),
+        };
+        let services = RibServer::new(backend, closing.clone()).beside(other_services);
+        serve_grpc(tasks, grpc, &services, closing);
+        let files = watch_files(&config.sources, &registry, store_tasks, writes_ended);
+        let sources = MetricSources {
             store: store.clone(),
             node: node.clone(),
-            census: census.clone(),
+            endpoint_counts: endpoint_counts.clone(),
             checks: checks.clone(),
             files,
             imbalance: imbalance.clone(),
@@ -201,20 +206,20 @@ impl Control {
             listeners,
         };
         let readiness = Readiness::of(&config.data_dir);
-        run_beside(following, served, readiness.integrity.clone().watch(store.clone()));
-        let shared = Arc::new(http::Shared { metrics, sources, readiness, closing: closing.clone() });
+        spawn_cancellable(store_tasks, writes_ended, readiness.integrity.clone().watch(store.clone()));
+        let shared = Arc::new(http::HttpState { metrics, sources, readiness, closing: closing.clone() });
         let pages = http::router(shared, registry.router()).merge(imbalance::router(imbalance.clone()));
         let serving = http::serve(pages, http, closing.clone(), DRAIN);
-        run_to_its_end(parts, serving);
+        spawn_stoppable(tasks, serving);
 
-        following.spawn(follow_until(store, node, (census, check_index), served.clone()));
-        Controllers { hold, checks, quotas, imbalance, registry }.spawn(following, served);
+        store_tasks.spawn(apply_until(store, node, (endpoint_counts, check_index), writes_ended.clone()));
+        Controllers { read_lease, checks, quotas, imbalance, registry }.spawn(store_tasks, writes_ended);
     }
 }
 
 /// The loops that act on the store's records until the control plane stops.
 struct Controllers {
-    hold: Option<Hold>,
+    read_lease: Option<ReadLease>,
     checks: Checks,
     quotas: Quotas,
     imbalance: Arc<Imbalance>,
@@ -222,68 +227,68 @@ struct Controllers {
 }
 
 impl Controllers {
-    fn spawn(self, following: &mut Parts, served: &CancellationToken) {
-        let Self { hold, checks, quotas, imbalance, registry } = self;
-        if let Some(hold) = hold {
-            run_beside(following, served, hold.keep());
+    fn spawn(self, store_tasks: &mut Tasks, writes_ended: &CancellationToken) {
+        let Self { read_lease, checks, quotas, imbalance, registry } = self;
+        if let Some(read_lease) = read_lease {
+            spawn_cancellable(store_tasks, writes_ended, read_lease.watch_expiry());
         }
-        run_beside(following, served, async move { checks.keep().await });
-        run_beside(following, served, quotas.sweep());
-        let stop = served.clone();
-        run_to_its_end(following, async move { imbalance.run(stop).await });
-        let stop = served.clone();
-        run_to_its_end(following, async move { registry.run(stop.cancelled_owned()).await });
+        spawn_cancellable(store_tasks, writes_ended, async move { checks.clean_up_verdicts().await });
+        spawn_cancellable(store_tasks, writes_ended, quotas.sweep());
+        let stop = writes_ended.clone();
+        spawn_stoppable(store_tasks, async move { imbalance.run(stop).await });
+        let stop = writes_ended.clone();
+        spawn_stoppable(store_tasks, async move { registry.run(stop.cancelled_owned()).await });
     }
 }
 
 /// Follows the store until `stop`.
-async fn follow_until(
+async fn apply_until(
     store: Arc<dyn Store>,
     node: Node,
-    (census, check_index): (Arc<Census>, Arc<CheckIndex>),
+    (endpoint_counts, check_index): (Arc<EndpointCounts>, Arc<CheckIndex>),
     stop: CancellationToken,
 ) -> Result<(), ControlError> {
     tokio::select! {
         () = stop.cancelled() => Ok(()),
-        // A new process verifies the file and goes on; this one could only refuse writes.
-        () = follow(store.clone(), node, census, check_index) => {
-            Err(ended("the store", store.fatal_error().unwrap_or("it is closed")))
+        // A new process verifies the file and continues; this one could only refuse writes.
+        () = apply_commits(store.clone(), node, endpoint_counts, check_index) => {
+            Err(task_ended("the store", store.fatal_error().unwrap_or("closed")))
         }
     }
 }
 
-/// Runs what ends by itself once it is told to.
-fn run_to_its_end(following: &mut Parts, task: impl Future<Output = ()> + Send + 'static) {
-    following.spawn(async move {
+/// Spawns a task that ends by itself when it is stopped.
+fn spawn_stoppable(store_tasks: &mut Tasks, task: impl Future<Output = ()> + Send + 'static) {
+    store_tasks.spawn(async move {
         task.await;
         Ok(())
     });
 }
 
-/// Runs what may be cut off anywhere, for as long as calls under way may write.
-fn run_beside(
-    following: &mut Parts,
-    served: &CancellationToken,
+/// Spawns a task that may be cancelled at any await, once calls in flight no longer write.
+fn spawn_cancellable(
+    store_tasks: &mut Tasks,
+    writes_ended: &CancellationToken,
     task: impl Future<Output = ()> + Send + 'static,
 ) {
-    let stop = served.clone();
-    following.spawn(async move {
+    let stop = writes_ended.clone();
+    store_tasks.spawn(async move {
         stop.run_until_cancelled(task).await;
         Ok(())
     });
 }
 
-/// Watches files with endpoints, each as a task of its own.
+/// Spawns a task for each file with endpoints.
 fn watch_files(
     paths: &[PathBuf],
     registry: &Registry,
-    following: &mut Parts,
-    served: &CancellationToken,
+    store_tasks: &mut Tasks,
+    writes_ended: &CancellationToken,
 ) -> Vec<Arc<FileSource>> {
     let files: Vec<_> = paths.iter().map(|path| Arc::new(FileSource::new(registry.clone(), path))).collect();
     for file in &files {
-        let (file, stop) = (file.clone(), served.clone());
-        following.spawn(async move {
+        let (file, stop) = (file.clone(), writes_ended.clone());
+        store_tasks.spawn(async move {
             file.run(stop.cancelled_owned()).await;
             Ok(())
         });
@@ -291,31 +296,31 @@ fn watch_files(
     files
 }
 
-async fn open(config: &ControlConfig) -> Result<Opened, StoreError> {
+async fn open(config: &ControlConfig) -> Result<OpenStore, StoreError> {
     match &config.etcd {
-        Some(etcd) => partitions::open(etcd, &who(config), TERM).await,
+        Some(etcd) => etcd_store::open(etcd, &holder_name(config), LEASE_TTL).await,
         None => {
             let store = on_file(&config.data_dir, RedbStore::open).await?;
-            Ok(Opened { store: Arc::new(store), partitions: None })
+            Ok(OpenStore { store: Arc::new(store), partitions: None })
         }
     }
 }
 
-/// Who holds a store, for people.
-fn who(config: &ControlConfig) -> String {
+/// Name of this process as holder of a store, for messages.
+fn holder_name(config: &ControlConfig) -> String {
     let addresses: Vec<_> = config.grpc.iter().map(ToString::to_string).collect();
     format!("control plane at {}, process {}", addresses.join(", "), std::process::id())
 }
 
-/// Where the store is, for people.
-fn place(config: &ControlConfig) -> StoreLocation {
+/// Location of the store, for messages.
+fn store_location(config: &ControlConfig) -> StoreLocation {
     match &config.etcd {
         Some(etcd) => etcd.address.location(),
         None => config.data_dir.join(STORE_FILE).into(),
     }
 }
 
-/// Does what blocks on the disk with the file of a data directory.
+/// Runs a blocking call on the store file of a data directory.
 async fn on_file<T: Send + 'static>(
     data_dir: &Path,
     call: impl FnOnce(PathBuf) -> Result<T, StoreError> + Send + 'static,
@@ -327,54 +332,54 @@ async fn on_file<T: Send + 'static>(
         .unwrap_or_else(|stopped| Err(StoreError::Io { location: place, source: io::Error::other(stopped) }))
 }
 
-/// Makes the store of a control plane in etcd one that may have several parts. Nothing where it is one.
+/// Converts the etcd store of a control plane into one that can have several partitions, unless it is one.
 ///
 /// # Errors
-/// When etcd does not answer, or holds something else.
+/// When etcd does not respond, or holds something else.
 pub async fn partition_store(config: &ControlConfig) -> Result<(), ControlError> {
     match &config.etcd {
-        Some(etcd) => Ok(PartitionedStore::convert(etcd, &who(config), TERM).await?),
+        Some(etcd) => Ok(PartitionedStore::convert(etcd, &holder_name(config), LEASE_TTL).await?),
         None => Ok(()),
     }
 }
 
-/// Gives the store of a control plane a new id: once, for a copy that is put back. See [`RedbStore::renew_id`] and
+/// Gives the store of a control plane a new id: once, after a backup is restored. See [`RedbStore::renew_id`] and
 /// [`fairmesh_store::EtcdStore::renew_id`].
 ///
 /// # Errors
-/// When there is no sound store, or another process has its file open.
+/// When there is no valid store, or another process has its file open.
 pub async fn renew_store_id(config: &ControlConfig) -> Result<StoreId, ControlError> {
     Ok(match &config.etcd {
-        Some(etcd) => partitions::renew_id(etcd).await?,
+        Some(etcd) => etcd_store::renew_id(etcd).await?,
         None => on_file(&config.data_dir, RedbStore::renew_id).await?,
     })
 }
 
-/// Answers calls and watches on every listener.
-fn serve_grpc(parts: &mut Parts, listeners: Vec<Listener>, services: &Services, closing: &CancellationToken) {
+/// Serves gRPC on every listener.
+fn serve_grpc(tasks: &mut Tasks, listeners: Vec<Listener>, services: &Services, closing: &CancellationToken) {
     for listener in listeners {
         let stop = closing.clone().cancelled_owned();
         let serving = transport::serve(services.clone(), listener, stop, DRAIN);
-        parts.spawn(async { serving.await.map_err(|e| ended("gRPC", e)) });
+        tasks.spawn(async { serving.await.map_err(|e| task_ended("gRPC", e)) });
     }
 }
 
-/// The calls of a control plane but those of its RIB.
+/// The services `Registry` and `Checker`.
 fn routes(registry: &Registry, checks: &Checks, closing: &CancellationToken) -> Routes {
     let checker = CheckerService { checks: checks.clone(), closing: closing.clone() };
     Routes::new(rpc::registry_server(RegistryService::new(registry.clone())))
         .add_service(rpc::checker_server(checker))
 }
 
-/// The result of whichever part ends first; a panic is an end too.
-async fn first_end(parts: &mut Parts) -> Result<(), ControlError> {
-    match parts.join_next().await {
+/// The result of the first task that ends; a panic counts as an error.
+async fn join_next(tasks: &mut Tasks) -> Result<(), ControlError> {
+    match tasks.join_next().await {
         None => Ok(()),
-        Some(Ok(ended)) => ended,
-        Some(Err(panicked)) => Err(ended("a part of the control plane", panicked)),
+        Some(Ok(stopped)) => stopped,
+        Some(Err(panicked)) => Err(task_ended("a task of the control plane", panicked)),
     }
 }
 
-fn ended(part: &'static str, reason: impl ToString) -> ControlError {
+fn task_ended(part: &'static str, reason: impl ToString) -> ControlError {
     ControlError::Ended { part, reason: reason.to_string() }
 }

@@ -1,4 +1,4 @@
-//! Applying configuration, its history, and going back.
+//! Applying configuration, its history, and rollback.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
@@ -11,7 +11,7 @@ use fairmesh_wire::{
     v1::{self, outcome::Kind},
 };
 use support::{
-    Running, at_revision, config, delete, number, policy, policy_key, put, read_all, service, service_key,
+    TestControl, at_revision, config, delete, number, policy, policy_key, put, read_all, service, service_key,
 };
 use tonic::{Code, Status};
 
@@ -20,11 +20,11 @@ struct Applied {
     revision: u64,
 }
 
-fn applied(answer: tonic::Response<v1::ApplyResponse>) -> Applied {
-    let answer = answer.into_inner();
+fn applied(response: tonic::Response<v1::ApplyResponse>) -> Applied {
+    let response = response.into_inner();
     Applied {
-        kinds: answer.outcomes.iter().map(|outcome| outcome.kind()).collect(),
-        revision: number(&answer.revision),
+        kinds: response.outcomes.iter().map(|outcome| outcome.kind()).collect(),
+        revision: number(&response.revision),
     }
 }
 
@@ -49,9 +49,9 @@ async fn value(connection: &Connection, key: &str) -> Option<Vec<u8>> {
 }
 
 #[tokio::test]
-async fn apply_says_what_became_of_each_record_and_writes_only_what_changed() {
+async fn apply_reports_the_outcome_of_each_record_and_writes_only_changes() {
     let folder = tempfile::tempdir().unwrap();
-    let control = Running::start(config(folder.path().into())).await;
+    let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;
     let (cart, web) = (service_key("shop/cart"), policy_key("shop/web"));
     let first = || vec![put(&cart, service(Protocol::Grpc)), put(&web, policy(1))];
@@ -74,9 +74,9 @@ async fn apply_says_what_became_of_each_record_and_writes_only_what_changed() {
 }
 
 #[tokio::test]
-async fn one_wrong_record_refuses_them_all() {
+async fn one_invalid_record_refuses_the_whole_request() {
     let folder = tempfile::tempdir().unwrap();
-    let control = Running::start(config(folder.path().into())).await;
+    let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;
     let good = || put(service_key("shop/cart"), service(Protocol::Grpc));
     let wrong = [
@@ -96,9 +96,9 @@ async fn one_wrong_record_refuses_them_all() {
 }
 
 #[tokio::test]
-async fn a_change_in_between_is_refused_with_both_revisions() {
+async fn a_conditional_write_on_an_old_revision_is_refused_with_both_revisions() {
     let folder = tempfile::tempdir().unwrap();
-    let control = Running::start(config(folder.path().into())).await;
+    let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;
     let key = policy_key("shop/cart");
     for seconds in [1, 2] {
@@ -120,29 +120,29 @@ async fn a_change_in_between_is_refused_with_both_revisions() {
 }
 
 #[tokio::test]
-async fn of_concurrent_changes_none_is_lost_from_history() {
+async fn no_concurrent_change_is_lost_from_history() {
     let folder = tempfile::tempdir().unwrap();
-    let control = Running::start(config(folder.path().into())).await;
+    let control = TestControl::start(config(folder.path().into())).await;
     let key = policy_key("shop/cart");
     let mut writers = tokio::task::JoinSet::new();
     for seconds in 1..=16 {
         let (connection, key) = (control.connect().await, key.clone());
         writers.spawn(async move { apply(&connection, vec![put(key, policy(seconds))]).await });
     }
-    let answers = writers.join_all().await;
-    let (won, lost): (Vec<_>, Vec<_>) = answers.into_iter().partition(Result::is_ok);
-    assert!(lost.iter().all(|answer| answer.as_ref().is_err_and(|e| e.code() == Code::Aborted)));
+    let responses = writers.join_all().await;
+    let (won, lost): (Vec<_>, Vec<_>) = responses.into_iter().partition(Result::is_ok);
+    assert!(lost.iter().all(|response| response.as_ref().is_err_and(|e| e.code() == Code::Aborted)));
     let connection = control.connect().await;
     let changes = history(&connection, "policies").await.unwrap();
-    // One entry a value that won, and one for the time before the first.
+    // One entry for each accepted value, and one for the time before the first.
     assert_eq!(changes.len(), won.len() + 1);
     control.stop().await;
 }
 
 #[tokio::test]
-async fn earlier_values_come_back_and_going_back_is_itself_a_change() {
+async fn a_rollback_restores_an_earlier_value_as_a_new_change() {
     let folder = tempfile::tempdir().unwrap();
-    let control = Running::start(config(folder.path().into())).await;
+    let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;
     let key = policy_key("shop/cart");
     for seconds in [1, 2, 3] {
@@ -175,7 +175,7 @@ async fn earlier_values_come_back_and_going_back_is_itself_a_change() {
 #[tokio::test]
 async fn going_back_over_a_creation_deletes_and_over_a_deletion_restores() {
     let folder = tempfile::tempdir().unwrap();
-    let control = Running::start(config(folder.path().into())).await;
+    let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;
     let key = service_key("shop/cart");
     apply(&connection, vec![put(&key, service(Protocol::Grpc))]).await.unwrap();
@@ -189,7 +189,7 @@ async fn going_back_over_a_creation_deletes_and_over_a_deletion_restores() {
 #[tokio::test]
 async fn history_is_bounded_and_survives_a_restart() {
     let folder = tempfile::tempdir().unwrap();
-    let control = Running::start(config(folder.path().into())).await;
+    let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;
     let applies = HISTORY_KEPT as u64 + 9;
     for seconds in 1..=applies {
@@ -197,21 +197,25 @@ async fn history_is_bounded_and_survives_a_restart() {
     }
     let changes = history(&connection, "policies").await.unwrap();
     assert_eq!(changes.len(), HISTORY_KEPT + 1, "the current value and those before it");
-    assert_eq!(changes.last().unwrap().revision, applies - HISTORY_KEPT as u64, "the oldest ones go");
+    assert_eq!(
+        changes.last().unwrap().revision,
+        applies - HISTORY_KEPT as u64,
+        "the oldest values are dropped"
+    );
     assert_eq!(read_all(&connection).await.entries.len(), HISTORY_KEPT + 1);
     control.stop().await;
 
-    let control = Running::start(config(folder.path().into())).await;
+    let control = TestControl::start(config(folder.path().into())).await;
     assert_eq!(history(&control.connect().await, "policies").await.unwrap(), changes);
     control.stop().await;
 }
 
 #[tokio::test]
-async fn history_names_the_user_who_came_over_a_unix_socket() {
+async fn history_records_the_user_of_a_unix_socket() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = config(folder.path().join("data"));
     config.grpc.push(Address::Unix(folder.path().join("control.sock")));
-    let control = Running::start(config).await;
+    let control = TestControl::start(config).await;
     let connection = control.connect_at(1).await;
     for seconds in [1, 2] {
         apply(&connection, vec![put(policy_key("shop/cart"), policy(seconds))]).await.unwrap();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use fairmesh_model::{HealthCheck, Policy, Probe, Record, RecordKey, Verdict};
 use fairmesh_wire::{handshake::Connection, records, v1};
-use support::{PATIENCE, Running, config, delete, policy_key, put, read_all};
+use support::{BOUND, TestControl, config, delete, policy_key, put, read_all};
 use tokio::time::{sleep, timeout};
 use tonic::{Code, Status, Streaming};
 
@@ -16,9 +16,9 @@ async fn campaign(connection: &Connection, region: &str) -> Streaming<v1::Campai
     connection.checker().campaign(request).await.unwrap().into_inner()
 }
 
-/// The next message to a candidate, which is elected by then.
+/// The next message to a candidate, which means that it is elected.
 async fn next_response(leadership: &mut Streaming<v1::CampaignResponse>) -> v1::CampaignResponse {
-    timeout(PATIENCE, leadership.message()).await.unwrap().unwrap().unwrap()
+    timeout(BOUND, leadership.message()).await.unwrap().unwrap().unwrap()
 }
 
 async fn judge(connection: &Connection, term: u64, failures: u32) -> Result<(), Status> {
@@ -31,12 +31,12 @@ async fn judge(connection: &Connection, term: u64, failures: u32) -> Result<(), 
         instance: instance.into(),
         verdict: Some(verdict.clone().into()),
     };
-    let judgements = vec![judgement("a"), judgement("nobody")];
+    let judgements = vec![judgement("a"), judgement("unregistered")];
     let request = v1::JudgeRequest { region: "eu".into(), term, judgements };
     connection.checker().judge(request).await.map(drop)
 }
 
-/// The one verdict that there is.
+/// The only verdict.
 async fn verdict(connection: &Connection) -> Option<Verdict> {
     let entries = read_all(connection).await.entries.into_iter();
     let mut health =
@@ -56,10 +56,10 @@ async fn write(connection: &Connection, op: v1::Op) {
     connection.admin().apply(request).await.unwrap();
 }
 
-/// A control plane with a service that is checked and its one endpoint.
-async fn checked() -> (Running, Connection, tempfile::TempDir) {
+/// A control plane with a checked service and its only endpoint.
+async fn checked() -> (TestControl, Connection, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
-    let control = Running::start(config(folder.path().join("data"))).await;
+    let control = TestControl::start(config(folder.path().join("data"))).await;
     let connection = control.connect().await;
     let policy = Policy { health_check: Some(HealthCheck::new(Probe::Tcp)), ..Policy::default() };
     write(&connection, put(policy_key("shop/one"), records::encode(&policy.into()).to_vec())).await;
@@ -77,7 +77,7 @@ async fn checked() -> (Running, Connection, tempfile::TempDir) {
 }
 
 #[tokio::test]
-async fn the_next_candidate_is_elected_when_the_leader_is_gone() {
+async fn the_next_candidate_is_elected_when_the_leader_disconnects() {
     let (control, connection, _folder) = checked().await;
     let (holder, heir) = (control.connect().await, control.connect().await);
     let mut first = campaign(&holder, "eu").await;
@@ -98,7 +98,7 @@ async fn the_next_candidate_is_elected_when_the_leader_is_gone() {
 }
 
 #[tokio::test]
-async fn only_what_changes_is_written_and_nothing_stays_of_what_is_gone() {
+async fn only_changed_verdicts_are_written_and_those_of_removed_endpoints_deleted() {
     let (control, connection, _folder) = checked().await;
     let mut leadership = campaign(&connection, "eu").await;
     let term = next_response(&mut leadership).await.term;
@@ -108,10 +108,10 @@ async fn only_what_changes_is_written_and_nothing_stays_of_what_is_gone() {
     let revision = async || read_all(&connection).await.at.unwrap().numbers[&0];
     let before = revision().await;
     judge(&connection, term, 4).await.unwrap();
-    assert_eq!(revision().await, before, "as unhealthy as before, and no surer in effect");
+    assert_eq!(revision().await, before, "same health and same force");
     judge(&connection, term, 9).await.unwrap();
     let surer = verdict(&connection).await.unwrap();
-    assert_eq!((surer.since_ms, surer.confidence), (3, 900), "it has been so since it was found first");
+    assert_eq!((surer.since_ms, surer.confidence), (3, 900), "the time of the first verdict is kept");
 
     let gone = v1::InstanceRef { service: "shop/one".into(), instance: "a".into(), ..Default::default() };
     connection.registry().deregister(v1::DeregisterRequest { instances: vec![gone] }).await.unwrap();
@@ -120,14 +120,14 @@ async fn only_what_changes_is_written_and_nothing_stays_of_what_is_gone() {
             sleep(Duration::from_millis(10)).await;
         }
     };
-    timeout(PATIENCE, none).await.unwrap();
+    timeout(BOUND, none).await.unwrap();
     judge(&connection, term, 9).await.unwrap();
-    assert_eq!(verdict(&connection).await, None, "there is nothing to judge");
+    assert_eq!(verdict(&connection).await, None, "the endpoint is gone");
 
     write(&connection, delete(policy_key("shop/one"))).await;
     assert!(next_response(&mut leadership).await.services.is_empty(), "no service is checked any more");
-    let (head, body) = control.http("GET", "/metrics", "").await;
-    assert!(head.contains("200") && body.contains("fairmesh_control_checkers 1"), "{body}");
+    let (status, body) = control.http("GET", "/metrics", "").await;
+    assert!(status.contains("200") && body.contains("fairmesh_control_checkers 1"), "{body}");
     drop((leadership, connection));
     control.stop().await;
 }

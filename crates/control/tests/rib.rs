@@ -5,7 +5,9 @@ mod support;
 
 use fairmesh_model::Protocol;
 use fairmesh_wire::v1;
-use support::{Running, at_revision, config, delete, number, policy, put, read_all, service, service_key};
+use support::{
+    TestControl, at_revision, config, delete, number, policy, put, read_all, service, service_key,
+};
 use tokio::time::timeout;
 use tonic::Code;
 
@@ -13,14 +15,14 @@ async fn write(
     connection: &fairmesh_wire::handshake::Connection,
     ops: Vec<v1::Op>,
 ) -> Result<u64, tonic::Status> {
-    let answer = connection.rib().write(v1::WriteRequest { ops }).await?;
-    Ok(number(&answer.into_inner().revision))
+    let response = connection.rib().write(v1::WriteRequest { ops }).await?;
+    Ok(number(&response.into_inner().revision))
 }
 
 #[tokio::test]
 async fn a_stale_write_is_refused_with_both_revisions() {
     let folder = tempfile::tempdir().unwrap();
-    let control = Running::start(config(folder.path().into())).await;
+    let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;
     let key = service_key("shop/cart");
     assert_eq!(write(&connection, vec![put(&key, service(Protocol::Http1))]).await.unwrap(), 1);
@@ -39,9 +41,9 @@ async fn a_stale_write_is_refused_with_both_revisions() {
 }
 
 #[tokio::test]
-async fn what_does_not_belong_at_its_key_is_refused_whole() {
+async fn a_batch_with_an_invalid_record_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let control = Running::start(config(folder.path().into())).await;
+    let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;
     let good = || put(service_key("shop/cart"), service(Protocol::Http1));
     let wrong = [
@@ -61,9 +63,9 @@ async fn what_does_not_belong_at_its_key_is_refused_whole() {
 }
 
 #[tokio::test]
-async fn whoever_wrote_reads_what_was_written() {
+async fn writers_read_their_own_writes() {
     let folder = tempfile::tempdir().unwrap();
-    let control = Running::start(config(folder.path().into())).await;
+    let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;
     for i in 0..50 {
         let revision =
@@ -76,9 +78,9 @@ async fn whoever_wrote_reads_what_was_written() {
 }
 
 #[tokio::test]
-async fn a_restart_keeps_everything() {
+async fn a_restart_keeps_all_records() {
     let folder = tempfile::tempdir().unwrap();
-    let control = Running::start(config(folder.path().into())).await;
+    let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;
     let store = connection.hello.store;
     write(&connection, vec![put(service_key("shop/cart"), service(Protocol::Grpc))]).await.unwrap();
@@ -86,7 +88,7 @@ async fn a_restart_keeps_everything() {
     let before = read_all(&connection).await;
     control.stop().await;
 
-    let control = Running::start(config(folder.path().into())).await;
+    let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;
     assert!(store.is_some());
     assert_eq!(connection.hello.store, store);
@@ -96,16 +98,16 @@ async fn a_restart_keeps_everything() {
 }
 
 #[tokio::test]
-async fn an_open_watch_does_not_hold_the_end_up() {
+async fn an_open_watch_does_not_delay_a_stop() {
     let folder = tempfile::tempdir().unwrap();
-    let control = Running::start(config(folder.path().into())).await;
+    let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;
     let subscribe = v1::Subscribe { prefix: "/".into(), ..Default::default() };
     let request = v1::WatchRequest { kind: Some(v1::watch_request::Kind::Subscribe(subscribe)) };
     let mut watch = connection.watch().await.unwrap();
     watch.send(&request);
-    timeout(support::PATIENCE, watch.next()).await.unwrap().unwrap();
+    timeout(support::BOUND, watch.next()).await.unwrap().unwrap();
     control.stop().await;
-    let end = timeout(support::PATIENCE, watch.next()).await.unwrap().unwrap_err();
+    let end = timeout(support::BOUND, watch.next()).await.unwrap().unwrap_err();
     assert!(end.message().contains("connect again"), "{end}");
 }

@@ -1,4 +1,4 @@
-//! Starting, being looked at, and stopping.
+//! Start, health pages, metrics, and stop.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
@@ -8,7 +8,7 @@ use std::{fs, net::SocketAddr};
 use fairmesh_control::{Control, ControlConfig, ControlError};
 use fairmesh_model::Protocol;
 use fairmesh_wire::{transport::Address, v1};
-use support::{Running, at_revision, config, put, service, service_key};
+use support::{TestControl, at_revision, config, put, service, service_key};
 
 async fn refusal(config: ControlConfig) -> String {
     match Control::start(config).await {
@@ -18,9 +18,9 @@ async fn refusal(config: ControlConfig) -> String {
 }
 
 #[tokio::test]
-async fn addresses_that_are_taken_are_named() {
+async fn an_address_in_use_is_named_in_the_error() {
     let folder = tempfile::tempdir().unwrap();
-    let control = Running::start(config(folder.path().join("one"))).await;
+    let control = TestControl::start(config(folder.path().join("one"))).await;
 
     let mut taken = config(folder.path().join("two"));
     taken.grpc = vec![control.grpc[0].clone()];
@@ -44,9 +44,9 @@ async fn addresses_that_are_taken_are_named() {
 }
 
 #[tokio::test]
-async fn a_store_in_use_or_damaged_is_named_with_the_way_out() {
+async fn a_store_in_use_or_damaged_is_named_with_a_remedy() {
     let folder = tempfile::tempdir().unwrap();
-    let control = Running::start(config(folder.path().into())).await;
+    let control = TestControl::start(config(folder.path().into())).await;
     let text = refusal(config(folder.path().into())).await;
     assert!(text.contains("another process has it open") && text.contains("rib.redb"), "{text}");
     control.stop().await;
@@ -55,13 +55,13 @@ async fn a_store_in_use_or_damaged_is_named_with_the_way_out() {
     fs::write(&store, "").unwrap();
     let text = refusal(config(folder.path().into())).await;
     assert!(text.contains(store.to_str().unwrap()) && text.contains("restore it from a copy"), "{text}");
-    assert_eq!(fs::read(&store).unwrap(), b"", "it is left as it was");
+    assert_eq!(fs::read(&store).unwrap(), b"", "the file is unchanged");
 }
 
 #[tokio::test]
-async fn health_and_metrics_tell_how_it_is() {
+async fn health_pages_and_metrics_reflect_writes() {
     let folder = tempfile::tempdir().unwrap();
-    let control = Running::start(config(folder.path().into())).await;
+    let control = TestControl::start(config(folder.path().into())).await;
     for path in ["/healthz", "/readyz"] {
         assert_eq!(control.http("GET", path, "").await.0, "HTTP/1.1 200 OK");
     }
@@ -97,7 +97,7 @@ const CART: &str = r#"{"service": "shop/cart", "endpoints": [{"instance": "cart-
 #[tokio::test]
 async fn the_registry_is_served_as_json_and_over_grpc_and_counted() {
     let folder = tempfile::tempdir().unwrap();
-    let control = Running::start(config(folder.path().into())).await;
+    let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;
     connection
         .rib()
@@ -120,7 +120,7 @@ async fn the_registry_is_served_as_json_and_over_grpc_and_counted() {
 }
 
 #[tokio::test]
-async fn endpoints_of_a_file_are_registered_and_a_wrong_file_is_counted() {
+async fn endpoints_of_a_file_are_registered_and_an_invalid_file_is_counted() {
     let folder = tempfile::tempdir().unwrap();
     let files = folder.path().join("files");
     fs::create_dir(&files).unwrap();
@@ -129,7 +129,7 @@ async fn endpoints_of_a_file_are_registered_and_a_wrong_file_is_counted() {
     fs::write(files.join("wrong.yaml"), "kind: Endpoints\nservice: [\n").unwrap();
     let mut config = config(folder.path().join("data"));
     config.sources = vec![files];
-    let control = Running::start(config).await;
+    let control = TestControl::start(config).await;
     let connection = control.connect().await;
     let service = put(service_key("shop/cart"), service(Protocol::Grpc));
     connection.rib().write(v1::WriteRequest { ops: vec![service] }).await.unwrap();
@@ -142,17 +142,17 @@ async fn endpoints_of_a_file_are_registered_and_a_wrong_file_is_counted() {
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(support::PATIENCE, both).await.unwrap();
+    tokio::time::timeout(support::BOUND, both).await.unwrap();
     control.stop().await;
 }
 
 #[tokio::test]
-async fn a_unix_socket_serves_beside_tcp_and_goes_with_the_process() {
+async fn a_unix_socket_serves_beside_tcp_and_is_removed_at_the_end() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("run/control.sock");
     let mut config = config(folder.path().join("data"));
     config.grpc.push(Address::Unix(socket.clone()));
-    let control = Running::start(config).await;
+    let control = TestControl::start(config).await;
     assert_eq!(control.connect_at(0).await.hello, control.connect_at(1).await.hello);
     control.stop().await;
     assert!(!socket.exists());

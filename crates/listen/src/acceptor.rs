@@ -13,63 +13,63 @@ use std::{
 use tokio::{sync::Notify, time::timeout};
 
 use crate::{
-    Guarded, Limits, Memory,
+    GuardedStream, Limits, Memory,
     connection::{CloseReason, Connection},
     sweep::sweep,
 };
 
-/// How long to wait before accepting again when the system refuses, as it does when file descriptors run out, and how often to look
-/// for a quiet connection where there is none.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Pause after a failed accept, such as when file descriptors run out, and interval between searches for a quiet
+/// connection where there is none.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// Numbers connections, of all acceptors: the memory that several of them share goes by it.
-static IDS: AtomicU64 = AtomicU64::new(1);
+/// Numbers connections of all acceptors, since acceptors share [`Memory`], which goes by connection.
+static CONNECTION_IDS: AtomicU64 = AtomicU64::new(1);
 
 /// Accepts the connections of listeners with one purpose, within its limits. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Acceptor {
-    shared: Arc<Shared>,
+    shared: Arc<AcceptorState>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct AcceptorState {
     pub(crate) name: &'static str,
     limits: Limits,
     memory: Memory,
-    crowded: usize,
-    full: usize,
+    displace_above: usize,
+    max_open: usize,
     table: Mutex<HashMap<u64, Arc<Connection>>>,
-    freed: Notify,
+    slot_freed: Notify,
     /// Seconds since the first connection, from 1.
     now: AtomicU32,
     is_swept: AtomicBool,
     pub(crate) counts: Counts,
 }
 
-/// What an acceptor counts.
+/// Counters of an acceptor.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) accepted: AtomicU64,
     pub(crate) delayed: AtomicU64,
     pub(crate) closed: [AtomicU64; CloseReason::COUNT],
-    pub(crate) late_bodies: AtomicU64,
-    pub(crate) large_bodies: AtomicU64,
-    pub(crate) refused_waits: AtomicU64,
+    pub(crate) body_timeouts: AtomicU64,
+    pub(crate) memory_refusals: AtomicU64,
+    pub(crate) wait_refusals: AtomicU64,
 }
 
 impl Acceptor {
     /// An acceptor whose incomplete requests are bounded by `memory`; `name` labels its metrics.
     #[must_use]
     pub fn new(name: &'static str, limits: Limits, memory: Memory) -> Self {
-        let (crowded, full) = limits.bounds();
-        let shared = Shared {
+        let (displace_above, max_open) = limits.bounds();
+        let shared = AcceptorState {
             name,
             limits,
             memory,
-            crowded,
-            full,
+            displace_above,
+            max_open,
             table: Mutex::default(),
-            freed: Notify::new(),
+            slot_freed: Notify::new(),
             now: AtomicU32::new(1),
             is_swept: AtomicBool::new(false),
             counts: Counts::default(),
@@ -77,68 +77,68 @@ impl Acceptor {
         Self { shared: Arc::new(shared) }
     }
 
-    /// The next connection that `poll_accept` brings, once there is a place for it. A refusal by the system is logged, and tried
-    /// again after a pause. Must be called within a tokio runtime; safe to drop.
+    /// The next connection from `poll_accept`, once the limits admit one. An error is logged, and the accept retried
+    /// after a pause. Must be called within a tokio runtime; cancel-safe.
     pub async fn accept<S>(
         &self,
         mut poll_accept: impl FnMut(&mut Context<'_>) -> Poll<io::Result<S>>,
-    ) -> Guarded<S> {
+    ) -> GuardedStream<S> {
         let shared = &self.shared;
         if !shared.is_swept.swap(true, Relaxed) {
             tokio::spawn(sweep(Arc::downgrade(shared)));
         }
-        self.place().await;
+        self.wait_capacity().await;
         loop {
             match poll_fn(&mut poll_accept).await {
-                Ok(stream) => return Guarded::new(stream, shared.add()),
+                Ok(stream) => return GuardedStream::new(stream, shared.add()),
                 Err(error) => {
                     shared.counts.delayed.fetch_add(1, Relaxed);
-                    let closed = shared.displace(shared.open() / PART + 1);
+                    let closed = shared.displace(shared.open() / DISPLACED_DIVISOR + 1);
                     tracing::warn!(
                         %error, listener = shared.name, closed,
                         "cannot accept a connection; raise the limit of open files"
                     );
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::time::sleep(ACCEPT_RETRY).await;
                 }
             }
         }
     }
 
-    /// Waits until one more may be open.
-    async fn place(&self) {
+    /// Waits until the limits admit another connection.
+    async fn wait_capacity(&self) {
         let shared = &self.shared;
         let mut is_delayed = false;
         loop {
-            // Before the count, so that a place that becomes free in between is noticed.
-            let freed = shared.freed.notified();
+            // Registered before the count, so that a connection closed in between is noticed.
+            let slot_freed = shared.slot_freed.notified();
             let open = shared.open();
-            if open < shared.crowded {
+            if open < shared.displace_above {
                 return;
             }
-            let closed = shared.displace(shared.crowded / PART + 1);
-            // What was closed goes as soon as its task runs, and counts until then.
-            if open < shared.full || open < shared.full + closed.min(LEAVING) {
+            let closed = shared.displace(shared.displace_above / DISPLACED_DIVISOR + 1);
+            // A displaced connection is dropped when its task runs, and counts until then.
+            if open < shared.max_open || open < shared.max_open + closed.min(MAX_CLOSING) {
                 return;
             }
             if !std::mem::replace(&mut is_delayed, true) {
                 shared.counts.delayed.fetch_add(1, Relaxed);
             }
-            let _ = timeout(PAUSE, freed).await;
+            let _ = timeout(ACCEPT_RETRY, slot_freed).await;
         }
     }
 
     #[cfg(any(test, feature = "metrics"))]
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<AcceptorState> {
         &self.shared
     }
 }
 
-/// Which part of the connections is closed at once when places are short: each search looks at all.
-const PART: usize = 64;
-/// So many more may be open for a moment, while those that were closed for them have yet to go.
-const LEAVING: usize = 16;
+/// One in this many connections is displaced at once: each search scans all.
+const DISPLACED_DIVISOR: usize = 64;
+/// Maximum of connections above the limit while displaced ones are being dropped.
+const MAX_CLOSING: usize = 16;
 
-impl Shared {
+impl AcceptorState {
     pub(crate) fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -148,8 +148,8 @@ impl Shared {
     }
 
     #[cfg(feature = "metrics")]
-    pub(crate) fn full(&self) -> usize {
-        self.full
+    pub(crate) fn max_open(&self) -> usize {
+        self.max_open
     }
 
     pub(crate) fn open(&self) -> usize {
@@ -164,7 +164,7 @@ impl Shared {
         self.now.fetch_add(1, Relaxed) + 1
     }
 
-    /// Those that are open.
+    /// The open connections.
     pub(crate) fn connections(&self) -> Vec<Arc<Connection>> {
         self.table().values().cloned().collect()
     }
@@ -176,20 +176,20 @@ impl Shared {
     pub(crate) fn remove(&self, id: u64) {
         let removed = self.table().remove(&id);
         drop(removed);
-        self.freed.notify_waiters();
+        self.slot_freed.notify_waiters();
     }
 
     fn add(self: &Arc<Self>) -> Arc<Connection> {
-        let connection = Arc::new(Connection::new(IDS.fetch_add(1, Relaxed), Arc::clone(self)));
+        let connection = Arc::new(Connection::new(CONNECTION_IDS.fetch_add(1, Relaxed), Arc::clone(self)));
         self.counts.accepted.fetch_add(1, Relaxed);
         self.table().insert(connection.id(), Arc::clone(&connection));
         connection
     }
 
-    /// Closes so many quiet connections, or as many as there are. Returns how many that were.
+    /// Closes at most `some` quiet connections. Returns how many were closed.
     fn displace(&self, some: usize) -> usize {
         let mut quiet: Vec<_> =
-            self.table().values().filter_map(|one| Some((one.quiet()?, Arc::clone(one)))).collect();
+            self.table().values().filter_map(|one| Some((one.quiet_order()?, Arc::clone(one)))).collect();
         let some = some.min(quiet.len());
         if some < quiet.len() {
             quiet.select_nth_unstable_by_key(some, |(order, _)| *order);
@@ -201,7 +201,7 @@ impl Shared {
     }
 
     fn table(&self) -> MutexGuard<'_, HashMap<u64, Arc<Connection>>> {
-        // Nothing that runs under the lock panics.
+        // No code that holds the lock panics.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -215,8 +215,8 @@ mod tests {
 
     use super::*;
 
-    /// Both ends of a connection that an acceptor has accepted.
-    async fn accepted(acceptor: &Acceptor) -> (Guarded<DuplexStream>, DuplexStream) {
+    /// Both ends of an accepted connection.
+    async fn accepted(acceptor: &Acceptor) -> (GuardedStream<DuplexStream>, DuplexStream) {
         let (near, far) = duplex(64);
         let mut near = Some(near);
         (acceptor.accept(|_| Poll::Ready(near.take().ok_or(io::ErrorKind::Other.into()))).await, far)
@@ -226,8 +226,8 @@ mod tests {
         Acceptor::new("test", Limits::pages().with_connections(connections), Memory::default())
     }
 
-    /// After how many seconds a connection is closed on which nothing more comes.
-    async fn closed_after(stream: &mut Guarded<DuplexStream>) -> u64 {
+    /// Seconds until a silent connection is closed.
+    async fn closed_after(stream: &mut GuardedStream<DuplexStream>) -> u64 {
         let began = Instant::now();
         let mut read = Vec::new();
         let error = stream.read_to_end(&mut read).await.unwrap_err();
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn beginnings_that_do_not_come_close_the_connection() {
+    async fn an_incomplete_preface_or_header_closes_the_connection() {
         let acceptor = pages(10);
         for beginning in ["", "GET / HT", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r"] {
             let (mut stream, mut far) = accepted(&acceptor).await;
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn between_requests_a_connection_may_be_idle_for_longer_and_headers_take_no_longer() {
+    async fn idle_and_header_timeouts_apply_between_requests() {
         let acceptor = pages(10);
         let (mut stream, mut far) = accepted(&acceptor).await;
         let connection = Arc::clone(stream.connection().unwrap());
@@ -257,23 +257,23 @@ mod tests {
         stream.read_exact(&mut [0; 3]).await.unwrap();
         let request = connection.begin_request();
         tokio::time::sleep(Duration::from_secs(1000)).await;
-        assert!(!connection.is_closed(), "a request in flight takes as long as it takes");
+        assert!(!connection.is_closed(), "a request in flight has no idle timeout");
         drop(request);
         tokio::time::sleep(Duration::from_secs(60)).await;
-        assert!(!connection.is_closed(), "it is idle for a minute");
+        assert!(!connection.is_closed(), "idle below the timeout");
         far.write_all(b"GET").await.unwrap();
         let after = closed_after(&mut stream).await;
         assert!((10..=12).contains(&after), "{after}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_new_connection_displaces_the_one_that_is_quiet_longest() {
+    async fn a_new_connection_displaces_the_longest_quiet_one() {
         let acceptor = pages(2);
         let (served, _far) = accepted(&acceptor).await;
         drop(served.connection().unwrap().begin_request());
         tokio::time::sleep(Duration::from_secs(2)).await;
         let (mut silent, _far) = accepted(&acceptor).await;
-        // Its own task would drop it as soon as it is closed.
+        // In production its task would drop it once it is closed.
         let (third, _far) = accepted(&acceptor).await;
         assert_eq!(closed_after(&mut silent).await, 0, "one without a request goes first");
         drop(silent);
@@ -281,7 +281,7 @@ mod tests {
         let busy = [served, third];
         let _in_flight = busy.each_ref().map(|stream| stream.connection().unwrap().begin_request());
         let waits = timeout(Duration::from_secs(60), accepted(&acceptor)).await;
-        assert!(waits.is_err(), "there is no place, and none that is quiet");
+        assert!(waits.is_err(), "at the limit without a quiet connection");
         assert!(busy.iter().all(|stream| !stream.connection().unwrap().is_closed()));
         drop(busy);
         accepted(&acceptor).await;

@@ -14,37 +14,39 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::{
     Framing, RequestGuard,
-    memory::{LEAST, PendingBody, Waiting},
+    memory::{MIN_CLAIM, PendingBody, WaitingClaim},
 };
 
-/// How long a body may keep its handler waiting before it has to claim memory for that.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Time that a handler may wait for a body before the body has to claim memory.
+const CLAIM_DELAY: Duration = Duration::from_secs(1);
 
-/// Why a body ended early.
+/// Why a body failed.
 #[derive(Debug)]
 pub enum BodyError {
-    /// It did not come within this time.
-    Late(Duration),
-    /// There is no memory for it, or others needed it more.
+    /// Not complete within this time.
+    Timeout(Duration),
+    /// No memory was available, or it was revoked for another request.
     NoMemory,
-    /// Something follows the one message of a call.
-    TooMany,
-    /// The connection, or what speaks over it.
-    Broken(Box<dyn Error + Send + Sync>),
+    /// Bytes follow the one message of a call.
+    ExtraMessage,
+    /// An error of the connection or its protocol.
+    Transport(Box<dyn Error + Send + Sync>),
 }
 
 impl fmt::Display for BodyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Late(limit) => {
+            Self::Timeout(limit) => {
                 write!(
                     f,
-                    "the request did not come within {limit:?}; send its message and the end of its stream"
+                    "the request was not complete within {limit:?}; send its message and end its stream"
                 )
             }
-            Self::NoMemory => f.write_str("too many large requests are in flight; send it again later"),
-            Self::TooMany => f.write_str("the call has more than one message; send one and end the stream"),
-            Self::Broken(error) => error.fmt(f),
+            Self::NoMemory => f.write_str("too many large requests are in flight; retry later"),
+            Self::ExtraMessage => {
+                f.write_str("the call has more than one message; send one and end the stream")
+            }
+            Self::Transport(error) => error.fmt(f),
         }
     }
 }
@@ -52,7 +54,7 @@ impl fmt::Display for BodyError {
 impl Error for BodyError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
-            Self::Broken(error) => Some(&**error),
+            Self::Transport(error) => Some(&**error),
             _ => None,
         }
     }
@@ -67,9 +69,9 @@ pin_project! {
         guard: RequestGuard,
         framing: Framing,
         began: Instant,
-        // Read, and not passed on before memory is there for what it announces.
+        // Read, but not passed on before its memory is claimed.
         held: Option<(Frame<Bytes>, usize)>,
-        waiting: Option<Waiting>,
+        waiting: Option<WaitingClaim>,
         timer: Option<Pin<Box<Sleep>>>,
         pending: Option<PendingBody>,
         has_claimed: bool,
@@ -91,35 +93,35 @@ impl<B> RequestBody<B> {
         }
     }
 
-    /// Nothing can be passed on now: counts it as waited for, and ends it when that takes too long.
-    fn wait(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<BodyError> {
+    /// Nothing can be passed on now: counts the body as pending, and fails it after a timeout.
+    fn poll_timeout(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<BodyError> {
         let this = self.project();
         let began = *this.began;
         if this.pending.is_none() {
             let (pending, are_many) = this.guard.memory().pending_body();
             *this.pending = Some(pending);
-            let first = if are_many { began } else { began + PATIENCE };
+            let first = if are_many { began } else { began + CLAIM_DELAY };
             *this.timer = Some(Box::pin(sleep_until(first)));
         }
         let limit = this.guard.connection().shared().limits().body;
         loop {
-            // Made above.
+            // Set above.
             let Some(timer) = this.timer.as_mut() else { return Poll::Pending };
             ready!(timer.as_mut().poll(cx));
             if began.elapsed() >= limit {
-                this.guard.set_late();
-                return Poll::Ready(BodyError::Late(limit));
+                this.guard.set_timed_out();
+                return Poll::Ready(BodyError::Timeout(limit));
             }
             timer.as_mut().reset(began + limit);
             if !*this.has_claimed && this.waiting.is_none() {
                 let id = this.guard.connection().id();
-                let claimed = this.guard.memory().poll_claim(id, LEAST, &mut None, cx);
+                let claimed = this.guard.memory().poll_claim(id, MIN_CLAIM, &mut None, cx);
                 if let Poll::Ready(Ok(claim)) = claimed {
                     this.guard.hold(claim);
                     *this.has_claimed = true;
                 }
                 if !*this.has_claimed || this.guard.poll_revoked(cx) {
-                    this.guard.set_refused();
+                    this.guard.set_out_of_memory();
                     return Poll::Ready(BodyError::NoMemory);
                 }
             }
@@ -141,7 +143,7 @@ where
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = self.as_mut().project();
         if this.guard.poll_revoked(cx) {
-            this.guard.set_refused();
+            this.guard.set_out_of_memory();
             return Poll::Ready(Some(Err(BodyError::NoMemory)));
         }
         if this.held.is_none() {
@@ -149,18 +151,18 @@ where
                 Poll::Ready(Some(Ok(frame))) => {
                     match this.framing.read(frame.data_ref().map_or(&[], |data| data)) {
                         Some(claimed) => *this.held = Some((frame, claimed)),
-                        None => return Poll::Ready(Some(Err(BodyError::TooMany))),
+                        None => return Poll::Ready(Some(Err(BodyError::ExtraMessage))),
                     }
                 }
                 Poll::Ready(Some(Err(error))) => {
-                    return Poll::Ready(Some(Err(BodyError::Broken(error.into()))));
+                    return Poll::Ready(Some(Err(BodyError::Transport(error.into()))));
                 }
                 Poll::Ready(None) => {
                     this.guard.complete();
                     *this.pending = None;
                     return Poll::Ready(None);
                 }
-                Poll::Pending => return self.wait(cx).map(|error| Some(Err(error))),
+                Poll::Pending => return self.poll_timeout(cx).map(|error| Some(Err(error))),
             }
         }
         let this = self.as_mut().project();
@@ -173,10 +175,10 @@ where
                     *this.has_claimed = true;
                 }
                 Poll::Ready(Err(_)) => {
-                    this.guard.set_refused();
+                    this.guard.set_out_of_memory();
                     return Poll::Ready(Some(Err(BodyError::NoMemory)));
                 }
-                Poll::Pending => return self.wait(cx).map(|error| Some(Err(error))),
+                Poll::Pending => return self.poll_timeout(cx).map(|error| Some(Err(error))),
             }
         }
         Poll::Ready(this.held.take().map(|(frame, _)| Ok(frame)))
@@ -192,12 +194,12 @@ where
 }
 
 pin_project! {
-    /// The body of a response, until whose end the request is in flight.
+    /// The body of a response; the request is in flight until its end.
     #[derive(Debug)]
     pub struct ResponseBody<B> {
         #[pin]
         inner: Option<B>,
-        // In the stead of what the handler responds with.
+        // Replaces the handler's body.
         text: Option<Bytes>,
         guard: Option<RequestGuard>,
     }
@@ -214,7 +216,7 @@ impl<B> ResponseBody<B> {
 }
 
 impl<B> Default for ResponseBody<B> {
-    /// Without any bytes.
+    /// An empty body.
     fn default() -> Self {
         Self { inner: None, text: None, guard: None }
     }
@@ -256,7 +258,7 @@ mod tests {
     use super::*;
     use crate::{Acceptor, Limits, Memory, guard_request};
 
-    /// What comes of a body of these pieces, and then nothing more.
+    /// Reads a body that yields these pieces and then nothing.
     async fn read(framing: Framing, pieces: &[&'static [u8]]) -> (Vec<usize>, BodyError, Duration) {
         let acceptor = Acceptor::new("test", Limits::calls(), Memory::default());
         let stream = acceptor.accept(|_| Poll::Ready(Ok(duplex(1).0))).await;
@@ -273,20 +275,20 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_message_whose_rest_does_not_come_ends_in_time() {
+    async fn an_incomplete_message_times_out() {
         let (came, error, after) = read(Framing::message(100), &[&[0, 0, 0], &[0, 9, 1, 2]]).await;
         assert_eq!(came, [3, 4]);
-        assert!(matches!(error, BodyError::Late(_)), "{error}");
+        assert!(matches!(error, BodyError::Timeout(_)), "{error}");
         assert_eq!(after.as_secs(), 30);
         let (came, error, _) = read(Framing::message(100), &[]).await;
-        assert!(came.is_empty() && matches!(error, BodyError::Late(_)), "{error}");
+        assert!(came.is_empty() && matches!(error, BodyError::Timeout(_)), "{error}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_second_message_is_refused_at_once() {
+    async fn a_second_message_is_refused_immediately() {
         let (came, error, after) =
             read(Framing::message(100), &[&[0, 0, 0, 0, 1, 7], &[0, 0, 0, 0, 0]]).await;
         assert_eq!((came, after), (vec![6], Duration::ZERO));
-        assert!(matches!(error, BodyError::TooMany), "{error}");
+        assert!(matches!(error, BodyError::ExtraMessage), "{error}");
     }
 }

@@ -5,18 +5,18 @@ use std::sync::{
 
 use futures_util::task::AtomicWaker;
 
-use crate::acceptor::Shared;
+use crate::acceptor::AcceptorState;
 
-/// Why a connection was closed before its peer ended it.
+/// Why this side closed a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CloseReason {
-    /// Its preface or the headers of a request did not come in time.
+    /// Timeout of the preface or of a request's headers.
     Headers = 1,
-    /// It was idle for long.
+    /// Idle timeout.
     Idle = 2,
-    /// Its peer took nothing of what it was sent.
+    /// Timeout of a write: the peer read nothing.
     Stalled = 3,
-    /// It was quiet when a new one needed its place.
+    /// Quiet when a new connection needed its slot.
     Displaced = 4,
 }
 
@@ -25,7 +25,7 @@ impl CloseReason {
     #[cfg(feature = "metrics")]
     pub(crate) const ALL: [Self; Self::COUNT] = [Self::Headers, Self::Idle, Self::Stalled, Self::Displaced];
 
-    /// As metrics label it.
+    /// Label in metrics.
     #[cfg(feature = "metrics")]
     pub(crate) fn label(self) -> &'static str {
         match self {
@@ -37,43 +37,43 @@ impl CloseReason {
     }
 }
 
-/// After how many seconds without a request a connection that has carried some counts as quiet. Its peer may be about to use it: that
-/// request would be lost.
-const IDLE: u32 = 5;
+/// Seconds without a request after which a used connection counts as quiet. Before that its peer may be about to send a
+/// request, which would be lost.
+const QUIET_AFTER: u32 = 5;
 
-/// What a connection speaks, as far as that is known.
+/// Detected protocol of a connection.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Protocol {
     Unknown,
     Http1,
     Http2,
-    /// Something that has its own time limits.
+    /// A stream with time limits of its own.
     Other,
 }
 
-/// What is known of one connection while it is open. Times are those of the acceptor, in seconds.
+/// State of an open connection. Times are those of the acceptor, in seconds.
 #[derive(Debug)]
 pub struct Connection {
     id: u64,
-    shared: Arc<Shared>,
+    shared: Arc<AcceptorState>,
     protocol: AtomicU8,
     in_flight: AtomicU32,
-    /// Whether a request came.
+    /// Whether a request was received.
     served: AtomicBool,
-    /// Whether a preface or headers are not complete.
-    partial: AtomicBool,
-    /// Since when they are not, or since when it is idle.
+    /// Whether a preface or headers are incomplete.
+    incomplete: AtomicBool,
+    /// Since when they are incomplete, or since when the connection is idle.
     since: AtomicU32,
-    /// Since when the peer takes nothing; 0 where it does.
-    stalled: AtomicU32,
-    /// The reason for which it is to be closed; 0 where there is none.
+    /// Since when writes are blocked; 0 if they are not.
+    write_blocked: AtomicU32,
+    /// The reason to close it; 0 if there is none.
     closed: AtomicU8,
     waker: AtomicWaker,
 }
 
 impl Connection {
-    pub(crate) fn new(id: u64, shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(id: u64, shared: Arc<AcceptorState>) -> Self {
         let since = AtomicU32::new(shared.now());
         Self {
             id,
@@ -81,9 +81,9 @@ impl Connection {
             protocol: AtomicU8::new(Protocol::Unknown as u8),
             in_flight: AtomicU32::new(0),
             served: AtomicBool::new(false),
-            partial: AtomicBool::new(true),
+            incomplete: AtomicBool::new(true),
             since,
-            stalled: AtomicU32::new(0),
+            write_blocked: AtomicU32::new(0),
             closed: AtomicU8::new(0),
             waker: AtomicWaker::new(),
         }
@@ -93,89 +93,90 @@ impl Connection {
         self.id
     }
 
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<AcceptorState> {
         &self.shared
     }
 
-    /// A request begins, of which all headers are here.
+    /// Starts a request whose headers are complete.
     pub fn begin_request(self: &Arc<Self>) -> InFlight {
         self.in_flight.fetch_add(1, Relaxed);
         self.served.store(true, Relaxed);
-        self.partial.store(false, Relaxed);
+        self.incomplete.store(false, Relaxed);
         InFlight(Arc::clone(self))
     }
 
-    /// From now on it carries something with time limits of its own: a watch, a tunnel.
+    /// Lifts the time limits, for a stream with limits of its own: a watch, a tunnel.
     pub fn exempt(&self) {
         self.protocol.store(Protocol::Other as u8, Relaxed);
-        self.partial.store(false, Relaxed);
+        self.incomplete.store(false, Relaxed);
         self.in_flight.fetch_add(1, Relaxed);
     }
 
-    /// Whether it is known what it speaks: all of the preface of HTTP/2 is here, or the beginning of something else.
+    /// Whether the protocol is known: the complete preface of HTTP/2 was received, or the first bytes of another
+    /// protocol.
     pub fn has_begun(&self) -> bool {
         self.protocol.load(Relaxed) != Protocol::Unknown as u8
     }
 
-    /// It begins as HTTP/1.1 does.
+    /// The first bytes are not those of the HTTP/2 preface.
     pub(crate) fn set_http1(&self) {
         self.protocol.store(Protocol::Http1 as u8, Relaxed);
     }
 
-    /// All of the preface of HTTP/2 is here; keep-alives watch over the rest.
+    /// The HTTP/2 preface is complete; from here keep-alives apply.
     pub(crate) fn set_http2(&self) {
         self.protocol.store(Protocol::Http2 as u8, Relaxed);
-        self.partial.store(false, Relaxed);
+        self.incomplete.store(false, Relaxed);
         self.since.store(self.shared.now(), Relaxed);
     }
 
-    /// Something was read. Outside of a request of HTTP/1.1 it begins the headers of the next one.
+    /// Bytes were read. Between requests of HTTP/1.1 they start the headers of the next one.
     pub(crate) fn received(&self) {
         let between =
             self.protocol.load(Relaxed) == Protocol::Http1 as u8 && self.in_flight.load(Relaxed) == 0;
-        if between && !self.partial.swap(true, Relaxed) {
+        if between && !self.incomplete.swap(true, Relaxed) {
             self.since.store(self.shared.now(), Relaxed);
         }
     }
 
-    /// Whether the peer takes what it is sent.
-    pub(crate) fn set_stalled(&self, stalled: bool) {
-        match (stalled, self.stalled.load(Relaxed)) {
-            (true, 0) => self.stalled.store(self.shared.now(), Relaxed),
-            (false, 1..) => self.stalled.store(0, Relaxed),
+    /// Records whether writes are blocked.
+    pub(crate) fn set_write_blocked(&self, write_blocked: bool) {
+        match (write_blocked, self.write_blocked.load(Relaxed)) {
+            (true, 0) => self.write_blocked.store(self.shared.now(), Relaxed),
+            (false, 1..) => self.write_blocked.store(0, Relaxed),
             _ => {}
         }
     }
 
-    /// Why it is late now, if it is.
-    pub(crate) fn overdue(&self, now: u32) -> Option<CloseReason> {
+    /// The time limit that it exceeds at `now`, if any.
+    pub(crate) fn exceeded_limit(&self, now: u32) -> Option<CloseReason> {
         let limits = self.shared.limits();
         let longer_than =
             |since: u32, limit: std::time::Duration| u64::from(now.saturating_sub(since)) > limit.as_secs();
-        let (stalled, since) = (self.stalled.load(Relaxed), self.since.load(Relaxed));
+        let (write_blocked, since) = (self.write_blocked.load(Relaxed), self.since.load(Relaxed));
         if self.protocol.load(Relaxed) == Protocol::Other as u8 {
             return None;
         }
-        if limits.stall.is_some_and(|limit| stalled > 0 && longer_than(stalled, limit)) {
+        if limits.stall.is_some_and(|limit| write_blocked > 0 && longer_than(write_blocked, limit)) {
             return Some(CloseReason::Stalled);
         }
-        if self.partial.load(Relaxed) {
+        if self.incomplete.load(Relaxed) {
             return longer_than(since, limits.headers).then_some(CloseReason::Headers);
         }
         let idle = self.protocol.load(Relaxed) == Protocol::Http1 as u8 && self.in_flight.load(Relaxed) == 0;
         (idle && limits.idle.is_some_and(|limit| longer_than(since, limit))).then_some(CloseReason::Idle)
     }
 
-    /// In which order quiet connections are closed for new ones, the first first: those without a request yet, then those that are
-    /// idle longest. `None` where it is not quiet.
-    pub(crate) fn quiet(&self) -> Option<(bool, u32, u64)> {
+    /// Order in which quiet connections are displaced: first those without a request so far, then the longest idle.
+    /// `None` if it is not quiet.
+    pub(crate) fn quiet_order(&self) -> Option<(bool, u32, u64)> {
         let (served, since) = (self.served.load(Relaxed), self.since.load(Relaxed));
         let is_quiet = self.in_flight.load(Relaxed) == 0 && self.closed.load(Relaxed) == 0;
-        let is_idle = !served || self.shared.now().saturating_sub(since) >= IDLE;
+        let is_idle = !served || self.shared.now().saturating_sub(since) >= QUIET_AFTER;
         (is_quiet && is_idle).then_some((served, since, self.id))
     }
 
-    /// Closes it with its next read or write.
+    /// Closes it at its next read or write.
     pub(crate) fn close(&self, reason: CloseReason) {
         if self.closed.compare_exchange(0, reason as u8, SeqCst, SeqCst).is_ok() {
             self.shared.count_closed(reason);
@@ -183,7 +184,7 @@ impl Connection {
         }
     }
 
-    /// Whether it is to be closed; if not, the task that asks is woken once it is.
+    /// Whether it is to be closed; otherwise the current task is woken when it is.
     pub(crate) fn poll_closed(&self, cx: &std::task::Context<'_>) -> bool {
         self.is_closed() || {
             self.waker.register(cx.waker());
@@ -201,7 +202,7 @@ impl Connection {
 pub struct InFlight(Arc<Connection>);
 
 impl InFlight {
-    /// The connection that it came over.
+    /// The connection of the request.
     pub fn connection(&self) -> &Arc<Connection> {
         &self.0
     }

@@ -1,27 +1,27 @@
 use http::{Request, header::CONTENT_LENGTH};
 
-/// The bytes before a message of gRPC: a flag, and its length.
-const PREFIX: usize = 5;
-/// What is claimed for a body that does not say how long it is, in bytes: what handlers take at most.
-const UNTOLD: usize = 1 << 20;
+/// Length of the prefix of a gRPC message: a flag and its length.
+const GRPC_PREFIX_LEN: usize = 5;
+/// Bytes claimed for a body of unknown length: the maximum that handlers accept.
+const DEFAULT_CLAIM: usize = 1 << 20;
 
-/// How the length of what a body carries is known.
+/// How the length of a body is determined.
 #[derive(Clone, Copy, Debug)]
 pub enum Framing {
-    /// One message of gRPC of at most so many bytes; longer ones are for the decoder to refuse.
+    /// One gRPC message of at most `max` bytes; the decoder refuses longer ones.
     Message {
-        /// The most bytes of a message.
+        /// Maximum of bytes of the message.
         max: usize,
-        /// Its prefix, as far as it has come, and how many bytes that is.
-        prefix: ([u8; PREFIX], usize),
-        /// The bytes of the message that are yet to come.
+        /// The received part of its prefix, and the length of that part.
+        prefix: ([u8; GRPC_PREFIX_LEN], usize),
+        /// Bytes of the message not yet received.
         left: usize,
     },
-    /// A body of so many bytes, if it says so.
+    /// A body with the length of `content-length`, if given.
     Whole {
-        /// The length that the request gives.
+        /// Value of `content-length`.
         length: Option<usize>,
-        /// Whether anything of it has come.
+        /// Whether any byte was received.
         has_begun: bool,
     },
 }
@@ -30,35 +30,35 @@ impl Framing {
     /// A call with one message of at most `max` bytes.
     #[must_use]
     pub const fn message(max: usize) -> Self {
-        Self::Message { max, prefix: ([0; PREFIX], 0), left: 0 }
+        Self::Message { max, prefix: ([0; GRPC_PREFIX_LEN], 0), left: 0 }
     }
 
-    /// The body of a request of HTTP.
+    /// The body of an HTTP request.
     pub fn whole<B>(request: &Request<B>) -> Self {
         let length =
             request.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
         Self::Whole { length, has_begun: false }
     }
 
-    /// Takes notice of the next bytes. Returns how many have to be claimed before they are passed on; `None` where they are more
-    /// than the one message that a call has.
+    /// Tracks the next bytes. Returns how many bytes to claim before they are passed on; `None` if they exceed the one
+    /// message of a call.
     pub(crate) fn read(&mut self, mut bytes: &[u8]) -> Option<usize> {
         match self {
             Self::Whole { length, has_begun } => {
                 if std::mem::replace(has_begun, true) {
                     return Some(0);
                 }
-                let whole = length.unwrap_or(UNTOLD).min(UNTOLD);
+                let whole = length.unwrap_or(DEFAULT_CLAIM).min(DEFAULT_CLAIM);
                 Some(if whole > bytes.len() { whole } else { 0 })
             }
             Self::Message { max, prefix: (prefix, seen), left } => {
                 let mut begins = false;
-                if *seen < PREFIX {
-                    let some = bytes.len().min(PREFIX - *seen);
+                if *seen < GRPC_PREFIX_LEN {
+                    let some = bytes.len().min(GRPC_PREFIX_LEN - *seen);
                     prefix[*seen..*seen + some].copy_from_slice(&bytes[..some]);
                     *seen += some;
                     bytes = &bytes[some..];
-                    if *seen < PREFIX {
+                    if *seen < GRPC_PREFIX_LEN {
                         return Some(0);
                     }
                     let [_, length @ ..] = *prefix;
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_that_is_not_whole_claims_its_length_once() {
+    fn an_incomplete_message_claims_its_length_once() {
         let mut framing = Framing::message(1000);
         assert_eq!(framing.read(&[0, 0, 0]), Some(0));
         assert_eq!(framing.read(&[0, 100, 1, 2]), Some(100));
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_that_is_whole_or_too_long_claims_nothing() {
+    fn a_complete_or_too_long_message_claims_nothing() {
         assert_eq!(Framing::message(1000).read(&[0, 0, 0, 0, 2, 1, 2]), Some(0));
         assert_eq!(Framing::message(1000).read(&[0, 0, 0, 0, 0]), Some(0));
         let mut long = Framing::message(1000);
@@ -100,12 +100,12 @@ mod tests {
     }
 
     #[test]
-    fn a_body_claims_what_it_announces_within_what_handlers_take() {
+    fn a_body_claims_its_content_length_up_to_the_maximum() {
         let body = |length: &str| {
             let request = Request::builder().header(CONTENT_LENGTH, length).body(()).unwrap();
             Framing::whole(&request).read(b"abc")
         };
-        assert_eq!((body("3"), body("4"), body("9999999999")), (Some(0), Some(4), Some(UNTOLD)));
-        assert_eq!(Framing::whole(&Request::new(())).read(b"abc"), Some(UNTOLD));
+        assert_eq!((body("3"), body("4"), body("9999999999")), (Some(0), Some(4), Some(DEFAULT_CLAIM)));
+        assert_eq!(Framing::whole(&Request::new(())).read(b"abc"), Some(DEFAULT_CLAIM));
     }
 }

@@ -9,41 +9,41 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::connection::Connection;
 
-/// What HTTP/2 begins with (RFC 9113, section 3.4).
+/// The connection preface of HTTP/2 (RFC 9113 §3.4).
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// The place of a connection in the table of its acceptor, free again when this is dropped.
+/// The slot of a connection in the table of its acceptor, free again when this is dropped.
 #[derive(Debug)]
-pub struct Place(Arc<Connection>);
+pub struct ConnectionSlot(Arc<Connection>);
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.0.shared().remove(self.0.id());
     }
 }
 
-/// The stream of a connection, and its place.
+/// The stream of a connection, with its slot.
 #[derive(Debug)]
-pub struct Guarded<S> {
+pub struct GuardedStream<S> {
     stream: S,
-    place: Option<Place>,
-    /// Bytes of the preface that have come; `None` once it is known what is spoken.
+    slot: Option<ConnectionSlot>,
+    /// Bytes of the HTTP/2 preface received so far; `None` once the protocol is known.
     preface: Option<usize>,
 }
 
-impl<S> Guarded<S> {
+impl<S> GuardedStream<S> {
     pub(crate) fn new(stream: S, connection: Arc<Connection>) -> Self {
-        Self { stream, place: Some(Place(connection)), preface: Some(0) }
+        Self { stream, slot: Some(ConnectionSlot(connection)), preface: Some(0) }
     }
 
-    /// A stream that this side opened: nothing bounds it.
-    pub const fn free(stream: S) -> Self {
-        Self { stream, place: None, preface: None }
+    /// An outgoing connection, without limits.
+    pub const fn outgoing(stream: S) -> Self {
+        Self { stream, slot: None, preface: None }
     }
 
-    /// What is known of the connection, where another side opened it.
+    /// State of the connection; `None` for an outgoing one.
     pub fn connection(&self) -> Option<&Arc<Connection>> {
-        self.place.as_ref().map(|Place(connection)| connection)
+        self.slot.as_ref().map(|ConnectionSlot(connection)| connection)
     }
 
     /// The stream.
@@ -51,14 +51,14 @@ impl<S> Guarded<S> {
         &self.stream
     }
 
-    /// The bare stream, which nothing closes any more, and the place that it takes.
-    pub fn into_parts(self) -> (S, Option<Place>) {
-        (self.stream, self.place)
+    /// The bare stream, to which time limits no longer apply, and its slot.
+    pub fn into_parts(self) -> (S, Option<ConnectionSlot>) {
+        (self.stream, self.slot)
     }
 
-    /// Looks at what was read.
+    /// Tracks received bytes.
     fn received(&mut self, bytes: &[u8]) {
-        let Some(Place(connection)) = &self.place else { return };
+        let Some(ConnectionSlot(connection)) = &self.slot else { return };
         let Some(seen) = self.preface else { return connection.received() };
         let some = bytes.len().min(PREFACE.len() - seen);
         if bytes[..some] != PREFACE[seen..seen + some] {
@@ -73,13 +73,16 @@ impl<S> Guarded<S> {
     }
 
     fn aborted() -> io::Error {
-        io::Error::new(io::ErrorKind::ConnectionAborted, "a limit of this listener closed the connection")
+        io::Error::new(
+            io::ErrorKind::ConnectionAborted,
+            "the connection was closed by a limit of this listener",
+        )
     }
 
-    /// What was written, unless the connection is to be closed.
+    /// Returns the result of a write, or an error if the connection was closed by a limit.
     fn written<T>(&self, cx: &Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         let Some(connection) = self.connection() else { return written };
-        connection.set_stalled(written.is_pending());
+        connection.set_write_blocked(written.is_pending());
         if written.is_pending() && connection.poll_closed(cx) {
             return Poll::Ready(Err(Self::aborted()));
         }
@@ -87,7 +90,7 @@ impl<S> Guarded<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for GuardedStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -109,7 +112,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for GuardedStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, buf);
         self.written(cx, written)

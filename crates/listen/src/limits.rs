@@ -4,33 +4,32 @@ use hyper_util::{rt::TokioTimer, server::conn::auto};
 
 use crate::descriptor_limit;
 
-/// The parts that the descriptors of a process are divided into.
+/// Listeners get their share of the process's descriptors in eighths.
 const PARTS: usize = 8;
 
-/// Bounds of the listeners of one purpose.
+/// Limits of the listeners of one purpose.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections at one time. Where there are as many, a quiet one is closed for each new one; where none is quiet, new ones wait
-    /// unaccepted.
+    /// Maximum of open connections. At the maximum a quiet one is closed for each new one; without a quiet one, new
+    /// ones wait unaccepted.
     pub connections: usize,
-    /// The eighths of the descriptors of the process that connections may take. The rest is for other listeners, for files and for
-    /// connections to others.
+    /// Eighths of the process's descriptors for connections. The rest is for other listeners, files and outgoing
+    /// connections.
     pub descriptors: usize,
-    /// The eighths from which on quiet connections are closed for new ones, though more would be accepted.
+    /// Eighths above which quiet connections are closed for new ones, though more would be accepted.
     pub crowded: usize,
-    /// How long the preface or headers may take: of the first request from when the connection was accepted, of others from their
-    /// first byte.
+    /// Timeout of the preface or headers: of the first request from the accept, of later ones from their first byte.
     pub headers: Duration,
-    /// How long the body of a request may take, from its headers.
+    /// Timeout of a request's body, from its headers.
     pub body: Duration,
-    /// How long a connection of HTTP/1.1 may be idle between requests; as long as there is room, where there is none.
+    /// Idle timeout of HTTP/1.1 connections between requests; `None`: only limited by the maximum of connections.
     pub idle: Option<Duration>,
-    /// How long a peer may take nothing of what it is sent; for ever, where there is none.
+    /// Timeout of a write of which the peer reads nothing; `None`: no limit.
     pub stall: Option<Duration>,
 }
 
 impl Limits {
-    /// gRPC between processes of the mesh, which keep their connections open and have keep-alives of their own.
+    /// For gRPC between processes of the mesh, whose connections are persistent and have keep-alives of their own.
     #[must_use]
     pub const fn calls() -> Self {
         Self {
@@ -44,7 +43,7 @@ impl Limits {
         }
     }
 
-    /// HTTP for operators and tools, over connections that are opened as they are needed.
+    /// For HTTP of operators and tools, over short-lived connections.
     #[must_use]
     pub const fn pages() -> Self {
         Self {
@@ -57,19 +56,19 @@ impl Limits {
         }
     }
 
-    /// The server of a program: no bound but its descriptors, of which it may need one more for each request.
+    /// For the server of a program: limited by its descriptors only, of which it may need another one for each request.
     #[must_use]
     pub const fn program() -> Self {
         Self { connections: usize::MAX, descriptors: 7, crowded: 4, ..Self::calls() }
     }
 
-    /// With another bound on connections, at least one.
+    /// With another maximum of connections, at least one.
     #[must_use]
     pub const fn with_connections(self, connections: usize) -> Self {
         Self { connections: if connections == 0 { 1 } else { connections }, ..self }
     }
 
-    /// How many connections there are from which on quiet ones are closed, and how many there may be, by what the process may open.
+    /// The number of connections above which quiet ones are closed, and the maximum, given the process's descriptors.
     pub(crate) fn bounds(&self) -> (usize, usize) {
         let descriptors = descriptor_limit();
         let of = |eighths: usize| (descriptors / PARTS * eighths).min(self.connections).max(1);
@@ -77,27 +76,27 @@ impl Limits {
     }
 }
 
-/// HTTP/2 of a server whose requests are calls with messages of a few megabytes at most.
+/// HTTP/2 settings of a server for calls with messages of a few megabytes at most.
 #[derive(Clone, Copy, Debug)]
-pub struct Http2 {
-    /// Streams at one time on one connection.
+pub struct Http2Settings {
+    /// Maximum of concurrent streams on one connection.
     pub streams: u32,
 }
 
-impl Http2 {
-    /// How often a quiet connection is probed, and how long the response may take.
+impl Http2Settings {
+    /// Interval of keep-alive pings on a quiet connection, and timeout of the response.
     pub const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(5));
-    /// What a peer may send ahead on one stream, in bytes: 4 MB take 32 round trips.
+    /// Flow-control window of a stream, in bytes: 4 MB take 32 round trips.
     pub const STREAM_WINDOW: u32 = 128 * 1024;
-    /// What a peer may send ahead on all streams, in bytes: more than requests that wait for memory can hold, so that those which
-    /// have it are never held up by them.
+    /// Flow-control window of a connection, in bytes: more than requests that wait for memory can hold, so that they
+    /// never block those that have it.
     pub const CONNECTION_WINDOW: u32 = 16 * 1024 * 1024;
-    /// The most bytes of the headers of a request.
+    /// Maximum of bytes of a request's headers.
     pub const HEADERS: u32 = 16 * 1024;
-    /// Streams that a peer may open and reset before they are looked at (CVE-2023-44487).
+    /// Maximum of streams opened and reset before they were accepted (rapid reset, CVE-2023-44487).
     pub const RESETS: usize = 64;
 
-    /// Sets all of it.
+    /// Applies all settings.
     pub fn apply<E>(self, builder: &mut auto::Builder<E>) {
         let (interval, timeout) = Self::KEEP_ALIVE;
         builder

@@ -10,10 +10,10 @@ pub struct Listeners {
 }
 
 impl Listeners {
-    /// An acceptor for listeners of a purpose. `name` labels its metrics; `docs/limits.md` lists all of them.
+    /// An acceptor for the listeners of one purpose. `name` labels its metrics; `docs/limits.md` lists all names.
     pub fn acceptor(&self, name: &'static str, limits: Limits) -> Acceptor {
         let acceptor = Acceptor::new(name, limits, self.memory.clone());
-        // Nothing that runs under the lock panics.
+        // No code that holds the lock panics.
         self.acceptors.lock().unwrap_or_else(PoisonError::into_inner).push(acceptor.clone());
         acceptor
     }

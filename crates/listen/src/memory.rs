@@ -1,4 +1,4 @@
-//! The memory of requests that are not complete, or large and being handled.
+//! Memory accounting for incomplete requests, and large ones being handled.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -13,35 +13,37 @@ use std::{
 use futures_util::task::AtomicWaker;
 use tokio::time::Instant;
 
-/// Bytes of all connections of a process.
-const TOTAL: usize = 64 << 20;
-/// Bytes of one connection.
-const OF_ONE: usize = 16 << 20;
-/// The least that is claimed, which bounds how many claims there are: making room looks at all of them.
-pub(crate) const LEAST: usize = 16 * 1024;
-/// The least that a request holds which is complete and waits for something else: its stream, its handler and timers.
-const LEAST_OF_WAIT: usize = 4 * 1024;
-/// Requests that wait for memory, of all connections and of one. What they have sent is bounded by their windows.
-const WAITING: usize = 256;
-const WAITING_OF_ONE: usize = 64;
-/// How old a claim is, at least, that is taken back for one on a connection which holds no less.
-const OLD: Duration = Duration::from_secs(5);
-/// Bodies that are waited for before each has to claim memory at once.
-const MANY_BODIES: usize = 4096;
+/// Maximum of bytes of all connections of a process.
+const MAX_BYTES: usize = 64 << 20;
+/// Maximum of bytes of one connection.
+const MAX_BYTES_PER_CONNECTION: usize = 16 << 20;
+/// Minimum size of a claim, which bounds the number of claims: making room scans all.
+pub(crate) const MIN_CLAIM: usize = 16 * 1024;
+/// Minimum size of a complete request that waits for something else: its stream, its handler and timers.
+const MIN_WAIT_CLAIM: usize = 4 * 1024;
+/// Maximum of requests that wait for memory, of all connections and of one. Flow control bounds the bytes they have
+/// sent.
+const MAX_WAITING: usize = 256;
+const MAX_WAITING_PER_CONNECTION: usize = 64;
+/// Minimum age of a claim that may be revoked for a connection that holds as much.
+const REVOCABLE_AGE: Duration = Duration::from_secs(5);
+/// Number of pending bodies above which each has to claim memory at once.
+const MAX_UNCLAIMED_BODIES: usize = 4096;
 
-/// What the incomplete requests of a process may hold. Cheap to clone.
+/// The memory of incomplete requests of a process. Cheap to clone.
 ///
-/// Who needs memory that is not there takes it from the connection that holds the most, if that holds more; so one that floods
-/// loses to all others. First come, first served was rejected: whoever withholds the ends of a few messages would shut out all.
+/// When memory runs out, a claim revokes one of the connection that holds the most, if that is more than the
+/// claimant's; so a flooding connection loses to all others. First come, first served was rejected: a peer that
+/// withholds the ends of a few messages would block all others.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
-    shared: Arc<Shared>,
+    shared: Arc<MemoryState>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
+struct MemoryState {
     ledger: Mutex<Ledger>,
-    /// Bodies that are waited for.
+    /// Number of pending bodies.
     pending: AtomicUsize,
 }
 
@@ -49,7 +51,7 @@ struct Shared {
 struct Ledger {
     used: usize,
     next: u64,
-    /// In the order in which they were granted.
+    /// In order of their grant.
     claims: BTreeMap<u64, Entry>,
     connections: HashMap<u64, usize>,
     waiting: HashMap<u64, (u64, Waker)>,
@@ -60,7 +62,7 @@ struct Entry {
     connection: u64,
     bytes: usize,
     since: Instant,
-    /// `None` once all of the request is here: what is being handled is not taken back.
+    /// `None` once the request is complete: memory of a request being handled is not revoked.
     state: Option<Arc<ClaimState>>,
 }
 
@@ -70,11 +72,11 @@ struct ClaimState {
     waker: AtomicWaker,
 }
 
-/// There is no memory, and too many wait for it.
+/// No memory is available, and too many requests wait for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Exhausted;
 
-/// Bytes of one request, given back when this is dropped.
+/// Bytes of one request, released when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Claim {
     memory: Memory,
@@ -82,51 +84,51 @@ pub(crate) struct Claim {
     state: Arc<ClaimState>,
 }
 
-/// A request that waits for memory, until this is dropped.
+/// A request waiting for memory, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Waiting {
+pub(crate) struct WaitingClaim {
     memory: Memory,
     id: u64,
 }
 
-/// A body that is waited for, until this is dropped.
+/// A body that its handler waits for, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct PendingBody(Memory);
 
 impl Memory {
-    /// Bytes that are claimed.
+    /// Bytes claimed.
     #[cfg(any(test, feature = "metrics"))]
     pub(crate) fn used(&self) -> usize {
         self.ledger().used
     }
 
-    /// Bytes that may be claimed.
+    /// Maximum of bytes claimed.
     #[cfg(any(test, feature = "metrics"))]
     pub(crate) const fn total(&self) -> usize {
-        TOTAL
+        MAX_BYTES
     }
 
-    /// Has those who wait look again.
+    /// Wakes waiting requests.
     pub(crate) fn wake(&self) {
         let waiting: Vec<_> = self.ledger().waiting.values().map(|(_, waker)| waker.clone()).collect();
         waiting.iter().for_each(Waker::wake_by_ref);
     }
 
-    /// A body is waited for. Also says whether there are so many that each has to claim memory at once.
+    /// Counts a body as pending. Also returns whether there are so many that each has to claim memory at once.
     pub(crate) fn pending_body(&self) -> (PendingBody, bool) {
         let others = self.shared.pending.fetch_add(1, Relaxed);
-        (PendingBody(self.clone()), others >= MANY_BODIES)
+        (PendingBody(self.clone()), others >= MAX_UNCLAIMED_BODIES)
     }
 
-    /// Claims so many bytes for a request on a connection. Who waits for them keeps its place in `waiting`.
+    /// Claims bytes for a request of a connection. A claim that has to wait is registered in `waiting`.
     pub(crate) fn poll_claim(
         &self,
         connection: u64,
         bytes: usize,
-        waiting: &mut Option<Waiting>,
+        waiting: &mut Option<WaitingClaim>,
         cx: &Context<'_>,
     ) -> Poll<Result<Claim, Exhausted>> {
-        let bytes = bytes.clamp(LEAST, OF_ONE);
+        let bytes = bytes.clamp(MIN_CLAIM, MAX_BYTES_PER_CONNECTION);
         let mut ledger = self.ledger();
         if ledger.make_room(connection, bytes, Instant::now()) {
             let claim = self.grant(&mut ledger, connection, bytes);
@@ -134,24 +136,24 @@ impl Memory {
             *waiting = None;
             return Poll::Ready(Ok(claim));
         }
-        if let Some(Waiting { id, .. }) = waiting {
+        if let Some(WaitingClaim { id, .. }) = waiting {
             ledger.waiting.insert(*id, (connection, cx.waker().clone()));
             return Poll::Pending;
         }
         let of_one = ledger.waiting.values().filter(|(other, _)| *other == connection).count();
-        if ledger.waiting.len() >= WAITING || of_one >= WAITING_OF_ONE {
+        if ledger.waiting.len() >= MAX_WAITING || of_one >= MAX_WAITING_PER_CONNECTION {
             return Poll::Ready(Err(Exhausted));
         }
         ledger.next += 1;
         let id = ledger.next;
         ledger.waiting.insert(id, (connection, cx.waker().clone()));
-        *waiting = Some(Waiting { memory: self.clone(), id });
+        *waiting = Some(WaitingClaim { memory: self.clone(), id });
         Poll::Pending
     }
 
     /// Claims so many bytes for a request that is complete and waits for something else; `None` where there is no room now.
     pub(crate) fn claim_wait(&self, connection: u64, bytes: usize) -> Option<Claim> {
-        let bytes = bytes.clamp(LEAST_OF_WAIT, OF_ONE);
+        let bytes = bytes.clamp(MIN_WAIT_CLAIM, MAX_BYTES_PER_CONNECTION);
         let mut ledger = self.ledger();
         ledger
             .make_room(connection, bytes, Instant::now())
@@ -169,19 +171,19 @@ impl Memory {
     }
 
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        // Nothing that runs under the lock panics.
+        // No code that holds the lock panics.
         self.shared.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Ledger {
-    /// Whether there is room, if need be after taking some back.
+    /// Whether the bytes fit, if necessary after revoking claims.
     fn make_room(&mut self, connection: u64, bytes: usize, now: Instant) -> bool {
         let held = self.connections.get(&connection).copied().unwrap_or_default();
-        if held + bytes > OF_ONE {
+        if held + bytes > MAX_BYTES_PER_CONNECTION {
             return false;
         }
-        while self.used + bytes > TOTAL {
+        while self.used + bytes > MAX_BYTES {
             let Some(id) = self.victim(connection, held + bytes, now) else { return false };
             if let Some(Entry { state: Some(state), .. }) = self.release(id) {
                 state.is_revoked.store(true, SeqCst);
@@ -191,11 +193,13 @@ impl Ledger {
         true
     }
 
-    /// The oldest claim of the connection that holds the most; of one that holds no more than is asked for, an old one only.
+    /// The oldest claim of the connection that holds the most; if that is no more than the claimant's, only one of
+    /// [`REVOCABLE_AGE`] age.
     fn victim(&self, connection: u64, held: usize, now: Instant) -> Option<u64> {
         let of_others = self.claims.iter().filter(|(_, entry)| entry.connection != connection);
         let takable = of_others.filter(|(_, entry)| {
-            entry.state.is_some() && (self.held(entry) > held || now.duration_since(entry.since) >= OLD)
+            entry.state.is_some()
+                && (self.held(entry) > held || now.duration_since(entry.since) >= REVOCABLE_AGE)
         });
         takable.max_by_key(|(id, entry)| (self.held(entry), std::cmp::Reverse(**id))).map(|(id, _)| *id)
     }
@@ -218,13 +222,13 @@ impl Ledger {
 }
 
 impl Claim {
-    /// Whether it was taken back; if not, the task that asks is woken once it is.
+    /// Whether it was revoked; otherwise the current task is woken when it is.
     pub(crate) fn poll_revoked(&self, cx: &Context<'_>) -> bool {
         self.state.waker.register(cx.waker());
         self.state.is_revoked.load(SeqCst)
     }
 
-    /// All of the request is here: it is not taken back any more.
+    /// The request is complete: its claim cannot be revoked any more.
     pub(crate) fn complete(&self) {
         if let Some(entry) = self.memory.ledger().claims.get_mut(&self.id) {
             entry.state = None;
@@ -241,7 +245,7 @@ impl Drop for Claim {
     }
 }
 
-impl Drop for Waiting {
+impl Drop for WaitingClaim {
     fn drop(&mut self) {
         self.memory.ledger().waiting.remove(&self.id);
     }

@@ -6,15 +6,15 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use crate::{Acceptor, Listeners, acceptor::Shared, connection::CloseReason};
+use crate::{Acceptor, Listeners, acceptor::AcceptorState, connection::CloseReason};
 
 impl Listeners {
-    /// Adds what is counted of the listeners to the metrics of a process.
+    /// Registers the metrics of the listeners.
     pub fn register(&self, registry: &mut Registry) {
         let (acceptors, memory) = self.all();
         let acceptors: Arc<[Acceptor]> = acceptors.into();
         for kind in Kind::ALL {
-            let (name, help) = kind.words();
+            let (name, help) = kind.name_and_help();
             registry.register(name, help, Family { kind, acceptors: Arc::clone(&acceptors) });
         }
         let gauges = [
@@ -48,7 +48,7 @@ impl Kind {
     const ALL: [Self; 6] =
         [Self::Open, Self::Limit, Self::Accepted, Self::Closed, Self::Delayed, Self::Refused];
 
-    const fn words(self) -> (&'static str, &'static str) {
+    const fn name_and_help(self) -> (&'static str, &'static str) {
         match self {
             Self::Open => ("listener_connections", "Connections that are open"),
             Self::Limit => ("listener_connections_limit", "The most connections at one time"),
@@ -68,12 +68,12 @@ impl Kind {
         matches!(self, Self::Open | Self::Limit)
     }
 
-    /// Values by a second label, if there is one.
-    fn values(self, shared: &Shared) -> Vec<(Option<&'static str>, u64)> {
+    /// Values, by a second label if the metric has one.
+    fn values(self, shared: &AcceptorState) -> Vec<(Option<&'static str>, u64)> {
         let counts = &shared.counts;
         match self {
             Self::Open => vec![(None, shared.open() as u64)],
-            Self::Limit => vec![(None, shared.full() as u64)],
+            Self::Limit => vec![(None, shared.max_open() as u64)],
             Self::Accepted => vec![(None, counts.accepted.load(Relaxed))],
             Self::Delayed => vec![(None, counts.delayed.load(Relaxed))],
             Self::Closed => {
@@ -81,9 +81,9 @@ impl Kind {
                 closed.map(|(reason, count)| (Some(reason.label()), count.load(Relaxed))).collect()
             }
             Self::Refused => vec![
-                (Some("body_timeout"), counts.late_bodies.load(Relaxed)),
-                (Some("memory"), counts.large_bodies.load(Relaxed)),
-                (Some("wait"), counts.refused_waits.load(Relaxed)),
+                (Some("body_timeout"), counts.body_timeouts.load(Relaxed)),
+                (Some("memory"), counts.memory_refusals.load(Relaxed)),
+                (Some("wait"), counts.wait_refusals.load(Relaxed)),
             ],
         }
     }

@@ -23,13 +23,14 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower_service::Service;
 
 use crate::{
-    Acceptor, Connection, Framing, Guarded, GuardedCall, Http2, RequestBody, ResponseBody, guard_request,
+    Acceptor, Connection, Framing, GuardedCall, GuardedStream, Http2Settings, RequestBody, ResponseBody,
+    guard_request,
 };
 
-/// Streams at one time on one connection.
-const STREAMS: u32 = 128;
-/// The most bytes of the headers of a request of HTTP/1.1; more are refused with 431.
-const HEADERS: usize = 16 * 1024;
+/// Maximum of concurrent streams on one connection.
+const MAX_STREAMS: u32 = 128;
+/// Maximum of bytes of the headers of an HTTP/1.1 request; more are refused with 431.
+const MAX_HEADER_BYTES: usize = 16 * 1024;
 
 /// Accepts HTTP for operators and tools.
 #[derive(Debug)]
@@ -42,20 +43,20 @@ impl PageListener {
     /// Listens on `address`, within the limits of `acceptor`.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// When the address cannot be listened on.
     pub async fn bind(address: SocketAddr, acceptor: Acceptor) -> io::Result<Self> {
         Ok(Self::new(TcpListener::bind(address).await?, acceptor))
     }
 
-    /// Accepts from a listener that is bound already.
+    /// Accepts from a bound listener.
     pub const fn new(listener: TcpListener, acceptor: Acceptor) -> Self {
         Self { listener, acceptor }
     }
 
-    /// Where it listens.
+    /// The listening address.
     ///
     /// # Errors
-    /// When the system does not say.
+    /// When the system does not report it.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
@@ -81,7 +82,7 @@ impl PageListener {
     }
 }
 
-async fn serve_connection<S, B>(stream: Guarded<TcpStream>, inner: S, stopping: CancellationToken)
+async fn serve_connection<S, B>(stream: GuardedStream<TcpStream>, inner: S, stopping: CancellationToken)
 where
     S: Service<Request<RequestBody<Incoming>>, Response = Response<B>, Error = Infallible>,
     S: Clone + Send + 'static,
@@ -89,14 +90,14 @@ where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    // It has been accepted.
+    // Accepted connections always have one.
     let Some(connection) = stream.connection().cloned() else { return };
-    // Fails only on a socket that is already broken, which the first read will say better.
+    // Fails only on a broken socket, which the first read reports better.
     let _ = stream.get_ref().set_nodelay(true);
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    Http2 { streams: STREAMS }.apply(&mut builder);
-    // The acceptor bounds the time of headers: hyper's limit would also end connections that are idle.
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(HEADERS);
+    Http2Settings { streams: MAX_STREAMS }.apply(&mut builder);
+    // The acceptor bounds the time of headers: hyper's timeout would also close idle connections.
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(None).max_buf_size(MAX_HEADER_BYTES);
     let service = Pages { inner, connection };
     let mut served = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let ended = tokio::select! {
@@ -107,7 +108,7 @@ where
         }
     };
     if let Err(error) = ended {
-        tracing::debug!(error, "a connection ended early");
+        tracing::debug!(error, "connection failed");
     }
 }
 
@@ -131,7 +132,7 @@ where
         let framing = Framing::whole(&request);
         let (mut request, guard) = guard_request(&self.connection, request, framing);
         request.extensions_mut().insert(guard.clone());
-        // Routers are always ready, as hyper's own adapter takes for granted of all services.
+        // Routers are always ready; hyper's own adapter assumes so of all services.
         Box::pin(GuardedCall::http(self.inner.clone().call(request), guard))
     }
 }

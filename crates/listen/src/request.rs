@@ -16,22 +16,22 @@ use crate::{
     memory::{Claim, Memory},
 };
 
-/// What bounds one request, from its headers to the end of its response.
+/// Bounds one request, from its headers to the end of its response.
 #[derive(Clone, Debug)]
 pub struct RequestGuard {
-    inner: Arc<Inner>,
+    inner: Arc<GuardState>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct GuardState {
     in_flight: InFlight,
-    /// Given back when the response begins.
+    /// Released when the response begins.
     claims: Mutex<Vec<Claim>>,
-    is_late: AtomicBool,
-    is_refused: AtomicBool,
+    timed_out: AtomicBool,
+    out_of_memory: AtomicBool,
 }
 
-/// Bounds a request that came over this connection. Its future is to be wrapped in [`GuardedCall`].
+/// Bounds a request of this connection. Its future must be wrapped in [`GuardedCall`].
 pub fn guard_request<B>(
     connection: &Arc<Connection>,
     request: Request<B>,
@@ -43,13 +43,13 @@ pub fn guard_request<B>(
 }
 
 impl RequestGuard {
-    /// Counts a request as in flight, whose body is bounded elsewhere.
+    /// Counts a request as in flight whose body is bounded elsewhere.
     pub fn new(connection: &Arc<Connection>) -> Self {
-        let inner = Inner {
+        let inner = GuardState {
             in_flight: connection.begin_request(),
             claims: Mutex::default(),
-            is_late: AtomicBool::new(false),
-            is_refused: AtomicBool::new(false),
+            timed_out: AtomicBool::new(false),
+            out_of_memory: AtomicBool::new(false),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -62,28 +62,28 @@ impl RequestGuard {
         self.connection().shared().memory()
     }
 
-    /// The body did not come in time.
-    pub(crate) fn set_late(&self) {
-        self.connection().shared().counts.late_bodies.fetch_add(1, Relaxed);
-        self.inner.is_late.store(true, Relaxed);
+    /// The body timed out.
+    pub(crate) fn set_timed_out(&self) {
+        self.connection().shared().counts.body_timeouts.fetch_add(1, Relaxed);
+        self.inner.timed_out.store(true, Relaxed);
     }
 
-    /// There was no memory for the body.
-    pub(crate) fn set_refused(&self) {
-        self.connection().shared().counts.large_bodies.fetch_add(1, Relaxed);
-        self.inner.is_refused.store(true, Relaxed);
+    /// No memory was available for the body.
+    pub(crate) fn set_out_of_memory(&self) {
+        self.connection().shared().counts.memory_refusals.fetch_add(1, Relaxed);
+        self.inner.out_of_memory.store(true, Relaxed);
     }
 
     pub(crate) fn hold(&self, claim: Claim) {
         self.claims(|claims| claims.push(claim));
     }
 
-    /// Whether memory of the body was taken back.
+    /// Whether memory of the body was revoked.
     pub(crate) fn poll_revoked(&self, cx: &Context<'_>) -> bool {
         self.claims(|claims| claims.iter().any(|claim| claim.poll_revoked(cx)))
     }
 
-    /// All of the body is here.
+    /// The body is complete.
     pub(crate) fn complete(&self) {
         self.claims(|claims| claims.iter().for_each(Claim::complete));
     }
@@ -95,19 +95,20 @@ impl RequestGuard {
     }
 
     fn claims<T>(&self, act: impl FnOnce(&mut Vec<Claim>) -> T) -> T {
-        // Nothing that runs under the lock panics.
+        // No code that holds the lock panics.
         act(&mut self.inner.claims.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// What the peer is told instead of the response of a handler that did not get the body.
-    fn instead<B>(&self) -> Option<Response<ResponseBody<B>>> {
-        let (status, text) = match (self.inner.is_late.load(Relaxed), self.inner.is_refused.load(Relaxed)) {
-            (true, _) => (StatusCode::REQUEST_TIMEOUT, "the body of the request did not come in time\n"),
-            (_, true) => {
-                (StatusCode::SERVICE_UNAVAILABLE, "too many large requests are in flight; send it again\n")
-            }
-            _ => return None,
-        };
+    /// The response for a request whose body failed, in place of the handler's.
+    fn error_response<B>(&self) -> Option<Response<ResponseBody<B>>> {
+        let (status, text) =
+            match (self.inner.timed_out.load(Relaxed), self.inner.out_of_memory.load(Relaxed)) {
+                (true, _) => (StatusCode::REQUEST_TIMEOUT, "the request body timed out\n"),
+                (_, true) => {
+                    (StatusCode::SERVICE_UNAVAILABLE, "too many large requests are in flight; retry\n")
+                }
+                _ => return None,
+            };
         let mut response = Response::new(ResponseBody::text(text));
         *response.status_mut() = status;
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
@@ -127,13 +128,13 @@ pin_project! {
 }
 
 impl<F> GuardedCall<F> {
-    /// A request whose handler itself responds where its body failed, as handlers of gRPC do; without a guard where its connection
-    /// is not known.
+    /// A request whose handler responds to a failed body itself, as gRPC handlers do; without a guard if its connection
+    /// is unknown.
     pub const fn new(inner: F, guard: Option<RequestGuard>) -> Self {
         Self { inner, guard, is_http: false }
     }
 
-    /// A request of HTTP, which is responded to with 408 where its body was late, and with 503 where there was no memory for it.
+    /// An HTTP request: the response is 408 if its body timed out, and 503 if there was no memory for it.
     pub const fn http(inner: F, guard: RequestGuard) -> Self {
         Self { inner, guard: Some(guard), is_http: true }
     }
@@ -152,8 +153,8 @@ where
         let response = response?;
         if let Some(guard) = &guard {
             guard.release();
-            if let Some(instead) = this.is_http.then(|| guard.instead()).flatten() {
-                return Poll::Ready(Ok(instead));
+            if let Some(error_response) = this.is_http.then(|| guard.error_response()).flatten() {
+                return Poll::Ready(Ok(error_response));
             }
             if response.status() == StatusCode::SWITCHING_PROTOCOLS {
                 guard.connection().exempt();

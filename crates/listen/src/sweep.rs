@@ -2,21 +2,21 @@ use std::{sync::Weak, time::Duration};
 
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::acceptor::Shared;
+use crate::acceptor::AcceptorState;
 
-/// How often late connections are looked for, which is the unit of an acceptor's time.
-const PERIOD: Duration = Duration::from_secs(1);
+/// Interval of sweeps, and the unit of an acceptor's time.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Closes what is late, until nobody accepts any more and nothing is open.
-pub(crate) async fn sweep(shared: Weak<Shared>) {
-    let mut ticks = interval(PERIOD);
+/// Closes connections that exceed a time limit, until the acceptor and its connections are dropped.
+pub(crate) async fn sweep(shared: Weak<AcceptorState>) {
+    let mut ticks = interval(SWEEP_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         let Some(shared) = shared.upgrade() else { return };
         let now = shared.tick();
         for connection in shared.connections() {
-            if let Some(reason) = connection.overdue(now) {
+            if let Some(reason) = connection.exceeded_limit(now) {
                 connection.close(reason);
             }
         }

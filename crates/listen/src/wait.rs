@@ -47,7 +47,7 @@ impl RequestGuard {
         });
         let waited = waited.await;
         if waited.is_err() {
-            self.connection().shared().counts.refused_waits.fetch_add(1, Relaxed);
+            self.connection().shared().counts.wait_refusals.fetch_add(1, Relaxed);
         }
         waited
     }
@@ -98,6 +98,6 @@ mod tests {
         drop(claim);
         let _claim = memory.claim_wait(second.connection().id(), (3 << 20) + 1).unwrap();
         assert_eq!(waiting.await, Err(WaitRefused));
-        assert_eq!(acceptor.shared().counts.refused_waits.load(Relaxed), 1);
+        assert_eq!(acceptor.shared().counts.wait_refusals.load(Relaxed), 1);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
-use fairmesh_listen::Http2;
+use fairmesh_listen::Http2Settings;
 use fairmesh_wire::transport::{CallGuard, Listener, Socket};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo},
@@ -47,7 +47,7 @@ async fn connection(
 ) {
     let peer = socket.connect_info();
     let mut builder = auto::Builder::new(TokioExecutor::new()).http2_only();
-    Http2 { streams: STREAMS }.apply(&mut builder);
+    Http2Settings { streams: STREAMS }.apply(&mut builder);
     let service =
         CallGuard.layer(calls).map_request(move |mut request: http::Request<hyper::body::Incoming>| {
             request.extensions_mut().insert(peer.clone());

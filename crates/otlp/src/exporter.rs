@@ -166,7 +166,8 @@ impl Worker {
     /// Logs the first of consecutive failures: an unavailable collector must not fill the log.
     fn log_failure(&mut self, error: &ExportError) {
         if !std::mem::replace(&mut self.failing, true) {
-            tracing::warn!(collector = %self.to, %error, "spans cannot be exported; check the address, and that it speaks OTLP");
+            let collector = &self.to;
+            tracing::warn!(collector, %error, "cannot export spans; check the address, and that it speaks OTLP");
         }
     }
 

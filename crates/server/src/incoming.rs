@@ -4,7 +4,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use fairmesh_listen::{Acceptor, Guarded, Limits, Memory};
+use fairmesh_listen::{Acceptor, GuardedStream, Limits, Memory};
 use futures_util::{Stream, stream::unfold};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
@@ -33,7 +33,7 @@ pub fn incoming(listener: TcpListener) -> impl Stream<Item = io::Result<Incoming
 /// A connection that [`incoming`] accepted.
 #[derive(Debug)]
 pub struct IncomingStream {
-    stream: Guarded<TcpStream>,
+    stream: GuardedStream<TcpStream>,
     is_begun: bool,
 }
 

@@ -3,7 +3,7 @@
 use std::{error::Error, io, pin::pin, task::Context, time::Duration};
 
 use bytes::Bytes;
-use fairmesh_listen::{Acceptor, Guarded, Limits, Memory};
+use fairmesh_listen::{Acceptor, GuardedStream, Limits, Memory};
 use http::{Request, Response};
 use http_body::Body;
 use hyper::body::Incoming;
@@ -71,7 +71,7 @@ where
     Ok(())
 }
 
-async fn serve_connection<S, B>(stream: Guarded<TcpStream>, service: S, server: Server)
+async fn serve_connection<S, B>(stream: GuardedStream<TcpStream>, service: S, server: Server)
 where
     S: Service<Request<Incoming>, Response = Response<B>> + Clone + Send + 'static,
     S::Future: Send,

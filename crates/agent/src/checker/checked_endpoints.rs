@@ -40,7 +40,7 @@ impl Sink for UpdateSink {
     }
 
     fn refused(&mut self, prefix: &Prefix, reason: &str) {
-        tracing::warn!(%prefix, reason, "the control plane does not serve what is to be checked");
+        tracing::warn!(%prefix, reason, "control plane refused a subscription of the health checker");
     }
 }
 
@@ -80,7 +80,8 @@ impl CheckedEndpoints {
         self.ack(update.revision);
     }
 
-    /// Removes records of a prefix that its snapshot does not hold. The others are replaced as far as they can be decoded.
+    /// Removes records of a prefix that its snapshot does not hold. The others are replaced as far as they can be
+    /// decoded.
     fn retain(&mut self, snapshot: &Snapshot) {
         for (name, checked) in &mut self.services {
             let policy = RecordKey::Policy(name.clone());
@@ -113,7 +114,7 @@ impl CheckedEndpoints {
             }
             Ok(_) => {}
             Err(problem) => {
-                tracing::warn!(key = text, %problem, "record is not valid; the one before stays in use")
+                tracing::warn!(key = text, %problem, "invalid record; the previous one stays in use")
             }
         }
     }
@@ -165,7 +166,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_record_of_a_snapshot_that_cannot_be_read_leaves_the_one_before_in_use() {
+    async fn an_invalid_record_in_a_snapshot_leaves_the_previous_one_in_use() {
         let eu = Region::new("eu").unwrap();
         let name = ServiceName::new("shop/cart").unwrap();
         let upstream = UpstreamConfig {
@@ -203,7 +204,7 @@ mod tests {
             .update(update([(Prefix::from(&policy), vec![torn(&policy)]), (below, vec![torn(&key("a"))])]));
         let wanted: Vec<_> =
             checked_endpoints.wanted().map(|((_, instance), ..)| instance.to_string()).collect();
-        assert_eq!(wanted, ["a"], "checked on as before; what the snapshot does not hold is gone");
+        assert_eq!(wanted, ["a"], "checked as before; an endpoint missing in the snapshot is gone");
         checked_endpoints.update(update([(Prefix::from(&policy), vec![])]));
         assert_eq!(checked_endpoints.wanted().count(), 0);
     }

@@ -11,7 +11,7 @@ use tonic::transport::Endpoint;
 
 /// The method of gRPC health checks.
 const CHECK: PathAndQuery = PathAndQuery::from_static("/grpc.health.v1.Health/Check");
-/// The status of a service that serves.
+/// `ServingStatus.SERVING`.
 const SERVING: i32 = 1;
 
 /// `grpc.health.v1.HealthCheckRequest`.
@@ -28,10 +28,10 @@ struct HealthResponse {
     status: i32,
 }
 
-/// Probes an endpoint once; the error describes the failure for people.
+/// Probes an endpoint once; the error describes the failure.
 ///
 /// # Errors
-/// When it does not answer as it should within `patience`.
+/// When the expected response does not arrive within `patience`.
 pub async fn probe_once(probe: &Probe, address: SocketAddr, patience: Duration) -> Result<(), String> {
     let probe_once = async {
         match probe {
@@ -40,7 +40,7 @@ pub async fn probe_once(probe: &Probe, address: SocketAddr, patience: Duration) 
             Probe::Grpc { service } => grpc(address, service).await,
         }
     };
-    timeout(patience, probe_once).await.unwrap_or_else(|_| Err(format!("no answer within {patience:?}")))
+    timeout(patience, probe_once).await.unwrap_or_else(|_| Err(format!("no response within {patience:?}")))
 }
 
 async fn connect(address: SocketAddr) -> Result<TcpStream, String> {
@@ -48,7 +48,7 @@ async fn connect(address: SocketAddr) -> Result<TcpStream, String> {
 }
 
 async fn get(stream: TcpStream, address: SocketAddr, path: &str, wanted: Option<u16>) -> Result<(), String> {
-    let shown = |error: hyper::Error| format!("no answer: {error}");
+    let shown = |error: hyper::Error| format!("no response: {error}");
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(shown)?;
     let request = Request::get(path)
@@ -56,18 +56,18 @@ async fn get(stream: TcpStream, address: SocketAddr, path: &str, wanted: Option<
         .header(http::header::USER_AGENT, Probe::USER_AGENT)
         .body(Empty::<Bytes>::new());
     let request = request.map_err(|error| error.to_string())?;
-    let answer = async {
+    let response = async {
         let status = sender.send_request(request).await.map_err(shown)?.status();
         if passes(status, wanted) { Ok(()) } else { Err(format!("status {status}")) }
     };
-    let (mut answer, mut connection) = (pin!(answer), pin!(connection));
-    // The connection makes progress only while it is polled. An HTTP/1.0 server ends it with the answer, which then
-    // waits to be taken.
+    let (mut response, mut connection) = (pin!(response), pin!(connection));
+    // The connection makes progress only while it is polled. An HTTP/1.0 server closes it with the response, which is
+    // then ready to be read.
     tokio::select! {
-        answer = answer.as_mut() => return answer,
+        response = response.as_mut() => return response,
         _ = connection.as_mut() => {}
     }
-    answer.await
+    response.await
 }
 
 fn passes(status: StatusCode, wanted: Option<u16>) -> bool {
@@ -83,8 +83,8 @@ async fn grpc(address: SocketAddr, service: &str) -> Result<(), String> {
     let request = tonic::Request::new(HealthRequest { service: service.to_owned() });
     let codec = tonic_prost::ProstCodec::<HealthRequest, HealthResponse>::default();
     match client.unary(request, CHECK, codec).await {
-        Ok(answer) if answer.get_ref().status == SERVING => Ok(()),
-        Ok(answer) => Err(format!("health status {} instead of SERVING", answer.get_ref().status)),
+        Ok(response) if response.get_ref().status == SERVING => Ok(()),
+        Ok(response) => Err(format!("health status {} instead of SERVING", response.get_ref().status)),
         Err(status) => Err(format!("{}: {}", status.code(), status.message())),
     }
 }
@@ -98,7 +98,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(5);
 
     #[tokio::test]
-    async fn a_grpc_server_passes_while_it_says_that_it_serves() {
+    async fn a_grpc_probe_passes_only_with_serving_status() {
         use http_body_util::{BodyExt as _, Full};
         use tokio::net::TcpListener;
         use tonic::transport::{Server, server::TcpIncoming};
@@ -107,24 +107,24 @@ mod tests {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap();
             // One message of two bytes: field 1 is the status.
-            let answer = move || async move {
+            let response = move || async move {
                 let message = Full::new(Bytes::from(vec![0, 0, 0, 0, 2, 8, status]));
                 let end =
                     http::HeaderMap::from_iter([("grpc-status".parse().unwrap(), "0".parse().unwrap())]);
                 let body = message.with_trailers(std::future::ready(Some(Ok(end))));
                 ([(http::header::CONTENT_TYPE, "application/grpc")], axum::body::Body::new(body))
             };
-            let router = axum::Router::new().route(CHECK.path(), axum::routing::post(answer));
+            let router = axum::Router::new().route(CHECK.path(), axum::routing::post(response));
             let serving = Server::builder().add_routes(router.into());
             let serving = tokio::spawn(serving.serve_with_incoming(TcpIncoming::from(listener)));
-            let looked = probe_once(&Probe::Grpc { service: String::new() }, address, PATIENCE).await;
-            assert_eq!(looked.is_ok(), passes, "{looked:?}");
+            let result = probe_once(&Probe::Grpc { service: String::new() }, address, PATIENCE).await;
+            assert_eq!(result.is_ok(), passes, "{result:?}");
             serving.abort();
         }
     }
 
     #[tokio::test]
-    async fn a_status_passes_by_its_class_or_by_its_number() {
+    async fn an_http_probe_passes_by_status_class_or_by_exact_status() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let cases = [
@@ -134,22 +134,22 @@ mod tests {
             ("204 Nothing", Some(204), true),
             ("200 OK", Some(204), false),
         ];
-        for (answered, status, passes) in cases {
+        for (status_line, status, passes) in cases {
             let probe = Probe::Http { path: "/healthz".into(), status };
-            let answer = async {
+            let response = async {
                 let (mut stream, _) = listener.accept().await.unwrap();
-                let mut asked = [0; 1024];
-                let length = stream.read(&mut asked).await.unwrap();
-                assert!(asked[..length].starts_with(b"GET /healthz HTTP/1.1\r\n"));
-                stream.write_all(format!("HTTP/1.0 {answered}\r\n\r\nhello").as_bytes()).await.unwrap();
+                let mut request = [0; 1024];
+                let length = stream.read(&mut request).await.unwrap();
+                assert!(request[..length].starts_with(b"GET /healthz HTTP/1.1\r\n"));
+                stream.write_all(format!("HTTP/1.0 {status_line}\r\n\r\nhello").as_bytes()).await.unwrap();
             };
-            let (looked, ()) = tokio::join!(probe_once(&probe, address, PATIENCE), answer);
-            assert_eq!(looked.is_ok(), passes, "{answered}: {looked:?}");
+            let (result, ()) = tokio::join!(probe_once(&probe, address, PATIENCE), response);
+            assert_eq!(result.is_ok(), passes, "{status_line}: {result:?}");
         }
         assert_eq!(probe_once(&Probe::Tcp, address, PATIENCE).await, Ok(()));
         let silent = Probe::Http { path: "/".into(), status: None };
         let late = probe_once(&silent, address, Duration::from_millis(50)).await;
-        assert!(late.unwrap_err().contains("no answer within 50ms"));
+        assert!(late.unwrap_err().contains("no response within 50ms"));
         drop(listener);
         assert!(probe_once(&Probe::Tcp, address, PATIENCE).await.unwrap_err().contains("cannot connect"));
     }

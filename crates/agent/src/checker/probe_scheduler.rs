@@ -46,7 +46,7 @@ pub(super) struct ProbeScheduler {
     checked_endpoints: CheckedEndpoints,
     counts: Arc<Counts>,
     targets: HashMap<EndpointId, Target>,
-    /// Endpoints by the time of their next probe; without those idse probe is in flight.
+    /// Endpoints by the time of their next probe, except those whose probe is in flight.
     due: BTreeSet<(Instant, EndpointId)>,
     probes: JoinSet<ProbeResult>,
     /// Verdicts that the control plane has not accepted yet.
@@ -59,7 +59,7 @@ struct Target {
     address: SocketAddr,
     check: HealthCheck,
     judge: VerdictTracker,
-    /// Probes begun; with the name it makes the chance of the jitter.
+    /// Probes begun; with the endpoint's name it seeds the jitter.
     begun: u64,
     since_ms: u64,
 }
@@ -67,7 +67,7 @@ struct Target {
 /// A probe that has ended.
 struct ProbeResult {
     id: EndpointId,
-    /// Which probe of its target it was: a target that was made anew has begun none.
+    /// Number of the probe at its target; a replaced target starts again from zero.
     number: u64,
     began: Instant,
     outcome: Result<(), String>,
@@ -96,7 +96,7 @@ impl ProbeScheduler {
         }
     }
 
-    /// Probes and reports until the control plane says that another agent is elected.
+    /// Probes and reports until another agent is elected.
     pub(super) async fn run(
         mut self,
         mut updates: mpsc::UnboundedReceiver<Update>,
@@ -183,7 +183,9 @@ impl ProbeScheduler {
         let Some(target) = self.targets.get_mut(&id).filter(|target| target.begun == number) else { return };
         if let Some(finding) = target.judge.sample(outcome.is_ok(), &target.check) {
             let verdict = target.verdict(finding, outcome.err());
-            tracing::info!(service = %id.0, instance = %id.1, healthy = verdict.healthy, cause = verdict.cause, "verdict changed");
+            let (service, instance) = &id;
+            let Verdict { healthy, cause, .. } = &verdict;
+            tracing::info!(%service, %instance, healthy, cause, "verdict changed");
             self.unreported.insert(id.clone(), verdict);
         }
         let next = began + target.wait(&id);
@@ -221,7 +223,7 @@ impl ProbeScheduler {
             Ok(()) => _ = self.counts.verdicts.fetch_add(report.len() as u64, Relaxed),
             Err(status) if status.code() == Code::FailedPrecondition => return false,
             Err(status) => {
-                tracing::warn!(%status, "the control plane did not accept verdicts; retrying");
+                tracing::warn!(%status, "control plane did not accept verdicts; retrying");
                 for (id, verdict) in report.into_iter().filter(|(id, _)| self.targets.contains_key(id)) {
                     // A verdict found meanwhile is newer.
                     self.unreported.entry(id).or_insert(verdict);

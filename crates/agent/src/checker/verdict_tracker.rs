@@ -14,9 +14,9 @@ pub(super) struct VerdictTracker {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Finding {
     pub(super) healthy: bool,
-    /// How sure it is, in thousandths.
+    /// Confidence, in thousandths.
     pub(super) confidence: u32,
-    /// Whether the endpoint was otherwise before, and not only less surely so.
+    /// Whether health changed, and not only the confidence.
     pub(super) turned: bool,
 }
 
@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_takes_so_many_in_a_row_and_so_many_in_all() {
+    fn a_verdict_needs_consecutive_results_and_minimum_samples() {
         assert_eq!(findings(&check(2, 3, 3), "+++"), [(3, true, 750)]);
         assert_eq!(findings(&check(2, 3, 3), "---"), [(3, false, 750)]);
         assert_eq!(findings(&check(2, 3, 5), "-----"), [(5, false, 833)]);
@@ -65,12 +65,12 @@ mod tests {
     }
 
     #[test]
-    fn what_flaps_is_not_judged_anew() {
+    fn flapping_does_not_change_the_verdict() {
         assert_eq!(findings(&check(2, 3, 3), "+++--+-+--+"), [(3, true, 750)]);
     }
 
     #[test]
-    fn it_is_told_once_more_when_it_becomes_certain() {
+    fn a_verdict_is_reported_again_when_it_reaches_full_force() {
         let found = findings(&check(2, 3, 3), "--------------------++");
         assert_eq!(found, [(3, false, 750), (9, false, 900), (22, true, 666)]);
     }

@@ -1,8 +1,8 @@
-//! Earlier values of services and policies. They stand in the RIB beside what they are about, outside what routers read.
+//! Earlier values of services and policies, stored in the RIB under keys that routers do not read.
 //!
-//! A value is kept under the revision that wrote it. A time without the record is kept too, so that going back over a
-//! creation deletes; it has no revision of its own and stands under the store's revision at which it ended, which lies
-//! between the revisions of the values around it.
+//! A value is stored under the revision that wrote it. A period without the record is stored too, so that a rollback
+//! over a creation deletes; it has no revision of its own, and is stored under the store's revision at which it ended,
+//! which lies between the revisions of the values around it.
 
 use std::sync::Arc;
 
@@ -16,18 +16,18 @@ use fairmesh_wire::{
 
 use super::plan::Author;
 
-/// How many earlier values of a record are kept.
+/// Number of earlier values kept for a record.
 pub const HISTORY_KEPT: usize = 20;
 
-/// The writes that keep `current` before it is replaced, and drop what is too old. None for records without history.
-pub(super) fn keep(
+/// The writes that save `current` before it is replaced, and drop the oldest values. None for records without history.
+pub(super) fn save_ops(
     node: &Node,
     key: &RecordKey,
     current: Option<Entry>,
     read_at: u64,
     author: &Author,
 ) -> Vec<Op> {
-    let Some((kind, service)) = subject(key) else { return Vec::new() };
+    let Some((kind, service)) = history_key(key) else { return Vec::new() };
     let at = current.as_ref().map_or(read_at, |entry| entry.revision);
     let earlier = History {
         key: key.clone(),
@@ -36,15 +36,15 @@ pub(super) fn keep(
         replaced_at_ms: author.at_ms,
         replaced_by: author.by.clone(),
     };
-    let place: Arc<str> = RecordKey::History(kind, service.clone(), at).to_string().into();
+    let history_record_key: Arc<str> = RecordKey::History(kind, service.clone(), at).to_string().into();
     let mut kept: Vec<_> = rows(node, kind, service).into_iter().map(|(key, _)| key).collect();
-    kept.retain(|key| *key != place);
+    kept.retain(|key| *key != history_record_key);
     let surplus = (kept.len() + 1).saturating_sub(HISTORY_KEPT);
     let dropped = kept.into_iter().take(surplus).map(Op::delete);
-    dropped.chain([Op::put(place, records::encode_history(&earlier))]).collect()
+    dropped.chain([Op::put(history_record_key, records::encode_history(&earlier))]).collect()
 }
 
-/// The current value and the earlier ones, newest first. Nothing when the record never existed.
+/// The current value and the earlier ones, newest first. Empty if the record never existed.
 pub(super) fn changes(node: &Node, key: &RecordKey) -> Vec<v1::Change> {
     let earlier = earlier(node, key);
     let current = node.get(&key.to_string());
@@ -66,10 +66,11 @@ pub(super) fn changes(node: &Node, key: &RecordKey) -> Vec<v1::Change> {
     [now].into_iter().chain(then).collect()
 }
 
-/// The value that the record had at `revision`, or before the current one where that is 0; `None` when it did not exist.
+/// The value that the record had at `revision`, or before the current one where that is 0; `None` when it did not
+/// exist.
 ///
 /// # Errors
-/// Which revisions there are.
+/// A message with the existing revisions.
 pub(super) fn value_at(node: &Node, key: &RecordKey, revision: u64) -> Result<Option<Bytes>, String> {
     let current = node.get(&key.to_string()).filter(|entry| entry.revision == revision);
     if let Some(entry) = current {
@@ -79,31 +80,31 @@ pub(super) fn value_at(node: &Node, key: &RecordKey, revision: u64) -> Result<Op
     let known: Vec<_> = earlier.iter().map(|(revision, _)| revision.to_string()).collect();
     let found = match revision {
         0 => earlier.into_iter().next_back(),
-        asked => earlier.into_iter().find(|(revision, _)| *revision == asked),
+        wanted => earlier.into_iter().find(|(revision, _)| *revision == wanted),
     };
     found.map(|(_, history)| history.value).ok_or_else(|| match known.len() {
-        0 => format!("{} has no earlier value to go back to", words(key)),
+        0 => format!("{} has no earlier value to roll back to", describe(key)),
         _ => format!(
             "no value of {} at revision {revision} is kept; choose one of {}",
-            words(key),
+            describe(key),
             known.join(", ")
         ),
     })
 }
 
-/// What a person calls the record.
-pub(super) fn words(key: &RecordKey) -> String {
-    match subject(key) {
+/// The record in words, for messages.
+pub(super) fn describe(key: &RecordKey) -> String {
+    match history_key(key) {
         Some((HistoryKind::Services, service)) => format!("the declaration of {service}"),
         Some((HistoryKind::Policies, service)) => format!("a policy of {service}"),
         None => key.to_string(),
     }
 }
 
-/// Earlier values with what they are called, oldest first. One that cannot be read is passed over.
+/// Earlier values with their revisions, oldest first. Values that cannot be decoded are skipped.
 fn earlier(node: &Node, key: &RecordKey) -> Vec<(u64, History)> {
-    let Some((kind, service)) = subject(key) else { return Vec::new() };
-    let read = |(place, entry): (Arc<str>, Entry)| match RecordKey::parse(&place) {
+    let Some((kind, service)) = history_key(key) else { return Vec::new() };
+    let read = |(history_record_key, entry): (Arc<str>, Entry)| match RecordKey::parse(&history_record_key) {
         Ok(RecordKey::History(_, _, at)) => {
             records::decode_history(&entry.value).ok().map(|history| (at, history))
         }
@@ -116,7 +117,7 @@ fn rows(node: &Node, kind: HistoryKind, service: &ServiceName) -> Vec<(Arc<str>,
     node.read(&[Prefix::history(kind, service)]).1
 }
 
-fn subject(key: &RecordKey) -> Option<(HistoryKind, &ServiceName)> {
+fn history_key(key: &RecordKey) -> Option<(HistoryKind, &ServiceName)> {
     match key {
         RecordKey::Service(service) => Some((HistoryKind::Services, service)),
         RecordKey::Policy(service) => Some((HistoryKind::Policies, service)),

@@ -1,4 +1,4 @@
-//! From what an operator wants to the writes that bring it about, all or none.
+//! Plans the writes of an apply request, all or none.
 
 use std::collections::BTreeSet;
 
@@ -13,16 +13,16 @@ use fairmesh_wire::{
 
 use super::history;
 
-/// What one record should become.
+/// Desired value of one record.
 #[derive(Debug)]
-pub(super) struct Wish {
+pub(super) struct DesiredRecord {
     key: RecordKey,
     /// `None` deletes it.
     value: Option<Bytes>,
     expect: Expect,
 }
 
-/// Who changes something, and when.
+/// Author and time of a change.
 #[derive(Debug)]
 pub(super) struct Author {
     pub(super) by: String,
@@ -30,36 +30,36 @@ pub(super) struct Author {
     pub(super) at_ms: u64,
 }
 
-/// What is to be written, and what that does to each record that was named.
+/// The batch to write, and the outcome for each requested record.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) batch: Batch,
     pub(super) outcomes: Vec<v1::Outcome>,
 }
 
-impl Wish {
-    /// Whatever stands there now.
+impl DesiredRecord {
+    /// Without a condition on the current value.
     pub(super) fn new(key: RecordKey, value: Option<Bytes>) -> Self {
         Self { key, value, expect: Expect::Any }
     }
 }
 
-/// Checks everything that was sent before anything is done with it; takes long where policies have costly expressions.
-pub(super) fn wishes(ops: Vec<v1::Op>) -> Result<Vec<Wish>, Invalid> {
+/// Validates the whole request; slow where policies have costly expressions.
+pub(super) fn parse_ops(ops: Vec<v1::Op>) -> Result<Vec<DesiredRecord>, Invalid> {
     let mut seen = BTreeSet::new();
-    let mut wishes = Vec::with_capacity(ops.len());
+    let mut desired = Vec::with_capacity(ops.len());
     for (i, op) in ops.into_iter().enumerate() {
-        let wish = wish(op).map_err(|e| e.within(format!("ops[{i}]")))?;
-        if !seen.insert(wish.key.clone()) {
-            let problem = format!("{} is there twice", wish.key);
+        let wanted = parse_op(op).map_err(|e| e.within(format!("ops[{i}]")))?;
+        if !seen.insert(wanted.key.clone()) {
+            let problem = format!("{} appears twice", wanted.key);
             return Err(Invalid::new(format!("ops[{i}].key"), problem, "name each record once"));
         }
-        wishes.push(wish);
+        desired.push(wanted);
     }
-    Ok(wishes)
+    Ok(desired)
 }
 
-fn wish(op: v1::Op) -> Result<Wish, Invalid> {
+fn parse_op(op: v1::Op) -> Result<DesiredRecord, Invalid> {
     let key = RecordKey::parse(&op.key)?;
     let written_here = matches!(
         key,
@@ -71,17 +71,18 @@ fn wish(op: v1::Op) -> Result<Wish, Invalid> {
     );
     if !written_here {
         let problem = format!("{key} is not configuration");
-        let hint = "apply services, policies, topology and hosts; register endpoints and shard maps with the registry";
+        let hint =
+            "apply services, policies, topology and hosts; endpoints and shard maps belong to the registry";
         return Err(Invalid::new("key", problem, hint));
     }
-    // In the one encoding of each record, so that equal bytes mean that nothing changes.
+    // Canonical encoding, so that equal bytes mean an unchanged record.
     let value = op.value.map(|value| {
         let record = records::decode(&key, &value)?;
-        // While the record is here, so that its expressions are compiled once.
+        // While the record is alive, so that its expressions are compiled once.
         records::check(&op.key, &value)?;
         Ok(records::encode(&record))
     });
-    Ok(Wish { value: value.transpose()?, expect: expect(op.condition)?, key })
+    Ok(DesiredRecord { value: value.transpose()?, expect: expect(op.condition)?, key })
 }
 
 fn expect(condition: Option<v1::Condition>) -> Result<Expect, Invalid> {
@@ -95,15 +96,15 @@ fn expect(condition: Option<v1::Condition>) -> Result<Expect, Invalid> {
     }
 }
 
-/// Compares wishes with what stands in the node, and plans what to write.
-pub(super) fn plan(node: &Node, wishes: Vec<Wish>, author: &Author) -> Result<Plan, WriteError> {
+/// Compares the desired records with the node, and plans the writes.
+pub(super) fn plan(node: &Node, desired: Vec<DesiredRecord>, author: &Author) -> Result<Plan, WriteError> {
     let read_at = node.revision().number;
-    let mut plan = Plan { batch: Batch::default(), outcomes: Vec::with_capacity(wishes.len()) };
-    for wish in wishes {
-        let key = wish.key.to_string();
+    let mut plan = Plan { batch: Batch::default(), outcomes: Vec::with_capacity(desired.len()) };
+    for wanted in desired {
+        let key = wanted.key.to_string();
         let current = node.get(&key);
-        expected(&wish, &key, current.as_ref(), read_at)?;
-        let kind = match (&current, &wish.value) {
+        check_condition(&wanted, &key, current.as_ref(), read_at)?;
+        let kind = match (&current, &wanted.value) {
             (None, None) => Kind::Unchanged,
             (Some(entry), Some(value)) if entry.value == *value => Kind::Unchanged,
             (None, Some(_)) => Kind::Created,
@@ -111,13 +112,13 @@ pub(super) fn plan(node: &Node, wishes: Vec<Wish>, author: &Author) -> Result<Pl
             (Some(_), None) => Kind::Deleted,
         };
         plan.outcomes.push(v1::Outcome { key: key.clone(), kind: kind.into() });
-        if let (Kind::Unchanged, Some(_), RecordKey::Service(service)) = (kind, &wish.value, &wish.key) {
+        if let (Kind::Unchanged, Some(_), RecordKey::Service(service)) = (kind, &wanted.value, &wanted.key) {
             plan.batch.ops.extend(adopt_declaration(node, service));
         }
         if kind != Kind::Unchanged {
             let expect = current.as_ref().map_or(Expect::Absent, |entry| Expect::Revision(entry.revision));
-            plan.batch.ops.push(Op { key: key.into(), value: wish.value, expect });
-            plan.batch.ops.extend(history::keep(node, &wish.key, current, read_at, author));
+            plan.batch.ops.push(Op { key: key.into(), value: wanted.value, expect });
+            plan.batch.ops.extend(history::save_ops(node, &wanted.key, current, read_at, author));
         }
     }
     if !plan.batch.ops.is_empty() {
@@ -126,10 +127,15 @@ pub(super) fn plan(node: &Node, wishes: Vec<Wish>, author: &Author) -> Result<Pl
     Ok(plan)
 }
 
-/// Refuses at once what the store would refuse: the writer saw another state than the node has.
-fn expected(wish: &Wish, key: &str, current: Option<&Entry>, read_at: u64) -> Result<(), Conflict> {
+/// Returns the conflict that the store would report, where the writer saw another state than the node has.
+fn check_condition(
+    wanted: &DesiredRecord,
+    key: &str,
+    current: Option<&Entry>,
+    read_at: u64,
+) -> Result<(), Conflict> {
     let found = current.map(|entry| entry.revision);
-    let met = match wish.expect {
+    let met = match wanted.expect {
         Expect::Any => true,
         Expect::Absent => found.is_none(),
         Expect::Revision(revision) => found == Some(revision),
@@ -137,6 +143,6 @@ fn expected(wish: &Wish, key: &str, current: Option<&Entry>, read_at: u64) -> Re
     if met {
         Ok(())
     } else {
-        Err(Conflict { key: key.into(), expected: wish.expect, found, current: read_at })
+        Err(Conflict { key: key.into(), expected: wanted.expect, found, current: read_at })
     }
 }

@@ -1,4 +1,4 @@
-//! Moves services to another part of the store.
+//! Moves services to another partition of the store.
 
 use std::sync::Arc;
 
@@ -9,13 +9,13 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
-/// How far it is, and how it ended.
+/// Progress messages and the final error, if any.
 pub(super) type Progress = ReceiverStream<Result<v1::SplitStoreProgress, Status>>;
 
-/// How many words of progress wait for a caller who reads slowly; the move waits too, then.
-const WAITING: usize = 16;
+/// Buffered progress messages; when the caller reads slowly, the move waits too.
+const PROGRESS_BUFFER: usize = 16;
 
-pub(super) fn wish(request: v1::SplitStoreRequest) -> Result<SplitRequest, Invalid> {
+pub(super) fn parse_request(request: v1::SplitStoreRequest) -> Result<SplitRequest, Invalid> {
     let v1::SplitStoreRequest { into, services, dry_run } = request;
     let into = into.parse().map_err(|e: Invalid| e.within("into"))?;
     let service = |(i, name): (usize, &String)| {
@@ -26,24 +26,24 @@ pub(super) fn wish(request: v1::SplitStoreRequest) -> Result<SplitRequest, Inval
     Ok(SplitRequest { into, services, dry_run })
 }
 
-/// Starts it: it goes on though nobody listens.
-pub(super) fn start(store: Arc<PartitionedStore>, wish: SplitRequest) -> Progress {
-    let (told, heard) = mpsc::channel(WAITING);
+/// Starts the move, which continues after the caller has left.
+pub(super) fn start(store: Arc<PartitionedStore>, request: SplitRequest) -> Progress {
+    let (sender, progress) = mpsc::channel(PROGRESS_BUFFER);
     tokio::spawn(async move {
-        let (events, mut happened) = mpsc::channel(1);
-        let telling = async {
-            while let Some(event) = happened.recv().await {
-                // A caller that left does not take it back.
-                let _ = told.send(Ok(message(event))).await;
+        let (events, mut split_events) = mpsc::channel(1);
+        let forward = async {
+            while let Some(event) = split_events.recv().await {
+                // The move continues after the caller has left.
+                let _ = sender.send(Ok(message(event))).await;
             }
         };
-        let (ended, ()) = tokio::join!(store.split(wish, events), telling);
+        let (ended, ()) = tokio::join!(store.split(request, events), forward);
         if let Err(error) = ended {
-            tracing::warn!(%error, "nothing was moved to another part of the store");
-            let _ = told.send(Err(status(&error))).await;
+            tracing::warn!(%error, "moving services to another partition failed; nothing was moved");
+            let _ = sender.send(Err(status(&error))).await;
         }
     });
-    ReceiverStream::new(heard)
+    ReceiverStream::new(progress)
 }
 
 fn message(event: SplitEvent) -> v1::SplitStoreProgress {

@@ -9,8 +9,8 @@ use fairmesh_wire::v1;
 use prost::Message as _;
 use tokio::sync::{Notify, watch};
 
-/// Which services are checked and where verdicts stand, noted as records change: finding them would mean to read every
-/// record of every tenant.
+/// Index of checked services and of verdicts, updated by commits: finding them otherwise means reading every record of
+/// every tenant.
 #[derive(Debug, Default)]
 pub(crate) struct CheckIndex {
     state: Mutex<IndexState>,
@@ -31,23 +31,23 @@ impl CheckIndex {
     pub(crate) fn load(&self, entries: &[(Arc<str>, Entry)]) {
         let mut state = IndexState::default();
         for (key, entry) in entries {
-            state.take(key, Some(&entry.value));
+            state.index(key, Some(&entry.value));
         }
         *self.state() = state;
         self.publish();
     }
 
-    /// Indexes a commit that `node` is about to apply; returns whether there may be verdicts then without an endpoint.
+    /// Indexes a commit that `node` is about to apply; returns whether there may now be verdicts without an endpoint.
     pub(crate) fn apply(&self, commit: &Commit, node: &Node) -> bool {
         let (mut checked, mut gone) = (false, false);
         let mut state = self.state();
         for (key, value) in &commit.changes {
             match kind(key) {
-                "policies" => checked |= state.take(key, value.as_deref()),
+                "policies" => checked |= state.index(key, value.as_deref()),
                 "health" => {
-                    state.take(key, value.as_deref());
-                    // A verdict that was reported while its endpoint went would stay, and an instance that comes back
-                    // under that name would begin with it.
+                    state.index(key, value.as_deref());
+                    // A verdict reported while its endpoint was removed would stay, and a new instance of that name
+                    // would start with it.
                     gone |= value.is_some() && !has_endpoint(node, key);
                 }
                 "endpoints" => gone |= value.is_none(),
@@ -61,12 +61,12 @@ impl CheckIndex {
         checked || gone
     }
 
-    /// Every service that is checked, and how that changes.
+    /// Every checked service, and later changes.
     pub(super) fn services(&self) -> watch::Receiver<Arc<BTreeSet<ServiceName>>> {
         self.services.subscribe()
     }
 
-    /// Where verdicts stand, by region.
+    /// Keys of verdicts, by region.
     pub(super) fn verdicts(&self) -> BTreeMap<Region, BTreeSet<RecordKey>> {
         self.state().verdicts.clone()
     }
@@ -81,27 +81,27 @@ impl CheckIndex {
     }
 }
 
-/// The folder of a tenant that a key lies in.
+/// The kind of record at a key of a tenant.
 fn kind(key: &str) -> &str {
     key.split('/').nth(3).unwrap_or_default()
 }
 
-/// Whether the endpoint is there that a verdict is on.
+/// Whether the endpoint of a verdict exists.
 fn has_endpoint(node: &Node, verdict: &str) -> bool {
     let Ok(RecordKey::Health(service, region, instance)) = RecordKey::parse(verdict) else { return true };
     node.get(&RecordKey::Endpoint(service, region, instance).to_string()).is_some()
 }
 
 impl IndexState {
-    /// Takes one record in; says whether the services that are checked changed.
-    fn take(&mut self, text: &str, value: Option<&[u8]>) -> bool {
-        // Most records are neither, and need no reading.
+    /// Indexes one record; returns whether the set of checked services changed.
+    fn index(&mut self, text: &str, value: Option<&[u8]>) -> bool {
+        // Most records are neither, and need no decoding.
         if !matches!(kind(text), "policies" | "health") {
             return false;
         }
         match RecordKey::parse(text) {
             Ok(RecordKey::Policy(service)) => {
-                // Without the rest of the policy, whose expressions would have to be compiled here, where commits are applied.
+                // Decodes the message only: validation would compile its expressions, in the task that applies commits.
                 let policy = value.and_then(|value| v1::Policy::decode(value).ok());
                 let checked = policy.is_some_and(|policy| policy.health_check.is_some());
                 if checked { self.services.insert(service) } else { self.services.remove(&service) }

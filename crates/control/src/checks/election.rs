@@ -12,9 +12,9 @@ use tokio::{sync::OwnedMutexGuard, time::Instant};
 #[derive(Debug)]
 pub(super) struct Elections {
     by_region: Mutex<HashMap<Region, RegionElection>>,
-    /// Terms count from here. Those of two processes must differ, or a report to the one before would pass for one
-    /// to this; drawn, since every process in a container has the same number. The standard library's hash seeds are
-    /// random enough.
+    /// Terms count from here. It is random, so that a report to a previous process is not accepted by this one; a
+    /// process id would not do, since every process in a container may have the same. The standard library's hash seeds
+    /// are random enough.
     first_term: u64,
     began: Instant,
 }
@@ -26,7 +26,7 @@ struct RegionElection {
     /// The current term; `None` without a leader.
     term: Option<u64>,
     /// Elections so far.
-    given: u64,
+    elections: u64,
     leaderless_since: Instant,
 }
 
@@ -60,8 +60,8 @@ impl Elections {
         let mut elections = self.lock();
         let election =
             elections.entry(region.clone()).or_insert_with(|| RegionElection::leaderless(self.began));
-        election.given += 1;
-        let term = self.first_term.wrapping_add(election.given);
+        election.elections += 1;
+        let term = self.first_term.wrapping_add(election.elections);
         election.term = Some(term);
         drop(elections);
         LeaderGuard { elections: self, region, term, _first: first }
@@ -93,7 +93,7 @@ impl Elections {
 
 impl RegionElection {
     fn leaderless(since: Instant) -> Self {
-        Self { queue: Arc::default(), term: None, given: 0, leaderless_since: since }
+        Self { queue: Arc::default(), term: None, elections: 0, leaderless_since: since }
     }
 }
 
@@ -127,7 +127,7 @@ mod tests {
         let before = first.term;
         drop(first);
         let second = (&mut second).await;
-        assert!(!elections.holds(&region("eu"), before), "what the one before says no longer counts");
+        assert!(!elections.holds(&region("eu"), before), "the previous term is no longer valid");
         assert!(elections.holds(&region("eu"), second.term));
         assert_eq!(elections.leaders(), 2);
         drop((second, other));
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_term_of_one_process_is_none_of_the_next() {
+    async fn a_term_of_one_process_is_not_valid_in_the_next() {
         let (old, new) = (Arc::<Elections>::default(), Arc::<Elections>::default());
         let (before, after) = (old.campaign(region("eu")).await, new.clone().campaign(region("eu")).await);
         assert!(new.holds(&region("eu"), after.term) && !new.holds(&region("eu"), before.term));

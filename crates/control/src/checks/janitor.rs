@@ -7,30 +7,30 @@ use tokio::time::Instant;
 
 use super::{Checks, write};
 
-/// How long a region may be without a checker before its verdicts lose their force.
+/// Time without a checker after which a region's verdicts become stale.
 const LEADERLESS_GRACE: Duration = Duration::from_secs(60);
-/// How often vacant regions are looked for.
+/// Interval between sweeps for leaderless regions.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
-/// How many records one batch changes.
+/// Maximum of records changed by one batch.
 const MAX_OPS_PER_BATCH: usize = 1000;
 
-/// How the services that are checked fare.
+/// State of health checking in the fleet.
 pub(crate) struct CheckHealth {
     /// Regions with endpoints to check and no checker.
     pub(crate) unchecked_regions: usize,
-    /// Services times regions whose verdicts callers ignore.
+    /// Pairs of service and region whose verdicts callers ignore (panic threshold).
     pub(crate) panics: usize,
 }
 
 impl Checks {
-    /// Deletes verdicts on endpoints that are gone or no longer checked, and marks as stale those of leaderless regions, for ever.
-    pub(crate) async fn keep(&self) {
-        let mut look = tokio::time::interval(SWEEP_INTERVAL);
-        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    /// Deletes verdicts on removed or unchecked endpoints, and marks those of leaderless regions as stale, forever.
+    pub(crate) async fn clean_up_verdicts(&self) {
+        let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             let gone = tokio::select! {
                 () = self.check_index.stale_verdicts.notified() => true,
-                _ = look.tick() => false,
+                _ = ticks.tick() => false,
             };
             for (region, keys) in self.check_index.verdicts() {
                 let leaderless = self.elections.leaderless_for(&region, Instant::now()) > LEADERLESS_GRACE;
@@ -51,23 +51,23 @@ impl Checks {
     /// The change that one verdict needs, if any.
     fn cleanup_op(&self, key: &RecordKey, leaderless: bool) -> Option<Op> {
         let RecordKey::Health(service, region, instance) = key else { return None };
-        let held = self.held(key)?;
+        let stored = self.stored(key)?;
         let endpoint = RecordKey::Endpoint(service.clone(), region.clone(), instance.clone());
         let checked = self.check_index.services().borrow().contains(service);
         if !checked || self.node.get(&endpoint.to_string()).is_none() {
-            return Some(Op::delete(key.to_string()).expecting(Expect::Revision(held.revision)));
+            return Some(Op::delete(key.to_string()).expecting(Expect::Revision(stored.revision)));
         }
-        // A healthy one has no force to lose.
-        let loses = leaderless && !held.verdict.healthy && !held.verdict.stale;
-        loses.then(|| write::put(key, Some(&held), Verdict { stale: true, ..held.verdict.clone() }))
+        // A healthy verdict has no force to lose.
+        let loses = leaderless && !stored.verdict.healthy && !stored.verdict.stale;
+        loses.then(|| write::put(key, Some(&stored), Verdict { stale: true, ..stored.verdict.clone() }))
     }
 
-    /// How many regions have a checker.
+    /// Number of regions with a checker.
     pub(crate) fn checkers(&self) -> usize {
         self.elections.leaders()
     }
 
-    /// Looks through every service that is checked.
+    /// Examines every checked service.
     pub(crate) fn check_health(&self) -> CheckHealth {
         let services = Arc::clone(&self.check_index.services().borrow());
         let hosts = match self.node.get(&RecordKey::Hosts.to_string()).map(|entry| entry.value) {
@@ -119,7 +119,7 @@ mod tests {
         (key.to_string().into(), Entry { value: records::encode(record), revision: 1 })
     }
 
-    /// An endpoint `a` that is checked, and verdicts on it and on `gone`, neither healthy.
+    /// A checked endpoint `a`, and unhealthy verdicts on it and on `gone`.
     fn entries(health_check: Option<HealthCheck>) -> Vec<(Arc<str>, Entry)> {
         let service = ServiceName::new("shop/one").unwrap();
         let eu = Region::new("eu").unwrap();
@@ -150,7 +150,7 @@ mod tests {
         ]
     }
 
-    /// The changes that would be written, by the last part of the key: `None` deletes.
+    /// The planned changes, by the last part of the key: `None` deletes.
     fn cleanup_op(health_check: Option<HealthCheck>, leaderless: bool) -> Vec<(String, Option<Record>)> {
         let folder = tempfile::tempdir().unwrap();
         let store = Arc::new(RedbStore::open(folder.path().join("rib.redb")).unwrap());
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_that_comes_after_its_endpoint_went_is_looked_for() {
+    fn a_verdict_written_after_its_endpoint_was_removed_triggers_cleanup() {
         let entries = entries(None);
         let commit = |at: usize, gone: bool| {
             let (key, entry) = entries[at].clone();
@@ -176,13 +176,13 @@ mod tests {
         };
         let node = Node::load(StoreId(1), 1, entries[..2].to_vec());
         let check_index = CheckIndex::default();
-        assert!(!check_index.apply(&commit(2, false), &node), "its endpoint is there");
-        assert!(check_index.apply(&commit(3, false), &node), "it stands for nothing");
-        assert!(!check_index.apply(&commit(3, true), &node), "it was taken out");
+        assert!(!check_index.apply(&commit(2, false), &node), "its endpoint exists");
+        assert!(check_index.apply(&commit(3, false), &node), "it has no endpoint");
+        assert!(!check_index.apply(&commit(3, true), &node), "it was deleted");
     }
 
     #[test]
-    fn a_verdict_on_what_is_gone_goes_and_one_that_nobody_renews_loses_its_force() {
+    fn verdicts_on_removed_endpoints_are_deleted_and_those_without_a_checker_become_stale() {
         let check = || Some(HealthCheck::new(Probe::Tcp));
         assert_eq!(cleanup_op(check(), false), [("gone".into(), None)]);
         let leaderless = cleanup_op(check(), true);

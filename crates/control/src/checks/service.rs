@@ -48,14 +48,14 @@ impl v1::checker_server::Checker for CheckerService {
                 leader = checks.elections.clone().campaign(region.clone()) => {
                     let logged = ELECTED.next();
                     if let Some(left_out) = logged {
-                        tracing::info!(%region, checker = %name, left_out, "checks the endpoints of this region");
+                        tracing::info!(%region, checker = %name, left_out, "checker elected");
                     }
                     tokio::select! {
                         () = closing.cancelled() => {}
                         () = send_services(&checks, &leader, &send) => {}
                     }
                     if logged.is_some() {
-                        tracing::info!(%region, checker = %name, "checks no more");
+                        tracing::info!(%region, checker = %name, "checker is no longer elected");
                     }
                 }
             }

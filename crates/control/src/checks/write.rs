@@ -7,11 +7,11 @@ use tonic::Status;
 use super::{Checks, service::Finding};
 use crate::backend::write_error;
 
-/// How often a write is retried after a conflict on one of its records.
-const TRIES: usize = 8;
+/// Maximum attempts of a write after conflicts on its records.
+const MAX_ATTEMPTS: usize = 8;
 
 /// A verdict as it stands in the RIB.
-pub(super) struct Held {
+pub(super) struct StoredVerdict {
     pub(super) verdict: Verdict,
     pub(super) revision: u64,
 }
@@ -19,39 +19,39 @@ pub(super) struct Held {
 impl Checks {
     /// Writes the findings that change a verdict.
     pub(super) async fn judge(&self, region: &Region, findings: &[Finding]) -> Result<(), Status> {
-        self.write(|| findings.iter().filter_map(|finding| self.new_in(region, finding)).collect()).await
+        self.write(|| findings.iter().filter_map(|finding| self.write_op(region, finding)).collect()).await
     }
 
-    /// The write that a finding asks for: none on an endpoint that is gone, nor where the RIB says as much already.
-    fn new_in(&self, region: &Region, Finding { service, instance, verdict }: &Finding) -> Option<Op> {
+    /// The write for a finding; none on a removed endpoint, or if the stored verdict says the same.
+    fn write_op(&self, region: &Region, Finding { service, instance, verdict }: &Finding) -> Option<Op> {
         let endpoint = RecordKey::Endpoint(service.clone(), region.clone(), instance.clone());
         self.node.get(&endpoint.to_string())?;
         let key = RecordKey::Health(service.clone(), region.clone(), instance.clone());
-        let held = self.held(&key);
+        let stored = self.stored(&key);
         let mut verdict = verdict.clone();
-        if let Some(Held { verdict: before, .. }) =
-            held.as_ref().filter(|held| held.verdict.healthy == verdict.healthy)
+        if let Some(StoredVerdict { verdict: before, .. }) =
+            stored.as_ref().filter(|stored| stored.verdict.healthy == verdict.healthy)
         {
-            // A newly elected checker confirms the verdicts of the one before.
+            // A newly elected checker confirms the verdicts of its predecessor.
             if !before.stale && before.effect() >= verdict.effect() {
                 return None;
             }
             verdict.since_ms = before.since_ms;
         }
-        Some(put(&key, held.as_ref(), verdict))
+        Some(put(&key, stored.as_ref(), verdict))
     }
 
-    pub(super) fn held(&self, key: &RecordKey) -> Option<Held> {
+    pub(super) fn stored(&self, key: &RecordKey) -> Option<StoredVerdict> {
         let entry = self.node.get(&key.to_string())?;
         match records::decode(key, &entry.value) {
-            Ok(Record::Verdict(verdict)) => Some(Held { verdict, revision: entry.revision }),
+            Ok(Record::Verdict(verdict)) => Some(StoredVerdict { verdict, revision: entry.revision }),
             _ => None,
         }
     }
 
-    /// Writes the changes that `plan` makes of the current records, and plans again after a conflict.
+    /// Writes the changes that `plan` derives from the current records, and plans again after a conflict.
     pub(super) async fn write(&self, plan: impl Fn() -> Vec<Op> + Send + Sync) -> Result<(), Status> {
-        let mut tries = 1;
+        let mut attempts = 1;
         loop {
             let ops = plan();
             if ops.is_empty() {
@@ -59,18 +59,18 @@ impl Checks {
             }
             match self.store.write(Batch { ops }).await {
                 Ok(_) => return Ok(()),
-                Err(WriteError::Conflict(conflict)) if tries < TRIES => {
+                Err(WriteError::Conflict(conflict)) if attempts < MAX_ATTEMPTS => {
                     self.node.applied(conflict.current).await;
                 }
                 Err(error) => return Err(write_error(error).into()),
             }
-            tries += 1;
+            attempts += 1;
         }
     }
 }
 
-/// Writes a verdict if the one that it replaces is unchanged.
-pub(super) fn put(key: &RecordKey, held: Option<&Held>, verdict: Verdict) -> Op {
-    let expect = held.map_or(Expect::Absent, |held| Expect::Revision(held.revision));
+/// Writes a verdict on condition that the stored one is unchanged.
+pub(super) fn put(key: &RecordKey, stored: Option<&StoredVerdict>, verdict: Verdict) -> Op {
+    let expect = stored.map_or(Expect::Absent, |stored| Expect::Revision(stored.revision));
     Op::put(key.to_string(), records::encode(&Record::Verdict(verdict))).expecting(expect)
 }

@@ -10,20 +10,20 @@ use axum::{
 use fairmesh_model::Invalid;
 use serde::{Deserialize, Serialize};
 
-use super::{Imbalance, reading::Question};
+use super::{Imbalance, query::ReportQuery};
 
-/// What may stand behind the question mark.
+/// Query parameters.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Asked {
+struct QueryParams {
     service: String,
     by: String,
     window: String,
 }
 
-/// An error as the registry answers it.
+/// Error body, as the registry's.
 #[derive(Serialize)]
-struct Refusal {
+struct ErrorBody {
     error: String,
     field: String,
     hint: String,
@@ -34,22 +34,22 @@ pub(crate) fn router(imbalance: Arc<Imbalance>) -> Router {
     Router::new().route("/v1/imbalance", get(read)).with_state(imbalance)
 }
 
-async fn read(State(imbalance): State<Arc<Imbalance>>, Query(asked): Query<Asked>) -> Response {
-    let question = match Question::read(&asked.service, &asked.by, &asked.window) {
-        Ok(question) => question,
+async fn read(State(imbalance): State<Arc<Imbalance>>, Query(params): Query<QueryParams>) -> Response {
+    let query = match ReportQuery::read(&params.service, &params.by, &params.window) {
+        Ok(query) => query,
         Err(Invalid { field, problem, hint }) => {
-            return refuse(StatusCode::BAD_REQUEST, Refusal { error: problem, field, hint });
+            return error_response(StatusCode::BAD_REQUEST, ErrorBody { error: problem, field, hint });
         }
     };
-    match imbalance.recent(question).await {
+    match imbalance.cached_report(query).await {
         Ok(report) => Json(report.view()).into_response(),
         Err(error) => {
-            let refusal = Refusal { error, field: String::new(), hint: "try again".into() };
-            refuse(StatusCode::SERVICE_UNAVAILABLE, refusal)
+            let body = ErrorBody { error, field: String::new(), hint: "retry".into() };
+            error_response(StatusCode::SERVICE_UNAVAILABLE, body)
         }
     }
 }
 
-fn refuse(status: StatusCode, refusal: Refusal) -> Response {
-    (status, Json(refusal)).into_response()
+fn error_response(status: StatusCode, body: ErrorBody) -> Response {
+    (status, Json(body)).into_response()
 }

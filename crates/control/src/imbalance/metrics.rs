@@ -12,15 +12,15 @@ use prometheus_client::{
 
 use super::{Imbalance, now};
 
-/// How many services have series of their own, the most wasteful ones; the others are one.
+/// Maximum of services with their own series, the most wasteful ones; the others share one.
 const MAX_SERVICES: usize = 20;
-/// What that one is called: no service's name, which has a tenant.
+/// Label of that series; not a service's name, which has a tenant.
 const OTHER: &str = "other";
 
 type Label = [(&'static str, String); 1];
 type Cores = Family<Label, Gauge<f64, AtomicU64>>;
 
-/// The indicator live, by service.
+/// The indicator of the last minute, by service.
 #[derive(Debug, Default)]
 struct Gauges {
     containers: Cores,
@@ -29,7 +29,7 @@ struct Gauges {
 }
 
 impl Imbalance {
-    /// Adds the last whole minute by service, and what became of usages.
+    /// Registers the last whole minute by service, and the outcomes of reports.
     pub(crate) fn register(&self, all: &mut Registry) {
         let rows = self.last_minute(now());
         let rows = rows.into_iter().map(|(service, row)| ((Minute(0), service), row)).collect();

@@ -3,9 +3,9 @@ use std::fs;
 use fairmesh_imbalance::{Area, By, Dimension, Tier};
 use fairmesh_model::{HostType, Region};
 
-use super::{reading::Question, *};
+use super::{query::ReportQuery, *};
 
-/// A minute within an hour and a day, so that hours and days have more than what is counted here.
+/// A minute inside an hour and a day, so that these are longer than the minutes recorded here.
 const START: Minute = Minute(28_000_000);
 
 fn later(minutes: u32) -> Minute {
@@ -16,62 +16,68 @@ fn service() -> ServiceName {
     ServiceName::new("shop/cart").unwrap()
 }
 
-/// An instance used so many thousandths of a core throughout a minute.
-fn say(imbalance: &Imbalance, instance: &str, minute: Minute, millicores: u64, now: Minute) -> Taken {
+/// Reports that an instance used `millicores` throughout a minute.
+fn report_usage(
+    imbalance: &Imbalance,
+    instance: &str,
+    minute: Minute,
+    millicores: u64,
+    now: Minute,
+) -> Taken {
     let place = Location {
         host_type: Some(HostType::new("old").unwrap()),
         ..Location::in_region(Region::new("eu").unwrap())
     };
     let usage =
         Usage { cpu_us: millicores * 60_000, covered_ms: 60_000, limit_millicores: 0, requests: 1_000 };
-    imbalance.take((&service(), &InstanceId::new(instance).unwrap(), &place), (minute, usage), now)
+    imbalance.record((&service(), &InstanceId::new(instance).unwrap(), &place), (minute, usage), now)
 }
 
-async fn waste(imbalance: &Imbalance, window: u32, now: Minute) -> (u64, Area) {
-    let asked = Question { service: None, by: By::Service, window };
-    let report = imbalance.report(&asked, now).await.unwrap();
+async fn wasted(imbalance: &Imbalance, window: u32, now: Minute) -> (u64, Area) {
+    let query = ReportQuery { service: None, by: By::Service, window };
+    let report = imbalance.report(&query, now).await.unwrap();
     (report.minutes, report.total)
 }
 
-/// Two containers, of which one uses twice as much.
+/// Expected sum of two containers, one of which uses twice as much as the other.
 fn pair(minutes: u64) -> Area {
     Area { containers: 2 * minutes, used: 3_000 * minutes, peak: 4_000 * minutes }
 }
 
 #[tokio::test]
-async fn a_restart_loses_nothing_that_was_written_and_counts_nothing_twice() {
+async fn a_restart_keeps_saved_minutes_and_counts_nothing_twice() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("imbalance.redb");
     let first = Imbalance::start(&path).await;
     for minute in 0..3 {
-        say(&first, "a", later(minute), 2_000, later(minute));
-        say(&first, "b", later(minute), 1_000, later(minute));
+        report_usage(&first, "a", later(minute), 2_000, later(minute));
+        report_usage(&first, "b", later(minute), 1_000, later(minute));
     }
-    first.settle(later(2)).await.unwrap();
-    say(&first, "a", later(3), 2_000, later(3));
-    assert_eq!(waste(&first, 60, later(3)).await.0, 4);
+    first.save_and_close(later(2)).await.unwrap();
+    report_usage(&first, "a", later(3), 2_000, later(3));
+    assert_eq!(wasted(&first, 60, later(3)).await.0, 4);
     drop(first);
 
-    // What was not written is gone; the agent sends it again, and some of what was written with it.
+    // Unsaved minutes are lost; the agent sends them again, and some of the saved ones.
     let second = Imbalance::start(&path).await;
-    assert_eq!(waste(&second, 60, later(3)).await, (3, pair(3)));
-    assert_eq!(say(&second, "b", later(2), 1_000, later(3)), Taken::Known);
-    assert_eq!(say(&second, "a", later(3), 2_000, later(3)), Taken::Counted);
-    assert_eq!(say(&second, "b", later(3), 1_000, later(3)), Taken::Counted);
-    assert_eq!(waste(&second, 60, later(3)).await, (4, pair(4)));
+    assert_eq!(wasted(&second, 60, later(3)).await, (3, pair(3)));
+    assert_eq!(report_usage(&second, "b", later(2), 1_000, later(3)), Taken::Known);
+    assert_eq!(report_usage(&second, "a", later(3), 2_000, later(3)), Taken::Counted);
+    assert_eq!(report_usage(&second, "b", later(3), 1_000, later(3)), Taken::Counted);
+    assert_eq!(wasted(&second, 60, later(3)).await, (4, pair(4)));
 
-    // Closed after the restart, in every tier, and closed once.
-    second.settle(later(40)).await.unwrap();
-    second.settle(later(40)).await.unwrap();
+    // Closed after the restart, in every tier, once.
+    second.save_and_close(later(40)).await.unwrap();
+    second.save_and_close(later(40)).await.unwrap();
     drop(second);
     let third = Imbalance::start(&path).await;
     assert_eq!(third.open().minutes(), []);
     for window in [60, 24 * 60, 30 * 24 * 60] {
-        assert_eq!(waste(&third, window, later(41)).await, (4, pair(4)), "window of {window} minutes");
+        assert_eq!(wasted(&third, window, later(41)).await, (4, pair(4)), "window of {window} minutes");
     }
-    // Even to a clock that was put back.
-    assert_eq!(say(&third, "a", later(3), 2_000, later(3)), Taken::Late);
-    assert_eq!(waste(&third, 24 * 60, later(41)).await, (4, pair(4)));
+    // Also by a clock that was set back.
+    assert_eq!(report_usage(&third, "a", later(3), 2_000, later(3)), Taken::Late);
+    assert_eq!(wasted(&third, 24 * 60, later(41)).await, (4, pair(4)));
 }
 
 #[tokio::test]
@@ -79,24 +85,28 @@ async fn a_crash_in_the_middle_of_closing_a_minute_counts_each_service_once() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("imbalance.redb");
     let first = Imbalance::start(&path).await;
-    say(&first, "a", later(0), 2_000, later(0));
-    say(&first, "b", later(0), 1_000, later(0));
+    report_usage(&first, "a", later(0), 2_000, later(0));
+    report_usage(&first, "b", later(0), 1_000, later(0));
     let (other, place) =
         (ServiceName::new("shop/pay").unwrap(), Location::in_region(Region::new("eu").unwrap()));
     let usage = Usage { cpu_us: 60_000_000, covered_ms: 60_000, ..Usage::default() };
-    first.take((&other, &InstanceId::new("p").unwrap(), &place), (later(0), usage), later(0));
-    first.settle(later(0)).await.unwrap();
-    // One service is closed and the other is not.
+    first.record((&other, &InstanceId::new("p").unwrap(), &place), (later(0), usage), later(0));
+    first.save_and_close(later(0)).await.unwrap();
+    // One of two services is closed.
     let rows = first.open().rows(later(0)).into_iter().filter(|(name, _)| *name == service()).collect();
     let history = first.history.as_ref().unwrap();
     history.close_services(later(0), rows).await.unwrap();
     drop(first);
 
     let second = Imbalance::start(&path).await;
-    assert_eq!(say(&second, "c", later(0), 9_000, later(1)), Taken::Late, "a part of it is closed");
-    second.settle(later(30)).await.unwrap();
+    assert_eq!(
+        report_usage(&second, "c", later(0), 9_000, later(1)),
+        Taken::Late,
+        "the service's minute is closed"
+    );
+    second.save_and_close(later(30)).await.unwrap();
     for window in [60, 24 * 60] {
-        let (_, total) = waste(&second, window, later(30)).await;
+        let (_, total) = wasted(&second, window, later(30)).await;
         assert_eq!((total.containers, total.used), (3, 4_000), "window of {window} minutes");
     }
 }
@@ -105,23 +115,23 @@ async fn a_crash_in_the_middle_of_closing_a_minute_counts_each_service_once() {
 async fn a_write_that_fails_in_the_middle_of_closing_a_minute_counts_each_service_once() {
     let folder = tempfile::tempdir().unwrap();
     let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
-    say(&imbalance, "a", later(0), 2_000, later(0));
-    say(&imbalance, "b", later(0), 1_000, later(0));
+    report_usage(&imbalance, "a", later(0), 2_000, later(0));
+    report_usage(&imbalance, "b", later(0), 1_000, later(0));
     let (other, place) =
         (ServiceName::new("shop/pay").unwrap(), Location::in_region(Region::new("eu").unwrap()));
     let usage = Usage { cpu_us: 60_000_000, covered_ms: 60_000, ..Usage::default() };
-    imbalance.take((&other, &InstanceId::new("p").unwrap(), &place), (later(0), usage), later(0));
-    imbalance.settle(later(0)).await.unwrap();
-    // What such a failure leaves: one service is closed, and the minute of both is still open.
+    imbalance.record((&other, &InstanceId::new("p").unwrap(), &place), (later(0), usage), later(0));
+    imbalance.save_and_close(later(0)).await.unwrap();
+    // State after such a failure: one service is closed, and the minute of both is still open.
     let rows = imbalance.open().rows(later(0)).into_iter().filter(|(name, _)| *name == service()).collect();
     imbalance.history.as_ref().unwrap().close_services(later(0), rows).await.unwrap();
     let sum = async |now: u32, window: u32| {
-        let (_, total) = waste(&imbalance, window, later(now)).await;
+        let (_, total) = wasted(&imbalance, window, later(now)).await;
         (total.containers, total.used)
     };
-    assert_eq!(sum(16, 60).await, (3, 4_000), "what is closed is not read as open too");
-    // The next round closes what is left.
-    imbalance.settle(later(17)).await.unwrap();
+    assert_eq!(sum(16, 60).await, (3, 4_000), "a closed service is not read as open too");
+    // The next round closes the other.
+    imbalance.save_and_close(later(17)).await.unwrap();
     assert_eq!(imbalance.open().minutes(), []);
     for window in [60, 24 * 60, 30 * 24 * 60] {
         assert_eq!(sum(17, window).await, (3, 4_000), "window of {window} minutes");
@@ -129,25 +139,25 @@ async fn a_write_that_fails_in_the_middle_of_closing_a_minute_counts_each_servic
 }
 
 #[tokio::test]
-async fn late_figures_change_their_own_minute_until_it_is_closed() {
+async fn late_reports_count_in_their_own_minute_until_it_is_closed() {
     let folder = tempfile::tempdir().unwrap();
     let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
-    say(&imbalance, "a", later(0), 2_000, later(0));
-    imbalance.settle(later(1)).await.unwrap();
-    assert_eq!(say(&imbalance, "b", later(0), 1_000, later(15)), Taken::Counted);
-    assert_eq!(waste(&imbalance, 60, later(15)).await, (1, pair(1)));
-    imbalance.settle(later(16)).await.unwrap();
-    assert_eq!(say(&imbalance, "c", later(0), 1_000, later(16)), Taken::Late);
-    assert_eq!(waste(&imbalance, 60, later(16)).await, (1, pair(1)));
+    report_usage(&imbalance, "a", later(0), 2_000, later(0));
+    imbalance.save_and_close(later(1)).await.unwrap();
+    assert_eq!(report_usage(&imbalance, "b", later(0), 1_000, later(15)), Taken::Counted);
+    assert_eq!(wasted(&imbalance, 60, later(15)).await, (1, pair(1)));
+    imbalance.save_and_close(later(16)).await.unwrap();
+    assert_eq!(report_usage(&imbalance, "c", later(0), 1_000, later(16)), Taken::Late);
+    assert_eq!(wasted(&imbalance, 60, later(16)).await, (1, pair(1)));
     assert_eq!(imbalance.counts.late.load(Relaxed), 1);
 }
 
 #[tokio::test]
-async fn minutes_go_after_hours_and_hours_after_weeks_and_their_sums_stay() {
+async fn rows_expire_by_tier_and_their_sums_stay() {
     let folder = tempfile::tempdir().unwrap();
     let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
-    say(&imbalance, "a", later(0), 2_000, later(0));
-    say(&imbalance, "b", later(0), 1_000, later(0));
+    report_usage(&imbalance, "a", later(0), 2_000, later(0));
+    report_usage(&imbalance, "b", later(0), 1_000, later(0));
     let keys = |tier: Tier| {
         let imbalance = &imbalance;
         async move {
@@ -155,80 +165,81 @@ async fn minutes_go_after_hours_and_hours_after_weeks_and_their_sums_stay() {
             history.rows(tier, Minute(0), Minute(u32::MAX)).await.unwrap().len()
         }
     };
-    imbalance.settle(later(20)).await.unwrap();
+    imbalance.save_and_close(later(20)).await.unwrap();
     assert_eq!([keys(Tier::Minute).await, keys(Tier::Hour).await, keys(Tier::Day).await], [1, 1, 1]);
-    imbalance.thin_out(later(7 * 60)).await.unwrap();
+    imbalance.delete_expired(later(7 * 60)).await.unwrap();
     assert_eq!([keys(Tier::Minute).await, keys(Tier::Hour).await, keys(Tier::Day).await], [0, 1, 1]);
-    imbalance.thin_out(later(15 * 24 * 60)).await.unwrap();
+    imbalance.delete_expired(later(15 * 24 * 60)).await.unwrap();
     assert_eq!([keys(Tier::Minute).await, keys(Tier::Hour).await, keys(Tier::Day).await], [0, 0, 1]);
-    assert_eq!(waste(&imbalance, 30 * 24 * 60, later(15 * 24 * 60)).await, (1, pair(1)));
-    imbalance.thin_out(later(6 * 366 * 24 * 60)).await.unwrap();
+    assert_eq!(wasted(&imbalance, 30 * 24 * 60, later(15 * 24 * 60)).await, (1, pair(1)));
+    imbalance.delete_expired(later(6 * 366 * 24 * 60)).await.unwrap();
     assert_eq!(keys(Tier::Day).await, 0);
 }
 
 #[tokio::test]
-async fn a_clock_that_was_ahead_for_a_while_closes_nothing_that_is_yet_to_come() {
+async fn a_clock_that_was_ahead_closes_no_future_minutes() {
     let folder = tempfile::tempdir().unwrap();
     let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
-    say(&imbalance, "a", later(0), 2_000, later(0));
-    say(&imbalance, "b", later(0), 1_000, later(0));
+    report_usage(&imbalance, "a", later(0), 2_000, later(0));
+    report_usage(&imbalance, "b", later(0), 1_000, later(0));
     let ahead = later(10 * 366 * 24 * 60);
-    assert_eq!(say(&imbalance, "c", later(0), 1_000, ahead), Taken::Late);
-    imbalance.settle(ahead).await.unwrap();
-    imbalance.settle(ahead).await.unwrap();
-    assert_eq!(waste(&imbalance, 60, later(0)).await, (1, pair(1)), "and deletes nothing");
-    say(&imbalance, "a", later(1), 2_000, later(1));
-    say(&imbalance, "b", later(1), 1_000, later(1));
-    assert_eq!(waste(&imbalance, 60, later(1)).await, (2, pair(2)), "back in time");
+    assert_eq!(report_usage(&imbalance, "c", later(0), 1_000, ahead), Taken::Late);
+    imbalance.save_and_close(ahead).await.unwrap();
+    imbalance.save_and_close(ahead).await.unwrap();
+    assert_eq!(wasted(&imbalance, 60, later(0)).await, (1, pair(1)), "nothing is deleted");
+    report_usage(&imbalance, "a", later(1), 2_000, later(1));
+    report_usage(&imbalance, "b", later(1), 1_000, later(1));
+    assert_eq!(wasted(&imbalance, 60, later(1)).await, (2, pair(2)), "after the correction");
 }
 
 #[tokio::test]
-async fn the_file_stays_within_its_bound_by_giving_up_the_finest_first() {
+async fn the_file_stays_within_its_bound_by_deleting_the_finest_tier_first() {
     let folder = tempfile::tempdir().unwrap();
     let mut open = Open::default();
     let bound = 4_000;
-    let history = History::bounded(&folder.path().join("imbalance.redb"), &mut open, bound).await.unwrap();
+    let history =
+        HistoryFile::bounded(&folder.path().join("imbalance.redb"), &mut open, bound).await.unwrap();
     let imbalance = Imbalance::of(open, Some(history));
     for minute in 0..100 {
-        say(&imbalance, "a", later(minute), 2_000, later(minute));
-        say(&imbalance, "b", later(minute), 1_000, later(minute));
-        imbalance.settle(later(minute)).await.unwrap();
+        report_usage(&imbalance, "a", later(minute), 2_000, later(minute));
+        report_usage(&imbalance, "b", later(minute), 1_000, later(minute));
+        imbalance.save_and_close(later(minute)).await.unwrap();
     }
-    imbalance.settle(later(200)).await.unwrap();
+    imbalance.save_and_close(later(200)).await.unwrap();
     let history = imbalance.history.as_ref().unwrap();
     assert!(history.bytes() <= bound, "{}", history.bytes());
-    assert_eq!(waste(&imbalance, 24 * 60, later(200)).await, (100, pair(100)), "hours hold all");
+    assert_eq!(wasted(&imbalance, 24 * 60, later(200)).await, (100, pair(100)), "hours contain all");
 }
 
 #[tokio::test]
-async fn a_damaged_file_is_said_and_left_alone_and_the_last_hour_goes_on() {
+async fn a_damaged_file_is_left_unchanged_and_the_last_hour_is_kept_in_memory() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("imbalance.redb");
     fs::write(&path, "this is no store").unwrap();
     let imbalance = Imbalance::start(&path).await;
     assert!(imbalance.history.is_none());
     for minute in 0..90 {
-        say(&imbalance, "a", later(minute), 2_000, later(minute));
-        say(&imbalance, "b", later(minute), 1_000, later(minute));
-        imbalance.settle(later(minute)).await.unwrap();
+        report_usage(&imbalance, "a", later(minute), 2_000, later(minute));
+        report_usage(&imbalance, "b", later(minute), 1_000, later(minute));
+        imbalance.save_and_close(later(minute)).await.unwrap();
     }
-    assert_eq!(waste(&imbalance, 60, later(89)).await, (60, pair(60)));
+    assert_eq!(wasted(&imbalance, 60, later(89)).await, (60, pair(60)));
     assert!(imbalance.open().minutes().len() <= KEPT as usize + 1, "bounded");
     assert_eq!(fs::read(&path).unwrap(), b"this is no store");
 }
 
 #[tokio::test]
-async fn questions_are_answered_by_slice_and_name_outliers_of_a_host_type() {
+async fn reports_by_slice_include_outliers_of_a_host_type() {
     let folder = tempfile::tempdir().unwrap();
     let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
     for minute in 0..3 {
         for instance in 0..6 {
             let millicores = if instance == 4 { 3_000 } else { 2_000 };
-            say(&imbalance, &format!("i{instance}"), later(minute), millicores, later(minute));
+            report_usage(&imbalance, &format!("i{instance}"), later(minute), millicores, later(minute));
         }
     }
-    let asked = Question::read("shop/cart", "host-type", "10m").unwrap();
-    let report = imbalance.report(&asked, later(2)).await.unwrap();
+    let query = ReportQuery::read("shop/cart", "host-type", "10m").unwrap();
+    let report = imbalance.report(&query, later(2)).await.unwrap();
     assert_eq!(report.by, By::Slice(Dimension::HostType));
     assert_eq!((report.lines.len(), report.lines[0].name.as_str()), (1, "old"));
     assert_eq!(report.total.wasted(), 3 * 5_000);
@@ -236,33 +247,33 @@ async fn questions_are_answered_by_slice_and_name_outliers_of_a_host_type() {
     assert_eq!(report.outliers.len(), 1);
     assert_eq!(report.outliers[0].outlier.instance.as_str(), "i4");
     assert_eq!(report.outliers[0].outlier.off, 500);
-    let elsewhere = Question::read("shop/pay", "", "").unwrap();
+    let elsewhere = ReportQuery::read("shop/pay", "", "").unwrap();
     assert_eq!(imbalance.report(&elsewhere, later(2)).await.unwrap().lines, []);
     for wrong in [("cart", "", ""), ("", "moon", ""), ("", "", "soon")] {
-        assert!(Question::read(wrong.0, wrong.1, wrong.2).is_err(), "{wrong:?}");
+        assert!(ReportQuery::read(wrong.0, wrong.1, wrong.2).is_err(), "{wrong:?}");
     }
 }
 
 #[tokio::test]
-async fn hours_are_told_apart_whether_closed_or_open_and_from_no_further_back_than_they_are_kept() {
+async fn reports_by_hour_cover_closed_and_open_minutes_within_retention() {
     let folder = tempfile::tempdir().unwrap();
     let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
     let first = Tier::Hour.bucket(START);
     let minute = |n: u32| Minute(first.0 + n);
     for n in [58, 59, 60] {
-        say(&imbalance, "a", minute(n), 1_000, minute(n));
+        report_usage(&imbalance, "a", minute(n), 1_000, minute(n));
     }
-    imbalance.settle(minute(58 + KEPT)).await.unwrap();
-    let asked = Question::of("", "hour", 0).unwrap();
-    let report = imbalance.report(&asked, minute(60 + KEPT)).await.unwrap();
+    imbalance.save_and_close(minute(58 + KEPT)).await.unwrap();
+    let query = ReportQuery::of("", "hour", 0).unwrap();
+    let report = imbalance.report(&query, minute(60 + KEPT)).await.unwrap();
     let lines: Vec<_> = report.lines.iter().map(|line| (line.minutes, line.area.used)).collect();
     assert_eq!(lines, [(2, 2_000), (1, 1_000)]);
-    let refused = Question::of("", "hour", 15 * 24 * 60).unwrap_err();
+    let refused = ReportQuery::of("", "hour", 15 * 24 * 60).unwrap_err();
     assert!(refused.to_string().contains("14"), "{refused}");
 }
 
 #[tokio::test]
-async fn many_services_take_few_writes_and_a_stop_does_not_wait_for_all() {
+async fn many_services_take_few_batches() {
     let folder = tempfile::tempdir().unwrap();
     let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
     let place = Location::in_region(Region::new("eu").unwrap());
@@ -270,25 +281,25 @@ async fn many_services_take_few_writes_and_a_stop_does_not_wait_for_all() {
     for number in 0..3_000 {
         let (service, instance) =
             (ServiceName::new(format!("shop/s{number}")).unwrap(), InstanceId::new("a").unwrap());
-        imbalance.take((&service, &instance, &place), (later(0), usage), later(0));
+        imbalance.record((&service, &instance, &place), (later(0), usage), later(0));
     }
     let revision = async || imbalance.history.as_ref().unwrap().revision().await;
     let before = revision().await;
-    imbalance.settle(later(0)).await.unwrap();
-    let noted = revision().await - before;
-    assert!((1..=5).contains(&noted), "{noted} batches");
-    imbalance.settle(later(20)).await.unwrap();
-    let closed = revision().await - before - noted;
+    imbalance.save_and_close(later(0)).await.unwrap();
+    let saved = revision().await - before;
+    assert!((1..=5).contains(&saved), "{saved} batches");
+    imbalance.save_and_close(later(20)).await.unwrap();
+    let closed = revision().await - before - saved;
     assert!((1..=20).contains(&closed), "{closed} batches");
-    assert_eq!(waste(&imbalance, 24 * 60, later(20)).await.1.containers, 3_000);
+    assert_eq!(wasted(&imbalance, 24 * 60, later(20)).await.1.containers, 3_000);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stop_gives_up_what_takes_long() {
+async fn a_stop_does_not_wait_for_a_slow_write() {
     let folder = tempfile::tempdir().unwrap();
     let imbalance = Imbalance::start(&folder.path().join("imbalance.redb")).await;
-    say(&imbalance, "a", later(0), 2_000, later(0));
-    // A reader that never ends holds up closing, and so the round.
+    report_usage(&imbalance, "a", later(0), 2_000, later(0));
+    // A reader that never ends blocks closing, and so the round.
     let _reading = imbalance.closing.read().await;
     let stopping = CancellationToken::new();
     stopping.cancel();

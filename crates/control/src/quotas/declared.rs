@@ -1,4 +1,4 @@
-//! Which limits policies declare for the whole mesh.
+//! Mesh-wide limits declared by policies.
 
 use std::collections::BTreeMap;
 
@@ -7,9 +7,10 @@ use fairmesh_rib::{Entry, Node};
 use fairmesh_wire::v1::{self, rate_limit};
 use prost::Message as _;
 
-use super::Name;
+use super::LimitName;
 
-/// The limits of policies as they were read, by service. Only of services that have a policy, so that invented names take no room.
+/// Limits of decoded policies, by service. Only services with a policy are stored, so that invented names take no
+/// memory.
 #[derive(Debug, Default)]
 pub(super) struct Declared {
     policies: BTreeMap<ServiceName, Policy>,
@@ -19,19 +20,20 @@ pub(super) struct Declared {
 struct Policy {
     /// The revision of the record.
     revision: u64,
-    /// By route, in thousandths of calls a second.
+    /// By route, in thousandths of calls per second.
     limits: BTreeMap<String, u64>,
 }
 
 impl Declared {
-    /// The limit of this name in thousandths of calls a second, where the service's policy in `node` declares it for the whole mesh.
-    pub(super) fn limit(&mut self, node: &Node, (service, route): &Name) -> Option<u64> {
+    /// The limit of this name in thousandths of calls per second, if the service's policy in `node` declares it
+    /// mesh-wide.
+    pub(super) fn limit(&mut self, node: &Node, (service, route): &LimitName) -> Option<u64> {
         let entry = node.get(&key(service));
         self.read(service, entry.as_ref());
         self.policies.get(service)?.limits.get(route).copied()
     }
 
-    /// Reads anew the policies that were read once.
+    /// Refreshes the stored policies.
     pub(super) fn retain(&mut self, node: &Node) {
         let known: Vec<_> = self.policies.keys().cloned().collect();
         for service in known {
@@ -40,8 +42,8 @@ impl Declared {
         }
     }
 
-    /// Whether it was declared when it was read last.
-    pub(super) fn holds(&self, (service, route): &Name) -> bool {
+    /// Whether it was declared at the last refresh.
+    pub(super) fn holds(&self, (service, route): &LimitName) -> bool {
         self.policies.get(service).is_some_and(|policy| policy.limits.contains_key(route))
     }
 
@@ -53,7 +55,7 @@ impl Declared {
         if self.policies.get(service).is_some_and(|policy| policy.revision == entry.revision) {
             return;
         }
-        // Without the rest of the policy, whose expressions would have to be compiled.
+        // Decodes the message only: validation would compile its expressions.
         let message = v1::Policy::decode(entry.value.as_ref()).unwrap_or_default();
         let routes = message.routes.into_iter();
         let routes = routes.map(|route| (route.name, route.actions.and_then(|actions| actions.limit)));
@@ -68,7 +70,7 @@ fn key(service: &ServiceName) -> String {
     RecordKey::Policy(service.clone()).to_string()
 }
 
-/// In thousandths of calls a second, for a limit of the whole mesh.
+/// Rate of a mesh-wide limit, in thousandths of calls per second.
 fn rate(limit: &v1::RateLimit) -> Option<u64> {
     if limit.scope() != rate_limit::Scope::Mesh {
         return None;

@@ -19,8 +19,8 @@ use tokio::{
     time::timeout,
 };
 
-/// How long anything may take that takes milliseconds.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// Bound of every wait; operations normally take milliseconds.
+pub(crate) const BOUND: Duration = Duration::from_secs(20);
 
 pub(crate) fn config(data_dir: PathBuf) -> ControlConfig {
     ControlConfig {
@@ -32,14 +32,14 @@ pub(crate) fn config(data_dir: PathBuf) -> ControlConfig {
     }
 }
 
-pub(crate) struct Running {
+pub(crate) struct TestControl {
     pub(crate) grpc: Vec<Address>,
     pub(crate) http: SocketAddr,
     stop: oneshot::Sender<()>,
     ended: JoinHandle<Result<(), ControlError>>,
 }
 
-impl Running {
+impl TestControl {
     pub(crate) async fn start(config: ControlConfig) -> Self {
         let control = Control::start(config).await.unwrap();
         let (grpc, http) = (control.grpc_addresses().unwrap(), control.http_address().unwrap());
@@ -50,10 +50,10 @@ impl Running {
         Self { grpc, http, stop, ended }
     }
 
-    /// Stops it as SIGTERM would, and waits for the end.
+    /// Stops it as SIGTERM does, and waits for its end.
     pub(crate) async fn stop(self) {
         self.stop.send(()).unwrap();
-        timeout(PATIENCE, self.ended).await.unwrap().unwrap().unwrap();
+        timeout(BOUND, self.ended).await.unwrap().unwrap().unwrap();
     }
 
     pub(crate) async fn connect(&self) -> Connection {
@@ -73,10 +73,10 @@ impl Running {
              content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
         );
         stream.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = String::new();
-        timeout(PATIENCE, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        (head.lines().next().unwrap_or_default().to_owned(), body.to_owned())
+        let mut response = String::new();
+        timeout(BOUND, stream.read_to_string(&mut response)).await.unwrap().unwrap();
+        let (headers, body) = response.split_once("\r\n\r\n").unwrap();
+        (headers.lines().next().unwrap_or_default().to_owned(), body.to_owned())
     }
 }
 
@@ -97,7 +97,7 @@ pub(crate) fn service(protocol: Protocol) -> Vec<u8> {
     records::encode(&Record::Service(service)).to_vec()
 }
 
-/// A policy that can be told from others by its timeout.
+/// A policy distinguishable from others by its timeout.
 pub(crate) fn policy(seconds: u64) -> Vec<u8> {
     let timeouts = Timeouts { total: Some(Duration::from_secs(seconds)), ..Timeouts::default() };
     let policy = Policy { timeouts, ..Policy::default() };
@@ -117,7 +117,7 @@ pub(crate) fn at_revision(mut op: v1::Op, revision: u64) -> v1::Op {
     op
 }
 
-/// Everything that the control plane has.
+/// All records of the control plane.
 pub(crate) async fn read_all(connection: &Connection) -> v1::ReadResponse {
     let request = v1::ReadRequest { prefixes: vec!["/".into()], at_least: None };
     connection.rib().read(request).await.unwrap().into_inner()

@@ -4,7 +4,7 @@ use super::*;
 
 const MB: usize = 1 << 20;
 
-/// What a claim that does not find room comes to at once.
+/// The immediate result of a claim.
 fn claim(memory: &Memory, connection: u64, bytes: usize) -> Poll<Result<Claim, Exhausted>> {
     memory.poll_claim(connection, bytes, &mut None, &Context::from_waker(Waker::noop()))
 }
@@ -22,7 +22,7 @@ fn is_revoked(claim: &Claim) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_connection_holds_its_part_and_waits_for_more() {
+async fn one_connection_waits_at_its_maximum() {
     let memory = Memory::default();
     let mut held: Vec<_> = (0..4).map(|_| granted(claim(&memory, 1, 4 * MB))).collect();
     assert!(claim(&memory, 1, 4 * MB).is_pending());
@@ -34,7 +34,7 @@ async fn one_connection_holds_its_part_and_waits_for_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_floods_loses_to_others() {
+async fn a_flooding_connection_loses_to_others() {
     let memory = Memory::default();
     let flood: Vec<_> = (0..16).map(|n| granted(claim(&memory, n / 4, 4 * MB))).collect();
     assert_eq!(memory.used(), memory.total());
@@ -45,28 +45,28 @@ async fn one_that_floods_loses_to_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn among_equals_an_old_claim_is_taken_back_and_none_of_what_is_handled() {
+async fn among_equals_an_old_claim_is_revoked_and_none_of_a_complete_request() {
     let memory = Memory::default();
     let claims: Vec<_> = (0..16).map(|n| granted(claim(&memory, n, 4 * MB))).collect();
     claims[0].complete();
-    assert!(claim(&memory, 20, 4 * MB).is_pending(), "all are new");
-    tokio::time::advance(OLD).await;
+    assert!(claim(&memory, 20, 4 * MB).is_pending(), "no claim is old enough");
+    tokio::time::advance(REVOCABLE_AGE).await;
     let _new = granted(claim(&memory, 20, 4 * MB));
     let revoked: Vec<_> = claims.iter().map(is_revoked).collect();
     assert!(!revoked[0] && revoked[1] && !revoked[2..].contains(&true), "{revoked:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn so_many_wait_and_the_next_is_refused() {
+async fn claims_beyond_the_maximum_of_waiting_ones_are_refused() {
     let memory = Memory::default();
-    let _held = granted(claim(&memory, 1, OF_ONE));
+    let _held = granted(claim(&memory, 1, MAX_BYTES_PER_CONNECTION));
     let cx = Context::from_waker(Waker::noop());
-    let mut waiting: Vec<_> = (0..WAITING_OF_ONE).map(|_| None).collect();
+    let mut waiting: Vec<_> = (0..MAX_WAITING_PER_CONNECTION).map(|_| None).collect();
     for one in &mut waiting {
         assert!(memory.poll_claim(1, 1, one, &cx).is_pending());
     }
     assert!(matches!(memory.poll_claim(1, 1, &mut None, &cx), Poll::Ready(Err(Exhausted))));
     waiting.pop();
-    assert!(memory.poll_claim(1, 1, &mut None, &cx).is_pending(), "a place has become free");
-    let _other = granted(claim(&memory, 2, OF_ONE));
+    assert!(memory.poll_claim(1, 1, &mut None, &cx).is_pending(), "one stopped waiting");
+    let _other = granted(claim(&memory, 2, MAX_BYTES_PER_CONNECTION));
 }

@@ -70,10 +70,10 @@ where
 fn refused(error: BodyError) -> Status {
     let text = error.to_string();
     match error {
-        BodyError::Late(_) => Status::deadline_exceeded(text),
+        BodyError::Timeout(_) => Status::deadline_exceeded(text),
         BodyError::NoMemory => Status::resource_exhausted(text),
-        BodyError::TooMany => Status::invalid_argument(text),
-        BodyError::Broken(error) => Status::from_error(error),
+        BodyError::ExtraMessage => Status::invalid_argument(text),
+        BodyError::Transport(error) => Status::from_error(error),
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use fairmesh_listen::Http2;
+use fairmesh_listen::Http2Settings;
 use futures_util::future::join;
 use tokio::{
     sync::{mpsc, oneshot},
@@ -88,17 +88,17 @@ pub async fn serve(
     let (to_calls, incoming) = mpsc::channel(WAITING);
     let sorting = sort(listener, watches, to_calls, closing.clone(), cut.clone());
     let serving = async {
-        let (interval, timeout) = Http2::KEEP_ALIVE;
+        let (interval, timeout) = Http2Settings::KEEP_ALIVE;
         let served = Server::builder()
             .layer(CallGuard)
             .layer(VersionCheck)
             .http2_keepalive_interval(Some(interval))
             .http2_keepalive_timeout(Some(timeout))
-            .initial_stream_window_size(Http2::STREAM_WINDOW)
-            .initial_connection_window_size(Http2::CONNECTION_WINDOW)
+            .initial_stream_window_size(Http2Settings::STREAM_WINDOW)
+            .initial_connection_window_size(Http2Settings::CONNECTION_WINDOW)
             .max_concurrent_streams(STREAMS)
-            .http2_max_header_list_size(Http2::HEADERS)
-            .http2_max_pending_accept_reset_streams(Some(Http2::RESETS))
+            .http2_max_header_list_size(Http2Settings::HEADERS)
+            .http2_max_pending_accept_reset_streams(Some(Http2Settings::RESETS))
             .add_routes(calls)
             .serve_with_incoming_shutdown(ReceiverStream::new(incoming), closing.cancelled())
             .await;

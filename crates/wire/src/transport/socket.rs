@@ -7,7 +7,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use fairmesh_listen::{Connection, Guarded, Place};
+use fairmesh_listen::{Connection, ConnectionSlot, GuardedStream};
 use fairmesh_model::Identity;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf},
@@ -25,7 +25,7 @@ const FIRST_BYTES: Duration = Duration::from_secs(5);
 /// One connection, and who is at its other end.
 #[derive(Debug)]
 pub struct Socket {
-    stream: Guarded<Stream>,
+    stream: GuardedStream<Stream>,
     identity: Identity,
     /// What was read to find out what the connection is for, and is yet to be read by whom it is for.
     ahead: Bytes,
@@ -62,8 +62,8 @@ impl Stream {
     }
 }
 
-impl From<Guarded<Stream>> for Socket {
-    fn from(stream: Guarded<Stream>) -> Self {
+impl From<GuardedStream<Stream>> for Socket {
+    fn from(stream: GuardedStream<Stream>) -> Self {
         let identity = match stream.get_ref() {
             Stream::Tcp(_) => Identity::Anonymous,
             Stream::Unix(_, uid) => Identity::Local { uid: *uid },
@@ -78,7 +78,7 @@ impl Socket {
             Address::Tcp(address) => Stream::tcp(TcpStream::connect(address).await?)?,
             Address::Unix(path) => Stream::unix(UnixStream::connect(path).await?)?,
         };
-        Ok(Guarded::free(stream).into())
+        Ok(GuardedStream::outgoing(stream).into())
     }
 
     /// Ends the connection, whatever is under way on it, once `cut` fires.
@@ -111,7 +111,7 @@ impl Socket {
 
     /// The bare socket, where it is one that hands over memory, and the place that it takes at its listener. Nothing cuts it any
     /// more.
-    pub fn into_unix(self) -> Option<(UnixStream, Option<Place>)> {
+    pub fn into_unix(self) -> Option<(UnixStream, Option<ConnectionSlot>)> {
         match self.stream.into_parts() {
             (Stream::Unix(stream, _), place) => Some((stream, place)),
             (Stream::Tcp(_), _) => None,

@@ -97,14 +97,14 @@ impl Claims {
         let mut client = connection.quota();
         let question = client.claim(v1::ClaimRequest { caller: self.caller, demands });
         let answer = timeout(PATIENCE, question).await.map_err(|_| "the answer took too long")?;
-        let v1::ClaimResponse { parts, again_ms } =
+        let v1::ClaimResponse { parts, next_claim_ms } =
             answer.map_err(|status| status.message().to_owned())?.into_inner();
         for ((_, bucket), told) in limits.iter().zip(parts) {
             if let Some(parts) = told.parts {
                 bucket.set_parts(parts.min(ALL_PARTS));
             }
         }
-        Ok(Duration::from_millis(again_ms.into()))
+        Ok(Duration::from_millis(next_claim_ms.into()))
     }
 
     /// What was asked for since the last time.

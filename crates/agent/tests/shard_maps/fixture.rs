@@ -1,4 +1,4 @@
-//! A source of a large map, an agent over real sockets and a real folder, and programs that decide by it.
+//! An upstream with a large map, an agent over real sockets and a real directory, and programs that use the map.
 
 use std::{collections::BTreeMap, fs, sync::Arc, time::Duration};
 
@@ -26,15 +26,15 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// How long a condition may take to come true: long, since it decides nothing but when a broken test gives up.
+/// Bound of every wait: long, because it only decides when a broken test fails.
 pub(crate) const BOUND: Duration = Duration::from_secs(60);
 
 #[derive(Clone)]
-pub(crate) struct Source {
+pub(crate) struct TestBackend {
     pub(crate) node: Node,
 }
 
-impl Backend for Source {
+impl Backend for TestBackend {
     fn node(&self) -> &Node {
         &self.node
     }
@@ -52,22 +52,22 @@ impl Backend for Source {
     }
 }
 
-/// Something that serves until it is stopped.
-pub(crate) struct Served<T> {
+/// A running server.
+pub(crate) struct RunningServer<T> {
     stop: CancellationToken,
     task: JoinHandle<T>,
 }
 
-impl<T> Served<T> {
+impl<T> RunningServer<T> {
     pub(crate) async fn stop(self) -> T {
         self.stop.cancel();
         timeout(BOUND, self.task).await.expect("it ends").unwrap()
     }
 }
 
-pub(crate) struct World {
+pub(crate) struct Fixture {
     pub(crate) folder: tempfile::TempDir,
-    pub(crate) source: Source,
+    pub(crate) source: TestBackend,
     pub(crate) map: ShardMap,
     entries: BTreeMap<RecordKey, Bytes>,
 }
@@ -85,8 +85,8 @@ pub(crate) fn replica(instance: u64, region: &str) -> Replica {
     }
 }
 
-impl World {
-    /// A service with a map of so many shards, which start anywhere, each held in two regions.
+impl Fixture {
+    /// A service with a map of `count` shards with random starts, each held in two regions.
     pub(crate) fn new(count: u32) -> Self {
         let mut random = Generator::new(count.into());
         let mut starts: Vec<u128> =
@@ -95,18 +95,19 @@ impl World {
         starts.sort_unstable();
         starts.dedup();
         let shard = |(start, id): (u128, u32)| Shard {
-            // Ids in another order than keys, as years of splits and merges leave them.
+            // Ids in another order than keys, as after years of splits and merges.
             id: ShardId(id.wrapping_mul(7919) % 1_000_003),
             start: ShardKey(start),
             replicas: ["eu", "us"].map(|region| replica(random.below(50), region)).to_vec(),
         };
         let shards = starts.into_iter().zip(0..).map(shard).collect();
         let map = ShardMap { version: 0, interval: KeyRange::ALL, shards };
-        let source = Source { node: Node::new(StoreId(7)) };
-        let mut world = Self { folder: tempfile::tempdir().unwrap(), source, map, entries: BTreeMap::new() };
+        let source = TestBackend { node: Node::new(StoreId(7)) };
+        let mut fixture =
+            Self { folder: tempfile::tempdir().unwrap(), source, map, entries: BTreeMap::new() };
         let declared =
             Service { kind: ServiceKind::Sharded, protocol: Protocol::Http1, virtual_address: None };
-        world.commit(
+        fixture.commit(
             [
                 (RecordKey::Regions, Record::Regions(Regions::default())),
                 (RecordKey::Service(cart()), declared.into()),
@@ -114,8 +115,8 @@ impl World {
             ]
             .map(|(key, record)| (key, Some(records::encode(&record)))),
         );
-        world.change(|_| {});
-        world
+        fixture.change(|_| {});
+        fixture
     }
 
     fn commit(&self, changes: impl IntoIterator<Item = (RecordKey, Option<Bytes>)>) {
@@ -123,7 +124,7 @@ impl World {
         self.source.node.apply(Commit { revision: self.source.node.revision().number + 1, changes });
     }
 
-    /// Writes another version of the map.
+    /// Writes the next version of the map.
     pub(crate) fn change(&mut self, change: impl FnOnce(&mut ShardMap)) {
         change(&mut self.map);
         self.map.version += 1;
@@ -145,8 +146,8 @@ impl World {
         Address::Unix(self.folder.path().join("agent.sock"))
     }
 
-    /// Serves the source where the agent, or a program, finds it.
-    pub(crate) async fn serve(&self, address: &Address) -> Served<()> {
+    /// Serves the upstream at `address`.
+    pub(crate) async fn serve(&self, address: &Address) -> RunningServer<()> {
         let stop = CancellationToken::new();
         let server = RibServer::new(self.source.clone(), stop.clone());
         let services = server.beside(tonic::service::Routes::default());
@@ -154,10 +155,10 @@ impl World {
         let stopped = stop.clone().cancelled_owned();
         let task =
             tokio::spawn(async move { serve(services, listener, stopped, Duration::ZERO).await.unwrap() });
-        Served { stop, task }
+        RunningServer { stop, task }
     }
 
-    pub(crate) fn agent(&self) -> Served<Result<(), AgentError>> {
+    pub(crate) fn agent(&self) -> RunningServer<Result<(), AgentError>> {
         let config = AgentConfig {
             upstreams: vec![self.upstream()],
             listen: self.socket(),
@@ -168,10 +169,10 @@ impl World {
         };
         let stop = CancellationToken::new();
         let task = tokio::spawn(fairmesh_agent::run(config, stop.clone().cancelled_owned()));
-        Served { stop, task }
+        RunningServer { stop, task }
     }
 
-    /// A program that follows whoever is at `address`.
+    /// A program that follows the server at `address`.
     pub(crate) fn program_at(&self, name: &str, address: Address) -> Program {
         let resolver = Resolver::start(ResolverConfig {
             upstream: UpstreamConfig {
@@ -194,7 +195,7 @@ impl World {
         self.program_at(name, self.socket())
     }
 
-    /// Waits until everybody says that decisions rest on what is there now.
+    /// Waits until every watcher has acknowledged the current revision.
     pub(crate) async fn acknowledged(&self) {
         let (node, number) = (&self.source.node, self.source.node.revision().number);
         let acked = node.wait_acked(&Prefix::shards(&cart(), None), number, Instant::now() + BOUND).await;
@@ -208,7 +209,7 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// The map that calls are decided by.
+    /// The map used for decisions.
     pub(crate) fn map(&self) -> Option<Arc<ShardTable>> {
         match &*self.subscription.view() {
             View::Ready(ready) => ready.upstream.shards().cloned(),
@@ -216,14 +217,14 @@ impl Program {
         }
     }
 
-    /// Waits until calls are decided by this version of the map or a later one, and compares all of it.
-    pub(crate) async fn decides_by(&self, map: &ShardMap) {
+    /// Waits until the program uses this version of the map or a later one, and compares all of it.
+    pub(crate) async fn wait_for_map(&self, map: &ShardMap) {
         let reached = self.subscription.map_reaches(map.version);
         timeout(BOUND, reached).await.unwrap_or_else(|_| panic!("it has {:?}", self.subscription.view()));
-        self.agrees(map);
+        self.assert_map(map);
     }
 
-    pub(crate) fn agrees(&self, map: &ShardMap) {
+    pub(crate) fn assert_map(&self, map: &ShardMap) {
         let shards = self.map().expect("it has a map");
         assert_eq!((shards.version(), shards.len()), (map.version, map.shards.len()));
         for (position, shard) in map.shards.iter().enumerate() {
@@ -232,24 +233,24 @@ impl Program {
             let held =
                 (0..located.copies()).map(|i| shards.holdings().get(shards.copy(&located, i)).unwrap());
             let held = held.map(|holding| (holding.instance, holding.role, holding.state));
-            let told =
+            let expected =
                 shard.replicas.iter().map(|copy| (copy.instance.as_str(), copy.role.as_str(), copy.state));
-            assert!(held.eq(told), "copies of shard {}", shard.id);
+            assert!(held.eq(expected), "copies of shard {}", shard.id);
         }
     }
 }
 
-/// How many tables of shards this process maps: the agent and all programs of a test run in it.
-pub(crate) fn mapped() -> usize {
+/// Number of segments mapped by this process, which contains the agent and all programs of a test.
+pub(crate) fn mapped_segments() -> usize {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines().filter(|line| line.contains("fairmesh-shards")).count()
 }
 
-/// Waits until so many tables are mapped.
-pub(crate) async fn comes_to(tables: usize) {
+/// Waits until this many segments are mapped.
+pub(crate) async fn wait_for_mapped_segments(tables: usize) {
     let deadline = Instant::now() + BOUND;
-    while mapped() != tables {
-        assert!(Instant::now() < deadline, "{} tables are mapped, and not {tables}", mapped());
+    while mapped_segments() != tables {
+        assert!(Instant::now() < deadline, "{} tables are mapped, and not {tables}", mapped_segments());
         sleep(Duration::from_millis(5)).await;
     }
 }

@@ -1,4 +1,4 @@
-//! Where what the upstream sends goes: into the node, and from there to programs and disk.
+//! State of the agent: applies updates of the upstream to the node, from which programs and disk get them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,36 +20,36 @@ use tokio::{sync::watch, time::Instant};
 
 use crate::{
     disk::{Disk, wall_clock},
-    maps::{self, MapName, Maps},
+    shard_maps::{self, MapName, ShardMaps},
     subscriptions::Subscriptions,
 };
 
-/// What the parts of an agent share.
+/// State shared by the parts of an agent.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct AgentState {
     pub(crate) node: Node,
     subscriptions: Mutex<Subscriptions>,
     pub(crate) disk: Disk,
-    pub(crate) maps: Maps,
+    pub(crate) maps: ShardMaps,
     /// Ticks when something may have begun or ceased to age.
     ages: watch::Sender<u64>,
     pub(crate) deltas: AtomicU64,
     pub(crate) snapshots: AtomicU64,
 }
 
-/// The sink of the agent's upstream.
+/// Applies updates of the upstream to the agent's state.
 #[derive(Debug)]
-pub(crate) struct Feed {
-    shared: Arc<Shared>,
+pub(crate) struct UpstreamSink {
+    shared: Arc<AgentState>,
 }
 
-impl Feed {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+impl UpstreamSink {
+    pub(crate) fn new(shared: Arc<AgentState>) -> Self {
         Self { shared }
     }
 }
 
-impl Sink for Feed {
+impl Sink for UpstreamSink {
     const HOLDS: bool = true;
 
     fn held(&self, key: &str) -> Option<Bytes> {
@@ -62,9 +62,9 @@ impl Sink for Feed {
     }
 
     fn refused(&mut self, prefix: &Prefix, reason: &str) {
-        tracing::warn!(%prefix, reason, "the upstream does not serve this");
+        tracing::warn!(%prefix, reason, "upstream refused the subscription");
         self.shared.subscriptions().set(prefix, Standing::Refused(reason.to_owned()));
-        // The mark on disk says that all copies are current, and this one no longer is.
+        // The progress mark on disk covers all copies, and this one is no longer current.
         self.shared.disk.jobs().remove(prefix);
         self.shared.maps.refused(prefix, reason);
     }
@@ -80,12 +80,12 @@ impl Sink for Feed {
     }
 }
 
-impl Shared {
+impl AgentState {
     pub(crate) fn new(node: Node, disk: Disk) -> Self {
         Self {
             node,
             subscriptions: Mutex::default(),
-            maps: Maps::new(disk.cache()),
+            maps: ShardMaps::new(disk.cache()),
             disk,
             ages: watch::Sender::new(0),
             deltas: AtomicU64::new(0),
@@ -93,9 +93,9 @@ impl Shared {
         }
     }
 
-    /// Locked before the jobs of the disk, the node and the wishes of the upstream, where several are.
+    /// Lock order: subscriptions, jobs of the disk, node, subscriptions of the upstream.
     pub(crate) fn subscriptions(&self) -> MutexGuard<'_, Subscriptions> {
-        // Nothing that runs under the lock panics.
+        // No code that holds the lock panics.
         self.subscriptions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -104,21 +104,22 @@ impl Shared {
         self.ages.subscribe()
     }
 
-    /// Starts with what was saved, all of one store. Copies saved at different revisions stand together at the earliest:
-    /// that much is certain of each.
+    /// Restores saved copies, all of one store. Copies saved at different revisions are restored at the earliest of
+    /// them, the only one that holds for all.
     pub(crate) fn restore(&self, mut saved: Vec<Saved>) {
         let numbers = saved.iter().map(|saved| saved.revision.number);
         let (Some(earliest), Some(latest)) = (numbers.clone().min(), numbers.max()) else { return };
         saved.sort_by_key(|saved| saved.revision.number);
         let revision = Revision { number: earliest, ..saved[0].revision };
-        tracing::info!(subscriptions = saved.len(), %revision, store = %revision.store, "starting from saved copies");
+        let (subscriptions, store) = (saved.len(), revision.store);
+        tracing::info!(subscriptions, %revision, %store, "starting from saved copies");
         let (now, today) = (Instant::now(), wall_clock());
         let mut entries = BTreeMap::new();
         let mut subscriptions = self.subscriptions();
         for copy in saved {
             let age = today.duration_since(copy.at).unwrap_or_default();
-            // Their values are on disk, and stay there unless somebody asks for them as they are.
-            let for_maps = copy.entries.iter().any(|(key, entry)| maps::is_left_out(key, entry));
+            // Their values stay on disk until a watcher subscribes to the raw records.
+            let for_maps = copy.entries.iter().any(|(key, entry)| shard_maps::is_value_on_disk(key, entry));
             subscriptions.restore(copy.prefix.clone(), now, age, !for_maps);
             match for_maps {
                 true => self.maps.restore(copy.prefix, copy.revision.store, copy.entries),
@@ -128,7 +129,7 @@ impl Shared {
         self.node.restore(revision, latest, entries);
     }
 
-    /// No longer holds a prefix; the caller tells the upstream.
+    /// Drops a prefix; the caller unsubscribes at the upstream.
     pub(crate) fn forget(&self, subscriptions: &mut Subscriptions, prefix: &Prefix) {
         subscriptions.remove(prefix);
         self.disk.jobs().remove(prefix);
@@ -136,10 +137,10 @@ impl Shared {
         self.node.forget(prefix, |key| subscriptions.in_node(key));
     }
 
-    /// The node holds a prefix from now on that only a map was made of.
+    /// Loads a prefix into the node that only the shard maps held so far.
     pub(crate) fn hold_in_node(&self, subscriptions: &mut Subscriptions, prefix: &Prefix, upstream: &Handle) {
-        if !subscriptions.standing(prefix).is_some_and(Standing::holds) {
-            // It comes, and goes to the node then.
+        if !subscriptions.freshness(prefix).is_some_and(Standing::holds) {
+            // Its snapshot has not arrived, and goes to the node when it does.
             return;
         }
         let whole = self
@@ -151,7 +152,7 @@ impl Shared {
         }
     }
 
-    /// What a map is made of is not on disk any more.
+    /// Fetches the records of a map again, because a chunk is missing on disk.
     pub(crate) fn fetch_again(&self, name: &MapName, upstream: &Handle) {
         let mut subscriptions = self.subscriptions();
         for prefix in name.prefixes() {
@@ -168,15 +169,15 @@ impl Shared {
     fn update(&self, mut update: Update) {
         let now = Instant::now();
         let mut subscriptions = self.subscriptions();
-        // What was given up while this was under way must not come back: nothing would keep it current.
-        update.snapshots.retain(|snapshot| subscriptions.standing(&snapshot.prefix).is_some());
-        update.puts.retain(|(key, _)| subscriptions.of(key).next().is_some());
-        // Held over the change of the node, so that a mark on disk never runs ahead of the jobs.
+        // A prefix dropped while this update was in flight must not come back: nothing would keep it current.
+        update.snapshots.retain(|snapshot| subscriptions.freshness(&snapshot.prefix).is_some());
+        update.puts.retain(|(key, _)| subscriptions.covering_prefixes(key).next().is_some());
+        // Held while the node changes, so that a progress mark on disk never runs ahead of the jobs.
         let mut jobs = self.disk.jobs();
-        let mut standings: Vec<(Prefix, Duration)> =
+        let mut freshness_updates: Vec<(Prefix, Duration)> =
             update.snapshots.iter().map(|snapshot| (snapshot.prefix.clone(), snapshot.age)).collect();
-        let mut save: BTreeSet<Prefix> = standings.iter().map(|(prefix, _)| prefix.clone()).collect();
-        standings.extend(update.resumed.iter().map(|resumed| (resumed.prefix.clone(), resumed.age)));
+        let mut save: BTreeSet<Prefix> = freshness_updates.iter().map(|(prefix, _)| prefix.clone()).collect();
+        freshness_updates.extend(update.resumed.iter().map(|resumed| (resumed.prefix.clone(), resumed.age)));
         self.snapshots.fetch_add(update.snapshots.len() as u64, Ordering::Relaxed);
         self.deltas
             .fetch_add(u64::from(!update.puts.is_empty() || !update.deletes.is_empty()), Ordering::Relaxed);
@@ -184,16 +185,16 @@ impl Shared {
         let changed = match self.node.absorb(update) {
             Ok(changed) => changed,
             Err(behind) => {
-                // The reader refuses upstreams that lag, so this is a fault of ours.
-                tracing::error!(%behind, "an update is left out");
+                // The follower refuses lagging upstreams, so this is a bug.
+                tracing::error!(%behind, "update is older than the node; skipped");
                 return;
             }
         };
-        let may_age = standings.iter().any(|(_, age)| !age.is_zero()) || subscriptions.any_ages();
-        for (prefix, age) in standings {
+        let may_age = freshness_updates.iter().any(|(_, age)| !age.is_zero()) || subscriptions.any_ages();
+        for (prefix, age) in freshness_updates {
             subscriptions.set(&prefix, Standing::Followed { at: now, age });
         }
-        save.extend(changed.iter().flat_map(|key| subscriptions.of(key)).cloned());
+        save.extend(changed.iter().flat_map(|key| subscriptions.covering_prefixes(key)).cloned());
         jobs.save(save);
         drop((jobs, subscriptions));
         if may_age {
@@ -224,11 +225,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_snapshot_that_comes_after_its_prefix_was_given_up_is_neither_held_nor_saved() {
+    async fn a_snapshot_of_a_dropped_prefix_is_neither_held_nor_saved() {
         let folder = tempfile::tempdir().unwrap();
         let here = Location::in_region(Region::new("eu").unwrap());
         let (disk, _) = Disk::open(folder.path().into(), here).await.unwrap();
-        let shared = Shared::new(Node::replica(), disk);
+        let shared = AgentState::new(Node::replica(), disk);
         let (kept, given_up) = (Prefix::new("/a/").unwrap(), Prefix::new("/b/").unwrap());
         for prefix in [&kept, &given_up] {
             shared.subscriptions().claim(prefix);

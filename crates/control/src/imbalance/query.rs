@@ -1,4 +1,4 @@
-//! Answers from what is on disk and what is still open, together.
+//! Reports, from closed minutes on disk and open ones in memory.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -7,8 +7,8 @@ use fairmesh_model::{Invalid, ServiceName};
 
 use super::{HistoryError, Imbalance};
 
-/// How many minutes back to look unless it is said.
-fn usual(by: By) -> u32 {
+/// Default window, in minutes.
+fn default_window(by: By) -> u32 {
     match by {
         By::Time(Tier::Hour) => 24 * 60,
         By::Time(Tier::Day) => 14 * 24 * 60,
@@ -16,24 +16,24 @@ fn usual(by: By) -> u32 {
     }
 }
 
-/// What is asked.
+/// Parameters of a report.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Question {
-    /// `None` is all services.
+pub(super) struct ReportQuery {
+    /// `None` means all services.
     pub(super) service: Option<ServiceName>,
     pub(super) by: By,
-    /// How many minutes back.
+    /// Window in minutes, up to now.
     pub(super) window: u32,
 }
 
-impl Question {
-    /// Reads what was asked in words; what is empty is the usual.
+impl ReportQuery {
+    /// Parses a query; empty fields mean the default.
     pub(super) fn read(service: &str, by: &str, window: &str) -> Result<Self, Invalid> {
         let window = if window.is_empty() { 0 } else { read_window(window)? };
         Self::of(service, by, window)
     }
 
-    /// The same with the window in minutes; 0 is the usual.
+    /// The same with the window in minutes; 0 means the default.
     pub(super) fn of(service: &str, by: &str, window: u32) -> Result<Self, Invalid> {
         let service = match service {
             "" => None,
@@ -43,10 +43,14 @@ impl Question {
             "" => By::default(),
             name => By::named(name).ok_or_else(|| {
                 let names: Vec<_> = By::ALL.iter().map(|by| by.name()).collect();
-                Invalid::new("by", format!("'{name}' is none"), format!("write one of {}", names.join(", ")))
+                Invalid::new(
+                    "by",
+                    format!("'{name}' is unknown"),
+                    format!("write one of {}", names.join(", ")),
+                )
             })?,
         };
-        let window = if window == 0 { usual(by) } else { window.min(Tier::Day.kept()) };
+        let window = if window == 0 { default_window(by) } else { window.min(Tier::Day.kept()) };
         if by == By::Time(Tier::Hour) && window > Tier::Hour.kept() {
             let days = Tier::Hour.kept() / Tier::Day.minutes();
             let hint = format!("ask for {days}d at most, or by day");
@@ -57,15 +61,14 @@ impl Question {
 }
 
 impl Imbalance {
-    /// The waste of the last minutes up to `now`, from the beginning of the first hour or day where those are what is kept
-    /// of that time.
-    pub(super) async fn report(&self, asked: &Question, now: Minute) -> Result<Report, HistoryError> {
-        let tier = Tier::for_window(asked.window);
-        let from = tier.bucket(now.before(asked.window - 1));
+    /// The waste of the window up to `now`, which starts with a whole hour or day where only those are kept.
+    pub(super) async fn report(&self, query: &ReportQuery, now: Minute) -> Result<Report, HistoryError> {
+        let tier = Tier::for_window(query.window);
+        let from = tier.bucket(now.before(query.window - 1));
         let mut rows: BTreeMap<(Minute, ServiceName), Row> = BTreeMap::new();
         let mut add = |(minute, service, row): (Minute, ServiceName, Row)| {
-            if asked.service.as_ref().is_none_or(|asked| *asked == service) {
-                rows.entry((asked.by.time(minute), service)).or_default().add(&row);
+            if query.service.as_ref().is_none_or(|query| *query == service) {
+                rows.entry((query.by.time(minute), service)).or_default().add(&row);
             }
         };
         let _not_closing = self.closing.read().await;
@@ -74,7 +77,7 @@ impl Imbalance {
         }
         let open = self.open().minutes();
         for minute in open.into_iter().filter(|minute| *minute >= from) {
-            // Some of its services may be closed, where the write of another failed.
+            // Some of its services may be closed, if the write of another one failed.
             let closed = match &self.history {
                 Some(history) => history.closed(minute).await?,
                 None => HashSet::new(),
@@ -83,18 +86,18 @@ impl Imbalance {
             let rows = rows.into_iter().filter(|(service, _)| !closed.contains(service));
             rows.map(|(service, row)| (minute, service, row)).for_each(&mut add);
         }
-        let outliers = match asked.by {
-            By::Slice(Dimension::HostType) => self.outliers(asked.service.as_ref()),
+        let outliers = match query.by {
+            By::Slice(Dimension::HostType) => self.outliers(query.service.as_ref()),
             _ => Vec::new(),
         };
-        Ok(Report::of(asked.by, &rows, outliers))
+        Ok(Report::of(query.by, &rows, outliers))
     }
 
-    /// Who differs from its like over the minutes that are open.
-    fn outliers(&self, asked: Option<&ServiceName>) -> Vec<ServiceOutlier> {
+    /// Outliers among instances of one service and host type, over the open minutes.
+    fn outliers(&self, query: Option<&ServiceName>) -> Vec<ServiceOutlier> {
         let members = self.open().members();
         let groups =
-            members.into_iter().filter(|((service, _), _)| asked.is_none_or(|asked| asked == service));
+            members.into_iter().filter(|((service, _), _)| query.is_none_or(|query| query == service));
         let entry = groups.flat_map(|((service, host_type), members)| {
             let name = move |outlier| ServiceOutlier {
                 service: service.clone(),

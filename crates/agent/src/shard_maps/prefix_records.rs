@@ -3,19 +3,19 @@ use std::{collections::BTreeMap, sync::Arc};
 use fairmesh_model::RecordKey;
 use fairmesh_rib::Entry;
 
-/// What stands below a prefix of a map. Chunks that are on disk have an empty value here.
+/// Records below a prefix of a map. A chunk that is on disk has an empty value here.
 #[derive(Debug, Default)]
-pub(super) struct Store {
+pub(super) struct PrefixRecords {
     entries: BTreeMap<Arc<str>, Entry>,
     complete: bool,
 }
 
 /// Whether the value is on disk only.
-pub(crate) fn is_left_out(key: &str, entry: &Entry) -> bool {
+pub(crate) fn is_value_on_disk(key: &str, entry: &Entry) -> bool {
     entry.value.is_empty() && matches!(RecordKey::parse(key), Ok(RecordKey::ShardChunk(..)))
 }
 
-impl Store {
+impl PrefixRecords {
     pub(super) fn replace(&mut self, entries: Vec<(Arc<str>, Entry)>) {
         self.entries = entries.into_iter().collect();
         self.complete = true;
@@ -28,7 +28,7 @@ impl Store {
         };
     }
 
-    /// What is at a key of a whole; an empty value is on disk.
+    /// The record at a key, if the prefix is complete; an empty value is on disk.
     pub(super) fn get(&self, key: &str) -> Option<&Entry> {
         self.entries.get(key).filter(|_| self.complete)
     }
@@ -45,8 +45,8 @@ impl Store {
         self.entries.iter().map(|(key, entry)| (Arc::clone(key), entry.clone())).collect()
     }
 
-    /// Lets go of the values of chunks that are on disk now; returns how many bytes they had. A chunk never changes: its key
-    /// says what is in it.
+    /// Drops the values of chunks that are on disk now; returns how many bytes they had. A chunk never changes, because
+    /// its key is the hash of its value.
     pub(super) fn saved(&mut self, saved: &[(Arc<str>, Entry)]) -> usize {
         let mut bytes = 0;
         for (key, entry) in saved.iter().filter(|(_, entry)| !entry.value.is_empty()) {
@@ -66,11 +66,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chunks_on_disk_are_let_go_and_manifests_stay() {
+    fn values_of_saved_chunks_are_dropped_and_manifests_stay() {
         let manifest: Arc<str> = "/t/shop/shards/cart/ranges/manifest".into();
         let chunk: Arc<str> = format!("/t/shop/shards/cart/ranges/chunks/{:032x}", 7).into();
         let entry = |value: &'static str| Entry { value: value.into(), revision: 1 };
-        let mut store = Store::default();
+        let mut store = PrefixRecords::default();
         assert!(!store.is_complete());
         store.replace(vec![(chunk.clone(), entry("chunk")), (manifest.clone(), entry("manifest"))]);
         let saved = store.entries();
@@ -78,6 +78,6 @@ mod tests {
         assert_eq!(store.saved(&saved), "chunk".len());
         let held: Vec<_> = store.entries().into_iter().map(|(_, entry)| entry.value).collect();
         assert_eq!(held, ["", "newer"]);
-        assert!(is_left_out(&chunk, &store.entries[&chunk]));
+        assert!(is_value_on_disk(&chunk, &store.entries[&chunk]));
     }
 }

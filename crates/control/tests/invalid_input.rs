@@ -1,4 +1,4 @@
-//! What programs claim that is not so, or too much of it, beside those that mean well.
+//! Invalid and excessive input of programs, beside well-behaved ones.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fairmesh_model::{Probe, Protocol};
 use fairmesh_wire::{handshake::Connection, v1};
-use support::{PATIENCE, Running, config, named, policy_key, put, read_all, service, service_key};
+use support::{BOUND, TestControl, config, named, policy_key, put, read_all, service, service_key};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
@@ -46,9 +46,9 @@ fn usage(service: String, instance: &str) -> v1::InstanceUsage {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn figures_of_services_and_instances_that_are_not_there_are_dropped_and_counted() {
+async fn usage_of_unknown_services_and_instances_is_dropped_and_counted() {
     let folder = tempfile::tempdir().unwrap();
-    let control = Running::start(config(folder.path().into())).await;
+    let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;
     register(&connection, "shop/cart", "a").await;
     let invented = (0..5_000).map(|i| usage(format!("shop/invented-{i}"), "a"));
@@ -77,9 +77,9 @@ async fn figures_of_services_and_instances_that_are_not_there_are_dropped_and_co
 }
 
 #[tokio::test]
-async fn a_declaration_by_registration_becomes_the_operators_when_it_is_applied() {
+async fn applying_a_declaration_takes_it_over_from_its_registration() {
     let folder = tempfile::tempdir().unwrap();
-    let control = Running::start(config(folder.path().into())).await;
+    let control = TestControl::start(config(folder.path().into())).await;
     let connection = control.connect().await;
     register(&connection, "shop/cart", "a").await;
     let history = async || {
@@ -91,29 +91,29 @@ async fn a_declaration_by_registration_becomes_the_operators_when_it_is_applied(
     let ops = vec![put(service_key("shop/cart"), service(Protocol::Http1))];
     let outcomes = connection.admin().apply(v1::ApplyRequest { ops, dry_run: false }).await.unwrap();
     assert_eq!(outcomes.into_inner().outcomes[0].kind(), v1::outcome::Kind::Unchanged);
-    assert_eq!(history().await.len(), 1, "nothing says any more that a registration declared it");
+    assert_eq!(history().await.len(), 1, "the history no longer names a registration");
     control.stop().await;
 }
 
 #[tokio::test]
-async fn a_health_check_learns_nothing_from_the_pages_of_the_control_plane() {
+async fn health_checks_are_refused_by_the_pages_of_the_control_plane() {
     let folder = tempfile::tempdir().unwrap();
-    let control = Running::start(config(folder.path().into())).await;
+    let control = TestControl::start(config(folder.path().into())).await;
     for path in ["/readyz", "/metrics", "/nowhere"] {
         let mut stream = TcpStream::connect(control.http).await.unwrap();
         let agent = Probe::USER_AGENT;
         let request =
             format!("GET {path} HTTP/1.1\r\nhost: a\r\nuser-agent: {agent}\r\nconnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = String::new();
-        timeout(PATIENCE, stream.read_to_string(&mut answer)).await.unwrap().unwrap();
-        assert!(answer.starts_with("HTTP/1.1 403 "), "{path}: {answer}");
+        let mut response = String::new();
+        timeout(BOUND, stream.read_to_string(&mut response)).await.unwrap().unwrap();
+        assert!(response.starts_with("HTTP/1.1 403 "), "{path}: {response}");
     }
-    assert_eq!(control.http("GET", "/readyz", "").await.0, "HTTP/1.1 200 OK", "for others");
+    assert_eq!(control.http("GET", "/readyz", "").await.0, "HTTP/1.1 200 OK", "other clients are served");
     control.stop().await;
 }
 
-/// A policy whose every route has a costly expression of its own.
+/// A policy in which each route has a costly expression of its own.
 fn costly(routes: usize) -> Vec<u8> {
     let route = |i: usize| v1::Route {
         name: format!("r{i}"),
@@ -136,7 +136,7 @@ fn costly(routes: usize) -> Vec<u8> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_policy_of_costly_expressions_is_refused_while_others_read() {
     let folder = tempfile::tempdir().unwrap();
-    let control = Running::start(config(folder.path().into())).await;
+    let control = TestControl::start(config(folder.path().into())).await;
     let (operator, reader) = (control.connect().await, control.connect().await);
     let applying = tokio::spawn(async move {
         let ops = vec![put(policy_key("shop/cart"), costly(2_000))];
@@ -145,7 +145,7 @@ async fn a_policy_of_costly_expressions_is_refused_while_others_read() {
     let mut slowest = Duration::ZERO;
     while !applying.is_finished() {
         let began = Instant::now();
-        timeout(PATIENCE, read_all(&reader)).await.unwrap();
+        timeout(BOUND, read_all(&reader)).await.unwrap();
         slowest = slowest.max(began.elapsed());
     }
     let refused = applying.await.unwrap().unwrap_err();

@@ -1,4 +1,4 @@
-//! Rows, usages and answers as messages, and back.
+//! Conversion of rows, usages and reports to messages, and back.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ pub(super) fn row(row: &Row) -> v1::ImbalanceRow {
     }
 }
 
-/// `None` of what is no row.
+/// `None` if it is no valid row.
 pub(super) fn read_row(bytes: &[u8]) -> Option<Row> {
     let row = v1::ImbalanceRow::decode(bytes).ok()?;
     let slices = row.slices.into_iter().filter_map(|slice| {
@@ -39,16 +39,16 @@ pub(super) fn read_row(bytes: &[u8]) -> Option<Row> {
     Some(Row { minutes: row.minutes, whole: read_area(row.whole?), causes, slices })
 }
 
-/// What instances of one service said of one minute.
+/// Usages of the instances of one service in one minute.
 pub(super) fn open_usages(usages: &[(InstanceId, Arc<Location>, Usage)]) -> v1::OpenUsages {
-    let mut places: Vec<Arc<Location>> = Vec::new();
+    let mut locations: Vec<Arc<Location>> = Vec::new();
     let mut message = v1::OpenUsages::default();
-    for (instance, place, usage) in usages {
-        let known = places.iter().position(|known| known == place);
+    for (instance, location, usage) in usages {
+        let known = locations.iter().position(|known| known == location);
         let location = known.unwrap_or_else(|| {
-            places.push(place.clone());
-            message.locations.push((**place).clone().into());
-            places.len() - 1
+            locations.push(location.clone());
+            message.locations.push((**location).clone().into());
+            locations.len() - 1
         });
         message.instances.push(v1::open_usages::Instance {
             instance: instance.to_string(),
@@ -65,23 +65,23 @@ pub(super) fn open_usages(usages: &[(InstanceId, Arc<Location>, Usage)]) -> v1::
     message
 }
 
-/// The same back; what makes no sense is left out.
+/// The same back; invalid entries are skipped.
 pub(super) fn read_open(usages: v1::OpenUsages) -> Vec<(InstanceId, Location, Usage)> {
-    let places: Vec<Option<Location>> =
-        usages.locations.into_iter().map(|place| place.try_into().ok()).collect();
+    let locations: Vec<Option<Location>> =
+        usages.locations.into_iter().map(|location| location.try_into().ok()).collect();
     let read = |one: v1::open_usages::Instance| {
-        let place = places.get(one.location as usize)?.clone()?;
-        Some((InstanceId::new(one.instance).ok()?, place, usage(one.usage?)))
+        let location = locations.get(one.location as usize)?.clone()?;
+        Some((InstanceId::new(one.instance).ok()?, location, usage(one.usage?)))
     };
     usages.instances.into_iter().filter_map(read).collect()
 }
 
-pub(super) fn usage(said: v1::MinuteUsage) -> Usage {
+pub(super) fn usage(usage: v1::MinuteUsage) -> Usage {
     Usage {
-        cpu_us: said.cpu_us,
-        covered_ms: said.covered_ms,
-        limit_millicores: said.limit_millicores,
-        requests: said.requests,
+        cpu_us: usage.cpu_us,
+        covered_ms: usage.covered_ms,
+        limit_millicores: usage.limit_millicores,
+        requests: usage.requests,
     }
 }
 
@@ -152,12 +152,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_and_usages_are_read_as_they_were_written() {
-        let place = |region: &str, host_type: Option<&str>| Location {
+    fn rows_and_usages_survive_encoding() {
+        let location = |region: &str, host_type: Option<&str>| Location {
             host_type: host_type.map(|name| HostType::new(name).unwrap()),
             ..Location::in_region(Region::new(region).unwrap())
         };
-        let (eu, us) = (place("eu", Some("old")), place("us", None));
+        let (eu, us) = (location("eu", Some("old")), location("us", None));
         let written = Row::of_minute([(&eu, 3_000), (&eu, 1_000), (&us, 500)]);
         assert_eq!(written.slices.keys().filter(|(of, _)| *of == Dimension::HostType).count(), 2);
         assert_eq!(read_row(&row(&written).encode_to_vec()), Some(written));
@@ -165,11 +165,13 @@ mod tests {
         let usage = Usage { cpu_us: 7, covered_ms: 60_000, limit_millicores: 500, requests: 9 };
         let (eu, us) = (Arc::new(eu), Arc::new(us));
         let name = |name: &str| InstanceId::new(name).unwrap();
-        let said = [(name("a"), eu.clone(), usage), (name("b"), us.clone(), usage), (name("c"), eu, usage)];
-        let message = open_usages(&said);
+        let usage = [(name("a"), eu.clone(), usage), (name("b"), us.clone(), usage), (name("c"), eu, usage)];
+        let message = open_usages(&usage);
         assert_eq!(message.locations.len(), 2);
-        let read: Vec<_> =
-            read_open(message).into_iter().map(|(who, place, usage)| (who, Arc::new(place), usage)).collect();
-        assert_eq!(read, said);
+        let read: Vec<_> = read_open(message)
+            .into_iter()
+            .map(|(instance, location, usage)| (instance, Arc::new(location), usage))
+            .collect();
+        assert_eq!(read, usage);
     }
 }

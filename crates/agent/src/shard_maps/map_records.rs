@@ -8,49 +8,49 @@ use fairmesh_model::{ChunkHash, Invalid, KeyRange, Prefix, RecordKey, Region, Sh
 use fairmesh_rib::cache::Cache;
 use fairmesh_wire::shards::{Manifest, read_manifest};
 
-use super::store::Store;
+use super::prefix_records::PrefixRecords;
 
-/// What a map is made of, at one moment.
-pub(super) struct Source {
+/// The records of a map at one revision.
+pub(super) struct MapRecords {
     pub(super) store: StoreId,
     manifests: BTreeMap<ShardPart, Bytes>,
-    chunks: HashMap<(ShardPart, ChunkHash), Place>,
+    chunks: HashMap<(ShardPart, ChunkHash), ChunkLocation>,
     cache: Arc<Cache>,
 }
 
-/// Where a chunk is.
-enum Place {
+/// Location of a chunk's value.
+enum ChunkLocation {
     Memory(Bytes),
     Disk(Prefix, Arc<str>),
 }
 
-/// The parts of a map, of one version.
-pub(super) struct Parts {
+/// The manifests of one version of a map.
+pub(super) struct Manifests {
     pub(super) version: u64,
     pub(super) interval: KeyRange,
     pub(super) ranges: Manifest,
     pub(super) regions: BTreeMap<Region, Manifest>,
 }
 
-/// Why no tables can be made.
+/// Why tables cannot be built.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Broken {
-    /// The map in the RIB is at fault.
+pub(super) enum BuildError {
+    /// The map in the RIB is invalid.
     #[error("{0}")]
     Invalid(#[from] Invalid),
-    /// A chunk that was on disk is not there or damaged: it is to be fetched.
+    /// A chunk is missing or damaged on disk, and must be fetched again.
     #[error("chunk {0} is missing on disk")]
-    Lost(ChunkHash),
-    /// There is no memory, or no file descriptor left.
-    #[error("no table can be made: {0}; check the limits of memory and of open files of the agent")]
+    ChunkMissing(ChunkHash),
+    /// No memory or no file descriptor is left.
+    #[error("cannot create a table: {0}; check the agent's limits of memory and open files")]
     Memory(#[from] std::io::Error),
-    /// What was made cannot be read back.
+    /// The new table cannot be read back.
     #[error("{0}")]
-    Unfit(#[from] fairmesh_router::InvalidTable),
+    InvalidTable(#[from] fairmesh_router::InvalidTable),
 }
 
-impl Source {
-    pub(super) fn new(store: StoreId, stores: Vec<(Prefix, &Store)>, cache: Arc<Cache>) -> Self {
+impl MapRecords {
+    pub(super) fn new(store: StoreId, stores: Vec<(Prefix, &PrefixRecords)>, cache: Arc<Cache>) -> Self {
         let mut source = Self { store, manifests: BTreeMap::new(), chunks: HashMap::new(), cache };
         for (prefix, entries) in stores
             .into_iter()
@@ -63,8 +63,8 @@ impl Source {
                 }
                 Ok(RecordKey::ShardChunk(_, part, hash)) => {
                     let place = match entry.value.is_empty() {
-                        true => Place::Disk(prefix, key),
-                        false => Place::Memory(entry.value),
+                        true => ChunkLocation::Disk(prefix, key),
+                        false => ChunkLocation::Memory(entry.value),
                     };
                     source.chunks.insert((part, hash), place);
                 }
@@ -74,8 +74,8 @@ impl Source {
         source
     }
 
-    /// The manifests; `None` where the service has no map.
-    pub(super) fn parts(&self) -> Result<Option<Parts>, Invalid> {
+    /// The manifests; `None` if the service has no map.
+    pub(super) fn parts(&self) -> Result<Option<Manifests>, Invalid> {
         let read =
             |part: &ShardPart, value: &Bytes| read_manifest(value).map_err(|e| e.within(part.to_string()));
         let Some(ranges) = self.manifests.get(&ShardPart::Ranges) else { return Ok(None) };
@@ -91,14 +91,14 @@ impl Source {
             }
             regions.insert(region.clone(), manifest);
         }
-        Ok(Some(Parts { version: ranges.version, interval: ranges.interval, ranges, regions }))
+        Ok(Some(Manifests { version: ranges.version, interval: ranges.interval, ranges, regions }))
     }
 
-    pub(super) fn chunk(&self, part: &ShardPart, hash: ChunkHash) -> Result<Bytes, Broken> {
+    pub(super) fn chunk(&self, part: &ShardPart, hash: ChunkHash) -> Result<Bytes, BuildError> {
         match self.chunks.get(&(part.clone(), hash)) {
-            Some(Place::Memory(value)) => Ok(value.clone()),
-            Some(Place::Disk(prefix, key)) => {
-                self.cache.chunk(prefix, key).ok().flatten().ok_or(Broken::Lost(hash))
+            Some(ChunkLocation::Memory(value)) => Ok(value.clone()),
+            Some(ChunkLocation::Disk(prefix, key)) => {
+                self.cache.chunk(prefix, key).ok().flatten().ok_or(BuildError::ChunkMissing(hash))
             }
             None => {
                 let problem = format!("chunk {hash} is missing");
@@ -107,8 +107,8 @@ impl Source {
         }
     }
 
-    /// Whether a chunk was read from disk, where a crash may have left half of it.
+    /// Whether a chunk is read from disk, where a crash may have left half of it.
     pub(super) fn is_on_disk(&self, part: &ShardPart, hash: ChunkHash) -> bool {
-        matches!(self.chunks.get(&(part.clone(), hash)), Some(Place::Disk(..)))
+        matches!(self.chunks.get(&(part.clone(), hash)), Some(ChunkLocation::Disk(..)))
     }
 }

@@ -1,4 +1,4 @@
-//! How the node that readers are served from keeps up with the store.
+//! Applies commits of the store to the node that serves readers.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,35 +6,35 @@ use fairmesh_model::{Prefix, Revision, StoreId};
 use fairmesh_rib::{Batch, Node};
 use fairmesh_store::{BoxFuture, Commits, Store, StoreError, StoreSnapshot, WriteError};
 
-use crate::{census::Census, checks::CheckIndex, metrics::Metrics};
+use crate::{checks::CheckIndex, endpoint_counts::EndpointCounts, metrics::Metrics};
 
-/// How long to wait before a failed load is tried again.
-const LOAD_PAUSE: Duration = Duration::from_secs(1);
+/// Pause after a failed load.
+const LOAD_RETRY: Duration = Duration::from_secs(1);
 
-/// The store as everybody in this process writes it: a write is answered once the node has applied it.
+/// The store as this process writes it: a write returns once the node has applied it.
 #[derive(Debug)]
-pub(crate) struct Followed {
+pub(crate) struct AppliedStore {
     store: Arc<dyn Store>,
     node: Node,
     metrics: Arc<Metrics>,
 }
 
-impl Followed {
-    /// The node must follow the store ([`follow`]) for as long as anybody writes.
+impl AppliedStore {
+    /// [`apply_commits`] must run for as long as there are writes.
     pub(crate) fn new(store: Arc<dyn Store>, node: Node, metrics: Arc<Metrics>) -> Self {
         Self { store, node, metrics }
     }
 
     async fn write_and_apply(&self, batch: Batch) -> Result<Revision, WriteError> {
         let written = self.store.write(batch).await;
-        self.metrics.wrote(&written);
+        self.metrics.count_write(&written);
         let revision = written?;
         self.node.applied(revision.number).await;
         Ok(revision)
     }
 }
 
-impl Store for Followed {
+impl Store for AppliedStore {
     fn id(&self) -> StoreId {
         self.store.id()
     }
@@ -57,10 +57,10 @@ impl Store for Followed {
 }
 
 /// Applies every commit of the store to the node, in order, until it is dropped.
-pub(crate) async fn follow(
+pub(crate) async fn apply_commits(
     store: Arc<dyn Store>,
     node: Node,
-    census: Arc<Census>,
+    endpoint_counts: Arc<EndpointCounts>,
     check_index: Arc<CheckIndex>,
 ) {
     loop {
@@ -68,11 +68,11 @@ pub(crate) async fn follow(
         let behind = loop {
             match commits.next().await {
                 Ok(Some(commit)) => {
-                    census.apply(&commit);
+                    endpoint_counts.apply(&commit);
                     let stale_verdicts = check_index.apply(&commit, &node);
                     node.apply(commit);
                     if stale_verdicts {
-                        // Only now, since whoever is woken looks at the node.
+                        // Only now, since the woken task reads the node.
                         check_index.stale_verdicts.notify_one();
                     }
                 }
@@ -80,10 +80,10 @@ pub(crate) async fn follow(
                 Err(behind) => break behind,
             }
         };
-        tracing::warn!(%behind, "the node fell behind the store and loads it again");
-        if let Err(error) = reload(&*store, &node, &census, &check_index).await {
-            tracing::error!(%error, "the store cannot be loaded; readers see older records");
-            tokio::time::sleep(LOAD_PAUSE).await;
+        tracing::warn!(%behind, "node fell behind the store; reloading");
+        if let Err(error) = reload(&*store, &node, &endpoint_counts, &check_index).await {
+            tracing::error!(%error, "cannot load the store; readers see older records");
+            tokio::time::sleep(LOAD_RETRY).await;
         }
     }
 }
@@ -91,16 +91,16 @@ pub(crate) async fn follow(
 async fn reload(
     store: &dyn Store,
     node: &Node,
-    census: &Census,
+    endpoint_counts: &EndpointCounts,
     check_index: &CheckIndex,
 ) -> Result<(), StoreError> {
     let (number, entries) = store.load().await?;
-    census.load(&entries);
+    endpoint_counts.load(&entries);
     check_index.load(&entries);
     let revision = Revision { store: store.id(), partition: 0, number };
     if let Err(behind) = node.replace(Prefix::everything(), entries, revision) {
-        // Only this task applies commits, and it stands below every commit that the store keeps.
-        tracing::error!(%behind, "the store answered an older state than the node has");
+        // Only this task applies commits, and its revision is below every commit that the store keeps.
+        tracing::error!(%behind, "store returned an older state than the node has");
     }
     check_index.stale_verdicts.notify_one();
     Ok(())

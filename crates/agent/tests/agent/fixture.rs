@@ -8,20 +8,20 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::{BOUND, Memory, Server};
 
-/// A folder with everything that one agent needs.
-pub(crate) struct House {
+/// Addresses and directories of one agent and its upstream, in a temporary directory.
+pub(crate) struct AgentFixture {
     folder: tempfile::TempDir,
     pub(crate) socket: Address,
     pub(crate) metrics: Option<SocketAddr>,
 }
 
-/// An agent that runs until it is stopped.
+/// A running agent.
 pub(crate) struct Agent {
     stop: CancellationToken,
     task: JoinHandle<Result<(), AgentError>>,
 }
 
-impl House {
+impl AgentFixture {
     pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let socket = Address::Unix(folder.path().join("agent.sock"));
@@ -62,7 +62,7 @@ impl Agent {
         self.ended().await.unwrap();
     }
 
-    /// Waits until it ended by itself.
+    /// Waits until it ends by itself.
     pub(crate) async fn ended(self) -> Result<(), AgentError> {
         timeout(BOUND, self.task).await.expect("the agent ends").unwrap()
     }

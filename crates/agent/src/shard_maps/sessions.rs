@@ -1,4 +1,4 @@
-//! Hands tables over, on a socket of their own.
+//! Sends tables to programs, over a socket of their own.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -26,27 +26,27 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Latest, MapName,
-    build::{Built, Table},
+    MapName, MapStatus,
+    build::{BuiltMap, SharedTable},
 };
 use crate::backend::AgentBackend;
 use fairmesh_rib::server::Backend;
 
-/// How long a program may take to say hello, and to take what it is sent, and how long it may stay without following a map.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// The most programs at a time, of all users of the machine and of one, and the most maps that one program may follow.
-const MOST_PROGRAMS: usize = 1024;
-const MOST_OF_ONE: usize = MOST_PROGRAMS / 2;
-const MOST_MAPS: usize = 256;
+/// Timeout of the handshake, of sending, and of a session that follows no map.
+const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum of sessions in total and per user, and of maps per session.
+const MAX_SESSIONS: usize = 1024;
+const MAX_SESSIONS_PER_USER: usize = MAX_SESSIONS / 2;
+const MAX_MAPS_PER_SESSION: usize = 256;
 
-/// Bounds of the socket.
+/// Limits of the listener.
 pub(crate) const fn limits() -> Limits {
-    Limits::pages().with_connections(MOST_PROGRAMS)
+    Limits::pages().with_connections(MAX_SESSIONS)
 }
 
 /// Serves until `stopping`.
 pub(crate) async fn serve(listener: Listener, backend: AgentBackend, stopping: CancellationToken) {
-    let mut users = Users::default();
+    let mut users = UserLimits::default();
     loop {
         let Some(socket) = stopping.run_until_cancelled(listener.accept()).await else { return };
         // Sessions have time limits of their own.
@@ -54,8 +54,8 @@ pub(crate) async fn serve(listener: Listener, backend: AgentBackend, stopping: C
             connection.exempt();
         }
         let Some((stream, place)) = socket.into_unix() else { continue };
-        let Some(own) = stream.peer_cred().ok().and_then(|peer| users.place(peer.uid())) else {
-            tracing::debug!("a user of this machine has as many programs that follow shard maps as one may");
+        let Some(own) = stream.peer_cred().ok().and_then(|peer| users.acquire(peer.uid())) else {
+            tracing::debug!("session refused: this user has the maximum of sessions");
             continue;
         };
         let (backend, stopping) = (backend.clone(), stopping.clone());
@@ -63,7 +63,7 @@ pub(crate) async fn serve(listener: Listener, backend: AgentBackend, stopping: C
             tokio::select! {
                 ended = Session::new(stream, backend).run() => {
                     if let Err(error) = ended {
-                        tracing::debug!(%error, "a program that follows shard maps is gone");
+                        tracing::debug!(%error, "shard map session ended");
                     }
                 }
                 () = stopping.cancelled() => {}
@@ -73,43 +73,44 @@ pub(crate) async fn serve(listener: Listener, backend: AgentBackend, stopping: C
     }
 }
 
-/// The places that are left to each user who has taken some.
+/// Remaining sessions of each user with an open session.
 #[derive(Default)]
-struct Users {
-    left: BTreeMap<u32, Arc<Semaphore>>,
+struct UserLimits {
+    remaining: BTreeMap<u32, Arc<Semaphore>>,
 }
 
-impl Users {
-    /// A place for a program of this user; `None` where the user has as many as one may.
-    fn place(&mut self, uid: u32) -> Option<OwnedSemaphorePermit> {
-        self.left.retain(|_, left| left.available_permits() < MOST_OF_ONE);
-        let left = self.left.entry(uid).or_insert_with(|| Arc::new(Semaphore::new(MOST_OF_ONE)));
-        Arc::clone(left).try_acquire_owned().ok()
+impl UserLimits {
+    /// Acquires a session for this user; `None` at the maximum.
+    fn acquire(&mut self, uid: u32) -> Option<OwnedSemaphorePermit> {
+        self.remaining.retain(|_, remaining| remaining.available_permits() < MAX_SESSIONS_PER_USER);
+        let remaining =
+            self.remaining.entry(uid).or_insert_with(|| Arc::new(Semaphore::new(MAX_SESSIONS_PER_USER)));
+        Arc::clone(remaining).try_acquire_owned().ok()
     }
 }
 
-/// One program.
+/// The session of one program.
 struct Session {
     channel: Channel,
     backend: AgentBackend,
-    follows: BTreeMap<MapName, Following>,
-    /// The tables that the program has.
+    follows: BTreeMap<MapName, SentMap>,
+    /// Ids of the tables sent to the program.
     sent: HashSet<u64>,
-    /// Since when it has followed nothing, where it does not.
+    /// Since when it has followed no map, if it follows none.
     idle: Instant,
 }
 
-/// A map that a program follows.
-struct Following {
+/// A map followed by a program.
+struct SentMap {
     _claim: MapClaim,
-    told: Latest,
+    status: MapStatus,
 }
 
-/// Dropping it gives the map up.
+/// Leaves the map when dropped.
 struct MapClaim {
     backend: AgentBackend,
     name: MapName,
-    /// What is held for it: less than it is made of where there was no room.
+    /// Prefixes claimed for it: fewer than the map has where claims were refused.
     held: Vec<Prefix>,
 }
 
@@ -126,19 +127,19 @@ impl Session {
     }
 
     async fn run(mut self) -> io::Result<()> {
-        if timeout(PATIENCE, self.greet()).await?? {
-            self.exchange().await?;
+        if timeout(SESSION_TIMEOUT, self.handshake()).await?? {
+            self.run_exchange().await?;
         }
         Ok(())
     }
 
-    /// Whether both speak a common version.
-    async fn greet(&mut self) -> io::Result<bool> {
+    /// Negotiates a version; false if the program closed the connection first.
+    async fn handshake(&mut self) -> io::Result<bool> {
         let Some((frame, _)) = self.channel.receive().await? else { return Ok(false) };
         let Ok(v1::MapRequest { kind: Some(map_request::Kind::Hello(hello)) }) =
             v1::MapRequest::decode(frame)
         else {
-            return Err(invalid("it did not say hello"));
+            return Err(invalid("the first message is not HelloRequest"));
         };
         let version = negotiate(&hello).map_err(|status| invalid(status.message()))?;
         let (store, location) = (self.backend.node().store(), self.backend.location());
@@ -147,36 +148,36 @@ impl Session {
         Ok(true)
     }
 
-    async fn exchange(&mut self) -> io::Result<()> {
-        let mut made = self.backend.shared.maps.made();
+    async fn run_exchange(&mut self) -> io::Result<()> {
+        let mut build_results = self.backend.shared.maps.build_results();
         loop {
-            made.mark_unchanged();
-            self.tell().await?;
+            build_results.mark_unchanged();
+            self.send_updates().await?;
             tokio::select! {
                 frame = self.channel.receive() => match frame? {
-                    Some((frame, _)) => self.asked(v1::MapRequest::decode(frame)?)?,
+                    Some((frame, _)) => self.on_request(v1::MapRequest::decode(frame)?)?,
                     None => return Ok(()),
                 },
-                // Its sender lives as long as the backend.
-                _ = made.changed() => {}
-                () = sleep_until(self.idle + PATIENCE), if self.follows.is_empty() => {
-                    return Err(invalid("it follows nothing"));
+                // The sender lives as long as the backend.
+                _ = build_results.changed() => {}
+                () = sleep_until(self.idle + SESSION_TIMEOUT), if self.follows.is_empty() => {
+                    return Err(invalid("no map followed in time"));
                 }
             }
         }
     }
 
-    fn asked(&mut self, request: v1::MapRequest) -> io::Result<()> {
+    fn on_request(&mut self, request: v1::MapRequest) -> io::Result<()> {
         match request.kind {
             Some(map_request::Kind::Follow(name)) => {
                 let name = read_name(name).map_err(|e| invalid(&e.to_string()))?;
-                if self.follows.len() >= MOST_MAPS {
-                    return Err(invalid("it follows more maps than a program may"));
+                if self.follows.len() >= MAX_MAPS_PER_SESSION {
+                    return Err(invalid("too many maps followed in one session"));
                 }
                 if !self.follows.contains_key(&name) {
                     let held = self.backend.join_map(&name);
                     let claim = MapClaim { backend: self.backend.clone(), name: name.clone(), held };
-                    self.follows.insert(name, Following { _claim: claim, told: Latest::default() });
+                    self.follows.insert(name, SentMap { _claim: claim, status: MapStatus::default() });
                 }
             }
             Some(map_request::Kind::Unfollow(name)) => {
@@ -191,20 +192,20 @@ impl Session {
         Ok(())
     }
 
-    /// Sends what is new.
-    async fn tell(&mut self) -> io::Result<()> {
+    /// Sends changed maps and failures.
+    async fn send_updates(&mut self) -> io::Result<()> {
         let names: Vec<MapName> = self.follows.keys().cloned().collect();
         for name in names {
             let latest = self.backend.shared.maps.latest(&name);
             let Some(following) = self.follows.get_mut(&name) else { continue };
-            let told = std::mem::replace(&mut following.told, latest.clone());
+            let sent = std::mem::replace(&mut following.status, latest.clone());
             if let Some(built) = &latest.built
-                && told.built.is_none_or(|told| !Arc::ptr_eq(&told, built))
+                && sent.built.is_none_or(|sent| !Arc::ptr_eq(&sent, built))
             {
-                self.hand_over(&name, built).await?;
+                self.send_map(&name, built).await?;
             }
             if let Some((version, reason)) = latest.failure.clone()
-                && told.failure != latest.failure
+                && sent.failure != latest.failure
             {
                 let failure = v1::MapFailure { name: Some(write_name(&name)), version, reason };
                 self.send(Kind::Failure(failure), &[]).await?;
@@ -213,9 +214,9 @@ impl Session {
         Ok(())
     }
 
-    async fn hand_over(&mut self, name: &MapName, built: &Built) -> io::Result<()> {
+    async fn send_map(&mut self, name: &MapName, built: &BuiltMap) -> io::Result<()> {
         let tables = || built.segments.iter().chain([&built.holders]);
-        let new: Vec<&Arc<Table>> = tables().filter(|table| !self.sent.contains(&table.id)).collect();
+        let new: Vec<&Arc<SharedTable>> = tables().filter(|table| !self.sent.contains(&table.id)).collect();
         for some in new.chunks(MAX_HANDLES) {
             let ids = some.iter().map(|table| table.id).collect();
             let handles: Vec<_> = some.iter().filter_map(|table| table.memory.handle()).collect();
@@ -234,10 +235,10 @@ impl Session {
         Ok(())
     }
 
-    /// Those that no map names any more, as the program does.
+    /// Forgets tables that no followed map uses, as the program does.
     fn forget_tables(&mut self) {
-        let told = self.follows.values().filter_map(|following| following.told.built.as_ref());
-        self.sent = told
+        let sent = self.follows.values().filter_map(|following| following.status.built.as_ref());
+        self.sent = sent
             .flat_map(|built| built.segments.iter().chain([&built.holders]))
             .map(|table| table.id)
             .collect();
@@ -245,7 +246,7 @@ impl Session {
 
     async fn send(&self, kind: Kind, handles: &[BorrowedFd<'_>]) -> io::Result<()> {
         let response = v1::MapResponse { kind: Some(kind) };
-        timeout(PATIENCE, self.channel.send(&response.encode_to_vec(), handles)).await?
+        timeout(SESSION_TIMEOUT, self.channel.send(&response.encode_to_vec(), handles)).await?
     }
 }
 
@@ -268,16 +269,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_user_leaves_places_to_others() {
-        let mut users = Users::default();
-        let mut taken: Vec<_> = (0..MOST_OF_ONE).map(|_| users.place(1000).unwrap()).collect();
-        assert!(users.place(1000).is_none());
-        let other = users.place(1001).unwrap();
+    fn one_user_leaves_sessions_to_others() {
+        let mut users = UserLimits::default();
+        let mut taken: Vec<_> = (0..MAX_SESSIONS_PER_USER).map(|_| users.acquire(1000).unwrap()).collect();
+        assert!(users.acquire(1000).is_none());
+        let other = users.acquire(1001).unwrap();
         taken.pop();
-        taken.push(users.place(1000).unwrap());
-        assert!(users.place(1000).is_none());
+        taken.push(users.acquire(1000).unwrap());
+        assert!(users.acquire(1000).is_none());
         drop((taken, other));
-        assert!(users.place(1000).is_some());
-        assert_eq!(users.left.len(), 1, "who has no place is not remembered");
+        assert!(users.acquire(1000).is_some());
+        assert_eq!(users.remaining.len(), 1, "a user without a session is not stored");
     }
 }

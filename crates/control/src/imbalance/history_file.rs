@@ -2,12 +2,12 @@
 //!
 //! | key | value |
 //! |---|---|
-//! | `open/<minute>/<tenant>/<service>/<part>` | `OpenUsages`: what instances said of a minute that may still change |
+//! | `open/<minute>/<tenant>/<service>/<part>` | `OpenUsages`: reports of instances for a minute that may still change |
 //! | `minute/<minute>/<tenant>/<service>` | `ImbalanceRow` of a closed minute |
 //! | `hour/…`, `day/…` | the same of all closed minutes of an hour or a day, by its first minute |
 //!
-//! A service's minute is closed within one batch: its row, the sums that it is added to, and the end of its open parts. So it
-//! is counted once, wherever the power fails.
+//! A service's minute is closed in one batch: its row, the sums that it is added to, and the deletion of its open
+//! parts. So it is counted once, whenever the power fails.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -24,41 +24,41 @@ use fairmesh_wire::v1;
 use prost::Message as _;
 use tokio::task::spawn_blocking;
 
-use super::{HistoryError, message};
+use super::{HistoryError, convert};
 
-/// How many bytes of keys and values are kept; above that the oldest go, minutes before hours before days.
+/// Maximum of bytes of keys and values; above it the oldest are deleted, minutes before hours before days.
 const MAX_BYTES: usize = 128 << 20;
-/// How many instances one part of a minute holds, so that its value stays within bounds.
-const PART: usize = 1_000;
-/// How many keys are taken away at once.
+/// Maximum of instances in one part of a minute, so that its value stays within bounds.
+const MAX_INSTANCES_PER_PART: usize = 1_000;
+/// Maximum of keys deleted by one batch.
 const MAX_DELETES: usize = 1_000;
 
-/// Open parts, as the tiers are named.
+/// Key prefix of open minutes, beside those of the tiers.
 const OPEN: &str = "open";
 
-/// How much one batch of the file holds.
+/// Maximum of operations and bytes of one batch.
 const MAX_OPS: usize = 2_000;
 const MAX_BATCH_BYTES: usize = 1 << 20;
 
-/// What instances of one service used in one minute.
+/// Usages of the instances of one service in one minute.
 type Usages = Vec<(InstanceId, Arc<Location>, Usage)>;
-/// Services with what is known of them.
+/// Rows by service.
 type Rows = Vec<(ServiceName, Row)>;
-/// The same with the first minute of the time that it is about.
+/// Rows by first minute and service.
 type TimedRows = Vec<(Minute, ServiceName, Row)>;
 
-/// What is kept on disk.
+/// The file and an index of its keys.
 #[derive(Debug)]
-pub(super) struct History {
+pub(super) struct HistoryFile {
     store: Arc<RedbStore>,
     index: Mutex<Index>,
     max_bytes: usize,
 }
 
-/// What the file holds, without the values.
+/// Keys and sizes of the file's entries.
 #[derive(Debug, Default)]
 struct Index {
-    /// Every key and how many bytes it takes with its value.
+    /// Every key, with the size of key and value.
     keys: BTreeMap<Arc<str>, usize>,
     bytes: usize,
 }
@@ -82,8 +82,8 @@ impl Index {
     }
 }
 
-impl History {
-    /// Opens the file, or creates it, and puts what was open back into `open`.
+impl HistoryFile {
+    /// Opens or creates the file, and restores its open minutes into `open`.
     pub(super) async fn open(path: &Path, open: &mut Open) -> Result<Self, StoreError> {
         Self::bounded(path, open, MAX_BYTES).await
     }
@@ -117,12 +117,12 @@ impl History {
         self.index().within(keys).cloned().collect()
     }
 
-    /// How many bytes keys and values take.
+    /// Total size of keys and values.
     pub(super) fn bytes(&self) -> usize {
         self.index().bytes
     }
 
-    /// The store's own number, one more for each batch.
+    /// The file's revision, one more for each batch.
     #[cfg(test)]
     pub(super) async fn revision(&self) -> u64 {
         self.store.load().await.unwrap().0
@@ -134,27 +134,30 @@ impl History {
         newest.and_then(|key| split(&key).map(|(minute, _)| minute))
     }
 
-    /// Writes down what is known of services in minutes that are still open.
-    pub(super) async fn note(&self, noted: Vec<(Minute, ServiceName, Usages)>) -> Result<(), HistoryError> {
-        let mut writes = Writes::to(self);
+    /// Saves usages of open minutes.
+    pub(super) async fn save_open(
+        &self,
+        noted: Vec<(Minute, ServiceName, Usages)>,
+    ) -> Result<(), HistoryError> {
+        let mut writes = BatchWriter::new(self);
         for (minute, service, usages) in noted {
-            for (number, part) in usages.chunks(PART).enumerate() {
+            for (number, part) in usages.chunks(MAX_INSTANCES_PER_PART).enumerate() {
                 let key = format!("{}/{number:04}", key(OPEN, minute, &service));
-                writes.add(vec![Op::put(key, message::open_usages(part).encode_to_vec())]).await?;
+                writes.add(vec![Op::put(key, convert::open_usages(part).encode_to_vec())]).await?;
             }
         }
         writes.finish().await
     }
 
-    /// Makes rows of a minute for good. Whoever was closed before a crash is not among `rows` any more.
+    /// Closes a minute. Services closed before a crash are not in `rows` any more.
     pub(super) async fn close(&self, minute: Minute, rows: Rows) -> Result<(), HistoryError> {
-        // What is left are services that were only heard of for a moment.
+        // The remaining parts are of services without a row.
         let left = self.close_services(minute, rows).await?;
         self.delete(left).await
     }
 
-    /// The same for some services; what is open of others. A service that has its row already is not counted again: the
-    /// minute of all of them stays open when the write of one fails, and is closed anew later.
+    /// Closes a minute of some services; returns the open parts of others. A service that has its row already is not
+    /// counted again: if one write fails, the minute of all services stays open and is closed again later.
     pub(super) async fn close_services(
         &self,
         minute: Minute,
@@ -169,10 +172,10 @@ impl History {
             let known: HashMap<_, _> = known.into_iter().map(|(_, service, row)| (service, row)).collect();
             sums.push((tier, bucket, known));
         }
-        let mut writes = Writes::to(self);
+        let mut writes = BatchWriter::new(self);
         for (service, row) in rows.into_iter().filter(|(service, _)| !closed.contains(service)) {
             let put = |tier: Tier, at: Minute, row: &Row| {
-                Op::put(key(tier.name(), at, &service), message::row(row).encode_to_vec())
+                Op::put(key(tier.name(), at, &service), convert::row(row).encode_to_vec())
             };
             let mut ops = vec![put(Tier::Minute, minute, &row)];
             for (tier, bucket, known) in &sums {
@@ -187,14 +190,14 @@ impl History {
         Ok(parts.into_values().flatten().collect())
     }
 
-    /// The services that have a row of this minute. The file is asked, since a write that failed may be found there.
+    /// The services with a row of this minute. Read from the file, since a failed write may have reached it.
     pub(super) async fn closed(&self, minute: Minute) -> Result<HashSet<ServiceName>, HistoryError> {
         let entries = self.store.range(between(Tier::Minute.name(), minute, minute)).await?;
         let services = entries.iter().filter_map(|(key, _)| ServiceName::new(split(key)?.1).ok());
         Ok(services.collect())
     }
 
-    /// The keys of what was open of a minute, by service.
+    /// Keys of the open parts of a minute, by service.
     fn parts(&self, minute: Minute) -> HashMap<String, Vec<Arc<str>>> {
         let mut parts: HashMap<String, Vec<Arc<str>>> = HashMap::new();
         for key in self.keys(&between(OPEN, minute, minute)) {
@@ -205,19 +208,19 @@ impl History {
         parts
     }
 
-    /// The rows of some buckets, those of one service one after the other.
+    /// The rows of some buckets, in order of keys.
     pub(super) async fn rows(&self, tier: Tier, from: Minute, to: Minute) -> Result<TimedRows, HistoryError> {
         let entries = self.store.range(between(tier.name(), from, to)).await?;
         let rows = entries.iter().filter_map(|(key, entry)| {
             let (minute, service) = split(key)?;
-            // What a later release wrote in another way is left alone.
-            Some((minute, ServiceName::new(service).ok()?, message::read_row(&entry.value)?))
+            // Rows of a later release in another format are skipped.
+            Some((minute, ServiceName::new(service).ok()?, convert::read_row(&entry.value)?))
         });
         Ok(rows.collect())
     }
 
-    /// Takes away what is past its time.
-    pub(super) async fn thin_out(&self, now: Minute) -> Result<(), HistoryError> {
+    /// Deletes expired rows.
+    pub(super) async fn delete_expired(&self, now: Minute) -> Result<(), HistoryError> {
         for tier in Tier::ALL {
             let last = tier.bucket(now.before(tier.kept() + tier.minutes()));
             self.delete(self.keys(&between(tier.name(), Minute(0), last))).await?;
@@ -225,8 +228,8 @@ impl History {
         Ok(())
     }
 
-    /// Takes away the oldest where there is too much.
-    pub(super) async fn keep_within_bounds(&self) -> Result<(), HistoryError> {
+    /// Deletes the oldest entries while the file is above its maximum.
+    pub(super) async fn enforce_max_bytes(&self) -> Result<(), HistoryError> {
         for tier in Tier::ALL {
             while self.bytes() > self.max_bytes {
                 let all = between(tier.name(), Minute(0), Minute(u32::MAX));
@@ -256,19 +259,19 @@ impl History {
     }
 }
 
-/// Gathers what is to be written, so that many services take few batches: each batch waits for the disk.
-struct Writes<'a> {
-    history: &'a History,
+/// Groups writes into few batches: each batch waits for the disk.
+struct BatchWriter<'a> {
+    history: &'a HistoryFile,
     ops: Vec<Op>,
     bytes: usize,
 }
 
-impl<'a> Writes<'a> {
-    fn to(history: &'a History) -> Self {
+impl<'a> BatchWriter<'a> {
+    fn new(history: &'a HistoryFile) -> Self {
         Self { history, ops: Vec::new(), bytes: 0 }
     }
 
-    /// Adds what is written all or none.
+    /// Adds operations that must be in one batch.
     async fn add(&mut self, ops: Vec<Op>) -> Result<(), HistoryError> {
         let size = |op: &Op| op.key.len() + op.value.as_ref().map_or(0, |value| value.len());
         let bytes: usize = ops.iter().map(size).sum();
@@ -293,17 +296,17 @@ impl<'a> Writes<'a> {
     }
 }
 
-/// Minutes have ten digits, so that keys stand in the order of time.
+/// Minutes have ten digits, so that keys are in order of time.
 fn key(folder: &str, minute: Minute, service: &ServiceName) -> String {
     format!("{folder}/{:010}/{service}", minute.0)
 }
 
-/// All keys of these minutes, the last included: what follows a minute, '/', stands before every digit.
+/// All keys of these minutes, including the last: '/', which follows a minute, sorts before every digit.
 fn between(folder: &str, from: Minute, to: Minute) -> Range<String> {
     format!("{folder}/{:010}", from.0)..format!("{folder}/{:010}0", to.0)
 }
 
-/// The minute of a key and what follows it.
+/// The minute of a key, and the rest of the key.
 fn split(key: &str) -> Option<(Minute, &str)> {
     let (minute, rest) = key.split_once('/')?.1.split_once('/')?;
     Some((Minute(minute.parse().ok()?), rest))
@@ -314,7 +317,7 @@ fn restore(open: &mut Open, key: &str, entry: &Entry) {
     let service = rest.rsplit_once('/').and_then(|(service, _)| ServiceName::new(service).ok());
     let usages = v1::OpenUsages::decode(&*entry.value).ok();
     let (Some(service), Some(usages)) = (service, usages) else { return };
-    for (instance, place, usage) in message::read_open(usages) {
-        open.restore((&service, &instance, &place), (minute, usage));
+    for (instance, location, usage) in convert::read_open(usages) {
+        open.restore((&service, &instance, &location), (minute, usage));
     }
 }

@@ -1,4 +1,4 @@
-//! Makes the tables of a map, a segment at a time: never more than one of them lies in memory twice.
+//! Builds the tables of a map segment by segment: at most one segment is in memory twice.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -13,80 +13,80 @@ use fairmesh_router::{HoldingInterner, SEGMENT_SHARDS, Segment, SegmentBuilder, 
 use fairmesh_sealed::Sealed;
 use fairmesh_wire::shards::{Copies, read_copies, read_ranges};
 
-use super::source::{Broken, Parts, Source};
+use super::map_records::{BuildError, Manifests, MapRecords};
 
-/// The region of a holder that was met in several.
-const SEVERAL: u16 = u16::MAX;
-/// So many holders that nobody needs any more may be listed, besides as many as there were.
-const SPARE_HOLDERS: usize = 4096;
-/// The widest span of ids that is looked up by a list and not by hash.
-const DENSE: u32 = 1 << 22;
+/// Marks a holder seen in several regions.
+const MULTIPLE_REGIONS: u16 = u16::MAX;
+/// The holder list is rebuilt when it has twice its original length and this many more.
+const MAX_SPARE_HOLDERS: usize = 4096;
+/// The widest span of shard ids indexed by an array and not by a hash map.
+const MAX_DENSE_SPAN: u32 = 1 << 22;
 
-/// A version of a map, as tables.
+/// The tables of one version of a map.
 #[derive(Debug)]
-pub(crate) struct Built {
+pub(crate) struct BuiltMap {
     pub(crate) version: u64,
     pub(crate) interval: KeyRange,
-    pub(crate) segments: Vec<Arc<Table>>,
-    pub(crate) holders: Arc<Table>,
-    /// How many holders are listed.
+    pub(crate) segments: Vec<Arc<SharedTable>>,
+    pub(crate) holders: Arc<SharedTable>,
+    /// Number of listed holders.
     listed: usize,
     store: StoreId,
     ranges: Vec<ChunkHash>,
     regions: BTreeMap<Region, Vec<ChunkHash>>,
 }
 
-/// A table that can be handed over.
+/// A table in shared memory.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub(crate) struct SharedTable {
     pub(crate) id: u64,
     pub(crate) memory: Arc<Sealed>,
-    /// What is in it, where it is a segment.
+    /// Its content, if it is a segment.
     segment: Option<Segment>,
 }
 
-/// Makes versions of one map, each from the one before where that is possible.
+/// Builds the versions of one map, each from its predecessor where possible.
 pub(super) struct Builder {
     next_table: Box<dyn Fn() -> u64 + Send>,
     numbers: HoldingInterner,
-    /// The region of each holder, as its place in `regions`.
-    homes: Vec<u16>,
+    /// The region of each holder, as an index into `regions`.
+    holder_regions: Vec<u16>,
     regions: Vec<Region>,
-    /// How many holders there were when all was last made anew; `None` before that, and where it failed half way, so that
-    /// numbers are not those of the version before.
-    fresh: Option<usize>,
-    /// The first and the last shard of chunks of copies.
+    /// Number of holders at the last full rebuild; `None` before the first, and after a failed one, when holder numbers
+    /// differ from those of the previous version.
+    holders_at_rebuild: Option<usize>,
+    /// First and last shard of each chunk of copies.
     spans: HashMap<ChunkHash, (ShardId, ShardId)>,
-    /// The first and the last start of chunks of starts.
+    /// First and last start key of each chunk of ranges.
     starts: HashMap<ChunkHash, (ShardKey, ShardKey)>,
 }
 
-/// The shards of a segment to be.
-struct Draft {
+/// The shards of a segment to build.
+struct SegmentDraft {
     range: KeyRange,
     shards: Vec<(ShardId, ShardKey)>,
 }
 
-/// What changed: where shards start, and the copies in each region.
+/// Changes between two versions: start keys of shards, and copies in each region.
 struct Changes {
-    /// From where to where there were shards in chunks that are gone, all of which are gone with them.
+    /// First and last start key of removed chunks, all of whose shards are removed.
     gone: Vec<(ShardKey, ShardKey)>,
     /// The shards of new chunks.
     new: Vec<(ShardId, ShardKey)>,
-    copies: Vec<Change>,
+    copies: Vec<CopyChange>,
 }
 
-/// What changed of the copies in one region.
-struct Change {
+/// Changed copies in one region.
+struct CopyChange {
     region: u16,
     spans: Vec<(ShardId, ShardId)>,
-    /// The holders of the shards of new chunks.
+    /// Holders of the shards in new chunks.
     now: HashMap<ShardId, Vec<u32>>,
 }
 
-impl Built {
-    /// Whether it is what these parts say.
-    pub(super) fn is(&self, source: &Source, parts: &Parts) -> bool {
+impl BuiltMap {
+    /// Whether it was built from these parts.
+    pub(super) fn is(&self, source: &MapRecords, parts: &Manifests) -> bool {
         let regions = parts.regions.iter().map(|(region, part)| (region, &part.chunks));
         (self.version, self.store, self.interval) == (parts.version, source.store, parts.interval)
             && self.ranges == parts.ranges.chunks
@@ -104,44 +104,44 @@ impl Builder {
         Self {
             next_table: Box::new(next_table),
             numbers: HoldingInterner::default(),
-            homes: Vec::new(),
+            holder_regions: Vec::new(),
             regions: Vec::new(),
-            fresh: None,
+            holders_at_rebuild: None,
             spans: HashMap::new(),
             starts: HashMap::new(),
         }
     }
 
-    /// The tables of what `source` holds, those that did not change taken from `before`.
+    /// Builds the tables of `source`, reusing unchanged tables of `before`.
     pub(super) fn build(
         &mut self,
-        source: &Source,
-        parts: &Parts,
-        before: Option<&Built>,
-    ) -> Result<Built, Broken> {
+        source: &MapRecords,
+        parts: &Manifests,
+        before: Option<&BuiltMap>,
+    ) -> Result<BuiltMap, BuildError> {
         let changes = match before {
             Some(before) => self.changes(source, parts, before)?,
             None => None,
         };
         let segments = match before.zip(changes) {
-            Some((before, changes)) => self.mend(source, parts, before, &changes)?,
+            Some((before, changes)) => self.update_segments(source, parts, before, &changes)?,
             None => None,
         };
-        let mended = segments.is_some();
+        let reused = segments.is_some();
         let segments = match segments {
             Some(segments) => segments,
-            None => self.make(source, parts)?,
+            None => self.rebuild(source, parts)?,
         };
         let listed = self.numbers.len();
         let holders = match before {
-            Some(before) if mended && before.listed == listed => Arc::clone(&before.holders),
+            Some(before) if reused && before.listed == listed => Arc::clone(&before.holders),
             _ => self.holders(source.store)?,
         };
         let named: HashSet<&ChunkHash> = parts.regions.values().flat_map(|part| &part.chunks).collect();
         self.spans.retain(|hash, _| named.contains(hash));
         let named: HashSet<&ChunkHash> = parts.ranges.chunks.iter().collect();
         self.starts.retain(|hash, _| named.contains(hash));
-        Ok(Built {
+        Ok(BuiltMap {
             listed,
             version: parts.version,
             interval: parts.interval,
@@ -157,14 +157,18 @@ impl Builder {
         })
     }
 
-    fn holders(&self, store: StoreId) -> Result<Arc<Table>, Broken> {
+    fn holders(&self, store: StoreId) -> Result<Arc<SharedTable>, BuildError> {
         let memory = Arc::new(Sealed::bytes("fairmesh-holders", &self.numbers.encode(store))?);
-        Ok(Arc::new(Table { id: (self.next_table)(), memory, segment: None }))
+        Ok(Arc::new(SharedTable { id: (self.next_table)(), memory, segment: None }))
     }
 
-    /// Makes every segment anew.
-    fn make(&mut self, source: &Source, parts: &Parts) -> Result<Vec<Arc<Table>>, Broken> {
-        (self.numbers, self.homes, self.regions, self.fresh) = Default::default();
+    /// Builds every segment anew.
+    fn rebuild(
+        &mut self,
+        source: &MapRecords,
+        parts: &Manifests,
+    ) -> Result<Vec<Arc<SharedTable>>, BuildError> {
+        (self.numbers, self.holder_regions, self.regions, self.holders_at_rebuild) = Default::default();
         let (mut segments, mut copies) = (Vec::new(), 0);
         let mut shards: Vec<(ShardId, ShardKey)> = Vec::new();
         let mut seen = 0;
@@ -178,7 +182,7 @@ impl Builder {
                 let rest = shards.split_off(SEGMENT_SHARDS);
                 let range = KeyRange { first, last: ShardKey(rest[0].1.0 - 1) };
                 first = rest[0].1;
-                let draft = Draft { range, shards: std::mem::replace(&mut shards, rest) };
+                let draft = SegmentDraft { range, shards: std::mem::replace(&mut shards, rest) };
                 segments.push(self.segment(source, parts, &draft, &mut copies)?);
             }
         }
@@ -186,29 +190,29 @@ impl Builder {
             || seen != parts.ranges.rows as usize
             || segments.is_empty() && shards[0].1 != first
         {
-            let problem = "the chunks are not those of the manifest";
+            let problem = "the chunks do not match the manifest";
             return Err(Invalid::new("ranges", problem, "write the shard map again").into());
         }
-        let draft = Draft { range: KeyRange { first, last: parts.interval.last }, shards };
+        let draft = SegmentDraft { range: KeyRange { first, last: parts.interval.last }, shards };
         segments.push(self.segment(source, parts, &draft, &mut copies)?);
         if copies != parts.regions.values().map(|part| u64::from(part.rows)).sum::<u64>() {
-            let problem = "some are of shards that are not there";
+            let problem = "some belong to missing shards";
             return Err(Invalid::new("copies", problem, "write the shard map again").into());
         }
-        self.fresh = Some(self.numbers.len());
+        self.holders_at_rebuild = Some(self.numbers.len());
         Ok(segments)
     }
 
-    /// Makes the segments anew in which something changed; `None` where all are better made anew.
+    /// Rebuilds the changed segments only; `None` where a full rebuild is better.
     ///
-    /// A segment grows by splits until it is twice as large as it was made.
-    fn mend(
+    /// Splits may grow a segment to twice its original size.
+    fn update_segments(
         &mut self,
-        source: &Source,
-        parts: &Parts,
-        before: &Built,
+        source: &MapRecords,
+        parts: &Manifests,
+        before: &BuiltMap,
         changes: &Changes,
-    ) -> Result<Option<Vec<Arc<Table>>>, Broken> {
+    ) -> Result<Option<Vec<Arc<SharedTable>>>, BuildError> {
         let mut segments = Vec::with_capacity(before.segments.len());
         let mut seen = 0;
         for table in &before.segments {
@@ -227,21 +231,21 @@ impl Builder {
                 continue;
             }
             let as_it_was = || segment.shards().map(|(id, start, _)| (id, start)).collect();
-            let draft = Draft { range, shards: shards.unwrap_or_else(as_it_was) };
+            let draft = SegmentDraft { range, shards: shards.unwrap_or_else(as_it_was) };
             check_order(&draft.shards, range)?;
             segments.push(self.segment(source, parts, &draft, &mut 0)?);
         }
         Ok((seen == parts.ranges.rows as usize).then_some(segments))
     }
 
-    fn is_changed(&self, segment: &Segment, changes: &[Change]) -> bool {
-        let differs = |change: &Change, id: ShardId, copies: &[u32]| {
+    fn is_changed(&self, segment: &Segment, changes: &[CopyChange]) -> bool {
+        let differs = |change: &CopyChange, id: ShardId, copies: &[u32]| {
             if !change.spans.iter().any(|(first, last)| (*first..=*last).contains(&id)) {
                 return false;
             }
             let here = copies.iter().filter(|copy| {
-                let home = self.homes.get(**copy as usize).copied().unwrap_or(SEVERAL);
-                home == change.region || home == SEVERAL
+                let home = self.holder_regions.get(**copy as usize).copied().unwrap_or(MULTIPLE_REGIONS);
+                home == change.region || home == MULTIPLE_REGIONS
             });
             !here.eq(change.now.get(&id).map_or(&[][..], Vec::as_slice))
         };
@@ -258,9 +262,16 @@ impl Builder {
         })
     }
 
-    /// What changed of the copies; `None` where all is better made anew.
-    fn changes(&mut self, source: &Source, parts: &Parts, before: &Built) -> Result<Option<Changes>, Broken> {
-        let outgrown = self.fresh.is_none_or(|fresh| self.numbers.len() > 2 * fresh + SPARE_HOLDERS);
+    /// Changes since `before`; `None` where a full rebuild is better.
+    fn changes(
+        &mut self,
+        source: &MapRecords,
+        parts: &Manifests,
+        before: &BuiltMap,
+    ) -> Result<Option<Changes>, BuildError> {
+        let outgrown = self
+            .holders_at_rebuild
+            .is_none_or(|holders| self.numbers.len() > 2 * holders + MAX_SPARE_HOLDERS);
         if outgrown || (before.store, before.interval) != (source.store, parts.interval) {
             return Ok(None);
         }
@@ -285,7 +296,8 @@ impl Builder {
             if removed.is_empty() && added.is_empty() {
                 continue;
             }
-            let mut change = Change { region: self.region(region), spans: Vec::new(), now: HashMap::new() };
+            let mut change =
+                CopyChange { region: self.region(region), spans: Vec::new(), now: HashMap::new() };
             for hash in removed {
                 let Some(span) = self.spans.get(&hash) else { return Ok(None) };
                 change.spans.push(*span);
@@ -303,32 +315,32 @@ impl Builder {
         Ok(Some(Changes { gone: gone_starts, new, copies: changes }))
     }
 
-    /// One table; adds to `copies` how many it has.
+    /// Builds one table; adds its number of copies to `copies`.
     fn segment(
         &mut self,
-        source: &Source,
-        parts: &Parts,
-        draft: &Draft,
+        source: &MapRecords,
+        parts: &Manifests,
+        draft: &SegmentDraft,
         copies: &mut u64,
-    ) -> Result<Arc<Table>, Broken> {
-        let places = Places::new(&draft.shards);
-        // The place among the shards, and the holder.
+    ) -> Result<Arc<SharedTable>, BuildError> {
+        let positions = ShardPositions::new(&draft.shards);
+        // Position of the shard, and the holder.
         let mut found: Vec<(u32, u32)> = Vec::new();
         for (region, part) in &parts.regions {
             let home = self.region(region);
             for &hash in &part.chunks {
-                if self.spans.get(&hash).is_some_and(|span| !places.meet(*span)) {
+                if self.spans.get(&hash).is_some_and(|span| !positions.overlaps(*span)) {
                     continue;
                 }
                 for (shard, instance, role, state) in self.read_copies(source, region, hash)?.rows() {
-                    if let Some(place) = places.of(shard) {
+                    if let Some(place) = positions.of(shard) {
                         found.push((place, self.number(home, instance, role, state)));
                     }
                 }
             }
         }
         *copies += found.len() as u64;
-        // Stable: regions stay in their order.
+        // A stable sort keeps the order of regions.
         found.sort_by_key(|(place, _)| *place);
         let (mut rows, mut rest) = (SegmentBuilder::default(), &found[..]);
         for (i, (id, start)) in draft.shards.iter().enumerate() {
@@ -340,16 +352,16 @@ impl Builder {
         let memory = Arc::new(Sealed::words("fairmesh-shards", &rows.encode(source.store, draft.range))?);
         let words: SegmentMemory = memory.clone();
         let segment = Segment::read(words)?;
-        Ok(Arc::new(Table { id: (self.next_table)(), memory, segment: Some(segment) }))
+        Ok(Arc::new(SharedTable { id: (self.next_table)(), memory, segment: Some(segment) }))
     }
 
     /// Adds the shards of a chunk.
     fn read_ranges(
         &mut self,
-        source: &Source,
+        source: &MapRecords,
         hash: ChunkHash,
         shards: &mut Vec<(ShardId, ShardKey)>,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), BuildError> {
         let from = shards.len();
         read(source, &ShardPart::Ranges, hash, |chunk| {
             read_ranges(hash, chunk, |id, start| shards.push((id, start)))
@@ -360,7 +372,12 @@ impl Builder {
         Ok(())
     }
 
-    fn read_copies(&mut self, source: &Source, region: &Region, hash: ChunkHash) -> Result<Copies, Broken> {
+    fn read_copies(
+        &mut self,
+        source: &MapRecords,
+        region: &Region,
+        hash: ChunkHash,
+    ) -> Result<Copies, BuildError> {
         let part = ShardPart::Region(region.clone());
         let copies = read(source, &part, hash, |chunk| read_copies(hash, chunk))?;
         if let Some(span) = copies.span() {
@@ -375,22 +392,22 @@ impl Builder {
             self.regions.push(region.clone());
             self.regions.len() - 1
         });
-        u16::try_from(place).unwrap_or(SEVERAL)
+        u16::try_from(place).unwrap_or(MULTIPLE_REGIONS)
     }
 
     fn number(&mut self, home: u16, instance: &InstanceId, role: &Role, state: ReplicaState) -> u32 {
         let number = self.numbers.intern(instance, role, state);
-        match self.homes.get_mut(number as usize) {
-            Some(known) if *known != home => *known = SEVERAL,
+        match self.holder_regions.get_mut(number as usize) {
+            Some(known) if *known != home => *known = MULTIPLE_REGIONS,
             Some(_) => {}
-            None => self.homes.push(home),
+            None => self.holder_regions.push(home),
         }
         number
     }
 }
 
 impl Changes {
-    /// The shards of a segment, where they are others than before.
+    /// The shards of a segment, if they changed.
     fn shards(&self, segment: &Segment) -> Option<Vec<(ShardId, ShardKey)>> {
         let range = segment.range();
         let gone = self.gone.iter().any(|(first, last)| *first <= range.last && range.first <= *last);
@@ -408,15 +425,15 @@ impl Changes {
     }
 }
 
-/// Reads a chunk; one that was on disk and is damaged there counts as lost.
+/// Reads a chunk; one that is damaged on disk counts as missing.
 fn read<T>(
-    source: &Source,
+    source: &MapRecords,
     part: &ShardPart,
     hash: ChunkHash,
     read: impl FnOnce(&[u8]) -> Result<T, Invalid>,
-) -> Result<T, Broken> {
+) -> Result<T, BuildError> {
     read(&source.chunk(part, hash)?).map_err(|invalid| match source.is_on_disk(part, hash) {
-        true => Broken::Lost(hash),
+        true => BuildError::ChunkMissing(hash),
         false => invalid.within(part.to_string()).into(),
     })
 }
@@ -436,45 +453,45 @@ fn missing(of: &[ChunkHash], from: &[ChunkHash]) -> Vec<ChunkHash> {
     of.iter().filter(|hash| !from.contains(hash)).copied().collect()
 }
 
-/// Where shards stand, by id.
-struct Places {
+/// Positions of shards by id.
+struct ShardPositions {
     first: ShardId,
     last: ShardId,
-    by: By,
+    by: PositionIndex,
 }
 
-enum By {
-    /// By distance from the first id; `u32::MAX` is nowhere.
+enum PositionIndex {
+    /// Indexed by distance from the first id; `u32::MAX` marks an absent id.
     Distance(Vec<u32>),
     Id(HashMap<ShardId, u32>),
 }
 
-impl Places {
+impl ShardPositions {
     fn new(shards: &[(ShardId, ShardKey)]) -> Self {
         let ids = shards.iter().map(|(id, _)| *id);
         let first = ids.clone().min().unwrap_or(ShardId(0));
         let last = ids.clone().max().unwrap_or(ShardId(0));
-        let by = if last.0 - first.0 < DENSE {
-            let mut places = vec![u32::MAX; (last.0 - first.0) as usize + 1];
-            ids.zip(0..).for_each(|(id, place)| places[(id.0 - first.0) as usize] = place);
-            By::Distance(places)
+        let by = if last.0 - first.0 < MAX_DENSE_SPAN {
+            let mut positions = vec![u32::MAX; (last.0 - first.0) as usize + 1];
+            ids.zip(0..).for_each(|(id, place)| positions[(id.0 - first.0) as usize] = place);
+            PositionIndex::Distance(positions)
         } else {
-            By::Id(ids.zip(0..).collect())
+            PositionIndex::Id(ids.zip(0..).collect())
         };
         Self { first, last, by }
     }
 
-    fn meet(&self, (first, last): (ShardId, ShardId)) -> bool {
+    fn overlaps(&self, (first, last): (ShardId, ShardId)) -> bool {
         first <= self.last && self.first <= last
     }
 
     fn of(&self, id: ShardId) -> Option<u32> {
         match &self.by {
-            By::Distance(places) => {
-                let place = places.get(id.0.checked_sub(self.first.0)? as usize).copied();
+            PositionIndex::Distance(positions) => {
+                let place = positions.get(id.0.checked_sub(self.first.0)? as usize).copied();
                 place.filter(|place| *place != u32::MAX)
             }
-            By::Id(places) => places.get(&id).copied(),
+            PositionIndex::Id(positions) => positions.get(&id).copied(),
         }
     }
 }

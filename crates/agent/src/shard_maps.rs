@@ -1,18 +1,19 @@
-//! Large shard maps: each lies once in sealed memory, which every program of the machine reads where it is (ServiceRouter §3.3).
+//! Large shard maps: each is stored once per machine, in sealed memory that every program maps read-only (ServiceRouter
+//! §3.3).
 //!
-//! A program asks for a map over a socket of its own and gets the tables handed over, again whenever they change. What they
-//! are made of, the chunks, stays on disk and is read when a table is made: holding them beside the tables was rejected,
-//! since it would double what a map costs the machine, and following a map for programs through the node would hold them.
+//! A program follows a map over a socket of its own and receives its tables as file descriptors, again whenever they
+//! change. The chunks from which tables are built stay on disk and are read for each build: holding them in memory
+//! beside the tables was rejected, since it would double a map's cost, and so would following a map through the node.
 //!
-//! A change makes the tables anew that it concerns, and new versions share the rest: a copy of all for each of many moves in
-//! a row would write tens of megabytes for each. A list of recent moves over a table that is folded in now and then was
-//! rejected: every look-up would search both.
+//! A change rebuilds the tables that it concerns, and versions share the others: copying the whole map for each move
+//! would write tens of megabytes. A list of recent moves over a table that absorbs them now and then was rejected:
+//! every look-up would search both.
 
 mod build;
-mod keep;
-mod serve;
-mod source;
-mod store;
+mod build_loop;
+mod map_records;
+mod prefix_records;
+mod sessions;
 
 use std::{
     collections::BTreeMap,
@@ -32,22 +33,22 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-pub(crate) use build::Built;
-pub(crate) use serve::{limits, serve};
-use source::Source;
-use store::Store;
-pub(crate) use store::is_left_out;
+pub(crate) use build::BuiltMap;
+use map_records::MapRecords;
+use prefix_records::PrefixRecords;
+pub(crate) use prefix_records::is_value_on_disk;
+pub(crate) use sessions::{limits, serve};
 
-use crate::feed::Shared;
+use crate::state::AgentState;
 
-/// How many tables are made at a time, for all maps: each takes a core and memory for a while.
-const BUILDS: usize = 2;
-/// How long a map is kept after the last who followed it: who comes and goes does not make the machine build it each time.
+/// Builds at a time, for all maps: each takes a core and memory for a while.
+const MAX_CONCURRENT_BUILDS: usize = 2;
+/// Time that a map stays after its last follower left, so that a program that reconnects does not cause a rebuild.
 const LINGER: Duration = Duration::from_secs(5);
-/// So many maps that nobody follows are kept.
-const MOST_LINGERING: usize = 16;
+/// Maximum of maps kept without a follower.
+const MAX_LINGERING: usize = 16;
 
-/// Which map: of a service, with the copies of one region or of all.
+/// A map: of one service, with the copies of one region or of all.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct MapName {
     pub(crate) service: ServiceName,
@@ -55,7 +56,7 @@ pub(crate) struct MapName {
 }
 
 impl MapName {
-    /// What it is made of.
+    /// The prefixes of its records.
     pub(crate) fn prefixes(&self) -> Vec<Prefix> {
         let part = |part| Prefix::shards(&self.service, Some(&part));
         match &self.region {
@@ -65,97 +66,102 @@ impl MapName {
     }
 }
 
-/// What there is of a map.
+/// Status of a map.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Latest {
-    pub(crate) built: Option<Arc<Built>>,
-    /// Why the version after it cannot be used: the version, 0 where even that is not known, and the reason.
+pub(crate) struct MapStatus {
+    pub(crate) built: Option<Arc<BuiltMap>>,
+    /// Why the version after it cannot be used: that version, 0 if unknown, and the reason.
     pub(crate) failure: Option<(u64, String)>,
 }
 
-/// Every map that programs of this machine follow, and what they are made of.
+/// The maps that programs of this machine follow, and their records.
 #[derive(Debug)]
-pub(crate) struct Maps {
+pub(crate) struct ShardMaps {
     inner: Mutex<Inner>,
     cache: Arc<Cache>,
-    /// Those who make maps and hand them over. The folder of copies is theirs, too, so that it is free when they are done.
+    /// Builds and sessions. They use the state directory, which is unlocked only after they ended.
     tasks: TaskTracker,
-    /// Ticks when a map was made or could not be.
-    made: watch::Sender<u64>,
-    /// Numbers tables, so that none is handed over twice.
+    /// Ticks when a map was built or its build failed.
+    build_results: watch::Sender<u64>,
+    /// The next table id; a session uses ids to send each table once.
     tables: Arc<AtomicU64>,
     builds: Arc<Semaphore>,
-    /// Nothing is kept any longer than it is followed.
+    /// Cancelled at shutdown: maps without a follower are dropped at once.
     ending: CancellationToken,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
     store: Option<StoreId>,
-    stores: BTreeMap<Prefix, Store>,
-    followed: BTreeMap<MapName, Followed>,
+    stores: BTreeMap<Prefix, PrefixRecords>,
+    followed: BTreeMap<MapName, FollowedMap>,
 }
 
 #[derive(Debug)]
-struct Followed {
+struct FollowedMap {
     users: watch::Sender<usize>,
-    latest: Latest,
+    latest: MapStatus,
     changed: Arc<Notify>,
 }
 
-/// What those who make a map and give it up go by.
+/// Signals for the tasks that build and drop a map.
 #[derive(Debug)]
-struct Keepers {
+struct MapSignals {
     users: watch::Receiver<usize>,
     changed: Arc<Notify>,
-    /// Ends the one who makes it.
+    /// Stops the build task.
     gone: CancellationToken,
 }
 
-/// One more follows a map.
-pub(crate) fn follow(shared: &Arc<Shared>, upstream: &Handle, name: &MapName) {
+/// Adds a follower of a map; the first starts its tasks.
+pub(crate) fn follow(shared: &Arc<AgentState>, upstream: &Handle, name: &MapName) {
     if let Some(followed) = shared.maps.join(name) {
-        let told = (Arc::clone(&followed.changed), followed.gone.clone());
-        shared.maps.tasks.spawn(keep::keep(Arc::clone(shared), upstream.clone(), name.clone(), told));
+        let run_signals = (Arc::clone(&followed.changed), followed.gone.clone());
+        shared.maps.tasks.spawn(build_loop::run(
+            Arc::clone(shared),
+            upstream.clone(),
+            name.clone(),
+            run_signals,
+        ));
         let (lingering, name) = (Arc::clone(shared), name.clone());
         shared.maps.tasks.spawn(async move { lingering.maps.linger(&name, followed).await });
     }
 }
 
-impl Maps {
+impl ShardMaps {
     pub(crate) fn new(cache: Arc<Cache>) -> Self {
         Self {
             inner: Mutex::default(),
             cache,
             tasks: TaskTracker::new(),
-            made: watch::Sender::new(0),
+            build_results: watch::Sender::new(0),
             tables: Arc::default(),
-            builds: Arc::new(Semaphore::new(BUILDS)),
+            builds: Arc::new(Semaphore::new(MAX_CONCURRENT_BUILDS)),
             ending: CancellationToken::new(),
         }
     }
 
-    /// Waits until nothing is made or handed over any more, after all were asked to stop.
+    /// Waits for all builds and sessions to end, after their cancellation.
     pub(crate) async fn ended(&self) {
         self.ending.cancel();
         self.tasks.close();
         self.tasks.wait().await;
     }
 
-    /// Locked last of all.
+    /// Last in the lock order.
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Nothing that runs under the lock panics.
+        // No code that holds the lock panics.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes what was saved of a prefix; chunks are on disk.
+    /// Restores the saved records of a prefix; chunk values stay on disk.
     pub(crate) fn restore(&self, prefix: Prefix, store: StoreId, entries: Vec<(Arc<str>, Entry)>) {
         let mut inner = self.lock();
         inner.store = Some(store);
         inner.stores.entry(prefix).or_default().replace(entries);
     }
 
-    /// From now on a prefix is held here; what there is of it already is in `entries`, where it is complete.
+    /// Starts to hold a prefix, with its `entries` if they are complete.
     pub(crate) fn hold(
         &self,
         prefix: &Prefix,
@@ -178,7 +184,7 @@ impl Maps {
         self.lock().stores.remove(prefix);
     }
 
-    /// Takes from an update what belongs to maps, and leaves to the node what `in_node` says is wanted there. Returns the
+    /// Applies an update to the maps' prefixes, and removes from it the records that `in_node` excludes. Returns the
     /// prefixes that changed here.
     pub(crate) fn take(&self, update: &mut Update, in_node: impl Fn(&str) -> bool) -> Vec<Prefix> {
         let mut inner = self.lock();
@@ -187,7 +193,7 @@ impl Maps {
             return Vec::new();
         }
         if inner.store.replace(update.revision.store).is_some_and(|store| store != update.revision.store) {
-            inner.stores.values_mut().for_each(|store| *store = Store::default());
+            inner.stores.values_mut().for_each(|store| *store = PrefixRecords::default());
         }
         let mut changed = Vec::new();
         for snapshot in &update.snapshots {
@@ -201,7 +207,7 @@ impl Maps {
             for text in covering(key) {
                 let Some(store) = inner.stores.get_mut(text) else { continue };
                 store.set(key, entry.cloned());
-                // What is not complete must not be saved as if it were.
+                // An incomplete prefix must not be saved as if it were complete.
                 changed.extend(Prefix::new(text).ok().filter(|_| store.is_complete()));
             }
         }
@@ -215,22 +221,22 @@ impl Maps {
         changed
     }
 
-    /// What is to be saved of a prefix, where it is held here.
+    /// The records of a prefix to save; `None` unless it is held here and complete.
     pub(crate) fn to_save(&self, prefix: &Prefix) -> Option<Vec<(Arc<str>, Entry)>> {
-        self.lock().stores.get(prefix).filter(|store| store.is_complete()).map(Store::entries)
+        self.lock().stores.get(prefix).filter(|store| store.is_complete()).map(PrefixRecords::entries)
     }
 
-    /// What was saved need not be held any more. Returns how many bytes were let go.
+    /// Drops chunk values that are on disk now. Returns how many bytes were freed.
     pub(crate) fn saved(&self, prefix: &Prefix, entries: &[(Arc<str>, Entry)]) -> usize {
         self.lock().stores.get_mut(prefix).map_or(0, |store| store.saved(entries))
     }
 
-    /// All of a prefix with its chunks, read back from disk; `None` where one is missing or the prefix has not come yet.
+    /// All records of a prefix, chunks read from disk; `None` if one is missing there or the prefix is incomplete.
     pub(crate) fn whole(&self, prefix: &Prefix) -> Option<Vec<(Arc<str>, Entry)>> {
         let entries =
-            self.lock().stores.get(prefix).filter(|store| store.is_complete()).map(Store::entries)?;
+            self.lock().stores.get(prefix).filter(|store| store.is_complete()).map(PrefixRecords::entries)?;
         let fill = |(key, mut entry): (Arc<str>, Entry)| {
-            if is_left_out(&key, &entry) {
+            if is_value_on_disk(&key, &entry) {
                 entry.value = self.cache.chunk(prefix, &key).ok()??;
             }
             Some((key, entry))
@@ -238,7 +244,7 @@ impl Maps {
         entries.into_iter().map(fill).collect()
     }
 
-    /// What is at a key, from memory or disk; `None` where no map that has come whole is made of it.
+    /// The value at a key, from memory or disk; `None` unless it belongs to a complete prefix held here.
     pub(crate) fn held(&self, key: &str) -> Option<Bytes> {
         let (prefix, entry) = {
             let inner = self.lock();
@@ -248,24 +254,24 @@ impl Maps {
             });
             held?
         };
-        match is_left_out(key, &entry) {
+        match is_value_on_disk(key, &entry) {
             true => self.cache.chunk(&prefix, key).ok()?,
             false => Some(entry.value),
         }
     }
 
-    /// Ticks when a map was made or could not be.
-    pub(crate) fn made(&self) -> watch::Receiver<u64> {
-        self.made.subscribe()
+    /// Ticks when a map was built or its build failed.
+    pub(crate) fn build_results(&self) -> watch::Receiver<u64> {
+        self.build_results.subscribe()
     }
 
-    /// What there is of a map that is followed.
-    pub(crate) fn latest(&self, name: &MapName) -> Latest {
+    /// The status of a followed map.
+    pub(crate) fn latest(&self, name: &MapName) -> MapStatus {
         self.lock().followed.get(name).map(|followed| followed.latest.clone()).unwrap_or_default()
     }
 
-    /// One more follows a map; where there was none, what its keepers go by.
-    fn join(&self, name: &MapName) -> Option<Keepers> {
+    /// Adds a follower; for the first one, returns the signals of its tasks.
+    fn join(&self, name: &MapName) -> Option<MapSignals> {
         let mut inner = self.lock();
         if let Some(followed) = inner.followed.get(name) {
             followed.users.send_modify(|users| *users += 1);
@@ -275,70 +281,70 @@ impl Maps {
         let (users, counted) = watch::channel(1);
         let (changed, gone) = (Arc::new(Notify::new()), CancellationToken::new());
         changed.notify_one();
-        let keepers = Keepers { users: counted, changed: Arc::clone(&changed), gone: gone.clone() };
-        let followed = Followed { users, latest: Latest::default(), changed };
+        let signals = MapSignals { users: counted, changed: Arc::clone(&changed), gone: gone.clone() };
+        let followed = FollowedMap { users, latest: MapStatus::default(), changed };
         inner.followed.insert(name.clone(), followed);
-        Some(keepers)
+        Some(signals)
     }
 
-    /// One follows it no more.
+    /// Removes a follower.
     pub(crate) fn leave(&self, name: &MapName) {
         if let Some(followed) = self.lock().followed.get(name) {
             followed.users.send_modify(|users| *users = users.saturating_sub(1));
         }
     }
 
-    /// Gives a map up, and its tables, when nobody has followed it for a while.
-    async fn linger(&self, name: &MapName, mut keepers: Keepers) {
+    /// Drops a map and its tables once it has had no follower for [`LINGER`].
+    async fn linger(&self, name: &MapName, mut signals: MapSignals) {
         loop {
-            // Its sender goes only with the map, below.
-            let _ = keepers.users.wait_for(|users| *users == 0).await;
+            // Its sender is dropped only with the map, below.
+            let _ = signals.users.wait_for(|users| *users == 0).await;
             let lingering = self.lock().followed.values().filter(|f| *f.users.borrow() == 0).count();
-            if lingering <= MOST_LINGERING {
+            if lingering <= MAX_LINGERING {
                 let came = tokio::select! {
-                    came = timeout(LINGER, keepers.users.changed()) => came.is_ok(),
+                    came = timeout(LINGER, signals.users.changed()) => came.is_ok(),
                     () = self.ending.cancelled() => false,
                 };
-                // Counts anew after each who came, also where that one is gone already.
+                // Starts again after each new follower, even one that has left already.
                 if came {
                     continue;
                 }
             }
             let mut inner = self.lock();
-            // Whoever joins does so under the lock.
-            if *keepers.users.borrow() == 0 {
+            // Followers join under the lock.
+            if *signals.users.borrow() == 0 {
                 inner.followed.remove(name);
-                keepers.gone.cancel();
+                signals.gone.cancel();
                 return;
             }
         }
     }
 
-    /// Says what has become of a map, unless whoever hears of changes by `changed` makes it no more: one who was given up
-    /// while tables were under way must not tell those who ask its successor.
-    fn tell(&self, name: &MapName, changed: &Arc<Notify>, tell: impl FnOnce(&mut Latest)) {
+    /// Publishes the result of a build, unless the map of that `changed` was dropped meanwhile: a stale build must not
+    /// overwrite the status of its successor.
+    fn publish(&self, name: &MapName, changed: &Arc<Notify>, update: impl FnOnce(&mut MapStatus)) {
         let mut inner = self.lock();
         let followed = inner.followed.get_mut(name);
         let Some(followed) = followed.filter(|followed| Arc::ptr_eq(&followed.changed, changed)) else {
             return;
         };
-        tell(&mut followed.latest);
+        update(&mut followed.latest);
         drop(inner);
-        self.made.send_modify(|ticks| *ticks += 1);
+        self.build_results.send_modify(|ticks| *ticks += 1);
     }
 
-    /// The upstream does not serve a prefix.
+    /// Records that the upstream refused a prefix.
     pub(crate) fn refused(&self, prefix: &Prefix, reason: &str) {
         for (name, followed) in &mut self.lock().followed {
             if name.prefixes().contains(prefix) {
                 followed.latest.failure = Some((0, reason.to_owned()));
             }
         }
-        self.made.send_modify(|ticks| *ticks += 1);
+        self.build_results.send_modify(|ticks| *ticks += 1);
     }
 
-    /// What a map is made of now; `None` while not all of it has come.
-    fn source(&self, name: &MapName) -> Option<Source> {
+    /// The current records of a map; `None` while they are incomplete.
+    fn source(&self, name: &MapName) -> Option<MapRecords> {
         let inner = self.lock();
         let stores: Option<Vec<_>> = name
             .prefixes()
@@ -347,19 +353,19 @@ impl Maps {
                 Some((prefix.clone(), inner.stores.get(&prefix).filter(|store| store.is_complete())?))
             })
             .collect();
-        Some(Source::new(inner.store?, stores?, Arc::clone(&self.cache)))
+        Some(MapRecords::new(inner.store?, stores?, Arc::clone(&self.cache)))
     }
 
-    /// Whether a map has this chunk now.
-    fn names(&self, name: &MapName, chunk: ChunkHash) -> bool {
+    /// Whether the records of a map still contain this chunk.
+    fn references_chunk(&self, name: &MapName, chunk: ChunkHash) -> bool {
         let inner = self.lock();
         let stores = name.prefixes().into_iter().filter_map(|prefix| inner.stores.get(&prefix));
-        stores.flat_map(Store::keys).any(
+        stores.flat_map(PrefixRecords::keys).any(
             |key| matches!(RecordKey::parse(key), Ok(RecordKey::ShardChunk(_, _, hash)) if hash == chunk),
         )
     }
 
-    /// How many tables are held, and how many bytes they have, for metrics.
+    /// Number of built maps and bytes of their tables, for metrics.
     pub(crate) fn size(&self) -> (usize, usize) {
         let inner = self.lock();
         let built = inner.followed.values().filter_map(|followed| followed.latest.built.as_ref());
@@ -378,10 +384,10 @@ mod tests {
     use super::*;
     use crate::disk::Disk;
 
-    async fn maps(folder: &tempfile::TempDir) -> Maps {
+    async fn maps(folder: &tempfile::TempDir) -> ShardMaps {
         let here = Location::in_region(Region::new("eu").unwrap());
         let (disk, _) = Disk::open(folder.path().into(), here).await.unwrap();
-        Maps::new(disk.cache())
+        ShardMaps::new(disk.cache())
     }
 
     fn name() -> MapName {
@@ -389,7 +395,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_who_was_given_up_says_nothing_to_those_who_ask_its_successor() {
+    async fn a_build_of_a_dropped_map_does_not_overwrite_its_successor() {
         let folder = tempfile::tempdir().unwrap();
         let maps = maps(&folder).await;
         let first = maps.join(&name()).unwrap();
@@ -397,31 +403,31 @@ mod tests {
         maps.leave(&name());
         maps.linger(&name(), first).await;
         let own = maps.join(&name()).unwrap().changed;
-        let fails = |version| move |latest: &mut Latest| latest.failure = Some((version, String::new()));
-        maps.tell(&name(), &given_up, fails(1));
+        let fails = |version| move |latest: &mut MapStatus| latest.failure = Some((version, String::new()));
+        maps.publish(&name(), &given_up, fails(1));
         assert!(maps.latest(&name()).failure.is_none());
-        maps.tell(&name(), &own, fails(2));
+        maps.publish(&name(), &own, fails(2));
         assert_eq!(maps.latest(&name()).failure, Some((2, String::new())));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_map_outlives_who_comes_and_goes_and_is_given_up_when_nobody_came_for_a_while() {
+    async fn a_map_survives_reconnecting_followers_and_is_dropped_after_the_linger_time() {
         let folder = tempfile::tempdir().unwrap();
         let maps = maps(&folder).await;
-        let keepers = maps.join(&name()).unwrap();
-        let gone = keepers.gone.clone();
+        let signals = maps.join(&name()).unwrap();
+        let gone = signals.gone.clone();
         let came_and_went = async {
             for _ in 0..100 {
                 maps.leave(&name());
                 tokio::time::sleep(LINGER / 2).await;
-                assert!(maps.join(&name()).is_none(), "another would make it anew");
+                assert!(maps.join(&name()).is_none(), "no second build task");
             }
             maps.leave(&name());
             assert!(!gone.is_cancelled());
             tokio::time::Instant::now()
         };
         let lingers = async {
-            maps.linger(&name(), keepers).await;
+            maps.linger(&name(), signals).await;
             tokio::time::Instant::now()
         };
         let (left, given_up) = tokio::join!(came_and_went, lingers);
@@ -430,18 +436,18 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_so_many_maps_linger_and_none_beyond_the_end() {
+    async fn lingering_maps_are_bounded_and_dropped_at_shutdown() {
         let folder = tempfile::tempdir().unwrap();
         let maps = maps(&folder).await;
         let named = |i| MapName { region: Some(Region::new(format!("r{i}")).unwrap()), ..name() };
-        let keepers: Vec<_> = (0..2 * MOST_LINGERING).map(|i| maps.join(&named(i)).unwrap()).collect();
-        (0..keepers.len()).for_each(|i| maps.leave(&named(i)));
+        let signals: Vec<_> = (0..2 * MAX_LINGERING).map(|i| maps.join(&named(i)).unwrap()).collect();
+        (0..signals.len()).for_each(|i| maps.leave(&named(i)));
         let began = tokio::time::Instant::now();
-        for (i, keepers) in keepers.into_iter().enumerate().take(MOST_LINGERING) {
-            maps.linger(&named(i), keepers).await;
+        for (i, signals) in signals.into_iter().enumerate().take(MAX_LINGERING) {
+            maps.linger(&named(i), signals).await;
         }
-        assert_eq!(began.elapsed(), Duration::ZERO, "too many went at one time");
-        assert_eq!(maps.lock().followed.len(), MOST_LINGERING);
+        assert_eq!(began.elapsed(), Duration::ZERO, "those above the bound are dropped at once");
+        assert_eq!(maps.lock().followed.len(), MAX_LINGERING);
         let last = maps.join(&name()).unwrap();
         maps.leave(&name());
         maps.ended().await;

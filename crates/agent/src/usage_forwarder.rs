@@ -1,5 +1,5 @@
-//! Takes what local programs say of their CPU and passes it on in batches, so that a fleet of servers is a fleet of
-//! agents to the control plane, and its restart costs no figures.
+//! Queues CPU usage reports of local programs and forwards them in batches: the control plane has one client per
+//! machine, and a restart of it loses no reports.
 
 use std::{
     collections::{BTreeMap, btree_map},
@@ -19,66 +19,66 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Response, Status};
 
-/// How often what waits is passed on.
-const PERIOD: Duration = Duration::from_secs(5);
-/// How long the control plane may take.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How many minutes of instances may wait: a quarter of an hour of 600 local programs.
-const MAX_WAITING: usize = 10_000;
-/// How many of them one message holds, well below its limit.
+/// Interval between batches.
+const FORWARD_INTERVAL: Duration = Duration::from_secs(5);
+/// Timeout of a report to the control plane.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum of queued instance-minutes: a quarter of an hour of 600 local programs.
+const MAX_QUEUED: usize = 10_000;
+/// Maximum of instance-minutes in one message, well below its size limit.
 const MAX_BATCH: usize = 2_000;
 
-/// What waits, as it is passed on.
+/// A queued report.
 type Entry = (Key, Location, v1::MinuteUsage);
 
-/// A minute of an instance. Ordered by minute, so that the oldest are first to be given up.
+/// A minute of an instance. Ordered by minute, so that the oldest are dropped first.
 type Key = (Minute, ServiceName, InstanceId);
 
-/// What waits to be passed on.
+/// Reports not yet forwarded.
 #[derive(Debug, Default)]
-struct Waiting(BTreeMap<Key, (Location, v1::MinuteUsage)>);
+struct UsageQueue(BTreeMap<Key, (Location, v1::MinuteUsage)>);
 
-/// The agent's side of usage reports.
+/// The gRPC service `Imbalance` of the agent, and the loop that forwards its reports.
 #[derive(Clone, Debug)]
-pub(crate) struct Usages {
-    shared: Arc<Shared>,
+pub(crate) struct UsageForwarder {
+    shared: Arc<ForwarderState>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct ForwarderState {
     upstream: Handle,
-    /// Where questions are answered, for people.
+    /// Addresses of the control plane, for messages.
     upstreams: String,
-    waiting: Mutex<Waiting>,
-    /// Given up since too much waited.
+    queue: Mutex<UsageQueue>,
+    /// Dropped because the queue was full.
     dropped: AtomicU64,
-    /// Given up since the control plane does not take them as they are.
+    /// Dropped because the control plane rejected them as invalid.
     refused: AtomicU64,
 }
 
-impl Waiting {
-    /// Keeps the fullest report of each minute; how many of the oldest had to go for it.
-    fn put(&mut self, key: Key, place: Location, usage: v1::MinuteUsage) -> u64 {
+impl UsageQueue {
+    /// Keeps the report with the longest coverage of each minute; returns how many of the oldest were dropped for it.
+    fn put(&mut self, key: Key, location: Location, usage: v1::MinuteUsage) -> u64 {
         match self.0.entry(key) {
             btree_map::Entry::Occupied(known) if known.get().1.covered_ms >= usage.covered_ms => return 0,
-            btree_map::Entry::Occupied(mut known) => drop(known.insert((place, usage))),
-            btree_map::Entry::Vacant(free) => drop(free.insert((place, usage))),
+            btree_map::Entry::Occupied(mut known) => drop(known.insert((location, usage))),
+            btree_map::Entry::Vacant(free) => drop(free.insert((location, usage))),
         }
         let mut dropped = 0;
-        while self.0.len() > MAX_WAITING {
+        while self.0.len() > MAX_QUEUED {
             dropped += u64::from(self.0.pop_first().is_some());
         }
         dropped
     }
 
-    /// The oldest, to be passed on.
+    /// The oldest reports, at most [`MAX_BATCH`].
     fn batch(&self) -> Vec<Entry> {
         let oldest = self.0.iter().take(MAX_BATCH);
-        oldest.map(|(key, (place, usage))| (key.clone(), place.clone(), *usage)).collect()
+        oldest.map(|(key, (location, usage))| (key.clone(), location.clone(), *usage)).collect()
     }
 
-    /// These arrived, and wait no longer unless they have grown meanwhile.
-    fn arrived(&mut self, batch: &[Entry]) {
+    /// Removes delivered reports, except those updated meanwhile.
+    fn remove_delivered(&mut self, batch: &[Entry]) {
         for (key, _, sent) in batch {
             if self.0.get(key).is_some_and(|(_, usage)| usage == sent) {
                 self.0.remove(key);
@@ -87,39 +87,39 @@ impl Waiting {
     }
 }
 
-impl Usages {
-    /// Passes on to `upstream`, which people know as `upstreams`.
+impl UsageForwarder {
+    /// Forwards to `upstream`, which messages call `upstreams`.
     pub(crate) fn new(upstream: Handle, upstreams: String) -> Self {
         let (dropped, refused) = (AtomicU64::default(), AtomicU64::default());
-        let shared = Shared { upstream, upstreams, waiting: Mutex::default(), dropped, refused };
+        let shared = ForwarderState { upstream, upstreams, queue: Mutex::default(), dropped, refused };
         Self { shared: Arc::new(shared) }
     }
 
-    /// How many minutes of instances wait.
-    pub(crate) fn waiting(&self) -> usize {
+    /// Number of queued instance-minutes.
+    pub(crate) fn queued(&self) -> usize {
         self.lock().0.len()
     }
 
-    /// How many were given up, since too much waited.
+    /// Number of instance-minutes dropped because the queue was full.
     pub(crate) fn dropped(&self) -> &AtomicU64 {
         &self.shared.dropped
     }
 
-    /// How many were given up, since the control plane does not take them as they are.
+    /// Number of instance-minutes that the control plane rejected as invalid.
     pub(crate) fn refused(&self) -> &AtomicU64 {
         &self.shared.refused
     }
 
-    fn lock(&self) -> MutexGuard<'_, Waiting> {
-        self.shared.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, UsageQueue> {
+        self.shared.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn put(&self, usage: v1::InstanceUsage) -> Result<(), Invalid> {
         let service: ServiceName = usage.service.try_into().map_err(|e: Invalid| e.within("service"))?;
         let instance: InstanceId = usage.instance.try_into().map_err(|e: Invalid| e.within("instance"))?;
-        let place = usage.location.ok_or_else(|| Invalid::new("location", "is missing", "send it"))?;
-        let place: Location = place.try_into().map_err(|e: Invalid| e.within("location"))?;
-        let mut waiting = self.lock();
+        let location = usage.location.ok_or_else(|| Invalid::new("location", "is missing", "send it"))?;
+        let location: Location = location.try_into().map_err(|e: Invalid| e.within("location"))?;
+        let mut queue = self.lock();
         for minute in usage.minutes {
             let known = Usage {
                 cpu_us: minute.cpu_us,
@@ -127,54 +127,57 @@ impl Usages {
                 limit_millicores: minute.limit_millicores,
                 requests: minute.requests,
             };
-            // What cannot be true would only be refused further up.
+            // The control plane would only reject impossible values.
             let impossible = |e| Invalid::new("minutes", format!("{e}"), "send what was measured");
             known.check().map_err(impossible)?;
             let key = (Minute(minute.minute), service.clone(), instance.clone());
-            self.shared.dropped.fetch_add(waiting.put(key, place.clone(), minute), Relaxed);
+            self.shared.dropped.fetch_add(queue.put(key, location.clone(), minute), Relaxed);
         }
         Ok(())
     }
 
-    /// Passes on what waits, until `stopping`.
+    /// Forwards queued reports, until `stopping`.
     pub(crate) async fn run(self, stopping: CancellationToken) {
-        let mut ticks = interval(PERIOD);
+        let mut ticks = interval(FORWARD_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 _ = ticks.tick() => {}
                 () = stopping.cancelled() => return,
             }
-            // One that was full is followed by the next at once.
-            while self.pass_on().await {}
+            // A full batch is followed by the next at once.
+            while self.forward_batch().await {}
         }
     }
 
-    /// Passes one batch on; whether more is to be passed on now.
-    async fn pass_on(&self) -> bool {
+    /// Forwards one batch; returns whether another is due at once.
+    async fn forward_batch(&self) -> bool {
         let batch = self.lock().batch();
         let Some(connection) = self.shared.upstream.connection().filter(|_| !batch.is_empty()) else {
             return false;
         };
         let full = batch.len() == MAX_BATCH;
         let passed = self
-            .deliver(batch, |request| {
+            .send_all(batch, |request| {
                 let mut client = connection.imbalance();
                 async move {
-                    let late = |_| Status::deadline_exceeded("the control plane did not answer in time");
-                    timeout(PATIENCE, client.report(request)).await.unwrap_or_else(|e| Err(late(e))).map(drop)
+                    let late = |_| Status::deadline_exceeded("no response from the control plane in time");
+                    timeout(REPORT_TIMEOUT, client.report(request))
+                        .await
+                        .unwrap_or_else(|e| Err(late(e)))
+                        .map(drop)
                 }
             })
             .await;
         if let Err(status) = &passed {
-            tracing::debug!(reason = status.message(), "CPU usage could not be passed on; it waits");
+            tracing::debug!(reason = status.message(), "cannot forward CPU usage; it stays queued");
         }
         full && passed.is_ok()
     }
 
-    /// Sends a batch. One that is refused as wrong would be refused for ever, and hold up all that follow: it is sent
-    /// again in halves, down to the minute that is wrong, which is given up.
-    async fn deliver<Sent>(
+    /// Sends a batch. A rejected one would be rejected forever and block all that follow: it is sent again in halves,
+    /// down to the invalid minute, which is dropped.
+    async fn send_all<Sent>(
         &self,
         batch: Vec<Entry>,
         send: impl Fn(v1::ReportUsageRequest) -> Sent + Send + Sync,
@@ -185,7 +188,7 @@ impl Usages {
         let mut parts = vec![batch];
         while let Some(mut part) = parts.pop() {
             match send(request(&part)).await {
-                // A control plane of a release that takes no figures: keeping them helps nobody.
+                // A control plane of a release without this service: keeping the reports helps no one.
                 Err(status) if status.code() != Code::Unimplemented => {
                     if status.code() != Code::InvalidArgument {
                         return Err(status);
@@ -196,35 +199,31 @@ impl Usages {
                         continue;
                     }
                     self.shared.refused.fetch_add(1, Relaxed);
-                    let who =
+                    let instance =
                         part.first().map(|((_, service, instance), ..)| format!("'{instance}' of {service}"));
-                    let (who, reason) = (who.unwrap_or_default(), status.message());
-                    tracing::warn!(
-                        who,
-                        reason,
-                        "the control plane refuses a minute of CPU usage; it is given up"
-                    );
+                    let (instance, reason) = (instance.unwrap_or_default(), status.message());
+                    tracing::warn!(instance, reason, "control plane rejected a minute of CPU usage; dropped");
                 }
                 _ => {}
             }
-            self.lock().arrived(&part);
+            self.lock().remove_delivered(&part);
         }
         Ok(())
     }
 }
 
 fn request(batch: &[Entry]) -> v1::ReportUsageRequest {
-    let usages = batch.iter().map(|((_, service, instance), place, usage)| v1::InstanceUsage {
+    let usages = batch.iter().map(|((_, service, instance), location, usage)| v1::InstanceUsage {
         service: service.to_string(),
         instance: instance.to_string(),
-        location: Some(place.clone().into()),
+        location: Some(location.clone().into()),
         minutes: vec![*usage],
     });
     v1::ReportUsageRequest { usages: usages.collect() }
 }
 
 #[tonic::async_trait]
-impl Imbalance for Usages {
+impl Imbalance for UsageForwarder {
     async fn report(
         &self,
         request: Request<v1::ReportUsageRequest>,
@@ -242,7 +241,7 @@ impl Imbalance for Usages {
     ) -> Result<Response<v1::ReadImbalanceResponse>, Status> {
         let upstreams = &self.shared.upstreams;
         Err(Status::failed_precondition(format!(
-            "an agent knows its own machine only; ask the control plane at {upstreams}"
+            "an agent knows only its own machine; query the control plane at {upstreams}"
         )))
     }
 }

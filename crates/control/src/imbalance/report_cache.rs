@@ -1,0 +1,42 @@
+//! Cache of reports: many readers cost as much as one.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use fairmesh_imbalance::Report;
+use tokio::{runtime::Handle, sync::Mutex, task::spawn_blocking, time::Instant};
+
+use super::{Imbalance, now, query::ReportQuery};
+
+/// Lifetime of a cached report.
+const MAX_REPORT_AGE: Duration = Duration::from_secs(5);
+/// Maximum of cached reports.
+const MAX_CACHED: usize = 64;
+
+/// Reports by query. The lock is held while one is computed, so that they take one core at most.
+#[derive(Debug, Default)]
+pub(super) struct ReportCache(Arc<Mutex<Reports>>);
+
+type Reports = HashMap<ReportQuery, (Instant, Arc<Report>)>;
+
+impl Imbalance {
+    /// A report that is at most [`MAX_REPORT_AGE`] old, computed on a thread of its own if there is none.
+    ///
+    /// # Errors
+    /// Why it could not be computed.
+    pub(super) async fn cached_report(self: &Arc<Self>, query: ReportQuery) -> Result<Arc<Report>, String> {
+        let mut cache = self.report_cache.0.clone().lock_owned().await;
+        cache.retain(|_, (computed, _)| computed.elapsed() < MAX_REPORT_AGE);
+        if let Some((_, report)) = cache.get(&query) {
+            return Ok(report.clone());
+        }
+        let (this, wanted, handle) = (self.clone(), query.clone(), Handle::current());
+        // If its reader leaves, the report is still computed to its end, and holds the lock until then.
+        let computing = spawn_blocking(move || (handle.block_on(this.report(&wanted, now())), cache));
+        let (computed, mut cache) = computing.await.map_err(|stopped| stopped.to_string())?;
+        let report = Arc::new(computed.map_err(|error| error.to_string())?);
+        if cache.len() < MAX_CACHED {
+            cache.insert(query, (Instant::now(), report.clone()));
+        }
+        Ok(report)
+    }
+}

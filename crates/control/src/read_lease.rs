@@ -1,0 +1,126 @@
+//! Whether this control plane may still serve linearizable reads, or another one may have written since.
+
+use std::time::Duration;
+
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until, timeout},
+};
+
+/// Time that a read waits for the writer lease to be renewed: as long as a write waits for etcd.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
+/// Minimum age of possibly stale data.
+const MIN_AGE: Duration = Duration::from_millis(1);
+
+/// Validity of reads, from the writer lease of a store that other control planes stand by for.
+#[derive(Clone, Debug)]
+pub(crate) struct ReadLease {
+    /// Until when no other process can write.
+    expiry: watch::Receiver<Instant>,
+    /// Ticks when the lease expires, and when it is renewed after that.
+    ticks: watch::Sender<u64>,
+}
+
+impl ReadLease {
+    pub(crate) fn new(expiry: watch::Receiver<Instant>) -> Self {
+        Self { expiry, ticks: watch::Sender::new(0) }
+    }
+
+    /// Maximum age of served data; zero while the lease is held.
+    pub(crate) fn age(&self) -> Duration {
+        let (now, expiry) = (Instant::now(), *self.expiry.borrow());
+        if now < expiry { Duration::ZERO } else { (now - expiry).max(MIN_AGE) }
+    }
+
+    /// Ticks when the age becomes or ceases to be zero, while [`watch_expiry`](Self::watch_expiry) runs.
+    pub(crate) fn ages(&self) -> watch::Receiver<u64> {
+        self.ticks.subscribe()
+    }
+
+    /// Waits expiry the lease is held, so that no other process can have written.
+    ///
+    /// # Errors
+    /// After [`READ_TIMEOUT`] without the lease: the message for the caller.
+    pub(crate) async fn wait_held(&self) -> Result<(), String> {
+        let mut expiry = self.expiry.clone();
+        let held = expiry.wait_for(|expiry| Instant::now() < *expiry);
+        match timeout(READ_TIMEOUT, held).await {
+            Ok(Ok(_)) => Ok(()),
+            _ => Err(
+                "this control plane cannot reach its store in etcd, and another one may have taken over; \
+                      read there, or read possibly stale data from a replica"
+                    .into(),
+            ),
+        }
+    }
+
+    /// Drives the ticks of [`ages`](Self::ages), expiry the store is dropped.
+    pub(crate) async fn watch_expiry(self) {
+        let mut expiry = self.expiry.clone();
+        let mut known = true;
+        loop {
+            let end = *expiry.borrow_and_update();
+            let held = Instant::now() < end;
+            if held != known {
+                known = held;
+                self.ticks.send_modify(|ticks| *ticks += 1);
+                if held {
+                    tracing::info!("writer lease renewed and no other process wrote; reads are current");
+                } else {
+                    tracing::warn!("writer lease expired; reads may be stale, and are marked as such");
+                }
+            }
+            tokio::select! {
+                () = sleep_until(end), if held => {}
+                changed = expiry.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[tokio::test(start_paused = true)]
+    async fn data_ages_from_expiry_of_the_lease_until_its_renewal() {
+        let (renewal, expiry) = watch::channel(Instant::now() + 5 * SECOND);
+        let read_lease = ReadLease::new(expiry);
+        let mut ages = read_lease.ages();
+        tokio::spawn(read_lease.clone().watch_expiry());
+        let begun = Instant::now();
+        assert_eq!(read_lease.age(), Duration::ZERO);
+        renewal.send_replace(begun + 7 * SECOND);
+        ages.changed().await.unwrap();
+        assert!(begun.elapsed() >= 7 * SECOND, "a renewal in time is no expiry");
+        tokio::time::sleep_until(begun + 9 * SECOND).await;
+        assert_eq!(read_lease.age(), 2 * SECOND);
+        renewal.send_replace(begun + 14 * SECOND);
+        ages.changed().await.unwrap();
+        assert_eq!((read_lease.age(), Instant::now()), (Duration::ZERO, begun + 9 * SECOND));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_read_waits_for_the_lease_with_a_timeout() {
+        let (renewal, expiry) = watch::channel(Instant::now());
+        let read_lease = ReadLease::new(expiry);
+        let began = Instant::now();
+        let refusal = read_lease.wait_held().await.unwrap_err();
+        assert_eq!(began.elapsed(), READ_TIMEOUT);
+        assert!(refusal.contains("another one may have taken over"), "{refusal}");
+        let waiting = tokio::spawn({
+            let read_lease = read_lease.clone();
+            async move { read_lease.wait_held().await }
+        });
+        tokio::time::sleep(SECOND).await;
+        assert!(!waiting.is_finished());
+        renewal.send_replace(Instant::now() + SECOND);
+        assert_eq!(waiting.await.unwrap(), Ok(()));
+    }
+}
