@@ -16,7 +16,7 @@ use fairmesh_model::{
 };
 use fairmesh_rib::{
     Batch, Commit, Node,
-    server::{Backend, RibServer, WriteError},
+    server::{Backend as RibBackend, RibServer, WriteError},
 };
 use fairmesh_wire::{
     records, shards,
@@ -46,7 +46,7 @@ struct Agent {
 /// Why the agent serves nothing, where it does not.
 type Refusal = Arc<Mutex<Option<String>>>;
 
-impl Backend for Agent {
+impl RibBackend for Agent {
     fn node(&self) -> &Node {
         &self.node
     }
