@@ -3,8 +3,8 @@ use std::{sync::Arc, time::Duration};
 use fairmesh_model::{Identity, Location, Prefix, Revision};
 use fairmesh_rib::{
     Batch, Node,
+    follower::{FollowerHandle, Freshness},
     server::{Backend, MAX_PREFIXES, WriteError},
-    upstream::{Handle, Standing},
 };
 use tokio::{
     sync::{futures::OwnedNotified, watch},
@@ -29,7 +29,7 @@ const SWEEP_EVERY: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug)]
 pub(crate) struct AgentBackend {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) upstream: Handle,
+    pub(crate) upstream: FollowerHandle,
     /// What the health checker of this agent does, for metrics.
     pub(crate) checks: Arc<Counts>,
     facts: Arc<Facts>,
@@ -46,7 +46,7 @@ struct Facts {
 impl AgentBackend {
     pub(crate) fn new(
         shared: Arc<Shared>,
-        upstream: Handle,
+        upstream: FollowerHandle,
         checks: Arc<Counts>,
         config: &AgentConfig,
     ) -> Self {
@@ -93,7 +93,7 @@ impl AgentBackend {
                 Claimed::NoRoom => return false,
                 Claimed::Known if !self.shared.maps.holds(prefix) => {
                     let entries = || self.shared.node.read(std::slice::from_ref(prefix)).1;
-                    let whole = subscriptions.standing(prefix).is_some_and(Standing::holds).then(entries);
+                    let whole = subscriptions.standing(prefix).is_some_and(Freshness::has_copy).then(entries);
                     self.shared.maps.hold(prefix, self.shared.node.store(), whole);
                     self.shared.disk.jobs().save([prefix.clone()]);
                 }
@@ -142,17 +142,17 @@ impl AgentBackend {
     fn look(&self, prefix: &Prefix, patient: bool) -> Result<Option<OwnedNotified>, String> {
         let mut subscriptions = self.shared.subscriptions();
         match subscriptions.standing(prefix) {
-            Some(Standing::Followed { .. }) => return Ok(None),
-            Some(Standing::Held { .. }) if !patient || self.upstream_away().is_some() => return Ok(None),
-            Some(Standing::Missing) if !patient => {
+            Some(Freshness::Followed { .. }) => return Ok(None),
+            Some(Freshness::Held { .. }) if !patient || self.upstream_away().is_some() => return Ok(None),
+            Some(Freshness::Missing) if !patient => {
                 if let Some(reason) = self.upstream_away() {
                     return Err(format!(
                         "no control plane answers this agent, which has no copy of it: {reason}"
                     ));
                 }
             }
-            Some(Standing::Held { .. } | Standing::Missing) => {}
-            Some(Standing::Refused(reason)) => return Err(reason.clone()),
+            Some(Freshness::Held { .. } | Freshness::Missing) => {}
+            Some(Freshness::Refused(reason)) => return Err(reason.clone()),
             None => {
                 return Err(format!(
                     "this agent follows {MAX_PREFIXES} prefixes, all in use, and has no room for more; run another agent \
@@ -187,12 +187,12 @@ impl Backend for AgentBackend {
 
     async fn write(&self, _: Batch, _: Identity) -> Result<Revision, WriteError> {
         let upstreams = &self.facts.upstreams;
-        Err(WriteError::Elsewhere(format!(
+        Err(WriteError::NotWritable(format!(
             "an agent takes no writes; write to the control plane at {upstreams}"
         )))
     }
 
-    fn claim(&self, prefix: &Prefix) -> bool {
+    fn acquire(&self, prefix: &Prefix) -> bool {
         let mut subscriptions = self.shared.subscriptions();
         match subscriptions.claim(prefix) {
             Claimed::Known => true,
@@ -227,7 +227,7 @@ impl Backend for AgentBackend {
         }
     }
 
-    fn waits(&self) -> Result<(), String> {
+    fn supports_at_least(&self) -> Result<(), String> {
         Err(format!(
             "an agent holds parts of a store and cannot say when all of a revision is there; read with 'at_least' at the \
              control plane at {}, or here without",
@@ -246,11 +246,11 @@ impl Backend for AgentBackend {
         self.shared.subscriptions().age(prefix, Instant::now())
     }
 
-    fn oldest(&self) -> Duration {
+    fn max_age(&self) -> Duration {
         self.shared.subscriptions().oldest(Instant::now())
     }
 
-    fn ages(&self) -> Option<watch::Receiver<u64>> {
+    fn age_changes(&self) -> Option<watch::Receiver<u64>> {
         Some(self.shared.ages())
     }
 }
@@ -258,7 +258,7 @@ impl Backend for AgentBackend {
 #[cfg(test)]
 mod tests {
     use fairmesh_model::{Region, ServiceName};
-    use fairmesh_rib::upstream::{Backoff, Upstream, UpstreamConfig};
+    use fairmesh_rib::follower::{Backoff, Follower, FollowerConfig};
     use fairmesh_wire::transport::Address;
 
     use super::*;
@@ -279,16 +279,16 @@ mod tests {
         };
         let (disk, _) = Disk::open(folder.path().into(), location).await.unwrap();
         let shared = Arc::new(Shared::new(Node::replica(), disk));
-        let upstream = UpstreamConfig {
+        let upstream = FollowerConfig {
             addresses: vec![nobody],
             software: "test".into(),
             backoff: Backoff::default(),
             refuse_lagging: true,
         };
-        let upstream = Upstream::spawn(upstream, Feed::new(shared.clone()));
+        let upstream = Follower::spawn(upstream, Feed::new(shared.clone()));
         let backend = AgentBackend::new(shared, upstream, Arc::default(), &config);
         let other = |i| Prefix::new(format!("/{i}/")).unwrap();
-        (0..MAX_PREFIXES).for_each(|i| assert!(backend.claim(&other(i))));
+        (0..MAX_PREFIXES).for_each(|i| assert!(backend.acquire(&other(i))));
         let name = MapName { service: ServiceName::new("shop/cart").unwrap(), region: None };
         let early = backend.join_map(&name);
         assert!(early.is_empty(), "every place is in use");

@@ -12,8 +12,8 @@ use std::{
 
 use fairmesh_model::{Location, Prefix, Revision};
 use fairmesh_rib::{
-    cache::{Cache, CacheError, Saved},
-    upstream::State,
+    cache::{Cache, CacheError, SavedCopy},
+    follower::FollowerState,
 };
 use tokio::{
     sync::{Notify, watch},
@@ -79,7 +79,10 @@ impl Drop for Jobs<'_> {
 
 impl Disk {
     /// Opens the folder, reads what is there, and leaves word of where this agent runs.
-    pub(crate) async fn open(folder: PathBuf, location: Location) -> Result<(Self, Vec<Saved>), AgentError> {
+    pub(crate) async fn open(
+        folder: PathBuf,
+        location: Location,
+    ) -> Result<(Self, Vec<SavedCopy>), AgentError> {
         let open = move || {
             let cache = Cache::open(folder)?;
             let saved = cache.load_all()?;
@@ -117,7 +120,7 @@ impl Disk {
 #[derive(Debug)]
 struct Round {
     jobs: BTreeMap<Prefix, Job>,
-    save: Vec<Saved>,
+    save: Vec<SavedCopy>,
     /// Where everything stands once this round is on disk; `None` while the upstream is away and nothing is certain.
     mark: Option<(Revision, SystemTime)>,
 }
@@ -126,7 +129,7 @@ impl Shared {
     /// Saves until `stopping`, and what is left then.
     pub(crate) async fn save_all(
         self: Arc<Self>,
-        upstream: watch::Receiver<State>,
+        upstream: watch::Receiver<FollowerState>,
         stopping: CancellationToken,
     ) {
         let connected = || upstream.borrow().connected;
@@ -187,7 +190,7 @@ impl Shared {
         let save = saves.map(|(prefix, _)| {
             let (revision, entries) = self.node.read(std::slice::from_ref(prefix));
             let entries = self.maps.to_save(prefix).unwrap_or(entries);
-            Saved { prefix: prefix.clone(), revision, at, entries }
+            SavedCopy { prefix: prefix.clone(), revision, at, entries }
         });
         let save = save.collect();
         let mark = (connected && self.node.store().is_some()).then_some((revision, at));
@@ -206,7 +209,7 @@ fn write(cache: &Cache, round: &Round) -> Result<(), CacheError> {
         cache.remove(prefix)?;
     }
     cache.save_all(&round.save)?;
-    round.mark.map_or(Ok(()), |(revision, at)| cache.mark(revision, at))
+    round.mark.map_or(Ok(()), |(revision, at)| cache.checkpoint(revision, at))
 }
 
 /// The time of day, which only files that outlive a restart need.

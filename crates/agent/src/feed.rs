@@ -13,8 +13,8 @@ use bytes::Bytes;
 use fairmesh_model::{Prefix, Revision};
 use fairmesh_rib::{
     Node, Update,
-    cache::Saved,
-    upstream::{Handle, Sink, Standing},
+    cache::SavedCopy,
+    follower::{FollowerHandle, Freshness, Sink},
 };
 use tokio::{sync::watch, time::Instant};
 
@@ -50,9 +50,9 @@ impl Feed {
 }
 
 impl Sink for Feed {
-    const HOLDS: bool = true;
+    const TAKES_PATCHES: bool = true;
 
-    fn held(&self, key: &str) -> Option<Bytes> {
+    fn patch_base(&self, key: &str) -> Option<Bytes> {
         let node = || self.shared.node.get(key).map(|entry| entry.value);
         self.shared.maps.held(key).or_else(node)
     }
@@ -63,13 +63,13 @@ impl Sink for Feed {
 
     fn refused(&mut self, prefix: &Prefix, reason: &str) {
         tracing::warn!(%prefix, reason, "the upstream does not serve this");
-        self.shared.subscriptions().set(prefix, Standing::Refused(reason.to_owned()));
+        self.shared.subscriptions().set(prefix, Freshness::Refused(reason.to_owned()));
         // The mark on disk says that all copies are current, and this one no longer is.
         self.shared.disk.jobs().remove(prefix);
         self.shared.maps.refused(prefix, reason);
     }
 
-    fn contact(&mut self, age: Duration) {
+    fn age_update(&mut self, age: Duration) {
         self.shared.subscriptions().contact(age, Instant::now());
         self.shared.aged();
     }
@@ -106,7 +106,7 @@ impl Shared {
 
     /// Starts with what was saved, all of one store. Copies saved at different revisions stand together at the earliest:
     /// that much is certain of each.
-    pub(crate) fn restore(&self, mut saved: Vec<Saved>) {
+    pub(crate) fn restore(&self, mut saved: Vec<SavedCopy>) {
         let numbers = saved.iter().map(|saved| saved.revision.number);
         let (Some(earliest), Some(latest)) = (numbers.clone().min(), numbers.max()) else { return };
         saved.sort_by_key(|saved| saved.revision.number);
@@ -137,8 +137,13 @@ impl Shared {
     }
 
     /// The node holds a prefix from now on that only a map was made of.
-    pub(crate) fn hold_in_node(&self, subscriptions: &mut Subscriptions, prefix: &Prefix, upstream: &Handle) {
-        if !subscriptions.standing(prefix).is_some_and(Standing::holds) {
+    pub(crate) fn hold_in_node(
+        &self,
+        subscriptions: &mut Subscriptions,
+        prefix: &Prefix,
+        upstream: &FollowerHandle,
+    ) {
+        if !subscriptions.standing(prefix).is_some_and(Freshness::has_copy) {
             // It comes, and goes to the node then.
             return;
         }
@@ -152,15 +157,20 @@ impl Shared {
     }
 
     /// What a map is made of is not on disk any more.
-    pub(crate) fn fetch_again(&self, name: &MapName, upstream: &Handle) {
+    pub(crate) fn fetch_again(&self, name: &MapName, upstream: &FollowerHandle) {
         let mut subscriptions = self.subscriptions();
         for prefix in name.prefixes() {
             self.fetch_prefix_again(&mut subscriptions, &prefix, upstream);
         }
     }
 
-    fn fetch_prefix_again(&self, subscriptions: &mut Subscriptions, prefix: &Prefix, upstream: &Handle) {
-        subscriptions.set(prefix, Standing::Missing);
+    fn fetch_prefix_again(
+        &self,
+        subscriptions: &mut Subscriptions,
+        prefix: &Prefix,
+        upstream: &FollowerHandle,
+    ) {
+        subscriptions.set(prefix, Freshness::Missing);
         upstream.unsubscribe(prefix);
         upstream.subscribe(prefix.clone());
     }
@@ -181,7 +191,7 @@ impl Shared {
         self.deltas
             .fetch_add(u64::from(!update.puts.is_empty() || !update.deletes.is_empty()), Ordering::Relaxed);
         save.extend(self.maps.take(&mut update, |key| subscriptions.in_node(key)));
-        let changed = match self.node.absorb(update) {
+        let changed = match self.node.apply_update(update) {
             Ok(changed) => changed,
             Err(behind) => {
                 // The reader refuses upstreams that lag, so this is a fault of ours.
@@ -191,7 +201,7 @@ impl Shared {
         };
         let may_age = standings.iter().any(|(_, age)| !age.is_zero()) || subscriptions.any_ages();
         for (prefix, age) in standings {
-            subscriptions.set(&prefix, Standing::Followed { at: now, age });
+            subscriptions.set(&prefix, Freshness::Followed { at: now, age });
         }
         save.extend(changed.iter().flat_map(|key| subscriptions.of(key)).cloned());
         jobs.save(save);

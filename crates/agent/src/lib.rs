@@ -29,10 +29,10 @@ pub use error::AgentError;
 use fairmesh_listen::{Limits, Listeners};
 use fairmesh_model::Location;
 use fairmesh_rib::{
-    About, Forward, Kind, Node,
-    cache::Saved,
+    Forwarder, Node, PeerInfo, PeerKind,
+    cache::SavedCopy,
+    follower::{self, Backoff, Follower, FollowerConfig, FollowerHandle},
     server::RibServer,
-    upstream::{self, Backoff, Handle, Upstream, UpstreamConfig},
 };
 use fairmesh_wire::{
     rpc,
@@ -88,7 +88,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let stopping = CancellationToken::new();
     let _stop_with_me = stopping.clone().drop_guard();
     tokio::spawn(backend.clone().sweep(stopping.clone()));
-    tokio::spawn(upstream::acknowledge(node, upstream.clone(), stopping.clone()));
+    tokio::spawn(follower::relay_acks(node, upstream.clone(), stopping.clone()));
     tokio::spawn(checker::campaign(candidate(&config, checks), upstream.clone(), stopping.clone()));
     tokio::spawn(usages.clone().run(stopping.clone()));
     let maps = maps.map(|listener| tokio::spawn(maps::serve(listener, backend.clone(), stopping.clone())));
@@ -97,7 +97,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
     let saving = tokio::spawn(shared.clone().save_all(upstream.state(), stopping.clone()));
 
     let mut routes = Routes::builder();
-    let forward = Forward::new(upstream, "agent", stopping.clone());
+    let forward = Forwarder::new(upstream, "agent", stopping.clone());
     routes.add_service(rpc::quota_server(forward.clone()));
     routes.add_service(rpc::registry_server(forward));
     routes.add_service(rpc::imbalance_server(usages));
@@ -106,7 +106,7 @@ pub async fn run(config: AgentConfig, shutdown: impl Future<Output = ()>) -> Res
         shutdown.await;
         stopping.cancel();
     };
-    let services = RibServer::new(backend, stopping.clone()).beside(routes.routes());
+    let services = RibServer::new(backend, stopping.clone()).with_services(routes.routes());
     let served = serve(services, listener, stopped, DRAIN).await;
     stopping.cancel();
     // A panic in one of these has been reported by the runtime; stopping goes on.
@@ -136,18 +136,18 @@ async fn bind_maps(listen: &Address, listeners: &Listeners) -> Result<Option<Lis
 }
 
 /// Starts from the saved copies and follows the upstream.
-fn follow(config: &AgentConfig, shared: &Arc<Shared>, saved: Vec<Saved>) -> Handle {
+fn follow(config: &AgentConfig, shared: &Arc<Shared>, saved: Vec<SavedCopy>) -> FollowerHandle {
     let held: Vec<_> = saved.iter().map(|saved| (saved.prefix.clone(), saved.revision)).collect();
     shared.restore(saved);
-    let upstream = UpstreamConfig {
+    let upstream = FollowerConfig {
         addresses: config.upstreams.clone(),
         software: format!("agent {}", config.name),
         backoff: Backoff::default(),
         refuse_lagging: true,
     };
-    let upstream = Upstream::spawn(upstream, Feed::new(shared.clone()));
+    let upstream = Follower::spawn(upstream, Feed::new(shared.clone()));
     let region = Some(config.location.region.clone());
-    upstream.introduce(About { kind: Kind::Agent, region, addresses: Vec::new() });
-    upstream.subscribe_held(held);
+    upstream.set_peer_info(PeerInfo { kind: PeerKind::Agent, region, addresses: Vec::new() });
+    upstream.subscribe_from(held);
     upstream
 }

@@ -25,7 +25,7 @@ use std::{
 
 use bytes::Bytes;
 use fairmesh_model::{ChunkHash, Prefix, RecordKey, Region, ServiceName, ShardPart, StoreId};
-use fairmesh_rib::{Entry, Update, cache::Cache, covering, upstream::Handle};
+use fairmesh_rib::{Entry, Update, cache::Cache, covering, follower::FollowerHandle};
 use tokio::{
     sync::{Notify, Semaphore, watch},
     time::timeout,
@@ -113,7 +113,7 @@ struct Keepers {
 }
 
 /// One more follows a map.
-pub(crate) fn follow(shared: &Arc<Shared>, upstream: &Handle, name: &MapName) {
+pub(crate) fn follow(shared: &Arc<Shared>, upstream: &FollowerHandle, name: &MapName) {
     if let Some(followed) = shared.maps.join(name) {
         let told = (Arc::clone(&followed.changed), followed.gone.clone());
         shared.maps.tasks.spawn(keep::keep(Arc::clone(shared), upstream.clone(), name.clone(), told));

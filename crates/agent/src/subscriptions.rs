@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, ops::Bound, sync::Arc, time::Duration};
 
 use fairmesh_model::Prefix;
-use fairmesh_rib::{covering, server::MAX_PREFIXES, upstream::Standing};
+use fairmesh_rib::{covering, follower::Freshness, server::MAX_PREFIXES};
 use tokio::{sync::Notify, time::Instant};
 
 /// How long a prefix is followed after its last user left: a program that restarts finds it warm.
@@ -31,7 +31,7 @@ struct Subscription {
     in_node: bool,
     /// Since when nobody uses it.
     idle: Option<Instant>,
-    standing: Standing,
+    standing: Freshness,
     /// Woken when the standing changes, where somebody waits for that.
     changed: Option<Arc<Notify>>,
 }
@@ -87,7 +87,7 @@ impl Subscriptions {
     fn longest_idle(&self) -> Vec<Prefix> {
         let idle = self.all.iter().filter_map(|(prefix, known)| {
             // First what holds nothing: what does may not come back.
-            Some((known.standing.holds(), known.idle?, prefix))
+            Some((known.standing.has_copy(), known.idle?, prefix))
         });
         let mut idle: Vec<_> = idle.collect();
         let some = idle.len().div_ceil(ROOM);
@@ -123,7 +123,7 @@ impl Subscriptions {
     /// Takes a saved copy that is `age` old, held by the node or for maps.
     pub(crate) fn restore(&mut self, prefix: Prefix, now: Instant, age: Duration, in_node: bool) {
         self.remove(&prefix);
-        let standing = Standing::Held { at: now, age };
+        let standing = Freshness::Held { at: now, age };
         (self.idle, self.aging) = (self.idle + 1, self.aging + 1);
         let restored = Subscription { in_node, idle: Some(now), standing, ..Subscription::default() };
         self.all.insert(prefix, restored);
@@ -132,7 +132,7 @@ impl Subscriptions {
     pub(crate) fn remove(&mut self, prefix: &Prefix) {
         if let Some(mut known) = self.all.remove(prefix) {
             self.idle -= usize::from(known.idle.is_some());
-            self.aging -= usize::from(known.standing.ages());
+            self.aging -= usize::from(known.standing.is_aging());
             known.wake();
         }
     }
@@ -141,7 +141,7 @@ impl Subscriptions {
     /// there, `None` while it is away: a copy that is given up then cannot be had again.
     pub(crate) fn expired(&self, now: Instant, upstream: Option<Instant>) -> Vec<Prefix> {
         let is_old = |known: &Subscription| {
-            let from = if known.standing.holds() { upstream } else { known.idle };
+            let from = if known.standing.has_copy() { upstream } else { known.idle };
             let idle = known.idle.zip(from).map(|(idle, from)| idle.max(from));
             idle.is_some_and(|idle| now.duration_since(idle) >= LINGER)
         };
@@ -157,17 +157,17 @@ impl Subscriptions {
         let after = (Bound::Excluded(prefix.as_str()), Bound::Unbounded);
         let mut below =
             self.all.range::<str, _>(after).take_while(|(other, _)| prefix.covers(other.as_str()));
-        below.any(|(_, other)| other.idle.is_none() && other.standing.holds())
+        below.any(|(_, other)| other.idle.is_none() && other.standing.has_copy())
     }
 
-    pub(crate) fn standing(&self, prefix: &Prefix) -> Option<&Standing> {
+    pub(crate) fn standing(&self, prefix: &Prefix) -> Option<&Freshness> {
         self.all.get(prefix).map(|known| &known.standing)
     }
 
-    pub(crate) fn set(&mut self, prefix: &Prefix, standing: Standing) {
+    pub(crate) fn set(&mut self, prefix: &Prefix, standing: Freshness) {
         if let Some(known) = self.all.get_mut(prefix) {
-            self.aging -= usize::from(known.standing.ages());
-            self.aging += usize::from(standing.ages());
+            self.aging -= usize::from(known.standing.is_aging());
+            self.aging += usize::from(standing.is_aging());
             known.standing = standing;
             known.wake();
         }
@@ -181,7 +181,7 @@ impl Subscriptions {
 
     /// The upstream says that what it sends is `told` old at worst and ages, or no longer does where that is zero.
     pub(crate) fn contact(&mut self, told: Duration, now: Instant) {
-        self.change_all(|standing| standing.contact(told, now));
+        self.change_all(|standing| standing.set_age(told, now));
     }
 
     /// The upstream is away: what was followed ages, and refusals no longer hold.
@@ -189,12 +189,12 @@ impl Subscriptions {
         self.change_all(|standing| standing.disconnected(now));
     }
 
-    fn change_all(&mut self, change: impl Fn(&mut Standing)) {
+    fn change_all(&mut self, change: impl Fn(&mut Freshness)) {
         for known in self.all.values_mut() {
             change(&mut known.standing);
             known.wake();
         }
-        self.aging = self.all.values().filter(|known| known.standing.ages()).count();
+        self.aging = self.all.values().filter(|known| known.standing.is_aging()).count();
     }
 
     pub(crate) fn age(&self, prefix: &Prefix, now: Instant) -> Duration {
@@ -302,7 +302,7 @@ mod tests {
         all.release(&prefix(3), start + LINGER);
         assert_eq!(all.claim(&another), Claimed::New { instead_of: vec![prefix(7)] });
         all.remove(&prefix(7));
-        all.set(&prefix(3), Standing::Held { at: start, age: LINGER });
+        all.set(&prefix(3), Freshness::Held { at: start, age: LINGER });
         all.release(&another, start + 2 * LINGER);
         let instead_of = vec![another];
         assert_eq!(
@@ -322,7 +322,7 @@ mod tests {
             11 * second,
             "saved copies were old when they were read"
         );
-        all.set(&prefix(1), Standing::Followed { at: start + second, age: Duration::ZERO });
+        all.set(&prefix(1), Freshness::Followed { at: start + second, age: Duration::ZERO });
         assert_eq!(all.oldest(start + 5 * second), Duration::ZERO);
         all.disconnected(start + 6 * second);
         assert_eq!(all.oldest(start + 8 * second), 2 * second);
@@ -335,7 +335,7 @@ mod tests {
         let second = Duration::from_secs(1);
         all.claim(&prefix(1));
         all.claim(&prefix(2));
-        all.set(&prefix(1), Standing::Followed { at: start, age: Duration::ZERO });
+        all.set(&prefix(1), Freshness::Followed { at: start, age: Duration::ZERO });
         all.contact(second, start);
         assert_eq!(all.age(&prefix(1), start + 2 * second), 3 * second);
         assert_eq!(all.age(&prefix(2), start + 2 * second), Duration::ZERO, "nothing of it has come");

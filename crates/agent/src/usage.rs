@@ -13,7 +13,7 @@ use std::{
 
 use fairmesh_imbalance::{Minute, Usage};
 use fairmesh_model::{InstanceId, Invalid, Location, ServiceName};
-use fairmesh_rib::upstream::Handle;
+use fairmesh_rib::follower::FollowerHandle;
 use fairmesh_wire::v1::{self, imbalance_server::Imbalance};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
@@ -46,7 +46,7 @@ pub(crate) struct Usages {
 
 #[derive(Debug)]
 struct Shared {
-    upstream: Handle,
+    upstream: FollowerHandle,
     /// Where questions are answered, for people.
     upstreams: String,
     waiting: Mutex<Waiting>,
@@ -89,7 +89,7 @@ impl Waiting {
 
 impl Usages {
     /// Passes on to `upstream`, which people know as `upstreams`.
-    pub(crate) fn new(upstream: Handle, upstreams: String) -> Self {
+    pub(crate) fn new(upstream: FollowerHandle, upstreams: String) -> Self {
         let (dropped, refused) = (AtomicU64::default(), AtomicU64::default());
         let shared = Shared { upstream, upstreams, waiting: Mutex::default(), dropped, refused };
         Self { shared: Arc::new(shared) }

@@ -13,7 +13,7 @@ use fairmesh_model::{
     Invalid, Location, ServiceName,
     arith::{hash_text, mix64},
 };
-use fairmesh_rib::upstream::{Backoff, UpstreamConfig};
+use fairmesh_rib::follower::{Backoff, FollowerConfig};
 use fairmesh_wire::transport::Address;
 use tokio::sync::Semaphore;
 
@@ -237,7 +237,7 @@ impl MeshBuilder {
             true => (self.location.clone().or(region), None),
             false => (self.location.clone(), region),
         };
-        let upstream = UpstreamConfig {
+        let upstream = FollowerConfig {
             addresses: self.addresses()?,
             software: format!("client {client_id}"),
             backoff: Backoff::default(),

@@ -42,7 +42,7 @@ impl Backend for ControlBackend {
 
     /// What was written by way of this process is in the node before it is acknowledged, so all is there while nobody else
     /// can write.
-    async fn current(&self) -> Result<(), String> {
+    async fn ensure_linearizable(&self) -> Result<(), String> {
         match &self.hold {
             Some(hold) => hold.certain().await,
             None => Ok(()),
@@ -50,14 +50,14 @@ impl Backend for ControlBackend {
     }
 
     fn age(&self, _: &Prefix) -> Duration {
-        self.oldest()
+        self.max_age()
     }
 
-    fn oldest(&self) -> Duration {
+    fn max_age(&self) -> Duration {
         self.hold.as_ref().map_or(Duration::ZERO, Hold::age)
     }
 
-    fn ages(&self) -> Option<watch::Receiver<u64>> {
+    fn age_changes(&self) -> Option<watch::Receiver<u64>> {
         self.hold.as_ref().map(Hold::ages)
     }
 }

@@ -186,7 +186,7 @@ impl Control {
             .add_service(rpc::quota_server(quotas.clone()));
         let hold = store.lease_expiry().map(Hold::new);
         let backend = ControlBackend { node: node.clone(), store: followed.clone(), hold: hold.clone() };
-        let services = RibServer::new(backend, closing.clone()).beside(others);
+        let services = RibServer::new(backend, closing.clone()).with_services(others);
         serve_grpc(parts, grpc, &services, closing);
         let files = watch_files(&config.sources, &registry, following, served);
         let sources = Sources {

@@ -182,7 +182,7 @@ impl Registry {
     /// Waits until the node has a revision that the store has: after a conflict, and after a write where the store answers
     /// before its followers have it.
     async fn catch_up(&self, revision: u64) {
-        if tokio::time::timeout(CATCH_UP, self.node().applied(revision)).await.is_err() {
+        if tokio::time::timeout(CATCH_UP, self.node().wait_applied(revision)).await.is_err() {
             tracing::warn!(revision, "the node does not follow the store; readers see older records");
         }
     }

@@ -3,8 +3,8 @@ use std::{sync::Arc, time::Duration};
 use fairmesh_model::{Identity, Location, Prefix, Revision};
 use fairmesh_rib::{
     Batch, Node,
+    follower::FollowerHandle,
     server::{Backend, WriteError},
-    upstream::Handle,
 };
 use tokio::sync::watch;
 
@@ -14,14 +14,14 @@ use crate::{ReplicaConfig, feed::Shared};
 #[derive(Clone, Debug)]
 pub(crate) struct ReplicaBackend {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) upstream: Handle,
+    pub(crate) upstream: FollowerHandle,
     software: Arc<str>,
     /// Who is followed, for people.
     upstreams: Arc<str>,
 }
 
 impl ReplicaBackend {
-    pub(crate) fn new(shared: Arc<Shared>, upstream: Handle, config: &ReplicaConfig) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, upstream: FollowerHandle, config: &ReplicaConfig) -> Self {
         let upstreams: Vec<String> = config.upstreams.iter().map(ToString::to_string).collect();
         let software = format!("replica {} {}", config.name, env!("CARGO_PKG_VERSION"));
         Self { shared, upstream, software: software.into(), upstreams: upstreams.join(" or ").into() }
@@ -43,7 +43,7 @@ impl Backend for ReplicaBackend {
     }
 
     async fn write(&self, _: Batch, _: Identity) -> Result<Revision, WriteError> {
-        Err(WriteError::Elsewhere(format!(
+        Err(WriteError::NotWritable(format!(
             "a replica takes no writes; write to the control plane, which this one follows by way of {}",
             self.upstreams
         )))
@@ -60,14 +60,14 @@ impl Backend for ReplicaBackend {
     }
 
     fn age(&self, _: &Prefix) -> Duration {
-        self.oldest()
+        self.max_age()
     }
 
-    fn oldest(&self) -> Duration {
+    fn max_age(&self) -> Duration {
         self.shared.age()
     }
 
-    fn ages(&self) -> Option<watch::Receiver<u64>> {
+    fn age_changes(&self) -> Option<watch::Receiver<u64>> {
         Some(self.shared.ages())
     }
 }

@@ -163,7 +163,7 @@ mod tests {
 
     use bytes::Bytes;
     use fairmesh_model::{Revision, StoreId};
-    use fairmesh_rib::{Entry, Update, upstream::Sink};
+    use fairmesh_rib::{Entry, Update, follower::Sink};
 
     use super::*;
     use crate::feed::Feed;

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use fairmesh_model::Prefix;
 use fairmesh_rib::{
     Node, Update,
-    upstream::{Sink, Standing},
+    follower::{Freshness, Sink},
 };
 use fairmesh_store::ReplicaContents;
 use tokio::{sync::watch, time::Instant};
@@ -24,7 +24,7 @@ use crate::disk::{Disk, wall_clock};
 pub(crate) struct Shared {
     pub(crate) node: Node,
     /// How everything stands: there is one subscription only.
-    standing: Mutex<Standing>,
+    standing: Mutex<Freshness>,
     pub(crate) disk: Disk,
     /// Ticks when what is held began or ceased to age, or came at all.
     ages: watch::Sender<u64>,
@@ -45,9 +45,9 @@ impl Feed {
 }
 
 impl Sink for Feed {
-    const HOLDS: bool = true;
+    const TAKES_PATCHES: bool = true;
 
-    fn held(&self, key: &str) -> Option<Bytes> {
+    fn patch_base(&self, key: &str) -> Option<Bytes> {
         self.shared.node.get(key).map(|entry| entry.value)
     }
 
@@ -59,8 +59,8 @@ impl Sink for Feed {
         tracing::warn!(reason, "the upstream does not serve replicas");
     }
 
-    fn contact(&mut self, age: Duration) {
-        self.shared.standing().contact(age, Instant::now());
+    fn age_update(&mut self, age: Duration) {
+        self.shared.standing().set_age(age, Instant::now());
         self.shared.aged();
     }
 
@@ -87,7 +87,7 @@ impl Shared {
         let ReplicaContents { revision, at, entries, floor, log } = held;
         let age = wall_clock().duration_since(at).unwrap_or_default();
         tracing::info!(%revision, store = %revision.store, keys = entries.len(), ?age, "starting from the copy on disk");
-        *self.standing() = Standing::Held { at: Instant::now(), age };
+        *self.standing() = Freshness::Held { at: Instant::now(), age };
         self.node.restore_with_log(revision, floor, entries, log);
     }
 
@@ -98,7 +98,7 @@ impl Shared {
 
     /// Whether anything is held.
     pub(crate) fn holds(&self) -> bool {
-        *self.standing() != Standing::Missing
+        *self.standing() != Freshness::Missing
     }
 
     /// Ticks when what is held began or ceased to age, or came at all.
@@ -106,7 +106,7 @@ impl Shared {
         self.ages.subscribe()
     }
 
-    fn standing(&self) -> MutexGuard<'_, Standing> {
+    fn standing(&self) -> MutexGuard<'_, Freshness> {
         // Nothing that runs under the lock panics.
         self.standing.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -122,14 +122,14 @@ impl Shared {
         self.deltas.fetch_add(u64::from(!update.puts.is_empty() || !update.deletes.is_empty()), Relaxed);
         // Held over the change of the node, so that what is written is always what the node was at one revision.
         let mut dirty = self.disk.dirty();
-        match self.node.absorb(update) {
+        match self.node.apply_update(update) {
             Ok(changed) => dirty.add(changed),
             // The reader refuses upstreams that lag, so this is a fault of ours.
             Err(behind) => return tracing::error!(%behind, "an update is left out"),
         }
         drop(dirty);
         if let Some(age) = entered {
-            *self.standing() = Standing::Followed { at: Instant::now(), age };
+            *self.standing() = Freshness::Followed { at: Instant::now(), age };
             self.aged();
         }
     }

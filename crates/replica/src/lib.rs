@@ -24,9 +24,9 @@ pub use error::ReplicaError;
 use fairmesh_listen::{Limits, Listeners, PageListener};
 use fairmesh_model::{Prefix, Region};
 use fairmesh_rib::{
-    About, Forward, Kind,
+    Forwarder, PeerInfo, PeerKind,
+    follower::{self, Backoff, Follower, FollowerConfig, FollowerHandle},
     server::RibServer,
-    upstream::{self, Backoff, Handle, Upstream, UpstreamConfig},
 };
 use fairmesh_store::ReplicaContents;
 use fairmesh_wire::{
@@ -113,17 +113,21 @@ impl Replica {
             true => listeners.iter().filter_map(|listener| listener.address().ok()).collect(),
             false => config.advertise.clone(),
         };
-        upstream.introduce(About { kind: Kind::Replica, region: config.region.clone(), addresses });
+        upstream.set_peer_info(PeerInfo {
+            kind: PeerKind::Replica,
+            region: config.region.clone(),
+            addresses,
+        });
         let stopping = CancellationToken::new();
         let _stop_with_me = stopping.clone().drop_guard();
-        let acks = upstream::acknowledge(shared.node.clone(), upstream.clone(), stopping.clone());
+        let acks = follower::relay_acks(shared.node.clone(), upstream.clone(), stopping.clone());
         tokio::spawn(acks);
         let backend = ReplicaBackend::new(shared.clone(), upstream.clone(), &config);
         let pages = http::Pages { backend: backend.clone(), listeners: bounded };
         let http = http.map(|listener| tokio::spawn(http::serve(listener, pages.clone(), stopping.clone())));
         let saving = tokio::spawn(shared.save_all(stopping.clone()));
         let mut serving = JoinSet::new();
-        let services = services(backend, Forward::new(upstream, "replica", stopping.clone()), &stopping);
+        let services = services(backend, Forwarder::new(upstream, "replica", stopping.clone()), &stopping);
         for listener in listeners {
             if let Ok(address) = listener.address() {
                 tracing::info!(%address, name = config.name, "the replica serves");
@@ -157,32 +161,32 @@ pub async fn run(config: ReplicaConfig, shutdown: impl Future<Output = ()>) -> R
 }
 
 /// Starts from the copy on disk and follows the upstream.
-fn follow(config: &ReplicaConfig, shared: &Arc<Shared>, held: Option<ReplicaContents>) -> Handle {
+fn follow(config: &ReplicaConfig, shared: &Arc<Shared>, held: Option<ReplicaContents>) -> FollowerHandle {
     let everything = Prefix::everything();
     let from = held.as_ref().map(|held| held.revision);
     if let Some(held) = held {
         shared.restore(held);
     }
-    let upstream = UpstreamConfig {
+    let upstream = FollowerConfig {
         addresses: config.upstreams.clone(),
         software: format!("replica {}", config.name),
         backoff: Backoff::default(),
         refuse_lagging: true,
     };
-    let upstream = Upstream::spawn(upstream, Feed::new(shared.clone()));
+    let upstream = Follower::spawn(upstream, Feed::new(shared.clone()));
     match from {
-        Some(revision) => upstream.subscribe_held([(everything, revision)]),
+        Some(revision) => upstream.subscribe_from([(everything, revision)]),
         None => upstream.subscribe(everything),
     }
     upstream
 }
 
-fn services(backend: ReplicaBackend, forward: Forward, stopping: &CancellationToken) -> Services {
+fn services(backend: ReplicaBackend, forward: Forwarder, stopping: &CancellationToken) -> Services {
     let others = Routes::new(rpc::registry_server(forward.clone()))
         .add_service(rpc::imbalance_server(forward.clone()))
         .add_service(rpc::quota_server(forward.clone()))
         .add_service(rpc::checker_server(forward));
-    RibServer::new(backend, stopping.clone()).beside(others)
+    RibServer::new(backend, stopping.clone()).with_services(others)
 }
 
 fn served_out(

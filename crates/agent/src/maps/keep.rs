@@ -1,6 +1,6 @@
 use std::{sync::Arc, time::Duration};
 
-use fairmesh_rib::upstream::Handle;
+use fairmesh_rib::follower::FollowerHandle;
 use tokio::{
     sync::Notify,
     time::{Instant, timeout},
@@ -24,7 +24,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Makes tables of every version of a map that is followed, until nobody does.
 pub(super) async fn keep(
     shared: Arc<Shared>,
-    upstream: Handle,
+    upstream: FollowerHandle,
     name: MapName,
     (changed, gone): (Arc<Notify>, CancellationToken),
 ) {

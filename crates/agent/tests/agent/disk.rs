@@ -8,12 +8,12 @@ use fairmesh_agent::AgentError;
 use fairmesh_model::{Location, Region, Revision, StoreId};
 use fairmesh_rib::{
     Entry,
-    cache::{Cache, CacheError, Saved},
+    cache::{Cache, CacheError, SavedCopy},
 };
 
 use crate::{
     house::House,
-    support::{Got, Memory, Reader, copy, prefix},
+    support::{Memory, Reader, SinkCall, copy, prefix},
 };
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -26,7 +26,7 @@ fn an_hour_ago() -> SystemTime {
 fn save(house: &House, store: u128, number: u64, keys: &[&str]) {
     let entries =
         keys.iter().map(|key| ((*key).into(), Entry { value: Bytes::from_static(b"saved"), revision: 1 }));
-    let saved = Saved {
+    let saved = SavedCopy {
         prefix: prefix("/a/"),
         revision: Revision { store: StoreId(store), partition: 0, number },
         at: an_hour_ago(),
@@ -74,7 +74,7 @@ async fn a_reader_that_resumes_at_an_agent_without_a_control_plane_is_told_how_o
     assert_eq!((update.resumed.len(), update.snapshots.len()), (1, 0));
     assert!(update.resumed[0].age > Duration::ZERO, "{:?}", update.resumed[0].age);
     let control = house.control(&memory).await;
-    assert_eq!(reader.contact().await, Duration::ZERO, "told although nothing has changed");
+    assert_eq!(reader.age_update().await, Duration::ZERO, "told although nothing has changed");
     agent.stop().await;
     control.stop().await;
 }
@@ -89,10 +89,10 @@ async fn readers_are_told_once_that_the_control_plane_is_lost_and_once_that_it_i
     let mut reader = Reader::following(&[&house.socket], &["/a/", "/b/"]).await;
     for round in 0..3 {
         control.stop().await;
-        assert!(reader.contact().await > Duration::ZERO);
+        assert!(reader.age_update().await > Duration::ZERO);
         memory.put(&[("/a/1", &round.to_string())]);
         control = house.control(&memory).await;
-        assert_eq!(reader.contact().await, Duration::ZERO);
+        assert_eq!(reader.age_update().await, Duration::ZERO);
         while reader.copy["/a/1"] != round.to_string() {
             reader.update().await;
         }
@@ -101,7 +101,7 @@ async fn readers_are_told_once_that_the_control_plane_is_lost_and_once_that_it_i
         while reader.copy["/b/1"] != round.to_string() {
             reader.update().await;
         }
-        assert!(reader.no_more_contact(), "nothing is said while nothing changes");
+        assert!(reader.no_more_age_updates(), "nothing is said while nothing changes");
     }
     agent.stop().await;
     control.stop().await;
@@ -182,7 +182,9 @@ async fn what_nothing_is_held_of_is_refused_without_a_control_plane_and_had_when
     };
     for _ in 0..2 {
         ask(&reader, "/new/");
-        let Got::Refused(refused, reason) = reader.got().await else { panic!("there is nothing to send") };
+        let SinkCall::Refused(refused, reason) = reader.got().await else {
+            panic!("there is nothing to send")
+        };
         assert_eq!(refused, prefix("/new/"));
         assert!(reason.contains("no control plane") && reason.contains("control.sock"), "{reason}");
     }
@@ -192,7 +194,7 @@ async fn what_nothing_is_held_of_is_refused_without_a_control_plane_and_had_when
     let memory = Memory::new(1);
     memory.put(&[("/a/1", "saved"), ("/new/1", "x")]);
     let control = house.control(&memory).await;
-    assert_eq!(reader.contact().await, Duration::ZERO);
+    assert_eq!(reader.age_update().await, Duration::ZERO);
     ask(&reader, "/new/");
     while reader.copy != copy(&[("/a/1", "saved"), ("/new/1", "x")]) {
         reader.update().await;

@@ -60,7 +60,7 @@ impl Checks {
             match self.store.write(Batch { ops }).await {
                 Ok(_) => return Ok(()),
                 Err(WriteError::Conflict(conflict)) if tries < TRIES => {
-                    self.node.applied(conflict.current).await;
+                    self.node.wait_applied(conflict.current).await;
                 }
                 Err(error) => return Err(write_error(error).into()),
             }

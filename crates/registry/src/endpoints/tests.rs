@@ -136,7 +136,7 @@ async fn a_drain_waits_for_every_caller() {
     caller.subscribe(Prefix::endpoints(&cart(), None), None);
     let acknowledge = || {
         let update = caller.pull().unwrap();
-        caller.acked(&Cursor::at(update.revision));
+        caller.ack(&Cursor::at(update.revision));
     };
     acknowledge();
 

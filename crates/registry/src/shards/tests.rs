@@ -179,7 +179,7 @@ async fn a_move_makes_on_the_target_before_it_breaks_on_the_source() {
     caller.subscribe(Prefix::shards(&cart(), None), None);
     let acknowledge = || {
         if let Some(update) = caller.pull() {
-            caller.acked(&Cursor::at(update.revision));
+            caller.ack(&Cursor::at(update.revision));
         }
     };
     acknowledge();

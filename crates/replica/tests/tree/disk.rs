@@ -21,7 +21,7 @@ async fn without_an_upstream_it_serves_from_disk_with_its_age_and_then_catches_u
     memory.put(&[("/a/2", "y")]);
     old.update().await;
     control.stop().await;
-    assert!(old.contact().await > Duration::ZERO);
+    assert!(old.age_update().await > Duration::ZERO);
     replica.stop().await;
 
     let replica = forest.replica("replica", &upstream).await;
@@ -41,7 +41,7 @@ async fn without_an_upstream_it_serves_from_disk_with_its_age_and_then_catches_u
         let update = fresh.update().await;
         assert_eq!((update.snapshots.len(), update.puts.len()), (0, 1), "only what it missed");
     }
-    assert_eq!(fresh.contact().await, Duration::ZERO);
+    assert_eq!(fresh.age_update().await, Duration::ZERO);
     replica.shows(&["connected 1", "snapshots_total 0", "deltas_total 1", "data_age_seconds 0.0"]).await;
     replica.stop().await;
     control.stop().await;

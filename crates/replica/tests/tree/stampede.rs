@@ -9,7 +9,7 @@ use std::{
 use fairmesh_model::Prefix;
 use fairmesh_rib::{
     Update,
-    upstream::{Backoff, Handle, Sink, Upstream, UpstreamConfig},
+    follower::{Backoff, Follower, FollowerConfig, FollowerHandle, Sink},
 };
 use tokio::{
     sync::watch,
@@ -55,21 +55,21 @@ impl Sink for Note {
 }
 
 struct Reader {
-    handle: Handle,
+    handle: FollowerHandle,
     got: watch::Receiver<Got>,
 }
 
 impl Reader {
     /// With the waits of production.
     fn start(address: &fairmesh_wire::transport::Address, number: usize) -> Self {
-        let config = UpstreamConfig {
+        let config = FollowerConfig {
             addresses: vec![address.clone()],
             software: format!("agent {number}"),
             backoff: Backoff::default(),
             refuse_lagging: true,
         };
         let (sender, got) = watch::channel(Got::default());
-        let handle = Upstream::spawn(config, Note(sender));
+        let handle = Follower::spawn(config, Note(sender));
         handle.subscribe(prefix("/a/"));
         Self { handle, got }
     }

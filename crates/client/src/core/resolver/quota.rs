@@ -7,7 +7,7 @@ use std::{
 };
 
 use fairmesh_model::{ServiceName, quota::ALL_PARTS};
-use fairmesh_rib::upstream::Handle;
+use fairmesh_rib::follower::FollowerHandle;
 use fairmesh_router::Bucket;
 use fairmesh_wire::v1;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
@@ -30,7 +30,7 @@ type Name = (ServiceName, String);
 /// Asks until told to stop. Where nobody answers, the parts stay as they are.
 pub(super) async fn ask<L>(
     registered: Arc<Registered<L>>,
-    upstream: Handle,
+    upstream: FollowerHandle,
     caller: u64,
     stop: CancellationToken,
 ) {
@@ -87,7 +87,11 @@ impl Claims {
     }
 
     /// Asks once; when to ask again.
-    async fn make(&mut self, upstream: &Handle, limits: &[(Name, Arc<Bucket>)]) -> Result<Duration, String> {
+    async fn make(
+        &mut self,
+        upstream: &FollowerHandle,
+        limits: &[(Name, Arc<Bucket>)],
+    ) -> Result<Duration, String> {
         let connection = upstream.connection().ok_or("nobody is connected to")?;
         let demands = limits.iter().map(|(name, bucket)| self.demand(name, bucket)).collect();
         let mut client = connection.quota();

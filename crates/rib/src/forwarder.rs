@@ -1,4 +1,4 @@
-//! Passes calls on to the control plane by way of the upstream, so that programs need to know one address only.
+//! Forwards calls to the control plane through the upstream, so that programs need only one address.
 
 use std::{error::Error, pin::Pin};
 
@@ -14,57 +14,57 @@ use futures_util::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Response, Status};
 
-use crate::upstream::Handle;
+use crate::follower::FollowerHandle;
 
 /// The metadata that carries a call's deadline.
 const TIMEOUT: &str = "grpc-timeout";
 
-/// What streams that are passed on consist of.
-type Passed<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+/// A forwarded response stream.
+type ForwardedStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// The registry, the election of health checkers, the imbalance indicator and the limits of a whole mesh, as the control plane behind an upstream answers
-/// them.
+/// Forwards the calls of the registry, the election of health checkers, the imbalance indicator and mesh-wide limits to
+/// the control plane behind an upstream.
 #[derive(Clone, Debug)]
-pub struct Forward {
-    upstream: Handle,
-    /// What this process is: `agent`.
+pub struct Forwarder {
+    upstream: FollowerHandle,
+    /// The kind of this process: `agent`.
     kind: &'static str,
     closing: CancellationToken,
 }
 
-impl Forward {
-    /// Passes on to `upstream`. `kind` is what callers know this process as, such as `agent`; streams end once `closing` is
+impl Forwarder {
+    /// Forwards to `upstream`. `kind` names this process in errors, such as `agent`; streams end once `closing` is
     /// cancelled.
-    pub fn new(upstream: Handle, kind: &'static str, closing: CancellationToken) -> Self {
+    pub fn new(upstream: FollowerHandle, kind: &'static str, closing: CancellationToken) -> Self {
         Self { upstream, kind, closing }
     }
 
     fn connection(&self) -> Result<Connection, Status> {
-        self.upstream.connection().ok_or_else(|| self.away())
+        self.upstream.connection().ok_or_else(|| self.unavailable())
     }
 
-    fn away(&self) -> Status {
+    fn unavailable(&self) -> Status {
         let state = self.upstream.state();
-        let reason = state.borrow().error.clone().unwrap_or_else(|| "it was not reached yet".into());
+        let reason = state.borrow().error.clone().unwrap_or_else(|| "it is not connected yet".into());
         Status::unavailable(format!(
-            "no control plane answers this {}: {reason}; call again when one does",
+            "no control plane answers this {}: {reason}; retry when one does",
             self.kind
         ))
     }
 
-    /// A broken connection is told as what it means to the caller; every other answer is passed on as it is.
-    fn answer<T>(&self, answer: Result<Response<T>, Status>) -> Result<Response<T>, Status> {
-        match answer {
-            Ok(answer) => Ok(Response::new(answer.into_inner())),
-            Err(status) => Err(self.refusal(&status)),
+    /// Replaces a connection failure by an error that names its cause; passes every other response on unchanged.
+    fn forward_response<T>(&self, response: Result<Response<T>, Status>) -> Result<Response<T>, Status> {
+        match response {
+            Ok(response) => Ok(Response::new(response.into_inner())),
+            Err(status) => Err(self.forward_status(&status)),
         }
     }
 
-    fn refusal(&self, status: &Status) -> Status {
-        if broke(status) {
-            return self.away();
+    fn forward_status(&self, status: &Status) -> Status {
+        if is_connection_failure(status) {
+            return self.unavailable();
         }
-        // It is this process whose version is refused; the caller's was agreed on with this process.
+        // The control plane refuses the version of this process, not that of the caller.
         if is_version_refusal(status) {
             return Status::unavailable(status.message());
         }
@@ -72,30 +72,30 @@ impl Forward {
     }
 }
 
-/// Whether a call ended for want of a connection; what the control plane itself answers has no source here.
-fn broke(status: &Status) -> bool {
+/// Whether the connection failed; a status sent by the control plane has no source here.
+fn is_connection_failure(status: &Status) -> bool {
     matches!(status.code(), Code::Unavailable | Code::Unknown) && status.source().is_some()
 }
 
 /// The same message with the caller's deadline and identity, and without its other metadata.
-fn passed_on<T>(request: Request<T>) -> Request<T> {
+fn forwarded_request<T>(request: Request<T>) -> Request<T> {
     let deadline = request.metadata().get(TIMEOUT).cloned();
     let identity = identity_of(&request);
-    let mut passed = Request::new(request.into_inner());
-    pass_on_for(&mut passed, &identity);
+    let mut forwarded = Request::new(request.into_inner());
+    pass_on_for(&mut forwarded, &identity);
     if let Some(deadline) = deadline {
-        passed.metadata_mut().insert(TIMEOUT, deadline);
+        forwarded.metadata_mut().insert(TIMEOUT, deadline);
     }
-    passed
+    forwarded
 }
 
 macro_rules! forward {
     ($service:ident by $client:ident: $($method:ident: $request:ident => $response:ident;)*) => {
         #[tonic::async_trait]
-        impl $service for Forward {
+        impl $service for Forwarder {
             $(async fn $method(&self, request: Request<v1::$request>) -> Result<Response<v1::$response>, Status> {
                 let mut client = self.connection()?.$client();
-                self.answer(client.$method(passed_on(request)).await)
+                self.forward_response(client.$method(forwarded_request(request)).await)
             })*
         }
     };
@@ -132,26 +132,28 @@ forward! {
 }
 
 #[tonic::async_trait]
-impl Checker for Forward {
-    type CampaignStream = Passed<v1::CampaignResponse>;
+impl Checker for Forwarder {
+    type CampaignStream = ForwardedStream<v1::CampaignResponse>;
 
-    /// Leadership lasts as long as both halves of the stream: it is lost with either connection.
+    /// Leadership ends with either of the two connections of the stream.
     async fn campaign(
         &self,
         request: Request<v1::CampaignRequest>,
     ) -> Result<Response<Self::CampaignStream>, Status> {
         let mut client = self.connection()?.checker();
-        let leadership = self.answer(client.campaign(passed_on(request)).await)?.into_inner();
+        let leadership =
+            self.forward_response(client.campaign(forwarded_request(request)).await)?.into_inner();
         let forward = self.clone();
-        let passed = leadership.map(move |message| message.map_err(|status| forward.refusal(&status)));
-        let passed: Self::CampaignStream =
-            Box::pin(passed.take_until(self.closing.clone().cancelled_owned()));
-        Ok(Response::new(passed))
+        let forwarded =
+            leadership.map(move |message| message.map_err(|status| forward.forward_status(&status)));
+        let forwarded: Self::CampaignStream =
+            Box::pin(forwarded.take_until(self.closing.clone().cancelled_owned()));
+        Ok(Response::new(forwarded))
     }
 
     async fn judge(&self, request: Request<v1::JudgeRequest>) -> Result<Response<v1::JudgeResponse>, Status> {
         let mut client = self.connection()?.checker();
-        self.answer(client.judge(passed_on(request)).await)
+        self.forward_response(client.judge(forwarded_request(request)).await)
     }
 }
 
@@ -163,11 +165,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_is_passed_on_for_who_made_it_whatever_it_claims() {
+    fn a_forwarded_call_carries_the_identity_of_the_caller_and_not_what_its_metadata_claims() {
         let mut request = Request::new(());
         pass_on_for(&mut request, &Identity::Local { uid: 0 });
         request.extensions_mut().insert(Identity::Local { uid: 7 });
-        let passed = passed_on(request);
-        assert_eq!(on_behalf_of(&passed), "local uid 7");
+        let forwarded = forwarded_request(request);
+        assert_eq!(on_behalf_of(&forwarded), "local uid 7");
     }
 }

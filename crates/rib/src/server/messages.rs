@@ -8,11 +8,11 @@ use bytes::Bytes;
 
 use crate::{Entry, Resumed, Snapshot, Update};
 
-/// The most bytes of entries in one part of a snapshot or of a delta, but that a part has at least one.
+/// The most bytes of entries in one part of a snapshot or of a delta; a part has at least one entry.
 const PART_BYTES: usize = 1024 * 1024;
 
-/// Cuts an update into messages: all but the last say that more follows, so that the reader applies them as one change.
-pub(super) fn cut(
+/// Splits an update into messages: all but the last set `more`, so that the reader applies them as one change.
+pub(super) fn split(
     update: Update,
     patches: Vec<Bytes>,
     mut age: impl FnMut(&Prefix) -> Duration,
@@ -29,10 +29,10 @@ pub(super) fn cut(
     }
     for snapshot in snapshots {
         let age = age(&snapshot.prefix);
-        parts(snapshot, revision, age, &mut kinds);
+        snapshot_parts(snapshot, revision, age, &mut kinds);
     }
     if kinds.is_empty() || !puts.is_empty() || !deletes.is_empty() {
-        deltas(puts, &deletes, patches, revision, &mut kinds);
+        delta_parts(puts, &deletes, patches, revision, &mut kinds);
     }
     let last = kinds.len() - 1;
     kinds
@@ -42,30 +42,30 @@ pub(super) fn cut(
         .collect()
 }
 
-/// Whether an update without snapshots and resumptions takes at most about so many messages.
+/// Whether an update without snapshots and resumptions fits into about so many messages.
 pub(super) fn fits(update: &Update, messages: usize) -> bool {
     let puts = update.puts.iter().map(|(key, entry)| key.len() + entry.value.len());
     let deletes = update.deletes.iter().map(|key| key.len());
     puts.chain(deletes).sum::<usize>() <= messages * PART_BYTES
 }
 
-pub(super) fn hurry(store: StoreId, number: u64) -> v1::WatchResponse {
+pub(super) fn ack_request(store: StoreId, number: u64) -> v1::WatchResponse {
     let revision = Revision { store, partition: 0, number };
-    let hurry = v1::Hurry { revision: Some(revision.into()) };
-    v1::WatchResponse { kind: Some(Kind::Hurry(hurry)), more: false }
+    let request = v1::AckRequest { revision: Some(revision.into()) };
+    v1::WatchResponse { kind: Some(Kind::AckRequest(request)), more: false }
 }
 
-pub(super) fn refusal(prefix: &Prefix, reason: String) -> v1::WatchResponse {
+pub(super) fn refused(prefix: &Prefix, reason: String) -> v1::WatchResponse {
     let refused = v1::Refused { prefix: prefix.to_string(), reason };
     v1::WatchResponse { kind: Some(Kind::Refused(refused)), more: false }
 }
 
-pub(super) fn contact(age: Duration) -> v1::WatchResponse {
-    let contact = v1::Contact { age_ms: milliseconds(age) };
-    v1::WatchResponse { kind: Some(Kind::Contact(contact)), more: false }
+pub(super) fn age_update(age: Duration) -> v1::WatchResponse {
+    let update = v1::AgeUpdate { age_ms: milliseconds(age) };
+    v1::WatchResponse { kind: Some(Kind::AgeUpdate(update)), more: false }
 }
 
-/// Rounded up: zero is for what does not age.
+/// Rounded up: zero stands for a current copy.
 pub(super) fn milliseconds(age: Duration) -> u64 {
     u64::try_from(age.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
@@ -74,15 +74,15 @@ pub(super) fn entry((key, entry): (Arc<str>, Entry)) -> v1::Entry {
     v1::Entry { key: key.to_string(), value: entry.value, revision: entry.revision }
 }
 
-/// How many bytes an update takes on a connection: its messages, with the four that say how long each is.
+/// The bytes of an update on a connection: its messages, each with a length of four bytes.
 pub fn encoded_len(update: &Update) -> u64 {
-    cut(update.clone(), Vec::new(), |_| Duration::ZERO)
+    split(update.clone(), Vec::new(), |_| Duration::ZERO)
         .iter()
         .map(|message| 4 + message.encoded_len() as u64)
         .sum()
 }
 
-fn deltas(
+fn delta_parts(
     puts: Vec<(Arc<str>, Entry)>,
     deletes: &[Arc<str>],
     patches: Vec<Bytes>,
@@ -91,8 +91,8 @@ fn deltas(
 ) {
     let empty = || v1::Delta { revision: Some(revision.into()), ..v1::Delta::default() };
     let (mut part, mut bytes) = (empty(), 0);
-    // A part that is full goes, and what comes next begins another.
-    let mut room = |part: &mut v1::Delta, size: usize| {
+    // A full part is sent, and the next one begins.
+    let mut reserve = |part: &mut v1::Delta, size: usize| {
         if bytes + size > PART_BYTES && bytes > 0 {
             kinds.push(Kind::Delta(std::mem::replace(part, empty())));
             bytes = 0;
@@ -100,21 +100,21 @@ fn deltas(
         bytes += size;
     };
     for (key, value) in puts {
-        room(&mut part, key.len() + value.value.len());
+        reserve(&mut part, key.len() + value.value.len());
         part.puts.push(entry((key, value)));
     }
     for key in deletes {
-        room(&mut part, key.len());
+        reserve(&mut part, key.len());
         part.deletes.push(key.to_string());
     }
     for patch in patches {
-        room(&mut part, patch.len());
+        reserve(&mut part, patch.len());
         part.patches.push(patch);
     }
     kinds.push(Kind::Delta(part));
 }
 
-fn parts(snapshot: Snapshot, revision: Revision, age: Duration, kinds: &mut Vec<Kind>) {
+fn snapshot_parts(snapshot: Snapshot, revision: Revision, age: Duration, kinds: &mut Vec<Kind>) {
     let empty = || v1::Snapshot {
         prefix: snapshot.prefix.to_string(),
         revision: Some(revision.into()),

@@ -7,34 +7,34 @@ use fairmesh_wire::shards;
 
 use crate::Entry;
 
-/// The most bytes of values that are remembered: some fifty moves in maps of a million shards.
+/// The most bytes of remembered values: about fifty moves in maps of a million shards.
 const MAX_BYTES: usize = 8 * 1024 * 1024;
-/// The most values that are remembered.
+/// The most remembered values.
 const MAX_VALUES: usize = 4096;
 
-/// What was lately at keys that can be told by a patch, so that watchers who hold it are told what differs.
+/// Recently replaced values of keys that patches can express, so that watchers that hold them are sent patches.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Previous {
-    /// Which change replaced what, in order.
+pub(super) struct PreviousValues {
+    /// Change count, key and replaced value, in order.
     values: VecDeque<(u64, Arc<str>, Option<Entry>)>,
     bytes: usize,
-    /// What changes after this one replaced is all there; `None` while nobody asks.
+    /// The replaced values of all changes after this one are remembered; `None` while no watcher takes patches.
     since: Option<u64>,
 }
 
-impl Previous {
-    /// Remembers what is replaced from the next change on.
+impl PreviousValues {
+    /// Remembers replaced values from the next change on.
     pub(super) fn keep(&mut self, change: u64) {
         self.since.get_or_insert(change);
     }
 
-    /// Forgets all: what comes is not told by what was.
+    /// Forgets everything: later values have no bases.
     pub(super) fn clear(&mut self, change: u64) {
         (self.values, self.bytes) = Default::default();
         self.since = self.since.map(|_| change);
     }
 
-    /// The change of this number replaces what was at a key.
+    /// The change of this number replaces the value of a key.
     pub(super) fn replaced(&mut self, change: u64, key: &Arc<str>, was: Option<&Entry>) {
         if self.since.is_none() || !shards::is_patched(key) {
             return;
@@ -49,8 +49,8 @@ impl Previous {
         }
     }
 
-    /// What was after the change of this number at the keys that changed since, `None` for nothing. Without what is not
-    /// remembered.
+    /// The values after the change of this number of the keys that changed since, `None` for no value. Keys whose value
+    /// is not remembered are missing.
     pub(super) fn at(&self, change: u64) -> HashMap<&str, Option<&Entry>> {
         let known = self.since.is_some_and(|since| change >= since);
         let from = if known {
@@ -58,7 +58,7 @@ impl Previous {
         } else {
             self.values.len()
         };
-        // What was replaced first was there then.
+        // Of several replaced values of one key, the first counts.
         self.values.range(from..).rev().map(|(_, key, was)| (&**key, was.as_ref())).collect()
     }
 
@@ -85,16 +85,16 @@ mod tests {
         Entry { value: Bytes::from(vec![0; bytes]), revision: 1 }
     }
 
-    /// What is known to have been at a key.
-    fn at<'a>(previous: &'a Previous, change: u64, key: &str) -> Option<Option<&'a Entry>> {
+    /// The remembered value of a key.
+    fn at<'a>(previous: &'a PreviousValues, change: u64, key: &str) -> Option<Option<&'a Entry>> {
         previous.at(change).get(key).copied()
     }
 
     #[test]
-    fn what_was_there_is_known_as_long_as_it_is_remembered() {
-        let mut previous = Previous::default();
+    fn replaced_values_are_known_as_long_as_they_are_remembered() {
+        let mut previous = PreviousValues::default();
         previous.replaced(1, &key(1), Some(&entry(1)));
-        assert_eq!(at(&previous, 0, &key(1)), None, "nobody asked");
+        assert_eq!(at(&previous, 0, &key(1)), None, "not enabled");
         previous.keep(1);
         previous.replaced(2, &key(1), None);
         previous.replaced(3, &key(1), Some(&entry(3)));
@@ -103,14 +103,14 @@ mod tests {
         assert_eq!(at(&previous, 2, &key(1)), Some(Some(&entry(3))));
         assert_eq!(at(&previous, 3, &key(1)), None, "it has not changed");
         previous.replaced(4, &"/t/shop/policies/cart".into(), None);
-        assert_eq!(at(&previous, 3, "/t/shop/policies/cart"), None, "it is never told by a patch");
+        assert_eq!(at(&previous, 3, "/t/shop/policies/cart"), None, "policies are never patched");
         previous.clear(4);
         assert_eq!(at(&previous, 2, &key(1)), None);
     }
 
     #[test]
-    fn little_is_remembered_however_much_changes() {
-        let mut previous = Previous::default();
+    fn remembered_values_are_bounded_in_bytes_and_number() {
+        let mut previous = PreviousValues::default();
         previous.keep(0);
         let large = entry(MAX_BYTES / 4);
         for change in 1..=6 {

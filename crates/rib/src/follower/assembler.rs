@@ -6,10 +6,10 @@ use fairmesh_wire::v1::{self, watch_response::Kind};
 
 use crate::{Entry, Resumed, Snapshot, Update};
 
-/// What one or more messages amount to.
+/// The event that one or more messages make up.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Event {
-    /// All that changed, but for what the patches tell.
+    /// All changes, except those in the patches.
     Update {
         update: Update,
         patches: Vec<Bytes>,
@@ -18,33 +18,33 @@ pub(super) enum Event {
         prefix: Prefix,
         reason: String,
     },
-    Contact {
+    AgeUpdate {
         age: Duration,
     },
-    Hurry {
+    AckRequest {
         revision: Revision,
     },
 }
 
-/// Puts the messages of one revision together.
+/// Assembles the messages of one revision.
 #[derive(Debug, Default)]
-pub(super) struct Collector {
+pub(super) struct Assembler {
     update: Option<Update>,
     patches: Vec<Bytes>,
-    /// Whether the last snapshot has parts to come.
-    open: bool,
+    /// Whether the last snapshot is incomplete.
+    snapshot_open: bool,
 }
 
-impl Collector {
+impl Assembler {
     /// Takes one message; returns an event once it is complete.
     ///
     /// # Errors
-    /// When the message is not what the protocol says.
-    pub(super) fn take(&mut self, message: v1::WatchResponse) -> Result<Option<Event>, Invalid> {
+    /// When the message violates the protocol.
+    pub(super) fn push(&mut self, message: v1::WatchResponse) -> Result<Option<Event>, Invalid> {
         match message.kind {
             Some(Kind::Snapshot(part)) => self.snapshot(part)?,
             Some(Kind::Delta(delta)) => {
-                let update = self.at(delta.revision)?;
+                let update = self.update_at(delta.revision)?;
                 update.puts.extend(delta.puts.into_iter().map(entry));
                 update.deletes.extend(delta.deletes.into_iter().map(Arc::from));
                 self.patches.extend(delta.patches);
@@ -52,28 +52,29 @@ impl Collector {
             Some(Kind::Resumed(resumed)) => {
                 let prefix = Prefix::new(resumed.prefix)?;
                 let age = Duration::from_millis(resumed.age_ms);
-                self.at(resumed.revision)?.resumed.push(Resumed { prefix, age });
+                self.update_at(resumed.revision)?.resumed.push(Resumed { prefix, age });
             }
             Some(Kind::Refused(refused)) => {
                 let prefix = Prefix::new(refused.prefix)?;
                 return Ok(Some(Event::Refused { prefix, reason: refused.reason }));
             }
-            Some(Kind::Contact(contact)) => {
-                return Ok(Some(Event::Contact { age: Duration::from_millis(contact.age_ms) }));
+            Some(Kind::AgeUpdate(update)) => {
+                return Ok(Some(Event::AgeUpdate { age: Duration::from_millis(update.age_ms) }));
             }
-            Some(Kind::Hurry(hurry)) => {
-                let revision = hurry.revision.ok_or_else(|| unexpected("hurry.revision", "is missing"))?;
-                return Ok(Some(Event::Hurry { revision: revision.try_into()? }));
+            Some(Kind::AckRequest(request)) => {
+                let revision =
+                    request.revision.ok_or_else(|| unexpected("ack_request.revision", "is missing"))?;
+                return Ok(Some(Event::AckRequest { revision: revision.try_into()? }));
             }
-            // Those stand at the beginning and at the end, and are taken there.
+            // Handled at the start and the end of a watch.
             Some(Kind::Hello(_) | Kind::Ended(_)) | None => {
-                return Err(unexpected("kind", "is not known here"));
+                return Err(unexpected("kind", "is unknown to this release"));
             }
         }
         if message.more {
             return Ok(None);
         }
-        if self.open {
+        if self.snapshot_open {
             return Err(unexpected("more", "is not set although a snapshot is not complete"));
         }
         let patches = std::mem::take(&mut self.patches);
@@ -82,8 +83,8 @@ impl Collector {
 
     fn snapshot(&mut self, part: v1::Snapshot) -> Result<(), Invalid> {
         let prefix = Prefix::new(part.prefix)?;
-        let continues = std::mem::replace(&mut self.open, !part.last);
-        let update = self.at(part.revision)?;
+        let continues = std::mem::replace(&mut self.snapshot_open, !part.last);
+        let update = self.update_at(part.revision)?;
         let entries = part.entries.into_iter().map(entry);
         match update.snapshots.last_mut() {
             Some(snapshot) if continues && snapshot.prefix == prefix => snapshot.entries.extend(entries),
@@ -96,7 +97,7 @@ impl Collector {
         Ok(())
     }
 
-    fn at(&mut self, revision: Option<v1::Revision>) -> Result<&mut Update, Invalid> {
+    fn update_at(&mut self, revision: Option<v1::Revision>) -> Result<&mut Update, Invalid> {
         let revision = revision.ok_or_else(|| unexpected("revision", "is missing"))?;
         let revision = Revision::try_from(revision).map_err(|e| e.within("revision"))?;
         let update = self.update.get_or_insert_with(|| Update::empty(revision));
@@ -109,8 +110,7 @@ impl Collector {
 }
 
 fn entry(entry: v1::Entry) -> (Arc<str>, Entry) {
-    // A copy, since what was decoded is a slice of the whole message: as long as one of its values is held, all its bytes would
-    // stay in memory.
+    // A copy: a slice would keep the memory of the whole message.
     (entry.key.into(), Entry { value: Bytes::copy_from_slice(&entry.value), revision: entry.revision })
 }
 

@@ -19,7 +19,7 @@ use tonic::Code;
 
 use crate::support::{BOUND, Memory, Reader, Server, prefix};
 
-/// A node whose data ages when the test says so.
+/// A node whose data ages at the test's command.
 #[derive(Clone, Debug)]
 struct Edge {
     memory: Memory,
@@ -55,25 +55,25 @@ impl Backend for Edge {
         self.memory.write(batch, identity).await
     }
 
-    async fn current(&self) -> Result<(), String> {
-        if self.age.borrow().is_zero() { Ok(()) } else { Err("ask the other one".into()) }
+    async fn ensure_linearizable(&self) -> Result<(), String> {
+        if self.age.borrow().is_zero() { Ok(()) } else { Err("read from the other one".into()) }
     }
 
     fn age(&self, _: &Prefix) -> Duration {
         *self.age.borrow()
     }
 
-    fn oldest(&self) -> Duration {
+    fn max_age(&self) -> Duration {
         *self.age.borrow()
     }
 
-    fn ages(&self) -> Option<watch::Receiver<u64>> {
+    fn age_changes(&self) -> Option<watch::Receiver<u64>> {
         Some(self.ages.subscribe())
     }
 }
 
 #[tokio::test]
-async fn a_watcher_is_told_when_its_data_begins_to_age_and_when_it_ceases_to() {
+async fn a_watcher_is_notified_when_its_data_starts_and_stops_aging() {
     let edge = Edge::new();
     edge.memory.put(&[("/a/1", "x")]);
     let server = Server::start(edge.clone(), "127.0.0.1:0").await;
@@ -81,29 +81,29 @@ async fn a_watcher_is_told_when_its_data_begins_to_age_and_when_it_ceases_to() {
     for age in [Duration::from_micros(1), Duration::from_secs(7)] {
         edge.ages(age);
         assert_eq!(
-            reader.contact().await,
+            reader.age_update().await,
             age.max(Duration::from_millis(1)),
-            "zero is for what does not age"
+            "zero stands for current data"
         );
         edge.ages(2 * age);
         edge.ages(Duration::ZERO);
-        assert_eq!(reader.contact().await, Duration::ZERO, "that it goes on to age needs no telling");
+        assert_eq!(reader.age_update().await, Duration::ZERO, "continued aging is not reported");
     }
     edge.ages(Duration::ZERO);
     edge.memory.put(&[("/a/1", "y")]);
     reader.update().await;
-    assert!(reader.no_more_contact());
+    assert!(reader.no_more_age_updates());
 
     edge.ages(Duration::from_secs(1));
-    reader.contact().await;
+    reader.age_update().await;
     reader.handle.subscribe(prefix("/b/"));
     assert_eq!(reader.update().await.snapshots[0].age, Duration::from_secs(1));
-    assert!(reader.no_more_contact());
+    assert!(reader.no_more_age_updates());
     server.stop().await;
 }
 
 #[tokio::test]
-async fn who_cannot_know_that_it_has_everything_answers_no_reads() {
+async fn a_backend_that_cannot_serve_linearizable_reads_refuses_them() {
     let edge = Edge::new();
     edge.memory.put(&[("/a/1", "x")]);
     let server = Server::start(edge.clone(), "127.0.0.1:0").await;
@@ -112,11 +112,11 @@ async fn who_cannot_know_that_it_has_everything_answers_no_reads() {
     assert_eq!(rib.read(request.clone()).await.unwrap().into_inner().entries.len(), 1);
     edge.ages(Duration::from_secs(1));
     let refusal = rib.read(request).await.unwrap_err();
-    assert_eq!((refusal.code(), refusal.message()), (Code::Unavailable, "ask the other one"));
+    assert_eq!((refusal.code(), refusal.message()), (Code::Unavailable, "read from the other one"));
     server.stop().await;
 }
 
-/// Waits until one is followed; since when.
+/// Waits until an upstream is followed; returns since when.
 async fn followed(reader: &Reader, address: &Address) -> Instant {
     let mut state = reader.handle.state();
     let there = state.wait_for(|state| state.connected && state.address.as_ref() == Some(address));
@@ -124,7 +124,7 @@ async fn followed(reader: &Reader, address: &Address) -> Instant {
 }
 
 #[tokio::test]
-async fn an_upstream_that_is_out_of_touch_is_left_for_one_that_is_not() {
+async fn a_stale_upstream_is_left_for_a_current_one() {
     let (old, new) = (Edge::new(), Edge::new());
     for edge in [&old, &new] {
         edge.memory.put(&[("/a/1", "x")]);
@@ -134,16 +134,16 @@ async fn an_upstream_that_is_out_of_touch_is_left_for_one_that_is_not() {
     let mut reader = Reader::following(&[&left.address, &found.address], &["/a/"]).await;
     followed(&reader, &left.address).await;
     old.ages(Duration::from_secs(1));
-    reader.contact().await;
+    reader.age_update().await;
     new.memory.put(&[("/a/1", "y")]);
-    assert_eq!(reader.update().await.revision.number, 2, "the other serves what was written since");
+    assert_eq!(reader.update().await.revision.number, 2, "the other one serves the later write");
     followed(&reader, &found.address).await;
     left.stop().await;
     found.stop().await;
 }
 
 #[tokio::test]
-async fn where_nobody_is_in_touch_a_reader_goes_round_unless_it_has_one_address_only() {
+async fn with_stale_upstreams_only_a_reader_cycles_through_them_unless_it_has_one_address() {
     let (one, other) = (Edge::new(), Edge::new());
     for edge in [&one, &other] {
         edge.ages(Duration::from_secs(1));
@@ -162,16 +162,16 @@ async fn where_nobody_is_in_touch_a_reader_goes_round_unless_it_has_one_address_
 }
 
 #[tokio::test]
-async fn a_watcher_that_does_not_say_that_it_understands_is_told_nothing_new() {
+async fn a_watcher_without_age_updates_is_sent_none() {
     let edge = Edge::new();
     let server = Server::start(edge.clone(), "127.0.0.1:0").await;
     let mut watch = Watch::open(&server.address, "of an earlier release").await.unwrap();
     let subscribe = v1::Subscribe { prefix: "/a/".into(), ..Default::default() };
     watch.send(&v1::WatchRequest { kind: Some(watch_request::Kind::Subscribe(subscribe)) });
-    let mut answer = async || timeout(BOUND, watch.next()).await.unwrap().unwrap().kind;
-    assert!(matches!(answer().await, Some(Kind::Snapshot(_))));
+    let mut response = async || timeout(BOUND, watch.next()).await.unwrap().unwrap().kind;
+    assert!(matches!(response().await, Some(Kind::Snapshot(_))));
     edge.ages(Duration::from_secs(1));
     edge.memory.put(&[("/a/1", "x")]);
-    assert!(matches!(answer().await, Some(Kind::Delta(_))));
+    assert!(matches!(response().await, Some(Kind::Delta(_))));
     server.stop().await;
 }

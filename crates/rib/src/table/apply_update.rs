@@ -6,13 +6,13 @@ use super::Table;
 use crate::{Entry, Update};
 
 impl Table {
-    /// Takes what an upstream of the same store sent, as one change; returns the keys that changed.
+    /// Applies an update of an upstream of the same store as one change; returns the keys that changed.
     ///
-    /// A snapshot says what is there and not how it came to be so, so the log starts anew with it: watchers that return
+    /// A snapshot has the present entries and not their history, so the log starts anew with it: watchers that return
     /// from before it get snapshots.
-    pub(crate) fn absorb(&mut self, update: Update) -> Vec<Arc<str>> {
+    pub(crate) fn apply_update(&mut self, update: Update) -> Vec<Arc<str>> {
         let number = update.revision.number;
-        let anew = !update.snapshots.is_empty();
+        let has_snapshot = !update.snapshots.is_empty();
         let mut keys = Vec::new();
         for snapshot in update.snapshots {
             self.replace(&snapshot.prefix, snapshot.entries, number, &mut keys);
@@ -26,13 +26,13 @@ impl Table {
             self.set(number, key, None);
         }
         self.advance(number);
-        if anew {
+        if has_snapshot {
             self.compact_before(number);
         }
         keys
     }
 
-    /// Makes what is below `prefix` equal to `entries`, touching only what differs.
+    /// Makes the entries below `prefix` equal to `entries`, writing only differences.
     fn replace(
         &mut self,
         prefix: &Prefix,
