@@ -1,32 +1,32 @@
-//! The servers of one region and the work of their shards, as the planner shifts it about. Pure.
+//! The servers of one region and the work of their shards, while the planner moves copies. Pure.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use fairmesh_model::{InstanceId, Region, ReplicaState, Role, ShardId, ShardMap, ShardMove, Zone};
 
-/// How much work there is: microseconds that calls are under way, a second, on a host of ordinary speed. A million is
-/// one call at a time without a pause.
+/// Work: microseconds of calls in flight per second, on a host of ordinary speed. A million is one call at a time
+/// without a pause.
 pub type Work = u64;
 
-/// A server as the planner is told of it.
+/// A server, as input of the planner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Server {
-    /// Its name.
+    /// Its instance id.
     pub instance: InstanceId,
-    /// Where it runs; work stays in its region.
+    /// Its region; work stays in it.
     pub region: Region,
     /// The failure domain, where one is known.
     pub zone: Option<Zone>,
-    /// What it can do beside the others, in thousandths: its weight times the speed of its host; at least 1.
+    /// Its relative capacity, in thousandths: its weight times the speed of its host; at least 1.
     pub power: u32,
-    /// Whether it may be given shards.
-    pub takes: bool,
-    /// Work of shards that it does not tell apart; it stays where it is.
+    /// Whether it may receive shards.
+    pub accepts: bool,
+    /// Work of shards that it does not report separately; it cannot move.
     pub rest: Work,
 }
 
 /// The work of all copies of a shard in one role and region.
-pub type Works = BTreeMap<(ShardId, Role, Region), Work>;
+pub type WorkByShard = BTreeMap<(ShardId, Role, Region), Work>;
 
 /// A server within its region.
 #[derive(Clone, Debug)]
@@ -34,58 +34,58 @@ pub(super) struct Member {
     pub(super) server: Server,
     pub(super) before: Work,
     pub(super) load: Work,
-    /// Its share of all work, by its power.
+    /// Its share of all work, by its capacity.
     pub(super) fair: Work,
-    /// The groups of which it holds a copy, once each.
+    /// The groups of which it holds a copy.
     groups: BTreeSet<usize>,
 }
 
-/// The copies of a shard in one role and region. Callers share their calls among them, so each has the same part.
+/// The copies of a shard in one role and region. Callers distribute their calls over them evenly.
 #[derive(Clone, Debug)]
-pub(super) struct Group {
+pub(super) struct CopyGroup {
     pub(super) shard: ShardId,
     pub(super) role: Role,
     work: Work,
-    /// Who serves it, of those whose load is known.
+    /// The serving members, of those with a known load.
     pub(super) holders: Vec<usize>,
-    /// Members that hold the shard in whatever role and state: two copies on one server help nobody.
-    taken: BTreeSet<usize>,
-    /// Whether it stays as it is: something moves already.
-    still: bool,
-    /// How many copies half of the shards have at least in this role.
-    pub(super) usual: usize,
+    /// Members that hold the shard in any role and state: a second copy on one server has no use.
+    holding: BTreeSet<usize>,
+    /// Whether a move of the shard is in flight.
+    moving: bool,
+    /// The median number of copies of shards in this role.
+    pub(super) median_copies: usize,
 }
 
 /// One region.
 #[derive(Clone, Debug)]
-pub(super) struct Pool {
-    /// By name.
+pub(super) struct RegionPool {
+    /// In the order of instance ids.
     pub(super) members: Vec<Member>,
-    pub(super) groups: Vec<Group>,
-    /// Who serves in each role already; whoever holds nothing may serve in any.
+    pub(super) groups: Vec<CopyGroup>,
+    /// The members that serve in each role; a member without copies may serve in any.
     in_role: BTreeMap<Role, BTreeSet<usize>>,
 }
 
-impl Group {
-    /// The part of each of so many copies, rounded up.
+impl CopyGroup {
+    /// The work of each of so many copies, rounded up.
     pub(super) fn part_of(&self, copies: usize) -> Work {
         self.work.div_ceil(copies.max(1) as u64)
     }
 
-    /// The part of each copy.
+    /// The work of each copy.
     pub(super) fn part(&self) -> Work {
         self.part_of(self.holders.len())
     }
 }
 
-impl Pool {
-    /// The pool of `region`, of servers whose load is known. `still` are shards of which something moves.
+impl RegionPool {
+    /// The pool of `region`, of servers with a known load. `moving` are the shards with a move in flight.
     pub(super) fn new(
         region: &Region,
         map: &ShardMap,
         servers: &[Server],
-        works: &Works,
-        still: &BTreeSet<ShardId>,
+        works: &WorkByShard,
+        moving: &BTreeSet<ShardId>,
     ) -> Self {
         let mut own: Vec<_> = servers.iter().filter(|server| server.region == *region).cloned().collect();
         own.sort_by(|a, b| a.instance.cmp(&b.instance));
@@ -95,19 +95,25 @@ impl Pool {
         };
         let members: Vec<_> = own.into_iter().map(member).collect();
         let mut pool = Self { members, groups: Vec::new(), in_role: BTreeMap::new() };
-        pool.add_groups(region, map, works, still);
+        pool.add_groups(region, map, works, moving);
         pool.add_loads();
         pool
     }
 
-    fn add_groups(&mut self, region: &Region, map: &ShardMap, works: &Works, still: &BTreeSet<ShardId>) {
+    fn add_groups(
+        &mut self,
+        region: &Region,
+        map: &ShardMap,
+        works: &WorkByShard,
+        moving: &BTreeSet<ShardId>,
+    ) {
         let names = self.members.iter().enumerate();
         let place: HashMap<_, _> = names.map(|(i, member)| (member.server.instance.clone(), i)).collect();
         let mut counts: BTreeMap<Role, BTreeMap<usize, usize>> = BTreeMap::new();
         for shard in &map.shards {
             let here = shard.replicas.iter().filter(|copy| copy.region == *region);
             let here: Vec<_> = here.filter_map(|copy| Some((*place.get(&copy.instance)?, copy))).collect();
-            let taken: BTreeSet<_> = here.iter().map(|(member, _)| *member).collect();
+            let holding: BTreeSet<_> = here.iter().map(|(member, _)| *member).collect();
             let moves = shard.replicas.iter().any(|copy| copy.state != ReplicaState::Serving);
             let roles: BTreeSet<_> = here.iter().map(|(_, copy)| &copy.role).collect();
             for role in roles {
@@ -119,23 +125,23 @@ impl Pool {
                 *counts.entry(role.clone()).or_default().entry(holders.len()).or_default() += 1;
                 self.in_role.entry(role.clone()).or_default().extend(&holders);
                 let work = works.get(&(shard.id, role.clone(), region.clone())).copied().unwrap_or(0);
-                // One copy without work is nothing to plan with; most of a million shards are such.
+                // A single copy without work cannot improve a plan; most of a million shards are such.
                 if holders.is_empty() || (work == 0 && holders.len() == 1) {
                     continue;
                 }
-                self.groups.push(Group {
+                self.groups.push(CopyGroup {
                     shard: shard.id,
                     role: role.clone(),
                     work,
                     holders,
-                    taken: taken.clone(),
-                    still: moves || still.contains(&shard.id),
-                    usual: 0,
+                    holding: holding.clone(),
+                    moving: moves || moving.contains(&shard.id),
+                    median_copies: 0,
                 });
             }
         }
         for group in &mut self.groups {
-            group.usual = counts.get(&group.role).map_or(1, median);
+            group.median_copies = counts.get(&group.role).map_or(1, median);
         }
     }
 
@@ -155,55 +161,55 @@ impl Pool {
         }
     }
 
-    /// The groups of which a copy may leave this member, the one with most work first.
+    /// The groups of which a copy may leave this member, in descending order of work.
     pub(super) fn movable(&self, member: usize) -> Vec<usize> {
         let own = self.members[member].groups.iter().copied();
-        let mut own: Vec<_> = own.filter(|group| !self.groups[*group].still).collect();
+        let mut own: Vec<_> = own.filter(|group| !self.groups[*group].moving).collect();
         own.sort_by_key(|group| (std::cmp::Reverse(self.groups[*group].part()), *group));
         own
     }
 
-    /// Whether something of the shard moves already.
-    pub(super) fn is_still(&self, group: usize) -> bool {
-        self.groups[group].still
+    /// Whether a move of the shard is in flight.
+    pub(super) fn is_moving(&self, group: usize) -> bool {
+        self.groups[group].moving
     }
 
-    /// Says of members whether they may take a copy of a group that comes from `from`, or is new: they serve in its role or hold nothing,
-    /// hold no other copy of the shard, and are in a zone with no more of its copies than the one it leaves.
+    /// Returns whether a member may take a copy of a group that leaves `from`, or is new: it serves in the role or
+    /// holds nothing, holds no other copy of the shard, and its zone has no more copies of it than the zone of `from`.
     pub(super) fn may_take(&self, group: usize, from: Option<usize>) -> impl Fn(&usize) -> bool {
-        let Group { role, taken, .. } = &self.groups[group];
+        let CopyGroup { role, holding, .. } = &self.groups[group];
         let serving = self.in_role.get(role);
         let holds_nothing = |member: &usize| !self.in_role.values().any(|members| members.contains(member));
         let beside = |zone: &Zone, leaving: Option<usize>| {
-            let others = taken.iter().filter(|other| Some(**other) != leaving);
+            let others = holding.iter().filter(|other| Some(**other) != leaving);
             others.filter(|other| self.members[**other].server.zone.as_ref() == Some(zone)).count()
         };
         let least = || {
-            let zones = self.members.iter().filter(|m| m.server.takes).map(|m| m.server.zone.as_ref());
+            let zones = self.members.iter().filter(|m| m.server.accepts).map(|m| m.server.zone.as_ref());
             zones.map(|zone| zone.map_or(0, |zone| beside(zone, None))).min().unwrap_or(0)
         };
         let allowed = match from.map(|from| (from, &self.members[from].server.zone)) {
             Some((from, Some(zone))) => beside(zone, Some(from)),
-            // Where the zone is not known, nothing is lost by another one.
+            // With an unknown zone, another zone is no loss.
             Some((_, None)) => usize::MAX,
             None => least(),
         };
         move |member| {
-            let Server { takes, zone, .. } = &self.members[*member].server;
-            *takes
-                && !taken.contains(member)
+            let Server { accepts, zone, .. } = &self.members[*member].server;
+            *accepts
+                && !holding.contains(member)
                 && (serving.is_some_and(|serving| serving.contains(member)) || holds_nothing(member))
                 && zone.as_ref().is_none_or(|zone| beside(zone, from) <= allowed)
         }
     }
 
-    /// How full a member is, to order members by.
+    /// The load by capacity, to order members by.
     pub(super) fn fullness(&self, member: usize) -> u128 {
         let Member { load, server, .. } = &self.members[member];
         u128::from(*load) * 1_000_000 / u128::from(server.power.max(1))
     }
 
-    /// Gives the copies of a group to `holders`, and says by which moves.
+    /// Assigns the copies of a group to `holders`; returns the moves.
     pub(super) fn reassign(&mut self, group: usize, holders: Vec<usize>) -> Vec<ShardMove> {
         let before = std::mem::replace(&mut self.groups[group].holders, holders.clone());
         let part = self.groups[group].part_of(before.len());
@@ -211,7 +217,7 @@ impl Pool {
             self.members[holder].load -= part;
             self.members[holder].groups.remove(&group);
         }
-        let Group { shard, role, .. } = self.groups[group].clone();
+        let CopyGroup { shard, role, .. } = self.groups[group].clone();
         let part = self.groups[group].part();
         for &holder in &holders {
             self.members[holder].load += part;
@@ -220,12 +226,12 @@ impl Pool {
         self.in_role.entry(role.clone()).or_default().extend(&holders);
         let left: Vec<_> = before.iter().filter(|holder| !holders.contains(holder)).copied().collect();
         let came: Vec<_> = holders.iter().filter(|holder| !before.contains(holder)).copied().collect();
-        // The groups of a shard stand side by side.
+        // The groups of a shard are adjacent.
         let first =
             self.groups[..group].iter().rposition(|other| other.shard != shard).map_or(0, |at| at + 1);
         for other in self.groups[first..].iter_mut().take_while(|other| other.shard == shard) {
-            other.taken.retain(|member| !left.contains(member));
-            other.taken.extend(&came);
+            other.holding.retain(|member| !left.contains(member));
+            other.holding.extend(&came);
         }
         let name = |member: Option<&usize>| member.map(|m| self.members[*m].server.instance.clone());
         let moves = (0..left.len().max(came.len())).map(|i| ShardMove {
@@ -238,8 +244,8 @@ impl Pool {
     }
 }
 
-/// The middle of the numbers of copies, the greater of two. A plan never makes it less, since copies are dropped down to it
-/// and not beyond; the most frequent number may become another by the plan itself, which would let the next drop more.
+/// The median number of copies, the greater of two. A plan never lowers it, since copies are dropped down to it and no
+/// further; the most frequent number could change with each plan, so that the next one would drop more.
 fn median(shards_by_copies: &BTreeMap<usize, usize>) -> usize {
     let all: usize = shards_by_copies.values().sum();
     let mut passed = 0;

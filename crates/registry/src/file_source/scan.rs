@@ -10,10 +10,10 @@ use fairmesh_model::spec::Plan;
 use super::SOURCE_LABEL;
 use crate::{Registration, manifest};
 
-/// What a look finds at the path of a file.
+/// The content at the path of a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-enum Found {
-    /// Nobody has looked yet.
+enum FileContent {
+    /// Not read yet.
     #[default]
     Unknown,
     /// There is no file.
@@ -22,35 +22,35 @@ enum Found {
     Text(String),
 }
 
-/// A file and what came of it.
+/// The state of a file.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Seen {
-    /// What the last look found.
-    last: Found,
-    /// What counts: two looks found it so.
-    taken: Found,
-    /// What its last good content lists; `None` before there was one.
+pub(super) struct FileState {
+    /// The content in the last scan.
+    last: FileContent,
+    /// The accepted content: two scans found it.
+    accepted: FileContent,
+    /// The endpoints of its last valid content; `None` before there was one.
     pub(super) wanted: Option<Vec<Registration>>,
-    /// Whether that is carried out.
+    /// Whether they are registered.
     pub(super) done: bool,
-    /// What is wrong with the content that counts.
+    /// The error of the accepted content.
     pub(super) error: Option<String>,
-    /// Why the last look found nothing out.
-    pub(super) trouble: Option<String>,
+    /// The read error of the last scan.
+    pub(super) read_error: Option<String>,
 }
 
-/// A file or a folder, and what is known of it.
+/// A file or a folder, and the known state of its files.
 pub(super) struct Source {
     pub(super) path: PathBuf,
-    pub(super) known: BTreeMap<String, Seen>,
+    pub(super) known: BTreeMap<String, FileState>,
 }
 
 impl Source {
-    /// Every file as it is now, those that are gone included.
+    /// Reads every file, deleted ones included.
     ///
     /// Content is compared, not times: editors and copies keep or forge them, and files of endpoints are small.
-    pub(super) fn read(mut self) -> BTreeMap<String, Seen> {
-        let (files, trouble) = match self.files() {
+    pub(super) fn read(mut self) -> BTreeMap<String, FileState> {
+        let (files, read_error) = match self.files() {
             Ok(files) => (files, None),
             Err(error) => (
                 BTreeMap::new(),
@@ -58,21 +58,24 @@ impl Source {
             ),
         };
         for (name, path) in &files {
-            let seen = self.known.entry(name.clone()).or_default();
+            let file = self.known.entry(name.clone()).or_default();
             match fs::read_to_string(path) {
-                Ok(text) => seen.look(name, Found::Text(text)),
-                Err(error) => seen.trouble = Some(format!("{}: {error}; make it readable", path.display())),
+                Ok(text) => file.observe(name, FileContent::Text(text)),
+                Err(error) => {
+                    file.read_error = Some(format!("{}: {error}; make it readable", path.display()))
+                }
             }
         }
-        for (name, seen) in self.known.iter_mut().filter(|(name, _)| !files.contains_key(*name)) {
-            match &trouble {
-                // Not seen is not the same as gone.
-                Some(_) => seen.trouble.clone_from(&trouble),
-                None => seen.look(name, Found::Nothing),
+        for (name, file) in self.known.iter_mut().filter(|(name, _)| !files.contains_key(*name)) {
+            match &read_error {
+                // An unreadable folder does not mean that its files were deleted.
+                Some(_) => file.read_error.clone_from(&read_error),
+                None => file.observe(name, FileContent::Nothing),
             }
         }
-        if trouble.is_some() && self.known.is_empty() {
-            self.known.insert(self.path.display().to_string(), Seen { trouble, ..Seen::default() });
+        if read_error.is_some() && self.known.is_empty() {
+            self.known
+                .insert(self.path.display().to_string(), FileState { read_error, ..FileState::default() });
         }
         self.known
     }
@@ -85,7 +88,7 @@ impl Source {
         for entry in fs::read_dir(&self.path)? {
             let path = entry?.path();
             let yaml = path.extension().is_some_and(|e| e == OsStr::new("yaml") || e == OsStr::new("yml"));
-            // Names with a leading dot are what editors and mounts keep beside the real ones.
+            // Editors and mounts keep temporary files with a leading dot.
             let hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
             if yaml && !hidden {
                 files.insert(label(&path), path);
@@ -99,22 +102,22 @@ fn label(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-impl Seen {
-    /// Takes in what a look found, once the look before found the same.
-    fn look(&mut self, name: &str, found: Found) {
-        self.trouble = None;
-        if found == self.last && found != self.taken {
-            self.take(name, &found);
-            self.taken = found.clone();
+impl FileState {
+    /// Accepts the content of a scan if the one before found the same.
+    fn observe(&mut self, name: &str, found: FileContent) {
+        self.read_error = None;
+        if found == self.last && found != self.accepted {
+            self.accept(name, &found);
+            self.accepted = found.clone();
         }
         self.last = found;
     }
 
-    fn take(&mut self, name: &str, found: &Found) {
+    fn accept(&mut self, name: &str, found: &FileContent) {
         let wanted = match found {
-            Found::Text(text) => registrations(name, text),
-            // A file that is gone lists nothing.
-            Found::Nothing | Found::Unknown => Ok(Vec::new()),
+            FileContent::Text(text) => registrations(name, text),
+            // A deleted file lists nothing.
+            FileContent::Nothing | FileContent::Unknown => Ok(Vec::new()),
         };
         match wanted {
             Ok(wanted) => (self.wanted, self.done, self.error) = (Some(wanted), false, None),
@@ -127,9 +130,9 @@ fn registrations(file: &str, text: &str) -> Result<Vec<Registration>, String> {
     let mut registrations = Vec::new();
     let documents = manifest::parse(file, text).map_err(|error| error.to_string())?;
     if documents.is_empty() {
-        // An editor that saves in two steps empties a file first; nobody means to stop a fleet like that.
+        // An editor that saves in two steps empties a file first; that must not remove a fleet.
         return Err(format!(
-            "{file}: it is empty; to take all its endpoints out, write 'endpoints: []', or delete it"
+            "{file}: it is empty; to remove all its endpoints, write 'endpoints: []', or delete it"
         ));
     }
     for document in documents {
@@ -137,7 +140,8 @@ fn registrations(file: &str, text: &str) -> Result<Vec<Registration>, String> {
         let Plan::Endpoints(service, endpoints) = document.plan else {
             let kind = document.spec.kind();
             return Err(format!(
-                "{file}:{line}: kind {kind} does not belong here; keep Endpoints, and apply the rest with 'fairmesh apply -f'"
+                "{file}:{line}: kind {kind} is not read from this source; keep Endpoints here, and apply the rest \
+                 with 'fairmesh apply -f'"
             ));
         };
         let fairmesh_model::spec::Document::Endpoints(spec) = &document.spec else { continue };
@@ -145,13 +149,13 @@ fn registrations(file: &str, text: &str) -> Result<Vec<Registration>, String> {
             if endpoint.lease.is_some() {
                 let instance = &endpoint.instance;
                 return Err(format!(
-                    "{file}:{line}: '{instance}' has a lease; leave it out, since the file vouches for it"
+                    "{file}:{line}: '{instance}' has a lease; leave it out, since the file keeps it registered"
                 ));
             }
             endpoint.labels.insert(SOURCE_LABEL.into(), file.into());
             let service = service.clone();
-            let state_meant = written.state.is_some();
-            registrations.push(Registration { service, endpoint, state_meant, declaration: None });
+            let explicit_state = written.state.is_some();
+            registrations.push(Registration { service, endpoint, explicit_state, declaration: None });
         }
     }
     Ok(registrations)

@@ -11,7 +11,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use super::MAX_BODY;
 use crate::RegistryError;
 
-/// Why a call failed.
+/// An error response.
 pub(super) struct Failure {
     pub(super) status: StatusCode,
     pub(super) reason: Invalid,
@@ -49,7 +49,7 @@ impl From<Invalid> for Failure {
     }
 }
 
-/// A JSON body, whatever its content type says: `curl -d` says that it sends a form.
+/// A JSON body, regardless of its content type: `curl -d` declares a form.
 pub(super) struct Spec<T>(pub(super) T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Spec<T> {

@@ -5,34 +5,33 @@ use fairmesh_model::{RecordKey, ServiceName, ShardMap, ShardPart};
 use fairmesh_rib::{Expect, Op};
 use fairmesh_wire::shards;
 
-use crate::{Registry, RegistryError, view::HeldMap};
+use crate::{Registry, RegistryError, stored_records::StoredShardMap};
 
-/// Chunks beyond this many bytes are written ahead of their manifests, since a batch has a largest size.
-const AHEAD: usize = 1_000_000;
+/// Chunks beyond this many bytes are written before their manifests, since batches are bounded.
+const MAX_INLINE_CHUNK_BYTES: usize = 1_000_000;
 
 impl Registry {
-    /// Writes what `edit` makes of the map that is there, and answers its version. Nothing is written when nothing
-    /// changed.
+    /// Writes the result of `edit` on the present map; returns its version. Writes nothing without a change.
     ///
-    /// Every change writes the manifest of ranges, which carries the version, and is conditional on it.
+    /// Every change writes the manifest of ranges, which has the version, and is conditional on it.
     pub(super) async fn change_map(
         &self,
         service: &ServiceName,
-        edit: impl Fn(Option<&HeldMap>) -> Result<ShardMap, RegistryError> + Send + Sync,
+        edit: impl Fn(Option<&StoredShardMap>) -> Result<ShardMap, RegistryError> + Send + Sync,
     ) -> Result<u64, RegistryError> {
         let changed = self.change_map_with(service, |held| Ok((edit(held)?, Vec::new()))).await?;
         Ok(changed.0)
     }
 
-    /// The same with further writes in the same batch; answers version and revision.
+    /// The same with further writes in the same batch; returns version and revision.
     pub(super) async fn change_map_with(
         &self,
         service: &ServiceName,
-        edit: impl Fn(Option<&HeldMap>) -> Result<(ShardMap, Vec<Op>), RegistryError> + Send + Sync,
+        edit: impl Fn(Option<&StoredShardMap>) -> Result<(ShardMap, Vec<Op>), RegistryError> + Send + Sync,
     ) -> Result<(u64, u64), RegistryError> {
-        let _one_writer = self.shared.maps.lock().await;
+        let _one_writer = self.shared.map_writer.lock().await;
         let (map, _) = edit(self.shard_map(service)?.as_deref())?;
-        self.write_ahead(service, &map).await?;
+        self.write_chunks_first(service, &map).await?;
         let changed = self
             .change(|| {
                 let held = self.shard_map(service)?;
@@ -46,24 +45,24 @@ impl Registry {
                 Ok((ops, map.version))
             })
             .await?;
-        Ok((changed.told, changed.revision))
+        Ok((changed.output, changed.revision))
     }
 
-    /// Puts chunks that would burst the batch where the manifests will find them. Nothing refers to them yet, and the
-    /// next change of the map sweeps up those that stay without a reference.
-    async fn write_ahead(&self, service: &ServiceName, map: &ShardMap) -> Result<(), RegistryError> {
+    /// Writes the chunks that would exceed the batch before the manifests that name them. Until then they are
+    /// unreferenced, and the next change of the map removes those that stay so.
+    async fn write_chunks_first(&self, service: &ServiceName, map: &ShardMap) -> Result<(), RegistryError> {
         let chunks = shards::encode_map(service, map).into_iter();
         let chunks = chunks.filter(|(key, _)| matches!(key, RecordKey::ShardChunk(..)));
         let missing: Vec<_> = chunks
             .map(|(key, value)| (key.to_string(), value))
             .filter(|(key, _)| self.node().get(key).is_none())
             .collect();
-        if missing.iter().map(|(_, value)| value.len()).sum::<usize>() <= AHEAD {
+        if missing.iter().map(|(_, value)| value.len()).sum::<usize>() <= MAX_INLINE_CHUNK_BYTES {
             return Ok(());
         }
         let (mut ops, mut bytes) = (Vec::new(), 0);
         for (key, value) in missing {
-            if bytes + value.len() > AHEAD {
+            if bytes + value.len() > MAX_INLINE_CHUNK_BYTES {
                 self.write(std::mem::take(&mut ops)).await?;
                 bytes = 0;
             }
@@ -74,8 +73,8 @@ impl Registry {
         Ok(())
     }
 
-    /// What differs between two maps as the RIB holds them: new parts and chunks, and what nothing refers to any more.
-    fn map_ops(&self, service: &ServiceName, held: Option<&HeldMap>, map: &ShardMap) -> Vec<Op> {
+    /// The difference between two maps in the RIB: new parts and chunks, and unreferenced ones.
+    fn map_ops(&self, service: &ServiceName, held: Option<&StoredShardMap>, map: &ShardMap) -> Vec<Op> {
         let none = BTreeMap::<RecordKey, Bytes>::new();
         let before = held.map_or(&none, |held| &held.entries);
         let after = shards::encode_map(service, map);
@@ -87,15 +86,15 @@ impl Registry {
             let text = key.to_string();
             if *key == ranges {
                 ops.push(Op::put(text, value.clone()).expecting(expect));
-            } else if before.get(key) != Some(value) && !self.is_there(key, &text, value) {
+            } else if before.get(key) != Some(value) && !self.is_written(key, &text, value) {
                 ops.push(Op::put(text, value.clone()));
             }
         }
         ops
     }
 
-    /// Whether a chunk was written ahead: a map that is created has no parts yet, and may have all its chunks.
-    fn is_there(&self, key: &RecordKey, text: &str, value: &Bytes) -> bool {
+    /// Whether a chunk was written before: a new map has no parts yet, and may have all its chunks.
+    fn is_written(&self, key: &RecordKey, text: &str, value: &Bytes) -> bool {
         matches!(key, RecordKey::ShardChunk(..))
             && self.node().get(text).is_some_and(|entry| entry.value == *value)
     }

@@ -1,7 +1,7 @@
-/// One document within a file.
+/// The text of one document within a file.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Piece<'a> {
-    /// From its first line to where the next starts.
+pub(super) struct DocumentText<'a> {
+    /// From its first line to the start of the next document.
     pub(super) text: &'a str,
     /// Bytes of the file before it.
     pub(super) offset: usize,
@@ -11,26 +11,27 @@ pub(super) struct Piece<'a> {
     pub(super) first_line: usize,
 }
 
-/// Cuts a file where documents start. YAML 1.2 section 9.1.2 lets no content begin a line with `---`, so that lines
-/// are enough to know.
-pub(super) fn split(text: &str) -> Vec<Piece<'_>> {
-    let mut cutter = Cutter { text, pieces: Vec::new(), offset: 0, line: 0, marked: false, content: None };
+/// Splits a file into documents. YAML 1.2 section 9.1.2 forbids content lines that begin with `---`, so that splitting
+/// by lines is exact.
+pub(super) fn split(text: &str) -> Vec<DocumentText<'_>> {
+    let mut splitter =
+        Splitter { text, pieces: Vec::new(), offset: 0, line: 0, marked: false, content: None };
     let mut offset = 0;
     for (line, written) in text.split_inclusive('\n').enumerate() {
         let bare = written.trim_end();
         if bare == "---" || bare.starts_with("--- ") {
-            if cutter.marked || cutter.content.is_some() {
-                cutter.cut(offset, line);
+            if splitter.marked || splitter.content.is_some() {
+                splitter.finish(offset, line);
             }
-            cutter.marked = true;
-            cutter.content = (bare.len() > 3).then_some(line);
-        } else if cutter.content.is_none() && is_content(bare) {
-            cutter.content = Some(line);
+            splitter.marked = true;
+            splitter.content = (bare.len() > 3).then_some(line);
+        } else if splitter.content.is_none() && is_content(bare) {
+            splitter.content = Some(line);
         }
         offset += written.len();
     }
-    cutter.cut(text.len(), 0);
-    cutter.pieces
+    splitter.finish(text.len(), 0);
+    splitter.pieces
 }
 
 fn is_content(line: &str) -> bool {
@@ -38,10 +39,10 @@ fn is_content(line: &str) -> bool {
     !line.is_empty() && !line.starts_with(['#', '%']) && line != "..."
 }
 
-struct Cutter<'a> {
+struct Splitter<'a> {
     text: &'a str,
-    pieces: Vec<Piece<'a>>,
-    /// Where the piece in hand starts.
+    pieces: Vec<DocumentText<'a>>,
+    /// Where the present document starts.
     offset: usize,
     line: usize,
     /// Whether it has a `---`.
@@ -50,10 +51,10 @@ struct Cutter<'a> {
     content: Option<usize>,
 }
 
-impl Cutter<'_> {
-    fn cut(&mut self, end: usize, next_line: usize) {
+impl Splitter<'_> {
+    fn finish(&mut self, end: usize, next_line: usize) {
         if let Some(content) = self.content.take() {
-            self.pieces.push(Piece {
+            self.pieces.push(DocumentText {
                 text: &self.text[self.offset..end],
                 offset: self.offset,
                 lines_before: self.line,

@@ -1,4 +1,4 @@
-//! Records as the node has them now, with the revisions that a compare-and-set needs.
+//! Records of the node, with the revisions that a compare-and-set needs.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -10,37 +10,37 @@ use fairmesh_model::{
 use fairmesh_rib::{Entry, Expect, Op};
 use fairmesh_wire::{Lines, records, shards};
 
-use crate::{Registry, RegistryError, maps::Mark};
+use crate::{Registry, RegistryError, shard_map_cache::MapFingerprint};
 
 static UNREADABLE: Lines = Lines::new();
 
-/// An endpoint as it stands in the RIB.
+/// An endpoint record of the RIB.
 #[derive(Clone, Debug)]
-pub(crate) struct Held {
+pub(crate) struct StoredEndpoint {
     pub(crate) key: Arc<str>,
     pub(crate) service: ServiceName,
     pub(crate) endpoint: Endpoint,
     pub(crate) revision: u64,
 }
 
-impl Held {
-    /// Writes it anew, if it is still as it was read.
+impl StoredEndpoint {
+    /// Overwrites it, if it is unchanged since it was read.
     pub(crate) fn put(&self, endpoint: &Endpoint) -> Op {
         let value = records::encode(&Record::Endpoint(endpoint.clone()));
         Op::put(self.key.clone(), value).expecting(Expect::Revision(self.revision))
     }
 
-    /// Takes it out, if it is still as it was read.
+    /// Deletes it, if it is unchanged since it was read.
     pub(crate) fn delete(&self) -> Op {
         Op::delete(self.key.clone()).expecting(Expect::Revision(self.revision))
     }
 }
 
-/// A shard map as it stands in the RIB.
+/// A shard map of the RIB.
 #[derive(Clone, Debug)]
-pub(crate) struct HeldMap {
+pub(crate) struct StoredShardMap {
     pub(crate) map: ShardMap,
-    /// Every key below the map's prefix, those that nothing refers to any more included.
+    /// Every key below the map's prefix, unreferenced ones included.
     pub(crate) entries: BTreeMap<RecordKey, Bytes>,
     /// The revision of the manifest of ranges, which every change of the map writes.
     pub(crate) revision: u64,
@@ -56,31 +56,35 @@ impl Registry {
         }
     }
 
-    pub(crate) fn endpoints(&self, service: &ServiceName) -> Vec<Held> {
-        self.held(&Prefix::endpoints(service, None))
+    pub(crate) fn endpoints(&self, service: &ServiceName) -> Vec<StoredEndpoint> {
+        self.stored_endpoints(&Prefix::endpoints(service, None))
     }
 
-    /// The endpoints of a service with these instance ids, in whichever region they are. Only these are decoded: a
-    /// service may have 90,000 (ServiceRouter §4.1).
-    pub(crate) fn endpoints_of(&self, service: &ServiceName, wanted: impl Fn(&str) -> bool) -> Vec<Held> {
+    /// The endpoints of a service with these instance ids, in any region. Only these are decoded: a service may have
+    /// 90,000 (ServiceRouter §4.1).
+    pub(crate) fn endpoints_of(
+        &self,
+        service: &ServiceName,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Vec<StoredEndpoint> {
         let (_, entries) = self.node().read(&[Prefix::endpoints(service, None)]);
         let named = entries.into_iter().filter(|(key, _)| key.rsplit('/').next().is_some_and(&wanted));
-        named.filter_map(|(key, entry)| held(key, &entry)).collect()
+        named.filter_map(|(key, entry)| decode_endpoint(key, &entry)).collect()
     }
 
-    pub(crate) fn endpoint(&self, service: &ServiceName, instance: &InstanceId) -> Option<Held> {
+    pub(crate) fn endpoint(&self, service: &ServiceName, instance: &InstanceId) -> Option<StoredEndpoint> {
         self.endpoints_of(service, |candidate| candidate == instance.as_str()).pop()
     }
 
-    /// The endpoints below a prefix; a record that cannot be read is passed over, so that it harms only itself.
-    pub(crate) fn held(&self, prefix: &Prefix) -> Vec<Held> {
+    /// The endpoints below a prefix; an unreadable record is skipped, so that it harms only itself.
+    pub(crate) fn stored_endpoints(&self, prefix: &Prefix) -> Vec<StoredEndpoint> {
         let (_, entries) = self.node().read(std::slice::from_ref(prefix));
-        entries.into_iter().filter_map(|(key, entry)| held(key, &entry)).collect()
+        entries.into_iter().filter_map(|(key, entry)| decode_endpoint(key, &entry)).collect()
     }
 
-    pub(crate) fn shard_map(&self, service: &ServiceName) -> Result<Option<Arc<HeldMap>>, Invalid> {
+    pub(crate) fn shard_map(&self, service: &ServiceName) -> Result<Option<Arc<StoredShardMap>>, Invalid> {
         let (_, read) = self.node().read(&[Prefix::shards(service, None)]);
-        self.shared.decoded.get(service, Mark::of(&read), || decode_map(service, read))
+        self.shared.map_cache.get(service, MapFingerprint::of(&read), || decode_map(service, read))
     }
 
     /// The moves of a service with their keys and revisions.
@@ -92,11 +96,14 @@ impl Registry {
     pub(crate) fn move_at(&self, key: &RecordKey) -> Option<(ShardMove, u64)> {
         let text = key.to_string();
         let entry = self.node().get(&text)?;
-        move_record(&text, &entry).map(|(_, wish, revision)| (wish, revision))
+        move_record(&text, &entry).map(|(_, shard_move, revision)| (shard_move, revision))
     }
 }
 
-fn decode_map(service: &ServiceName, read: Vec<(Arc<str>, Entry)>) -> Result<Option<HeldMap>, Invalid> {
+fn decode_map(
+    service: &ServiceName,
+    read: Vec<(Arc<str>, Entry)>,
+) -> Result<Option<StoredShardMap>, Invalid> {
     let ranges = RecordKey::ShardManifest(service.clone(), ShardPart::Ranges);
     let (mut entries, mut revision) = (BTreeMap::new(), 0);
     for (text, entry) in read {
@@ -107,20 +114,20 @@ fn decode_map(service: &ServiceName, read: Vec<(Arc<str>, Entry)>) -> Result<Opt
         entries.insert(key, entry.value);
     }
     let map = shards::decode_map(entries.clone())?;
-    Ok(map.map(|map| HeldMap { map, entries, revision }))
+    Ok(map.map(|map| StoredShardMap { map, entries, revision }))
 }
 
-fn held(key: Arc<str>, entry: &Entry) -> Option<Held> {
+fn decode_endpoint(key: Arc<str>, entry: &Entry) -> Option<StoredEndpoint> {
     let parsed = RecordKey::parse(&key).ok()?;
     let RecordKey::Endpoint(service, ..) = &parsed else { return None };
     match records::decode(&parsed, &entry.value) {
         Ok(Record::Endpoint(endpoint)) => {
-            Some(Held { service: service.clone(), key, endpoint, revision: entry.revision })
+            Some(StoredEndpoint { service: service.clone(), key, endpoint, revision: entry.revision })
         }
         Ok(_) => None,
         Err(error) => {
             if let Some(left_out) = UNREADABLE.next() {
-                tracing::warn!(%key, %error, left_out, "an endpoint cannot be read and is passed over");
+                tracing::warn!(%key, %error, left_out, "an endpoint cannot be decoded and is skipped");
             }
             None
         }
@@ -130,11 +137,11 @@ fn held(key: Arc<str>, entry: &Entry) -> Option<Held> {
 pub(crate) fn move_record(key: &str, entry: &Entry) -> Option<(RecordKey, ShardMove, u64)> {
     let key = RecordKey::parse(key).ok()?;
     match records::decode(&key, &entry.value) {
-        Ok(Record::Move(wish)) => Some((key, wish, entry.revision)),
+        Ok(Record::Move(shard_move)) => Some((key, shard_move, entry.revision)),
         Ok(_) => None,
         Err(error) => {
             if let Some(left_out) = UNREADABLE.next() {
-                tracing::warn!(%key, %error, left_out, "a move cannot be read and is passed over");
+                tracing::warn!(%key, %error, left_out, "a move cannot be decoded and is skipped");
             }
             None
         }

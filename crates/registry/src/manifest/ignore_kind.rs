@@ -1,4 +1,4 @@
-//! Reading a struct that does not know the field `kind`, without buffering, since buffers forget places.
+//! Deserializes a struct without a field `kind`, without buffering, since buffers lose positions.
 
 use serde::{
     Deserialize, Deserializer,
@@ -6,14 +6,14 @@ use serde::{
     forward_to_deserialize_any,
 };
 
-/// Reads as the deserializer in it would, but passes over the key `kind` of the outermost map.
-pub(super) struct Ignoring<D>(pub(super) D);
+/// Deserializes as the inner deserializer, but skips the key `kind` of the outermost map.
+pub(super) struct IgnoreKind<D>(pub(super) D);
 
-impl<'de, D: Deserializer<'de>> Deserializer<'de> for Ignoring<D> {
+impl<'de, D: Deserializer<'de>> Deserializer<'de> for IgnoreKind<D> {
     type Error = D::Error;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
-        self.0.deserialize_map(Passing(visitor))
+        self.0.deserialize_map(SkipKind(visitor))
     }
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -22,7 +22,7 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Ignoring<D> {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, D::Error> {
-        self.0.deserialize_struct(name, fields, Passing(visitor))
+        self.0.deserialize_struct(name, fields, SkipKind(visitor))
     }
 
     forward_to_deserialize_any! {
@@ -31,9 +31,9 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Ignoring<D> {
     }
 }
 
-struct Passing<T>(T);
+struct SkipKind<T>(T);
 
-impl<'de, V: Visitor<'de>> Visitor<'de> for Passing<V> {
+impl<'de, V: Visitor<'de>> Visitor<'de> for SkipKind<V> {
     type Value = V::Value;
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -41,11 +41,11 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Passing<V> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<V::Value, A::Error> {
-        self.0.visit_map(Passing(map))
+        self.0.visit_map(SkipKind(map))
     }
 }
 
-impl<'de, A: MapAccess<'de>> MapAccess<'de> for Passing<A> {
+impl<'de, A: MapAccess<'de>> MapAccess<'de> for SkipKind<A> {
     type Error = A::Error;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, mut seed: K) -> Result<Option<K::Value>, A::Error> {
@@ -64,13 +64,13 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Passing<A> {
     }
 }
 
-/// What a key turned out to be; the seed comes back when it was not needed.
+/// A key; the seed is returned when it was not used.
 enum Key<K, V> {
     Kind(K),
     Field(V),
 }
 
-/// Reads the key within the deserializer of the key, so that a refusal gets the place of that key.
+/// Reads the key within its own deserializer, so that an error has the position of the key.
 struct KeySeed<K>(K);
 
 impl<'de, K: DeserializeSeed<'de>> DeserializeSeed<'de> for KeySeed<K> {

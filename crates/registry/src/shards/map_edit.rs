@@ -1,10 +1,10 @@
-//! Changes of a map, without I/O.
+//! Edits of a map, without I/O.
 
 use fairmesh_model::{Invalid, Replica, Shard, ShardId, ShardKey, ShardMap};
 
 use crate::RegistryError;
 
-/// Where a shard stands in the map.
+/// The index of a shard in the map.
 pub(super) fn position(map: &ShardMap, shard: ShardId) -> Result<usize, RegistryError> {
     map.shards.iter().position(|candidate| candidate.id == shard).ok_or_else(|| {
         let problem = format!("there is no shard {shard}");
@@ -25,7 +25,7 @@ pub(super) fn split(map: &mut ShardMap, shard: ShardId, at: Option<ShardKey>) ->
     }
     let highest = map.shards.iter().map(|shard| shard.id.0).max().unwrap_or_default();
     let Some(id) = highest.checked_add(1).map(ShardId) else {
-        let hint = "number the shards of the map anew";
+        let hint = "renumber the shards of the map";
         return Err(RegistryError::refused("shard", "no shard id is left".into(), hint));
     };
     let replicas = map.shards[position].replicas.clone();
@@ -33,7 +33,7 @@ pub(super) fn split(map: &mut ShardMap, shard: ShardId, at: Option<ShardKey>) ->
     Ok(())
 }
 
-/// The shard after this one by key.
+/// The next shard by key.
 pub(super) fn next(map: &ShardMap, shard: ShardId) -> Result<&Shard, RegistryError> {
     map.shards.get(position(map, shard)? + 1).ok_or_else(|| {
         let problem = format!("{shard} is the last shard");

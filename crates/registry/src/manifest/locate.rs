@@ -1,4 +1,4 @@
-//! Where values stand: a second reading of a document, made only when a value is refused.
+//! Positions of values: parses a document a second time, only when a value is invalid.
 
 use std::fmt;
 
@@ -9,25 +9,25 @@ use serde::{
 };
 use serde_saphyr::{Location, Spanned};
 
-use super::{error::Place, options};
+use super::{error::Diagnostic, options};
 
-/// Any YAML, with places.
+/// Any YAML, with positions.
 enum Tree {
     Scalar(String),
     List(Vec<Spanned<Tree>>),
     Map(Vec<(String, Spanned<Tree>)>),
 }
 
-/// Finds the place of the field that is refused, or of the nearest thing around it that is written.
-pub(super) fn place(text: &str, invalid: Invalid) -> Place {
+/// Finds the position of the invalid field, or of the nearest enclosing one that is present.
+pub(super) fn locate(text: &str, invalid: Invalid) -> Diagnostic {
     let message = match invalid.field.as_str() {
         "" => invalid.problem,
         field => format!("{field}: {}", invalid.problem),
     };
     match serde_saphyr::from_str_with_options::<Spanned<Tree>>(text, options()) {
-        Ok(tree) => Place::at(find(&tree, &invalid.field), message, invalid.hint),
-        // It was read a moment ago; only its place is lost.
-        Err(_) => Place::at_start(message, invalid.hint),
+        Ok(tree) => Diagnostic::at(find(&tree, &invalid.field), message, invalid.hint),
+        // It was parsed before; only the position is missing.
+        Err(_) => Diagnostic::at_start(message, invalid.hint),
     }
 }
 

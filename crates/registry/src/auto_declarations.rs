@@ -1,9 +1,9 @@
-//! Services that their first registration declared, and how they go again.
+//! Services that were declared by their first registration, and the removal of such declarations.
 //!
-//! A newcomer needs no file: registering declares a service that is not declared. Such a declaration stands for its endpoints, and goes
-//! some minutes after the last of them, so that names which no operator wrote down do not pile up. The history of the service
-//! says that a registration declared it; applying the declaration, or any other, makes it an operator's, which stays.
-//! Telling the two apart by a field of the record was rejected: every reader of services would have to know it.
+//! A newcomer needs no file: registering declares an undeclared service. Such a declaration is removed some minutes
+//! after the last of its endpoints, so that names which no operator wrote do not pile up. The history of the service
+//! records that a registration declared it; applying any declaration makes it an operator's, which stays. A field of
+//! the record was rejected: every reader of services would have to know it.
 
 use std::{collections::BTreeMap, ops::Bound, sync::atomic::Ordering::Relaxed, time::Duration};
 
@@ -17,30 +17,30 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::{Registry, RegistryError, clock::now_ms};
 
-/// How long a declaration outlives the last endpoint: longer than a program takes to start again.
-pub const GRACE: Duration = Duration::from_secs(5 * 60);
-/// Services that registrations may have declared at a time; further ones have to be applied.
-pub const MAX_DECLARED: usize = 20_000;
+/// How long a declaration outlives the last endpoint: longer than a program takes to restart.
+pub const DECLARATION_GRACE: Duration = Duration::from_secs(5 * 60);
+/// The most services declared by registrations at a time; further ones have to be applied.
+pub const MAX_AUTO_DECLARED: usize = 20_000;
 
-/// How often some of them are looked at, and how many.
-const LOOK: Duration = Duration::from_secs(10);
-const AT_ONCE: usize = 2_000;
-/// How many go in one batch.
-const REMOVED_AT_ONCE: usize = 100;
-/// What the history of such a service says of who ended the time without it.
-const BY: &str = "its first registration";
+/// How often declarations are scanned, and how many at a time.
+const SCAN_INTERVAL: Duration = Duration::from_secs(10);
+const SCAN_BATCH: usize = 2_000;
+/// The most declarations removed in one batch.
+const REMOVE_BATCH: usize = 100;
+/// The author in the history entry of such a declaration.
+const DECLARED_BY: &str = "its first registration";
 
 static REMOVED: Lines = Lines::new();
 
-/// Those that are known, with since when they have no endpoints.
+/// The known ones, with the time since when they have no endpoints.
 #[derive(Debug, Default)]
-pub(crate) struct Declarations {
+pub(crate) struct AutoDeclarations {
     known: BTreeMap<ServiceName, Option<Instant>>,
-    /// Where the last look ended.
-    looked: Option<ServiceName>,
+    /// The service at which the last scan ended.
+    scan_cursor: Option<ServiceName>,
 }
 
-impl Declarations {
+impl AutoDeclarations {
     pub(crate) fn add(&mut self, service: ServiceName) {
         self.known.insert(service, None);
     }
@@ -49,63 +49,63 @@ impl Declarations {
         self.known.len()
     }
 
-    /// The next ones to look at, all in turn.
-    fn turn(&mut self) -> Vec<ServiceName> {
-        let after = self.looked.take().map_or(Bound::Unbounded, Bound::Excluded);
-        let next = self.known.range((after, Bound::Unbounded)).take(AT_ONCE);
+    /// The services of the next scan, round robin.
+    fn next_batch(&mut self) -> Vec<ServiceName> {
+        let after = self.scan_cursor.take().map_or(Bound::Unbounded, Bound::Excluded);
+        let next = self.known.range((after, Bound::Unbounded)).take(SCAN_BATCH);
         let next: Vec<_> = next.map(|(service, _)| service.clone()).collect();
-        self.looked = next.last().filter(|_| next.len() == AT_ONCE).cloned();
+        self.scan_cursor = next.last().filter(|_| next.len() == SCAN_BATCH).cloned();
         next
     }
 }
 
 impl Registry {
-    /// What keeps in mind that a registration declares a service: an entry of its history.
-    pub(crate) fn declared_here(&self, service: &ServiceName) -> Op {
+    /// The history entry that marks a declaration by registration.
+    pub(crate) fn declaration_marker(&self, service: &ServiceName) -> Op {
         let at = self.node().revision().number;
         let history = History {
             key: RecordKey::Service(service.clone()),
             value: None,
             replaced_at_ms: now_ms(),
-            replaced_by: BY.to_owned(),
+            replaced_by: DECLARED_BY.to_owned(),
             revision: 0,
         };
         let key = RecordKey::History(HistoryKind::Services, service.clone(), at);
         Op::put(key.to_string(), records::encode_history(&history))
     }
 
-    /// Services that registrations have declared, and how many were refused or have gone.
+    /// The number of services declared by registrations, of refused and of removed declarations.
     pub fn self_declared(&self) -> (usize, u64, u64) {
         let (refused, removed) = (&self.shared.declarations_refused, &self.shared.declarations_removed);
         (self.declarations().len(), refused.load(Relaxed), removed.load(Relaxed))
     }
 
-    /// Takes declarations away whose endpoints have gone, for ever.
-    pub(crate) async fn watch_declarations(&self) {
+    /// Removes declarations without endpoints; never returns.
+    pub(crate) async fn run_declaration_cleanup(&self) {
         let (_, entries) = self.node().read(&[Prefix::everything()]);
         let services = entries.iter().filter_map(|(key, entry)| declared_by(key, entry));
         let services: Vec<_> = services.filter(|service| marker(self.node(), service).is_some()).collect();
         drop(entries);
         services.into_iter().for_each(|service| self.declarations().add(service));
-        let mut ticks = interval(LOOK);
+        let mut ticks = interval(SCAN_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            let due = self.abandoned(Instant::now());
-            for services in due.chunks(REMOVED_AT_ONCE) {
+            let due = self.expired(Instant::now());
+            for services in due.chunks(REMOVE_BATCH) {
                 if let Err(error) = self.remove_declarations(services).await {
-                    tracing::warn!(%error, "declarations without endpoints cannot be taken away; trying again");
+                    tracing::warn!(%error, "declarations without endpoints cannot be removed; retrying");
                     break;
                 }
             }
         }
     }
 
-    /// Those without endpoints for long enough.
-    fn abandoned(&self, now: Instant) -> Vec<ServiceName> {
-        let turn = self.declarations().turn();
+    /// The declarations that had no endpoints for the grace period.
+    fn expired(&self, now: Instant) -> Vec<ServiceName> {
+        let batch = self.declarations().next_batch();
         let mut due = Vec::new();
-        for service in turn {
+        for service in batch {
             let stays = marker(self.node(), &service).map(|_| self.is_used(&service));
             let mut declarations = self.declarations();
             match stays {
@@ -115,7 +115,7 @@ impl Registry {
                 Some(true) => declarations.add(service),
                 Some(false) => {
                     let since = declarations.known.entry(service.clone()).or_default().get_or_insert(now);
-                    if now.saturating_duration_since(*since) >= GRACE {
+                    if now.saturating_duration_since(*since) >= DECLARATION_GRACE {
                         due.push(service);
                     }
                 }
@@ -124,14 +124,15 @@ impl Registry {
         due
     }
 
-    /// Whether anything rests on the declaration: endpoints, a policy or a shard map.
+    /// Whether records depend on the declaration: endpoints, a policy or a shard map.
     fn is_used(&self, service: &ServiceName) -> bool {
         let policy = RecordKey::Policy(service.clone()).to_string();
         let below = [Prefix::endpoints(service, None), Prefix::shards(service, None)];
         self.node().get(&policy).is_some() || !self.node().read(&below).1.is_empty()
     }
 
-    /// Takes them away unless they are used again. Nothing registers meanwhile: it would find its service declared.
+    /// Removes declarations that are still unused. Registrations wait meanwhile, since they would find the service
+    /// declared.
     async fn remove_declarations(&self, services: &[ServiceName]) -> Result<(), RegistryError> {
         let _registering = self.shared.registering.write().await;
         let plan = || {
@@ -148,7 +149,7 @@ impl Registry {
             }
             Ok((ops, gone))
         };
-        let gone = self.change(plan).await?.told;
+        let gone = self.change(plan).await?.output;
         self.shared.declarations_removed.fetch_add(gone.len() as u64, Relaxed);
         if let Some(left_out) = REMOVED.next().filter(|_| !gone.is_empty()) {
             let (services, first) = (gone.len(), gone.first().map(ToString::to_string).unwrap_or_default());
@@ -165,12 +166,12 @@ impl Registry {
     }
 }
 
-/// Ends that the declaration is a registration's, where it is: the operator who says the same again means it to stay.
+/// The write that makes a declaration by registration an operator's; `None` if it is one.
 pub fn adopt_declaration(node: &Node, service: &ServiceName) -> Option<Op> {
     marker(node, service)
 }
 
-/// The end of the entry that says that a registration declared what stands there now: the newest of its history.
+/// The deletion of the marker of a declaration by registration, which is the newest entry of its history.
 fn marker(node: &Node, service: &ServiceName) -> Option<Op> {
     let (_, entries) = node.read(&[Prefix::history(HistoryKind::Services, service)]);
     let (key, entry) = entries.into_iter().next_back()?;
@@ -178,13 +179,13 @@ fn marker(node: &Node, service: &ServiceName) -> Option<Op> {
     Some(Op::delete(key).expecting(Expect::Revision(entry.revision)))
 }
 
-/// The service that a registration declared, where an entry says so.
+/// The service of a marker; `None` for other entries.
 fn declared_by(key: &str, entry: &Entry) -> Option<ServiceName> {
     if !key.contains("/history/services/") {
         return None;
     }
     let history = records::decode_history(&entry.value).ok()?;
-    let ours = history.value.is_none() && history.replaced_by == BY;
+    let ours = history.value.is_none() && history.replaced_by == DECLARED_BY;
     history.key.service().filter(|_| ours).cloned()
 }
 
