@@ -8,20 +8,20 @@ use fairmesh_rib::{
 };
 use tokio::sync::watch;
 
-use crate::{ReplicaConfig, feed::Shared};
+use crate::{ReplicaConfig, upstream_sink::ReplicaState};
 
-/// Serves what the replica holds.
+/// Serves the replica's node.
 #[derive(Clone, Debug)]
 pub(crate) struct ReplicaBackend {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<ReplicaState>,
     pub(crate) upstream: FollowerHandle,
     software: Arc<str>,
-    /// Who is followed, for people.
+    /// The followed addresses, for operators.
     upstreams: Arc<str>,
 }
 
 impl ReplicaBackend {
-    pub(crate) fn new(shared: Arc<Shared>, upstream: FollowerHandle, config: &ReplicaConfig) -> Self {
+    pub(crate) fn new(shared: Arc<ReplicaState>, upstream: FollowerHandle, config: &ReplicaConfig) -> Self {
         let upstreams: Vec<String> = config.upstreams.iter().map(ToString::to_string).collect();
         let software = format!("replica {} {}", config.name, env!("CARGO_PKG_VERSION"));
         Self { shared, upstream, software: software.into(), upstreams: upstreams.join(" or ").into() }
@@ -37,24 +37,24 @@ impl Backend for ReplicaBackend {
         self.software.to_string()
     }
 
-    /// What answers here stands for no machine of the callers'.
+    /// A replica has no location: it is not on the machine of its callers.
     fn location(&self) -> Option<Location> {
         None
     }
 
     async fn write(&self, _: Batch, _: Identity) -> Result<Revision, WriteError> {
         Err(WriteError::NotWritable(format!(
-            "a replica takes no writes; write to the control plane, which this one follows by way of {}",
+            "a replica takes no writes; write to the control plane, which this one follows through {}",
             self.upstreams
         )))
     }
 
-    /// Returns once anything is held: a copy from disk serves at once, with its age.
+    /// Returns once there is any copy: one from disk is served at once, with its age.
     async fn ready(&self, _: &Prefix) -> Result<(), String> {
-        let mut ages = self.shared.ages();
-        while !self.shared.holds() {
+        let mut changes = self.shared.age_changes();
+        while !self.shared.has_copy() {
             // The sender lives in `self`, so this cannot fail.
-            let _ = ages.changed().await;
+            let _ = changes.changed().await;
         }
         Ok(())
     }
@@ -68,6 +68,6 @@ impl Backend for ReplicaBackend {
     }
 
     fn age_changes(&self) -> Option<watch::Receiver<u64>> {
-        Some(self.shared.ages())
+        Some(self.shared.age_changes())
     }
 }

@@ -17,8 +17,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::{BOUND, Memory, Server};
 
-/// A folder in which processes stand by name, each with its socket and its state.
-pub(crate) struct Forest {
+/// A folder with a socket and a state folder for each process, by name.
+pub(crate) struct Processes {
     folder: tempfile::TempDir,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct Running<E> {
     task: JoinHandle<Result<(), E>>,
 }
 
-impl Forest {
+impl Processes {
     pub(crate) fn new() -> Self {
         Self { folder: tempfile::tempdir().unwrap() }
     }
@@ -113,17 +113,17 @@ impl<E: std::fmt::Debug> Running<E> {
         timeout(BOUND, connecting).await.expect("it listens")
     }
 
-    /// What an HTTP page says, head and body.
+    /// The response of an HTTP page, headers and body.
     pub(crate) async fn page(&self, path: &str) -> String {
-        let asking = async {
+        let requesting = async {
             let mut stream = TcpStream::connect(self.metrics.unwrap()).await.unwrap();
             let request = format!("GET {path} HTTP/1.1\r\nhost: replica\r\nconnection: close\r\n\r\n");
             stream.write_all(request.as_bytes()).await.unwrap();
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).await.unwrap();
-            answer
+            let mut response = String::new();
+            stream.read_to_string(&mut response).await.unwrap();
+            response
         };
-        timeout(BOUND, asking).await.expect("the page is served")
+        timeout(BOUND, requesting).await.expect("the page is served")
     }
 
     /// Asserts lines of `/metrics`, without their common prefix.

@@ -1,4 +1,4 @@
-//! Where what the upstream sends goes: into the node, and from there to watchers and disk.
+//! Applies the updates of the upstream to the node, and records the changed keys for the disk.
 
 use std::{
     sync::{
@@ -19,32 +19,32 @@ use tokio::{sync::watch, time::Instant};
 
 use crate::disk::{Disk, wall_clock};
 
-/// What the parts of a replica share.
+/// The state that the parts of a replica share.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct ReplicaState {
     pub(crate) node: Node,
-    /// How everything stands: there is one subscription only.
-    standing: Mutex<Freshness>,
+    /// The freshness of the only subscription.
+    freshness: Mutex<Freshness>,
     pub(crate) disk: Disk,
-    /// Ticks when what is held began or ceased to age, or came at all.
-    ages: watch::Sender<u64>,
+    /// Changes when the copy arrives, or starts or stops aging.
+    age_changes: watch::Sender<u64>,
     pub(crate) deltas: AtomicU64,
     pub(crate) snapshots: AtomicU64,
 }
 
 /// The sink of the replica's upstream.
 #[derive(Debug)]
-pub(crate) struct Feed {
-    shared: Arc<Shared>,
+pub(crate) struct UpstreamSink {
+    shared: Arc<ReplicaState>,
 }
 
-impl Feed {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+impl UpstreamSink {
+    pub(crate) fn new(shared: Arc<ReplicaState>) -> Self {
         Self { shared }
     }
 }
 
-impl Sink for Feed {
+impl Sink for UpstreamSink {
     const TAKES_PATCHES: bool = true;
 
     fn patch_base(&self, key: &str) -> Option<Bytes> {
@@ -60,59 +60,60 @@ impl Sink for Feed {
     }
 
     fn age_update(&mut self, age: Duration) {
-        self.shared.standing().set_age(age, Instant::now());
-        self.shared.aged();
+        self.shared.freshness().set_age(age, Instant::now());
+        self.shared.notify_age_change();
     }
 
     fn disconnected(&mut self) {
-        self.shared.standing().disconnected(Instant::now());
-        self.shared.aged();
+        self.shared.freshness().disconnected(Instant::now());
+        self.shared.notify_age_change();
     }
 }
 
-impl Shared {
+impl ReplicaState {
     pub(crate) fn new(disk: Disk) -> Self {
         Self {
             node: Node::replica(),
-            standing: Mutex::default(),
+            freshness: Mutex::default(),
             disk,
-            ages: watch::Sender::new(0),
+            age_changes: watch::Sender::new(0),
             deltas: AtomicU64::new(0),
             snapshots: AtomicU64::new(0),
         }
     }
 
-    /// Starts with what was on disk.
+    /// Starts from the copy on disk.
     pub(crate) fn restore(&self, held: ReplicaContents) {
         let ReplicaContents { revision, at, entries, floor, log } = held;
         let age = wall_clock().duration_since(at).unwrap_or_default();
-        tracing::info!(%revision, store = %revision.store, keys = entries.len(), ?age, "starting from the copy on disk");
-        *self.standing() = Freshness::Held { at: Instant::now(), age };
+        let (store, keys) = (revision.store, entries.len());
+        tracing::info!(%revision, %store, keys, ?age, "starting from the copy on disk");
+        *self.freshness() = Freshness::Held { at: Instant::now(), age };
         self.node.restore_with_log(revision, floor, entries, log);
     }
 
-    /// How old what is held may be; zero where it is followed to the source.
+    /// How old the copy may be; zero where it is followed to the source.
     pub(crate) fn age(&self) -> Duration {
-        self.standing().age(Instant::now())
+        self.freshness().age(Instant::now())
     }
 
-    /// Whether anything is held.
-    pub(crate) fn holds(&self) -> bool {
-        *self.standing() != Freshness::Missing
+    /// Whether there is a copy.
+    pub(crate) fn has_copy(&self) -> bool {
+        *self.freshness() != Freshness::Missing
     }
 
-    /// Ticks when what is held began or ceased to age, or came at all.
-    pub(crate) fn ages(&self) -> watch::Receiver<u64> {
-        self.ages.subscribe()
+    /// Changes when the copy arrives, or starts or stops aging.
+    pub(crate) fn age_changes(&self) -> watch::Receiver<u64> {
+        self.age_changes.subscribe()
     }
 
-    fn standing(&self) -> MutexGuard<'_, Freshness> {
-        // Nothing that runs under the lock panics.
-        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    fn freshness(&self) -> MutexGuard<'_, Freshness> {
+        // No code under the lock panics.
+        self.freshness.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn aged(&self) {
-        self.ages.send_modify(|ticks| *ticks += 1);
+    fn notify_age_change(&self) {
+        self.age_changes.send_modify(|ticks| *ticks += 1);
     }
 
     fn update(&self, update: Update) {
@@ -120,17 +121,18 @@ impl Shared {
         let entered = snapshots.chain(update.resumed.iter().map(|resumed| resumed.age)).max();
         self.snapshots.fetch_add(update.snapshots.len() as u64, Relaxed);
         self.deltas.fetch_add(u64::from(!update.puts.is_empty() || !update.deletes.is_empty()), Relaxed);
-        // Held over the change of the node, so that what is written is always what the node was at one revision.
+        // Locked during the change of the node, so that each write of the file has the state of the node at one
+        // revision.
         let mut dirty = self.disk.dirty();
         match self.node.apply_update(update) {
             Ok(changed) => dirty.add(changed),
-            // The reader refuses upstreams that lag, so this is a fault of ours.
-            Err(behind) => return tracing::error!(%behind, "an update is left out"),
+            // The follower refuses lagging upstreams, so this is a bug.
+            Err(behind) => return tracing::error!(%behind, "an update was dropped"),
         }
         drop(dirty);
         if let Some(age) = entered {
-            *self.standing() = Freshness::Followed { at: Instant::now(), age };
-            self.aged();
+            *self.freshness() = Freshness::Followed { at: Instant::now(), age };
+            self.notify_age_change();
         }
     }
 }
