@@ -1,4 +1,4 @@
-//! Connections of callers: bounded, and told to go when the lookaside stops.
+//! Connections of callers: bounded, and closed by GOAWAY when the lookaside stops.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -16,8 +16,8 @@ use tower::{Layer as _, ServiceExt as _};
 
 use crate::{metrics::add, picker::Picker};
 
-/// Calls under way on one connection.
-const STREAMS: u32 = 256;
+/// Concurrent calls of one connection.
+const MAX_CONCURRENT_STREAMS: u32 = 256;
 
 /// Serves `calls` until `stopping`; returns once every connection has ended or was cut after `drain`.
 pub(crate) async fn serve(
@@ -47,7 +47,7 @@ async fn connection(
 ) {
     let peer = socket.connect_info();
     let mut builder = auto::Builder::new(TokioExecutor::new()).http2_only();
-    Http2 { streams: STREAMS }.apply(&mut builder);
+    Http2 { streams: MAX_CONCURRENT_STREAMS }.apply(&mut builder);
     let service =
         CallGuard.layer(calls).map_request(move |mut request: http::Request<hyper::body::Incoming>| {
             request.extensions_mut().insert(peer.clone());

@@ -15,29 +15,29 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{LookasideError, picker::Picker};
 
-/// What OpenMetrics text is called on the wire.
+/// The content type of OpenMetrics text.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-/// How long pages may take at the end.
-const LAST_PAGES: Duration = Duration::from_secs(1);
+/// How long pages may take after the stop.
+const STOP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What the pages are about.
+/// The state behind the pages.
 #[derive(Clone, Debug)]
-pub(crate) struct About {
+pub(crate) struct PageState {
     pub(crate) picker: Arc<Picker>,
     pub(crate) ready: Arc<AtomicBool>,
     pub(crate) listeners: Listeners,
 }
 
-/// The pages for operators, served until they are stopped.
+/// The admin pages, served until they are stopped.
 #[derive(Debug)]
-pub(crate) struct Pages {
+pub(crate) struct AdminServer {
     served: JoinHandle<()>,
     stopping: CancellationToken,
 }
 
-impl Pages {
-    pub(crate) async fn start(address: SocketAddr, about: About) -> Result<Self, LookasideError> {
-        let acceptor = about.listeners.acceptor("http", Limits::pages());
+impl AdminServer {
+    pub(crate) async fn start(address: SocketAddr, state: PageState) -> Result<Self, LookasideError> {
+        let acceptor = state.listeners.acceptor("http", Limits::pages());
         let listener = PageListener::bind(address, acceptor)
             .await
             .map_err(|source| LookasideError::Pages { address, source })?;
@@ -45,26 +45,26 @@ impl Pages {
             .route("/metrics", get(metrics))
             .route("/healthz", get(|| async { "ok\n" }))
             .route("/readyz", get(readiness))
-            .with_state(about);
+            .with_state(state);
         let stopping = CancellationToken::new();
         let served = tokio::spawn(listener.serve(router, stopping.clone()));
         Ok(Self { served, stopping })
     }
 
-    /// Serves no more; whoever reads slowly holds nobody up.
+    /// Stops serving; slow readers are cut off.
     pub(crate) async fn stop(mut self) {
         self.stopping.cancel();
-        let _ = timeout(LAST_PAGES, &mut self.served).await;
+        let _ = timeout(STOP_TIMEOUT, &mut self.served).await;
         self.served.abort();
     }
 }
 
-async fn metrics(extract::State(about): extract::State<About>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, OPEN_METRICS)], about.picker.page(&about.listeners))
+async fn metrics(extract::State(state): extract::State<PageState>) -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, OPEN_METRICS)], state.picker.metrics_text(&state.listeners))
 }
 
-async fn readiness(extract::State(about): extract::State<About>) -> (StatusCode, &'static str) {
-    match about.ready.load(Relaxed) {
+async fn readiness(extract::State(state): extract::State<PageState>) -> (StatusCode, &'static str) {
+    match state.ready.load(Relaxed) {
         true => (StatusCode::OK, "ready\n"),
         false => (StatusCode::SERVICE_UNAVAILABLE, "starting, or draining\n"),
     }
